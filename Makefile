@@ -1,0 +1,39 @@
+# `make demo` and `make test` need nothing but Python 3.11 or later, pip and make.
+PYTHON ?= python3
+BIN = .venv/bin
+WORKDIR ?= workdirs/quickstart
+
+.PHONY: demo test test-slow bench lint lock clean
+
+demo: .venv/.installed
+	$(BIN)/python -m launch.sweep --config=configs/grids/quickstart.py --workdir=$(WORKDIR)
+
+test: .venv/.installed
+	$(BIN)/python -m pytest
+
+test-slow: .venv/.installed
+	$(BIN)/python -m pytest -m slow
+
+bench: .venv/.installed
+	$(BIN)/python -m tests.benchmarks.step_time
+
+lint: .venv/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# The reproducible set-up: every package at one version, for every platform and Python from 3.11 on.
+.venv/.installed: pyproject.toml requirements.lock
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	touch $@
+
+lock:
+	$(PYTHON) -m venv .venv-lock && .venv-lock/bin/pip install --quiet uv
+	.venv-lock/bin/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 \
+	  --no-annotate --quiet --output-file requirements.lock
+	rm -rf .venv-lock
+
+clean:
+	rm -rf .venv .venv-lock

@@ -1,0 +1,1 @@
+"""optdyn: the optimization dynamics of parallel training, in JAX."""

@@ -1,0 +1,218 @@
+"""The configuration of a run: every key with its default, and one check of all values.
+
+A config file defines `get_config()`, starts from `default()` and changes what it means to change;
+the result is locked, so a misspelt key is an error and not a silent default.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import optax
+from ml_collections import ConfigDict
+
+from research import optimizers, strategies
+from research.models import NAMES as MODELS
+from research.timeline.make import SERVICES
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot run; the message is one line: what, where, what would do."""
+
+
+def default() -> ConfigDict:
+    """All keys. Times in seconds, sizes in bytes, `batch_size` in examples an update."""
+    config = ConfigDict()
+    config.seed = 0
+    config.steps = 1000
+    config.batch_size = 64
+    config.log_every = 50  # updates between log points; also the length of the compiled scan
+    config.checkpoint_every = 500  # updates between checkpoints; 0: only at the end
+
+    config.model = ConfigDict()
+    config.model.name = "mlp"
+    config.model.hidden = (256, 256)  # mlp: widths; cnn: widths of its dense layers
+    config.model.channels = (6, 16)  # cnn: channels of its convolutions
+    config.model.dtype = "float32"  # of the computation; parameters stay float32
+    config.model.lowering = ""  # of convolutions; '': the fastest of the backend
+    config.model.dimension = 16  # quadratic
+    config.model.condition = 10.0  # quadratic: largest over smallest curvature, largest = 1
+    config.model.noise = 0.0  # quadratic: standard deviation of an example's optimum
+
+    config.data = ConfigDict()
+    config.data.name = "mnist5k"  # or 'tfds:NAME', any prepared data set of images and labels
+    config.data.dir = ""  # where prepared data lies; '': OPTDYN_DATA_DIR or the default of tfds
+    config.data.train_examples = 0  # 0: all
+    config.data.replacement = False  # True: batches drawn independently, as theory assumes
+
+    config.optimizer = ConfigDict()
+    config.optimizer.name = "sgd"  # any of optax
+    config.optimizer.learning_rate = 0.1
+    config.optimizer.momentum = 0.0  # explicit momentum, may be negative
+    config.optimizer.schedule = "constant"
+    config.optimizer.warmup_steps = 0
+    config.optimizer.decay_steps = 0  # 0: to the end
+    config.optimizer.decay_rate = 0.1
+    config.optimizer.options = ConfigDict()  # further arguments of the optax optimizer
+
+    config.strategy = ConfigDict()
+    config.strategy.name = "sync"
+    config.strategy.groups = 1  # compute groups of `asynchronous`
+
+    config.cluster = ConfigDict()
+    config.cluster.nodes = 1
+    config.cluster.devices_per_node = 1
+    config.cluster.speeds = ()  # relative speed of each worker; (): all 1
+    config.cluster.service = "exponential"
+    config.cluster.variation = 1.0  # lognormal: standard deviation over mean
+    config.cluster.trace = ""  # trace: CSV file, columns worker,seconds
+    config.cluster.seconds_per_example = 1e-3  # on a worker of speed 1
+    config.cluster.latency = 0.0  # seconds a message
+    config.cluster.bandwidth = 0.0  # bytes a second; 0: transfers take no time
+
+    config.replicas = ConfigDict()
+    config.replicas.count = 0  # > 0: record trajectories of this many replicas instead of one run
+    config.replicas.block = 1  # replicas batched together; 1 is the fastest for networks on CPUs
+    config.replicas.subspace = 1024  # random subspace that trajectories are projected on
+    config.replicas.matching = ()  # explicit momenta of synchronous runs to be compared with
+    return config.lock()
+
+
+def groups_of(config: ConfigDict) -> int:
+    """Groups that arrive by themselves: one where everybody waits for everybody."""
+    return config.strategy.groups if config.strategy.name == "asynchronous" else 1
+
+
+def check(config: ConfigDict) -> None:
+    """Raises `ConfigError` at the first value that cannot run."""
+    _same_keys(config, default(), "config")
+    _one_of(config, "model.name", MODELS)
+    _one_of(config, "model.dtype", ("float32", "bfloat16"))
+    _one_of(config, "strategy.name", strategies.NAMES)
+    _one_of(config, "optimizer.schedule", optimizers.SCHEDULES)
+    _one_of(config, "cluster.service", SERVICES)
+    for name in (
+        "steps",
+        "batch_size",
+        "log_every",
+        "strategy.groups",
+        "cluster.nodes",
+        "cluster.devices_per_node",
+        "replicas.block",
+        "replicas.subspace",
+        "model.dimension",
+    ):
+        _require(config, name, lambda v: v >= 1, "at least 1")
+    for name in (
+        "seed",
+        "checkpoint_every",
+        "data.train_examples",
+        "optimizer.warmup_steps",
+        "optimizer.decay_steps",
+        "replicas.count",
+        "model.noise",
+        "cluster.latency",
+        "cluster.variation",
+        "cluster.bandwidth",
+    ):
+        _require(config, name, lambda v: 0 <= v < math.inf, "finite and at least 0")
+    for name in ("cluster.seconds_per_example", "optimizer.decay_rate"):
+        _require(config, name, lambda v: v > 0, "more than 0")
+    _require(config, "model.condition", lambda v: 1 <= v < math.inf, "at least 1")
+    _require(config, "optimizer.learning_rate", math.isfinite, "a finite number")
+    _require(config, "optimizer.momentum", lambda v: -1 < v < 1, "between -1 and 1")
+    _require(
+        config, "replicas.matching", lambda v: all(-1 < m < 1 for m in v), "between -1 and 1"
+    )
+    for name in ("model.hidden", "model.channels"):
+        _require(config, name, lambda v: all(width >= 1 for width in v), "widths of at least 1")
+    _check_cluster(config)
+    _check_optimizer(config)
+    if config.checkpoint_every % config.log_every:
+        raise ConfigError(
+            f"config.checkpoint_every = {config.checkpoint_every}: must be a multiple of "
+            f"config.log_every = {config.log_every}"
+        )
+
+
+def _check_cluster(config: ConfigDict) -> None:
+    workers = config.cluster.nodes * config.cluster.devices_per_node
+    groups = groups_of(config)
+    if workers % groups:
+        raise ConfigError(
+            f"config.strategy.groups = {groups}: must divide the cluster's {workers} workers "
+            "(config.cluster.nodes x config.cluster.devices_per_node)"
+        )
+    speeds = config.cluster.speeds
+    if speeds and (len(speeds) != workers or min(speeds) <= 0):
+        raise ConfigError(
+            f"config.cluster.speeds = {tuple(speeds)}: must be {workers} positive numbers, "
+            "one a worker"
+        )
+    if config.cluster.service == "trace" and not config.cluster.trace:
+        raise ConfigError("config.cluster.trace is empty: service='trace' needs a CSV file")
+    if config.cluster.service == "geometric" and config.strategy.name == "sync":
+        raise ConfigError("config.cluster.service = 'geometric': has a meaning only asynchronously")
+
+
+def _check_optimizer(config: ConfigDict) -> None:
+    name = config.optimizer.name
+    if not name.isidentifier() or not callable(getattr(optax, name, None)):
+        raise ConfigError(f"config.optimizer.name = {name!r}: optax has no such optimizer")
+    if config.optimizer.momentum and not optimizers.takes_momentum(name):
+        raise ConfigError(
+            f"config.optimizer.momentum = {config.optimizer.momentum}: optax.{name} has no "
+            "momentum; set its own arguments in config.optimizer.options"
+        )
+
+
+def to_json(config: ConfigDict) -> str:
+    """The resolved config, as it is written to `config.json`."""
+    return json.dumps(config.to_dict(), indent=2, sort_keys=True) + "\n"
+
+
+def differences(one: Mapping[str, Any], other: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Dotted names of the keys in which two plain configs differ."""
+    names = []
+    for key in sorted(one.keys() | other.keys()):
+        a, b = one.get(key), other.get(key)
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            names += differences(a, b, f"{prefix}{key}.")
+        elif a != b:
+            names.append(prefix + key)
+    return names
+
+
+def _value(config: ConfigDict, name: str) -> Any:
+    for part in name.split("."):
+        config = config[part]
+    return config
+
+
+def _require(config: ConfigDict, name: str, holds: Any, wanted: str) -> None:
+    value = _value(config, name)
+    try:
+        good = holds(value)
+    except TypeError:
+        good = False
+    if not good:
+        shown = tuple(value) if isinstance(value, (list, tuple)) else value
+        raise ConfigError(f"config.{name} = {shown!r}: must be {wanted}")
+
+
+def _one_of(config: ConfigDict, name: str, values: tuple[str, ...]) -> None:
+    _require(config, name, lambda v: v in values, "one of " + ", ".join(values))
+
+
+def _same_keys(config: Any, reference: ConfigDict, prefix: str) -> None:
+    for key in config:
+        if key not in reference:
+            raise ConfigError(f"{prefix}.{key}: no such key")
+    for key in reference:
+        if key not in config:
+            raise ConfigError(f"{prefix}.{key}: missing; start from research.config.default()")
+        if isinstance(reference[key], ConfigDict) and key != "options":
+            if not isinstance(config[key], ConfigDict):
+                raise ConfigError(f"{prefix}.{key}: must hold keys of its own")
+            _same_keys(config[key], reference[key], f"{prefix}.{key}")

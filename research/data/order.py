@@ -1,0 +1,46 @@
+"""The order in which examples are seen: pure functions of seeds and step numbers."""
+
+import numpy as np
+
+BLOCK = 2**16  # draws with replacement are generated in blocks of this many positions
+
+
+def batches(
+    seed: int, start: int, stop: int, batch_size: int, examples: int, replacement: bool = False
+) -> np.ndarray:
+    """Indices of the batches of updates start..stop-1, int32 (stop - start, batch_size).
+
+    The indices are an endless stream, of which batch t takes positions t*B .. (t+1)*B - 1. The
+    stream is a permutation of range(examples) an epoch, so that batches run across epochs and no
+    example is dropped, or with `replacement` independent uniform draws. Block k of the stream
+    depends on (seed, k) only: any window equals the same window of the whole, without replay.
+    """
+    if examples < 1 or batch_size < 1 or not 0 <= start <= stop:
+        raise ValueError(f"no batches {start}..{stop} of {batch_size} from {examples} examples")
+    everything = np.arange(examples, dtype=np.int32)
+
+    def block(k: int) -> np.ndarray:
+        rng = np.random.default_rng([seed, k])
+        if replacement:
+            return rng.integers(examples, size=BLOCK, dtype=np.int32)
+        return rng.permutation(everything)
+
+    length = BLOCK if replacement else examples
+    first, last = start * batch_size // length, -(-stop * batch_size // length)
+    stream = np.concatenate([everything[:0], *map(block, range(first, last))])
+    skipped = start * batch_size - first * length
+    return stream[skipped:][: (stop - start) * batch_size].reshape(-1, batch_size)
+
+
+def stratified(labels: np.ndarray, seed: int) -> np.ndarray:
+    """A seeded order of the examples, int64 (N,), each prefix of which is stratified by class.
+
+    Each class is shuffled and spread evenly over the order, so that a prefix of n holds n/N of
+    every class, rounded.
+    """
+    rng = np.random.default_rng(seed)
+    when = np.empty(len(labels))  # where in the order each example comes, as a fraction
+    for label in np.unique(labels):
+        members = rng.permutation(np.flatnonzero(labels == label))
+        when[members] = (np.arange(len(members)) + 0.5) / len(members)
+    return np.lexsort((rng.random(len(labels)), when))

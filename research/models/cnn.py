@@ -1,0 +1,38 @@
+"""LeNet-style network: 5x5 convolutions with ReLU and 2x2 max-pooling, then dense layers."""
+
+from collections.abc import Sequence
+
+import flax.linen as nn
+import jax
+
+from research.models.base import Blocks
+from research.models.convolution import Conv, max_pool
+from research.models.mlp import mlp
+
+
+class ConvPool(nn.Module):
+    """(B, H, W, C) -> (B, (H - 4) / 2, (W - 4) / 2, channels).
+
+    ReLU after pooling: the same function as before it, on a quarter of the numbers.
+    """
+
+    channels: int
+    dtype: str
+    lowering: str | None
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        conv = Conv(self.channels, (5, 5), dtype=self.dtype, lowering=self.lowering)
+        return nn.relu(max_pool(conv(x)))
+
+
+def cnn(
+    channels: Sequence[int],
+    hidden: Sequence[int],
+    classes: int,
+    dtype: str,
+    lowering: str | None = None,
+) -> Blocks:
+    """Blocks `conv0`, ... then those of `mlp`. (6, 16) and (120, 84) make LeNet-5."""
+    convs = tuple((f"conv{i}", ConvPool(c, dtype, lowering)) for i, c in enumerate(channels))
+    return convs + mlp(hidden, classes, dtype)

@@ -1,0 +1,38 @@
+"""Noisy quadratic: a bowl whose examples disagree about where its bottom is.
+
+    f(x) = E 1/2 (x - xi)' H (x - xi),     H = diag(h),  h from 1/kappa to 1,  E xi = 0
+
+so the gradient of a batch is H (x - mean xi). With noise 0 every batch has the gradient H x.
+"""
+
+import flax.linen as nn
+import jax
+import numpy as np
+
+from research.models.base import Blocks
+
+
+class Displacement(nn.Module):
+    """(B, dimension) optima of the examples -> (B, dimension) x - xi; x starts at all ones."""
+
+    dimension: int
+
+    @nn.compact
+    def __call__(self, xi: jax.Array) -> jax.Array:
+        return self.param("x", nn.initializers.ones, (self.dimension,)) - xi
+
+
+def quadratic(dimension: int) -> Blocks:
+    """One block, `x`."""
+    return (("x", Displacement(dimension)),)
+
+
+def curvatures(dimension: int, condition: float) -> np.ndarray:
+    """h, (dimension,), geometrically spaced from 1 / condition to 1."""
+    return np.geomspace(1 / condition, 1, dimension).astype(np.float32)
+
+
+def optima(rng: np.random.Generator, examples: int, dimension: int, noise: float) -> np.ndarray:
+    """xi, (examples, dimension): standard deviation `noise`, mean exactly zero over the set."""
+    xi = noise * rng.standard_normal((examples, dimension))
+    return (xi - xi.mean(axis=0)).astype(np.float32)

@@ -1,0 +1,44 @@
+"""Asynchronous SGD with compute groups (arXiv 1605.09774, 1606.04487).
+
+    x_{t+1} = x_t - alpha grad f(x_{r(t)})        r(t): the version the arriving group had read
+
+Synchronous inside a group (one gradient a group), asynchronous across. Staleness is nowhere in
+this file: it is the order of arrivals, which the timeline decides.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from research.strategies.base import Batch, Event, Loss, Params, Strategy, descend
+
+
+class State(NamedTuple):
+    params: Params  # x_t
+    slots: Params  # leaves (slots, ...): the versions that are still to be read
+    opt_state: optax.OptState
+
+
+def asynchronous(
+    loss: Loss, optimizer: optax.GradientTransformationExtraArgs, slots: int
+) -> Strategy:
+    """Strategy over a table of `slots` parameter snapshots, all x_0 at the start.
+
+    The slot written holds what depends on the slot read, so XLA updates the table in place: a step
+    costs a synchronous one plus a copy of the parameters.
+    """
+
+    def init(params: Params) -> State:
+        tile = lambda leaf: jnp.repeat(leaf[None], slots, axis=0)
+        return State(params, jax.tree.map(tile, params), optimizer.init(params))
+
+    def step(state: State, event: Event, batch: Batch) -> tuple[State, jax.Array]:
+        stale = jax.tree.map(lambda table: table[event.read], state.slots)
+        value, grads = jax.value_and_grad(loss)(stale, batch)
+        params, opt_state = descend(optimizer, grads, state.opt_state, state.params, event)
+        put = lambda table, leaf: table.at[event.write].set(leaf)
+        return State(params, jax.tree.map(put, state.slots, params), opt_state), value
+
+    return Strategy(init, step)

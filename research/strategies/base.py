@@ -1,0 +1,43 @@
+"""What every strategy is: two pure functions of (state, event, batch).
+
+A strategy never sees seconds, clusters or staleness. The timeline decides which slot an update
+reads and which it writes; the trainer scans `step` over those events.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import optax
+
+Params = Any
+State = Any  # any pytree with a field `params`, the parameters x_t that are evaluated and saved
+Batch = dict[str, jax.Array]
+Loss = Callable[[Params, Batch], jax.Array]
+
+
+class Event(NamedTuple):
+    """One update, as the update rule sees it. All leaves are scalars inside the scan."""
+
+    read: jax.Array  # int32, slot whose parameters the gradient is taken at
+    write: jax.Array  # int32, slot that receives the new parameters
+    hyper: dict[str, jax.Array]  # float32, hyperparameters of this update, `learning_rate`, ...
+
+
+class Strategy(NamedTuple):
+    """`init(params) -> state`; `step(state, event, batch) -> (state, loss of the batch)`."""
+
+    init: Callable[[Params], State]
+    step: Callable[[State, Event, Batch], tuple[State, jax.Array]]
+
+
+def descend(
+    optimizer: optax.GradientTransformationExtraArgs,
+    grads: Params,
+    opt_state: optax.OptState,
+    params: Params,
+    event: Event,
+) -> tuple[Params, optax.OptState]:
+    """One optimizer step from `params` along `grads` with the event's hyperparameters."""
+    updates, opt_state = optimizer.update(grads, opt_state, params, **event.hyper)
+    return optax.apply_updates(params, updates), opt_state

@@ -1,0 +1,70 @@
+"""From `config.cluster` to a timeline: the one place that knows the laws' names."""
+
+from typing import Any
+
+import numpy as np
+
+from research import seeds
+from research.timeline import service
+from research.timeline.arrivals import arrivals
+from research.timeline.base import Timeline, from_arrivals
+from research.timeline.geometric import geometric
+from research.timeline.trace import trace
+
+SERVICES = ("constant", "exponential", "lognormal", "trace", "geometric")
+
+
+def make(
+    cluster: Any,
+    *,
+    groups: int,
+    steps: int,
+    batch_size: int,
+    update_bytes: int = 0,
+    seed: int = 0,
+    replicas: int = 0,
+) -> Timeline:
+    """The timeline of `steps` updates by `groups` groups of the cluster's workers.
+
+    The N = nodes x devices_per_node workers form equal groups of k = N / groups, in order. A worker
+    computes batch_size / k examples at `seconds_per_example` over its speed, times a draw of unit
+    mean from the law `service`; a group delivers with its slowest worker, after sending its
+    gradient and before reading the new parameters (`update_bytes` each way).
+
+    `replicas` > 0 gives arrays (replicas, steps): consecutive windows of one long timeline, each
+    starting from version 0 in every slot.
+    """
+    count = max(replicas, 1) * steps
+    means = service_means(cluster, groups, batch_size, update_bytes)
+    if cluster.service == "geometric":
+        shape = (replicas, steps) if replicas else (steps,)
+        rng = seeds.generator(seed, "arrivals")
+        return geometric(rng, groups, float(means.mean()) / groups, shape)
+    if cluster.service == "trace":
+        whole = trace(cluster.trace, groups, count)
+    else:
+        law = {
+            "constant": service.constant,
+            "exponential": service.exponential,
+            "lognormal": lambda: service.lognormal(cluster.variation),
+        }[cluster.service]()
+        stream = int(seeds.generator(seed, "arrivals").integers(2**63))
+        whole = arrivals(stream, law, means, count)
+    if not replicas:
+        return whole
+    seconds = whole.seconds.reshape(replicas, steps)
+    starts = np.concatenate([[0.0], seconds[:-1, -1]])[:, None]
+    return from_arrivals(whole.worker.reshape(replicas, steps), seconds - starts, groups)
+
+
+def service_means(
+    cluster: Any, groups: int, batch_size: int, update_bytes: int
+) -> np.ndarray:
+    """(groups, k) mean seconds each worker takes for its share of an update."""
+    workers = cluster.nodes * cluster.devices_per_node
+    speeds = np.asarray(cluster.speeds or np.ones(workers), np.float64)
+    k = workers // groups
+    compute = cluster.seconds_per_example * batch_size / k / speeds
+    transfer = update_bytes / cluster.bandwidth if cluster.bandwidth else 0.0
+    exchange = 2 * (cluster.latency + transfer)
+    return (compute + exchange).reshape(groups, k)
