@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import optax
 from ml_collections import ConfigDict
 
 from research import optimizers, strategies
@@ -76,7 +75,9 @@ def default() -> ConfigDict:
     config.replicas.block = 1  # replicas batched together; 1 is the fastest for networks on CPUs
     config.replicas.subspace = 1024  # random subspace that trajectories are projected on
     config.replicas.matching = ()  # explicit momenta of synchronous runs to be compared with
-    return config.lock()
+    config.lock()
+    config.optimizer.options.unlock()  # its keys are those of the chosen optimizer
+    return config
 
 
 def groups_of(config: ConfigDict) -> int:
@@ -105,7 +106,6 @@ def check(config: ConfigDict) -> None:
     ):
         _require(config, name, lambda v: v >= 1, "at least 1")
     for name in (
-        "seed",
         "checkpoint_every",
         "data.train_examples",
         "optimizer.warmup_steps",
@@ -117,14 +117,13 @@ def check(config: ConfigDict) -> None:
         "cluster.bandwidth",
     ):
         _require(config, name, lambda v: 0 <= v < math.inf, "finite and at least 0")
+    _require(config, "seed", lambda v: 0 <= v < 2**32, "at least 0 and less than 2**32")
     for name in ("cluster.seconds_per_example", "optimizer.decay_rate"):
-        _require(config, name, lambda v: v > 0, "more than 0")
+        _require(config, name, lambda v: 0 < v < math.inf, "finite and more than 0")
     _require(config, "model.condition", lambda v: 1 <= v < math.inf, "at least 1")
     _require(config, "optimizer.learning_rate", math.isfinite, "a finite number")
     _require(config, "optimizer.momentum", lambda v: -1 < v < 1, "between -1 and 1")
-    _require(
-        config, "replicas.matching", lambda v: all(-1 < m < 1 for m in v), "between -1 and 1"
-    )
+    _require(config, "replicas.matching", lambda v: all(-1 < m < 1 for m in v), "between -1 and 1")
     for name in ("model.hidden", "model.channels"):
         _require(config, name, lambda v: all(width >= 1 for width in v), "widths of at least 1")
     _check_cluster(config)
@@ -144,12 +143,12 @@ def _check_cluster(config: ConfigDict) -> None:
             f"config.strategy.groups = {groups}: must divide the cluster's {workers} workers "
             "(config.cluster.nodes x config.cluster.devices_per_node)"
         )
-    speeds = config.cluster.speeds
-    if speeds and (len(speeds) != workers or min(speeds) <= 0):
-        raise ConfigError(
-            f"config.cluster.speeds = {tuple(speeds)}: must be {workers} positive numbers, "
-            "one a worker"
-        )
+    _require(
+        config,
+        "cluster.speeds",
+        lambda v: len(v) in (0, workers) and all(0 < speed < math.inf for speed in v),
+        f"{workers} positive numbers, one a worker, or ()",
+    )
     if config.cluster.service == "trace" and not config.cluster.trace:
         raise ConfigError("config.cluster.trace is empty: service='trace' needs a CSV file")
     if config.cluster.service == "geometric" and config.strategy.name == "sync":
@@ -158,13 +157,19 @@ def _check_cluster(config: ConfigDict) -> None:
 
 def _check_optimizer(config: ConfigDict) -> None:
     name = config.optimizer.name
-    if not name.isidentifier() or not callable(getattr(optax, name, None)):
+    taken = optimizers.arguments(name)
+    if "learning_rate" not in taken:
         raise ConfigError(f"config.optimizer.name = {name!r}: optax has no such optimizer")
     if config.optimizer.momentum and not optimizers.takes_momentum(name):
         raise ConfigError(
             f"config.optimizer.momentum = {config.optimizer.momentum}: optax.{name} has no "
             "momentum; set its own arguments in config.optimizer.options"
         )
+    for key in config.optimizer.options:
+        if key not in taken:
+            raise ConfigError(f"config.optimizer.options.{key}: optax.{name} has no such argument")
+        if key in ("learning_rate", "momentum"):
+            raise ConfigError(f"config.optimizer.options.{key}: set config.optimizer.{key} instead")
 
 
 def to_json(config: ConfigDict) -> str:
@@ -212,7 +217,8 @@ def _same_keys(config: Any, reference: ConfigDict, prefix: str) -> None:
     for key in reference:
         if key not in config:
             raise ConfigError(f"{prefix}.{key}: missing; start from research.config.default()")
-        if isinstance(reference[key], ConfigDict) and key != "options":
+        if isinstance(reference[key], ConfigDict):
             if not isinstance(config[key], ConfigDict):
                 raise ConfigError(f"{prefix}.{key}: must hold keys of its own")
-            _same_keys(config[key], reference[key], f"{prefix}.{key}")
+            if key != "options":
+                _same_keys(config[key], reference[key], f"{prefix}.{key}")

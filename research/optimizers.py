@@ -15,9 +15,18 @@ import optax
 SCHEDULES = ("constant", "cosine", "linear", "exponential")
 
 
+def arguments(name: str) -> tuple[str, ...]:
+    """Names of the arguments of the optimizer `optax.NAME`; () if optax has no such function."""
+    make: Any = getattr(optax, name, None)
+    try:
+        return tuple(inspect.signature(make).parameters)
+    except (TypeError, ValueError):  # not callable, or only an alias of a type
+        return ()
+
+
 def takes_momentum(name: str) -> bool:
     """Whether the optax optimizer called `name` has an argument `momentum`."""
-    return "momentum" in inspect.signature(getattr(optax, name)).parameters
+    return "momentum" in arguments(name)
 
 
 def optimizer(

@@ -55,13 +55,16 @@ def make(model: Any, classes: int) -> Problem:
     blocks = models.make(model, classes)
     if model.name == "quadratic":
         h = jnp.asarray(curvatures(model.dimension, model.condition))
-        losses = lambda displacement, batch: jnp.sum(h * displacement**2, -1) / 2
+
+        def losses(displacement: jax.Array, batch: Examples) -> jax.Array:
+            return jnp.sum(h * displacement**2, -1) / 2
+
         return Problem(blocks, lambda batch: batch["optimum"], losses, {})
     return Problem(blocks, _image_input, _cross_entropy, {"accuracy": _accuracy})
 
 
 def load_data(config: Any) -> datasets.Data:
-    """The examples of `config.data`, or those of the noisy quadratic (its test set is noiseless)."""
+    """The examples of `config.data`, or those of the quadratic (whose test set is noiseless)."""
     model = config.model
     if model.name == "quadratic":
         rng = seeds.generator(config.seed, "quadratic")

@@ -10,33 +10,13 @@ import logging
 import os
 import re
 import tempfile
-import uuid
-import zipfile
 from pathlib import Path
-from typing import Any, NamedTuple
 
-import numpy as np
-
+from research.data.arrays import SEED, Data, DataError, arrays, one_line, take
 from research.data.order import stratified
 
 MNIST5K_VERSION = "1.0.0"  # as in mnist5k.py, which is imported only to prepare
-SEED = 0  # of held-out and reduced training sets: the same objective whatever the run's seed
-CACHE = "optdyn_arrays_1.npz"
 SPEC = re.compile(r"(\w+)(?:/(\w[\w.+-]*))?(?::(\d+\.\d+\.\d+))?")
-
-Split = dict[str, np.ndarray]
-
-
-class DataError(ValueError):
-    """One line: what is wrong with the data, where it was looked for, and the way out."""
-
-
-class Data(NamedTuple):
-    """Two splits, each {"image": uint8 (N, H, W, C), "label": int32 (N,)}; labels < classes."""
-
-    train: Split
-    test: Split
-    classes: int
 
 
 def load(name: str, data_dir: str | None = None, train_examples: int = 0) -> Data:
@@ -55,17 +35,17 @@ def load(name: str, data_dir: str | None = None, train_examples: int = 0) -> Dat
     root = data_root(data_dir)
     if name == "mnist5k":
         folder = root / "mnist5k" / MNIST5K_VERSION
-        if not (folder / "features.json").exists():
+        if not _is_prepared(folder):
             _prepare_mnist5k(folder, train_examples)
     elif name.startswith("tfds:"):
         folder = _find(name.removeprefix("tfds:"), root)
     else:
         raise DataError(f"unknown data set {name!r}: use 'mnist5k', or 'tfds:NAME' for a TFDS one")
-    data = _arrays(folder)
+    data = arrays(folder)
     _check_train_examples(train_examples, len(data.train["label"]))
     if train_examples:
         order = stratified(data.train["label"], SEED)
-        data = data._replace(train=_take(data.train, order[:train_examples]))
+        data = data._replace(train=take(data.train, order[:train_examples]))
     return data
 
 
@@ -127,12 +107,23 @@ def _prepare_mnist5k(folder: Path, train_examples: int) -> None:
             tfds.disable_progress_bar()
             with contextlib.redirect_stdout(io.StringIO()):
                 builder.download_and_prepare()
-            _arrays(Path(builder.data_dir))
+            arrays(Path(builder.data_dir))
             folder.parent.mkdir(exist_ok=True)
-            with contextlib.suppress(FileExistsError), _not_empty_means_exists():
-                os.rename(builder.data_dir, folder)
+            _rename(Path(builder.data_dir), folder)
     except OSError as error:
         raise DataError(
-            f"cannot prepare mnist5k under {root}: {_line(error)}; "
+            f"cannot prepare mnist5k under {root}: {one_line(error)}; "
             "set OPTDYN_DATA_DIR or data_dir to a folder that can be written"
         ) from error
+
+
+def _is_prepared(folder: Path) -> bool:
+    return os.path.exists(folder / "features.json")  # False, too, where it is forbidden to look
+
+
+def _rename(aside: Path, folder: Path) -> None:
+    try:
+        aside.rename(folder)
+    except OSError:
+        if not _is_prepared(folder):  # else another process was first, with the same records
+            raise

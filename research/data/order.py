@@ -36,7 +36,7 @@ def stratified(labels: np.ndarray, seed: int) -> np.ndarray:
     """A seeded order of the examples, int64 (N,), each prefix of which is stratified by class.
 
     Each class is shuffled and spread evenly over the order, so that a prefix of n holds n/N of
-    every class, rounded.
+    every class: less than one example off where the classes are of equal size.
     """
     rng = np.random.default_rng(seed)
     when = np.empty(len(labels))  # where in the order each example comes, as a fraction

@@ -31,14 +31,14 @@ def asynchronous(
     """
 
     def init(params: Params) -> State:
-        tile = lambda leaf: jnp.repeat(leaf[None], slots, axis=0)
-        return State(params, jax.tree.map(tile, params), optimizer.init(params))
+        table = jax.tree.map(lambda leaf: jnp.repeat(leaf[None], slots, axis=0), params)
+        return State(params, table, optimizer.init(params))
 
     def step(state: State, event: Event, batch: Batch) -> tuple[State, jax.Array]:
-        stale = jax.tree.map(lambda table: table[event.read], state.slots)
+        stale = jax.tree.map(lambda t: t[event.read], state.slots)
         value, grads = jax.value_and_grad(loss)(stale, batch)
         params, opt_state = descend(optimizer, grads, state.opt_state, state.params, event)
-        put = lambda table, leaf: table.at[event.write].set(leaf)
-        return State(params, jax.tree.map(put, state.slots, params), opt_state), value
+        table = jax.tree.map(lambda t, leaf: t.at[event.write].set(leaf), state.slots, params)
+        return State(params, table, opt_state), value
 
     return Strategy(init, step)

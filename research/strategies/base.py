@@ -4,12 +4,14 @@ A strategy never sees seconds, clusters or staleness. The timeline decides which
 reads and which it writes; the trainer scans `step` over those events.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 import optax
 
+Array = jax.Array | np.ndarray
 Params = Any
 State = Any  # any pytree with a field `params`, the parameters x_t that are evaluated and saved
 Batch = dict[str, jax.Array]
@@ -19,9 +21,9 @@ Loss = Callable[[Params, Batch], jax.Array]
 class Event(NamedTuple):
     """One update, as the update rule sees it. All leaves are scalars inside the scan."""
 
-    read: jax.Array  # int32, slot whose parameters the gradient is taken at
-    write: jax.Array  # int32, slot that receives the new parameters
-    hyper: dict[str, jax.Array]  # float32, hyperparameters of this update, `learning_rate`, ...
+    read: Array  # int32, slot whose parameters the gradient is taken at
+    write: Array  # int32, slot that receives the new parameters
+    hyper: Mapping[str, Array]  # float32, hyperparameters of this update, `learning_rate`, ...
 
 
 class Strategy(NamedTuple):

@@ -1,6 +1,8 @@
 """Synchronous SGD: every gradient is taken at the parameters it is applied to.
 
     x_{t+1} = x_t - alpha grad f(x_t)
+
+The reference of all others: each has a limit in which it is this one.
 """
 
 from typing import NamedTuple

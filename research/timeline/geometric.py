@@ -25,12 +25,13 @@ def geometric(
 ) -> Timeline:
     """Timeline of `shape` (..., steps), seconds between updates exponential with the given mean."""
     slots = ring_size(groups)
+    law, clock = rng.spawn(2)  # two streams, so that a longer run begins with the shorter one
     # Inverse of the distribution function, cut at the ring's length.
-    u = rng.random(shape) * (1 - (1 - 1 / groups) ** slots if groups > 1 else 1)
+    u = law.random(shape) * (1 - (1 - 1 / groups) ** slots if groups > 1 else 1)
     tau = np.floor(np.log1p(-u) / np.log1p(-1 / groups)) if groups > 1 else np.zeros(shape)
     t = np.arange(shape[-1])
     staleness = np.minimum(tau, t).astype(np.int32)
-    seconds = np.cumsum(rng.exponential(mean_seconds, shape), axis=-1)
+    seconds = np.cumsum(clock.exponential(mean_seconds, shape), axis=-1)
     write = np.broadcast_to((t + 1) % slots, shape).astype(np.int32)
     read = ((t - staleness) % slots).astype(np.int32)
     return Timeline(np.zeros(shape, np.int32), read, write, staleness, seconds, slots)

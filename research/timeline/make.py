@@ -38,8 +38,8 @@ def make(
     means = service_means(cluster, groups, batch_size, update_bytes)
     if cluster.service == "geometric":
         shape = (replicas, steps) if replicas else (steps,)
-        rng = seeds.generator(seed, "arrivals")
-        return geometric(rng, groups, float(means.mean()) / groups, shape)
+        interval = 1 / np.sum(1 / means.max(axis=1))  # the rates of the groups add up
+        return geometric(seeds.generator(seed, "arrivals"), groups, float(interval), shape)
     if cluster.service == "trace":
         whole = trace(cluster.trace, groups, count)
     else:
@@ -57,9 +57,7 @@ def make(
     return from_arrivals(whole.worker.reshape(replicas, steps), seconds - starts, groups)
 
 
-def service_means(
-    cluster: Any, groups: int, batch_size: int, update_bytes: int
-) -> np.ndarray:
+def service_means(cluster: Any, groups: int, batch_size: int, update_bytes: int) -> np.ndarray:
     """(groups, k) mean seconds each worker takes for its share of an update."""
     workers = cluster.nodes * cluster.devices_per_node
     speeds = np.asarray(cluster.speeds or np.ones(workers), np.float64)

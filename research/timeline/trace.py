@@ -12,8 +12,8 @@ from research.timeline.base import Timeline, TimelineError, from_arrivals
 def trace(path: str, groups: int, steps: int) -> Timeline:
     """The first `steps` arrivals of the file; `TimelineError` in one line if it cannot serve."""
     try:
-        table = pd.read_csv(path)
-        worker = table["worker"].to_numpy(np.int64)
+        table = pd.read_csv(path, float_precision="round_trip")
+        worker = table["worker"].to_numpy(np.float64)  # so that no value fails to convert
         seconds = table["seconds"].to_numpy(np.float64)
     except OSError as error:
         raise TimelineError(f"trace {path}: {error.strerror or error}") from error
@@ -23,9 +23,11 @@ def trace(path: str, groups: int, steps: int) -> Timeline:
         ) from error
     if len(worker) < steps:
         raise TimelineError(f"trace {path}: {len(worker)} arrivals, the run has {steps} steps")
-    strangers = np.unique(worker[(worker < 0) | (worker >= groups)])
+    strangers = worker[~np.isin(worker, np.arange(groups))]
     if len(strangers):
-        raise TimelineError(f"trace {path}: worker {strangers[0]}, but groups are 0..{groups - 1}")
+        raise TimelineError(
+            f"trace {path}: worker {strangers[0]:g}, but groups are 0..{groups - 1}"
+        )
     missing = np.setdiff1d(np.arange(groups), worker)
     if len(missing):
         raise TimelineError(f"trace {path}: no arrival of worker {missing[0]} of {groups}")

@@ -1,0 +1,26 @@
+"""One run: `python -m launch.train --config=configs/quickstart.py --workdir=DIR`.
+
+The same command resumes an interrupted or killed run and leaves a finished one as it is.
+`--config.replicas.count=N` records the trajectories of N replicas instead, for
+`analysis.implicit_momentum`.
+"""
+
+import json
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from launch import app
+from research.replicas import record
+from research.trainer import train
+
+
+def main(config: ConfigDict, workdir: Path) -> int:
+    summary = (record if config.replicas.count else train)(config, workdir)
+    figures = {k: v for k, v in summary.items() if isinstance(v, (int, float, str))}
+    print(json.dumps(figures, indent=2))
+    return app.exit_code(summary)
+
+
+if __name__ == "__main__":
+    app.run(main)

