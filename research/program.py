@@ -6,8 +6,9 @@ rates, momentum, number of updates. One compilation serves a whole grid of those
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,8 @@ CHUNK = 256  # events handed to the device at a time; how many of them are run i
 EVALUATED = 1000  # examples evaluated at a time
 
 
-class Program(NamedTuple):
+@dataclass(frozen=True, eq=False)  # compared and hashed by identity, as a key of caches
+class Program:
     """Pure functions of one problem and one strategy.
 
     `advance(state, examples, events, indices, n) -> (state, losses)` runs the first `n` of CHUNK

@@ -2,7 +2,6 @@
 
 import io
 import json
-import shutil
 import socket
 import sys
 import time
@@ -16,20 +15,6 @@ from PIL import Image
 from research import data
 from research.data import loading, prepare
 from research.data.arrays import CACHE
-
-NO_TENSORFLOW_NO_NETWORK = """
-import socket, sys
-def refuse(*args, **kwargs):
-    raise AssertionError("network")
-socket.socket.connect = socket.getaddrinfo = refuse
-class NoTensorFlow:
-    def find_spec(self, name, *_):
-        if name.split(".")[0] == "tensorflow":
-            raise AssertionError("tensorflow")
-sys.meta_path.insert(0, NoTensorFlow())
-from research import data
-"""
-LOAD = NO_TENSORFLOW_NO_NETWORK + "data.load(*sys.argv[1:])\n"
 
 
 def content(*splits):
@@ -86,10 +71,8 @@ def test_train_examples_out_of_range(data_dir, examples):
         data.load("mnist5k", str(data_dir), examples)
 
 
-def test_the_arrays_are_read_without_tfds(data_dir, python):
-    code = LOAD + "assert not {'tensorflow_datasets', 'array_record'} & set(sys.modules)"
-    _, errors = (process := python(code, "mnist5k", data_dir)).communicate()
-    assert process.returncode == 0, errors
+def test_the_arrays_are_read_without_tfds(data_dir, start, succeeds):
+    succeeds(start("mnist5k", data_dir, unwanted="tensorflow_datasets array_record"))
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "other"])
@@ -122,15 +105,6 @@ def test_a_folder_that_cannot_be_written(tmp_path):
     assert "\n" not in str(error.value)
 
 
-def test_two_processes_prepare_at_once(tmp_path, python, data_dir):
-    both = [python(LOAD, "mnist5k", tmp_path) for _ in range(2)]
-    for process in both:
-        _, errors = process.communicate()
-        assert process.returncode == 0, errors
-    assert [path.name for path in tmp_path.iterdir()] == ["mnist5k"]
-    assert same(data.load("mnist5k", str(tmp_path)), data.load("mnist5k", str(data_dir)))
-
-
 def test_the_second_to_finish_takes_the_firsts(copied, tmp_path):
     (tmp_path / "aside").mkdir()
     loading._rename(tmp_path / "aside", copied / "mnist5k" / "1.0.0")
@@ -139,8 +113,8 @@ def test_the_second_to_finish_takes_the_firsts(copied, tmp_path):
         loading._rename(tmp_path / "aside", copied / "mnist5k")
 
 
-def test_a_kill_in_the_middle_does_not_break_the_next(tmp_path, python, data_dir):
-    process = python(LOAD, "mnist5k", tmp_path)
+def test_a_kill_in_the_middle_does_not_break_the_next(tmp_path, start, data_dir):
+    process = start("mnist5k", tmp_path)
     while process.poll() is None and not list(tmp_path.glob(".mnist5k-*/mnist5k/*/*array_record*")):
         time.sleep(0.002)
     process.kill()
@@ -216,12 +190,11 @@ def as_split(examples):
 
 
 @pytest.mark.parametrize("name", ["test", "validation"])
-def test_a_prepared_data_set_is_read_as_it_is(tmp_path, python, name):
+def test_a_prepared_data_set_is_read_as_it_is(tmp_path, start, succeeds, name):
     train, test = examples(30), examples(9, seed=1)
     extra = {"train": train[:1]} if name == "validation" else {"validation": train[:3]}
     prepared(tmp_path, extra | {"train": train, name: test})
-    _, errors = (process := python(LOAD, "tfds:tiny", tmp_path)).communicate()
-    assert process.returncode == 0, errors
+    succeeds(start("tfds:tiny", tmp_path))
     for _ in range(2):  # decoded above, from the cache below
         loaded = data.load("tfds:tiny:1.0.0", str(tmp_path))
         assert loaded.classes == 3
@@ -320,10 +293,10 @@ def test_records_of_another_format(tmp_path):
         data.load("tfds:tiny", str(tmp_path))
 
 
-def test_an_absent_data_set_says_how_to_prepare_it(tmp_path, python):
+def test_an_absent_data_set_says_how_to_prepare_it(tmp_path, start):
     (tmp_path / "mnist" / "incomplete.A1_3.0.1").mkdir(parents=True)  # as left by a killed TFDS
     (tmp_path / "mnist" / "incomplete.A1_3.0.1" / "features.json").touch()
-    _, errors = (process := python(LOAD, "tfds:mnist:3.0.1", tmp_path)).communicate()
+    _, errors = (process := start("tfds:mnist:3.0.1", tmp_path)).communicate()
     assert process.returncode == 1
     assert errors.splitlines()[-1] == (
         "research.data.arrays.DataError: data set 'tfds:mnist:3.0.1' is not prepared under "

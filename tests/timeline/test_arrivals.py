@@ -6,6 +6,7 @@ program, and none of the wrong ones tried (constant service, a skewed choice of 
 
 import heapq
 import math
+import time
 
 import numpy as np
 import pytest
@@ -147,22 +148,16 @@ def test_arrivals_are_proportional_to_speed(cluster, name):
     assert np.all(np.abs(np.bincount(timeline.worker) - steps * share) < margin)
 
 
-def test_service_means():
+def test_service_means(cluster):
     """Compute: batch / k examples at the worker's speed. Exchange: a message each way."""
-    cluster = default_cluster_of_six()
+    values = cluster(nodes=3, devices_per_node=2, speeds=(1, 2, 4, 1, 1, 8))
+    values.update(seconds_per_example=0.01, latency=0.25, bandwidth=500.0)
     compute = 0.01 * 12 / 3 / np.array([[1, 2, 4], [1, 1, 8]])
     exchange = 2 * (0.25 + 1000 / 500)
-    expected = compute + exchange
-    np.testing.assert_allclose(service_means(cluster, 2, 12, 1000), expected, rtol=1e-15)
-
-
-def default_cluster_of_six():
-    from research.config import default
-
-    cluster = default().cluster
-    cluster.update(nodes=3, devices_per_node=2, speeds=(1, 2, 4, 1, 1, 8))
-    cluster.update(seconds_per_example=0.01, latency=0.25, bandwidth=500.0)
-    return cluster
+    # A handful of float64 operations, in whatever order.
+    np.testing.assert_allclose(service_means(values, 2, 12, 1000), compute + exchange, rtol=1e-14)
+    values.bandwidth = 0.0  # transfers take no time
+    np.testing.assert_allclose(service_means(values, 2, 12, 1000), compute + 0.5, rtol=1e-14)
 
 
 @pytest.mark.parametrize("variation", [0.0, 0.3, 1.0])
@@ -202,8 +197,6 @@ def test_seeds_differ_and_repeat(cluster):
 @pytest.mark.slow
 def test_ten_million_events_for_sixteen_groups(cluster):
     """Nothing in the making is worse than n log n, in time or memory. Prints the seconds."""
-    import time
-
     start = time.perf_counter()
     timeline = make(cluster(nodes=16), groups=16, steps=10_000_000, batch_size=16)
     print(f"10 M events of 16 groups: {time.perf_counter() - start:.1f} s")

@@ -60,9 +60,8 @@ def test_rates_of_unequal_groups_add_up(cluster):
 def test_the_ring_is_the_shortest_power_of_two_that_holds_the_law(g):
     size = ring_size(g)
     assert size & (size - 1) == 0
-    tail = lambda slots: (1 - 1 / g) ** slots  # P(tau >= slots)
-    assert tail(size) <= TAIL
-    assert size == 1 or tail(size // 2) > TAIL
+    assert (1 - 1 / g) ** size <= TAIL  # P(tau >= size)
+    assert size == 1 or (1 - 1 / g) ** (size / 2) > TAIL
 
 
 def test_one_group_is_never_stale(cluster):

@@ -1,7 +1,7 @@
 """What every timeline must satisfy, whatever its law: replayed slot by slot."""
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from research.config import default
@@ -11,7 +11,7 @@ from research.timeline.base import from_arrivals
 
 @st.composite
 def clusters(draw):
-    """A cluster and its groups: any law but the recorded one, any speeds, with and without network."""
+    """A cluster and its groups: any law but the recorded one, any speeds, with or without delay."""
     groups, k = draw(st.integers(1, 6)), draw(st.integers(1, 3))
     cluster = default().cluster
     cluster.update(
@@ -44,11 +44,12 @@ def check(timeline, groups, steps):
     assert timeline.seconds.shape == (steps,) and timeline.seconds.dtype == np.float64
     assert timeline.worker.max() < groups
     assert timeline.read.max() < timeline.slots and timeline.write.max() < timeline.slots
-    assert timeline.seconds[0] > 0 and np.all(np.diff(timeline.seconds) >= 0)
+    assert timeline.seconds[0] >= 0 and np.all(np.diff(timeline.seconds) >= 0)
     held = versions_read(timeline.read, timeline.write, timeline.slots)
     np.testing.assert_array_equal(held, np.arange(steps) - timeline.staleness)
 
 
+@settings(deadline=None)  # a busy machine is not an error
 @given(clusters(), st.integers(1, 80), st.integers(0, 2**32 - 1))
 def test_slots_hold_what_the_staleness_says(drawn, steps, seed):
     cluster, groups = drawn
@@ -56,18 +57,17 @@ def test_slots_hold_what_the_staleness_says(drawn, steps, seed):
     check(timeline, groups, steps)
 
 
+@settings(deadline=None)
 @given(clusters(), st.integers(1, 40), st.integers(1, 4), st.integers(0, 2**32 - 1))
 def test_every_replica_starts_afresh(drawn, steps, replicas, seed):
     cluster, groups = drawn
     many = make(cluster, groups=groups, steps=steps, batch_size=8, seed=seed, replicas=replicas)
     assert many.worker.shape == (replicas, steps)
     for i in range(replicas):
-        one = [array[i] for array in many[:5]]
-        if cluster.service == "constant":  # windows may begin in the middle of a round
-            one[4] = np.maximum(one[4], np.finfo(float).tiny)
-        check(many._make([*one, many.slots]), groups, steps)
+        check(many._make([*(array[i] for array in many[:5]), many.slots]), groups, steps)
 
 
+@settings(deadline=None)
 @given(clusters(), st.integers(1, 60), st.integers(0, 60), st.integers(0, 2**32 - 1))
 def test_a_longer_run_begins_with_the_shorter(drawn, steps, more, seed):
     cluster, groups = drawn
@@ -80,6 +80,7 @@ def test_a_longer_run_begins_with_the_shorter(drawn, steps, more, seed):
     assert short.slots == long.slots
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=50), st.integers(1, 3))
 def test_any_order_of_arrivals_is_replayed(order, replicas):
     """Also orders in which some worker never arrives, and several at once along a first axis."""
