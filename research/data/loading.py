@@ -73,8 +73,9 @@ def _find(spec: str, root: Path) -> Path:
     base = root / name / (config or "")
 
     def versions(pattern: str) -> list[Path]:
+        wanted = re.escape(version) if version else r"\d+\.\d+\.\d+"
         folders = [path.parent for path in base.glob(pattern)]
-        return [f for f in folders if re.fullmatch(version or r"\d+\.\d+\.\d+", f.name)]
+        return [folder for folder in folders if re.fullmatch(wanted, folder.name)]
 
     found = versions("*/features.json") or ([] if config else versions("*/*/features.json"))
     if not found:

@@ -11,9 +11,10 @@ import sys
 import urllib.error
 import urllib.parse
 import urllib.request
+from pathlib import Path
 
-from research.data.arrays import DataError, one_line
-from research.data.loading import data_root, load
+from research.data.arrays import DataError, arrays, one_line
+from research.data.loading import data_root
 
 PATIENCE = 10  # seconds for a first answer; TFDS itself retries for minutes
 
@@ -43,10 +44,10 @@ def prepare(spec: str, data_dir: str | None = None) -> str:
         ) from error
     except (OSError, AssertionError, DownloadError, NonMatchingChecksumError) as error:
         raise DataError(f"cannot prepare {spec!r} under {root}: {one_line(error)}") from error
-    data = load(f"tfds:{spec}", data_dir)
+    data = arrays(Path(builder.data_dir))
     train, test = data.train["image"], data.test["image"]
     return (
-        f"tfds:{spec} is ready under {builder.data_path}: {len(train):,} + {len(test):,} images "
+        f"tfds:{spec} is ready under {builder.data_dir}: {len(train):,} + {len(test):,} images "
         f"{train.shape[1:]}, {data.classes} classes"
     )
 

@@ -1,8 +1,15 @@
-"""Convolution and max pooling, lowered for the backend they run on (first version, being tuned)."""
+"""Convolution and max pooling, lowered for the backend they run on.
+
+The `gemm` lowering writes the kernel windows of the whole batch as the columns of one matrix and
+multiplies by the kernel once (Hadjis et al., "Omnivore", arXiv 1606.04487, section 3, on lowering
+a batch into one GEMM). Inside, arrays are (C, H, W, B): with the batch innermost every window is a
+copy of long contiguous runs, however few the channels, and so are the additions of its gradient.
+`max_pool` works in the same order, and the transposes between the two cancel when compiled.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -10,49 +17,75 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+Lowering = Callable[[jax.Array, jax.Array, Sequence[int], str], jax.Array]
 
-def _xla(x, kernel, strides, padding):
+
+def _batch_last(x: jax.Array) -> jax.Array:
+    """(B, H, W, C) to (C, H, W, B); its own inverse."""
+    return x.transpose(3, 1, 2, 0)
+
+
+def _xla(x: jax.Array, kernel: jax.Array, strides: Sequence[int], padding: str) -> jax.Array:
     return lax.conv_general_dilated(
         x, kernel, strides, padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
 
 
-def _gemm(x, kernel, strides, padding):
-    kh, kw, channels, features = kernel.shape
-    pads = lax.padtype_to_pads(x.shape[1:3], (kh, kw), strides, padding)
-    x = jnp.pad(x, ((0, 0), *pads, (0, 0)))
-    batch, height, width, _ = x.shape
-    h, w = (height - kh) // strides[0] + 1, (width - kw) // strides[1] + 1
-    patches = jnp.concatenate(
-        [
-            x[:, i : i + (h - 1) * strides[0] + 1 : strides[0], j : j + (w - 1) * strides[1] + 1 : strides[1]]
-            for i in range(kh)
-            for j in range(kw)
-        ],
-        axis=-1,
-    )
-    return patches @ kernel.reshape(kh * kw * channels, features)
+def _gemm(x: jax.Array, kernel: jax.Array, strides: Sequence[int], padding: str) -> jax.Array:
+    window, features = kernel.shape[:2], kernel.shape[3]
+    pads = lax.padtype_to_pads(x.shape[1:3], window, strides, padding)
+    columns = _batch_last(jnp.pad(x, ((0, 0), *pads, (0, 0))))
+    # Columns of the window, then its rows, each stacked on the channels. The first axis ends up in
+    # the order of the kernel's own (kh, kw, C), from kw + kh slices rather than kw kh.
+    for axis in (2, 1):
+        size, stride = window[axis - 1], strides[axis - 1]
+        span = columns.shape[axis] - size + 1
+        columns = jnp.concatenate(
+            [lax.slice_in_dim(columns, i, i + span, stride, axis) for i in range(size)]
+        )
+    y = kernel.reshape(-1, features).T @ columns.reshape(len(columns), -1)
+    return _batch_last(y.reshape(features, *columns.shape[1:]))
 
 
-LOWERINGS: dict[str, Callable[..., jax.Array]] = {"xla": _xla, "gemm": _gemm}
+LOWERINGS: dict[str, Lowering] = {"xla": _xla, "gemm": _gemm}
 
 
-def convolve(x, kernel, *, strides=(1, 1), padding="VALID", lowering=None):
-    """(B, H, W, C) and (kh, kw, C, O) to (B, H', W', O)."""
+def convolve(
+    x: jax.Array,
+    kernel: jax.Array,
+    *,
+    strides: Sequence[int] = (1, 1),
+    padding: str = "VALID",
+    lowering: str | None = None,
+) -> jax.Array:
+    """Cross-correlate x (B, H, W, C) with kernel (kh, kw, C, O) into (B, H', W', O).
+
+    `padding` is 'VALID' or 'SAME'. `lowering` is a name of LOWERINGS; None is the fastest of the
+    backend. ValueError if the name is unknown.
+    """
     if lowering is None:
+        # XLA's own convolution is slow on the CPU, the more so inside a loop such as lax.scan.
         lowering = "gemm" if jax.default_backend() == "cpu" else "xla"
+    if lowering not in LOWERINGS:
+        raise ValueError(f"lowering {lowering!r} of a convolution: one of {', '.join(LOWERINGS)}")
     return LOWERINGS[lowering](x, kernel, strides, padding)
 
 
-def max_pool(x, window=2):
-    """(B, H, W, C) to (B, H // window, W // window, C)."""
-    batch, height, width, channels = x.shape
-    h, w = height // window, width // window
-    x = x[:, : h * window, : w * window]
-    return x.reshape(batch, h, window, w, window, channels).max((2, 4))
+def max_pool(x: jax.Array, window: int = 2) -> jax.Array:
+    """Largest of each window x window square: (B, H, W, C) to (B, H // window, W // window, C).
+
+    Rows and columns beyond the last whole square are dropped. The gradient of a square whose
+    largest number occurs n times is shared equally, 1 / n to each.
+    """
+    x = _batch_last(x)
+    h, w = x.shape[1] // window, x.shape[2] // window
+    squares = x[:, : h * window, : w * window].reshape(len(x), h, window, w, window, x.shape[3])
+    return _batch_last(squares.max((2, 4)))
 
 
 class Conv(nn.Module):
+    """(B, H, W, C) to (B, H', W', features): `convolve` and a bias."""
+
     features: int
     kernel_size: tuple[int, int]
     strides: tuple[int, int] = (1, 1)
@@ -62,7 +95,7 @@ class Conv(nn.Module):
     lowering: str | None = None
 
     @nn.compact
-    def __call__(self, x):
+    def __call__(self, x: jax.Array) -> jax.Array:
         kernel = self.param(
             "kernel",
             nn.initializers.lecun_normal(),
@@ -71,7 +104,5 @@ class Conv(nn.Module):
         )
         bias = self.param("bias", nn.initializers.zeros_init(), (self.features,), self.param_dtype)
         x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias, dtype=self.dtype)
-        return (
-            convolve(x, kernel, strides=self.strides, padding=self.padding, lowering=self.lowering)
-            + bias
-        )
+        y = convolve(x, kernel, strides=self.strides, padding=self.padding, lowering=self.lowering)
+        return y + bias
