@@ -7,6 +7,7 @@ The same command resumes an interrupted or killed run and leaves a finished one 
 
 import json
 from pathlib import Path
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -15,8 +16,13 @@ from research.replicas import record
 from research.trainer import train
 
 
+def run(config: ConfigDict, workdir: Path) -> dict[str, Any]:
+    """Trains, or records replicas if the config asks for any; returns the summary."""
+    return record(config, workdir) if config.replicas.count else train(config, workdir)
+
+
 def main(config: ConfigDict, workdir: Path) -> int:
-    summary = (record if config.replicas.count else train)(config, workdir)
+    summary = run(config, workdir)
     figures = {k: v for k, v in summary.items() if isinstance(v, (int, float, str))}
     print(json.dumps(figures, indent=2))
     return app.exit_code(summary)

@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 
 from research import optimizers, strategies
 from research.models import NAMES as MODELS
+from research.models.convolution import LOWERINGS
 from research.timeline.make import SERVICES
 
 
@@ -90,6 +91,7 @@ def check(config: ConfigDict) -> None:
     _same_keys(config, default(), "config")
     _one_of(config, "model.name", MODELS)
     _one_of(config, "model.dtype", ("float32", "bfloat16"))
+    _one_of(config, "model.lowering", ("", *LOWERINGS))
     _one_of(config, "strategy.name", strategies.NAMES)
     _one_of(config, "optimizer.schedule", optimizers.SCHEDULES)
     _one_of(config, "cluster.service", SERVICES)
@@ -207,7 +209,7 @@ def _require(config: ConfigDict, name: str, holds: Any, wanted: str) -> None:
 
 
 def _one_of(config: ConfigDict, name: str, values: tuple[str, ...]) -> None:
-    _require(config, name, lambda v: v in values, "one of " + ", ".join(values))
+    _require(config, name, lambda v: v in values, "one of " + ", ".join(map(repr, values)))
 
 
 def _same_keys(config: Any, reference: ConfigDict, prefix: str) -> None:

@@ -33,6 +33,9 @@ def cnn(
     dtype: str,
     lowering: str | None = None,
 ) -> Blocks:
-    """Blocks `conv0`, ... then those of `mlp`. (6, 16) and (120, 84) make LeNet-5."""
+    """Blocks `conv0`, ... then those of `mlp`. (6, 16) and (120, 84) make LeNet-5.
+
+    That has 61,706 parameters on 32 x 32 x 1 images, 44,426 on 28 x 28 x 1.
+    """
     convs = tuple((f"conv{i}", ConvPool(c, dtype, lowering)) for i, c in enumerate(channels))
     return convs + mlp(hidden, classes, dtype)

@@ -49,7 +49,7 @@ def value_and_gradients(f, *args):
     return y, *pullback(integers(9, *y.shape, dtype=y.dtype))
 
 
-@settings(max_examples=15, deadline=None)  # each example compiles
+@settings(max_examples=12, deadline=None)  # each example compiles
 @given(
     batch=st.integers(1, 3),
     size=st.tuples(st.integers(4, 9), st.integers(4, 9)),
@@ -93,28 +93,27 @@ def test_vmap_over_kernels_is_a_loop(lowering, shared):
     kernels = integers(1, 3, 3, 3, 2, 4)
     x = integers(0, 2, 6, 6, 2) if shared else integers(0, 3, 2, 6, 6, 2)
 
-    @jax.jit
     def layer(x, kernel):
         y = convolve(x, kernel, strides=(1, 2), padding="SAME", lowering=lowering)
         return max_pool(y)
 
-    def one(x, kernel):
-        return value_and_gradients(layer, x, kernel)
-
-    together = jax.vmap(one, (None if shared else 0, 0))(x, kernels)
+    one = jax.jit(lambda x, kernel: value_and_gradients(layer, x, kernel))
+    together = jax.jit(jax.vmap(one, (None if shared else 0, 0)))(x, kernels)
     for index, kernel in enumerate(kernels):
         alone = one(x if shared else x[index], kernel)
         for ours, reference in zip(together, alone, strict=True):
-            # Only ties make fractions: thirds of a shared gradient round, a few at a time.
-            np.testing.assert_allclose(ours[index], reference, rtol=1e-5, atol=1e-5)
+            # Three tied numbers share a gradient in thirds, the only roundings: 2^-24 each, summed
+            # over some 20 windows and 16 products of size 16, so 1e-3 is far above them, and far
+            # below the 1 / 12 by which two different gradients differ at least.
+            np.testing.assert_allclose(ours[index], reference, rtol=0, atol=1e-3)
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_bfloat16_is_kept(lowering):
     # Sums of 2 x 2 products of at most 16 are at most 64: bfloat16 holds integers to 256 exactly.
     x, kernel = integers(0, 2, 6, 6, 1), integers(1, 2, 2, 1, 3)
-    exact = max_pool(convolve(x, kernel, lowering=lowering))
-    half = max_pool(convolve(x.astype("bfloat16"), kernel.astype("bfloat16"), lowering=lowering))
+    layer = jax.jit(lambda x, kernel: max_pool(convolve(x, kernel, lowering=lowering)))
+    exact, half = layer(x, kernel), layer(x.astype("bfloat16"), kernel.astype("bfloat16"))
     assert half.dtype == jnp.bfloat16
     np.testing.assert_array_equal(half.astype("float32"), exact)
     module = Conv(3, (2, 2), dtype=jnp.bfloat16, lowering=lowering)
@@ -139,7 +138,9 @@ def test_module_is_that_of_flax_with_the_same_parameters(lowering):
 @pytest.mark.parametrize("backend, convolution", [("cpu", False), ("gpu", True), ("tpu", True)])
 def test_default_lowering_is_that_of_the_backend(monkeypatch, backend, convolution):
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
-    program = str(jax.make_jaxpr(convolve)(integers(0, 1, 5, 5, 1), integers(1, 2, 2, 1, 1)))
+    x, kernel = integers(0, 1, 5, 5, 1), integers(1, 2, 2, 1, 1)
+    # A function of its own: a trace of `convolve` itself would be remembered across backends.
+    program = str(jax.make_jaxpr(lambda *args: convolve(*args))(x, kernel))
     assert ("conv_general_dilated" in program) is convolution
 
 
@@ -148,18 +149,16 @@ def test_unknown_lowering_is_one_line_with_the_names():
         convolve(integers(0, 1, 5, 5, 1), integers(1, 2, 2, 1, 1), lowering="fft")
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     shape=st.tuples(*[st.integers(1, 3), st.integers(3, 9), st.integers(3, 9), st.integers(1, 3)]),
     window=st.integers(1, 3),
 )
 def test_max_pool_is_reduce_window_where_nothing_ties(shape, window):
-    x = distinct(0, *shape)
-    ours = value_and_gradients(lambda x: max_pool(x, window), x)
-    for mine, reference in zip(
-        ours, value_and_gradients(lambda x: xla_pool(x, window), x), strict=True
-    ):
-        np.testing.assert_array_equal(mine, reference)  # both only copy numbers
+    pools = [lambda x, f=f: f(x, window) for f in (max_pool, xla_pool)]
+    both = jax.jit(lambda x: [value_and_gradients(pool, x) for pool in pools])
+    for ours, reference in zip(*both(distinct(0, *shape)), strict=True):
+        np.testing.assert_array_equal(ours, reference)  # both only copy numbers
 
 
 def test_gradient_of_a_tie_is_shared_equally():

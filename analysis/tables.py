@@ -1,0 +1,154 @@
+"""Runs as tables, read from their workdirs: one row a point, and one row a log point.
+
+    from analysis.tables import load
+    runs, metrics = load(Path("runs/a"), Path("runs/b"))
+
+A workdir is a single run's (or replica recording's), or a sweep's, whose points lie in `points/`.
+"""
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+# Shown even where all points agree in them: they say what a run is.
+ALWAYS = (
+    "strategy.name",
+    "strategy.groups",
+    "optimizer.momentum",
+    "optimizer.learning_rate",
+    "seed",
+)
+LOGGED = ("step", "simulated_seconds", "train_loss")  # metrics.jsonl always has these
+
+
+class TableError(ValueError):
+    """A workdir that cannot be read; the message is one line."""
+
+
+class Point(NamedTuple):
+    """One run, as its workdir has it; what is not there is empty."""
+
+    name: str
+    config: dict[str, Any]  # dotted keys; lists as JSON text
+    summary: dict[str, Any]
+    log: list[dict[str, Any]]  # metrics.jsonl
+    fit: dict[str, Any]  # implicit_momentum.json
+
+
+def points(*workdirs: Path) -> list[Point]:
+    """All runs in the workdirs, in natural order of their names; raises `TableError`.
+
+    A point is called by its folder's name, by its whole path if there are several workdirs.
+    """
+    found = []
+    for workdir in workdirs:
+        folders = list((workdir / "points").glob("*/")) or [workdir]
+        held = [f for f in folders if (f / "config.json").exists() or (f / "summary.json").exists()]
+        if not held:
+            raise TableError(
+                f"{workdir}: no run in it; give the workdir of launch.train or launch.sweep"
+            )
+        found += sorted(held, key=lambda f: [t.zfill(9) for t in re.split(r"(\d+)", f.name)])
+    return [_point(f, str(f) if len(workdirs) > 1 else f.resolve().name) for f in found]
+
+
+def load(*workdirs: Path, keys: Sequence[str] = ()) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """(runs, metrics): the summaries, one row a point, and all log points.
+
+    `runs` has the columns `point`, the dotted config keys in which points differ (besides a few
+    that are always there, and `keys`), then the summary's scalar figures. `metrics` has `point`,
+    then what `metrics.jsonl` holds; null is NaN. Raises `TableError`.
+    """
+    every = points(*workdirs)
+    return runs(every, [*keys, *columns(every)]), metrics(every)
+
+
+def write_results(workdir: Path, keys: Sequence[str] = ()) -> Path:
+    """Writes `results.csv`, the first table of `load`, and returns its path."""
+    path = workdir / "results.csv"
+    replace(path, load(workdir, keys=keys)[0].to_csv(index=False))
+    return path
+
+
+def columns(every: Sequence[Point]) -> list[str]:
+    """The dotted config keys worth a column: `ALWAYS`, and those in which points differ."""
+    keys = dict.fromkeys(key for point in every for key in point.config)
+    differing = [k for k in keys if len({point.config.get(k) for point in every}) > 1]
+    return list(dict.fromkeys([*ALWAYS, *differing]))
+
+
+def runs(every: Sequence[Point], keys: Sequence[str]) -> pd.DataFrame:
+    """One row a point: `point`, the config's keys, the summary's scalar figures."""
+    return pd.DataFrame(
+        [
+            {"point": point.name}
+            | {key: point.config.get(key) for key in keys}
+            | {k: v for k, v in point.summary.items() if not isinstance(v, (dict, list))}
+            for point in every
+        ]
+    )
+
+
+def metrics(every: Sequence[Point]) -> pd.DataFrame:
+    """One row a log point: `point`, then the logged numbers."""
+    rows = [{"point": point.name} | row for point in every for row in point.log]
+    table = pd.DataFrame(rows, columns=None if rows else ["point", *LOGGED])
+    logged = table.columns.drop("point")
+    table[logged] = table[logged].apply(pd.to_numeric)
+    return table
+
+
+def replace(path: Path, text: str) -> None:
+    """Writes the file in one step: it is whole whenever the process is killed."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside.write_text(text)
+    os.replace(aside, path)
+
+
+def _point(folder: Path, name: str) -> Point:
+    config, summary, fit = (
+        _json(folder / f"{file}.json") for file in ("config", "summary", "implicit_momentum")
+    )
+    path = folder / "metrics.jsonl"
+    lines = _text(path).split("\n")[:-1]  # what follows the last newline is torn
+    log = [_parse(path, line) for line in lines if line]
+    unfinished = {**(log[-1] if log else {}), "status": "unfinished"}
+    return Point(name, _dotted(config), summary or unfinished, log, fit)
+
+
+def _dotted(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            flat |= _dotted(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = json.dumps(value) if isinstance(value, list) else value
+    return flat
+
+
+def _json(path: Path) -> dict[str, Any]:
+    return _parse(path, _text(path) or "{}")
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeError) as error:
+        raise TableError(f"{path}: cannot be read ({error})") from error
+
+
+def _parse(path: Path, text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise TableError(f"{path}: is not JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise TableError(f"{path}: must hold JSON objects")
+    return value

@@ -1,0 +1,157 @@
+"""Models as blocks: names, shapes, dtypes and what they compute, against NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+from research import models
+from research.models import base
+from research.models.quadratic import curvatures, optima
+
+CLASSES = 10
+
+
+def blocks(name, dtype="float32", **values):
+    keys = {"hidden": (120, 84), "channels": (6, 16), "lowering": "", "dimension": 5}
+    return models.make(ConfigDict({"name": name, "dtype": dtype, **keys, **values}), CLASSES)
+
+
+def shapes(blocks, *shape):
+    """Shapes of all parameters for an input of that shape, by block, without computing them."""
+    x = jax.ShapeDtypeStruct(shape, jnp.float32)
+    return jax.eval_shape(lambda key, x: base.init(blocks, key, x), jax.random.key(0), x)
+
+
+def initial(blocks, x):
+    return jax.jit(lambda key: base.init(blocks, key, x))(jax.random.key(1))
+
+
+def count(tree):
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+@pytest.mark.parametrize(("side", "flat", "total"), [(28, 4 * 4 * 16, 44_426), (32, 400, 61_706)])
+def test_lenet5_has_its_number_of_parameters(side, flat, total):
+    """On the 32 x 32 images of the paper, to which MNIST was padded, LeNet-5 has 61,706."""
+    made = blocks("cnn")
+    assert [name for name, _ in made] == ["conv0", "conv1", "hidden0", "hidden1", "classifier"]
+    params = shapes(made, 1, side, side, 1)
+    assert {name: count(block) for name, block in params.items()} == {
+        "conv0": 5 * 5 * 1 * 6 + 6,
+        "conv1": 5 * 5 * 6 * 16 + 16,
+        "hidden0": flat * 120 + 120,
+        "hidden1": 120 * 84 + 84,
+        "classifier": 84 * 10 + 10,
+    }
+    assert count(params) == total
+
+
+def test_mlp_has_a_block_a_layer():
+    params = shapes(blocks("mlp", hidden=(7, 3)), 2, 4, 4, 1)
+    assert {name: count(block) for name, block in params.items()} == {
+        "hidden0": 16 * 7 + 7,
+        "hidden1": 7 * 3 + 3,
+        "classifier": 3 * 10 + 10,
+    }
+    assert list(shapes(blocks("mlp", hidden=()), 2, 4)) == ["classifier"]
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn"])
+def test_bfloat16_computes_on_float32_parameters(name):
+    """The gradient, which is what is applied to them, is float32 as they are."""
+    x = jnp.asarray(np.random.default_rng(0).random((4, 10, 10, 1)), jnp.float32)
+    wide, narrow = (
+        blocks(name, dtype, hidden=(8,), channels=(3,)) for dtype in ("float32", "bfloat16")
+    )
+    params = initial(narrow, x)
+
+    def total(params):
+        outputs = base.apply(narrow, params, x)
+        return outputs.astype(jnp.float32).sum(), outputs
+
+    grads, outputs = jax.jit(jax.grad(total, has_aux=True))(params)
+    for leaf in jax.tree.leaves((params, grads)):
+        assert leaf.dtype == jnp.float32
+    exact = jax.jit(lambda params: base.apply(wide, params, x))(params)
+    assert outputs.dtype == jnp.bfloat16 and exact.dtype == jnp.float32
+    outputs, exact = np.asarray(outputs, np.float64), np.asarray(exact, np.float64)
+    error = np.abs(exact - outputs).max() / np.abs(exact).max()
+    # Eight bits of mantissa: rounding of 2^-9 at each of a few layers; and some of it, or the
+    # computation was not in bfloat16 at all.
+    assert 1e-5 < error < 0.03
+
+
+def relu(x):
+    return np.maximum(x, 0)
+
+
+def test_mlp_against_numpy():
+    made = blocks("mlp", hidden=(7, 3))
+    x = np.random.default_rng(0).random((5, 2, 2, 1), np.float32)
+    params = jax.device_get(initial(made, x))
+    y = x.reshape(5, 4).astype(np.float64)
+    for name in ("hidden0", "hidden1", "classifier"):
+        dense = params[name]["Dense_0"]
+        y = y @ dense["kernel"] + dense["bias"]
+        y = y if name == "classifier" else relu(y)
+    # Float32 sums of at most seven products.
+    np.testing.assert_allclose(base.apply(made, params, x), y, rtol=1e-5, atol=1e-6)
+
+
+def test_convolution_block_against_numpy():
+    """Every window times the kernel, ReLU, then the largest of each 2 x 2: in that order."""
+    made = blocks("cnn", channels=(3,), hidden=())[:1]
+    x = np.random.default_rng(0).normal(size=(2, 8, 8, 2)).astype(np.float32)
+    params = jax.device_get(initial(made, x))
+    (conv,) = params["conv0"].values()
+    conv["bias"] = np.array([-0.5, 0.0, 0.5], np.float32)
+    windows = np.lib.stride_tricks.sliding_window_view(x, (5, 5), axis=(1, 2))
+    y = relu(np.einsum("nhwcij,ijco->nhwo", windows, conv["kernel"]) + conv["bias"])
+    pooled = y.reshape(2, 2, 2, 2, 2, 3).max((2, 4))
+    # Float32 sums of 50 products of numbers about one.
+    np.testing.assert_allclose(base.apply(made, params, x), pooled, rtol=1e-4, atol=1e-5)
+
+
+def test_blocks_start_from_keys_of_their_own():
+    params = initial(blocks("mlp", hidden=(4, 4)), jnp.ones((1, 4)))
+    one, two = (np.asarray(params[name]["Dense_0"]["kernel"]) for name in ("hidden0", "hidden1"))
+    assert one.shape == two.shape and not np.array_equal(one, two)
+    again = initial(blocks("mlp", hidden=(4, 4)), jnp.ones((1, 4)))
+    jax.tree.map(np.testing.assert_array_equal, params, again)
+
+
+def test_unknown_model():
+    with pytest.raises(ValueError, match="'nosuch': one of mlp, cnn, quadratic"):
+        blocks("nosuch")
+
+
+def test_quadratic_is_one_block_that_starts_at_ones():
+    made = blocks("quadratic")
+    params = initial(made, jnp.zeros((3, 5)))
+    assert list(params) == ["x"] and params["x"]["x"].dtype == jnp.float32
+    np.testing.assert_array_equal(params["x"]["x"], np.ones(5))
+    xi = np.arange(15, dtype=np.float32).reshape(3, 5)
+    np.testing.assert_array_equal(base.apply(made, params, xi), 1 - xi)
+
+
+@pytest.mark.parametrize(("dimension", "condition"), [(1, 1.0), (2, 50.0), (16, 10.0)])
+def test_curvatures(dimension, condition):
+    """Of the given condition, with the same ratio from each to the next, the largest 1."""
+    h = curvatures(dimension, condition).astype(np.float64)
+    assert h.shape == (dimension,)
+    # Rounding to float32.
+    assert h.max() == pytest.approx(1 if dimension > 1 else 1 / condition, rel=1e-6)
+    assert h.max() / h.min() == pytest.approx(condition if dimension > 1 else 1, rel=1e-6)
+    np.testing.assert_allclose(np.diff(np.log(h), n=2), 0, atol=1e-6)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.5, 30.0])
+def test_optima_have_mean_zero_and_the_noise(noise):
+    xi = optima(np.random.default_rng(0), 2000, 8, noise)
+    assert xi.shape == (2000, 8) and xi.dtype == np.float32
+    # Each is rounded to float32 once, so that the mean is off by less than one rounding of 4 noise.
+    assert np.abs(xi.astype(np.float64).mean(0)).max() <= 4 * noise * 2**-24
+    # 16,000 normal draws give the deviation to 0.56 %: four of those.
+    assert xi.std() == pytest.approx(noise, rel=0.0224)

@@ -1,0 +1,196 @@
+"""The configuration: its defaults run, and what cannot run is refused in one line."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ml_collections import ConfigDict
+
+from research.config import ConfigError, check, default, differences, groups_of, to_json
+
+HUGE = float("inf")
+NAN = float("nan")
+
+
+def changed(values):
+    """The default with values at dotted names, of any type, as from a careless file."""
+    config = ConfigDict(default().to_dict())
+    for name, value in values.items():
+        *path, last = name.split(".")
+        part = config
+        for key in path:
+            part = part[key]
+        with part.ignore_type():
+            part[last] = value
+    return config
+
+
+def refusal(config):
+    with pytest.raises(ConfigError) as caught:
+        check(config)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_the_default_can_run_and_is_locked():
+    config = default()
+    check(config)
+    with pytest.raises(AttributeError, match="learning_rat"):
+        config.optimizer.learning_rat = 0.1
+    with pytest.raises(AttributeError):
+        config.nosuch = 1
+    config.optimizer.name = "adam"
+    config.optimizer.options.b1 = 0.5  # open: its keys are those of the optimizer
+    check(config)
+
+
+AT_LEAST_ONE = (
+    "steps",
+    "batch_size",
+    "log_every",
+    "strategy.groups",
+    "cluster.nodes",
+    "cluster.devices_per_node",
+    "replicas.block",
+    "replicas.subspace",
+    "model.dimension",
+)
+AT_LEAST_ZERO = (
+    "checkpoint_every",
+    "data.train_examples",
+    "optimizer.warmup_steps",
+    "optimizer.decay_steps",
+    "replicas.count",
+    "model.noise",
+    "cluster.latency",
+    "cluster.variation",
+    "cluster.bandwidth",
+)
+BAD = [
+    *((name, value) for name in AT_LEAST_ONE for value in (0, -3, "many")),
+    *((name, value) for name in AT_LEAST_ZERO for value in (-1, HUGE, NAN, None)),
+    *((name, "nosuch") for name in ("model.name", "model.dtype", "model.lowering")),
+    *((name, "nosuch") for name in ("strategy.name", "optimizer.schedule", "cluster.service")),
+    *(("seed", value) for value in (-1, 2**32, "one")),
+    *(("cluster.seconds_per_example", value) for value in (0.0, -1.0, HUGE, NAN)),
+    *(("optimizer.decay_rate", value) for value in (0.0, -1.0, HUGE, NAN)),
+    *(("optimizer.learning_rate", value) for value in (HUGE, NAN, "fast")),
+    *(("optimizer.momentum", value) for value in (1.0, -1.0, NAN)),
+    *(("optimizer.name", value) for value in ("nosuch", "", "global_norm", "contrib.muon")),
+    *(("model.condition", value) for value in (0.5, HUGE, NAN)),
+    *(("model.hidden", value) for value in ((256, 0), ("wide",), 256)),
+    *(("model.channels", value) for value in ((-6,), 6)),
+    *(("replicas.matching", value) for value in ((0.5, 1.0), (NAN,), 0.5)),
+    *(("cluster.speeds", value) for value in ((1.0, 2.0), (0.0,), (-1.0,), (HUGE,), ("fast",), 3)),
+    ("checkpoint_every", 75),  # not a multiple of log_every
+    ("cluster", 3),
+    ("optimizer.options", 3),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), BAD, ids=[f"{name}={value}" for name, value in BAD])
+def test_a_bad_value_is_refused_by_name(name, value):
+    assert refusal(changed({name: value})).startswith(f"config.{name}")
+
+
+COMBINATIONS = [
+    (
+        {"strategy.name": "asynchronous", "strategy.groups": 3, "cluster.nodes": 4},
+        "strategy.groups",
+    ),
+    ({"cluster.nodes": 3, "cluster.speeds": (1.0, 2.0)}, "cluster.speeds"),
+    ({"cluster.service": "trace"}, "cluster.trace"),
+    ({"cluster.service": "geometric"}, "cluster.service"),
+    ({"optimizer.name": "adam", "optimizer.momentum": 0.5}, "optimizer.momentum"),
+    ({"optimizer.options": ConfigDict({"b1": 0.5})}, "optimizer.options.b1"),
+    ({"optimizer.options": ConfigDict({"momentum": 0.5})}, "optimizer.options.momentum"),
+    ({"optimizer.options": ConfigDict({"learning_rate": 1.0})}, "optimizer.options.learning_rate"),
+]
+
+
+@pytest.mark.parametrize(("values", "name"), COMBINATIONS, ids=[name for _, name in COMBINATIONS])
+def test_values_that_do_not_go_together(values, name):
+    assert refusal(changed(values)).startswith(f"config.{name}")
+
+
+GOOD = [
+    {"strategy.name": "asynchronous", "strategy.groups": 4, "cluster.nodes": 2}
+    | {"cluster.devices_per_node": 4, "cluster.service": "geometric"},
+    {"strategy.groups": 3},  # not asynchronous: there is one group, whatever this says
+    {"cluster.nodes": 3, "cluster.speeds": (1, 0.5, 2)},
+    {"cluster.service": "trace", "cluster.trace": "arrivals.csv"},
+    {"optimizer.name": "rmsprop", "optimizer.momentum": -0.9, "optimizer.learning_rate": -0.1},
+    {"optimizer.options": ConfigDict({"nesterov": True})},
+    {"checkpoint_every": 0, "seed": 2**32 - 1, "cluster.variation": 0.0, "model.hidden": ()},
+    {"model.lowering": "gemm", "replicas.matching": (-0.5, 0.0)},
+]
+
+
+@pytest.mark.parametrize("values", GOOD)
+def test_values_that_can_run(values):
+    check(changed(values))
+
+
+def test_groups():
+    """Only asynchronous groups arrive by themselves."""
+    assert groups_of(changed({"strategy.groups": 3})) == 1
+    assert groups_of(changed({"strategy.groups": 3, "strategy.name": "asynchronous"})) == 3
+
+
+def test_unknown_and_missing_keys():
+    assert refusal(changed({"optimizer.learning_rat": 0.1})) == (
+        "config.optimizer.learning_rat: no such key"
+    )
+    assert refusal(changed({"nosuch": 1})) == "config.nosuch: no such key"
+    config = changed({})
+    del config.model.noise
+    assert refusal(config).startswith("config.model.noise: missing")
+
+
+def leaves(tree, prefix=""):
+    """Dotted names of all values of a plain config."""
+    names = []
+    for key, value in tree.items():
+        inner = isinstance(value, dict) and value
+        names += leaves(value, f"{prefix}{key}.") if inner else [prefix + key]
+    return names
+
+
+@settings(deadline=None)  # a busy machine is not an error
+@given(st.floats(), st.floats())
+def test_learning_rate_and_momentum_are_any_number_in_range(rate, momentum):
+    values = {"optimizer.learning_rate": rate, "optimizer.momentum": momentum}
+    if abs(rate) < HUGE and abs(momentum) < 1:
+        check(changed(values))
+    else:
+        refusal(changed(values))
+
+
+@settings(deadline=None)
+@given(st.sets(st.sampled_from(leaves(default().to_dict()))), st.booleans())
+def test_differences_are_the_names_that_differ(names, swap):
+    one, other = default().to_dict(), changed(dict.fromkeys(names, "changed")).to_dict()
+    if swap:
+        one, other = other, one
+    found = differences(one, other)
+    assert set(found) == names and len(found) == len(names)
+    assert not differences(one, one)
+
+
+def test_a_key_of_one_side_differs():
+    one = {"steps": 1, "model": {"name": "mlp"}}
+    assert differences(one, {"steps": 1}) == ["model"]
+    assert differences({"steps": 1, "model": {}}, one) == ["model.name"]
+
+
+@pytest.mark.parametrize("values", GOOD)
+def test_json_gives_the_config_back(values):
+    """Sequences come back as lists; `check` and `differences` take either side of the trip."""
+    config = changed(values)
+    text = to_json(config)
+    back = ConfigDict(json.loads(text))
+    check(back)
+    assert to_json(back) == text and text.endswith("}\n")
+    assert not differences(json.loads(text), json.loads(to_json(back)))
+    assert set(leaves(json.loads(text))) == set(leaves(config.to_dict()))

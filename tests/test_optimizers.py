@@ -1,0 +1,154 @@
+"""Hyperparameters as data: against NumPy, against optax with fixed numbers, and compiled once."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from research.optimizers import SCHEDULES, arguments, learning_rates, optimizer, takes_momentum
+
+SHAPE = (3, 4)
+STEPS = 20
+GRADS = np.random.default_rng(0).normal(size=(STEPS, *SHAPE)).astype(np.float32)
+NAMES = ("sgd", "adam", "adamw", "rmsprop", "adagrad", "lion", "lamb", "lars", "nadam")
+
+
+def runner(made, traces=None):
+    """Compiled function of the hyperparameters: what ones become under all gradients.
+
+    `traces` is a list that grows by one at each compilation.
+    """
+
+    @jax.jit
+    def run(hypers):
+        if traces is not None:
+            traces.append(made)
+
+        def body(carry, inputs):
+            params, state = carry
+            grads, hyper = inputs
+            updates, state = made.update(grads, state, params, **hyper)
+            return (optax.apply_updates(params, updates), state), None
+
+        params = {"w": jnp.ones(SHAPE)}
+        (params, _), _ = jax.lax.scan(
+            body, (params, made.init(params)), ({"w": jnp.asarray(GRADS)}, hypers)
+        )
+        return params["w"]
+
+    return run
+
+
+def descend(made, hypers):
+    return runner(made)(hypers)
+
+
+def constant(**values):
+    return {name: jnp.full(STEPS, value, jnp.float32) for name, value in values.items()}
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_heavy_ball_with_other_numbers_at_every_update(sign):
+    """v <- g + mu_t v, x <- x - alpha_t v, with momenta of either sign."""
+    rng = np.random.default_rng(1)
+    alpha, mu = rng.uniform(0.01, 0.2, STEPS), sign * rng.uniform(0, 0.9, STEPS)
+    x, v = np.ones(SHAPE), np.zeros(SHAPE)
+    for g, a, m in zip(GRADS, alpha, mu, strict=True):
+        v = g + m * v
+        x = x - a * v
+    hypers = {
+        "learning_rate": jnp.asarray(alpha, jnp.float32),
+        "momentum": jnp.asarray(mu, jnp.float32),
+    }
+    result = descend(optimizer("sgd", ("learning_rate", "momentum")), hypers)
+    # Float32 against float64 over 20 updates of numbers below 10.
+    np.testing.assert_allclose(result, x, rtol=1e-5, atol=1e-5)
+
+
+def test_no_momentum_is_momentum_zero():
+    """To the bit: 0 v + g is g. Without the name, `optax.sgd` keeps its default None."""
+    without = optimizer("sgd", ("learning_rate",))
+    zero = optimizer("sgd", ("learning_rate", "momentum"))
+    params = {"w": jnp.ones(SHAPE)}
+    assert len(jax.tree.leaves(zero.init(params))) == 1  # the velocity
+    assert not jax.tree.leaves(without.init(params))
+    np.testing.assert_array_equal(
+        descend(without, constant(learning_rate=0.1)),
+        descend(zero, constant(learning_rate=0.1, momentum=0.0)),
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_traced_numbers_equal_fixed_ones_and_compile_once(name):
+    """The state made for numbers still unknown serves all of them."""
+    names = ("learning_rate", "momentum") if takes_momentum(name) else ("learning_rate",)
+    traces = []
+    run = runner(optimizer(name, names), traces)
+    for rate, momentum in ((0.01, 0.5), (0.1, -0.5), (0.3, 0.0)):
+        values = dict(zip(names, (rate, momentum), strict=False))
+        fixed = descend(optax.with_extra_args_support(getattr(optax, name)(**values)), constant())
+        # The compiler folds fixed numbers into other orders of operations: float32 rounding, which
+        # the division by small second moments can enlarge.
+        np.testing.assert_allclose(run(constant(**values)), fixed, rtol=1e-4, atol=1e-5)
+    assert len(traces) == 1
+
+
+def test_options_are_fixed_and_passed_on():
+    values = constant(learning_rate=0.01)
+    made = optimizer("adam", ("learning_rate",), {"b1": 0.0, "eps": 0.1})
+    fixed = optax.with_extra_args_support(optax.adam(0.01, b1=0.0, eps=0.1))
+    # As above: the order of operations.
+    np.testing.assert_allclose(
+        descend(made, values), descend(fixed, constant()), rtol=1e-5, atol=1e-6
+    )
+    plain = descend(optimizer("adam", ("learning_rate",)), values)
+    assert np.abs(plain - descend(made, values)).max() > 1e-2
+
+
+def test_arguments():
+    assert takes_momentum("sgd") and takes_momentum("rmsprop") and not takes_momentum("adam")
+    assert arguments("adam")[:3] == ("learning_rate", "b1", "b2")
+    for unknown in ("nosuch", "contrib", "Schedule", "__version__", ""):
+        assert "learning_rate" not in arguments(unknown)
+
+
+def optax_schedule(name, rate, length, decay_rate):
+    return {
+        "constant": lambda: optax.constant_schedule(rate),
+        "cosine": lambda: optax.cosine_decay_schedule(rate, length),
+        "linear": lambda: optax.linear_schedule(rate, 0.0, length),
+        "exponential": lambda: optax.exponential_decay(rate, length, decay_rate),
+    }[name]()
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize(
+    ("steps", "warmup", "decay"), [(50, 0, 0), (50, 7, 0), (50, 7, 20), (1, 0, 0), (5, 5, 0)]
+)
+def test_schedules_equal_those_of_optax(name, steps, warmup, decay):
+    """Taken one step at a time: linear from 0 over the warm-up, then the schedule's own start."""
+    rate = 0.3
+    values = learning_rates(
+        name, rate, steps, warmup_steps=warmup, decay_steps=decay, decay_rate=0.5
+    )
+    assert values.shape == (steps,) and values.dtype == np.float32
+    after = optax_schedule(name, rate, decay or max(steps - warmup, 1), 0.5)
+    expected = [rate * t / warmup if t < warmup else after(t - warmup) for t in range(steps)]
+    # Float32 in another order of operations, and pi t / T of a few rounded first by the cosine.
+    np.testing.assert_allclose(values, np.array(expected, float), rtol=1e-5, atol=1e-7)
+
+
+def test_schedules_in_closed_form():
+    t, rate = np.arange(40), 0.2
+    expected = {
+        "constant": rate + 0 * t,
+        "cosine": rate * (1 + np.cos(np.pi * np.minimum(t / 30, 1))) / 2,
+        "linear": rate * (1 - np.minimum(t / 30, 1)),
+        "exponential": rate * 0.1 ** (t / 30),
+    }
+    assert set(expected) == set(SCHEDULES)
+    for name, values in expected.items():
+        # Float32 values of about 0.2, and near zero the rounding of pi t / T.
+        actual = learning_rates(name, rate, 40, decay_steps=30)
+        np.testing.assert_allclose(actual, values, rtol=1e-5, atol=1e-7, err_msg=name)

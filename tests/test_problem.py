@@ -1,0 +1,125 @@
+"""What is minimized: losses, metrics and gradients against NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from research import problem
+from research.config import default
+from research.models.quadratic import curvatures
+
+CLASSES = 7
+RNG = np.random.default_rng(0)
+BATCH = {
+    "image": RNG.integers(0, 256, (9, 12, 12, 1), dtype=np.uint8),
+    "label": RNG.integers(0, CLASSES, 9, dtype=np.int32),
+}
+
+
+def config(**model):
+    config = default()
+    config.model.update(model)
+    return config
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def classifier(request):
+    made = problem.make(config(name="mlp", hidden=(11,), dtype=request.param).model, CLASSES)
+    return made, jax.jit(made.init)(jax.random.key(0), BATCH)
+
+
+def test_loss_and_accuracy_against_numpy(classifier):
+    """-log softmax of the label in float64, from the very outputs, also those in bfloat16."""
+    made, params = classifier
+    outputs = made.outputs(params, BATCH)
+    logits = np.asarray(outputs.astype(jnp.float32), np.float64)
+    log_softmax = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    expected = -log_softmax[np.arange(9), BATCH["label"]]
+    losses = made.losses(outputs, BATCH)
+    assert losses.dtype == jnp.float32
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)  # float32 of a few operations
+    assert list(made.metrics) == ["accuracy"]
+    accuracy = made.metrics["accuracy"](outputs, BATCH)
+    np.testing.assert_array_equal(accuracy, logits.argmax(-1) == BATCH["label"])
+    assert accuracy.dtype == jnp.float32
+
+
+def test_loss_is_the_float32_mean_of_the_losses(classifier):
+    made, params = classifier
+    loss = made.loss(params, BATCH)
+    assert loss.shape == () and loss.dtype == jnp.float32
+    losses = np.asarray(made.losses(made.outputs(params, BATCH), BATCH), np.float64)
+    assert float(loss) == pytest.approx(losses.mean(), rel=1e-6)  # a float32 mean of nine
+
+
+def test_images_are_scaled_to_one(classifier):
+    made, _ = classifier
+    x = made.input(BATCH)
+    assert x.dtype == jnp.float32
+    # Division or multiplication by 1/255: one rounding.
+    np.testing.assert_allclose(x, BATCH["image"] / 255, rtol=3e-7)
+
+
+def test_a_uniform_guess_loses_log_classes():
+    """With all parameters zero every logit is zero."""
+    for name in ("mlp", "cnn"):
+        made = problem.make(config(name=name, channels=(2,), hidden=(4,)).model, CLASSES)
+        shapes = jax.eval_shape(made.init, jax.random.key(0), BATCH)
+        params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        # A logarithm in float32.
+        assert float(jax.jit(made.loss)(params, BATCH)) == pytest.approx(np.log(CLASSES), rel=1e-6)
+
+
+@pytest.mark.parametrize("noise", [0.0, 2.0])
+def test_quadratic_loss_and_gradient(noise):
+    """f = mean of 1/2 (x - xi)' H (x - xi) and grad f = H (x - mean xi)."""
+    values = config(name="quadratic", dimension=6, condition=20.0, noise=noise)
+    values.data.train_examples = 50
+    made, data = problem.make(values.model, 0), problem.load_data(values)
+    h = curvatures(6, 20.0).astype(np.float64)
+    x = np.random.default_rng(1).normal(size=6)
+    xi = data.train["optimum"][:8].astype(np.float64)
+    params = {"x": {"x": jnp.asarray(x, jnp.float32)}}
+    batch = {"optimum": data.train["optimum"][:8]}
+    loss, grads = jax.jit(jax.value_and_grad(made.loss))(params, batch)
+    # Float32 sums of 48 squares, and of 8 differences.
+    assert float(loss) == pytest.approx((h * (x - xi) ** 2).sum(1).mean() / 2, rel=1e-5)
+    np.testing.assert_allclose(grads["x"]["x"], h * (x - xi.mean(0)), rtol=1e-5, atol=1e-6)
+    assert made.metrics == {}
+
+
+def test_quadratic_data():
+    """The full training gradient vanishes at 0, where the test loss, which has no noise, does."""
+    values = config(name="quadratic", dimension=6, noise=2.0)
+    values.data.train_examples = 50
+    made, data = problem.make(values.model, 0), problem.load_data(values)
+    assert data.train["optimum"].shape == (50, 6)
+    at_zero = {"x": {"x": jnp.zeros(6)}}
+    grads = jax.jit(jax.grad(made.loss))(at_zero, data.train)
+    # A float32 mean of 50 numbers of about 2.
+    np.testing.assert_allclose(grads["x"]["x"], 0, atol=1e-6)
+    assert float(made.loss(at_zero, data.test)) == 0
+    again = problem.load_data(values)
+    np.testing.assert_array_equal(again.train["optimum"], data.train["optimum"])
+    values.seed = 1
+    assert not np.array_equal(problem.load_data(values).train["optimum"], data.train["optimum"])
+
+
+def test_quadratic_without_noise_needs_one_example():
+    data = problem.load_data(config(name="quadratic", dimension=6))
+    np.testing.assert_array_equal(data.train["optimum"], np.zeros((1, 6)))
+    assert len(problem.load_data(config(name="quadratic", noise=1.0)).train["optimum"]) == 1000
+
+
+def test_descent_on_the_quadratic_contracts_each_coordinate():
+    """x_{t+1} = (1 - alpha h) x_t, which no sign or factor of the gradient survives."""
+    values = config(name="quadratic", dimension=4, condition=8.0)
+    made, data = problem.make(values.model, 0), problem.load_data(values)
+    params = made.init(jax.random.key(0), data.train)
+    gradient = jax.jit(jax.grad(made.loss))
+    for _ in range(20):
+        params = jax.tree.map(lambda x, g: x - 0.5 * g, params, gradient(params, data.train))
+    expected = (1 - 0.5 * curvatures(4, 8.0).astype(np.float64)) ** 20
+    # Twenty roundings to float32, each relative.
+    np.testing.assert_allclose(params["x"]["x"], expected, rtol=20 * 2**-23)
