@@ -1,0 +1,1 @@
+"""What runs say: fits, tables and figures. Reads work directories only."""

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 MOMENTUM = "optimizer.momentum"
+CLOCKS = ["step", "simulated_seconds"]
 FIGURES = [
     "train_loss",
     "test_accuracy",
@@ -24,20 +25,16 @@ FIGURES = [
 ]
 
 
-def method_keys(keys: Sequence[str]) -> list[str]:
-    """Those of a run's config keys that make its method."""
-    return [
-        k for k in keys if k != "seed" and (k == MOMENTUM or not k.startswith("optimizer."))
-    ]
-
-
 def named(runs: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
-    """`runs` with the columns `setting` and `method`: equal text, equal setting."""
+    """`runs` with the columns `setting`, `method` and `place` (the method but for its momentum).
 
-    def text(columns: Sequence[str]) -> pd.Series:
-        return runs[list(columns)].astype(str).agg("\n".join, axis=1)
-
-    return runs.assign(setting=text([k for k in keys if k != "seed"]), method=text(method_keys(keys)))
+    They are texts, equal where all of the config's keys that they stand for are.
+    """
+    setting = [key for key in keys if key != "seed"]
+    place = [key for key in setting if not key.startswith("optimizer.")]
+    parts = {"setting": setting, "method": [*place, MOMENTUM], "place": place}
+    rows = {name: runs[part].itertuples(index=False, name=None) for name, part in parts.items()}
+    return runs.assign(**{name: [repr(row) for row in its] for name, its in rows.items()})
 
 
 def to_target(log: pd.DataFrame, target: float) -> tuple[float, float]:
@@ -55,9 +52,6 @@ def to_target(log: pd.DataFrame, target: float) -> tuple[float, float]:
     part = (before["train_loss"] - target) / fall if fall else 1.0
     step, seconds = before[CLOCKS] + part * (after[CLOCKS] - before[CLOCKS])
     return float(step), float(seconds)
-
-
-CLOCKS = ["step", "simulated_seconds"]
 
 
 def common_target(runs: pd.DataFrame, metrics: pd.DataFrame) -> float:
@@ -79,12 +73,18 @@ def with_target(runs: pd.DataFrame, metrics: pd.DataFrame, target: float) -> pd.
         to_target(logs.get(point, metrics.iloc[:0]), np.nan if status == "diverged" else target)
         for point, status in zip(runs["point"], runs["status"], strict=True)
     ]
-    return runs.assign(**dict(zip(("updates_to_target", "seconds_to_target"), zip(*reached, strict=True), strict=True)))
+    updates, seconds = zip(*reached, strict=True)
+    return runs.assign(updates_to_target=updates, seconds_to_target=seconds)
 
 
 def best(runs: pd.DataFrame) -> pd.DataFrame:
     """The runs of each method's best setting: fewest updates to the target, then lowest loss."""
-    medians = runs.groupby("setting", sort=False)[["updates_to_target", "train_loss"]].median()
-    order = medians.sort_values(["updates_to_target", "train_loss"], kind="stable").index
-    method = runs.drop_duplicates("setting").set_index("setting")["method"]
-    return runs[runs["setting"].isin(method[order].drop_duplicates().index)]
+    loss = runs["train_loss"].astype(float).where(runs["status"] != "diverged", np.inf)
+    order = (
+        runs.assign(loss=loss)
+        .groupby(["method", "setting"])[["updates_to_target", "loss"]]
+        .median()
+        .sort_values(["updates_to_target", "loss"], kind="stable")
+        .reset_index()
+    )
+    return runs[runs["setting"].isin(order.drop_duplicates("method")["setting"])]

@@ -7,7 +7,7 @@ also in the legend.
 
 import base64
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import matplotlib
@@ -15,82 +15,88 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogFormatter, NullLocator, ScalarFormatter
+from matplotlib.ticker import LogLocator, NullFormatter, NullLocator, ScalarFormatter
 
 OKABE_ITO = ("#D55E00", "#000000", "#CC79A7", "#E69F00", "#56B4E9", "#009E73", "#0072B2")
-DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.3)), (0, (6, 2, 1, 2)))
-STYLE = {
+DASHES: dict[str, Any] = {
+    "solid": "-",
+    "dashed": (0, (5, 2)),
+    "dotted": (0, (1, 1.3)),
+    "dash-dotted": (0, (6, 2, 1, 2)),
+}
+STYLE: Any = {  # matplotlib's rcParams
     "axes.grid": True,
     "axes.spines.right": False,
     "axes.spines.top": False,
     "font.size": 11,
     "grid.alpha": 0.3,
-    "legend.fontsize": 10,
+    "legend.fontsize": 9.5,
     "legend.frameon": False,
     "svg.hashsalt": "optdyn",  # the same numbers give the same file
 }
 
 
 class Curve(NamedTuple):
-    """One setting: the log points of its seeds."""
+    """One setting."""
 
     label: str
     colour: Any
-    dashes: Any
-    log: pd.DataFrame  # metrics of all seeds, with the column point
-    diverged: frozenset[str]  # points
+    dashes: str  # a key of DASHES
+    log: pd.DataFrame  # log points of its seeds, with the column `point`
 
 
 class Histogram(NamedTuple):
     """Updates by staleness; `groups` is None where theory has no law."""
 
-    title: str
     counts: np.ndarray
     groups: int | None
 
 
-def colours(methods: Mapping[str, int | None]) -> dict[str, Any]:
-    """A colour for each method's name, given its number of groups if it has one."""
-    groups = sorted({g for g in methods.values() if g is not None})
-    shades = matplotlib.colormaps["viridis"](np.linspace(0, 0.85, max(len(groups), 1)))
-    others = [name for name, g in methods.items() if g is None]
-    return {
-        name: OKABE_ITO[others.index(name) % len(OKABE_ITO)] if g is None else shades[groups.index(g)]
-        for name, g in methods.items()
+def colours(places: Mapping[str, float]) -> dict[str, Any]:
+    """A colour for each name, given its number of groups, NaN if it has none."""
+    ordered = sorted((g, name) for name, g in places.items() if not np.isnan(g))
+    shades = matplotlib.colormaps["viridis"](np.linspace(0, 0.85, max(len(ordered), 1)))
+    others = [name for name, g in places.items() if np.isnan(g)]
+    return {name: shade for (_, name), shade in zip(ordered, shades, strict=False)} | {
+        name: OKABE_ITO[i % len(OKABE_ITO)] for i, name in enumerate(others)
     }
 
 
 @matplotlib.rc_context(STYLE)
-def losses(curves: Sequence[Curve], clock: str, label: str, target: float) -> str:
-    """Training loss against a clock (a column of the log): median of the seeds, their range."""
-    figure, axes = _new(legend=len(curves) + 1)
-    log = pd.concat([curve.log for curve in curves])
+def losses(
+    curves: Sequence[Curve], clock: str, label: str, target: float, diverged: Collection[str]
+) -> str:
+    """Training loss against a clock (a column of the log): median of the seeds, and their range."""
+    names = [curve.label for curve in curves]
+    columns = 2 if max(map(len, names)) < 36 else 1
+    figure, axes = _new(legend=(len(curves) + 2) / columns)
+    log = pd.concat([curve.log for curve in curves]).dropna(subset=["train_loss"])
     for curve in curves:
         steps = curve.log.groupby("step")
         x, loss = steps[clock].median(), steps["train_loss"]
-        axes.plot(x, loss.median(), color=curve.colour, ls=curve.dashes, label=curve.label)
+        dashes = DASHES[curve.dashes]
+        axes.plot(x, loss.median(), color=curve.colour, ls=dashes, label=curve.label)
         if curve.log["point"].nunique() > 1:
-            axes.fill_between(
-                x, loss.min(), loss.max(), color=curve.colour, alpha=0.18, linewidth=0
-            )
-    logs = log.dropna(subset=["train_loss"]).groupby("point")
-    diverged = frozenset().union(*(curve.diverged for curve in curves))
-    ends = logs.tail(1)
+            axes.fill_between(x, loss.min(), loss.max(), color=curve.colour, alpha=0.18, lw=0)
+    ends = log.groupby("point").tail(1)
     ends = ends[ends["point"].isin(diverged)]
     if len(ends):
-        axes.plot(
-            ends[clock], ends["train_loss"], "x", color="#D55E00", ms=9, mew=2.5, label="diverged"
-        )
+        x, loss = ends[clock], ends["train_loss"]
+        axes.plot(x, loss, "x", color="#D55E00", ms=9, mew=2.5, zorder=5, label="diverged")
     if np.isfinite(target):
-        axes.axhline(target, color="#666666", lw=1, ls=(0, (2, 2)), label=f"target {target:.3g}")
-    if log["train_loss"].min() > 0:
+        axes.axhline(target, color="#666666", lw=1, ls=":", label=f"target, {target:.3g}")
+    low, high = log["train_loss"].min(), log["train_loss"].max()
+    # A run on its way to infinity would hide the others.
+    top = min(1.2 * high, 2 * abs(log.groupby("point")["train_loss"].first().max()))
+    if low > 0 and top > 3 * low:
         axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(LogFormatter())
-        axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1.5, 0.5)))
-    start = logs["train_loss"].first().max()  # a run on its way to infinity would hide the rest
-    axes.set_ylim(top=min(2 * abs(start), 1.2 * log["train_loss"].max()))
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    if top > low:
+        axes.set_ylim(top=top)
     axes.set(xlabel=label, ylabel="training loss")
-    return _finish(figure)
+    return _svg(figure, legend=True)
 
 
 @matplotlib.rc_context(STYLE)
@@ -104,8 +110,8 @@ def staleness(histogram: Histogram) -> str:
         k, p = np.arange(shown), 1 / histogram.groups
         axes.plot(k, p * (1 - p) ** k, ".-", color="#D55E00", lw=1.2, ms=4, label="geometric law")
         axes.legend()
-    axes.set(title=histogram.title, xlabel="staleness (updates)", ylabel="share of updates")
-    return _finish(figure)
+    axes.set(xlabel="staleness (updates)", ylabel="share of updates")
+    return _svg(figure)
 
 
 @matplotlib.rc_context(STYLE)
@@ -130,17 +136,17 @@ def implicit_momentum(fits: pd.DataFrame) -> str:
     axes.xaxis.set_major_formatter(ScalarFormatter())
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set(xlabel="compute groups g", ylabel="implicit momentum")
-    return _finish(figure)
+    return _svg(figure, legend=True)
 
 
-def _new(width: float = 5.8, height: float = 3.6, legend: int = 0) -> tuple[Figure, Axes]:
+def _new(width: float = 6.2, height: float = 3.6, legend: int = 0) -> tuple[Figure, Axes]:
     """A figure with room below for so many legend entries in two columns."""
-    figure = Figure(figsize=(width, height + 0.21 * -(-legend // 2)), layout="constrained")
+    figure = Figure(figsize=(width, height + 0.2 * -(-legend // 2)), layout="constrained")
     return figure, figure.add_subplot()
 
 
-def _finish(figure: Figure) -> str:
-    if figure.axes[0].get_legend() is None and figure.axes[0].get_legend_handles_labels()[0]:
+def _svg(figure: Figure, legend: bool = False) -> str:
+    if legend:
         figure.legend(loc="outside lower center", ncols=2)
     file = io.BytesIO()
     figure.savefig(file, format="svg", metadata={"Date": None})

@@ -1,8 +1,58 @@
 """The report's HTML: one file, no requests, readable on a phone, a laptop and on paper."""
 
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, StrictUndefined
+
+
+class Column(NamedTuple):
+    """Of a table; `text` is set flush left."""
+
+    title: str
+    text: bool = False
+
+
+class Cell(NamedTuple):
+    """What is shown, and what sorting goes by."""
+
+    shown: str
+    sort: str | float
+    bad: bool = False
+    range: str = ""
+
+
+class Table(NamedTuple):
+    """`label` is what a screen reader calls it."""
+
+    label: str
+    columns: list[Column]
+    rows: list[list[Cell]]
+
+
+class Picture(NamedTuple):
+    """`src` is a data: URI."""
+
+    src: str
+    alt: str
+    caption: str = ""
+
+
+def cell(value: Any) -> Cell:
+    """A number, a text, or nothing (None, NaN)."""
+    if value is None or value != value:
+        return Cell("–", "Infinity")
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return Cell(str(value), str(value))
+    if math.isinf(value):
+        return Cell("not reached", "Infinity")
+    return Cell(number(value), value)
+
+
+def number(value: float) -> str:
+    """Four digits; no exponent from a thousand to a million."""
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.4g}"
+
 
 TEMPLATE = """<!DOCTYPE html>
 <html lang="en">
@@ -83,7 +133,9 @@ dd { margin: 0 0 .5rem; overflow-wrap: anywhere; }
 {% for line in lead %}
 <p>{{ line }}</p>
 {% endfor %}
+{% if headline %}
 {{ grid(headline) }}
+{% endif %}
 {% for line in notes %}
 <p class="note">{{ line }}</p>
 {% endfor %}

@@ -7,51 +7,22 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from analysis import efficiency, figures, page, tables
-from analysis.efficiency import MOMENTUM
+from analysis import efficiency, figures, page, sections, tables
+from analysis.page import Cell, Column, Picture, Table, cell
+from analysis.sections import GROUPS, NAME
 from analysis.tables import Point, TableError
 
-NAME, GROUPS = "strategy.name", "strategy.groups"
-TITLES = {
-    NAME: "strategy",
-    GROUPS: "groups",
-    MOMENTUM: "momentum",
-    "optimizer.learning_rate": "learning rate",
-    "train_loss": "final train loss",
-    "test_accuracy": "test accuracy",
-    "updates_to_target": "updates to target (statistical efficiency)",
-    "simulated_seconds_per_step": "simulated seconds an update (hardware efficiency)",
-    "seconds_to_target": "simulated seconds to target (the product)",
-}
-
-
-class Column(NamedTuple):
-    title: str
-    text: bool = False
-
-
-class Cell(NamedTuple):
-    shown: str
-    sort: Any
-    bad: bool = False
-    range: str = ""
-
-
-class Table(NamedTuple):
-    label: str
-    columns: list[Column]
-    rows: list[list[Cell]]
-
-
-class Picture(NamedTuple):
-    src: str
-    alt: str
-    caption: str = ""
+SIMULATED = (
+    "Gradients, updates and losses are real: they were computed. Staleness and seconds are "
+    "simulated: the order of arrivals and the clock come from the simulated cluster of the "
+    "configuration (cluster.*), and no wall-clock time enters them."
+)
+MEMORYLESS = ("exponential", "geometric")  # services with a geometric law of staleness
 
 
 def write(workdir: Path, target: float = np.nan) -> Path:
@@ -61,30 +32,161 @@ def write(workdir: Path, target: float = np.nan) -> Path:
     reaches. Raises `TableError` if there is no run in the workdir.
     """
     points = tables.points(workdir)
-    keys = tables.columns(points)
-    log = tables.metrics(points)
+    title = f"Optimization dynamics: {workdir.resolve().name}"
+    trained = [point for point in points if not point.config.get("replicas.count")]
+    content = _trained(trained, target) | _staleness(points) | _fits(points)
+    recorded = len(points) - len(trained)
+    if recorded:
+        content["lead"] += [f"{recorded} recordings of replicas, for the fit of implicit momentum."]
+    path = workdir / "report.html"
+    tables.replace(path, page.render(title=title, **content, **_provenance(points, workdir)))
+    return path
+
+
+def _trained(points: Sequence[Point], target: float) -> dict[str, Any]:
+    """What was run, and its losses."""
+    if not points:
+        return {"lead": [], "headline": None, "notes": [], "losses": [], "losses_note": ""}
+    keys, log = tables.columns(points), tables.metrics(points)
     runs = tables.runs(points, keys)
-    runs.loc[runs[NAME] != "asynchronous", GROUPS] = None  # the others take no notice of it
+    # Only asynchronous runs have groups that arrive by themselves.
+    runs[GROUPS] = pd.to_numeric(runs[GROUPS]).where(runs[NAME] == "asynchronous")
     runs = efficiency.named(runs, keys)
     given = not np.isnan(target)
     target = target if given else efficiency.common_target(runs, log)
     runs = efficiency.with_target(runs, log, target)
-    content = {
-        "title": f"Optimization dynamics: {workdir.resolve().name}",
-        **_headline(runs, keys, target, given),
-        **_losses(runs, log, keys, target),
-        **_staleness(points),
-        **_fits(points),
-        **_provenance(points, keys, workdir),
+    note, pictures = sections.losses(runs, log, keys, target)
+    lead = [f"{len(runs)} run{'s' * (len(runs) > 1)}: {sections.counted(runs['status'])}."]
+    return {
+        "lead": lead + sections.conclusions(runs, keys, target, given),
+        "headline": sections.headline(runs, keys),
+        "notes": sections.notes(runs, target),
+        "losses": pictures,
+        "losses_note": note,
     }
-    path = workdir / "report.html"
-    tables.replace(path, page.render(**content))
-    return path
+
+
+def _staleness(points: Sequence[Point]) -> dict[str, Any]:
+    """A histogram for each arrangement of groups on a cluster, all its points together."""
+    stale = [p for p in points if any(p.summary.get("staleness_histogram", [])[1:])]
+    keys = [k for k in tables.columns(stale) if k.startswith(("strategy.", "cluster."))]
+    runs = tables.runs(stale, keys) if stale else pd.DataFrame(columns=keys)
+    pictures = []
+    for _, group in runs.groupby(keys, sort=False, dropna=False):
+        members = [stale[i] for i in group.index]
+        title = sections.describe(group.iloc[0], sections.varying(runs, keys))
+        counts = (
+            pd.concat([pd.Series(p.summary["staleness_histogram"]) for p in members])
+            .groupby(level=0)
+            .sum()
+        )
+        config = members[0].config
+        memoryless = config.get("cluster.service") in MEMORYLESS
+        law = config[GROUPS] if memoryless and config.get(NAME) == "asynchronous" else None
+        shown = figures.staleness(figures.Histogram(title, counts.to_numpy(float), law))
+        mean = float(np.average(counts.index, weights=counts))
+        alt = f"Histogram of the staleness of {title}: mean {mean:.3g} updates"
+        alt += f", geometric law of mean {law - 1} drawn over it." if law else "."
+        pictures.append(Picture(shown, alt, f"Mean {mean:.3g}."))
+    note = (
+        "Updates between a gradient's reading of the parameters and its arrival. Memoryless groups "
+        "have a geometric law of mean g - 1. It is exact for groups of one worker; a group of "
+        "several delivers with its slowest, which is more regular."
+    )
+    return {"staleness": pictures, "staleness_note": note}
+
+
+def _fits(points: Sequence[Point]) -> dict[str, Any]:
+    """Fitted implicit momentum beside theory and least squares."""
+    fits = [(point.name, point.fit) for point in points if point.fit]
+    if not fits:
+        return {"fits": None, "fits_note": "", "fits_pictures": []}
+    columns = [Column("recording", text=True)]
+    columns += [Column("groups g"), Column("explicit momentum"), Column("fitted momentum")]
+    columns += [Column("theory"), Column("least squares"), Column("instrument strength F")]
+    columns += [
+        Column("effective learning rate"),
+        Column("alpha / g"),
+        Column("refused", text=True),
+    ]
+    rows = [
+        [
+            cell(name),
+            cell(fit.get("groups")),
+            cell(fit.get("explicit_momentum")),
+            _with_interval(fit, "momentum"),
+            cell(fit.get("theory_momentum")),
+            cell(fit.get("least_squares_momentum")),
+            cell(fit.get("instrument_strength")),
+            _with_interval(fit, "learning_rate"),
+            cell(fit["config_learning_rate"] / fit["groups"]),
+            Cell(fit.get("reason", ""), fit.get("reason", ""), bad=True),
+        ]
+        for name, fit in fits
+    ]
+    note = (
+        "E d_t = mu E d_(t-1) - eta E G_t, with d_t the step and G_t the gradient of the whole "
+        "objective, fitted over replicas by instrumental variables, with 95 % intervals. For "
+        "memoryless groups theory has mu = 1 - 1/g and eta = alpha / g. Least squares is biased "
+        "towards 0 by the noise of the means. With explicit momentum the figure is that of the "
+        "one-term recursion of the same mean lag."
+    )
+    return {
+        "fits": Table("Implicit momentum", columns, rows),
+        "fits_note": note,
+        "fits_pictures": _fits_picture([fit for _, fit in fits]),
+    }
+
+
+def _fits_picture(fits: Sequence[Mapping[str, Any]]) -> list[Picture]:
+    table = pd.DataFrame(
+        {
+            "groups": fit["groups"],
+            "momentum": fit.get("momentum"),
+            "low": fit.get("momentum_interval", [None])[0],
+            "high": fit.get("momentum_interval", [None])[-1],
+            "least_squares": fit.get("least_squares_momentum"),
+        }
+        for fit in fits
+    ).astype(float)
+    if table["momentum"].isna().all():
+        return []
+    alt = "Fitted implicit momentum against the number of groups g: " + "; ".join(
+        f"{row.momentum:.3g} ({row.low:.3g} to {row.high:.3g}) at g = {row.groups:g}"
+        for row in table.dropna(subset=["momentum"]).itertuples()
+    )
+    return [Picture(figures.implicit_momentum(table), alt + ".")]
+
+
+def _with_interval(fit: Mapping[str, Any], name: str) -> Cell:
+    value, interval = fit.get(name), fit.get(f"{name}_interval", [])
+    shown = " – ".join(cell(end).shown for end in interval)
+    return cell(value)._replace(range=shown if value is not None else "")
+
+
+def _provenance(points: Sequence[Point], workdir: Path) -> dict[str, Any]:
+    """What produced the numbers: libraries, devices, the configuration that all points share."""
+    libraries: dict[str, set[str]] = {}
+    devices, seconds = set(), 0.0
+    for point in points:
+        for name, version in point.summary.get("versions", {}).items():
+            libraries.setdefault(name, set()).add(str(version))
+        device = point.summary.get("device", {})
+        devices.add(" ".join(str(device.get(key, "")) for key in ("count", "platform", "kind")))
+        seconds += point.summary.get("wall_seconds") or 0.0
+    facts = [(name, ", ".join(sorted(versions))) for name, versions in libraries.items()]
+    facts += [("device (count, platform, kind)", "; ".join(sorted(devices)))]
+    facts += [("wall-clock seconds of the runs", page.number(seconds))] if seconds else []
+    facts += [("this page again", f"python -m analysis.report --workdir={workdir}")]
+    keys = dict.fromkeys(key for point in points for key in point.config)
+    differing = {k for k in keys if len({point.config.get(k) for point in points}) > 1}
+    shared = [(key, str(points[0].config[key])) for key in keys if key not in differing]
+    return {"provenance": facts, "shared": shared, "simulated": SIMULATED}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; 2 and one line on standard error for input it cannot use."""
-    parser = argparse.ArgumentParser(description="Writes DIR/report.html.")
+    parser = argparse.ArgumentParser(prog="analysis.report", description="Writes DIR/report.html.")
     parser.add_argument("--workdir", type=Path, required=True, help="of a run or a sweep")
     parser.add_argument("--target", type=float, default=np.nan, help="training loss to reach")
     flags = parser.parse_args(arguments)

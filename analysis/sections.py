@@ -1,91 +1,171 @@
-"""What each section of the report says: tables, pictures and sentences, ready to be laid out."""
+"""What the report says of trained runs: the table, the curves, and the sentences beside them."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from analysis import efficiency, figures
 from analysis.efficiency import MOMENTUM
-from analysis.tables import Point
+from analysis.page import Cell, Column, Picture, Table, cell, number
 
-NAME, GROUPS, RATE = "strategy.name", "strategy.groups", "optimizer.learning_rate"
+NAME, GROUPS = "strategy.name", "strategy.groups"
 TITLES = {
     NAME: "strategy",
     GROUPS: "groups",
     MOMENTUM: "momentum",
-    RATE: "learning rate",
-    "train_loss": "final train loss",
+    "optimizer.learning_rate": "learning rate",
+    "train_loss": "final training loss",
     "test_accuracy": "test accuracy",
-    "updates_to_target": "updates to target: statistical efficiency",
-    "simulated_seconds_per_step": "simulated seconds an update: hardware efficiency",
-    "seconds_to_target": "simulated seconds to target: their product",
+    "updates_to_target": "updates to target (statistical efficiency)",
+    "simulated_seconds_per_step": "simulated seconds an update (hardware efficiency)",
+    "seconds_to_target": "simulated seconds to target (their product)",
 }
-CLOCKS = {"step": "updates", "simulated_seconds": "simulated seconds"}
 
 
-class Column(NamedTuple):
-    title: str
-    text: bool = False
-
-
-class Cell(NamedTuple):
-    shown: str
-    sort: Any
-    bad: bool = False
-    range: str = ""
-
-
-class Table(NamedTuple):
-    label: str
-    columns: list[Column]
-    rows: list[list[Cell]]
-
-
-class Picture(NamedTuple):
-    src: str
-    alt: str
-    caption: str = ""
-
-
-def headline(
-    runs: pd.DataFrame, keys: Sequence[str], target: float, given: bool
-) -> dict[str, Any]:
-    """One row a setting, with the median of its seeds, and what to conclude."""
-    keys = [k for k in keys if k != "seed"]
-    shown = [f for f in efficiency.FIGURES if f in runs and np.isfinite(runs[f].astype(float)).any()]
-    seeds = len(runs) > runs["setting"].nunique()
-    columns = [Column(TITLES.get(k, k), text=runs[k].map(type).eq(str).any()) for k in keys]
-    columns += [Column("status", text=True)] + [Column(TITLES[f]) for f in shown]
+def headline(runs: pd.DataFrame, keys: Sequence[str]) -> Table:
+    """One row a setting, with the median of its seeds."""
+    keys = [key for key in keys if key != "seed"]
+    seeds = runs["setting"].duplicated().any()
+    shown = [f for f in efficiency.FIGURES if f in runs and np.isfinite(_floats(runs[f])).any()]
+    columns = [Column(TITLES.get(k, k), any(isinstance(v, str) for v in runs[k])) for k in keys]
+    columns += [Column("status", text=True), *(Column(TITLES[figure]) for figure in shown)]
     rows = []
     for _, group in runs.groupby("setting", sort=False):
-        statuses = Counter(group["status"])
-        status = ", ".join(f"{n} {s}" for s, n in statuses.items()) if seeds else group["status"].iloc[0]
-        row = [cell(group[k].iloc[0]) for k in keys]
-        row.append(Cell(status, status, bad=set(statuses) != {"completed"}))
-        rows.append(row + [_middle(group[f].astype(float)) for f in shown])
-    counts = ", ".join(f"{n} {s}" for s, n in Counter(runs["status"]).items())
-    lead = [f"{len(runs)} run{'s' * (len(runs) > 1)}: {counts}."]
+        status = counted(group["status"]) if seeds else group["status"].iloc[0]
+        bad = set(group["status"]) != {"completed"}
+        row = [cell(group[key].iloc[0]) for key in keys]
+        rows.append([*row, Cell(status, status, bad), *(_of_seeds(group[f]) for f in shown)])
+    return Table("Runs", columns, rows)
+
+
+def conclusions(runs: pd.DataFrame, keys: Sequence[str], target: float, given: bool) -> list[str]:
+    """The target, and who gets there first by either clock."""
+    if not np.isfinite(target):
+        return []
+    why = "as asked for" if given else "the lowest that every method here reaches"
+    lines = [f"Target: a training loss of {number(target)}, {why}."]
+    settings = runs.groupby("setting")[["updates_to_target", "seconds_to_target"]].median()
+    if len(settings) > 1:
+        for clock, unit in (("updates", "updates"), ("seconds", "simulated seconds")):
+            column = settings[f"{clock}_to_target"]
+            first = runs[runs["setting"] == column.idxmin()].iloc[0]
+            name = describe(first, varying(runs, keys))
+            lines.append(f"Fewest {unit} to it: {name}, with {number(column.min())}.")
+    return lines
+
+
+def notes(runs: pd.DataFrame, target: float) -> list[str]:
+    """How to read the table."""
+    lines = []
     if np.isfinite(target):
-        why = "as asked for" if given else "the lowest that every method reaches, each with the best of its learning rates and the worst of its seeds"
-        lead.append(f"Target: a training loss of {number(target)}, {why}.")
-        lead += _fewest(runs, keys)
-    notes = [
+        lines.append(
+            "A method is tuned by its learning rate and judged by the best; a setting reaches the "
+            "loss that the worst of its seeds does. Updates and seconds to the target are "
+            "interpolated linearly between log points; a run that diverged did not reach it."
+        )
+    if runs["setting"].duplicated().any():
+        lines.append("Of several seeds the table has the median, in brackets least and most.")
+    return lines
+
+
+def losses(
+    runs: pd.DataFrame, log: pd.DataFrame, keys: Sequence[str], target: float
+) -> tuple[str, list[Picture]]:
+    """Training loss against both clocks, one curve a method."""
+    best = efficiency.best(runs[runs["point"].isin(log["point"])])
+    if best.empty:
+        return "", []
+    colours = figures.colours(dict(zip(best["place"], _floats(best[GROUPS]), strict=True)))
+    dashes, policies = _policies(best)
+    tuned = runs["setting"].nunique() > runs["method"].nunique()
+    labels = [
+        key
+        for key in varying(best, keys)
+        if tuned or key == MOMENTUM or not key.startswith("optimizer.")
     ]
-    return {"lead": lead, "headline": Table("Runs", columns, rows), "notes": notes}
+    curves = [
+        figures.Curve(
+            describe(group.iloc[0], labels),
+            colours[group["place"].iloc[0]],
+            dashes[group[MOMENTUM].iloc[0]],
+            log[log["point"].isin(group["point"])],
+        )
+        for _, group in best.groupby("method", sort=False)
+    ]
+    note = "Loss of the training set (5,000 examples of it at most) at the current parameters."
+    if tuned:
+        note += " Each method with its best setting: the fewest updates to the target."
+    if best["setting"].duplicated().any():
+        note += " Several seeds: their median, and a band from least to most."
+    note += policies
+    diverged = set(best.loc[best["status"] == "diverged", "point"])
+    pictures = [
+        Picture(
+            figures.losses(curves, clock, name, target, diverged),
+            f"Training loss against {name}, {len(curves)} curves. " + _spoken(curves),
+        )
+        for clock, name in (("step", "updates"), ("simulated_seconds", "simulated seconds"))
+    ]
+    return note, pictures
 
 
-def number(value: float) -> str:
-    """Four digits, no exponent below a million."""
-    return f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.4g}"
+def describe(values: Mapping[str, Any], keys: Sequence[str]) -> str:
+    """A setting in words: `asynchronous, groups 4, momentum 0.3`."""
+    return ", ".join(
+        str(values[key]) if key == NAME else f"{TITLES.get(key, key)} {cell(values[key]).shown}"
+        for key in keys
+        if values[key] is not None and values[key] == values[key]
+    )
 
 
-def cell(value: Any) -> Cell:
-    """A value of a config or of a fit."""
-    if value is None or value != value:
-        return Cell("–", "Infinity")
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return Cell("not reached" if value == np.inf else number(value), str(value).replace("inf", "Infinity"))
-    return Cell(str(value), str(value))
+def varying(runs: pd.DataFrame, keys: Sequence[str]) -> list[str]:
+    """The keys that tell these settings apart, in the order of `keys`; the strategy always."""
+    return [k for k in keys if k == NAME or (k != "seed" and runs[k].nunique(dropna=False) > 1)]
+
+
+def counted(statuses: Iterable[str]) -> str:
+    """`3 completed, 1 diverged`."""
+    return ", ".join(f"{n} {status}" for status, n in Counter(statuses).items())
+
+
+def _policies(runs: pd.DataFrame) -> tuple[dict[float, str], str]:
+    """A line style for each momentum, and the sentences that say what the styles mean.
+
+    A momentum used at every place is a policy, with a style of its own; the others were chosen
+    for their places and share one.
+    """
+    places = runs.groupby(MOMENTUM)["place"].nunique()
+    fixed = sorted(places.index[places == runs["place"].nunique()], reverse=True)
+    styles = [list(figures.DASHES)[i % len(figures.DASHES)] for i in range(len(fixed) + 1)]
+    dashes = {m: styles[fixed.index(m) if m in fixed else -1] for m in places.index}
+    if len(dashes) == 1:
+        return dashes, ""
+    said = [f"momentum {number(m)} throughout" for m in fixed]
+    if len(fixed) < len(dashes):
+        said.append("momentum chosen for the number of groups")
+    both = zip(styles, said, strict=False)
+    return dashes, "".join(f" {style.capitalize()}: {what}." for style, what in both)
+
+
+def _spoken(curves: Collection[figures.Curve]) -> str:
+    """The curves for who cannot see them."""
+    ends = {
+        curve.label: curve.log.dropna(subset=["train_loss"]).groupby("point")["train_loss"].last()
+        for curve in curves
+    }
+    return "; ".join(f"{label} ends at {number(end.median())}" for label, end in ends.items()) + "."
+
+
+def _of_seeds(values: pd.Series) -> Cell:
+    values = _floats(values)
+    middle = cell(values.median(skipna=False))
+    if values.nunique() < 2:
+        return middle
+    return middle._replace(range=f"{cell(values.min()).shown} – {cell(values.max()).shown}")
+
+
+def _floats(values: pd.Series) -> pd.Series:
+    return pd.to_numeric(values).astype(float)

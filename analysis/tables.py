@@ -53,7 +53,7 @@ def points(*workdirs: Path) -> list[Point]:
             raise TableError(
                 f"{workdir}: no run in it; give the workdir of launch.train or launch.sweep"
             )
-        found += sorted(held, key=lambda f: [t.zfill(9) for t in re.split(r"(\d+)", f.name)])
+        found += sorted(held, key=lambda f: re.sub(r"\d+", lambda m: m[0].zfill(9), f.name))
     return [_point(f, str(f) if len(workdirs) > 1 else f.resolve().name) for f in found]
 
 

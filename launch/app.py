@@ -1,5 +1,6 @@
 """Command lines: absl flags, a config file, and one line for each thing that is wrong."""
 
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -26,13 +27,22 @@ def run(main: Callable[[ConfigDict, Path], int]) -> None:
     workdir = flags.DEFINE_string("workdir", None, "Folder to write to and to resume from.")
     flags.mark_flags_as_required(["config", "workdir"])
 
-    def guarded(_: Sequence[str]) -> int:
+    def guarded(arguments: Sequence[str]) -> int:
         if not flags.FLAGS["verbosity"].present:
             logging.set_verbosity(logging.WARNING)
+        if arguments[1:]:
+            fail(f"unexpected argument {arguments[1]!r}; flags are --NAME=VALUE")
+        if not isinstance(config.value, ConfigDict):
+            path = config_flags.get_config_filename(flags.FLAGS["config"])
+            fail(f"config file {path}: not found, or its get_config() returns no ConfigDict")
+        if not workdir.value:
+            fail("--workdir is empty; name a folder")
         try:
-            return main(config.value, Path(str(workdir.value)))
+            return main(config.value, Path(workdir.value))
         except INPUT_ERRORS as error:
             fail(str(error))
+        except KeyboardInterrupt:
+            return 128 + signal.SIGINT
 
     app.run(guarded, flags_parser=_parse)
 
@@ -54,6 +64,7 @@ def _parse(argv: Sequence[str]) -> list[str]:
     try:
         return flags.FLAGS(argv)
     except (KeyError, AttributeError) as error:
-        fail("config has no key " + str(error).encode().decode("unicode_escape").strip("'\""))
-    except (flags.Error, TypeError, ValueError, OSError, ImportError, SyntaxError) as error:
+        key = error.args[0]
+        fail(f"config has no key {key.args[0]}" if isinstance(key, KeyError) else str(error))
+    except (flags.Error, TypeError, ValueError, NameError, ImportError, SyntaxError) as error:
         fail(str(error))

@@ -12,12 +12,14 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from launch import app
+from research.config import check
 from research.replicas import record
 from research.trainer import train
 
 
 def run(config: ConfigDict, workdir: Path) -> dict[str, Any]:
     """Trains, or records replicas if the config asks for any; returns the summary."""
+    check(config)
     return record(config, workdir) if config.replicas.count else train(config, workdir)
 
 

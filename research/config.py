@@ -9,6 +9,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from research import optimizers, strategies
@@ -27,7 +29,7 @@ def default() -> ConfigDict:
     config.seed = 0
     config.steps = 1000
     config.batch_size = 64
-    config.log_every = 50  # updates between log points; also the length of the compiled scan
+    config.log_every = 50  # updates between log points
     config.checkpoint_every = 500  # updates between checkpoints; 0: only at the end
 
     config.model = ConfigDict()
@@ -172,6 +174,19 @@ def _check_optimizer(config: ConfigDict) -> None:
             raise ConfigError(f"config.optimizer.options.{key}: optax.{name} has no such argument")
         if key in ("learning_rate", "momentum"):
             raise ConfigError(f"config.optimizer.options.{key}: set config.optimizer.{key} instead")
+    if config.replicas.matching and (name != "sgd" or config.optimizer.options):
+        raise ConfigError(
+            "config.replicas.matching: compares with plain momentum SGD, so it needs "
+            "config.optimizer.name = 'sgd' without options"
+        )
+    hyper = {key: jnp.zeros(()) for key in ("learning_rate", "momentum") if key in taken}
+    made = optimizers.optimizer(name, tuple(hyper), config.optimizer.options.to_dict())
+    try:
+        x = jnp.zeros(1)
+        jax.eval_shape(lambda hyper: made.update(x, made.init(x), x, **hyper), hyper)
+    except (TypeError, ValueError) as error:
+        why = " ".join(str(error).split())
+        raise ConfigError(f"config.optimizer: optax.{name} cannot be used ({why})") from error
 
 
 def to_json(config: ConfigDict) -> str:

@@ -42,12 +42,13 @@ class Series(NamedTuple):
     name: str
     program: Program
     hypers: dict[str, np.ndarray]  # (T,) each
-    trace: float  # the momentum buffer starts at trace * G_0
+    trace: float | None = None  # the momentum buffer starts at trace * G_0
 
 
 def record(config: ConfigDict, workdir: Path) -> dict[str, Any]:
     """Records `config.replicas.count` replicas of `config.steps` updates; returns the summary.
 
+    `status` is `completed`, `diverged` (not all that was recorded is finite) or `interrupted`.
     Writes `trajectories.npz`: `displacements` and `gradients`, (R, T, q) float32, and `losses`,
     (R, T). With explicit momenta in `config.replicas.matching`, also `matching_momenta` (M,) and
     `matching_displacements` (M, R, T, q): as many synchronous replicas at each mu, with learning
@@ -56,7 +57,7 @@ def record(config: ConfigDict, workdir: Path) -> dict[str, Any]:
     run = trainer.prepare(config, replicas=config.replicas.count)
     claim(workdir, config)
     finished = read_json(workdir / "summary.json")
-    if finished.get("status") == "completed":
+    if finished:
         return finished
     parts = workdir / "parts"
     parts.mkdir(exist_ok=True)
@@ -75,8 +76,9 @@ def record(config: ConfigDict, workdir: Path) -> dict[str, Any]:
                     return {"status": "interrupted", "signal": stopped()}
     arrays = _join(config, parts, [series.name for series in every], starts)
     write_npz(workdir / "trajectories.npz", arrays)
+    finite = all(np.isfinite(array).all() for array in arrays.values())
     summary = {
-        "status": "completed",
+        "status": "completed" if finite else "diverged",
         "step": config.steps,
         "steps": config.steps,
         "replicas": config.replicas.count,
@@ -98,14 +100,14 @@ def _series(run: Run) -> list[Series]:
     config = run.config
     sync = config.copy_and_resolve_references()
     sync.strategy.name = "sync"
-    every = [Series("replicas", run.program, dict(run.hypers), 0.0)]
+    every = [Series("replicas", run.program, dict(run.hypers))]
     for mu in config.replicas.matching:
         hypers = {
             "learning_rate": run.hypers["learning_rate"] * np.float32(1 - mu),
             "momentum": np.full(config.steps, mu, np.float32),
         }
         compiled = program.make(sync, run.data.classes, slots=1)
-        every.append(Series(f"matching{mu:g}", compiled, hypers, 1 / (1 - mu)))
+        every.append(Series(f"matching{mu}", compiled, hypers, 1 / (1 - mu)))
     return every
 
 
@@ -169,14 +171,14 @@ def _trajectory(
     params: Params,
     examples: Examples,
     key: jax.Array,
-    trace: jax.Array,
+    trace: jax.Array | None,
     events: Event,
     indices: jax.Array,
 ) -> Arrays:
     """One replica: S d_t and S G_t, (T, q), and f(x_t), (T,)."""
     project = _sketch(key, params, subspace)
     state = program.strategy.init(params)
-    if "momentum" in events.hyper:
+    if trace is not None:
         _, start = whole_gradient(program.problem, params, examples)
         scaled = jax.tree.map(lambda g: trace * g, start)
         state = state._replace(opt_state=optax.tree_utils.tree_set(state.opt_state, trace=scaled))

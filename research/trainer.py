@@ -98,6 +98,8 @@ def _loop(
     progress = Progress(name, steps, step)
 
     def log() -> None:
+        if metrics.rows and metrics.rows[-1]["step"] == step:  # by the run that is resumed
+            return
         train_loss = program.evaluate(run.program, state.params, sample)["loss"]
         test = program.evaluate(run.program, state.params, test_set)
         row = {**_clock(run, step), "wall_seconds": time.monotonic() - begun}
@@ -105,7 +107,7 @@ def _loop(
 
     chunk, status = 1, ""
     with stoppable() as stopped:
-        if not metrics.rows:
+        if not metrics.rows or step % config.log_every == 0:
             log()
         while not status:
             until = min(step - step % config.log_every + config.log_every, steps)
@@ -114,7 +116,8 @@ def _loop(
             state, losses = run.program.advance(state, train_set, *_events(run, step, n), n)
             good = np.isfinite(losses)[:n]
             # About a second of updates at a time, so that a signal is heeded soon.
-            chunk = int(np.clip(n / (time.monotonic() - called), 1, min(2 * chunk, CHUNK)))
+            rate = n / max(time.monotonic() - called, 1e-9)
+            chunk = int(np.clip(rate, 1, min(2 * chunk, CHUNK)))
             if not good.all():
                 step, status = step + int(good.argmin()), "diverged"
                 break
@@ -169,8 +172,8 @@ def _clock(run: Run, step: int) -> dict[str, Any]:
 
 
 def _summary(run: Run, status: str, step: int, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The last finite log point, the timeline's law, and what produced them."""
-    last = [row for row in rows if math.isfinite(row["train_loss"])][-1]
+    """The last finite log point, if any, the timeline's law, and what produced them."""
+    last = next((row for row in reversed(rows) if math.isfinite(row["train_loss"])), rows[0])
     staleness = run.timeline.staleness[:step]
     return {
         **last,

@@ -8,6 +8,7 @@ events.*        TensorBoard, the same numbers as metrics.jsonl
 import json
 import math
 import os
+import shutil
 import time
 import zlib
 from pathlib import Path
@@ -21,6 +22,8 @@ from tensorboardX import SummaryWriter
 
 from research import config as configs
 
+SUMS = "crc32.json"  # written last into a checkpoint: without it there is none
+
 
 class WorkdirError(ValueError):
     """A workdir that cannot be used; the message is one line."""
@@ -28,7 +31,7 @@ class WorkdirError(ValueError):
 
 def write(path: Path, text: str) -> None:
     """Replaces the file in one step."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside = path.with_name(f".{path.name}.part")
     aside.write_text(text)
     os.replace(aside, path)
 
@@ -40,7 +43,7 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 def write_npz(path: Path, arrays: dict[str, Any]) -> None:
     """Replaces the file in one step."""
-    aside = path.with_name(f".{path.stem}.{os.getpid()}.npz")
+    aside = path.with_name(f".{path.stem}.part.npz")
     np.savez(aside, **arrays)
     os.replace(aside, path)
 
@@ -48,11 +51,14 @@ def write_npz(path: Path, arrays: dict[str, Any]) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     """The object in the file, {} if there is none."""
     try:
-        return json.loads(path.read_text())
+        value = json.loads(path.read_text())
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
         raise WorkdirError(f"{path}: cannot be read ({_line(error)})") from error
+    if not isinstance(value, dict):
+        raise WorkdirError(f"{path}: cannot be read (not an object)")
+    return value
 
 
 def claim(workdir: Path, config: ConfigDict) -> None:
@@ -101,7 +107,7 @@ class Metrics:
         self.rows.append(row)
         self._file.write(json.dumps(_finite(row)) + "\n")
         self._file.flush()
-        self._write_events(row)
+        self._write_events(_finite(row))
 
     def __enter__(self) -> Self:
         return self
@@ -128,50 +134,51 @@ def rows(path: Path) -> list[dict[str, Any]]:
     """The whole lines of a metrics file."""
     if not path.exists():
         return []
-    lines = path.read_text().split("\n")[:-1]  # what follows the last newline is torn
-    return [json.loads(line) for line in lines if line]
+    try:
+        lines = path.read_text().split("\n")[:-1]  # what follows the last newline is torn
+        return [json.loads(line) for line in lines if line]
+    except (OSError, ValueError) as error:
+        raise WorkdirError(f"{path}: cannot be read ({_line(error)})") from error
 
 
 class Checkpoints:
-    """The last two states of a run, with a checksum of every array."""
+    """The last two states of a run, with a checksum of every file.
+
+    Opening raises `WorkdirError` if a file of the latest is not what was written: before it is
+    parsed, since what parses a damaged file may fail in any way, or not at all.
+    """
 
     def __init__(self, workdir: Path):
         self.path = (workdir / "checkpoints").absolute()
+        for step in self._steps():
+            if not (self.path / str(step) / SUMS).exists():  # killed before it was whole
+                shutil.rmtree(self.path / str(step))
+        self._verify()
         options = ocp.CheckpointManagerOptions(
             max_to_keep=2, enable_async_checkpointing=False, cleanup_tmp_directories=True
         )
         self._manager = ocp.CheckpointManager(self.path, options=options)
 
     def save(self, step: int, state: Any) -> None:
-        if step == self._manager.latest_step():
+        if step == self.latest():
             return
-        sums = ocp.args.JsonSave({"crc32": _checksums(state)})
-        self._manager.save(
-            step, args=ocp.args.Composite(state=ocp.args.StandardSave(state), checksums=sums)
-        )
+        self._manager.save(step, args=ocp.args.StandardSave(state))
+        folder = self.path / str(step)
+        write_json(folder / SUMS, _file_sums(folder))
 
     def restore(self, like: Any) -> tuple[int, Any] | None:
         """(step, state) of the latest checkpoint, shaped as `like`; None if there is none."""
-        step = self._manager.latest_step()
+        step = self.latest()
         if step is None:
             return None
         try:
-            saved = self._manager.restore(
-                step,
-                args=ocp.args.Composite(
-                    state=ocp.args.StandardRestore(like), checksums=ocp.args.JsonRestore()
-                ),
-            )
-            good = _checksums(saved.state) == saved.checksums["crc32"]
+            return step, self._manager.restore(step, args=ocp.args.StandardRestore(like))
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise self._corrupt(step, _line(error)) from error
-        if not good:
-            raise self._corrupt(step, "a checksum is wrong")
-        return step, saved.state
+            raise self._unusable(step, _line(error)) from error
 
     def latest(self) -> int | None:
         """The step of the latest checkpoint."""
-        return self._manager.latest_step()
+        return max(self._steps(), default=None)
 
     def __enter__(self) -> Self:
         return self
@@ -179,22 +186,40 @@ class Checkpoints:
     def __exit__(self, *_: object) -> None:
         self._manager.close()
 
-    def _corrupt(self, step: int, why: str) -> WorkdirError:
-        earlier = [s for s in self._manager.all_steps() if s < step]
-        resume = f"step {max(earlier)}" if earlier else "the start"
+    def _steps(self) -> list[int]:
+        return [int(path.name) for path in self.path.glob("*") if path.name.isdigit()]
+
+    def _verify(self) -> None:
+        step = self.latest()
+        if step is None:
+            return
+        folder = self.path / str(step)
+        try:
+            expected, sums = read_json(folder / SUMS), _file_sums(folder)
+        except (OSError, WorkdirError) as error:
+            raise self._unusable(step, _line(error)) from error
+        damaged = [name for name in expected if sums.get(name) != expected[name]]
+        if damaged or not expected:
+            raise self._unusable(step, f"{damaged[0] if damaged else SUMS} is not as written")
+
+    def _unusable(self, step: int, why: str) -> WorkdirError:
+        earlier = max((other for other in self._steps() if other < step), default=None)
+        resume = "the start" if earlier is None else f"step {earlier}"
         return WorkdirError(
             f"checkpoint {self.path / str(step)} is corrupt ({why}); move that folder away to "
             f"resume from {resume}"
         )
 
 
+def _file_sums(folder: Path) -> dict[str, int]:
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != SUMS)
+    return {str(path.relative_to(folder)): zlib.crc32(path.read_bytes()) for path in files}
+
+
 def fingerprint(tree: Any) -> int:
     """One number for all bits of a pytree of arrays: equal for equal floats."""
-    return zlib.crc32(json.dumps(_checksums(tree)).encode())
-
-
-def _checksums(tree: Any) -> list[int]:
-    return [zlib.crc32(np.ascontiguousarray(leaf).tobytes()) for leaf in jax.tree.leaves(tree)]
+    sums = [zlib.crc32(np.ascontiguousarray(leaf).tobytes()) for leaf in jax.tree.leaves(tree)]
+    return zlib.crc32(json.dumps(sums).encode())
 
 
 def _line(error: BaseException) -> str:

@@ -1,0 +1,305 @@
+"""The momentum that asynchrony brings: `python -m analysis.implicit_momentum --workdir=DIR`.
+
+    E d_t = sum_{k=1..K} phi_k E d_{t-k} - sum_{m=0..Mg} eta_m E G_{t-m}
+
+with d_t = x_{t+1} - x_t and G_t the gradient of the whole objective at x_t (arXiv 1605.09774). One
+lag and no past gradients is the theorem for memoryless workers: phi_1 = 1 - 1/g, eta_0 = alpha/g.
+Reads `config.json` and `trajectories.npz` of recorded replicas, writes `implicit_momentum.json`.
+"""
+
+import json
+import math
+import re
+import sys
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from absl import app, flags
+
+from analysis import estimators
+from analysis.lags import compared, equivalent_momentum, geometric_distance, groups_of, theory
+from analysis.tables import replace
+
+MOMENTA, MATCHED = "matching_momenta", "matching_displacements"
+MIN_REPLICAS = 4
+NOTHING = 1e-30  # displacements or gradients smaller than this are none
+MAX_CONDITION = 1e8  # float32 trajectories know the normal equations to about 1e-14
+MIN_STRENGTH = 10.0  # the usual bound for instruments (Staiger and Stock, 1997)
+
+Interval = tuple[float, float]
+
+
+class AnalysisError(ValueError):
+    """Input that cannot be analysed; the message is one line."""
+
+
+class Fit(NamedTuple):
+    """A fit by split-replica instrumental variables; all intervals are 95 %.
+
+    Where `ok` is False, `reason` says why, and the coefficients are NaN.
+    """
+
+    ok: bool
+    reason: str
+    replicas: int
+    steps: int
+    phi: tuple[float, ...]  # phi_1 .. phi_K
+    phi_interval: tuple[Interval, ...]
+    eta: tuple[float, ...]  # eta_0 .. eta_Mg
+    eta_interval: tuple[Interval, ...]
+    momentum: float  # phi_1, or that of the one-lag recursion with the same mean lag
+    momentum_interval: Interval
+    learning_rate: float  # sum of eta: the effective learning rate
+    learning_rate_interval: Interval
+    geometric_distance: float  # of the impulse response from that of one term of momentum
+    instrument_strength: float  # F; below 10 the fit is refused
+    least_squares_phi: tuple[float, ...]
+    least_squares_eta: tuple[float, ...]
+    least_squares_momentum: float
+
+
+def fit(
+    displacements: np.ndarray,
+    gradients: np.ndarray,
+    lags: int = 1,
+    gradient_lags: int = 0,
+    bootstrap: int = 500,
+    seed: int = 0,
+) -> Fit:
+    """Fits the recursion to (R, T, q) displacements and gradients, from the first update on.
+
+    `lags` = K and `gradient_lags` = Mg of the recursion; `bootstrap` draws of replicas give the
+    intervals. An ill-posed fit is refused (`ok`, `reason`); raises `AnalysisError` for arguments
+    that make no fit at all.
+    """
+    if displacements.ndim != 3 or displacements.shape != gradients.shape:
+        raise AnalysisError(
+            f"displacements {displacements.shape} and gradients {gradients.shape}: must both be "
+            "(replicas, steps, coordinates)"
+        )
+    if lags < 0 or gradient_lags < 0 or bootstrap < 2:
+        raise AnalysisError(
+            f"lags {lags}, gradient lags {gradient_lags}, bootstrap {bootstrap}: must be at least "
+            "0, 0 and 2"
+        )
+    shape, nothing = displacements.shape, np.full(lags + gradient_lags + 1, math.nan)
+    reason = _unfit(displacements, gradients, lags, gradient_lags)
+    if reason:
+        return _result(reason, shape, lags, nothing, nothing[None], nothing)
+    xi = estimators.weights(np.random.default_rng(seed), len(displacements), bootstrap) - 1
+    moments = estimators.moments(displacements, gradients, lags, gradient_lags, xi)
+    condition = estimators.condition(moments)
+    if not condition < MAX_CONDITION:
+        reason = f"collinear regressors (condition number {condition:.1e})"
+        return _result(reason, shape, lags, nothing, nothing[None], nothing)
+    drawn = estimators.bootstrap(moments)
+    strength = estimators.instrument_strength(moments, drawn)
+    theta, draws = estimators.solve(estimators.split_replica(moments)), estimators.solve(drawn)
+    if strength < MIN_STRENGTH:
+        reason = f"weak instruments (F = {strength:.2g}, below {MIN_STRENGTH:g})"
+        theta, draws = nothing, nothing[None]
+    squares = estimators.solve(moments.mean)
+    return _result(reason, shape, lags, theta, draws, squares, strength)
+
+
+def fit_workdir(
+    path: str | Path,
+    lags: int | None = None,
+    gradient_lags: int | None = None,
+    bootstrap: int = 500,
+    steps: int = 0,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Fits the recorded replicas in a workdir; writes and returns `implicit_momentum.json`.
+
+    Without `lags` and `gradient_lags` the fit has the terms that the theory has, one lag where
+    there is no theory. `steps` > 0: the first so many updates only. Raises `AnalysisError`.
+    """
+    folder = Path(path)
+    config, arrays = _read(folder)
+    try:
+        expected = theory(config)
+        groups, optimizer = groups_of(config), config["optimizer"]
+        rate, explicit = optimizer["learning_rate"], optimizer["momentum"]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise AnalysisError(f"{folder / 'config.json'}: is no config of a run ({error})") from error
+    if lags is None:
+        lags = len(expected.phi) if expected else 2 if explicit and groups > 1 else 1
+        if gradient_lags is None:
+            gradient_lags = len(expected.eta) - 1 if expected else 0
+    window = slice(steps or None)
+    d, g = (arrays[name][:, window] for name in ("displacements", "gradients"))
+    fitted = fit(d, g, lags, gradient_lags or 0, bootstrap, seed)
+    found = {
+        "workdir": folder.resolve().name,
+        "groups": groups,
+        "explicit_momentum": explicit,
+        "config_learning_rate": rate,
+        "lags": lags,
+        "gradient_lags": gradient_lags or 0,
+        **fitted._asdict(),
+        **compared(expected, fitted._asdict()),
+        "yellowfin": estimators.yellowfin(d[0], g[0], rate) if len(d) else math.nan,
+        "matching": None,
+    }
+    if MOMENTA in arrays:
+        others = arrays[MATCHED][:, :, window]
+        found["matching"] = estimators.matching(
+            d, arrays[MOMENTA], others, bootstrap, seed
+        )._asdict()
+    result = _plain(found)
+    replace(folder / "implicit_momentum.json", json.dumps(result, indent=2) + "\n")
+    return result
+
+
+def table(results: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """One row a result of `fit_workdir`."""
+    rows = []
+    for r in results:
+        matched = r["matching"] or {"momentum": None, "interval": None, "reason": ""}
+        rows.append(
+            {
+                "point": r["workdir"],
+                "groups": r["groups"],
+                "explicit": r["explicit_momentum"],
+                "theory": _shown(r["theory_momentum"]),
+                "IV": _shown(r["momentum"], r["momentum_interval"]),
+                "F": _shown(r["instrument_strength"]),
+                "least squares": _shown(r["least_squares_momentum"]),
+                "YellowFin": _shown(r["yellowfin"]),
+                "matching": _shown(matched["momentum"], matched["interval"]),
+                "rate": _shown(r["learning_rate"], r["learning_rate_interval"]),
+                "alpha/g": _shown(r["config_learning_rate"] / r["groups"]),
+                "refused": "; ".join(filter(None, (r["reason"], matched["reason"]))),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def replica_workdirs(workdir: Path) -> list[Path]:
+    """The workdir itself, or those of a sweep's points that hold replicas; `AnalysisError`."""
+    if not workdir.is_dir():
+        raise AnalysisError(f"{workdir}: no such folder")
+    if (workdir / "trajectories.npz").exists():
+        return [workdir]
+    found = [file.parent for file in workdir.glob("points/*/trajectories.npz")]
+    if not found:
+        raise AnalysisError(
+            f"{workdir}: no trajectories.npz in it or in its points; record them with "
+            "config.replicas.count > 0"
+        )
+    # In natural order: g2 before g16.
+    return sorted(found, key=lambda f: [part.zfill(9) for part in re.split(r"(\d+)", f.name)])
+
+
+def main(_: Sequence[str]) -> int:
+    """The command line; 2 and one line on standard error for input it cannot use."""
+    names = ("lags", "gradient_lags", "bootstrap", "steps")
+    options = {name: getattr(flags.FLAGS, name) for name in names}
+    try:
+        folders = replica_workdirs(Path(flags.FLAGS.workdir))
+        results = [fit_workdir(folder, **options) for folder in folders]
+    except (AnalysisError, OSError) as error:
+        print("error: " + " ".join(str(error).split()), file=sys.stderr)
+        return 2
+    print(table(results).to_string(index=False))
+    return 0
+
+
+def _unfit(d: np.ndarray, g: np.ndarray, lags: int, gradient_lags: int) -> str:
+    """Why no estimator applies to these trajectories; '' if nothing stands against it."""
+    replicas, steps, size = d.shape
+    if replicas < MIN_REPLICAS:
+        return f"too few replicas ({replicas}, at least {MIN_REPLICAS} are needed)"
+    equations = (steps - estimators.first_row(lags, gradient_lags)) * size
+    if equations <= lags + gradient_lags + 1:
+        return f"too few updates ({steps}) for {lags} lags and {gradient_lags} gradient lags"
+    finite = np.isfinite(d).all(axis=(1, 2)) & np.isfinite(g).all(axis=(1, 2))
+    if not finite.all():
+        return f"{replicas - finite.sum()} of {replicas} trajectories are not finite"
+    if min(abs(d).max(), abs(g).max()) < NOTHING:
+        return "no excitation: displacements or gradients are all zero"
+    return ""
+
+
+def _result(
+    reason: str,
+    shape: tuple[int, ...],
+    lags: int,
+    theta: np.ndarray,
+    draws: np.ndarray,
+    squares: np.ndarray,
+    strength: float = math.nan,
+) -> Fit:
+    phi, eta = theta[:lags], theta[lags:]
+    return Fit(
+        ok=not reason,
+        reason=reason,
+        replicas=shape[0],
+        steps=shape[1],
+        phi=tuple(phi.tolist()),
+        phi_interval=tuple(map(_interval, draws.T[:lags])),
+        eta=tuple(eta.tolist()),
+        eta_interval=tuple(map(_interval, draws.T[lags:])),
+        momentum=float(equivalent_momentum(phi, eta)),
+        momentum_interval=_interval(equivalent_momentum(draws[:, :lags], draws[:, lags:])),
+        learning_rate=float(eta.sum()),
+        learning_rate_interval=_interval(draws[:, lags:].sum(axis=1)),
+        geometric_distance=geometric_distance(phi, eta),
+        instrument_strength=strength,
+        least_squares_phi=tuple(squares[:lags].tolist()),
+        least_squares_eta=tuple(squares[lags:].tolist()),
+        least_squares_momentum=float(equivalent_momentum(squares[:lags], squares[lags:])),
+    )
+
+
+def _interval(draws: np.ndarray) -> Interval:
+    low, high = np.percentile(draws, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text())
+        path = folder / "trajectories.npz"
+        with np.load(path) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise AnalysisError(f"{path}: cannot be read ({error})") from error
+    needed = {"displacements", "gradients"}
+    missing = (needed | ({MATCHED} if MOMENTA in arrays else set())) - arrays.keys()
+    if missing:
+        raise AnalysisError(f"{path}: has no {' and no '.join(sorted(missing))}")
+    return config, arrays
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it: lists, and null for what is not finite."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, (float, np.ndarray)):
+        return float(value) if np.isfinite(value) else None
+    return value
+
+
+def _shown(value: float | None, interval: Sequence[float] | None = None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4g}" + (f" [{interval[0]:.4g}, {interval[1]:.4g}]" if interval else "")
+
+
+if __name__ == "__main__":
+    flags.DEFINE_string("workdir", None, "Recorded replicas, or a sweep's workdir.", required=True)
+    flags.DEFINE_integer("lags", None, "Past displacements, K; by default those of the theory.")
+    flags.DEFINE_integer("gradient_lags", None, "Past gradients; by default those of the theory.")
+    flags.DEFINE_integer("bootstrap", 500, "Draws of replicas behind the intervals.")
+    flags.DEFINE_integer("steps", 0, "Only the first so many updates; 0: all.", lower_bound=0)
+    app.run(main)

@@ -1,0 +1,116 @@
+"""The lag polynomials that asynchrony stands for, and what one number can say of them.
+
+    phi(L) E d_t = -eta(L) E G_t        d_t = x_{t+1} - x_t,  L d_t = d_{t-1}
+    phi(L) = 1 - sum_{k=1..K} phi_k L^k,    eta(L) = sum_{m=0..Mg} eta_m L^m
+
+Heavy-ball SGD of momentum mu and learning rate alpha, its gradients taken at x_{t - tau}, obeys
+(1 - mu L) E d_t = -alpha sum_m P(tau = m) E G_{t-m}. A geometric staleness of mean g - 1 makes the
+sum a lag polynomial of its own (arXiv 1605.09774, theorem 3):
+
+    (1 - mu L) (1 - (1 - 1/g) L) E d_t = -(alpha / g) E G_t
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.signal import lfilter
+
+RESPONSE = 4096  # terms of an impulse response: 0.99 ** 4096 is 1e-18
+
+
+class Theory(NamedTuple):
+    phi: tuple[float, ...]  # phi_1 .. phi_K
+    eta: tuple[float, ...]  # eta_0 .. eta_Mg
+
+
+def groups_of(config: Mapping[str, Any]) -> int:
+    """Groups that arrive by themselves: one where everybody waits for everybody."""
+    strategy = config["strategy"]
+    return strategy["groups"] if strategy["name"] == "asynchronous" else 1
+
+
+def theory(config: Mapping[str, Any]) -> Theory | None:
+    """The lag polynomials of a run of plain or heavy-ball SGD; None where no theorem gives them.
+
+    Exact for synchronous runs, for 'geometric' staleness, for 'exponential' service of groups of
+    one worker and equal speeds (a group of more delivers with its slowest, which is not
+    memoryless), and for 'constant' service at equal speeds, once every group has arrived.
+    """
+    optimizer, name, groups = config["optimizer"], config["strategy"]["name"], groups_of(config)
+    varies = optimizer.get("schedule", "constant") != "constant" or optimizer.get("warmup_steps")
+    plain = optimizer.get("name", "sgd") == "sgd" and not optimizer.get("options") and not varies
+    if not plain or name not in ("sync", "asynchronous"):
+        return None
+    alpha, mu = optimizer["learning_rate"], optimizer["momentum"]
+    if groups == 1:
+        return Theory((mu,), (alpha,))
+    cluster = config["cluster"]
+    workers = cluster.get("nodes", groups) * cluster.get("devices_per_node", 1)
+    alike = len(set(cluster.get("speeds", ()))) <= 1
+    service = cluster["service"]
+    if service == "geometric" or (service == "exponential" and alike and workers == groups):
+        implicit = 1 - 1 / groups
+        phi = (mu + implicit, -mu * implicit) if mu else (implicit,)
+        return Theory(phi, (alpha / groups,))
+    if service == "constant" and alike:
+        return Theory((mu,) if mu else (), (0.0,) * (groups - 1) + (alpha,))
+    return None
+
+
+def equivalent_momentum(phi: np.ndarray, eta: np.ndarray) -> np.ndarray:
+    """Momentum m / (1 + m) of the one-lag recursion with the same mean lag m; shape (...).
+
+    `phi` (..., K) and `eta` (..., Mg + 1). m is the mean of the normalized impulse response of
+    eta(L) / phi(L), the logarithmic derivative of that ratio at L = 1:
+
+        m = sum_m m eta_m / sum_m eta_m + sum_k k phi_k / (1 - sum_k phi_k)
+
+    For one lag it is phi_1 itself; for pure staleness, E tau / (1 + E tau).
+    """
+    phi, eta = np.asarray(phi, float), np.asarray(eta, float)
+    rest = 1 - phi.sum(-1)
+    slope = phi @ np.arange(1, phi.shape[-1] + 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        # Multiplied out by 1 - sum phi, so that a unit root costs no precision.
+        numerator = eta @ np.arange(eta.shape[-1]) / eta.sum(-1) * rest + slope
+        return numerator / (rest + numerator)
+
+
+def geometric_distance(phi: np.ndarray, eta: np.ndarray) -> float:
+    """Total variation between the normalized impulse response and a geometric one of its mean.
+
+    `phi` (K,) and `eta` (Mg + 1,). 0: one term of momentum says it all; 1: it says nothing. NaN
+    where the recursion is unstable or its mean lag belongs to no geometric law.
+    """
+    polynomial = np.concatenate([[1.0], -np.asarray(phi, float)])
+    momentum = equivalent_momentum(phi, eta)
+    if not abs(momentum) < 1 or (abs(np.roots(polynomial)) >= 1).any():
+        return float("nan")
+    response = lfilter(eta, polynomial, np.eye(1, RESPONSE)[0])
+    geometric = (1 - momentum) * momentum ** np.arange(RESPONSE)
+    return float(abs(response / response.sum() - geometric).sum() / 2)
+
+
+def compared(expected: Theory | None, fitted: Mapping[str, Any]) -> dict[str, Any]:
+    """`theory_NAME` and `NAME_covers` of phi, eta, momentum and learning_rate.
+
+    `fitted` has `ok` and `NAME_interval`, one (low, high) or one a term. Terms that the theory
+    lacks are 0; None where there is no theory, no fit, or too few terms fitted.
+    """
+    names = ("phi", "eta", "momentum", "learning_rate")
+    truths: tuple[Any, ...] = (None,) * 4
+    if expected:
+        momentum = float(equivalent_momentum(np.array(expected.phi), np.array(expected.eta)))
+        truths = (expected.phi, expected.eta, momentum, sum(expected.eta))
+    found: dict[str, Any] = {}
+    for name, truth in zip(names, truths, strict=True):
+        interval = np.array(fitted[f"{name}_interval"]).reshape(-1, 2)
+        missing = len(interval) - np.size(truth)
+        found[f"theory_{name}"], found[f"{name}_covers"] = truth, None
+        if fitted["ok"] and expected and missing >= 0:
+            low, high = interval.T
+            values = np.pad(np.atleast_1d(truth), (0, missing))
+            covers = ((low <= values) & (values <= high)).tolist()
+            found[f"{name}_covers"] = covers if isinstance(truth, tuple) else covers[0]
+    return found

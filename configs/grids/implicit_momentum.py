@@ -1,0 +1,129 @@
+"""The implicit momentum of asynchrony, fitted: one table for each question.
+
+`--config=configs/grids/implicit_momentum.py:TABLE` with TABLE one of
+
+    quadratic    noiseless quadratic, g = 2, ..., 32 memoryless workers, against 1 - 1/g
+    calibration  synchronous MLP and CNN with a known explicit momentum: is it recovered?
+    mlp, cnn     g = 4, 8, 16 memoryless workers, plain SGD on MNIST, against 1 - 1/g and alpha / g
+    two_lags     explicit momentum besides: (1 - mu L)(1 - (1 - 1/g) L)
+    laws         other service times than memoryless, each with its own lag polynomial
+
+The transient carries the information: windows are a few g updates long, and batches are drawn
+independently, as the theory assumes.
+"""
+
+from collections.abc import Iterator
+
+from ml_collections import ConfigDict
+
+from configs import quickstart
+from research.grid import Point, grid
+
+MLP = {"model.name": "mlp", "model.hidden": (32,)}
+CNN = {"model.name": "cnn", "model.channels": (4, 8), "model.hidden": (32,)}
+
+
+def get_config(table: str = "mlp") -> ConfigDict:
+    base = quickstart.get_config()
+    base.batch_size = 128
+    base.data.train_examples = 250
+    base.data.replacement = True
+    base.replicas.subspace = 512
+    return grid(base, TABLES[table]())
+
+
+def quadratic() -> Iterator[Point]:
+    for g in (2, 4, 8, 16, 32):
+        yield {
+            "name": f"g{g}",
+            **asynchronous(g),
+            "model.name": "quadratic",
+            "model.dimension": 8,
+            "batch_size": 1,
+            "data.train_examples": 0,
+            "optimizer.learning_rate": 0.5,
+            "steps": 8 + g,
+            "replicas.count": 8000,
+            "replicas.block": 2000,
+        }
+
+
+def calibration() -> Iterator[Point]:
+    for model in (MLP, CNN):
+        for momentum in (0.3, 0.6, 0.9):
+            yield {
+                "name": f"{model['model.name']}-{momentum}",
+                **model,
+                "strategy.name": "sync",
+                "strategy.groups": 1,
+                "cluster.nodes": 1,
+                "optimizer.learning_rate": 0.1,
+                "optimizer.momentum": momentum,
+                "steps": 8,
+                "replicas.count": 800 if momentum < 0.5 else 400,
+            }
+
+
+def mlp() -> Iterator[Point]:
+    for g, count in ((4, 600), (8, 600), (16, 800)):
+        yield {
+            "name": f"g{g}",
+            **MLP,
+            **asynchronous(g),
+            "optimizer.learning_rate": 0.5,
+            "steps": 8 + g,
+            "replicas.count": count,
+        }
+
+
+def cnn() -> Iterator[Point]:
+    for g, count in ((4, 400), (8, 400), (16, 500)):
+        yield {
+            "name": f"g{g}",
+            **CNN,
+            **asynchronous(g),
+            "optimizer.learning_rate": 0.2,
+            "steps": 8 + g,
+            "replicas.count": count,
+        }
+
+
+def two_lags() -> Iterator[Point]:
+    for g in (4, 16):
+        for momentum in (0.5, -0.3):
+            yield {
+                "name": f"g{g}-explicit{momentum}",
+                **MLP,
+                **asynchronous(g),
+                "optimizer.learning_rate": 0.3,
+                "optimizer.momentum": momentum,
+                "steps": 8,
+                "replicas.count": 2000,
+            }
+
+
+def laws() -> Iterator[Point]:
+    for law, variation in (("constant", 0.0), ("lognormal", 0.3), ("lognormal", 1.0)):
+        yield {
+            "name": f"{law}{variation:g}",
+            **MLP,
+            **asynchronous(8),
+            "cluster.service": law,
+            "cluster.variation": variation,
+            "optimizer.learning_rate": 0.3,
+            "steps": 32,
+            "replicas.count": 400,
+        }
+
+
+def asynchronous(groups: int) -> Point:
+    """As many memoryless workers as groups: a group of several waits for its slowest."""
+    return {
+        "strategy.name": "asynchronous",
+        "strategy.groups": groups,
+        "cluster.nodes": groups,
+        "cluster.service": "exponential",
+    }
+
+
+TABLES = {table.__name__: table for table in (quadratic, calibration, mlp, cnn, two_lags, laws)}

@@ -1,0 +1,190 @@
+"""Time an update, as ratios of programs run in turn: `python -m tests.benchmarks.step_time`.
+
+    asynchronous   one simulated asynchronous update, 16 groups, over one synchronous update
+    hand-written   the trainer's update over a `lax.scan` of the same update in plain jax and optax
+    torch          the trainer's update over torch eager (`--torch=PYTHON`, one that has torch)
+
+MLP 784-256-256-10 and LeNet-5 (channels 6 and 16, dense layers 120 and 84) on MNIST, batch 64, SGD
+with momentum 0.9. Every round runs all programs once, in random order, and gives one of each ratio;
+the table has their medians and quartiles.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pandas as pd
+from ml_collections import ConfigDict
+
+from research import program, trainer
+from research.config import default
+from research.models.convolution import convolve, max_pool
+from research.strategies.base import Event
+
+BATCH = 64
+Timer = Callable[[], float]  # seconds an update
+
+
+def config_of(model: str, groups: int) -> ConfigDict:
+    config = default()
+    config.steps = config.log_every = program.CHUNK
+    config.checkpoint_every = 0
+    config.batch_size = BATCH
+    config.model.name = model
+    config.model.hidden = (256, 256) if model == "mlp" else (120, 84)
+    config.optimizer.momentum = 0.9
+    config.optimizer.learning_rate = 0.01
+    config.cluster.nodes = groups
+    config.strategy.name = "asynchronous" if groups > 1 else "sync"
+    config.strategy.groups = groups
+    return config
+
+
+def ours(model: str, groups: int, updates: int) -> Timer:
+    """The trainer's own compiled program."""
+    run = trainer.prepare(config_of(model, groups))
+    examples = {name: jnp.asarray(leaf) for name, leaf in run.data.train.items()}
+    indices = np.random.default_rng(0).integers(run.examples, size=(program.CHUNK, BATCH))
+    events = Event(run.timeline.read, run.timeline.write, run.hypers)
+    inputs = jax.device_put((events, indices.astype(np.int32)))
+    state = jax.block_until_ready(run.program.strategy.init(run.params))
+
+    def once() -> float:
+        nonlocal state
+        start = time.perf_counter()
+        state, losses = run.program.advance(state, examples, *inputs, updates)
+        jax.block_until_ready((state, losses))
+        return (time.perf_counter() - start) / updates
+
+    return once
+
+
+def by_hand(model: str, updates: int) -> Timer:
+    """What a researcher would write for this one model and nothing else."""
+    run = trainer.prepare(config_of(model, 1))
+    images, labels = (jnp.asarray(run.data.train[name]) for name in ("image", "label"))
+    rng = np.random.default_rng(0)
+    indices = jnp.asarray(rng.integers(len(labels), size=(updates, BATCH)).astype(np.int32))
+    tx = optax.sgd(0.01, momentum=0.9)
+
+    def loss(params: list, x: jax.Array, y: jax.Array) -> jax.Array:
+        x = x.astype(jnp.float32) / 255
+        for i, (w, b) in enumerate(params):
+            if w.ndim == 4:
+                x = jax.nn.relu(max_pool(convolve(x, w) + b))
+                continue
+            x = x.reshape(len(x), -1) @ w + b
+            if i < len(params) - 1:
+                x = jax.nn.relu(x)
+        return optax.softmax_cross_entropy_with_integer_labels(x, y).mean()
+
+    def train(params, opt_state, images, labels, indices):
+        def step(carry, chosen):
+            params, opt_state = carry
+            value, grads = jax.value_and_grad(loss)(params, images[chosen], labels[chosen])
+            updates, opt_state = tx.update(grads, opt_state, params)
+            return (optax.apply_updates(params, updates), opt_state), value
+
+        return jax.lax.scan(step, (params, opt_state), indices)
+
+    names = [name for name, _ in run.program.problem.blocks]
+    leaves = [jax.tree.leaves(run.params[name])[::-1] for name in names]
+    params = [(jnp.array(w), jnp.array(b)) for w, b in leaves]  # copies: the arguments are donated
+    state = (params, tx.init(params))
+    compiled = jax.jit(train, donate_argnums=(0, 1))
+
+    def once() -> float:
+        nonlocal state
+        start = time.perf_counter()
+        state, losses = compiled(*state, images, labels, indices)
+        jax.block_until_ready((state, losses))
+        return (time.perf_counter() - start) / updates
+
+    return once
+
+
+def torch_eager(python: str, model: str, updates: int) -> Timer:
+    """`torch_eager.py` under another interpreter, with as many threads as there are cores."""
+    script = Path(__file__).with_name("torch_eager.py")
+    command = [python, str(script), str(os.cpu_count())]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+    if process.stdin is None or process.stdout is None:
+        raise OSError("torch: no pipes")
+    into, out = process.stdin, process.stdout
+
+    def once() -> float:
+        print(model, updates, file=into, flush=True)
+        return float(out.readline())
+
+    return once
+
+
+def measure(rounds: int, updates: dict[str, int], python: str | None) -> pd.DataFrame:
+    """One row a ratio: median and quartiles over the rounds, and milliseconds an update."""
+    rows = []
+    for model, n in updates.items():
+        timers = {
+            "sync": ours(model, 1, n),
+            "asynchronous": ours(model, 16, n),
+            "hand-written": by_hand(model, n),
+        }
+        if python:
+            timers["torch"] = torch_eager(python, model, n)
+        for timer in timers.values():
+            timer()  # compiles
+        order = np.random.default_rng(0)
+        seconds = {name: np.zeros(rounds) for name in timers}
+        for i in range(rounds):
+            for name in order.permutation(list(timers)):
+                seconds[name][i] = timers[name]()
+        pairs = [("asynchronous", "sync", 1.10), ("sync", "hand-written", 1.03)]
+        pairs += [("sync", "torch", 0.8 if model == "mlp" else 1.0)] if python else []
+        for name, over, wanted in pairs:
+            ratios = seconds[name] / seconds[over]
+            low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75))
+            rows.append(
+                {
+                    "model": model,
+                    "ratio": f"{name} / {over}",
+                    "median": middle,
+                    "quartiles": f"{low:.3f} to {high:.3f}",
+                    "wanted at most": wanted,
+                    "ms": 1e3 * np.median(seconds[name]),
+                    "ms of the other": 1e3 * np.median(seconds[over]),
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=31)
+    parser.add_argument("--torch", metavar="PYTHON", help="an interpreter that has torch")
+    parser.add_argument("--out", type=Path, default=Path("workdirs/step_time.json"))
+    arguments = parser.parse_args()
+    table = measure(arguments.rounds, {"mlp": 200, "cnn": 60}, arguments.torch)
+    print(table.to_string(index=False, float_format="{:.3f}".format))
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    record = {
+        "device": jax.devices()[0].device_kind,
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+        "rounds": arguments.rounds,
+        "ratios": table.to_dict("records"),
+    }
+    arguments.out.write_text(json.dumps(record, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

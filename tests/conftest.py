@@ -1,0 +1,103 @@
+"""What the tests of whole runs share: configs, data, folders as they lie on disk, event files."""
+
+import struct
+
+import pytest
+from tensorboardX.proto.event_pb2 import Event
+
+from research import data
+from research.config import default
+
+RUN = {
+    "steps": 60,
+    "batch_size": 4,
+    "log_every": 10,
+    "checkpoint_every": 20,
+    "model.name": "quadratic",
+    "model.dimension": 6,
+    "model.noise": 0.5,
+    "data.train_examples": 100,
+    "optimizer.momentum": 0.3,
+    "strategy.name": "asynchronous",
+    "strategy.groups": 4,
+    "cluster.nodes": 4,
+}
+
+
+@pytest.fixture(scope="session")
+def config():
+    """`config({"optimizer.name": "adam", ...})`: a small run and its differences."""
+
+    def make(values=()):
+        config = default()
+        options = {k: v for k, v in dict(values).items() if k.startswith("optimizer.options.")}
+        for key, value in options.items():
+            config.optimizer.options[key.rpartition(".")[2]] = value
+        config.update_from_flattened_dict({**RUN, **dict(values)})
+        return config
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def mnist(tmp_path_factory):
+    """Values for `config`: a small network on a few images, prepared in a folder of the session."""
+    folder = str(tmp_path_factory.mktemp("data"))
+    data.load("mnist5k", folder)
+    return {
+        "model.name": "mlp",
+        "model.hidden": (8,),
+        "data.dir": folder,
+        "data.train_examples": 200,
+    }
+
+
+@pytest.fixture(scope="session")
+def files():
+    """`files(folder)`: what is on disk, {path below the folder: its bytes}."""
+
+    def read(folder):
+        paths = (path for path in folder.rglob("*") if path.is_file())
+        return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def scalars():
+    """`scalars(workdir)`: {step: {name: value}} of its one event file, every checksum verified."""
+
+    def read(workdir):
+        (path,) = workdir.glob("events.out.tfevents.*")
+        steps = {}
+        for record in _records(path.read_bytes()):
+            event = Event.FromString(record)
+            for value in event.summary.value:
+                row = steps.setdefault(event.step, {})
+                assert value.tag not in row
+                row[value.tag] = value.simple_value
+        return steps
+
+    return read
+
+
+def _records(content):
+    """TFRecord: length, its masked CRC, data, its masked CRC."""
+    while content:
+        (length,) = struct.unpack("<Q", content[:8])
+        body, rest = content[12 : 12 + length], content[12 + length :]
+        assert struct.unpack("<I", content[8:12])[0] == _masked_crc32c(content[:8])
+        assert len(body) == length and struct.unpack("<I", rest[:4])[0] == _masked_crc32c(body)
+        yield body
+        content = rest[4:]
+
+
+def _masked_crc32c(content):
+    """Castagnoli's polynomial bit by bit, then TensorFlow's mask."""
+    crc = 0xFFFFFFFF
+    for byte in content:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    crc ^= 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
