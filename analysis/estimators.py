@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 BLOCK = 1 << 23  # float64 numbers held at a time
+NOTHING = 1e-60  # a squared norm smaller than this is none
 
 
 class Moments(NamedTuple):
@@ -135,7 +136,12 @@ def instrument_strength(m: Moments, draws: np.ndarray) -> float:
 
 
 def condition(m: Moments) -> float:
-    """Condition number of the least-squares normal equations, regressors of unit size."""
+    """Condition number of the least-squares normal equations, regressors of unit size.
+
+    NaN where a regressor is zero.
+    """
+    if np.diag(m.mean)[1:].min() < NOTHING:
+        return float("nan")
     return float(np.linalg.cond(m.mean[1:, 1:] / _scale(m)))
 
 

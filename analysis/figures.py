@@ -45,13 +45,6 @@ class Curve(NamedTuple):
     log: pd.DataFrame  # log points of its seeds, with the column `point`
 
 
-class Histogram(NamedTuple):
-    """Updates by staleness; `groups` is None where theory has no law."""
-
-    counts: np.ndarray
-    groups: int | None
-
-
 def colours(places: Mapping[str, float]) -> dict[str, Any]:
     """A colour for each name, given its number of groups, NaN if it has none."""
     ordered = sorted((g, name) for name, g in places.items() if not np.isnan(g))
@@ -67,9 +60,7 @@ def losses(
     curves: Sequence[Curve], clock: str, label: str, target: float, diverged: Collection[str]
 ) -> str:
     """Training loss against a clock (a column of the log): median of the seeds, and their range."""
-    names = [curve.label for curve in curves]
-    columns = 2 if max(map(len, names)) < 36 else 1
-    figure, axes = _new(legend=(len(curves) + 2) / columns)
+    figure, axes = _new()
     log = pd.concat([curve.log for curve in curves]).dropna(subset=["train_loss"])
     for curve in curves:
         steps = curve.log.groupby("step")
@@ -96,19 +87,21 @@ def losses(
     if top > low:
         axes.set_ylim(top=top)
     axes.set(xlabel=label, ylabel="training loss")
-    return _svg(figure, legend=True)
+    _legend(figure)
+    return _svg(figure)
 
 
 @matplotlib.rc_context(STYLE)
-def staleness(histogram: Histogram) -> str:
-    """Share of the updates at each staleness, with the geometric law of mean g - 1 over it."""
-    figure, axes = _new(width=4.2, height=2.7)
-    share = histogram.counts / histogram.counts.sum()
+def staleness(counts: np.ndarray, groups: int | None) -> str:
+    """Share of the updates at each staleness; over it the geometric law of mean g - 1, given g."""
+    figure, axes = _new(width=4.2, height=2.6)
+    share = counts / counts.sum()
     shown = int(np.searchsorted(np.cumsum(share), 0.999)) + 1  # the far tail would hide the rest
-    axes.bar(np.arange(shown), share[:shown], width=0.9, color="#56B4E9", label="simulated")
-    if histogram.groups:
-        k, p = np.arange(shown), 1 / histogram.groups
-        axes.plot(k, p * (1 - p) ** k, ".-", color="#D55E00", lw=1.2, ms=4, label="geometric law")
+    k = np.arange(shown)
+    axes.bar(k, share[:shown], width=0.9, color="#56B4E9", label="simulated")
+    if groups:
+        law = (1 - 1 / groups) ** k / groups
+        axes.plot(k, law, ".-", color="#D55E00", lw=1.2, ms=4, label="geometric law")
         axes.legend()
     axes.set(xlabel="staleness (updates)", ylabel="share of updates")
     return _svg(figure)
@@ -120,7 +113,7 @@ def implicit_momentum(fits: pd.DataFrame) -> str:
 
     Columns: `groups`, `momentum`, `low`, `high`, `least_squares`.
     """
-    figure, axes = _new(legend=3)
+    figure, axes = _new()
     most = max(fits["groups"].max(), 2)
     g = np.geomspace(1, most, 200)
     axes.plot(g, 1 - 1 / g, color="#666666", lw=1.2, label="theory, 1 - 1/g")
@@ -136,18 +129,24 @@ def implicit_momentum(fits: pd.DataFrame) -> str:
     axes.xaxis.set_major_formatter(ScalarFormatter())
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set(xlabel="compute groups g", ylabel="implicit momentum")
-    return _svg(figure, legend=True)
+    _legend(figure)
+    return _svg(figure)
 
 
-def _new(width: float = 6.2, height: float = 3.6, legend: int = 0) -> tuple[Figure, Axes]:
-    """A figure with room below for so many legend entries in two columns."""
-    figure = Figure(figsize=(width, height + 0.2 * -(-legend // 2)), layout="constrained")
+def _new(width: float = 6.2, height: float = 3.6) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.add_subplot()
 
 
-def _svg(figure: Figure, legend: bool = False) -> str:
-    if legend:
-        figure.legend(loc="outside lower center", ncols=2)
+def _legend(figure: Figure) -> None:
+    """Below the axes, and room for it."""
+    labels = figure.axes[0].get_legend_handles_labels()[1]
+    columns = 2 if max(map(len, labels)) <= 36 else 1
+    figure.set_figheight(figure.get_figheight() + 0.2 * -(-len(labels) // columns))
+    figure.legend(loc="outside lower center", ncols=columns)
+
+
+def _svg(figure: Figure) -> str:
     file = io.BytesIO()
     figure.savefig(file, format="svg", metadata={"Date": None})
     return "data:image/svg+xml;base64," + base64.b64encode(file.getvalue()).decode()

@@ -27,7 +27,6 @@ from analysis.tables import replace
 
 MOMENTA, MATCHED = "matching_momenta", "matching_displacements"
 MIN_REPLICAS = 4
-NOTHING = 1e-30  # displacements or gradients smaller than this are none
 MAX_CONDITION = 1e8  # float32 trajectories know the normal equations to about 1e-14
 MIN_STRENGTH = 10.0  # the usual bound for instruments (Staiger and Stock, 1997)
 
@@ -39,10 +38,7 @@ class AnalysisError(ValueError):
 
 
 class Fit(NamedTuple):
-    """A fit by split-replica instrumental variables; all intervals are 95 %.
-
-    Where `ok` is False, `reason` says why, and the coefficients are NaN.
-    """
+    """Split-replica instrumental variables, intervals of 95 %; NaN and `reason` where not `ok`."""
 
     ok: bool
     reason: str
@@ -58,8 +54,7 @@ class Fit(NamedTuple):
     learning_rate_interval: Interval
     geometric_distance: float  # of the impulse response from that of one term of momentum
     instrument_strength: float  # F; below 10 the fit is refused
-    least_squares_phi: tuple[float, ...]
-    least_squares_eta: tuple[float, ...]
+    least_squares: tuple[float, ...]  # phi, then eta, of the regression of mean on mean
     least_squares_momentum: float
 
 
@@ -83,10 +78,8 @@ def fit(
             "(replicas, steps, coordinates)"
         )
     if lags < 0 or gradient_lags < 0 or bootstrap < 2:
-        raise AnalysisError(
-            f"lags {lags}, gradient lags {gradient_lags}, bootstrap {bootstrap}: must be at least "
-            "0, 0 and 2"
-        )
+        given = f"lags {lags}, gradient lags {gradient_lags}, bootstrap {bootstrap}"
+        raise AnalysisError(f"{given}: must be at least 0, 0 and 2")
     shape, nothing = displacements.shape, np.full(lags + gradient_lags + 1, math.nan)
     reason = _unfit(displacements, gradients, lags, gradient_lags)
     if reason:
@@ -94,8 +87,11 @@ def fit(
     xi = estimators.weights(np.random.default_rng(seed), len(displacements), bootstrap) - 1
     moments = estimators.moments(displacements, gradients, lags, gradient_lags, xi)
     condition = estimators.condition(moments)
-    if not condition < MAX_CONDITION:
+    if math.isnan(condition):
+        reason = "no excitation: the mean displacements or gradients are all zero"
+    elif condition > MAX_CONDITION:
         reason = f"collinear regressors (condition number {condition:.1e})"
+    if reason:
         return _result(reason, shape, lags, nothing, nothing[None], nothing)
     drawn = estimators.bootstrap(moments)
     strength = estimators.instrument_strength(moments, drawn)
@@ -132,8 +128,7 @@ def fit_workdir(
         lags = len(expected.phi) if expected else 2 if explicit and groups > 1 else 1
         if gradient_lags is None:
             gradient_lags = len(expected.eta) - 1 if expected else 0
-    window = slice(steps or None)
-    d, g = (arrays[name][:, window] for name in ("displacements", "gradients"))
+    d, g = (arrays[name][:, : steps or None] for name in ("displacements", "gradients"))
     fitted = fit(d, g, lags, gradient_lags or 0, bootstrap, seed)
     found = {
         "workdir": folder.resolve().name,
@@ -148,10 +143,9 @@ def fit_workdir(
         "matching": None,
     }
     if MOMENTA in arrays:
-        others = arrays[MATCHED][:, :, window]
-        found["matching"] = estimators.matching(
-            d, arrays[MOMENTA], others, bootstrap, seed
-        )._asdict()
+        others = arrays[MATCHED][:, :, : steps or None]
+        matched = estimators.matching(d, arrays[MOMENTA], others, bootstrap, seed)
+        found["matching"] = matched._asdict()
     result = _plain(found)
     replace(folder / "implicit_momentum.json", json.dumps(result, indent=2) + "\n")
     return result
@@ -159,9 +153,10 @@ def fit_workdir(
 
 def table(results: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """One row a result of `fit_workdir`."""
-    rows = []
+    rows: list[dict[str, Any]] = []
+    unmatched: dict[str, Any] = {"momentum": None, "interval": None, "reason": ""}
     for r in results:
-        matched = r["matching"] or {"momentum": None, "interval": None, "reason": ""}
+        matched = r["matching"] or unmatched
         rows.append(
             {
                 "point": r["workdir"],
@@ -221,9 +216,7 @@ def _unfit(d: np.ndarray, g: np.ndarray, lags: int, gradient_lags: int) -> str:
         return f"too few updates ({steps}) for {lags} lags and {gradient_lags} gradient lags"
     finite = np.isfinite(d).all(axis=(1, 2)) & np.isfinite(g).all(axis=(1, 2))
     if not finite.all():
-        return f"{replicas - finite.sum()} of {replicas} trajectories are not finite"
-    if min(abs(d).max(), abs(g).max()) < NOTHING:
-        return "no excitation: displacements or gradients are all zero"
+        return f"{replicas - finite.sum()} of {replicas} trajectories are not finite (diverged)"
     return ""
 
 
@@ -252,8 +245,7 @@ def _result(
         learning_rate_interval=_interval(draws[:, lags:].sum(axis=1)),
         geometric_distance=geometric_distance(phi, eta),
         instrument_strength=strength,
-        least_squares_phi=tuple(squares[:lags].tolist()),
-        least_squares_eta=tuple(squares[lags:].tolist()),
+        least_squares=tuple(squares.tolist()),
         least_squares_momentum=float(equivalent_momentum(squares[:lags], squares[lags:])),
     )
 

@@ -62,11 +62,11 @@ TEMPLATE = """<!DOCTYPE html>
 <title>{{ title }}</title>
 <style>
 body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff;
-  max-width: 68rem; margin: 0 auto; padding: 1rem; }
+  max-width: 72rem; margin: 0 auto; padding: 1rem; }
 h1 { font-size: 1.6rem; line-height: 1.2; overflow-wrap: anywhere; }
 h2 { font-size: 1.2rem; margin-top: 2.2rem; border-bottom: 1px solid #bbb; }
-p, figcaption, dd { max-width: 44rem; }
-figcaption, .note, .range { color: #444; font-size: .875rem; }
+p, li, figcaption, dd { max-width: 44rem; }
+figcaption, .note, .range { color: #444; font-size: .9em; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .25rem .6rem; text-align: right; border-bottom: 1px solid #ddd; }
@@ -91,6 +91,7 @@ dd { margin: 0 0 .5rem; overflow-wrap: anywhere; }
   table { font-size: 7.5pt; }
   th, td { padding: .1rem .3rem; }
   figure, tr { break-inside: avoid; }
+  h2, h2 + p { break-after: avoid; }
   .figures { grid-template-columns: 1fr 1fr; }
 }
 </style>
@@ -130,9 +131,11 @@ dd { margin: 0 0 .5rem; overflow-wrap: anywhere; }
 {% endmacro %}
 <h1>{{ title }}</h1>
 <h2>What was run</h2>
+<ul>
 {% for line in lead %}
-<p>{{ line }}</p>
+<li>{{ line }}</li>
 {% endfor %}
+</ul>
 {% if headline %}
 {{ grid(headline) }}
 {% endif %}

@@ -34,10 +34,12 @@ def write(workdir: Path, target: float = np.nan) -> Path:
     points = tables.points(workdir)
     title = f"Optimization dynamics: {workdir.resolve().name}"
     trained = [point for point in points if not point.config.get("replicas.count")]
-    content = _trained(trained, target) | _staleness(points) | _fits(points)
+    # Recordings are short and start with nothing stale: their staleness is below its law.
+    content = _trained(trained, target) | _staleness(trained) | _fits(points)
     recorded = len(points) - len(trained)
     if recorded:
-        content["lead"] += [f"{recorded} recordings of replicas, for the fit of implicit momentum."]
+        several = "s" if recorded > 1 else ""
+        content["lead"] += [f"{recorded} recording{several} of replicas, for implicit momentum."]
     path = workdir / "report.html"
     tables.replace(path, page.render(title=title, **content, **_provenance(points, workdir)))
     return path
@@ -68,32 +70,35 @@ def _trained(points: Sequence[Point], target: float) -> dict[str, Any]:
 
 def _staleness(points: Sequence[Point]) -> dict[str, Any]:
     """A histogram for each arrangement of groups on a cluster, all its points together."""
-    stale = [p for p in points if any(p.summary.get("staleness_histogram", [])[1:])]
+    stale = [point for point in points if any(point.summary.get("staleness_histogram", [])[1:])]
     keys = [k for k in tables.columns(stale) if k.startswith(("strategy.", "cluster."))]
     runs = tables.runs(stale, keys) if stale else pd.DataFrame(columns=keys)
     pictures = []
     for _, group in runs.groupby(keys, sort=False, dropna=False):
         members = [stale[i] for i in group.index]
-        title = sections.describe(group.iloc[0], sections.varying(runs, keys))
-        counts = (
-            pd.concat([pd.Series(p.summary["staleness_histogram"]) for p in members])
-            .groupby(level=0)
-            .sum()
-        )
+        counts = _summed([point.summary["staleness_histogram"] for point in members])
+        mean = np.average(np.arange(len(counts)), weights=counts)
         config = members[0].config
         memoryless = config.get("cluster.service") in MEMORYLESS
-        law = config[GROUPS] if memoryless and config.get(NAME) == "asynchronous" else None
-        shown = figures.staleness(figures.Histogram(title, counts.to_numpy(float), law))
-        mean = float(np.average(counts.index, weights=counts))
-        alt = f"Histogram of the staleness of {title}: mean {mean:.3g} updates"
-        alt += f", geometric law of mean {law - 1} drawn over it." if law else "."
-        pictures.append(Picture(shown, alt, f"Mean {mean:.3g}."))
+        groups = config[GROUPS] if memoryless and config.get(NAME) == "asynchronous" else None
+        name = sections.describe(group.iloc[0], [GROUPS, *sections.varying(runs, keys)])
+        caption = f"{name}: mean {mean:.3g}"
+        alt = "Histogram of staleness. " + caption
+        alt += f"; over it the geometric law of mean {groups - 1}." if groups else "."
+        pictures.append(Picture(figures.staleness(counts, groups), alt, caption))
     note = (
-        "Updates between a gradient's reading of the parameters and its arrival. Memoryless groups "
-        "have a geometric law of mean g - 1. It is exact for groups of one worker; a group of "
-        "several delivers with its slowest, which is more regular."
+        "Updates applied between a gradient's reading of the parameters and its arrival. For "
+        "memoryless groups of one worker the law is geometric, of mean g - 1. A group of several "
+        "workers delivers with its slowest, which is more regular: the mean is the same."
     )
     return {"staleness": pictures, "staleness_note": note}
+
+
+def _summed(histograms: Sequence[Sequence[int]]) -> np.ndarray:
+    total = np.zeros(max(map(len, histograms)))
+    for counts in histograms:
+        total[: len(counts)] += counts
+    return total
 
 
 def _fits(points: Sequence[Point]) -> dict[str, Any]:
@@ -131,6 +136,8 @@ def _fits(points: Sequence[Point]) -> dict[str, Any]:
         "towards 0 by the noise of the means. With explicit momentum the figure is that of the "
         "one-term recursion of the same mean lag."
     )
+    if not any(row[-1].shown for row in rows):  # nothing was refused
+        columns, rows = columns[:-1], [row[:-1] for row in rows]
     return {
         "fits": Table("Implicit momentum", columns, rows),
         "fits_note": note,
@@ -166,16 +173,14 @@ def _with_interval(fit: Mapping[str, Any], name: str) -> Cell:
 
 def _provenance(points: Sequence[Point], workdir: Path) -> dict[str, Any]:
     """What produced the numbers: libraries, devices, the configuration that all points share."""
-    libraries: dict[str, set[str]] = {}
-    devices, seconds = set(), 0.0
+    libraries, devices, seconds = set(), set(), 0.0
     for point in points:
-        for name, version in point.summary.get("versions", {}).items():
-            libraries.setdefault(name, set()).add(str(version))
-        device = point.summary.get("device", {})
-        devices.add(" ".join(str(device.get(key, "")) for key in ("count", "platform", "kind")))
+        versions, device = (point.summary.get(key, {}) for key in ("versions", "device"))
+        libraries.add(", ".join(f"{name} {version}" for name, version in versions.items()))
+        devices.add(", ".join(f"{name} {value}" for name, value in device.items()))
         seconds += point.summary.get("wall_seconds") or 0.0
-    facts = [(name, ", ".join(sorted(versions))) for name, versions in libraries.items()]
-    facts += [("device (count, platform, kind)", "; ".join(sorted(devices)))]
+    facts = [("libraries", libraries - {""}), ("device", devices - {""})]
+    facts = [(name, "; ".join(sorted(found))) for name, found in facts if found]
     facts += [("wall-clock seconds of the runs", page.number(seconds))] if seconds else []
     facts += [("this page again", f"python -m analysis.report --workdir={workdir}")]
     keys = dict.fromkeys(key for point in points for key in point.config)

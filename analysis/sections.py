@@ -14,7 +14,7 @@ from analysis.page import Cell, Column, Picture, Table, cell, number
 NAME, GROUPS = "strategy.name", "strategy.groups"
 TITLES = {
     NAME: "strategy",
-    GROUPS: "groups",
+    GROUPS: "groups g",
     MOMENTUM: "momentum",
     "optimizer.learning_rate": "learning rate",
     "train_loss": "final training loss",
@@ -28,7 +28,7 @@ TITLES = {
 def headline(runs: pd.DataFrame, keys: Sequence[str]) -> Table:
     """One row a setting, with the median of its seeds."""
     keys = [key for key in keys if key != "seed"]
-    seeds = runs["setting"].duplicated().any()
+    seeds = _seeded(runs)
     shown = [f for f in efficiency.FIGURES if f in runs and np.isfinite(_floats(runs[f])).any()]
     columns = [Column(TITLES.get(k, k), any(isinstance(v, str) for v in runs[k])) for k in keys]
     columns += [Column("status", text=True), *(Column(TITLES[figure]) for figure in shown)]
@@ -46,14 +46,19 @@ def conclusions(runs: pd.DataFrame, keys: Sequence[str], target: float, given: b
     if not np.isfinite(target):
         return []
     why = "as asked for" if given else "the lowest that every method here reaches"
+    if not given and _tuned(runs):
+        why += " at its best learning rate"
+    if not given and _seeded(runs):
+        why += " with the worst of its seeds"
     lines = [f"Target: a training loss of {number(target)}, {why}."]
-    settings = runs.groupby("setting")[["updates_to_target", "seconds_to_target"]].median()
-    if len(settings) > 1:
-        for clock, unit in (("updates", "updates"), ("seconds", "simulated seconds")):
-            column = settings[f"{clock}_to_target"]
-            first = runs[runs["setting"] == column.idxmin()].iloc[0]
+    clocks = {"updates": "updates", "seconds": "simulated seconds"}
+    settings = runs.groupby("setting")[[f"{clock}_to_target" for clock in clocks]].median()
+    for clock, unit in clocks.items() if len(settings) > 1 else ():
+        column = settings[f"{clock}_to_target"]
+        first = runs[runs["setting"] == column.idxmin()].iloc[0]
+        if np.isfinite(column.min()):
             name = describe(first, varying(runs, keys))
-            lines.append(f"Fewest {unit} to it: {name}, with {number(column.min())}.")
+            lines.append(f"Fewest {unit} to the target: {number(column.min())}, {name}.")
     return lines
 
 
@@ -62,11 +67,10 @@ def notes(runs: pd.DataFrame, target: float) -> list[str]:
     lines = []
     if np.isfinite(target):
         lines.append(
-            "A method is tuned by its learning rate and judged by the best; a setting reaches the "
-            "loss that the worst of its seeds does. Updates and seconds to the target are "
-            "interpolated linearly between log points; a run that diverged did not reach it."
+            "Updates and seconds to the target are interpolated linearly between log points; a run "
+            "that diverged has not reached it."
         )
-    if runs["setting"].duplicated().any():
+    if _seeded(runs):
         lines.append("Of several seeds the table has the median, in brackets least and most.")
     return lines
 
@@ -80,7 +84,7 @@ def losses(
         return "", []
     colours = figures.colours(dict(zip(best["place"], _floats(best[GROUPS]), strict=True)))
     dashes, policies = _policies(best)
-    tuned = runs["setting"].nunique() > runs["method"].nunique()
+    tuned = _tuned(runs)
     labels = [
         key
         for key in varying(best, keys)
@@ -98,7 +102,7 @@ def losses(
     note = "Loss of the training set (5,000 examples of it at most) at the current parameters."
     if tuned:
         note += " Each method with its best setting: the fewest updates to the target."
-    if best["setting"].duplicated().any():
+    if _seeded(best):
         note += " Several seeds: their median, and a band from least to most."
     note += policies
     diverged = set(best.loc[best["status"] == "diverged", "point"])
@@ -113,11 +117,13 @@ def losses(
 
 
 def describe(values: Mapping[str, Any], keys: Sequence[str]) -> str:
-    """A setting in words: `asynchronous, groups 4, momentum 0.3`."""
+    """A setting in words: `sync, momentum 0.9`; asynchronous runs go by their groups, `g = 4`."""
+    known = {key: cell(values[key]).shown for key in keys if not pd.isna(values[key])}
+    if GROUPS in known:
+        known.pop(NAME, None)
+    phrases = {NAME: "{}", GROUPS: "g = {}"}
     return ", ".join(
-        str(values[key]) if key == NAME else f"{TITLES.get(key, key)} {cell(values[key]).shown}"
-        for key in keys
-        if values[key] is not None and values[key] == values[key]
+        phrases.get(key, TITLES.get(key, key) + " {}").format(value) for key, value in known.items()
     )
 
 
@@ -129,6 +135,15 @@ def varying(runs: pd.DataFrame, keys: Sequence[str]) -> list[str]:
 def counted(statuses: Iterable[str]) -> str:
     """`3 completed, 1 diverged`."""
     return ", ".join(f"{n} {status}" for status, n in Counter(statuses).items())
+
+
+def _tuned(runs: pd.DataFrame) -> bool:
+    """Whether some method was tried at several learning rates, or the like."""
+    return runs["setting"].nunique() > runs["method"].nunique()
+
+
+def _seeded(runs: pd.DataFrame) -> bool:
+    return bool(runs["setting"].duplicated().any())
 
 
 def _policies(runs: pd.DataFrame) -> tuple[dict[float, str], str]:
@@ -161,10 +176,9 @@ def _spoken(curves: Collection[figures.Curve]) -> str:
 
 def _of_seeds(values: pd.Series) -> Cell:
     values = _floats(values)
+    low, high = (cell(float(f"{end:.3g}")).shown for end in (values.min(), values.max()))
     middle = cell(values.median(skipna=False))
-    if values.nunique() < 2:
-        return middle
-    return middle._replace(range=f"{cell(values.min()).shown} – {cell(values.max()).shown}")
+    return middle._replace(range=f"{low} – {high}") if low != high else middle
 
 
 def _floats(values: pd.Series) -> pd.Series:

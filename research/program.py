@@ -38,23 +38,39 @@ class Program:
     evaluate: Callable[..., tuple[jax.Array, dict[str, jax.Array]]]
 
 
+def init(config: ConfigDict, classes: int, key: jax.Array, examples: Examples) -> Params:
+    """x_0 of a config's model for examples like these, compiled once a model."""
+    return _problem(_model(config, classes))[1](key, examples)
+
+
 def make(config: ConfigDict, classes: int, slots: int) -> Program:
     """The program of a config: the same object for configs that differ in traced numbers only."""
     optimizer = config.optimizer
     static = {
-        "model": config.model.to_dict(),
-        "classes": classes,
+        "model": _model(config, classes),
         "optimizer": (optimizer.name, hyper_names(config), optimizer.options.to_dict()),
         "strategy": (config.strategy.name, slots),
     }
     return _make(json.dumps(static, sort_keys=True))
 
 
+def _model(config: ConfigDict, classes: int) -> str:
+    model = {key: value for key, value in config.model.to_dict().items() if key != "noise"}
+    return json.dumps([model, classes], sort_keys=True)  # noise is of the data
+
+
+@lru_cache(maxsize=32)
+def _problem(static: str) -> tuple[Problem, Callable[..., Params]]:
+    model, classes = json.loads(static)
+    whole = problem.make(ConfigDict(model), classes)
+    return whole, jax.jit(whole.init)
+
+
 @lru_cache(maxsize=32)
 def _make(static: str) -> Program:
     values = json.loads(static)
     name, names, options = values["optimizer"]
-    whole = problem.make(ConfigDict(values["model"]), values["classes"])
+    whole, _ = _problem(values["model"])
     optimizer = optimizers.optimizer(name, tuple(names), options)
     strategy_name, slots = values["strategy"]
     strategy = strategies.make(strategy_name, whole.loss, optimizer, slots)

@@ -49,9 +49,8 @@ def prepare(config: ConfigDict, replicas: int = 0) -> Run:
     """
     configs.check(config)
     data = problem.load_data(config)
-    whole = problem.make(config.model, data.classes)
     one = {name: leaf[:1] for name, leaf in data.train.items()}
-    params = jax.jit(whole.init)(seeds.key(config.seed, "init"), one)
+    params = program.init(config, data.classes, seeds.key(config.seed, "init"), one)
     events = timeline.make(
         config.cluster,
         groups=configs.groups_of(config),

@@ -25,9 +25,7 @@ def arrivals(seed: int, law: Law, mean_seconds: np.ndarray, steps: int) -> Timel
     def extend(group: int) -> None:
         shape = (min(BLOCK, steps), mean_seconds.shape[1])
         services = (law(streams[group], shape) * mean_seconds[group]).max(axis=1)
-        # Summed one by one from the start, so that the sums do not depend on the blocks.
-        services[0] += times[group][-1]
-        times[group] = np.concatenate([times[group], np.cumsum(services)])
+        times[group] = np.concatenate([times[group], times[group][-1] + np.cumsum(services)])
 
     while True:
         # Only up to the horizon that every group has reached is the merge known.

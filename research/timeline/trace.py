@@ -12,7 +12,7 @@ from research.timeline.base import Timeline, TimelineError, from_arrivals
 def trace(path: str, groups: int, steps: int) -> Timeline:
     """The first `steps` arrivals of the file; `TimelineError` in one line if it cannot serve."""
     try:
-        table = pd.read_csv(path, float_precision="round_trip")
+        table = pd.read_csv(path)
         worker = table["worker"].to_numpy(np.float64)  # so that no value fails to convert
         seconds = table["seconds"].to_numpy(np.float64)
     except OSError as error:

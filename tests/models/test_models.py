@@ -78,8 +78,11 @@ def test_bfloat16_computes_on_float32_parameters(name):
     grads, outputs = jax.jit(jax.grad(total, has_aux=True))(params)
     for leaf in jax.tree.leaves((params, grads)):
         assert leaf.dtype == jnp.float32
+    for stop in range(1, len(narrow) + 1):
+        part = jax.eval_shape(lambda x, stop=stop: base.apply(narrow[:stop], params, x), x)
+        assert part.dtype == jnp.bfloat16
     exact = jax.jit(lambda params: base.apply(wide, params, x))(params)
-    assert outputs.dtype == jnp.bfloat16 and exact.dtype == jnp.float32
+    assert exact.dtype == jnp.float32
     outputs, exact = np.asarray(outputs, np.float64), np.asarray(exact, np.float64)
     error = np.abs(exact - outputs).max() / np.abs(exact).max()
     # Eight bits of mantissa: rounding of 2^-9 at each of a few layers; and some of it, or the
