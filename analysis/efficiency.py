@@ -4,9 +4,9 @@
     HE       simulated seconds an update          read off the timeline
     SE x HE  simulated seconds to the target
 
-A *setting* is all that a run's config says but the seed. Settings that differ only in keys of the
-optimizer other than momentum (the learning rate, above all) are one *method* being tuned, and its
-best setting speaks for it.
+A *setting* is all that a run's config says but the seed. Settings that differ only in what an
+optimizer is tuned by (the learning rate, above all; not momentum) are one *method*, and its best
+setting speaks for it.
 """
 
 from collections.abc import Sequence
@@ -25,13 +25,18 @@ FIGURES = [
 ]
 
 
+def tunes(key: str) -> bool:
+    """Whether a config's key is one that a method is tuned by."""
+    return key.startswith("optimizer.") and key not in (MOMENTUM, "optimizer.name")
+
+
 def named(runs: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     """`runs` with the columns `setting`, `method` and `place` (the method but for its momentum).
 
     They are texts, equal where all of the config's keys that they stand for are.
     """
     setting = [key for key in keys if key != "seed"]
-    place = [key for key in setting if not key.startswith("optimizer.")]
+    place = [key for key in setting if key != MOMENTUM and not tunes(key)]
     parts = {"setting": setting, "method": [*place, MOMENTUM], "place": place}
     rows = {name: runs[part].itertuples(index=False, name=None) for name, part in parts.items()}
     return runs.assign(**{name: [repr(row) for row in its] for name, its in rows.items()})

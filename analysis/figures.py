@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter, NullLocator, ScalarFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocator, ScalarFormatter
 
 OKABE_ITO = ("#D55E00", "#000000", "#CC79A7", "#E69F00", "#56B4E9", "#009E73", "#0072B2")
 DASHES: dict[str, Any] = {
@@ -103,6 +103,7 @@ def staleness(counts: np.ndarray, groups: int | None) -> str:
         law = (1 - 1 / groups) ** k / groups
         axes.plot(k, law, ".-", color="#D55E00", lw=1.2, ms=4, label="geometric law")
         axes.legend()
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set(xlabel="staleness (updates)", ylabel="share of updates")
     return _svg(figure)
 
@@ -116,13 +117,19 @@ def implicit_momentum(fits: pd.DataFrame) -> str:
     figure, axes = _new()
     most = max(fits["groups"].max(), 2)
     g = np.geomspace(1, most, 200)
-    axes.plot(g, 1 - 1 / g, color="#666666", lw=1.2, label="theory, 1 - 1/g")
+    axes.plot(g, 1 - 1 / g, color="#666666", lw=1.2, label="theory, 1 − 1/g")
     # Several fits at one g stand side by side.
     x = fits["groups"] * 1.03 ** fits.groupby("groups").cumcount()
     axes.plot(x, fits["least_squares"], "D", color="#E69F00", mfc="none", label="least squares")
     error = np.abs(fits[["low", "high"]].sub(fits["momentum"], axis=0)).T
     axes.errorbar(
-        x, fits["momentum"], error, fmt="o", color="#0072B2", capsize=4, label="fitted, interval"
+        x,
+        fits["momentum"],
+        error,
+        fmt="o",
+        color="#0072B2",
+        capsize=4,
+        label="fitted, 95 % interval",
     )
     axes.set_xscale("log", base=2)
     axes.set_xticks(sorted(fits["groups"].unique()))

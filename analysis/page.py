@@ -165,7 +165,7 @@ dd { margin: 0 0 .5rem; overflow-wrap: anywhere; }
 <dt>{{ name }}</dt><dd>{{ value }}</dd>
 {% endfor %}
 </dl>
-<details><summary>Configuration that all of these runs share</summary>
+<details><summary>Configuration shared by all runs</summary>
 <dl>
 {% for name, value in shared %}
 <dt>{{ name }}</dt><dd>{{ value }}</dd>

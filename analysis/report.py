@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from analysis import efficiency, figures, page, sections, tables
-from analysis.page import Cell, Column, Picture, Table, cell
+from analysis.page import Cell, Column, Picture, Table, cell, number
 from analysis.sections import GROUPS, NAME
 from analysis.tables import Point, TableError
 
@@ -33,13 +33,16 @@ def write(workdir: Path, target: float = np.nan) -> Path:
     """
     points = tables.points(workdir)
     title = f"Optimization dynamics: {workdir.resolve().name}"
+    recorded = [point for point in points if point.config.get("replicas.count")]
     trained = [point for point in points if not point.config.get("replicas.count")]
     # Recordings are short and start with nothing stale: their staleness is below its law.
     content = _trained(trained, target) | _staleness(trained) | _fits(points)
-    recorded = len(points) - len(trained)
     if recorded:
-        several = "s" if recorded > 1 else ""
-        content["lead"] += [f"{recorded} recording{several} of replicas, for implicit momentum."]
+        several = "s" if len(recorded) > 1 else ""
+        line = f"{len(recorded)} recording{several} of replicas, for implicit momentum"
+        fitted = all(point.fit for point in recorded)
+        how = f" (not fitted yet: python -m analysis.implicit_momentum --workdir={workdir})"
+        content["lead"] += [f"{line}{'' if fitted else how}."]
     path = workdir / "report.html"
     tables.replace(path, page.render(title=title, **content, **_provenance(points, workdir)))
     return path
@@ -88,7 +91,7 @@ def _staleness(points: Sequence[Point]) -> dict[str, Any]:
         pictures.append(Picture(figures.staleness(counts, groups), alt, caption))
     note = (
         "Updates applied between a gradient's reading of the parameters and its arrival. For "
-        "memoryless groups of one worker the law is geometric, of mean g - 1. A group of several "
+        "memoryless groups of one worker the law is geometric, of mean g − 1. A group of several "
         "workers delivers with its slowest, which is more regular: the mean is the same."
     )
     return {"staleness": pictures, "staleness_note": note}
@@ -111,30 +114,30 @@ def _fits(points: Sequence[Point]) -> dict[str, Any]:
     columns += [Column("theory"), Column("least squares"), Column("instrument strength F")]
     columns += [
         Column("effective learning rate"),
-        Column("alpha / g"),
+        Column("α/g"),
         Column("refused", text=True),
     ]
     rows = [
         [
             cell(name),
-            cell(fit.get("groups")),
-            cell(fit.get("explicit_momentum")),
+            cell(fit["groups"]),
+            cell(fit["explicit_momentum"]),
             _with_interval(fit, "momentum"),
-            cell(fit.get("theory_momentum")),
-            cell(fit.get("least_squares_momentum")),
-            cell(fit.get("instrument_strength")),
+            cell(fit["theory_momentum"]),
+            cell(fit["least_squares_momentum"]),
+            cell(fit["instrument_strength"]),
             _with_interval(fit, "learning_rate"),
             cell(fit["config_learning_rate"] / fit["groups"]),
-            Cell(fit.get("reason", ""), fit.get("reason", ""), bad=True),
+            Cell(fit["reason"], fit["reason"], bad=True),
         ]
         for name, fit in fits
     ]
     note = (
-        "E d_t = mu E d_(t-1) - eta E G_t, with d_t the step and G_t the gradient of the whole "
-        "objective, fitted over replicas by instrumental variables, with 95 % intervals. For "
-        "memoryless groups theory has mu = 1 - 1/g and eta = alpha / g. Least squares is biased "
-        "towards 0 by the noise of the means. With explicit momentum the figure is that of the "
-        "one-term recursion of the same mean lag."
+        "E dₜ = μ E dₜ₋₁ − η E Gₜ, with d the step and G the gradient of the whole objective, "
+        "fitted over replicas by instrumental variables, with 95 % intervals. For memoryless "
+        "groups theory has μ = 1 − 1/g and η = α/g. Least squares is biased towards 0 by the noise "
+        "of the means. With explicit momentum the figure is that of the one-term recursion of the "
+        "same mean lag."
     )
     if not any(row[-1].shown for row in rows):  # nothing was refused
         columns, rows = columns[:-1], [row[:-1] for row in rows]
@@ -149,10 +152,10 @@ def _fits_picture(fits: Sequence[Mapping[str, Any]]) -> list[Picture]:
     table = pd.DataFrame(
         {
             "groups": fit["groups"],
-            "momentum": fit.get("momentum"),
-            "low": fit.get("momentum_interval", [None])[0],
-            "high": fit.get("momentum_interval", [None])[-1],
-            "least_squares": fit.get("least_squares_momentum"),
+            "momentum": fit["momentum"],
+            "low": fit["momentum_interval"][0],
+            "high": fit["momentum_interval"][1],
+            "least_squares": fit["least_squares_momentum"],
         }
         for fit in fits
     ).astype(float)
@@ -166,9 +169,9 @@ def _fits_picture(fits: Sequence[Mapping[str, Any]]) -> list[Picture]:
 
 
 def _with_interval(fit: Mapping[str, Any], name: str) -> Cell:
-    value, interval = fit.get(name), fit.get(f"{name}_interval", [])
-    shown = " – ".join(cell(end).shown for end in interval)
-    return cell(value)._replace(range=shown if value is not None else "")
+    if fit[name] is None:
+        return cell(None)
+    return cell(fit[name])._replace(range=" – ".join(map(number, fit[f"{name}_interval"])))
 
 
 def _provenance(points: Sequence[Point], workdir: Path) -> dict[str, Any]:
@@ -179,13 +182,12 @@ def _provenance(points: Sequence[Point], workdir: Path) -> dict[str, Any]:
         libraries.add(", ".join(f"{name} {version}" for name, version in versions.items()))
         devices.add(", ".join(f"{name} {value}" for name, value in device.items()))
         seconds += point.summary.get("wall_seconds") or 0.0
-    facts = [("libraries", libraries - {""}), ("device", devices - {""})]
-    facts = [(name, "; ".join(sorted(found))) for name, found in facts if found]
-    facts += [("wall-clock seconds of the runs", page.number(seconds))] if seconds else []
+    found = {"libraries": libraries - {""}, "device": devices - {""}}
+    facts = [(name, "; ".join(sorted(texts))) for name, texts in found.items() if texts]
+    facts += [("wall-clock seconds of the runs", number(seconds))] if seconds else []
     facts += [("this page again", f"python -m analysis.report --workdir={workdir}")]
-    keys = dict.fromkeys(key for point in points for key in point.config)
-    differing = {k for k in keys if len({point.config.get(k) for point in points}) > 1}
-    shared = [(key, str(points[0].config[key])) for key in keys if key not in differing]
+    differing = tables.differing(points)
+    shared = [(key, str(v)) for key, v in points[0].config.items() if key not in differing]
     return {"provenance": facts, "shared": shared, "simulated": SIMULATED}
 
 

@@ -45,15 +45,16 @@ def conclusions(runs: pd.DataFrame, keys: Sequence[str], target: float, given: b
     """The target, and who gets there first by either clock."""
     if not np.isfinite(target):
         return []
-    why = "as asked for" if given else "the lowest that every method here reaches"
-    if not given and _tuned(runs):
+    several = runs["setting"].nunique() > 1
+    why = "the lowest that every method here reaches" if several else "the lowest reached"
+    if _tuned(runs):
         why += " at its best learning rate"
-    if not given and _seeded(runs):
+    if _seeded(runs):
         why += " with the worst of its seeds"
-    lines = [f"Target: a training loss of {number(target)}, {why}."]
+    lines = [f"Target: a training loss of {number(target)}, {'as asked for' if given else why}."]
     clocks = {"updates": "updates", "seconds": "simulated seconds"}
     settings = runs.groupby("setting")[[f"{clock}_to_target" for clock in clocks]].median()
-    for clock, unit in clocks.items() if len(settings) > 1 else ():
+    for clock, unit in clocks.items() if several else ():
         column = settings[f"{clock}_to_target"]
         first = runs[runs["setting"] == column.idxmin()].iloc[0]
         if np.isfinite(column.min()):
@@ -79,17 +80,14 @@ def losses(
     runs: pd.DataFrame, log: pd.DataFrame, keys: Sequence[str], target: float
 ) -> tuple[str, list[Picture]]:
     """Training loss against both clocks, one curve a method."""
-    best = efficiency.best(runs[runs["point"].isin(log["point"])])
-    if best.empty:
+    logged = runs[runs["point"].isin(log["point"])]
+    if logged.empty:
         return "", []
+    best = efficiency.best(logged)
     colours = figures.colours(dict(zip(best["place"], _floats(best[GROUPS]), strict=True)))
     dashes, policies = _policies(best)
     tuned = _tuned(runs)
-    labels = [
-        key
-        for key in varying(best, keys)
-        if tuned or key == MOMENTUM or not key.startswith("optimizer.")
-    ]
+    labels = [key for key in varying(best, keys) if tuned or not efficiency.tunes(key)]
     curves = [
         figures.Curve(
             describe(group.iloc[0], labels),
@@ -171,7 +169,10 @@ def _spoken(curves: Collection[figures.Curve]) -> str:
         curve.label: curve.log.dropna(subset=["train_loss"]).groupby("point")["train_loss"].last()
         for curve in curves
     }
-    return "; ".join(f"{label} ends at {number(end.median())}" for label, end in ends.items()) + "."
+    return (
+        "; ".join(f"{label} ends at {cell(end.median()).shown}" for label, end in ends.items())
+        + "."
+    )
 
 
 def _of_seeds(values: pd.Series) -> Cell:

@@ -48,7 +48,7 @@ def points(*workdirs: Path) -> list[Point]:
     found = []
     for workdir in workdirs:
         folders = list((workdir / "points").glob("*/")) or [workdir]
-        held = [f for f in folders if (f / "config.json").exists() or (f / "summary.json").exists()]
+        held = [folder for folder in folders if (folder / "config.json").exists()]
         if not held:
             raise TableError(
                 f"{workdir}: no run in it; give the workdir of launch.train or launch.sweep"
@@ -77,9 +77,13 @@ def write_results(workdir: Path, keys: Sequence[str] = ()) -> Path:
 
 def columns(every: Sequence[Point]) -> list[str]:
     """The dotted config keys worth a column: `ALWAYS`, and those in which points differ."""
+    return list(dict.fromkeys([*ALWAYS, *differing(every)]))
+
+
+def differing(every: Sequence[Point]) -> list[str]:
+    """The dotted config keys in which points differ."""
     keys = dict.fromkeys(key for point in every for key in point.config)
-    differing = [k for k in keys if len({point.config.get(k) for point in every}) > 1]
-    return list(dict.fromkeys([*ALWAYS, *differing]))
+    return [key for key in keys if len({point.config.get(key) for point in every}) > 1]
 
 
 def runs(every: Sequence[Point], keys: Sequence[str]) -> pd.DataFrame:

@@ -43,7 +43,7 @@ def quadratic() -> Iterator[Point]:
             "data.train_examples": 0,
             "optimizer.learning_rate": 0.5,
             "steps": 8 + g,
-            "replicas.count": 8000,
+            "replicas.count": 12000,
             "replicas.block": 2000,
         }
 

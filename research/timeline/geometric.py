@@ -1,6 +1,6 @@
 """Independent geometric staleness: the theory's own law, with no queue behind it.
 
-    P(tau = k) = (1 - p) p^k,   p = 1 - 1/g        (arXiv 1605.09774, theorem 3)
+    P(tau = k) = (1 - p) p^k,   p = 1 - 1/g        (arXiv 1605.09774)
 
 Update t reads version max(t - tau, 0) from a ring of past versions.
 """

@@ -13,7 +13,7 @@ def trace(path: str, groups: int, steps: int) -> Timeline:
     """The first `steps` arrivals of the file; `TimelineError` in one line if it cannot serve."""
     try:
         table = pd.read_csv(path)
-        worker = table["worker"].to_numpy(np.float64)  # so that no value fails to convert
+        worker = table["worker"].to_numpy(np.float64)  # a fraction or a blank is found below
         seconds = table["seconds"].to_numpy(np.float64)
     except OSError as error:
         raise TimelineError(f"trace {path}: {error.strerror or error}") from error
