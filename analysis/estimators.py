@@ -105,11 +105,12 @@ def solve(moment: np.ndarray) -> np.ndarray:
 def bootstrap(m: Moments) -> np.ndarray:
     """(B, P, P) split-replica moments of replicas weighted by 1 + sqrt(nu) xi.
 
-    Weights of variance 1 overstate the variance of a U-statistic where noise x noise dominates
-    its noise x mean: three times, since they see the first part both as itself and inside the
-    second. With V_1 and V_2 the variances of the terms linear and quadratic in xi, nu solves
+    The variance of a U-statistic has a part from noise x mean and one from noise x noise. Weights
+    of variance 1 get the first right and the second three times, since they see it as itself and
+    again inside the first. With V_1 and V_2 the variances of the terms linear and quadratic in xi, nu solves
     nu V_1 + nu^2 V_2 = V_1. V_1 is the jackknife's variance, which by Efron and Stein (1981) does
-    not understate in expectation, and is right where noise x mean dominates.
+    not understate in expectation, and is right where noise x mean dominates. V_2 <= V_1 / 2 but for
+    sampling errors.
     """
     n, unbiased = len(m.own), split_replica(m)
     theta = solve(unbiased)
@@ -117,7 +118,7 @@ def bootstrap(m: Moments) -> np.ndarray:
     quadratic = m.square - _own_sums(m.xi**2, m.own)
     spread = [_influence(part, unbiased, theta).var(axis=0) for part in (linear, quadratic)]
     tiny = np.finfo(float).tiny  # replicas may be all alike
-    ratio = (spread[1] / np.maximum(spread[0], tiny)).min()
+    ratio = min((spread[1] / np.maximum(spread[0], tiny)).min(), 0.5)
     nu = 2 / (1 + np.sqrt(1 + 4 * ratio))
     w = 1 + np.sqrt(nu) * m.xi
     total = n * n * m.mean + np.sqrt(nu) * n * m.cross + nu * m.square - _own_sums(w**2, m.own)
@@ -132,7 +133,8 @@ def instrument_strength(m: Moments, draws: np.ndarray) -> float:
     scale = _scale(m)
     values = np.linalg.eigvalsh(split_replica(m)[1:, 1:] / scale)
     deviation = np.linalg.eigvalsh(draws[:, 1:, 1:] / scale)[:, 0].std()
-    return float((max(values[0], 0) / max(deviation, np.finfo(float).tiny)) ** 2)
+    # Of unit size: a deviation below eps is rounding.
+    return float((max(values[0], 0) / max(deviation, np.finfo(float).eps)) ** 2)
 
 
 def condition(m: Moments) -> float:
@@ -168,14 +170,15 @@ def matching(
 
     `displacements` (n, T, q), `others` (M, n2, T, q) of explicit `momenta` (M,), all from one x_0.
     Squared distances of mean positions, pairs of one replica with itself left out, so that they are
-    unbiased; a parabola through the smallest and its two neighbours; bootstrap over both sides.
+    unbiased; a parabola in the mean lag 1 / (1 - mu), in which trajectories bend least, through the
+    smallest and its two neighbours; bootstrap over both sides.
     """
     if len(momenta) < 3 or min(len(displacements), others.shape[1]) < 4:
         return _refused("matching needs 3 momenta and 4 replicas on each side")
     if not (np.isfinite(displacements).all() and np.isfinite(others).all()):
         return _refused("a trajectory to be matched is not finite")
     order = np.argsort(momenta)
-    grid, rng = np.asarray(momenta, float)[order], np.random.default_rng(seed)
+    grid, rng = 1 / (1 - np.asarray(momenta, float)[order]), np.random.default_rng(seed)
     here, n, n2 = _positions(displacements), len(displacements), others.shape[1]
     # The first row of the weights is the estimate itself.
     w = np.concatenate([np.ones((1, n)), weights(rng, n, draws)])
@@ -188,8 +191,8 @@ def matching(
         distance[:, column] = within + _pairs(v, there @ there.T) - 2 * between
     nearest = distance.argmin(axis=1)
     if nearest[0] in (0, len(grid) - 1):
-        return _refused(f"nearest at the edge of the momenta, {grid[nearest[0]]:g}")
-    found = np.array([_vertex(grid, row) for row in distance])
+        return _refused(f"nearest at the edge of the momenta, {1 - 1 / grid[nearest[0]]:g}")
+    found = 1 - 1 / np.array([_vertex(grid, row) for row in distance])
     low, high = np.percentile(found[1:], [2.5, 97.5])
     return Matching(True, "", float(found[0]), (float(low), float(high)))
 

@@ -197,6 +197,8 @@ def main(_: Sequence[str]) -> int:
     names = ("lags", "gradient_lags", "bootstrap", "steps")
     options = {name: getattr(flags.FLAGS, name) for name in names}
     try:
+        if not flags.FLAGS.workdir:
+            raise AnalysisError("--workdir=DIR is missing")
         folders = replica_workdirs(Path(flags.FLAGS.workdir))
         results = [fit_workdir(folder, **options) for folder in folders]
     except (AnalysisError, OSError) as error:
@@ -289,7 +291,7 @@ def _shown(value: float | None, interval: Sequence[float] | None = None) -> str:
 
 
 if __name__ == "__main__":
-    flags.DEFINE_string("workdir", None, "Recorded replicas, or a sweep's workdir.", required=True)
+    flags.DEFINE_string("workdir", "", "Recorded replicas, or a sweep's workdir.")
     flags.DEFINE_integer("lags", None, "Past displacements, K; by default those of the theory.")
     flags.DEFINE_integer("gradient_lags", None, "Past gradients; by default those of the theory.")
     flags.DEFINE_integer("bootstrap", 500, "Draws of replicas behind the intervals.")

@@ -90,7 +90,7 @@ dd { margin: 0 0 .5rem; overflow-wrap: anywhere; }
   .scroll { overflow: visible; }
   table { font-size: 7.5pt; }
   th, td { padding: .1rem .3rem; }
-  figure, tr { break-inside: avoid; }
+  figure, tr, p { break-inside: avoid; }
   h2, h2 + p { break-after: avoid; }
   .figures { grid-template-columns: 1fr 1fr; }
 }

@@ -171,7 +171,9 @@ def _fits_picture(fits: Sequence[Mapping[str, Any]]) -> list[Picture]:
 def _with_interval(fit: Mapping[str, Any], name: str) -> Cell:
     if fit[name] is None:
         return cell(None)
-    return cell(fit[name])._replace(range=" – ".join(map(number, fit[f"{name}_interval"])))
+    return cell(fit[name])._replace(
+        range=" – ".join(cell(end).shown for end in fit[f"{name}_interval"])
+    )
 
 
 def _provenance(points: Sequence[Point], workdir: Path) -> dict[str, Any]:

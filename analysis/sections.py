@@ -87,7 +87,7 @@ def losses(
     colours = figures.colours(dict(zip(best["place"], _floats(best[GROUPS]), strict=True)))
     dashes, policies = _policies(best)
     tuned = _tuned(runs)
-    labels = [key for key in varying(best, keys) if tuned or not efficiency.tunes(key)]
+    labels = [key for key in varying(logged, keys) if tuned or not efficiency.tunes(key)]
     curves = [
         figures.Curve(
             describe(group.iloc[0], labels),
@@ -107,7 +107,7 @@ def losses(
     pictures = [
         Picture(
             figures.losses(curves, clock, name, target, diverged),
-            f"Training loss against {name}, {len(curves)} curves. " + _spoken(curves),
+            f"Training loss against {name}. {_spoken(curves)}",
         )
         for clock, name in (("step", "updates"), ("simulated_seconds", "simulated seconds"))
     ]

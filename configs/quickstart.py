@@ -13,7 +13,7 @@ def get_config() -> ConfigDict:
     config.checkpoint_every = 500
     config.model.name = "mlp"
     config.model.hidden = (64,)
-    config.optimizer.learning_rate = 0.1
+    config.optimizer.learning_rate = 0.2
     config.strategy.name = "asynchronous"
     config.strategy.groups = 8
     config.cluster.nodes = 16

@@ -27,7 +27,8 @@ def main(config: ConfigDict, workdir: Path) -> int:
             return app.exit_code(summary)
         if point.replicas.count:
             implicit_momentum.fit_workdir(folder)
-    tables.write_results(workdir)
+    swept = dict.fromkeys(key for point in config.points for key in point if key != "name")
+    tables.write_results(workdir, tuple(swept))
     print(report.write(workdir))
     return 0
 

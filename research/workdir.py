@@ -51,14 +51,11 @@ def write_npz(path: Path, arrays: dict[str, Any]) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     """The object in the file, {} if there is none."""
     try:
-        value = json.loads(path.read_text())
+        return _object(path.read_text())
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
         raise WorkdirError(f"{path}: cannot be read ({_line(error)})") from error
-    if not isinstance(value, dict):
-        raise WorkdirError(f"{path}: cannot be read (not an object)")
-    return value
 
 
 def claim(workdir: Path, config: ConfigDict) -> None:
@@ -122,6 +119,13 @@ class Metrics:
                 self._events.add_scalar(name, value, row["step"])
 
 
+def _object(text: str) -> dict[str, Any]:
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError("not a JSON object")
+    return value
+
+
 def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
@@ -136,7 +140,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
         return []
     try:
         lines = path.read_text().split("\n")[:-1]  # what follows the last newline is torn
-        return [json.loads(line) for line in lines if line]
+        return [_object(line) for line in lines if line]
     except (OSError, ValueError) as error:
         raise WorkdirError(f"{path}: cannot be read ({_line(error)})") from error
 

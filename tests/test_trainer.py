@@ -364,7 +364,7 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_float32(config, mnist, trained,
 def test_a_convolutional_network_learns(config, mnist, tmp_path):
     values = {
         "model.name": "cnn",
-        "model.channels": (2, 3),
+        "model.channels": (2,),
         "steps": 20,
         "batch_size": 16,
         "optimizer.learning_rate": 0.05,

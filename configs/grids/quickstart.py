@@ -6,40 +6,46 @@ g = 16. The learning rate keeps alpha / (1 - mu), the long-run step, the same ev
 Then replicas of plain SGD with g memoryless workers, for the fit of the implicit momentum.
 """
 
+from collections.abc import Iterator
+
 from ml_collections import ConfigDict
 
 from configs import quickstart
-from research.grid import grid
+from research.grid import Point, grid
 
 TOTAL = 0.9  # momentum that suits the synchronous run
-LONG_RUN_STEP = 0.1  # alpha / (1 - mu)
+LONG_RUN_STEP = 0.3  # alpha / (1 - mu)
+SEEDS = (0, 1, 2)
 GROUPS = (2, 4, 8, 16)
 
 
 def get_config() -> ConfigDict:
     base = quickstart.get_config()
-    return grid(base, [*training(), *fits(GROUPS)])
+    base.steps = 1000
+    return grid(base, [*training(), *fits()])
 
 
-def training() -> list[dict]:
-    points = [{"name": "sync", "strategy.name": "sync", "strategy.groups": 1, **explicit(TOTAL)}]
-    for groups in GROUPS:
-        left = round(TOTAL - (1 - 1 / groups), 4)
-        for policy, momentum in (("fixed", TOTAL), ("compensated", left)):
-            name = f"g{groups}-{policy}"
-            points.append({"name": name, "strategy.groups": groups, **explicit(momentum)})
-    return points
+def training() -> Iterator[Point]:
+    methods = {"sync": ("sync", 1, TOTAL)}
+    for g in GROUPS:
+        methods[f"g{g}-fixed"] = ("asynchronous", g, TOTAL)
+        methods[f"g{g}-compensated"] = ("asynchronous", g, round(TOTAL - (1 - 1 / g), 4))
+    for name, (strategy, groups, momentum) in methods.items():
+        for seed in SEEDS:
+            yield {
+                "name": f"{name}-seed{seed}",
+                "strategy.name": strategy,
+                "strategy.groups": groups,
+                "optimizer.momentum": momentum,
+                "optimizer.learning_rate": round(LONG_RUN_STEP * (1 - momentum), 6),
+                "seed": seed,
+            }
 
 
-def explicit(momentum: float) -> dict:
-    rate = round(LONG_RUN_STEP * (1 - momentum), 6)
-    return {"optimizer.momentum": momentum, "optimizer.learning_rate": rate}
-
-
-def fits(groups: tuple[int, ...]) -> list[dict]:
+def fits() -> Iterator[Point]:
     """The transient carries the information: a few g updates, and many replicas."""
-    return [
-        {
+    for g in GROUPS:
+        yield {
             "name": f"fit-g{g}",
             "strategy.groups": g,
             "cluster.nodes": g,
@@ -52,5 +58,3 @@ def fits(groups: tuple[int, ...]) -> list[dict]:
             "data.train_examples": 250,
             "data.replacement": True,
         }
-        for g in groups
-    ]

@@ -1,0 +1,296 @@
+"""The report and the tables, on workdirs made up here, against figures worked out by hand."""
+
+import base64
+import html
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pandas as pd
+import pytest
+
+from analysis import report, tables
+
+VOID = {"meta", "img"}
+
+
+def run(folder: Path, losses, status="completed", histogram=(10,), **config) -> None:
+    """A run logged every 10 updates, one simulated second each; `a__b` is the config's key a.b."""
+    keys = {
+        "strategy__name": "asynchronous",
+        "strategy__groups": 1,
+        "optimizer__momentum": 0.0,
+        "optimizer__learning_rate": 0.1,
+        "cluster__service": "exponential",
+        "seed": 0,
+    } | config
+    nested: dict = {}
+    for key, value in keys.items():
+        *path, last = key.split("__")
+        inner = nested
+        for part in path:
+            inner = inner.setdefault(part, {})
+        inner[last] = value
+    rows = [
+        {"step": 10 * i, "simulated_seconds": float(i), "train_loss": loss, "test_accuracy": 0.5}
+        for i, loss in enumerate(losses)
+    ]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(nested))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if status:
+        final = {
+            **next((row for row in rows[::-1] if row["train_loss"] is not None), rows[-1]),
+            "status": status,
+            "simulated_seconds_per_step": 0.1,
+            "staleness_histogram": list(histogram),
+            "versions": {"python": "3.11.7"},
+            "device": {"platform": "cpu"},
+        }
+        (folder / "summary.json").write_text(json.dumps(final))
+
+
+def recording(folder: Path, groups: int, **fit) -> None:
+    """A fitted recording of replicas, without its trajectories."""
+    keys = {"replicas__count": 8, "optimizer__learning_rate": 0.4, "strategy__groups": groups}
+    run(folder, [1.0], histogram=[8, 2], **keys)
+    (folder / "metrics.jsonl").unlink()
+    found = {
+        "groups": groups,
+        "explicit_momentum": 0.0,
+        "config_learning_rate": 0.4,
+        "reason": "",
+        "momentum": 0.74,
+        "momentum_interval": [0.71, 0.78],
+        "learning_rate": 0.101,
+        "learning_rate_interval": [0.09, 0.11],
+        "theory_momentum": 1 - 1 / groups,
+        "least_squares_momentum": 0.6,
+        "instrument_strength": 50.0,
+    } | fit
+    (folder / "implicit_momentum.json").write_text(json.dumps(found))
+
+
+class Page(HTMLParser):
+    """Tables as lists of cells, images, and whether every tag is closed where it should be."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.tables: list[list[list[str]]] = []
+        self.images: list[dict] = []
+        self._open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert not self._open
+
+    def handle_starttag(self, tag, attrs):
+        if tag == "img":
+            self.images.append(dict(attrs))
+        elif tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert tag == self._open.pop()
+
+    def handle_data(self, data):
+        if "td" in self._open or "th" in self._open:
+            self.tables[-1][-1][-1] += data.strip()
+
+
+def page(workdir: Path, **options) -> tuple[str, Page]:
+    text = report.write(workdir, **options).read_text()
+    return text, Page(text)
+
+
+def rows(table: list[list[str]]) -> list[dict[str, str]]:
+    """Cells by the first words of their column's title."""
+    titles = [re.split(r" \(", title)[0] for title in table[0]]
+    return [dict(zip(titles, row, strict=True)) for row in table[1:]]
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory) -> Path:
+    """g = 1 and 4, momentum kept at 0.9 and adapted, one diverged, one interrupted, two fits."""
+    workdir = tmp_path_factory.mktemp("sweep")
+    points = workdir / "points"
+    geometric = [round(1e4 * 0.25 * 0.75**k) for k in range(40)]
+    run(points / "g1", [2.0, 1.0, 0.5, 0.25], optimizer__momentum=0.9)
+    four = {"strategy__groups": 4, "histogram": geometric}
+    run(points / "g4-adapted", [2.0, 0.8, 0.4, 0.3], optimizer__momentum=0.2, **four)
+    run(points / "g4-kept", [2.0, 0.2, None], "diverged", optimizer__momentum=0.9, **four)
+    run(points / "g16", [2.0, 1.2], "interrupted", strategy__groups=16, optimizer__momentum=0.9)
+    recording(points / "fit-g4", 4)
+    refused = {"momentum": None, "momentum_interval": [None, None], "reason": "weak <instruments>"}
+    recording(points / "fit-g2", 2, learning_rate=None, **refused)
+    return workdir
+
+
+@pytest.fixture(scope="module")
+def written(sweep) -> tuple[str, Page]:
+    return page(sweep)
+
+
+def test_the_table_has_the_figures_worked_out_by_hand(written):
+    # The worst completed run reaches 0.3. g1 passes it between updates 20 (0.5) and 30 (0.25), at
+    # 20 + 10 * (0.5 - 0.3) / 0.25 = 28, and 0.1 simulated seconds an update make 2.8 seconds.
+    text, parsed = written
+    table = {(row["groups g"], row["momentum"]): row for row in rows(parsed.tables[0])}
+    assert "a training loss of 0.3," in text
+    reached = {key: row["updates to target"] for key, row in table.items()}
+    assert reached == {
+        ("1", "0.9"): "28",
+        ("4", "0.2"): "30",
+        ("4", "0.9"): "not reached",
+        ("16", "0.9"): "not reached",
+    }
+    first = table["1", "0.9"]
+    assert first["simulated seconds to target"] == "2.8"
+    assert first["simulated seconds an update"] == "0.1"
+    assert first["final training loss"] == "0.25"
+    assert table["4", "0.9"]["status"] == "diverged"
+    assert table["16", "0.9"]["status"] == "interrupted"
+    assert "4 runs: 2 completed, 1 diverged, 1 interrupted." in text
+    assert "Fewest updates to the target: 28, g = 1, momentum 0.9." in text
+
+
+def test_a_given_target_is_used(tmp_path):
+    run(tmp_path / "w", [2.0, 1.0, 0.5])
+    text, parsed = page(tmp_path / "w", target=1.5)
+    assert rows(parsed.tables[0])[0]["updates to target"] == "5"
+    assert "as asked for" in text
+
+
+def test_line_styles_tell_a_kept_momentum_from_an_adapted_one(tmp_path):
+    for groups, adapted in ((2, 0.4), (4, 0.15)):
+        for momentum in (0.9, adapted):
+            name = tmp_path / "points" / f"{groups}-{momentum}"
+            run(name, [2.0, 1.0], strategy__groups=groups, optimizer__momentum=momentum)
+    text, parsed = page(tmp_path)
+    svg = base64.b64decode(parsed.images[0]["src"].split(",")[1]).decode()
+    assert len(set(re.findall("stroke-dasharray: [^;]*", svg))) == 2  # adapted ones, the target
+    assert "Solid: momentum 0.9 throughout." in text
+    assert "Dashed: momentum chosen for the number of groups." in text
+
+
+def test_fits_stand_beside_theory_with_interval_and_reason(written):
+    text, parsed = written
+    table = {row["recording"]: row for row in rows(parsed.tables[1])}
+    good, refused = table["fit-g4"], table["fit-g2"]
+    assert good["fitted momentum"] == "0.74(0.71 – 0.78)"
+    assert (good["theory"], good["least squares"], good["α/g"]) == ("0.75", "0.6", "0.1")
+    assert refused["refused"] == "weak <instruments>"
+    assert refused["fitted momentum"] == refused["effective learning rate"] == "–"
+    assert "2 recordings of replicas" in text
+
+
+def test_pictures_are_inside_the_file_and_said_in_words(written):
+    _, parsed = written
+    alts = [image["alt"] for image in parsed.images]
+    assert [alt.split(".")[0] for alt in alts[:2]] == [
+        "Training loss against updates",
+        "Training loss against simulated seconds",
+    ]
+    # 1e4 draws of the law itself, rounded: their mean is 3 within rounding.
+    assert alts[2] == "Histogram of staleness. g = 4: mean 3; over it the geometric law of mean 3."
+    assert alts[3].endswith("0.74 (0.71 to 0.78) at g = 4.")
+    for image in parsed.images:
+        kind, data = image["src"].split(",", 1)
+        assert kind == "data:image/svg+xml;base64"
+        assert ElementTree.fromstring(base64.b64decode(data)).tag.endswith("svg")
+
+
+def test_nothing_is_fetched(written):
+    text, parsed = written
+    svgs = [base64.b64decode(image["src"].split(",")[1]).decode() for image in parsed.images]
+    for part in (text, *svgs):
+        assert not re.search(r"""(src|href|action)\s*=\s*["']?\s*(https?:|//)""", part)
+        assert not re.search(r"""url\(\s*["']?(https?:|//)|@import|fetch\(|<link""", part)
+
+
+def test_the_same_workdir_gives_the_same_bytes(sweep, written):
+    assert page(sweep)[0] == written[0]
+
+
+def test_names_are_escaped(tmp_path):
+    evil = '<script>alert("1")&'
+    run(tmp_path / evil / "points" / evil, [2.0, 1.0], status=evil, model__name=evil)
+    text, parsed = page(tmp_path / evil)
+    assert evil not in text
+    assert html.escape(evil, quote=False).replace('"', "&#34;") in text
+    assert rows(parsed.tables[0])[0]["status"] == evil
+
+
+def test_no_geometric_law_over_constant_service(tmp_path):
+    keys = {"strategy__groups": 2, "cluster__service": "constant"}
+    run(tmp_path / "w", [2.0, 1.0], histogram=[0, 5], **keys)
+    _, parsed = page(tmp_path / "w")
+    assert parsed.images[-1]["alt"] == "Histogram of staleness. g = 2: mean 1."
+
+
+def test_a_running_run_has_a_report(tmp_path):
+    run(tmp_path / "w", [2.0, 1.0], status="")
+    with (tmp_path / "w" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 20, "train')  # torn
+    text, parsed = page(tmp_path / "w")
+    row = rows(parsed.tables[0])[0]
+    assert (row["status"], row["final training loss"]) == ("unfinished", "1")
+    assert "Staleness</h2>" not in text
+
+
+def test_a_run_that_diverged_at_once_has_a_report(tmp_path):
+    run(tmp_path / "w", [None], "diverged")
+    assert rows(page(tmp_path / "w")[1].tables[0])[0]["status"] == "diverged"
+
+
+def test_a_recording_alone_has_a_report(tmp_path):
+    recording(tmp_path / "w", 4)
+    text, parsed = page(tmp_path / "w")
+    assert len(parsed.images) == 1
+    assert "Training loss</h2>" not in text
+
+
+def test_seeds_share_a_row_and_learning_rates_a_curve(tmp_path):
+    for seed, last in enumerate((0.5, 0.6, 0.7)):
+        for rate, factor in ((0.1, 1.0), (0.01, 2.0)):
+            losses = [2.0, factor * last]
+            name = tmp_path / "points" / f"{rate}-{seed}"
+            run(name, losses, optimizer__learning_rate=rate, seed=seed)
+    text, parsed = page(tmp_path)
+    good = next(row for row in rows(parsed.tables[0]) if row["learning rate"] == "0.1")
+    assert good["final training loss"] == "0.6(0.5 – 0.7)"
+    # The worst seed at the best learning rate ends at 0.7; the other learning rate is no bound.
+    assert "a training loss of 0.7," in text
+    alt = parsed.images[0]["alt"]
+    assert alt == "Training loss against updates. asynchronous, learning rate 0.1 ends at 0.6."
+
+
+def test_results_csv(sweep):
+    path = tables.write_results(sweep, keys=["cluster.service"])
+    results = pd.read_csv(path)
+    names = ["fit-g2", "fit-g4", "g1", "g4-adapted", "g4-kept", "g16"]
+    assert list(results["point"]) == names  # 16 after 4
+    swept = ["cluster.service", "strategy.groups", "optimizer.momentum", "replicas.count"]
+    figures = ["train_loss", "test_accuracy", "status", "simulated_seconds_per_step"]
+    assert set(swept + figures) <= set(results)
+    columns = list(results)
+    assert max(map(columns.index, swept)) < min(map(columns.index, figures))
+    assert "staleness_histogram" not in results
+    assert [entry.name for entry in sweep.glob(".*")] == []
+
+
+@pytest.mark.parametrize("rubbish", [False, True])
+def test_bad_input_is_one_line_and_2(tmp_path, capsys, rubbish):
+    if rubbish:
+        run(tmp_path, [1.0])
+        (tmp_path / "metrics.jsonl").write_text("{}\nrubbish\n")
+    assert report.main([f"--workdir={tmp_path}"]) == 2
+    said = "/metrics.jsonl: is not JSON" if rubbish else ": no run in it"
+    assert re.fullmatch(rf"error: {tmp_path}{said}.*\n", capsys.readouterr().err)

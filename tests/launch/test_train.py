@@ -1,0 +1,273 @@
+"""The command line: one line for what is wrong, signals, and kills at any moment."""
+
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from absl import flags
+
+from configs import quickstart
+from launch import app, train
+
+CONFIG = Path(__file__).parent.parent.parent / "configs" / "quickstart.py"
+# The quickstart, made small; a log point and a checkpoint every few updates, so that kills and
+# signals meet all parts of a run.
+SMALL = {
+    "model.name": "quadratic",
+    "model.noise": 0.5,
+    "batch_size": 4,
+    "steps": 600,
+    "log_every": 10,
+    "checkpoint_every": 20,
+}
+
+
+def arguments(workdir, values=()):
+    chosen = {**SMALL, **dict(values)}
+    changes = [f"--config.{key}={value}" for key, value in chosen.items()]
+    return [f"--config={CONFIG}", f"--workdir={workdir}", *changes]
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """`run(arguments) -> (exit code, stderr)` of the command, in this process."""
+
+    def run(arguments):
+        before = set(flags.FLAGS)
+        monkeypatch.setattr(sys, "argv", ["launch.train", *map(str, arguments)])
+        try:
+            with pytest.raises(SystemExit) as exited:
+                app.run(train.main)
+        finally:
+            for name in set(flags.FLAGS) - before:
+                delattr(flags.FLAGS, name)
+            flags.FLAGS.unparse_flags()
+            sys.modules.pop("config_config", None)  # the config file, as a module
+        return exited.value.code, capsys.readouterr().err
+
+    return run
+
+
+def start(workdir, values=()):
+    """The command in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "launch.train", *arguments(workdir, values)],
+        cwd=CONFIG.parent.parent,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def complete(workdir, values=()):
+    """The same run in this process, until it ends by itself; its summary."""
+    config = quickstart.get_config()
+    config.update_from_flattened_dict({**SMALL, **dict(values)})
+    return train.run(config, workdir)
+
+
+def when_logged(process, workdir, count):
+    """Waits until so many lines are in metrics.jsonl."""
+    path = workdir / "metrics.jsonl"
+    while not path.exists() or path.read_bytes().count(b"\n") < count:
+        assert process.poll() is None, "it ended before it could be interrupted"
+        time.sleep(0.002)
+
+
+def rows(workdir):
+    lines = (workdir / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k != "wall_seconds"} for line in lines]
+
+
+def shape(workdir):
+    """What lies in a workdir, whatever the names that hold times or random numbers."""
+    return sorted(path.name.split(".17")[0] for path in workdir.iterdir())
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """An uninterrupted run."""
+    workdir = tmp_path_factory.mktemp("whole")
+    return workdir, complete(workdir)
+
+
+BAD_FILES = {
+    "trace.csv": "worker,seconds\n" + "".join(f"{i % 7},{i}\n" for i in range(600)),
+    "none.py": "def get_config():\n    return 3\n",
+    "empty.py": "",
+    "broken.py": "def get_config(:\n",
+    "unknown.py": "get_config = nosuch\n",
+    "misspelt.py": "from configs.quickstart import get_config as base\n"
+    "def get_config():\n    config = base()\n    config.step = 3\n    return config\n",
+    "grid.py": "from ml_collections import ConfigDict\n"
+    "def get_config():\n    return ConfigDict({'base': {}, 'points': ()})\n",
+}
+
+
+@pytest.mark.parametrize(
+    "given, expected",
+    [
+        (["--config.optimizer.learnin_rate=1"], "no key 'learnin_rate' Did you mean \"learning_"),
+        (["--config.nosuch.key=1"], "no key 'nosuch'"),
+        (["--nosuch=1"], "Unknown command line flag 'nosuch'"),
+        (["config.steps=3"], "unexpected argument 'config.steps=3'"),
+        (["--config.steps=many"], "--config.steps=many: invalid literal for int"),
+        (["--config.steps=1.5"], "--config.steps=1.5: invalid literal for int"),
+        (["--config.optimizer.learning_rate=fast"], "could not convert string to float"),
+        (["--config.strategy.groups=0"], "config.strategy.groups = 0: must be at least 1"),
+        (["--config.strategy.groups=7"], "config.strategy.groups = 7: must divide"),
+        (["--config.batch_size=-64"], "config.batch_size = -64: must be at least 1"),
+        (["--config.checkpoint_every=15"], "config.checkpoint_every = 15: must be a multiple"),
+        (["--config.optimizer.learning_rate=nan"], "config.optimizer.learning_rate = nan"),
+        (["--config.optimizer.name=nosuch"], "optax has no such optimizer"),
+        (["--config.optimizer.name=lbfgs"], "optax.lbfgs cannot be used"),
+        (["--config.optimizer.name=adam", "--config.replicas.matching=(0.3,)"], "momentum SGD"),
+        (["--config.model.name=nosuch"], "config.model.name = 'nosuch': must be one of"),
+        (["--config.model.name=mlp", "--config.data.name=nosuch"], "unknown data set 'nosuch'"),
+        (["--config.cluster.service=trace"], "config.cluster.trace is empty"),
+        (
+            ["--config.cluster.service=trace", "--config.cluster.trace={tmp}/trace.csv"],
+            "trace.csv: no arrival of worker 7 of 8",
+        ),
+        (
+            ["--config.cluster.service=trace", "--config.cluster.trace={tmp}/nosuch.csv"],
+            "nosuch.csv: No such file",
+        ),
+        (["--config={tmp}/nosuch.py"], "config file {tmp}/nosuch.py: not found"),
+        (["--config={tmp}/none.py"], "config file {tmp}/none.py: not found, or its get_config"),
+        (["--config={tmp}/empty.py"], "has no attribute 'get_config'"),
+        (["--config={tmp}/broken.py"], "invalid syntax"),
+        (["--config={tmp}/unknown.py"], "name 'nosuch' is not defined"),
+        (["--config={tmp}/misspelt.py"], 'Did you mean "steps" instead of "step"?'),
+        (["--config={tmp}/grid.py"], "config.base: no such key"),
+        (["--workdir="], "--workdir is empty"),
+    ],
+)
+def test_bad_input_is_one_line_and_touches_nothing(run, tmp_path, monkeypatch, given, expected):
+    for name, content in BAD_FILES.items():
+        (tmp_path / name).write_text(content)
+    there = sorted(tmp_path.iterdir())
+    monkeypatch.chdir(tmp_path)
+    given = [argument.format(tmp=tmp_path) for argument in given]
+    if any(argument.startswith("--config=") for argument in given):
+        code, errors = run([f"--workdir={tmp_path / 'new'}", *given])
+    else:
+        code, errors = run([*arguments(tmp_path / "new"), *given])
+    assert code == 2
+    assert errors.startswith("error: ") and errors.endswith("\n") and errors.count("\n") == 1
+    assert expected.format(tmp=tmp_path) in errors
+    assert [path for path in sorted(tmp_path.iterdir()) if path.name != "__pycache__"] == there
+
+
+@pytest.mark.parametrize("missing", ["--workdir", "--config"])
+def test_required_flags(run, tmp_path, missing):
+    given = [one for one in arguments(tmp_path / "new") if not one.startswith(missing)]
+    code, errors = run(given)
+    assert code == 2
+    assert errors.count("\n") == 1 and f"{missing} must have a value" in errors
+
+
+def test_workdirs_that_cannot_be_used_are_left_as_they_are(run, whole, tmp_path, files):
+    """Another config's, one below a file, and one with a damaged checkpoint."""
+    other = shutil.copytree(whole[0], tmp_path / "other")
+    (tmp_path / "file").write_text("")
+    damaged = shutil.copytree(whole[0], tmp_path / "damaged")
+    (damaged / "summary.json").unlink()
+    for array in (damaged / "checkpoints" / "600").rglob("d/*"):
+        array.write_bytes(array.read_bytes()[::-1])
+    before = files(tmp_path)
+    for workdir, values, expected in [
+        (other, {"seed": 5}, f"workdir {other} holds another run: its config differs in seed"),
+        (tmp_path / "file" / "new", {}, "file/new: cannot be written (Not a directory)"),
+        (damaged, {}, f"checkpoint {damaged}/checkpoints/600 is corrupt"),
+    ]:
+        code, errors = run(arguments(workdir, values))
+        assert code == 2 and expected in errors and errors.count("\n") == 1
+    assert files(tmp_path) == before
+
+
+def test_a_process_that_fails_says_one_line(tmp_path):
+    """The same as above, with all that an interpreter prints when it ends."""
+    process = start(tmp_path / "new", {"batch_size": -64})
+    _, errors = process.communicate()
+    assert process.returncode == 2
+    assert errors == "error: config.batch_size = -64: must be at least 1\n"
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals(whole, tmp_path, number):
+    """Status, exit code, and the same floats when it is resumed."""
+    process = start(tmp_path)
+    when_logged(process, tmp_path, 20)
+    process.send_signal(number)
+    _, errors = process.communicate()
+    assert process.returncode == 128 + number, errors
+    assert "Traceback" not in errors
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["status"], summary["signal"]) == ("interrupted", number)
+    assert 190 <= summary["step"] < 600
+    assert_same(tmp_path, complete(tmp_path), whole)
+
+
+def assert_same(workdir, summary, whole):
+    assert summary["status"] == "completed"
+    assert summary["parameters_crc32"] == whole[1]["parameters_crc32"]
+    assert rows(workdir) == rows(whole[0])
+    assert shape(workdir) == shape(whole[0])
+    assert shape(workdir / "checkpoints") == shape(whole[0] / "checkpoints")
+
+
+def kill(workdir, values, count, delay):
+    """SIGKILL, `delay` seconds after that many log points; what is on disk can be read."""
+    process = start(workdir, values)
+    when_logged(process, workdir, count)
+    time.sleep(delay)
+    assert process.poll() is None, "it ended before it could be killed"
+    process.kill()
+    process.communicate()
+    assert not (workdir / "summary.json").exists()
+    json.loads((workdir / "config.json").read_text())
+    for line in (workdir / "metrics.jsonl").read_text().split("\n")[:-1]:
+        json.loads(line)
+
+
+def test_killed_and_resumed_is_whole(whole, tmp_path, scalars):
+    moment = random.Random()
+    count, delay = moment.randrange(2, 40), moment.uniform(0, 0.2)
+    print("killed", delay, "seconds after", count, "log points")
+    kill(tmp_path, {}, count, delay)
+    assert_same(tmp_path, complete(tmp_path), whole)
+    assert list(scalars(tmp_path)) == [row["step"] for row in rows(tmp_path)]
+
+
+@pytest.mark.slow
+def test_killed_at_five_moments_and_resumed_is_whole(mnist, tmp_path, scalars):
+    """Spread over the run, half of which goes into checkpoints."""
+    values = {
+        **mnist,
+        "batch_size": 16,
+        "log_every": 10,
+        "checkpoint_every": 10,
+        "optimizer.momentum": 0.3,
+    }
+    whole = tmp_path / "whole", complete(tmp_path / "whole", values)
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    moments = random.Random(seed)
+    counts = sorted(moments.sample(range(1, 50), 5))
+    for count in counts:
+        delay = moments.uniform(0, 0.3)
+        print("killed", delay, "seconds after", count, "log points")
+        kill(tmp_path / "killed", values, count, delay)
+    assert_same(tmp_path / "killed", complete(tmp_path / "killed", values), whole)
+    assert scalars(tmp_path / "killed").keys() == scalars(whole[0]).keys()
+    for step, row in scalars(whole[0]).items():
+        resumed = scalars(tmp_path / "killed")[step]
+        assert {**resumed, "wall_seconds": 0} == {**row, "wall_seconds": 0}

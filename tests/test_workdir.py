@@ -1,0 +1,242 @@
+"""Files of a run: refused, torn, damaged and killed ones, and that nothing is lost by them."""
+
+import json
+import shutil
+import signal
+
+import pytest
+
+from research.trainer import train
+from research.workdir import SUMS, Checkpoints, Metrics, WorkdirError, claim, write_npz
+
+
+@pytest.fixture(scope="module")
+def whole(config, tmp_path_factory):
+    """An uninterrupted run."""
+    workdir = tmp_path_factory.mktemp("whole")
+    return workdir, train(config(), workdir)
+
+
+@pytest.fixture(scope="module")
+def half(config, tmp_path_factory):
+    """A run interrupted at step 40 of 60, with checkpoints of steps 20 and 40."""
+    workdir = tmp_path_factory.mktemp("half")
+    with pytest.MonkeyPatch.context() as patch:
+        raise_at(patch, 40, signal.SIGTERM)
+        assert train(config(), workdir)["status"] == "interrupted"
+    return workdir
+
+
+@pytest.fixture
+def workdir(half, tmp_path):
+    """A copy of the interrupted run, to be damaged."""
+    return shutil.copytree(half, tmp_path / "workdir")
+
+
+def raise_at(patch, step, *signals):
+    """Has the process signalled when the log point of that step is written."""
+    append = Metrics.append
+
+    def signalled(self, row):
+        append(self, row)
+        if row["step"] == step:
+            for number in signals:
+                signal.raise_signal(number)
+
+    patch.setattr(Metrics, "append", signalled)
+
+
+def rows(workdir):
+    lines = (workdir / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k != "wall_seconds"} for line in lines]
+
+
+def assert_completes(config, workdir, whole):
+    """The run goes on to the same floats, log points and events."""
+    summary = train(config(), workdir)
+    assert summary["status"] == "completed"
+    assert summary["parameters_crc32"] == whole[1]["parameters_crc32"]
+    assert rows(workdir) == rows(whole[0])
+
+
+def refusal(config, workdir):
+    with pytest.raises(WorkdirError) as caught:
+        train(config, workdir)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("step", [0, 30, 40])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_and_resumed_is_whole(
+    config, whole, tmp_path, monkeypatch, scalars, step, number
+):
+    handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with monkeypatch.context() as patch:
+        raise_at(patch, step, number)
+        summary = train(config(), tmp_path)
+    assert (summary["status"], summary["signal"]) == ("interrupted", number)
+    assert handlers == (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM))
+    # Heeded after the chunk of updates in which it came.
+    assert step <= summary["step"] <= step + 10
+    assert summary == json.loads((tmp_path / "summary.json").read_text())
+    assert_completes(config, tmp_path, whole)
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    walls = [json.loads(line)["wall_seconds"] for line in lines]
+    assert walls == sorted(walls)  # the clock goes on where it stood
+    assert set(scalars(tmp_path)) == set(range(0, 61, 10))
+
+
+def test_a_second_signal_stops_at_once(config, whole, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        raise_at(patch, 30, signal.SIGINT, signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            train(config(), tmp_path)
+    assert not (tmp_path / "summary.json").exists()
+    assert_completes(config, tmp_path, whole)
+
+
+def test_a_finished_run_is_left_as_it_is(config, whole, files):
+    before = files(whole[0])
+    assert train(config(), whole[0]) == whole[1]
+    assert files(whole[0]) == before
+
+
+def test_another_configs_workdir_is_refused_and_left_as_it_is(config, workdir, files):
+    before = files(workdir)
+    message = refusal(config({"seed": 1, "optimizer.learning_rate": 0.3}), workdir)
+    assert str(workdir) in message and "differs in optimizer.learning_rate, seed;" in message
+    assert files(workdir) == before
+
+
+def test_a_run_without_its_config_is_refused(config, workdir, files):
+    (workdir / "config.json").unlink()
+    before = files(workdir)
+    assert "holds a run but no config.json" in refusal(config(), workdir)
+    assert files(workdir) == before
+
+
+@pytest.mark.parametrize("content", [b"", b'{"seed": ', b"[1]\n", b"\xff\xfe\n", b"nonsense\n"])
+@pytest.mark.parametrize("name", ["config.json", "summary.json", "metrics.jsonl"])
+def test_damaged_json_is_refused_and_left_as_it_is(config, workdir, files, name, content):
+    if name == "metrics.jsonl":
+        content = content + b"\n" if content else b"\x00\n"  # a whole line, not a torn one
+    (workdir / name).write_bytes(content)
+    before = files(workdir)
+    assert f"{workdir / name}: cannot be read" in refusal(config(), workdir)
+    assert files(workdir) == before
+
+
+def test_unwritable_workdirs(config, tmp_path, files):
+    (tmp_path / "file").write_text("not a folder")
+    for workdir in (tmp_path / "file", tmp_path / "file" / "below"):
+        message = refusal(config(), workdir)
+        assert str(workdir) in message and "cannot be written" in message
+    (tmp_path / "taken" / "config.json").mkdir(parents=True)
+    assert "config.json: cannot be read" in refusal(config(), tmp_path / "taken")
+    assert files(tmp_path) == {"file": b"not a folder"}
+
+
+@pytest.mark.parametrize("kept", [0, 1, -1])
+def test_a_torn_last_line_is_dropped_and_logged_again(config, workdir, whole, scalars, kept):
+    """Wherever it is torn, at the step that is resumed from or later."""
+    path = workdir / "metrics.jsonl"
+    content = path.read_bytes()
+    last = content.rindex(b"\n", 0, -1) + 1
+    path.write_bytes(content[: last + kept if kept >= 0 else -1])
+    assert_completes(config, workdir, whole)
+    assert set(scalars(workdir)) == set(range(0, 61, 10))
+
+
+def test_log_points_after_the_checkpoint_are_not_there_twice(config, workdir, whole, scalars):
+    shutil.rmtree(workdir / "checkpoints" / "40")
+    assert_completes(config, workdir, whole)
+    assert set(scalars(workdir)) == set(range(0, 61, 10))
+
+
+def test_killed_between_the_last_checkpoint_and_the_summary(config, whole, tmp_path):
+    workdir = shutil.copytree(whole[0], tmp_path / "workdir")
+    (workdir / "summary.json").unlink()
+    assert_completes(config, workdir, whole)
+
+
+def test_killed_while_writing(config, workdir, whole):
+    """What stands aside, half written, is neither read nor left behind."""
+    for name in ("metrics.jsonl", "summary.json"):
+        (workdir / f".{name}.part").write_text('{"st')
+    tmp = shutil.copytree(
+        workdir / "checkpoints" / "40", workdir / "checkpoints" / "45.orbax-checkpoint-tmp"
+    )
+    (tmp / SUMS).unlink()
+    shutil.copytree(tmp, workdir / "checkpoints" / "50")  # committed, but without its sums
+    assert_completes(config, workdir, whole)
+    assert sorted(path.name for path in (workdir / "checkpoints").iterdir()) == ["40", "60"]
+    assert not list(workdir.glob(".*"))
+
+
+DAMAGES = {
+    "first byte": lambda content: bytes([content[0] ^ 1]) + content[1:],
+    "middle byte": lambda content: (
+        content[: len(content) // 2]
+        + bytes([content[len(content) // 2] ^ 0x10])
+        + content[len(content) // 2 + 1 :]
+    ),
+    "last byte": lambda content: content[:-1] + bytes([content[-1] ^ 0x80]),
+    "cut": lambda content: content[: len(content) // 2],
+    "empty": lambda content: b"",
+    "removed": None,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_refused_file_by_file(config, workdir, whole, files, damage):
+    """One line that says which folder; nothing is changed; without that folder the run goes on."""
+    folder = workdir / "checkpoints" / "40"
+    intact = files(workdir)
+    names = [name for name in files(folder) if (name, damage) != (SUMS, "removed")]
+    assert len(names) > 8 and SUMS in files(folder)
+    for name in names:
+        path = folder / name
+        content = path.read_bytes()
+        if damage == "removed":
+            path.unlink()
+        else:
+            path.write_bytes(DAMAGES[damage](content))
+        damaged = files(workdir)
+        message = refusal(config(), workdir)
+        assert f"checkpoint {folder} is corrupt (" in message
+        assert name in message or name == SUMS  # which may then blame a file that is good
+        assert message.endswith("move that folder away to resume from step 20")
+        assert files(workdir) == damaged
+        path.write_bytes(content)
+    assert files(workdir) == intact
+    shutil.rmtree(folder)
+    assert_completes(config, workdir, whole)
+
+
+def test_a_checkpoint_without_its_sums_is_none(config, workdir, whole):
+    """It was killed before it was whole: the earlier one is good."""
+    (workdir / "checkpoints" / "40" / SUMS).unlink()
+    with Checkpoints(workdir) as checkpoints:
+        assert checkpoints.latest() == 20
+    assert_completes(config, workdir, whole)
+
+
+def test_when_all_checkpoints_are_damaged_the_start_is_left(config, workdir, whole):
+    for step, resume in [("40", "step 20"), ("20", "the start")]:
+        folder = workdir / "checkpoints" / step
+        (folder / "_CHECKPOINT_METADATA").write_text("")
+        assert refusal(config(), workdir).endswith(f"to resume from {resume}")
+        folder.rename(workdir / f"away{step}")
+    assert_completes(config, workdir, whole)
+
+
+def test_claim_takes_an_empty_or_its_own_folder(config, tmp_path):
+    for _ in range(2):
+        claim(tmp_path / "new" / "deep", config())
+    assert [path.name for path in (tmp_path / "new" / "deep").iterdir()] == ["config.json"]
+
+
+def test_arrays_are_written_whole(tmp_path):
+    write_npz(tmp_path / "a.npz", {"x": [1.0, 2.0]})
+    assert [path.name for path in tmp_path.iterdir()] == ["a.npz"]
