@@ -107,10 +107,10 @@ def bootstrap(m: Moments) -> np.ndarray:
 
     The variance of a U-statistic has a part from noise x mean and one from noise x noise. Weights
     of variance 1 get the first right and the second three times, since they see it as itself and
-    again inside the first. With V_1 and V_2 the variances of the terms linear and quadratic in xi, nu solves
-    nu V_1 + nu^2 V_2 = V_1. V_1 is the jackknife's variance, which by Efron and Stein (1981) does
-    not understate in expectation, and is right where noise x mean dominates. V_2 <= V_1 / 2 but for
-    sampling errors.
+    again inside the first. With V_1 and V_2 the variances of the terms linear and quadratic in xi,
+    nu solves nu V_1 + nu^2 V_2 = V_1. V_1 is the jackknife's variance, which by Efron and Stein
+    (1981) does not understate in expectation, and is right where noise x mean dominates.
+    V_2 <= V_1 / 2 but for sampling errors.
     """
     n, unbiased = len(m.own), split_replica(m)
     theta = solve(unbiased)

@@ -113,8 +113,9 @@ def fit_workdir(
 ) -> dict[str, Any]:
     """Fits the recorded replicas in a workdir; writes and returns `implicit_momentum.json`.
 
-    Without `lags` and `gradient_lags` the fit has the terms that the theory has, one lag where
-    there is no theory. `steps` > 0: the first so many updates only. Raises `AnalysisError`.
+    Without `lags` and `gradient_lags` the fit has the terms that the theory has. Where there is no
+    theory there is a past gradient too: one-term momentum alone cannot tell that it does not hold.
+    `steps` > 0: the first so many updates only. Raises `AnalysisError`.
     """
     folder = Path(path)
     config, arrays = _read(folder)
@@ -127,7 +128,7 @@ def fit_workdir(
     if lags is None:
         lags = len(expected.phi) if expected else 2 if explicit and groups > 1 else 1
         if gradient_lags is None:
-            gradient_lags = len(expected.eta) - 1 if expected else 0
+            gradient_lags = len(expected.eta) - 1 if expected else 1
     d, g = (arrays[name][:, : steps or None] for name in ("displacements", "gradients"))
     fitted = fit(d, g, lags, gradient_lags or 0, bootstrap, seed)
     found = {
@@ -170,9 +171,29 @@ def table(results: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
                 "matching": _shown(matched["momentum"], matched["interval"]),
                 "rate": _shown(r["learning_rate"], r["learning_rate_interval"]),
                 "alpha/g": _shown(r["config_learning_rate"] / r["groups"]),
+                "from one term": _shown(r["geometric_distance"]),
                 "refused": "; ".join(filter(None, (r["reason"], matched["reason"]))),
             }
         )
+    return pd.DataFrame(rows)
+
+
+def coefficients(results: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """One row a coefficient of those results whose recursion has more than one lag of either."""
+    rows = []
+    for r in results:
+        for name in ("phi", "eta"):
+            truths = r[f"theory_{name}"] or []
+            several = r["ok"] and r["lags"] + r["gradient_lags"] > 1
+            for k, value in enumerate(r[name] if several else ()):
+                rows.append(
+                    {
+                        "point": r["workdir"],
+                        "coefficient": f"{name}_{k + (name == 'phi')}",
+                        "IV": _shown(value, r[f"{name}_interval"][k]),
+                        "theory": _shown(truths[k]) if k < len(truths) else "",
+                    }
+                )
     return pd.DataFrame(rows)
 
 
@@ -205,6 +226,9 @@ def main(_: Sequence[str]) -> int:
         print("error: " + " ".join(str(error).split()), file=sys.stderr)
         return 2
     print(table(results).to_string(index=False))
+    terms = coefficients(results)
+    if len(terms):
+        print("\n" + terms.to_string(index=False))
     return 0
 
 

@@ -5,7 +5,7 @@
 
 Heavy-ball SGD of momentum mu and learning rate alpha, its gradients taken at x_{t - tau}, obeys
 (1 - mu L) E d_t = -alpha sum_m P(tau = m) E G_{t-m}. A geometric staleness of mean g - 1 makes the
-sum a lag polynomial of its own (arXiv 1605.09774, theorem 3):
+sum a lag polynomial of its own (arXiv 1605.09774):
 
     (1 - mu L) (1 - (1 - 1/g) L) E d_t = -(alpha / g) E G_t
 """

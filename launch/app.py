@@ -9,12 +9,14 @@ from typing import Any, NoReturn
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
+from analysis.implicit_momentum import AnalysisError
+from analysis.tables import TableError
 from research.config import ConfigError
 from research.data import DataError
 from research.timeline import TimelineError
 from research.workdir import WorkdirError
 
-INPUT_ERRORS = (ConfigError, DataError, TimelineError, WorkdirError)
+INPUT_ERRORS = (AnalysisError, ConfigError, DataError, TableError, TimelineError, WorkdirError)
 
 
 def run(main: Callable[[ConfigDict, Path], int]) -> None:
@@ -64,7 +66,7 @@ def _parse(argv: Sequence[str]) -> list[str]:
     try:
         return flags.FLAGS(argv)
     except (KeyError, AttributeError) as error:
-        key = error.args[0]
-        fail(f"config has no key {key.args[0]}" if isinstance(key, KeyError) else str(error))
+        inner = error.args[0] if isinstance(error.args[0], KeyError) else error
+        fail(f"config has no key {inner.args[0]}" if isinstance(inner, KeyError) else str(inner))
     except (flags.Error, TypeError, ValueError, NameError, ImportError, SyntaxError) as error:
         fail(str(error))

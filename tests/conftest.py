@@ -1,12 +1,15 @@
 """What the tests of whole runs share: configs, data, folders as they lie on disk, event files."""
 
+import json
 import struct
 
+import jax
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
-from research import data
+from research import data, trainer
 from research.config import default
+from research.workdir import Checkpoints
 
 RUN = {
     "steps": 60,
@@ -50,6 +53,37 @@ def mnist(tmp_path_factory):
         "data.dir": folder,
         "data.train_examples": 200,
     }
+
+
+@pytest.fixture(scope="session")
+def trained(config, mnist, tmp_path_factory):
+    """Config, workdir and summary of a network trained asynchronously."""
+    chosen, workdir = config(mnist), tmp_path_factory.mktemp("trained")
+    return chosen, workdir, trainer.train(chosen, workdir)
+
+
+@pytest.fixture(scope="session")
+def final():
+    """`final(run, workdir)`: (step, state) of its last checkpoint, as NumPy arrays."""
+
+    def restore(run, workdir):
+        with Checkpoints(workdir) as checkpoints:
+            step, state = checkpoints.restore(run.program.strategy.init(run.params))
+        return step, jax.device_get(state)
+
+    return restore
+
+
+@pytest.fixture(scope="session")
+def rows():
+    """`rows(workdir)`: log points without the one figure that differs between equal runs."""
+
+    def read(workdir):
+        lines = (workdir / "metrics.jsonl").read_text().splitlines()
+        rows = [json.loads(line) for line in lines]
+        return [{k: v for k, v in row.items() if k != "wall_seconds"} for row in rows]
+
+    return read
 
 
 @pytest.fixture(scope="session")

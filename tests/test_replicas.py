@@ -26,7 +26,6 @@ def values(mnist):
         "data.train_examples": 60,
         "replicas.count": COUNT,
         "replicas.subspace": 10_000,
-        "replicas.matching": (0.5,),
     }
 
 
@@ -99,7 +98,7 @@ def test_a_replica_is_a_plain_loop(recorded):
 def test_a_smaller_sketch_adds_up_the_coordinates(config, values, recorded, tmp_path):
     """Coordinate i is added to number i mod q, of displacements and gradients alike."""
     q = 100
-    record(config({**values, "replicas.subspace": q, "replicas.matching": ()}), tmp_path)
+    record(config({**values, "replicas.subspace": q}), tmp_path)
     stored = arrays(tmp_path)
     for name in ("displacements", "gradients"):
         fine = recorded[1][name]

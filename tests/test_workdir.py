@@ -46,12 +46,7 @@ def raise_at(patch, step, *signals):
     patch.setattr(Metrics, "append", signalled)
 
 
-def rows(workdir):
-    lines = (workdir / "metrics.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if k != "wall_seconds"} for line in lines]
-
-
-def assert_completes(config, workdir, whole):
+def assert_completes(config, workdir, whole, rows):
     """The run goes on to the same floats, log points and events."""
     summary = train(config(), workdir)
     assert summary["status"] == "completed"
@@ -69,7 +64,7 @@ def refusal(config, workdir):
 @pytest.mark.parametrize("step", [0, 30, 40])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_and_resumed_is_whole(
-    config, whole, tmp_path, monkeypatch, scalars, step, number
+    config, whole, tmp_path, monkeypatch, scalars, step, number, rows
 ):
     handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     with monkeypatch.context() as patch:
@@ -80,20 +75,20 @@ def test_interrupted_and_resumed_is_whole(
     # Heeded after the chunk of updates in which it came.
     assert step <= summary["step"] <= step + 10
     assert summary == json.loads((tmp_path / "summary.json").read_text())
-    assert_completes(config, tmp_path, whole)
+    assert_completes(config, tmp_path, whole, rows)
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     walls = [json.loads(line)["wall_seconds"] for line in lines]
     assert walls == sorted(walls)  # the clock goes on where it stood
     assert set(scalars(tmp_path)) == set(range(0, 61, 10))
 
 
-def test_a_second_signal_stops_at_once(config, whole, tmp_path, monkeypatch):
+def test_a_second_signal_stops_at_once(config, whole, tmp_path, monkeypatch, rows):
     with monkeypatch.context() as patch:
         raise_at(patch, 30, signal.SIGINT, signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             train(config(), tmp_path)
     assert not (tmp_path / "summary.json").exists()
-    assert_completes(config, tmp_path, whole)
+    assert_completes(config, tmp_path, whole, rows)
 
 
 def test_a_finished_run_is_left_as_it_is(config, whole, files):
@@ -138,29 +133,29 @@ def test_unwritable_workdirs(config, tmp_path, files):
 
 
 @pytest.mark.parametrize("kept", [0, 1, -1])
-def test_a_torn_last_line_is_dropped_and_logged_again(config, workdir, whole, scalars, kept):
+def test_a_torn_last_line_is_dropped_and_logged_again(config, workdir, whole, scalars, kept, rows):
     """Wherever it is torn, at the step that is resumed from or later."""
     path = workdir / "metrics.jsonl"
     content = path.read_bytes()
     last = content.rindex(b"\n", 0, -1) + 1
     path.write_bytes(content[: last + kept if kept >= 0 else -1])
-    assert_completes(config, workdir, whole)
+    assert_completes(config, workdir, whole, rows)
     assert set(scalars(workdir)) == set(range(0, 61, 10))
 
 
-def test_log_points_after_the_checkpoint_are_not_there_twice(config, workdir, whole, scalars):
+def test_log_points_after_the_checkpoint_are_not_there_twice(config, workdir, whole, scalars, rows):
     shutil.rmtree(workdir / "checkpoints" / "40")
-    assert_completes(config, workdir, whole)
+    assert_completes(config, workdir, whole, rows)
     assert set(scalars(workdir)) == set(range(0, 61, 10))
 
 
-def test_killed_between_the_last_checkpoint_and_the_summary(config, whole, tmp_path):
+def test_killed_between_the_last_checkpoint_and_the_summary(config, whole, tmp_path, rows):
     workdir = shutil.copytree(whole[0], tmp_path / "workdir")
     (workdir / "summary.json").unlink()
-    assert_completes(config, workdir, whole)
+    assert_completes(config, workdir, whole, rows)
 
 
-def test_killed_while_writing(config, workdir, whole):
+def test_killed_while_writing(config, workdir, whole, rows):
     """What stands aside, half written, is neither read nor left behind."""
     for name in ("metrics.jsonl", "summary.json"):
         (workdir / f".{name}.part").write_text('{"st')
@@ -169,7 +164,7 @@ def test_killed_while_writing(config, workdir, whole):
     )
     (tmp / SUMS).unlink()
     shutil.copytree(tmp, workdir / "checkpoints" / "50")  # committed, but without its sums
-    assert_completes(config, workdir, whole)
+    assert_completes(config, workdir, whole, rows)
     assert sorted(path.name for path in (workdir / "checkpoints").iterdir()) == ["40", "60"]
     assert not list(workdir.glob(".*"))
 
@@ -189,7 +184,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_checkpoint_is_refused_file_by_file(config, workdir, whole, files, damage):
+def test_a_damaged_checkpoint_is_refused_file_by_file(config, workdir, whole, files, damage, rows):
     """One line that says which folder; nothing is changed; without that folder the run goes on."""
     folder = workdir / "checkpoints" / "40"
     intact = files(workdir)
@@ -211,24 +206,24 @@ def test_a_damaged_checkpoint_is_refused_file_by_file(config, workdir, whole, fi
         path.write_bytes(content)
     assert files(workdir) == intact
     shutil.rmtree(folder)
-    assert_completes(config, workdir, whole)
+    assert_completes(config, workdir, whole, rows)
 
 
-def test_a_checkpoint_without_its_sums_is_none(config, workdir, whole):
+def test_a_checkpoint_without_its_sums_is_none(config, workdir, whole, rows):
     """It was killed before it was whole: the earlier one is good."""
     (workdir / "checkpoints" / "40" / SUMS).unlink()
     with Checkpoints(workdir) as checkpoints:
         assert checkpoints.latest() == 20
-    assert_completes(config, workdir, whole)
+    assert_completes(config, workdir, whole, rows)
 
 
-def test_when_all_checkpoints_are_damaged_the_start_is_left(config, workdir, whole):
+def test_when_all_checkpoints_are_damaged_the_start_is_left(config, workdir, whole, rows):
     for step, resume in [("40", "step 20"), ("20", "the start")]:
         folder = workdir / "checkpoints" / step
         (folder / "_CHECKPOINT_METADATA").write_text("")
         assert refusal(config(), workdir).endswith(f"to resume from {resume}")
         folder.rename(workdir / f"away{step}")
-    assert_completes(config, workdir, whole)
+    assert_completes(config, workdir, whole, rows)
 
 
 def test_claim_takes_an_empty_or_its_own_folder(config, tmp_path):

@@ -6,7 +6,7 @@
     calibration  synchronous MLP and CNN with a known explicit momentum: is it recovered?
     mlp, cnn     g = 4, 8, 16 memoryless workers, plain SGD on MNIST, against 1 - 1/g and alpha / g
     two_lags     explicit momentum besides: (1 - mu L)(1 - (1 - 1/g) L)
-    laws         other service times than memoryless, each with its own lag polynomial
+    laws         g = 4 and other service times than memoryless: how far from one term?
 
 The transient carries the information: windows are a few g updates long, and batches are drawn
 independently, as the theory assumes.
@@ -19,6 +19,7 @@ from ml_collections import ConfigDict
 from configs import quickstart
 from research.grid import Point, grid
 
+QUADRATIC = {"model.name": "quadratic", "batch_size": 1, "replicas.block": 1000}
 MLP = {"model.name": "mlp", "model.hidden": (32,)}
 CNN = {"model.name": "cnn", "model.channels": (4, 8), "model.hidden": (32,)}
 
@@ -36,15 +37,12 @@ def quadratic() -> Iterator[Point]:
     for g in (2, 4, 8, 16, 32):
         yield {
             "name": f"g{g}",
+            **QUADRATIC,
             **asynchronous(g),
-            "model.name": "quadratic",
             "model.dimension": 8,
-            "batch_size": 1,
-            "data.train_examples": 0,
             "optimizer.learning_rate": 0.5,
             "steps": 8 + g,
             "replicas.count": 12000,
-            "replicas.block": 2000,
         }
 
 
@@ -103,16 +101,23 @@ def two_lags() -> Iterator[Point]:
 
 
 def laws() -> Iterator[Point]:
-    for law, variation in (("constant", 0.0), ("lognormal", 0.3), ("lognormal", 1.0)):
+    for law, variation in (
+        ("constant", 0),
+        ("lognormal", 0.3),
+        ("lognormal", 1),
+        ("exponential", 1),
+    ):
         yield {
-            "name": f"{law}{variation:g}",
-            **MLP,
-            **asynchronous(8),
+            "name": f"{law}{variation}" if law == "lognormal" else law,
+            **QUADRATIC,
+            **asynchronous(4),
             "cluster.service": law,
-            "cluster.variation": variation,
+            "cluster.variation": float(variation),
+            "model.dimension": 32,
+            "model.condition": 1000.0,
             "optimizer.learning_rate": 0.3,
-            "steps": 32,
-            "replicas.count": 400,
+            "steps": 40,
+            "replicas.count": 4000,
         }
 
 
