@@ -1,9 +1,11 @@
 """One offline page about a run or a sweep: `python -m analysis.report --workdir=DIR`.
 
-Reads workdirs only and writes `DIR/report.html`, with its pictures inside it.
+Reads workdirs only and writes `DIR/report.html`, with its pictures inside it, and the pictures once
+more as SVG files in `DIR/pictures`.
 """
 
 import argparse
+import base64
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -43,6 +45,11 @@ def write(workdir: Path, target: float = np.nan) -> Path:
         fitted = all(point.fit for point in recorded)
         how = f" (not fitted yet: python -m analysis.implicit_momentum --workdir={workdir})"
         content["lead"] += [f"{line}{'' if fitted else how}."]
+    for name in ("losses", "staleness", "fits_pictures"):
+        for i, picture in enumerate(content[name], start=1):
+            (workdir / "pictures").mkdir(exist_ok=True)
+            file = workdir / "pictures" / f"{name.removesuffix('_pictures')}-{i}.svg"
+            tables.replace(file, base64.b64decode(picture.src.partition(",")[2]).decode())
     path = workdir / "report.html"
     tables.replace(path, page.render(title=title, **content, **_provenance(points, workdir)))
     return path

@@ -27,9 +27,7 @@ def grid(base: ConfigDict, points: Iterable[Point]) -> ConfigDict:
 
 def product(axes: Mapping[str, Sequence[Any]]) -> list[Point]:
     """Every combination of the axes' values."""
-    return [
-        dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())
-    ]
+    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
 
 def runs(config: ConfigDict) -> dict[str, ConfigDict]:

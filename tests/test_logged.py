@@ -60,8 +60,10 @@ def test_the_schedule_and_momentum_are_those_logged(config, tmp_path, rows, fina
     )
 
 
-@pytest.mark.parametrize("groups", [1, 3])
-def test_divergence_is_found_at_its_step(config, tmp_path, files, capsys, groups, rows, final):
+@pytest.mark.parametrize("groups, every", [(1, 4), (3, 4), (3, 1)])
+def test_divergence_is_found_at_its_step(
+    config, tmp_path, files, capsys, groups, every, rows, final
+):
     """Against float32 recursions of the same arrivals, until a loss overflows."""
     values = {
         "model.noise": 0.0,
@@ -70,8 +72,8 @@ def test_divergence_is_found_at_its_step(config, tmp_path, files, capsys, groups
         "optimizer.momentum": 0.0,
         "strategy.groups": groups,
         "cluster.nodes": groups,
-        "log_every": 4,
-        "checkpoint_every": 4,
+        "log_every": every,
+        "checkpoint_every": every,
     }
     chosen = config(values)
     timeline = trainer.prepare(chosen).timeline
@@ -81,7 +83,7 @@ def test_divergence_is_found_at_its_step(config, tmp_path, files, capsys, groups
     with np.errstate(over="ignore"):
         for step in range(chosen.steps):
             read = slots[timeline.read[step]]
-            losses = [np.sum(h * read**2), np.sum(h * x**2) if step % 4 == 0 else 0]
+            losses = [np.sum(h * read**2), np.sum(h * x**2) if step % every == 0 else 0]
             if not np.isfinite(losses).all():
                 break
             x = slots[timeline.write[step]] = x - np.float32(30) * h * read
@@ -94,7 +96,7 @@ def test_divergence_is_found_at_its_step(config, tmp_path, files, capsys, groups
     assert summary["step"] == step and summary["steps"] == 60
     # Kept: all log points, the last finite one as the figures, and a finite state before it.
     logged = rows(tmp_path)
-    assert [row["step"] for row in logged] == list(range(0, step + 1, 4))
+    assert [row["step"] for row in logged] == list(range(0, step + 1, every))
     finite = [row for row in logged if row["train_loss"] is not None]
     assert len(finite) >= len(logged) - 1
     assert summary["logged_step"] == finite[-1]["step"]

