@@ -13,7 +13,7 @@ import optax
 
 Array = jax.Array | np.ndarray
 Params = Any
-State = Any  # any pytree with a field `params`, the parameters x_t that are evaluated and saved
+State = Any  # any pytree with an attribute `params`, the parameters x_t that are evaluated
 Batch = dict[str, jax.Array]
 Loss = Callable[[Params, Batch], jax.Array]
 
