@@ -2,6 +2,10 @@
 
 A strategy never sees seconds, clusters or staleness. The timeline decides which slot an update
 reads and which it writes; the trainer scans `step` over those events.
+
+Strategies of several devices are written for one of them, with collectives over named axes:
+`data` (synchronous workers), `node` (slow network) and `local` (fast network). An axis is a `vmap`
+where it is simulated and a mesh axis where it is real (`research/parallel`).
 """
 
 from collections.abc import Callable, Mapping
@@ -24,6 +28,7 @@ class Event(NamedTuple):
     read: Array  # int32, slot whose parameters the gradient is taken at
     write: Array  # int32, slot that receives the new parameters
     hyper: Mapping[str, Array]  # float32, hyperparameters of this update, `learning_rate`, ...
+    control: Mapping[str, Array] | None = None  # what else the timeline decides, by name
 
 
 class Strategy(NamedTuple):

@@ -1,5 +1,6 @@
 """The events of a run, as arrays of one entry an update, or (replicas, steps)."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ class Timeline(NamedTuple):
     staleness: np.ndarray  # (..., steps) int32, updates between the read and the arrival
     seconds: np.ndarray  # (..., steps) float64, simulated time of the arrival
     slots: int  # snapshots that the slots address
+    control: Mapping[str, np.ndarray] | None = None  # (..., steps, ...) what else it decides
 
 
 def from_arrivals(worker: np.ndarray, seconds: np.ndarray, workers: int) -> Timeline:

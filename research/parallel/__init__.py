@@ -1,0 +1,1 @@
+"""Devices: the axes that strategies name, simulated by `vmap` or laid over a mesh."""
