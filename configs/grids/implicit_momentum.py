@@ -6,6 +6,7 @@
     calibration  synchronous MLP and CNN with a known explicit momentum: is it recovered?
     mlp, cnn     g = 4, 8, 16 memoryless workers, plain SGD on MNIST, against 1 - 1/g and alpha / g
     two_lags     explicit momentum besides: (1 - mu L)(1 - (1 - 1/g) L)
+    matching     the synchronous momentum whose mean trajectory lies nearest
     laws         g = 4 and other service times than memoryless: how far from one term?
 
 The transient carries the information: windows are a few g updates long, and batches are drawn
@@ -100,6 +101,19 @@ def two_lags() -> Iterator[Point]:
             }
 
 
+def matching() -> Iterator[Point]:
+    # A small step: the spread of the replicas bends E grad f(x) away from grad f(E x).
+    yield {
+        "name": "g4",
+        **MLP,
+        **asynchronous(4),
+        "optimizer.learning_rate": 0.1,
+        "steps": 24,
+        "replicas.count": 200,
+        "replicas.matching": (0.6, 0.7, 0.75, 0.8, 0.9),
+    }
+
+
 def laws() -> Iterator[Point]:
     for law, variation in (
         ("constant", 0),
@@ -131,4 +145,6 @@ def asynchronous(groups: int) -> Point:
     }
 
 
-TABLES = {table.__name__: table for table in (quadratic, calibration, mlp, cnn, two_lags, laws)}
+TABLES = {
+    table.__name__: table for table in (quadratic, calibration, mlp, cnn, two_lags, matching, laws)
+}
