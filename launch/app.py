@@ -13,10 +13,21 @@ from analysis.implicit_momentum import AnalysisError
 from analysis.tables import TableError
 from research.config import ConfigError
 from research.data import DataError
+from research.parallel import processes
+from research.parallel.layout import DeviceError
 from research.timeline import TimelineError
 from research.workdir import WorkdirError
 
-INPUT_ERRORS = (AnalysisError, ConfigError, DataError, TableError, TimelineError, WorkdirError)
+INPUT_ERRORS = (
+    AnalysisError,
+    ConfigError,
+    DataError,
+    DeviceError,
+    processes.ProcessError,
+    TableError,
+    TimelineError,
+    WorkdirError,
+)
 
 
 def run(main: Callable[[ConfigDict, Path], int]) -> None:
@@ -40,13 +51,15 @@ def run(main: Callable[[ConfigDict, Path], int]) -> None:
         if not workdir.value:
             fail("--workdir is empty; name a folder")
         try:
+            processes.initialize()
             return main(config.value, Path(workdir.value))
         except INPUT_ERRORS as error:
             fail(str(error))
         except KeyboardInterrupt:
             return 128 + signal.SIGINT
 
-    app.run(guarded, flags_parser=_parse)
+    with processes.leaving_on_failure():
+        app.run(guarded, flags_parser=_parse)
 
 
 def exit_code(summary: Mapping[str, Any]) -> int:

@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 
 from launch import app
 from research.config import check
+from research.parallel.processes import is_writer
 from research.replicas import record
 from research.trainer import train
 
@@ -26,7 +27,8 @@ def run(config: ConfigDict, workdir: Path) -> dict[str, Any]:
 def main(config: ConfigDict, workdir: Path) -> int:
     summary = run(config, workdir)
     figures = {k: v for k, v in summary.items() if isinstance(v, (int, float, str))}
-    print(json.dumps(figures, indent=2))
+    if is_writer():
+        print(json.dumps(figures, indent=2))
     return app.exit_code(summary)
 
 

@@ -16,6 +16,8 @@ from ml_collections import ConfigDict
 from research import optimizers, strategies
 from research.models import NAMES as MODELS
 from research.models.convolution import LOWERINGS
+from research.parallel.layout import APIS
+from research.timeline.daso import SERVICES as DRAWN
 from research.timeline.make import SERVICES
 
 
@@ -61,6 +63,16 @@ def default() -> ConfigDict:
     config.strategy = ConfigDict()
     config.strategy.name = "sync"
     config.strategy.groups = 1  # compute groups of `asynchronous`
+    config.strategy.max_batches = 4  # daso: batches from one exchange between nodes to the next (B)
+    config.strategy.wait = 1  # daso: batches from its sending to its receipt (W)
+    config.strategy.warmup_epochs = 4  # daso: epochs that synchronize after every batch, first
+    config.strategy.cooldown_epochs = 4  # daso: and last
+    config.strategy.patience = 2  # daso: epochs without improvement before B and W change
+    config.strategy.threshold = 0.05  # daso: fraction by which an improvement lowers the loss
+    config.strategy.transfer_dtype = ""  # daso: 'bfloat16' halves what nodes exchange
+    config.strategy.adapt = True  # dynamic_batch: False keeps the shares of the batch equal
+    config.strategy.smoothing = 0.5  # dynamic_batch: weight of the rates measured before
+    config.strategy.micro_batch = 8  # dynamic_batch: examples a worker computes at a time
 
     config.cluster = ConfigDict()
     config.cluster.nodes = 1
@@ -72,6 +84,18 @@ def default() -> ConfigDict:
     config.cluster.seconds_per_example = 1e-3  # on a worker of speed 1
     config.cluster.latency = 0.0  # seconds a message
     config.cluster.bandwidth = 0.0  # bytes a second; 0: transfers take no time
+    config.cluster.local_latency = 0.0  # daso: seconds a message inside a node
+    config.cluster.local_bandwidth = 0.0  # daso: bytes a second inside a node; 0: as above
+    config.cluster.disturbances = ()  # dynamic_batch: (worker, first epoch, last, slowdown), ...
+    config.cluster.disturbance_probability = 0.0  # dynamic_batch: of a delay, a worker and epoch
+    config.cluster.disturbance_seconds = (5.0, 10.0)  # least and most of such a delay, an epoch
+    config.cluster.disturbance_epochs = (4, 20)  # least and most epochs that it lasts
+
+    config.parallel = ConfigDict()
+    config.parallel.api = ""  # 'jit', 'shard_map', 'pmap': real devices; '': one, others simulated
+    config.parallel.devices = 0  # sync: how many; 0: all
+    config.parallel.accumulation = 1  # sync: parts of a device's batch, one after the other
+    config.parallel.shard_optimizer = False  # sync, jit: optimizer state split over the devices
 
     config.replicas = ConfigDict()
     config.replicas.count = 0  # > 0: record trajectories of this many replicas instead of one run
@@ -94,7 +118,9 @@ def check(config: ConfigDict) -> None:
     _one_of(config, "model.name", MODELS)
     _one_of(config, "model.dtype", ("float32", "bfloat16"))
     _one_of(config, "model.lowering", ("", *LOWERINGS))
-    _one_of(config, "strategy.name", strategies.NAMES)
+    _one_of(config, "strategy.name", strategies.NAMES + strategies.PARALLEL)
+    _one_of(config, "parallel.api", ("", *APIS))
+    _one_of(config, "strategy.transfer_dtype", ("", "bfloat16"))
     _one_of(config, "optimizer.schedule", optimizers.SCHEDULES)
     _one_of(config, "cluster.service", SERVICES)
     for name in (
@@ -102,11 +128,14 @@ def check(config: ConfigDict) -> None:
         "batch_size",
         "log_every",
         "strategy.groups",
+        "strategy.max_batches",
+        "strategy.micro_batch",
         "cluster.nodes",
         "cluster.devices_per_node",
         "replicas.block",
         "replicas.subspace",
         "model.dimension",
+        "parallel.accumulation",
     ):
         _require(config, name, lambda v: v >= 1, "at least 1")
     for name in (
@@ -115,10 +144,16 @@ def check(config: ConfigDict) -> None:
         "optimizer.warmup_steps",
         "optimizer.decay_steps",
         "replicas.count",
+        "parallel.devices",
         "model.noise",
+        "strategy.warmup_epochs",
+        "strategy.cooldown_epochs",
+        "strategy.patience",
         "cluster.latency",
         "cluster.variation",
         "cluster.bandwidth",
+        "cluster.local_latency",
+        "cluster.local_bandwidth",
     ):
         _require(config, name, lambda v: 0 <= v < math.inf, "finite and at least 0")
     _require(config, "seed", lambda v: 0 <= v < 2**32, "at least 0 and less than 2**32")
@@ -127,10 +162,26 @@ def check(config: ConfigDict) -> None:
     _require(config, "model.condition", lambda v: 1 <= v < math.inf, "at least 1")
     _require(config, "optimizer.learning_rate", math.isfinite, "a finite number")
     _require(config, "optimizer.momentum", lambda v: -1 < v < 1, "between -1 and 1")
+    _require(config, "strategy.smoothing", lambda v: 0 <= v < 1, "at least 0 and less than 1")
+    probability = "cluster.disturbance_probability"
+    _require(config, probability, lambda v: 0 <= v <= 1, "between 0 and 1")
+    for name in ("cluster.disturbance_seconds", "cluster.disturbance_epochs"):
+        ordered = "two finite numbers from 0 up, the least and the most"
+        _require(config, name, lambda v: len(v) == 2 and 0 <= v[0] <= v[1] < math.inf, ordered)
     _require(config, "replicas.matching", lambda v: all(-1 < m < 1 for m in v), "between -1 and 1")
     for name in ("model.hidden", "model.channels"):
         _require(config, name, lambda v: all(width >= 1 for width in v), "widths of at least 1")
+    _require(config, "strategy.threshold", lambda v: 0 <= v < 1, "at least 0 and less than 1")
+    _require(
+        config,
+        "strategy.wait",
+        lambda v: 0 <= v <= config.strategy.max_batches,
+        f"from 0 to config.strategy.max_batches = {config.strategy.max_batches}",
+    )
     _check_cluster(config)
+    _check_parallel(config)
+    if config.strategy.name == "daso":
+        _check_daso(config)
     _check_optimizer(config)
     if config.checkpoint_every % config.log_every:
         raise ConfigError(
@@ -157,6 +208,45 @@ def _check_cluster(config: ConfigDict) -> None:
         raise ConfigError("config.cluster.trace is empty: service='trace' needs a CSV file")
     if config.cluster.service == "geometric" and config.strategy.name == "sync":
         raise ConfigError("config.cluster.service = 'geometric': has a meaning only asynchronously")
+    for name in ("disturbances", "disturbance_probability"):
+        if config.cluster[name] and config.strategy.name != "dynamic_batch":
+            raise ConfigError(
+                f"config.cluster.{name}: only of config.strategy.name = 'dynamic_batch' "
+                "(which is synchronous SGD with config.strategy.adapt = False)"
+            )
+
+
+def _check_parallel(config: ConfigDict) -> None:
+    real, name = config.parallel, config.strategy.name
+    apis = {"sync": APIS, "daso": ("shard_map",), "dynamic_batch": ("shard_map",)}.get(name, ())
+    if real.api and real.api not in apis:
+        usable = ", ".join(map(repr, ("", *apis)))
+        raise ConfigError(
+            f"config.parallel.api = {real.api!r}: must be {usable} for "
+            f"config.strategy.name = {name!r}"
+        )
+    if name == "sync":
+        parts = max(real.devices, 1) * real.accumulation
+        if config.batch_size % parts:
+            raise ConfigError(
+                f"config.batch_size = {config.batch_size}: must be a multiple of {parts} "
+                "(config.parallel.devices x config.parallel.accumulation)"
+            )
+    if config.replicas.count and (real.api or name in strategies.PARALLEL):
+        raise ConfigError(
+            "config.replicas.count: replicas are recorded of strategies of one device "
+            f"({', '.join(strategies.NAMES)}), with config.parallel.api = ''"
+        )
+
+
+def _check_daso(config: ConfigDict) -> None:
+    devices = config.cluster.nodes * config.cluster.devices_per_node
+    if config.batch_size % devices:
+        raise ConfigError(
+            f"config.batch_size = {config.batch_size}: must be a multiple of the cluster's "
+            f"{devices} devices (config.cluster.nodes x config.cluster.devices_per_node)"
+        )
+    _one_of(config, "cluster.service", DRAWN)
 
 
 def _check_optimizer(config: ConfigDict) -> None:

@@ -32,9 +32,13 @@ class Problem(NamedTuple):
     def outputs(self, params: Params, batch: Examples) -> jax.Array:
         return base.apply(self.blocks, params, self.input(batch))
 
+    def each_loss(self, params: Params, batch: Examples) -> jax.Array:
+        """Loss of every example, (B,) float32."""
+        return self.losses(self.outputs(params, batch), batch)
+
     def loss(self, params: Params, batch: Examples) -> jax.Array:
         """Mean loss of the batch, float32."""
-        return jnp.mean(self.losses(self.outputs(params, batch), batch))
+        return jnp.mean(self.each_loss(params, batch))
 
 
 def _image_input(batch: Examples) -> jax.Array:

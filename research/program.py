@@ -15,7 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from research import optimizers, problem, strategies
+from research import optimizers, problem
+from research.parallel import make as parallel
+from research.parallel.layout import Layout
 from research.problem import Examples, Params, Problem
 from research.strategies.base import Array, Event, State, Strategy
 
@@ -27,15 +29,19 @@ EVALUATED = 1000  # examples evaluated at a time
 class Program:
     """Pure functions of one problem and one strategy.
 
-    `advance(state, examples, events, indices, n) -> (state, losses)` runs the first `n` of CHUNK
-    events; `indices`, (CHUNK, B) int32, are the examples of each batch; `state` is donated.
+    `advance(state, examples, events, indices, n) -> (state, losses)` runs the first `n` of
+    CHUNK events on its devices; `indices`, (CHUNK, B) int32, are the examples of each batch.
     `evaluate(params, examples) -> (sum of losses, {metric: sum})` over all `examples`.
     """
 
     problem: Problem
     strategy: Strategy
-    advance: Callable[..., tuple[State, jax.Array]]
+    layout: Layout
     evaluate: Callable[..., tuple[jax.Array, dict[str, jax.Array]]]
+
+    @property
+    def advance(self) -> Callable[..., tuple[State, jax.Array]]:
+        return self.layout.advance
 
 
 def init(config: ConfigDict, classes: int, key: jax.Array, examples: Examples) -> Params:
@@ -49,9 +55,30 @@ def make(config: ConfigDict, classes: int, slots: int) -> Program:
     static = {
         "model": _model(config, classes),
         "optimizer": (optimizer.name, hyper_names(config), optimizer.options.to_dict()),
-        "strategy": (config.strategy.name, slots),
+        "strategy": _devices(config),
+        "slots": slots,
     }
     return _make(json.dumps(static, sort_keys=True))
+
+
+def _devices(config: ConfigDict) -> dict[str, Any]:
+    """What `parallel.make` is to know of the strategy and its devices."""
+    cluster, strategy, real = config.cluster, config.strategy, config.parallel
+    shapes = {
+        "sync": (real.devices or jax.device_count(),) if real.api else (),
+        "asynchronous": (),
+        "daso": (cluster.nodes, cluster.devices_per_node),
+        "dynamic_batch": (cluster.nodes * cluster.devices_per_node,),
+    }
+    return {
+        "name": strategy.name,
+        "api": real.api,
+        "shape": shapes[strategy.name],
+        "accumulation": real.accumulation,
+        "shard_optimizer": real.shard_optimizer,
+        "transfer_dtype": strategy.transfer_dtype,
+        "micro_batch": strategy.micro_batch,
+    }
 
 
 def _model(config: ConfigDict, classes: int) -> str:
@@ -72,14 +99,14 @@ def _make(static: str) -> Program:
     name, names, options = values["optimizer"]
     whole, _ = _problem(values["model"])
     optimizer = optimizers.optimizer(name, tuple(names), options)
-    strategy_name, slots = values["strategy"]
-    strategy = strategies.make(strategy_name, whole.loss, optimizer, slots)
-    return Program(
+    strategy, layout = parallel.make(
+        lambda strategy: partial(_advance, strategy),
+        values["strategy"],
         whole,
-        strategy,
-        jax.jit(partial(_advance, strategy), donate_argnums=0),
-        jax.jit(partial(_evaluate, whole)),
+        optimizer,
+        values["slots"],
     )
+    return Program(whole, strategy, layout, jax.jit(partial(_evaluate, whole)))
 
 
 def _advance(

@@ -3,7 +3,8 @@
 import math
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +17,8 @@ from ml_collections import ConfigDict
 from research import config as configs
 from research import data as datasets
 from research import problem, program, seeds, timeline
+from research.parallel.agreement import agreed, own
+from research.parallel.processes import is_writer
 from research.program import CHUNK, Program
 from research.progress import Progress, stoppable
 from research.strategies.base import Event, Params, State
@@ -30,7 +33,9 @@ class Run(NamedTuple):
 
     config: ConfigDict
     data: datasets.Data
+    epoch: int  # updates that the timeline calls an epoch
     timeline: Timeline
+    timeline_of: Callable[..., Timeline]  # (epoch_losses) -> as far as those decide it
     program: Program
     params: Params  # x_0
     hypers: Mapping[str, np.ndarray]  # (steps,) each
@@ -51,17 +56,16 @@ def prepare(config: ConfigDict, replicas: int = 0) -> Run:
     data = problem.load_data(config)
     one = {name: leaf[:1] for name, leaf in data.train.items()}
     params = program.init(config, data.classes, seeds.key(config.seed, "init"), one)
-    events = timeline.make(
-        config.cluster,
-        groups=configs.groups_of(config),
-        steps=config.steps,
-        batch_size=config.batch_size,
+    epoch = max(len(next(iter(data.train.values()))) // config.batch_size, 1)
+    events = partial(
+        timeline.of_config,
+        config,
+        steps_per_epoch=epoch,
         update_bytes=program.parameter_bytes(params),
-        seed=config.seed,
-        replicas=replicas,
     )
-    compiled = program.make(config, data.classes, events.slots)
-    return Run(config, data, events, compiled, params, program.hypers(config))
+    first = events(replicas=replicas)
+    compiled = program.make(config, data.classes, first.slots)
+    return Run(config, data, epoch, first, events, compiled, params, program.hypers(config))
 
 
 def train(config: ConfigDict, workdir: Path) -> dict[str, Any]:
@@ -72,26 +76,30 @@ def train(config: ConfigDict, workdir: Path) -> dict[str, Any]:
     returned as it is. Raises what `prepare` raises, and `WorkdirError`.
     """
     run = prepare(config)
-    claim(workdir, config)
-    finished = read_json(workdir / "summary.json")
-    if finished.get("status") in ("completed", "diverged"):
-        return finished
-    with Checkpoints(workdir) as checkpoints:
-        state = run.program.strategy.init(run.params)
-        step, state = checkpoints.restore(state) or (0, state)
-        with Metrics(workdir, step) as metrics:
-            summary = _loop(run, step, state, metrics, checkpoints, workdir.name)
-    write_json(workdir / "summary.json", summary)
+    with own(workdir) as folder:
+        claim(folder, config)
+        finished = agreed(read_json(folder / "summary.json"))
+        if finished.get("status") in ("completed", "diverged"):
+            return finished
+        with Checkpoints(folder) as checkpoints:
+            fresh = run.program.strategy.init(run.params)
+            step, state = agreed(checkpoints.restore(fresh) or (0, fresh))
+            with Metrics(folder, step) as metrics:
+                metrics.rows[:] = agreed(metrics.rows)
+                summary = _loop(run, step, state, metrics, checkpoints, workdir.name)
+        write_json(folder / "summary.json", summary)
     return summary
 
 
 def _loop(
     run: Run, step: int, state: State, metrics: Metrics, checkpoints: Checkpoints, name: str
 ) -> dict[str, Any]:
-    config, steps = run.config, run.config.steps
-    train_set, test_set = ({k: jnp.asarray(v) for k, v in s.items()} for s in run.data[:2])
+    config, steps, layout = run.config, run.config.steps, run.program.layout
+    test_set = {k: jnp.asarray(v) for k, v in run.data.test.items()}
     evaluated = min(run.examples, TRAIN_EVALUATED)
-    sample = program.take(train_set, np.linspace(0, run.examples - 1, evaluated).astype(np.int32))
+    chosen = np.linspace(0, run.examples - 1, evaluated).astype(np.int32)
+    sample = program.take({k: jnp.asarray(v) for k, v in run.data.train.items()}, chosen)
+    train_set, state = layout.put_examples(run.data.train), layout.put_state(state)
     before = metrics.rows[-1]["wall_seconds"] if metrics.rows else 0.0
     begun = time.monotonic() - before
     progress = Progress(name, steps, step)
@@ -99,17 +107,19 @@ def _loop(
     def log() -> None:
         if metrics.rows and metrics.rows[-1]["step"] == step:  # by the run that is resumed
             return
-        train_loss = program.evaluate(run.program, state.params, sample)["loss"]
-        test = program.evaluate(run.program, state.params, test_set)
+        params = layout.get(state).params
+        train_loss = program.evaluate(run.program, params, sample)["loss"]
+        test = program.evaluate(run.program, params, test_set)
         row = {**_clock(run, step), "wall_seconds": time.monotonic() - begun}
         metrics.append(row | {"train_loss": train_loss} | {f"test_{k}": v for k, v in test.items()})
 
-    chunk, status = 1, ""
+    chunk, status, number = 1, "", 0
     with stoppable() as stopped:
         if not metrics.rows or step % config.log_every == 0:
             log()
         while not status:
-            until = min(step - step % config.log_every + config.log_every, steps)
+            run = _extended(run, step, metrics.rows)
+            until = min(step - step % config.log_every + config.log_every, len(run.timeline.read))
             n = min(until - step, chunk)
             called = time.monotonic()
             state, losses = run.program.advance(state, train_set, *_events(run, step, n), n)
@@ -124,20 +134,31 @@ def _loop(
             if step == until:
                 log()
             finite = math.isfinite(metrics.rows[-1]["train_loss"])
+            chunk, number, finite = agreed((chunk, stopped(), finite))
             status = "" if finite else "diverged"
             if step == steps and finite:
                 status = "completed"
-            elif stopped() and finite:
+            elif number and finite:
                 status = "interrupted"
             every = config.checkpoint_every
             if finite and (status or (every and step % every == 0)):
-                checkpoints.save(step, state)
-            progress.show(step, f"loss {metrics.rows[-1]['train_loss']:.4g}")
+                checkpoints.save(step, layout.get(state))
+            if is_writer():
+                progress.show(step, f"loss {metrics.rows[-1]['train_loss']:.4g}")
     summary = _summary(run, status, step, metrics.rows)
     if status == "diverged":
         return summary | {"kept_checkpoint": checkpoints.latest()}
-    summary["parameters_crc32"] = fingerprint(state.params)
-    return summary | ({"signal": stopped()} if status == "interrupted" else {})
+    summary["parameters_crc32"] = fingerprint(layout.get(state).params)
+    return summary | ({"signal": number} if status == "interrupted" else {})
+
+
+def _extended(run: Run, step: int, rows: list[dict[str, Any]]) -> Run:
+    """The run with as much of its timeline as the log decides: to beyond `step`."""
+    if step < len(run.timeline.read):
+        return run
+    ends = range(run.epoch, step + 1, run.epoch)
+    losses = {row["step"]: row["train_loss"] for row in rows}
+    return run._replace(timeline=run.timeline_of(epoch_losses=[losses[end] for end in ends]))
 
 
 def _events(run: Run, step: int, n: int) -> tuple[Event, np.ndarray]:
@@ -148,7 +169,8 @@ def _events(run: Run, step: int, n: int) -> tuple[Event, np.ndarray]:
         order, step, step + n, config.batch_size, run.examples, config.data.replacement
     )
     hypers = {name: values[window] for name, values in run.hypers.items()}
-    events = Event(run.timeline.read[window], run.timeline.write[window], hypers)
+    control = {name: values[window] for name, values in (run.timeline.control or {}).items()}
+    events = Event(run.timeline.read[window], run.timeline.write[window], hypers, control)
 
     def pad(leaf: np.ndarray) -> np.ndarray:
         return np.concatenate([leaf, np.zeros((CHUNK - n, *leaf.shape[1:]), leaf.dtype)])

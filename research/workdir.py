@@ -158,8 +158,18 @@ class Checkpoints:
             if not (self.path / str(step) / SUMS).exists():  # killed before it was whole
                 shutil.rmtree(self.path / str(step))
         self._verify()
+        self.path.mkdir(exist_ok=True)
+        process = jax.process_index()  # each by itself: states are whole on every process
         options = ocp.CheckpointManagerOptions(
-            max_to_keep=2, enable_async_checkpointing=False, cleanup_tmp_directories=True
+            max_to_keep=2,
+            create=False,
+            enable_async_checkpointing=False,
+            cleanup_tmp_directories=True,
+            multiprocessing_options=ocp.options.MultiprocessingOptions(
+                primary_host=process,
+                active_processes={process},
+                barrier_sync_key_prefix=f"process{process}",
+            ),
         )
         self._manager = ocp.CheckpointManager(self.path, options=options)
 

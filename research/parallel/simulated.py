@@ -54,3 +54,17 @@ def over_workers(strategy: Strategy, workers: int) -> Strategy:
         return every(jnp.arange(workers))
 
     return Strategy(strategy.init, step)
+
+
+def one_node(strategy: Strategy) -> Strategy:
+    """The strategy of one real device, its state kept as that of one node among `Nodes`."""
+
+    def init(params: Params) -> Nodes:
+        return Nodes(jax.tree.map(lambda leaf: leaf[None], strategy.init(params)))
+
+    def step(state: Nodes, event: Event, batch: Batch) -> tuple[Nodes, jax.Array]:
+        own = jax.tree.map(lambda leaf: leaf[0], state.state)
+        after, loss = strategy.step(own, event, batch)
+        return Nodes(jax.tree.map(lambda leaf: leaf[None], after)), loss
+
+    return Strategy(init, step)

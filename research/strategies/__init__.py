@@ -1,14 +1,30 @@
-"""Update rules, one a file. `make` is the one place that knows their names."""
+"""Update rules, one a file.
+
+`make` knows those of one device by name; those of several are put together in `research.parallel`.
+"""
 
 import optax
 
 from research.strategies.asynchronous import asynchronous
 from research.strategies.base import Event, Loss, Strategy
+from research.strategies.daso import daso
+from research.strategies.dynamic_batch import dynamic_batch
 from research.strategies.sync import sync
 
-__all__ = ["NAMES", "Event", "Strategy", "asynchronous", "make", "sync"]
+__all__ = [
+    "NAMES",
+    "PARALLEL",
+    "Event",
+    "Strategy",
+    "asynchronous",
+    "daso",
+    "dynamic_batch",
+    "make",
+    "sync",
+]
 
 NAMES = ("sync", "asynchronous")
+PARALLEL = ("daso", "dynamic_batch")  # written over named axes of devices
 
 
 def make(

@@ -1,5 +1,6 @@
 """From `config.cluster` to a timeline: the one place that knows the laws' names."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -8,10 +9,37 @@ from research import seeds
 from research.timeline import service
 from research.timeline.arrivals import arrivals
 from research.timeline.base import Timeline, from_arrivals
+from research.timeline.daso import daso
+from research.timeline.dynamic_batch import dynamic_batch
 from research.timeline.geometric import geometric
 from research.timeline.trace import trace
 
 SERVICES = ("constant", "exponential", "lognormal", "trace", "geometric")
+
+
+def of_config(
+    config: Any,
+    *,
+    steps_per_epoch: int,
+    update_bytes: int,
+    replicas: int = 0,
+    epoch_losses: Sequence[float] = (),
+) -> Timeline:
+    """The timeline of a run; DASO's only as far as the training losses of its epochs decide it."""
+    strategy, cluster = config.strategy, config.cluster
+    run: dict[str, Any] = {
+        "steps": config.steps,
+        "batch_size": config.batch_size,
+        "update_bytes": update_bytes,
+        "seed": config.seed,
+    }
+    if strategy.name == "daso":
+        epochs: dict[str, Any] = {"steps_per_epoch": steps_per_epoch, "epoch_losses": epoch_losses}
+        return daso(cluster, strategy, **run, **epochs)
+    if strategy.name == "dynamic_batch":
+        return dynamic_batch(cluster, strategy, **run, steps_per_epoch=steps_per_epoch)
+    groups = strategy.groups if strategy.name == "asynchronous" else 1
+    return make(cluster, groups=groups, replicas=replicas, **run)
 
 
 def make(

@@ -1,0 +1,169 @@
+"""Real devices: one loop over events, laid over a mesh in one of three idioms.
+
+    jit         arrays carry their sharding and XLA places the collectives (today's pjit)
+    shard_map   each device runs the loop on its part; collectives are written over axis names
+    pmap        the same, with a leading axis of devices on every array
+
+Each takes the loop `advance(state, examples, events, indices, n) -> (state, losses)` and lays it
+over devices; the loop itself is the same function everywhere.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+APIS = ("jit", "shard_map", "pmap")
+Advance = Callable[..., tuple[Any, Any]]
+
+
+class DeviceError(ValueError):
+    """Devices that are not there; the message is one line."""
+
+
+class Layout(NamedTuple):
+    """The loop on its devices, and the way in and out of them.
+
+    `put_state` and `put_examples` make host arrays what `advance` takes (events and indices stay
+    NumPy's); `get(state)` is the state whole, on every process. `advance` donates the state.
+    """
+
+    advance: Advance
+    put_state: Callable[[Any], Any]
+    put_examples: Callable[[Any], Any]
+    get: Callable[[Any], Any]
+
+
+def one_device(advance: Advance) -> Layout:
+    """The first device of this process."""
+    put = partial(jax.tree.map, jnp.asarray)
+    return Layout(jax.jit(advance, donate_argnums=0), put, put, lambda state: state)
+
+
+def mesh(axes: Sequence[str], shape: Sequence[int]) -> Mesh:
+    """The first devices of all processes, in their order, over named axes.
+
+    Raises `DeviceError` if there are fewer.
+    """
+    if np.prod(shape) > jax.device_count():
+        raise DeviceError(
+            f"{' x '.join(map(str, shape))} devices are asked for, there are {jax.device_count()} "
+            "(XLA_FLAGS=--xla_force_host_platform_device_count=N makes N of a CPU)"
+        )
+    devices = np.array(jax.devices()[: int(np.prod(shape))]).reshape(shape)
+    return Mesh(devices, axes, axis_types=(AxisType.Auto,) * len(axes))
+
+
+def jit(advance: Advance, mesh: Mesh, shard_optimizer: bool = False) -> Layout:
+    """`advance` is written for the whole batch, which is split over the mesh.
+
+    With `shard_optimizer` each optimizer buffer whose first axis divides by the number of devices
+    is split as well: XLA scatters gradients to its parts and gathers the updates.
+    """
+    whole, split = NamedSharding(mesh, P()), NamedSharding(mesh, P(None, mesh.axis_names))
+    part = NamedSharding(mesh, P(mesh.axis_names))
+
+    def shardings(state: Any) -> Any:
+        def of(leaf: Any) -> NamedSharding:
+            return part if leaf.ndim and leaf.shape[0] % mesh.size == 0 else whole
+
+        every = jax.tree.map(lambda _: whole, state)
+        if shard_optimizer:
+            every = every._replace(opt_state=jax.tree.map(of, state.opt_state))
+        return every
+
+    def laid(state: Any, *rest: Any) -> tuple[Any, Any]:
+        state, losses = advance(state, *rest)
+        return jax.lax.with_sharding_constraint(state, shardings(state)), losses
+
+    compiled = jax.jit(laid, donate_argnums=0)
+
+    def run(state: Any, examples: Any, events: Any, indices: Any, n: Any) -> tuple[Any, Any]:
+        state, losses = compiled(
+            state, examples, _put(events, whole), _put(indices, split), _put(np.int32(n), whole)
+        )
+        return state, _get(losses)
+
+    return Layout(
+        run,
+        lambda state: jax.tree.map(_put_leaf, state, shardings(state)),
+        lambda examples: _put(examples, whole),
+        _get,
+    )
+
+
+def shard_map(advance: Advance, mesh: Mesh, state: P, indices: P) -> Layout:
+    """`advance` is written for one device, with collectives over the mesh's axes.
+
+    `state` and `indices` say how those are split; examples and events are whole on every device.
+    """
+
+    def laid(*arguments: Any) -> tuple[Any, Any]:
+        after, losses = advance(*arguments)
+        return after, jax.lax.pmean(losses, mesh.axis_names)
+
+    specs = (state, P(), P(), indices, P())
+    mapped = jax.shard_map(laid, mesh=mesh, in_specs=specs, out_specs=(state, P()), check_vma=False)
+    compiled = jax.jit(mapped, donate_argnums=0)
+    put = [lambda tree, spec=spec: _put(tree, NamedSharding(mesh, spec)) for spec in specs]
+
+    def run(state: Any, examples: Any, events: Any, indices: Any, n: Any) -> tuple[Any, Any]:
+        inputs = put[2](events), put[3](indices), put[4](np.int32(n))
+        state, losses = compiled(state, examples, *inputs)
+        return state, _get(losses)
+
+    return Layout(run, put[0], put[1], _get)
+
+
+def pmap(advance: Advance, axis: str, devices: int) -> Layout:
+    """`advance` is written for one device of `axis`; every array gets an axis of local devices."""
+    local = [d for d in jax.devices()[:devices] if d.process_index == jax.process_index()]
+
+    def laid(*arguments: Any) -> tuple[Any, Any]:
+        after, losses = advance(*arguments)
+        return after, jax.lax.pmean(losses, axis)
+
+    mapped = jax.pmap(laid, axis, devices=jax.devices()[:devices], donate_argnums=0)
+
+    def put(tree: Any) -> Any:
+        return jax.tree.map(lambda leaf: np.broadcast_to(leaf, (len(local), *np.shape(leaf))), tree)
+
+    def run(state: Any, examples: Any, events: Any, indices: Any, n: Any) -> tuple[Any, Any]:
+        parts = np.split(indices, devices, axis=1)
+        mine = np.stack([parts[jax.devices().index(device)] for device in local])
+        state, losses = mapped(state, examples, put(events), mine, put(np.int32(n)))
+        return state, get(losses)
+
+    def get(tree: Any) -> Any:
+        def first(leaf: Any) -> np.ndarray:
+            shard = leaf[:1] if isinstance(leaf, np.ndarray) else leaf.addressable_data(0)
+            return np.asarray(shard).reshape(leaf.shape[1:])
+
+        return jax.tree.map(first, tree)
+
+    return Layout(run, put, lambda examples: jax.device_put(put(examples)), get)
+
+
+def _put(tree: Any, sharding: NamedSharding) -> Any:
+    return jax.tree.map(lambda leaf: _put_leaf(leaf, sharding), tree)
+
+
+def _put_leaf(leaf: Any, sharding: NamedSharding) -> jax.Array:
+    """A global array; every process holds the whole value and gives its devices their parts."""
+    value = np.asarray(leaf)
+    return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+
+
+def _get(tree: Any) -> Any:
+    def whole(leaf: jax.Array) -> np.ndarray:
+        if leaf.is_fully_replicated:
+            return np.asarray(leaf.addressable_data(0))
+        return np.asarray(multihost_utils.process_allgather(leaf, tiled=True))
+
+    return jax.tree.map(whole, tree)

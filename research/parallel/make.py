@@ -1,0 +1,51 @@
+"""A strategy on its devices: the state it starts from, and the loop over events laid out."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jax.sharding import PartitionSpec as P
+
+from research import strategies
+from research.parallel import layout
+from research.parallel.layout import Advance, Layout
+from research.parallel.simulated import one_node, over_nodes, over_workers
+from research.problem import Problem
+from research.strategies import Strategy, daso, dynamic_batch, sync
+
+Loop = Callable[[Strategy], Advance]
+
+
+def make(
+    loop: Loop, strategy: Mapping[str, Any], whole: Problem, optimizer: Any, slots: int
+) -> tuple[Strategy, Layout]:
+    """The strategy as one device simulates it, and the loop on real devices or on that one.
+
+    `strategy` holds `name`, `api` ('' : one device), `shape` (devices along the strategy's axes,
+    real or simulated) and the strategy's own keys. States look the same either way.
+    """
+    name, api, shape = strategy["name"], strategy["api"], strategy["shape"]
+    if name == "daso":
+        device = daso(whole.loss, optimizer, strategy["transfer_dtype"] or None)
+        simulated = over_nodes(device, *shape)
+        if not api:
+            return simulated, layout.one_device(loop(simulated))
+        mesh = layout.mesh(("node", "local"), shape)
+        split = P(None, mesh.axis_names)
+        return simulated, layout.shard_map(loop(one_node(device)), mesh, P("node"), split)
+    if name == "dynamic_batch":
+        device = dynamic_batch(whole.each_loss, optimizer, strategy["micro_batch"])
+        simulated = over_workers(device, *shape)
+        if not api:
+            return simulated, layout.one_device(loop(simulated))
+        return simulated, layout.shard_map(loop(device), layout.mesh(("data",), shape), P(), P())
+    if name == "sync" and api:
+        alone = sync(whole.loss, optimizer, accumulation=strategy["accumulation"])
+        device = sync(whole.loss, optimizer, "data", strategy["accumulation"])
+        mesh = layout.mesh(("data",), shape)
+        if api == "jit":
+            return alone, layout.jit(loop(alone), mesh, strategy["shard_optimizer"])
+        if api == "pmap":
+            return alone, layout.pmap(loop(device), "data", mesh.size)
+        return alone, layout.shard_map(loop(device), mesh, P(), P(None, "data"))
+    made = strategies.make(name, whole.loss, optimizer, slots)
+    return made, layout.one_device(loop(made))

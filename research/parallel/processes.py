@@ -1,0 +1,132 @@
+"""Several processes as one JAX job: how they find each other, and how they end when one fails.
+
+`launch.local` sets OPTDYN_COORDINATOR (host:port of process 0), OPTDYN_PROCESSES (how many) and
+OPTDYN_PROCESS (which one this is, from 0); so can any other way to start processes. SLURM, Open
+MPI and TPU pods say the same in variables of their own, which JAX reads.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from threading import Timer
+
+import jax
+
+CONNECT = 300  # seconds until all processes must have come
+NOTICE = 15  # seconds until the user is told that they have not
+HEARTBEAT = 30  # seconds of silence after which a process counts as dead and the others end
+SHUTDOWN = 60  # seconds that the first process to finish waits for the last
+
+
+class ProcessError(Exception):
+    """The variables that should describe the job do not; the message says which and how."""
+
+
+def initialize() -> None:
+    """Joins the job that the environment describes; does nothing if it describes none.
+
+    To be called before anything that touches a device. Raises ProcessError if the description
+    does not hold together. If the other processes do not come, JAX aborts this one.
+    """
+    if "OPTDYN_COORDINATOR" in os.environ:
+        address, processes, process = described(os.environ)
+        # Left to itself JAX would take a surrounding SLURM job's word for which GPU is whose.
+        _connect(address, processes, process, method="deactivate")
+    elif in_cluster(os.environ):
+        try:
+            _connect()
+        except ValueError as error:
+            raise ProcessError(
+                f"this is one of several processes, but JAX cannot find the others ({error}); "
+                "set OPTDYN_COORDINATOR, OPTDYN_PROCESSES and OPTDYN_PROCESS"
+            ) from error
+
+
+def is_writer() -> bool:
+    """Whether this process is the one that writes files and reports: number 0, or alone."""
+    return jax.process_index() == 0
+
+
+@contextlib.contextmanager
+def leaving_on_failure() -> Iterator[None]:
+    """Inside, an exception that ends one process of several ends it at once.
+
+    Python's exit would wait in JAX for the other processes, which wait for this one in their next
+    collective. Without a job, exceptions pass.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if not jax.distributed.is_initialized() or (code := _exit_code(error)) == 0:
+            raise
+        if isinstance(error, jax.errors.JaxRuntimeError):
+            print("a device failed, or another process ended first:", file=sys.stderr)
+        if isinstance(error, Exception):
+            traceback.print_exception(error)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def described(environ: Mapping[str, str]) -> tuple[str, int, int]:
+    """The coordinator, how many processes there are and which this is, as OPTDYN_* say it."""
+    numbers = []
+    for name in ("OPTDYN_PROCESSES", "OPTDYN_PROCESS"):
+        value = environ.get(name, "")
+        if not value.isdecimal():
+            raise ProcessError(f"OPTDYN_COORDINATOR is set, but {name} is {value!r}, not a number")
+        numbers.append(int(value))
+    processes, process = numbers
+    if process >= processes:
+        raise ProcessError(X)
+    return environ["OPTDYN_COORDINATOR"], processes, process
+
+
+def in_cluster(environ: Mapping[str, str]) -> bool:
+    """Whether a cluster says that it started this process as one of several.
+
+    SLURM is asked for the tasks of this step: a shell inside a job of many tasks is one process.
+    """
+    hosts = environ.get("TPU_PROCESS_ADDRESSES", environ.get("TPU_WORKER_HOSTNAMES", ""))
+    counts = (
+        int(environ.get("SLURM_STEP_NUM_TASKS", 1)),
+        int(environ.get("OMPI_COMM_WORLD_SIZE", 1)),
+        len(hosts.split(",")) * int(environ.get("MEGASCALE_NUM_SLICES", 1)),
+    )
+    return max(counts) > 1
+
+
+def _connect(
+    address: str | None = None,
+    processes: int | None = None,
+    process: int | None = None,
+    method: str | None = None,
+) -> None:
+    # With its preemption service JAX would swallow SIGTERM.
+    jax.config.update("jax_enable_preemption_service", False)
+    text = f"waiting for the other processes; giving up after {CONNECT} seconds"
+    notice = Timer(NOTICE, print, [text], {"file": sys.stderr, "flush": True})
+    notice.daemon = True
+    notice.start()
+    try:
+        jax.distributed.initialize(
+            address,
+            processes,
+            process,
+            cluster_detection_method=method,
+            initialization_timeout=CONNECT,
+            heartbeat_timeout_seconds=HEARTBEAT,
+            shutdown_timeout_seconds=SHUTDOWN,
+        )
+    finally:
+        notice.cancel()
+
+
+def _exit_code(error: BaseException) -> int:
+    """What Python would end with."""
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    return 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1

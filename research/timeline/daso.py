@@ -1,0 +1,188 @@
+"""Phases and network of DASO (arXiv 2104.05588; details as in heat, heat/optim/dp_optimizer.py).
+
+Warm-up and cool-down epochs synchronize after every batch and wait for it. In between, every B
+batches the nodes send their parameters and receive the sum W batches later, computing meanwhile.
+When the epoch loss is stable B is halved and W lowered by one, neither below 1; when it is stable
+at B = 1 both return to their maximum, at which they also start.
+
+A blocking synchronization is sent and received in the same step, so blocking epochs have B = 1 and
+W = 0. So does the last batch of every epoch: all epochs end with equal nodes and nothing in flight.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from research import seeds
+from research.timeline import service
+from research.timeline.base import Timeline
+
+SERVICES = ("constant", "exponential", "lognormal")
+
+
+class Phase(NamedTuple):
+    """Where training is in the cycle of B and W."""
+
+    epoch: int  # the epoch that this is the phase of
+    batches: int  # B
+    wait: int  # W
+    best: float = math.inf  # least epoch loss, as the plateau detection sees it
+    bad: int = 0  # epochs since then, or since the last plateau
+
+
+def after_epoch(phase: Phase, loss: float, strategy: Any) -> Phase:
+    """The phase of the next epoch, given the mean training loss of this one.
+
+    A loss is an improvement if it is less than the best by the fraction `threshold`; more than
+    `patience` epochs without one are a plateau. Losses count from the last warm-up epoch's on.
+    """
+    epoch, batches, wait, best, bad = phase._replace(epoch=phase.epoch + 1)
+    if epoch < strategy.warmup_epochs:
+        return Phase(epoch, batches, wait)
+    if loss < best * (1 - math.copysign(strategy.threshold, best)):
+        return Phase(epoch, batches, wait, loss)
+    if bad < strategy.patience:
+        return Phase(epoch, batches, wait, best, bad + 1)
+    if batches == 1:
+        return Phase(epoch, strategy.max_batches, strategy.wait, best)
+    batches //= 2
+    return Phase(epoch, batches, min(wait, batches, max(wait - 1, 1)), best)
+
+
+def daso(
+    cluster: Any,
+    strategy: Any,
+    *,
+    steps: int,
+    steps_per_epoch: int,
+    batch_size: int,
+    update_bytes: int,
+    seed: int = 0,
+    epoch_losses: Sequence[float] = (),
+) -> Timeline:
+    """The timeline of the epochs whose phases the losses of the ones before decide.
+
+    With k `epoch_losses` it covers k + 1 epochs, at most `steps` updates; one loss more lengthens
+    it and changes nothing before. `control`: `send`, `receive` (bool) and `waited` (int32, batches
+    between the receipt and its sending), as `strategies.daso` takes them; `staleness` is `waited`.
+
+    A node is done with a batch when its slowest device is and the gradients are averaged. The
+    nodes' clocks run apart until a receipt, for which each waits if the message is not there yet:
+    it leaves with the last node and takes an all-reduce over the nodes by one device of each (half
+    the bytes in bfloat16). The others of a node then get the merged parameters from that device.
+    `seconds` is when the last node is done.
+    """
+    control = _control(strategy, steps, steps_per_epoch, epoch_losses)
+    epochs, known = len(control["send"]), min(len(control["send"]) * steps_per_epoch, steps)
+    seconds = node_seconds(cluster, epochs * steps_per_epoch, batch_size, update_bytes, seed)
+    sent_bytes = update_bytes / 2 if strategy.transfer_dtype == "bfloat16" else update_bytes
+    clock = _clock(
+        seconds.reshape(epochs, steps_per_epoch, cluster.nodes),
+        control,
+        all_reduce(cluster.nodes, sent_bytes, cluster.bandwidth, cluster.latency),
+        broadcast(cluster, update_bytes),
+    )
+    flat = {name: values.reshape(-1)[:known] for name, values in control.items()}
+    return _timeline(clock.reshape(-1)[:known], flat["waited"], flat)
+
+
+def synchronous(
+    cluster: Any, *, steps: int, batch_size: int, update_bytes: int, seed: int = 0
+) -> Timeline:
+    """The baseline on the same cluster and draws: every gradient averaged over all devices.
+
+    Hierarchically, as in Horovod: the all-reduce inside the node, then the one across nodes.
+    """
+    seconds = node_seconds(cluster, steps, batch_size, update_bytes, seed).max(axis=1)
+    exchange = all_reduce(cluster.nodes, update_bytes, cluster.bandwidth, cluster.latency)
+    return _timeline(np.cumsum(seconds + exchange), np.zeros(steps, np.int32))
+
+
+def node_seconds(
+    cluster: Any, steps: int, batch_size: int, update_bytes: int, seed: int
+) -> np.ndarray:
+    """(steps, nodes) seconds from batch to gradient, averaged over the devices of the node.
+
+    Every device takes an equal part of the batch. Longer runs begin with the shorter ones.
+    """
+    law = {
+        "constant": service.constant,
+        "exponential": service.exponential,
+        "lognormal": lambda: service.lognormal(cluster.variation),
+    }[cluster.service]()
+    shape = (cluster.nodes, cluster.devices_per_node)
+    speeds = np.asarray(cluster.speeds or np.ones(shape), np.float64).reshape(shape)
+    means = cluster.seconds_per_example * batch_size / speeds.size / speeds
+    draws = law(seeds.generator(seed, "arrivals"), (steps, *shape))
+    local = all_reduce(
+        cluster.devices_per_node, update_bytes, cluster.local_bandwidth, cluster.local_latency
+    )
+    return (draws * means).max(axis=2) + local
+
+
+def all_reduce(n: int, size: float, bandwidth: float, latency: float) -> float:
+    """Seconds of a ring all-reduce over `n`: 2 (n - 1) messages of `size` / n bytes in a row."""
+    return 2 * (n - 1) * (latency + (size / n / bandwidth if bandwidth else 0.0))
+
+
+def broadcast(cluster: Any, size: int) -> float:
+    """Seconds to hand `size` bytes from one device to the others of its node, as a pipeline."""
+    if cluster.devices_per_node == 1:
+        return 0.0
+    transfer = size / cluster.local_bandwidth if cluster.local_bandwidth else 0.0
+    return (cluster.devices_per_node - 1) * cluster.local_latency + transfer
+
+
+def _control(
+    strategy: Any, steps: int, steps_per_epoch: int, losses: Sequence[float]
+) -> dict[str, np.ndarray]:
+    """Arrays (epochs, steps_per_epoch); after the last step of all there is nothing."""
+    epochs = -(-steps // steps_per_epoch)
+    phase = Phase(0, strategy.max_batches, strategy.wait)
+    send = np.zeros((min(len(losses) + 1, epochs), steps_per_epoch), bool)
+    receive, waited = np.zeros_like(send), np.zeros(send.shape, np.int32)
+    for epoch in range(len(send)):
+        if epoch:
+            phase = after_epoch(phase, losses[epoch - 1], strategy)
+        blocking = not strategy.warmup_epochs <= epoch < epochs - strategy.cooldown_epochs
+        batches, wait = (1, 0) if blocking else (phase.batches, phase.wait)
+        last = min(steps_per_epoch, steps - epoch * steps_per_epoch) - 1
+        # What would arrive with or after the last batch, which blocks, is not sent.
+        sent = np.arange(0, last - wait, batches)
+        send[epoch, sent] = receive[epoch, sent + wait] = True
+        send[epoch, last] = receive[epoch, last] = True
+        waited[epoch, sent + wait] = wait
+    return {"send": send, "receive": receive, "waited": waited}
+
+
+def _clock(
+    seconds: np.ndarray, control: dict[str, np.ndarray], transfer: float, broadcast: float
+) -> np.ndarray:
+    """(epochs, steps) when the last node is done, from (epochs, steps, nodes) seconds of batches.
+
+    Nodes leave every epoch together, so the epochs are clocked side by side, each from 0, and then
+    put one after the other.
+    """
+    now, arrival = np.zeros_like(seconds[:, 0]), np.zeros(len(seconds))
+    done = np.zeros(seconds.shape[:2])
+    for t in range(seconds.shape[1]):
+        send, receive, waited = (control[name][:, t] for name in ("send", "receive", "waited"))
+        now = now + seconds[:, t]
+        # One message at a time: a new one leaves when the one before has arrived.
+        leaves = np.maximum(now.max(axis=1), arrival)
+        sent = np.where(send, leaves + transfer, arrival)
+        due = np.where(waited > 0, arrival, sent)
+        merged = np.maximum(now, due[:, None]) + broadcast
+        now, arrival = np.where(receive[:, None], merged, now), sent
+        done[:, t] = now.max(axis=1)
+    starts = np.concatenate([[0.0], np.cumsum(done[:-1, -1])])
+    return starts[:, None] + done
+
+
+def _timeline(
+    seconds: np.ndarray, staleness: np.ndarray, control: dict[str, np.ndarray] | None = None
+) -> Timeline:
+    slot = np.zeros(len(seconds), np.int32)
+    return Timeline(slot, slot, slot, staleness, seconds, 1, control)

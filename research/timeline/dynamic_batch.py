@@ -1,0 +1,175 @@
+"""Shares of the batch that follow the workers' speeds, epoch by epoch (DBS, arXiv 2007.11831).
+
+    r_i' = (r_i / t_i) / sum_j (r_j / t_j)        b_i = B r_i' in whole numbers, their sum B
+
+t_i is the time that worker i took over its shares of the last epoch, without communication. An
+update ends with the slowest worker and then the all-reduce. r_i / t_i is a rate, examples a second;
+between epochs the rates are smoothed, which the paper does not do (`smoothing` 0 is the paper's).
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from research import seeds
+from research.timeline import service
+from research.timeline.base import Timeline, TimelineError, from_arrivals
+
+CHANGE = 0.1  # relative; a rate that moved by more is another speed and not noise
+
+
+class Costs(NamedTuple):
+    """What the workers' time is made of: a step of b examples takes b c + d."""
+
+    example: np.ndarray  # c, (epochs, workers) seconds an example
+    delay: np.ndarray  # d, (epochs, workers) seconds a step
+
+
+def shares(rates: np.ndarray, batch_size: int, minimum: int = 1) -> np.ndarray:
+    """Examples of each worker, (workers,) int32 with sum `batch_size`, none below `minimum`.
+
+    Proportional to `rates`, (workers,) and positive, among those above the minimum; whole by the
+    largest remainder. `TimelineError` if the batch is too small or a rate is not positive.
+    """
+    rates = np.asarray(rates, np.float64)
+    if batch_size < minimum * len(rates):
+        raise TimelineError(
+            f"shares: {batch_size} examples for {len(rates)} workers, each needs {minimum} or more"
+        )
+    if not np.all((rates > 0) & np.isfinite(rates)):
+        raise TimelineError(f"shares: rates {rates.tolist()}, all must be positive and finite")
+    quotas = np.full(len(rates), float(minimum))
+    free = np.ones(len(rates), bool)
+    while free.any():
+        left = batch_size - minimum * np.count_nonzero(~free)
+        proportional = left * (rates / rates[free].sum())
+        low = free & (proportional < minimum)
+        if not low.any():
+            quotas[free] = proportional[free]
+            break
+        free &= ~low
+    whole = np.floor(quotas)
+    # Equal remainders go to the faster worker, so that who comes first decides nothing.
+    order = np.lexsort((-rates, whole - quotas))
+    whole[order[: int(batch_size - whole.sum())]] += 1
+    return whole.astype(np.int32)
+
+
+def smooth(rates: np.ndarray, measured: np.ndarray, weight: float) -> np.ndarray:
+    """Moving average, geometric, of measured rates; `weight`, in [0, 1), of those before.
+
+    A rate more than `CHANGE` away from its average replaces it. One less away is averaged and after
+    two epochs right to weight^2 CHANGE. By the average alone, a change of speed by 4 would be right
+    to 5 % after two epochs only with a weight of 0.19, which leaves 83 % of the noise.
+    """
+    changed = np.abs(np.log(measured / rates)) > CHANGE
+    return np.where(changed, measured, rates**weight * measured ** (1 - weight))
+
+
+def costs(cluster: Any, epochs: int, steps_per_epoch: int, seed: int) -> Costs:
+    """Seconds an example by the speeds and `disturbances`; delays by chance.
+
+    A disturbance (worker, first epoch, last epoch, factor) multiplies the seconds of an example
+    from the first to the last epoch. The paper's come with `disturbance_probability` to a worker
+    that has none, at the start of an epoch: some `disturbance_seconds` an epoch, spread over its
+    steps, for some `disturbance_epochs`, both drawn evenly between the two numbers given.
+    `TimelineError` if a disturbance cannot be.
+    """
+    workers = cluster.nodes * cluster.devices_per_node
+    speeds = np.asarray(cluster.speeds or np.ones(workers), np.float64)
+    example = np.tile(cluster.seconds_per_example / speeds, (epochs, 1))
+    for worker, first, last, factor in _disturbances(cluster, workers):
+        disturbed = (first <= np.arange(epochs)) & (np.arange(epochs) <= last)
+        example[disturbed, int(worker)] *= factor
+
+    least, most = cluster.disturbance_seconds
+    shortest, longest = cluster.disturbance_epochs
+    delay = np.zeros((epochs, workers))
+    rng = seeds.generator(seed, "disturbances")
+    until = np.zeros(workers, int)
+    for epoch in range(epochs):
+        # Every epoch draws alike, so a longer run begins with the shorter one.
+        struck = rng.random(workers) < cluster.disturbance_probability
+        seconds = rng.uniform(least, most, workers)
+        lasting = rng.integers(shortest, longest + 1, workers)
+        for worker in np.flatnonzero(struck & (until <= epoch)):
+            until[worker] = epoch + lasting[worker]
+            delay[epoch : until[worker], worker] = seconds[worker] / steps_per_epoch
+    return Costs(example, delay)
+
+
+def ideal_seconds(costs: Costs, batch_size: int) -> np.ndarray:
+    """(epochs,) seconds of a step, without all-reduce and noise, if shares could be fractions.
+
+    All workers end together: sum_i (T - d_i) / c_i = B. No step is shorter than the longest delay.
+    """
+    together = (batch_size + (costs.delay / costs.example).sum(-1)) / (1 / costs.example).sum(-1)
+    return np.maximum(together, costs.delay.max(-1))
+
+
+def dynamic_batch(
+    cluster: Any,
+    strategy: Any,
+    *,
+    steps: int,
+    steps_per_epoch: int,
+    batch_size: int,
+    update_bytes: int = 0,
+    seed: int = 0,
+) -> Timeline:
+    """The timeline of `steps` synchronous updates by all workers of the cluster.
+
+    `control["shares"]`, (steps, workers) int32: equal in the first epoch, then what the rates of
+    the epochs before make of them, or always equal if `strategy.adapt` is false (the baseline: the
+    same draws and disturbances). An example takes its cost times a draw of unit mean from the law
+    `service`, one draw a worker and step; the all-reduce takes two messages of `update_bytes`.
+    `TimelineError` if the batch has fewer examples than there are workers.
+    """
+    workers = cluster.nodes * cluster.devices_per_node
+    cost = costs(cluster, -(-steps // steps_per_epoch), steps_per_epoch, seed)
+    draws = _law(cluster)(seeds.generator(seed, "arrivals"), (steps, workers))
+    transfer = update_bytes / cluster.bandwidth if cluster.bandwidth else 0.0
+    exchange = 2 * (cluster.latency + transfer)
+
+    share = shares(np.ones(workers), batch_size)
+    rates = None
+    taken = np.empty((steps, workers), np.int32)
+    lengths = np.empty(steps)
+    for epoch, start in enumerate(range(0, steps, steps_per_epoch)):
+        window = slice(start, start + steps_per_epoch)
+        compute = share * cost.example[epoch] * draws[window] + cost.delay[epoch]
+        taken[window], lengths[window] = share, compute.max(axis=1) + exchange
+        if strategy.adapt:
+            measured = share / compute.mean(axis=0)
+            rates = measured if rates is None else smooth(rates, measured, strategy.smoothing)
+            share = shares(rates, batch_size)
+    alone = np.zeros(steps, np.int32)  # one group, that of all workers
+    return from_arrivals(alone, np.cumsum(lengths), 1)._replace(control={"shares": taken})
+
+
+def _disturbances(cluster: Any, workers: int) -> np.ndarray:
+    try:
+        table = np.asarray(cluster.disturbances, np.float64).reshape(-1, 4)
+    except (TypeError, ValueError):
+        table = np.full((1, 4), np.nan)
+    worker, first, last, factor = table.T
+    good = np.isin(worker, np.arange(workers)) & (first >= 0) & (first <= last) & (factor > 0)
+    if not np.all(good & np.isfinite(factor)):
+        raise TimelineError(
+            f"cluster.disturbances = {cluster.disturbances!r}: each must be (worker, first epoch, "
+            f"last epoch, factor), workers are 0..{workers - 1}"
+        )
+    return table
+
+
+def _law(cluster: Any) -> service.Law:
+    laws = {
+        "constant": service.constant,
+        "exponential": service.exponential,
+        "lognormal": lambda: service.lognormal(cluster.variation),
+    }
+    if cluster.service not in laws:
+        raise TimelineError(
+            f"cluster.service = {cluster.service!r}: for shares of a batch one of {', '.join(laws)}"
+        )
+    return laws[cluster.service]()

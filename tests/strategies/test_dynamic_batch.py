@@ -1,0 +1,235 @@
+"""Unequal shares against the whole batch at once: the split must not be seen in the update."""
+
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ml_collections import ConfigDict
+
+from research import optimizers, problem
+from research.parallel.simulated import over_workers
+from research.strategies.base import Event
+from research.strategies.dynamic_batch import dynamic_batch
+from research.strategies.sync import sync
+
+WORKERS, BATCH, CLASSES = 4, 22, 5
+MLP = problem.make(ConfigDict({"name": "mlp", "hidden": (7,), "dtype": "float32"}), CLASSES)
+# An optimizer whose state is the last gradient, to the bit.
+KEEP = optax.GradientTransformationExtraArgs(
+    lambda params: jax.tree.map(jnp.zeros_like, params),
+    lambda grads, state, params=None, **hyper: (jax.tree.map(jnp.zeros_like, grads), grads),
+)
+SPLITS = [(6, 6, 5, 5), (1, 1, 1, 19), (22, 0, 0, 0), (0, 3, 0, 19), (3, 6, 9, 4), (2, 4, 5, 11)]
+
+
+def losses(params, batch):
+    return MLP.losses(MLP.outputs(params, batch), batch)
+
+
+def make_batch(rng, *shape):
+    return {
+        "image": jnp.asarray(rng.integers(0, 256, (*shape, BATCH, 3, 3, 1), dtype=np.uint8)),
+        "label": jnp.asarray(rng.integers(0, CLASSES, (*shape, BATCH), dtype=np.int32)),
+    }
+
+
+def make_params(rng, batch):
+    shapes = jax.eval_shape(MLP.init, jax.random.key(0), batch)
+    return jax.tree.map(
+        lambda leaf: jnp.asarray(rng.normal(0, 0.3, leaf.shape), leaf.dtype), shapes
+    )
+
+
+def make_event(shares, **hyper):
+    return Event(jnp.int32(0), jnp.int32(0), hyper, {"shares": jnp.asarray(shares, jnp.int32)})
+
+
+BATCHES = make_batch(np.random.default_rng(0))
+PARAMS = make_params(np.random.default_rng(1), BATCHES)
+
+
+@cache  # one compilation a micro-batch
+def step_of(micro_batch):
+    return jax.jit(over_workers(dynamic_batch(losses, KEEP, micro_batch), WORKERS).step)
+
+
+def split_gradient(shares, micro_batch, params=PARAMS, batch=BATCHES):
+    state = over_workers(dynamic_batch(losses, KEEP, micro_batch), WORKERS).init(params)
+    state, value = step_of(micro_batch)(state, make_event(shares), batch)
+    return value, state.opt_state
+
+
+@partial(jax.jit, static_argnums=0)
+def error(loss, params, batch, grads):
+    """Largest difference from the whole batch's gradient, relative to what the batch adds up.
+
+    That is the mean size of an example's gradient, its largest entry in the leaf: the mean gradient
+    itself may be small because examples cancel, and rounding is not.
+    """
+    examples = jax.tree.map(lambda leaf: leaf[:, None], batch)
+    each = jax.vmap(jax.grad(loss), (None, 0))(params, examples)
+    whole = jax.grad(loss)(params, batch)
+    relative = jax.tree.map(
+        lambda a, b, e: jnp.abs(a - b).max() / jnp.abs(e).mean(axis=0).max(), grads, whole, each
+    )
+    return jnp.max(jnp.stack(jax.tree.leaves(relative)))
+
+
+# Sums of 22 examples in float32, in another order: each of some 22 additions rounds by at most
+# 6e-8 of the partial sum, 1.3e-6 if all err alike. A dropped example would show as 1/22.
+FLOAT32 = 1.3e-6
+
+
+@pytest.mark.parametrize("micro_batch", [1, 4, 100])
+@pytest.mark.parametrize("shares", SPLITS)
+def test_the_split_gradient_is_that_of_the_whole_batch(shares, micro_batch):
+    """Parts that micro-batches fill, overfill, reach beyond the batch with, or are nothing."""
+    value, grads = split_gradient(shares, micro_batch)
+    assert error(MLP.loss, PARAMS, BATCHES, grads) < FLOAT32
+    assert float(value) == pytest.approx(float(MLP.loss(PARAMS, BATCHES)), rel=FLOAT32)
+
+
+@settings(deadline=None, max_examples=40)  # a busy machine is not an error
+@given(st.lists(st.integers(0, BATCH), min_size=3, max_size=3).map(sorted), st.integers(0, 2**32))
+def test_any_split_gives_the_gradient_of_the_whole_batch(cuts, seed):
+    shares = np.diff([0, *cuts, BATCH])
+    batch = make_batch(np.random.default_rng(seed))
+    _, grads = split_gradient(shares, 4, batch=batch)
+    assert error(MLP.loss, PARAMS, batch, grads) < FLOAT32
+
+
+def test_in_float64_the_split_is_exact_to_float64():
+    """So what float32 leaves is rounding and nothing else."""
+
+    def curved(params, batch):
+        return jnp.tanh(batch["x"] @ params - batch["y"]) ** 2
+
+    def mean(params, batch):
+        return curved(params, batch).mean()
+
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(2)
+        params = jnp.asarray(rng.normal(size=3))
+        batch = {
+            "x": jnp.asarray(rng.normal(size=(BATCH, 3))),
+            "y": jnp.asarray(rng.normal(size=BATCH)),
+        }
+        strategy = over_workers(dynamic_batch(curved, KEEP, 4), WORKERS)
+        step, start = jax.jit(strategy.step), strategy.init(params)
+        for shares in SPLITS:
+            state, _ = step(start, make_event(shares), batch)
+            assert state.opt_state.dtype == jnp.float64
+            # The bound of FLOAT32 with 1.1e-16 in place of 6e-8.
+            assert error(mean, params, batch, state.opt_state) < 2.4e-15
+
+
+@pytest.mark.parametrize("micro_batch", [1, 4, 100])
+@pytest.mark.parametrize("shares", SPLITS)
+def test_every_worker_computes_its_own_examples_in_order(shares, micro_batch):
+    """A parameter for every worker and example: its gradient says who computed what."""
+
+    def named(params, batch):
+        return params[jax.lax.axis_index("data"), batch["number"]]
+
+    strategy = over_workers(dynamic_batch(named, KEEP, micro_batch), WORKERS)
+    state = strategy.init(jnp.zeros((WORKERS, BATCH)))
+    batch = {"number": jnp.arange(BATCH)}
+    who = jax.jit(strategy.step)(state, make_event(shares), batch)[0].opt_state
+    owner = np.repeat(np.arange(WORKERS), shares)
+    np.testing.assert_array_equal(who, np.float32((owner == np.arange(WORKERS)[:, None]) / BATCH))
+
+
+def run(strategy, events, batches):
+    def body(state, inputs):
+        state, value = strategy.step(state, *inputs)
+        return state, value
+
+    state, values = jax.jit(lambda *xs: jax.lax.scan(body, strategy.init(PARAMS), xs))(
+        events, batches
+    )
+    return state.params, values
+
+
+@pytest.mark.parametrize(
+    ("name", "names"), [("sgd", ("learning_rate", "momentum")), ("adam", ("learning_rate",))]
+)
+def test_a_run_equals_the_synchronous_one(name, names):
+    """Same batches and hyperparameters, shares that change at every update."""
+    steps, rng = 20, np.random.default_rng(3)
+    shares = rng.multinomial(BATCH, (0.1, 0.2, 0.3, 0.4), steps)
+    hyper = {key: jnp.asarray(rng.uniform(0.02, 0.1, steps), jnp.float32) for key in names}
+    events = Event(jnp.zeros(steps), jnp.zeros(steps), hyper, {"shares": jnp.asarray(shares)})
+    batches = make_batch(rng, steps)
+    optimizer = optimizers.optimizer(name, names)
+    split = run(over_workers(dynamic_batch(losses, optimizer, 4), WORKERS), events, batches)
+    whole = run(sync(MLP.loss, optimizer), events, batches)
+    # Gradients differ by 1e-6 at most; twenty updates may add that up, and Adam, which divides by
+    # the gradient's size, passes it on at the size of the learning rate.
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=5e-6, atol=5e-6), split, whole)
+
+
+def test_nothing_recompiles_when_shares_change():
+    traces = []
+
+    def counted(params, batch):
+        traces.append(len(batch["label"]))
+        return losses(params, batch)
+
+    strategy = over_workers(dynamic_batch(counted, KEEP, 4), WORKERS)
+    step, state = jax.jit(strategy.step), strategy.init(PARAMS)
+    counts = []
+    for shares in SPLITS:
+        step(state, make_event(shares), BATCHES)
+        counts.append(len(traces))
+    assert counts[0] > 0 and set(counts) == {counts[0]}
+    assert set(traces) == {4}  # always whole micro-batches
+
+
+@pytest.mark.parametrize("micro_batch", [4, 11])
+def test_no_micro_batch_more_than_the_part_needs(micro_batch):
+    computed = []
+
+    def counted(params, batch):
+        jax.debug.callback(lambda _: computed.append(1), params)
+        return params * batch["x"]
+
+    strategy = over_workers(dynamic_batch(counted, KEEP, micro_batch), 1)
+    state = strategy.init(jnp.float32(0))
+    jax.block_until_ready(strategy.step(state, make_event([BATCH]), {"x": jnp.ones(BATCH)}))
+    jax.effects_barrier()
+    assert len(computed) == -(-BATCH // micro_batch)
+
+
+def equations(jaxpr, loops=()):
+    """All equations, each with the loops that it lies in."""
+    for equation in jaxpr.eqns:
+        yield equation, loops
+        inside = (*loops, equation.primitive.name) if equation.primitive.name == "while" else loops
+        for inner in jax.core.jaxprs_in_params(equation.params):
+            yield from equations(inner, inside)
+
+
+def test_workers_meet_once_and_after_the_loop():
+    strategy = dynamic_batch(losses, KEEP, 4)
+    made = jax.make_jaxpr(strategy.step, axis_env=[("data", WORKERS)])
+    every = list(equations(made(strategy.init(PARAMS), make_event(SPLITS[0]), BATCHES).jaxpr))
+    # Whatever names the axis is a collective, but for the worker's own number.
+    named = [
+        (equation.primitive.name, loops)
+        for equation, loops in every
+        if "'data'" in f"{equation.params.get('axes')} {equation.params.get('axis_name')!r}"
+    ]
+    leaves = len(jax.tree.leaves(PARAMS)) + 1  # and the loss
+    assert sorted(named) == [("axis_index", ()), *[("psum", ())] * leaves]
+    assert any(loops == ("while",) and e.primitive.name == "dot_general" for e, loops in every)
+
+
+def test_shares_are_asked_for():
+    strategy = over_workers(dynamic_batch(losses, KEEP, 4), WORKERS)
+    with pytest.raises(KeyError, match="shares"):
+        strategy.step(strategy.init(PARAMS), Event(jnp.int32(0), jnp.int32(0), {}), BATCHES)
