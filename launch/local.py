@@ -103,6 +103,8 @@ def environment(
         "OPTDYN_PROCESS": str(rank),
         "JAX_COORDINATOR_BIND_ADDRESS": address,  # by default it listens to the whole network
     }
+    if any("_proxy" in name.lower() for name in base):
+        env["no_grpc_proxy"] = "127.0.0.1"  # or they would look for each other beyond the proxy
     if devices:
         flag = f"--xla_force_host_platform_device_count={devices}"
         env["XLA_FLAGS"] = f"{base.get('XLA_FLAGS', '')} {flag}".strip()
@@ -198,7 +200,8 @@ def _watch(children: Sequence[Child], events: queue.SimpleQueue[Event]) -> tuple
             break
         if isinstance(event, Child):
             running.remove(event)
-            if failed is None and event.code() not in (0, 128 + stopped):
+            expected = event.code() == (128 + stopped if stopped else 0)
+            if failed is None and event.code() and not expected:
                 failed, deadline = event, time.monotonic() + GRACE
                 send(signal.SIGTERM)
         elif stopped or failed:

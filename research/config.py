@@ -17,8 +17,8 @@ from research import optimizers, strategies
 from research.models import NAMES as MODELS
 from research.models.convolution import LOWERINGS
 from research.parallel.layout import APIS
-from research.timeline.daso import SERVICES as DRAWN
 from research.timeline.make import SERVICES
+from research.timeline.service import DRAWN
 
 
 class ConfigError(ValueError):

@@ -62,8 +62,6 @@ def leaving_on_failure() -> Iterator[None]:
     except BaseException as error:
         if not jax.distributed.is_initialized() or (code := _exit_code(error)) == 0:
             raise
-        if isinstance(error, jax.errors.JaxRuntimeError):
-            print("a device failed, or another process ended first:", file=sys.stderr)
         if isinstance(error, Exception):
             traceback.print_exception(error)
         sys.stdout.flush()
@@ -81,7 +79,7 @@ def described(environ: Mapping[str, str]) -> tuple[str, int, int]:
         numbers.append(int(value))
     processes, process = numbers
     if process >= processes:
-        raise ProcessError(X)
+        raise ProcessError(f"OPTDYN_PROCESS={process} is not below OPTDYN_PROCESSES={processes}")
     return environ["OPTDYN_COORDINATOR"], processes, process
 
 
@@ -89,6 +87,7 @@ def in_cluster(environ: Mapping[str, str]) -> bool:
     """Whether a cluster says that it started this process as one of several.
 
     SLURM is asked for the tasks of this step: a shell inside a job of many tasks is one process.
+    The environment of a Cloud TPU VM does not say: there JAX asks a server, and may hear of one.
     """
     hosts = environ.get("TPU_PROCESS_ADDRESSES", environ.get("TPU_WORKER_HOSTNAMES", ""))
     counts = (
@@ -96,7 +95,9 @@ def in_cluster(environ: Mapping[str, str]) -> bool:
         int(environ.get("OMPI_COMM_WORLD_SIZE", 1)),
         len(hosts.split(",")) * int(environ.get("MEGASCALE_NUM_SLICES", 1)),
     )
-    return max(counts) > 1
+    # JAX sets the variable, when imported, on any machine that has no TPU.
+    tpu = "TPU_SKIP_MDS_QUERY" not in environ and "tpu" in environ.get("JAX_PLATFORMS", "tpu")
+    return tpu or max(counts) > 1
 
 
 def _connect(

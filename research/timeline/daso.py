@@ -19,8 +19,6 @@ from research import seeds
 from research.timeline import service
 from research.timeline.base import Timeline
 
-SERVICES = ("constant", "exponential", "lognormal")
-
 
 class Phase(NamedTuple):
     """Where training is in the cycle of B and W."""
@@ -107,15 +105,10 @@ def node_seconds(
 
     Every device takes an equal part of the batch. Longer runs begin with the shorter ones.
     """
-    law = {
-        "constant": service.constant,
-        "exponential": service.exponential,
-        "lognormal": lambda: service.lognormal(cluster.variation),
-    }[cluster.service]()
     shape = (cluster.nodes, cluster.devices_per_node)
     speeds = np.asarray(cluster.speeds or np.ones(shape), np.float64).reshape(shape)
     means = cluster.seconds_per_example * batch_size / speeds.size / speeds
-    draws = law(seeds.generator(seed, "arrivals"), (steps, *shape))
+    draws = service.law(cluster)(seeds.generator(seed, "arrivals"), (steps, *shape))
     local = all_reduce(
         cluster.devices_per_node, update_bytes, cluster.local_bandwidth, cluster.local_latency
     )

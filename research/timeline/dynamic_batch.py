@@ -127,7 +127,7 @@ def dynamic_batch(
     """
     workers = cluster.nodes * cluster.devices_per_node
     cost = costs(cluster, -(-steps // steps_per_epoch), steps_per_epoch, seed)
-    draws = _law(cluster)(seeds.generator(seed, "arrivals"), (steps, workers))
+    draws = service.law(cluster)(seeds.generator(seed, "arrivals"), (steps, workers))
     transfer = update_bytes / cluster.bandwidth if cluster.bandwidth else 0.0
     exchange = 2 * (cluster.latency + transfer)
 
@@ -160,16 +160,3 @@ def _disturbances(cluster: Any, workers: int) -> np.ndarray:
             f"last epoch, factor), workers are 0..{workers - 1}"
         )
     return table
-
-
-def _law(cluster: Any) -> service.Law:
-    laws = {
-        "constant": service.constant,
-        "exponential": service.exponential,
-        "lognormal": lambda: service.lognormal(cluster.variation),
-    }
-    if cluster.service not in laws:
-        raise TimelineError(
-            f"cluster.service = {cluster.service!r}: for shares of a batch one of {', '.join(laws)}"
-        )
-    return laws[cluster.service]()

@@ -14,7 +14,7 @@ from research.timeline.dynamic_batch import dynamic_batch
 from research.timeline.geometric import geometric
 from research.timeline.trace import trace
 
-SERVICES = ("constant", "exponential", "lognormal", "trace", "geometric")
+SERVICES = (*service.DRAWN, "trace", "geometric")
 
 
 def of_config(
@@ -71,13 +71,8 @@ def make(
     if cluster.service == "trace":
         whole = trace(cluster.trace, groups, count)
     else:
-        law = {
-            "constant": service.constant,
-            "exponential": service.exponential,
-            "lognormal": lambda: service.lognormal(cluster.variation),
-        }[cluster.service]()
         stream = int(seeds.generator(seed, "arrivals").integers(2**63))
-        whole = arrivals(stream, law, means, count)
+        whole = arrivals(stream, service.law(cluster), means, count)
     if not replicas:
         return whole
     seconds = whole.seconds.reshape(replicas, steps)

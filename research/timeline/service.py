@@ -1,8 +1,11 @@
 """Service-time laws: how long a worker takes over one gradient. Unit mean, seeded draws."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+
+from research.timeline.base import TimelineError
 
 Law = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 
@@ -21,3 +24,20 @@ def lognormal(variation: float) -> Law:
     """Log-normal with coefficient of variation (standard deviation over mean) `variation`."""
     sigma = np.sqrt(np.log1p(variation**2))
     return lambda rng, shape: rng.lognormal(-(sigma**2) / 2, sigma, shape)
+
+
+DRAWN = ("constant", "exponential", "lognormal")
+
+
+def law(cluster: Any) -> Law:
+    """The law called `cluster.service`; raises `TimelineError` if it is not one of `DRAWN`."""
+    if cluster.service not in DRAWN:
+        raise TimelineError(
+            f"config.cluster.service = {cluster.service!r}: must be one of {', '.join(DRAWN)} here"
+        )
+    laws = {
+        "constant": constant,
+        "exponential": exponential,
+        "lognormal": lambda: lognormal(cluster.variation),
+    }
+    return laws[cluster.service]()

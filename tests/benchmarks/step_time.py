@@ -49,19 +49,19 @@ def config_of(model: str, groups: int) -> ConfigDict:
     return config
 
 
-def ours(model: str, groups: int, updates: int) -> Timer:
-    """The trainer's own compiled program."""
-    run = trainer.prepare(config_of(model, groups))
-    examples = {name: jnp.asarray(leaf) for name, leaf in run.data.train.items()}
-    indices = np.random.default_rng(0).integers(run.examples, size=(program.CHUNK, BATCH))
+def ours(config: ConfigDict, updates: int) -> Timer:
+    """The trainer's own compiled program, called as the trainer calls it."""
+    run = trainer.prepare(config)
+    layout, rng = run.program.layout, np.random.default_rng(0)
+    indices = rng.integers(run.examples, size=(program.CHUNK, config.batch_size)).astype(np.int32)
     events = Event(run.timeline.read, run.timeline.write, run.hypers)
-    inputs = jax.device_put((events, indices.astype(np.int32)))
-    state = jax.block_until_ready(run.program.strategy.init(run.params))
+    examples = layout.put_examples(run.data.train)
+    state = layout.put_state(run.program.strategy.init(run.params))
 
     def once() -> float:
         nonlocal state
         start = time.perf_counter()
-        state, losses = run.program.advance(state, examples, *inputs, updates)
+        state, losses = run.program.advance(state, examples, events, indices, updates)
         jax.block_until_ready((state, losses))
         return (time.perf_counter() - start) / updates
 
@@ -129,35 +129,44 @@ def torch_eager(python: str, model: str, updates: int) -> Timer:
     return once
 
 
+def in_turn(timers: dict[str, Timer], rounds: int) -> dict[str, np.ndarray]:
+    """Seconds an update, (rounds,) each: every round runs all once, in random order."""
+    for timer in timers.values():
+        timer()  # compiles
+    order = np.random.default_rng(0)
+    seconds = {name: np.zeros(rounds) for name in timers}
+    for i in range(rounds):
+        for name in order.permutation(list(timers)):
+            seconds[name][i] = timers[name]()
+    return seconds
+
+
+def spread(ratios: np.ndarray) -> dict[str, float | str]:
+    """Median and quartiles, as a table has them."""
+    low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75))
+    return {"median": float(middle), "quartiles": f"{low:.3f} to {high:.3f}"}
+
+
 def measure(rounds: int, updates: dict[str, int], python: str | None) -> pd.DataFrame:
     """One row a ratio: median and quartiles over the rounds, and milliseconds an update."""
     rows = []
     for model, n in updates.items():
         timers = {
-            "sync": ours(model, 1, n),
-            "asynchronous": ours(model, 16, n),
+            "sync": ours(config_of(model, 1), n),
+            "asynchronous": ours(config_of(model, 16), n),
             "hand-written": by_hand(model, n),
         }
         if python:
             timers["torch"] = torch_eager(python, model, n)
-        for timer in timers.values():
-            timer()  # compiles
-        order = np.random.default_rng(0)
-        seconds = {name: np.zeros(rounds) for name in timers}
-        for i in range(rounds):
-            for name in order.permutation(list(timers)):
-                seconds[name][i] = timers[name]()
+        seconds = in_turn(timers, rounds)
         pairs = [("asynchronous", "sync", 1.10), ("sync", "hand-written", 1.03)]
         pairs += [("sync", "torch", 0.8 if model == "mlp" else 1.0)] if python else []
         for name, over, wanted in pairs:
-            ratios = seconds[name] / seconds[over]
-            low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75))
             rows.append(
                 {
                     "model": model,
                     "ratio": f"{name} / {over}",
-                    "median": middle,
-                    "quartiles": f"{low:.3f} to {high:.3f}",
+                    **spread(seconds[name] / seconds[over]),
                     "wanted at most": wanted,
                     "ms": 1e3 * np.median(seconds[name]),
                     "ms of the other": 1e3 * np.median(seconds[over]),

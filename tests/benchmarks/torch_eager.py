@@ -53,4 +53,5 @@ def main():
         print((time.perf_counter() - start) / int(updates), flush=True)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -336,5 +336,5 @@ def test_disturbances_that_cannot_be(run, bad):
 
 
 def test_a_law_without_a_meaning_is_refused(run):
-    with pytest.raises(TimelineError, match="'geometric': for shares of a batch"):
+    with pytest.raises(TimelineError, match="'geometric': must be one of constant, expo"):
         run(2, 2, service="geometric")

@@ -64,7 +64,7 @@ def test_every_replica_starts_afresh(drawn, steps, replicas, seed):
     many = make(cluster, groups=groups, steps=steps, batch_size=8, seed=seed, replicas=replicas)
     assert many.worker.shape == (replicas, steps)
     for i in range(replicas):
-        check(many._make([*(array[i] for array in many[:5]), many.slots]), groups, steps)
+        check(many._make([*(array[i] for array in many[:5]), many.slots, None]), groups, steps)
 
 
 @settings(deadline=None)

@@ -1,0 +1,154 @@
+"""Time that DASO saves, by the network between the nodes: `python -m analysis.network`.
+
+    saved = 1 - seconds of DASO / seconds of synchronous SGD        (arXiv 2104.05588: up to 34 %)
+
+Losses do not depend on the network, nor do the phases that they decide: the epoch losses of a
+finished DASO run give its timeline at any bandwidth, size of model and speed of device. `--workdir`
+is that run's, or a sweep's. Writes NAME.csv, a row a run and bandwidth, and NAME.svg there.
+"""
+
+import argparse
+import io
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from ml_collections import ConfigDict
+
+from analysis import figures, tables
+from analysis.tables import Point, TableError
+from research.timeline import TimelineError
+from research.timeline.daso import daso, synchronous
+
+GIGABIT = 1e9 / 8  # bytes
+TABLE = (100.0, 25.0, 10.0, 5.0, 1.0)  # Gb/s, printed
+CURVE = sorted({*TABLE, *np.geomspace(0.1, 100, 61).round(4)}, reverse=True)
+PAPER = 0.34  # most that the paper saved
+
+
+class Recorded(NamedTuple):
+    """What the clock of a finished DASO run depends on."""
+
+    config: ConfigDict
+    steps_per_epoch: int
+    update_bytes: float  # of the model: 4 a parameter
+    epoch_losses: list[float]  # training loss at the end of every epoch but the last
+
+
+def recorded(point: Point, folder: Path) -> Recorded:
+    """The DASO run in `folder`, read as `point`; `TableError` if it is not finished."""
+    if point.summary["status"] != "completed":
+        raise TableError(f"{folder}: the run is {point.summary['status']}, must be completed")
+    config = ConfigDict(json.loads((folder / "config.json").read_text()))
+    last = point.log[-1]
+    examples = round(last["step"] * config.batch_size / last["epoch"])
+    per_epoch = max(examples // config.batch_size, 1)
+    losses = {row["step"]: row["train_loss"] for row in point.log}
+    ends = range(per_epoch, config.steps, per_epoch)
+    size = point.summary["parameters"] * np.dtype(np.float32).itemsize
+    return Recorded(config, per_epoch, size, [losses[end] for end in ends])
+
+
+def seconds(run: Recorded, bandwidths: Sequence[float]) -> pd.DataFrame:
+    """Simulated seconds of the run at each bandwidth between nodes, in Gb/s.
+
+    Columns `bandwidth`, `synchronous`, `daso`, `saved`: equal updates, epochs and draws.
+    """
+    config, rows = run.config, []
+    common: dict[str, Any] = {name: config[name] for name in ("steps", "batch_size", "seed")}
+    common["update_bytes"] = run.update_bytes
+    epochs: dict[str, Any] = {"steps_per_epoch": run.steps_per_epoch}
+    epochs["epoch_losses"] = run.epoch_losses
+    for bandwidth in bandwidths:
+        cluster = ConfigDict(config.cluster.to_dict() | {"bandwidth": bandwidth * GIGABIT})
+        waiting = float(synchronous(cluster, **common).seconds[-1])
+        selective = float(daso(cluster, config.strategy, **common, **epochs).seconds[-1])
+        rows.append((bandwidth, waiting, selective, 1 - selective / waiting))
+    return pd.DataFrame(rows, columns=["bandwidth", "synchronous", "daso", "saved"])
+
+
+def crossings(bandwidths: Sequence[float], saved: Sequence[float], target: float) -> list[float]:
+    """The bandwidths at which `saved` passes `target`, linear in the logarithm between neighbours.
+
+    Two where the network is first slow enough to be worth hiding and then too slow to be hidden.
+    """
+    x, y = np.log(bandwidths), np.asarray(saved) - target
+    passed = np.flatnonzero((y[:-1] < 0) != (y[1:] < 0))
+    return [float(np.exp(x[i] - y[i] * (x[i + 1] - x[i]) / (y[i + 1] - y[i]))) for i in passed]
+
+
+@matplotlib.rc_context(figures.STYLE)
+def picture(table: pd.DataFrame, marks: Sequence[float]) -> str:
+    """An SVG of the time saved against the bandwidth: median of the runs, and their range."""
+    figure = Figure(figsize=(6.2, 3.6), layout="constrained")
+    axes = figure.add_subplot()
+    percent = 100 * table.groupby("bandwidth")["saved"].agg(["median", "min", "max"])
+    axes.plot(percent.index, percent["median"], color="#0072B2", label="DASO, simulated")
+    axes.fill_between(percent.index, percent["min"], percent["max"], color="#0072B2", alpha=0.2)
+    axes.axhline(100 * PAPER, color="#666666", ls=":", label=f"paper, up to {PAPER:.0%}")
+    for mark in marks:
+        axes.plot(mark, 100 * PAPER, "o", color="#D55E00", label=f"at {mark:.3g} Gb/s")
+    axes.set(xscale="log", xlabel="bandwidth between nodes (Gb/s)", ylabel="time saved (%)")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.legend()
+    text = io.StringIO()
+    figure.savefig(text, format="svg", metadata={"Date": None})
+    return text.getvalue()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; 2 and one line on standard error for input it cannot use."""
+    parser = argparse.ArgumentParser(prog="analysis.network", description="Time that DASO saves.")
+    parser.add_argument("--workdir", type=Path, required=True, help="of a run or a sweep")
+    parser.add_argument("--update_bytes", type=positive, help="of another model than the run's")
+    parser.add_argument("--seconds_per_example", type=positive, help="on a device of speed 1")
+    parser.add_argument("--name", default="network", help="of the files written")
+    flags = parser.parse_args(arguments)
+    try:
+        table = pd.concat(_tables(flags), ignore_index=True)
+        median = table.groupby("bandwidth")[["synchronous", "daso", "saved"]].median()
+        marks = crossings(CURVE, median.loc[CURVE, "saved"].tolist(), PAPER)
+        tables.replace(flags.workdir / f"{flags.name}.csv", table.to_csv(index=False))
+        tables.replace(flags.workdir / f"{flags.name}.svg", picture(table, marks))
+    except (TableError, TimelineError, OSError) as error:
+        print("error: " + " ".join(str(error).split()), file=sys.stderr)
+        return 2
+    print(median.loc[list(TABLE)].to_string(float_format="{:.4g}".format))
+    where = " and ".join(f"{mark:.3g}" for mark in marks) or f"none of {CURVE[-1]} to {CURVE[0]:g}"
+    print(f"{PAPER:.0%}, the most in the paper: at {where} Gb/s")
+    return 0
+
+
+def _tables(flags: argparse.Namespace) -> list[pd.DataFrame]:
+    """`seconds` of every DASO run in the workdir, with the column `point`."""
+    found = []
+    for point in tables.points(flags.workdir):
+        if point.config.get("strategy.name") != "daso":
+            continue
+        swept = flags.workdir / "points" / point.name
+        run = recorded(point, swept if swept.exists() else flags.workdir)
+        if flags.update_bytes:
+            run = run._replace(update_bytes=flags.update_bytes)
+        if flags.seconds_per_example:
+            run.config.cluster.seconds_per_example = flags.seconds_per_example
+        found.append(seconds(run, CURVE).assign(point=point.name))
+    if not found:
+        raise TableError(f"{flags.workdir}: no run of config.strategy.name = 'daso' in it")
+    return found
+
+
+def positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < np.inf:
+        raise ValueError
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

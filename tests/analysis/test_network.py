@@ -1,0 +1,109 @@
+"""The seconds behind the time that DASO saves: limits, a hand-worked run, a trained one."""
+
+import math
+
+import pandas as pd
+import pytest
+
+from analysis import tables
+from analysis.network import GIGABIT, TABLE, Recorded, crossings, main, recorded, seconds
+from research.config import default
+from research.trainer import train
+
+LOSSES = [1.0] * 3
+
+
+@pytest.fixture
+def run():
+    """4 epochs of 10 updates by 4 nodes of one device, 1 second each, of a model of 1 Gb."""
+    config = default()
+    config.update_from_flattened_dict(
+        {
+            "steps": 40,
+            "batch_size": 4,
+            "strategy.name": "daso",
+            "strategy.warmup_epochs": 1,
+            "strategy.cooldown_epochs": 1,
+            "cluster.nodes": 4,
+            "cluster.service": "constant",
+            "cluster.seconds_per_example": 1.0,
+        }
+    )
+    return Recorded(config, 10, 1e9 / 8, LOSSES)
+
+
+def test_hand_worked(run):
+    """At 10 Gb/s a ring of 4 takes 2 x 3 messages of 1/4 Gb, 0.15 s, hidden by the next batch."""
+    table = seconds(run, [10.0])
+    # Two epochs block 10 times, two at B = 4 in their last batch only.
+    expected = {"synchronous": 40 * 1.15, "daso": 40 + (2 * 10 + 2) * 0.15}
+    for name, value in expected.items():
+        assert table[name][0] == pytest.approx(value)  # rounding of a sum of 40
+    assert table["saved"][0] == pytest.approx(1 - expected["daso"] / expected["synchronous"])
+
+
+def test_a_slow_network_saves_what_is_not_sent(run):
+    """Transfers of 1,500,000 s: computing, 1 s a batch, is less than 1e-6 of it."""
+    # 20 in blocking epochs; in the others at batches 0, 4 and the last: 8 would arrive with it.
+    assert seconds(run, [1e-6])["saved"][0] == pytest.approx(1 - (20 + 2 * 3) / 40, abs=1e-6)
+
+
+def test_nothing_to_save(run):
+    """A free network, and a run that blocks throughout: a device a node has none to hand to."""
+    assert seconds(run, [math.inf])["saved"][0] == 0
+    run.config.strategy.warmup_epochs = 4
+    # Both sum the same 40 terms, epoch by epoch and at once.
+    assert seconds(run, [1.0])["saved"][0] == pytest.approx(0, abs=1e-12)
+
+
+def test_only_the_time_of_a_transfer_counts(run):
+    """Ten times the bytes at ten times the bandwidth is the same."""
+    large = run._replace(update_bytes=10 * run.update_bytes)
+    one, other = seconds(run, [5.0]), seconds(large, [50.0])
+    assert other["saved"][0] == pytest.approx(one["saved"][0])  # rounding
+
+
+def test_crossings():
+    # A quarter of the way from 0.2 to 0.4 is so in the logarithm from 1e4 to 1; then half of two
+    # decades down from 0.4.
+    assert crossings([1e5, 1e4, 1, 0.01], [0.1, 0.2, 0.4, 0.1], 0.25) == pytest.approx([1e3, 0.1])
+    assert crossings([10, 1], [0.1, 0.2], 0.3) == crossings([10, 1], [0.4, 0.5], 0.3) == []
+
+
+def test_a_trained_run_is_clocked_as_its_log_is(config, tmp_path, capsys):
+    """Epochs, size and phases are read off the workdir: at its own bandwidth the clock agrees."""
+    values = {
+        "steps": 38,  # ends inside an epoch
+        "log_every": 3,  # log points inside epochs, too
+        "checkpoint_every": 0,
+        "data.train_examples": 33,  # 8 batches of 4, one example left over
+        "strategy.name": "daso",
+        "strategy.warmup_epochs": 1,
+        "strategy.cooldown_epochs": 1,
+        "strategy.patience": 0,
+        "strategy.threshold": 0.9,
+        "cluster.nodes": 2,
+        "cluster.devices_per_node": 2,
+        "cluster.seconds_per_example": 1e-7,  # less than a transfer
+        "cluster.bandwidth": 0.5 * GIGABIT,
+        "cluster.local_bandwidth": 1e8,
+    }
+    summary = train(config(values), tmp_path)
+    run = recorded(tables.points(tmp_path)[0], tmp_path)
+    assert run.steps_per_epoch == 8 and len(run.epoch_losses) == 4
+    assert seconds(run, [0.5])["daso"][0] == summary["simulated_seconds"]
+
+    # A model a thousand times larger, on devices a thousand times slower.
+    arguments = [f"--workdir={tmp_path}", "--update_bytes=24e3", "--seconds_per_example=1e-4"]
+    assert main([*arguments, "--name=large"]) == 0
+    assert "34%, the most in the paper" in capsys.readouterr().out
+    large = pd.read_csv(tmp_path / "large.csv").set_index("bandwidth")
+    for name in ("synchronous", "daso"):  # everything takes 1000 times as long, but for rounding
+        assert large.loc[5.0, name] == pytest.approx(1000 * seconds(run, [5.0])[name][0])
+    assert set(TABLE) <= set(large.index)
+    assert (tmp_path / "large.svg").read_text().count("<svg") == 1
+
+
+def test_input_it_cannot_use(tmp_path, capsys):
+    assert main([f"--workdir={tmp_path}"]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path}: no run in it")

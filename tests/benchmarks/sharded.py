@@ -1,0 +1,159 @@
+"""Time the sharded trainer, as ratios of programs run in turn:
+`python -m tests.benchmarks.sharded`.
+
+    one device      an update under each `parallel.api` on one device, over a `jax.jit` of a scan of
+                    the same update in plain jax and optax
+    two processes   examples a second of `launch.local --processes=2` with shard_map, over torch
+                    DistributedDataParallel (`--torch=PYTHON`, one that has torch); gloo carries the
+                    gradients and each process computes on one thread on both sides
+
+MLP 784-256-256-10 and LeNet-5 on MNIST, SGD with momentum 0.9, as in `step_time`; batch 64 on one
+device, `--batch` over the two processes. The table has medians and quartiles over the rounds.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pandas as pd
+from ml_collections import ConfigDict
+
+from research.parallel import processes
+from research.parallel.layout import APIS
+from research.program import CHUNK
+from tests.benchmarks.step_time import BATCH, by_hand, config_of, in_turn, ours, spread
+
+MODELS = ("mlp", "cnn")
+PROCESSES = 2
+UPDATES = CHUNK  # between two readings of the clock; what the trainer hands over at a time
+Job = Callable[[str], float]  # of a model's name: seconds an update
+
+
+def sharded(model: str, api: str, batch: int) -> ConfigDict:
+    """The model's config, over all devices there are."""
+    config = config_of(model, 1)
+    config.parallel.api = api
+    config.batch_size = batch
+    return config
+
+
+def one_device(rounds: int) -> list[dict[str, Any]]:
+    """One row a model and api: its seconds over those of the program written by hand."""
+    rows = []
+    for model in MODELS:
+        timers = {api: ours(sharded(model, api, BATCH), UPDATES) for api in APIS}
+        seconds = in_turn(timers | {"by hand": by_hand(model, UPDATES)}, rounds)
+        for api in APIS:
+            about = {"model": model, "batch": BATCH, "ratio": f"seconds, {api} / by hand"}
+            ratios = spread(seconds[api] / seconds["by hand"])
+            rows.append(about | ratios | {"wanted": "at most 1.03"} | ms(seconds, api, "by hand"))
+    return rows
+
+
+def two_processes(rounds: int, batch: int, python: str) -> list[dict[str, Any]]:
+    """One row a model: its examples a second over torch's."""
+    here = [sys.executable, "-m", "tests.benchmarks.sharded", f"--batch={batch}", "--work"]
+    torch = [python, str(Path(__file__).with_name("torch_ddp.py")), str(batch), str(UPDATES)]
+    rows = []
+    with job(here) as shard_map, job(torch) as ddp:
+        for model in MODELS:
+            timers = {"shard_map": partial(shard_map, model), "DDP": partial(ddp, model)}
+            seconds = in_turn(timers, rounds)
+            about = {"model": model, "batch": batch, "ratio": "examples a second, shard_map / DDP"}
+            ratios = spread(seconds["DDP"] / seconds["shard_map"])
+            rows.append(about | ratios | {"wanted": "at least 1"} | ms(seconds, "shard_map", "DDP"))
+    return rows
+
+
+def ms(seconds: dict[str, np.ndarray], one: str, other: str) -> dict[str, float]:
+    """Median milliseconds an update of both sides of a ratio."""
+    return {
+        "ms": 1e3 * float(np.median(seconds[one])),
+        "ms of the other": 1e3 * float(np.median(seconds[other])),
+    }
+
+
+@contextlib.contextmanager
+def job(command: list[str]) -> Iterator[Job]:
+    """`command FOLDER` in processes that read models' names from the named pipes FOLDER/RANK.
+
+    Asked for a model, all are told it and process 0 answers; meanwhile they sleep. Raises OSError
+    if they ended instead.
+    """
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        pipes = [Path(folder, str(rank)) for rank in range(PROCESSES)]
+        for pipe in pipes:
+            os.mkfifo(pipe)
+        launcher = [sys.executable, "-m", "launch.local", f"--processes={PROCESSES}", "--"]
+        whole = [*launcher, *command, folder]
+        process = stack.enter_context(
+            subprocess.Popen(whole, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+        )
+        # For reading as well: opening does not wait for the other side.
+        requests = [stack.enter_context(open(os.open(pipe, os.O_RDWR), "w")) for pipe in pipes]
+
+        def ask(model: str) -> float:
+            for request in requests:
+                print(model, file=request, flush=True)
+            answer = process.stdout.readline() if process.stdout else ""
+            if not answer:
+                raise OSError(f"{' '.join(command)}: ended before it answered")
+            return float(answer.split()[-1])  # after the number of the process
+
+        yield ask
+
+
+def work(batch: int, folder: Path) -> None:
+    """Our side of `two_processes`, as one of its processes."""
+    processes.initialize()
+    timers = {model: ours(sharded(model, "shard_map", batch), UPDATES) for model in MODELS}
+    with open(folder / str(jax.process_index())) as requests:
+        for line in requests:
+            seconds = timers[line.strip()]()
+            if processes.is_writer():
+                print(seconds, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--batch", type=int, default=256, help="examples of two processes together")
+    parser.add_argument("--torch", metavar="PYTHON", help="an interpreter that has torch")
+    parser.add_argument("--out", type=Path, default=Path("workdirs/sharded.json"))
+    parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.work:
+        return work(arguments.batch, arguments.work)
+    load = [os.getloadavg()[0]]  # what else the machine was doing
+    rows = one_device(arguments.rounds)
+    if arguments.torch:
+        rows += two_processes(arguments.rounds, arguments.batch, arguments.torch)
+    table = pd.DataFrame(rows)
+    print(table.to_string(index=False, float_format="{:.3f}".format))
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    record = {
+        "device": jax.devices()[0].device_kind,
+        "cores": os.cpu_count(),
+        "load before and after": [*load, os.getloadavg()[0]],
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+        "rounds": arguments.rounds,
+        "ratios": table.to_dict("records"),
+    }
+    arguments.out.write_text(json.dumps(record, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    with processes.leaving_on_failure():
+        main()

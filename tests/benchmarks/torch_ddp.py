@@ -1,0 +1,53 @@
+"""The same updates in torch DistributedDataParallel over gloo, for `sharded`.
+
+`torch_ddp.py BATCH UPDATES FOLDER` under `launch.local` and any Python that has torch: one thread
+a process, the global batch split over the processes. Each line of the pipe FOLDER/RANK is a
+model's name; process 0 answers with the seconds of one update. Batches lie ready as float tensors,
+as in `torch_eager`.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import distributed
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch_eager import lenet, mlp
+
+
+def main():
+    batch, updates, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    rank, processes = (int(os.environ[f"OPTDYN_{name}"]) for name in ("PROCESS", "PROCESSES"))
+    torch.set_num_threads(1)
+    distributed.init_process_group(
+        "gloo",
+        init_method=f"tcp://{os.environ['OPTDYN_COORDINATOR']}",
+        rank=rank,
+        world_size=processes,
+    )
+    torch.manual_seed(rank)
+    part = batch // processes
+    batches = [(torch.rand(part, 1, 28, 28), torch.randint(0, 10, (part,))) for _ in range(16)]
+    models = {}
+    for name, make in (("mlp", mlp), ("cnn", lenet)):
+        model = DistributedDataParallel(make())  # which gives all processes the weights of one
+        models[name] = model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    with open(folder / str(rank)) as requests:
+        for line in requests:
+            model, optimizer = models[line.strip()]
+            start = time.perf_counter()
+            for i in range(updates):
+                images, labels = batches[i % len(batches)]
+                optimizer.zero_grad()
+                cross_entropy(model(images), labels).backward()
+                optimizer.step()
+            if rank == 0:
+                print((time.perf_counter() - start) / updates, flush=True)
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

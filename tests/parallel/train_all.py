@@ -1,0 +1,37 @@
+"""Trains the configs it is given, wherever it is started: `train_all.py CONFIGS.json FOLDER`.
+
+CONFIGS.json: {name: {dotted key: value}}. Each run leaves `FOLDER/NAME.npz`, its final parameters
+as one array `flat`, and `FOLDER/NAME/`, its workdir.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from research import trainer
+from research.config import default
+from research.parallel import processes
+from research.workdir import Checkpoints
+
+
+def main(configs: str, folder: str) -> None:
+    processes.initialize()
+    for name, values in json.loads(Path(configs).read_text()).items():
+        config = default()
+        config.update_from_flattened_dict(values)
+        trainer.train(config, Path(folder) / name)
+        if processes.is_writer():
+            run = trainer.prepare(config)
+            with Checkpoints(Path(folder) / name) as checkpoints:
+                _, state = checkpoints.restore(run.program.strategy.init(run.params))
+            flat, _ = ravel_pytree(jax.tree.map(np.asarray, state.params))
+            np.savez(Path(folder) / f"{name}.npz", flat=np.asarray(flat))
+
+
+if __name__ == "__main__":
+    with processes.leaving_on_failure():
+        main(*sys.argv[1:])
