@@ -51,8 +51,7 @@ def recorded(point: Point, folder: Path) -> Recorded:
     per_epoch = max(examples // config.batch_size, 1)
     losses = {row["step"]: row["train_loss"] for row in point.log}
     ends = range(per_epoch, config.steps, per_epoch)
-    size = point.summary["parameters"] * np.dtype(np.float32).itemsize
-    return Recorded(config, per_epoch, size, [losses[end] for end in ends])
+    return Recorded(config, per_epoch, 4 * point.summary["parameters"], [losses[e] for e in ends])
 
 
 def seconds(run: Recorded, bandwidths: Sequence[float]) -> pd.DataFrame:
@@ -63,8 +62,7 @@ def seconds(run: Recorded, bandwidths: Sequence[float]) -> pd.DataFrame:
     config, rows = run.config, []
     common: dict[str, Any] = {name: config[name] for name in ("steps", "batch_size", "seed")}
     common["update_bytes"] = run.update_bytes
-    epochs: dict[str, Any] = {"steps_per_epoch": run.steps_per_epoch}
-    epochs["epoch_losses"] = run.epoch_losses
+    epochs: Any = {"steps_per_epoch": run.steps_per_epoch, "epoch_losses": run.epoch_losses}
     for bandwidth in bandwidths:
         cluster = ConfigDict(config.cluster.to_dict() | {"bandwidth": bandwidth * GIGABIT})
         waiting = float(synchronous(cluster, **common).seconds[-1])
@@ -144,10 +142,9 @@ def _tables(flags: argparse.Namespace) -> list[pd.DataFrame]:
 
 
 def positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < np.inf:
+    if not 0 < float(text) < np.inf:
         raise ValueError
-    return value
+    return float(text)
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ def _loop(
     test_set = {k: jnp.asarray(v) for k, v in run.data.test.items()}
     evaluated = min(run.examples, TRAIN_EVALUATED)
     chosen = np.linspace(0, run.examples - 1, evaluated).astype(np.int32)
-    sample = program.take({k: jnp.asarray(v) for k, v in run.data.train.items()}, chosen)
+    sample = {k: jnp.asarray(v[chosen]) for k, v in run.data.train.items()}
     train_set, state = layout.put_examples(run.data.train), layout.put_state(state)
     before = metrics.rows[-1]["wall_seconds"] if metrics.rows else 0.0
     begun = time.monotonic() - before
