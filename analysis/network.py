@@ -23,7 +23,6 @@ from ml_collections import ConfigDict
 
 from analysis import figures, tables
 from analysis.tables import Point, TableError
-from research.timeline import TimelineError
 from research.timeline.daso import daso, synchronous
 
 GIGABIT = 1e9 / 8  # bytes
@@ -114,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         marks = crossings(CURVE, median.loc[CURVE, "saved"].tolist(), PAPER)
         tables.replace(flags.workdir / f"{flags.name}.csv", table.to_csv(index=False))
         tables.replace(flags.workdir / f"{flags.name}.svg", picture(table, marks))
-    except (TableError, TimelineError, OSError) as error:
+    except (TableError, OSError) as error:
         print("error: " + " ".join(str(error).split()), file=sys.stderr)
         return 2
     print(median.loc[list(TABLE)].to_string(float_format="{:.4g}".format))
@@ -126,9 +125,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _tables(flags: argparse.Namespace) -> list[pd.DataFrame]:
     """`seconds` of every DASO run in the workdir, with the column `point`."""
     found = []
-    for point in tables.points(flags.workdir):
-        if point.config.get("strategy.name") != "daso":
-            continue
+    every = tables.points(flags.workdir)
+    for point in (point for point in every if point.config.get("strategy.name") == "daso"):
         swept = flags.workdir / "points" / point.name
         run = recorded(point, swept if swept.exists() else flags.workdir)
         if flags.update_bytes:

@@ -51,15 +51,17 @@ def run(main: Callable[[ConfigDict, Path], int]) -> None:
         if not workdir.value:
             fail("--workdir is empty; name a folder")
         try:
-            processes.initialize()
-            return main(config.value, Path(workdir.value))
-        except INPUT_ERRORS as error:
-            fail(str(error))
+            # Not around the regular end: there the processes wait for one another.
+            with processes.leaving_on_failure():
+                try:
+                    processes.initialize()
+                    return main(config.value, Path(workdir.value))
+                except INPUT_ERRORS as error:
+                    fail(str(error))
         except KeyboardInterrupt:
             return 128 + signal.SIGINT
 
-    with processes.leaving_on_failure():
-        app.run(guarded, flags_parser=_parse)
+    app.run(guarded, flags_parser=_parse)
 
 
 def exit_code(summary: Mapping[str, Any]) -> int:

@@ -18,8 +18,8 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from threading import Thread
+from collections.abc import Callable, Mapping, Sequence
+from threading import Lock, Thread
 from typing import IO, NamedTuple, NoReturn
 
 from absl import app, flags
@@ -27,6 +27,7 @@ from absl import app, flags
 GRACE = 5.0  # seconds from SIGTERM to SIGKILL
 DRAIN = 2.0  # seconds to wait for output whose writer is gone
 LAST_LINES = 20  # lines of standard error repeated for the process that failed
+STDOUT, STDERR = 1, 2
 
 
 class Child(NamedTuple):
@@ -62,13 +63,14 @@ def run(command: Sequence[str], processes: int, devices: int | None = None) -> i
         signal.signal(number, lambda number, frame: events.put(number))
     children: list[Child] = []
     threads: list[Thread] = []
+    output = Lock()
     port = free_port()
     try:
         for rank in range(processes):
             env = environment(os.environ, rank, processes, port, devices)
             children.append(Child(rank, _start(command, env), deque(maxlen=LAST_LINES)))
         for child in children:
-            threads += _attend(child, events)
+            threads += _attend(child, events, output)
         stopped, failed = _watch(children, events)
     finally:
         for child in children:
@@ -80,7 +82,8 @@ def run(command: Sequence[str], processes: int, devices: int | None = None) -> i
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
     if failed:
-        print(_obituary(failed), file=sys.stderr, flush=True)
+        with contextlib.suppress(BrokenPipeError):
+            _write(STDERR, _obituary(failed))
         return failed.code()
     return 128 + stopped if any(child.code() for child in children) else 0
 
@@ -90,7 +93,7 @@ def environment(
 ) -> dict[str, str]:
     """Environment of process `rank`: `base`, and what `research.parallel.processes` reads."""
     address = f"127.0.0.1:{port}"
-    threads = str(max(1, _cores() // processes))
+    threads = str(max(2, _cores() // processes))  # two: one may wait in a collective
     first, each = rank * (devices or 1), devices or 1
     env = {
         "PYTHONUNBUFFERED": "1",  # a line is forwarded when it is printed
@@ -150,17 +153,17 @@ def _bound_to_parent() -> Callable[[], None] | None:
     return bind
 
 
-def _attend(child: Child, events: queue.SimpleQueue[Event]) -> Iterable[Thread]:
+def _attend(child: Child, events: queue.SimpleQueue[Event], output: Lock) -> list[Thread]:
     """Threads that forward a process's output and report its end."""
     process, prefix = child.process, f"[{child.rank}] ".encode()
 
-    def forward(source: IO[bytes], target: IO[bytes], kept: deque[bytes]) -> None:
+    def forward(source: IO[bytes], target: int, kept: deque[bytes]) -> None:
         with source:
             for line in source:
                 kept.append(prefix + line.removesuffix(b"\n"))
                 try:
-                    target.write(kept[-1] + b"\n")
-                    target.flush()
+                    with output:
+                        _write(target, kept[-1] + b"\n")
                 except BrokenPipeError:  # nobody reads any more
                     events.put(signal.SIGTERM)
                     return
@@ -171,15 +174,20 @@ def _attend(child: Child, events: queue.SimpleQueue[Event]) -> Iterable[Thread]:
         events.put(child)
 
     assert process.stdout and process.stderr
-    threads = (
-        Thread(target=forward, args=(process.stdout, sys.stdout.buffer, deque(maxlen=1))),
-        Thread(target=forward, args=(process.stderr, sys.stderr.buffer, child.errors)),
-        Thread(target=wait),
-    )
+    threads = [
+        Thread(target=forward, args=(process.stdout, STDOUT, deque(maxlen=1)), daemon=True),
+        Thread(target=forward, args=(process.stderr, STDERR, child.errors), daemon=True),
+        Thread(target=wait, daemon=True),
+    ]
     for thread in threads:
-        thread.daemon = True
         thread.start()
     return threads
+
+
+def _write(target: int, data: bytes) -> None:
+    # Unbuffered: Python could not end while a thread waits in a buffer for a reader that sleeps.
+    while data:
+        data = data[os.write(target, data) :]
 
 
 def _watch(children: Sequence[Child], events: queue.SimpleQueue[Event]) -> tuple[int, Child | None]:
@@ -200,8 +208,8 @@ def _watch(children: Sequence[Child], events: queue.SimpleQueue[Event]) -> tuple
             break
         if isinstance(event, Child):
             running.remove(event)
-            expected = event.code() == (128 + stopped if stopped else 0)
-            if failed is None and event.code() and not expected:
+            expected = 128 + stopped if stopped else 0
+            if failed is None and event.code() not in (0, expected):
                 failed, deadline = event, time.monotonic() + GRACE
                 send(signal.SIGTERM)
         elif stopped or failed:
@@ -212,13 +220,11 @@ def _watch(children: Sequence[Child], events: queue.SimpleQueue[Event]) -> tuple
     return stopped, failed
 
 
-def _obituary(child: Child) -> str:
+def _obituary(child: Child) -> bytes:
     code = child.process.returncode
     how = f"exit code {code}" if code >= 0 else f"signal {-code} ({signal.strsignal(-code)})"
-    if not child.errors:
-        return f"process {child.rank} ended with {how} and wrote nothing to standard error"
-    lines = b"\n".join(child.errors).decode(errors="replace")
-    return f"process {child.rank} ended with {how}:\n{lines}"
+    how += ":" if child.errors else " and wrote nothing to standard error"
+    return b"\n".join([f"process {child.rank} ended with {how}".encode(), *child.errors, b""])
 
 
 def _fail(message: str) -> NoReturn:

@@ -18,6 +18,7 @@ from research import config as configs
 from research import data as datasets
 from research import problem, program, seeds, timeline
 from research.parallel.agreement import agreed, own
+from research.parallel.layout import APIS
 from research.parallel.processes import is_writer
 from research.program import CHUNK, Program
 from research.progress import Progress, stoppable
@@ -53,6 +54,11 @@ def prepare(config: ConfigDict, replicas: int = 0) -> Run:
     the timeline is (replicas, steps).
     """
     configs.check(config)
+    if jax.process_count() > 1 and not config.parallel.api:
+        raise configs.ConfigError(
+            f"config.parallel.api is empty: {jax.process_count()} processes need one of "
+            f"{', '.join(APIS)}, or each would be a run of its own"
+        )
     data = problem.load_data(config)
     one = {name: leaf[:1] for name, leaf in data.train.items()}
     params = program.init(config, data.classes, seeds.key(config.seed, "init"), one)
@@ -153,8 +159,8 @@ def _loop(
 
 
 def _extended(run: Run, step: int, rows: list[dict[str, Any]]) -> Run:
-    """The run with as much of its timeline as the log decides: to beyond `step`."""
-    if step < len(run.timeline.read):
+    """The run with as much of its timeline as the log decides: to beyond `step`, or to the end."""
+    if step < len(run.timeline.read) or step == run.config.steps:
         return run
     ends = range(run.epoch, step + 1, run.epoch)
     losses = {row["step"]: row["train_loss"] for row in rows}

@@ -124,6 +124,8 @@ def shard_map(advance: Advance, mesh: Mesh, state: P, indices: P) -> Layout:
 def pmap(advance: Advance, axis: str, devices: int) -> Layout:
     """`advance` is written for one device of `axis`; every array gets an axis of local devices."""
     local = [d for d in jax.devices()[:devices] if d.process_index == jax.process_index()]
+    # What pmap itself returns: arrays laid otherwise are moved, and compiled for, once more.
+    split = NamedSharding(Mesh(np.array(local), (axis,)), P(axis))
 
     def laid(*arguments: Any) -> tuple[Any, Any]:
         after, losses = advance(*arguments)
@@ -132,7 +134,8 @@ def pmap(advance: Advance, axis: str, devices: int) -> Layout:
     mapped = jax.pmap(laid, axis, devices=jax.devices()[:devices], donate_argnums=0)
 
     def put(tree: Any) -> Any:
-        return jax.tree.map(lambda leaf: np.broadcast_to(leaf, (len(local), *np.shape(leaf))), tree)
+        each = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (len(local), *np.shape(leaf))), tree)
+        return jax.device_put(each, split)
 
     def run(state: Any, examples: Any, events: Any, indices: Any, n: Any) -> tuple[Any, Any]:
         parts = np.split(indices, devices, axis=1)
@@ -141,13 +144,12 @@ def pmap(advance: Advance, axis: str, devices: int) -> Layout:
         return state, get(losses)
 
     def get(tree: Any) -> Any:
-        def first(leaf: Any) -> np.ndarray:
-            shard = leaf[:1] if isinstance(leaf, np.ndarray) else leaf.addressable_data(0)
-            return np.asarray(shard).reshape(leaf.shape[1:])
+        def first(leaf: jax.Array) -> np.ndarray:
+            return np.asarray(leaf.addressable_data(0)).reshape(leaf.shape[1:])
 
         return jax.tree.map(first, tree)
 
-    return Layout(run, put, lambda examples: jax.device_put(put(examples)), get)
+    return Layout(run, put, put, get)
 
 
 def _put(tree: Any, sharding: NamedSharding) -> Any:

@@ -18,7 +18,7 @@ import jax
 CONNECT = 300  # seconds until all processes must have come
 NOTICE = 15  # seconds until the user is told that they have not
 HEARTBEAT = 30  # seconds of silence after which a process counts as dead and the others end
-SHUTDOWN = 60  # seconds that the first process to finish waits for the last
+SHUTDOWN = 120  # seconds that the first process to finish waits for the last
 
 
 class ProcessError(Exception):
@@ -64,6 +64,8 @@ def leaving_on_failure() -> Iterator[None]:
             raise
         if isinstance(error, Exception):
             traceback.print_exception(error)
+        elif isinstance(error, SystemExit) and not isinstance(error.code, int):
+            print(error.code, file=sys.stderr)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

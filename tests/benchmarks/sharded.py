@@ -32,7 +32,7 @@ from ml_collections import ConfigDict
 from research.parallel import processes
 from research.parallel.layout import APIS
 from research.program import CHUNK
-from tests.benchmarks.step_time import BATCH, by_hand, config_of, in_turn, ours, spread
+from tests.benchmarks.step_time import BATCH, Timer, by_hand, config_of, in_turn, ours, spread
 
 MODELS = ("mlp", "cnn")
 PROCESSES = 2
@@ -68,8 +68,8 @@ def two_processes(rounds: int, batch: int, python: str) -> list[dict[str, Any]]:
     rows = []
     with job(here) as shard_map, job(torch) as ddp:
         for model in MODELS:
-            timers = {"shard_map": partial(shard_map, model), "DDP": partial(ddp, model)}
-            seconds = in_turn(timers, rounds)
+            timers: dict[str, Timer] = {"shard_map": partial(shard_map, model)}
+            seconds = in_turn(timers | {"DDP": partial(ddp, model)}, rounds)
             about = {"model": model, "batch": batch, "ratio": "examples a second, shard_map / DDP"}
             ratios = spread(seconds["DDP"] / seconds["shard_map"])
             rows.append(about | ratios | {"wanted": "at least 1"} | ms(seconds, "shard_map", "DDP"))
@@ -88,7 +88,7 @@ def ms(seconds: dict[str, np.ndarray], one: str, other: str) -> dict[str, float]
 def job(command: list[str]) -> Iterator[Job]:
     """`command FOLDER` in processes that read models' names from the named pipes FOLDER/RANK.
 
-    Asked for a model, all are told it and process 0 answers; meanwhile they sleep. Raises OSError
+    Asked for a model, all are told it and process 0 answers `seconds NUMBER`; meanwhile they sleep. Raises OSError
     if they ended instead.
     """
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
@@ -106,10 +106,10 @@ def job(command: list[str]) -> Iterator[Job]:
         def ask(model: str) -> float:
             for request in requests:
                 print(model, file=request, flush=True)
-            answer = process.stdout.readline() if process.stdout else ""
-            if not answer:
-                raise OSError(f"{' '.join(command)}: ended before it answered")
-            return float(answer.split()[-1])  # after the number of the process
+            for line in process.stdout or ():
+                if " seconds " in line:  # gloo says things as well
+                    return float(line.split()[-1])
+            raise OSError(f"{' '.join(command)}: ended before it answered")
 
         yield ask
 
@@ -122,7 +122,7 @@ def work(batch: int, folder: Path) -> None:
         for line in requests:
             seconds = timers[line.strip()]()
             if processes.is_writer():
-                print(seconds, flush=True)
+                print("seconds", seconds, flush=True)
 
 
 def main() -> None:

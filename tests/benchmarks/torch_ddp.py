@@ -2,7 +2,7 @@
 
 `torch_ddp.py BATCH UPDATES FOLDER` under `launch.local` and any Python that has torch: one thread
 a process, the global batch split over the processes. Each line of the pipe FOLDER/RANK is a
-model's name; process 0 answers with the seconds of one update. Batches lie ready as float tensors,
+model's name; process 0 answers `seconds` and those of one update. Batches lie ready as float tensors,
 as in `torch_eager`.
 """
 
@@ -45,7 +45,7 @@ def main():
                 cross_entropy(model(images), labels).backward()
                 optimizer.step()
             if rank == 0:
-                print((time.perf_counter() - start) / updates, flush=True)
+                print("seconds", (time.perf_counter() - start) / updates, flush=True)
     distributed.destroy_process_group()
 
 

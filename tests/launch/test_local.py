@@ -199,6 +199,21 @@ def test_a_killed_launcher_leaves_no_process(start, tmp_path):
     wait_for(lambda: not alive(tmp_path))
 
 
+def test_a_reader_that_sleeps_does_not_keep_it_from_ending(start, tmp_path):
+    launcher = start("""
+ready()
+(folder / "all ready").touch()
+os.write(1, b"more\\n" * 100_000)
+time.sleep(60)
+""")
+    wait_for((tmp_path / "all ready").exists)
+    time.sleep(0.5)  # for the pipe to fill, which is not seen from here
+    launcher.send_signal(signal.SIGTERM)
+    assert launcher.wait(timeout=30) == 143
+    end(launcher)
+    assert not alive(tmp_path)
+
+
 def test_a_reader_that_leaves_ends_the_run(start, tmp_path):
     launcher = start("""
 ready()

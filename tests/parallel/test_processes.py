@@ -48,7 +48,7 @@ def test_processes_of_the_local_launcher_sum_over_all_their_devices():
     done = subprocess.run(
         [sys.executable, "-m", "launch.local", *options],
         cwd=ROOT,
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "http_proxy": "http://127.0.0.1:1"},
         capture_output=True,
         text=True,
         timeout=120,
