@@ -3,6 +3,7 @@
 import json
 import struct
 
+import hypothesis
 import jax
 import pytest
 from tensorboardX.proto.event_pb2 import Event
@@ -10,6 +11,10 @@ from tensorboardX.proto.event_pb2 import Event
 from research import data, trainer
 from research.config import default
 from research.workdir import Checkpoints
+
+# No test judges how long an example takes: machines differ, and the first one compiles.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 RUN = {
     "steps": 60,

@@ -88,8 +88,8 @@ def ms(seconds: dict[str, np.ndarray], one: str, other: str) -> dict[str, float]
 def job(command: list[str]) -> Iterator[Job]:
     """`command FOLDER` in processes that read models' names from the named pipes FOLDER/RANK.
 
-    Asked for a model, all are told it and process 0 answers `seconds NUMBER`; meanwhile they sleep. Raises OSError
-    if they ended instead.
+    Asked for a model, all are told it and process 0 answers `seconds NUMBER`; meanwhile they sleep.
+    Raises OSError if they ended instead.
     """
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         pipes = [Path(folder, str(rank)) for rank in range(PROCESSES)]

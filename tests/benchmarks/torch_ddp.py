@@ -2,8 +2,8 @@
 
 `torch_ddp.py BATCH UPDATES FOLDER` under `launch.local` and any Python that has torch: one thread
 a process, the global batch split over the processes. Each line of the pipe FOLDER/RANK is a
-model's name; process 0 answers `seconds` and those of one update. Batches lie ready as float tensors,
-as in `torch_eager`.
+model's name; process 0 answers `seconds` and those of one update. Batches lie ready as float
+tensors, as in `torch_eager`.
 """
 
 import os

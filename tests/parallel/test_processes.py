@@ -55,7 +55,8 @@ def test_processes_of_the_local_launcher_sum_over_all_their_devices():
     )
     assert done.returncode == 0, done.stderr
     # 0..11 in parts of three on four devices: 0+3+6+9, 1+4+7+10, 2+5+8+11
-    lines = [line for line in done.stdout.splitlines() if "Gloo" not in line]
+    # Gloo writes to standard output too, now and then across another's line.
+    lines = [line for line in done.stdout.splitlines() if line.endswith(("True", "False"))]
     assert sorted(lines) == ["[0] 18.0 22.0 26.0 True", "[1] 18.0 22.0 26.0 False"]
 
 
