@@ -1,5 +1,4 @@
-"""Time the sharded trainer, as ratios of programs run in turn:
-`python -m tests.benchmarks.sharded`.
+"""Time of sharded updates, as ratios: `python -m tests.benchmarks.sharded`.
 
     one device      an update under each `parallel.api` on one device, over a `jax.jit` of a scan of
                     the same update in plain jax and optax
