@@ -93,7 +93,9 @@ def environment(
 ) -> dict[str, str]:
     """Environment of process `rank`: `base`, and what `research.parallel.processes` reads."""
     address = f"127.0.0.1:{port}"
-    threads = str(max(2, _cores() // processes))  # two: one may wait in a collective
+    # One for each device, for all may wait in a collective at once; beyond the cores each takes
+    # time from the others by watching for work.
+    threads = str(max(devices or 1, _cores() // processes))
     first, each = rank * (devices or 1), devices or 1
     env = {
         "PYTHONUNBUFFERED": "1",  # a line is forwarded when it is printed

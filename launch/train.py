@@ -12,7 +12,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from launch import app
-from research.config import check
+from research.checks import check
 from research.parallel.processes import is_writer
 from research.replicas import record
 from research.trainer import train

@@ -13,7 +13,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from research.config import ConfigError, check
+from research.checks import check
+from research.config import ConfigError
 
 Point = Mapping[str, Any]
 

@@ -13,6 +13,8 @@ from research import models, seeds
 from research.models import base
 from research.models.quadratic import curvatures, optima
 
+TEXT = ("transformer",)  # models of text; others take images
+
 Params = dict[str, Any]
 Examples = dict[str, Any]  # arrays whose first axis counts examples
 
@@ -24,10 +26,11 @@ class Problem(NamedTuple):
     input: Callable[[Examples], jax.Array]  # batch -> what the first block takes
     losses: Callable[[jax.Array, Examples], jax.Array]  # (outputs, batch) -> (B,)
     metrics: dict[str, Callable[[jax.Array, Examples], jax.Array]]  # likewise, by name
+    heads: tuple[str, ...] = ()  # the blocks that have an auxiliary head
 
     def init(self, key: jax.Array, examples: Examples) -> Params:
-        """Parameters of all blocks, float32."""
-        return base.init(self.blocks, key, self.input(examples))
+        """Parameters of all blocks and auxiliary heads, float32."""
+        return base.init(self.blocks, key, self.input(examples), self.heads)
 
     def outputs(self, params: Params, batch: Examples) -> jax.Array:
         return base.apply(self.blocks, params, self.input(batch))
@@ -54,8 +57,28 @@ def _accuracy(logits: jax.Array, batch: Examples) -> jax.Array:
     return (logits.argmax(-1) == batch["label"]).astype(jnp.float32)
 
 
-def make(model: Any, classes: int) -> Problem:
-    """The problem of `config.model`."""
+def _text_input(batch: Examples) -> jax.Array:
+    return batch["text"][:, :-1].astype(jnp.int32)
+
+
+def _next_tokens(batch: Examples) -> jax.Array:
+    return batch["text"][:, 1:].astype(jnp.int32)
+
+
+def _text_cross_entropy(logits: jax.Array, batch: Examples) -> jax.Array:
+    """The mean over the positions of a sequence, nats a token."""
+    logits = logits.astype(jnp.float32)
+    return jnp.mean(
+        optax.softmax_cross_entropy_with_integer_labels(logits, _next_tokens(batch)), -1
+    )
+
+
+def _text_accuracy(logits: jax.Array, batch: Examples) -> jax.Array:
+    return jnp.mean((logits.argmax(-1) == _next_tokens(batch)).astype(jnp.float32), -1)
+
+
+def make(model: Any, classes: int, heads: tuple[str, ...] = ()) -> Problem:
+    """The problem of `config.model`, with auxiliary heads on the named blocks."""
     blocks = models.make(model, classes)
     if model.name == "quadratic":
         h = jnp.asarray(curvatures(model.dimension, model.condition))
@@ -63,8 +86,12 @@ def make(model: Any, classes: int) -> Problem:
         def losses(displacement: jax.Array, batch: Examples) -> jax.Array:
             return jnp.sum(h * displacement**2, -1) / 2
 
-        return Problem(blocks, lambda batch: batch["optimum"], losses, {})
-    return Problem(blocks, _image_input, _cross_entropy, {"accuracy": _accuracy})
+        return Problem(blocks, lambda batch: batch["optimum"], losses, {}, heads)
+    if model.name in TEXT:
+        return Problem(
+            blocks, _text_input, _text_cross_entropy, {"accuracy": _text_accuracy}, heads
+        )
+    return Problem(blocks, _image_input, _cross_entropy, {"accuracy": _accuracy}, heads)
 
 
 def load_data(config: Any) -> datasets.Data:
@@ -76,4 +103,19 @@ def load_data(config: Any) -> datasets.Data:
         train = optima(rng, examples if model.noise else 1, model.dimension, model.noise)
         test = np.zeros((1, model.dimension), np.float32)
         return datasets.Data({"optimum": train}, {"optimum": test}, 0)
-    return datasets.load(config.data.name, config.data.dir or None, config.data.train_examples)
+    chosen = config.data
+    data = datasets.load(
+        chosen.name,
+        chosen.dir or None,
+        chosen.train_examples,
+        chosen.tokenizer,
+        chosen.sequence_length,
+    )
+    held = "text" if "text" in data.train else "images"
+    wanted = "text" if model.name in TEXT else "images"
+    if held != wanted:
+        raise datasets.DataError(
+            f"config.model.name = {model.name!r} needs {wanted}: config.data.name = "
+            f"{chosen.name!r} holds {held}"
+        )
+    return data

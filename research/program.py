@@ -15,11 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from research import optimizers, problem
+from research import models, optimizers, problem
 from research.parallel import make as parallel
 from research.parallel.layout import Layout
 from research.problem import Examples, Params, Problem
 from research.strategies.base import Array, Event, State, Strategy
+from research.strategies.local import Groups, groups, heads
 
 CHUNK = 256  # events handed to the device at a time; how many of them are run is an argument
 EVALUATED = 1000  # examples evaluated at a time
@@ -69,6 +70,7 @@ def _devices(config: ConfigDict) -> dict[str, Any]:
         "asynchronous": (),
         "daso": (cluster.nodes, cluster.devices_per_node),
         "dynamic_batch": (cluster.nodes * cluster.devices_per_node,),
+        "local": (real.stages, (real.devices or jax.device_count()) // real.stages),
     }
     return {
         "name": strategy.name,
@@ -78,18 +80,34 @@ def _devices(config: ConfigDict) -> dict[str, Any]:
         "shard_optimizer": real.shard_optimizer,
         "transfer_dtype": strategy.transfer_dtype,
         "micro_batch": strategy.micro_batch,
+        "groups": groups_of(config) if strategy.name == "local" else (),
+        "shared_heads": strategy.shared_heads,
+        "micro_batches": real.micro_batches,
     }
 
 
 def _model(config: ConfigDict, classes: int) -> str:
     model = {key: value for key, value in config.model.to_dict().items() if key != "noise"}
-    return json.dumps([model, classes], sort_keys=True)  # noise is of the data
+    auxiliary: tuple[str, ...] = ()
+    if config.strategy.name == "local":
+        blocks = models.make(config.model, classes)
+        auxiliary = heads(blocks, groups_of(config), config.strategy.shared_heads)
+    return json.dumps([model, classes, auxiliary], sort_keys=True)  # noise is of the data
+
+
+def groups_of(config: ConfigDict) -> Groups:
+    """The blocks of a config's model that learn together, of strategy 'local'.
+
+    Raises ValueError, in one line, if there are no such groups.
+    """
+    strategy, blocks = config.strategy, len(models.make(config.model, classes=2)) - 1
+    return groups(strategy.variant, blocks, strategy.window, strategy.chunks)
 
 
 @lru_cache(maxsize=32)
 def _problem(static: str) -> tuple[Problem, Callable[..., Params]]:
-    model, classes = json.loads(static)
-    whole = problem.make(ConfigDict(model), classes)
+    model, classes, auxiliary = json.loads(static)
+    whole = problem.make(ConfigDict(model), classes, tuple(auxiliary))
     return whole, jax.jit(whole.init)
 
 

@@ -14,9 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from research import config as configs
 from research import data as datasets
 from research import problem, program, seeds, timeline
+from research.checks import check
+from research.config import ConfigError
 from research.parallel.agreement import agreed, own
 from research.parallel.layout import APIS
 from research.parallel.processes import is_writer
@@ -24,8 +25,10 @@ from research.program import CHUNK, Program
 from research.progress import Progress, stoppable
 from research.strategies.base import Event, Params, State
 from research.timeline import Timeline
+from research.timeline.trace import Recorder
 from research.workdir import Checkpoints, Metrics, claim, fingerprint, read_json, write_json
 
+MEASURED = 8  # updates at the end of an epoch that workers are timed over
 TRAIN_EVALUATED = 5000  # training examples that train_loss is the mean over, if there are more
 
 
@@ -36,7 +39,7 @@ class Run(NamedTuple):
     data: datasets.Data
     epoch: int  # updates that the timeline calls an epoch
     timeline: Timeline
-    timeline_of: Callable[..., Timeline]  # (epoch_losses) -> as far as those decide it
+    timeline_of: Callable[..., Timeline]  # (epochs) -> as far as their log decides it
     program: Program
     params: Params  # x_0
     hypers: Mapping[str, np.ndarray]  # (steps,) each
@@ -53,9 +56,9 @@ def prepare(config: ConfigDict, replicas: int = 0) -> Run:
     Raises `ConfigError`, `DataError` or `TimelineError`; touches no workdir. With `replicas` > 0
     the timeline is (replicas, steps).
     """
-    configs.check(config)
+    check(config)
     if jax.process_count() > 1 and not config.parallel.api:
-        raise configs.ConfigError(
+        raise ConfigError(
             f"config.parallel.api is empty: {jax.process_count()} processes need one of "
             f"{', '.join(APIS)}, or each would be a run of its own"
         )
@@ -92,13 +95,20 @@ def train(config: ConfigDict, workdir: Path) -> dict[str, Any]:
             step, state = agreed(checkpoints.restore(fresh) or (0, fresh))
             with Metrics(folder, step) as metrics:
                 metrics.rows[:] = agreed(metrics.rows)
-                summary = _loop(run, step, state, metrics, checkpoints, workdir.name)
+                recorder = Recorder(folder / "trace.csv", step)
+                summary = _loop(run, step, state, metrics, checkpoints, recorder, workdir.name)
         write_json(folder / "summary.json", summary)
     return summary
 
 
 def _loop(
-    run: Run, step: int, state: State, metrics: Metrics, checkpoints: Checkpoints, name: str
+    run: Run,
+    step: int,
+    state: State,
+    metrics: Metrics,
+    checkpoints: Checkpoints,
+    recorder: Recorder,
+    name: str,
 ) -> dict[str, Any]:
     config, steps, layout = run.config, run.config.steps, run.program.layout
     test_set = {k: jnp.asarray(v) for k, v in run.data.test.items()}
@@ -117,9 +127,19 @@ def _loop(
         train_loss = program.evaluate(run.program, params, sample)["loss"]
         test = program.evaluate(run.program, params, test_set)
         row = {**_clock(run, step), "wall_seconds": time.monotonic() - begun}
-        metrics.append(row | {"train_loss": train_loss} | {f"test_{k}": v for k, v in test.items()})
+        row |= {"train_loss": train_loss} | {f"test_{k}": v for k, v in test.items()}
+        metrics.append(row | measured())
+
+    def measured() -> dict[str, list[float]]:
+        if config.cluster.service != "measured" or not step or step % run.epoch:
+            return {}
+        assert layout.measure
+        n = min(run.epoch, MEASURED)
+        seconds = layout.measure(state, train_set, *_events(run, step - n, n), n)
+        return {"worker_seconds": seconds.tolist()}
 
     chunk, status, number = 1, "", 0
+    state, _ = run.program.advance(state, train_set, *_events(run, step, 0), 0)  # compiles
     with stoppable() as stopped:
         if not metrics.rows or step % config.log_every == 0:
             log()
@@ -130,6 +150,8 @@ def _loop(
             called = time.monotonic()
             state, losses = run.program.advance(state, train_set, *_events(run, step, n), n)
             good = np.isfinite(losses)[:n]
+            if config.parallel.api:
+                recorder.append(run.timeline, slice(step, step + n), time.monotonic() - called)
             # About a second of updates at a time, so that a signal is heeded soon.
             rate = n / max(time.monotonic() - called, 1e-9)
             chunk = int(np.clip(rate, 1, min(2 * chunk, CHUNK)))
@@ -163,8 +185,8 @@ def _extended(run: Run, step: int, rows: list[dict[str, Any]]) -> Run:
     if step < len(run.timeline.read) or step == run.config.steps:
         return run
     ends = range(run.epoch, step + 1, run.epoch)
-    losses = {row["step"]: row["train_loss"] for row in rows}
-    return run._replace(timeline=run.timeline_of(epoch_losses=[losses[end] for end in ends]))
+    logged = {row["step"]: row for row in rows}
+    return run._replace(timeline=run.timeline_of(epochs=[logged[end] for end in ends]))
 
 
 def _events(run: Run, step: int, n: int) -> tuple[Event, np.ndarray]:

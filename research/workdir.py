@@ -115,7 +115,7 @@ class Metrics:
 
     def _write_events(self, row: dict[str, Any]) -> None:
         for name, value in row.items():
-            if name != "step" and value is not None:
+            if name != "step" and isinstance(value, (int, float)):
                 self._events.add_scalar(name, value, row["step"])
 
 

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ml_collections import ConfigDict
 
-from research.config import ConfigError, check, default, differences, groups_of, to_json
+from research.checks import check
+from research.config import ConfigError, default, differences, groups_of, to_json
 
 HUGE = float("inf")
 NAN = float("nan")
@@ -124,6 +125,17 @@ COMBINATIONS = [
     ({"parallel.api": "jit", "replicas.count": 3}, "replicas.count"),
     ({"cluster.disturbance_probability": 0.5}, "cluster.disturbance_probability"),
     ({"cluster.service": "trace"}, "cluster.trace"),
+    ({"cluster.service": "measured"}, "cluster.service"),
+    ({"strategy.name": "dynamic_batch", "cluster.service": "measured"}, "cluster.service"),
+    (
+        {
+            "strategy.name": "dynamic_batch",
+            "cluster.service": "measured",
+            "parallel.api": "shard_map",
+            "cluster.speeds": (1.0,),
+        },
+        "cluster.speeds",
+    ),
     ({"cluster.service": "geometric"}, "cluster.service"),
     ({"optimizer.name": "adam", "optimizer.momentum": 0.5}, "optimizer.momentum"),
     ({"optimizer.options": ConfigDict({"b1": 0.5})}, "optimizer.options.b1"),

@@ -1,4 +1,4 @@
-"""Images and labels as arrays in memory, and the order in which a run sees them."""
+"""Images with labels, and text, as arrays in memory, and the order in which a run sees them."""
 
 from research.data.arrays import Data, DataError
 from research.data.loading import load

@@ -1,4 +1,4 @@
-"""A prepared TFDS data set as arrays in memory, decoded once and cached beside its records.
+"""A prepared TFDS data set of images as arrays in memory, decoded once, cached beside its records.
 
 Images are decoded by PIL and not by TFDS, which without TensorFlow takes the indices of an image
 with a palette for its pixels, and does not convert between numbers of channels.
@@ -29,7 +29,11 @@ class DataError(ValueError):
 
 
 class Data(NamedTuple):
-    """Two splits, each {"image": uint8 (N, H, W, C), "label": int32 (N,)}; labels < classes."""
+    """Two splits of N examples each, and how many classes a model chooses from.
+
+    Images: {"image": uint8 (N, H, W, C), "label": int32 (N,)}, labels < classes. Text: {"text":
+    (N, T + 1)}, tokens < classes, the vocabulary, in the smallest unsigned integers that hold them.
+    """
 
     train: Split
     test: Split
@@ -37,7 +41,7 @@ class Data(NamedTuple):
 
 
 def arrays(folder: Path) -> Data:
-    """The data set whose records lie in `folder`. Raises DataError."""
+    """The images whose records lie in `folder`. Raises DataError."""
     cache = folder / CACHE
     with contextlib.suppress(*UNREADABLE), np.load(cache) as stored:
         train, test = (
@@ -45,10 +49,46 @@ def arrays(folder: Path) -> Data:
             for split in ("train", "test")
         )
         return Data(train, test, int(stored["classes"]))
-    data = _decode(folder)
+    data = _decode(opened(folder), folder)
     with contextlib.suppress(OSError):  # a folder that cannot be written is decoded every time
         _write(cache, data)
     return data
+
+
+def opened(folder: Path) -> Any:
+    """The TFDS builder of the records in `folder`, which TFDS can read. Raises DataError."""
+    import tensorflow_datasets as tfds
+
+    try:
+        builder = tfds.builder_from_directory(folder)
+    except (OSError, RuntimeError) as error:
+        raise unreadable(folder, error) from error
+    file_format = builder.info.file_format
+    if file_format is None or file_format.value != "array_record":
+        kind = "no known format" if file_format is None else file_format.value
+        raise DataError(
+            f"the records in {folder} are {kind} and must be array_record, in another folder: "
+            f"python -m research.data.prepare {builder.info.name} --data_dir=DIR"
+        )
+    if "train" not in builder.info.splits:
+        raise DataError(
+            f"the data set in {folder} has no split 'train', only "
+            + ", ".join(sorted(builder.info.splits))
+        )
+    return builder
+
+
+def held_out(builder: Any) -> str:
+    """The split to test on; '' if there is none."""
+    return next((name for name in ("test", "validation") if name in builder.info.splits), "")
+
+
+def unreadable(folder: Path, error: BaseException) -> DataError:
+    """What to raise from an error met while reading records."""
+    return DataError(
+        f"cannot read the records in {folder}: {one_line(error)}; delete the folder and "
+        "prepare the data set again"
+    )
 
 
 def take(split: Split, chosen: np.ndarray) -> Split:
@@ -75,27 +115,20 @@ def _write(cache: Path, data: Data) -> None:
         aside.unlink(missing_ok=True)
 
 
-def _decode(folder: Path) -> Data:
-    import tensorflow_datasets as tfds
-
+def _decode(builder: Any, folder: Path) -> Data:
+    _check(builder, folder)
+    named = held_out(builder)
     try:
-        builder = tfds.builder_from_directory(folder)
-        _check(builder, folder)
         train = _read(builder, "train", folder)
-        others = [name for name in ("test", "validation") if name in builder.info.splits]
-        held_out = others[0] if others else ""
-        if held_out:
-            test = _read(builder, held_out, folder)
+        if named:
+            test = _read(builder, named, folder)
         else:
             order = stratified(train["label"], SEED)
             fifth = len(order) // 5
             train, test = take(train, order[fifth:]), take(train, order[:fifth])
     except (OSError, RuntimeError) as error:
-        raise DataError(
-            f"cannot read the records in {folder}: {one_line(error)}; delete the folder and "
-            "prepare the data set again"
-        ) from error
-    for name, split in (("train", train), (held_out or "held-out", test)):
+        raise unreadable(folder, error) from error
+    for name, split in (("train", train), (named or "held-out", test)):
         if not len(split["label"]):
             raise DataError(f"the {name} split of the data set in {folder} has no examples")
     labels = np.concatenate([train["label"], test["label"]])
@@ -108,20 +141,14 @@ def _decode(folder: Path) -> Data:
     if train["image"].shape[1:] != test["image"].shape[1:]:
         raise DataError(
             f"images in {folder} differ in shape: {train['image'].shape[1:]} in train, "
-            f"{test['image'].shape[1:]} in {held_out}; all must have one"
+            f"{test['image'].shape[1:]} in {named}; all must have one"
         )
     return Data(train, test, int(classes))
 
 
 def _check(builder: Any, folder: Path) -> None:
     """Raises DataError if the records do not hold what is needed, by what TFDS says of them."""
-    features, file_format = builder.info.features, builder.info.file_format
-    if file_format is None or file_format.value != "array_record":
-        kind = "no known format" if file_format is None else file_format.value
-        raise DataError(
-            f"the records in {folder} are {kind} and must be array_record, in another folder: "
-            f"python -m research.data.prepare {builder.info.name} --data_dir=DIR"
-        )
+    features = builder.info.features
     for key in ("image", "label"):
         if key not in features:
             raise DataError(
@@ -134,11 +161,6 @@ def _check(builder: Any, folder: Path) -> None:
                 f"{key!r} of the data set in {folder} is {dtype} {shape}; it must be "
                 + ("uint8 (height, width, channels)" if rank else "one integer")
             )
-    if "train" not in builder.info.splits:
-        raise DataError(
-            f"the data set in {folder} has no split 'train', only "
-            + ", ".join(sorted(builder.info.splits))
-        )
 
 
 def _read(builder: Any, name: str, folder: Path) -> Split:

@@ -1,7 +1,8 @@
-"""Image data sets as arrays in memory: the embedded one, and any that TFDS has prepared.
+"""Images and text as arrays in memory: embedded data sets, and any that TFDS has prepared.
 
-Nothing here goes to the network or imports TensorFlow. The decoded arrays are cached beside the
-prepared records, so that a later run imports neither tensorflow-datasets nor array_record.
+Nothing here goes to the network or imports TensorFlow. Decoded images are cached beside the
+prepared records, so that a later run imports neither tensorflow-datasets nor array_record; of text
+no more is read than is asked for, every time.
 """
 
 import contextlib
@@ -12,6 +13,9 @@ import re
 import tempfile
 from pathlib import Path
 
+import numpy as np
+
+from research.data import text
 from research.data.arrays import SEED, Data, DataError, arrays, one_line, take
 from research.data.order import stratified
 
@@ -19,32 +23,55 @@ MNIST5K_VERSION = "1.0.0"  # as in mnist5k.py, which is imported only to prepare
 SPEC = re.compile(r"(\w+)(?:/(\w[\w.+-]*))?(?::(\d+\.\d+\.\d+))?")
 
 
-def load(name: str, data_dir: str | None = None, train_examples: int = 0) -> Data:
-    """Reads the data set `name` whole.
+def load(
+    name: str,
+    data_dir: str | None = None,
+    train_examples: int = 0,
+    tokenizer: str = "character",
+    sequence_length: int = 128,
+) -> Data:
+    """Reads the data set `name`.
 
-    name: "mnist5k" (prepared at first use), or "tfds:NAME[/CONFIG][:VERSION]", any data set that
-        TFDS has prepared on this disk as array_record and that has an image and a label. The
-        highest version is taken if none is given, and the only config if there is but one.
+    name: "mnist5k" (images, prepared at first use), "kjv" (the King James Bible), or
+        "tfds:NAME[/CONFIG][:VERSION]", any data set that TFDS has prepared on this disk as
+        array_record and that has an image and a label, or a text and no image. The highest
+        version is taken if none is given, and the only config if there is but one.
     data_dir: the TFDS folder; default $OPTDYN_DATA_DIR, $TFDS_DATA_DIR or ~/tensorflow_datasets.
-    train_examples: if positive, keep the first so many of a seeded stratified order of the
-        training split: a smaller training objective. Smaller ones lie within larger ones.
+    train_examples: if positive, a smaller training objective. Of images it keeps the first so many
+        of a seeded stratified order of the training split, of text the first so many sequences;
+        so smaller ones lie within larger ones. A text of TFDS is read no further, in the test
+        split either, and its characters are those read: compare sizes of it by "byte".
+    tokenizer: of text, "character" or "byte".
+    sequence_length: T of text, inputs (and targets) a sequence.
 
     The test split is "test", or where there is none "validation", or where there is only "train"
-    a seeded stratified fifth of it, held out. Raises DataError.
+    a part of it, held out: a seeded stratified fifth of images, the last 5 % of the lines of text.
+    Raises DataError.
     """
     root = data_root(data_dir)
-    if name == "mnist5k":
+    if name == "kjv":
+        data = text.bible(tokenizer, sequence_length)
+    elif name == "mnist5k":
         folder = root / "mnist5k" / MNIST5K_VERSION
         if not _is_prepared(folder):
             _prepare_mnist5k(folder, train_examples)
+        data = arrays(folder)
     elif name.startswith("tfds:"):
         folder = _find(name.removeprefix("tfds:"), root)
+        feature = text.feature(folder)
+        if feature:
+            data = text.records(folder, feature, tokenizer, sequence_length, train_examples)
+        else:
+            data = arrays(folder)
     else:
-        raise DataError(f"unknown data set {name!r}: use 'mnist5k', or 'tfds:NAME' for a TFDS one")
-    data = arrays(folder)
-    _check_train_examples(train_examples, len(data.train["label"]))
+        raise DataError(
+            f"unknown data set {name!r}: use 'mnist5k', 'kjv', or 'tfds:NAME' for a TFDS one"
+        )
+    available = len(next(iter(data.train.values())))
+    _check_train_examples(train_examples, available)
     if train_examples:
-        order = stratified(data.train["label"], SEED)
+        images = "label" in data.train
+        order = stratified(data.train["label"], SEED) if images else np.arange(available)
         data = data._replace(train=take(data.train, order[:train_examples]))
     return data
 

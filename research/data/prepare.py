@@ -13,6 +13,7 @@ import urllib.parse
 import urllib.request
 from pathlib import Path
 
+from research.data import text
 from research.data.arrays import DataError, arrays, one_line
 from research.data.loading import data_root
 
@@ -20,7 +21,7 @@ PATIENCE = 10  # seconds for a first answer; TFDS itself retries for minutes
 
 
 def prepare(spec: str, data_dir: str | None = None) -> str:
-    """Downloads the data set, prepares it as array_record and decodes it; a line that says so.
+    """Downloads the data set, prepares it as array_record and decodes images; a line that says so.
 
     Raises DataError: TFDS has no such data set, it cannot be downloaded, or it cannot be used.
     """
@@ -44,11 +45,15 @@ def prepare(spec: str, data_dir: str | None = None) -> str:
         ) from error
     except (OSError, AssertionError, DownloadError, NonMatchingChecksumError) as error:
         raise DataError(f"cannot prepare {spec!r} under {root}: {one_line(error)}") from error
-    data = arrays(Path(builder.data_dir))
+    folder = Path(builder.data_dir)
+    ready = f"tfds:{spec} is ready under {folder}:"
+    if feature := text.feature(folder):
+        first, second = text.sources(folder)
+        return f"{ready} {len(first):,} + {len(second):,} examples of text, {feature!r}"
+    data = arrays(folder)
     train, test = data.train["image"], data.test["image"]
     return (
-        f"tfds:{spec} is ready under {builder.data_dir}: {len(train):,} + {len(test):,} images "
-        f"{train.shape[1:]}, {data.classes} classes"
+        f"{ready} {len(train):,} + {len(test):,} images {train.shape[1:]}, {data.classes} classes"
     )
 
 

@@ -1,5 +1,10 @@
-"""A model is a tuple of (name, flax module); its parameters are a dict with the same names."""
+"""A model is a tuple of (name, flax module); its parameters are a dict with the same names.
 
+The last block is the output head. An auxiliary head of another block is the same module, applied to
+that block's output, with parameters of its own.
+"""
+
+from collections.abc import Collection
 from typing import Any
 
 import flax.linen as nn
@@ -8,19 +13,42 @@ import jax
 Blocks = tuple[tuple[str, nn.Module], ...]
 
 
-def init(blocks: Blocks, key: jax.Array, x: jax.Array) -> dict[str, Any]:
-    """Parameters of every block, for an input like `x`."""
+def init(
+    blocks: Blocks, key: jax.Array, x: jax.Array, heads: Collection[str] = ()
+) -> dict[str, Any]:
+    """Parameters of every block, for an input like `x`, and of the heads of the blocks in `heads`.
+
+    No parameter depends on which heads there are. `ValueError` if `heads` names anything but a
+    block before the last.
+    """
+    trunk, (_, last) = [name for name, _ in blocks[:-1]], blocks[-1]
+    if unknown := sorted(set(heads) - set(trunk)):
+        among = ", ".join(trunk) or "none"
+        raise ValueError(f"auxiliary head of {unknown[0]!r}: blocks before the last are {among}")
     params = {}
     y: Any = x
     for index, (name, module) in enumerate(blocks):
         y, variables = module.init_with_output(jax.random.fold_in(key, index), y)
         params[name] = variables["params"]
+        if name in heads:
+            own = jax.random.fold_in(key, len(blocks) + index)
+            params[head_of(name)] = last.init(own, y)["params"]
     return params
+
+
+def head_of(block: str) -> str:
+    """The key of the parameters of a block's auxiliary head."""
+    return f"{block}_head"
 
 
 def apply(blocks: Blocks, params: dict[str, Any], x: jax.Array) -> jax.Array:
     """The last block's output for a batch `x`."""
-    y: Any = x
+    return activations(blocks, params, x)[-1]
+
+
+def activations(blocks: Blocks, params: dict[str, Any], x: jax.Array) -> list[jax.Array]:
+    """`x` and the output of every block in turn, each the input of the next."""
+    hs: list[Any] = [x]
     for name, module in blocks:
-        y = module.apply({"params": params[name]}, y)
-    return y
+        hs.append(module.apply({"params": params[name]}, hs[-1]))
+    return hs

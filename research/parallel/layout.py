@@ -32,12 +32,14 @@ class Layout(NamedTuple):
 
     `put_state` and `put_examples` make host arrays what `advance` takes (events and indices stay
     NumPy's); `get(state)` is the state whole, on every process. `advance` donates the state.
+    `measure(state, examples, events, indices, n)` times the workers, where they can be timed.
     """
 
     advance: Advance
     put_state: Callable[[Any], Any]
     put_examples: Callable[[Any], Any]
     get: Callable[[Any], Any]
+    measure: Callable[..., np.ndarray] | None = None
 
 
 def one_device(advance: Advance) -> Layout:

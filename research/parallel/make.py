@@ -8,9 +8,11 @@ from jax.sharding import PartitionSpec as P
 from research import strategies
 from research.parallel import layout
 from research.parallel.layout import Advance, Layout
+from research.parallel.measured import measure
 from research.parallel.simulated import one_node, over_nodes, over_workers
 from research.problem import Problem
-from research.strategies import Strategy, daso, dynamic_batch, sync
+from research.strategies import Strategy, daso, dynamic_batch, local, sync
+from research.strategies.dynamic_batch import part
 
 Loop = Callable[[Strategy], Advance]
 
@@ -37,7 +39,14 @@ def make(
         simulated = over_workers(device, *shape)
         if not api:
             return simulated, layout.one_device(loop(simulated))
-        return simulated, layout.shard_map(loop(device), layout.mesh(("data",), shape), P(), P())
+        mesh = layout.mesh(("data",), shape)
+        laid = layout.shard_map(loop(device), mesh, P(), P())
+        own = part(whole.each_loss, strategy["micro_batch"])
+        return simulated, laid._replace(measure=measure(own, mesh))
+    if name == "local":
+        groups = tuple((a, b) for a, b in strategy["groups"])
+        alone = local(whole, optimizer, groups, strategy["shared_heads"])
+        return alone, layout.one_device(loop(alone))
     if name == "sync" and api:
         alone = sync(whole.loss, optimizer, accumulation=strategy["accumulation"])
         mesh = layout.mesh(("data",), shape)

@@ -1,6 +1,7 @@
 """Update rules, one a file.
 
-`make` knows those of one device by name; those of several are put together in `research.parallel`.
+`make` knows by name those that need but a loss; those that know of devices or blocks are put
+together in `research.parallel`.
 """
 
 import optax
@@ -9,6 +10,7 @@ from research.strategies.asynchronous import asynchronous
 from research.strategies.base import Event, Loss, Strategy
 from research.strategies.daso import daso
 from research.strategies.dynamic_batch import dynamic_batch
+from research.strategies.local import local
 from research.strategies.sync import sync
 
 __all__ = [
@@ -19,12 +21,13 @@ __all__ = [
     "asynchronous",
     "daso",
     "dynamic_batch",
+    "local",
     "make",
     "sync",
 ]
 
 NAMES = ("sync", "asynchronous")
-PARALLEL = ("daso", "dynamic_batch")  # written over named axes of devices
+PARALLEL = ("daso", "dynamic_batch", "local")
 
 
 def make(

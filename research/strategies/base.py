@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import optax
+from jax.flatten_util import ravel_pytree
 
 Array = jax.Array | np.ndarray
 Params = Any
@@ -48,3 +49,9 @@ def descend(
     """One optimizer step from `params` along `grads` with the event's hyperparameters."""
     updates, opt_state = optimizer.update(grads, opt_state, params, **event.hyper)
     return optax.apply_updates(params, updates), opt_state
+
+
+def all_reduce(tree: Any, axis: str) -> Any:
+    """Sum of a pytree over the devices of an axis, as one message and not one a leaf."""
+    vector, tree_of = ravel_pytree(tree)
+    return tree_of(jax.lax.psum(vector, axis))

@@ -17,10 +17,11 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from research.strategies.base import Batch, Event, Params, Strategy, descend
+from research.strategies.base import Batch, Event, Params, Strategy, all_reduce, descend
 from research.strategies.sync import State
 
 Losses = Callable[[Params, Batch], jax.Array]
+Part = Callable[[Params, Event, Batch, jax.Array], tuple[jax.Array, Params]]
 
 
 def dynamic_batch(
@@ -29,53 +30,63 @@ def dynamic_batch(
     """Strategy of one device of the axis `data`.
 
     `losses(params, batch) -> (B,)`, one an example. Every device is given the whole batch, of B
-    examples, and `event.control["shares"]`, (workers,) int32 with sum B (`KeyError` without); it
-    computes its own part, `micro_batch` examples at a time. All return the same state and loss.
+    examples, and computes its `part`, `micro_batch` examples at a time. All return the same state
+    and loss.
     """
+    own = part(losses, micro_batch)
 
     def init(params: Params) -> State:
         return State(params, optimizer.init(params))
 
     def step(state: State, event: Event, batch: Batch) -> tuple[State, jax.Array]:
-        shares = jnp.asarray((event.control or {})["shares"])
-        worker = lax.axis_index("data")
-        stop = jnp.cumsum(shares)[worker]
-        own = _sums(losses, state.params, batch, stop - shares[worker], stop, micro_batch)
-        value, grads = jax.tree.map(lambda leaf: leaf / _size(batch), lax.psum(own, "data"))
+        sums = all_reduce(own(state.params, event, batch, lax.axis_index("data")), "data")
+        value, grads = jax.tree.map(lambda leaf: leaf / _size(batch), sums)
         return State(*descend(optimizer, grads, state.opt_state, state.params, event)), value
 
     return Strategy(init, step)
 
 
-def _sums(
-    losses: Losses,
-    params: Params,
-    batch: Batch,
-    start: jax.Array,
-    stop: jax.Array,
-    micro_batch: int,
-) -> tuple[jax.Array, Params]:
-    """Sum of the losses of examples start..stop-1, float32, and its gradient."""
-    size = min(micro_batch, _size(batch))
+def part(losses: Losses, micro_batch: int) -> Part:
+    """`(params, event, batch, worker) ->` sum of the worker's losses, float32, and its gradient.
 
-    def step(carry: tuple[jax.Array, jax.Array, Params]) -> tuple[jax.Array, jax.Array, Params]:
-        begin, value, grads = carry
-        # A slice that would reach beyond the batch lies further back; the mask drops what it
-        # repeats, as it drops the examples of the next worker.
-        at = jnp.minimum(begin, _size(batch) - size)
-        index = at + jnp.arange(size)
-        own = (begin <= index) & (index < stop)
-        part = jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, at, size), batch)
+    `event.control["shares"]`, (workers,) int32 with sum B (`KeyError` without), says which examples
+    are whose; `event.control["work"]`, likewise, how often a worker goes through each micro-batch:
+    once, or oftener to be slow for real. The surplus is computed and counts nothing.
+    """
 
-        def total(params: Params) -> jax.Array:
-            return jnp.sum(jnp.where(own, losses(params, part), 0), dtype=jnp.float32)
+    def sums(
+        params: Params, event: Event, batch: Batch, worker: jax.Array
+    ) -> tuple[jax.Array, Params]:
+        control = event.control or {}
+        shares = jnp.asarray(control["shares"])
+        work = jnp.asarray(control.get("work", jnp.ones_like(shares)))[worker]
+        size = min(micro_batch, _size(batch))
+        stop = jnp.cumsum(shares)[worker]
+        start = stop - shares[worker]
 
-        more, gradient = jax.value_and_grad(total)(params)
-        return begin + size, value + more, jax.tree.map(jnp.add, grads, gradient)
+        def begin(turn: jax.Array) -> jax.Array:
+            return start + turn // work * size
 
-    nothing = (start, jnp.float32(0), jax.tree.map(jnp.zeros_like, params))
-    _, value, grads = lax.while_loop(lambda carry: carry[0] < stop, step, nothing)
-    return value, grads
+        def step(carry: tuple[jax.Array, jax.Array, Params]) -> tuple[jax.Array, jax.Array, Params]:
+            turn, value, grads = carry
+            # A slice that would reach beyond the batch lies further back; the mask drops what it
+            # repeats, as it drops the examples of the next worker.
+            at = jnp.minimum(begin(turn), _size(batch) - size)
+            index = at + jnp.arange(size)
+            own = (begin(turn) <= index) & (index < stop) & (turn % work == 0)
+            slices = jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, at, size), batch)
+
+            def total(params: Params) -> jax.Array:
+                return jnp.sum(jnp.where(own, losses(params, slices), 0), dtype=jnp.float32)
+
+            more, gradient = jax.value_and_grad(total)(params)
+            return turn + 1, value + more, jax.tree.map(jnp.add, grads, gradient)
+
+        nothing = (jnp.int32(0), jnp.float32(0), jax.tree.map(jnp.zeros_like, params))
+        _, value, grads = lax.while_loop(lambda carry: begin(carry[0]) < stop, step, nothing)
+        return value, grads
+
+    return sums
 
 
 def _size(batch: Batch) -> int:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from research.strategies.base import Batch, Event, Loss, Params, Strategy, descend
+from research.strategies.base import Batch, Event, Loss, Params, Strategy, all_reduce, descend
 
 
 class State(NamedTuple):
@@ -38,7 +38,8 @@ def sync(
     def step(state: State, event: Event, batch: Batch) -> tuple[State, jax.Array]:
         value, grads = accumulated(loss, accumulation)(state.params, batch)
         if axis:
-            grads = jax.lax.pmean(grads, axis)
+            devices = jax.lax.axis_size(axis)
+            grads = jax.tree.map(lambda leaf: leaf / devices, all_reduce(grads, axis))
         return State(*descend(optimizer, grads, state.opt_state, state.params, event)), value
 
     return Strategy(init, step)

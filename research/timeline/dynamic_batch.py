@@ -7,6 +7,7 @@ update ends with the slowest worker and then the all-reduce. r_i / t_i is a rate
 between epochs the rates are smoothed, which the paper does not do (`smoothing` 0 is the paper's).
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,10 +78,7 @@ def costs(cluster: Any, epochs: int, steps_per_epoch: int, seed: int) -> Costs:
     """
     workers = cluster.nodes * cluster.devices_per_node
     speeds = np.asarray(cluster.speeds or np.ones(workers), np.float64)
-    example = np.tile(cluster.seconds_per_example / speeds, (epochs, 1))
-    for worker, first, last, factor in _disturbances(cluster, workers):
-        disturbed = (first <= np.arange(epochs)) & (np.arange(epochs) <= last)
-        example[disturbed, int(worker)] *= factor
+    example = cluster.seconds_per_example / speeds * slowdowns(cluster, epochs)
 
     least, most = cluster.disturbance_seconds
     shortest, longest = cluster.disturbance_epochs
@@ -96,6 +94,15 @@ def costs(cluster: Any, epochs: int, steps_per_epoch: int, seed: int) -> Costs:
             until[worker] = epoch + lasting[worker]
             delay[epoch : until[worker], worker] = seconds[worker] / steps_per_epoch
     return Costs(example, delay)
+
+
+def slowdowns(cluster: Any, epochs: int) -> np.ndarray:
+    """(epochs, workers) factors of a worker's seconds: the `disturbances` of the cluster."""
+    factors = np.ones((epochs, cluster.nodes * cluster.devices_per_node))
+    for worker, first, last, factor in _disturbances(cluster):
+        disturbed = (first <= np.arange(epochs)) & (np.arange(epochs) <= last)
+        factors[disturbed, int(worker)] *= factor
+    return factors
 
 
 def ideal_seconds(costs: Costs, batch_size: int) -> np.ndarray:
@@ -131,23 +138,81 @@ def dynamic_batch(
     transfer = update_bytes / cluster.bandwidth if cluster.bandwidth else 0.0
     exchange = 2 * (cluster.latency + transfer)
 
+    def seconds(epoch: int, share: np.ndarray, window: slice) -> np.ndarray:
+        return share * cost.example[epoch] * draws[window] + cost.delay[epoch]
+
+    return _followed(strategy, steps, steps_per_epoch, batch_size, workers, seconds, exchange)
+
+
+def measured(
+    cluster: Any,
+    strategy: Any,
+    *,
+    steps: int,
+    steps_per_epoch: int,
+    batch_size: int,
+    worker_seconds: Sequence[Sequence[float]],
+) -> Timeline:
+    """The timeline of real workers, as far as their measured speeds decide it.
+
+    `worker_seconds`, (epochs past, workers): seconds an update without communication. The timeline
+    ends with the epoch after those, or with the run. Its own seconds are those that the epoch
+    before predicts, in the first epoch `seconds_per_example`. `control["work"]`: the
+    disturbances, as whole numbers of times that a worker really goes through its examples
+    (`TimelineError` if they are not whole).
+    """
+    workers = cluster.nodes * cluster.devices_per_node
+    known = min(steps, steps_per_epoch * (len(worker_seconds) + 1))
+    factors = slowdowns(cluster, -(-known // steps_per_epoch))
+    if np.any(factors % 1):
+        raise TimelineError(
+            f"config.cluster.disturbances = {cluster.disturbances!r}: with service='measured' the "
+            "slowdowns are work that is really done, and must be whole numbers"
+        )
+
+    def seconds(epoch: int, share: np.ndarray, window: slice) -> np.ndarray:
+        return np.asarray(worker_seconds[epoch] if epoch < len(worker_seconds) else share)[None]
+
+    made = _followed(strategy, known, steps_per_epoch, batch_size, workers, seconds, 0.0)
+    share = (made.control or {})["shares"]
+    an_example = np.full((len(factors), workers), cluster.seconds_per_example)
+    past = np.reshape(worker_seconds, (-1, workers))[: len(factors) - 1]
+    an_example[1:] = past / share[::steps_per_epoch][: len(past)]
+    each = np.repeat(an_example, steps_per_epoch, axis=0)[:known]
+    work = np.repeat(factors, steps_per_epoch, axis=0)[:known].astype(np.int32)
+    return made._replace(
+        seconds=np.cumsum((share * each).max(axis=1)), control={"shares": share, "work": work}
+    )
+
+
+def _followed(
+    strategy: Any,
+    steps: int,
+    steps_per_epoch: int,
+    batch_size: int,
+    workers: int,
+    seconds: Callable[[int, np.ndarray, slice], np.ndarray],
+    exchange: float,
+) -> Timeline:
+    """Shares that follow `seconds(epoch, shares, window)`, (steps of the window, workers)."""
     share = shares(np.ones(workers), batch_size)
     rates = None
     taken = np.empty((steps, workers), np.int32)
     lengths = np.empty(steps)
     for epoch, start in enumerate(range(0, steps, steps_per_epoch)):
         window = slice(start, start + steps_per_epoch)
-        compute = share * cost.example[epoch] * draws[window] + cost.delay[epoch]
+        compute = seconds(epoch, share, window)
         taken[window], lengths[window] = share, compute.max(axis=1) + exchange
         if strategy.adapt:
-            measured = share / compute.mean(axis=0)
-            rates = measured if rates is None else smooth(rates, measured, strategy.smoothing)
+            found = share / compute.mean(axis=0)
+            rates = found if rates is None else smooth(rates, found, strategy.smoothing)
             share = shares(rates, batch_size)
     alone = np.zeros(steps, np.int32)  # one group, that of all workers
     return from_arrivals(alone, np.cumsum(lengths), 1)._replace(control={"shares": taken})
 
 
-def _disturbances(cluster: Any, workers: int) -> np.ndarray:
+def _disturbances(cluster: Any) -> np.ndarray:
+    workers = cluster.nodes * cluster.devices_per_node
     try:
         table = np.asarray(cluster.disturbances, np.float64).reshape(-1, 4)
     except (TypeError, ValueError):

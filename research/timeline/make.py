@@ -1,6 +1,6 @@
 """From `config.cluster` to a timeline: the one place that knows the laws' names."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,11 +10,11 @@ from research.timeline import service
 from research.timeline.arrivals import arrivals
 from research.timeline.base import Timeline, from_arrivals
 from research.timeline.daso import daso
-from research.timeline.dynamic_batch import dynamic_batch
+from research.timeline.dynamic_batch import dynamic_batch, measured
 from research.timeline.geometric import geometric
-from research.timeline.trace import trace
+from research.timeline.trace import replay, trace
 
-SERVICES = (*service.DRAWN, "trace", "geometric")
+SERVICES = (*service.DRAWN, "trace", "geometric", "measured")
 
 
 def of_config(
@@ -23,20 +23,30 @@ def of_config(
     steps_per_epoch: int,
     update_bytes: int,
     replicas: int = 0,
-    epoch_losses: Sequence[float] = (),
+    epochs: Sequence[Mapping[str, Any]] = (),
 ) -> Timeline:
-    """The timeline of a run; DASO's only as far as the training losses of its epochs decide it."""
+    """The timeline of a run, as far as its epochs so far decide it.
+
+    `epochs`: the log at the end of each. DASO follows their `train_loss`, dynamic batches of
+    service 'measured' their `worker_seconds`; other timelines are whole from the start.
+    """
     strategy, cluster = config.strategy, config.cluster
-    run: dict[str, Any] = {
-        "steps": config.steps,
-        "batch_size": config.batch_size,
-        "update_bytes": update_bytes,
-        "seed": config.seed,
-    }
+    workers = cluster.nodes * cluster.devices_per_node
+    size = {"steps": config.steps, "batch_size": config.batch_size}
+    run: dict[str, Any] = {**size, "update_bytes": update_bytes, "seed": config.seed}
     if strategy.name == "daso":
-        epochs: dict[str, Any] = {"steps_per_epoch": steps_per_epoch, "epoch_losses": epoch_losses}
-        return daso(cluster, strategy, **run, **epochs)
+        if cluster.service == "trace":
+            return replay(cluster.trace, config.steps, {"send": 0, "receive": 0, "waited": 0})
+        losses = [row["train_loss"] for row in epochs]
+        return daso(cluster, strategy, **run, steps_per_epoch=steps_per_epoch, epoch_losses=losses)
     if strategy.name == "dynamic_batch":
+        if cluster.service == "trace":
+            return replay(cluster.trace, config.steps, {"shares": workers})
+        if cluster.service == "measured":
+            taken = [row["worker_seconds"] for row in epochs]
+            return measured(
+                cluster, strategy, **size, steps_per_epoch=steps_per_epoch, worker_seconds=taken
+            )
         return dynamic_batch(cluster, strategy, **run, steps_per_epoch=steps_per_epoch)
     groups = strategy.groups if strategy.name == "asynchronous" else 1
     return make(cluster, groups=groups, replicas=replicas, **run)

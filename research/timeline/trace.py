@@ -1,12 +1,19 @@
 """Arrivals recorded elsewhere: a CSV file with a header and the columns `worker,seconds`.
 
 One row an arrival: the group that delivered (0, 1, ...) and when, in seconds from the start.
+Columns `control.NAME` and `control.NAME.0`, `control.NAME.1`, ... hold what else was decided then.
+A real run records itself in such a file.
 """
+
+from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from research.timeline.base import Timeline, TimelineError, from_arrivals
+
+PREFIX = "control."
 
 
 def trace(path: str, groups: int, steps: int) -> Timeline:
@@ -15,6 +22,7 @@ def trace(path: str, groups: int, steps: int) -> Timeline:
         table = pd.read_csv(path)
         worker = table["worker"].to_numpy(np.float64)  # a fraction or a blank is found below
         seconds = table["seconds"].to_numpy(np.float64)
+        control = _control(table)
     except OSError as error:
         raise TimelineError(f"trace {path}: {error.strerror or error}") from error
     except (KeyError, ValueError) as error:
@@ -33,4 +41,59 @@ def trace(path: str, groups: int, steps: int) -> Timeline:
         raise TimelineError(f"trace {path}: no arrival of worker {missing[0]} of {groups}")
     if not np.all(np.isfinite(seconds)) or np.any(np.diff(seconds) < 0) or seconds[0] < 0:
         raise TimelineError(f"trace {path}: seconds must be finite, from 0 up and in order")
-    return from_arrivals(worker[:steps], seconds[:steps], groups)
+    made = from_arrivals(worker[:steps], seconds[:steps], groups)
+    return made._replace(control={name: values[:steps] for name, values in control.items()})
+
+
+def replay(path: str, steps: int, needed: Mapping[str, int]) -> Timeline:
+    """A real run's trace of updates by all workers together.
+
+    `needed`: what must have been decided, by name, and how many columns it has (0: one without a
+    number). Raises `TimelineError`, also where one is missing.
+    """
+    made = trace(path, 1, steps)
+    for name, columns in needed.items():
+        shape = (steps, columns) if columns else (steps,)
+        if np.shape((made.control or {}).get(name, ())) != shape:
+            numbers = f".0 to .{columns - 1}" if columns else ""
+            raise TimelineError(f"trace {path}: needs the columns {PREFIX}{name}{numbers}")
+    return made
+
+
+def _control(table: pd.DataFrame) -> dict[str, np.ndarray]:
+    """(steps,) or (steps, n) int32 by name."""
+    columns: dict[str, list[str]] = {}
+    for column in table.columns:
+        if column.startswith(PREFIX):
+            columns.setdefault(column.split(".")[1], []).append(column)
+
+    def values(name: str, of: list[str]) -> np.ndarray:
+        if of == [PREFIX + name]:
+            return table[of[0]].to_numpy(np.int32)
+        return table[[f"{PREFIX}{name}.{n}" for n in range(len(of))]].to_numpy(np.int32)
+
+    return {name: values(name, of) for name, of in columns.items()}
+
+
+class Recorder:
+    """The file `trace` of a real run, an update a row; opening keeps the first `step`."""
+
+    def __init__(self, path: Path, step: int):
+        kept = pd.read_csv(path)[:step] if step and path.exists() else pd.DataFrame()
+        self._path, self._seconds = path, float(kept["seconds"].iloc[-1]) if len(kept) else 0.0
+        kept.to_csv(path, index=False) if len(kept) else path.unlink(missing_ok=True)
+
+    def append(self, made: Timeline, window: slice, seconds: float) -> None:
+        """The updates of the window, which took `seconds` together."""
+        count = len(made.worker[window])
+        rows = {"worker": made.worker[window]}
+        rows["seconds"] = self._seconds + seconds * np.arange(1, count + 1) / count
+        for name, values in (made.control or {}).items():
+            values = values[window].astype(np.int32)
+            if values.ndim == 1:
+                rows[PREFIX + name] = values
+            else:
+                rows |= {f"{PREFIX}{name}.{n}": column for n, column in enumerate(values.T)}
+        table = pd.DataFrame(rows)
+        table.to_csv(self._path, mode="a", header=not self._path.exists(), index=False)
+        self._seconds += seconds

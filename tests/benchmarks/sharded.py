@@ -12,9 +12,7 @@ device, `--batch` over the two processes. The table has medians and quartiles ov
 
 import argparse
 import contextlib
-import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -31,6 +29,7 @@ from ml_collections import ConfigDict
 from research.parallel import processes
 from research.parallel.layout import APIS
 from research.program import CHUNK
+from tests.benchmarks.record import publish
 from tests.benchmarks.step_time import BATCH, Timer, by_hand, config_of, in_turn, ours, spread
 
 MODELS = ("mlp", "cnn")
@@ -134,23 +133,11 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.work:
         return work(arguments.batch, arguments.work)
-    load = [os.getloadavg()[0]]  # what else the machine was doing
+    load = os.getloadavg()[0]
     rows = one_device(arguments.rounds)
     if arguments.torch:
         rows += two_processes(arguments.rounds, arguments.batch, arguments.torch)
-    table = pd.DataFrame(rows)
-    print(table.to_string(index=False, float_format="{:.3f}".format))
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    record = {
-        "device": jax.devices()[0].device_kind,
-        "cores": os.cpu_count(),
-        "load before and after": [*load, os.getloadavg()[0]],
-        "python": platform.python_version(),
-        "jax": jax.__version__,
-        "rounds": arguments.rounds,
-        "ratios": table.to_dict("records"),
-    }
-    arguments.out.write_text(json.dumps(record, indent=2) + "\n")
+    publish(pd.DataFrame(rows), arguments.out, rounds=arguments.rounds, load_before=load)
 
 
 if __name__ == "__main__":

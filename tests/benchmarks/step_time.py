@@ -10,9 +10,7 @@ the table has their medians and quartiles.
 """
 
 import argparse
-import json
 import os
-import platform
 import subprocess
 import time
 from collections.abc import Callable
@@ -29,6 +27,7 @@ from research import program, trainer
 from research.config import default
 from research.models.convolution import convolve, max_pool
 from research.strategies.base import Event
+from tests.benchmarks.record import publish
 
 BATCH = 64
 Timer = Callable[[], float]  # seconds an update
@@ -182,17 +181,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("workdirs/step_time.json"))
     arguments = parser.parse_args()
     table = measure(arguments.rounds, {"mlp": 200, "cnn": 60}, arguments.torch)
-    print(table.to_string(index=False, float_format="{:.3f}".format))
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    record = {
-        "device": jax.devices()[0].device_kind,
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "jax": jax.__version__,
-        "rounds": arguments.rounds,
-        "ratios": table.to_dict("records"),
-    }
-    arguments.out.write_text(json.dumps(record, indent=2) + "\n")
+    publish(table, arguments.out, rounds=arguments.rounds)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Small image data sets for TFDS to prepare."""
+"""Small data sets of images and of text for TFDS to prepare."""
 
 import io
 
@@ -8,7 +8,8 @@ from PIL import Image
 
 
 def tiny(splits, config="", version="1.0.0", **features):
-    """A builder of {split: [{"image": PIL image or array, "label": ...}]}."""
+    """A builder of {split: [{"image": PIL image or array, "label": ...}]}; `features` add to these
+    two, or take them away where they are None."""
     features = {
         "image": tfds.features.Image(shape=(None, None, 3)),
         "label": tfds.features.ClassLabel(num_classes=3),
@@ -47,3 +48,14 @@ def examples(count, seed=0, shape=(5, 4, 3)):
     rng = np.random.default_rng(seed)
     pixels = rng.integers(0, 256, (count, *shape), dtype=np.uint8)
     return [{"image": Image.fromarray(p), "label": i % 3} for i, p in enumerate(pixels)]
+
+
+def texts(lines):
+    return [{"text": line} for line in lines]
+
+
+def prepared_text(folder, splits, **features):
+    """Prepares {split: texts} in `folder`, with `features` besides or instead of the text."""
+    tfds.disable_progress_bar()
+    features = {"image": None, "label": None, "text": tfds.features.Text()} | features
+    tiny(splits, **features)(data_dir=folder, file_format="array_record").download_and_prepare()

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -63,6 +64,13 @@ DASO = {
     "strategy.patience": 0,
 }
 REAL_DASO = DASO | {"parallel.api": "shard_map"}
+MEASURED = {
+    "strategy.name": "dynamic_batch",
+    "cluster.nodes": 4,
+    "cluster.service": "measured",
+    "cluster.disturbances": [[3, 2, 3, 6]],  # in epochs of 20 updates
+    "parallel.api": "shard_map",
+}
 
 # Devices sum the 64 gradients of a batch in another order: a relative 2^-24 sqrt(64) an update,
 # 5e-7. Momentum 0.9 keeps it for 10 updates, and 100 or 200 of random sign add up to 10 times that,
@@ -93,11 +101,24 @@ def data_dir(mnist):
     return mnist["data.dir"]
 
 
+def replayed(values, trace):
+    """The same, simulated from what a real run recorded."""
+    return values | {"parallel.api": "", "cluster.service": "trace", "cluster.trace": str(trace)}
+
+
 @pytest.fixture(scope="module")
-def parameters(tmp_path_factory, data_dir):
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("layouts")
+
+
+@pytest.fixture(scope="module")
+def parameters(folder, data_dir):
     configs = {"sync": {}, **SYNC, **VARIANTS, "daso": DASO, "daso-real": REAL_DASO}
     configs["longer"] = {"steps": DASO["steps"]}
-    return train(configs, tmp_path_factory.mktemp("layouts"), data_dir)
+    configs["measured"] = MEASURED
+    for name in ("shard_map2", "daso-real", "measured"):  # in order: these are trained before
+        configs[f"{name}-replayed"] = replayed(configs[name], folder / name / "trace.csv")
+    return train(configs, folder, data_dir)
 
 
 @pytest.mark.parametrize("name", [*SYNC, *VARIANTS])
@@ -116,6 +137,30 @@ def test_daso_is_simulated_as_it_is(parameters):
     assert np.abs(parameters["daso"] - parameters["longer"]).max() > 1e-3
 
 
+def test_measured_shares_are_not_seen_in_the_parameters(parameters, folder):
+    np.testing.assert_allclose(parameters["measured"], parameters["sync"], **CLOSE)
+    rows = [json.loads(line) for line in (folder / "measured" / "metrics.jsonl").open()]
+    measured = {row["step"]: row["worker_seconds"] for row in rows if "worker_seconds" in row}
+    assert list(measured) == [20, 40, 60, 80, 100]  # the ends of epochs
+    assert all(len(seconds) == 4 and min(seconds) > 0 for seconds in measured.values())
+    work = pd.read_csv(folder / "measured" / "trace.csv")["control.work.3"]
+    np.testing.assert_array_equal(work, np.repeat([1, 1, 6, 6, 1], 20))
+
+
+@pytest.mark.parametrize("name", ["shard_map2", "daso-real", "measured"])
+def test_a_real_run_is_replayed_from_its_trace(parameters, folder, name):
+    np.testing.assert_allclose(parameters[f"{name}-replayed"], parameters[name], **CLOSE)
+    trace = pd.read_csv(folder / name / "trace.csv")
+    replay = json.loads((folder / f"{name}-replayed" / "summary.json").read_text())
+    assert len(trace) == replay["steps"]
+    # The simulated seconds of the replay are the real ones of the run, less what it logged.
+    assert replay["simulated_seconds"] == pytest.approx(trace["seconds"].iloc[-1])
+    real = json.loads((folder / name / "summary.json").read_text())
+    assert 0 < replay["simulated_seconds"] < real["wall_seconds"]
+    columns = [column for column in trace if column.startswith("control.shares")]
+    assert (trace[columns].sum(axis=1) == 64).all() or not columns
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("processes", "devices"), [(2, 1), (4, 1), (2, 2)])
 def test_processes_agree_with_one(tmp_path, data_dir, parameters, processes, devices):
@@ -123,7 +168,7 @@ def test_processes_agree_with_one(tmp_path, data_dir, parameters, processes, dev
     launcher += [f"--devices_per_process={devices}", "--"]
     configs = {api: {"parallel.api": api} for api in ("jit", "shard_map", "pmap")}
     if processes * devices == 4:
-        configs |= {"daso": REAL_DASO, "shares": VARIANTS["shares-real"]}
+        configs |= {"daso": REAL_DASO, "shares": VARIANTS["shares-real"], "measured": MEASURED}
     found = train(configs, tmp_path, data_dir, *launcher)
     for name, flat in found.items():
         expected = parameters["daso" if name == "daso" else "sync"]

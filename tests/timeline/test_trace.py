@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from research.timeline import TimelineError, make
+from research.timeline.trace import Recorder, replay
 
 HEADER = "worker,seconds\n"
 
@@ -83,3 +84,50 @@ def test_files_that_cannot_be_opened(cluster, tmp_path, name, message):
     with pytest.raises(TimelineError, match=message) as caught:
         make(values, groups=2, steps=3, batch_size=8)
     assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def made(cluster):
+    """Twelve updates by all workers together, with a number and three shares decided for each."""
+    base = make(cluster(), groups=1, steps=12, batch_size=8)
+    control = {"waited": np.arange(12), "shares": np.arange(36).reshape(12, 3)}
+    return base._replace(control=control)
+
+
+def test_a_recorded_run_is_replayed(made, tmp_path):
+    """Through an interruption: what was recorded beyond the checkpoint happens again."""
+    path = tmp_path / "trace.csv"
+    first = Recorder(path, 0)
+    first.append(made, slice(0, 4), 2.0)
+    first.append(made, slice(4, 9), 100.0)
+    Recorder(path, 4).append(made, slice(4, 12), 4.0)
+    again = replay(str(path), 12, {"waited": 0, "shares": 3})
+    np.testing.assert_allclose(again.seconds, np.arange(1, 13) / 2)
+    np.testing.assert_array_equal(again.read, made.read)
+    for name, values in made.control.items():
+        np.testing.assert_array_equal(again.control[name], values)
+    assert len(replay(str(path), 5, {"waited": 0}).control["shares"]) == 5
+
+
+def test_a_new_run_begins_a_new_trace(made, tmp_path):
+    path = tmp_path / "trace.csv"
+    for _ in range(2):
+        Recorder(path, 0).append(made, slice(0, 3), 1.0)
+    assert len(replay(str(path), 3, {}).seconds) == 3
+    with pytest.raises(TimelineError, match="3 arrivals, the run has 4 steps"):
+        replay(str(path), 4, {})
+
+
+@pytest.mark.parametrize(
+    ("needed", "message"),
+    [
+        ({"send": 0}, "control.send$"),
+        ({"shares": 4}, r"control.shares.0 to .3"),
+        ({"waited": 1}, ""),
+    ],
+)
+def test_what_a_replay_needs(made, tmp_path, needed, message):
+    path = tmp_path / "trace.csv"
+    Recorder(path, 0).append(made, slice(0, 12), 1.0)
+    with pytest.raises(TimelineError, match=message):
+        replay(str(path), 12, needed)

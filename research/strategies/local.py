@@ -1,0 +1,124 @@
+"""Local parallelism (arXiv 2012.03837; the same family as 2010.04116, interlocking).
+
+    h_{j+1} = f_j(theta_j, h_j)                                      j = 0, ..., K-1
+    L_ab = loss(head_b(h_b)),   h_b = f_{b-1} o ... o f_a (h_a)      h_a a constant
+    grad theta_j = sum over the groups (a, b) with a <= j < b of d L_ab / d theta_j
+
+f_j: the K trunk blocks, all of the model but its last; h_0: the input. A group trains its blocks by
+backpropagation from a head of its own at its end; nothing flows back into h_a. Groups of one block
+are greedy, one group of all is backpropagation, and groups that overlap let a block learn from
+heads further on. head_K is the model's last block, and with shared heads every head is.
+"""
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from research.models import Blocks, base
+from research.problem import Problem
+from research.strategies.base import Batch, Event, Params, Strategy, descend
+
+Groups = tuple[tuple[int, int], ...]  # half-open (a, b), in order
+Gradients = Callable[[Params, jax.Array, Batch], tuple[Params, jax.Array, jax.Array]]
+
+VARIANTS = ("greedy", "overlapping", "chunked", "backprop")
+
+
+class State(NamedTuple):
+    params: Params  # by block or head
+    opt_state: dict[str, optax.OptState]  # likewise: every block is updated for itself
+
+
+def groups(variant: str, blocks: int, window: int, chunks: int) -> Groups:
+    """Groups over `blocks` trunk blocks, of `window` blocks if overlapping, `chunks` if chunked.
+
+    Chunks differ by at most one block. `ValueError` for groups that do not exist.
+    """
+    if variant not in VARIANTS:
+        raise ValueError(f"variant {variant!r}: one of {', '.join(VARIANTS)}")
+    if blocks < 1:
+        raise ValueError("local parallelism: needs a model with a block before its last")
+    if variant == "overlapping" and not 1 <= window <= blocks:
+        raise ValueError(f"window {window}: 1 to {blocks}, the blocks before the last")
+    if variant == "chunked" and not 1 <= chunks <= blocks:
+        raise ValueError(f"chunks {chunks}: 1 to {blocks}, the blocks before the last")
+    if variant == "overlapping":
+        return tuple((a, a + window) for a in range(blocks - window + 1))
+    parts = {"greedy": blocks, "chunked": chunks, "backprop": 1}[variant]
+    return tuple(pairwise(blocks * i // parts for i in range(parts + 1)))
+
+
+def heads(blocks: Blocks, groups: Groups, shared: bool) -> tuple[str, ...]:
+    """Names of the blocks of a model that need an auxiliary head."""
+    return () if shared else tuple(blocks[b - 1][0] for _, b in groups if b < len(blocks) - 1)
+
+
+def gradients(problem: Problem, groups: Groups, shared: bool = False) -> Gradients:
+    """`(params, h_a of the first group, batch) -> (grads, h_b of the last group, its L_ab)`.
+
+    `grads` has the keys of `params` that the groups train. Groups that go on where others end may
+    be run elsewhere, from the activations that those return.
+    """
+    names = [name for name, _ in problem.blocks]
+    last, module = problem.blocks[-1]
+
+    def loss(own: Params, h: jax.Array, batch: Batch, a: int, b: int, head: str) -> tuple:
+        hs = base.activations(problem.blocks[a:b], own, h)
+        outputs = base.apply(((head, module),), own, hs[-1])
+        return jnp.mean(problem.losses(outputs, batch)), hs
+
+    # With respect to a group's own parameters only: its input is a constant.
+    local_gradient = jax.value_and_grad(loss, has_aux=True)
+
+    def gradient(params: Params, h: jax.Array, batch: Batch) -> tuple:
+        grads: Params = {}
+        hs = {groups[0][0]: h}
+        for a, b in groups:
+            head = last if shared or b == len(names) - 1 else base.head_of(names[b - 1])
+            own = {name: params[name] for name in (*names[a:b], head)}
+            (value, more), terms = local_gradient(own, hs[a], batch, a, b, head)
+            hs |= dict(enumerate(more, a))
+            for name, term in terms.items():
+                grads[name] = jax.tree.map(jnp.add, grads[name], term) if name in grads else term
+        return grads, hs[b], value
+
+    return gradient
+
+
+def local(
+    problem: Problem,
+    optimizer: optax.GradientTransformationExtraArgs,
+    groups: Groups,
+    shared: bool = False,
+) -> Strategy:
+    """Strategy whose events' slots are ignored; its loss is that of the last group, the model's.
+
+    The parameters must have the heads that the groups need (`heads`). Shared heads need trunk
+    blocks whose outputs have the shape of the last one's.
+    """
+    gradient = gradients(problem, groups, shared)
+
+    def init(params: Params) -> State:
+        return State(params, {name: optimizer.init(own) for name, own in params.items()})
+
+    def step(state: State, event: Event, batch: Batch) -> tuple[State, jax.Array]:
+        grads, _, value = gradient(state.params, problem.input(batch), batch)
+        return descend_each(optimizer, grads, state, event), value
+
+    return Strategy(init, step)
+
+
+def descend_each(
+    optimizer: optax.GradientTransformationExtraArgs, grads: Params, state: State, event: Event
+) -> State:
+    """One optimizer step of every block and head that has a gradient, each by itself."""
+    params, opt_state = dict(state.params), dict(state.opt_state)
+    for name, grad in grads.items():
+        params[name], opt_state[name] = descend(
+            optimizer, grad, opt_state[name], params[name], event
+        )
+    return State(params, opt_state)
