@@ -53,6 +53,8 @@ def check(config: ConfigDict) -> None:
     for name in (
         "checkpoint_every",
         "data.train_examples",
+        "data.train_evaluated",
+        "data.test_evaluated",
         "optimizer.warmup_steps",
         "optimizer.decay_steps",
         "replicas.count",

@@ -42,6 +42,8 @@ def default() -> ConfigDict:
     config.data.name = "mnist5k"  # 'kjv' (text), or 'tfds:NAME', prepared images or text
     config.data.dir = ""  # where prepared data lies; '': OPTDYN_DATA_DIR or the default of tfds
     config.data.train_examples = 0  # images, or sequences of text; 0: all
+    config.data.train_evaluated = 5000  # examples that the log's train_loss is of, at most; 0: all
+    config.data.test_evaluated = 0  # and its test figures; 0: all
     config.data.replacement = False  # True: batches drawn independently, as theory assumes
     config.data.tokenizer = "character"  # of text: 'character' or 'byte'
     config.data.sequence_length = 128  # of text: tokens predicted an example

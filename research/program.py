@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from research import models, optimizers, problem
+from research import models, optimizers, probes, problem
 from research.parallel import make as parallel
 from research.parallel.layout import Layout
 from research.problem import Examples, Params, Problem
@@ -33,12 +33,14 @@ class Program:
     `advance(state, examples, events, indices, n) -> (state, losses)` runs the first `n` of
     CHUNK events on its devices; `indices`, (CHUNK, B) int32, are the examples of each batch.
     `evaluate(params, examples) -> (sum of losses, {metric: sum})` over all `examples`.
+    `probe(params, train, test) -> {name: scalar}`: what the log shows besides, if anything.
     """
 
     problem: Problem
     strategy: Strategy
     layout: Layout
     evaluate: Callable[..., tuple[jax.Array, dict[str, jax.Array]]]
+    probe: Callable[..., dict[str, jax.Array]] | None
 
     @property
     def advance(self) -> Callable[..., tuple[State, jax.Array]]:
@@ -82,6 +84,7 @@ def _devices(config: ConfigDict) -> dict[str, Any]:
         "micro_batch": strategy.micro_batch,
         "groups": groups_of(config) if strategy.name == "local" else (),
         "shared_heads": strategy.shared_heads,
+        "probes": strategy.probes and strategy.name == "local",
         "micro_batches": real.micro_batches,
     }
 
@@ -124,7 +127,20 @@ def _make(static: str) -> Program:
         optimizer,
         values["slots"],
     )
-    return Program(whole, strategy, layout, jax.jit(partial(_evaluate, whole)))
+    probe = _probe(whole, values["strategy"]) if values["strategy"]["probes"] else None
+    return Program(whole, strategy, layout, jax.jit(partial(_evaluate, whole)), probe)
+
+
+def _probe(whole: Problem, strategy: dict[str, Any]) -> Callable[..., dict[str, jax.Array]]:
+    groups = tuple((a, b) for a, b in strategy["groups"])
+    cosine = probes.cosines(whole, groups, strategy["shared_heads"])
+    linear = probes.linear_probe(whole)
+
+    def probe(params: Params, train: Examples, test: Examples) -> dict[str, jax.Array]:
+        found = {"cosine": cosine(params, train), "probe_accuracy": linear(params, train, test)}
+        return {f"{name}_{block}": v for name, each in found.items() for block, v in each.items()}
+
+    return jax.jit(probe)
 
 
 def _advance(
@@ -191,6 +207,14 @@ def evaluate(program: Program, params: Params, examples: Examples) -> dict[str, 
         for name, value in {"loss": loss, **metrics}.items():
             totals[name] = totals.get(name, 0.0) + float(value) / count
     return totals
+
+
+def probe(program: Program, params: Params, train: Examples, test: Examples) -> dict[str, float]:
+    """What the program's `probe` finds on a thousand examples of each, or nothing."""
+    if program.probe is None:
+        return {}
+    some = [{name: leaf[:EVALUATED] for name, leaf in split.items()} for split in (train, test)]
+    return {name: float(v) for name, v in jax.device_get(program.probe(params, *some)).items()}
 
 
 def parameter_bytes(params: Any) -> int:

@@ -29,7 +29,6 @@ from research.timeline.trace import Recorder
 from research.workdir import Checkpoints, Metrics, claim, fingerprint, read_json, write_json
 
 MEASURED = 8  # updates at the end of an epoch that workers are timed over
-TRAIN_EVALUATED = 5000  # training examples that train_loss is the mean over, if there are more
 
 
 class Run(NamedTuple):
@@ -111,10 +110,8 @@ def _loop(
     name: str,
 ) -> dict[str, Any]:
     config, steps, layout = run.config, run.config.steps, run.program.layout
-    test_set = {k: jnp.asarray(v) for k, v in run.data.test.items()}
-    evaluated = min(run.examples, TRAIN_EVALUATED)
-    chosen = np.linspace(0, run.examples - 1, evaluated).astype(np.int32)
-    sample = {k: jnp.asarray(v[chosen]) for k, v in run.data.train.items()}
+    test_set = _sample(run.data.test, config.data.test_evaluated)
+    sample = _sample(run.data.train, config.data.train_evaluated)
     train_set, state = layout.put_examples(run.data.train), layout.put_state(state)
     before = metrics.rows[-1]["wall_seconds"] if metrics.rows else 0.0
     begun = time.monotonic() - before
@@ -128,6 +125,7 @@ def _loop(
         test = program.evaluate(run.program, params, test_set)
         row = {**_clock(run, step), "wall_seconds": time.monotonic() - begun}
         row |= {"train_loss": train_loss} | {f"test_{k}": v for k, v in test.items()}
+        row |= program.probe(run.program, params, sample, test_set)
         metrics.append(row | measured())
 
     def measured() -> dict[str, list[float]]:
@@ -178,6 +176,13 @@ def _loop(
         return summary | {"kept_checkpoint": checkpoints.latest()}
     summary["parameters_crc32"] = fingerprint(layout.get(state).params)
     return summary | ({"signal": number} if status == "interrupted" else {})
+
+
+def _sample(examples: dict[str, np.ndarray], most: int) -> dict[str, jax.Array]:
+    """So many of the examples, evenly spread, or all of them."""
+    count = len(next(iter(examples.values())))
+    chosen = np.linspace(0, count - 1, min(most or count, count)).astype(np.int32)
+    return {name: jnp.asarray(leaf[chosen]) for name, leaf in examples.items()}
 
 
 def _extended(run: Run, step: int, rows: list[dict[str, Any]]) -> Run:

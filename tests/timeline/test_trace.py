@@ -121,9 +121,9 @@ def test_a_new_run_begins_a_new_trace(made, tmp_path):
 @pytest.mark.parametrize(
     ("needed", "message"),
     [
-        ({"send": 0}, "control.send$"),
-        ({"shares": 4}, r"control.shares.0 to .3"),
-        ({"waited": 1}, ""),
+        ({"send": 0}, r"control\.send$"),
+        ({"shares": 4}, r"control\.shares\.0 to \.3$"),
+        ({"waited": 1}, r"control\.waited\.0 to \.0$"),
     ],
 )
 def test_what_a_replay_needs(made, tmp_path, needed, message):

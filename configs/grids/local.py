@@ -1,0 +1,105 @@
+"""Local parallelism against backpropagation: `--config=configs/grids/local.py:TABLE`.
+
+    mlp       residual MLP of 8 blocks on MNIST
+    resnet    residual network of 8 blocks on MNIST
+    text      transformer of 4 blocks, next character of the King James Bible
+    pareto    the residual MLP over batch sizes and widths, for `python -m analysis.pareto`
+
+Every variant starts from the same trunk and sees the same batches; the losses are those of the
+model's own output, whatever heads a variant trains besides.
+"""
+
+from collections.abc import Iterator
+
+from ml_collections import ConfigDict
+
+from research.config import default
+from research.grid import Point, grid
+
+SEEDS = (0, 1, 2)
+VARIANTS: dict[str, Point] = {
+    "backprop": {"strategy.variant": "backprop"},
+    "chunked2": {"strategy.variant": "chunked", "strategy.chunks": 2},
+    "overlapping2": {"strategy.variant": "overlapping", "strategy.window": 2},
+    "greedy": {"strategy.variant": "greedy"},
+}
+MLP: Point = {"model.name": "resmlp", "model.blocks": 8, "model.width": 128}
+RESNET: Point = {
+    "model.name": "resnet",
+    "model.blocks": 8,
+    "model.channels": (8, 16),
+    "steps": 800,
+    "log_every": 200,
+}
+TEXT: Point = {
+    "model.name": "transformer",
+    "model.blocks": 4,
+    "model.width": 64,
+    "data.name": "kjv",
+    "data.sequence_length": 64,
+    "data.train_evaluated": 500,
+    "data.test_evaluated": 500,
+    "batch_size": 32,
+    "steps": 1200,
+    "log_every": 300,
+    "optimizer.learning_rate": 2e-3,
+}
+
+
+def get_config(table: str = "mlp") -> ConfigDict:
+    """Raises KeyError if there is no such table."""
+    base = default()
+    base.strategy.name = "local"
+    base.optimizer.name = "adam"
+    base.optimizer.learning_rate = 1e-3
+    base.batch_size = 64
+    base.steps = 1600
+    base.log_every = 200
+    base.checkpoint_every = 0
+    return grid(base, TABLES[table]())
+
+
+def mlp() -> Iterator[Point]:
+    return variants(MLP)
+
+
+def resnet() -> Iterator[Point]:
+    return variants(RESNET)
+
+
+def text() -> Iterator[Point]:
+    return variants(TEXT)
+
+
+def variants(of: Point) -> Iterator[Point]:
+    for seed in SEEDS:
+        for name, variant in VARIANTS.items():
+            yield {
+                "name": f"{name}-seed{seed}",
+                "strategy.probes": seed == 0,
+                **of,
+                **variant,
+                "seed": seed,
+            }
+
+
+def pareto() -> Iterator[Point]:
+    """Equal numbers of updates; the larger a batch, the more work each is."""
+    for seed in SEEDS:
+        for width in (32, 128, 256):
+            for batch_size in (32, 128, 512):
+                for name, variant in VARIANTS.items():
+                    yield {
+                        "name": f"{name}-width{width}-batch{batch_size}-seed{seed}",
+                        **MLP,
+                        **variant,
+                        "model.width": width,
+                        "batch_size": batch_size,
+                        "steps": 400,
+                        "log_every": 40,
+                        "data.train_evaluated": 1000,
+                        "seed": seed,
+                    }
+
+
+TABLES = {table.__name__: table for table in (mlp, resnet, text, pareto)}
