@@ -46,6 +46,12 @@ def check(config: ConfigDict) -> None:
         "replicas.block",
         "replicas.subspace",
         "model.dimension",
+        "model.blocks",
+        "model.width",
+        "model.attention_heads",
+        "strategy.window",
+        "strategy.chunks",
+        "strategy.micro_batches",
         "parallel.accumulation",
         "data.sequence_length",
     ):
@@ -116,28 +122,37 @@ def _check_model(config: ConfigDict) -> int:
 
 
 def _check_local(config: ConfigDict, blocks: int) -> None:
-    strategy, real = config.strategy, config.parallel
+    strategy, cluster = config.strategy, config.cluster
     try:
         groups = local_groups(strategy.variant, blocks, strategy.window, strategy.chunks)
     except ValueError as error:
         raise ConfigError(f"config.strategy: {error}") from error
-    if not real.api:
-        return
-    if real.stages > blocks:
+    _one_of(config, "cluster.service", ("constant",))
+    if cluster.speeds:
+        raise ConfigError("config.cluster.speeds: of strategy 'local' all devices are equal")
+    if cluster.nodes > blocks:
         raise ConfigError(
-            f"config.parallel.stages = {real.stages}: the model has {blocks} blocks to spread"
+            f"config.cluster.nodes = {cluster.nodes}: the model has {blocks} blocks to spread"
         )
-    cuts = {blocks * i // real.stages for i in range(real.stages + 1)}
-    crossing = [g for g in groups if any(g[0] < cut < g[1] for cut in cuts)]
+    parts = cluster.devices_per_node
+    if strategy.variant == "backprop" and cluster.nodes > 1:
+        parts *= strategy.micro_batches
+    if config.batch_size % parts:
+        raise ConfigError(
+            f"config.batch_size = {config.batch_size}: must be a multiple of {parts} (config."
+            "cluster.devices_per_node, of backprop on several nodes x strategy.micro_batches)"
+        )
+    cuts = {blocks * i // cluster.nodes for i in range(cluster.nodes + 1)}
+    crossing = [group for group in groups if any(group[0] < cut < group[1] for cut in cuts)]
     if crossing and strategy.variant != "backprop":
         a, b = crossing[0]
         raise ConfigError(
-            f"config.parallel.stages = {real.stages}: blocks {a} to {b - 1} learn together and "
-            "must be on one device; on several, variants are 'greedy', 'backprop', or 'chunked' "
-            "with chunks that end where stages do"
+            f"config.cluster.nodes = {cluster.nodes}: blocks {a} to {b - 1} learn together and "
+            "must be on one node; on several, variants are 'greedy', 'backprop', or 'chunked' "
+            "with chunks that end where nodes do"
         )
-    if strategy.shared_heads and real.stages > 1:
-        raise ConfigError("config.strategy.shared_heads: stages on several devices share nothing")
+    if strategy.shared_heads and cluster.nodes > 1:
+        raise ConfigError("config.strategy.shared_heads: several nodes share no parameters")
 
 
 def _check_cluster(config: ConfigDict) -> None:

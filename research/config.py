@@ -74,11 +74,12 @@ def default() -> ConfigDict:
     config.strategy.variant = "greedy"  # local: or 'overlapping', 'chunked', 'backprop'
     config.strategy.window = 2  # local, overlapping: blocks of a group
     config.strategy.chunks = 2  # local, chunked: groups of consecutive blocks
+    config.strategy.micro_batches = 4  # local, backprop on several nodes: parts of a batch in turn
     config.strategy.shared_heads = False  # local: every head is the model's own last block
     config.strategy.probes = False  # local: log gradient cosines and linear probes of the blocks
 
     config.cluster = ConfigDict()
-    config.cluster.nodes = 1
+    config.cluster.nodes = 1  # local: stages that the blocks are spread over
     config.cluster.devices_per_node = 1
     config.cluster.speeds = ()  # relative speed of each worker; (): all 1
     config.cluster.service = "exponential"
@@ -98,8 +99,6 @@ def default() -> ConfigDict:
     config.parallel.api = ""  # 'jit', 'shard_map', 'pmap': real devices; '': one, others simulated
     config.parallel.devices = 0  # sync: how many; 0: all
     config.parallel.accumulation = 1  # sync: parts of a device's batch, one after the other
-    config.parallel.stages = 1  # local: devices that the blocks are spread over; others share data
-    config.parallel.micro_batches = 4  # local, backprop on stages: parts that follow one another
     config.parallel.shard_optimizer = False  # sync, jit: optimizer state split over the devices
 
     config.replicas = ConfigDict()

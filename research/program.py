@@ -16,11 +16,15 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from research import models, optimizers, probes, problem
+from research.config import ConfigError
+from research.costs import Costs, block_costs, of_groups, of_stages
+from research.models import base
 from research.parallel import make as parallel
 from research.parallel.layout import Layout
 from research.problem import Examples, Params, Problem
 from research.strategies.base import Array, Event, State, Strategy
 from research.strategies.local import Groups, groups, heads
+from research.timeline.pipeline import Work
 
 CHUNK = 256  # events handed to the device at a time; how many of them are run is an argument
 EVALUATED = 1000  # examples evaluated at a time
@@ -48,8 +52,21 @@ class Program:
 
 
 def init(config: ConfigDict, classes: int, key: jax.Array, examples: Examples) -> Params:
-    """x_0 of a config's model for examples like these, compiled once a model."""
-    return _problem(_model(config, classes))[1](key, examples)
+    """x_0 of a config's model for examples like these, compiled once a model.
+
+    Raises `ConfigError` if one head cannot serve blocks that it is shared by.
+    """
+    whole, compiled = _problem(_model(config, classes))
+    params = compiled(key, examples)
+    if config.strategy.name == "local" and config.strategy.shared_heads:
+        inputs = whole.input(examples)
+        hs = jax.eval_shape(partial(base.activations, whole.blocks), params, inputs)[1:-1]
+        if any(h.shape != hs[-1].shape for h in hs):
+            raise ConfigError(
+                "config.strategy.shared_heads: the blocks of this model have outputs of different "
+                "shapes, which one head cannot take"
+            )
+    return params
 
 
 def make(config: ConfigDict, classes: int, slots: int) -> Program:
@@ -64,6 +81,21 @@ def make(config: ConfigDict, classes: int, slots: int) -> Program:
     return _make(json.dumps(static, sort_keys=True))
 
 
+def costs(
+    config: ConfigDict, classes: int, params: Params, examples: Examples
+) -> tuple[Costs, Work]:
+    """What an update of strategy 'local' costs, whole and on the stages of the cluster."""
+    whole, _ = _problem(_model(config, classes))
+
+    def shape(leaf: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((config.batch_size, *leaf.shape[1:]), leaf.dtype)
+
+    made = block_costs(whole, params, jax.tree.map(shape, dict(examples)))
+    chosen, stages = groups_of(config), config.cluster.nodes
+    cuts = [len(made.trunk) * i // stages for i in range(stages)]
+    return of_groups(made, chosen, config.strategy.shared_heads), of_stages(made, chosen, cuts)
+
+
 def _devices(config: ConfigDict) -> dict[str, Any]:
     """What `parallel.make` is to know of the strategy and its devices."""
     cluster, strategy, real = config.cluster, config.strategy, config.parallel
@@ -72,7 +104,7 @@ def _devices(config: ConfigDict) -> dict[str, Any]:
         "asynchronous": (),
         "daso": (cluster.nodes, cluster.devices_per_node),
         "dynamic_batch": (cluster.nodes * cluster.devices_per_node,),
-        "local": (real.stages, (real.devices or jax.device_count()) // real.stages),
+        "local": (cluster.nodes, cluster.devices_per_node),
     }
     return {
         "name": strategy.name,
@@ -85,7 +117,7 @@ def _devices(config: ConfigDict) -> dict[str, Any]:
         "groups": groups_of(config) if strategy.name == "local" else (),
         "shared_heads": strategy.shared_heads,
         "probes": strategy.probes and strategy.name == "local",
-        "micro_batches": real.micro_batches,
+        "micro_batches": strategy.micro_batches,
     }
 
 

@@ -18,6 +18,7 @@ from research import data as datasets
 from research import problem, program, seeds, timeline
 from research.checks import check
 from research.config import ConfigError
+from research.costs import Costs
 from research.parallel.agreement import agreed, own
 from research.parallel.layout import APIS
 from research.parallel.processes import is_writer
@@ -41,6 +42,7 @@ class Run(NamedTuple):
     timeline_of: Callable[..., Timeline]  # (epochs) -> as far as their log decides it
     program: Program
     params: Params  # x_0
+    costs: Costs | None  # of an update, of strategy 'local'
     hypers: Mapping[str, np.ndarray]  # (steps,) each
 
     @property
@@ -65,15 +67,15 @@ def prepare(config: ConfigDict, replicas: int = 0) -> Run:
     one = {name: leaf[:1] for name, leaf in data.train.items()}
     params = program.init(config, data.classes, seeds.key(config.seed, "init"), one)
     epoch = max(len(next(iter(data.train.values()))) // config.batch_size, 1)
-    events = partial(
-        timeline.of_config,
-        config,
-        steps_per_epoch=epoch,
-        update_bytes=program.parameter_bytes(params),
-    )
+    size = program.parameter_bytes(params)
+    events = partial(timeline.of_config, config, steps_per_epoch=epoch, update_bytes=size)
+    cost = None
+    if config.strategy.name == "local":
+        cost, work = program.costs(config, data.classes, params, one)
+        events = partial(events, work=work)
     first = events(replicas=replicas)
     compiled = program.make(config, data.classes, first.slots)
-    return Run(config, data, epoch, first, events, compiled, params, program.hypers(config))
+    return Run(config, data, epoch, first, events, compiled, params, cost, program.hypers(config))
 
 
 def train(config: ConfigDict, workdir: Path) -> dict[str, Any]:
@@ -238,7 +240,20 @@ def _summary(run: Run, status: str, step: int, rows: list[dict[str, Any]]) -> di
         "simulated_seconds_per_step": float(run.timeline.seconds[step - 1]) / step if step else 0.0,
         "staleness_mean": float(staleness.mean()) if step else 0.0,
         "staleness_histogram": np.bincount(staleness).tolist(),
+        **_costs(run),
         **provenance(run),
+    }
+
+
+def _costs(run: Run) -> dict[str, Any]:
+    if run.costs is None:
+        return {}
+    return {
+        "total_flops": run.costs.total,
+        "sequential_flops": run.costs.sequential,
+        "latency_flops": run.costs.latency,
+        "communicated_bytes": run.costs.communicated,
+        "group_memory_bytes": list(run.costs.memory),
     }
 
 

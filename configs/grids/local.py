@@ -50,6 +50,7 @@ def get_config(table: str = "mlp") -> ConfigDict:
     """Raises KeyError if there is no such table."""
     base = default()
     base.strategy.name = "local"
+    base.cluster.service = "constant"
     base.optimizer.name = "adam"
     base.optimizer.learning_rate = 1e-3
     base.batch_size = 64

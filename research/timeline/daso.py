@@ -115,8 +115,11 @@ def node_seconds(
     return (draws * means).max(axis=2) + local
 
 
-def all_reduce(n: int, size: float, bandwidth: float, latency: float) -> float:
-    """Seconds of a ring all-reduce over `n`: 2 (n - 1) messages of `size` / n bytes in a row."""
+def all_reduce(n: int, size: Any, bandwidth: float, latency: float) -> Any:
+    """Seconds of a ring all-reduce over `n`: 2 (n - 1) messages of `size` / n bytes in a row.
+
+    `size` is a number or an array of them.
+    """
     return 2 * (n - 1) * (latency + (size / n / bandwidth if bandwidth else 0.0))
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from research import seeds
-from research.timeline import service
+from research.timeline import pipeline, service
 from research.timeline.arrivals import arrivals
 from research.timeline.base import Timeline, from_arrivals
 from research.timeline.daso import daso
@@ -23,12 +23,14 @@ def of_config(
     steps_per_epoch: int,
     update_bytes: int,
     replicas: int = 0,
+    work: pipeline.Work | None = None,
     epochs: Sequence[Mapping[str, Any]] = (),
 ) -> Timeline:
     """The timeline of a run, as far as its epochs so far decide it.
 
     `epochs`: the log at the end of each. DASO follows their `train_loss`, dynamic batches of
-    service 'measured' their `worker_seconds`; other timelines are whole from the start.
+    service 'measured' their `worker_seconds`; other timelines are whole from the start. `work`:
+    that of the stages, of strategy 'local'.
     """
     strategy, cluster = config.strategy, config.cluster
     workers = cluster.nodes * cluster.devices_per_node
@@ -48,6 +50,11 @@ def of_config(
                 cluster, strategy, **size, steps_per_epoch=steps_per_epoch, worker_seconds=taken
             )
         return dynamic_batch(cluster, strategy, **run, steps_per_epoch=steps_per_epoch)
+    if strategy.name == "local":
+        assert work is not None
+        filled = strategy.variant == "backprop" and cluster.nodes > 1
+        micro_batches = strategy.micro_batches if filled else 0
+        return pipeline.of_cluster(cluster, micro_batches, work, **size)
     groups = strategy.groups if strategy.name == "asynchronous" else 1
     return make(cluster, groups=groups, replicas=replicas, **run)
 

@@ -12,11 +12,12 @@ stage that is faster than the next one runs ahead of it (`queue`).
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from research.timeline.base import Timeline, TimelineError, from_arrivals
+from research.timeline.daso import all_reduce
 
 FORWARD, BACKWARD, UPDATE = range(3)
 Seconds = np.ndarray | Sequence[float] | float
@@ -130,6 +131,37 @@ def timeline_of(schedule: Schedule) -> Timeline:
     """The updates as those of one group, at their `seconds`."""
     every = seconds(schedule)
     return from_arrivals(np.zeros(len(every), np.int32), every, 1)
+
+
+class Work(NamedTuple):
+    """What the stages of a model do in one update."""
+
+    forward: np.ndarray  # (S,) in updates of backpropagation by one device
+    backward: np.ndarray  # (S,) likewise, auxiliary heads included
+    sent: np.ndarray  # (S - 1,) bytes of the activations handed on
+    parameters: np.ndarray  # (S,) bytes
+
+
+def of_cluster(
+    cluster: Any, micro_batches: int, work: Work, *, steps: int, batch_size: int
+) -> Timeline:
+    """Updates on a cluster whose nodes are the stages and whose devices divide a node's batch.
+
+    `micro_batches`: 0 for local learning, else those of `gpipe`.
+    """
+    devices, parts = cluster.devices_per_node, micro_batches or 1
+    unit = cluster.seconds_per_example * batch_size / devices / parts
+    bandwidth, local_bandwidth = (b or np.inf for b in (cluster.bandwidth, cluster.local_bandwidth))
+    transfer = cluster.latency + work.sent / devices / parts / bandwidth
+    update = all_reduce(devices, work.parameters, local_bandwidth, cluster.local_latency)
+    forward, backward, few = work.forward * unit, work.backward * unit, min(steps, 2)
+    if micro_batches:
+        made = gpipe(forward, backward, transfer, micro_batches, few, update)
+    else:
+        made = local(forward, backward, transfer, few, update)
+    every = seconds(made)
+    ends = every[0] + (every[-1] - every[0]) * np.arange(steps)  # they follow at equal intervals
+    return from_arrivals(np.zeros(steps, np.int32), ends, 1)
 
 
 def _schedule(
