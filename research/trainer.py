@@ -117,7 +117,6 @@ def _loop(
     train_set, state = layout.put_examples(run.data.train), layout.put_state(state)
     before = metrics.rows[-1]["wall_seconds"] if metrics.rows else 0.0
     begun = time.monotonic() - before
-    progress = Progress(name, steps, step)
 
     def log() -> None:
         if metrics.rows and metrics.rows[-1]["step"] == step:  # by the run that is resumed
@@ -143,6 +142,7 @@ def _loop(
     with stoppable() as stopped:
         if not metrics.rows or step % config.log_every == 0:
             log()
+        progress = Progress(name, steps, step)
         while not status:
             run = _extended(run, step, metrics.rows)
             until = min(step - step % config.log_every + config.log_every, len(run.timeline.read))

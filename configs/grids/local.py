@@ -27,9 +27,9 @@ MLP: Point = {"model.name": "resmlp", "model.blocks": 8, "model.width": 128}
 RESNET: Point = {
     "model.name": "resnet",
     "model.blocks": 8,
-    "model.channels": (8, 16),
-    "steps": 800,
-    "log_every": 200,
+    "model.channels": (16, 32),
+    "steps": 500,
+    "log_every": 100,
 }
 TEXT: Point = {
     "model.name": "transformer",

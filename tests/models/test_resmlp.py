@@ -1,0 +1,109 @@
+"""The residual perceptron: its number of parameters, and what it computes, against NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from research.models import base
+from research.models.resmlp import resmlp
+
+CLASSES = 3
+
+
+def shapes(blocks, x, heads=()):
+    """Parameters as shapes, not computed."""
+    return jax.eval_shape(lambda key: base.init(blocks, key, x, heads), jax.random.key(0))
+
+
+def some(blocks, x, heads=()):
+    """Parameters drawn here: compiling the initializers takes seconds."""
+    rng = np.random.default_rng(1)
+    return jax.tree.map(
+        lambda leaf: rng.normal(0, 0.5, leaf.shape).astype(leaf.dtype), shapes(blocks, x, heads)
+    )
+
+
+def count(tree):
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+def images(seed=0, batch=5):
+    return jnp.asarray(np.random.default_rng(seed).random((batch, 3, 2, 1)), jnp.float32)
+
+
+def layer_norm(x, scale, bias):
+    return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6) * scale + bias
+
+
+def dense(x, kernel, bias):
+    return x @ kernel + bias
+
+
+@settings(max_examples=12)
+@given(*[st.integers(1, n) for n in (4, 9, 7, 5)])
+def test_number_of_parameters(blocks, width, inputs, classes):
+    params = shapes(resmlp(blocks, width, classes, "float32"), jnp.zeros((2, inputs)))
+    assert list(params) == [*(f"block{k}" for k in range(blocks)), "output"]
+    layers = 2 * width * (width + 2)  # kernels, biases, and a scale and a bias of the norm
+    assert count(params["block0"]) == (inputs + 1) * width + layers
+    assert all(count(params[f"block{k}"]) == layers for k in range(1, blocks))
+    assert count(params["output"]) == (width + 1) * classes + 2 * width
+
+
+def test_is_its_equation():
+    blocks, x = resmlp(3, 8, CLASSES, "float32"), images()
+    params = some(blocks, x)
+    wide = jax.tree.map(lambda leaf: leaf.astype(np.float64), params)
+    y = dense(np.asarray(x, np.float64).reshape(5, 6), **wide["block0"]["stem"])
+    for k in range(3):
+        block = wide[f"block{k}"]
+        hidden = np.maximum(dense(layer_norm(y, **block["LayerNorm_0"]), **block["Dense_0"]), 0)
+        y = y + dense(hidden, **block["Dense_1"])
+    output = wide["output"]
+    expected = dense(layer_norm(y, **output["LayerNorm_0"]), **output["Dense_0"])
+    # Numbers of size 1 through 11 layers: 1e-5 is a hundred times what float32 rounds each by.
+    np.testing.assert_allclose(base.apply(blocks, params, x), expected, rtol=0, atol=1e-5)
+
+
+def test_block_without_its_second_layer_is_the_identity():
+    blocks, x = resmlp(3, 8, CLASSES, "float32"), images()
+    params = some(blocks, x)
+    for k in range(3):
+        params[f"block{k}"]["Dense_1"] = jax.tree.map(np.zeros_like, params[f"block{k}"]["Dense_1"])
+    hs = base.activations(blocks, params, x)
+    for h in hs[2:-1]:
+        np.testing.assert_array_equal(h, hs[1])
+    assert np.abs(hs[1]).max() > 0
+
+
+def test_blocks_after_the_first_are_alike():
+    """So that they can be stacked: one program for blocks on different devices."""
+    params = shapes(resmlp(4, 8, CLASSES, "float32"), images())
+    stem = params["block0"].pop("stem")
+    assert stem["kernel"].shape == (6, 8)
+    assert params["block0"] == params["block1"] == params["block2"] == params["block3"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_head_applies_after_every_block(dtype):
+    """Parameters and gradients stay float32, whatever is computed in."""
+    blocks, x = resmlp(3, 8, CLASSES, dtype), images()
+    names = ["block0", "block1"]
+    params = shapes(blocks, x, names)
+    head = blocks[-1][1]
+
+    def outputs(params):
+        hs = base.activations(blocks, params, x)
+        ends = zip(names, hs[1:-2], strict=True)
+        return [*(head.apply({"params": params[f"{n}_head"]}, h) for n, h in ends), hs[-1]]
+
+    def loss(params):
+        return sum(y.astype("float32").sum() for y in outputs(params))
+
+    made = jax.eval_shape(outputs, params)
+    assert [(y.shape, y.dtype) for y in made] == 3 * [((5, CLASSES), jnp.dtype(dtype))]
+    for leaf in jax.tree.leaves((params, jax.eval_shape(jax.grad(loss), params))):
+        assert leaf.dtype == jnp.float32

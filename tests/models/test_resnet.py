@@ -1,0 +1,215 @@
+"""The residual network: shapes, what it computes, against NumPy, and over what it normalizes."""
+
+from functools import reduce
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from research.models import base
+from research.models.resnet import NORMS, Residual, resnet
+
+CLASSES = 3
+every_norm = pytest.mark.parametrize("norm", NORMS)
+
+
+def shapes(blocks, x, heads=()):
+    """Parameters as shapes, not computed."""
+    return jax.eval_shape(lambda key: base.init(blocks, key, x, heads), jax.random.key(0))
+
+
+def some(blocks, x, heads=()):
+    """Parameters drawn here: compiling the initializers takes seconds."""
+    rng = np.random.default_rng(1)
+    return jax.tree.map(
+        lambda leaf: rng.normal(0, 0.5, leaf.shape).astype(leaf.dtype), shapes(blocks, x, heads)
+    )
+
+
+def count(tree):
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+def images(*shape, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+def convolution(x, kernel, bias, stride=1):
+    """Padded 'SAME': outputs at every stride-th pixel, a missing pixel before rather than after."""
+    size = kernel.shape[0]
+    pads = []
+    for n in x.shape[1:3]:
+        missing = max((-(-n // stride) - 1) * stride + size - n, 0)
+        pads.append((missing // 2, missing - missing // 2))
+    x = np.pad(x, ((0, 0), *pads, (0, 0)))
+    windows = np.lib.stride_tricks.sliding_window_view(x, (size, size), (1, 2))
+    return np.einsum("bhwcij,ijco->bhwo", windows[:, ::stride, ::stride], kernel) + bias
+
+
+def norm_relu(x, norm, scale, bias):
+    if norm == "batch":
+        mean, var = x.mean((0, 1, 2)), x.var((0, 1, 2))
+    else:
+        grouped = x.reshape(*x.shape[:3], min(8, x.shape[3]), -1)
+        axes = {"axis": (1, 2, 4), "keepdims": True}
+        mean = np.broadcast_to(grouped.mean(**axes), grouped.shape).reshape(x.shape)
+        var = np.broadcast_to(grouped.var(**axes), grouped.shape).reshape(x.shape)
+    return np.maximum((x - mean) / np.sqrt(var + 1e-6) * scale + bias, 0)
+
+
+def test_every_stage_halves_the_image():
+    x = jnp.zeros((2, 28, 28, 1))
+    blocks = resnet((4, 8, 16), 6, "group", 10, "float32")
+    assert [name for name, _ in blocks] == [*(f"block{k}" for k in range(6)), "output"]
+    sizes = jax.eval_shape(lambda p: base.activations(blocks, p, x), shapes(blocks, x))
+    assert [h.shape[1:] for h in sizes[1:]] == [
+        *2 * [(14, 14, 4)],
+        *2 * [(7, 7, 8)],
+        *2 * [(4, 4, 16)],
+        (10,),
+    ]
+
+
+@every_norm
+def test_number_of_parameters(norm):
+    def conv(size, before, after):
+        return (size**2 * before + 1) * after
+
+    x = jnp.zeros((2, 9, 9, 5))
+    params = shapes(resnet((4, 16), 4, norm, 10, "float32"), x)
+    same = {c: 2 * conv(3, c, c) + 4 * c for c in (4, 16)}  # norms: a scale and a bias a channel
+    assert {name: count(block) for name, block in params.items()} == {
+        "block0": conv(3, 5, 4) + same[4],
+        "block1": same[4],
+        "block2": 2 * 4 + conv(3, 4, 16) + 2 * 16 + conv(3, 16, 16) + conv(1, 4, 16),
+        "block3": same[16],
+        "output": 2 * 16 + 17 * 10,
+    }
+
+
+@every_norm
+def test_is_its_equation(norm):
+    """16 channels are eight groups of two; 7 x 6 pixels are padded on both sides or on one."""
+    blocks, x = resnet((4, 16), 2, norm, CLASSES, "float32"), images(3, 13, 12, 2)
+    params = some(blocks, x)
+    wide = jax.tree.map(lambda leaf: leaf.astype(np.float64), params)
+    h = convolution(np.asarray(x, np.float64), **wide["block0"]["stem"], stride=2)
+    for k in range(2):
+        block, stride = wide[f"block{k}"], 1 + k
+        y = norm_relu(h, norm, **block["GroupNorm_0"])
+        if k:
+            h = convolution(y, **block["shortcut"], stride=2)
+        y = convolution(y, **block["conv0"], stride=stride)
+        h = h + convolution(norm_relu(y, norm, **block["GroupNorm_1"]), **block["conv1"])
+    y = norm_relu(h, norm, **wide["output"]["GroupNorm_0"]).mean((1, 2))
+    expected = y @ wide["output"]["Dense_0"]["kernel"] + wide["output"]["Dense_0"]["bias"]
+    # Numbers of size 1 through 12 layers of sums of at most 144 terms: 1e-5 is a hundred times what
+    # float32 rounds each by.
+    made = jax.jit(lambda params: base.apply(blocks, params, x))(params)
+    np.testing.assert_allclose(made, expected, rtol=0, atol=1e-5)
+
+
+@every_norm
+def test_block_without_its_second_convolution_is_the_identity(norm):
+    x = images(2, 5, 4, 3)
+    blocks = (("block", Residual(3, 1, norm, "float32", None)),)
+    params = some(blocks, x)
+    params["block"]["conv1"] = jax.tree.map(np.zeros_like, params["block"]["conv1"])
+    np.testing.assert_array_equal(base.apply(blocks, params, x), x)
+
+
+@every_norm
+def test_branch_does_not_see_the_scale_of_its_input(norm):
+    x = images(2, 5, 4, 3)
+    blocks = (("block", Residual(3, 1, norm, "float32", None)),)
+    params = some(blocks, x)
+    branch = jax.jit(lambda x: base.apply(blocks, params, x) - x)
+    # What differs is the 1e-6 beside variances of 0.3 and more, 3e-6 of the normalized numbers, and
+    # the subtraction of 16 x, of size 50, rounded by 3e-6. The branch itself is of size 2.
+    np.testing.assert_allclose(branch(16 * x), branch(x), rtol=0, atol=3e-5)
+    # Scales of the channels by themselves are lost on the batch's statistics and on those of groups
+    # of one channel, as are shifts.
+    each = x * jnp.asarray([2.0, 4.0, 8.0]) + jnp.asarray([0.5, 0.0, -0.5])
+    np.testing.assert_allclose(branch(each), branch(x), rtol=0, atol=3e-5)
+
+
+def test_only_batch_normalization_sees_the_other_examples():
+    x = images(4, 8, 8, 1)
+    other = x.at[3].set(images(8, 8, 1, seed=5))
+    for norm in NORMS:
+        blocks = resnet((4, 8), 2, norm, CLASSES, "float32")
+        params = some(blocks, x)
+        apply = jax.jit(lambda x, blocks=blocks, params=params: base.apply(blocks, params, x))
+        changed = np.abs(apply(other) - apply(x)).max(-1)
+        assert changed[3] > 1e-3
+        # One program on numbers of which those of an example are the same: no tolerance.
+        assert all(changed[:3] > 1e-3) if norm == "batch" else all(changed[:3] == 0)
+
+
+def test_gradient_is_the_same_whatever_the_lowering():
+    nets = [resnet((4, 16), 2, "group", CLASSES, "float64", way) for way in ("gemm", "xla")]
+    x = images(2, 9, 8, 1)
+    with jax.enable_x64(True):
+        x = x.astype("float64")
+        params = jax.tree.map(lambda leaf: leaf.astype("float64"), some(nets[0], x))
+
+        def losses(params):
+            return [(base.apply(net, params, x) ** 2).sum() for net in nets]
+
+        gemm, xla = jax.jit(jax.jacrev(losses))(params)
+    for path, leaf in jax.tree.leaves_with_path(xla):
+        size = np.abs(leaf).max()
+        # A bias before groups of one channel is without effect; nothing else is.
+        assert size > 1e-3 or path[-1].key == "bias", path
+        # float64 rounds by 1e-16: 1e-12 is ten thousand roundings, and far below what a window or a
+        # stride at the wrong place would change.
+        ours = reduce(lambda tree, key: tree[key.key], path, gemm)
+        np.testing.assert_allclose(ours, leaf, rtol=0, atol=1e-12 * max(size, 1), err_msg=str(path))
+
+
+def test_lowering_reaches_every_convolution():
+    x = jnp.zeros((2, 8, 8, 1))
+    found = {}
+    for way in ("gemm", "xla"):
+        blocks = resnet((4, 8), 2, "group", CLASSES, "float32", way)
+        program = jax.make_jaxpr(lambda p, blocks=blocks: base.apply(blocks, p, x))
+        found[way] = str(program(some(blocks, x))).count("conv_general_dilated[")
+    assert found == {"gemm": 0, "xla": 1 + 2 + 2 + 1}  # stem, two blocks, shortcut
+
+
+@every_norm
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_head_applies_after_every_block(norm, dtype):
+    """Parameters and gradients stay float32, whatever is computed in."""
+    blocks, x = resnet((4, 8), 2, norm, CLASSES, dtype), jnp.zeros((3, 8, 8, 1))
+    params = shapes(blocks, x, ["block0"])
+
+    def outputs(params):
+        hs = base.activations(blocks, params, x)
+        return blocks[-1][1].apply({"params": params["block0_head"]}, hs[1]), hs[-1]
+
+    def loss(params):
+        return sum(y.astype("float32").sum() for y in outputs(params))
+
+    made = jax.eval_shape(outputs, params)
+    assert [(y.shape, y.dtype) for y in made] == 2 * [((3, CLASSES), jnp.dtype(dtype))]
+    for leaf in jax.tree.leaves((params, jax.eval_shape(jax.grad(loss), params))):
+        assert leaf.dtype == jnp.float32
+    assert params["block0_head"]["Dense_0"]["kernel"].shape == (4, CLASSES)
+    assert params["output"]["Dense_0"]["kernel"].shape == (8, CLASSES)
+
+
+@pytest.mark.parametrize(
+    ("channels", "blocks", "norm", "message"),
+    [
+        ((4, 8), 3, "group", "^resnet of 3 blocks: .* 2 stages"),
+        ((4, 8), 0, "group", "^resnet of 0 blocks: "),
+        ((), 2, "group", "^resnet of 2 blocks: .* 0 stages"),
+        ((4,), 2, "layer", "^norm 'layer' .*: one of group, batch$"),
+        ((8, 12), 2, "group", "^resnet of 12 channels .* multiple of 8, or less than 8$"),
+    ],
+)
+def test_what_cannot_be_is_one_line(channels, blocks, norm, message):
+    with pytest.raises(ValueError, match=message):
+        resnet(channels, blocks, norm, CLASSES, "float32")

@@ -1,0 +1,176 @@
+"""The transformer: its number of parameters, what it computes, against NumPy, and causality."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.errors import ScopeParamShapeError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from research.models import base
+from research.models.transformer import transformer
+
+VOCABULARY, LENGTH = 11, 6
+
+
+def shapes(blocks, x, heads=()):
+    """Parameters as shapes, not computed."""
+    return jax.eval_shape(lambda key: base.init(blocks, key, x, heads), jax.random.key(0))
+
+
+def some(blocks, x, heads=()):
+    """Parameters drawn here: compiling the initializers takes seconds."""
+    rng = np.random.default_rng(1)
+    return jax.tree.map(
+        lambda leaf: rng.normal(0, 0.5, leaf.shape).astype(leaf.dtype), shapes(blocks, x, heads)
+    )
+
+
+def count(tree):
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+def tokens(batch=3, length=LENGTH, dtype=np.int32):
+    return jnp.asarray(np.random.default_rng(0).integers(0, VOCABULARY, (batch, length)), dtype)
+
+
+def layer_norm(x, scale, bias):
+    return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6) * scale + bias
+
+
+def dense(x, kernel, bias):
+    return x @ kernel + bias
+
+
+def attention(qkv, heads):
+    """Of one sequence (T, 3 width), a query and a head at a time."""
+    q, k, v = np.split(qkv, 3, -1)
+    size = q.shape[-1] // heads
+    y = np.zeros_like(q)
+    for t in range(len(q)):
+        for h in range(heads):
+            own = slice(h * size, (h + 1) * size)
+            weights = np.array([math.exp(q[t, own] @ k[s, own] / size**0.5) for s in range(t + 1)])
+            y[t, own] = weights / weights.sum() @ v[: t + 1, own]
+    return y
+
+
+def gelu(x):
+    """Hendrycks & Gimpel, arXiv 1606.08415, with their approximation by a tanh."""
+    return x / 2 * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3)))
+
+
+@settings(max_examples=12)
+@given(*[st.integers(1, n) for n in (4, 4, 3, 9, 5)])
+def test_number_of_parameters(blocks, heads, size, vocabulary, length):
+    width = heads * size
+    made = transformer(blocks, width, heads, vocabulary, "float32")
+    params = shapes(made, jnp.zeros((2, length), jnp.int32))
+    assert list(params) == [*(f"block{k}" for k in range(blocks)), "output"]
+    layers = 12 * width**2 + 13 * width
+    assert count(params["block0"]) == (vocabulary + length) * width + layers
+    assert all(count(params[f"block{k}"]) == layers for k in range(1, blocks))
+    assert count(params["output"]) == (width + 1) * vocabulary + 2 * width
+
+
+def test_is_its_equation():
+    blocks, x = transformer(2, 8, 2, VOCABULARY, "float32"), tokens()
+    params = some(blocks, x)
+    wide = jax.tree.map(lambda leaf: leaf.astype(np.float64), params)
+    for row, made in zip(x, base.apply(blocks, params, x), strict=True):
+        y = wide["block0"]["tokens"]["embedding"][row] + wide["block0"]["positions"]
+        for k in range(2):
+            block = wide[f"block{k}"]
+            seen = attention(dense(layer_norm(y, **block["LayerNorm_0"]), **block["qkv"]), 2)
+            y = y + dense(seen, **block["attended"])
+            hidden = gelu(dense(layer_norm(y, **block["LayerNorm_1"]), **block["expand"]))
+            y = y + dense(hidden, **block["contract"])
+        output = wide["output"]
+        expected = dense(layer_norm(y, **output["LayerNorm_0"]), **output["Dense_0"])
+        # Numbers of size 1 through 16 layers: 1e-5 is a hundred times what float32 rounds each by.
+        np.testing.assert_allclose(made, expected, rtol=0, atol=1e-5)
+
+
+def test_position_depends_on_itself_and_those_before_alone():
+    blocks, x = transformer(2, 8, 2, VOCABULARY, "float32"), tokens(1)
+    params = some(blocks, x)
+    apply = jax.jit(lambda x: base.apply(blocks, params, x))
+    change = np.array(
+        [
+            np.abs(apply(x.at[0, s].set((x[0, s] + 1) % VOCABULARY)) - apply(x))[0].max(-1)
+            for s in range(LENGTH)
+        ]
+    )
+    # One program, in which a position to come has weight 0: no tolerance.
+    np.testing.assert_array_equal(change > 0, np.triu(np.ones((LENGTH, LENGTH), bool)))
+
+
+def test_branches_without_their_last_layers_are_the_identity():
+    blocks, x = transformer(3, 8, 2, VOCABULARY, "float32"), tokens()
+    params = some(blocks, x)
+    for k in range(3):
+        for name in ("attended", "contract"):
+            params[f"block{k}"][name] = jax.tree.map(np.zeros_like, params[f"block{k}"][name])
+    hs = base.activations(blocks, params, x)
+    embedded = params["block0"]["tokens"]["embedding"][x] + params["block0"]["positions"]
+    for h in hs[1:-1]:
+        np.testing.assert_array_equal(h, embedded)
+
+
+def test_initial_scale_of_branches_falls_with_depth():
+    depth = 8
+    _, block = transformer(depth, 48, 2, VOCABULARY, "float32")[0]
+    params = jax.jit(block.init)(jax.random.key(0), tokens())["params"]
+    for name, fan_in in (("attended", 48), ("contract", 4 * 48)):
+        kernel = params[name]["kernel"]
+        expected = (fan_in * 2 * depth) ** -0.5
+        # That of n numbers is known to 1 / sqrt(2 n) of it, 1.5% for 48 x 48; without depth in it
+        # the expected one would be four times as large.
+        assert abs(kernel.std() / expected - 1) < 5 / (2 * kernel.size) ** 0.5, name
+
+
+def test_any_integers_are_tokens():
+    """A vocabulary of 256 is one more than a byte can say."""
+    blocks = transformer(1, 4, 1, 256, "float32")
+    x = np.array([[0, 1, 127, 128, 254, 255]])
+    params = some(blocks, jnp.asarray(x))
+    wide, narrow = (base.apply(blocks, params, jnp.asarray(x, t)) for t in (np.int32, np.uint8))
+    np.testing.assert_array_equal(wide, narrow)
+    assert np.isfinite(wide).all()  # an index out of range is filled with NaN
+
+
+def test_positions_are_those_of_the_length_at_initialization():
+    blocks = transformer(1, 4, 1, VOCABULARY, "float32")
+    params = some(blocks, tokens())
+    with pytest.raises(ScopeParamShapeError):
+        base.apply(blocks, params, tokens(length=LENGTH + 1))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_head_applies_after_every_block(dtype):
+    """Parameters and gradients stay float32, whatever is computed in."""
+    blocks, x = transformer(3, 8, 2, VOCABULARY, dtype), tokens(dtype=np.uint8)
+    names = ["block0", "block1"]
+    params = shapes(blocks, x, names)
+    head = blocks[-1][1]
+
+    def outputs(params):
+        hs = base.activations(blocks, params, x)
+        ends = zip(names, hs[1:-2], strict=True)
+        return [*(head.apply({"params": params[f"{n}_head"]}, h) for n, h in ends), hs[-1]]
+
+    def loss(params):
+        return sum(y.astype("float32").sum() for y in outputs(params))
+
+    made = jax.eval_shape(outputs, params)
+    assert [(y.shape, y.dtype) for y in made] == 3 * [((3, LENGTH, VOCABULARY), jnp.dtype(dtype))]
+    for leaf in jax.tree.leaves((params, jax.eval_shape(jax.grad(loss), params))):
+        assert leaf.dtype == jnp.float32
+
+
+def test_width_that_does_not_divide_is_one_line():
+    with pytest.raises(ValueError, match=r"^transformer of width 10: .* multiple of its 4 att"):
+        transformer(1, 10, 4, VOCABULARY, "float32")
