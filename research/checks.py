@@ -130,9 +130,9 @@ def _check_local(config: ConfigDict, blocks: int) -> None:
     _one_of(config, "cluster.service", ("constant",))
     if cluster.speeds:
         raise ConfigError("config.cluster.speeds: of strategy 'local' all devices are equal")
-    if cluster.nodes > blocks:
+    if blocks % cluster.nodes:
         raise ConfigError(
-            f"config.cluster.nodes = {cluster.nodes}: the model has {blocks} blocks to spread"
+            f"config.cluster.nodes = {cluster.nodes}: must divide the model's {blocks} blocks"
         )
     parts = cluster.devices_per_node
     if strategy.variant == "backprop" and cluster.nodes > 1:

@@ -85,8 +85,8 @@ def of_groups(costs: BlockCosts, groups: Groups, shared: bool = False) -> Costs:
     sequential: operations between two updates in the steady state, if everything starts as soon as
         what it depends on is there. A block's new parameters depend on the old ones of all blocks
         up to the end of its group, so an update takes the largest mean of a cycle of those
-        dependencies: that is the largest `own`. A shared head closes longer cycles, two updates
-        long: head, a group, from its new parameters forward to the last group's use of the head.
+        dependencies: that is the largest `own`. A shared head closes cycles of two updates, too:
+        from the head through a group to new parameters, from these forward to a use of the head.
     latency: operations on the longest path through one update alone, no update under way before.
     memory: parameters, their gradients and kept activations of a device that has just one group.
     communicated: see below, cut where groups begin; a shared head's gradient and new parameters
@@ -104,9 +104,9 @@ def of_groups(costs: BlockCosts, groups: Groups, shared: bool = False) -> Costs:
     sequential = max(own)
     sent = communicated(costs, groups, sorted({a for a, _ in groups if a}))
     if shared:
-        use = heads[-1].forward + heads[-1].backward
-        trips = [own[i] + forward[-1] - forward[b] + use for i, (_, b) in enumerate(groups)]
-        sequential = max(sequential, max(trips) / 2)
+        used = max(forward[b] + heads[b - 1].forward + heads[b - 1].backward for _, b in groups)
+        trip = max(used - forward[a] + back[i] for i, (a, _) in enumerate(groups))
+        sequential = max(sequential, trip / 2)
         sent += 2 * (len(groups) - 1) * heads[-1].parameter_bytes
     latency = max(forward[b] + back[i] for i, (_, b) in enumerate(groups))
     memory = tuple(
@@ -185,14 +185,12 @@ def _analyzed(module: nn.Module, losses: Any, structure: Any, shapes: tuple[Any,
         y, back = pull(wrt, *arguments)
         return y, back(cotangent)
 
-    params, h, _ = arguments
-    most = 2 if jnp.issubdtype(h.dtype, jnp.floating) else 1  # words have no gradient
     forward = _operations(value, *arguments)
     backward, first = (
-        _operations(partial(gradient, wrt), output, *arguments) - forward for wrt in (most, 1)
+        _operations(partial(gradient, wrt), output, *arguments) - forward for wrt in (2, 1)
     )
-    kept = _kept(partial(pull, most), *arguments)
-    return forward, backward, first, _bytes(params), kept, _bytes(output)
+    kept = _kept(partial(pull, 2), *arguments)
+    return forward, backward, first, _bytes(arguments[0]), kept, _bytes(output)
 
 
 def _operations(function: Callable[..., Any], *arguments: Shapes) -> float:

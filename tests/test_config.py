@@ -109,6 +109,7 @@ def test_a_bad_value_is_refused_by_name(name, value):
     assert refusal(changed({name: value})).startswith(f"config.{name}")
 
 
+LOCAL = {"strategy.name": "local", "model.name": "resmlp", "cluster.service": "constant"}
 COMBINATIONS = [
     (
         {"strategy.name": "asynchronous", "strategy.groups": 3, "cluster.nodes": 4},
@@ -124,6 +125,20 @@ COMBINATIONS = [
     ({"strategy.name": "daso", "replicas.count": 3}, "replicas.count"),
     ({"parallel.api": "jit", "replicas.count": 3}, "replicas.count"),
     ({"cluster.disturbance_probability": 0.5}, "cluster.disturbance_probability"),
+    ({"model.name": "transformer", "model.width": 30}, "model: transformer of width 30"),
+    ({"model.name": "resnet", "model.channels": (12,)}, "model: resnet of 12 channels"),
+    (LOCAL | {"cluster.service": "exponential"}, "cluster.service"),
+    (LOCAL | {"cluster.speeds": (1.0,)}, "cluster.speeds"),
+    (LOCAL | {"strategy.variant": "overlapping", "strategy.window": 9}, "strategy: window 9"),
+    (LOCAL | {"model.name": "quadratic"}, "strategy: local parallelism"),
+    (LOCAL | {"cluster.nodes": 3}, "cluster.nodes"),
+    (LOCAL | {"cluster.nodes": 4, "strategy.variant": "overlapping"}, "cluster.nodes"),
+    (LOCAL | {"cluster.nodes": 4, "strategy.variant": "chunked"}, "cluster.nodes"),
+    (LOCAL | {"cluster.nodes": 2, "strategy.shared_heads": True}, "strategy.shared_heads"),
+    (LOCAL | {"cluster.devices_per_node": 3}, "batch_size"),
+    (LOCAL | {"cluster.nodes": 2, "batch_size": 6, "strategy.variant": "backprop"}, "batch_size"),
+    (LOCAL | {"replicas.count": 3}, "replicas.count"),
+    (LOCAL | {"parallel.api": "jit"}, "parallel.api"),
     ({"cluster.service": "trace"}, "cluster.trace"),
     ({"cluster.service": "measured"}, "cluster.service"),
     ({"strategy.name": "dynamic_batch", "cluster.service": "measured"}, "cluster.service"),
@@ -159,6 +174,9 @@ GOOD = [
     {"optimizer.options": ConfigDict({"nesterov": True})},
     {"checkpoint_every": 0, "seed": 2**32 - 1, "cluster.variation": 0.0, "model.hidden": ()},
     {"model.lowering": "gemm", "replicas.matching": (-0.5, 0.0)},
+    LOCAL | {"cluster.nodes": 8, "cluster.devices_per_node": 4},
+    LOCAL | {"cluster.nodes": 4, "strategy.variant": "chunked", "strategy.chunks": 8},
+    LOCAL | {"strategy.shared_heads": True, "strategy.variant": "overlapping"},
 ]
 
 

@@ -59,6 +59,12 @@ def mesh(axes: Sequence[str], shape: Sequence[int]) -> Mesh:
             "(XLA_FLAGS=--xla_force_host_platform_device_count=N makes N of a CPU)"
         )
     devices = np.array(jax.devices()[: int(np.prod(shape))]).reshape(shape)
+    used = {device.process_index for device in devices.flat}
+    if len(used) < jax.process_count():
+        raise DeviceError(
+            f"{' x '.join(map(str, shape))} devices are asked for, those of {len(used)} of the "
+            f"{jax.process_count()} processes; all must take part"
+        )
     return Mesh(devices, axes, axis_types=(AxisType.Auto,) * len(axes))
 
 

@@ -10,6 +10,7 @@ from research.parallel import layout
 from research.parallel.layout import Advance, Layout
 from research.parallel.measured import measure
 from research.parallel.simulated import one_node, over_nodes, over_workers
+from research.parallel.stages import stages
 from research.problem import Problem
 from research.strategies import Strategy, daso, dynamic_batch, local, sync
 from research.strategies.dynamic_batch import part
@@ -46,7 +47,12 @@ def make(
     if name == "local":
         groups = tuple((a, b) for a, b in strategy["groups"])
         alone = local(whole, optimizer, groups, strategy["shared_heads"])
-        return alone, layout.one_device(loop(alone))
+        if not api:
+            return alone, layout.one_device(loop(alone))
+        mesh = layout.mesh(("stage", "data"), shape)
+        whole_batch = len(groups) > 1 or shape[0] == 1
+        parts = 1 if whole_batch else strategy["micro_batches"]
+        return alone, stages(whole, optimizer, groups, mesh, parts)
     if name == "sync" and api:
         alone = sync(whole.loss, optimizer, accumulation=strategy["accumulation"])
         mesh = layout.mesh(("data",), shape)

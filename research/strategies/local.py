@@ -11,6 +11,7 @@ heads further on. head_K is the model's last block, and with shared heads every 
 """
 
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -66,25 +67,29 @@ def gradients(problem: Problem, groups: Groups, shared: bool = False) -> Gradien
     names = [name for name, _ in problem.blocks]
     last, module = problem.blocks[-1]
 
-    def loss(own: Params, h: jax.Array, batch: Batch, a: int, b: int, head: str) -> tuple:
-        hs = base.activations(problem.blocks[a:b], own, h)
-        outputs = base.apply(((head, module),), own, hs[-1])
-        return jnp.mean(problem.losses(outputs, batch)), hs
-
-    # With respect to a group's own parameters only: its input is a constant.
-    local_gradient = jax.value_and_grad(loss, has_aux=True)
+    def loss(own: Params, h: jax.Array, batch: Batch) -> jax.Array:
+        return jnp.mean(problem.losses(base.apply(((last, module),), {last: own}, h), batch))
 
     def gradient(params: Params, h: jax.Array, batch: Batch) -> tuple:
         grads: Params = {}
-        hs = {groups[0][0]: h}
+        back: dict[int, Callable] = {}  # of block j: from d L / d h_{j+1} to d L / d (theta_j, h_j)
+
+        def add(name: str, term: Params) -> None:
+            grads[name] = jax.tree.map(jnp.add, grads[name], term) if name in grads else term
+
+        ahead = groups[0][0]
         for a, b in groups:
+            for j in range(ahead, b):  # forward once, however many groups the block is in
+                block = partial(base.apply, problem.blocks[j : j + 1])
+                h, back[j] = jax.vjp(block, {names[j]: params[names[j]]}, h)
+            ahead = b
             head = last if shared or b == len(names) - 1 else base.head_of(names[b - 1])
-            own = {name: params[name] for name in (*names[a:b], head)}
-            (value, more), terms = local_gradient(own, hs[a], batch, a, b, head)
-            hs |= dict(enumerate(more, a))
-            for name, term in terms.items():
-                grads[name] = jax.tree.map(jnp.add, grads[name], term) if name in grads else term
-        return grads, hs[b], value
+            value, (term, delta) = jax.value_and_grad(loss, (0, 1))(params[head], h, batch)
+            add(head, term)
+            for j in reversed(range(a, b)):  # and no further back: h_a is a constant
+                term, delta = back[j](delta)
+                add(names[j], term[names[j]])
+        return grads, h, value
 
     return gradient
 

@@ -1,0 +1,121 @@
+"""Whole runs of local parallelism: its limit, its log, its costs and its simulated seconds."""
+
+import numpy as np
+import pytest
+
+from research import program, trainer
+from research.config import ConfigError
+from research.trainer import train
+
+LOCAL = {
+    "strategy.name": "local",
+    "strategy.groups": 1,
+    "cluster.nodes": 1,
+    "cluster.service": "constant",
+    "model.name": "resmlp",
+    "model.blocks": 4,
+    "model.width": 8,
+}
+SIZE = 4  # of the batches of `config`
+
+
+@pytest.fixture(scope="module")
+def local(config, mnist):
+    """`local({"strategy.variant": ...})`: the config of a small residual network."""
+    return lambda values=(): config({**mnist, **LOCAL, **dict(values)})
+
+
+def test_one_group_of_all_blocks_is_synchronous(local, tmp_path, final):
+    """Through the trainer: same batches, same start, whatever heads the variant has."""
+    whole, sync = local({"strategy.variant": "backprop"}), local({"strategy.name": "sync"})
+    states = []
+    for name, chosen in (("whole", whole), ("sync", sync)):
+        train(chosen, tmp_path / name)
+        states.append(final(trainer.prepare(chosen), tmp_path / name)[1].params)
+    assert states[0].keys() == states[1].keys()
+    for name, params in states[0].items():
+        for leaf, values in params.items():
+            for kind, value in values.items():
+                # 60 updates that differ by the order of sums, some 1e-7 of numbers up to 1 each.
+                np.testing.assert_allclose(value, states[1][name][leaf][kind], rtol=1e-4, atol=1e-5)
+
+
+def test_an_interrupted_run_reaches_the_same_floats(local, tmp_path, monkeypatch):
+    chosen = local({"strategy.variant": "overlapping", "optimizer.name": "adam"})
+    chosen.optimizer.momentum = 0.0
+    straight = train(chosen, tmp_path / "straight")
+    monkeypatch.setattr(trainer, "_summary", lambda *_: 1 / 0)  # after the last checkpoint
+    with pytest.raises(ZeroDivisionError):
+        train(chosen, tmp_path / "cut")
+    monkeypatch.undo()
+    assert train(chosen, tmp_path / "cut")["parameters_crc32"] == straight["parameters_crc32"]
+
+
+@pytest.mark.parametrize("variant", ["greedy", "backprop"])
+def test_probes_are_logged(local, tmp_path, rows, variant):
+    train(local({"strategy.variant": variant, "strategy.probes": True}), tmp_path)
+    for row in rows(tmp_path):
+        cosines = [row[f"cosine_block{k}"] for k in range(4)]
+        accuracies = [row[f"probe_accuracy_block{k}"] for k in range(4)]
+        assert all(0 <= accuracy <= 1 for accuracy in accuracies)
+        # The last block has no other loss than the model's; rounding is some 1e-7.
+        assert cosines[-1] == pytest.approx(1, abs=1e-5)
+        if variant == "backprop":
+            assert cosines == pytest.approx([1] * 4, abs=1e-5)
+        else:
+            assert cosines[0] < 0.999  # it learns from another loss
+
+
+def test_no_probes_unless_asked_for(local, tmp_path, rows):
+    train(local(), tmp_path)
+    assert not any("cosine" in name or "probe" in name for name in rows(tmp_path)[-1])
+
+
+def test_costs_are_in_the_summary_and_make_the_seconds(local, tmp_path):
+    summaries = {
+        name: train(local({**values, "steps": 10, "checkpoint_every": 0}), tmp_path / name)
+        for name, values in {
+            "backprop": {"strategy.variant": "backprop"},
+            "greedy": {},
+            "stages": {"cluster.nodes": 4},
+            "pipeline": {"strategy.variant": "backprop", "cluster.nodes": 4},
+        }.items()
+    }
+    flops = {name: summary["total_flops"] for name, summary in summaries.items()}
+    seconds = {name: s["simulated_seconds_per_step"] for name, s in summaries.items()}
+    second = SIZE * 1e-3  # of backpropagation, as the config has it
+    assert seconds["backprop"] == pytest.approx(second)
+    # On one device what counts is all the work that there is, heads included;
+    assert seconds["greedy"] == pytest.approx(second * flops["greedy"] / flops["backprop"])
+    assert flops["greedy"] > flops["backprop"] == summaries["backprop"]["sequential_flops"]
+    # on several, the fullest one: more than a quarter, less than a pipeline that fills and drains.
+    assert second / 4 < seconds["stages"] < seconds["pipeline"] < second
+    assert summaries["greedy"]["sequential_flops"] < flops["greedy"]
+    assert summaries["greedy"]["communicated_bytes"] == 3 * SIZE * 8 * 4  # three cuts, float32
+
+
+def test_a_head_that_cannot_be_shared(local, tmp_path):
+    values = {"model.name": "mlp", "model.hidden": (8, 9), "strategy.shared_heads": True}
+    with pytest.raises(ConfigError, match="different shapes"):
+        train(local(values), tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+def test_variants_start_from_the_same_trunk(local):
+    params = [
+        trainer.prepare(local({"strategy.variant": v})).params for v in ("greedy", "backprop")
+    ]
+    assert set(params[0]) == set(params[1]) | {f"block{k}_head" for k in range(3)}
+    for name, own in params[1].items():
+        for leaf, values in own.items():
+            for kind, value in values.items():
+                np.testing.assert_array_equal(value, params[0][name][leaf][kind])
+
+
+def test_equal_variants_share_a_program(local):
+    one, other = (
+        trainer.prepare(local({"optimizer.learning_rate": rate})).program for rate in (0.1, 0.2)
+    )
+    assert one is other
+    chunked = local({"strategy.variant": "chunked", "strategy.chunks": 4})
+    assert program.groups_of(chunked) == program.groups_of(local())
