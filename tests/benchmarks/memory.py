@@ -14,8 +14,6 @@ batch, and those of all heads are made at the very start, which looks like an ac
 """
 
 import argparse
-import json
-import platform
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +26,7 @@ from research.config import default
 from research.costs import block_costs, of_groups
 from research.strategies.base import Event
 from research.strategies.local import groups, heads, local
+from tests.benchmarks.record import publish
 
 BATCH, WIDTH, CLASSES, CHUNKS = 4096, 128, 10, 4
 VARIANTS = ("greedy", "chunked", "backprop")
@@ -89,20 +88,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("workdirs/memory.json"))
     arguments = parser.parse_args()
     table = measure(arguments.depths)
-    wide = table.pivot(
-        index=["depth", "compiled"], columns="variant", values=["temporary", "ratio", "counted"]
-    )
-    print(wide.to_string(float_format="{:.3f}".format))
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    record = {
-        "device": jax.devices()[0].device_kind,
-        "python": platform.python_version(),
-        "jax": jax.__version__,
-        "batch": BATCH,
-        "width": WIDTH,
-        "MiB": table.to_dict("records"),
-    }
-    arguments.out.write_text(json.dumps(record, indent=2) + "\n")
+    publish(table, arguments.out, batch=BATCH, width=WIDTH)
 
 
 if __name__ == "__main__":

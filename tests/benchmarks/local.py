@@ -1,0 +1,171 @@
+"""Local parallelism against backpropagation: `python -m tests.benchmarks.local`.
+
+    one device   an update of each variant, and its compilation, over backpropagation's; and the
+                 operations of its update over those, which its time should be in proportion to
+    schedules    four stages whose tasks last as long as they have operations (simulated): how busy
+                 the stages are in the mean, the fill and drain of 100 updates included
+    four stages  an update of greedy stages over one of backpropagation in micro-batches (GPipe), on
+                 four virtual devices of this CPU and in four processes: from traces of real runs
+
+Residual MLP of 8 blocks of width 256 on MNIST, batch 128, SGD with momentum. Every round runs all
+programs once; the tables have medians and quartiles of the rounds' ratios.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pandas as pd
+from ml_collections import ConfigDict
+
+from research import program, trainer
+from research.config import default
+from research.timeline import pipeline
+from tests.benchmarks.record import publish
+from tests.benchmarks.step_time import Timer, in_turn, ours, spread
+
+STAGES, UPDATES = 4, 100
+BASE: dict[str, Any] = {
+    "steps": 2 * program.CHUNK,
+    "log_every": 2 * program.CHUNK,
+    "checkpoint_every": 0,
+    "batch_size": 128,
+    "model.name": "resmlp",
+    "optimizer.learning_rate": 0.01,
+    "optimizer.momentum": 0.9,
+    "strategy.name": "local",
+    "cluster.service": "constant",
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "backprop": {"strategy.variant": "backprop"},
+    "chunked, 4": {"strategy.variant": "chunked", "strategy.chunks": 4},
+    "overlapping, 2": {"strategy.variant": "overlapping"},
+    "greedy": {"strategy.variant": "greedy"},
+}
+FLAGS = "--xla_force_host_platform_device_count"
+LAUNCHERS = {
+    "4 virtual devices": ([], {"XLA_FLAGS": f"{FLAGS}={STAGES}"}),
+    "4 processes": (["-m", "launch.local", f"--processes={STAGES}", "--", sys.executable], {}),
+}
+
+
+def config_of(values: dict[str, Any]) -> ConfigDict:
+    config = default()
+    config.update_from_flattened_dict(BASE | values)
+    return config
+
+
+def compilation(config: ConfigDict) -> Timer:
+    """Seconds to compile the step of a config's strategy."""
+    run = trainer.prepare(config)
+    hyper = {name: values[0] for name, values in run.hypers.items()}
+    event = program.Event(np.int32(0), np.int32(0), hyper)
+    batch = {name: leaf[: config.batch_size] for name, leaf in run.data.train.items()}
+    strategy = run.program.strategy
+    lowered = jax.jit(strategy.step).lower(strategy.init(run.params), event, batch)
+
+    def once() -> float:
+        start = time.perf_counter()
+        lowered.compile()
+        return time.perf_counter() - start
+
+    return once
+
+
+def one_device(rounds: int) -> pd.DataFrame:
+    configs = {name: config_of(values) for name, values in VARIANTS.items()}
+    flops = {name: trainer.prepare(config).costs.total for name, config in configs.items()}
+    seconds = in_turn({name: ours(config, UPDATES) for name, config in configs.items()}, rounds)
+    compiling = in_turn({name: compilation(config) for name, config in configs.items()}, 5)
+    rows = []
+    for name in list(VARIANTS)[1:]:
+        for what, times in (("update", seconds), ("compilation", compiling)):
+            row = {"what": what, "variant": name, **spread(times[name] / times["backprop"])}
+            row |= {
+                "operations": flops[name] / flops["backprop"],
+                "ms": 1e3 * np.median(times[name]),
+            }
+            rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def schedules() -> pd.DataFrame:
+    """Utilization and bubble of four stages, an update of backpropagation lasting one second."""
+    work = {}
+    for name in ("backprop", "greedy"):
+        config = config_of(VARIANTS[name] | {"cluster.nodes": STAGES})
+        run = trainer.prepare(config)
+        one = {key: leaf[:1] for key, leaf in run.data.train.items()}
+        work[name] = program.costs(config, run.data.classes, run.params, one)[1]
+    greedy, back = work["greedy"], work["backprop"]
+    made = {"greedy": pipeline.local(greedy.forward, greedy.backward, 0.0, UPDATES)}
+    for m in (4, 16):
+        parts = (back.forward / m, back.backward / m, 0.0, m, UPDATES)
+        made[f"GPipe, {m} micro-batches"] = pipeline.gpipe(*parts)
+        made[f"1F1B, {m} micro-batches"] = pipeline.one_f_one_b(*parts)
+    made["one device"] = pipeline.sequential(back.forward, back.backward, 1, UPDATES)
+    return pd.DataFrame(
+        {
+            "schedule": name,
+            "utilization": pipeline.utilization(schedule),
+            "bubble": pipeline.bubble_fraction(schedule),
+            "an update": pipeline.seconds(schedule)[-1] / UPDATES,
+            "held at most": int(pipeline.memory(schedule).max()),
+        }
+        for name, schedule in made.items()
+    )
+
+
+def real(variant: str, launcher: list[str], environment: dict[str, str]) -> float:
+    """Median seconds an update of a run on four stages. Raises CalledProcessError if it fails."""
+    values = BASE | VARIANTS[variant] | {"cluster.nodes": STAGES, "parallel.api": "shard_map"}
+    with tempfile.TemporaryDirectory() as folder:
+        train = ["-m", "launch.train", "--config=configs/quickstart.py", f"--workdir={folder}"]
+        flags = [f"--config.{name}={value}" for name, value in values.items()]
+        subprocess.run(
+            [sys.executable, *launcher, *train, *flags],
+            env=os.environ | environment,
+            check=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        seconds = pd.read_csv(Path(folder, "trace.csv"))["seconds"]
+    return float(np.median(np.diff(seconds)[program.CHUNK :]))
+
+
+def four_stages(rounds: int) -> pd.DataFrame:
+    rows = []
+    for name, launcher in LAUNCHERS.items():
+        times = np.array(
+            [[real(v, *launcher) for v in ("greedy", "backprop")] for _ in range(rounds)]
+        )
+        greedy, back = times.T
+        row = {"on": name, "ratio": "greedy / GPipe", **spread(greedy / back)}
+        rows.append(
+            row | {"greedy, ms": 1e3 * np.median(greedy), "GPipe, ms": 1e3 * np.median(back)}
+        )
+    return pd.DataFrame(rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--real_rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=Path("workdirs/local.json"))
+    arguments = parser.parse_args()
+    tables = {"schedules": schedules(), "four stages": four_stages(arguments.real_rounds)}
+    for name, table in tables.items():
+        print(name, table.to_string(index=False, float_format="{:.3f}".format), sep="\n")
+    more = {name: table.to_dict("records") for name, table in tables.items()}
+    publish(one_device(arguments.rounds), arguments.out, rounds=arguments.rounds, **more)
+
+
+if __name__ == "__main__":
+    main()
