@@ -9,25 +9,9 @@ from hypothesis import strategies as st
 
 from research.models import base
 from research.models.resmlp import resmlp
+from tests.models.parameters import count, shapes, some
 
 CLASSES = 3
-
-
-def shapes(blocks, x, heads=()):
-    """Parameters as shapes, not computed."""
-    return jax.eval_shape(lambda key: base.init(blocks, key, x, heads), jax.random.key(0))
-
-
-def some(blocks, x, heads=()):
-    """Parameters drawn here: compiling the initializers takes seconds."""
-    rng = np.random.default_rng(1)
-    return jax.tree.map(
-        lambda leaf: rng.normal(0, 0.5, leaf.shape).astype(leaf.dtype), shapes(blocks, x, heads)
-    )
-
-
-def count(tree):
-    return sum(leaf.size for leaf in jax.tree.leaves(tree))
 
 
 def images(seed=0, batch=5):

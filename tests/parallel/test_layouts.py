@@ -1,16 +1,14 @@
 """The same run on one device, on several in each idiom, and in several processes."""
 
 import json
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.parallel.started import start
+
 RUN = {
     "steps": 100,
     "log_every": 50,
@@ -83,16 +81,8 @@ def train(configs, folder, data_dir, *launcher, devices=8):
     every = {name: RUN | {"data.dir": data_dir} | values for name, values in configs.items()}
     listed = folder / "configs.json"
     listed.write_text(json.dumps(every))
-    command = [sys.executable, "-m", "tests.parallel.train_all", str(listed), str(folder)]
     flags = f"--xla_force_host_platform_device_count={devices}"
-    done = subprocess.run(
-        [*launcher, *command],
-        cwd=ROOT,
-        env=os.environ | ({} if launcher else {"XLA_FLAGS": flags}),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    start("tests.parallel.train_all", [str(listed), str(folder)], launcher, flags)
     return {name: np.load(folder / f"{name}.npz")["flat"] for name in configs}
 
 

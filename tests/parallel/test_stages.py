@@ -4,8 +4,6 @@
 devices enough: it leaves `FOLDER/NAME.npz` for each name of a run.
 """
 
-import os
-import subprocess
 import sys
 from functools import cache, partial
 from pathlib import Path
@@ -29,8 +27,8 @@ from research.parallel.stages import stages
 from research.program import _advance
 from research.strategies.base import Event
 from research.strategies.local import heads, local
+from tests.parallel.started import start as run_all
 
-ROOT = Path(__file__).parents[2]
 CHUNK, BATCH, CLASSES, EXAMPLES = 16, 8, 5, 64
 CALLS = (7, 1, 0, 12, 10)  # 30 updates; the pipeline fills and drains in each call
 EVERY = range(len(CALLS))
@@ -180,17 +178,9 @@ def main(folder, *names):
 
 def started(folder, names, *launcher, devices=8):
     """What those runs leave, from a program of so many devices or what the launcher makes of it."""
-    command = [sys.executable, "-m", "tests.parallel.test_stages", str(folder), *names]
     # Compilation is what takes time here: LLVM is to optimize nothing.
     flags = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
-    done = subprocess.run(
-        [*launcher, *command],
-        cwd=ROOT,
-        env=os.environ | ({} if launcher else {"XLA_FLAGS": flags}),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_all("tests.parallel.test_stages", [str(folder), *names], launcher, flags)
     return {name: dict(np.load(folder / f"{name}.npz")) for name in names}
 
 

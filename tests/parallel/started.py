@@ -1,0 +1,21 @@
+"""Programs of the tests that need other devices, or more processes, than the tests have."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def start(module: str, arguments: Sequence[str], launcher: Sequence[str], flags: str) -> None:
+    """Runs `python -m module` to its end: by the launcher, or else with those XLA_FLAGS."""
+    done = subprocess.run(
+        [*launcher, sys.executable, "-m", module, *arguments],
+        cwd=ROOT,
+        env=os.environ | ({} if launcher else {"XLA_FLAGS": flags}),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
