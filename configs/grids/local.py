@@ -41,8 +41,8 @@ TEXT: Point = {
     "data.train_evaluated": 500,
     "data.test_evaluated": 500,
     "batch_size": 32,
-    "steps": 1200,
-    "log_every": 300,
+    "steps": 600,
+    "log_every": 150,
     "optimizer.learning_rate": 2e-3,
 }
 
