@@ -9,8 +9,8 @@ share one fully connected (FC) server. A group computes its convolutions, then q
     HE(g)     = max(T_fc, (T_conv(k) + T_fc) / g)        seconds an iteration
     P_HE(S)   = HE(S) / HE(0)                            S = g - 1, at the same N
 
-The FC server is saturated when T_fc is the maximum. That T_conv_network grows with k is the
-paper's; that it grows linearly is the model of one server with one link.
+The FC server is saturated when T_fc is the maximum. The paper has T_conv_network grow with k;
+linear growth is an assumption made here, of one model server with one link.
 
 *Merged*, compute and model of the FC part share the server. *Unmerged*, as the authors' program
 lays it out, every group computes its FC part on a machine of its own, and what the groups queue for
