@@ -98,11 +98,17 @@ def check(config: ConfigDict) -> None:
         lambda v: 0 <= v <= config.strategy.max_batches,
         f"from 0 to config.strategy.max_batches = {config.strategy.max_batches}",
     )
-    blocks = _check_model(config)
+    names = _check_model(config)
+    _require(
+        config,
+        "strategy.fresh",
+        lambda v: set(v) <= set(names),
+        f"of the blocks {', '.join(names)}",
+    )
     _check_cluster(config)
     _check_parallel(config)
     if config.strategy.name == "local":
-        _check_local(config, blocks)
+        _check_local(config, len(names) - 1)
     if config.strategy.name == "daso":
         _check_daso(config)
     _check_optimizer(config)
@@ -113,10 +119,10 @@ def check(config: ConfigDict) -> None:
         )
 
 
-def _check_model(config: ConfigDict) -> int:
-    """The number of blocks before the last one."""
+def _check_model(config: ConfigDict) -> list[str]:
+    """The names of the model's blocks."""
     try:
-        return len(models.make(config.model, classes=2)) - 1
+        return [name for name, _ in models.make(config.model, classes=2)]
     except ValueError as error:
         raise ConfigError(f"config.model: {error}") from error
 

@@ -61,6 +61,7 @@ def default() -> ConfigDict:
     config.strategy = ConfigDict()
     config.strategy.name = "sync"
     config.strategy.groups = 1  # compute groups of `asynchronous`
+    config.strategy.fresh = ()  # asynchronous: blocks that are read as they are, never stale
     config.strategy.max_batches = 4  # daso: batches from one exchange between nodes to the next (B)
     config.strategy.wait = 1  # daso: batches from its sending to its receipt (W)
     config.strategy.warmup_epochs = 4  # daso: epochs that synchronize after every batch, first

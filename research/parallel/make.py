@@ -64,5 +64,5 @@ def make(
         if api == "pmap":
             return alone, layout.pmap(loop(device), "data", mesh.size)
         return alone, layout.shard_map(loop(device), mesh, P(), P(None, "data"))
-    made = strategies.make(name, whole.loss, optimizer, slots)
+    made = strategies.make(name, whole.loss, optimizer, slots, tuple(strategy["fresh"]))
     return made, layout.one_device(loop(made))

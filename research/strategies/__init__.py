@@ -31,11 +31,18 @@ PARALLEL = ("daso", "dynamic_batch", "local")
 
 
 def make(
-    name: str, loss: Loss, optimizer: optax.GradientTransformationExtraArgs, slots: int
+    name: str,
+    loss: Loss,
+    optimizer: optax.GradientTransformationExtraArgs,
+    slots: int,
+    fresh: tuple[str, ...] = (),
 ) -> Strategy:
-    """The strategy called `name`; `slots` is the number of snapshots its timeline addresses."""
+    """The strategy called `name`; `slots` is the number of snapshots its timeline addresses.
+
+    `fresh`: the blocks of `asynchronous` that are never read from a snapshot.
+    """
     if name == "sync":
         return sync(loss, optimizer)
     if name == "asynchronous":
-        return asynchronous(loss, optimizer, slots)
+        return asynchronous(loss, optimizer, slots, fresh)
     raise ValueError(f"strategy {name!r}: one of {', '.join(NAMES)}")

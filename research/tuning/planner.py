@@ -1,0 +1,227 @@
+"""Planning arithmetic: algorithms, the mini-batch, GPUs, parameter servers, time to train.
+
+Zou et al., "Distributed training of large-scale deep architectures" (arXiv 1709.06622). Algorithms
+l of a convolution i take T_il seconds and M_il bytes of workspace, for which there remains
+
+    M_bound = M_GPU - M_FM - M_MP - M_C
+
+For every candidate mini-batch an integer program chooses one algorithm for each layer:
+
+    min sum_il x_il T_il   such that   sum_l x_il = 1,   sum_il x_il M_il <= M_bound
+
+Lemma 1: with R_O overhead over computation on one GPU, G GPUs are faster by
+
+    alpha G,   alpha = (1 + R_O) / (1 + G R_O),   so R_O <= (1 - alpha) / (alpha G - 1) keeps alpha.
+
+Lemma 2: N_ps >= 2 S_p N_w / (B_ps T_C) parameter servers hide communication behind computation.
+"""
+
+import math
+import sys
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
+from fractions import Fraction
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.optimize import LinearConstraint, milp
+
+# HiGHS lets a variable be off by 1e-6: of 2^16 units that is a fraction of one, of bytes kilobytes.
+UNITS_LOG2 = 16
+# HiGHS stops within 1e-6 of the optimum: a billionth of the largest difference of times.
+COST_SCALE = 1e3
+EXACT = {"mip_rel_gap": 0}
+
+
+Of = Callable[[int], Any]  # of a mini-batch
+
+
+class PlanError(ValueError):
+    """No such plan."""
+
+
+class Row(NamedTuple):
+    """Of one candidate mini-batch; the defaults if it does not fit."""
+
+    batch: int
+    feasible: bool = False
+    seconds: float = math.inf  # an update
+    examples_per_second: float = 0.0
+    chosen: tuple[int, ...] = ()  # algorithm of each layer
+
+
+class Batches(NamedTuple):
+    rows: tuple[Row, ...]  # as the candidates came
+    best: Row  # of the largest throughput, and of those the smallest mini-batch
+    largest: Row  # of the largest mini-batch that fits
+
+
+class Interval(NamedTuple):
+    median: float
+    low: float
+    high: float
+
+
+def algorithms(times: ArrayLike, memory: ArrayLike, bound: float) -> np.ndarray:
+    """Algorithm of each layer, (layers,), that makes the sum of times least within the bound.
+
+    `times` (layers, algorithms) are seconds and `memory` (layers, algorithms) whole bytes; inf in
+    either says that the layer has no such algorithm. `bound` is M_bound in bytes, inf for none.
+    Which of several least sums is returned is not defined.
+
+    Bytes beyond the least memory, slack in all, are counted in units of at most slack / 32768:
+    first rounded down, so that a choice that keeps the bound in bytes as well is optimal; if it
+    does not, rounded up, so that the bound is kept, and less than a unit a layer is out of reach.
+    Below 65536 bytes of slack nothing is rounded.
+
+    Raises PlanError for a layer without algorithm, or a bound below the smallest that would do.
+    """
+    times, memory = _tables(times, memory)
+    missing = ~np.isfinite(memory).any(axis=1)
+    if missing.any():
+        raise PlanError(f"layer {missing.argmax()} has no algorithm of finite time and memory")
+    least = least_memory(times, memory)
+    if not bound >= least:
+        raise PlanError(f"M_bound is {bound} bytes: these layers need at least {least:.0f}")
+    beyond = memory - memory.min(axis=1, keepdims=True)
+    allowed = np.isfinite(beyond) & (beyond <= bound - least)
+    beyond = np.where(allowed, beyond, 0.0)
+    slack = min(bound - least, beyond.max(axis=1).sum())
+    unit = math.ldexp(1.0, math.frexp(slack)[1] - UNITS_LOG2)  # a power of 2: division is exact
+    slower = np.where(allowed, times - np.where(allowed, times, np.inf).min(1, keepdims=True), 0.0)
+    cost = (slower / (slower.max() or 1.0) * COST_SCALE).ravel()
+    limits = (0, allowed.ravel().astype(float))
+    one = LinearConstraint(np.kron(np.eye(len(times)), np.ones(times.shape[1])), 1, 1)
+    for rounded in (np.floor, np.ceil):
+        # Half a unit more admits no other choice: sums of whole units are whole.
+        fits = LinearConstraint(rounded(beyond / unit).reshape(1, -1), ub=slack // unit + 0.5)
+        solved = milp(cost, integrality=1, bounds=limits, constraints=(one, fits), options=EXACT)
+        if solved.x is None:
+            raise PlanError(f"the integer program was not solved: {solved.message}")
+        chosen = solved.x.reshape(times.shape).argmax(axis=1)
+        if np.take_along_axis(beyond, chosen[:, None], axis=1).sum() <= slack:
+            break
+    return chosen
+
+
+def least_memory(times: ArrayLike, memory: ArrayLike) -> float:
+    """The smallest M_bound, in bytes, that `algorithms` accepts; inf if it accepts none."""
+    return float(_tables(times, memory)[1].min(axis=1).sum())
+
+
+def m_bound(total: float, feature_maps: float, parameters: float, classifier: float) -> float:
+    """M_GPU - M_FM - M_MP - M_C: bytes left for workspace, below 0 if the model does not fit.
+
+    `parameters` has weights, gradients and momentum; `feature_maps` grows with the mini-batch.
+    """
+    _at_least(0, M_GPU=total, M_FM=feature_maps, M_MP=parameters, M_C=classifier)
+    return total - feature_maps - parameters - classifier
+
+
+def batch(candidates: Iterable[int], times_of: Of, memory_of: Of, bound_of: Of) -> Batches:
+    """Solves the integer program for each candidate mini-batch, and chooses among them.
+
+    The functions map a mini-batch to the arguments of `algorithms`. All that an update does counts:
+    work without alternatives is a layer of one algorithm, the others inf. Candidates should be
+    those that convergence allows: nothing here knows of it.
+
+    Raises PlanError if none fits, or an update takes no time.
+    """
+    rows = []
+    for size in candidates:
+        _at_least(1, batch=size)
+        times, memory, bound = np.asarray(times_of(size), float), memory_of(size), bound_of(size)
+        least = least_memory(times, memory)
+        if least == math.inf or bound < least:
+            rows.append(Row(size))
+            continue
+        chosen = algorithms(times, memory, bound)
+        seconds = float(np.take_along_axis(times, chosen[:, None], axis=1).sum())
+        _above_0(seconds=seconds)
+        rows.append(Row(size, True, seconds, size / seconds, tuple(chosen.tolist())))
+    feasible = [row for row in rows if row.feasible]
+    if not feasible:
+        raise PlanError(f"no mini-batch fits, of {[row.batch for row in rows]}")
+    best = max(feasible, key=lambda row: (row.examples_per_second, -row.batch))
+    return Batches(tuple(rows), best, max(feasible, key=lambda row: row.batch))
+
+
+def efficiency(overhead_ratio: float, gpus: int) -> float:
+    """Lemma 1: alpha of G GPUs, from 1 down to 1 / G, for R_O = `overhead_ratio`."""
+    _at_least(0, R_O=overhead_ratio)
+    _at_least(1, G=gpus)
+    return (1 + overhead_ratio) / (1 + gpus * overhead_ratio)
+
+
+def speedup(overhead_ratio: float, gpus: int) -> float:
+    """Lemma 1: alpha G, how many times faster than one GPU."""
+    return efficiency(overhead_ratio, gpus) * gpus
+
+
+def overhead_allowed(alpha: float, gpus: int) -> float:
+    """Lemma 1: the largest R_O with which G GPUs have efficiency alpha; alpha G is above 1."""
+    _above_0(1, alpha=alpha)
+    _at_least(1, G=gpus)
+    if not alpha * gpus > 1:
+        raise PlanError(f"alpha G is {float(alpha * gpus)}: a speed-up should be above 1")
+    return (1 - alpha) / (alpha * gpus - 1)
+
+
+def gpus(overhead_ratio: float, target_alpha: float, most: int) -> int:
+    """Lemma 1: the largest G, of 1 to `most`, with efficiency at least `target_alpha`."""
+    _above_0(1, target_alpha=target_alpha)
+    _at_least(1, most=most)
+    alpha = partial(efficiency, overhead_ratio)  # falls with G
+    return bisect_right(range(1, most + 1), -target_alpha, key=lambda g: -alpha(g))
+
+
+def parameter_servers(s_p: float, n_w: int, b_ps: float, t_c: float) -> int:
+    """Lemma 2: the fewest servers with which communication takes no longer than computation.
+
+    S_p bytes of parameters, pulled and pushed in every mini-batch by each of N_w workers, over B_ps
+    bytes/s of each server, during T_C seconds of computation. Exact: rounding adds no server.
+    """
+    _above_0(S_p=s_p, B_ps=b_ps, T_C=t_c)
+    _at_least(1, N_w=n_w)
+    return math.ceil(2 * Fraction(s_p) * n_w / (Fraction(b_ps) * Fraction(t_c)))
+
+
+def time_to_train(updates: Interval, seconds: Interval) -> Interval:
+    """Seconds to train: updates times seconds an update.
+
+    Assumes that the two are independent, that their intervals have the same level, and that their
+    logarithms are normal. Then medians multiply and distances from them, in logarithms, add in
+    squares; the interval of the product has that level, too. Where an interval is not symmetric in
+    logarithms, each side is taken by itself, and that is an approximation.
+    """
+    for name, (median, low, high) in (("updates", updates), ("seconds", seconds)):
+        if not 0 < low <= median <= high < math.inf:
+            raise PlanError(f"{name}: 0 < low {low} <= median {median} <= high {high} is not so")
+    logs = np.log(np.array([updates, seconds]))
+    below, above = np.exp(np.linalg.norm(logs[:, 1:] - logs[:, :1], axis=0)).tolist()
+    median = updates[0] * seconds[0]
+    return Interval(median, median / below, median * above)
+
+
+def _tables(times: ArrayLike, memory: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    """Both as arrays, with memory inf where time is."""
+    times, memory = np.asarray(times, float), np.asarray(memory, float)
+    if times.ndim != 2 or times.shape != memory.shape or not times.size:
+        raise PlanError(f"times {times.shape}, memory {memory.shape}: both (layers, algorithms)")
+    if not ((times >= 0).all() and (memory >= 0).all()):
+        raise PlanError("times and memory: every entry should be at least 0, or inf")
+    return times, np.where(np.isfinite(times), memory, np.inf)
+
+
+def _at_least(least: float, **values: float) -> None:
+    for name, value in values.items():
+        if not least <= value < math.inf:
+            raise PlanError(f"{name} is {value}: should be at least {least}, and finite")
+
+
+def _above_0(most: float = sys.float_info.max, **values: float) -> None:
+    for name, value in values.items():
+        if not 0 < value <= most:
+            raise PlanError(f"{name} is {value}: should be above 0, and at most {most:g}")
