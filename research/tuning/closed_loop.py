@@ -1,0 +1,98 @@
+"""Closed-loop momentum control for asynchronous training (closed-loop YellowFin, arXiv 1706.03471).
+
+Asynchrony adds momentum of its own (arXiv 1605.09774), so the total is measured while running and
+the explicit momentum mu corrected towards a target mu*. With staleness tau,
+
+    x_{t+1}   = x_t + mu (x_t - x_{t-1}) - alpha grad f(x_{t-tau})
+    mu_T      = median over coordinates of
+                (x_{t-tau+1} - x_{t-tau} + alpha grad f(x_{t-tau})) / (x_{t-tau} - x_{t-tau-1})
+    mu        <- mu + gamma (mu* - mu_T)
+
+in the paper's algorithm with its t moved by one: the gradient that arrives at update t is the one
+at x_{t-tau}, so the momentum of update t - tau is measured then. With the velocity v of the heavy
+ball, v <- g + mu v and x <- x - alpha v, displacements are -alpha v and the learning rate cancels:
+
+    mu_T      = median over coordinates of (v_{t-tau} - g_t) / v_{t-tau-1}
+
+which under a learning-rate schedule still is mu where tau = 0. This is a ratio along the path, with
+the learning rate alpha, and not the 1 - 1/g of the mean recursion, which has alpha / g: it exceeds
+mu by more the further x moves in tau updates. Where that is little, or where gradient noise
+outweighs the gradient, mu_T is near mu however stale the gradients.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.flatten_util import ravel_pytree
+
+from research.strategies.base import Params
+
+LIMIT = 0.999  # of |mu|: a mean lag 1 / (1 - mu) of at most 1000 updates
+
+
+class State(NamedTuple):
+    velocities: Params  # leaves (tau + 2, ...): ring of v_t, v_{t-1} .. v_{t-tau-1}
+    newest: jax.Array  # int32, slot of v_t
+    correction: jax.Array  # float32, mu - mu* for the next update: gamma times the summed errors
+    explicit: jax.Array  # float32, mu of the last update
+    total: jax.Array  # float32, mu_T measured at the last update; NaN where nothing was
+
+
+def closed_loop(gamma: float = 0.01, staleness: int = 0) -> optax.GradientTransformationExtraArgs:
+    """Heavy ball whose `update(..., learning_rate=alpha, momentum=mu*)` takes the target momentum.
+
+    `staleness`: tau, updates between the read and the arrival of a gradient; g - 1, their mean, for
+    g groups of equal speed. mu starts at mu*, moves with it, and stays within LIMIT of 0; it may be
+    negative. gamma = 0 is heavy ball. The state holds tau + 2 copies of the parameters, where heavy
+    ball holds one; an update sorts one number a parameter. Coordinates that did not move are left
+    out of the median, so nothing is corrected before tau + 2 updates, nor where mu_T is not finite.
+    Raises ValueError if `staleness` is negative.
+    """
+    if staleness < 0:
+        raise ValueError(f"staleness {staleness}: must be 0 or more updates")
+    size = staleness + 2
+
+    def init(params: Params) -> State:
+        ring = jax.tree.map(lambda leaf: jnp.zeros((size, *leaf.shape), leaf.dtype), params)
+        nothing = jnp.float32(jnp.nan)
+        return State(ring, jnp.int32(0), jnp.float32(0), nothing, nothing)
+
+    def update(
+        grads: Params,
+        state: State,
+        params: Params | None = None,
+        *,
+        learning_rate: Any,
+        momentum: Any,
+        **_: Any,
+    ) -> tuple[Params, State]:
+        explicit = jnp.clip(momentum + state.correction, -LIMIT, LIMIT)
+        now = (state.newest + 1) % size
+        velocity = jax.tree.map(
+            lambda g, ring: g + explicit.astype(ring.dtype) * ring[state.newest],
+            grads,
+            state.velocities,
+        )
+        ring = jax.tree.map(lambda r, v: r.at[now].set(v), state.velocities, velocity)
+        total = total_momentum(
+            grads,
+            jax.tree.map(lambda r: r[(now - staleness) % size], ring),
+            jax.tree.map(lambda r: r[(now + 1) % size], ring),  # the oldest
+        )
+        error = jnp.where(jnp.isfinite(total), momentum - total, 0)
+        # Limited here too, so that errors beyond the limit do not pile up.
+        correction = jnp.clip(explicit + gamma * error, -LIMIT, LIMIT) - momentum
+        updates = jax.tree.map(lambda v: -jnp.asarray(learning_rate, v.dtype) * v, velocity)
+        numbers = (jnp.asarray(n, jnp.float32) for n in (correction, explicit, total))
+        return updates, State(ring, now, *numbers)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def total_momentum(grads: Params, velocity: Params, before: Params) -> jax.Array:
+    """Median over coordinates of (v_s - g) / v_{s-1}, g the gradient at x_s; NaN if none moved."""
+    g, v, b = (ravel_pytree(tree)[0] for tree in (grads, velocity, before))
+    moved = b != 0
+    return jnp.nanmedian(jnp.where(moved, (v - g) / jnp.where(moved, b, 1), jnp.nan))
