@@ -22,7 +22,7 @@ import pandas as pd
 from tests.benchmarks.record import publish
 from tests.benchmarks.step_time import spread
 
-WORKERS, EPOCHS, SETTLED = 4, 8, 4
+WORKERS, EPOCHS, SETTLED = 4, 6, 3
 EXAMPLES, BATCH = 4000, 200  # an epoch of MNIST-5k, 20 updates
 UPDATES = EXAMPLES // BATCH
 CONFIG = {

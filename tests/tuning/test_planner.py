@@ -114,8 +114,7 @@ def test_gigabytes(seed, less):
     bound = np.sort(all_memory)[rng.integers(1, 3**5)] - less
     chosen = planner.algorithms(times, memory, bound)
     assert of(memory, chosen) <= bound
-    # No choice within a unit a layer less than the bound is better; those above may be out of
-    # reach. A unit is at most 2^-15 of slack; rounding and HiGHS as in `check`.
+    # Out of reach is at most a unit a layer, 2^-15 of slack each; rounding and HiGHS as in `check`.
     reach = bound - 5 * 2**-15 * (bound - all_memory.min())
     best = all_times[all_memory <= reach].min()
     assert of(times, chosen) <= best + 4e-9 * np.ptp(times) + 6 * 2**-53 * best
@@ -136,7 +135,7 @@ def test_many_layers():
 
 
 def test_equal_layers():
-    """One byte short of half the layers fast, where 2^20 choices of other layers tie."""
+    """One byte short of half the layers fast, where all choices of nine tie."""
     times, memory = np.tile([2.0, 1.0], (20, 1)), np.tile([0.0, GIB], (20, 1))
     assert of(times, planner.algorithms(times, memory, 10 * GIB)) == 30
     assert of(times, planner.algorithms(times, memory, 10 * GIB - 1)) == 31
@@ -213,8 +212,7 @@ def test_lemma_1_monotone(overhead, g, more):
     assert 1 <= planner.speedup(overhead, g) < planner.speedup(overhead, g + 1)
     assert planner.efficiency(overhead, g + 1) <= planner.efficiency(overhead, g) <= 1
     assert planner.speedup(overhead + more, g) <= planner.speedup(overhead, g) <= g
-    if overhead:
-        assert planner.speedup(overhead, g) < 1 + 1 / overhead  # of infinitely many
+    assert planner.speedup(overhead, g) * overhead < overhead + 1  # that of infinitely many
 
 
 def test_lemma_1_amdahl():
@@ -243,7 +241,6 @@ def test_lemma_2(s_p, n_w, b_ps, t_c):
 def test_lemma_2_exact_multiple():
     """An exact multiple needs no other server, and there is at least one."""
     assert planner.parameter_servers(150, 4, 100, 4) == 3
-    assert planner.parameter_servers(151, 4, 100, 4) == 4
     assert planner.parameter_servers(1, 1, 1e12, 1e3) == 1
 
 
@@ -282,14 +279,10 @@ def batched(candidates, seconds, needed):
         (lambda: planner.algorithms([[-1.0]], [[1.0]], 1), "at least 0, or inf"),
         (lambda: planner.algorithms([[1.0]], [[math.nan]], 1), "at least 0, or inf"),
         (lambda: planner.algorithms([[1.0]], [[1.0]], math.nan), "M_bound is nan bytes"),
-        (lambda: planner.algorithms([[1.0, 1.0]], [[5, 3]], -1), "at least 3$"),
         (lambda: planner.m_bound(8, 1, -1, 1), "M_MP is -1: should be at least 0"),
         (lambda: planner.efficiency(-0.1, 2), "R_O is -0.1: should be at least 0"),
         (lambda: planner.speedup(0.1, 0), "G is 0: should be at least 1"),
-        (
-            lambda: planner.overhead_allowed(1.5, 2),
-            "alpha is 1.5: should be above 0, and at most 1",
-        ),
+        (lambda: planner.overhead_allowed(1.5, 2), "alpha is 1.5: should be above 0"),
         (lambda: planner.overhead_allowed(0.5, 2), "alpha G is 1.0: a speed-up should be above 1"),
         (lambda: planner.gpus(0.1, 0, 8), "target_alpha is 0: should be above 0, and at most 1"),
         (lambda: planner.parameter_servers(1, 1, 0, 1), "B_ps is 0: should be above 0"),
