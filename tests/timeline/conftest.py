@@ -1,8 +1,13 @@
 """What the timeline tests share: clusters by their differences from the default."""
 
 import pytest
+from ml_collections import ConfigDict
 
 from research.config import default
+from research.timeline.dynamic_batch import costs, dynamic_batch
+
+SPEEDS = (1.0, 1.0, 2.0, 4.0)
+BATCH = 256  # 8 divides it, so that the shares of SPEEDS come out even: 32, 32, 64, 128
 
 
 @pytest.fixture(scope="session")
@@ -15,3 +20,24 @@ def cluster():
         return cluster
 
     return make
+
+
+@pytest.fixture
+def run(cluster):
+    """`run(epochs, per_epoch, adapt=..., smoothing=..., ...)`: timeline and costs of 4 workers."""
+
+    def make_both(epochs, per_epoch, *, adapt=True, smoothing=0.5, seed=0, bytes_=0, **values):
+        values = {"nodes": 4, "speeds": SPEEDS, "service": "constant", **values}
+        chosen, strategy = cluster(**values), ConfigDict({"adapt": adapt, "smoothing": smoothing})
+        made = dynamic_batch(
+            chosen,
+            strategy,
+            steps=epochs * per_epoch,
+            steps_per_epoch=per_epoch,
+            batch_size=BATCH,
+            update_bytes=bytes_,
+            seed=seed,
+        )
+        return made, costs(chosen, epochs, per_epoch, seed)
+
+    return make_both

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ml_collections import ConfigDict
 
 from research import seeds
 from research.config import default
@@ -15,34 +14,10 @@ from research.timeline.dynamic_batch import (
     costs,
     dynamic_batch,
     ideal_seconds,
-    measured,
     shares,
     smooth,
 )
-
-SPEEDS = (1.0, 1.0, 2.0, 4.0)
-BATCH = 256  # 8 divides it, so that the shares of SPEEDS come out even: 32, 32, 64, 128
-
-
-@pytest.fixture
-def run(cluster):
-    """`run(epochs, per_epoch, adapt=..., smoothing=..., ...)`: timeline and costs of 4 workers."""
-
-    def make_both(epochs, per_epoch, *, adapt=True, smoothing=0.5, seed=0, bytes_=0, **values):
-        values = {"nodes": 4, "speeds": SPEEDS, "service": "constant", **values}
-        chosen, strategy = cluster(**values), ConfigDict({"adapt": adapt, "smoothing": smoothing})
-        made = dynamic_batch(
-            chosen,
-            strategy,
-            steps=epochs * per_epoch,
-            steps_per_epoch=per_epoch,
-            batch_size=BATCH,
-            update_bytes=bytes_,
-            seed=seed,
-        )
-        return made, costs(chosen, epochs, per_epoch, seed)
-
-    return make_both
+from tests.timeline.conftest import BATCH, SPEEDS
 
 
 def epoch_seconds(made, per_epoch):
@@ -339,48 +314,3 @@ def test_disturbances_that_cannot_be(run, bad):
 def test_a_law_without_a_meaning_is_refused(run):
     with pytest.raises(TimelineError, match="'geometric': must be one of constant, expo"):
         run(2, 2, service="geometric")
-
-
-def real(cluster, worker_seconds, epochs=6, per_epoch=5, **values):
-    """What real workers that took those seconds are given next."""
-    strategy = ConfigDict({"adapt": True, "smoothing": 0.5})
-    return measured(
-        cluster(nodes=4, service="measured", **values),
-        strategy,
-        steps=epochs * per_epoch,
-        steps_per_epoch=per_epoch,
-        batch_size=BATCH,
-        worker_seconds=worker_seconds,
-    )
-
-
-def test_measured_seconds_are_followed_as_simulated_ones_are(cluster, run):
-    """Told what the simulated workers took, the real ones' timeline gives the same shares."""
-    disturbances = ((3, 2, 3, 8),)
-    simulated, cost = run(6, 5, disturbances=disturbances)
-    taken = simulated.control["shares"][::5] * cost.example  # seconds, (epochs, workers)
-    for past in range(7):
-        made = real(cluster, taken[:past].tolist(), disturbances=disturbances)
-        steps = min(past + 1, 6) * 5
-        assert len(made.seconds) == steps
-        np.testing.assert_array_equal(made.control["shares"], simulated.control["shares"][:steps])
-        # The seconds are a prediction, and longer timelines repeat it.
-        np.testing.assert_allclose(made.seconds, real(cluster, taken.tolist()).seconds[:steps])
-    np.testing.assert_array_equal(made.control["work"][::5, 3], [1, 1, 8, 8, 1, 1])
-    assert (made.control["work"][:, :3] == 1).all()
-
-
-def test_seconds_of_real_workers_are_predicted_from_the_epoch_before(cluster):
-    taken = [[0.5, 0.5, 0.25, 0.125]] * 2
-    seconds = np.diff(real(cluster, taken, 3, 4).seconds, prepend=0.0)
-    # 64 examples each at the 1e-3 s of the config; then shares 32, 32, 64, 128, each in 0.25 s;
-    # those took other seconds, which make of them what the third epoch's are expected to take.
-    np.testing.assert_allclose(seconds[:8], [0.064] * 4 + [0.25] * 4)
-    rates = np.array([32, 32, 64, 128]) / taken[1]
-    third = real(cluster, taken, 3, 4).control["shares"][-1]
-    np.testing.assert_allclose(seconds[8:], (third / rates).max())
-
-
-def test_work_that_is_not_whole_cannot_be_done(cluster):
-    with pytest.raises(TimelineError, match="whole numbers"):
-        real(cluster, [], disturbances=((0, 0, 1, 2.5),))
