@@ -1,7 +1,8 @@
 """Local parallelism against backpropagation: `python -m tests.benchmarks.local`.
 
-    one device   an update of each variant, and its compilation, over backpropagation's; and the
-                 operations of its update over those, which its time should be in proportion to
+    one device   an update of each variant, and its compilation, over backpropagation's; the
+                 operations of its update over those, which its time should be in proportion to; and
+                 the part of greedy's excess that its small heads are when they run alone
     schedules    four stages whose tasks last as long as they have operations (simulated): how busy
                  the stages are in the mean, the fill and drain of 100 updates included
     four stages  an update of greedy stages over one of backpropagation in micro-batches (GPipe), on
@@ -21,12 +22,15 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 from ml_collections import ConfigDict
 
-from research import program, trainer
+from research import optimizers, program, trainer
 from research.config import default
+from research.models import base
+from research.strategies.local import State, descend_each
 from research.timeline import pipeline
 from tests.benchmarks.record import publish
 from tests.benchmarks.step_time import Timer, in_turn, ours, spread
@@ -63,30 +67,70 @@ def config_of(values: dict[str, Any]) -> ConfigDict:
 
 
 def compilation(config: ConfigDict) -> Timer:
-    """Seconds to compile the step of a config's strategy."""
+    """Seconds to trace and compile the step of a config's strategy."""
     run = trainer.prepare(config)
-    hyper = {name: values[0] for name, values in run.hypers.items()}
-    event = program.Event(np.int32(0), np.int32(0), hyper)
-    batch = {name: leaf[: config.batch_size] for name, leaf in run.data.train.items()}
-    strategy = run.program.strategy
-    lowered = jax.jit(strategy.step).lower(strategy.init(run.params), event, batch)
+    step, state = run.program.strategy.step, run.program.strategy.init(run.params)
+    event, batch = _first(run)
 
     def once() -> float:
+        jax.clear_caches()  # or it is compiled but once
         start = time.perf_counter()
-        lowered.compile()
+        jax.jit(step).lower(state, event, batch).compile()
         return time.perf_counter() - start
 
     return once
 
 
+def heads_alone(config: ConfigDict) -> Timer:
+    """Seconds of what greedy blocks do beyond backpropagation: gradient and step of their heads."""
+    run = trainer.prepare(config)
+    whole, params = run.program.problem, run.params
+    (last, module), (event, batch) = whole.blocks[-1], _first(run)
+    heads = {name: own for name, own in params.items() if name.endswith("_head")}
+
+    def loss(own: Any, h: jax.Array) -> jax.Array:
+        return jnp.mean(whole.losses(base.apply(((last, module),), {last: own}, h), batch))
+
+    def update(_: int, carry: tuple[State, jax.Array]) -> tuple[State, jax.Array]:
+        state, h = carry
+        grads = {}
+        for name, own in state.params.items():
+            grads[name], delta = jax.grad(loss, (0, 1))(own, h)
+            h = h - delta  # used, as the gradient of the block would use it
+        return descend_each(optimizer, grads, state, event), h
+
+    names = tuple(run.hypers)
+    optimizer = optimizers.optimizer(config.optimizer.name, names)
+    state = State(heads, {name: optimizer.init(own) for name, own in heads.items()})
+    h = jnp.ones((config.batch_size, config.model.width))
+    loop = jax.jit(lambda carry: jax.lax.fori_loop(0, UPDATES, update, carry))
+
+    def once() -> float:
+        start = time.perf_counter()
+        jax.block_until_ready(loop((state, h)))
+        return (time.perf_counter() - start) / UPDATES
+
+    return once
+
+
+def _first(run: trainer.Run) -> tuple[program.Event, dict[str, np.ndarray]]:
+    """The first event and batch of a run."""
+    hyper = {name: values[0] for name, values in run.hypers.items()}
+    batch = {name: leaf[: run.config.batch_size] for name, leaf in run.data.train.items()}
+    return program.Event(np.int32(0), np.int32(0), hyper), batch
+
+
 def one_device(rounds: int) -> pd.DataFrame:
     configs = {name: config_of(values) for name, values in VARIANTS.items()}
     flops = {name: trainer.prepare(config).costs.total for name, config in configs.items()}
-    seconds = in_turn({name: ours(config, UPDATES) for name, config in configs.items()}, rounds)
+    updates = {name: ours(config, UPDATES) for name, config in configs.items()}
+    updates["greedy, its heads alone"] = heads_alone(configs["greedy"])
+    seconds = in_turn(updates, rounds)
     compiling = in_turn({name: compilation(config) for name, config in configs.items()}, 5)
+    flops["greedy, its heads alone"] = flops["greedy"] - flops["backprop"]
     rows = []
-    for name in list(VARIANTS)[1:]:
-        for what, times in (("update", seconds), ("compilation", compiling)):
+    for what, times in (("update", seconds), ("compilation", compiling)):
+        for name in [name for name in times if name != "backprop"]:
             row = {"what": what, "variant": name, **spread(times[name] / times["backprop"])}
             row |= {
                 "operations": flops[name] / flops["backprop"],
