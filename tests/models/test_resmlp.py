@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from research.models import base
 from research.models.resmlp import resmlp
-from tests.models.parameters import count, shapes, some
+from tests.models.parameters import assert_heads_apply, count, shapes, some
 
 CLASSES = 3
 
@@ -73,21 +73,4 @@ def test_blocks_after_the_first_are_alike():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_head_applies_after_every_block(dtype):
-    """Parameters and gradients stay float32, whatever is computed in."""
-    blocks, x = resmlp(3, 8, CLASSES, dtype), images()
-    names = ["block0", "block1"]
-    params = shapes(blocks, x, names)
-    head = blocks[-1][1]
-
-    def outputs(params):
-        hs = base.activations(blocks, params, x)
-        ends = zip(names, hs[1:-2], strict=True)
-        return [*(head.apply({"params": params[f"{n}_head"]}, h) for n, h in ends), hs[-1]]
-
-    def loss(params):
-        return sum(y.astype("float32").sum() for y in outputs(params))
-
-    made = jax.eval_shape(outputs, params)
-    assert [(y.shape, y.dtype) for y in made] == 3 * [((5, CLASSES), jnp.dtype(dtype))]
-    for leaf in jax.tree.leaves((params, jax.eval_shape(jax.grad(loss), params))):
-        assert leaf.dtype == jnp.float32
+    assert_heads_apply(resmlp(3, 8, CLASSES, dtype), images(), (5, CLASSES), dtype)

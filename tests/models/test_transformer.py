@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from research.models import base
 from research.models.transformer import transformer
-from tests.models.parameters import count, shapes, some
+from tests.models.parameters import assert_heads_apply, count, shapes, some
 
 VOCABULARY, LENGTH = 11, 6
 
@@ -135,24 +135,12 @@ def test_positions_are_those_of_the_length_at_initialization():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_head_applies_after_every_block(dtype):
-    """Parameters and gradients stay float32, whatever is computed in."""
-    blocks, x = transformer(3, 8, 2, VOCABULARY, dtype), tokens(dtype=np.uint8)
-    names = ["block0", "block1"]
-    params = shapes(blocks, x, names)
-    head = blocks[-1][1]
-
-    def outputs(params):
-        hs = base.activations(blocks, params, x)
-        ends = zip(names, hs[1:-2], strict=True)
-        return [*(head.apply({"params": params[f"{n}_head"]}, h) for n, h in ends), hs[-1]]
-
-    def loss(params):
-        return sum(y.astype("float32").sum() for y in outputs(params))
-
-    made = jax.eval_shape(outputs, params)
-    assert [(y.shape, y.dtype) for y in made] == 3 * [((3, LENGTH, VOCABULARY), jnp.dtype(dtype))]
-    for leaf in jax.tree.leaves((params, jax.eval_shape(jax.grad(loss), params))):
-        assert leaf.dtype == jnp.float32
+    assert_heads_apply(
+        transformer(3, 8, 2, VOCABULARY, dtype),
+        tokens(dtype=np.uint8),
+        (3, LENGTH, VOCABULARY),
+        dtype,
+    )
 
 
 def test_width_that_does_not_divide_is_one_line():
