@@ -1,0 +1,61 @@
+"""Stale synchronous parallel: asynchronous arrivals, but nobody gets far ahead.
+
+Ho et al., "More effective distributed ML via a stale synchronous parallel parameter server" (NIPS
+2013). A group's clock c is the number of its updates so far. With staleness bound s a group goes on
+only while
+
+    c <= min over groups of c + s
+
+and otherwise waits, without parameters, until the slowest group's next update. s = 0 has everybody
+wait for everybody after each update, s = infinity nobody ever.
+
+The update rule is that of `strategies/asynchronous.py`: only the order of arrivals is another, and
+what is read. A group that waited reads what there is when it goes on.
+"""
+
+import heapq
+from collections.abc import Iterator
+
+import numpy as np
+
+from research.timeline.arrivals import BLOCK
+from research.timeline.base import Timeline
+from research.timeline.service import Law
+
+
+def stale_synchronous(
+    seed: int, law: Law, mean_seconds: np.ndarray, steps: int, bound: float
+) -> Timeline:
+    """The first `steps` arrivals of `groups` groups of `k` workers, with staleness bound `bound`.
+
+    Arguments as those of `arrivals`, whose draws these are. A new version is written to a slot that
+    no group at work has read, so `groups` slots do.
+    """
+    groups = len(mean_seconds)
+
+    def services(group: int) -> Iterator[float]:
+        rng = np.random.default_rng((seed, group))
+        while True:
+            draws = law(rng, (min(BLOCK, steps), mean_seconds.shape[1])) * mean_seconds[group]
+            yield from draws.max(axis=1).tolist()
+
+    service = [services(group) for group in range(groups)]
+    working = [(next(service[group]), group) for group in range(groups)]
+    heapq.heapify(working)
+    waiting: list[int] = []
+    clock, held, version = [0] * groups, [0] * groups, [0] * groups
+    events = np.empty((steps, 4), np.int32)  # worker, read, write, staleness
+    seconds = np.empty(steps)
+    for t in range(steps):
+        seconds[t], group = heapq.heappop(working)
+        write = min(set(range(groups)) - {held[other] for _, other in working})
+        events[t] = group, held[group], write, t - version[group]
+        clock[group] += 1
+        waiting.append(group)
+        goes_on = min(clock) + bound
+        for other in [other for other in waiting if clock[other] <= goes_on]:
+            waiting.remove(other)
+            held[other], version[other] = write, t + 1
+            heapq.heappush(working, (seconds[t] + next(service[other]), other))
+    worker, read, written, staleness = events.T
+    return Timeline(worker, read, written, staleness, seconds, groups)
