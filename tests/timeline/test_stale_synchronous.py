@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from research.timeline import service
+from research.config import default
+from research.timeline import of_config, service
 from research.timeline.arrivals import arrivals
 from research.timeline.stale_synchronous import stale_synchronous
 from tests.timeline.test_slots import versions_read
@@ -96,3 +97,15 @@ def test_a_straggler_holds_up_all_in_the_long_run(bound):
     timeline = made("constant", [1.0, 1.0, 10.0], bound, 3000, 0)
     assert np.bincount(timeline.worker).min() >= 1000 - bound - 1
     assert timeline.seconds[-1] == pytest.approx(10_000, rel=0.01)  # but for the first rounds
+
+
+def test_the_config_asks_for_it():
+    """With bound 0 a gradient misses at most one update of each other group."""
+    config = default()
+    config.strategy.name, config.strategy.groups = "asynchronous", 4
+    config.cluster.nodes, config.cluster.speeds = 4, (1.0, 1.0, 1.0, 0.1)
+    stalest = {}
+    for bound in (-1, 0):
+        config.strategy.staleness_bound = bound
+        stalest[bound] = of_config(config, steps_per_epoch=10, update_bytes=0).staleness.max()
+    assert stalest[0] <= 3 < stalest[-1]
