@@ -76,6 +76,7 @@ AT_LEAST_ZERO = (
     "strategy.cooldown_epochs",
     "strategy.patience",
     "parallel.devices",
+    *(f"cluster.pieces.{name}" for name in ("conv_compute", "conv_network", "fc", "fc_network")),
 )
 BAD = [
     *((name, value) for name in AT_LEAST_ONE for value in (0, -3, "many")),
@@ -96,8 +97,11 @@ BAD = [
     *(("strategy.threshold", value) for value in (-0.1, 1.0, NAN)),
     *(("strategy.smoothing", value) for value in (-0.1, 1.0, NAN)),
     *(("strategy.wait", value) for value in (-1, 5)),
+    ("strategy.staleness_bound", -2),
     *(("cluster.disturbance_probability", value) for value in (-0.1, 1.1, NAN)),
-    *((name, "nosuch") for name in ("strategy.transfer_dtype", "parallel.api")),
+    *((name, "nosuch") for name in ("strategy.transfer_dtype", "parallel.api", "cluster.split")),
+    ("cluster.pieces", 3),
+    ("cluster.pieces.nosuch", 3.0),
     ("checkpoint_every", 75),  # not a multiple of log_every
     ("cluster", 3),
     ("optimizer.options", 3),
@@ -110,6 +114,8 @@ def test_a_bad_value_is_refused_by_name(name, value):
 
 
 LOCAL = {"strategy.name": "local", "model.name": "resmlp", "cluster.service": "constant"}
+PIECES = {"cluster.pieces.conv_compute": 1.0, "cluster.pieces.fc": 0.1}
+BOUND = {"strategy.name": "asynchronous", "strategy.staleness_bound": 0}
 COMBINATIONS = [
     (
         {"strategy.name": "asynchronous", "strategy.groups": 3, "cluster.nodes": 4},
@@ -139,6 +145,17 @@ COMBINATIONS = [
     (LOCAL | {"cluster.nodes": 2, "batch_size": 6, "strategy.variant": "backprop"}, "batch_size"),
     (LOCAL | {"replicas.count": 3}, "replicas.count"),
     (LOCAL | {"parallel.api": "jit"}, "parallel.api"),
+    ({"cluster.pieces.fc": 0.1}, "cluster.pieces.conv_compute"),
+    (PIECES | {"cluster.nodes": 2, "cluster.speeds": (1.0, 2.0)}, "cluster.speeds"),
+    (PIECES | {"strategy.name": "daso"}, "cluster.pieces"),
+    (PIECES | {"strategy.name": "dynamic_batch"}, "cluster.pieces"),
+    (PIECES | {"cluster.service": "trace", "cluster.trace": "a.csv"}, "cluster.service"),
+    (
+        PIECES | {"strategy.name": "asynchronous", "cluster.service": "geometric"},
+        "cluster.service",
+    ),
+    ({"cluster.split": "proportional", "strategy.name": "daso"}, "cluster.split"),
+    (LOCAL | {"cluster.split": "proportional"}, "cluster.split"),
     ({"cluster.service": "trace"}, "cluster.trace"),
     ({"cluster.service": "measured"}, "cluster.service"),
     ({"strategy.name": "dynamic_batch", "cluster.service": "measured"}, "cluster.service"),
@@ -152,6 +169,10 @@ COMBINATIONS = [
         "cluster.speeds",
     ),
     ({"cluster.service": "geometric"}, "cluster.service"),
+    ({"strategy.staleness_bound": 0}, "strategy.staleness_bound"),
+    (BOUND | {"cluster.service": "geometric"}, "strategy.staleness_bound"),
+    (BOUND | PIECES, "strategy.staleness_bound"),
+    (BOUND | {"replicas.count": 3}, "strategy.staleness_bound"),
     ({"optimizer.name": "adam", "optimizer.momentum": 0.5}, "optimizer.momentum"),
     ({"optimizer.options": ConfigDict({"b1": 0.5})}, "optimizer.options.b1"),
     ({"optimizer.options": ConfigDict({"momentum": 0.5})}, "optimizer.options.momentum"),
@@ -170,6 +191,9 @@ GOOD = [
     {"strategy.groups": 3},  # not asynchronous: there is one group, whatever this says
     {"cluster.nodes": 3, "cluster.speeds": (1, 0.5, 2)},
     {"cluster.service": "trace", "cluster.trace": "arrivals.csv"},
+    BOUND | {"cluster.nodes": 4, "strategy.groups": 4},
+    PIECES | {"cluster.service": "constant", "strategy.fresh": ("classifier",)},
+    {"cluster.nodes": 2, "cluster.speeds": (1, 3), "cluster.split": "proportional"},
     {"optimizer.name": "rmsprop", "optimizer.momentum": -0.9, "optimizer.learning_rate": -0.1},
     {"optimizer.options": ConfigDict({"nesterov": True})},
     {"checkpoint_every": 0, "seed": 2**32 - 1, "cluster.variation": 0.0, "model.hidden": ()},

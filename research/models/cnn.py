@@ -7,7 +7,10 @@ import jax
 
 from research.models.base import Blocks
 from research.models.convolution import Conv, max_pool
+from research.models.lowerings import each
 from research.models.mlp import mlp
+
+WINDOW = (5, 5)
 
 
 class ConvPool(nn.Module):
@@ -22,7 +25,7 @@ class ConvPool(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        conv = Conv(self.channels, (5, 5), dtype=self.dtype, lowering=self.lowering)
+        conv = Conv(self.channels, WINDOW, dtype=self.dtype, lowering=self.lowering)
         return nn.relu(max_pool(conv(x)))
 
 
@@ -35,7 +38,12 @@ def cnn(
 ) -> Blocks:
     """Blocks `conv0`, ... then those of `mlp`. (6, 16) and (120, 84) make LeNet-5.
 
-    That has 61,706 parameters on 32 x 32 x 1 images, 44,426 on 28 x 28 x 1.
+    That has 61,706 parameters on 32 x 32 x 1 images, 44,426 on 28 x 28 x 1. `lowering` is that
+    of all convolutions or a list, see `lowerings.each`, which raises ValueError.
     """
-    convs = tuple((f"conv{i}", ConvPool(c, dtype, lowering)) for i, c in enumerate(channels))
+    chosen = each(lowering, [(WINDOW, (1, 1))] * len(channels))
+    convs = tuple(
+        (f"conv{i}", ConvPool(c, dtype, own))
+        for i, (c, own) in enumerate(zip(channels, chosen, strict=True))
+    )
     return convs + mlp(hidden, classes, dtype)

@@ -5,6 +5,8 @@ multiplies by the kernel once (Hadjis et al., "Omnivore", arXiv 1606.04487, sect
 a batch into one GEMM). Inside, arrays are (C, H, W, B): with the batch innermost every window is a
 copy of long contiguous runs, however few the channels, and so are the additions of its gradient.
 `max_pool` works in the same order, and the transposes between the two cancel when compiled.
+
+`fft` and `winograd` have files of their own; `xla` is the compiler's own convolution.
 """
 
 from __future__ import annotations
@@ -16,6 +18,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import lax
+
+from research.models.fft import fft
+from research.models.winograd import winograd
 
 Lowering = Callable[[jax.Array, jax.Array, Sequence[int], str], jax.Array]
 
@@ -43,11 +48,34 @@ def _gemm(x: jax.Array, kernel: jax.Array, strides: Sequence[int], padding: str)
         columns = jnp.concatenate(
             [lax.slice_in_dim(columns, i, i + span, stride, axis) for i in range(size)]
         )
-    y = kernel.reshape(-1, features).T @ columns.reshape(len(columns), -1)
-    return _batch_last(y.reshape(features, *columns.shape[1:]))
+    # The batch stays an axis of its own: where it is split over devices, so are the columns.
+    return _batch_last(jnp.tensordot(kernel.reshape(-1, features).T, columns, 1))
 
 
-LOWERINGS: dict[str, Lowering] = {"xla": _xla, "gemm": _gemm}
+LOWERINGS: dict[str, Lowering] = {"xla": _xla, "gemm": _gemm, "fft": fft, "winograd": winograd}
+
+
+def serves(lowering: str, kernel_shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether a lowering can do a kernel of shape (kh, kw, ...) at these strides."""
+    return lowering != "winograd" or (*kernel_shape[:2], *strides) == (3, 3, 1, 1)
+
+
+def require(lowering: str | None, kernel_shape: Sequence[int], strides: Sequence[int]) -> None:
+    """ValueError unless the lowering, None for the default, is known and serves the layer."""
+    if lowering is not None and lowering not in LOWERINGS:
+        raise ValueError(f"lowering {lowering!r} of a convolution: one of {', '.join(LOWERINGS)}")
+    if lowering is not None and not serves(lowering, kernel_shape, strides):
+        (kh, kw), (down, right) = kernel_shape[:2], strides
+        raise ValueError(
+            f"lowering {lowering!r} of a convolution {kh} x {kw} with strides {down} x {right}: "
+            "it does 3 x 3 with strides 1 x 1 only"
+        )
+
+
+def default_lowering() -> str:
+    """The fastest of the backend that serves every layer."""
+    # XLA's own convolution is slow on the CPU, the more so inside a loop such as lax.scan.
+    return "gemm" if jax.default_backend() == "cpu" else "xla"
 
 
 def convolve(
@@ -57,18 +85,28 @@ def convolve(
     strides: Sequence[int] = (1, 1),
     padding: str = "VALID",
     lowering: str | None = None,
+    lowering_batch: int | None = None,
 ) -> jax.Array:
     """Cross-correlate x (B, H, W, C) with kernel (kh, kw, C, O) into (B, H', W', O).
 
     `padding` is 'VALID' or 'SAME'. `lowering` is a name of LOWERINGS; None is the fastest of the
-    backend. ValueError if the name is unknown.
+    backend. `lowering_batch` is Omnivore's b_p: the batch is lowered in groups of so many images,
+    one after the other, in the workspace of one group, and lowered again for the gradient; None
+    is the whole batch, lowered once and kept for the gradient. ValueError if the name is unknown,
+    if the lowering does not serve the layer, or if the groups do not divide the batch.
     """
-    if lowering is None:
-        # XLA's own convolution is slow on the CPU, the more so inside a loop such as lax.scan.
-        lowering = "gemm" if jax.default_backend() == "cpu" else "xla"
-    if lowering not in LOWERINGS:
-        raise ValueError(f"lowering {lowering!r} of a convolution: one of {', '.join(LOWERINGS)}")
-    return LOWERINGS[lowering](x, kernel, strides, padding)
+    require(lowering, kernel.shape, strides)
+
+    def lowered(x: jax.Array) -> jax.Array:
+        return LOWERINGS[lowering or default_lowering()](x, kernel, strides, padding)
+
+    if lowering_batch in (None, len(x)):
+        return lowered(x)
+    if lowering_batch < 1 or len(x) % lowering_batch:
+        raise ValueError(f"lowering_batch = {lowering_batch}: must divide the batch of {len(x)}")
+    groups = x.reshape(-1, lowering_batch, *x.shape[1:])
+    y = lax.map(jax.checkpoint(lowered), groups)
+    return y.reshape(len(x), *y.shape[2:])
 
 
 def max_pool(x: jax.Array, window: int = 2) -> jax.Array:

@@ -14,12 +14,14 @@ normalized in the batches in which it is evaluated.
 """
 
 from collections.abc import Sequence
+from itertools import islice
 
 import flax.linen as nn
 import jax
 
 from research.models.base import Blocks
 from research.models.convolution import Conv
+from research.models.lowerings import Shape, each
 
 NORMS = ("group", "batch")
 GROUPS = 8  # of group normalization, or as many as there are channels
@@ -34,6 +36,14 @@ def normalize(x: jax.Array, norm: str, dtype: str) -> jax.Array:
     return layer(x)
 
 
+def convolutions(stride: int, stem: bool) -> dict[str, Shape]:
+    """Kernel and strides of the convolutions of a block, in the order they are computed in."""
+    first: dict[str, Shape] = {"stem": ((3, 3), (2, 2))} if stem else {}
+    if stride > 1:
+        first["shortcut"] = ((1, 1), (stride, stride))
+    return first | {"conv0": ((3, 3), (stride, stride)), "conv1": ((3, 3), (1, 1))}
+
+
 class Residual(nn.Module):
     """(B, H, W, C) -> (B, ceil(H / stride), ceil(W / stride), channels).
 
@@ -44,30 +54,32 @@ class Residual(nn.Module):
     stride: int
     norm: str
     dtype: str
-    lowering: str | None
+    lowerings: Sequence[str | None]  # of its `convolutions`
     stem: bool = False
 
-    def conv(self, size: int, stride: int, name: str) -> Conv:
+    def conv(self, name: str) -> Conv:
+        shapes = convolutions(self.stride, self.stem)
+        window, strides = shapes[name]
         return Conv(
             self.channels,
-            (size, size),
-            strides=(stride, stride),
+            window,
+            strides=strides,
             padding="SAME",
             dtype=self.dtype,
-            lowering=self.lowering,
+            lowering=self.lowerings[list(shapes).index(name)],
             name=name,
         )
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         if self.stem:
-            x = self.conv(3, 2, "stem")(x)
+            x = self.conv("stem")(x)
         y = nn.relu(normalize(x, self.norm, self.dtype))
-        if self.stride > 1 or x.shape[-1] != self.channels:
-            x = self.conv(1, self.stride, "shortcut")(y)
-        y = self.conv(3, self.stride, "conv0")(y)
+        if self.stride > 1:
+            x = self.conv("shortcut")(y)
+        y = self.conv("conv0")(y)
         y = nn.relu(normalize(y, self.norm, self.dtype))
-        return x + self.conv(3, 1, "conv1")(y)
+        return x + self.conv("conv1")(y)
 
 
 class Output(nn.Module):
@@ -94,7 +106,8 @@ def resnet(
     """`block0`, which holds the stem, to `block{blocks - 1}`, and the head, `output`.
 
     `channels` has one entry a stage, each of blocks / len(channels) blocks. ValueError if that is
-    no whole number, at least 1, if `norm` is unknown, or if groups cannot divide the channels.
+    no whole number, at least 1, if `norm` is unknown, if groups cannot divide the channels, or if
+    `lowering`, that of all convolutions or a list (`lowerings.each`), does not serve them.
     """
     if not channels or blocks < 1 or blocks % len(channels):
         raise ValueError(
@@ -110,15 +123,18 @@ def resnet(
                 f"or less than {GROUPS}"
             )
     depth = blocks // len(channels)
+    strides = [2 if k and k % depth == 0 else 1 for k in range(blocks)]
+    shapes = [convolutions(stride, k == 0) for k, stride in enumerate(strides)]
+    chosen = iter(each(lowering, [shape for own in shapes for shape in own.values()]))
     trunk = tuple(
         (
             f"block{k}",
             Residual(
                 channels[k // depth],
-                2 if k and k % depth == 0 else 1,
+                strides[k],
                 norm,
                 dtype,
-                lowering,
+                tuple(islice(chosen, len(shapes[k]))),
                 stem=k == 0,
             ),
         )
