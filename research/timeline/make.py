@@ -1,17 +1,21 @@
 """From `config.cluster` to a timeline: the one place that knows the laws' names."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from research import seeds
+from research.config import groups_of
 from research.timeline import pipeline, service
 from research.timeline.arrivals import arrivals
 from research.timeline.base import Timeline, from_arrivals
 from research.timeline.daso import daso
-from research.timeline.dynamic_batch import dynamic_batch, measured
+from research.timeline.dynamic_batch import dynamic_batch, measured, shares
 from research.timeline.geometric import geometric
+from research.timeline.server import pieces_of, server
+from research.timeline.stale_synchronous import stale_synchronous
 from research.timeline.trace import replay, trace
 
 SERVICES = (*service.DRAWN, "trace", "geometric", "measured")
@@ -55,8 +59,8 @@ def of_config(
         filled = strategy.variant == "backprop" and cluster.nodes > 1
         micro_batches = strategy.micro_batches if filled else 0
         return pipeline.of_cluster(cluster, micro_batches, work, **size)
-    groups = strategy.groups if strategy.name == "asynchronous" else 1
-    return make(cluster, groups=groups, replicas=replicas, **run)
+    run |= {"merged": bool(strategy.fresh), "staleness_bound": strategy.staleness_bound}
+    return make(cluster, groups=groups_of(config), replicas=replicas, **run)
 
 
 def make(
@@ -68,18 +72,27 @@ def make(
     update_bytes: int = 0,
     seed: int = 0,
     replicas: int = 0,
+    merged: bool = False,
+    staleness_bound: int = -1,
 ) -> Timeline:
     """The timeline of `steps` updates by `groups` groups of the cluster's workers.
 
     The N = nodes x devices_per_node workers form equal groups of k = N / groups, in order. A worker
-    computes batch_size / k examples at `seconds_per_example` over its speed, times a draw of unit
+    computes its share of the batch at `seconds_per_example` over its speed, times a draw of unit
     mean from the law `service`; a group delivers with its slowest worker, after sending its
     gradient and before reading the new parameters (`update_bytes` each way).
+
+    With `cluster.pieces` the groups queue for a server instead (`server.py`), `merged` or not, with
+    draws from the same law. Pieces are seconds for a whole batch, so neither `batch_size` nor
+    `update_bytes` counts. With `staleness_bound` from 0 up they wait for one another
+    (`stale_synchronous.py`).
 
     `replicas` > 0 gives arrays (replicas, steps): consecutive windows of one long timeline, each
     starting from version 0 in every slot.
     """
     count = max(replicas, 1) * steps
+    workers = cluster.nodes * cluster.devices_per_node
+    pieces = pieces_of(cluster, merged)
     means = service_means(cluster, groups, batch_size, update_bytes)
     if cluster.service == "geometric":
         shape = (replicas, steps) if replicas else (steps,)
@@ -87,9 +100,15 @@ def make(
         return geometric(seeds.generator(seed, "arrivals"), groups, float(interval), shape)
     if cluster.service == "trace":
         whole = trace(cluster.trace, groups, count)
+    elif pieces:
+        rng = seeds.generator(seed, "arrivals")
+        whole, _ = server(pieces, groups, workers // groups, count, service.law(cluster), rng)
     else:
         stream = int(seeds.generator(seed, "arrivals").integers(2**63))
-        whole = arrivals(stream, service.law(cluster), means, count)
+        order = arrivals
+        if staleness_bound >= 0:
+            order = partial(stale_synchronous, bound=staleness_bound)
+        whole = order(stream, service.law(cluster), means, count)
     if not replicas:
         return whole
     seconds = whole.seconds.reshape(replicas, steps)
@@ -98,11 +117,22 @@ def make(
 
 
 def service_means(cluster: Any, groups: int, batch_size: int, update_bytes: int) -> np.ndarray:
-    """(groups, k) mean seconds each worker takes for its share of an update."""
+    """(groups, k) mean seconds each worker takes for its share of an update.
+
+    By `cluster.split` shares are equal parts, batch_size / k, or in proportion to the speeds of the
+    group, in whole examples: a batch over devices by their FLOPS (arXiv 1606.04487), so that all of
+    a group end together and an update computes for batch_size / (sum of speeds).
+    """
     workers = cluster.nodes * cluster.devices_per_node
-    speeds = np.asarray(cluster.speeds or np.ones(workers), np.float64)
-    k = workers // groups
-    compute = cluster.seconds_per_example * batch_size / k / speeds
-    transfer = update_bytes / cluster.bandwidth if cluster.bandwidth else 0.0
-    exchange = 2 * (cluster.latency + transfer)
-    return (compute + exchange).reshape(groups, k)
+    speeds = np.asarray(cluster.speeds or np.ones(workers), np.float64).reshape(groups, -1)
+    if cluster.split == "proportional":
+        share = np.stack([shares(group, batch_size) for group in speeds])
+    else:
+        share = np.full(speeds.shape, batch_size / speeds.shape[1])
+    return cluster.seconds_per_example * share / speeds + exchange(cluster, update_bytes)
+
+
+def exchange(cluster: Any, size: int) -> float:
+    """Seconds to send `size` bytes and to receive as many."""
+    transfer = size / cluster.bandwidth if cluster.bandwidth else 0.0
+    return 2 * (cluster.latency + transfer)

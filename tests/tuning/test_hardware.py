@@ -1,4 +1,4 @@
-"""The closed form against the simulator, and the simulator against queueing theory.
+"""The closed form against the queue, event by event, and the queue against queueing theory.
 
 Random services have fixed seeds. ITERATIONS of them, half of which count, have a mean that
 deviates by at most 1 / sqrt(50,000) = 0.45 % (coefficient of variation 1): NOISE is four times it.
@@ -14,14 +14,9 @@ from hypothesis import strategies as st
 
 from research.timeline import service
 from research.timeline.base import TimelineError
-from research.tuning.hardware import (
-    Pieces,
-    penalty,
-    saturation,
-    seconds_per_iteration,
-    simulate,
-    t_conv,
-)
+from research.timeline.server import Pieces, t_conv
+from research.tuning.hardware import penalty, saturation, seconds_per_iteration, simulate
+from tests.tuning.clusters import random_cluster
 
 ITERATIONS, NOISE = 100_000, 0.018
 # A few thousand additions of float64, each right to 1e-16 of a sum of the same thousands of terms.
@@ -35,15 +30,6 @@ pieces_of = st.builds(Pieces, seconds, seconds, seconds, st.booleans(), seconds)
 def run(pieces, groups, k=1, law=None, iterations=ITERATIONS, seed=0):
     law = law or service.exponential()
     return simulate(pieces, groups, k, iterations, law, np.random.default_rng(seed))
-
-
-def random_cluster(seed):
-    """Pieces, groups and k, on either side of saturation, every other one unmerged."""
-    rng = np.random.default_rng(seed)
-    compute, network, fc, fc_network = np.exp(rng.uniform(-3, 1, 4))
-    k = int(rng.integers(1, 9))
-    pieces = Pieces(k * compute, network / k, fc, merged=seed % 2 == 0, t_fc_network=fc_network)
-    return pieces, int(rng.integers(1, 2 * int(saturation(pieces, k)) + 2)), k
 
 
 def mean_values(think, served, groups):
@@ -212,41 +198,6 @@ def test_more_groups_are_never_slower():
     """Up to the noise of two runs, also where the queue is what limits them."""
     rates = [run(SEVEN_TO_ONE, g).seconds_per_iteration for g in (1, 2, 3, 5, 8, 12, 20)]
     assert all(b < a * (1 + 2 * NOISE) for a, b in itertools.pairwise(rates))
-
-
-@pytest.mark.parametrize("groups", [3, 8, 20])
-def test_timeline_of_constant_service(groups):
-    """Round robin; the server deals with one batch at a time, a group with one of its own."""
-    timeline = run(SEVEN_TO_ONE, groups, law=service.constant(), iterations=50 * groups).timeline
-    t = np.arange(50 * groups)
-    np.testing.assert_array_equal(timeline.worker, t % groups)
-    np.testing.assert_array_equal(timeline.staleness, np.minimum(t, groups - 1))
-    # Sums of whole seconds: exact in float64.
-    assert np.diff(timeline.seconds).min() >= 1.0
-    assert (timeline.seconds[groups:] - timeline.seconds[:-groups]).min() >= 8.0
-    assert timeline.seconds[0] == 8.0
-
-
-def test_timeline_of_random_service():
-    """Without a server the groups are memoryless and the staleness geometric of mean g - 1."""
-    free = run(Pieces(1.0, 0.0, 0.0), 8).timeline
-    # P(0) = 1 / g: 100,000 draws give it to 0.8 %, here four deviations.
-    assert (free.staleness == 0).mean() == pytest.approx(1 / 8, rel=0.035)
-    # A saturated FIFO server puts the groups in line: hardly any overtakes the seven others.
-    lined_up = run(Pieces(0.01, 0.0, 1.0), 8).timeline
-    assert (lined_up.staleness == 7).mean() > 0.95
-    for timeline in (free, lined_up):
-        # The gaps of every group add up to the length of the run, but for its ends.
-        assert timeline.staleness.mean() == pytest.approx(7, rel=1e-3)
-        assert np.all(np.diff(timeline.seconds) >= 0)
-
-
-def test_a_longer_run_begins_with_the_shorter():
-    short, long = (run(SEVEN_TO_ONE, 6, k=3, iterations=n).timeline for n in (500, 2000))
-    np.testing.assert_array_equal(long.seconds[:500], short.seconds)
-    np.testing.assert_array_equal(long.worker[:500], short.worker)
-    other = run(SEVEN_TO_ONE, 6, k=3, iterations=500, seed=1).timeline
-    assert not np.array_equal(other.seconds, short.seconds)
 
 
 def test_too_short_a_run_is_refused():
