@@ -1,6 +1,8 @@
 """What is minimized: a model as a sequence of blocks, a loss, metrics and data."""
 
+import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -10,6 +12,7 @@ import optax
 
 from research import data as datasets
 from research import models, seeds
+from research.data.augment import augment
 from research.models import base
 from research.models.quadratic import curvatures, optima
 
@@ -17,6 +20,17 @@ TEXT = ("transformer",)  # models of text; others take images
 
 Params = dict[str, Any]
 Examples = dict[str, Any]  # arrays whose first axis counts examples
+
+
+class Pixels(NamedTuple):
+    """What images go through before the first block: (x - mean) / std, of x from 0 to 1."""
+
+    mean: tuple[float, ...] = ()  # of each channel; (): x itself
+    std: tuple[float, ...] = ()
+    augment: str = ""  # of `data/augment.py`, of what is trained on
+
+
+AS_THEY_ARE = Pixels()
 
 
 class Problem(NamedTuple):
@@ -27,6 +41,17 @@ class Problem(NamedTuple):
     losses: Callable[[jax.Array, Examples], jax.Array]  # (outputs, batch) -> (B,)
     metrics: dict[str, Callable[[jax.Array, Examples], jax.Array]]  # likewise, by name
     heads: tuple[str, ...] = ()  # the blocks that have an auxiliary head
+    augment: str = ""
+
+    def batch(self, examples: Examples, chosen: jax.Array) -> Examples:
+        """The examples that an update is trained on.
+
+        `chosen` is their numbers, (B,); or (B, 2), with the seeds of their augmentation.
+        """
+        if chosen.ndim == 1:
+            return {name: leaf[chosen] for name, leaf in examples.items()}
+        batch = self.batch(examples, chosen[:, 0])
+        return batch | {"image": augment(self.augment, chosen[:, 1], batch["image"])}
 
     def init(self, key: jax.Array, examples: Examples) -> Params:
         """Parameters of all blocks and auxiliary heads, float32."""
@@ -44,8 +69,9 @@ class Problem(NamedTuple):
         return jnp.mean(self.each_loss(params, batch))
 
 
-def _image_input(batch: Examples) -> jax.Array:
-    return batch["image"].astype(jnp.float32) / 255
+def _image_input(pixels: Pixels, batch: Examples) -> jax.Array:
+    x = batch["image"].astype(jnp.float32) / 255
+    return (x - jnp.array(pixels.mean)) / jnp.array(pixels.std) if pixels.mean else x
 
 
 def _cross_entropy(logits: jax.Array, batch: Examples) -> jax.Array:
@@ -77,7 +103,9 @@ def _text_accuracy(logits: jax.Array, batch: Examples) -> jax.Array:
     return jnp.mean((logits.argmax(-1) == _next_tokens(batch)).astype(jnp.float32), -1)
 
 
-def make(model: Any, classes: int, heads: tuple[str, ...] = ()) -> Problem:
+def make(
+    model: Any, classes: int, heads: tuple[str, ...] = (), pixels: Pixels = AS_THEY_ARE
+) -> Problem:
     """The problem of `config.model`, with auxiliary heads on the named blocks."""
     blocks = models.make(model, classes)
     if model.name == "quadratic":
@@ -91,7 +119,8 @@ def make(model: Any, classes: int, heads: tuple[str, ...] = ()) -> Problem:
         return Problem(
             blocks, _text_input, _text_cross_entropy, {"accuracy": _text_accuracy}, heads
         )
-    return Problem(blocks, _image_input, _cross_entropy, {"accuracy": _accuracy}, heads)
+    take_in = partial(_image_input, pixels)
+    return Problem(blocks, take_in, _cross_entropy, {"accuracy": _accuracy}, heads, pixels.augment)
 
 
 def load_data(config: Any) -> datasets.Data:
@@ -110,6 +139,7 @@ def load_data(config: Any) -> datasets.Data:
         chosen.train_examples,
         chosen.tokenizer,
         chosen.sequence_length,
+        chosen.image_size,
     )
     held = "text" if "text" in data.train else "images"
     wanted = "text" if model.name in TEXT else "images"
@@ -118,4 +148,40 @@ def load_data(config: Any) -> datasets.Data:
             f"config.model.name = {model.name!r} needs {wanted}: config.data.name = "
             f"{chosen.name!r} holds {held}"
         )
+    _check_pixels(chosen, data)
     return data
+
+
+def _check_pixels(chosen: Any, data: datasets.Data) -> None:
+    """Raises DataError where `config.data` asks for what these examples cannot have."""
+    channels = data.train["image"].shape[-1] if "image" in data.train else 0
+    if chosen.augment and not channels:
+        raise datasets.DataError(
+            f"config.data.augment = {chosen.augment!r}: only of images, not {chosen.name!r}"
+        )
+    if not (chosen.mean or chosen.std):
+        return
+    for name, least in (("mean", -math.inf), ("std", 0)):
+        values = tuple(chosen[name])
+        if len(values) != channels or not all(least < value < math.inf for value in values):
+            raise datasets.DataError(
+                f"config.data.{name} = {values}: must be a finite number{' above 0' * (not least)} "
+                f"for each of the {channels} channels of {chosen.name!r}, as research.data.prepare "
+                "prints them"
+            )
+
+
+def batches(config: Any, examples: int, start: int, stop: int) -> np.ndarray:
+    """What updates start..stop-1 are trained on: int32 (stop - start, B) numbers of examples.
+
+    With augmentation (stop - start, B, 2), each with its seed, as `Problem.batch` takes it.
+    """
+    order, seed = (
+        int(seeds.generator(config.seed, name).integers(2**63))
+        for name in ("batches", "augmentation")
+    )
+    size = config.batch_size
+    chosen = datasets.batches(order, start, stop, size, examples, config.data.replacement)
+    if not config.data.augment:
+        return chosen
+    return np.stack([chosen, datasets.draws(seed, start, stop, size)], axis=-1)

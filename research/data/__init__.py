@@ -1,7 +1,7 @@
-"""Images with labels, and text, as arrays in memory, and the order in which a run sees them."""
+"""Images with labels, and text, as arrays, and the order in which a run sees them."""
 
-from research.data.arrays import Data, DataError
+from research.data.arrays import Data, DataError, Split
 from research.data.loading import load
-from research.data.order import batches, stratified
+from research.data.order import batches, draws, stratified
 
-__all__ = ["Data", "DataError", "batches", "load", "stratified"]
+__all__ = ["Data", "DataError", "Split", "batches", "draws", "load", "stratified"]

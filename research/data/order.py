@@ -32,6 +32,19 @@ def batches(
     return stream[skipped:][: (stop - start) * batch_size].reshape(-1, batch_size)
 
 
+def draws(seed: int, start: int, stop: int, batch_size: int) -> np.ndarray:
+    """A seed for each example of the batches of updates start..stop-1, int32 (stop - start, B).
+
+    Those of update t depend on (seed, t) and the example's place in the batch only.
+    """
+    most = np.iinfo(np.int32).max
+    rows = [
+        np.random.default_rng([seed, t]).integers(most, size=batch_size, dtype=np.int32)
+        for t in range(start, stop)
+    ]
+    return np.array(rows, np.int32).reshape(-1, batch_size)
+
+
 def stratified(labels: np.ndarray, seed: int) -> np.ndarray:
     """A seeded order of the examples, int64 (N,), each prefix of which is stratified by class.
 

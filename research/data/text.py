@@ -10,7 +10,6 @@ letters patent govern its printing.
 """
 
 import contextlib
-import os
 import re
 import sqlite3
 from collections.abc import Iterable, Iterator
@@ -21,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from research.data import tokenizers
-from research.data.arrays import CACHE, Data, DataError, Split, held_out, opened, unreadable
+from research.data.arrays import Data, DataError, Split
+from research.data.records import CACHE, held_out, opened, unreadable
 
 PASSAGES = """
     SELECT Passage1 || ' ' || Passage2 FROM Bible
@@ -59,7 +59,7 @@ def bible(tokenizer: str, sequence_length: int) -> Data:
 
 def feature(folder: Path) -> str:
     """The name of the text in the records in `folder`; '' if there is none, or an image."""
-    if os.path.exists(folder / CACHE):  # of images: there is no need to look further
+    if any(folder.glob(f"{CACHE}*")):  # of images: there is no need to look further
         return ""
     features = opened(folder).info.features
     texts = [

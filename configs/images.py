@@ -1,0 +1,59 @@
+"""Data sets of images with their standard preprocessing: `--config=configs/images.py:cifar10`.
+
+Each is prepared once by `python -m research.data.prepare NAME`, fashion_mnist from the files of
+Debian's package dataset-fashion-mnist, 60,000 + 10,000 images.
+"""
+
+from typing import NamedTuple
+
+from ml_collections import ConfigDict
+
+from research.config import default
+
+
+class Standard(NamedTuple):
+    """Mean and deviation of each channel of the training images, and what is done at random."""
+
+    examples: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    augment: str = ""
+    image_size: int = 0
+
+
+STANDARD = {
+    "mnist": Standard(60_000, (0.1307,), (0.3081,)),
+    "fashion_mnist": Standard(60_000, (0.286,), (0.353,)),
+    "cifar10": Standard(50_000, (0.4914, 0.4822, 0.4465), (0.247, 0.2435, 0.2616), "crop_flip"),
+    "cifar100": Standard(50_000, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), "crop_flip"),
+    "imagenet2012": Standard(
+        1_281_167, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), "crop_flip", 64
+    ),
+}
+EPOCHS = 3
+
+
+def get_config(name: str = "fashion_mnist") -> ConfigDict:
+    """Three epochs of LeNet-5 on gray images, of a residual network on coloured ones.
+
+    Raises KeyError if there is no such data set.
+    """
+    chosen = STANDARD[name]
+    config = default()
+    config.data.update(
+        name=f"tfds:{name}",
+        mean=chosen.mean,
+        std=chosen.std,
+        augment=chosen.augment,
+        image_size=chosen.image_size,
+        streaming=name == "imagenet2012",
+    )
+    config.batch_size = 64
+    config.log_every = config.checkpoint_every = chosen.examples // config.batch_size
+    config.steps = EPOCHS * config.log_every
+    config.model.name = "cnn" if len(chosen.mean) == 1 else "resnet"
+    config.model.hidden, config.model.blocks = (120, 84), 9
+    config.model.channels = (6, 16) if len(chosen.mean) == 1 else (16, 32, 64)
+    config.optimizer.learning_rate = 0.02
+    config.optimizer.momentum = 0.9
+    return config

@@ -1,0 +1,116 @@
+"""Bringing examples to the devices, beside the updates: `python -m tests.benchmarks.loading`.
+
+    loader     examples a second of the loader alone over those of an update, data in memory
+    streamed   an update whose examples are streamed over one of examples in memory
+    augmented  an update with random crops and flips over one without
+
+MLP 784-256-256-10 and LeNet-5, batch 64, as in `step_time.py`; every round runs all once, in random
+order. `--data=tfds:fashion_mnist` is the whole Fashion-MNIST.
+"""
+
+import argparse
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pandas as pd
+from ml_collections import ConfigDict
+
+from research import trainer
+from research.program import CHUNK
+from tests.benchmarks.record import publish
+from tests.benchmarks.step_time import BATCH, Timer, config_of, in_turn, spread
+
+STEPS = 50 * CHUNK  # after which a run begins again
+
+
+def config_with(model: str, data: str, **values: object) -> ConfigDict:
+    config = config_of(model, 1)
+    config.steps = STEPS
+    config.data.update(name=data, **values)
+    return config
+
+
+def loader(config: ConfigDict) -> Timer:
+    """Seconds an update for the examples of one, and nothing else."""
+    feed, step = trainer._feed(trainer.prepare(config)), 0
+
+    def once() -> float:
+        nonlocal step
+        start, first = time.perf_counter(), step
+        for _ in range(4):
+            part = feed(step)
+            jax.block_until_ready(part.examples)
+            step = part.stop
+        return (time.perf_counter() - start) / (step - first)
+
+    return once
+
+
+def updates(config: ConfigDict, n: int) -> Timer:
+    """Seconds an update, as the trainer feeds and calls its program."""
+    run = trainer.prepare(config)
+    feed, step = trainer._feed(run), 0
+    state = run.program.layout.put_state(run.program.strategy.init(run.params))
+
+    def once() -> float:
+        nonlocal state, step
+        start, end = time.perf_counter(), step + n
+        while step < end:
+            part = feed(step)
+            m = min(end, part.stop, step + CHUNK) - step
+            events = trainer._events(run, step, part, m)
+            state, losses = run.program.advance(state, part.examples, *events, m)
+            jax.block_until_ready(losses)
+            step += m
+        step = step if step + n <= STEPS else 0
+        return (time.perf_counter() - start) / n
+
+    return once
+
+
+def measure(rounds: int, sizes: dict[str, int], data: str) -> pd.DataFrame:
+    """One row a ratio: median and quartiles over the rounds, and examples a second."""
+    rows = []
+    for model, n in sizes.items():
+        seconds = in_turn(
+            {
+                "loader": loader(config_with(model, data, streaming=True)),
+                "memory": updates(config_with(model, data), n),
+                "streamed": updates(config_with(model, data, streaming=True), n),
+                "augmented": updates(config_with(model, data, augment="crop_flip"), n),
+            },
+            rounds,
+        )
+        ratios = {
+            "loader / update, examples a second": seconds["memory"] / seconds["loader"],
+            "streamed / in memory, seconds": seconds["streamed"] / seconds["memory"],
+            "augmented / plain, seconds": seconds["augmented"] / seconds["memory"],
+        }
+        rate = {name: BATCH / np.median(values) for name, values in seconds.items()}
+        rows += [
+            {
+                "model": model,
+                "ratio": name,
+                **spread(values),
+                "examples/s in memory": rate["memory"],
+            }
+            | {"examples/s of the loader": rate["loader"]}
+            for name, values in ratios.items()
+        ]
+    return pd.DataFrame(rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--data", default="mnist5k", help="as config.data.name")
+    parser.add_argument("--out", type=Path, default=Path("workdirs/loading.json"))
+    arguments = parser.parse_args()
+    table = measure(arguments.rounds, {"mlp": 2 * CHUNK, "cnn": 60}, arguments.data)
+    publish(table, arguments.out, rounds=arguments.rounds, data=arguments.data)
+
+
+if __name__ == "__main__":
+    main()

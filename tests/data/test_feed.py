@@ -1,0 +1,125 @@
+"""Examples that are brought to the devices as they are needed."""
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from research import trainer
+from research.config import default
+from research.data import feed
+
+RNG = np.random.default_rng(0)
+TRAIN = {"image": RNG.integers(0, 256, (50, 4), dtype=np.uint8), "label": np.arange(50)}
+
+
+def chosen(start, stop, seeded=False):
+    """Batches of 3; those of update t depend on t only."""
+    shape = (3, 2) if seeded else (3,)
+    rows = [np.random.default_rng(t).integers(50, size=shape) for t in range(start, stop)]
+    return np.array(rows, np.int32).reshape(stop - start, *shape)
+
+
+def streamed(updates, put=lambda examples: examples, seeded=False):
+    return feed.streamed(TRAIN, put, lambda a, b: chosen(a, b, seeded), 3, updates)
+
+
+@given(st.integers(1, 9), st.lists(st.integers(0, 30), min_size=1, max_size=8), st.booleans())
+def test_every_update_finds_the_examples_that_it_would_in_memory(updates, steps, seeded):
+    """In whatever order it is asked for; seeds go along."""
+    feeding = streamed(updates, seeded=seeded)
+    for step in steps:
+        part = feeding(step)
+        assert step < part.stop and len(part.examples["label"]) == 3 * updates
+        here = part.batches(step, part.stop)
+        whole = chosen(step, part.stop, seeded)
+        assert here.shape == whole.shape and here.dtype == np.int32
+        if seeded:
+            np.testing.assert_array_equal(here[..., 1], whole[..., 1])
+            here, whole = here[..., 0], whole[..., 0]
+        for name, values in TRAIN.items():
+            np.testing.assert_array_equal(part.examples[name][here], values[whole])
+
+
+def test_the_next_part_is_gathered_while_this_one_is_used():
+    """Each once, in another thread, without being asked for, and not the one after it."""
+    put, gathered = [], threading.Semaphore(0)
+
+    def record(examples):
+        put.append(threading.current_thread())
+        gathered.release()
+        return examples
+
+    feeding = streamed(2, record)
+    feeding(0)
+    for _ in range(2):  # the second is there without a call
+        assert gathered.acquire(timeout=60)
+    assert feeding(1) is feeding(0) and len(put) == 2
+    feeding(2)
+    assert gathered.acquire(timeout=60) and len(put) == 3
+    assert threading.main_thread() not in put
+
+
+def test_an_error_in_the_background_is_raised_where_it_is_needed():
+    def full(examples):
+        raise MemoryError("the device is full")
+
+    with pytest.raises(MemoryError, match="the device is full"):
+        streamed(2, full)(0)
+
+
+@pytest.mark.parametrize(("size", "updates"), [(1200, 1), (400, 1), (200, 2), (100, 4), (1, 7)])
+def test_a_part_is_as_large_as_fits(monkeypatch, size, updates):
+    """Three examples an update; at least one update, at most 7."""
+    monkeypatch.setattr(feed, "BYTES", 1200)
+    train = {"image": np.zeros((50, size), np.uint8)}
+    part = feed.streamed(train, lambda examples: examples, chosen, 3, 7)(0)
+    assert part.stop == updates and part.examples["image"].shape == (3 * updates, size)
+
+
+# Runs.
+
+
+@pytest.fixture(scope="module")
+def train(mnist, tmp_path_factory):
+    """`train(values)`: the summary and the losses logged."""
+
+    def train(**values):
+        config = default()
+        config.update_from_flattened_dict(
+            {**mnist, "steps": 60, "log_every": 20, "checkpoint_every": 20, "batch_size": 16}
+        )
+        config.data.train_evaluated = 100
+        config.data.update(values)
+        return trainer.train(config, tmp_path_factory.mktemp("run"))
+
+    return train
+
+
+@pytest.mark.parametrize("augment", ["", "crop_flip"])
+def test_a_streamed_run_is_the_run_in_memory(train, monkeypatch, augment):
+    """To the bit, in parts of 7 updates, which end neither at log points nor with the run."""
+    monkeypatch.setattr(feed, "BYTES", 7 * 16 * (28 * 28 + 4))
+    whole, parts = (train(augment=augment, streaming=on) for on in (False, True))
+    assert parts["parameters_crc32"] == whole["parameters_crc32"]
+    assert parts["train_loss"] == whole["train_loss"]
+    assert parts["test_loss"] == whole["test_loss"]
+
+
+def test_a_streamed_run_never_holds_the_training_set(train, monkeypatch):
+    monkeypatch.setattr(feed, "BYTES", 16 * (28 * 28 + 4))
+    put, sizes = trainer.streamed, []
+
+    def watched(examples, to_device, *rest):
+        def record(part):
+            sizes.append(len(part["label"]))
+            return to_device(part)
+
+        return put(examples, record, *rest)
+
+    monkeypatch.setattr(trainer, "streamed", watched)
+    monkeypatch.setattr(trainer, "whole", lambda *_: 1 / 0)
+    train(streaming=True)
+    assert set(sizes) == {16} and 60 <= len(sizes) <= 62  # a batch each; two were prefetched
