@@ -1,37 +1,231 @@
 """A grid of runs: `python -m launch.sweep --config=configs/grids/NAME.py --workdir=DIR`.
 
-Points run one after the other in this process, so that those which share shapes share one
-compilation; each has a workdir of its own, `DIR/points/NAME`, as `launch.train` would leave it. The
-same command resumes, and runs what a grown grid has new. At the end implicit momentum is fitted to
-recorded replicas and `results.csv` and `report.html` are written.
+Each point has a workdir of its own, `DIR/points/NAME`, as `launch.train` would leave it. The same
+command resumes, and runs what a grown grid has new. At the end implicit momentum is fitted to
+recorded replicas, and `results.csv` and `report.html` are written of all points that are there.
+
+    --together=threads   several at a time, each with the floats of `launch.train`; the default
+              =vmap      many of one compilation as one program; floats differ by rounding
+              =auto      the faster of the two on this backend, which is measured
+    --threads=N          how many at a time; 0: the cores of this machine
+    --shard=i/n          every n-th point from number i on: n such commands, i = 0, ..., n - 1,
+                         share a grid and know nothing of one another
+    --dry_run            only shows the points, what they share and what they will cost
+
+`DIR/together/` keeps how the points of a compilation are run, and what was measured.
 """
 
+import os
+import signal
 import sys
+import zlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from threading import Event
+from typing import Any, NamedTuple
 
+import jax
+from absl import flags
 from ml_collections import ConfigDict
 
 from analysis import implicit_momentum, report, tables
 from launch import app
-from launch.train import run
-from research.grid import runs
+from launch.points import DONE, Entry, described, folder_of, plan
+from research import shared, together, trainer
+from research.grid import resolve
+from research.parallel.agreement import agreed
+from research.parallel.processes import is_writer
+from research.progress import Sweep, Watch, stoppable
+from research.replicas import record
+from research.trainer import Run
+from research.workdir import read_json, write_json
+
+
+class Going(NamedTuple):
+    """What all points of a sweep look at while they run."""
+
+    config: ConfigDict
+    workdir: Path
+    threads: int
+    memory: float  # bytes for what runs at a time
+    line: Sweep
+    stopped: Callable[[], int]
+    failed: Event  # one of them has: the others are to stop
+
+    def prepare(self, entry: Entry) -> Run:
+        return trainer.prepare(resolve(self.config, entry.name, entry.point))
+
+    def watch(self, entry: Entry) -> Watch:
+        def stopped() -> int:
+            return self.stopped() or (signal.SIGTERM if self.failed.is_set() else 0)
+
+        return Watch(stopped, lambda step, _: self.line.show(entry.name, step))
+
+    def end(self, entry: Entry, summary: dict[str, Any]) -> None:
+        if summary["status"] in DONE:
+            self.line.end(entry.name, summary["status"])
 
 
 def main(config: ConfigDict, workdir: Path) -> int:
-    points = runs(config)
-    for number, (name, point) in enumerate(points.items(), start=1):
-        print(f"[{number}/{len(points)}] {name}", file=sys.stderr, flush=True)
-        folder = workdir / "points" / name
-        summary = run(point, folder)
-        if summary["status"] == "interrupted":
-            return app.exit_code(summary)
-        if point.replicas.count:
-            implicit_momentum.fit_workdir(folder)
-    swept = dict.fromkeys(key for point in config.points for key in point if key != "name")
-    tables.write_results(workdir, tuple(swept))
-    print(report.write(workdir))
+    chosen = flags.FLAGS
+    entries = agreed(plan(config, workdir, chosen.shard))
+    threads = chosen.threads or _cores()
+    if chosen.dry_run:
+        print(*described(entries, threads), sep="\n")
+        return 0
+    number = sweep(config, workdir, entries, chosen.together, threads)
+    if number:
+        return 128 + number
+    write(config, workdir)
     return 0
 
 
+def write(config: ConfigDict, workdir: Path) -> None:
+    """Fits what is recorded and not fitted, and writes the tables of all points that are there."""
+    if not is_writer():
+        return
+    for file in workdir.glob("points/*/trajectories.npz"):
+        if not (file.parent / "implicit_momentum.json").exists():
+            implicit_momentum.fit_workdir(file.parent)
+    swept = dict.fromkeys(key for point in config.points for key in point if key != "name")
+    tables.write_results(workdir, tuple(swept))
+    print(report.write(workdir))
+
+
+def sweep(
+    config: ConfigDict, workdir: Path, entries: Sequence[Entry], way: str, threads: int
+) -> int:
+    """Runs the points that are not done; the number of the signal that stopped it, else 0."""
+    done = {entry.name: entry.status for entry in entries if entry.status in DONE}
+    line = Sweep(workdir.name, {entry.name: entry.updates for entry in entries}, done)
+    with stoppable() as stopped:
+        going = Going(config, workdir, threads, together.available() / 2, line, stopped, Event())
+        left = [entry for entry in entries if entry.status not in DONE]
+        if way != "threads":
+            left = [entry for group in _in_step(left) for entry in _in_lanes(going, group, way)]
+        _in_threads(going, [entry for entry in left if entry.threaded])
+        number = _one_by_one(going, [entry for entry in left if not entry.threaded])
+        return number or (0 if line.is_done else stopped())
+
+
+def _in_threads(going: Going, entries: Sequence[Entry]) -> None:
+    room = together.Room(going.memory)
+    sizes: dict[str, int] = {}
+
+    def work(entry: Entry) -> None:
+        watch = going.watch(entry)
+        if watch.stopped():
+            return
+        run = going.prepare(entry)
+        with shared.MAKING:
+            if entry.compilation not in sizes:
+                sizes[entry.compilation] = together.memory(run)
+        with room.take(sizes[entry.compilation]):
+            training = trainer.training(run, folder_of(going.workdir, entry.name), watch)
+            going.end(entry, trainer.alone(training))
+
+    with ThreadPoolExecutor(going.threads) as pool:
+        try:
+            for future in as_completed([pool.submit(work, entry) for entry in entries]):
+                future.result()
+        except KeyboardInterrupt:
+            os._exit(128 + signal.SIGINT)  # at once: nothing that a thread leaves is harmful
+        except BaseException:
+            going.failed.set()
+            raise
+
+
+def _in_lanes(going: Going, group: Sequence[Entry], way: str) -> Sequence[Entry]:
+    """Runs a group as lanes of one program; returns it if it is to be run otherwise."""
+    if not group[0].batched:
+        return group
+    key = repr((jax.default_backend(), group[0].compilation, group[0].updates, group[0].log_every))
+    path = going.workdir / "together" / f"{zlib.crc32(key.encode()):08x}.json"
+    choice = read_json(path)
+    if not choice or choice["asked"] != way:
+        if len(group) == 1:
+            return group
+        choice = _choose(going, group, way)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, choice)
+    lanes = choice["lanes"]
+    if choice["together"] == "threads":
+        return group
+    for start in range(0, len(group), lanes):
+        part = group[start : start + lanes]
+        if going.stopped():
+            break
+        runs = [going.prepare(entry) for entry in part]
+        folders = [folder_of(going.workdir, entry.name) for entry in part]
+        summaries = together.train(runs, folders, lanes, [going.watch(entry) for entry in part])
+        for entry, summary in zip(part, summaries, strict=True):
+            going.end(entry, summary)
+    return ()
+
+
+def _choose(going: Going, group: Sequence[Entry], way: str) -> dict[str, Any]:
+    """How to run a group, and on what grounds; says so."""
+    runs = [going.prepare(entry) for entry in group[: together.LANES]]
+    lanes = together.lanes_of(runs, together.LANES, going.memory)
+    choice: dict[str, Any] = {
+        "asked": way,
+        "together": "vmap" if lanes > 1 else "threads",
+        "lanes": lanes,
+    }
+    said = f"{len(group)} points like {group[0].name}: "
+    if way == "auto" and lanes > 1:
+        rates = together.measure(runs, lanes, going.threads)
+        choice |= {"together": "vmap" if rates.vmap > rates.threads else "threads"}
+        choice |= {"threads": going.threads, "measured": rates._asdict()}
+        said += f"{rates.threads:.3g} updates/s in {going.threads} threads, {rates.vmap:.3g} as "
+        said += f"{lanes} lanes, whose parameters differ by {rates.difference:.2g} of the largest "
+        said += f"after {rates.updates} updates; "
+    taken = f"{lanes} lanes of one program" if choice["together"] == "vmap" else "threads"
+    print(said + taken, file=sys.stderr, flush=True)
+    return choice
+
+
+def _one_by_one(going: Going, entries: Sequence[Entry]) -> int:
+    """Runs on all devices, and recordings of replicas; the number of the signal that stopped it."""
+    for entry in entries:
+        if going.stopped():
+            break
+        folder = folder_of(going.workdir, entry.name)
+        config = resolve(going.config, entry.name, entry.point)
+        if config.replicas.count:
+            summary = record(config, folder)
+        else:
+            training = trainer.training(trainer.prepare(config), folder, going.watch(entry))
+            summary = trainer.alone(training)
+        if summary["status"] == "interrupted":
+            return summary["signal"]
+        going.end(entry, summary)
+    return 0
+
+
+def _in_step(entries: Sequence[Entry]) -> list[list[Entry]]:
+    """Groups of one compilation that log at the same updates."""
+    groups: dict[Any, list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault((entry.compilation, entry.updates, entry.log_every), []).append(entry)
+    return list(groups.values())
+
+
+def _cores() -> int:
+    """Those that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def define() -> None:
+    """The flags of this command besides those of all (`app.run`)."""
+    flags.DEFINE_enum("together", "threads", ["threads", "vmap", "auto"], "How points share.")
+    flags.DEFINE_integer("threads", 0, "Points at a time; 0: as many as cores.", lower_bound=0)
+    flags.DEFINE_string("shard", "0/1", "i/n: every n-th point, from number i on.")
+    flags.DEFINE_bool("dry_run", False, "Only show what would run.")
+
+
 if __name__ == "__main__":
+    define()
     app.run(main)

@@ -2,54 +2,147 @@
 
 A grid's config file returns `grid(base, points)`; a point is a flat dict of dotted keys, and of
 `name`, the folder of its run, if it wants one of its own. On the command line
-`--config.base.KEY=VALUE` changes what all points share.
+`--config.base.KEY=VALUE` changes what all points share. Points are listed one by one, or made of
+axes:
+
+    product(
+        {"optimizer.momentum": [0.0, 0.9], "optimizer.learning_rate": log_range(1e-3, 1, 7)},
+        zipped({"model.hidden": [(32,), (64,)], "batch_size": [128, 64]}),
+        {"seed": seeds(3)},
+    )
+
+is 2 x 7 x 2 x 3 points, of which the last axis changes first, and `joined(a, b)` is one set of
+points after the other. Points are made when they are asked for; a grid has `MOST` at most.
 """
 
 import itertools
+import json
+import math
 import re
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from research.checks import check
 from research.config import ConfigError
 
+MOST = 100_000  # points of a grid
+
 Point = Mapping[str, Any]
+Axes = Mapping[str, Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Points:
+    """So many points, made anew each time that they are gone through."""
+
+    count: int
+    make: Callable[[], Iterable[Point]]
+
+    def __iter__(self) -> Iterator[Point]:
+        return iter(self.make())
 
 
 def grid(base: ConfigDict, points: Iterable[Point]) -> ConfigDict:
-    """The config of a grid."""
+    """The config of a grid. Raises `ConfigError` if there are no points, or more than `MOST`."""
+    if not isinstance(points, Points):
+        listed = list(itertools.islice(points, MOST + 1))
+        points = Points(len(listed), lambda: listed)
+    if points.count > MOST:
+        raise ConfigError(f"grid: {points.count:,} points or more; {MOST:,} is the most")
     config = ConfigDict({"base": base})
-    config.points = [dict(point) for point in points]
+    config.points = points
     return config
 
 
-def product(axes: Mapping[str, Sequence[Any]]) -> list[Point]:
-    """Every combination of the axes' values."""
-    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+def product(*parts: Axes | Points) -> Points:
+    """Every combination of the values of axes, and of points of other sets."""
+    factors = [factor for part in parts for factor in _factors(part)]
+
+    def make() -> Iterator[Point]:
+        for combination in itertools.product(*factors):
+            point = {key: value for part in combination for key, value in part.items()}
+            if len(point) < sum(map(len, combination)):
+                twice = [key for key in point if sum(key in part for part in combination) > 1]
+                raise ConfigError(f"grid: {twice[0]} is on two axes of a product")
+            yield point
+
+    return Points(math.prod(factor.count for factor in factors), make)
 
 
-def runs(config: ConfigDict) -> dict[str, ConfigDict]:
-    """The checked config of every point by its name; `ConfigError` names the first bad point."""
+def zipped(axes: Axes) -> Points:
+    """The axes' first values, their second values, ...; `ConfigError` if their numbers differ."""
+    lengths = {key: len(_values(key, values)) for key, values in axes.items()}
+    if len(set(lengths.values())) != 1:
+        counted = ", ".join(f"{key} has {count:,}" for key, count in lengths.items())
+        raise ConfigError(f"grid: zipped axes must be of one length: {counted or 'there are none'}")
+
+    def make() -> Iterator[Point]:
+        return (dict(zip(axes, values, strict=True)) for values in zip(*axes.values(), strict=True))
+
+    return Points(next(iter(lengths.values())), make)
+
+
+def joined(*parts: Points) -> Points:
+    """One set of points after the other."""
+    return Points(sum(part.count for part in parts), lambda: itertools.chain(*parts))
+
+
+def log_range(first: float, last: float, count: int) -> list[float]:
+    """`count` numbers from first to last in equal ratios, to six digits."""
+    if not (0 < first < math.inf and 0 < last < math.inf and 2 <= count <= MOST):
+        raise ConfigError(
+            f"grid: log_range({first}, {last}, {count}): must go from one number above 0 to "
+            f"another, in 2 to {MOST:,} numbers"
+        )
+    return [float(f"{value:.6g}") for value in np.geomspace(first, last, count)]
+
+
+def seeds(count: int, first: int = 0) -> range:
+    """`count` seeds from the first."""
+    return range(first, first + count)
+
+
+def named(config: ConfigDict) -> Iterator[tuple[str, Point]]:
+    """Every point by its name; `ConfigError` if the grid has none, or one twice."""
     if "base" not in config or "points" not in config:
         raise ConfigError("config: a grid needs the keys base and points (research.grid.grid)")
-    named: dict[str, ConfigDict] = {}
+    names: set[str] = set()
+    values: dict[str, str] = {}
     for point in config.points:
+        if not (isinstance(point, Mapping) and all(isinstance(key, str) for key in point)):
+            raise ConfigError(f"grid: {point!r} is no point: must be a dict of dotted keys")
         name = point_name(point)
-        if name in named:
+        text = json.dumps({**point, "name": ""}, sort_keys=True, default=repr)
+        if name in names:
             raise ConfigError(f"grid: point {name} occurs twice")
-        resolved = config.base.copy_and_resolve_references()
-        try:
-            resolved.update_from_flattened_dict({k: v for k, v in point.items() if k != "name"})
-            check(resolved)
-        except (KeyError, AttributeError, TypeError, ConfigError) as error:
-            raise ConfigError(f"grid: point {name}: {error}") from error
-        named[name] = resolved
-    if not named:
+        if text in values:
+            raise ConfigError(f"grid: points {values[text]} and {name} are the same")
+        names.add(name)
+        values[text] = name
+        yield name, point
+    if not names:
         raise ConfigError("grid: config.points is empty")
-    return named
+
+
+def resolve(config: ConfigDict, name: str, point: Point) -> ConfigDict:
+    """The checked config of the point; `ConfigError` says which point is bad and why."""
+    resolved = config.base.copy_and_resolve_references()
+    try:
+        resolved.update_from_flattened_dict({k: v for k, v in point.items() if k != "name"})
+        check(resolved)
+    except KeyError as error:
+        what, _, hint = str(error.args[0]).partition(" Other fields present")
+        meant = hint.rpartition("\n")[2] if "Did you mean" in hint else ""
+        raise ConfigError(f"grid: point {name}: {what} {meant}".strip()) from error
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(f"grid: point {name}: {error}") from error
+    return resolved
 
 
 def point_name(point: Point) -> str:
@@ -58,3 +151,26 @@ def point_name(point: Point) -> str:
     text = str(point.get("name", swept))
     safe = re.sub(r"[^\w.,=+-]+", "_", text)
     return safe if len(safe) <= 120 else f"{safe[:110]}~{zlib.crc32(text.encode()):08x}"
+
+
+def _factors(part: Axes | Points) -> list[Points]:
+    """A set of points for every axis."""
+    if isinstance(part, Points):
+        return [part]
+    return [
+        Points(len(_values(key, values)), partial(_along, key, values))
+        for key, values in part.items()
+    ]
+
+
+def _along(key: str, values: Sequence[Any]) -> Iterator[Point]:
+    return ({key: value} for value in values)
+
+
+def _values(key: str, values: Any) -> Sequence[Any]:
+    """The values of an axis; `ConfigError` if they are none."""
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise ConfigError(f"grid: axis {key} = {values!r}: must be a list of values")
+    if not values:
+        raise ConfigError(f"grid: axis {key} is empty")
+    return values

@@ -22,7 +22,7 @@ from research.models import base
 from research.parallel import make as parallel
 from research.parallel.layout import Layout
 from research.problem import Examples, Params, Problem
-from research.strategies.base import Array, Event, State, Strategy
+from research.strategies.base import Event, State, Strategy
 from research.strategies.local import Groups, groups, heads
 from research.timeline.pipeline import Work
 
@@ -35,7 +35,8 @@ class Program:
     """Pure functions of one problem and one strategy.
 
     `advance(state, examples, events, indices, n) -> (state, losses)` runs the first `n` of
-    CHUNK events on its devices; `indices`, (CHUNK, B) int32, are the examples of each batch.
+    CHUNK events on its devices; `indices`, (CHUNK, B) int32, are the examples of each batch, or
+    (CHUNK, B, 2), with the seeds of their augmentation.
     `evaluate(params, examples) -> (sum of losses, {metric: sum})` over all `examples`.
     `probe(params, train, test) -> {name: scalar}`: what the log shows besides, if anything.
     """
@@ -74,7 +75,7 @@ def make(config: ConfigDict, classes: int, slots: int) -> Program:
     optimizer = config.optimizer
     static = {
         "model": _model(config, classes),
-        "optimizer": (optimizer.name, hyper_names(config), optimizer.options.to_dict()),
+        "optimizer": (optimizer.name, hyper_names(config), optimizers.options(config)),
         "strategy": _devices(config),
         "slots": slots,
     }
@@ -128,7 +129,8 @@ def _model(config: ConfigDict, classes: int) -> str:
     if config.strategy.name == "local":
         blocks = models.make(config.model, classes)
         auxiliary = heads(blocks, groups_of(config), config.strategy.shared_heads)
-    return json.dumps([model, classes, auxiliary], sort_keys=True)  # noise is of the data
+    pixels = {name: config.data[name] for name in problem.Pixels._fields}
+    return json.dumps([model, classes, auxiliary, pixels], sort_keys=True)  # noise is of the data
 
 
 def groups_of(config: ConfigDict) -> Groups:
@@ -142,8 +144,8 @@ def groups_of(config: ConfigDict) -> Groups:
 
 @lru_cache(maxsize=32)
 def _problem(static: str) -> tuple[Problem, Callable[..., Params]]:
-    model, classes, auxiliary = json.loads(static)
-    whole = problem.make(ConfigDict(model), classes, tuple(auxiliary))
+    model, classes, auxiliary, pixels = json.loads(static)
+    whole = problem.make(ConfigDict(model), classes, tuple(auxiliary), problem.Pixels(**pixels))
     return whole, jax.jit(whole.init)
 
 
@@ -154,7 +156,7 @@ def _make(static: str) -> Program:
     whole, _ = _problem(values["model"])
     optimizer = optimizers.optimizer(name, tuple(names), options)
     strategy, layout = parallel.make(
-        lambda strategy: partial(_advance, strategy),
+        lambda strategy: partial(_advance, whole, strategy),
         values["strategy"],
         whole,
         optimizer,
@@ -177,6 +179,7 @@ def _probe(whole: Problem, strategy: dict[str, Any]) -> Callable[..., dict[str, 
 
 
 def _advance(
+    problem: Problem,
     strategy: Strategy,
     state: State,
     examples: Examples,
@@ -187,7 +190,7 @@ def _advance(
     def body(i: jax.Array, carry: tuple[State, jax.Array]) -> tuple[State, jax.Array]:
         state, losses = carry
         event = jax.tree.map(lambda leaf: leaf[i], events)
-        batch = take(examples, indices[i])
+        batch = problem.batch(examples, indices[i])
         state, loss = strategy.step(state, event, batch)
         return state, losses.at[i].set(loss)
 
@@ -200,11 +203,6 @@ def _evaluate(
     outputs = problem.outputs(params, examples)
     metrics = {name: metric(outputs, examples).sum() for name, metric in problem.metrics.items()}
     return problem.losses(outputs, examples).sum(), metrics
-
-
-def take(examples: Examples, indices: Array) -> Examples:
-    """The batch of the given examples."""
-    return {name: leaf[indices] for name, leaf in examples.items()}
 
 
 def hyper_names(config: ConfigDict) -> tuple[str, ...]:

@@ -4,8 +4,27 @@ import contextlib
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
+from threading import Lock
 from types import FrameType
+from typing import NamedTuple
+
+
+class Watch(NamedTuple):
+    """What a run looks at between updates, and shows how far it is."""
+
+    stopped: Callable[[], int]  # the number of the signal that stops it, 0: none
+    show: Callable[[int, str], None]  # (updates done, text)
+
+
+@contextlib.contextmanager
+def watched(name: str, total: int, start: int, watch: Watch | None = None) -> Iterator[Watch]:
+    """The watch of a run, or where it has none, signals noted inside and a line of its own."""
+    if watch:
+        yield watch
+    else:
+        with stoppable() as stopped:
+            yield Watch(stopped, Progress(name, total, start).show)
 
 
 @contextlib.contextmanager
@@ -58,3 +77,36 @@ class Progress:
         line += f"  {rate:.3g} {self._unit}s/s  {left // 60}:{left % 60:02d} left"
         end = "" if live and not done else "\n"
         print(("\r\x1b[K" if live else "") + line, end=end, file=sys.stderr, flush=True)
+
+
+class Sweep:
+    """One line for many runs at a time: `12/64 points, 1 diverged`, and the updates of them all.
+
+    `points` are the updates of each, of which those in `done` are not to be run any more.
+    """
+
+    def __init__(self, name: str, points: Mapping[str, int], done: Collection[str]):
+        self._points, self._ended, self._diverged = points, set(done), 0
+        self._at = {point: points[point] for point in done}
+        self._line = Progress(name, sum(points.values()), sum(self._at.values()), unit="update")
+        self._lock = Lock()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all points have ended."""
+        return len(self._ended) == len(self._points)
+
+    def show(self, point: str, step: int) -> None:
+        """That the point is at that update."""
+        with self._lock:
+            self._at[point] = step
+            text = f"{len(self._ended)}/{len(self._points)} points"
+            text += f", {self._diverged} diverged" * (self._diverged > 0)
+            self._line.show(sum(self._at.values()), text)
+
+    def end(self, point: str, status: str) -> None:
+        """That the point needs no more updates."""
+        with self._lock:
+            self._ended.add(point)
+            self._diverged += status == "diverged"
+        self.show(point, self._points[point])

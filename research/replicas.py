@@ -186,7 +186,7 @@ def _trajectory(
     def step(state: Any, inputs: tuple[Event, jax.Array]) -> tuple[Any, Arrays]:
         event, chosen = inputs
         loss, gradient = whole_gradient(program.problem, state.params, examples)
-        batch = {name: leaf[chosen] for name, leaf in examples.items()}
+        batch = program.problem.batch(examples, chosen)
         after, _ = program.strategy.step(state, event, batch)
         moved = jax.tree.map(jnp.subtract, after.params, state.params)
         return after, {

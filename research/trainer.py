@@ -1,10 +1,15 @@
-"""One run: the strategy's update rule over the cluster's timeline, logged, saved and resumed."""
+"""One run: the strategy's update rule over the cluster's timeline, logged, saved and resumed.
 
+A run is a generator that asks for updates, logs and saves. `train` does the updates on the run's
+own devices, `research/together.py` those of many runs in one program.
+"""
+
+import contextlib
 import math
 import platform
 import time
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Generator, Mapping
+from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,15 +20,17 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from research import data as datasets
-from research import problem, program, seeds, timeline
+from research import optimizers, problem, program, seeds, shared, timeline
 from research.checks import check
 from research.config import ConfigError
 from research.costs import Costs
+from research.data.feed import Feed, Part, streamed, whole
 from research.parallel.agreement import agreed, own
 from research.parallel.layout import APIS
 from research.parallel.processes import is_writer
+from research.problem import Examples
 from research.program import CHUNK, Program
-from research.progress import Progress, stoppable
+from research.progress import Watch, watched
 from research.strategies.base import Event, Params, State
 from research.timeline import Timeline
 from research.timeline.trace import Recorder
@@ -51,6 +58,22 @@ class Run(NamedTuple):
         return len(next(iter(self.data.train.values())))
 
 
+class Ask(NamedTuple):
+    """What a run wants next: `n` updates, or as many of them as take about a second.
+
+    The answer is the state after them and the losses of those that were done, as a NumPy array.
+    """
+
+    program: Program
+    state: State  # on the program's devices
+    examples: Examples  # likewise
+    events: Callable[[int], tuple[Event, np.ndarray]]  # the first so many, as `advance` takes them
+    n: int  # 0: only compile
+
+
+Training = Generator[Ask, tuple[State, np.ndarray], dict[str, Any]]  # returns the summary
+
+
 def prepare(config: ConfigDict, replicas: int = 0) -> Run:
     """Checks the config, loads data, draws the timeline and the initial parameters.
 
@@ -63,9 +86,10 @@ def prepare(config: ConfigDict, replicas: int = 0) -> Run:
             f"config.parallel.api is empty: {jax.process_count()} processes need one of "
             f"{', '.join(APIS)}, or each would be a run of its own"
         )
-    data = problem.load_data(config)
+    data = shared.load(config)
     one = {name: leaf[:1] for name, leaf in data.train.items()}
-    params = program.init(config, data.classes, seeds.key(config.seed, "init"), one)
+    with shared.MAKING:
+        params = program.init(config, data.classes, seeds.key(config.seed, "init"), one)
     epoch = max(len(next(iter(data.train.values()))) // config.batch_size, 1)
     size = program.parameter_bytes(params)
     events = partial(timeline.of_config, config, steps_per_epoch=epoch, update_bytes=size)
@@ -74,7 +98,8 @@ def prepare(config: ConfigDict, replicas: int = 0) -> Run:
         cost, work = program.costs(config, data.classes, params, one)
         events = partial(events, work=work)
     first = events(replicas=replicas)
-    compiled = program.make(config, data.classes, first.slots)
+    with shared.MAKING:
+        compiled = program.make(config, data.classes, first.slots)
     return Run(config, data, epoch, first, events, compiled, params, cost, program.hypers(config))
 
 
@@ -85,7 +110,48 @@ def train(config: ConfigDict, workdir: Path) -> dict[str, Any]:
     SIGTERM, `signal` says which; the same call resumes to the same floats). A finished run is
     returned as it is. Raises what `prepare` raises, and `WorkdirError`.
     """
-    run = prepare(config)
+    return alone(training(prepare(config), workdir))
+
+
+def alone(run: Training) -> dict[str, Any]:
+    """The summary of a run after all its updates, done on its own devices."""
+    answer, chunk = None, 1
+    with contextlib.closing(run):
+        while isinstance(ask := proceed(run, answer), Ask):
+            n, called = min(ask.n, agreed(chunk)), time.monotonic()
+            state, losses = ask.program.advance(ask.state, ask.examples, *ask.events(n), n)
+            answer = state, np.asarray(losses)[:n]
+            chunk = next_chunk(chunk, n, time.monotonic() - called)
+    return ask
+
+
+def first(run: Run, n: int) -> tuple[Any, ...]:
+    """Arguments of `advance` for the first n updates of the run, which stays as it is."""
+    layout = run.program.layout
+    state = run.program.strategy.init(jax.tree.map(jnp.copy, run.params))
+    part = _feed(run)(0)
+    return layout.put_state(state), part.examples, *_events(run, 0, part, n), n
+
+
+def proceed(run: Training, answer: tuple[State, np.ndarray] | None) -> Ask | dict[str, Any]:
+    """What the run asks for after this answer, None being the first, or its summary."""
+    try:
+        return next(run) if answer is None else run.send(answer)
+    except StopIteration as ended:
+        return ended.value
+
+
+def next_chunk(chunk: int, n: int, seconds: float) -> int:
+    """How many updates are to follow n that took so long: a second of them, twice as many at most.
+
+    So a signal is heeded soon.
+    """
+    return int(np.clip(n / max(seconds, 1e-9), 1, min(2 * chunk, CHUNK)))
+
+
+def training(run: Run, workdir: Path, watch: Watch | None = None) -> Training:
+    """The run in its workdir; without a `watch` it heeds signals and shows its progress itself."""
+    config = run.config
     with own(workdir) as folder:
         claim(folder, config)
         finished = agreed(read_json(folder / "summary.json"))
@@ -97,7 +163,10 @@ def train(config: ConfigDict, workdir: Path) -> dict[str, Any]:
             with Metrics(folder, step) as metrics:
                 metrics.rows[:] = agreed(metrics.rows)
                 recorder = Recorder(folder / "trace.csv", step)
-                summary = _loop(run, step, state, metrics, checkpoints, recorder, workdir.name)
+                watching = watched(workdir.name, config.steps, step, watch)
+                summary = yield from _loop(
+                    run, step, state, metrics, checkpoints, recorder, watching
+                )
         write_json(folder / "summary.json", summary)
     return summary
 
@@ -109,52 +178,52 @@ def _loop(
     metrics: Metrics,
     checkpoints: Checkpoints,
     recorder: Recorder,
-    name: str,
-) -> dict[str, Any]:
+    watching: contextlib.AbstractContextManager[Watch],
+) -> Training:
     config, steps, layout = run.config, run.config.steps, run.program.layout
-    test_set = _sample(run.data.test, config.data.test_evaluated)
-    sample = _sample(run.data.train, config.data.train_evaluated)
-    train_set, state = layout.put_examples(run.data.train), layout.put_state(state)
+    _, sample, test_set = shared.put(run.data, layout.put_examples, config)
+    feed, state = _feed(run), layout.put_state(state)
     before = metrics.rows[-1]["wall_seconds"] if metrics.rows else 0.0
     begun = time.monotonic() - before
 
     def log() -> None:
         if metrics.rows and metrics.rows[-1]["step"] == step:  # by the run that is resumed
             return
-        params = layout.get(state).params
+        kept = layout.get(state)
+        params = kept.params
         train_loss = program.evaluate(run.program, params, sample)["loss"]
         test = program.evaluate(run.program, params, test_set)
         row = {**_clock(run, step), "wall_seconds": time.monotonic() - begun}
         row |= {"train_loss": train_loss} | {f"test_{k}": v for k, v in test.items()}
-        row |= program.probe(run.program, params, sample, test_set)
+        row |= program.probe(run.program, params, sample, test_set) | optimizers.logged(kept)
         metrics.append(row | measured())
 
     def measured() -> dict[str, list[float]]:
         if config.cluster.service != "measured" or not step or step % run.epoch:
             return {}
         assert layout.measure
-        n = min(run.epoch, MEASURED)
-        seconds = layout.measure(state, train_set, *_events(run, step - n, n), n)
+        since = step - min(run.epoch, MEASURED)
+        part = feed(since)
+        n = min(step, part.stop) - since
+        seconds = layout.measure(state, part.examples, *_events(run, since, part, n), n)
         return {"worker_seconds": seconds.tolist()}
 
-    chunk, status, number = 1, "", 0
-    state, _ = run.program.advance(state, train_set, *_events(run, step, 0), 0)  # compiles
-    with stoppable() as stopped:
+    status, number = "", 0
+    part = feed(step)
+    state, _ = yield Ask(run.program, state, part.examples, partial(_events, run, step, part), 0)
+    with watching as watch:
         if not metrics.rows or step % config.log_every == 0:
             log()
-        progress = Progress(name, steps, step)
         while not status:
             run = _extended(run, step, metrics.rows)
             until = min(step - step % config.log_every + config.log_every, len(run.timeline.read))
-            n = min(until - step, chunk)
-            called = time.monotonic()
-            state, losses = run.program.advance(state, train_set, *_events(run, step, n), n)
-            good = np.isfinite(losses)[:n]
+            part = feed(step)
+            events, called = partial(_events, run, step, part), time.monotonic()
+            most = min(until, part.stop, step + CHUNK) - step
+            state, losses = yield Ask(run.program, state, part.examples, events, most)
+            n, good = len(losses), np.isfinite(losses)
             if config.parallel.api:
                 recorder.append(run.timeline, slice(step, step + n), time.monotonic() - called)
-            # About a second of updates at a time, so that a signal is heeded soon.
-            rate = n / max(time.monotonic() - called, 1e-9)
-            chunk = int(np.clip(rate, 1, min(2 * chunk, CHUNK)))
             if not good.all():
                 step, status = step + int(good.argmin()), "diverged"
                 break
@@ -162,7 +231,7 @@ def _loop(
             if step == until:
                 log()
             finite = math.isfinite(metrics.rows[-1]["train_loss"])
-            chunk, number, finite = agreed((chunk, stopped(), finite))
+            number, finite = agreed((watch.stopped(), finite))
             status = "" if finite else "diverged"
             if step == steps and finite:
                 status = "completed"
@@ -172,19 +241,12 @@ def _loop(
             if finite and (status or (every and step % every == 0)):
                 checkpoints.save(step, layout.get(state))
             if is_writer():
-                progress.show(step, f"loss {metrics.rows[-1]['train_loss']:.4g}")
+                watch.show(step, f"loss {metrics.rows[-1]['train_loss']:.4g}")
     summary = _summary(run, status, step, metrics.rows)
     if status == "diverged":
         return summary | {"kept_checkpoint": checkpoints.latest()}
     summary["parameters_crc32"] = fingerprint(layout.get(state).params)
     return summary | ({"signal": number} if status == "interrupted" else {})
-
-
-def _sample(examples: dict[str, np.ndarray], most: int) -> dict[str, jax.Array]:
-    """So many of the examples, evenly spread, or all of them."""
-    count = len(next(iter(examples.values())))
-    chosen = np.linspace(0, count - 1, min(most or count, count)).astype(np.int32)
-    return {name: jnp.asarray(leaf[chosen]) for name, leaf in examples.items()}
 
 
 def _extended(run: Run, step: int, rows: list[dict[str, Any]]) -> Run:
@@ -196,13 +258,18 @@ def _extended(run: Run, step: int, rows: list[dict[str, Any]]) -> Run:
     return run._replace(timeline=run.timeline_of(epochs=[logged[end] for end in ends]))
 
 
-def _events(run: Run, step: int, n: int) -> tuple[Event, np.ndarray]:
+def _feed(run: Run) -> Feed:
+    """The training set on the run's devices, or what is needed of it."""
+    config, put = run.config, run.program.layout.put_examples
+    batches = partial(problem.batches, config, run.examples)
+    if config.data.streaming:
+        return streamed(run.data.train, put, batches, config.batch_size, CHUNK)
+    return whole(shared.put(run.data, put, config).train, batches)
+
+
+def _events(run: Run, step: int, part: Part, n: int) -> tuple[Event, np.ndarray]:
     """Updates step..step+n-1 and the examples of their batches, padded to CHUNK."""
-    config, window = run.config, slice(step, step + n)
-    order = int(seeds.generator(config.seed, "batches").integers(2**63))
-    indices = datasets.batches(
-        order, step, step + n, config.batch_size, run.examples, config.data.replacement
-    )
+    window, indices = slice(step, step + n), part.batches(step, step + n)
     hypers = {name: values[window] for name, values in run.hypers.items()}
     control = {name: values[window] for name, values in (run.timeline.control or {}).items()}
     events = Event(run.timeline.read[window], run.timeline.write[window], hypers, control)
@@ -260,14 +327,18 @@ def _costs(run: Run) -> dict[str, Any]:
 def provenance(run: Run) -> dict[str, Any]:
     """What a run's floats depend on besides its config."""
     devices = jax.devices()
-    libraries = ("jax", "jaxlib", "flax", "optax", "numpy")
     return {
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(run.params)),
-        "versions": {"python": platform.python_version()}
-        | {name: version(name) for name in libraries},
+        "versions": dict(_versions()),
         "device": {
             "platform": devices[0].platform,
             "kind": devices[0].device_kind,
             "count": len(devices),
         },
     }
+
+
+@cache
+def _versions() -> Mapping[str, str]:
+    libraries = ("jax", "jaxlib", "flax", "optax", "numpy")
+    return {"python": platform.python_version()} | {name: version(name) for name in libraries}

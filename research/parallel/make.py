@@ -43,7 +43,7 @@ def make(
         mesh = layout.mesh(("data",), shape)
         laid = layout.shard_map(loop(device), mesh, P(), P())
         own = part(whole.each_loss, strategy["micro_batch"])
-        return simulated, laid._replace(measure=measure(own, mesh))
+        return simulated, laid._replace(measure=measure(whole, own, mesh))
     if name == "local":
         groups = tuple((a, b) for a, b in strategy["groups"])
         alone = local(whole, optimizer, groups, strategy["shared_heads"])

@@ -10,12 +10,13 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
+from research.problem import Problem
 from research.strategies.dynamic_batch import Part
 
 Measure = Callable[..., np.ndarray]
 
 
-def measure(part: Part, mesh: Mesh) -> Measure:
+def measure(problem: Problem, part: Part, mesh: Mesh) -> Measure:
     """`(state, examples, events, indices, n) ->` (workers,) seconds an update, on all processes.
 
     The mean over the first `n` events at the state's parameters. Processes begin together, since
@@ -29,7 +30,7 @@ def measure(part: Part, mesh: Mesh) -> Measure:
     ) -> Any:
         def body(i: jax.Array, sums: Any) -> Any:
             event = jax.tree.map(lambda leaf: leaf[i], events)
-            batch = {name: leaf[indices[i]] for name, leaf in examples.items()}
+            batch = problem.batch(examples, indices[i])
             return jax.tree.map(jnp.add, sums, part(params, event, batch, worker))
 
         nothing = (jnp.float32(0), jax.tree.map(jnp.zeros_like, params))

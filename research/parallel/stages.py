@@ -105,8 +105,8 @@ def _advance(
     indices: jax.Array,
     n: jax.Array,
 ) -> tuple[Stacked, jax.Array]:
-    """The loop on one device: (1, P) and (1, Q) of the state, its (CHUNK, B / data) indices."""
-    (chunk, size), stage, count = indices.shape, lax.axis_index("stage"), len(parts)
+    """The loop on one device: (1, P) and (1, Q) of the state, its part of the indices."""
+    (chunk, size), stage, count = indices.shape[:2], lax.axis_index("stage"), len(parts)
     if size % micro_batches:
         raise ValueError(f"{size} examples a device: no multiple of {micro_batches} micro-batches")
     sent, h = _sent(problem, parts, state, examples, indices[0, : size // micro_batches])
@@ -121,7 +121,7 @@ def _advance(
         t = tick - lag * stage
         at = jnp.clip(t, 0, chunk - 1)
         program = jnp.where((t >= 0) & (t < n), stage, count)
-        own = indices[at].reshape(micro_batches, -1)
+        own = indices[at].reshape(micro_batches, -1, *indices.shape[2:])
         grads, h, loss = grads_of(program, params, h, examples, own)
         if lax.axis_size("data") > 1:
             grads = lax.pmean(grads, "data")
@@ -151,7 +151,7 @@ def _local(
     last = len(parts) - 1
 
     def program(j: int, params: Any, h: Any, examples: Examples, own: Any) -> tuple[Any, ...]:
-        batch = _take(examples, own[0])
+        batch = problem.batch(examples, own[0])
         x = unravel(sent[j - 1], h) if j else problem.input(batch)
         gradient = gradients(problem, parts[j].groups)
         grads, x, loss = gradient(unravel(forms[j].params, params), x, batch)
@@ -178,7 +178,7 @@ def _backprop(
     """As `_local`, but a tick is a batch's whole way through all stages and back."""
 
     def program(j: int, params: Any, h: Any, examples: Examples, own: Any) -> tuple[Any, Any]:
-        batch = _take(examples, own)
+        batch = problem.batch(examples, own)
         x = unravel(sent[j - 1], h) if j else problem.input(batch)
         x = base.apply(parts[j].blocks, unravel(forms[j].params, params), x)
         if j < len(parts) - 1:
@@ -198,7 +198,7 @@ def _sent(
     problem: Problem, parts: Sequence[Stage], state: Stacked, examples: Examples, own: jax.Array
 ) -> tuple[list[Form], jax.Array]:
     """What each stage but the last sends, and zeros as long as the longest of that."""
-    x: Any = jax.eval_shape(lambda: problem.input(_take(examples, own)))
+    x: Any = jax.eval_shape(lambda: problem.input(problem.batch(examples, own)))
     sent = []
     for part, forms in zip(parts[:-1], state.forms[:-1], strict=True):
         params = jax.tree.unflatten(forms.params.tree, forms.params.leaves)
@@ -206,7 +206,3 @@ def _sent(
         sent.append(form_of(x))
     dtype = jnp.result_type(jnp.bfloat16, *(leaf.dtype for form in sent for leaf in form.leaves))
     return sent, jnp.zeros(max((form.size for form in sent), default=0), dtype)
-
-
-def _take(examples: Examples, own: jax.Array) -> Examples:
-    return {name: leaf[own] for name, leaf in examples.items()}

@@ -1,0 +1,112 @@
+"""The points of a grid before they run: which are here, what they share, what they will cost."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import groupby, islice
+from pathlib import Path
+from typing import NamedTuple
+
+from ml_collections import ConfigDict
+
+from research import together
+from research.config import ConfigError
+from research.grid import Point, named, resolve
+from research.workdir import claim, read_json
+
+DONE = ("completed", "diverged")
+
+
+class Entry(NamedTuple):
+    """A point of the grid and what is known of it beforehand."""
+
+    name: str
+    point: Point
+    compilation: str  # equal where one serves
+    log_every: int
+    updates: int  # of all replicas together
+    examples: int  # an update
+    batched: bool  # it can be one of many in a program
+    threaded: bool  # it can run beside others; else it occupies all devices, or is a recording
+    status: str  # of its summary; '': it has none
+    seconds_per_update: float  # wall-clock, of a finished one
+
+
+def plan(config: ConfigDict, workdir: Path, shard: str = "0/1") -> list[Entry]:
+    """The checked points of a shard of the grid; those of one compilation follow one another.
+
+    Writes nothing. Raises `ConfigError`, and `WorkdirError` if a point's folder holds another run.
+    """
+    match = re.fullmatch(r"(\d+)/(\d+)", shard)
+    if not match or int(match[1]) >= int(match[2]):
+        raise ConfigError(f"--shard={shard}: must be i/n, number i from 0 to n - 1 of n shards")
+    mine = islice(list(named(config)), int(match[1]), None, int(match[2]))
+    entries = [_entry(config, workdir, name, point) for name, point in mine]
+    first = {entry.compilation: i for i, entry in reversed(list(enumerate(entries)))}
+    return sorted(entries, key=lambda entry: first[entry.compilation])
+
+
+def folder_of(workdir: Path, name: str) -> Path:
+    """The workdir of a point."""
+    return workdir / "points" / name
+
+
+def compilations(entries: Sequence[Entry]) -> list[list[Entry]]:
+    """The entries, as `plan` orders them, that share a compilation."""
+    return [list(group) for _, group in groupby(entries, lambda entry: entry.compilation)]
+
+
+def described(entries: Sequence[Entry], at_a_time: int) -> Iterator[str]:
+    """Lines for who wants to know what would run; seconds are those of finished points."""
+    groups = compilations(entries)
+    yield f"{len(entries)} points, {len(groups)} compilations: {_counted(entries)}"
+    for number, group in enumerate(groups, start=1):
+        yield f"compilation {number}: {len(group)} points, {_cost(group, at_a_time)}"
+        for entry in group:
+            updates = f"{entry.updates:,} updates of {entry.examples:,} examples"
+            yield f"  {entry.name}  {updates}  {entry.status or 'new'}"
+    yield f"in all: {_cost(entries, at_a_time)}"
+
+
+def _cost(entries: Sequence[Entry], at_a_time: int) -> str:
+    left = [entry for entry in entries if entry.status not in DONE]
+    examples = sum(entry.updates * entry.examples for entry in left)
+    text = f"{sum(entry.updates for entry in left):,} updates to run, on {examples:,} examples"
+    seconds = [_seconds(group) for group in compilations(entries)]
+    if left and None not in seconds:
+        total = sum(filter(None, seconds)) / at_a_time
+        text += f", about {total / 60:.0f} minutes" if total > 120 else f", about {total:.0f} s"
+    return text
+
+
+def _seconds(group: Sequence[Entry]) -> float | None:
+    """Of what is left, one after the other; None if no point of the compilation has finished."""
+    left = sum(entry.updates for entry in group if entry.status not in DONE)
+    known = [e.seconds_per_update for e in group if e.status in DONE and e.seconds_per_update]
+    if not left:
+        return 0.0
+    return left * sum(known) / len(known) if known else None
+
+
+def _counted(entries: Sequence[Entry]) -> str:
+    statuses = Counter(entry.status or "new" for entry in entries)
+    return ", ".join(f"{count} {status}" for status, count in statuses.items())
+
+
+def _entry(config: ConfigDict, workdir: Path, name: str, point: Point) -> Entry:
+    resolved, folder = resolve(config, name, point), folder_of(workdir, name)
+    if (folder / "config.json").exists():
+        claim(folder, resolved)
+    summary, replicas = read_json(folder / "summary.json"), resolved.replicas.count
+    return Entry(
+        name=name,
+        point=point,
+        compilation=together.compilation(resolved),
+        log_every=resolved.log_every,
+        updates=resolved.steps * max(replicas, 1),
+        examples=resolved.batch_size,
+        batched=together.is_batched(resolved),
+        threaded=not (resolved.parallel.api or replicas),
+        status=summary.get("status", ""),
+        seconds_per_update=summary.get("wall_seconds", 0.0) / max(summary.get("step", 0), 1),
+    )

@@ -1,0 +1,79 @@
+"""What runs of one process have in common, loaded and put on their devices once: the examples."""
+
+import json
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from threading import RLock
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from research import data as datasets
+from research import problem
+from research.data.loading import data_root
+from research.problem import Examples
+
+# Held while something is made that other threads then find in a cache.
+MAKING = RLock()
+Put = Callable[[Examples], Examples]
+KEPT = 2  # data sets: a sweep's threads may be in two groups of points at a time
+
+
+class Sets(NamedTuple):
+    """Examples on the devices of a run."""
+
+    train: Examples  # empty if they are streamed
+    train_evaluated: Examples
+    test_evaluated: Examples
+
+
+class _Same(NamedTuple):
+    """Data as a key of a cache, equal to itself only."""
+
+    data: datasets.Data
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.data is other.data
+
+    def __hash__(self) -> int:
+        return id(self.data)
+
+
+def load(config: ConfigDict) -> datasets.Data:
+    """`problem.load_data`, the same object for all configs that name the same examples."""
+    if config.model.name == "quadratic":  # drawn, not loaded
+        return problem.load_data(config)
+    static = {"data": config.data.to_dict(), "model": {"name": config.model.name}}
+    with MAKING:
+        return _loaded(json.dumps(static, sort_keys=True), data_root(config.data.dir))
+
+
+def put(data: datasets.Data, put_examples: Put, config: ConfigDict) -> Sets:
+    """The examples on devices, the same arrays for the same arguments."""
+    chosen = config.data
+    evaluated = chosen.train_evaluated, chosen.test_evaluated
+    with MAKING:
+        return _put(_Same(data), put_examples, chosen.streaming, *evaluated)
+
+
+@lru_cache(maxsize=KEPT)
+def _loaded(static: str, root: Path) -> datasets.Data:
+    return problem.load_data(ConfigDict(json.loads(static)))
+
+
+@lru_cache(maxsize=KEPT)
+def _put(of: _Same, put_examples: Put, streaming: bool, train: int, test: int) -> Sets:
+    train_set, test_set = of.data.train, of.data.test
+    whole = {} if streaming else put_examples(train_set)
+    return Sets(whole, _sample(train_set, train), _sample(test_set, test))
+
+
+def _sample(examples: Examples, most: int) -> dict[str, jax.Array]:
+    """So many of the examples, evenly spread, or all of them."""
+    count = len(next(iter(examples.values())))
+    chosen = np.linspace(0, count - 1, min(most or count, count)).astype(np.int32)
+    return {name: jnp.asarray(leaf[chosen]) for name, leaf in examples.items()}

@@ -1,0 +1,285 @@
+"""Runs that share a compiled program, advanced together.
+
+Each in a thread of its own (`launch/sweep.py`), or P of them as one program over an axis of runs:
+
+    (x^1, ..., x^P)_{t+1} = vmap(step)((x^1, ..., x^P)_t, their events, their batches)
+
+It is the same update rule, and logs, checkpoints and summaries are the trainer's own. But its sums
+may be in another order: an update rounds differently, by some 1e-7 of a parameter, and what
+training makes of that grows. In threads every float is that of `trainer.train`.
+"""
+
+import contextlib
+import itertools
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from threading import Condition
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from research import shared, strategies, trainer
+from research.problem import Examples
+from research.program import CHUNK, EVALUATED, Program
+from research.progress import Watch
+from research.strategies.base import State
+from research.trainer import Ask, Run
+
+LANES = 64  # runs of one program, at most
+SECONDS, ROUNDS = 0.3, 3  # of updates that are timed, and how often; the fastest counts
+COMPARED = 16  # updates after which the parameters of both ways are compared
+TINY = 1e-30
+GROUP = Path("/sys/fs/cgroup")
+# Keys that are arguments of the program, or none of its business.
+TRACED = (
+    *("seed", "steps", "log_every", "checkpoint_every", "cluster", "tune"),
+    *("model.noise", "data.replacement"),
+    *(f"optimizer.{key}" for key in ("learning_rate", "momentum", "schedule")),
+    *(f"optimizer.{key}" for key in ("warmup_steps", "decay_steps", "decay_rate")),
+)
+
+
+class Lane(NamedTuple):
+    """The state of one run among several."""
+
+    states: State  # leaves (P, ...)
+    number: int
+
+
+class Rates(NamedTuple):
+    """Updates a second of all runs at a time, and how far apart their parameters are then."""
+
+    threads: float
+    vmap: float
+    difference: float  # over the largest parameter of its array
+    updates: int  # after so many
+
+
+def compilation(config: ConfigDict) -> str:
+    """Equal for configs that one compilation serves (seldom unequal for others that it would)."""
+    static = config.copy_and_resolve_references().unlock()
+    for key in TRACED:
+        *path, last = key.split(".")
+        part = static
+        for name in path:
+            part = part[name]
+        del part[last]
+    cluster, real = config.cluster, config.strategy.name in strategies.PARALLEL
+    devices = (cluster.nodes, cluster.devices_per_node) if real else ()
+    ring = cluster.service == "geometric"  # of past versions, longer than one a group
+    return json.dumps([static.to_dict(), devices, ring], sort_keys=True)
+
+
+def is_batched(config: ConfigDict) -> bool:
+    """Whether the run can be a lane: of one device, and whole before its first update."""
+    follows = config.strategy.name == "daso" or config.data.streaming
+    return not (config.parallel.api or config.replicas.count or follows)
+
+
+def train(
+    runs: Sequence[Run], workdirs: Sequence[Path], lanes: int, watches: Sequence[Watch]
+) -> list[dict[str, Any]]:
+    """The runs, `lanes` of one program at most, as `trainer.train` would; returns their summaries.
+
+    Lanes beyond the runs repeat some, so that floats do not depend on how many runs there are. A
+    lane whose run has ended goes on unheeded until all have.
+    """
+    advance, program = _joint(runs[0].program, _same_data(runs))
+    trainings = [
+        trainer.training(run._replace(program=program), workdir, watch)
+        for run, workdir, watch in zip(runs, workdirs, watches, strict=True)
+    ]
+    with contextlib.ExitStack() as stack:
+        for training in trainings:
+            stack.enter_context(contextlib.closing(training))
+        said = [trainer.proceed(training, None) for training in trainings]
+        asks = {i: ask for i, ask in enumerate(said) if isinstance(ask, Ask)}
+        of_lane = [i for _ in range(lanes) for i in asks][:lanes]
+        lane_of = {i: lane for lane, i in enumerate(asks)}
+        if asks:
+            states = _joined([asks[i].state for i in of_lane])
+            examples = _examples([asks[i].examples for i in of_lane])
+        chunk = 1
+        while asks:
+            begun, n = time.monotonic(), min(chunk, *(ask.n for ask in asks.values()))
+            events = {i: ask.events(n) for i, ask in asks.items()}
+            spare = next(iter(events.values()))
+            inputs = _stack([events.get(i, spare) for i in of_lane])
+            states, losses = advance(states, examples, *inputs, n)
+            losses = np.asarray(losses)[:, :n]
+            chunk = trainer.next_chunk(chunk, n, time.monotonic() - begun)
+            for i, lane in lane_of.items():
+                if i in asks:
+                    answer = Lane(states, lane), losses[lane]
+                    said[i] = trainer.proceed(trainings[i], answer)
+            asks = {i: ask for i, ask in enumerate(said) if isinstance(ask, Ask)}
+    return [summary for summary in said if not isinstance(summary, Ask)]
+
+
+def lanes_of(runs: Sequence[Run], most: int, budget: float) -> int:
+    """How many of the runs at a time, in even shares, if they may need `budget` bytes together."""
+    fitting = int(budget // max(memory(runs[0]), 1))
+    lanes = min(len(runs), most, max(fitting, 1))
+    lanes = -(-len(runs) // -(-len(runs) // lanes))
+    advance, _ = _joint(runs[0].program, _same_data(runs))
+    while lanes > 1 and _bytes(advance, *_first(runs, lanes, 0)) > budget:
+        lanes = -(-lanes // 2)
+    return lanes
+
+
+def memory(run: Run) -> int:
+    """Bytes that one run needs on its device besides the examples, by XLA's analysis."""
+    sets = shared.put(run.data, run.program.layout.put_examples, run.config)
+    some = {name: leaf[:EVALUATED] for name, leaf in sets.test_evaluated.items()}
+    evaluation = _bytes(run.program.evaluate, run.params, some)
+    return _bytes(run.program.advance, *trainer.first(run, 0)) + evaluation
+
+
+def available() -> float:
+    """Bytes free on the device, or for the CPU in the machine and in the control group."""
+    device = jax.devices()[0]
+    stats = device.memory_stats() if device.platform != "cpu" else None
+    if stats:
+        return stats["bytes_limit"] - stats["bytes_in_use"]
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 4  # where Linux does not say
+    with contextlib.suppress(OSError):
+        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        free = 1024 * int(lines["MemAvailable"].split()[0])
+    with contextlib.suppress(OSError, ValueError):  # no such group, or no limit
+        most, used = (int((GROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
+        free = min(free, most - used)
+    return free
+
+
+class Room:
+    """Memory that threads take parts of: each waits until there is enough, or nobody else."""
+
+    def __init__(self, size: float):
+        self._size, self._taken, self._changed = size, 0.0, Condition()
+
+    @contextlib.contextmanager
+    def take(self, size: float) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._taken or self._taken + size <= self._size)
+            self._taken += size
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._taken -= size
+                self._changed.notify_all()
+
+
+def measure(runs: Sequence[Run], lanes: int, threads: int) -> Rates:
+    """Times the first updates of some of the runs both ways; the runs stay as they are."""
+    few, program = runs[:threads], runs[0].program
+    joint, _ = _joint(program, _same_data(runs))
+    most = 2 ** (min(CHUNK, *(run.config.steps for run in runs)).bit_length() - 1)
+
+    def in_threads(updates: int) -> tuple[float, State]:
+        n = min(updates, most)
+        each = [trainer.first(run, n) for run in few]
+        begun = time.monotonic()
+        ended = list(pool.map(lambda first: _after(program.advance, first, updates // n), each))
+        return time.monotonic() - begun, ended[0]
+
+    def as_lanes(updates: int) -> tuple[float, State]:
+        n = min(updates, most)
+        first = _first(runs, lanes, n)
+        begun = time.monotonic()
+        ended = _after(joint, first, updates // n)
+        return time.monotonic() - begun, _whole(Lane(ended, 0))
+
+    ways = (in_threads, as_lanes)
+    with ThreadPoolExecutor(len(few)) as pool:
+        updates = min(COMPARED, most)
+        alone, lane = (way(updates)[1].params for way in ways)  # and compiles
+        enough = [_enough(way) for way in ways]
+        rounds = [[way(n)[0] for way, n in zip(ways, enough, strict=True)] for _ in range(ROUNDS)]
+    each, joined = (np.array(enough) * (len(few), lanes) / np.min(rounds, axis=0)).tolist()
+    return Rates(each, joined, _difference(alone, lane), updates)
+
+
+def _enough(way: Callable[[int], tuple[float, State]]) -> int:
+    """Updates that take SECONDS, a power of two."""
+    updates = 1
+    while way(updates)[0] < SECONDS:
+        updates *= 2
+    return updates
+
+
+def _after(advance: Any, first: tuple[Any, ...], times: int) -> State:
+    """The state after the same updates so many times over."""
+    state, *rest = first
+    for _ in range(times):
+        state, losses = advance(state, *rest)
+        np.asarray(losses)
+    return state
+
+
+def _difference(one: Any, other: Any) -> float:
+    """The largest, over the largest parameter of its array."""
+
+    def relative(a: jax.Array, b: jax.Array) -> float:
+        return float(jnp.max(jnp.abs(a - b)) / jnp.maximum(jnp.max(jnp.abs(a)), TINY))
+
+    return max(jax.tree.leaves(jax.tree.map(relative, one, other)))
+
+
+@lru_cache(maxsize=4)
+def _joint(program: Program, same: bool) -> tuple[Any, Program]:
+    """`advance` of several runs, on the same examples or not, and the program of one of them."""
+    axes = (0, None if same else 0, 0, 0, None)
+    advance = jax.jit(jax.vmap(program.advance, axes), donate_argnums=0)
+    layout = program.layout._replace(put_state=lambda state: state, get=_whole)
+    return advance, replace(program, layout=layout)
+
+
+def _whole(state: Any) -> State:
+    """The state of a lane, or of a run before it is one."""
+    return _row(state.states, state.number) if isinstance(state, Lane) else state
+
+
+@jax.jit
+def _row(states: State, number: int) -> State:
+    return jax.tree.map(lambda leaf: leaf[number], states)
+
+
+@jax.jit
+def _joined(states: Sequence[State]) -> State:
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
+
+
+def _stack(events: Sequence[Any]) -> Any:
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *events)
+
+
+def _first(runs: Sequence[Run], lanes: int, n: int) -> tuple[Any, ...]:
+    """Arguments of `advance` for the first n updates of so many lanes."""
+    each = [trainer.first(run, n) for run in itertools.islice(itertools.cycle(runs), lanes)]
+    states, examples, *inputs, _ = zip(*each, strict=True)
+    return _joined(states), _examples(examples), *map(_stack, inputs), n
+
+
+def _same_data(runs: Sequence[Run]) -> bool:
+    return all(run.data is runs[0].data for run in runs)
+
+
+def _examples(each: Sequence[Examples]) -> Examples:
+    """Those of all lanes, (lanes, N, ...) if they are not the same."""
+    return each[0] if all(one is each[0] for one in each) else _joined(each)
+
+
+def _bytes(function: Any, *arguments: Any) -> int:
+    """What a jitted function needs for its results and besides, by XLA's analysis."""
+    found = function.lower(*arguments).compile().memory_analysis()
+    return found.output_size_in_bytes + found.temp_size_in_bytes if found else 0

@@ -1,0 +1,84 @@
+"""What the tests of sweeps share: a grid's file, and the command in this process and in another."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from absl import flags
+
+from launch import app, sweep
+from research import trainer
+from research.grid import named, resolve
+
+ROOT = Path(__file__).parent.parent.parent
+# Noisy quadratics, as many as there are seeds times groups, and for each seed one that diverges.
+GRID = """
+from configs import quickstart
+from research.grid import grid, joined, product, seeds
+
+def get_config(text="2,60"):
+    count, steps = map(int, text.split(","))
+    base = quickstart.get_config()
+    base.update({"steps": steps, "batch_size": 4, "log_every": 10, "checkpoint_every": 20})
+    base.model.update({"name": "quadratic", "noise": 0.5})
+    good = product({"strategy.groups": [4, 2], "optimizer.momentum": [0.3], "seed": seeds(count)})
+    bad = product({"strategy.groups": [2], "optimizer.learning_rate": [1e6], "seed": seeds(count)})
+    return grid(base, joined(good, bad))
+"""
+
+
+def grid_file(folder, text=GRID):
+    path = folder / "grid.py"
+    path.write_text(text)
+    return path
+
+
+def command(arguments, capsys, monkeypatch, main=sweep.main):
+    """(exit code, stdout, stderr) of the command, in this process."""
+    before = set(flags.FLAGS)
+    monkeypatch.setattr(sys, "argv", ["launch.sweep", *map(str, arguments)])
+    code = 0
+    try:
+        sweep.define()
+        app.run(main)
+    except SystemExit as exited:
+        code = exited.code
+    finally:
+        for name in set(flags.FLAGS) - before:
+            delattr(flags.FLAGS, name)
+        flags.FLAGS.unparse_flags()
+        sys.modules.pop("config_config", None)  # the config file, as a module
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+def start(*arguments):
+    """The command in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "launch.sweep", *map(str, arguments)],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def config_of(path, *text):
+    names: dict = {}
+    exec(path.read_text(), names)
+    return names["get_config"](*text)
+
+
+def alone(config, folder):
+    """Every point of the grid by `trainer.train`; {name: summary}."""
+    return {
+        name: trainer.train(resolve(config, name, point), folder / name)
+        for name, point in named(config)
+    }
+
+
+def summaries(workdir):
+    """{name: summary} of the points that have one."""
+    files = sorted((workdir / "points").glob("*/summary.json"))
+    return {file.parent.name: json.loads(file.read_text()) for file in files}
