@@ -7,14 +7,21 @@
 A *setting* is all that a run's config says but the seed. Settings that differ only in what an
 optimizer is tuned by (the learning rate, above all; not momentum) are one *method*, and its best
 setting speaks for it.
+
+With g compute groups, of staleness S = g - 1, the paper's penalties are SE(S) / SE(0), HE(S) /
+HE(0) and their product (`penalties`). A setting looks better than it is on the seeds that it was
+chosen by; so each seed is judged at the setting that is best on the others (`held_out`), and
+intervals draw seeds again and choose again.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 MOMENTUM = "optimizer.momentum"
+BOOTSTRAP = 1000  # draws of seeds
 CLOCKS = ["step", "simulated_seconds"]
 FIGURES = [
     "train_loss",
@@ -93,3 +100,98 @@ def best(runs: pd.DataFrame) -> pd.DataFrame:
         .reset_index()
     )
     return runs[runs["setting"].isin(order.drop_duplicates("method")["setting"])]
+
+
+class Tried(NamedTuple):
+    """All settings of g groups, and what each of n seeds took."""
+
+    groups: int
+    settings: pd.MultiIndex  # (momentum, learning rate) of S settings
+    updates: np.ndarray  # (S, n), to the target; infinite where it was not reached
+    seconds: np.ndarray  # (n,), of an update, simulated
+
+    def at(self, momentum: float) -> "Tried":
+        """Only the settings of this momentum."""
+        kept = self.settings.get_level_values(0) == momentum
+        return self._replace(settings=self.settings[kept], updates=self.updates[kept])
+
+
+def held_out(updates: np.ndarray, seeds: np.ndarray) -> np.ndarray:
+    """(n,): what each of the drawn `seeds` takes at the setting best by the median of the others.
+
+    `updates` is (S, N), `seeds` (n,) of its columns, of which at least two differ. A seed that is
+    drawn twice is not among its own others.
+    """
+    taken = np.empty(len(seeds))
+    for seed in np.unique(seeds):
+        others = updates[:, seeds[seeds != seed]]
+        taken[seeds == seed] = updates[np.median(others, axis=1).argmin(), seed]
+    return taken
+
+
+def draws(seeds: int, count: int = BOOTSTRAP) -> np.ndarray:
+    """(about `count`, seeds): seeds with replacement, at least two different ones in each row."""
+    drawn = np.random.default_rng(0).integers(seeds, size=(count, seeds))
+    return drawn[(drawn != drawn[:, :1]).any(axis=1)]
+
+
+def measured(tried: Sequence[Tried], momentum: float, drawn: np.ndarray) -> np.ndarray:
+    """(D, 3, G): SE with the momentum fixed, SE with it tuned, HE; medians over the drawn seeds.
+
+    `drawn` is (D, n), the seeds of each draw.
+    """
+    # Five seeds give 126 different draws, but for their order.
+    drawn, which = np.unique(np.sort(drawn, axis=1), axis=0, return_inverse=True)
+    both = [[each.at(momentum).updates for each in tried], [each.updates for each in tried]]
+    taken = [[[np.median(held_out(u, s)) for u in its] for its in both] for s in drawn]
+    seconds = [np.median(each.seconds[drawn], axis=1) for each in tried]
+    return np.concatenate([taken, np.stack(seconds, axis=-1)[:, None]], axis=1)[which]
+
+
+def penalties(groups: np.ndarray, values: np.ndarray) -> dict[str, np.ndarray]:
+    """What follows from `measured`, (..., 3, G), by name, (..., G) each.
+
+    `ratio` is fixed over tuned; `recovered` the share of the updates beyond those of the tuned
+    synchronous run that go away when the momentum is tuned. Penalties need g = 1, or are NaN.
+    """
+    fixed, tuned, _ = np.moveaxis(values, -2, 0)
+    start = values[..., groups == 1] if 1 in groups else np.full_like(values[..., :1], np.nan)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        beyond = np.where(groups == 1, np.nan, fixed - start[..., 1, :])
+        p_fixed, p_tuned, p_he = np.moveaxis(values / start, -2, 0)
+        return {
+            "fixed": fixed,
+            "tuned": tuned,
+            "P_SE fixed": p_fixed,
+            "P_SE tuned": p_tuned,
+            "P_HE": p_he,
+            "product fixed": p_fixed * p_he,
+            "product tuned": p_tuned * p_he,
+            "ratio": fixed / tuned,
+            "recovered": (fixed - tuned) / beyond,
+        }
+
+
+def power_law(groups: np.ndarray, updates: np.ndarray) -> np.ndarray:
+    """(..., 2): a and b of SE(g) = a g^b, least squares in logarithms; `updates` is (..., G).
+
+    NaN where one of the updates is infinite.
+    """
+    updates = np.where(np.isfinite(updates).all(axis=-1, keepdims=True), updates, np.nan)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        powers = np.linalg.pinv(np.stack([np.ones(len(groups)), np.log(groups)], axis=-1))
+        log_a, b = np.moveaxis(np.log(updates) @ powers.T, -1, 0)
+        return np.stack([np.exp(log_a), b], axis=-1)
+
+
+def interval(drawn: np.ndarray) -> np.ndarray:
+    """(2, ...): the 2.5th and 97.5th percentile along the first axis; they may be infinite.
+
+    A NaN, as the ratio of two updates that are both infinite, may be anything: it counts as the
+    least at the lower end and as the most at the upper one.
+    """
+    ends = [
+        np.quantile(np.nan_to_num(drawn, nan=nan, posinf=np.inf), q, axis=0, method="inverted_cdf")
+        for q, nan in ((0.025, -np.inf), (0.975, np.inf))
+    ]
+    return np.stack(ends)

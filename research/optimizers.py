@@ -1,43 +1,70 @@
-"""Any optax optimizer, with its hyperparameters as traced arguments of `update`.
+"""Any optax optimizer, or one of `OWN`, with its hyperparameters as traced arguments of `update`.
 
 Hyperparameters arrive with each update (`Event.hyper`), so that learning-rate schedules, momentum
 and every other number are data: changing them recompiles nothing.
 """
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import optax
 
+from research.config import groups_of
+from research.tuning import closed_loop
+
+OWN: Mapping[str, Callable[..., Any]] = {"closed_loop": closed_loop.closed_loop}
 SCHEDULES = ("constant", "cosine", "linear", "exponential")
 
 
+def maker(name: str) -> Any:
+    """The function that makes the optimizer, as optax's do; None if there is none."""
+    return OWN.get(name, getattr(optax, name, None))
+
+
 def arguments(name: str) -> tuple[str, ...]:
-    """Names of the arguments of the optimizer `optax.NAME`; () if optax has no such function."""
-    make: Any = getattr(optax, name, None)
+    """Names of the arguments of the optimizer called `name`; () if there is no such function."""
     try:
-        return tuple(inspect.signature(make).parameters)
+        return tuple(inspect.signature(maker(name)).parameters)
     except (TypeError, ValueError):  # not callable, or only an alias of a type
         return ()
 
 
 def takes_momentum(name: str) -> bool:
-    """Whether the optax optimizer called `name` has an argument `momentum`."""
+    """Whether the optimizer called `name` has an argument `momentum`."""
     return "momentum" in arguments(name)
+
+
+def options(config: Any) -> dict[str, Any]:
+    """`config.optimizer.options`, and what the config says besides of an optimizer of `OWN`.
+
+    The closed loop's staleness is the mean of g groups, g - 1.
+    """
+    given = config.optimizer.options.to_dict()
+    if config.optimizer.name != "closed_loop":
+        return given
+    return {"staleness": groups_of(config) - 1} | given
+
+
+def logged(state: Any) -> dict[str, float]:
+    """What the log shows of a strategy's state: mu and mu_T of the last update, of a closed loop."""
+    loop = getattr(state, "opt_state", None)
+    if not isinstance(loop, closed_loop.State):
+        return {}
+    return {"explicit_momentum": float(loop.explicit), "total_momentum": float(loop.total)}
 
 
 def optimizer(
     name: str, hyper_names: tuple[str, ...], options: Mapping[str, Any] = {}
 ) -> optax.GradientTransformationExtraArgs:
-    """`optax.NAME` whose `update(grads, state, params, **hyper)` takes its numbers when called.
+    """The optimizer called `name`; `update(grads, state, params, **hyper)` takes its numbers.
 
     `hyper_names` are the arguments given at each update, `options` those fixed at compile time.
     `optax.sgd` keeps the heavy-ball form v <- g + mu v, x <- x - alpha v; mu may be negative.
     """
-    make = getattr(optax, name)
+    make = maker(name)
 
     def init(params: Any) -> optax.OptState:
         return make(**dict.fromkeys(hyper_names, 0.0), **options).init(params)

@@ -1,8 +1,15 @@
-"""DASO against synchronous SGD on MNIST, at equal epochs, learning rate and momentum.
+"""DASO on MNIST, 4 nodes of 4 devices: `--config=configs/grids/daso.py[:TABLE]`.
 
-4 nodes of 4 devices, 40 epochs of 31 updates. The plateaus are such that B and W go through their
-cycle several times between warm-up and cool-down. Simulated seconds of the two compare in
-`analysis.network`, which gives the synchronous runs DASO's network of two levels.
+    daso    against synchronous SGD at equal epochs, learning rate and momentum: what does it cost
+            in loss and accuracy?
+    rates   batches B between exchanges x bandwidth between the nodes, B kept throughout: where is
+            the network so slow that a larger B pays, and what does it cost in loss?
+
+40 epochs of 31 updates. The plateaus of `daso` are such that B and W go through their cycle several
+times between warm-up and cool-down. Losses do not depend on the network: simulated seconds of the
+two at other networks and sizes of model are computed from the finished runs by `analysis.network`,
+which gives the synchronous ones DASO's network of two levels. `rates` has them as DASO that always
+blocks.
 """
 
 from collections.abc import Iterator
@@ -10,13 +17,14 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 from configs import quickstart
-from research.grid import Point, grid
+from research.grid import Point, grid, product
 
-SEEDS = (0, 1, 2, 3, 4)
 EPOCHS = 40
+GIGABIT = 1e9 / 8  # bytes
 
 
-def get_config() -> ConfigDict:
+def get_config(table: str = "daso") -> ConfigDict:
+    """Raises KeyError if there is no such table."""
     base = quickstart.get_config()
     base.batch_size = 128
     base.steps = EPOCHS * 31
@@ -36,13 +44,35 @@ def get_config() -> ConfigDict:
     base.cluster.service = "lognormal"
     base.cluster.variation = 0.1
     base.cluster.latency = 5e-6
-    base.cluster.bandwidth = 25e9 / 8  # 25 Gb/s
+    base.cluster.bandwidth = 25 * GIGABIT
     base.cluster.local_latency = 2e-6
     base.cluster.local_bandwidth = 100e9
-    return grid(base, points())
+    return grid(base, TABLES[table]())
 
 
-def points() -> Iterator[Point]:
-    for seed in SEEDS:
-        for name in ("sync", "daso"):
-            yield {"name": f"{name}-seed{seed}", "strategy.name": name, "seed": seed}
+def daso() -> Iterator[Point]:
+    for point in product({"seed": range(5), "strategy.name": ("sync", "daso")}):
+        seed, name = point.values()
+        yield {"name": f"{name}-seed{seed}", **point}
+
+
+def rates() -> Iterator[Point]:
+    """An update of the model is 204 kB and 8 ms of computing; 1 Gb/s takes 2.4 ms to average it."""
+    for point in product(
+        {"seed": range(3), "gigabits": (10, 1, 0.3, 0.1), "batches": (0, 2, 4, 8)}
+    ):
+        seed, gigabits, batches = point.values()
+        method = f"every{batches}" if batches else "blocking"
+        yield {
+            "name": f"{method}-{gigabits}Gbps-seed{seed}",
+            "strategy.name": "daso",
+            "strategy.max_batches": max(batches, 1),
+            "strategy.wait": max(batches // 4, 1),
+            "strategy.warmup_epochs": 4 if batches else EPOCHS,
+            "strategy.patience": EPOCHS,  # no plateau: B and W stay
+            "cluster.bandwidth": gigabits * GIGABIT,
+            "seed": seed,
+        }
+
+
+TABLES = {table.__name__: table for table in (daso, rates)}

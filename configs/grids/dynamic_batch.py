@@ -1,20 +1,27 @@
 """Shares of the batch that follow the workers' speeds, against equal shares, on MNIST.
 
-Four workers of speeds 1, 1, 2, 4; over the middle third of the run the fastest becomes the slowest.
+`--config=configs/grids/dynamic_batch.py[:TABLE]` with TABLE one of
+
+    disturbed      workers of speeds 1, 1, 2, 4, of which the fastest is the slowest over the middle
+                   third of the run: do the shares follow, and how late?
+    heterogeneity  four workers, the fastest 1, 2, 4 or 8 times the slowest: what is saved?
+
 Every update is that of the whole batch, so the accuracies should agree and only the clock differ.
+With speeds s_i and equal shares an update takes B / (4 min s) examples' time, with ideal ones
+B / sum s: 4 min s / sum s of it.
 """
 
 from collections.abc import Iterator
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from configs import quickstart
-from research.grid import Point, grid
-
-SEEDS = (0, 1, 2, 3, 4)
+from research.grid import Point, grid, product
 
 
-def get_config() -> ConfigDict:
+def get_config(table: str = "disturbed") -> ConfigDict:
+    """Raises KeyError if there is no such table."""
     base = quickstart.get_config()
     base.steps = 18 * 62  # epochs of 62 updates
     base.log_every = 62
@@ -25,11 +32,38 @@ def get_config() -> ConfigDict:
     base.cluster.speeds = (1.0, 1.0, 2.0, 4.0)
     base.cluster.service = "lognormal"
     base.cluster.variation = 0.1
-    base.cluster.disturbances = ((3, 6, 11, 8.0),)  # speed 4 becomes 1/2 in epochs 6..11
-    return grid(base, points())
+    return grid(base, TABLES[table]())
 
 
-def points() -> Iterator[Point]:
-    for seed in SEEDS:
-        for name, adapt in (("equal", False), ("adapted", True)):
-            yield {"name": f"{name}-seed{seed}", "strategy.adapt": adapt, "seed": seed}
+def disturbed() -> Iterator[Point]:
+    for seed, adapt in pairs(5):
+        yield {
+            "name": f"{shares(adapt)}-seed{seed}",
+            "cluster.disturbances": ((3, 6, 11, 8.0),),  # speed 4 becomes 1/2 in epochs 6..11
+            "strategy.adapt": adapt,
+            "seed": seed,
+        }
+
+
+def heterogeneity() -> Iterator[Point]:
+    for ratio in (1, 2, 4, 8):
+        for seed, adapt in pairs(3):
+            yield {
+                "name": f"{shares(adapt)}-ratio{ratio}-seed{seed}",
+                "cluster.speeds": tuple(np.geomspace(1, ratio, 4).round(4).tolist()),
+                "steps": 6 * 62,
+                "strategy.adapt": adapt,
+                "seed": seed,
+            }
+
+
+def pairs(seeds: int) -> Iterator[tuple[int, bool]]:
+    for point in product({"seed": range(seeds), "adapt": (False, True)}):
+        yield point["seed"], point["adapt"]
+
+
+def shares(adapt: bool) -> str:
+    return "adapted" if adapt else "equal"
+
+
+TABLES = {table.__name__: table for table in (disturbed, heterogeneity)}

@@ -17,9 +17,13 @@ ball, v <- g + mu v and x <- x - alpha v, displacements are -alpha v and the lea
 which under a learning-rate schedule still is mu where tau = 0. This is a ratio along the path, with
 the learning rate alpha, and not the 1 - 1/g of the mean recursion, which has alpha / g: it exceeds
 mu by more the further x moves in tau updates. Where that is little, or where gradient noise
-outweighs the gradient, mu_T is near mu however stale the gradients.
+outweighs the gradient, mu_T is near mu however stale the gradients. So the loop holds mu_T at the
+target but does not find the momentum that theory compensates with: for mu* = 0.9 and 16 memoryless
+groups on a quadratic it settles at mu of 0.77 to 0.86, by the learning rate, where
+0.9 - (1 - 1/16) is -0.04.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -40,34 +44,32 @@ class State(NamedTuple):
     total: jax.Array  # float32, mu_T measured at the last update; NaN where nothing was
 
 
-def closed_loop(gamma: float = 0.01, staleness: int = 0) -> optax.GradientTransformationExtraArgs:
-    """Heavy ball whose `update(..., learning_rate=alpha, momentum=mu*)` takes the target momentum.
+def closed_loop(
+    learning_rate: Any, momentum: Any = 0.0, gamma: Any = 0.01, staleness: int = 0
+) -> optax.GradientTransformation:
+    """Heavy ball of learning rate alpha whose total momentum is held at mu*, `momentum`.
 
+    Learning rate, momentum and gamma may be traced, and other numbers at every update.
     `staleness`: tau, updates between the read and the arrival of a gradient; g - 1, their mean, for
     g groups of equal speed. mu starts at mu*, moves with it, and stays within LIMIT of 0; it may be
     negative. gamma = 0 is heavy ball. The state holds tau + 2 copies of the parameters, where heavy
     ball holds one; an update sorts one number a parameter. Coordinates that did not move are left
     out of the median, so nothing is corrected before tau + 2 updates, nor where mu_T is not finite.
-    Raises ValueError if `staleness` is negative.
+    Raises ValueError if `staleness` is no integer from 0 up, or `gamma` a number that is not.
     """
-    if staleness < 0:
-        raise ValueError(f"staleness {staleness}: must be 0 or more updates")
+    if not isinstance(staleness, int) or staleness < 0:
+        raise ValueError(f"staleness {staleness!r}: must be 0 or more updates")
+    if not isinstance(gamma, jax.Array) and not 0 <= gamma < math.inf:
+        raise ValueError(f"gamma {gamma}: must be finite and at least 0")
     size = staleness + 2
 
     def init(params: Params) -> State:
         ring = jax.tree.map(lambda leaf: jnp.zeros((size, *leaf.shape), leaf.dtype), params)
-        nothing = jnp.float32(jnp.nan)
-        return State(ring, jnp.int32(0), jnp.float32(0), nothing, nothing)
+        # An array each: those that are given up to a compiled update must not be one and the same.
+        zero, explicit, total = (jnp.float32(value) for value in (0, jnp.nan, jnp.nan))
+        return State(ring, jnp.int32(0), zero, explicit, total)
 
-    def update(
-        grads: Params,
-        state: State,
-        params: Params | None = None,
-        *,
-        learning_rate: Any,
-        momentum: Any,
-        **_: Any,
-    ) -> tuple[Params, State]:
+    def update(grads: Params, state: State, params: Params | None = None) -> tuple[Params, State]:
         explicit = jnp.clip(momentum + state.correction, -LIMIT, LIMIT)
         now = (state.newest + 1) % size
         velocity = jax.tree.map(
@@ -88,7 +90,7 @@ def closed_loop(gamma: float = 0.01, staleness: int = 0) -> optax.GradientTransf
         numbers = (jnp.asarray(n, jnp.float32) for n in (correction, explicit, total))
         return updates, State(ring, now, *numbers)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return optax.GradientTransformation(init, update)
 
 
 def total_momentum(grads: Params, velocity: Params, before: Params) -> jax.Array:

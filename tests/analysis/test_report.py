@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pandas as pd
 import pytest
 
-from analysis import report, tables
+from analysis import report, sections, tables
 
 VOID = {"meta", "img"}
 
@@ -142,21 +142,21 @@ def test_the_table_has_the_figures_worked_out_by_hand(written):
     # The worst completed run reaches 0.3. g1 passes it between updates 20 (0.5) and 30 (0.25), at
     # 20 + 10 * (0.5 - 0.3) / 0.25 = 28, and 0.1 simulated seconds an update make 2.8 seconds.
     text, parsed = written
-    table = {(row["groups g"], row["momentum"]): row for row in rows(parsed.tables[0])}
+    table = {(row["method"], row["momentum"]): row for row in rows(parsed.tables[0])}
     assert "a training loss of 0.3," in text
     reached = {key: row["updates to target"] for key, row in table.items()}
     assert reached == {
-        ("1", "0.9"): "28",
-        ("4", "0.2"): "30",
-        ("4", "0.9"): "not reached",
-        ("16", "0.9"): "not reached",
+        ("g = 1", "0.9"): "28",
+        ("g = 4", "0.2"): "30",
+        ("g = 4", "0.9"): "not reached",
+        ("g = 16", "0.9"): "not reached",
     }
-    first = table["1", "0.9"]
+    first = table["g = 1", "0.9"]
     assert first["simulated seconds to target"] == "2.8"
     assert first["simulated seconds an update"] == "0.1"
     assert first["final training loss"] == "0.25"
-    assert table["4", "0.9"]["status"] == "diverged"
-    assert table["16", "0.9"]["status"] == "interrupted"
+    assert table["g = 4", "0.9"]["status"] == "diverged"
+    assert table["g = 16", "0.9"]["status"] == "interrupted"
     assert "4 runs: 2 completed, 1 diverged, 1 interrupted." in text
     assert "Fewest updates to the target: 28, g = 1, momentum 0.9." in text
 
@@ -182,7 +182,7 @@ def test_line_styles_tell_a_kept_momentum_from_an_adapted_one(tmp_path):
 
 def test_fits_stand_beside_theory_with_interval_and_reason(written):
     text, parsed = written
-    table = {row["recording"]: row for row in rows(parsed.tables[1])}
+    table = {row["recording"]: row for row in rows(parsed.tables[-1])}
     good, refused = table["fit-g4"], table["fit-g2"]
     assert good["fitted momentum"] == "0.74(0.71 – 0.78)"
     assert (good["theory"], good["least squares"], good["α/g"]) == ("0.75", "0.6", "0.1")
@@ -199,13 +199,17 @@ def test_pictures_are_files_as_well(sweep, written):
 def test_pictures_are_inside_the_file_and_said_in_words(written):
     _, parsed = written
     alts = [image["alt"] for image in parsed.images]
-    assert [alt.split(".")[0] for alt in alts[:2]] == [
+    assert [alt.split(".")[0] for alt in alts[:4]] == [
         "Training loss against updates",
         "Training loss against simulated seconds",
+        "Updates to the target against seconds an update",
+        "Pareto fronts of training loss against simulated seconds",
     ]
+    assert "g = 1, momentum 0.9: 28 updates, 2.8 seconds; g = 4, momentum 0.2: 30" in alts[2]
+    assert alts[3].endswith("g = 1 gets to 0.25; g = 4 gets to 0.2; g = 16 gets to 1.2.")
     # 1e4 draws of the law itself, rounded: their mean is 3 within rounding.
-    assert alts[2] == "Histogram of staleness. g = 4: mean 3; over it the geometric law of mean 3."
-    assert alts[3].endswith("0.74 (0.71 to 0.78) at g = 4.")
+    assert alts[4] == "Histogram of staleness. g = 4: mean 3; over it the geometric law of mean 3."
+    assert alts[5].endswith("0.74 (0.71 to 0.78) at g = 4.")
     for image in parsed.images:
         kind, data = image["src"].split(",", 1)
         assert kind == "data:image/svg+xml;base64"
@@ -275,6 +279,85 @@ def test_seeds_share_a_row_and_learning_rates_a_curve(tmp_path):
     assert "a training loss of 0.7," in text
     alt = parsed.images[0]["alt"]
     assert alt == "Training loss against updates. asynchronous, learning rate 0.1 ends at 0.6."
+
+
+def test_losses_by_simulated_seconds(written):
+    """Logged at seconds 1, 2, 3; g = 4 was at 0.2 after one, before it diverged."""
+    table = rows(written[1].tables[1])
+    assert [row["simulated seconds"] for row in table] == ["1", "2"]
+    assert [row["g = 1"] for row in table] == ["1", "0.5"]
+    assert [row["g = 4"] for row in table] == ["0.2", "0.2"]
+    assert [row["g = 16"] for row in table] == ["1.2", "–"]  # it got no further
+    assert written[0].count('class="good"') == 2
+
+
+def test_numbers_sort_as_numbers(written):
+    """A cell is sorted by `data-sort`, or by what it shows if that is the same."""
+    for shown, sort in ((">1,000<", ""), ("not reached", "Infinity"), (">–<", "Infinity")):
+        for cell in re.findall(rf"<td[^>]*{shown}", written[0]):
+            assert f'data-sort="{sort}' in cell
+    assert re.search(r'data-sort="0.74">0.74 <span class="range">', written[0])
+
+
+LABEL = re.compile(r"<!-- (.*?) -->")
+
+
+@pytest.fixture
+def large(tmp_path, monkeypatch) -> Path:
+    """48 methods of which a table takes 20; the larger the momentum the worse, 4 diverged."""
+    monkeypatch.setattr(sections, "ROWS", 20)
+    for i in range(48):
+        losses, status = ([2.0, 0.5 + i / 48], "completed") if i < 44 else ([2.0, None], "diverged")
+        run(tmp_path / "large" / str(i), losses, status, optimizer__momentum=i / 50)
+    return tmp_path / "large"
+
+
+def test_of_many_methods_the_best_and_the_worst_are_shown(large):
+    text, parsed = page(large)
+    assert "48 runs: 44 completed, 4 diverged." in text
+    # 0.5 + 23/48, which the 24 best reach; the worst here never learn.
+    assert "a training loss of 0.9792, the lowest that each of the better half" in text
+    table = rows(parsed.tables[0])
+    shown = [*range(15), *range(43, 48)]
+    assert [float(row["momentum"]) for row in table] == [i / 50 for i in shown]
+    assert [row["status"] for row in table] == ["completed"] * 16 + ["diverged"] * 4
+    curves = LABEL.findall(base64.b64decode(parsed.images[0]["src"].split(",")[1]).decode())
+    named = [f"asynchronous, momentum {i / 50:.4g}" for i in (*range(8), 46, 47)]
+    assert [label for label in curves if "momentum" in label] == named
+    assert {"38 others", "diverged"} <= set(curves)
+
+
+def test_more_runs_make_no_larger_page(large):
+    """Other runs have numbers of other digits, and pictures of other paths: a tenth covers both."""
+    before = len(page(large)[0])
+    for i in range(48):
+        run(large / f"{i} more", [2.0, 1.0 + i / 48], optimizer__momentum=-(i + 1) / 50)
+    after = page(large)[0]
+    assert "96 runs" in after and len(after) < 1.1 * before
+
+
+def test_workdirs_are_compared(tmp_path, capsys):
+    run(tmp_path / "one", [2.0, 1.0])
+    run(tmp_path / "several" / "points" / "a", [2.0, 0.5], strategy__groups=2)
+    run(tmp_path / "several" / "points" / "b", [2.0, 0.4], strategy__groups=4)
+    flags = [f"--workdir={tmp_path / 'one'}", str(tmp_path / "several")]
+    assert report.main(flags) == 0
+    path = Path(capsys.readouterr().out.strip())
+    assert path == tmp_path / "report.html"
+    assert not (tmp_path / "one" / "report.html").exists()
+    table = rows(Page(path.read_text()).tables[0])
+    found = {row["method"]: row["final training loss"] for row in table}
+    assert found == {"g = 1": "1", "g = 2": "0.5", "g = 4": "0.4"}
+    assert report.main([*flags, f"--out={tmp_path / 'here.html'}"]) == 0
+    assert (tmp_path / "here.html").exists()
+
+
+def test_equal_configs_of_two_workdirs_are_not_seeds(tmp_path):
+    for name, loss in (("before", 1.0), ("after", 0.5)):
+        run(tmp_path / name, [2.0, loss])
+    path = report.write(tmp_path / "before", tmp_path / "after")
+    table = rows(Page(path.read_text()).tables[0])
+    assert [row["final training loss"] for row in table] == ["1", "0.5"]
 
 
 def test_results_csv(sweep):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from analysis.tables import load
+from analysis.tables import TableError, load, points, tidy
 
 
 @pytest.fixture
@@ -37,3 +37,37 @@ def test_one_row_a_log_point(workdirs):
     assert list(metrics["step"]) == [0, 5, 0, 5]
     assert metrics["train_loss"].dtype == float
     assert list(metrics["train_loss"].isna()) == [False, True, False, True]
+
+
+def test_any_folder_above_runs_will_do(workdirs, tmp_path):
+    """A sweep beside single runs, and folders that are none; checkpoints are not searched."""
+    for folder in ("sweep/points/g4", "sweep/points/g16", "a/checkpoints/5", "tuned", "sweep/plan"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "config.json").write_text('{"model": {"hidden": [8]}}')
+    for folder in ("sweep/points/g4", "sweep/points/g16", "a/checkpoints/5"):
+        (tmp_path / folder / "metrics.jsonl").write_text('{"step": 0, "test_loss": 1.0}\n')
+    (tmp_path / "tuned" / "tuning.json").write_text("[]")
+    found = points(tmp_path)
+    expected = ["a", "b", "sweep/points/g4", "sweep/points/g16"]
+    assert [point.name for point in found] == [str(tmp_path / name) for name in expected]
+    assert [point.name for point in points(tmp_path / "sweep")] == ["g4", "g16"]
+    assert len(points(tmp_path, tmp_path / "a", tmp_path / "sweep")) == 4  # each once
+    with pytest.raises(TableError, match="tuned: no run in it"):
+        points(tmp_path, tmp_path / "tuned")
+
+
+def test_one_tidy_table(workdirs, tmp_path):
+    """Runs that log other figures, and one that logs none, as a recording of replicas."""
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "config.json").write_text('{"seed": 4, "replicas": {"count": 8}}')
+    (tmp_path / "c" / "summary.json").write_text('{"status": "completed"}')
+    (tmp_path / "b" / "metrics.jsonl").write_text('{"step": 0, "test_loss": 1.5}\n')
+    table = tidy(tmp_path)
+    assert list(table["point"]) == [str(tmp_path / name) for name in "aabc"]
+    assert list(table["seed"]) == [3, 3, 3, 4]
+    assert list(table["status"]) == ["diverged", "diverged", "unfinished", "completed"]
+    assert list(table["step"].dropna()) == [0, 5, 0]
+    assert table["test_loss"].tolist()[2] == 1.5 and table["test_loss"].count() == 1
+    assert table["replicas.count"].count() == 1
+    medians = table.groupby(["model.hidden", "step"])["train_loss"].median()
+    assert medians["[64]", 0] == 2.0

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ml_collections import ConfigDict
 
-from research import optimizers, problem, strategies, timeline
+from research import optimizers, problem, strategies, timeline, trainer
 from research.config import default
 from research.models.quadratic import curvatures
 from research.strategies import Event
@@ -24,6 +24,12 @@ H = curvatures(DIMENSION, CONDITION).astype(np.float64)
 GROUPS, SEEDS, STEPS = 16, 5, 1500
 
 
+def loop(gamma, staleness):
+    """As the trainer makes it: the numbers of an update are arguments of `update`."""
+    options = {"gamma": gamma, "staleness": staleness}
+    return optimizers.optimizer("closed_loop", ("learning_rate", "momentum"), options)
+
+
 @cache
 def arrivals(groups, service, steps, replicas):
     cluster = default().cluster
@@ -33,7 +39,7 @@ def arrivals(groups, service, steps, replicas):
 
 def path(slots, staleness, gamma, read, write, hypers):
     """explicit, total and x, (T, ...) each, from one run of the noiseless quadratic."""
-    made = closed_loop(gamma, staleness)
+    made = loop(gamma, staleness)
     strategy = strategies.make("asynchronous", QUADRATIC.loss, made, slots)
     batch = {"optimum": jnp.zeros((1, DIMENSION))}
 
@@ -154,14 +160,14 @@ def test_gamma_zero_is_heavy_ball_exactly():
 
         return jax.jit(lambda: jax.lax.scan(body, made.init(params), (inputs, hypers))[1])()
 
-    ours = updates(closed_loop(0.0, 3))
+    ours = updates(loop(0.0, 3))
     theirs = updates(optimizers.optimizer("sgd", ("learning_rate", "momentum")))
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
 def test_state_keeps_its_structure_and_holds_tau_plus_two_copies():
     params = {"w": jnp.ones((3, 4)), "b": jnp.ones(4, jnp.bfloat16), "s": jnp.ones(())}
-    made = closed_loop(0.01, 5)
+    made = loop(0.01, 5)
     state = made.init(params)
     hyper = {"learning_rate": jnp.float32(0.1), "momentum": jnp.float32(0.9)}
     moves, after = jax.eval_shape(lambda: made.update(params, state, params, **hyper))
@@ -193,8 +199,7 @@ def test_vmap_over_seeds_is_one_seed_at_a_time():
     gamma=st.sampled_from([0.0, 0.01, 1.0, 100.0]),
 )
 def test_explicit_momentum_stays_in_bounds_whatever_the_gradients(grads, target, gamma):
-    made = closed_loop(gamma, 1)
-    state = made.init(jnp.zeros(1))
+    state = loop(gamma, 1).init(jnp.zeros(1))
     update = cached_update()
     for g in grads:
         state = update(gamma, jnp.full(1, g, jnp.float32), state, jnp.float32(target))
@@ -208,12 +213,53 @@ def test_explicit_momentum_stays_in_bounds_whatever_the_gradients(grads, target,
 @cache
 def cached_update():
     def call(gamma, g, state, target):
-        made = closed_loop(gamma, 1)
-        return made.update(g, state, learning_rate=jnp.float32(0.1), momentum=target)[1]
+        hyper = {"learning_rate": jnp.float32(0.1), "momentum": target}
+        return loop(gamma, 1).update(g, state, **hyper)[1]
 
     return jax.jit(call)
 
 
-def test_negative_staleness_is_refused():
-    with pytest.raises(ValueError, match="staleness -1: must be 0 or more"):
-        closed_loop(staleness=-1)
+@pytest.mark.parametrize(
+    ("values", "wrong"),
+    [
+        ({"staleness": -1}, "staleness -1: must be 0 or more"),
+        ({"staleness": 1.5}, "staleness 1.5: must be 0 or more"),
+        ({"gamma": -0.1}, "gamma -0.1: must be finite"),
+        ({"gamma": float("nan")}, "gamma nan: must be finite"),
+    ],
+)
+def test_values_that_are_refused(values, wrong):
+    with pytest.raises(ValueError, match=wrong):
+        closed_loop(0.1, **values)
+
+
+def test_a_run_has_the_staleness_of_its_groups(config):
+    values = {"optimizer.name": "closed_loop", "optimizer.options.gamma": 0.1}
+    assert optimizers.options(config(values)) == {"staleness": 3, "gamma": 0.1}
+    given = config(values | {"optimizer.options.staleness": 7})
+    assert optimizers.options(given)["staleness"] == 7
+    assert optimizers.options(config(values | {"strategy.name": "sync"}))["staleness"] == 0
+
+
+def test_a_run_logs_what_the_loop_measures(config, rows, tmp_path):
+    """And with gamma = 0 it is, to the bit, the run with heavy ball."""
+    values = {"optimizer.name": "closed_loop", "optimizer.learning_rate": 0.05}
+    runs = {
+        "loop": {"optimizer.options.gamma": 0.05},
+        "open": {"optimizer.options.gamma": 0.0},
+        "sgd": {"optimizer.name": "sgd"},
+    }
+    logs = {}
+    for name, own in runs.items():
+        trainer.train(config(values | own), tmp_path / name)
+        logs[name] = rows(tmp_path / name)
+    for log, sgd in zip(logs["open"], logs["sgd"], strict=True):
+        explicit, total = log.pop("explicit_momentum"), log.pop("total_momentum")
+        assert log == sgd
+        if log["step"]:
+            assert explicit == np.float32(0.3) and np.isfinite(total)
+        else:
+            assert explicit is None and total is None  # nothing was yet
+    moved = [abs(log["explicit_momentum"] - 0.3) for log in logs["loop"][1:]]
+    # The first log point is after 5 corrections of 0.05 times an error of about 0.05.
+    assert max(moved) > 1e-3

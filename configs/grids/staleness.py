@@ -1,0 +1,58 @@
+"""Does the law of staleness matter, or only its mean? `--config=configs/grids/staleness.py:TABLE`
+
+    laws       16 groups whose times are constant, log-normal, exponential, or whose staleness is
+               geometric and independent: mean staleness 15 of all, with momentum 0 and 0.9
+    variation  log-normal times of standard deviation 0.1 to 3 times their mean
+
+One worker a group, an MLP on MNIST. What a law costs in updates, with its best learning rate:
+
+    python -m analysis.statistical_efficiency --workdir=DIR --target=0.25 \\
+        --where=cluster.service=constant
+
+(of `variation` --where=cluster.variation=0.1). Constant times deliver in turn, always 15 updates
+late; only geometric staleness is momentum and nothing else (arXiv 1605.09774).
+"""
+
+from collections.abc import Iterable, Iterator
+
+from ml_collections import ConfigDict
+
+from configs.grids import momentum
+from research.grid import Point, grid, product
+
+GROUPS = 16
+
+
+def get_config(table: str = "laws") -> ConfigDict:
+    """Raises KeyError if there is no such table."""
+    base = momentum.get_config().base
+    base.update_from_flattened_dict(momentum.MODELS["mlp"])
+    base.steps = momentum.STEPS[GROUPS]
+    base.strategy.groups = GROUPS
+    return grid(base, settings(TABLES[table]()))
+
+
+def laws() -> Iterable[Point]:
+    return product({"cluster.service": ("constant", "lognormal", "exponential", "geometric")})
+
+
+def variation() -> Iterable[Point]:
+    return product({"cluster.service": ("lognormal",), "cluster.variation": (0.1, 0.3, 1.0, 3.0)})
+
+
+def settings(laws: Iterable[Point]) -> Iterator[Point]:
+    seeds_and_momenta = {"seed": (0, 1, 2), "optimizer.momentum": (0.0, momentum.TOTAL)}
+    for law in laws:
+        name = "-".join(map(str, law.values()))
+        for point in product(seeds_and_momenta):
+            seed, mu = point.values()
+            for step in momentum.LONG_RUN_STEPS["mlp", GROUPS]:
+                yield {
+                    "name": f"{name}-momentum{mu}-step{step}-seed{seed}",
+                    **law,
+                    **point,
+                    "optimizer.learning_rate": round(step * (1 - mu), 6),
+                }
+
+
+TABLES = {table.__name__: table for table in (laws, variation)}
