@@ -16,6 +16,7 @@ from research.data import DataError
 from research.parallel import processes
 from research.parallel.layout import DeviceError
 from research.timeline import TimelineError
+from research.tuning.planner import PlanError
 from research.workdir import WorkdirError
 
 INPUT_ERRORS = (
@@ -23,6 +24,7 @@ INPUT_ERRORS = (
     ConfigError,
     DataError,
     DeviceError,
+    PlanError,
     processes.ProcessError,
     TableError,
     TimelineError,

@@ -1,6 +1,7 @@
 """Whether a configuration can run: every value by itself, and the values that must go together."""
 
 import math
+from functools import partial
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ from ml_collections import ConfigDict
 
 from research import models, optimizers, strategies
 from research.config import ConfigError, default, groups_of
+from research.data.augment import NAMES as AUGMENTATIONS
 from research.data.tokenizers import NAMES as TOKENIZERS
 from research.models import NAMES as MODELS
 from research.models.convolution import LOWERINGS
@@ -18,6 +20,7 @@ from research.strategies.local import VARIANTS
 from research.strategies.local import groups as local_groups
 from research.timeline.make import SERVICES
 from research.timeline.service import DRAWN
+from research.tuning import rules, wanted
 
 
 def check(config: ConfigDict) -> None:
@@ -25,7 +28,8 @@ def check(config: ConfigDict) -> None:
     _same_keys(config, default(), "config")
     _one_of(config, "model.name", MODELS)
     _one_of(config, "model.dtype", ("float32", "bfloat16"))
-    _one_of(config, "model.lowering", ("", *LOWERINGS))
+    names = ("", *LOWERINGS)
+    _require(config, "model.lowering", lambda v: {*str(v).split(",")} <= {*names}, f"of {names}")
     _one_of(config, "model.norm", NORMS)
     _one_of(config, "strategy.name", strategies.NAMES + strategies.PARALLEL)
     _one_of(config, "strategy.variant", VARIANTS)
@@ -33,7 +37,9 @@ def check(config: ConfigDict) -> None:
     _one_of(config, "strategy.transfer_dtype", ("", "bfloat16"))
     _one_of(config, "optimizer.schedule", optimizers.SCHEDULES)
     _one_of(config, "cluster.service", SERVICES)
+    _one_of(config, "cluster.split", ("equal", "proportional"))
     _one_of(config, "data.tokenizer", TOKENIZERS)
+    _one_of(config, "data.augment", AUGMENTATIONS)
     for name in (
         "steps",
         "batch_size",
@@ -59,6 +65,7 @@ def check(config: ConfigDict) -> None:
     for name in (
         "checkpoint_every",
         "data.train_examples",
+        "data.image_size",
         "data.train_evaluated",
         "data.test_evaluated",
         "optimizer.warmup_steps",
@@ -74,6 +81,7 @@ def check(config: ConfigDict) -> None:
         "cluster.bandwidth",
         "cluster.local_latency",
         "cluster.local_bandwidth",
+        *(f"cluster.pieces.{name}" for name in config.cluster.pieces),
     ):
         _require(config, name, lambda v: 0 <= v < math.inf, "finite and at least 0")
     _require(config, "seed", lambda v: 0 <= v < 2**32, "at least 0 and less than 2**32")
@@ -98,20 +106,24 @@ def check(config: ConfigDict) -> None:
         lambda v: 0 <= v <= config.strategy.max_batches,
         f"from 0 to config.strategy.max_batches = {config.strategy.max_batches}",
     )
-    names = _check_model(config)
+    blocks = _check_model(config)
     _require(
         config,
         "strategy.fresh",
-        lambda v: set(v) <= set(names),
-        f"of the blocks {', '.join(names)}",
+        lambda v: set(v) <= set(blocks),
+        f"of the blocks {', '.join(blocks)}",
     )
     _check_cluster(config)
+    _check_bound(config)
+    _check_pieces(config)
     _check_parallel(config)
     if config.strategy.name == "local":
-        _check_local(config, len(names) - 1)
+        _check_local(config, len(blocks) - 1)
     if config.strategy.name == "daso":
         _check_daso(config)
     _check_optimizer(config)
+    for asked in (rules, wanted):
+        asked.check(partial(_require, config))
     if config.checkpoint_every % config.log_every:
         raise ConfigError(
             f"config.checkpoint_every = {config.checkpoint_every}: must be a multiple of "
@@ -198,6 +210,37 @@ def _check_cluster(config: ConfigDict) -> None:
             )
 
 
+def _check_bound(config: ConfigDict) -> None:
+    _require(config, "strategy.staleness_bound", lambda v: v >= -1, "at least 0, or -1 for none")
+    if config.strategy.staleness_bound < 0:
+        return
+    if config.cluster.service not in DRAWN or any(config.cluster.pieces.values()):
+        raise ConfigError(
+            "config.strategy.staleness_bound: groups wait for one another only where their times "
+            f"are drawn, config.cluster.service one of {', '.join(DRAWN)} and no pieces"
+        )
+    if config.strategy.name != "asynchronous" or config.replicas.count:
+        raise ConfigError(
+            "config.strategy.staleness_bound: only of runs, not replicas, of "
+            "config.strategy.name = 'asynchronous'"
+        )
+
+
+def _check_pieces(config: ConfigDict) -> None:
+    cluster, pieces = config.cluster, any(config.cluster.pieces.values())
+    for key, used in (("pieces", pieces), ("split", cluster.split == "proportional")):
+        if used and config.strategy.name not in ("sync", "asynchronous"):
+            raise ConfigError(
+                f"config.cluster.{key}: only of config.strategy.name = 'sync' and 'asynchronous'"
+            )
+    if pieces and not cluster.pieces.conv_compute:
+        raise ConfigError("config.cluster.pieces.conv_compute = 0: must be more than 0 beside them")
+    if pieces and cluster.speeds:
+        raise ConfigError("config.cluster.speeds: with config.cluster.pieces all workers are equal")
+    if pieces:
+        _one_of(config, "cluster.service", DRAWN)
+
+
 def _check_parallel(config: ConfigDict) -> None:
     real, name = config.parallel, config.strategy.name
     apis = APIS if name == "sync" else ("shard_map",) if name in strategies.PARALLEL else ()
@@ -214,6 +257,9 @@ def _check_parallel(config: ConfigDict) -> None:
                 f"config.batch_size = {config.batch_size}: must be a multiple of {parts} "
                 "(config.parallel.devices x config.parallel.accumulation)"
             )
+    for key in ("augment", "streaming"):
+        if config.replicas.count and config.data[key]:
+            raise ConfigError(f"config.data.{key}: replicas are of one objective, held in memory")
     if config.replicas.count and (real.api or name in strategies.PARALLEL):
         raise ConfigError(
             "config.replicas.count: replicas are recorded of strategies of one device "
@@ -234,31 +280,34 @@ def _check_daso(config: ConfigDict) -> None:
 def _check_optimizer(config: ConfigDict) -> None:
     name = config.optimizer.name
     taken = optimizers.arguments(name)
+    made_by = name if name in optimizers.OWN else f"optax.{name}"
     if "learning_rate" not in taken:
         raise ConfigError(f"config.optimizer.name = {name!r}: optax has no such optimizer")
     if config.optimizer.momentum and not optimizers.takes_momentum(name):
         raise ConfigError(
-            f"config.optimizer.momentum = {config.optimizer.momentum}: optax.{name} has no "
+            f"config.optimizer.momentum = {config.optimizer.momentum}: {made_by} has no "
             "momentum; set its own arguments in config.optimizer.options"
         )
     for key in config.optimizer.options:
         if key not in taken:
-            raise ConfigError(f"config.optimizer.options.{key}: optax.{name} has no such argument")
+            raise ConfigError(f"config.optimizer.options.{key}: {made_by} has no such argument")
         if key in ("learning_rate", "momentum"):
             raise ConfigError(f"config.optimizer.options.{key}: set config.optimizer.{key} instead")
+    if name in optimizers.OWN:
+        _one_of(config, "strategy.name", strategies.NAMES)
     if config.replicas.matching and (name != "sgd" or config.optimizer.options):
         raise ConfigError(
             "config.replicas.matching: compares with plain momentum SGD, so it needs "
             "config.optimizer.name = 'sgd' without options"
         )
     hyper = {key: jnp.zeros(()) for key in ("learning_rate", "momentum") if key in taken}
-    made = optimizers.optimizer(name, tuple(hyper), config.optimizer.options.to_dict())
+    made = optimizers.optimizer(name, tuple(hyper), optimizers.options(config))
     try:
         x = jnp.zeros(1)
         jax.eval_shape(lambda hyper: made.update(x, made.init(x), x, **hyper), hyper)
     except (TypeError, ValueError) as error:
         why = " ".join(str(error).split())
-        raise ConfigError(f"config.optimizer: optax.{name} cannot be used ({why})") from error
+        raise ConfigError(f"config.optimizer: {made_by} cannot be used ({why})") from error
 
 
 def _value(config: ConfigDict, name: str) -> Any:

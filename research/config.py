@@ -33,35 +33,41 @@ def default() -> ConfigDict:
     config.model.attention_heads = 4  # transformer
     config.model.norm = "group"  # resnet: 'group' or 'batch'
     config.model.dtype = "float32"  # of the computation; parameters stay float32
-    config.model.lowering = ""  # of convolutions; '': the fastest of the backend
+    config.model.lowering = ""  # of convolutions, or a list 'gemm,fft' in order; '': the backend's
     config.model.dimension = 16  # quadratic
     config.model.condition = 10.0  # quadratic: largest over smallest curvature, largest = 1
     config.model.noise = 0.0  # quadratic: standard deviation of an example's optimum
 
     config.data = ConfigDict()
-    config.data.name = "mnist5k"  # 'kjv' (text), or 'tfds:NAME', prepared images or text
+    config.data.name = "mnist5k"  # 'kjv' (text), 'tfds:NAME' (prepared), 'folder:PATH' (own files)
     config.data.dir = ""  # where prepared data lies; '': OPTDYN_DATA_DIR or the default of tfds
     config.data.train_examples = 0  # images, or sequences of text; 0: all
     config.data.train_evaluated = 5000  # examples that the log's train_loss is of, at most; 0: all
     config.data.test_evaluated = 0  # and its test figures; 0: all
     config.data.replacement = False  # True: batches drawn independently, as theory assumes
+    config.data.image_size = 0  # pixels a side that images are cut and scaled to; 0: as they are
+    config.data.mean = ()  # of pixels from 0 to 1, a number a channel: taken off
+    config.data.std = ()  # and standard deviation: divided by
+    config.data.augment = ""  # images trained on: 'crop', 'flip', 'crop_flip', at random
+    config.data.streaming = False  # True: examples are brought to the devices as they are needed
     config.data.tokenizer = "character"  # of text: 'character' or 'byte'
     config.data.sequence_length = 128  # of text: tokens predicted an example
 
     config.optimizer = ConfigDict()
-    config.optimizer.name = "sgd"  # any of optax
+    config.optimizer.name = "sgd"  # any of optax, or 'closed_loop' (research/tuning/closed_loop.py)
     config.optimizer.learning_rate = 0.1
-    config.optimizer.momentum = 0.0  # explicit momentum, may be negative
+    config.optimizer.momentum = 0.0  # explicit, may be negative; closed_loop: the total aimed at
     config.optimizer.schedule = "constant"
     config.optimizer.warmup_steps = 0
     config.optimizer.decay_steps = 0  # 0: to the end
     config.optimizer.decay_rate = 0.1
-    config.optimizer.options = ConfigDict()  # further arguments of the optax optimizer
+    config.optimizer.options = ConfigDict()  # further arguments of the optimizer
 
     config.strategy = ConfigDict()
     config.strategy.name = "sync"
     config.strategy.groups = 1  # compute groups of `asynchronous`
-    config.strategy.fresh = ()  # asynchronous: blocks that are read as they are, never stale
+    config.strategy.staleness_bound = -1  # asynchronous: updates a group may be ahead; -1: any
+    config.strategy.fresh = ()  # blocks of a merged server, which asynchronous groups read fresh
     config.strategy.max_batches = 4  # daso: batches from one exchange between nodes to the next (B)
     config.strategy.wait = 1  # daso: batches from its sending to its receipt (W)
     config.strategy.warmup_epochs = 4  # daso: epochs that synchronize after every batch, first
@@ -83,12 +89,19 @@ def default() -> ConfigDict:
     config.cluster.nodes = 1  # local: stages that the blocks are spread over
     config.cluster.devices_per_node = 1
     config.cluster.speeds = ()  # relative speed of each worker; (): all 1
+    config.cluster.split = "equal"  # of a group's batch, or 'proportional' to its workers' speeds
     config.cluster.service = "exponential"
     config.cluster.variation = 1.0  # lognormal: standard deviation over mean
     config.cluster.trace = ""  # trace: CSV file, columns worker,seconds; real runs write trace.csv
     config.cluster.seconds_per_example = 1e-3  # on a worker of speed 1
     config.cluster.latency = 0.0  # seconds a message
     config.cluster.bandwidth = 0.0  # bytes a second; 0: transfers take no time
+    # sync, asynchronous: seconds of a whole batch_size in place of the three above; 0: not so
+    config.cluster.pieces = ConfigDict()
+    config.cluster.pieces.conv_compute = 0.0  # convolutions, on one worker; a group's k divide it
+    config.cluster.pieces.conv_network = 0.0  # their exchange with one worker; k take k times it
+    config.cluster.pieces.fc = 0.0  # dense part: on one server if strategy.fresh names it
+    config.cluster.pieces.fc_network = 0.0  # its exchange with its server, if strategy.fresh is ()
     config.cluster.local_latency = 0.0  # daso: seconds a message inside a node
     config.cluster.local_bandwidth = 0.0  # daso: bytes a second inside a node; 0: as above
     config.cluster.disturbances = ()  # dynamic_batch: (worker, first epoch, last, slowdown), ...
@@ -107,6 +120,28 @@ def default() -> ConfigDict:
     config.replicas.block = 1  # replicas batched together; 1 is the fastest for networks on CPUs
     config.replicas.subspace = 1024  # random subspace that trajectories are projected on
     config.replicas.matching = ()  # explicit momenta of synchronous runs to be compared with
+    config.tune = ConfigDict()  # launch.tune; seconds are simulated
+    config.tune.target = 0.1  # training loss at which training ends
+    config.tune.seconds = 3600.0  # of training, at most
+    config.tune.probe_seconds = (1.0, 3.0)  # of a probe: of the cold start, of steady state
+    config.tune.epoch_seconds = 150.0  # of training from one search to the next
+    config.tune.momenta = (0.0, 0.3, 0.6, 0.9)  # the least being best, groups are halved
+    config.tune.learning_rates = (0.1, 0.01, 0.001, 0.0001)  # of one group; of more, tenths of them
+    config.tune.seeds = 1  # initializations tried
+    config.tune.baselines = ()  # 'synchronous', 'asynchronous', 'random', 'tpe': run beside it
+
+    config.plan = ConfigDict()  # launch.plan
+    config.plan.memory = 2**28  # bytes of a device
+    config.plan.batches = ()  # mini-batches that convergence allows; (): batch_size to the largest
+    config.plan.rounds = 7  # of timing
+    config.plan.efficiency = 0.9  # that many devices are to keep
+    config.plan.devices = 64  # at most
+    config.plan.overhead = 0.0  # seconds an update; 0: the exchange of parameters over the cluster
+    config.plan.server_bandwidth = 0.0  # bytes a second of a parameter server; 0: the cluster's
+    config.plan.updates = ()  # to train: low, median, high (90 %); (): of plan.runs, or steps
+    config.plan.runs = ""  # workdir of runs with several seeds: their updates to plan.loss count
+    config.plan.loss = 0.0  # training loss
+
     config.lock()
     config.optimizer.options.unlock()  # its keys are those of the chosen optimizer
     return config

@@ -63,6 +63,7 @@ AT_LEAST_ONE = (
 AT_LEAST_ZERO = (
     "checkpoint_every",
     "data.train_examples",
+    "data.image_size",
     "optimizer.warmup_steps",
     "optimizer.decay_steps",
     "replicas.count",
@@ -100,6 +101,7 @@ BAD = [
     ("strategy.staleness_bound", -2),
     *(("cluster.disturbance_probability", value) for value in (-0.1, 1.1, NAN)),
     *((name, "nosuch") for name in ("strategy.transfer_dtype", "parallel.api", "cluster.split")),
+    *(("data.augment", value) for value in ("nosuch", "flip_crop", None)),
     ("cluster.pieces", 3),
     ("cluster.pieces.nosuch", 3.0),
     ("checkpoint_every", 75),  # not a multiple of log_every
@@ -130,9 +132,19 @@ COMBINATIONS = [
     ({"strategy.name": "daso", "parallel.api": "pmap"}, "parallel.api"),
     ({"strategy.name": "daso", "replicas.count": 3}, "replicas.count"),
     ({"parallel.api": "jit", "replicas.count": 3}, "replicas.count"),
+    ({"data.augment": "flip", "replicas.count": 3}, "data.augment"),
+    ({"data.streaming": True, "replicas.count": 3}, "data.streaming"),
     ({"cluster.disturbance_probability": 0.5}, "cluster.disturbance_probability"),
     ({"model.name": "transformer", "model.width": 30}, "model: transformer of width 30"),
     ({"model.name": "resnet", "model.channels": (12,)}, "model: resnet of 12 channels"),
+    (
+        {"model.name": "cnn", "model.lowering": "winograd"},
+        "model: lowering 'winograd' of a convolution 5 x 5",
+    ),
+    (
+        {"model.name": "resnet", "model.lowering": "winograd"},
+        "model: lowering 'winograd' of a convolution 3 x 3 with strides 2 x 2",
+    ),
     (LOCAL | {"cluster.service": "exponential"}, "cluster.service"),
     (LOCAL | {"cluster.speeds": (1.0,)}, "cluster.speeds"),
     (LOCAL | {"strategy.variant": "overlapping", "strategy.window": 9}, "strategy: window 9"),
@@ -175,6 +187,15 @@ COMBINATIONS = [
     (BOUND | {"replicas.count": 3}, "strategy.staleness_bound"),
     ({"optimizer.name": "adam", "optimizer.momentum": 0.5}, "optimizer.momentum"),
     ({"optimizer.options": ConfigDict({"b1": 0.5})}, "optimizer.options.b1"),
+    ({"optimizer.name": "closed_loop", "strategy.name": "dynamic_batch"}, "strategy.name"),
+    (
+        {"optimizer.name": "closed_loop", "optimizer.options": ConfigDict({"gamma": -1.0})},
+        "optimizer: closed_loop cannot be used (gamma -1.0: must be finite",
+    ),
+    (
+        {"optimizer.name": "closed_loop", "optimizer.options": ConfigDict({"staleness": 0.5})},
+        "optimizer: closed_loop cannot be used (staleness 0.5: must be 0 or more",
+    ),
     ({"optimizer.options": ConfigDict({"momentum": 0.5})}, "optimizer.options.momentum"),
     ({"optimizer.options": ConfigDict({"learning_rate": 1.0})}, "optimizer.options.learning_rate"),
 ]
@@ -196,6 +217,8 @@ GOOD = [
     {"cluster.nodes": 2, "cluster.speeds": (1, 3), "cluster.split": "proportional"},
     {"optimizer.name": "rmsprop", "optimizer.momentum": -0.9, "optimizer.learning_rate": -0.1},
     {"optimizer.options": ConfigDict({"nesterov": True})},
+    {"optimizer.name": "closed_loop", "optimizer.momentum": 0.9}
+    | {"optimizer.options": ConfigDict({"gamma": 0.1, "staleness": 3})},
     {"checkpoint_every": 0, "seed": 2**32 - 1, "cluster.variation": 0.0, "model.hidden": ()},
     {"model.lowering": "gemm", "replicas.matching": (-0.5, 0.0)},
     LOCAL | {"cluster.nodes": 8, "cluster.devices_per_node": 4},

@@ -26,13 +26,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.optimize import LinearConstraint, milp
+from scipy.optimize import LinearConstraint, brentq, milp
+from scipy.special import stdtrit
 
 # HiGHS lets a variable be off by 1e-6: of 2^16 units that is a fraction of one, of bytes kilobytes.
 UNITS_LOG2 = 16
 # HiGHS stops within 1e-6 of the optimum: a billionth of the largest difference of times.
 COST_SCALE = 1e3
 EXACT = {"mip_rel_gap": 0}
+LEVEL = 0.9  # of intervals
 
 
 Of = Callable[[int], Any]  # of a mini-batch
@@ -56,6 +58,11 @@ class Batches(NamedTuple):
     rows: tuple[Row, ...]  # as the candidates came
     best: Row  # of the largest throughput, and of those the smallest mini-batch
     largest: Row  # of the largest mini-batch that fits
+
+
+class Fit(NamedTuple):
+    batch: int  # the largest mini-batch found to fit
+    over: int  # the smallest found not to, or one more than the most that was asked for
 
 
 class Interval(NamedTuple):
@@ -118,6 +125,32 @@ def m_bound(total: float, feature_maps: float, parameters: float, classifier: fl
     """
     _at_least(0, M_GPU=total, M_FM=feature_maps, M_MP=parameters, M_C=classifier)
     return total - feature_maps - parameters - classifier
+
+
+def largest(bytes_of: Of, bound: float, most: int) -> Fit:
+    """The largest mini-batch, of 1 to `most`, whose bytes are within the bound, to about 1 in 64.
+
+    Bytes grow with the mini-batch, nearly along a line, but for steps where a compiler changes its
+    mind. Brent's method follows the line where there is one, so that the two ends, what it says
+    and one more to verify that are all it takes, and bisects where there is none.
+
+    Raises PlanError if a single example does not fit.
+    """
+    _at_least(1, most=most)
+    known = dict[int, float]()
+
+    def beyond(size: float) -> float:
+        size = round(size)
+        if size not in known:
+            known[size] = bytes_of(size)
+        return known[size] - math.floor(bound) - 0.5  # of whole bytes: never 0
+
+    if beyond(1) > 0:
+        raise PlanError(f"an update of one example takes {known[1]:.0f} bytes")
+    if beyond(most) > 0:
+        brentq(beyond, 1, most, xtol=1, rtol=2**-6)
+    over = min((size for size, needed in known.items() if needed > bound), default=most + 1)
+    return Fit(max(size for size in known if size < over), over)
 
 
 def batch(candidates: Iterable[int], times_of: Of, memory_of: Of, bound_of: Of) -> Batches:
@@ -186,6 +219,21 @@ def parameter_servers(s_p: float, n_w: int, b_ps: float, t_c: float) -> int:
     _above_0(S_p=s_p, B_ps=b_ps, T_C=t_c)
     _at_least(1, N_w=n_w)
     return math.ceil(2 * Fraction(s_p) * n_w / (Fraction(b_ps) * Fraction(t_c)))
+
+
+def interval(samples: ArrayLike) -> Interval:
+    """Where the next sample lies with probability `LEVEL`, and the median: of lognormal samples.
+
+    Student's prediction interval of the logarithms. Raises PlanError for fewer than two samples,
+    or one that is not above 0 and finite.
+    """
+    logs = np.log(np.asarray(samples, float))
+    if logs.size < 2 or not np.isfinite(logs).all():
+        raise PlanError(f"{logs.size} samples: an interval takes two or more, above 0 and finite")
+    middle = logs.mean()
+    half = logs.std(ddof=1) * math.sqrt(1 + 1 / logs.size)
+    half *= stdtrit(logs.size - 1, (1 + LEVEL) / 2)
+    return Interval(*np.exp([middle, middle - half, middle + half]).tolist())
 
 
 def time_to_train(updates: Interval, seconds: Interval) -> Interval:

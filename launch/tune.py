@@ -1,0 +1,97 @@
+"""Tuning groups, momentum and learning rate: `python -m launch.tune --config=... --workdir=DIR`.
+
+Omnivore's automatic optimizer (`research/tuning/automatic.py`) tunes and trains on the simulated
+cluster until the training loss is at `config.tune.target`. With `config.tune.baselines`, other ways
+to choose a setting (`baselines.py`) get as many seconds of probes, and then train with their choice
+from the start. `decisions.jsonl` has every probe and decision as it is made; interrupted or killed,
+the same command goes on from there. At the end: `results.csv` and `summary.json`.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from ml_collections import ConfigDict
+
+from analysis.tables import replace
+from launch import app
+from research import seeds, trainer
+from research.tuning import segments
+from research.tuning.automatic import Point, automatic
+from research.tuning.baselines import choose
+from research.tuning.journal import Journal, Line, Method
+from research.tuning.rules import rules
+from research.workdir import Checkpoints, claim, read_json, write_json
+
+
+def tune(config: ConfigDict, workdir: Path) -> dict[str, Any]:
+    """Runs all methods, or goes on with them, and returns the summary: `methods`, a row of each.
+
+    Raises what `segments.prepare` raises, and `WorkdirError`.
+    """
+    cluster, given = segments.prepare(config), rules(config.tune)
+    claim(workdir, config)
+    finished = read_json(workdir / "summary.json")
+    if finished:
+        return finished
+    with Checkpoints(workdir) as checkpoints:
+        journal = Journal(workdir / "decisions.jsonl", checkpoints.latest() or 0)
+        first = Method("automatic", cluster, journal, config.tune.target, checkpoints)
+        automatic(first.probe, first.train, first.note, cluster.groups, given)
+        probed = results(journal.lines)[0]["probe_seconds"]
+        for name in config.tune.baselines:
+            method = Method(name, cluster, journal, config.tune.target)
+            probe = partial(method.probe, Point())
+            seed = int(seeds.generator(config.seed, name).integers(2**32))
+            setting = choose(name, probe, cluster.groups, given, probed, seed)
+            method.note("chosen", setting)
+            method.train(Point(), given.seconds, setting)
+    methods = results(journal.lines)
+    replace(workdir / "results.csv", pd.DataFrame(methods).to_csv(index=False))
+    summary = {"status": "completed", "methods": methods, **trainer.provenance(cluster.run)}
+    write_json(workdir / "summary.json", summary)
+    return summary
+
+
+def results(lines: Sequence[Line]) -> list[dict[str, Any]]:
+    """A row a method: seconds to the target without its probes (infinite: not reached) and with.
+
+    `overhead` is the probes' part of all seconds; `settings`, g/mu/alpha, are what it trained with.
+    """
+    table = []
+    for name in dict.fromkeys(line["method"] for line in lines):
+        own = [line for line in lines if line["method"] == name]
+        probes = [line for line in own if line["what"] == "probe"]
+        epochs = [line for line in own if line["what"] == "train"]
+        probed, trained = (sum(line["seconds"] for line in part) for part in (probes, epochs))
+        reached = bool(epochs) and epochs[-1]["reached"]
+        table.append(
+            {
+                "method": name,
+                "seconds_to_target": trained if reached else math.inf,
+                "with_probes": probed + trained if reached else math.inf,
+                "overhead": probed / (probed + trained),
+                "probe_seconds": probed,
+                "train_seconds": trained,
+                "probes": len(probes),
+                "updates": sum(line["updates"] for line in epochs),
+                "settings": " ".join(
+                    f"{line['groups']}/{line['momentum']:.3g}/{line['learning_rate']:.3g}"
+                    for line in epochs
+                ),
+            }
+        )
+    return table
+
+
+def main(config: ConfigDict, workdir: Path) -> int:
+    table = pd.DataFrame(tune(config, workdir)["methods"])
+    print(table.to_string(index=False, float_format="{:.3g}".format))
+    return 0
+
+
+if __name__ == "__main__":
+    app.run(main)

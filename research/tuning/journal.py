@@ -1,0 +1,126 @@
+"""The tuner's memory: every attempt and every decision is a line of `decisions.jsonl`.
+
+Tuning is deterministic, so a killed tuner resumes by deciding everything again: while there are
+lines from before, they are what its attempts return, and nothing is run.
+"""
+
+import json
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from research.tuning import segments
+from research.tuning.automatic import Outcome, Point, Setting
+from research.tuning.segments import Checkpoint, Cluster
+from research.workdir import Checkpoints, WorkdirError, rows, write
+
+Line = dict[str, Any]
+
+
+class Journal:
+    """`journal(line, found)`: the line with what `found()` adds, from the file or by calling it.
+
+    Opening drops the first line whose `checkpoint` is beyond the latest, and those after it: the
+    tuner was killed before that state was written.
+    """
+
+    def __init__(self, path: Path, latest: int):
+        before = rows(path)
+        lost = [n for n, line in enumerate(before) if line.get("checkpoint", 0) > latest]
+        self.lines = before[: lost[0] if lost else None]
+        self._path, self._done = path, 0
+        write(path, "".join(json.dumps(line) + "\n" for line in self.lines))
+
+    def __call__(self, line: Line, found: Callable[[], Line] = dict) -> Line:
+        """Raises `WorkdirError` if the file has another line here."""
+        if self._done == len(self.lines):
+            whole = line | found()
+            with self._path.open("a") as file:
+                file.write(json.dumps(whole) + "\n")
+            self.lines.append(whole)
+            print(_shown(whole), file=sys.stderr, flush=True)
+        whole = self.lines[self._done]
+        self._done += 1
+        if line.items() <= whole.items():
+            return whole
+        raise WorkdirError(f"{self._path}: line {self._done} is not what is decided there")
+
+
+class Method:
+    """The attempts and decisions of one method of tuning, in the journal.
+
+    `checkpoints` keeps the state of every epoch; a method without them trains once.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        cluster: Cluster,
+        journal: Journal,
+        target: float,
+        checkpoints: Checkpoints | None = None,
+    ):
+        self.name, self._cluster, self._target = name, cluster, target
+        self._journal, self._checkpoints = journal, checkpoints
+        self._held: tuple[Point, Checkpoint] | None = None
+
+    def note(self, what: str, setting: Setting) -> None:
+        self._journal({"method": self.name, "what": what, **setting._asdict()})
+
+    def probe(self, point: Point, seconds: float, setting: Setting) -> Outcome:
+        return self._attempt("probe", point, seconds, setting)[0]
+
+    def train(self, point: Point, seconds: float, setting: Setting) -> Outcome:
+        outcome, state = self._attempt("train", point, seconds, setting)
+        if state and self._checkpoints and math.isfinite(outcome.loss):
+            after = point._replace(epoch=point.epoch + 1)
+            self._checkpoints.save(after.epoch, state)
+            self._held = after, state
+        return outcome
+
+    def _attempt(
+        self, what: str, point: Point, seconds: float, setting: Setting
+    ) -> tuple[Outcome, Checkpoint | None]:
+        """The outcome, and the state reached if it was run just now."""
+        state = None
+
+        def run() -> Line:
+            nonlocal state
+            target = {"target": self._target} if what == "train" else {}
+            state, outcome = segments.attempt(
+                self._cluster, self._state(point), setting, seconds, **target
+            )
+            line = outcome._asdict()
+            if not math.isfinite(outcome.loss):
+                line["loss"] = None
+            elif what == "train" and self._checkpoints:
+                line["checkpoint"] = point.epoch + 1
+            return line
+
+        line = {"method": self.name, "what": what, **point._asdict(), **setting._asdict()}
+        whole = self._journal(line, run)
+        values = {name: whole[name] for name in Outcome._fields}
+        if values["loss"] is None:
+            values["loss"] = math.nan
+        return Outcome(**values), state
+
+    def _state(self, point: Point) -> Checkpoint:
+        if self._held is None or self._held[0] != point:
+            state = segments.start(self._cluster, point.seed)
+            if point.epoch:  # resumed: it is the latest, or its line would have been dropped
+                assert self._checkpoints
+                restored = self._checkpoints.restore(state)
+                assert restored and restored[0] == point.epoch
+                state = restored[1]
+            self._held = point, state
+        return self._held[1]
+
+
+def _shown(line: Line) -> str:
+    text = (
+        "{method}: {what}  g {groups}, momentum {momentum:.3g}, learning rate {learning_rate:.3g}"
+    )
+    outcome = "  loss {loss}, {updates} updates in {seconds:.3g} s" if "loss" in line else ""
+    return (text + outcome).format(**line)

@@ -1,0 +1,58 @@
+"""What `config.tune` says, and which of it can be."""
+
+import math
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+BASELINES = ("synchronous", "asynchronous", "random", "tpe")
+SAMPLED = {"random", "tpe"}  # by optuna
+
+
+class Rules(NamedTuple):
+    """Of the automatic optimizer (`automatic.py`). All seconds are simulated ones."""
+
+    momenta: Sequence[float]
+    learning_rates: Sequence[float]  # of one group
+    seeds: int  # initializations
+    cold_seconds: float  # of a probe of the cold start
+    steady_seconds: float  # of a probe of steady state
+    epoch_seconds: float
+    seconds: float  # of all training, at most
+
+
+def rules(tune: Any) -> Rules:
+    """Those of `config.tune`."""
+    return Rules(
+        momenta=tuple(tune.momenta),
+        learning_rates=tuple(tune.learning_rates),
+        seeds=tune.seeds,
+        cold_seconds=tune.probe_seconds[0],
+        steady_seconds=tune.probe_seconds[1],
+        epoch_seconds=tune.epoch_seconds,
+        seconds=tune.seconds,
+    )
+
+
+def check(require: Callable[[str, Callable[[Any], bool], str], None]) -> None:
+    """Calls `require(key, holds, wanted)` for every key of `config.tune`."""
+
+    def positive(value: float) -> bool:
+        return 0 < value < math.inf
+
+    require("tune.target", math.isfinite, "a finite number")
+    require("tune.seeds", lambda v: v >= 1, "at least 1")
+    for key in ("tune.seconds", "tune.epoch_seconds"):
+        require(key, positive, "finite and more than 0")
+    two = "two finite numbers above 0, of the cold start and of steady state"
+    require("tune.probe_seconds", lambda v: len(v) == 2 and all(map(positive, v)), two)
+    momenta = "one number or more between -1 and 1"
+    require("tune.momenta", lambda v: len(v) > 0 and all(-1 < m < 1 for m in v), momenta)
+    rates = "one finite number or more above 0"
+    require("tune.learning_rates", lambda v: len(v) > 0 and all(map(positive, v)), rates)
+    names = "of " + ", ".join(map(repr, BASELINES))
+    require("tune.baselines", lambda v: set(v) <= set(BASELINES), names)
+    installed = "without 'random' and 'tpe' where there is no optuna (pip install 'optdyn[tune]')"
+    require(
+        "tune.baselines", lambda v: not SAMPLED & set(v) or bool(find_spec("optuna")), installed
+    )

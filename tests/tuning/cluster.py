@@ -1,0 +1,50 @@
+"""A cluster in closed form, whose best setting is known."""
+
+import math
+
+from research.tuning.automatic import Outcome, Point
+
+
+class Cluster:
+    """Total momentum is mu + 1 - 1/g (arXiv 1605.09774), and best at some value.
+
+    All probes and epochs are taken down; the loss of neither depends on the point.
+    """
+
+    def __init__(self, best=0.95, alpha=0.01, served=0.1, loss=None):
+        self.best, self.alpha, self.served = best, alpha, served
+        self.loss = loss or self.efficiency
+        self.probes, self.epochs, self.notes = [], [], []
+
+    def updates(self, setting, seconds):
+        return seconds / max(self.served, 1 / setting.groups)
+
+    def efficiency(self, setting, seconds):
+        """Falls by the update, the faster the nearer both numbers are to the best."""
+        total = setting.momentum + 1 - 1 / setting.groups
+        if setting.learning_rate > 5 * self.alpha or total > 1.7:
+            return math.nan
+        rate = setting.learning_rate / self.alpha * math.exp(-((total - self.best) ** 2))
+        return math.exp(-1e-3 * rate * self.updates(setting, seconds))
+
+    def outcome(self, setting, seconds):
+        updates = self.updates(setting, seconds)
+        return Outcome(self.loss(setting, seconds), int(updates), seconds, seconds / updates)
+
+    def probe(self, point, seconds, setting):
+        self.probes.append((point, seconds, setting))
+        return self.outcome(setting, seconds)
+
+    def train(self, point, seconds, setting):
+        self.epochs.append((point, seconds, setting))
+        return self.outcome(setting, seconds)
+
+    def note(self, what, setting):
+        self.notes.append((what, setting))
+
+    def tried(self, setting):
+        return self.probe(Point(), 200, setting)
+
+    @property
+    def settings(self):
+        return [setting for _, _, setting in self.probes]

@@ -1,0 +1,149 @@
+"""A setting run from a checkpoint: the run of `launch.train`, cut up, stopped and charged."""
+
+import jax
+import numpy as np
+import pytest
+
+from research import program, trainer
+from research.config import ConfigError
+from research.tuning import segments
+from research.tuning.automatic import Setting
+
+VALUES = {
+    "cluster.nodes": 8,
+    "steps": 60,
+    "log_every": 10,
+    "optimizer.momentum": 0.3,
+    "optimizer.learning_rate": 0.1,
+}
+SETTING = Setting(4, 0.3, 0.1)
+
+
+@pytest.fixture(scope="module")
+def cluster(config):
+    return segments.prepare(config({**VALUES, "tune.probe_seconds": (1.0, 1.0)}))
+
+
+def same(one, other):
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+def near(one, other):
+    # Two compilations of the same sums: some ulp (1e-7) of numbers up to 1 an update, 60 updates.
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), one, other)
+
+
+@pytest.mark.parametrize("groups", [1, 4, 8])
+def test_from_the_start_it_is_the_run_of_the_trainer(cluster, config, groups, tmp_path, final):
+    chosen = config({**VALUES, "strategy.groups": groups})
+    run = trainer.prepare(chosen)
+    trainer.train(chosen, tmp_path)
+    _, state = final(run, tmp_path)
+    seconds = float(run.timeline.seconds[-1])
+    setting = SETTING._replace(groups=groups)
+    after, outcome = segments.attempt(cluster, segments.start(cluster), setting, seconds)
+    assert (outcome.updates, outcome.seconds) == (60, seconds)
+    assert int(after.updates) == 60
+    near(after.params, state.params)
+    near(after.opt_state, state.opt_state)
+    # Over the later half, 30 updates.
+    measured = (seconds - float(run.timeline.seconds[29])) / 30
+    assert outcome.seconds_per_update == pytest.approx(measured, rel=1e-12)  # of float64
+
+
+def test_one_group_goes_on_where_it_was(cluster):
+    """Nothing is stale, so the parts are the whole: batches, velocity, parameters."""
+    setting, begin = SETTING._replace(groups=1), segments.start(cluster)
+    whole, outcome = segments.attempt(cluster, begin, setting, 0.2)
+    middle, first = segments.attempt(cluster, begin, setting, 0.1)
+    # The arrivals after the checkpoint are other draws: as many updates as are left, at least.
+    line = segments._timeline(cluster.run, 1, first.updates, 1.0)
+    left = float(line.seconds[outcome.updates - first.updates - 1])
+    after, second = segments.attempt(cluster, middle, setting, left)
+    assert first.updates + second.updates == outcome.updates
+    near(after, whole)
+
+
+def test_groups_start_from_the_parameters_of_the_checkpoint(cluster):
+    """The first update of any number of groups is the same, whatever was stale before."""
+    begin, _ = segments.attempt(cluster, segments.start(cluster), SETTING, 0.05)
+    after = [
+        segments.attempt(cluster, begin, SETTING._replace(groups=g), 1e-9)[0] for g in (1, 4, 8)
+    ]
+    assert all(int(one.updates) == int(begin.updates) + 1 for one in after)
+    for one in after[1:]:
+        same(one, after[0])
+
+
+def test_attempts_are_pure_and_compiled_once(cluster):
+    begin, _ = segments.attempt(cluster, segments.start(cluster), SETTING, 0.05)
+    before = jax.device_get(begin)
+    compilations = cluster.run.program.advance._cache_size()
+    first = segments.attempt(cluster, begin, SETTING, 0.1)
+    for setting in (Setting(1, 0.9, 0.01), Setting(8, -0.5, 0.001), Setting(2, 0.0, 1e9)):
+        segments.attempt(cluster, begin, setting, 0.1)
+    again = segments.attempt(cluster, begin, SETTING, 0.1)
+    assert again[1] == first[1]
+    same(again[0], first[0])
+    same(begin, before)
+    assert cluster.run.program.advance._cache_size() == compilations
+
+
+def test_initializations_differ_and_the_first_is_the_trainers(config, mnist):
+    network = segments.prepare(config(mnist))
+    starts = [segments.start(network, seed).params for seed in (0, 1, 1, 2)]
+    same(starts[0], network.run.params)
+    same(starts[1], starts[2])
+    kernels = [params["dense_0"]["kernel"] for params in (starts[0], starts[1], starts[3])]
+    assert len({np.asarray(kernel).tobytes() for kernel in kernels}) == 3
+
+
+def evaluated(cluster, checkpoint):
+    return program.evaluate(cluster.run.program, checkpoint.params, cluster.evaluated)["loss"]
+
+
+def test_it_ends_at_the_first_log_point_at_the_target(cluster):
+    begin = segments.start(cluster)
+    line = segments._timeline(cluster.run, 4, 0, 1.0)
+    ends = [line.seconds[n - 1] for n in (10, 20, 30, 40)]
+    losses = [
+        evaluated(cluster, segments.attempt(cluster, begin, SETTING, float(end))[0]) for end in ends
+    ]
+    # The loss falls from one log point to the next, or the target says nothing.
+    assert losses == sorted(losses, reverse=True)
+    target = (losses[1] + losses[2]) / 2
+    after, outcome = segments.attempt(cluster, begin, SETTING, 10.0, target)
+    assert (outcome.reached, outcome.updates, outcome.seconds) == (True, 30, ends[2])
+    assert evaluated(cluster, after) == losses[2]
+    _, outcome = segments.attempt(cluster, begin, SETTING, float(ends[1]) + 1e-6, target)
+    assert not outcome.reached and outcome.updates == 20
+
+
+def test_divergence_ends_it_and_is_charged_until_then(cluster):
+    setting = Setting(2, 0.9, 1e12)
+    _, outcome = segments.attempt(cluster, segments.start(cluster), setting, 10.0)
+    assert np.isnan(outcome.loss) and not outcome.reached
+    line = segments._timeline(cluster.run, 2, 0, 10.0)
+    assert outcome.seconds == line.seconds[outcome.updates - 1] < 1.0
+
+
+def test_groups_are_powers_of_two_that_divide_the_workers(config):
+    for nodes, groups in [(1, (1,)), (6, (1, 2)), (7, (1,)), (8, (1, 2, 4, 8)), (12, (1, 2, 4))]:
+        chosen = config({"cluster.nodes": nodes, "strategy.groups": 1})
+        assert segments.prepare(chosen).groups == groups
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"strategy.name": "sync"}, "config.strategy.name = 'sync'"),
+        ({"optimizer.name": "adam", "optimizer.momentum": 0.0}, "config.optimizer.name = 'adam'"),
+        ({"optimizer.schedule": "cosine"}, "config.optimizer.schedule"),
+        ({"optimizer.warmup_steps": 5}, "config.optimizer.schedule"),
+        ({"tune.probe_seconds": (1.0, 1e-4)}, "config.tune.probe_seconds = (1.0, 0.0001)"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused(config, values, message):
+    with pytest.raises(ConfigError) as caught:
+        segments.prepare(config(values))
+    assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
