@@ -1,6 +1,7 @@
 """The report's HTML: one file, no requests, readable on a phone, a laptop and on paper."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jinja2 import Environment, StrictUndefined
@@ -20,10 +21,11 @@ class Cell(NamedTuple):
     sort: str | float
     bad: bool = False
     range: str = ""
+    good: bool = False
 
 
 class Table(NamedTuple):
-    """`label` is what a screen reader calls it."""
+    """`label` is what a screen reader calls it; the first column stays in sight."""
 
     label: str
     columns: list[Column]
@@ -36,6 +38,18 @@ class Picture(NamedTuple):
     src: str
     alt: str
     caption: str = ""
+
+
+class Section(NamedTuple):
+    """A heading and what is below it, in this order."""
+
+    title: str
+    points: Sequence[str] = ()
+    text: str = ""
+    pictures: Sequence[Picture] = ()
+    table: Table | None = None
+    notes: Sequence[str] = ()
+    small: bool = False  # its pictures
 
 
 def cell(value: Any) -> Cell:
@@ -54,6 +68,7 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.4g}"
 
 
+LONG = 24  # rows of a table that scrolls by itself
 TEMPLATE = """<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -65,40 +80,57 @@ body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff;
   max-width: 72rem; margin: 0 auto; padding: 1rem; }
 h1 { font-size: 1.6rem; line-height: 1.2; overflow-wrap: anywhere; }
 h2 { font-size: 1.2rem; margin-top: 2.2rem; border-bottom: 1px solid #bbb; }
-p, li, figcaption, dd { max-width: 44rem; }
+p, li, figcaption, dd { max-width: 44rem; overflow-wrap: anywhere; }
+ul { padding-left: 1.2rem; }
 figcaption, .note, .range { color: #444; font-size: .9em; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .25rem .6rem; text-align: right; border-bottom: 1px solid #ddd; }
-th { vertical-align: bottom; }
+.scroll { overflow: auto; }
+.scroll.long { max-height: 80vh; border-bottom: 1px solid #bbb; }
+table { border-collapse: separate; border-spacing: 0; font-size: .9rem;
+  font-variant-numeric: tabular-nums; }
+th, td { padding: .25rem .6rem; text-align: right; border-bottom: 1px solid #ddd;
+  background: #fff; }
+th { vertical-align: bottom; position: sticky; top: 0; z-index: 1; min-width: 3.5rem;
+  max-width: 8rem; line-height: 1.25; border-bottom-color: #888; }
+th:first-child, td:first-child { position: sticky; left: 0; padding-left: 0; }
+th:first-child { z-index: 2; }
 th.text, td.text { text-align: left; }
+td.text { max-width: 16rem; overflow-wrap: break-word; }
 th button { all: unset; cursor: pointer; font-weight: 600; }
+th button:hover { text-decoration: underline; }
 th button:focus-visible { outline: 2px solid #0072B2; }
 th[aria-sort=ascending] button::after { content: " \\25B2"; }
 th[aria-sort=descending] button::after { content: " \\25BC"; }
-.range { white-space: nowrap; }
+.range { white-space: nowrap; display: block; }
 .bad { color: #a63d00; font-weight: 600; }
-.figures { display: grid; gap: 1rem;
-  grid-template-columns: repeat(auto-fit, minmax(min(100%, 27rem), 1fr)); }
+.good { font-weight: 700; }
+.figures { display: grid; gap: 1rem 2rem;
+  grid-template-columns: repeat(auto-fill, minmax(min(100%, 27rem), 1fr)); }
 .figures.small { grid-template-columns: repeat(auto-fill, minmax(min(100%, 19rem), 1fr)); }
 figure { margin: 0; }
-img { width: 100%; height: auto; max-width: 40rem; }
+img { width: 100%; height: auto; max-width: 34rem; }
 dt { font-weight: 600; }
-dd { margin: 0 0 .5rem; overflow-wrap: anywhere; }
+dd { margin: 0 0 .5rem; }
 @media print {
   body { max-width: none; padding: 0; font-size: 10pt; }
-  .scroll { overflow: visible; }
+  .scroll, .scroll.long { overflow: visible; max-height: none; }
   table { font-size: 7.5pt; }
   th, td { padding: .1rem .3rem; }
+  th, th:first-child, td:first-child { position: static; }
+  th, td, td.text { min-width: 0; max-width: none; }
   figure, tr, p { break-inside: avoid; }
   h2, h2 + p { break-after: avoid; }
-  .figures { grid-template-columns: 1fr 1fr; }
+  .figures, .figures.small { grid-template-columns: 1fr 1fr; }
+  .hint { display: none; }
 }
 </style>
 </head>
 <body>
 {% macro grid(table) %}
-<div class="scroll" tabindex="0" role="region" aria-label="{{ table.label }}">
+{% if table.rows | length > 1 %}
+<p class="note hint" hidden>A click on a column's title sorts by it.</p>
+{% endif %}
+<div class="scroll{{ ' long' if table.rows | length > LONG }}" tabindex="0" role="region"
+ aria-label="{{ table.label }}">
 <table>
 <thead><tr>
 {% for column in table.columns %}
@@ -110,8 +142,11 @@ dd { margin: 0 0 .5rem; overflow-wrap: anywhere; }
 {% for row in table.rows %}
 <tr>
 {% for cell in row %}
-<td class="{{ 'text' if table.columns[loop.index0].text }}{{ ' bad' if cell.bad }}"
- data-sort="{{ cell.sort }}">{{ cell.shown }}
+{% set text = table.columns[loop.index0].text %}
+<td{% if text or cell.bad or cell.good %} class="
+{{- 'text ' if text }}{{ 'bad' if cell.bad }}{{ 'good' if cell.good }}"{% endif %}
+{%- if cell.range or cell.sort | string != cell.shown %} data-sort="{{ cell.sort }}"{% endif %}>
+{{- cell.shown }}
 {%- if cell.range %} <span class="range">({{ cell.range }})</span>{% endif %}</td>
 {% endfor %}
 </tr>
@@ -120,44 +155,35 @@ dd { margin: 0 0 .5rem; overflow-wrap: anywhere; }
 </table>
 </div>
 {% endmacro %}
-{% macro pictures(list, size='') %}
-<div class="figures {{ size }}">
-{% for picture in list %}
+<h1>{{ title }}</h1>
+{% for section in sections %}
+<h2>{{ section.title }}</h2>
+{% if section.points %}
+<ul>
+{% for line in section.points %}
+<li>{{ line }}</li>
+{% endfor %}
+</ul>
+{% endif %}
+{% if section.text %}
+<p>{{ section.text }}</p>
+{% endif %}
+{% if section.pictures %}
+<div class="figures{{ ' small' if section.small }}">
+{% for picture in section.pictures %}
 <figure><img src="{{ picture.src }}" alt="{{ picture.alt }}">
 {% if picture.caption %}<figcaption>{{ picture.caption }}</figcaption>{% endif %}
 </figure>
 {% endfor %}
 </div>
-{% endmacro %}
-<h1>{{ title }}</h1>
-<h2>What was run</h2>
-<ul>
-{% for line in lead %}
-<li>{{ line }}</li>
-{% endfor %}
-</ul>
-{% if headline %}
-{{ grid(headline) }}
 {% endif %}
-{% for line in notes %}
+{% if section.table %}
+{{ grid(section.table) }}
+{% endif %}
+{% for line in section.notes %}
 <p class="note">{{ line }}</p>
 {% endfor %}
-{% if losses %}
-<h2>Training loss</h2>
-<p>{{ losses_note }}</p>
-{{ pictures(losses) }}
-{% endif %}
-{% if staleness %}
-<h2>Staleness</h2>
-<p>{{ staleness_note }}</p>
-{{ pictures(staleness, 'small') }}
-{% endif %}
-{% if fits %}
-<h2>Implicit momentum</h2>
-<p>{{ fits_note }}</p>
-{{ pictures(fits_pictures) }}
-{{ grid(fits) }}
-{% endif %}
+{% endfor %}
 <h2>Where the numbers come from</h2>
 <p>{{ simulated }}</p>
 <dl>
@@ -173,13 +199,15 @@ dd { margin: 0 0 .5rem; overflow-wrap: anywhere; }
 </dl>
 </details>
 <script>
+document.querySelectorAll(".hint").forEach(hint => hint.hidden = false);
 document.querySelectorAll("th button").forEach(button => button.onclick = () => {
   const head = button.parentNode, column = head.cellIndex, body = head.closest("table").tBodies[0];
   const down = head.getAttribute("aria-sort") === "ascending";
   head.parentNode.querySelectorAll("th").forEach(th => th.removeAttribute("aria-sort"));
   head.setAttribute("aria-sort", down ? "descending" : "ascending");
-  const value = row => row.cells[column].dataset.sort;
-  const compare = (a, b) => a - b || String(a).localeCompare(b);
+  const cell = row => row.cells[column];
+  const value = row => cell(row).dataset.sort ?? cell(row).innerText;
+  const compare = (a, b) => a - b || a.localeCompare(b, "en", {numeric: true});
   [...body.rows].sort((a, b) => compare(value(a), value(b)) * (down ? -1 : 1))
     .forEach(row => body.append(row));
 });
@@ -192,4 +220,4 @@ document.querySelectorAll("th button").forEach(button => button.onclick = () => 
 def render(**content: Any) -> str:
     """The page; every value is escaped."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    return environment.from_string(TEMPLATE).render(**content)
+    return environment.from_string(TEMPLATE).render(**content, LONG=LONG)

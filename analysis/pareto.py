@@ -3,16 +3,14 @@
     sequential = updates x sequential_flops    what waits for one another on any number of devices
     total      = updates x total_flops         what one device has to do
 
-A *setting* is all that a run's config says but the seed; its loss after an update is the median of
-its seeds, infinite for one that has diverged. On a variant's *front* are the settings and updates
-that no other of the variant equals for less compute or beats for as much. At a budget a variant is
-as good as its front up to there; beyond what it was trained to nothing is said of it. The best of
-more settings is better: variants compare if they were given equally many. `--workdir` is a sweep's;
-writes NAME.csv, the fronts, NAME.json, who wins where, and a picture for each compute there.
+Settings, their losses and fronts are those of `analysis.fronts`, a front for each variant. At a
+budget a variant is as good as its front up to there; beyond what it was trained to nothing is said
+of it. The best of more settings is better: variants compare if they were given equally many.
+`--workdir` is a sweep's; writes NAME.csv, the fronts, NAME.json, who wins where, and a picture for
+each compute there.
 """
 
 import argparse
-import io
 import json
 import sys
 from collections.abc import Sequence
@@ -20,24 +18,23 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
 
-from analysis import figures, tables
+from analysis import figures, planes, tables
+from analysis import fronts as fronts_of
 from analysis.tables import Point, TableError
 
-COMPUTE = ("sequential", "total")
+COMPUTE = tuple(fronts_of.FLOPS)
 VARIANT = "strategy.variant"
 BACKPROP = "backprop"
 BUDGETS = 16
-LOOKS = {  # colour, marker and line of each variant
-    BACKPROP: ("#000000", "o", "solid"),
-    "greedy": ("#D55E00", "s", "dashed"),
-    "overlapping": ("#0072B2", "^", "dash-dotted"),
-    "chunked": ("#009E73", "D", "dotted"),
+LOOKS = {  # colour and line of each variant
+    BACKPROP: ("#000000", "solid"),
+    "greedy": ("#D55E00", "dashed"),
+    "overlapping": ("#0072B2", "dash-dotted"),
+    "chunked": ("#009E73", "dotted"),
 }
 
 
@@ -64,52 +61,20 @@ def runs(workdir: Path) -> list[Point]:
 
 
 def levels(every: Sequence[Point]) -> pd.DataFrame:
-    """One row a setting and log point after update 0, where the median of the losses is finite.
+    """`fronts.levels` of the runs.
 
-    Columns: `strategy.variant`, `batch_size`, `model.width` and the config's keys in which the runs
-    differ; `step`, `sequential` and `total` (FLOPs until then), `loss`, its least `low` and most
-    `high` over `seeds` runs.
+    Settings are told apart by variant, batch size, width and the config's keys in which they
+    differ; `setting` numbers them.
     """
     keys = dict.fromkeys([VARIANT, "batch_size", "model.width", *tables.differing(every)])
-    setting = [key for key in keys if key != "seed"]
-    summaries, log, rows = tables.runs(every, setting), tables.metrics(every), []
-    for values, group in summaries.groupby(setting, sort=False, dropna=False):
-        points = group["point"].tolist()
-        logged = log[log["point"].isin(points) & (log["step"] > 0)]
-        losses = logged.pivot(index="step", columns="point", values="train_loss")
-        # A run that diverged has a null and then nothing.
-        losses = losses.reindex(columns=points).fillna(np.inf)
-        steps = losses.index.to_numpy(np.float64)
-        rows.append(
-            pd.DataFrame(
-                dict(zip(setting, values, strict=True))
-                | {"step": losses.index}
-                | {c: steps * group[f"{c}_flops"].iloc[0] for c in COMPUTE}
-                | {"loss": np.median(losses, axis=1)}
-                | {"low": losses.min(axis=1).array, "high": losses.max(axis=1).array}
-                | {"seeds": len(points)}
-            )
-        )
-    whole = pd.concat(rows, ignore_index=True)
-    return whole[np.isfinite(whole["loss"])].reset_index(drop=True)
-
-
-def front(cost: np.ndarray, loss: np.ndarray) -> np.ndarray:
-    """Indices of the points that no other is as good as in both and better in one, by their cost.
-
-    Of equals it has the first.
-    """
-    order = np.lexsort((loss, cost))
-    best = np.minimum.accumulate(loss[order])
-    return order[np.diff(best, prepend=np.inf) < 0]
+    by = [key for key in keys if key != "seed"]
+    table = fronts_of.levels(tables.runs(every, by), tables.metrics(every), by)
+    return table.assign(setting=table.groupby(by, sort=False, dropna=False).ngroup())
 
 
 def fronts(table: pd.DataFrame, compute: str) -> pd.DataFrame:
     """The rows of `levels` that are on their variant's front, variant by variant."""
-    groups = [table[table[VARIANT] == variant] for variant in _variants(table)]
-    return pd.concat(
-        group.iloc[front(group[compute].to_numpy(), group["loss"].to_numpy())] for group in groups
-    )
+    return fronts_of.fronts(table, compute, VARIANT)
 
 
 def compare(table: pd.DataFrame, compute: str, budgets: np.ndarray) -> pd.DataFrame:
@@ -119,13 +84,8 @@ def compare(table: pd.DataFrame, compute: str, budgets: np.ndarray) -> pd.DataFr
     backprop wins, as it does a tie), `by` (what the rival's loss has more), `least` and `most` of
     it between any seed of the one and any of the other: if `least` is above 0, all seeds agree.
     """
-    names, best = _variants(table), fronts(table, compute)
-    losses = np.full((3, len(names), len(budgets)), np.nan)  # median, low, high
-    for i, name in enumerate(names):
-        its = best[best[VARIANT] == name]
-        at = np.searchsorted(its[compute], budgets, side="right") - 1
-        known = (at >= 0) & (budgets <= table.loc[table[VARIANT] == name, compute].max())
-        losses[:, i, known] = its[["loss", "low", "high"]].to_numpy().T[:, at[known]]
+    names = _variants(table)
+    losses = fronts_of.at(table, compute, VARIANT, names, budgets)
     both = np.isfinite(losses[0, 0]) & np.isfinite(losses[0, 1:]).any(axis=0)
     budgets, losses = budgets[both], losses[:, :, both]
     median = np.nan_to_num(losses[0], nan=np.inf)
@@ -175,46 +135,14 @@ def regions(table: pd.DataFrame, compute: str) -> list[dict[str, Any]]:
     return found
 
 
-@matplotlib.rc_context(figures.STYLE)
-def picture(table: pd.DataFrame, compute: str) -> str:
-    """An SVG of the fronts, with the range over seeds; thin lines are all settings."""
-    figure = Figure(figsize=(6.2, 4.0), layout="constrained")
-    axes = figure.add_subplot()
+def picture(table: pd.DataFrame, compute: str) -> Figure:
+    """The fronts, with the range over seeds; thin lines are all settings."""
     best = fronts(table, compute)
-    setting = list(table.columns[: table.columns.get_loc("step")])
-    for name in _variants(table):
-        colour, marker, dashes = LOOKS[name]
-        its, every = best[best[VARIANT] == name], table[table[VARIANT] == name]
-        for _, one in every.groupby(setting, dropna=False):
-            axes.plot(one[compute], one["loss"], color=colour, alpha=0.35, lw=0.6)
-        # The last of a front holds for as long as the variant was trained.
-        its = pd.concat([its, its.tail(1).assign(**{compute: every[compute].max()})])
-        x, high = its[compute], its["high"].replace(np.inf, np.nan)
-        axes.fill_between(x, its["low"], high, step="post", color=colour, alpha=0.15, lw=0)
-        axes.plot(
-            x,
-            its["loss"],
-            color=colour,
-            drawstyle="steps-post",
-            ls=figures.DASHES[dashes],
-            marker=marker,
-            markevery=list(range(len(its) - 1)),
-            ms=4,
-            label=name,
-        )
-    low, top = best["low"].min(), best["loss"].max()
-    if low > 0 and top > 3 * low:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.set(xscale="log", xlabel=f"{compute} FLOPs", ylabel="training loss")
-    if top > low:
-        axes.set_ylim(top=1.05 * top if top > 0 else None)
-    axes.legend()
-    text = io.StringIO()
-    figure.savefig(text, format="svg", metadata={"Date": None})
-    return text.getvalue()
+    lines = [
+        planes.Front(name, *LOOKS[name], *(rows[rows[VARIANT] == name] for rows in (best, table)))
+        for name in _variants(table)
+    ]
+    return planes.fronts(lines, compute, f"{compute} FLOPs")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -253,7 +181,7 @@ def _write(path: Path, table: pd.DataFrame) -> None:
     tables.replace(path.with_name(f"{path.name}.json"), json.dumps(answer, indent=2) + "\n")
     for compute in COMPUTE:
         file = path.with_name(f"{path.name}-{compute}.svg")
-        tables.replace(file, picture(table, compute))
+        tables.replace(file, figures.svg(picture(table, compute)))
 
 
 def _print(table: pd.DataFrame, compute: str) -> None:

@@ -1,21 +1,24 @@
-"""One offline page about a run or a sweep: `python -m analysis.report --workdir=DIR`.
+"""One offline page about runs: `python -m analysis.report --workdir=DIR [DIR ...]`.
 
-Reads workdirs only and writes `DIR/report.html`, with its pictures inside it, and the pictures once
-more as SVG files in `DIR/pictures`.
+Reads workdirs only, each that of a run, of a sweep, or a folder above some. Writes `report.html`,
+with its pictures inside it, and the pictures once more as SVG files in `pictures/`, into the folder
+that holds them all: `DIR` itself, if it is one. The page stays of one size however many runs there
+are: it names the best and the worst of them.
 """
 
 import argparse
 import base64
+import os
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
-from analysis import efficiency, figures, page, sections, tables
-from analysis.page import Cell, Column, Picture, Table, cell, number
+from analysis import curves, figures, page, sections, tables
+from analysis.page import Cell, Column, Picture, Section, Table, cell, number
 from analysis.sections import GROUPS, NAME
 from analysis.tables import Point, TableError
 
@@ -25,105 +28,117 @@ SIMULATED = (
     "configuration (cluster.*), and no wall-clock time enters them."
 )
 MEMORYLESS = ("exponential", "geometric")  # services with a geometric law of staleness
+HISTOGRAMS = 6
+WORKDIR = "workdir"  # a key of points whose configs do not tell them apart
 
 
-def write(workdir: Path, target: float = np.nan) -> Path:
-    """Writes `report.html` into a run's or a sweep's workdir and returns its path.
+def write(*workdirs: Path, target: float = np.nan, out: Path | None = None) -> Path:
+    """Writes the page and returns its path.
 
     `target` is the training loss that efficiency is measured to; NaN: the lowest that every method
-    reaches. Raises `TableError` if there is no run in the workdir.
+    reaches, or of many the better half. `out` is the page's path, if not `report.html` in the
+    workdirs' common folder. Raises `TableError` if there is no run in a workdir.
     """
-    points = tables.points(workdir)
-    title = f"Optimization dynamics: {workdir.resolve().name}"
+    points = _told_apart(tables.points(*workdirs))
     recorded = [point for point in points if point.config.get("replicas.count")]
     trained = [point for point in points if not point.config.get("replicas.count")]
     # Recordings are short and start with nothing stale: their staleness is below its law.
-    content = _trained(trained, target) | _staleness(trained) | _fits(points)
-    if recorded:
-        several = "s" if len(recorded) > 1 else ""
-        line = f"{len(recorded)} recording{several} of replicas, for implicit momentum"
-        fitted = all(point.fit for point in recorded)
-        how = f" (not fitted yet: python -m analysis.implicit_momentum --workdir={workdir})"
-        content["lead"] += [f"{line}{'' if fitted else how}."]
-    for name in ("losses", "staleness", "fits_pictures"):
-        for i, picture in enumerate(content[name], start=1):
-            (workdir / "pictures").mkdir(exist_ok=True)
-            file = workdir / "pictures" / f"{name.removesuffix('_pictures')}-{i}.svg"
-            tables.replace(file, base64.b64decode(picture.src.partition(",")[2]).decode())
-    path = workdir / "report.html"
-    tables.replace(path, page.render(title=title, **content, **_provenance(points, workdir)))
+    found = [*_trained(trained, target), _staleness(trained), _fits(recorded, workdirs)]
+    shown = [section for section in found if section]
+    path = out or Path(os.path.commonpath([w.resolve() for w in workdirs])) / "report.html"
+    _write_pictures(path.parent / "pictures", shown)
+    names = ", ".join(workdir.resolve().name for workdir in workdirs[:3])
+    more = f" and {len(workdirs) - 3} more" if len(workdirs) > 3 else ""
+    title = f"Optimization dynamics: {names}{more}"
+    text = page.render(title=title, sections=shown, **_provenance(points, workdirs))
+    tables.replace(path, text)
     return path
 
 
-def _trained(points: Sequence[Point], target: float) -> dict[str, Any]:
-    """What was run, and its losses."""
+def _told_apart(points: Sequence[Point]) -> Sequence[Point]:
+    """The points, with their workdir in the config if two of different workdirs agree in it."""
+    homes: dict[str, set[Path]] = {}
+    for point in points:
+        homes.setdefault(repr(sorted(point.config.items())), set()).add(tables.home(point.folder))
+    if all(len(its) == 1 for its in homes.values()):
+        return points
+    return [p._replace(config=p.config | {WORKDIR: str(tables.home(p.folder))}) for p in points]
+
+
+def _trained(points: Sequence[Point], target: float) -> list[Section | None]:
+    """What was run, and its comparisons."""
     if not points:
-        return {"lead": [], "headline": None, "notes": [], "losses": [], "losses_note": ""}
-    keys, log = tables.columns(points), tables.metrics(points)
-    runs = tables.runs(points, keys)
-    # Only asynchronous runs have groups that arrive by themselves.
-    runs[GROUPS] = pd.to_numeric(runs[GROUPS]).where(runs[NAME] == "asynchronous")
-    runs = efficiency.named(runs, keys)
-    given = not np.isnan(target)
-    target = target if given else efficiency.common_target(runs, log)
-    runs = efficiency.with_target(runs, log, target)
-    note, pictures = sections.losses(runs, log, keys, target)
-    lead = [f"{len(runs)} run{'s' * (len(runs) > 1)}: {sections.counted(runs['status'])}."]
-    return {
-        "lead": lead + sections.conclusions(runs, keys, target, given),
-        "headline": sections.headline(runs, keys),
-        "notes": sections.notes(runs, target),
-        "losses": pictures,
-        "losses_note": note,
-    }
+        return []
+    it = curves.compared(points, target)
+    overview = sections.overview(it.runs, it.keys, it.target, it.why)
+    if not it.curves:
+        return [overview]
+    kinds = curves.kinds(it.runs, it.log, it.keys) if it.others else it.curves
+    return [
+        overview,
+        curves.losses(it.curves, it.others, it.note, it.target, sections.tuned(it.runs)),
+        curves.plane(kinds, it.target, bool(it.others)),
+        curves.pareto(it.runs, it.log),
+    ]
 
 
-def _staleness(points: Sequence[Point]) -> dict[str, Any]:
+def _staleness(points: Sequence[Point]) -> Section | None:
     """A histogram for each arrangement of groups on a cluster, all its points together."""
     stale = [point for point in points if any(point.summary.get("staleness_histogram", [])[1:])]
+    if not stale:
+        return None
     keys = [k for k in tables.columns(stale) if k.startswith(("strategy.", "cluster."))]
-    runs = tables.runs(stale, keys) if stale else pd.DataFrame(columns=keys)
-    pictures = []
-    for _, group in runs.groupby(keys, sort=False, dropna=False):
-        members = [stale[i] for i in group.index]
-        counts = _summed([point.summary["staleness_histogram"] for point in members])
-        mean = np.average(np.arange(len(counts)), weights=counts)
-        config = members[0].config
-        memoryless = config.get("cluster.service") in MEMORYLESS
-        groups = config[GROUPS] if memoryless and config.get(NAME) == "asynchronous" else None
-        name = sections.describe(group.iloc[0], [GROUPS, *sections.varying(runs, keys)])
-        caption = f"{name}: mean {mean:.3g}"
-        alt = "Histogram of staleness. " + caption
-        alt += f"; over it the geometric law of mean {groups - 1}." if groups else "."
-        pictures.append(Picture(figures.staleness(counts, groups), alt, caption))
+    runs = tables.runs(stale, keys)
     note = (
         "Updates applied between a gradient's reading of the parameters and its arrival. For "
         "memoryless groups of one worker the law is geometric, of mean g − 1. A group of several "
         "workers delivers with its slowest, which is more regular: the mean is the same."
     )
-    return {"staleness": pictures, "staleness_note": note}
+    if len(runs.drop_duplicates(keys)) > HISTOGRAMS:
+        keys = [key for key in keys if key in (NAME, GROUPS, "cluster.service")]
+        note += " Each picture is of all clusters together."
+    groups = [group for _, group in runs.groupby(keys, dropna=False)]
+    if len(groups) > HISTOGRAMS:
+        note += f" {HISTOGRAMS} of {len(groups)}."
+        places = np.linspace(0, len(groups) - 1, HISTOGRAMS).round().astype(int)
+        groups = [groups[place] for place in places]
+    labels = [GROUPS, *sections.varying(runs, keys)]
+    pictures = [_histogram([stale[i] for i in group.index], labels) for group in groups]
+    return Section("Staleness", text=note, pictures=pictures, small=True)
 
 
-def _summed(histograms: Sequence[Sequence[int]]) -> np.ndarray:
-    total = np.zeros(max(map(len, histograms)))
-    for counts in histograms:
-        total[: len(counts)] += counts
-    return total
+def _histogram(members: Sequence[Point], labels: Sequence[str]) -> Picture:
+    histograms = [point.summary["staleness_histogram"] for point in members]
+    counts = np.zeros(max(map(len, histograms)))
+    for its in histograms:
+        counts[: len(its)] += its
+    mean = np.average(np.arange(len(counts)), weights=counts)
+    config = members[0].config
+    services = {point.config.get("cluster.service") for point in members}
+    memoryless = services <= set(MEMORYLESS) and config.get(NAME) == "asynchronous"
+    groups = config[GROUPS] if memoryless else None
+    caption = f"{sections.describe(config, labels)}: mean {mean:.3g}"
+    alt = "Histogram of staleness. " + caption
+    alt += f"; over it the geometric law of mean {groups - 1}." if groups else "."
+    return Picture(figures.uri(figures.staleness(counts, groups)), alt, caption)
 
 
-def _fits(points: Sequence[Point]) -> dict[str, Any]:
+def _fits(points: Sequence[Point], workdirs: Sequence[Path]) -> Section | None:
     """Fitted implicit momentum beside theory and least squares."""
+    if not points:
+        return None
+    lead = [f"{len(points)} recording{'s' * (len(points) > 1)} of replicas."]
+    if not all(point.fit for point in points):
+        where = shlex.join(f"--workdir={workdir}" for workdir in workdirs)
+        lead += [f"Not all are fitted yet: python -m analysis.implicit_momentum {where}"]
     fits = [(point.name, point.fit) for point in points if point.fit]
     if not fits:
-        return {"fits": None, "fits_note": "", "fits_pictures": []}
+        return Section("Implicit momentum", lead)
     columns = [Column("recording", text=True)]
     columns += [Column("groups g"), Column("explicit momentum"), Column("fitted momentum")]
     columns += [Column("theory"), Column("least squares"), Column("instrument strength F")]
-    columns += [
-        Column("effective learning rate"),
-        Column("α/g"),
-        Column("refused", text=True),
-    ]
+    columns += [Column("effective learning rate"), Column("α/g")]
+    columns += [Column("refused", text=True)]
     rows = [
         [
             cell(name),
@@ -137,7 +152,7 @@ def _fits(points: Sequence[Point]) -> dict[str, Any]:
             cell(fit["config_learning_rate"] / fit["groups"]),
             Cell(fit["reason"], fit["reason"], bad=True),
         ]
-        for name, fit in fits
+        for name, fit in fits[: sections.ROWS]
     ]
     note = (
         "E dₜ = μ E dₜ₋₁ − η E Gₜ, with d the step and G the gradient of the whole objective, "
@@ -148,31 +163,27 @@ def _fits(points: Sequence[Point]) -> dict[str, Any]:
     )
     if not any(row[-1].shown for row in rows):  # nothing was refused
         columns, rows = columns[:-1], [row[:-1] for row in rows]
-    return {
-        "fits": Table("Implicit momentum", columns, rows),
-        "fits_note": note,
-        "fits_pictures": _fits_picture([fit for _, fit in fits]),
-    }
+    return Section(
+        "Implicit momentum",
+        lead,
+        text=note,
+        pictures=_fits_picture([fit for _, fit in fits]),
+        table=Table("Implicit momentum", columns, rows),
+    )
 
 
 def _fits_picture(fits: Sequence[Mapping[str, Any]]) -> list[Picture]:
-    table = pd.DataFrame(
-        {
-            "groups": fit["groups"],
-            "momentum": fit["momentum"],
-            "low": fit["momentum_interval"][0],
-            "high": fit["momentum_interval"][1],
-            "least_squares": fit["least_squares_momentum"],
-        }
-        for fit in fits
-    ).astype(float)
-    if table["momentum"].isna().all():
+    figure = figures.implicit_momentum(fits)
+    if figure is None:
         return []
-    alt = "Fitted implicit momentum against the number of groups g: " + "; ".join(
-        f"{row.momentum:.3g} ({row.low:.3g} to {row.high:.3g}) at g = {row.groups:g}"
-        for row in table.dropna(subset=["momentum"]).itertuples()
-    )
-    return [Picture(figures.implicit_momentum(table), alt + ".")]
+    said = [
+        "{:.3g} ({:.3g} to {:.3g})".format(fit["momentum"], *fit["momentum_interval"])
+        + f" at g = {fit['groups']}"
+        for fit in fits
+        if fit["momentum"] is not None
+    ]
+    alt = "Fitted implicit momentum against the number of groups g: "
+    return [Picture(figures.uri(figure), alt + "; ".join(said[: 2 * HISTOGRAMS]) + ".")]
 
 
 def _with_interval(fit: Mapping[str, Any], name: str) -> Cell:
@@ -183,7 +194,7 @@ def _with_interval(fit: Mapping[str, Any], name: str) -> Cell:
     )
 
 
-def _provenance(points: Sequence[Point], workdir: Path) -> dict[str, Any]:
+def _provenance(points: Sequence[Point], workdirs: Sequence[Path]) -> dict[str, Any]:
     """What produced the numbers: libraries, devices, the configuration that all points share."""
     libraries, devices, seconds = set(), set(), 0.0
     for point in points:
@@ -194,20 +205,32 @@ def _provenance(points: Sequence[Point], workdir: Path) -> dict[str, Any]:
     found = {"libraries": libraries - {""}, "device": devices - {""}}
     facts = [(name, "; ".join(sorted(texts))) for name, texts in found.items() if texts]
     facts += [("wall-clock seconds of the runs", number(seconds))] if seconds else []
-    facts += [("this page again", f"python -m analysis.report --workdir={workdir}")]
+    command = shlex.join(["python", "-m", "analysis.report", "--workdir", *map(str, workdirs)])
+    facts += [("this page again", command)]
     differing = tables.differing(points)
     shared = [(key, str(v)) for key, v in points[0].config.items() if key not in differing]
     return {"provenance": facts, "shared": shared, "simulated": SIMULATED}
 
 
+def _write_pictures(folder: Path, shown: Sequence[Section]) -> None:
+    for section in shown:
+        for i, picture in enumerate(section.pictures, start=1):
+            folder.mkdir(exist_ok=True)
+            name = section.title.lower().replace(" ", "-")
+            text = base64.b64decode(picture.src.partition(",")[2]).decode()
+            tables.replace(folder / f"{name}-{i}.svg", text)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; 2 and one line on standard error for input it cannot use."""
-    parser = argparse.ArgumentParser(prog="analysis.report", description="Writes DIR/report.html.")
+    parser = argparse.ArgumentParser(prog="analysis.report", description="Writes report.html.")
     parser.add_argument("--workdir", type=Path, required=True, help="of a run or a sweep")
+    parser.add_argument("more", type=Path, nargs="*", help="workdirs that are compared with it")
     parser.add_argument("--target", type=float, default=np.nan, help="training loss to reach")
+    parser.add_argument("--out", type=Path, help="the page; report.html in their common folder")
     flags = parser.parse_args(arguments)
     try:
-        print(write(flags.workdir, flags.target))
+        print(write(flags.workdir, *flags.more, target=flags.target, out=flags.out))
     except (TableError, OSError) as error:
         print("error: " + " ".join(str(error).split()), file=sys.stderr)
         return 2

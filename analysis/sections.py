@@ -1,17 +1,24 @@
-"""What the report says of trained runs: the table, the curves, and the sentences beside them."""
+"""What the report says of trained runs: the table, and the words for settings."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from analysis import efficiency, figures
+from analysis import efficiency
 from analysis.efficiency import MOMENTUM
-from analysis.page import Cell, Column, Picture, Table, cell, number
+from analysis.page import Cell, Column, Section, Table, cell, number
 
-NAME, GROUPS = "strategy.name", "strategy.groups"
+NAME, GROUPS, VARIANT = "strategy.name", "strategy.groups", "strategy.variant"
+KIND = (NAME, GROUPS, VARIANT)
+OWNERS = {
+    GROUPS: "asynchronous",
+    VARIANT: "local",
+}  # whose keys these are
+LINES = 10  # curves that a picture names
+ROWS = 200  # of a table
 TITLES = {
     NAME: "strategy",
     GROUPS: "groups g",
@@ -23,103 +30,111 @@ TITLES = {
     "simulated_seconds_per_step": "simulated seconds an update (hardware efficiency)",
     "seconds_to_target": "simulated seconds to target (their product)",
 }
+LONG = 20  # characters of a text value
 
 
-def headline(runs: pd.DataFrame, keys: Sequence[str]) -> Table:
-    """One row a setting, with the median of its seeds."""
-    keys = [key for key in keys if key != "seed"]
-    seeds = _seeded(runs)
-    shown = [f for f in efficiency.FIGURES if f in runs and np.isfinite(_floats(runs[f])).any()]
-    columns = [Column(TITLES.get(k, k), any(isinstance(v, str) for v in runs[k])) for k in keys]
-    columns += [Column("status", text=True), *(Column(TITLES[figure]) for figure in shown)]
-    rows = []
-    for _, group in runs.groupby("setting", sort=False):
-        status = counted(group["status"]) if seeds else group["status"].iloc[0]
-        bad = set(group["status"]) != {"completed"}
-        row = [cell(group[key].iloc[0]) for key in keys]
-        rows.append([*row, Cell(status, status, bad), *(_of_seeds(group[f]) for f in shown)])
-    return Table("Runs", columns, rows)
+def prepared(runs: pd.DataFrame, keys: Sequence[str], log: pd.DataFrame) -> pd.DataFrame:
+    """`runs` named by `efficiency.named`, and more.
+
+    Keys that say nothing of a run's strategy are None; `lowest` is the lowest logged loss, `kind`
+    the strategy in words, without what else tells settings apart if those were too many.
+    """
+    for key, owner in OWNERS.items():
+        if key in runs:
+            runs[key] = runs[key].where(runs[NAME] == owner)
+    runs[GROUPS] = pd.to_numeric(runs[GROUPS])
+    runs = runs.assign(lowest=runs["point"].map(log.groupby("point")["train_loss"].min()))
+    kinds = runs.apply(lambda run: describe(run, KIND), axis=1)
+    runs = runs.assign(kind=kinds if kinds.nunique() <= LINES else runs[NAME])
+    return efficiency.named(runs, keys)
 
 
-def conclusions(runs: pd.DataFrame, keys: Sequence[str], target: float, given: bool) -> list[str]:
-    """The target, and who gets there first by either clock."""
-    if not np.isfinite(target):
-        return []
-    several = runs["setting"].nunique() > 1
-    why = "the lowest that every method here reaches" if several else "the lowest reached"
-    if _tuned(runs):
+def target(runs: pd.DataFrame, log: pd.DataFrame) -> tuple[float, str]:
+    """A loss for all to be measured by, and why it is that.
+
+    Of many methods some never learn: the target is what the better half reaches.
+    """
+    methods, settings = runs["method"].nunique(), runs["setting"].nunique()
+    why = "the lowest that every method here reaches" if settings > 1 else "the lowest reached"
+    if methods > LINES:
+        lowest = runs.groupby("method")["lowest"].min()
+        runs = runs[runs["method"].isin(lowest.nsmallest(methods // 2).index)]
+        why = "the lowest that each of the better half of the methods reaches"
+    if tuned(runs):
         why += " at its best learning rate"
-    if _seeded(runs):
+    if seeded(runs):
         why += " with the worst of its seeds"
-    lines = [f"Target: a training loss of {number(target)}, {'as asked for' if given else why}."]
+    return efficiency.common_target(runs, log), why
+
+
+def overview(runs: pd.DataFrame, keys: Sequence[str], target: float, why: str) -> Section:
+    """How many runs, what all share, who is first by either clock; and the table."""
+    same = [key for key in keys if key != "seed" and key not in varying(runs, keys)]
+    points = [f"{len(runs):,} run{'s' * (len(runs) > 1)}: {counted(runs['status'])}."]
+    common = describe(runs.iloc[0], [NAME, *same] if runs[NAME].nunique() == 1 else same)
+    points += [f"All: {common}."] if common and len(runs) > 1 else []
+    if np.isfinite(target):
+        points += [f"Target: a training loss of {number(target)}, {why}."]
     clocks = {"updates": "updates", "seconds": "simulated seconds"}
     settings = runs.groupby("setting")[[f"{clock}_to_target" for clock in clocks]].median()
-    for clock, unit in clocks.items() if several else ():
+    for clock, unit in clocks.items() if len(settings) > 1 else ():
         column = settings[f"{clock}_to_target"]
         first = runs[runs["setting"] == column.idxmin()].iloc[0]
         if np.isfinite(column.min()):
             name = describe(first, varying(runs, keys))
-            lines.append(f"Fewest {unit} to the target: {number(column.min())}, {name}.")
-    return lines
-
-
-def notes(runs: pd.DataFrame, target: float) -> list[str]:
-    """How to read the table."""
-    lines = []
+            points.append(f"Fewest {unit} to the target: {number(column.min())}, {name}.")
+    table, notes = headline(runs, keys)
     if np.isfinite(target):
-        lines.append(
+        notes.append(
             "Updates and seconds to the target are interpolated linearly between log points; a run "
             "that diverged has not reached it."
         )
-    if _seeded(runs):
-        lines.append("Of several seeds the table has the median, in brackets least and most.")
-    return lines
+    if seeded(runs):
+        notes.append("Of several seeds the table has the median, in brackets least and most.")
+    return Section("What was run", points, table=table, notes=notes)
 
 
-def losses(
-    runs: pd.DataFrame, log: pd.DataFrame, keys: Sequence[str], target: float
-) -> tuple[str, list[Picture]]:
-    """Training loss against both clocks, one curve a method."""
-    logged = runs[runs["point"].isin(log["point"])]
-    if logged.empty:
-        return "", []
-    best = efficiency.best(logged)
-    colours = figures.colours(dict(zip(best["place"], _floats(best[GROUPS]), strict=True)))
-    dashes, policies = _policies(best)
-    tuned = _tuned(runs)
-    labels = [key for key in varying(logged, keys) if tuned or not efficiency.tunes(key)]
-    curves = [
-        figures.Curve(
-            describe(group.iloc[0], labels),
-            colours[group["place"].iloc[0]],
-            dashes[group[MOMENTUM].iloc[0]],
-            log[log["point"].isin(group["point"])],
+def headline(runs: pd.DataFrame, keys: Sequence[str]) -> tuple[Table, list[str]]:
+    """One row a setting, with the median of its seeds; of very many the best and the worst."""
+    keys = [key for key in varying(runs, keys) if key not in KIND]
+    seeds = seeded(runs)
+    settings, notes = list(runs["setting"].unique()), []
+    if len(settings) > ROWS:
+        ranks = ranked(runs)
+        settings, worst = ranks[: ROWS - ROWS // 4] + ranks[-(ROWS // 4) :], ROWS // 4
+        notes.append(
+            f"Of {len(ranks):,} settings the table has the best {ROWS - worst} and the worst "
+            f"{worst}, by updates to the target, then by final loss; analysis.tables.load has all."
         )
-        for _, group in best.groupby("method", sort=False)
-    ]
-    note = "Loss of the training set (5,000 examples of it at most) at the current parameters."
-    if tuned:
-        note += " Each method with its best setting: the fewest updates to the target."
-    if _seeded(best):
-        note += " Several seeds: their median, and a band from least to most."
-    note += policies
-    diverged = set(best.loc[best["status"] == "diverged", "point"])
-    pictures = [
-        Picture(
-            figures.losses(curves, clock, name, target, diverged),
-            f"Training loss against {name}. {_spoken(curves)}",
-        )
-        for clock, name in (("step", "updates"), ("simulated_seconds", "simulated seconds"))
-    ]
-    return note, pictures
+    shown = [f for f in efficiency.FIGURES if f in runs and np.isfinite(floats(runs[f])).any()]
+    failed = set(runs["status"]) != {"completed"}
+    columns = [Column("method", text=True)]
+    columns += [Column(TITLES.get(k, k), any(isinstance(v, str) for v in runs[k])) for k in keys]
+    columns += [Column("status", text=True)] * failed
+    columns += [Column(TITLES[figure]) for figure in shown]
+    rows, groups = [], dict(list(runs[runs["setting"].isin(settings)].groupby("setting")))
+    for group in (groups[setting] for setting in settings):
+        status = counted(group["status"]) if seeds else group["status"].iloc[0]
+        bad = set(group["status"]) != {"completed"}
+        row = [cell(describe(group.iloc[0], KIND)), *(_of_key(group[key].iloc[0]) for key in keys)]
+        row += [Cell(status, status, bad)] * failed
+        rows.append(row + [_of_seeds(group[figure]) for figure in shown])
+    return Table("Runs", columns, rows), notes
 
 
-def describe(values: Mapping[str, Any], keys: Sequence[str]) -> str:
+def ranked(runs: pd.DataFrame) -> list[str]:
+    """The settings, the best first: by updates to the target, then by final loss."""
+    loss = floats(runs["train_loss"]).where(runs["status"] != "diverged", np.inf)
+    medians = runs.assign(loss=loss).groupby("setting")[["updates_to_target", "loss"]].median()
+    return list(medians.sort_values(["updates_to_target", "loss"], kind="stable").index)
+
+
+def describe(values: Mapping[str, Any], keys: Iterable[str]) -> str:
     """A setting in words: `sync, momentum 0.9`; asynchronous runs go by their groups, `g = 4`."""
-    known = {key: cell(values[key]).shown for key in keys if not pd.isna(values[key])}
+    known = {k: _of_key(values[k]).shown for k in keys if k in values and not pd.isna(values[k])}
     if GROUPS in known:
         known.pop(NAME, None)
-    phrases = {NAME: "{}", GROUPS: "g = {}"}
+    phrases = {NAME: "{}", GROUPS: "g = {}", VARIANT: "{}"}
     return ", ".join(
         phrases.get(key, TITLES.get(key, key) + " {}").format(value) for key, value in known.items()
     )
@@ -132,55 +147,32 @@ def varying(runs: pd.DataFrame, keys: Sequence[str]) -> list[str]:
 
 def counted(statuses: Iterable[str]) -> str:
     """`3 completed, 1 diverged`."""
-    return ", ".join(f"{n} {status}" for status, n in Counter(statuses).items())
+    return ", ".join(f"{n:,} {status}" for status, n in Counter(statuses).items())
 
 
-def _tuned(runs: pd.DataFrame) -> bool:
+def tuned(runs: pd.DataFrame) -> bool:
     """Whether some method was tried at several learning rates, or the like."""
     return runs["setting"].nunique() > runs["method"].nunique()
 
 
-def _seeded(runs: pd.DataFrame) -> bool:
+def seeded(runs: pd.DataFrame) -> bool:
+    """Whether some setting was run several times."""
     return bool(runs["setting"].duplicated().any())
 
 
-def _policies(runs: pd.DataFrame) -> tuple[dict[float, str], str]:
-    """A line style for each momentum, and the sentences that say what the styles mean.
-
-    A momentum used at every place is a policy, with a style of its own; the others were chosen
-    for their places and share one.
-    """
-    places = runs.groupby(MOMENTUM)["place"].nunique()
-    fixed = sorted(places.index[places == runs["place"].nunique()], reverse=True)
-    styles = [list(figures.DASHES)[i % len(figures.DASHES)] for i in range(len(fixed) + 1)]
-    dashes = {m: styles[fixed.index(m) if m in fixed else -1] for m in places.index}
-    if len(dashes) == 1:
-        return dashes, ""
-    said = [f"momentum {number(m)} throughout" for m in fixed]
-    if len(fixed) < len(dashes):
-        said.append("momentum chosen for the number of groups")
-    both = zip(styles, said, strict=False)
-    return dashes, "".join(f" {style.capitalize()}: {what}." for style, what in both)
+def floats(values: pd.Series) -> pd.Series:
+    """Numbers, of a column that may have None."""
+    return pd.to_numeric(values).astype(float)
 
 
-def _spoken(curves: Collection[figures.Curve]) -> str:
-    """The curves for who cannot see them."""
-    ends = {
-        curve.label: curve.log.dropna(subset=["train_loss"]).groupby("point")["train_loss"].last()
-        for curve in curves
-    }
-    return (
-        "; ".join(f"{label} ends at {cell(end.median()).shown}" for label, end in ends.items())
-        + "."
-    )
+def _of_key(value: Any) -> Cell:
+    if isinstance(value, str) and len(value) > LONG:
+        return Cell(value[: LONG - 1] + "…", value)
+    return cell(value)
 
 
 def _of_seeds(values: pd.Series) -> Cell:
-    values = _floats(values)
+    values = floats(values)
     low, high = (cell(float(f"{end:.3g}")).shown for end in (values.min(), values.max()))
     middle = cell(values.median(skipna=False))
     return middle._replace(range=f"{low} – {high}") if low != high else middle
-
-
-def _floats(values: pd.Series) -> pd.Series:
-    return pd.to_numeric(values).astype(float)

@@ -1,15 +1,18 @@
 """Runs as tables, read from their workdirs: one row a point, and one row a log point.
 
-    from analysis.tables import load
-    runs, metrics = load(Path("runs/a"), Path("runs/b"))
+    from analysis.tables import load, tidy
+    runs, metrics = load(Path("workdirs/quickstart"))   # final figures; log points
+    table = tidy(Path("workdirs"))                      # both in one: a row a log point
 
-A workdir is a single run's (or replica recording's), or a sweep's, whose points lie in `points/`.
+A workdir is a single run's (or replica recording's), a sweep's, or any folder above some: its runs
+are the folders, however deep, with a `config.json` beside a `metrics.jsonl` or a `summary.json`.
+Whatever else lies there is passed over.
 """
 
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,23 +41,24 @@ class Point(NamedTuple):
     summary: dict[str, Any]
     log: list[dict[str, Any]]  # metrics.jsonl
     fit: dict[str, Any]  # implicit_momentum.json
+    folder: Path  # where all this lies
 
 
 def points(*workdirs: Path) -> list[Point]:
-    """All runs in the workdirs, in natural order of their names; raises `TableError`.
+    """All runs in the workdirs, each once, in natural order of their names; raises `TableError`.
 
-    A point is called by its folder's name, by its whole path if there are several workdirs.
+    A point is called by its folder's name, by its whole path if they are of several workdirs.
     """
-    found = []
+    found: dict[Path, Path] = {}
     for workdir in workdirs:
-        folders = list((workdir / "points").glob("*/")) or [workdir]
-        held = [folder for folder in folders if (folder / "config.json").exists()]
+        held = {folder.resolve(): folder for folder in _runs_in(workdir)}
         if not held:
             raise TableError(
                 f"{workdir}: no run in it; give the workdir of launch.train or launch.sweep"
             )
-        found += sorted(held, key=lambda f: re.sub(r"\d+", lambda m: m[0].zfill(9), f.name))
-    return [_point(f, str(f) if len(workdirs) > 1 else f.resolve().name) for f in found]
+        found |= dict(sorted(held.items(), key=lambda item: _natural(item[1])))
+    several = len({home(folder) for folder in found}) > 1
+    return [_point(folder, str(path) if several else folder.name) for folder, path in found.items()]
 
 
 def load(*workdirs: Path, keys: Sequence[str] = ()) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -62,10 +66,26 @@ def load(*workdirs: Path, keys: Sequence[str] = ()) -> tuple[pd.DataFrame, pd.Da
 
     `runs` has the columns `point`, the dotted config keys in which points differ (besides a few
     that are always there, and `keys`), then the summary's scalar figures. `metrics` has `point`,
-    then what `metrics.jsonl` holds; null is NaN. Raises `TableError`.
+    then what `metrics.jsonl` holds; null is NaN. What a run does not have is missing (None, NaN).
+    Raises `TableError`.
     """
     every = points(*workdirs)
     return runs(every, [*keys, *columns(every)]), metrics(every)
+
+
+def tidy(*workdirs: Path, keys: Sequence[str] = ()) -> pd.DataFrame:
+    """One table, a row a log point: `metrics` of `load`, and what its run was, on every row.
+
+    Columns: `point`, the config's keys as in `runs` of `load`, `status`, then the logged numbers. A
+    run that has logged nothing, as a recording of replicas, has one row without any. For example
+
+        tidy(Path("workdirs")).groupby(["strategy.name", "step"])["train_loss"].median()
+
+    Raises `TableError`.
+    """
+    every = points(*workdirs)
+    chosen = list(dict.fromkeys([*keys, *columns(every)]))
+    return runs(every, chosen)[["point", *chosen, "status"]].merge(metrics(every), "left", "point")
 
 
 def write_results(workdir: Path, keys: Sequence[str] = ()) -> Path:
@@ -114,6 +134,24 @@ def replace(path: Path, text: str) -> None:
     os.replace(aside, path)
 
 
+def _runs_in(workdir: Path) -> Iterator[Path]:
+    """The folders of runs at or below `workdir`; nothing below a run is searched."""
+    for root, folders, files in os.walk(workdir):
+        if "config.json" in files and {"metrics.jsonl", "summary.json"} & set(files):
+            folders.clear()
+            yield Path(root)
+
+
+def _natural(path: Path) -> str:
+    """Sorts g4 before g16."""
+    return re.sub(r"\d+", lambda digits: digits[0].zfill(9), str(path))
+
+
+def home(folder: Path) -> Path:
+    """The workdir of the sweep that a run's folder is a point of, or the folder itself."""
+    return folder.parent.parent if folder.parent.name == "points" else folder
+
+
 def _point(folder: Path, name: str) -> Point:
     config, summary, fit = (
         _json(folder / f"{file}.json") for file in ("config", "summary", "implicit_momentum")
@@ -122,7 +160,7 @@ def _point(folder: Path, name: str) -> Point:
     lines = _text(path).split("\n")[:-1]  # what follows the last newline is torn
     log = [_parse(path, line) for line in lines if line]
     unfinished = {**(log[-1] if log else {}), "status": "unfinished"}
-    return Point(name, _dotted(config), summary or unfinished, log, fit)
+    return Point(name, _dotted(config), summary or unfinished, log, fit, folder)
 
 
 def _dotted(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

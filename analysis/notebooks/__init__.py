@@ -1,0 +1,1 @@
+"""Notebooks, each of one question: `make notebooks` executes them, in place."""

@@ -1,0 +1,121 @@
+"""The notebooks' grids, smaller than those of `configs/grids`.
+
+`--config=analysis/notebooks/grids.py:TABLE`, TABLE a notebook's name. Each takes less than two
+minutes on 2 cores.
+"""
+
+from collections.abc import Iterator
+
+from ml_collections import ConfigDict
+
+from configs.grids import daso as daso_grid
+from configs.grids import dynamic_batch as dynamic_batch_grid
+from configs.grids import implicit_momentum as implicit_momentum_grid
+from configs.grids import local as local_grid
+from configs.grids import quickstart as quickstart_grid
+from research.grid import Point, grid
+
+GROUPS = 8  # whose losses `implicit_momentum` compares with those of momentum 1 - 1/g
+
+
+def get_config(table: str) -> ConfigDict:
+    """Raises KeyError if there is no such table."""
+    return TABLES[table]()
+
+
+def implicit_momentum() -> ConfigDict:
+    base = implicit_momentum_grid.get_config("mlp").base
+    base.log_every = 5
+    base.checkpoint_every = 0
+    return grid(base, [*fits(), *equivalents()])
+
+
+def fits() -> Iterator[Point]:
+    tables = {"quadratic": (implicit_momentum_grid.quadratic, 2000)}
+    tables["mlp"] = (implicit_momentum_grid.mlp, 200)
+    for model, (points, replicas) in tables.items():
+        for point in points():
+            name = f"{model}-{point['name']}"
+            yield {**point, "name": name, "replicas.count": replicas}
+
+
+def equivalents() -> Iterator[Point]:
+    """Asynchronous at rate alpha; synchronous at alpha / g with momentum 1 - 1/g, and at alpha."""
+    alpha = 0.2
+    methods: dict[str, Point] = {
+        "asynchronous": {
+            **implicit_momentum_grid.asynchronous(GROUPS),
+            "optimizer.learning_rate": alpha,
+        },
+        "momentum": {
+            "strategy.name": "sync",
+            "strategy.groups": 1,
+            "optimizer.momentum": 1 - 1 / GROUPS,
+            "optimizer.learning_rate": alpha / GROUPS,
+        },
+        "plain": {
+            "strategy.name": "sync",
+            "strategy.groups": 1,
+            "optimizer.learning_rate": alpha,
+        },
+    }
+    for name, method in methods.items():
+        for seed in range(5):
+            yield {
+                "name": f"{name}-seed{seed}",
+                **implicit_momentum_grid.MLP,
+                **method,
+                "steps": 150,
+                "seed": seed,
+            }
+
+
+def tradeoff() -> ConfigDict:
+    base = quickstart_grid.get_config().base
+    base.checkpoint_every = 0
+    return grid(base, quickstart_grid.training())
+
+
+def daso() -> ConfigDict:
+    """20 epochs at 0.3 Gb/s: blocking, and an exchange every 2, 4, 8 batches throughout."""
+    base = daso_grid.get_config().base
+    base.steps = 20 * 31
+    base.checkpoint_every = 0
+    base.strategy.cooldown_epochs = 2
+    return grid(base, exchanges())
+
+
+def exchanges() -> Iterator[Point]:
+    for batches in (0, 2, 4, 8):
+        for seed in range(3):
+            yield {
+                "name": f"every{batches}-seed{seed}" if batches else f"blocking-seed{seed}",
+                "strategy.name": "daso",
+                "strategy.max_batches": max(batches, 1),
+                "strategy.wait": max(batches // 4, 1),
+                "strategy.warmup_epochs": 2 if batches else 20,
+                "strategy.patience": 20,  # no plateau: B and W stay
+                "cluster.bandwidth": 0.3 * daso_grid.GIGABIT,
+                "seed": seed,
+            }
+
+
+def dynamic_batch() -> ConfigDict:
+    base = dynamic_batch_grid.get_config().base
+    some = [point for point in dynamic_batch_grid.disturbed() if point["seed"] < 3]
+    return grid(base, [*some, *dynamic_batch_grid.heterogeneity()])
+
+
+def local_parallelism() -> ConfigDict:
+    base = local_grid.get_config().base
+    base.steps = 400
+    base.log_every = 40
+    base.data.train_evaluated = 1000
+    small = {**local_grid.MLP, "model.width": 64}
+    return grid(base, local_grid.variants(small))
+
+
+TABLES = {
+    table.__name__: table
+    for table in (implicit_momentum, tradeoff, daso, dynamic_batch, local_parallelism)
+}

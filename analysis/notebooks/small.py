@@ -1,0 +1,63 @@
+"""What all notebooks do: make their runs, compare them, show a picture."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from itertools import cycle
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from analysis import figures
+from analysis.figures import DASHES, OKABE_ITO, Curve
+
+ROOT = Path(__file__).parents[2]
+FOLDER = "OPTDYN_NOTEBOOKS"  # environment variable: where the runs lie, if elsewhere
+
+
+class Shown(NamedTuple):
+    """What Jupyter displays as a picture."""
+
+    png: bytes
+
+    def _repr_png_(self) -> bytes:
+        return self.png
+
+
+def sweep(table: str) -> Path:
+    """The workdir of a table of `grids.py`; runs what of it has not run.
+
+    Raises `subprocess.CalledProcessError`, after what the sweep said.
+    """
+    workdir = Path(os.environ.get(FOLDER, ROOT / "workdirs" / "notebooks")) / table
+    config = f"--config=analysis/notebooks/grids.py:{table}"
+    command = [sys.executable, "-m", "launch.sweep", config, f"--workdir={workdir.resolve()}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        print(done.stderr)
+        done.check_returncode()
+    return workdir
+
+
+def show(figure: Figure) -> Shown:
+    """The figure as a cell's result."""
+    return Shown(figures.png(figure))
+
+
+def curves(
+    runs: pd.DataFrame,
+    log: pd.DataFrame,
+    name: Callable[[Any], str],
+    looks: Mapping[str, tuple[Any, str]] | None = None,
+) -> list[Curve]:
+    """The runs of equal `name(row of runs)` as one curve, its seeds; `looks`: colour and line."""
+    grouped = dict(list(runs.groupby(runs.apply(name, axis=1), sort=False)))
+    if looks is None:
+        looks = dict(zip(grouped, zip(OKABE_ITO, cycle(DASHES), strict=False), strict=False))
+    return [
+        Curve(label, *looks[label], log[log["point"].isin(its["point"])], its)
+        for label, its in grouped.items()
+    ]
