@@ -205,7 +205,7 @@ def picture(summary: dict[str, Any]) -> Figure:
 
 
 def _bars(axes: Axes, rows: Sequence[dict[str, Any]], name: str, look: str, label: str) -> None:
-    """A figure and its interval at every g; what is infinite is left out."""
+    """A figure and its interval at every g; an infinite end is at twice the value."""
     colour, marker, _ = LOOKS[look]
     shift = 1.03 ** (list(LOOKS).index(look) - 1)  # those at one g stand side by side
     for row in rows:

@@ -49,7 +49,7 @@ def options(config: Any) -> dict[str, Any]:
 
 
 def logged(state: Any) -> dict[str, float]:
-    """What the log shows of a strategy's state: mu and mu_T of the last update, of a closed loop."""
+    """What the log shows of a strategy's state: mu and mu_T of a closed loop's last update."""
     loop = getattr(state, "opt_state", None)
     if not isinstance(loop, closed_loop.State):
         return {}

@@ -19,8 +19,8 @@ the learning rate alpha, and not the 1 - 1/g of the mean recursion, which has al
 mu by more the further x moves in tau updates. Where that is little, or where gradient noise
 outweighs the gradient, mu_T is near mu however stale the gradients. So the loop holds mu_T at the
 target but does not find the momentum that theory compensates with: for mu* = 0.9 and 16 memoryless
-groups on a quadratic it settles at mu of 0.77 to 0.86, by the learning rate, where
-0.9 - (1 - 1/16) is -0.04.
+groups it settles at mu of 0.77 to 0.86 on a quadratic, by the learning rate, and of 0.87 to 0.89 on
+an MLP on MNIST, where 0.9 - (1 - 1/16) is -0.04.
 """
 
 import math
@@ -53,8 +53,8 @@ def closed_loop(
     `staleness`: tau, updates between the read and the arrival of a gradient; g - 1, their mean, for
     g groups of equal speed. mu starts at mu*, moves with it, and stays within LIMIT of 0; it may be
     negative. gamma = 0 is heavy ball. The state holds tau + 2 copies of the parameters, where heavy
-    ball holds one; an update sorts one number a parameter. Coordinates that did not move are left
-    out of the median, so nothing is corrected before tau + 2 updates, nor where mu_T is not finite.
+    ball holds one; an update sorts one number a parameter. Nothing is corrected before tau + 2
+    updates, as nothing has moved twice, nor where mu_T is not finite.
     Raises ValueError if `staleness` is no integer from 0 up, or `gamma` a number that is not.
     """
     if not isinstance(staleness, int) or staleness < 0:
@@ -94,7 +94,11 @@ def closed_loop(
 
 
 def total_momentum(grads: Params, velocity: Params, before: Params) -> jax.Array:
-    """Median over coordinates of (v_s - g) / v_{s-1}, g the gradient at x_s; NaN if none moved."""
+    """Median over coordinates of (v_s - g) / v_{s-1}, g the gradient at x_s; NaN if none is left.
+
+    Left out are coordinates that did not move, and those without a gradient, as of pixels that are
+    black in all of a batch: their ratio is mu whatever the staleness, and on MNIST they are most.
+    """
     g, v, b = (ravel_pytree(tree)[0] for tree in (grads, velocity, before))
-    moved = b != 0
+    moved = (b != 0) & (g != 0)
     return jnp.nanmedian(jnp.where(moved, (v - g) / jnp.where(moved, b, 1), jnp.nan))

@@ -14,7 +14,7 @@ from research import optimizers, problem, strategies, timeline, trainer
 from research.config import default
 from research.models.quadratic import curvatures
 from research.strategies import Event
-from research.tuning.closed_loop import LIMIT, closed_loop
+from research.tuning.closed_loop import LIMIT, closed_loop, total_momentum
 
 DIMENSION, CONDITION = 31, 10.0  # odd: the median is one of the ratios
 QUADRATIC = problem.make(
@@ -186,6 +186,18 @@ def test_vmap_over_seeds_is_one_seed_at_a_time():
         for many, one in zip(together, run(alone, 5, 0.05, 0.05, 0.9), strict=True):
             # Another order of float32 operations, as in the comparison with the equations.
             np.testing.assert_allclose(many[seed], one, rtol=0, atol=1e-4)
+
+
+def test_coordinates_without_a_gradient_say_nothing():
+    """Black pixels: their velocity decays by mu = 0.9 at every update, however stale the others."""
+    g, v, b = (
+        jnp.asarray(values) for values in ([0.2, 0.1, 0.3], [1.0, 2.0, 3.0], [1.0, 1.0, 2.0])
+    )
+    assert total_momentum(g, v, b) == jnp.float32(1.35)  # of 0.8, 1.9 and 1.35
+    still = jnp.zeros(9), 0.9 * jnp.ones(9), jnp.ones(9)
+    both = [{"w": one, "black": other} for one, other in zip((g, v, b), still, strict=True)]
+    assert total_momentum(*both) == total_momentum(g, v, b)
+    assert jnp.isnan(total_momentum(*still)) and jnp.isnan(total_momentum(g, v, jnp.zeros(3)))
 
 
 @settings(max_examples=50, deadline=None)
