@@ -95,7 +95,7 @@ def make_layout(case):
     if case.mesh:
         mesh = layout.mesh(AXES, case.mesh)
         return stages(made, optimizer, case.groups, mesh, case.micro_batches)
-    return layout.one_device(partial(_advance, local(made, optimizer, case.groups)))
+    return layout.one_device(partial(_advance, made, local(made, optimizer, case.groups)))
 
 
 def examples():
