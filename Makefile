@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN = .venv/bin
 WORKDIR ?= workdirs/quickstart
 
-.PHONY: demo test test-slow bench lint lock clean
+.PHONY: demo test test-slow bench notebooks lint lock clean
 
 demo: .venv/.installed
 	$(BIN)/python -m launch.sweep --config=configs/grids/quickstart.py --workdir=$(WORKDIR)
@@ -16,6 +16,12 @@ test-slow: .venv/.installed
 
 bench: .venv/.installed
 	$(BIN)/python -m tests.benchmarks.step_time
+
+# Runs them in place; what has been run before lies in workdirs/notebooks/.
+notebooks: .venv/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[notebooks]'
+	$(BIN)/python -m nbconvert --execute --inplace --to notebook \
+	  --ExecutePreprocessor.record_timing=False analysis/notebooks/*.ipynb
 
 lint: .venv/.installed
 	$(BIN)/ruff check .

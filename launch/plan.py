@@ -27,7 +27,7 @@ from research.program import CHUNK, parameter_bytes
 from research.timeline.make import exchange
 from research.trainer import Run
 from research.tuning import layers, planner
-from research.tuning.layers import Choice, Updates
+from research.tuning.layers import Choice, Layers, Updates
 from research.tuning.planner import Interval
 from research.workdir import claim, read_json, write_json
 
@@ -44,18 +44,18 @@ def run(config: ConfigDict, workdir: Path) -> dict[str, Any]:
             return made
     updates, source = updates_to_train(config)
     of = prepare(config)
-    update = layers.updates(of)
-    say("bytes of programs")
-    base = layers.own(config.model.lowering, of)
+    every = layers.convolutions(of)
+    update, base = layers.updates(of, every), layers.own(config.model.lowering, every)
     first = min(config.batch_size, of.examples)
-    least = layers.least(update, layers.distinct(of), base, first)
+    say("bytes of programs")
+    least = layers.least(update, layers.distinct(every), base, first)
     try:
         fits = planner.largest(lambda b: update(b, least).bytes, config.plan.memory, of.examples)
     except planner.PlanError as error:
         raise ConfigError(f"config.plan.memory = {config.plan.memory}: {error}") from error
     claim(workdir, config)
-    plan = {"memory": config.plan.memory, "largest": proof(of, update, least, fits)}
-    plan |= decision(config.plan, of, update, base, least, (first, fits.batch))
+    plan = {"memory": config.plan.memory, "largest": proof(of, every, update, least, fits)}
+    plan |= decision(config.plan, every, update, (base, least), (first, fits.batch))
     seconds = Interval(**plan["update"]["seconds"])
     plan |= cluster(config, parameter_bytes(of.params), seconds.median)
     total = planner.time_to_train(updates, seconds)
@@ -109,9 +109,11 @@ def updates_to_train(config: ConfigDict) -> tuple[Interval, str]:
     return planner.interval(reached), f"{len(reached)} runs of mini-batch {batch}"
 
 
-def proof(of: Run, update: Updates, least: Choice, fits: planner.Fit) -> dict[str, Any]:
+def proof(
+    of: Run, every: Layers, update: Updates, least: Choice, fits: planner.Fit
+) -> dict[str, Any]:
     """The largest mini-batch, of which an update is run, beside those that do not fit."""
-    made, terms = update(fits.batch, least), layers.terms(of, fits.batch)
+    made, terms = update(fits.batch, least), layers.terms(of, every, fits.batch)
     larger = {"too_large": fits.over, "quarter_more": math.ceil(1.25 * fits.batch)}
     return {
         "batch": fits.batch,
@@ -126,10 +128,18 @@ def proof(of: Run, update: Updates, least: Choice, fits: planner.Fit) -> dict[st
 
 
 def decision(
-    wanted: Any, of: Run, update: Updates, base: Choice, least: Choice, ends: tuple[int, int]
+    wanted: Any,
+    every: Layers,
+    update: Updates,
+    choices: tuple[Choice, Choice],
+    batches: tuple[int, int],
 ) -> dict[str, Any]:
-    """The mini-batch and the algorithms of the highest throughput, predicted and measured."""
-    kinds, (first, most) = layers.distinct(of), ends
+    """The mini-batch and the algorithms of the highest throughput, predicted and measured.
+
+    `choices` are the config's own and the one of the fewest bytes, `batches` the config's own and
+    the largest that fits.
+    """
+    kinds, (base, least), (first, most) = layers.distinct(every), choices, batches
     first = min(first, most)
     made = {}
     for b in wanted.batches or sorted({first, round(math.sqrt(first * most)), most}):
@@ -151,22 +161,21 @@ def decision(
             | {"bound": made[row.batch].bound, "chosen": layers.chosen(kinds, row.chosen)}
             for row in planned.rows
         ],
-        "convolutions": described(of, made[best.batch], taken),
+        "convolutions": described(every, made[best.batch], taken),
         "update": {
             "batch": best.batch,
             "bytes": update(best.batch, taken).bytes,
-            "lowering": layers.lowering(of, taken),
+            "lowering": layers.lowering(every, taken),
             "predicted_seconds": best.seconds,
             "seconds": planner.interval(measured["planned"])._asdict(),
-            "own_lowering": layers.lowering(of, base),
+            "own_lowering": layers.lowering(every, base),
             "own_seconds": float(np.median(measured.get("own", math.inf))),
         },
     }
 
 
-def described(of: Run, made: layers.Tables, taken: Choice) -> list[dict[str, Any]]:
+def described(every: Layers, made: layers.Tables, taken: Choice) -> list[dict[str, Any]]:
     """Each distinct convolution, with the tables' rows."""
-    every = layers.convolutions(of)
     return [
         {
             "names": [name for name, layer in every.items() if layer == kind],
@@ -175,7 +184,7 @@ def described(of: Run, made: layers.Tables, taken: Choice) -> list[dict[str, Any
             "bytes": dict(zip(LOWERINGS, made.memory[i].tolist(), strict=True)),
             "chosen": taken[i],
         }
-        for i, kind in enumerate(layers.distinct(of))
+        for i, kind in enumerate(layers.distinct(every))
     ]
 
 

@@ -72,7 +72,8 @@ def main(config: ConfigDict, workdir: Path) -> int:
     entries = agreed(plan(config, workdir, chosen.shard))
     threads = chosen.threads or _cores()
     if chosen.dry_run:
-        print(*described(entries, threads), sep="\n")
+        if is_writer():
+            print(*described(entries, threads), sep="\n")
         return 0
     number = sweep(config, workdir, entries, chosen.together, threads)
     if number:

@@ -86,9 +86,10 @@ class Sweep:
     """
 
     def __init__(self, name: str, points: Mapping[str, int], done: Collection[str]):
-        self._points, self._ended, self._diverged = points, set(done), 0
+        self._name, self._points = name, points
+        self._ended, self._diverged = set(done), 0
         self._at = {point: points[point] for point in done}
-        self._line = Progress(name, sum(points.values()), sum(self._at.values()), unit="update")
+        self._line: Progress | None = None
         self._lock = Lock()
 
     @property
@@ -97,16 +98,23 @@ class Sweep:
         return len(self._ended) == len(self._points)
 
     def show(self, point: str, step: int) -> None:
-        """That the point is at that update."""
+        """That the point is at that update; of the last one `end` tells."""
         with self._lock:
-            self._at[point] = step
-            text = f"{len(self._ended)}/{len(self._points)} points"
-            text += f", {self._diverged} diverged" * (self._diverged > 0)
-            self._line.show(sum(self._at.values()), text)
+            if step < self._points[point]:
+                self._show(point, step)
 
     def end(self, point: str, status: str) -> None:
         """That the point needs no more updates."""
         with self._lock:
             self._ended.add(point)
             self._diverged += status == "diverged"
-        self.show(point, self._points[point])
+            self._show(point, self._points[point])
+
+    def _show(self, point: str, step: int) -> None:
+        self._at[point] = step
+        text = f"{len(self._ended)}/{len(self._points)} points"
+        text += f", {self._diverged} diverged" * (self._diverged > 0)
+        updates = sum(self._at.values())
+        if self._line is None:  # what was compiled before says nothing of the time left
+            self._line = Progress(self._name, sum(self._points.values()), updates, unit="update")
+        self._line.show(updates, text)

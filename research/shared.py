@@ -43,9 +43,14 @@ class _Same(NamedTuple):
         return id(self.data)
 
 
+def is_drawn(config: ConfigDict) -> bool:
+    """Whether every seed has examples of its own."""
+    return config.model.name == "quadratic"
+
+
 def load(config: ConfigDict) -> datasets.Data:
     """`problem.load_data`, the same object for all configs that name the same examples."""
-    if config.model.name == "quadratic":  # drawn, not loaded
+    if is_drawn(config):
         return problem.load_data(config)
     static = {"data": config.data.to_dict(), "model": {"name": config.model.name}}
     with MAKING:

@@ -93,7 +93,7 @@ def train(
     Lanes beyond the runs repeat some, so that floats do not depend on how many runs there are. A
     lane whose run has ended goes on unheeded until all have.
     """
-    advance, program = _joint(runs[0].program, _same_data(runs))
+    advance, program = _joint(runs[0])
     trainings = [
         trainer.training(run._replace(program=program), workdir, watch)
         for run, workdir, watch in zip(runs, workdirs, watches, strict=True)
@@ -107,7 +107,7 @@ def train(
         lane_of = {i: lane for lane, i in enumerate(asks)}
         if asks:
             states = _joined([asks[i].state for i in of_lane])
-            examples = _examples([asks[i].examples for i in of_lane])
+            examples = _examples(runs[0], [asks[i].examples for i in of_lane])
         chunk = 1
         while asks:
             begun, n = time.monotonic(), min(chunk, *(ask.n for ask in asks.values()))
@@ -130,7 +130,7 @@ def lanes_of(runs: Sequence[Run], most: int, budget: float) -> int:
     fitting = int(budget // max(memory(runs[0]), 1))
     lanes = min(len(runs), most, max(fitting, 1))
     lanes = -(-len(runs) // -(-len(runs) // lanes))
-    advance, _ = _joint(runs[0].program, _same_data(runs))
+    advance, _ = _joint(runs[0])
     while lanes > 1 and _bytes(advance, *_first(runs, lanes, 0)) > budget:
         lanes = -(-lanes // 2)
     return lanes
@@ -182,7 +182,7 @@ class Room:
 def measure(runs: Sequence[Run], lanes: int, threads: int) -> Rates:
     """Times the first updates of some of the runs both ways; the runs stay as they are."""
     few, program = runs[:threads], runs[0].program
-    joint, _ = _joint(program, _same_data(runs))
+    joint, _ = _joint(runs[0])
     most = 2 ** (min(CHUNK, *(run.config.steps for run in runs)).bit_length() - 1)
 
     def in_threads(updates: int) -> tuple[float, State]:
@@ -235,10 +235,14 @@ def _difference(one: Any, other: Any) -> float:
     return max(jax.tree.leaves(jax.tree.map(relative, one, other)))
 
 
+def _joint(run: Run) -> tuple[Any, Program]:
+    """`advance` of several runs like this one, and the program of each."""
+    return _vmapped(run.program, shared.is_drawn(run.config))
+
+
 @lru_cache(maxsize=4)
-def _joint(program: Program, same: bool) -> tuple[Any, Program]:
-    """`advance` of several runs, on the same examples or not, and the program of one of them."""
-    axes = (0, None if same else 0, 0, 0, None)
+def _vmapped(program: Program, drawn: bool) -> tuple[Any, Program]:
+    axes = (0, 0 if drawn else None, 0, 0, None)
     advance = jax.jit(jax.vmap(program.advance, axes), donate_argnums=0)
     layout = program.layout._replace(put_state=lambda state: state, get=_whole)
     return advance, replace(program, layout=layout)
@@ -267,16 +271,12 @@ def _first(runs: Sequence[Run], lanes: int, n: int) -> tuple[Any, ...]:
     """Arguments of `advance` for the first n updates of so many lanes."""
     each = [trainer.first(run, n) for run in itertools.islice(itertools.cycle(runs), lanes)]
     states, examples, *inputs, _ = zip(*each, strict=True)
-    return _joined(states), _examples(examples), *map(_stack, inputs), n
+    return _joined(states), _examples(runs[0], examples), *map(_stack, inputs), n
 
 
-def _same_data(runs: Sequence[Run]) -> bool:
-    return all(run.data is runs[0].data for run in runs)
-
-
-def _examples(each: Sequence[Examples]) -> Examples:
+def _examples(run: Run, each: Sequence[Examples]) -> Examples:
     """Those of all lanes, (lanes, N, ...) if they are not the same."""
-    return each[0] if all(one is each[0] for one in each) else _joined(each)
+    return _joined(each) if shared.is_drawn(run.config) else each[0]
 
 
 def _bytes(function: Any, *arguments: Any) -> int:

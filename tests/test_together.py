@@ -105,6 +105,13 @@ def test_floats_do_not_depend_on_how_many_runs_there_are(config, tmp_path):
     four, _ = batched(configs, tmp_path / "four")
     one, _ = batched(configs[2:3], tmp_path / "one")
     assert one[0]["parameters_crc32"] == four[2]["parameters_crc32"]
+    # Nor where the others are there already.
+    (tmp_path / "four" / "1" / "summary.json").rename(tmp_path / "away")
+    (tmp_path / "four" / "1" / "checkpoints").rename(tmp_path / "checkpoints")
+    again, _ = batched(configs, tmp_path / "four")
+    assert again == [
+        {**one, "wall_seconds": again[i]["wall_seconds"]} for i, one in enumerate(four)
+    ]
 
 
 class Stop:

@@ -41,7 +41,7 @@ def fits() -> Iterator[Point]:
 
 def equivalents() -> Iterator[Point]:
     """Asynchronous at rate alpha; synchronous at alpha / g with momentum 1 - 1/g, and at alpha."""
-    alpha = 0.2
+    alpha = 0.05
     methods: dict[str, Point] = {
         "asynchronous": {
             **implicit_momentum_grid.asynchronous(GROUPS),
@@ -65,7 +65,7 @@ def equivalents() -> Iterator[Point]:
                 "name": f"{name}-seed{seed}",
                 **implicit_momentum_grid.MLP,
                 **method,
-                "steps": 150,
+                "steps": 200,
                 "seed": seed,
             }
 

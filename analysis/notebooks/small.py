@@ -26,6 +26,9 @@ class Shown(NamedTuple):
     def _repr_png_(self) -> bytes:
         return self.png
 
+    def __repr__(self) -> str:
+        return "a picture"
+
 
 def sweep(table: str) -> Path:
     """The workdir of a table of `grids.py`; runs what of it has not run.

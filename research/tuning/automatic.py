@@ -38,6 +38,7 @@ from research.tuning.rules import Rules
 FASTER = 1.1  # by which more groups have to make updates faster
 CLOSE = 1.01  # ratio of losses that are as good as equal, in steady state
 STEP = 10  # between learning rates
+ROUNDING = 1e-9  # of sums of seconds
 TINY = 1e-30  # learning rates that move nothing, in float32
 
 
@@ -80,7 +81,7 @@ def automatic(probe: Run, train: Run, note: Note, groups: Sequence[int], rules: 
     while True:
         outcome = train(point, min(rules.epoch_seconds, left), last)
         left -= outcome.seconds
-        if outcome.reached or left <= 0:
+        if outcome.reached or left < ROUNDING * rules.seconds:
             return
         if math.isfinite(outcome.loss):
             point = point._replace(epoch=point.epoch + 1)

@@ -12,7 +12,7 @@ change together.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -31,6 +31,7 @@ from research.tuning import pieces, planner
 from research.tuning.pieces import Loop
 
 Choice = tuple[str, ...]  # the algorithm of each of the `distinct` convolutions
+Layers = Mapping[str, "Layer"]  # every convolution by name, in the order they are computed in
 Updates = Callable[[int, Choice], "Update"]
 
 
@@ -72,8 +73,8 @@ class Tables(NamedTuple):
     bound: float  # M_bound in bytes: below what `memory` asks for if nothing fits
 
 
-def convolutions(run: Run) -> dict[str, Layer]:
-    """Every convolution of the model by name, in the order they are computed in."""
+def convolutions(run: Run) -> Layers:
+    """Every convolution of the model, by tracing it."""
     found: dict[str, Layer] = {}
 
     def record(block: str, call: Any, arguments: Any, keywords: Any, context: Any) -> Any:
@@ -98,21 +99,21 @@ def convolutions(run: Run) -> dict[str, Layer]:
     return found
 
 
-def distinct(run: Run) -> list[Layer]:
+def distinct(layers: Layers) -> list[Layer]:
     """The convolutions without repetition."""
-    return list(dict.fromkeys(convolutions(run).values()))
+    return list(dict.fromkeys(layers.values()))
 
 
-def own(names: str, run: Run) -> Choice:
+def own(names: str, layers: Layers) -> Choice:
     """What `config.model.lowering` chooses; of equal convolutions, for the first of them."""
-    each, every = (names or default_lowering()).split(","), list(convolutions(run).values())
-    return tuple(each[every.index(kind) % len(each)] for kind in distinct(run))
+    each, every = (names or default_lowering()).split(","), list(layers.values())
+    return tuple(each[every.index(kind) % len(each)] for kind in distinct(layers))
 
 
-def lowering(run: Run, choice: Choice) -> str:
+def lowering(layers: Layers, choice: Choice) -> str:
     """`config.model.lowering` of a choice."""
-    names = dict(zip(distinct(run), choice, strict=True))
-    return ",".join(names[layer] for layer in convolutions(run).values())
+    names = dict(zip(distinct(layers), choice, strict=True))
+    return ",".join(names[layer] for layer in layers.values())
 
 
 def exchanged(kinds: Sequence[Layer], base: Choice) -> dict[tuple[int, int], Choice]:
@@ -148,9 +149,9 @@ def tables(
 ) -> Tables:
     """T_il, M_il and M_bound, from the program with `base` and with one exchange at a time.
 
-    What does not fit in `memory` is not timed and not chosen, even beside smaller ones. M_bound is lowered until the program
-    of the choice that `planner.algorithms` makes fits, too: bytes are not quite the sum that it
-    takes them for. If nothing else does, `base` remains.
+    What does not fit in `memory` is not timed and not chosen, even beside smaller ones. M_bound is
+    lowered until the program of the choice that `planner.algorithms` makes fits, too: bytes are not
+    quite the sum that it takes them for. If nothing else does, `base` remains.
     """
     size = update(batch, base).bytes
     if size > memory:
@@ -188,7 +189,7 @@ def _with_rest(table: np.ndarray, rest: float) -> np.ndarray:
     return np.vstack([table - table.min(axis=1, keepdims=True), last])
 
 
-def terms(run: Run, batch: int) -> Terms:
+def terms(run: Run, layers: Layers, batch: int) -> Terms:
     """M_FM, M_MP and M_C: what is kept of one example from forward to backward, times the batch."""
     whole = run.program.problem
     made = block_costs(whole, run.params, _first(run))
@@ -196,7 +197,7 @@ def terms(run: Run, batch: int) -> Terms:
     state = jax.eval_shape(run.program.strategy.init, run.params)
     copies = 1 + parameter_bytes(state) / parameter_bytes(run.params)
     names = [name for name, _ in whole.blocks]
-    last = max((names.index(name.split("/")[0]) for name in convolutions(run)), default=-1)
+    last = max((names.index(name.split("/")[0]) for name in layers), default=-1)
     (maps, weights), classifier = (
         (
             batch * sum(kept.get(name, 0) for name in part),
@@ -207,7 +208,7 @@ def terms(run: Run, batch: int) -> Terms:
     return Terms(maps, weights, sum(classifier))
 
 
-def updates(run: Run) -> Updates:
+def updates(run: Run, layers: Layers) -> Updates:
     """The program for a mini-batch and a choice, compiled when it is first asked for.
 
     The run is one of one device and of at least CHUNK steps.
@@ -219,7 +220,7 @@ def updates(run: Run) -> Updates:
     @cache
     def update(batch: int, choice: Choice) -> Update:
         config = run.config.copy_and_resolve_references()
-        config.batch_size, config.model.lowering = batch, lowering(run, choice)
+        config.batch_size, config.model.lowering = batch, lowering(layers, choice)
         made = program.make(config, run.data.classes, run.timeline.slots)
         state = made.strategy.init(jax.tree.map(jnp.copy, run.params))  # donated
         indices = problem.batches(config, run.examples, 0, CHUNK)

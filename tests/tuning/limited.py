@@ -27,8 +27,8 @@ def main(lowering: str, bound: float, part: float) -> None:
     config = configs.get_config()
     config.data.replacement = True  # mini-batches may be larger than the data
     run = prepare(config)
-    update = layers.updates(run)
-    choice = layers.own(lowering, run)
+    every = layers.convolutions(run)
+    update, choice = layers.updates(run, every), layers.own(lowering, every)
     fits = planner.largest(lambda b: update(b, choice).bytes, bound, 2**14)
     made = update(round(part * fits.batch), choice)
     jax.block_until_ready(update(1, choice).loop.run(1))  # starts the threads

@@ -1,0 +1,189 @@
+"""The command that tunes: what it writes, and that a killed one decides the same again."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from launch.tune import results, tune
+from research.config import ConfigError
+from research.tuning import segments
+from research.workdir import Checkpoints, WorkdirError
+
+ROOT = Path(__file__).parent.parent.parent
+# Several epochs, fewer groups in between, and every baseline.
+SMALL = {
+    "cluster.nodes": 2,
+    "strategy.groups": 1,
+    "log_every": 20,
+    "model.noise": 0.1,
+    "tune.target": 0.0133,
+    "tune.probe_seconds": (0.1, 0.1),
+    "tune.epoch_seconds": 0.08,
+    "tune.seconds": 1.5,
+    "tune.momenta": (0.0, 0.9),
+    "tune.seeds": 2,
+    "tune.learning_rates": (0.1, 0.01),
+    "tune.baselines": ("synchronous", "asynchronous", "random", "tpe"),
+}
+
+
+@pytest.fixture(scope="module")
+def whole(config, tmp_path_factory):
+    """Config, workdir and summary of a tuner that nothing disturbed."""
+    chosen, workdir = config(SMALL), tmp_path_factory.mktemp("whole")
+    return chosen, workdir, tune(chosen, workdir)
+
+
+def lines(workdir):
+    return [json.loads(line) for line in (workdir / "decisions.jsonl").read_text().splitlines()]
+
+
+def test_every_attempt_and_decision_is_a_line(whole):
+    _, workdir, summary = whole
+    made = lines(workdir)
+    assert list(dict.fromkeys(line["method"] for line in made)) == [
+        "automatic",
+        *SMALL["tune.baselines"],
+    ]
+    own = [line for line in made if line["method"] == "automatic"]
+    epochs = [line for line in own if line["what"] == "train"]
+    assert [line["epoch"] for line in epochs] == list(range(len(epochs))) and len(epochs) > 2
+    # What is trained is what was decided just before.
+    for number, line in enumerate(own):
+        if line["what"] == "train":
+            keys = ("groups", "momentum", "learning_rate")
+            assert [line[key] for key in keys] == [own[number - 1][key] for key in keys]
+    assert {line["what"] for line in own} >= {"probe", "train", "cold start", "steady state"}
+    assert summary["status"] == "completed" and summary["versions"]["jax"]
+
+
+def test_seconds_add_up_and_baselines_get_the_same_probes(whole):
+    """The table against the lines, by other means."""
+    _, workdir, summary = whole
+    table = pd.read_csv(workdir / "results.csv").set_index("method")
+    assert list(table.index) == [row["method"] for row in summary["methods"]]
+    made = pd.DataFrame(lines(workdir))
+    seconds = made.pivot_table("seconds", "method", "what", "sum")
+    for name, row in table.iterrows():
+        # Sums of tens of float64 numbers.
+        assert row["probe_seconds"] == pytest.approx(seconds["probe"][name], rel=1e-9)
+        assert row["train_seconds"] == pytest.approx(seconds["train"][name], rel=1e-9)
+        assert row["overhead"] == pytest.approx(
+            row["probe_seconds"] / (row["probe_seconds"] + row["train_seconds"])
+        )
+        assert row["train_seconds"] <= SMALL["tune.seconds"] * (1 + 1e-9)
+        # Only a probe that diverges is shorter than asked for, and none does here.
+        assert row["probe_seconds"] == pytest.approx(table["probe_seconds"]["automatic"])
+    assert table["seconds_to_target"]["automatic"] == table["train_seconds"]["automatic"]
+
+
+def test_what_is_not_reached_takes_for_ever():
+    line = {"method": "random", "groups": 2, "momentum": 0.5, "learning_rate": 0.1, "updates": 7}
+    probe = {**line, "what": "probe", "seconds": 1.0}
+    train = {**line, "what": "train", "seconds": 4.0, "reached": False}
+    (row,) = results([probe, {**line, "what": "chosen"}, train])
+    assert row["seconds_to_target"] == row["with_probes"] == float("inf")
+    assert (row["overhead"], row["settings"]) == (0.2, "2/0.5/0.1")
+    (row,) = results([probe, {**train, "reached": True}])
+    assert (row["seconds_to_target"], row["with_probes"]) == (4.0, 5.0)
+
+
+class Killed(BaseException):
+    pass
+
+
+def killed(after, function):
+    """The function, whose call number `after` raises."""
+    calls = iter(range(1000))
+
+    def call(*arguments, **options):
+        if next(calls) == after:
+            raise Killed
+        return function(*arguments, **options)
+
+    return call
+
+
+def assert_same(workdir, whole):
+    for name in ("decisions.jsonl", "results.csv", "summary.json"):
+        assert (workdir / name).read_bytes() == (whole / name).read_bytes()
+
+
+@pytest.mark.parametrize("what", ["attempt", "save"])
+def test_killed_again_and_again_it_decides_the_same(whole, tmp_path, monkeypatch, what):
+    """In the middle of an attempt, and between the line of an epoch and its checkpoint.
+
+    Every time a few attempts later than the last; a torn line is left behind besides.
+    """
+    chosen, finished, _ = whole
+    owner, after = (segments, 9) if what == "attempt" else (Checkpoints, 0)
+    kills = 0
+    while True:
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, what, killed(after, getattr(owner, what)))
+            try:
+                tune(chosen, tmp_path)
+                break
+            except Killed:
+                kills += 1
+        with (tmp_path / "decisions.jsonl").open("a") as file:
+            file.write('{"method": "auto')
+        if what == "save":  # the next one is let through
+            after = 1
+    assert kills >= 2
+    assert_same(tmp_path, finished)
+    assert tune(chosen, tmp_path)["methods"]  # finished: read, not run
+
+
+def test_resuming_runs_nothing_twice(whole, tmp_path, monkeypatch):
+    chosen, finished, _ = whole
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "summary.json").unlink()
+    monkeypatch.setattr(segments, "attempt", killed(0, segments.attempt))
+    tune(chosen, tmp_path)
+    assert_same(tmp_path, finished)
+
+
+def test_one_worker(config, tmp_path):
+    summary = tune(config({**SMALL, "cluster.nodes": 1}), tmp_path)
+    assert all(line["groups"] == 1 for line in lines(tmp_path))
+    assert summary["methods"][0]["seconds_to_target"] is not None
+
+
+def test_bad_input_is_said_before_anything_is_touched(whole, config, tmp_path):
+    with pytest.raises(ConfigError, match=r"config\.tune\.probe_seconds = \(0\.0001, 0\.1\): must"):
+        tune(config({**SMALL, "tune.probe_seconds": (1e-4, 0.1)}), tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    _, workdir, _ = whole
+    with pytest.raises(WorkdirError, match=r"differs in tune\.target"):
+        tune(config({**SMALL, "tune.target": 1.0}), workdir)
+
+
+def test_lines_that_were_not_decided_here_are_refused(whole, tmp_path):
+    chosen, finished, _ = whole
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "summary.json").unlink()
+    made = lines(tmp_path)
+    made[3]["momentum"] = 0.77
+    (tmp_path / "decisions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in made))
+    with pytest.raises(WorkdirError, match=r"decisions\.jsonl: line 4 is not what is decided"):
+        tune(chosen, tmp_path)
+
+
+def test_the_command(tmp_path):
+    """One line and exit code 2 for what is wrong; a table for what is not."""
+    command = [sys.executable, "-m", "launch.tune", f"--config={ROOT / 'configs' / 'tune.py'}"]
+    bad = subprocess.run(
+        [*command, f"--workdir={tmp_path / 'new'}", "--config.tune.momenta=(0.0, 1.0)"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert bad.returncode == 2 and not (tmp_path / "new").exists()
+    message = "error: config.tune.momenta = (0.0, 1.0): must be one number or more between -1 and 1"
+    assert bad.stderr == message + "\n"
