@@ -236,6 +236,7 @@ def new(width: float = 5.0, height: float = 3.1) -> tuple[Figure, Axes]:
 def legend(figure: Figure) -> None:
     """Below the axes, and room for it."""
     handles, labels = figure.axes[0].get_legend_handles_labels()
+    labels = [textwrap.shorten(label, 3 * WIDE, placeholder=" …") for label in labels]
     labels = [textwrap.fill(label, WIDE) for label in labels]
     columns = 2 if max(map(len, labels)) <= WIDE // 2 - 2 else 1
     rows = sum(1 + label.count("\n") for label in labels) / columns

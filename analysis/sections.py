@@ -30,6 +30,7 @@ TITLES = {
     "simulated_seconds_per_step": "simulated seconds an update (hardware efficiency)",
     "seconds_to_target": "simulated seconds to target (their product)",
 }
+COLUMNS = 8  # of keys, in a table
 LONG = 20  # characters of a text value
 
 
@@ -69,7 +70,7 @@ def target(runs: pd.DataFrame, log: pd.DataFrame) -> tuple[float, str]:
 
 def overview(runs: pd.DataFrame, keys: Sequence[str], target: float, why: str) -> Section:
     """How many runs, what all share, who is first by either clock; and the table."""
-    same = [key for key in keys if key != "seed" and key not in varying(runs, keys)]
+    same = [key for key in keys if key != "seed" and key not in _changing(runs, keys)]
     points = [f"{len(runs):,} run{'s' * (len(runs) > 1)}: {counted(runs['status'])}."]
     common = describe(runs.iloc[0], [NAME, *same] if runs[NAME].nunique() == 1 else same)
     points += [f"All: {common}."] if common and len(runs) > 1 else []
@@ -96,7 +97,9 @@ def overview(runs: pd.DataFrame, keys: Sequence[str], target: float, why: str) -
 
 def headline(runs: pd.DataFrame, keys: Sequence[str]) -> tuple[Table, list[str]]:
     """One row a setting, with the median of its seeds; of very many the best and the worst."""
-    keys = [key for key in varying(runs, keys) if key not in KIND]
+    changing = _changing(runs, keys)
+    changing = changing if len(changing) <= COLUMNS else varying(runs, keys)
+    keys = [key for key in changing if key not in KIND]
     seeds = seeded(runs)
     settings, notes = list(runs["setting"].unique()), []
     if len(settings) > ROWS:
@@ -141,8 +144,16 @@ def describe(values: Mapping[str, Any], keys: Iterable[str]) -> str:
 
 
 def varying(runs: pd.DataFrame, keys: Sequence[str]) -> list[str]:
-    """The keys that tell these settings apart, in the order of `keys`; the strategy always."""
-    return [k for k in keys if k == NAME or (k != "seed" and runs[k].nunique(dropna=False) > 1)]
+    """The keys that it takes to tell these settings apart, the first of `keys` that do.
+
+    The strategy always; a key that others already say is not among them.
+    """
+    told, parts = [NAME], runs.groupby(NAME, dropna=False).ngroup()
+    for key in _changing(runs, keys):
+        finer = runs.groupby([parts, runs[key]], dropna=False).ngroup()
+        if finer.nunique() > parts.nunique():
+            told, parts = [*told, key], finer
+    return told
 
 
 def counted(statuses: Iterable[str]) -> str:
@@ -163,6 +174,11 @@ def seeded(runs: pd.DataFrame) -> bool:
 def floats(values: pd.Series) -> pd.Series:
     """Numbers, of a column that may have None."""
     return pd.to_numeric(values).astype(float)
+
+
+def _changing(runs: pd.DataFrame, keys: Sequence[str]) -> list[str]:
+    """The keys that are not of one value."""
+    return [key for key in keys if key != "seed" and runs[key].nunique(dropna=False) > 1]
 
 
 def _of_key(value: Any) -> Cell:

@@ -101,9 +101,15 @@ def columns(every: Sequence[Point]) -> list[str]:
 
 
 def differing(every: Sequence[Point]) -> list[str]:
-    """The dotted config keys in which points differ."""
-    keys = dict.fromkeys(key for point in every for key in point.config)
-    return [key for key in keys if len({point.config.get(key) for point in every}) > 1]
+    """The dotted config keys in which points differ that have them.
+
+    A key that only newer runs have, all with one value, tells nothing apart.
+    """
+    values: dict[str, set[Any]] = {}
+    for point in every:
+        for key, value in point.config.items():
+            values.setdefault(key, set()).add(value)
+    return [key for key, its in values.items() if len(its) > 1]
 
 
 def runs(every: Sequence[Point], keys: Sequence[str]) -> pd.DataFrame:

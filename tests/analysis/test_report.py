@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pandas as pd
 import pytest
 
-from analysis import report, sections, tables
+from analysis import planes, report, sections, tables
 
 VOID = {"meta", "img"}
 
@@ -25,6 +25,7 @@ def run(folder: Path, losses, status="completed", histogram=(10,), **config) -> 
         "optimizer__learning_rate": 0.1,
         "cluster__service": "exponential",
         "seed": 0,
+        "replicas__count": 0,
     } | config
     nested: dict = {}
     for key, value in keys.items():
@@ -334,6 +335,28 @@ def test_more_runs_make_no_larger_page(large):
         run(large / f"{i} more", [2.0, 1.0 + i / 48], optimizer__momentum=-(i + 1) / 50)
     after = page(large)[0]
     assert "96 runs" in after and len(after) < 1.1 * before
+
+
+def test_settings_go_by_as_few_keys_as_tell_them_apart():
+    """The momentum follows from the groups, the learning rate does not; the seed is no setting."""
+    runs = pd.DataFrame(
+        {
+            "strategy.name": "asynchronous",
+            "strategy.groups": [1, 1, 2, 2],
+            "optimizer.momentum": [0.9, 0.9, 0.4, 0.4],
+            "optimizer.learning_rate": [0.1, 0.2, 0.1, 0.2],
+            "model.name": "mlp",
+            "seed": [0, 1, 2, 3],
+        }
+    )
+    told = ["strategy.name", "strategy.groups", "optimizer.learning_rate"]
+    assert sections.varying(runs, list(runs)) == told
+
+
+def test_nice_numbers():
+    assert planes.nice(0.5, 20) == [0.5, 1, 2, 5, 10, 20]
+    assert planes.nice(3, 4) == []
+    assert planes.nice(1e-3, 1e6) == [10.0**d for d in range(-3, 7)]
 
 
 def test_workdirs_are_compared(tmp_path, capsys):

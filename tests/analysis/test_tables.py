@@ -59,7 +59,7 @@ def test_any_folder_above_runs_will_do(workdirs, tmp_path):
 def test_one_tidy_table(workdirs, tmp_path):
     """Runs that log other figures, and one that logs none, as a recording of replicas."""
     (tmp_path / "c").mkdir()
-    (tmp_path / "c" / "config.json").write_text('{"seed": 4, "replicas": {"count": 8}}')
+    (tmp_path / "c" / "config.json").write_text('{"seed": 4, "new": 8}')
     (tmp_path / "c" / "summary.json").write_text('{"status": "completed"}')
     (tmp_path / "b" / "metrics.jsonl").write_text('{"step": 0, "test_loss": 1.5}\n')
     table = tidy(tmp_path)
@@ -68,6 +68,6 @@ def test_one_tidy_table(workdirs, tmp_path):
     assert list(table["status"]) == ["diverged", "diverged", "unfinished", "completed"]
     assert list(table["step"].dropna()) == [0, 5, 0]
     assert table["test_loss"].tolist()[2] == 1.5 and table["test_loss"].count() == 1
-    assert table["replicas.count"].count() == 1
+    assert "new" not in table  # no two runs that have it differ in it
     medians = table.groupby(["model.hidden", "step"])["train_loss"].median()
     assert medians["[64]", 0] == 2.0
