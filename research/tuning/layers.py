@@ -12,7 +12,9 @@ change together.
 """
 
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -139,8 +141,12 @@ def least(update: Updates, kinds: Sequence[Layer], base: Choice, batch: int) -> 
 def _beyond(update: Updates, kinds: Sequence[Layer], base: Choice, batch: int) -> np.ndarray:
     """Bytes of the program with algorithm l for convolution i, beyond those of `base`."""
     beyond = np.full((len(kinds), len(LOWERINGS)), math.inf)
-    for place, choice in exchanged(kinds, base).items():
-        beyond[place] = update(batch, choice).bytes - update(batch, base).bytes
+    choices = exchanged(kinds, base)
+    size = update(batch, base).bytes
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # compiles
+        made = pool.map(partial(update, batch), choices.values())
+    for place, other in zip(choices, made, strict=True):
+        beyond[place] = other.bytes - size
     return beyond
 
 

@@ -82,3 +82,20 @@ def summaries(workdir):
     """{name: summary} of the points that have one."""
     files = sorted((workdir / "points").glob("*/summary.json"))
     return {file.parent.name: json.loads(file.read_text()) for file in files}
+
+
+def assert_same(rows, workdir, whole):
+    """Every point of the sweep holds what it holds alone, to the bit."""
+    _, folder, expected = whole
+    found = summaries(workdir)
+    assert found.keys() == expected.keys()
+    for name, summary in found.items():
+        point = workdir / "points" / name
+        assert {**summary, "wall_seconds": 0} == {**expected[name], "wall_seconds": 0}
+        assert rows(point) == rows(folder / name)
+        kept = [
+            sorted(p.name for p in (f / "checkpoints").iterdir()) for f in (point, folder / name)
+        ]
+        assert kept[0] == kept[1]
+        config = "config.json"
+        assert (point / config).read_bytes() == (folder / name / config).read_bytes()

@@ -1,33 +1,16 @@
 """Sweeps: every point as it would be alone, nothing twice, whatever ends them."""
 
 import json
-import random
 import shutil
 import signal
-import time
 
-import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import report
 from launch import sweep
 from research import together
 from research.workdir import Metrics
-from tests.launch.sweeping import alone, command, config_of, grid_file, start, summaries
-
-
-@pytest.fixture
-def reporting(capsys, monkeypatch):
-    """`reporting(*arguments)`: (exit code, stdout, stderr) of the command."""
-    return lambda *arguments: command(arguments, capsys, monkeypatch)
-
-
-@pytest.fixture
-def run(reporting, monkeypatch):
-    """The same without the report, which takes longer than these sweeps."""
-    monkeypatch.setattr(report, "write", lambda workdir: workdir / "report.html")
-    return reporting
+from tests.launch.sweeping import alone, assert_same, config_of, grid_file, summaries
 
 
 @pytest.fixture(scope="module")
@@ -36,23 +19,6 @@ def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("alone")
     path = grid_file(folder)
     return path, folder, alone(config_of(path), folder)
-
-
-def assert_same(rows, workdir, whole):
-    """Every point of the sweep holds what it holds alone, to the bit."""
-    _, folder, expected = whole
-    found = summaries(workdir)
-    assert found.keys() == expected.keys()
-    for name, summary in found.items():
-        point = workdir / "points" / name
-        assert {**summary, "wall_seconds": 0} == {**expected[name], "wall_seconds": 0}
-        assert rows(point) == rows(folder / name)
-        kept = [
-            sorted(p.name for p in (f / "checkpoints").iterdir()) for f in (point, folder / name)
-        ]
-        assert kept[0] == kept[1]
-        config = "config.json"
-        assert (point / config).read_bytes() == (folder / name / config).read_bytes()
 
 
 @pytest.mark.parametrize("threads", [0, 5])
@@ -74,24 +40,26 @@ def test_every_point_is_as_it_is_alone(reporting, whole, tmp_path, rows, threads
     assert not (tmp_path / "together").exists()
 
 
-def test_what_is_finished_is_left_and_a_grown_grid_runs_what_is_new(run, whole, tmp_path, files):
+def test_what_is_finished_is_left_and_a_grown_grid_runs_what_is_new(
+    sweeping, whole, tmp_path, files
+):
     arguments = f"--config={whole[0]}", f"--workdir={tmp_path}"
-    assert run(*arguments)[0] == 0
+    assert sweeping(*arguments)[0] == 0
     before = files(tmp_path / "points")
-    code, _, err = run(*arguments)
+    code, _, err = sweeping(*arguments)
     assert code == 0 and err == ""
     assert files(tmp_path / "points") == before
-    assert run(f"--config={whole[0]}:3,60", f"--workdir={tmp_path}")[0] == 0
+    assert sweeping(f"--config={whole[0]}:3,60", f"--workdir={tmp_path}")[0] == 0
     after = files(tmp_path / "points")
     assert {name: after[name] for name in before} == before
     assert len(summaries(tmp_path)) == 9 == len(pd.read_csv(tmp_path / "results.csv"))
 
 
 def test_as_lanes_floats_differ_by_rounding_and_the_choice_is_kept(
-    run, whole, tmp_path, rows, monkeypatch
+    sweeping, whole, tmp_path, rows, monkeypatch
 ):
     arguments = f"--config={whole[0]}", f"--workdir={tmp_path}", "--together=vmap"
-    code, _, err = run(*arguments)
+    code, _, err = sweeping(*arguments)
     assert code == 0 and "4 lanes of one program" in err and "2 lanes of one program" in err
     found = summaries(tmp_path)
     assert {name: one["status"] for name, one in found.items()} == {
@@ -109,17 +77,17 @@ def test_as_lanes_floats_differ_by_rounding_and_the_choice_is_kept(
     name = next(name for name, one in found.items() if one["status"] == "completed")
     shutil.rmtree(tmp_path / "points" / name)
     monkeypatch.setattr(sweep, "_choose", None)
-    assert run(*arguments)[0] == 0
+    assert sweeping(*arguments)[0] == 0
     assert summaries(tmp_path)[name]["parameters_crc32"] == found[name]["parameters_crc32"]
     assert sorted(path.read_bytes() for path in (tmp_path / "together").iterdir()) == kept
 
 
 @pytest.mark.parametrize("faster", ["threads", "vmap"])
-def test_the_faster_is_taken_and_said(run, whole, tmp_path, monkeypatch, faster, rows):
+def test_the_faster_is_taken_and_said(sweeping, whole, tmp_path, monkeypatch, faster, rows):
     rates = {"threads": 100.0, "vmap": 100.0, "difference": 1.5e-7, "updates": 16} | {faster: 250.0}
     monkeypatch.setattr(together, "measure", lambda *_: together.Rates(**rates))
     arguments = f"--config={whole[0]}", f"--workdir={tmp_path}", "--together=auto"
-    code, _, err = run(*arguments)
+    code, _, err = sweeping(*arguments)
     assert code == 0
     assert f"{rates['threads']:.0f} updates/s in " in err and f" {rates['vmap']:.0f} as " in err
     assert "differ by 1.5e-07 of the largest after 16 updates" in err
@@ -163,7 +131,7 @@ BAD_GRIDS = {
         (["--config.steps=5"], "no key 'steps'"),
     ],
 )
-def test_bad_input_is_one_line_and_touches_nothing(run, whole, tmp_path, given, expected):
+def test_bad_input_is_one_line_and_touches_nothing(sweeping, whole, tmp_path, given, expected):
     lines = "from configs import quickstart\nfrom research.grid import grid, product, zipped\n"
     for name, made in BAD_GRIDS.items():
         body = f"def get_config():\n    base = quickstart.get_config()\n    return {made}\n"
@@ -172,25 +140,25 @@ def test_bad_input_is_one_line_and_touches_nothing(run, whole, tmp_path, given, 
     given = [argument.format(tmp=tmp_path) for argument in given]
     if not any(argument.startswith("--config=") for argument in given):
         given.insert(0, f"--config={whole[0]}")
-    code, out, err = run(f"--workdir={tmp_path / 'new'}", *given)
+    code, out, err = sweeping(f"--workdir={tmp_path / 'new'}", *given)
     assert (code, out) == (2, "")
     assert err.startswith("error: ") and err.count("\n") == 1 and expected in err
     assert [path for path in sorted(tmp_path.iterdir()) if path.name != "__pycache__"] == there
 
 
-def test_a_point_of_another_config_is_refused_before_any_runs(run, whole, tmp_path, files):
+def test_a_point_of_another_config_is_refused_before_any_runs(sweeping, whole, tmp_path, files):
     name = list(whole[2])[3]
     shutil.copytree(whole[1] / name, tmp_path / "points" / name)
     before = files(tmp_path)
-    code, _, err = run(
+    code, _, err = sweeping(
         f"--config={whole[0]}", f"--workdir={tmp_path}", "--config.base.batch_size=8"
     )
     assert code == 2 and err.count("\n") == 1 and "its config differs in batch_size" in err
     assert files(tmp_path) == before
 
 
-def test_a_dry_run_says_what_would_run_and_touches_nothing(run, whole, tmp_path, files):
-    code, out, err = run(f"--config={whole[0]}", f"--workdir={tmp_path / 'new'}", "--dry_run")
+def test_a_dry_run_says_what_would_run_and_touches_nothing(sweeping, whole, tmp_path, files):
+    code, out, err = sweeping(f"--config={whole[0]}", f"--workdir={tmp_path / 'new'}", "--dry_run")
     assert (code, err) == (0, "") and list(tmp_path.iterdir()) == []
     lines = out.splitlines()
     assert lines[0] == "6 points, 2 compilations: 6 new"
@@ -205,7 +173,7 @@ def test_a_dry_run_says_what_would_run_and_touches_nothing(run, whole, tmp_path,
         (point / "summary.json").write_text(json.dumps({**summary, "wall_seconds": 60.0}))
     before = files(tmp_path)
     arguments = f"--config={whole[0]}", f"--workdir={tmp_path}", "--dry_run", "--threads=2"
-    _, out, _ = run(*arguments)
+    _, out, _ = sweeping(*arguments)
     assert files(tmp_path) == before
     lines = out.splitlines()
     assert lines[0] == "6 points, 2 compilations: 4 new, 2 completed"
@@ -214,61 +182,10 @@ def test_a_dry_run_says_what_would_run_and_touches_nothing(run, whole, tmp_path,
     assert "about" not in lines[1] and "about" not in lines[-1]  # of these no point has finished
 
 
-def finished(workdir):
-    return sorted((workdir / "points").glob("*/summary.json"))
-
-
-def kill(path, workdir, points, delay, number=signal.SIGKILL, text=""):
-    """Ends a sweep `delay` seconds after so many points are done; (stderr, files of those)."""
-    process = start(f"--config={path}{text}", f"--workdir={workdir}")
-    while len(finished(workdir)) < points:
-        assert process.poll() is None, "it ended before it could be stopped"
-        time.sleep(0.002)
-    time.sleep(delay)
-    done = {file: (file.stat().st_mtime_ns, file.read_bytes()) for file in finished(workdir)}
-    assert process.poll() is None, "it ended before it could be stopped"
-    process.send_signal(number)
-    _, err = process.communicate()
-    assert process.returncode == (-9 if number == signal.SIGKILL else 128 + number), err
-    assert "Traceback" not in err
-    return done
-
-
-def test_killed_and_resumed_is_whole(run, tmp_path, rows):
-    path = grid_file(tmp_path)
-    text = ":2,400"
-    moment = random.Random()
-    points, delay = moment.randrange(1, 3), moment.uniform(0, 0.1)
-    print("killed", delay, "seconds after", points, "points")
-    workdir = tmp_path / "sweep"
-    done = kill(path, workdir, points, delay, text=text)
-    assert run(f"--config={path}{text}", f"--workdir={workdir}")[0] == 0
-    for file, (modified, content) in done.items():
-        assert file.stat().st_mtime_ns == modified and file.read_bytes() == content
-    folder = tmp_path / "alone"
-    assert_same(rows, workdir, (path, folder, alone(config_of(path, text[1:]), folder)))
-
-
-@pytest.mark.slow
-def test_killed_at_three_moments_and_resumed_is_whole(run, tmp_path, rows):
-    path, text, workdir = grid_file(tmp_path), ":16,600", tmp_path / "sweep"
-    seed = random.randrange(2**32)
-    print("seed", seed)
-    moment, done = random.Random(seed), {}
-    for third in range(3):
-        points, delay = 15 * third + moment.randrange(1, 10), moment.uniform(0, 0.2)
-        done |= kill(path, workdir, points, delay, text=text)
-        for file, (modified, content) in done.items():
-            assert file.stat().st_mtime_ns == modified and file.read_bytes() == content
-    assert run(f"--config={path}{text}", f"--workdir={workdir}")[0] == 0
-    for file, (modified, content) in done.items():
-        assert file.stat().st_mtime_ns == modified and file.read_bytes() == content
-    folder = tmp_path / "alone"
-    assert_same(rows, workdir, (path, folder, alone(config_of(path, text[1:]), folder)))
-
-
 @pytest.mark.parametrize("way", ["threads", "vmap"])
-def test_a_signal_stops_all_that_run_at_a_checkpoint(run, whole, tmp_path, rows, way, monkeypatch):
+def test_a_signal_stops_all_that_run_at_a_checkpoint(
+    sweeping, whole, tmp_path, rows, way, monkeypatch
+):
     """In this process, at the moment of a log point; `kill` above has another's."""
     append, seen = Metrics.append, []
 
@@ -281,7 +198,7 @@ def test_a_signal_stops_all_that_run_at_a_checkpoint(run, whole, tmp_path, rows,
     with monkeypatch.context() as patch:
         patch.setattr(Metrics, "append", signalled)
         arguments = f"--config={whole[0]}", f"--workdir={tmp_path}", f"--together={way}"
-        code, out, err = run(*arguments)
+        code, out, err = sweeping(*arguments)
     assert (code, out) == (128 + signal.SIGTERM, "") and "stopping" in err
     stopped = [one for one in summaries(tmp_path).values() if one["status"] == "interrupted"]
     assert stopped and all(one["signal"] == signal.SIGTERM for one in stopped)
@@ -289,14 +206,14 @@ def test_a_signal_stops_all_that_run_at_a_checkpoint(run, whole, tmp_path, rows,
         if one["status"] == "interrupted":
             assert (tmp_path / "points" / name / "checkpoints" / str(one["step"])).exists()
     assert not (tmp_path / "results.csv").exists()
-    assert run(*arguments)[0] == 0
+    assert sweeping(*arguments)[0] == 0
     if way == "threads":
         assert_same(rows, tmp_path, whole)
     else:
         assert {one["status"] for one in summaries(tmp_path).values()} == {"completed", "diverged"}
 
 
-def test_a_point_that_cannot_go_on_stops_the_others_cleanly(run, whole, tmp_path, rows):
+def test_a_point_that_cannot_go_on_stops_the_others_cleanly(sweeping, whole, tmp_path, rows):
     shutil.copytree(whole[1], tmp_path / "points")
     (tmp_path / "points" / "grid.py").unlink()
     names = list(whole[2])
@@ -307,10 +224,10 @@ def test_a_point_that_cannot_go_on_stops_the_others_cleanly(run, whole, tmp_path
     for array in broken.rglob("d/*"):
         array.write_bytes(array.read_bytes()[::-1])
     arguments = f"--config={whole[0]}", f"--workdir={tmp_path}"
-    code, _, err = run(*arguments)
+    code, _, err = sweeping(*arguments)
     assert code == 2 and f"checkpoint {broken} is corrupt" in err.splitlines()[-1]
     shutil.rmtree(broken)
-    assert run(*arguments)[0] == 0
+    assert sweeping(*arguments)[0] == 0
     for name, one in summaries(tmp_path).items():
         assert one.get("parameters_crc32") == whole[2][name].get("parameters_crc32")
         assert rows(tmp_path / "points" / name) == rows(whole[1] / name)
@@ -330,42 +247,12 @@ def get_config():
 """
 
 
-def test_recordings_of_replicas_are_fitted_once(run, tmp_path, files):
+def test_recordings_of_replicas_are_fitted_once(sweeping, tmp_path, files):
     path, workdir = grid_file(tmp_path, REPLICAS), tmp_path / "sweep"
-    assert run(f"--config={path}", f"--workdir={workdir}")[0] == 0
+    assert sweeping(f"--config={path}", f"--workdir={workdir}")[0] == 0
     fits = sorted(file.parent.name for file in workdir.glob("points/*/implicit_momentum.json"))
     assert fits == ["replicas.count=64", "replicas.count=65"]
     before = files(workdir / "points")
-    assert run(f"--config={path}", f"--workdir={workdir}")[0] == 0
+    assert sweeping(f"--config={path}", f"--workdir={workdir}")[0] == 0
     assert files(workdir / "points") == before
     assert len(pd.read_csv(workdir / "results.csv")) == 3
-
-
-def resident():
-    """Bytes of memory that this process holds."""
-    with open("/proc/self/status") as file:
-        lines = dict(line.split(":", 1) for line in file)
-    return int(lines["VmRSS"].split()[0]) * 1024
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("way", ["threads", "vmap"])
-def test_a_thousand_points_in_flat_memory(reporting, tmp_path, monkeypatch, way):
-    """After the first 250, when all is loaded and compiled, no more than noise of the allocator."""
-    held, end = [], sweep.Going.end
-
-    def counted(self, entry, summary):
-        end(self, entry, summary)
-        held.append(resident())
-
-    monkeypatch.setattr(sweep.Going, "end", counted)
-    path, workdir = grid_file(tmp_path), tmp_path / "sweep"
-    arguments = f"--config={path}:334,20", f"--workdir={workdir}", f"--together={way}"
-    code, _, _ = reporting(*arguments)
-    assert code == 0 and len(held) == 1002
-    table = pd.read_csv(workdir / "results.csv")
-    assert len(table) == 1002 and set(table["status"]) == {"completed", "diverged"}
-    assert (workdir / "report.html").stat().st_size < 5e6
-    # 64 MB: what 750 points would leave if each kept 85 kB, its rows and timeline.
-    early, late = np.median(held[250:350]), np.median(held[-100:])
-    assert late - early < 64e6

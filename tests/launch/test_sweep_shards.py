@@ -9,18 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis import report
 from launch import points, submit, sweep
 from launch.points import plan
 from research import grid as grids
 from research.config import default
 from tests.launch.sweeping import alone, command, config_of, grid_file, summaries
-
-
-@pytest.fixture
-def unreported(monkeypatch):
-    """Without the report, which takes longer than these sweeps."""
-    monkeypatch.setattr(report, "write", lambda workdir: workdir / "report.html")
 
 
 @given(count=st.integers(1, 40), shards=st.integers(1, 50))

@@ -1,0 +1,24 @@
+"""The command `launch.sweep` as a fixture."""
+
+import pytest
+
+from analysis import report
+from tests.launch.sweeping import command
+
+
+@pytest.fixture
+def reporting(capsys, monkeypatch):
+    """`reporting(*arguments)`: (exit code, stdout, stderr) of the command."""
+    return lambda *arguments: command(arguments, capsys, monkeypatch)
+
+
+@pytest.fixture
+def unreported(monkeypatch):
+    """Without the report, which takes longer than these sweeps."""
+    monkeypatch.setattr(report, "write", lambda workdir: workdir / "report.html")
+
+
+@pytest.fixture
+def sweeping(reporting, unreported):
+    """The same as `reporting`, without the report."""
+    return reporting
