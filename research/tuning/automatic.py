@@ -10,19 +10,21 @@ what can suit more. (alpha, mu) are ordered by alpha, then mu; the *successors* 
                    g = 2, 4, ...: the successors of the best setting of g / 2, until the cluster is
                    saturated: HE(g) > HE(g / 2) / 1.1, HE(g) the seconds an update
                    The best setting of any g trains the first epoch.
-    steady state   From the checkpoint of every epoch, with g at first the last not saturated: the
-                   successors of the last setting. While the best has mu = 0 and g > 1: g <- g / 2,
+    steady state   From the checkpoint of every epoch: the last setting and its successors, with g
+                   at first the last not saturated. While the best has mu = 0 and g > 1: g <- g / 2,
                    and the successors of (g, 0.6, alpha), amid which mu = 0 is.
                    The best setting trains the next epoch.
 
 All probes of a search are equally long, in seconds, and the least loss at their end is the best. In
 steady state, where losses are close, the largest setting within 1 % of the least: the last setting
-is the largest of its successors, so that another has to win by 1 %. What diverges is no candidate,
-and nothing is tried that is as large in both numbers.
+is as large as any of its successors, so that another has to win by 1 %. What diverges is no
+candidate, and nothing is tried that is as large in both numbers with as many groups.
 
 This is the order and the constants of the authors' program (HazyResearch/Omnivore, omnivore.py). It
 stops where all of a search diverges, and so does it after an epoch that does: here the search is
-repeated with alpha / 10, and the epoch from its checkpoint. That program asks whether to take
+repeated with alpha / 10, and the epoch from its checkpoint. Nor does it try the last setting itself
+after the cold start, when that has fewer groups than g at first; here a short probe would otherwise
+decide for more groups that a longer one decides against. That program asks whether to take
 momenta below 0 instead of fewer groups: with such ones among `momenta`, groups are halved only when
 the *least* of them is the best.
 """
@@ -58,7 +60,7 @@ class Point(NamedTuple):
 class Outcome(NamedTuple):
     """Of a setting tried for a while, from some point."""
 
-    loss: float  # of its last batches; NaN if it diverged
+    loss: float  # of training, at its end; NaN if it diverged
     updates: int
     seconds: float  # simulated
     seconds_per_update: float  # HE(g), over the later half
@@ -88,7 +90,7 @@ def automatic(probe: Run, train: Run, note: Note, groups: Sequence[int], rules: 
         else:
             last = smaller(last)
         tried = partial(probe, point, rules.steady_seconds)
-        last = steady_state(tried, note, last._replace(groups=most), rules.momenta)
+        last = steady_state(tried, note, last, most, rules.momenta)
         most = last.groups
 
 
@@ -116,9 +118,12 @@ def cold_start(
     return point, best, most
 
 
-def steady_state(tried: Probe, note: Note, last: Setting, momenta: Sequence[float]) -> Setting:
-    """The best setting of at most as many groups as the last one has."""
-    best, _ = search(tried, successors(last, momenta), CLOSE)
+def steady_state(
+    tried: Probe, note: Note, last: Setting, most: int, momenta: Sequence[float]
+) -> Setting:
+    """The best setting of at most `most` groups."""
+    more = successors(last._replace(groups=most), momenta)
+    best, _ = search(tried, list(dict.fromkeys([last, *more])), CLOSE)
     while best.momentum == min(momenta) and best.groups > 1:
         note("fewer groups", best)
         amid = sorted(momenta)[-2:][0]  # 0.6
@@ -168,8 +173,8 @@ def size(setting: Setting) -> tuple[float, float]:
 
 
 def as_large(one: Setting, other: Setting) -> bool:
-    """In both numbers."""
-    return one.learning_rate >= other.learning_rate and one.momentum >= other.momentum
+    """In all three numbers."""
+    return all(mine >= its for mine, its in zip(one, other, strict=True))
 
 
 def smaller(setting: Setting) -> Setting:

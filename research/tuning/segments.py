@@ -96,10 +96,11 @@ def attempt(
 ) -> tuple[Checkpoint, Outcome]:
     """Runs the setting for so many simulated seconds, one update at least.
 
-    The loss of the outcome is the mean of its later half of batches, each at the parameters that
-    its group had read: what a cluster has for nothing. With a `target`, the training loss is
-    evaluated every `config.log_every` updates, and the run ends when it is at most the target. It
-    also ends with the first batch whose loss is not finite.
+    The loss of the outcome is the training loss at its end, NaN where it is not finite: of the same
+    examples for every setting, as batches are too few to compare settings by, and not the same for
+    different groups. With a `target` it is evaluated every `config.log_every` updates, too, and the
+    run ends when it is at most the target. It also ends with the first batch whose loss is not
+    finite. Evaluation takes no simulated time.
     """
     run, t, every = cluster.run, int(begin.updates), cluster.run.config.log_every
     line = _timeline(run, setting.groups, t, seconds)
@@ -107,26 +108,24 @@ def attempt(
     hyper = {name: np.full(CHUNK, getattr(setting, name), np.float32) for name in run.hypers}
     fresh = run.program.strategy.init(begin.params)._replace(opt_state=begin.opt_state)
     state = jax.tree.map(jnp.copy, fresh)  # it is donated, the checkpoint is not
-    losses: list[np.ndarray] = []
-    done, reached, finite = 0, False, True
+    done, reached, finite, loss = 0, False, True, np.nan
     while done < updates and finite and not reached:
         n = min(every - done % every, CHUNK, updates - done)
         window = slice(done, done + CHUNK)
         events = Event(line.read[window], line.write[window], hyper)
         indices = _batches(run, t + done)
-        state, found = run.program.advance(state, cluster.examples, events, indices, n)
-        good = np.isfinite(found)[:n]
+        state, losses = run.program.advance(state, cluster.examples, events, indices, n)
+        good = np.isfinite(losses)[:n]
         finite = bool(good.all())
-        n = n if finite else int(good.argmin()) + 1  # the first that is not finite is the last
-        losses.append(np.asarray(found)[:n])
-        done += n
-        if finite and target > -np.inf and done % every == 0:
-            evaluated = program.evaluate(run.program, state.params, cluster.evaluated)
-            reached = evaluated["loss"] <= target
+        done += n if finite else int(good.argmin()) + 1  # the first that is not finite is the last
+        if finite and (done == updates or (target > -np.inf and done % every == 0)):
+            loss = program.evaluate(run.program, state.params, cluster.evaluated)["loss"]
+            finite = bool(np.isfinite(loss))
+            reached = loss <= target
     half, ended = done // 2, float(line.seconds[done - 1])
     before = float(line.seconds[half - 1]) if half else 0.0
     outcome = Outcome(
-        loss=float(np.concatenate(losses)[half:].mean(dtype=np.float64)) if finite else np.nan,
+        loss=loss if finite else np.nan,
         updates=done,
         seconds=ended if reached or not finite else max(ended, seconds),
         seconds_per_update=(ended - before) / (done - half),

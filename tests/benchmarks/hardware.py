@@ -7,25 +7,25 @@
     real runs     predicted over measured seconds of synchronous updates by 1, 2 and 4 processes,
                   `--batch` examples among them; measured ones from the runs' own traces
 
-The prediction is T_compute(k) + T_network(k). T_compute is what one process alone, with the threads
-of one of k, takes for its share of the batch, all pieces together, times k / c where k processes
-share c < k cores. T_network is an all-reduce of all parameters among k processes as one message,
-which is what shard_map sends. Both are measured in turn with the runs.
+The prediction is T_compute(k) + T_network(k). T_compute is what the slowest of k processes takes
+for its share of the batch, all pieces together, when all compute at once and send nothing: they
+share cores and memory. T_network is an all-reduce of all parameters among k processes as one
+message, which is what shard_map sends. Both are measured in turn with the runs.
 """
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pandas as pd
+from jax.experimental import multihost_utils
 
 from configs import quickstart
 from research import trainer
@@ -34,7 +34,7 @@ from research.program import CHUNK
 from research.timeline import service
 from research.timeline.server import t_conv
 from research.tuning.hardware import saturation, seconds_per_iteration, simulate
-from research.tuning.pieces import Work, all_reduces, measure, prepare
+from research.tuning.pieces import COMPUTING, Work, all_reduces, measure, prepare
 from tests.benchmarks.record import publish
 from tests.benchmarks.step_time import spread
 from tests.tuning.clusters import random_cluster
@@ -48,7 +48,6 @@ LAWS = {
     "exponential": service.exponential(),
 }
 TIMED = 5  # timings of a piece, in each round
-CORES = os.cpu_count() or 1
 
 
 def closed_form() -> pd.DataFrame:
@@ -85,25 +84,26 @@ def values(model: str, batch: int) -> dict[str, Any]:
     }
 
 
-def timed(batch: int) -> dict[str, float]:
-    """Seconds of an update by model; in several processes, those of an all-reduce among them."""
+def timed(share: int) -> dict[str, tuple[float, float]]:
+    """Seconds of an update of `share` examples a process, and of an exchange, by model."""
     found = {}
     for model in MODELS:
         config = quickstart.get_config()
-        config.update_from_flattened_dict(values(model, batch))
+        config.update_from_flattened_dict(values(model, share))
         work = prepare(config)
+        loops = {name: loop for name, loop in work.loops.items() if name in COMPUTING.values()}
         if jax.process_count() > 1:
-            loop = all_reduces(trainer.prepare(config).params)
-            work = Work({}, {"network": loop._replace(exchanges=1)}, {})
-        seconds = measure(work, TIMED)
-        found[model] = sum(float(np.median(seconds[name])) for name in work.loops)
+            loops["network"] = all_reduces(trainer.prepare(config).params)._replace(exchanges=1)
+        taken = {n: np.median(s) for n, s in measure(Work({}, loops, {}), TIMED).items()}
+        network = float(taken.pop("network", 0.0))
+        own = np.array([sum(taken.values())])
+        found[model] = float(np.max(multihost_utils.process_allgather(own))), network
     return found
 
 
-def started(count: int, threads: int, batch: int) -> dict[str, float]:
-    """`timed` in so many processes of so many threads."""
-    environment = dict.fromkeys(("NPROC", "OMP_NUM_THREADS"), str(threads))
-    out = launched(count, "tests.benchmarks.hardware", [f"--timed={batch}"], environment)
+def started(count: int, batch: int) -> dict[str, tuple[float, float]]:
+    """`timed` in so many processes, which share a batch."""
+    out = launched(count, "tests.benchmarks.hardware", [f"--timed={batch // count}"])
     (line,) = (line for line in out.splitlines() if "{" in line)  # gloo says things as well
     return json.loads(line[line.index("{") :])
 
@@ -118,14 +118,11 @@ def measured(model: str, count: int, batch: int) -> float:
     return float(np.median(np.diff(seconds)[CHUNK:]))
 
 
-def launched(
-    count: int, module: str, flags: Sequence[str], environment: Mapping[str, str] = {}
-) -> str:
+def launched(count: int, module: str, flags: Sequence[str]) -> str:
     """What `python -m module` prints in so many processes. CalledProcessError if it fails."""
     job = [sys.executable, "-m", "launch.local", f"--processes={count}", "--", sys.executable]
     return subprocess.run(
         [*job, "-m", module, *flags],
-        env=os.environ | environment,
         check=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -138,12 +135,8 @@ def real_runs(rounds: int, batch: int) -> pd.DataFrame:
     found = []
     for _ in range(rounds):
         for k in PROCESSES:
-            threads = max(CORES // k, 1)  # as launch.local gives them
-            alone = started(1, threads, batch // k)
-            among = started(k, threads, batch) if k > 1 else dict.fromkeys(MODELS, 0.0)
-            for model in MODELS:
-                compute = alone[model] * max(k / CORES, 1)
-                found.append((model, k, compute, among[model], measured(model, k, batch)))
+            pieces = started(k, batch)
+            found += [(model, k, *pieces[model], measured(model, k, batch)) for model in MODELS]
     columns = ["model", "processes", "compute, ms", "network, ms", "measured, ms"]
     rows = []
     for (model, k), of in pd.DataFrame(found, columns=columns).groupby(columns[:2], sort=False):

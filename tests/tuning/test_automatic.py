@@ -86,7 +86,7 @@ def test_groups_are_halved_while_no_momentum_is_best():
     For 4 it is 0.2, nearest to 0.3. After each halving the momenta up to 0.6 are searched.
     """
     cluster = Cluster(best=0.95)
-    chosen = steady_state(cluster.tried, cluster.note, Setting(32, 0.3, 0.01), MOMENTA)
+    chosen = steady_state(cluster.tried, cluster.note, Setting(32, 0.3, 0.01), 32, MOMENTA)
     assert chosen == Setting(4, 0.3, 0.01)
     fewer = [setting for what, setting in cluster.notes if what == "fewer groups"]
     assert fewer == [Setting(g, 0.0, 0.01) for g in (32, 16, 8)]
@@ -102,14 +102,15 @@ def test_groups_are_kept_where_negative_momentum_is_tried():
     """
     cluster = Cluster(best=0.8)
     momenta = (-0.6, -0.3, *MOMENTA)
-    chosen = steady_state(cluster.tried, cluster.note, Setting(32, 0.3, 0.01), momenta)
+    chosen = steady_state(cluster.tried, cluster.note, Setting(32, 0.3, 0.01), 32, momenta)
     assert chosen == Setting(32, -0.3, 0.01)
-    assert steady_state(cluster.tried, cluster.note, Setting(32, 0.3, 0.01), MOMENTA).groups < 32
+    last = Setting(32, 0.3, 0.01)
+    assert steady_state(cluster.tried, cluster.note, last, 32, MOMENTA).groups < 32
 
 
 def test_one_group_may_have_no_momentum():
     cluster = Cluster(best=0.0)
-    chosen = steady_state(cluster.tried, cluster.note, Setting(4, 0.9, 0.01), MOMENTA)
+    chosen = steady_state(cluster.tried, cluster.note, Setting(4, 0.9, 0.01), 4, MOMENTA)
     assert chosen == Setting(1, 0.0, 0.01)
 
 
@@ -118,9 +119,25 @@ def test_another_setting_must_win_by_a_hundredth(loss, wins):
     """In steady state only: 1.01 x 0.991 > 1 > 1.01 x 0.989. The cold start takes the least."""
     incumbent, other = Setting(2, 0.9, 0.1), Setting(2, 0.3, 0.1)
     cluster = listed({incumbent: 1.0, other: loss, Setting(2, 0.9, 0.01): 1.5})
-    chosen = steady_state(cluster.tried, cluster.note, incumbent, MOMENTA)
+    chosen = steady_state(cluster.tried, cluster.note, incumbent, 2, MOMENTA)
     assert chosen == (other if wins else incumbent)
     assert search(cluster.tried, successors(incumbent, MOMENTA))[0] == other
+
+
+@pytest.mark.parametrize(("loss", "wins"), [(0.991, False), (0.989, True)])
+def test_more_groups_must_win_by_a_hundredth_too(loss, wins):
+    """The cold start chose 2 of up to 8 groups: they go on unless others are better."""
+    last, other = Setting(2, 0.9, 0.01), Setting(8, 0.6, 0.01)
+    cluster = listed({last: 1.0, other: loss})
+    chosen = steady_state(cluster.tried, cluster.note, last, 8, MOMENTA)
+    assert chosen == (other if wins else last)
+    assert cluster.settings.count(last) == 1
+
+
+def test_fewer_groups_are_tried_beside_more_that_diverge():
+    last = Setting(2, 0.9, 0.01)
+    cluster = Cluster(loss=lambda s, seconds: math.nan if s.groups == 8 else 1.0)
+    assert steady_state(cluster.tried, cluster.note, last, 8, MOMENTA) == last
 
 
 def test_what_diverges_is_dropped_and_nothing_as_large_is_tried():
