@@ -73,7 +73,7 @@ def require(lowering: str | None, kernel_shape: Sequence[int], strides: Sequence
 
 
 def default_lowering() -> str:
-    """The fastest of the backend that serves every layer."""
+    """One that serves every layer, and is fast inside small networks: not the fastest of each."""
     # XLA's own convolution is slow on the CPU, the more so inside a loop such as lax.scan.
     return "gemm" if jax.default_backend() == "cpu" else "xla"
 
@@ -89,8 +89,8 @@ def convolve(
 ) -> jax.Array:
     """Cross-correlate x (B, H, W, C) with kernel (kh, kw, C, O) into (B, H', W', O).
 
-    `padding` is 'VALID' or 'SAME'. `lowering` is a name of LOWERINGS; None is the fastest of the
-    backend. `lowering_batch` is Omnivore's b_p: the batch is lowered in groups of so many images,
+    `padding` is 'VALID' or 'SAME'. `lowering` is a name of LOWERINGS; None is the backend's
+    default. `lowering_batch` is Omnivore's b_p: the batch is lowered in groups of so many images,
     one after the other, in the workspace of one group, and lowered again for the gradient; None
     is the whole batch, lowered once and kept for the gradient. ValueError if the name is unknown,
     if the lowering does not serve the layer, or if the groups do not divide the batch.
