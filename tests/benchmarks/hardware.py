@@ -5,20 +5,19 @@
                   table gives for exponential service: a group waits for the slowest of its k
                   workers, which takes 1 + ... + 1/k times the mean, and groups wait at the server
     real runs     predicted over measured seconds of synchronous updates by 1, 2 and 4 processes,
-                  `--batch` examples among them; measured ones from the runs' own traces
+                  `--batch` examples among them, by the trainer's own program
 
 The prediction is T_compute(k) + T_network(k). T_compute is what the slowest of k processes takes
 for its share of the batch, all pieces together, when all compute at once and send nothing: they
 share cores and memory. T_network is an all-reduce of all parameters among k processes as one
-message, which is what shard_map sends. Both are measured in turn with the runs.
+message, which is what shard_map sends. Every round times both and the program, in turn, in the same
+processes.
 """
 
 import argparse
 import json
 import subprocess
 import sys
-import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +25,17 @@ import jax
 import numpy as np
 import pandas as pd
 from jax.experimental import multihost_utils
+from ml_collections import ConfigDict
 
 from configs import quickstart
-from research import trainer
+from research import problem, trainer
 from research.parallel import processes
 from research.program import CHUNK
+from research.strategies.base import Event
 from research.timeline import service
 from research.timeline.server import t_conv
 from research.tuning.hardware import saturation, seconds_per_iteration, simulate
-from research.tuning.pieces import COMPUTING, Work, all_reduces, measure, prepare
+from research.tuning.pieces import Loop, Work, all_reduces, measure, prepare
 from tests.benchmarks.record import publish
 from tests.benchmarks.step_time import spread
 from tests.tuning.clusters import random_cluster
@@ -47,7 +48,6 @@ LAWS = {
     "lognormal 0.5": service.lognormal(0.5),
     "exponential": service.exponential(),
 }
-TIMED = 5  # timings of a piece, in each round
 
 
 def closed_form() -> pd.DataFrame:
@@ -68,95 +68,88 @@ def _cluster(seed: int) -> dict[str, Any]:
     return row | {"at the server": row["exponential"] / row["slowest of k"]}
 
 
-def values(model: str, batch: int) -> dict[str, Any]:
-    """Synchronous training over all devices there are, as differences from the quickstart."""
-    return {
-        "steps": 3 * CHUNK,
-        "log_every": 3 * CHUNK,
-        "checkpoint_every": 0,
-        "batch_size": batch,
-        "model.name": model,
-        "model.hidden": MODELS[model],
-        "optimizer.learning_rate": 0.01,
-        "optimizer.momentum": 0.9,
-        "strategy.name": "sync",
-        "parallel.api": "shard_map",
-    }
+def config_of(model: str, batch: int) -> ConfigDict:
+    """Synchronous training over all devices there are."""
+    config = quickstart.get_config()
+    config.update(steps=CHUNK, log_every=CHUNK, checkpoint_every=0, batch_size=batch)
+    config.model.update(name=model, hidden=MODELS[model])
+    config.optimizer.update(learning_rate=0.01, momentum=0.9)
+    config.strategy.name, config.parallel.api = "sync", "shard_map"
+    return config
 
 
-def timed(share: int) -> dict[str, tuple[float, float]]:
-    """Seconds of an update of `share` examples a process, and of an exchange, by model."""
+def updates(config: ConfigDict) -> Loop:
+    """The trainer's own program, over all processes."""
+    run = trainer.prepare(config)
+    layout, strategy = run.program.layout, run.program.strategy
+    examples = layout.put_examples(run.data.train)
+    state = layout.put_state(strategy.init(run.params))
+    events = Event(run.timeline.read, run.timeline.write, run.hypers)
+    indices = problem.batches(config, run.examples, 0, CHUNK)
+
+    def repeated(n: int) -> Any:
+        nonlocal state
+        for done in range(0, n, CHUNK):
+            m = min(n - done, CHUNK)
+            state, losses = run.program.advance(state, examples, events, indices, m)
+        return state, losses
+
+    return Loop(repeated)
+
+
+def timed(rounds: int, batch: int) -> dict[str, dict[str, list[float]]]:
+    """Seconds of an update in this many processes, (rounds,), and what was to predict them."""
     found = {}
     for model in MODELS:
-        config = quickstart.get_config()
-        config.update_from_flattened_dict(values(model, share))
-        work = prepare(config)
-        loops = {name: loop for name, loop in work.loops.items() if name in COMPUTING.values()}
+        config = config_of(model, batch // jax.process_count())
+        own = {name: loop for name, loop in prepare(config).loops.items() if "network" not in name}
+        loops = own | {"measured": updates(config_of(model, batch))}
         if jax.process_count() > 1:
             loops["network"] = all_reduces(trainer.prepare(config).params)._replace(exchanges=1)
-        taken = {n: np.median(s) for n, s in measure(Work({}, loops, {}), TIMED).items()}
-        network = float(taken.pop("network", 0.0))
-        own = np.array([sum(taken.values())])
-        found[model] = float(np.max(multihost_utils.process_allgather(own))), network
-    return found
+        seconds = measure(Work({}, loops, {}), rounds)
+        compute = np.asarray(sum(seconds.pop(name) for name in own))
+        slowest = np.reshape(multihost_utils.process_allgather(compute), (-1, rounds)).max(axis=0)
+        found[model] = {"compute": slowest, "network": np.zeros(rounds)} | seconds
+    return {model: {n: np.array(s).tolist() for n, s in of.items()} for model, of in found.items()}
 
 
-def started(count: int, batch: int) -> dict[str, tuple[float, float]]:
-    """`timed` in so many processes, which share a batch."""
-    out = launched(count, "tests.benchmarks.hardware", [f"--timed={batch // count}"])
-    (line,) = (line for line in out.splitlines() if "{" in line)  # gloo says things as well
-    return json.loads(line[line.index("{") :])
-
-
-def measured(model: str, count: int, batch: int) -> float:
-    """Median seconds an update of `launch.train` in so many processes."""
-    flags = [f"--config.{name}={value}" for name, value in values(model, batch).items()]
-    with tempfile.TemporaryDirectory() as folder:
-        first = ["--config=configs/quickstart.py", f"--workdir={folder}"]
-        launched(count, "launch.train", [*first, *flags])
-        seconds = pd.read_csv(Path(folder, "trace.csv"))["seconds"]
-    return float(np.median(np.diff(seconds)[CHUNK:]))
-
-
-def launched(count: int, module: str, flags: Sequence[str]) -> str:
-    """What `python -m module` prints in so many processes. CalledProcessError if it fails."""
+def started(count: int, *arguments: int) -> dict[str, dict[str, list[float]]]:
+    """`timed` in `count` processes. Raises CalledProcessError if it fails."""
     job = [sys.executable, "-m", "launch.local", f"--processes={count}", "--", sys.executable]
-    return subprocess.run(
-        [*job, "-m", module, *flags],
+    out = subprocess.run(
+        [*job, "-m", "tests.benchmarks.hardware", "--timed", *map(str, arguments)],
         check=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
     ).stdout
+    (line,) = (line for line in out.splitlines() if "{" in line)  # gloo says things as well
+    return json.loads(line[line.index("{") :])
 
 
 def real_runs(rounds: int, batch: int) -> pd.DataFrame:
     """One row a model and number of processes."""
-    found = []
-    for _ in range(rounds):
-        for k in PROCESSES:
-            pieces = started(k, batch)
-            found += [(model, k, *pieces[model], measured(model, k, batch)) for model in MODELS]
-    columns = ["model", "processes", "compute, ms", "network, ms", "measured, ms"]
     rows = []
-    for (model, k), of in pd.DataFrame(found, columns=columns).groupby(columns[:2], sort=False):
-        compute, network, run = (of[name].to_numpy() for name in columns[2:])
-        row = {"model": model, "processes": k, "ratio": "predicted / measured seconds"}
-        row |= spread((compute + network) / run) | {"wanted": "0.85 to 1.15"}
-        rows.append(row | (1e3 * of[columns[2:]].median()).to_dict())
+    for k in PROCESSES:
+        for model, seconds in started(k, rounds, batch).items():
+            of = {name: np.array(values) for name, values in seconds.items()}
+            row = {"model": model, "processes": k, "ratio": "predicted / measured seconds"}
+            row |= spread((of["compute"] + of["network"]) / of["measured"])
+            row |= {f"{name}, ms": 1e3 * np.median(values) for name, values in of.items()}
+            rows.append(row)
     return pd.DataFrame(rows)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--out", type=Path, default=Path("workdirs/hardware.json"))
-    parser.add_argument("--timed", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--timed", type=int, nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.timed:
         processes.initialize()
-        found = timed(arguments.timed)
+        found = timed(*arguments.timed)
         return print(json.dumps(found)) if processes.is_writer() else None
     clusters = closed_form()
     print(clusters.to_string(index=False, float_format="{:.3f}".format))
