@@ -1,4 +1,4 @@
-"""The configuration of a run: every key with its default (`checks.py` says which values can run).
+"""The configuration of a run: every key with its default (`checks/` says which values can run).
 
 A config file defines `get_config()`, starts from `default()` and changes what it means to change;
 the result is locked, so a misspelt key is an error and not a silent default.
@@ -54,7 +54,7 @@ def default() -> ConfigDict:
     config.data.sequence_length = 128  # of text: tokens predicted an example
 
     config.optimizer = ConfigDict()
-    config.optimizer.name = "sgd"  # any of optax, or 'closed_loop' (research/tuning/closed_loop.py)
+    config.optimizer.name = "sgd"  # any of optax, or 'closed_loop' (research/closed_loop.py)
     config.optimizer.learning_rate = 0.1
     config.optimizer.momentum = 0.0  # explicit, may be negative; closed_loop: the total aimed at
     config.optimizer.schedule = "constant"

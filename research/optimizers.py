@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from research import closed_loop
 from research.config import groups_of
-from research.tuning import closed_loop
 
 OWN: Mapping[str, Callable[..., Any]] = {"closed_loop": closed_loop.closed_loop}
 SCHEDULES = ("constant", "cosine", "linear", "exponential")

@@ -9,8 +9,9 @@ tpe            the same space, searched by optuna's tree-structured Parzen estim
 import math
 from collections.abc import Callable, Sequence
 
+from research.checks.tune import SAMPLED
 from research.tuning.automatic import Outcome, Setting
-from research.tuning.rules import SAMPLED, Rules
+from research.tuning.rules import Rules
 
 Probe = Callable[[float, Setting], Outcome]  # from the start, for how many seconds
 

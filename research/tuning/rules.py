@@ -1,12 +1,7 @@
-"""What `config.tune` says, and which of it can be."""
+"""What `config.tune` says."""
 
-import math
-from collections.abc import Callable, Sequence
-from importlib.util import find_spec
+from collections.abc import Sequence
 from typing import Any, NamedTuple
-
-BASELINES = ("synchronous", "asynchronous", "random", "tpe")
-SAMPLED = {"random", "tpe"}  # by optuna
 
 
 class Rules(NamedTuple):
@@ -31,28 +26,4 @@ def rules(tune: Any) -> Rules:
         steady_seconds=tune.probe_seconds[1],
         epoch_seconds=tune.epoch_seconds,
         seconds=tune.seconds,
-    )
-
-
-def check(require: Callable[[str, Callable[[Any], bool], str], None]) -> None:
-    """Calls `require(key, holds, wanted)` for every key of `config.tune`."""
-
-    def positive(value: float) -> bool:
-        return 0 < value < math.inf
-
-    require("tune.target", math.isfinite, "a finite number")
-    require("tune.seeds", lambda v: v >= 1, "at least 1")
-    for key in ("tune.seconds", "tune.epoch_seconds"):
-        require(key, positive, "finite and more than 0")
-    two = "two finite numbers above 0, of the cold start and of steady state"
-    require("tune.probe_seconds", lambda v: len(v) == 2 and all(map(positive, v)), two)
-    momenta = "one number or more between -1 and 1"
-    require("tune.momenta", lambda v: len(v) > 0 and all(-1 < m < 1 for m in v), momenta)
-    rates = "one finite number or more above 0"
-    require("tune.learning_rates", lambda v: len(v) > 0 and all(map(positive, v)), rates)
-    names = "of " + ", ".join(map(repr, BASELINES))
-    require("tune.baselines", lambda v: set(v) <= set(BASELINES), names)
-    installed = "without 'random' and 'tpe' where there is no optuna (pip install 'optdyn[tune]')"
-    require(
-        "tune.baselines", lambda v: not SAMPLED & set(v) or bool(find_spec("optuna")), installed
     )

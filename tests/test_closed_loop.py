@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from ml_collections import ConfigDict
 
 from research import optimizers, problem, strategies, timeline, trainer
+from research.closed_loop import LIMIT, closed_loop, total_momentum
 from research.config import default
 from research.models.quadratic import curvatures
 from research.strategies import Event
-from research.tuning.closed_loop import LIMIT, closed_loop, total_momentum
 
 DIMENSION, CONDITION = 31, 10.0  # odd: the median is one of the ratios
 QUADRATIC = problem.make(

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from research import models, optimizers, strategies
+from research.checks import plan, tune
 from research.config import ConfigError, default, groups_of
 from research.data.augment import NAMES as AUGMENTATIONS
 from research.data.tokenizers import NAMES as TOKENIZERS
@@ -20,7 +21,6 @@ from research.strategies.local import VARIANTS
 from research.strategies.local import groups as local_groups
 from research.timeline.make import SERVICES
 from research.timeline.service import DRAWN
-from research.tuning import rules, wanted
 
 
 def check(config: ConfigDict) -> None:
@@ -122,7 +122,7 @@ def check(config: ConfigDict) -> None:
     if config.strategy.name == "daso":
         _check_daso(config)
     _check_optimizer(config)
-    for asked in (rules, wanted):
+    for asked in (tune, plan):
         asked.check(partial(_require, config))
     if config.checkpoint_every % config.log_every:
         raise ConfigError(
