@@ -63,7 +63,7 @@ class Outcome(NamedTuple):
     loss: float  # of training, at its end; NaN if it diverged
     updates: int
     seconds: float  # simulated
-    seconds_per_update: float  # HE(g), over the later half
+    seconds_per_update: float  # HE(g)
     reached: bool = False  # whether the target was
 
 

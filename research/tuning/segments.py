@@ -23,7 +23,7 @@ from research.timeline import Timeline
 from research.trainer import Run
 from research.tuning.automatic import Outcome, Setting
 
-LEAST = 4  # updates of a probe: two halves that have a mean
+LEAST = 4  # updates of a probe
 
 
 class Cluster(NamedTuple):
@@ -100,7 +100,8 @@ def attempt(
     examples for every setting, as batches are too few to compare settings by, and not the same for
     different groups. With a `target` it is evaluated every `config.log_every` updates, too, and the
     run ends when it is at most the target. It also ends with the first batch whose loss is not
-    finite. Evaluation takes no simulated time.
+    finite. Evaluation takes no simulated time. HE(g) is the cluster's over 2 CHUNK arrivals or more,
+    however few of them the seconds allow: under random service a probe's own say little.
     """
     run, t, every = cluster.run, int(begin.updates), cluster.run.config.log_every
     line = _timeline(run, setting.groups, t, seconds)
@@ -122,13 +123,12 @@ def attempt(
             loss = program.evaluate(run.program, state.params, cluster.evaluated)["loss"]
             finite = bool(np.isfinite(loss))
             reached = loss <= target
-    half, ended = done // 2, float(line.seconds[done - 1])
-    before = float(line.seconds[half - 1]) if half else 0.0
+    ended = float(line.seconds[done - 1])
     outcome = Outcome(
         loss=loss if finite else np.nan,
         updates=done,
         seconds=ended if reached or not finite else max(ended, seconds),
-        seconds_per_update=(ended - before) / (done - half),
+        seconds_per_update=float(line.seconds[-1]) / len(line.seconds),
         reached=reached,
     )
     return Checkpoint(begin.updates + done, state.params, state.opt_state), outcome

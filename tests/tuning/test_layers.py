@@ -247,13 +247,15 @@ BOUND = 2**28
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lowering", ["xla", "gemm", "fft"])
-def test_a_limit_of_the_operating_system_agrees(lowering):
-    """LeNet within 256 MiB: the largest mini-batch runs where a quarter more cannot allocate.
+def test_the_operating_system_agrees(lowering):
+    """LeNet within 256 MiB: the largest mini-batch keeps the bound, a quarter more does not.
 
-    The process may have an eighth more than the bound beyond what it had before: threads have
-    scratch of their own, some 10 MiB together.
+    The bound has 15 % more here: threads have scratch of their own, most of all those of FFTs.
     """
-    for part, expected in ((1, "ran"), (1.25, "RESOURCE_EXHAUSTED")):
-        command = [sys.executable, "-m", "tests.tuning.limited", lowering, str(BOUND), str(part)]
-        ended = subprocess.run(command, capture_output=True, text=True)
-        assert expected in ended.stdout, ended.stdout + ended.stderr
+    peak = {}
+    for part in (1, 1.25):
+        command = [sys.executable, "-m", "tests.tuning.resident", lowering, str(BOUND), str(part)]
+        ended = subprocess.run(command, capture_output=True, text=True, check=True)
+        peak[part] = float(ended.stdout)
+    print(peak)
+    assert 0.9 < peak[1] < 1.15 < peak[1.25]
