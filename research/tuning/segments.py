@@ -100,8 +100,8 @@ def attempt(
     examples for every setting, as batches are too few to compare settings by, and not the same for
     different groups. With a `target` it is evaluated every `config.log_every` updates, too, and the
     run ends when it is at most the target. It also ends with the first batch whose loss is not
-    finite. Evaluation takes no simulated time. HE(g) is the cluster's over 2 CHUNK arrivals or more,
-    however few of them the seconds allow: under random service a probe's own say little.
+    finite. Evaluation takes no simulated time. HE(g) is the cluster's, over 2 CHUNK arrivals or
+    more, however few the seconds allow: under random service a probe's own say little.
     """
     run, t, every = cluster.run, int(begin.updates), cluster.run.config.log_every
     line = _timeline(run, setting.groups, t, seconds)
