@@ -7,10 +7,11 @@
 One worker a group, an MLP on MNIST. What a law costs in updates, with its best learning rate:
 
     python -m analysis.statistical_efficiency --workdir=DIR --target=0.25 \\
-        --where=cluster.service=constant
+        --where=cluster.service=exponential
 
 (of `variation` --where=cluster.variation=0.1). Constant times deliver in turn, always 15 updates
-late; only geometric staleness is momentum and nothing else (arXiv 1605.09774).
+late, and reach that loss with none of the rates; only geometric staleness is momentum and nothing
+else (arXiv 1605.09774).
 """
 
 from collections.abc import Iterable, Iterator
