@@ -9,7 +9,6 @@ Reads `config.json` and `trajectories.npz` of recorded replicas, writes `implici
 
 import json
 import math
-import re
 import sys
 import zipfile
 import zlib
@@ -23,7 +22,7 @@ from absl import app, flags
 
 from analysis import estimators
 from analysis.lags import compared, equivalent_momentum, geometric_distance, groups_of, theory
-from analysis.tables import replace
+from analysis.tables import natural, replace
 
 MOMENTA, MATCHED = "matching_momenta", "matching_displacements"
 MIN_REPLICAS = 4
@@ -209,8 +208,7 @@ def replica_workdirs(workdir: Path) -> list[Path]:
             f"{workdir}: no trajectories.npz in it or in its points; record them with "
             "config.replicas.count > 0"
         )
-    # In natural order: g2 before g16.
-    return sorted(found, key=lambda f: [part.zfill(9) for part in re.split(r"(\d+)", f.name)])
+    return sorted(found, key=natural)
 
 
 def main(_: Sequence[str]) -> int:

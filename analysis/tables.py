@@ -56,7 +56,7 @@ def points(*workdirs: Path) -> list[Point]:
             raise TableError(
                 f"{workdir}: no run in it; give the workdir of launch.train or launch.sweep"
             )
-        found |= dict(sorted(held.items(), key=lambda item: _natural(item[1])))
+        found |= dict(sorted(held.items(), key=lambda item: natural(item[1])))
     several = len({home(folder) for folder in found}) > 1
     return [_point(folder, str(path) if several else folder.name) for folder, path in found.items()]
 
@@ -148,9 +148,14 @@ def _runs_in(workdir: Path) -> Iterator[Path]:
             yield Path(root)
 
 
-def _natural(path: Path) -> str:
-    """Sorts g4 before g16."""
-    return re.sub(r"\d+", lambda digits: digits[0].zfill(9), str(path))
+def natural(path: Path) -> str:
+    """Sorts g4 before g16, and 0.05 before 0.1."""
+
+    def padded(number: re.Match[str]) -> str:
+        whole, point, fraction = number[0].partition(".")
+        return whole.zfill(9) + point + fraction
+
+    return re.sub(r"\d+(\.\d+)?", padded, str(path))
 
 
 def home(folder: Path) -> Path:

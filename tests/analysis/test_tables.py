@@ -1,10 +1,11 @@
 """Several workdirs as two tidy tables."""
 
 import json
+from pathlib import Path
 
 import pytest
 
-from analysis.tables import TableError, load, points, tidy
+from analysis.tables import TableError, load, natural, points, tidy
 
 
 @pytest.fixture
@@ -54,6 +55,12 @@ def test_any_folder_above_runs_will_do(workdirs, tmp_path):
     assert len(points(tmp_path, tmp_path / "a", tmp_path / "sweep")) == 4  # each once
     with pytest.raises(TableError, match="tuned: no run in it"):
         points(tmp_path, tmp_path / "tuned")
+
+
+def test_numbers_in_names_are_in_order():
+    names = ["g4-step0.05", "g4-step0.1", "g4-step0.25", "g4-step10", "g16-step0.05"]
+    paths = [Path(name) for name in names]
+    assert sorted(reversed(paths), key=natural) == paths
 
 
 def test_one_tidy_table(workdirs, tmp_path):
