@@ -20,8 +20,8 @@ MODELS = {
 }
 # Seconds of a batch. The k workers of a group divide conv_compute, and make conv_network k times
 # as long; the groups queue for fc_network. In a probe of the cold start as many groups as do not
-# saturate the cluster deliver twice or more, so that staleness is felt; one of steady state is 2 %
-# of an epoch, as the authors' are.
+# saturate the cluster deliver twice or more, so that staleness is felt; one of steady state is 1 to
+# 2 % of an epoch, the authors' are 2 %.
 CLUSTERS = {
     "gpu": {
         "cluster.pieces.conv_compute": 0.128,

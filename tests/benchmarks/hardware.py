@@ -28,16 +28,15 @@ from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
 from configs import quickstart
-from research import problem, trainer
+from research import trainer
 from research.parallel import processes
 from research.program import CHUNK
-from research.strategies.base import Event
 from research.timeline import service
 from research.timeline.server import t_conv
 from research.tuning.hardware import saturation, seconds_per_iteration, simulate
 from research.tuning.pieces import Loop, Work, all_reduces, measure, prepare
 from tests.benchmarks.record import publish
-from tests.benchmarks.step_time import spread
+from tests.benchmarks.step_time import repeated, spread
 from tests.tuning.clusters import random_cluster
 
 MODELS = {"mlp": (256, 256), "cnn": (120, 84)}  # and the widths of their dense layers
@@ -78,32 +77,13 @@ def config_of(model: str, batch: int) -> ConfigDict:
     return config
 
 
-def updates(config: ConfigDict) -> Loop:
-    """The trainer's own program, over all processes."""
-    run = trainer.prepare(config)
-    layout, strategy = run.program.layout, run.program.strategy
-    examples = layout.put_examples(run.data.train)
-    state = layout.put_state(strategy.init(run.params))
-    events = Event(run.timeline.read, run.timeline.write, run.hypers)
-    indices = problem.batches(config, run.examples, 0, CHUNK)
-
-    def repeated(n: int) -> Any:
-        nonlocal state
-        for done in range(0, n, CHUNK):
-            m = min(n - done, CHUNK)
-            state, losses = run.program.advance(state, examples, events, indices, m)
-        return state, losses
-
-    return Loop(repeated)
-
-
 def timed(rounds: int, batch: int) -> dict[str, dict[str, list[float]]]:
     """Seconds of an update in this many processes, (rounds,), and what was to predict them."""
     found = {}
     for model in MODELS:
         config = config_of(model, batch // jax.process_count())
         own = {name: loop for name, loop in prepare(config).loops.items() if "network" not in name}
-        loops = own | {"measured": updates(config_of(model, batch))}
+        loops = own | {"measured": Loop(repeated(config_of(model, batch)))}
         if jax.process_count() > 1:
             loops["network"] = all_reduces(trainer.prepare(config).params)._replace(exchanges=1)
         seconds = measure(Work({}, loops, {}), rounds)

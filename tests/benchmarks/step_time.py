@@ -15,6 +15,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,9 +24,10 @@ import optax
 import pandas as pd
 from ml_collections import ConfigDict
 
-from research import program, trainer
+from research import trainer
 from research.config import default
 from research.models.convolution import convolve, max_pool
+from research.program import CHUNK
 from research.strategies.base import Event
 from tests.benchmarks.record import publish
 
@@ -35,7 +37,7 @@ Timer = Callable[[], float]  # seconds an update
 
 def config_of(model: str, groups: int) -> ConfigDict:
     config = default()
-    config.steps = config.log_every = program.CHUNK
+    config.steps = config.log_every = CHUNK
     config.checkpoint_every = 0
     config.batch_size = BATCH
     config.model.name = model
@@ -48,20 +50,32 @@ def config_of(model: str, groups: int) -> ConfigDict:
     return config
 
 
-def ours(config: ConfigDict, updates: int) -> Timer:
-    """The trainer's own compiled program, called as the trainer calls it."""
+def repeated(config: ConfigDict) -> Callable[[int], Any]:
+    """The trainer's own compiled program for so many updates, called as the trainer calls it."""
     run = trainer.prepare(config)
     layout, rng = run.program.layout, np.random.default_rng(0)
-    indices = rng.integers(run.examples, size=(program.CHUNK, config.batch_size)).astype(np.int32)
+    indices = rng.integers(run.examples, size=(CHUNK, config.batch_size)).astype(np.int32)
     events = Event(run.timeline.read, run.timeline.write, run.hypers)
     examples = layout.put_examples(run.data.train)
     state = layout.put_state(run.program.strategy.init(run.params))
 
-    def once() -> float:
+    def loop(updates: int) -> Any:
         nonlocal state
+        for done in range(0, updates, CHUNK):
+            n = min(updates - done, CHUNK)
+            state, losses = run.program.advance(state, examples, events, indices, n)
+        return state, losses
+
+    return loop
+
+
+def ours(config: ConfigDict, updates: int) -> Timer:
+    """Seconds of one of so many updates of the trainer's own program."""
+    loop = repeated(config)
+
+    def once() -> float:
         start = time.perf_counter()
-        state, losses = run.program.advance(state, examples, events, indices, updates)
-        jax.block_until_ready((state, losses))
+        jax.block_until_ready(loop(updates))
         return (time.perf_counter() - start) / updates
 
     return once
