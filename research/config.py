@@ -123,8 +123,9 @@ def default() -> ConfigDict:
     config.tune = ConfigDict()  # launch.tune; seconds are simulated
     config.tune.target = 0.1  # training loss at which training ends
     config.tune.seconds = 3600.0  # of training, at most
-    config.tune.probe_seconds = (1.0, 3.0)  # of a probe: of the cold start, of steady state
-    config.tune.epoch_seconds = 150.0  # of training from one search to the next
+    config.tune.probe_seconds = 1.0  # of a probe of the cold start
+    config.tune.probe_share = 0.03  # of a probe of steady state, of the epoch it is for
+    config.tune.epoch_seconds = 30.0  # of training to the first search; to the next twice that, ...
     config.tune.momenta = (0.0, 0.3, 0.6, 0.9)  # the least being best, groups are halved
     config.tune.learning_rates = (0.1, 0.01, 0.001, 0.0001)  # of one group; of more, tenths of them
     config.tune.seeds = 1  # initializations tried

@@ -105,8 +105,12 @@ BAD = [
     ("cluster.pieces", 3),
     ("cluster.pieces.nosuch", 3.0),
     *(("tune.target", value) for value in (HUGE, NAN, "low")),
-    *((name, value) for name in ("tune.seconds", "tune.epoch_seconds") for value in (0.0, HUGE)),
-    *(("tune.probe_seconds", value) for value in ((1.0,), (0.0, 1.0), (1.0, HUGE), 1.0)),
+    *(
+        (name, value)
+        for name in ("tune.seconds", "tune.epoch_seconds", "tune.probe_seconds")
+        for value in (0.0, HUGE)
+    ),
+    *(("tune.probe_share", value) for value in (0.0, 1.1)),
     *(("tune.momenta", value) for value in ((), (0.0, 1.0), (NAN,), 0.9)),
     *(("tune.learning_rates", value) for value in ((), (0.1, 0.0), (HUGE,), 0.1)),
     *(("tune.baselines", value) for value in (("nosuch",), "random", 1)),

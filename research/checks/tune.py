@@ -17,10 +17,9 @@ def check(require: Callable[[str, Callable[[Any], bool], str], None]) -> None:
 
     require("tune.target", math.isfinite, "a finite number")
     require("tune.seeds", lambda v: v >= 1, "at least 1")
-    for key in ("tune.seconds", "tune.epoch_seconds"):
+    for key in ("tune.seconds", "tune.epoch_seconds", "tune.probe_seconds"):
         require(key, positive, "finite and more than 0")
-    two = "two finite numbers above 0, of the cold start and of steady state"
-    require("tune.probe_seconds", lambda v: len(v) == 2 and all(map(positive, v)), two)
+    require("tune.probe_share", lambda v: 0 < v <= 1, "above 0 and at most 1")
     momenta = "one number or more between -1 and 1"
     require("tune.momenta", lambda v: len(v) > 0 and all(-1 < m < 1 for m in v), momenta)
     rates = "one finite number or more above 0"

@@ -26,7 +26,7 @@ def choose(
     the rules. If all diverge it is the first setting.
     """
     if name in SAMPLED:
-        count = max(round(seconds / rules.cold_seconds), 1)
+        count = max(round(seconds / rules.probe_seconds), 1)
         return _sampled(name, lambda s: probe(seconds / count, s), groups, rules, count, seed)
     g = groups[0] if name == "synchronous" else groups[-1]
     tried = [Setting(g, max(rules.momenta), alpha) for alpha in rules.learning_rates]

@@ -10,9 +10,9 @@ class Rules(NamedTuple):
     momenta: Sequence[float]
     learning_rates: Sequence[float]  # of one group
     seeds: int  # initializations
-    cold_seconds: float  # of a probe of the cold start
-    steady_seconds: float  # of a probe of steady state
-    epoch_seconds: float
+    probe_seconds: float  # of a probe of the cold start
+    probe_share: float  # of a probe of steady state, of the seconds of the epoch it is for
+    epoch_seconds: float  # of the first epoch
     seconds: float  # of all training, at most
 
 
@@ -22,8 +22,8 @@ def rules(tune: Any) -> Rules:
         momenta=tuple(tune.momenta),
         learning_rates=tuple(tune.learning_rates),
         seeds=tune.seeds,
-        cold_seconds=tune.probe_seconds[0],
-        steady_seconds=tune.probe_seconds[1],
+        probe_seconds=tune.probe_seconds,
+        probe_share=tune.probe_share,
         epoch_seconds=tune.epoch_seconds,
         seconds=tune.seconds,
     )

@@ -1,12 +1,13 @@
 """A setting run on the simulated cluster for so many simulated seconds, from a checkpoint.
 
 Groups, momentum, learning rate and arrivals are arguments of one compiled program, which has as
-many slots as there can be groups. The velocity is kept, the slots are fresh: every group has read
-the parameters of the checkpoint. From one checkpoint all settings see the same batches, and all of
-equally many groups the same arrivals. From the start that is the run of `launch.train`.
+many slots as there can be groups. Update t has the batch and the arrival that it has in the run of
+`launch.train`, so that a setting which is never changed is that run. Where the number of groups
+changes, all have read the parameters of the checkpoint; the velocity is kept.
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,14 +17,15 @@ from ml_collections import ConfigDict
 from research import data as datasets
 from research import optimizers, program, seeds, timeline, trainer
 from research.config import ConfigError
-from research.problem import Examples, Params
+from research.problem import Examples
 from research.program import CHUNK
-from research.strategies.base import Event
+from research.strategies.base import Event, State
 from research.timeline import Timeline
 from research.trainer import Run
 from research.tuning.automatic import Outcome, Setting
 
 LEAST = 4  # updates of a probe
+AVERAGED = 8  # moments of a probe that its parameters are averaged over
 
 
 class Cluster(NamedTuple):
@@ -39,8 +41,8 @@ class Checkpoint(NamedTuple):
     """What an attempt starts from, and what it leaves."""
 
     updates: jax.Array  # int32, batches seen
-    params: Params
-    opt_state: Any  # the velocity, of heavy ball
+    groups: jax.Array  # int32, that the slots are of
+    state: State
 
 
 def prepare(config: ConfigDict) -> Cluster:
@@ -62,11 +64,10 @@ def prepare(config: ConfigDict) -> Cluster:
     every.strategy.groups = groups[-1]
     every.steps = CHUNK
     run = trainer.prepare(every)
-    probe = min(config.tune.probe_seconds)
     least = float(_timeline(run, 1, 0, 0.0).seconds[LEAST - 1])
-    if probe < least:
+    if config.tune.probe_seconds < least:
         raise ConfigError(
-            f"config.tune.probe_seconds = {tuple(config.tune.probe_seconds)}: must be at least "
+            f"config.tune.probe_seconds = {config.tune.probe_seconds}: must be at least "
             f"{least:.3g}, in which one group makes {LEAST} updates"
         )
     stride = -(-run.examples // (config.data.train_evaluated or run.examples))
@@ -88,42 +89,47 @@ def start(cluster: Cluster, seed: int = 0) -> Checkpoint:
         one = {name: leaf[:1] for name, leaf in run.data.train.items()}
         key = seeds.key(run.config.seed, f"init {seed}")
         params = program.init(run.config, run.data.classes, key, one)
-    return Checkpoint(jnp.int32(0), params, run.program.strategy.init(params).opt_state)
+    return Checkpoint(jnp.int32(0), jnp.int32(1), run.program.strategy.init(params))
 
 
 def attempt(
-    cluster: Cluster, begin: Checkpoint, setting: Setting, seconds: float, target: float = -np.inf
+    cluster: Cluster,
+    begin: Checkpoint,
+    setting: Setting,
+    seconds: float,
+    target: float | None = None,
 ) -> tuple[Checkpoint, Outcome]:
     """Runs the setting for so many simulated seconds, one update at least.
 
     The loss of the outcome is the training loss at its end, NaN where it is not finite: of the same
     examples for every setting, as batches are too few to compare settings by, and not the same for
-    different groups. With a `target` it is evaluated every `config.log_every` updates, too, and the
-    run ends when it is at most the target. It also ends with the first batch whose loss is not
-    finite. Evaluation takes no simulated time. HE(g) is the cluster's, over 2 CHUNK arrivals or
-    more, however few the seconds allow: under random service a probe's own say little.
+    different groups. With a `target` it is evaluated at every log point, too, and the run ends when
+    it is at most the target. Without one this is a probe, and the loss that of the mean of its
+    parameters over its later half: at its end, large steps are far from where they lead to, the
+    farther the less they are late in training, and small ones would always seem better.
+
+    It also ends with the first batch whose loss is not finite. Evaluation takes no simulated time.
+    HE(g) is the cluster's, over 2 CHUNK arrivals or more, however few the seconds allow: under
+    random service a probe's own say little.
     """
     run, t, every = cluster.run, int(begin.updates), cluster.run.config.log_every
     line = _timeline(run, setting.groups, t, seconds)
-    updates = max(int(np.searchsorted(line.seconds, seconds, side="right")), 1)
-    hyper = {name: np.full(CHUNK, getattr(setting, name), np.float32) for name in run.hypers}
-    fresh = run.program.strategy.init(begin.params)._replace(opt_state=begin.opt_state)
-    state = jax.tree.map(jnp.copy, fresh)  # it is donated, the checkpoint is not
-    done, reached, finite, loss = 0, False, True, np.nan
-    while done < updates and finite and not reached:
-        n = min(every - done % every, CHUNK, updates - done)
-        window = slice(done, done + CHUNK)
-        events = Event(line.read[window], line.write[window], hyper)
-        indices = _batches(run, t + done)
-        state, losses = run.program.advance(state, cluster.examples, events, indices, n)
-        good = np.isfinite(losses)[:n]
-        finite = bool(good.all())
-        done += n if finite else int(good.argmin()) + 1  # the first that is not finite is the last
-        if finite and (done == updates or (target > -np.inf and done % every == 0)):
-            loss = program.evaluate(run.program, state.params, cluster.evaluated)["loss"]
-            finite = bool(np.isfinite(loss))
-            reached = loss <= target
-    ended = float(line.seconds[done - 1])
+    before = _until(line, t)
+    updates = max(int(np.searchsorted(line.seconds, before + seconds, side="right")) - t, 1)
+    state = _regrouped(run, begin, setting.groups)
+    done, loss, reached, seen = 0, np.nan, False, []
+    for moment in _later_half(updates) if target is None else _log_points(t, updates, every):
+        state, ran, finite = _advance(cluster, state, line, setting, t + done, moment - done)
+        done += ran
+        seen = [*seen, jax.tree.map(jnp.copy, state.params)]  # the state is donated
+        if finite and (target is not None or moment == updates):
+            mean = jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *seen)
+            loss = program.evaluate(run.program, mean, cluster.evaluated)["loss"]
+            finite, seen = bool(np.isfinite(loss)), []
+            reached = target is not None and loss <= target
+        if reached or not finite:
+            break
+    ended = _until(line, t + done) - before
     outcome = Outcome(
         loss=loss if finite else np.nan,
         updates=done,
@@ -131,22 +137,64 @@ def attempt(
         seconds_per_update=float(line.seconds[-1]) / len(line.seconds),
         reached=reached,
     )
-    return Checkpoint(begin.updates + done, state.params, state.opt_state), outcome
+    return Checkpoint(begin.updates + done, jnp.int32(setting.groups), state), outcome
+
+
+def _advance(
+    cluster: Cluster, state: State, line: Timeline, setting: Setting, t: int, updates: int
+) -> tuple[State, int, bool]:
+    """So many updates after update t, or until a batch's loss is not finite: how many, and if not.
+
+    Donates the state.
+    """
+    run, done, finite = cluster.run, 0, True
+    hyper = {name: np.full(CHUNK, getattr(setting, name), np.float32) for name in run.hypers}
+    while done < updates and finite:
+        n = min(CHUNK, updates - done)
+        window = slice(t + done, t + done + CHUNK)
+        events = Event(line.read[window], line.write[window], hyper)
+        indices = _batches(run, t + done)
+        state, losses = run.program.advance(state, cluster.examples, events, indices, n)
+        good = np.isfinite(losses)[:n]
+        finite = bool(good.all())
+        done += n if finite else int(good.argmin()) + 1  # the first that is not finite is the last
+    return state, done, finite
+
+
+def _later_half(updates: int) -> Sequence[int]:
+    """Moments of a probe, evenly apart."""
+    moments = np.linspace(updates / 2, updates, AVERAGED + 1)[1:].round()
+    return np.unique(moments).astype(int).tolist()
+
+
+def _log_points(t: int, updates: int, every: int) -> Sequence[int]:
+    """Multiples of `every` after update t, in updates from there, and the end."""
+    return [*range(every - t % every, updates, every), updates]
+
+
+def _regrouped(run: Run, begin: Checkpoint, groups: int) -> State:
+    """A copy of the state, for so many groups."""
+    state = begin.state
+    if groups != begin.groups:
+        state = run.program.strategy.init(state.params)._replace(opt_state=state.opt_state)
+    return jax.tree.map(jnp.copy, state)
 
 
 def _timeline(run: Run, groups: int, t: int, seconds: float) -> Timeline:
-    """The arrivals after update t, which all groups have read: a CHUNK beyond the seconds."""
+    """The arrivals of so many groups, a CHUNK beyond so many seconds after update t."""
     config = run.config.copy_and_resolve_references()
     config.strategy.groups = groups
-    if t:
-        config.seed = int(seeds.generator(config.seed, f"arrivals after {t}").integers(2**32))
     size = program.parameter_bytes(run.params)
-    config.steps = 2 * CHUNK
+    config.steps = t + 2 * CHUNK
     while True:
         line = timeline.of_config(config, steps_per_epoch=run.epoch, update_bytes=size)
-        if line.seconds[-CHUNK] > seconds:
+        if line.seconds[-CHUNK] > _until(line, t) + seconds:
             return line
         config.steps *= 2  # a longer timeline begins with the shorter one
+
+
+def _until(line: Timeline, updates: int) -> float:
+    return float(line.seconds[updates - 1]) if updates else 0.0
 
 
 def _batches(run: Run, t: int) -> np.ndarray:

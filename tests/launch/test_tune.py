@@ -22,8 +22,9 @@ SMALL = {
     "log_every": 20,
     "model.noise": 0.1,
     "tune.target": 0.0133,
-    "tune.probe_seconds": (0.1, 0.1),
-    "tune.epoch_seconds": 0.08,
+    "tune.probe_seconds": 0.1,
+    "tune.probe_share": 0.5,
+    "tune.epoch_seconds": 0.05,
     "tune.seconds": 1.5,
     "tune.momenta": (0.0, 0.9),
     "tune.seeds": 2,
@@ -156,8 +157,8 @@ def test_one_worker(config, tmp_path):
 
 
 def test_bad_input_is_said_before_anything_is_touched(whole, config, tmp_path):
-    with pytest.raises(ConfigError, match=r"config\.tune\.probe_seconds = \(0\.0001, 0\.1\): must"):
-        tune(config({**SMALL, "tune.probe_seconds": (1e-4, 0.1)}), tmp_path / "new")
+    with pytest.raises(ConfigError, match=r"config\.tune\.probe_seconds = 0\.0001: must"):
+        tune(config({**SMALL, "tune.probe_seconds": 1e-4}), tmp_path / "new")
     assert not (tmp_path / "new").exists()
     _, workdir, _ = whole
     with pytest.raises(WorkdirError, match=r"differs in tune\.target"):

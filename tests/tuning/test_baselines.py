@@ -11,7 +11,7 @@ from research.tuning.rules import Rules
 from tests.tuning.cluster import Cluster
 
 GROUPS = (1, 2, 4, 8)
-RULES = Rules((0.0, 0.3, 0.9), (0.1, 0.01, 0.001), 1, 10.0, 30.0, 1e3, 1e4)
+RULES = Rules((0.0, 0.3, 0.9), (0.1, 0.01, 0.001), 1, 10.0, 0.03, 1e3, 1e4)
 SEARCHES = ("random", "tpe")
 
 
@@ -39,7 +39,7 @@ def test_probes_take_the_seconds_given(name, seconds):
     assert sum(each) == pytest.approx(seconds, rel=1e-12)
     assert len(set(each)) == 1
     if name in SEARCHES:
-        assert len(each) == max(round(seconds / RULES.cold_seconds), 1)
+        assert len(each) == max(round(seconds / RULES.probe_seconds), 1)
 
 
 @pytest.mark.parametrize("name", SEARCHES)

@@ -22,7 +22,7 @@ SETTING = Setting(4, 0.3, 0.1)
 
 @pytest.fixture(scope="module")
 def cluster(config):
-    return segments.prepare(config({**VALUES, "tune.probe_seconds": (1.0, 1.0)}))
+    return segments.prepare(config({**VALUES, "tune.probe_seconds": 1.0}))
 
 
 def same(one, other):
@@ -45,34 +45,53 @@ def test_from_the_start_it_is_the_run_of_the_trainer(cluster, config, groups, tm
     after, outcome = segments.attempt(cluster, segments.start(cluster), setting, seconds)
     assert (outcome.updates, outcome.seconds) == (60, seconds)
     assert int(after.updates) == 60
-    near(after.params, state.params)
-    near(after.opt_state, state.opt_state)
+    near(after.state.params, state.params)
+    near(after.state.opt_state, state.opt_state)
     # 60 updates of random service against many: a standard error of 0.13 at the most, and twice it.
     assert outcome.seconds_per_update == pytest.approx(seconds / 60, rel=0.26)
 
 
-def test_one_group_goes_on_where_it_was(cluster):
-    """Nothing is stale, so the parts are the whole: batches, velocity, parameters."""
-    setting, begin = SETTING._replace(groups=1), segments.start(cluster)
+@pytest.mark.parametrize("groups", [1, 4])
+def test_a_setting_goes_on_as_if_it_had_not_been_interrupted(cluster, groups):
+    """Batches, arrivals, what every group has read, velocity and parameters, to the last bit."""
+    setting, begin = SETTING._replace(groups=groups), segments.start(cluster)
     whole, outcome = segments.attempt(cluster, begin, setting, 0.2)
-    middle, first = segments.attempt(cluster, begin, setting, 0.1)
-    # The arrivals after the checkpoint are other draws: as many updates as are left, at least.
-    line = segments._timeline(cluster.run, 1, first.updates, 1.0)
-    left = float(line.seconds[outcome.updates - first.updates - 1])
-    after, second = segments.attempt(cluster, middle, setting, left)
-    assert first.updates + second.updates == outcome.updates
-    near(after, whole)
+    middle, first = segments.attempt(cluster, begin, setting, 0.07)
+    line = segments._timeline(cluster.run, groups, 0, 1.0)
+    left = line.seconds[outcome.updates - 1] - line.seconds[first.updates - 1]
+    after, second = segments.attempt(cluster, middle, setting, float(left) + 1e-9)
+    assert 0 < first.updates < first.updates + second.updates == outcome.updates
+    same(after, whole)
 
 
-def test_groups_start_from_the_parameters_of_the_checkpoint(cluster):
-    """The first update of any number of groups is the same, whatever was stale before."""
+def test_other_groups_start_from_the_parameters_of_the_checkpoint(cluster):
+    """The first update of any other number of groups is the same, whatever was stale before."""
     begin, _ = segments.attempt(cluster, segments.start(cluster), SETTING, 0.05)
-    after = [
-        segments.attempt(cluster, begin, SETTING._replace(groups=g), 1e-9)[0] for g in (1, 4, 8)
-    ]
+    groups = (1, 2, 8)
+    assert SETTING.groups not in groups
+    after = [segments.attempt(cluster, begin, SETTING._replace(groups=g), 1e-9)[0] for g in groups]
     assert all(int(one.updates) == int(begin.updates) + 1 for one in after)
     for one in after[1:]:
-        same(one, after[0])
+        same(one.state.params, after[0].state.params)
+
+
+def test_a_probes_loss_is_that_of_its_mean_parameters(cluster):
+    """Of 8 moments of the later half, each from an attempt of its own."""
+    begin = segments.start(cluster)
+    line = segments._timeline(cluster.run, 4, 0, 1.0)
+
+    def after(updates):
+        seconds = float(line.seconds[updates - 1])
+        made, outcome = segments.attempt(cluster, begin, SETTING, seconds)
+        assert outcome.updates == updates
+        return made.state.params, outcome.loss
+
+    moments = [after(updates)[0] for updates in range(18, 33, 2)]  # of 32 updates
+    mean = jax.tree.map(lambda *leaves: np.mean(np.stack(leaves), axis=0), *moments)
+    expected = program.evaluate(cluster.run.program, mean, cluster.evaluated)["loss"]
+    # Means of 8 float32 numbers in two orders.
+    assert after(32)[1] == pytest.approx(expected, rel=1e-5)
+    assert after(1)[1] == evaluated(cluster, segments.attempt(cluster, begin, SETTING, 1e-9)[0])
 
 
 def test_attempts_are_pure_and_compiled_once(cluster):
@@ -91,13 +110,13 @@ def test_attempts_are_pure_and_compiled_once(cluster):
 
 def test_initializations_differ_and_the_first_is_the_trainers(config, mnist):
     network = segments.prepare(config(mnist))
-    starts = [fingerprint(segments.start(network, seed).params) for seed in (0, 1, 1, 2)]
+    starts = [fingerprint(segments.start(network, seed).state.params) for seed in (0, 1, 1, 2)]
     assert starts[0] == fingerprint(network.run.params)
     assert starts[1] == starts[2] and len(set(starts)) == 3
 
 
 def evaluated(cluster, checkpoint):
-    return program.evaluate(cluster.run.program, checkpoint.params, cluster.evaluated)["loss"]
+    return program.evaluate(cluster.run.program, checkpoint.state.params, cluster.evaluated)["loss"]
 
 
 def test_it_ends_at_the_first_log_point_at_the_target(cluster):
@@ -138,7 +157,7 @@ def test_groups_are_powers_of_two_that_divide_the_workers(config):
         ({"optimizer.name": "adam", "optimizer.momentum": 0.0}, "config.optimizer.name = 'adam'"),
         ({"optimizer.schedule": "cosine"}, "config.optimizer.schedule"),
         ({"optimizer.warmup_steps": 5}, "config.optimizer.schedule"),
-        ({"tune.probe_seconds": (1.0, 1e-4)}, "config.tune.probe_seconds = (1.0, 0.0001)"),
+        ({"tune.probe_seconds": 1e-4}, "config.tune.probe_seconds = 0.0001"),
     ],
 )
 def test_what_cannot_be_tuned_is_refused(config, values, message):
