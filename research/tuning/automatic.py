@@ -127,8 +127,9 @@ def steady_state(
     """The best setting of at most `most` groups, and at most how many the next search is of."""
     tried = cache(probe)
     best, outcome = search(tried, settings(most, last.learning_rate, momenta))
-    while best.momentum == min(momenta) and best.groups > 1:
-        fewer, its = search(tried, settings(best.groups // 2, best.learning_rate, momenta))
+    while best.groups > 1:
+        half = settings(best.groups // 2, best.learning_rate, momenta)
+        fewer, its = search(tried, [one for one in half if size(one) >= size(best)])
         if its.loss > CLOSE * outcome.loss:
             break
         note("fewer groups", fewer)

@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 from research import data as datasets
 from research import optimizers, program, seeds, timeline, trainer
 from research.config import ConfigError
-from research.problem import Examples
+from research.problem import Examples, Params
 from research.program import CHUNK
 from research.strategies.base import Event, State
 from research.timeline import Timeline
@@ -105,8 +105,8 @@ def attempt(
     examples for every setting, as batches are too few to compare settings by, and not the same for
     different groups. With a `target` it is evaluated at every log point, too, and the run ends when
     it is at most the target. Without one this is a probe, and the loss that of the mean of its
-    parameters over its later half: at its end, large steps are far from where they lead to, the
-    farther the less they are late in training, and small ones would always seem better.
+    parameters over its later half: those at the end of large steps are scattered around where they
+    lead to, so that small steps would always seem better.
 
     It also ends with the first batch whose loss is not finite. Evaluation takes no simulated time.
     HE(g) is the cluster's, over 2 CHUNK arrivals or more, however few the seconds allow: under
@@ -117,7 +117,8 @@ def attempt(
     before = _until(line, t)
     updates = max(int(np.searchsorted(line.seconds, before + seconds, side="right")) - t, 1)
     state = _regrouped(run, begin, setting.groups)
-    done, loss, reached, seen = 0, np.nan, False, []
+    done, loss, reached = 0, np.nan, False
+    seen: list[Params] = []
     for moment in _later_half(updates) if target is None else _log_points(t, updates, every):
         state, ran, finite = _advance(cluster, state, line, setting, t + done, moment - done)
         done += ran
