@@ -126,7 +126,7 @@ def default() -> ConfigDict:
     config.tune.probe_seconds = 1.0  # of a probe of the cold start
     config.tune.probe_share = 0.03  # of a probe of steady state, of the epoch it is for
     config.tune.epoch_seconds = 30.0  # of training to the first search; to the next twice that, ...
-    config.tune.momenta = (0.0, 0.3, 0.6, 0.9)  # the least being best, groups are halved
+    config.tune.momenta = (0.0, 0.3, 0.6, 0.9)  # explicit ones that are tried
     config.tune.learning_rates = (0.1, 0.01, 0.001, 0.0001)  # of one group; of more, tenths of them
     config.tune.seeds = 1  # initializations tried
     config.tune.baselines = ()  # 'synchronous', 'asynchronous', 'random', 'tpe': run beside it

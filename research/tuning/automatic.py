@@ -11,8 +11,8 @@ what can suit more. (alpha, mu) are ordered by alpha, then mu.
                    update
                    The best setting of any g trains the first epoch.
     steady state   From the checkpoint of every epoch: every mu, and alpha and alpha / 10 of the
-                   last setting, with g at first the last not saturated. While the best has mu = 0
-                   and g > 1: g <- g / 2, and again.
+                   last setting, with g at first the last not saturated. Then g <- g / 2, with mu
+                   at least as large as the best, for as long as the loss is no worse by 1 %.
                    The best trains the next epoch if it is better than the last by 1 %.
 
 All probes of a search are equally long, in seconds, and the least loss is the best. This is the
@@ -24,10 +24,10 @@ order and the constants of the authors' program (HazyResearch/Omnivore, omnivore
                    its probes, a fixed share: mistakes are cheap while there is most to learn.
     divergence     Theirs stops where all of a search diverges, or an epoch. Here the search is
                    repeated with alpha / 10, and the epoch from its checkpoint.
-    fewer groups   They are taken whatever the loss. Here only if it is no worse by 1 %.
-
-That program asks whether to take momenta below 0 instead of fewer groups: with such ones among
-`momenta`, groups are halved only when the *least* of them is the best.
+    fewer groups   Theirs are halved for as long as mu = 0 is the best, whatever the loss: total
+                   momentum is too large then. It is as well if half as many groups do better.
+                   That program asks whether to take momenta below 0 instead: they may be among
+                   those given.
 """
 
 import math
