@@ -18,7 +18,7 @@ import argparse
 import math
 import multiprocessing
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 from pathlib import Path
@@ -40,12 +40,13 @@ CASES = [",".join(case) for case in product(tune.MODELS, tune.CLUSTERS)]
 GOOD, OVERHEAD = 1.1, 0.15
 HOPELESS = 4.0  # times the loss of the best so far, after as many seconds: not the best
 STAGES = tuple(2.0**-n for n in range(5, -1, -1))  # of all seconds, when that is looked at
+LATE = 1 / 8  # of all seconds: what is behind a larger step then does not overtake it
 
 
-def measure(case: str, seed: int, workdir: Path) -> dict[str, Any]:
+def measure(case: str, seed: int, baselines: Sequence[str], workdir: Path) -> dict[str, Any]:
     """One row of the table."""
     config = tune.get_config(case)
-    config.seed = seed
+    config.seed, config.tune.baselines = seed, tuple(baselines)
     folder = workdir / f"{case}-{seed}"
     methods = {row["method"]: row for row in run(config, folder)["methods"]}
     decided = rows(folder / "decisions.jsonl")
@@ -70,13 +71,15 @@ def measure(case: str, seed: int, workdir: Path) -> dict[str, Any]:
 def best_of_grid(cluster: Cluster, config: ConfigDict) -> tuple[Setting, float]:
     """The grid's best setting for the config's seed, and its seconds to the target.
 
-    A run ends where it cannot be the best any more: at the seconds of the best so far, and where
-    its loss is `HOPELESS` times what that of the best was. Large steps go first, since they are
-    fast if they are stable.
+    A run ends where it cannot be the best any more: at the seconds of the best so far, where its
+    loss is `HOPELESS` times what that of the best was, and, from `LATE` on, where it is more than
+    that of a larger step of as many groups was. Large steps go first, since they are fast if they
+    are stable.
     """
     keys = ("strategy.groups", "optimizer.momentum", "optimizer.learning_rate")
     settings = {Setting(*(point[key] for key in keys)) for point in grid.points(config)}
     best, least, reference = None, config.tune.seconds, {}
+    larger = {g: dict.fromkeys(STAGES, math.inf) for g in cluster.groups}
     for setting in sorted(settings, key=lambda s: (-s.learning_rate, -s.momentum, s.groups)):
         state, spent, losses = segments.start(cluster), 0.0, {}
         for stage in STAGES:
@@ -89,8 +92,10 @@ def best_of_grid(cluster: Cluster, config: ConfigDict) -> tuple[Setting, float]:
             if outcome.reached:
                 best, least, reference = setting, spent, losses
                 break
-            if not outcome.loss < HOPELESS * reference.get(stage, math.inf):
+            behind = stage >= LATE and outcome.loss > larger[setting.groups][stage]
+            if behind or not outcome.loss < HOPELESS * reference.get(stage, math.inf):
                 break
+            larger[setting.groups][stage] = outcome.loss
     assert best, "no setting of the grid reaches the target"
     return best, least
 
@@ -125,6 +130,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES)
     parser.add_argument("--seeds", type=int, default=3)
+    every = tune.get_config().tune.baselines
+    parser.add_argument("--baselines", nargs="*", choices=every, default=every)
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
     parser.add_argument("--workdir", type=Path, default=Path("workdirs/tune"))
     parser.add_argument("--out", type=Path, default=Path("workdirs/tune.json"))
@@ -135,7 +142,7 @@ def main() -> None:
         cores.put(job % (os.cpu_count() or 1))
     with ProcessPoolExecutor(arguments.jobs, context, _pinned, (cores,)) as pool:
         jobs = [
-            pool.submit(measure, case, seed, arguments.workdir)
+            pool.submit(measure, case, seed, arguments.baselines, arguments.workdir)
             for case in arguments.cases
             for seed in range(arguments.seeds)
         ]
