@@ -63,7 +63,7 @@ class Point(NamedTuple):
 class Outcome(NamedTuple):
     """Of a setting tried for a while, from some point."""
 
-    loss: float  # of training, at its end; NaN if it diverged
+    loss: float  # of training, at its end (a probe's: of its mean); NaN if it diverged
     updates: int
     seconds: float  # simulated
     seconds_per_update: float  # HE(g)

@@ -122,11 +122,12 @@ def attempt(
     for moment in _later_half(updates) if target is None else _log_points(t, updates, every):
         state, ran, finite = _advance(cluster, state, line, setting, t + done, moment - done)
         done += ran
-        seen = [*seen, jax.tree.map(jnp.copy, state.params)]  # the state is donated
+        if target is None:
+            seen.append(jax.tree.map(jnp.copy, state.params))  # the state is donated
         if finite and (target is not None or moment == updates):
-            mean = jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *seen)
-            loss = program.evaluate(run.program, mean, cluster.evaluated)["loss"]
-            finite, seen = bool(np.isfinite(loss)), []
+            params = _mean(seen) if target is None else state.params
+            loss = program.evaluate(run.program, params, cluster.evaluated)["loss"]
+            finite = bool(np.isfinite(loss))
             reached = target is not None and loss <= target
         if reached or not finite:
             break
@@ -160,6 +161,10 @@ def _advance(
         finite = bool(good.all())
         done += n if finite else int(good.argmin()) + 1  # the first that is not finite is the last
     return state, done, finite
+
+
+def _mean(trees: Sequence[Params]) -> Params:
+    return jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *trees)
 
 
 def _later_half(updates: int) -> Sequence[int]:
