@@ -20,7 +20,7 @@ from analysis.tables import replace
 from launch import app
 from research import seeds, trainer
 from research.tuning import segments
-from research.tuning.automatic import Point, automatic
+from research.tuning.automatic import Point, Setting, automatic
 from research.tuning.baselines import choose
 from research.tuning.journal import Journal, Line, Method
 from research.tuning.rules import rules
@@ -40,8 +40,10 @@ def tune(config: ConfigDict, workdir: Path) -> dict[str, Any]:
     with Checkpoints(workdir) as checkpoints:
         journal = Journal(workdir / "decisions.jsonl", checkpoints.latest() or 0)
         first = Method("automatic", cluster, journal, config.tune.target, checkpoints)
-        automatic(first.probe, first.train, first.note, cluster.groups, given)
-        probed = results(journal.lines)[0]["probe_seconds"]
+        pace = partial(segments.seconds_per_update, cluster)
+        automatic(first.probe, first.train, first.note, pace, cluster.groups, given)
+        own = [line for line in journal.lines if line["method"] == first.name]
+        probed = _seconds([line for line in own if line["what"] == "probe"])
         for name in config.tune.baselines:
             method = Method(name, cluster, journal, config.tune.target)
             probe = partial(method.probe, Point())
@@ -59,14 +61,17 @@ def tune(config: ConfigDict, workdir: Path) -> dict[str, Any]:
 def results(lines: Sequence[Line]) -> list[dict[str, Any]]:
     """A row a method: seconds to the target without its probes (infinite: not reached) and with.
 
-    `overhead` is the probes' part of all seconds; `settings`, g/mu/alpha, are what it trained with.
+    A probe that is gone on with, as a longer one or as an epoch, is the beginning of it, and counts
+    once. `overhead` is the other probes' part of all seconds; `settings`, g/mu/alpha, are what it
+    trained with.
     """
     table = []
     for name in dict.fromkeys(line["method"] for line in lines):
         own = [line for line in lines if line["method"] == name]
         probes = [line for line in own if line["what"] == "probe"]
         epochs = [line for line in own if line["what"] == "train"]
-        probed, trained = (sum(line["seconds"] for line in part) for part in (probes, epochs))
+        trained = sum(line["seconds"] for line in epochs)
+        probed = _seconds([*probes, *epochs]) - trained
         reached = bool(epochs) and epochs[-1]["reached"]
         table.append(
             {
@@ -85,6 +90,15 @@ def results(lines: Sequence[Line]) -> list[dict[str, Any]]:
             }
         )
     return table
+
+
+def _seconds(attempts: Sequence[Line]) -> float:
+    """Those from the same point with the same setting are one run, as long as the longest."""
+    longest: dict[tuple[Any, ...], float] = {}
+    for line in attempts:
+        key = tuple(line[name] for name in (*Point._fields, *Setting._fields))
+        longest[key] = max(longest.get(key, 0.0), line["seconds"])
+    return sum(longest.values())
 
 
 def main(config: ConfigDict, workdir: Path) -> int:

@@ -9,21 +9,25 @@ what can suit more. (alpha, mu) are ordered by alpha, then mu.
                    g = 2, 4, ...: every mu, and alpha and alpha / 10 of the best setting of g / 2,
                    until the cluster is saturated: HE(g) > HE(g / 2) / 1.1, HE(g) the seconds an
                    update
-                   The best setting of any g trains the first epoch.
+                   Then fewer groups than the best setting has, by probes 4 times as long. What is
+                   the best of these trains the first epoch.
     steady state   From the checkpoint of every epoch: every mu, and alpha and alpha / 10 of the
-                   last setting, with g at first the last not saturated. Then g <- g / 2, with mu
-                   at least as large as the best, for as long as the loss is no worse by 1 %.
-                   The best trains the next epoch if it is better than the last by 1 %.
+                   last setting, with g at first the last not saturated. Then fewer groups. The
+                   best trains the next epoch if it is better than the last by 1 %.
+    fewer groups   g <- g / 2, with mu at least as large as the best, for as long as the loss is no
+                   worse by 1 %.
 
 All probes of a search are equally long, in seconds, and the least loss is the best. This is the
 order and the constants of the authors' program (HazyResearch/Omnivore, omnivore.py), but for
 
     searches       They try everything; here the largest setting first and the next for as long as
                    the loss falls, so that two or three probes do, and can be longer.
+    longer probes  Not theirs. While the loss hardly falls, more groups do well that diverge later.
     epochs         Theirs are equally long. Here each is twice as long as the one before and so are
                    its probes, a fixed share: mistakes are cheap while there is most to learn.
     divergence     Theirs stops where all of a search diverges, or an epoch. Here the search is
-                   repeated with alpha / 10, and the epoch from its checkpoint.
+                   repeated with alpha / 10; and an epoch that does not lower the loss is, from its
+                   checkpoint, with half the groups, or with alpha / 10 if there is one.
     fewer groups   Theirs are halved for as long as mu = 0 is the best, whatever the loss: total
                    momentum is too large then. It is as well if half as many groups do better.
                    That program asks whether to take momenta below 0 instead: they may be among
@@ -43,6 +47,7 @@ FASTER = 1.1  # by which more groups have to make updates faster
 CLOSE = 1.01  # ratio of losses by which another setting has to win, in steady state
 STEP = 10  # between learning rates
 GROWTH = 2  # of epochs
+LONGER = 4  # times the probes that more groups are chosen by: those that they are kept by
 ROUNDING = 1e-9  # of sums of seconds
 TINY = 1e-30  # learning rates that move nothing, in float32
 
@@ -66,57 +71,69 @@ class Outcome(NamedTuple):
     loss: float  # of training, at its end (a probe's: of its mean); NaN if it diverged
     updates: int
     seconds: float  # simulated
-    seconds_per_update: float  # HE(g)
     reached: bool = False  # whether the target was
 
 
 Run = Callable[[Point, float, Setting], Outcome]  # from where, and for how many seconds
+Train = Callable[[Point, float, Setting, float], Outcome]  # and what loss it has to lower
 Probe = Callable[[Setting], Outcome]
 Note = Callable[[str, Setting], None]  # takes down a decision and what it is about
 
 
-def automatic(probe: Run, train: Run, note: Note, groups: Sequence[int], rules: Rules) -> None:
+def automatic(
+    probe: Run,
+    train: Train,
+    note: Note,
+    seconds_per_update: Callable[[int], float],
+    groups: Sequence[int],
+    rules: Rules,
+) -> None:
     """Tunes and trains in turn, until the target is reached or the seconds are over.
 
-    `groups`: 1, 2, 4, ... `probe` leaves no trace; `train` goes on to the next epoch's point, or
-    stays where it is if it diverges.
+    `groups`: 1, 2, 4, ... `seconds_per_update`: HE. `probe` leaves no trace; `train` goes on to the
+    next epoch's point, or stays where it is if it does not lower the loss.
     """
-    point, last, most = cold_start(probe, note, groups, rules)
-    left, epoch = rules.seconds, rules.epoch_seconds
+    point, last, most = cold_start(probe, note, seconds_per_update, groups, rules)
+    left, epoch, loss = rules.seconds, rules.epoch_seconds, math.inf
     while True:
-        outcome = train(point, min(epoch, left), last)
+        outcome = train(point, min(epoch, left), last, loss)
         left -= outcome.seconds
         if outcome.reached or left < ROUNDING * rules.seconds:
             return
-        if math.isfinite(outcome.loss):
-            point = point._replace(epoch=point.epoch + 1)
+        if outcome.loss < loss:  # never, if it diverged
+            point, loss, epoch = point._replace(epoch=point.epoch + 1), outcome.loss, GROWTH * epoch
         else:
-            last = smaller(last)
-        epoch *= GROWTH
+            last = calmer(last)
+            most = last.groups
         tried = partial(probe, point, rules.probe_share * epoch)
         last, most = steady_state(tried, note, last, most, rules.momenta)
 
 
 def cold_start(
-    probe: Run, note: Note, groups: Sequence[int], rules: Rules
+    probe: Run,
+    note: Note,
+    seconds_per_update: Callable[[int], float],
+    groups: Sequence[int],
+    rules: Rules,
 ) -> tuple[Point, Setting, int]:
     """The best initialization, the best setting, and the most groups that do not saturate."""
     grid = [Setting(1, max(rules.momenta), alpha) for alpha in rules.learning_rates]
     starts = [Point(seed) for seed in range(rules.seeds)]
     found = {start: search(partial(probe, start, rules.probe_seconds), grid) for start in starts}
     point = min(found, key=lambda start: found[start][1].loss)
-    last, outcome = best, least = found[point]
-    tried = cache(partial(probe, point, rules.probe_seconds))  # twice asked, once tried
+    last, _ = best, least = found[point]
     most = 1
     for g in groups[1:]:
         grid = settings(g, last.learning_rate, rules.momenta)
-        if tried(grid[0]).seconds_per_update > outcome.seconds_per_update / FASTER:
+        if seconds_per_update(g) > seconds_per_update(most) / FASTER:
             note("saturated", grid[0])
             break
         most = g
-        last, outcome = search(tried, grid)
+        last, outcome = search(partial(probe, point, rules.probe_seconds), grid)
         if outcome.loss < least.loss:
             best, least = last, outcome
+    longer = cache(partial(probe, point, LONGER * rules.probe_seconds))
+    best, _ = fewer_groups(longer, note, best, longer(best), rules.momenta)
     note("cold start", best)
     return point, best, most
 
@@ -127,6 +144,18 @@ def steady_state(
     """The best setting of at most `most` groups, and at most how many the next search is of."""
     tried = cache(probe)
     best, outcome = search(tried, settings(most, last.learning_rate, momenta))
+    best, outcome = fewer_groups(tried, note, best, outcome, momenta)
+    most = best.groups
+    if tried(last).loss <= CLOSE * outcome.loss:  # never, if it diverges
+        best = last
+    note("steady state", best)
+    return best, max(most, best.groups)
+
+
+def fewer_groups(
+    tried: Probe, note: Note, best: Setting, outcome: Outcome, momenta: Sequence[float]
+) -> tuple[Setting, Outcome]:
+    """The best of half as many groups, and so on, for as long as its loss is no worse by 1 %."""
     while best.groups > 1:
         half = settings(best.groups // 2, best.learning_rate, momenta)
         fewer, its = search(tried, [one for one in half if size(one) >= size(best)])
@@ -134,11 +163,7 @@ def steady_state(
             break
         note("fewer groups", fewer)
         best, outcome = fewer, its
-    most = best.groups
-    if tried(last).loss <= CLOSE * outcome.loss:  # never, if it diverges
-        best = last
-    note("steady state", best)
-    return best, max(most, best.groups)
+    return best, outcome
 
 
 def settings(g: int, alpha: float, momenta: Sequence[float]) -> list[Setting]:
@@ -169,6 +194,12 @@ def search(tried: Probe, grid: Sequence[Setting]) -> tuple[Setting, Outcome]:
 def size(setting: Setting) -> tuple[float, float]:
     """By which settings are ordered."""
     return setting.learning_rate, setting.momentum
+
+
+def calmer(setting: Setting) -> Setting:
+    """Half as many groups; of one, with a smaller learning rate."""
+    g = setting.groups
+    return setting._replace(groups=g // 2) if g > 1 else smaller(setting)
 
 
 def smaller(setting: Setting) -> Setting:

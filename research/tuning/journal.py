@@ -72,22 +72,25 @@ class Method:
     def probe(self, point: Point, seconds: float, setting: Setting) -> Outcome:
         return self._attempt("probe", point, seconds, setting)[0]
 
-    def train(self, point: Point, seconds: float, setting: Setting) -> Outcome:
-        outcome, state = self._attempt("train", point, seconds, setting)
-        if state and self._checkpoints and math.isfinite(outcome.loss):
+    def train(
+        self, point: Point, seconds: float, setting: Setting, loss: float = math.inf
+    ) -> Outcome:
+        """Leaves a checkpoint if the loss at its end is less than that."""
+        outcome, kept = self._attempt("train", point, seconds, setting, loss)
+        if kept and self._checkpoints:
             after = point._replace(epoch=point.epoch + 1)
-            self._checkpoints.save(after.epoch, state)
-            self._held = after, state
+            self._checkpoints.save(after.epoch, kept)
+            self._held = after, kept
         return outcome
 
     def _attempt(
-        self, what: str, point: Point, seconds: float, setting: Setting
+        self, what: str, point: Point, seconds: float, setting: Setting, loss: float = -math.inf
     ) -> tuple[Outcome, Checkpoint | None]:
-        """The outcome, and the state reached if it was run just now."""
-        state = None
+        """The outcome, and if it was run just now the state to keep."""
+        kept = None
 
         def run() -> Line:
-            nonlocal state
+            nonlocal kept
             target = {"target": self._target} if what == "train" else {}
             state, outcome = segments.attempt(
                 self._cluster, self._state(point), setting, seconds, **target
@@ -95,8 +98,8 @@ class Method:
             line = outcome._asdict()
             if not math.isfinite(outcome.loss):
                 line["loss"] = None
-            elif what == "train" and self._checkpoints:
-                line["checkpoint"] = point.epoch + 1
+            if self._checkpoints and outcome.loss < loss:
+                line["checkpoint"], kept = point.epoch + 1, state
             return line
 
         line = {"method": self.name, "what": what, **point._asdict(), **setting._asdict()}
@@ -104,7 +107,7 @@ class Method:
         values = {name: whole[name] for name in Outcome._fields}
         if values["loss"] is None:
             values["loss"] = math.nan
-        return Outcome(**values), state
+        return Outcome(**values), kept
 
     def _state(self, point: Point) -> Checkpoint:
         if self._held is None or self._held[0] != point:

@@ -82,6 +82,12 @@ def _groups(workers: int) -> tuple[int, ...]:
     return tuple(groups)
 
 
+def seconds_per_update(cluster: Cluster, groups: int) -> float:
+    """HE(g), simulated, over so many arrivals that random service says little."""
+    line = _timeline(cluster.run, groups, 0, 0.0)
+    return float(line.seconds[-1]) / len(line.seconds)
+
+
 def start(cluster: Cluster, seed: int = 0) -> Checkpoint:
     """Initialization number `seed`; 0 is that of `launch.train`."""
     run, params = cluster.run, cluster.run.params
@@ -109,8 +115,6 @@ def attempt(
     lead to, so that small steps would always seem better.
 
     It also ends with the first batch whose loss is not finite. Evaluation takes no simulated time.
-    HE(g) is the cluster's, over 2 CHUNK arrivals or more, however few the seconds allow: under
-    random service a probe's own say little.
     """
     run, t, every = cluster.run, int(begin.updates), cluster.run.config.log_every
     line = _timeline(run, setting.groups, t, seconds)
@@ -136,7 +140,6 @@ def attempt(
         loss=loss if finite else np.nan,
         updates=done,
         seconds=ended if reached or not finite else max(ended, seconds),
-        seconds_per_update=float(line.seconds[-1]) / len(line.seconds),
         reached=reached,
     )
     return Checkpoint(begin.updates + done, jnp.int32(setting.groups), state), outcome

@@ -68,30 +68,50 @@ def test_seconds_add_up_and_baselines_get_the_same_probes(whole):
     _, workdir, summary = whole
     table = pd.read_csv(workdir / "results.csv").set_index("method")
     assert list(table.index) == [row["method"] for row in summary["methods"]]
-    made = pd.DataFrame(lines(workdir))
-    seconds = made.pivot_table("seconds", "method", "what", "sum")
+    made = pd.DataFrame(lines(workdir)).dropna(subset="seconds")
+    run = ["method", "seed", "epoch", "groups", "momentum", "learning_rate"]
+    longest = made.pivot_table("seconds", run, "what", "max").fillna(0.0)
+    trained, probed = longest["train"].groupby("method"), longest["probe"].groupby("method")
+    both = longest.max(axis="columns").groupby("method").sum()
     for name, row in table.iterrows():
         # Sums of tens of float64 numbers.
-        assert row["probe_seconds"] == pytest.approx(seconds["probe"][name], rel=1e-9)
-        assert row["train_seconds"] == pytest.approx(seconds["train"][name], rel=1e-9)
-        assert row["overhead"] == pytest.approx(
-            row["probe_seconds"] / (row["probe_seconds"] + row["train_seconds"])
-        )
+        assert row["train_seconds"] == pytest.approx(trained.sum()[name], rel=1e-9)
+        extra = both[name] - trained.sum()[name]
+        assert row["probe_seconds"] == pytest.approx(extra, rel=1e-9)
+        assert row["overhead"] == pytest.approx(extra / both[name])
         assert row["train_seconds"] <= SMALL["tune.seconds"] * (1 + 1e-9)
         # Only a probe that diverges is shorter than asked for, and none does here.
-        assert row["probe_seconds"] == pytest.approx(table["probe_seconds"]["automatic"])
+        assert probed.sum()[name] == pytest.approx(probed.sum()["automatic"], rel=1e-9)
     assert table["seconds_to_target"]["automatic"] == table["train_seconds"]["automatic"]
 
 
+def attempted(what, seconds, groups=2, **values):
+    setting = {"groups": groups, "momentum": 0.5, "learning_rate": 0.1}
+    line = {"method": "random", "what": what, "seed": 0, "epoch": 0, "updates": 7}
+    return line | setting | {"seconds": seconds, "reached": False} | values
+
+
 def test_what_is_not_reached_takes_for_ever():
-    line = {"method": "random", "groups": 2, "momentum": 0.5, "learning_rate": 0.1, "updates": 7}
-    probe = {**line, "what": "probe", "seconds": 1.0}
-    train = {**line, "what": "train", "seconds": 4.0, "reached": False}
-    (row,) = results([probe, {**line, "what": "chosen"}, train])
+    tried, train = attempted("probe", 1.0, groups=4), attempted("train", 4.0)
+    (row,) = results([tried, train])
     assert row["seconds_to_target"] == row["with_probes"] == float("inf")
     assert (row["overhead"], row["settings"]) == (0.2, "2/0.5/0.1")
-    (row,) = results([probe, {**train, "reached": True}])
+    (row,) = results([tried, train | {"reached": True}])
     assert (row["seconds_to_target"], row["with_probes"]) == (4.0, 5.0)
+
+
+def test_a_probe_that_is_gone_on_with_counts_once():
+    """As the beginning of a longer probe and of the epoch, but not from another point."""
+    tried = [attempted("probe", seconds) for seconds in (1.0, 3.0)]
+    (row,) = results([*tried, attempted("train", 9.0)])
+    assert (row["probe_seconds"], row["overhead"]) == (0.0, 0.0)
+    (row,) = results([*tried, attempted("train", 9.0, groups=4)])
+    assert row["probe_seconds"] == 3.0
+    (row,) = results([*tried, attempted("train", 9.0, epoch=1)])
+    assert row["probe_seconds"] == 3.0
+    # The target may be in what was a probe.
+    (row,) = results([*tried, attempted("train", 2.0, reached=True)])
+    assert (row["seconds_to_target"], row["with_probes"]) == (2.0, 3.0)
 
 
 class Killed(BaseException):

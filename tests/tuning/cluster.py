@@ -8,7 +8,8 @@ from research.tuning.automatic import Outcome, Point
 class Cluster:
     """Total momentum is mu + 1 - 1/g (arXiv 1605.09774), and best at some value.
 
-    All probes and epochs are taken down; the loss of neither depends on the point.
+    All probes and epochs are taken down. The loss of a probe does not depend on the point; that of
+    the nth epoch is the nth part.
     """
 
     def __init__(self, best=0.95, alpha=0.01, served=0.1, loss=None):
@@ -16,8 +17,11 @@ class Cluster:
         self.loss = loss or self.efficiency
         self.probes, self.epochs, self.notes = [], [], []
 
+    def seconds_per_update(self, groups):
+        return max(self.served, 1 / groups)
+
     def updates(self, setting, seconds):
-        return seconds / max(self.served, 1 / setting.groups)
+        return seconds / self.seconds_per_update(setting.groups)
 
     def efficiency(self, setting, seconds):
         """Falls by the update, the faster the nearer both numbers are to the best."""
@@ -28,16 +32,16 @@ class Cluster:
         return math.exp(-1e-3 * rate * self.updates(setting, seconds))
 
     def outcome(self, setting, seconds):
-        updates = self.updates(setting, seconds)
-        return Outcome(self.loss(setting, seconds), int(updates), seconds, seconds / updates)
+        return Outcome(self.loss(setting, seconds), int(self.updates(setting, seconds)), seconds)
 
     def probe(self, point, seconds, setting):
         self.probes.append((point, seconds, setting))
         return self.outcome(setting, seconds)
 
-    def train(self, point, seconds, setting):
+    def train(self, point, seconds, setting, loss):
         self.epochs.append((point, seconds, setting))
-        return self.outcome(setting, seconds)
+        outcome = self.outcome(setting, seconds)
+        return outcome._replace(loss=outcome.loss / (point.epoch + 1))
 
     def note(self, what, setting):
         self.notes.append((what, setting))

@@ -37,33 +37,53 @@ def listed(losses):
 
 
 def run(cluster, groups=GROUPS, rules=RULES):
-    automatic(cluster.probe, cluster.train, cluster.note, groups, rules)
+    automatic(cluster.probe, cluster.train, cluster.note, cluster.seconds_per_update, groups, rules)
     return cluster
+
+
+def cold(cluster, groups=GROUPS, rules=RULES):
+    return cold_start(cluster.probe, cluster.note, cluster.seconds_per_update, groups, rules)
 
 
 def test_cold_start_probes_from_the_largest_down():
     """Best total momentum 1.4: that is 0.9 for g = 2 and 0.6 for g = 4; saturated at 4 groups.
 
     0.1 diverges, 0.01 is the best learning rate of one group and 0.001 worse. Every search goes on
-    until one is no better; 8 groups are tried once: that is enough to see no gain.
+    until one is no better. Then longer probes of the best and of half as many groups.
     """
     cluster = Cluster(best=1.4, served=0.25)
-    point, best, most = cold_start(cluster.probe, cluster.note, GROUPS, RULES)
+    point, best, most = cold(cluster)
+    longer = [Setting(4, 0.6, 0.01), *(Setting(2, mu, 0.01) for mu in (0.9, 0.6))]
     assert cluster.settings == [
         *(Setting(1, 0.9, alpha) for alpha in (0.1, 0.01, 0.001)),
         *(Setting(2, mu, 0.01) for mu in (0.9, 0.6)),
         *(Setting(4, mu, 0.01) for mu in (0.9, 0.6, 0.3)),
-        Setting(8, 0.9, 0.01),
+        *longer,
     ]
-    assert {(point, seconds) for point, seconds, _ in cluster.probes} == {(Point(), 60)}
+    assert {point for point, _, _ in cluster.probes} == {Point()}
+    assert [seconds for _, seconds, _ in cluster.probes] == 8 * [60] + 3 * [240]
     assert (point, best, most) == (Point(), Setting(4, 0.6, 0.01), 4)
     assert cluster.notes == [("saturated", Setting(8, 0.9, 0.01)), ("cold start", best)]
 
 
+def test_cold_start_keeps_no_more_groups_than_are_better_for_longer():
+    """A short probe likes 8 groups best, but for longer they are worse than 4, and as good as 2."""
+    short = {1: 1.9, 2: 1.8, 4: 1.7, 8: 1.6, 16: 2.0, 32: 2.0}
+    longer = {8: math.nan, 4: 1.00, 2: 1.005, 1: 1.2}
+
+    def loss(setting, seconds):
+        losses = longer if seconds > RULES.probe_seconds else short
+        return losses[setting.groups] + 0.9 - setting.momentum
+
+    cluster = Cluster(loss=loss, served=1e-9)
+    _, best, _ = cold(cluster)
+    assert best == Setting(2, 0.9, 0.1)
+    assert [what for what, _ in cluster.notes] == ["fewer groups", "fewer groups", "cold start"]
+
+
 @pytest.mark.parametrize(("gain", "most"), [(1.09, 1), (1.11, 2)])
 def test_more_groups_must_make_updates_a_tenth_faster(gain, most):
-    cluster = Cluster(served=1 / gain)
-    assert cold_start(cluster.probe, cluster.note, (1, 2), RULES)[2] == most
+    assert cold(Cluster(served=1 / gain), (1, 2))[2] == most
 
 
 def test_the_best_of_several_initializations_is_kept():
@@ -74,7 +94,8 @@ def test_the_best_of_several_initializations_is_kept():
         outcome = cluster.probe(point, seconds, setting)
         return outcome._replace(loss=losses[point] * outcome.loss)
 
-    point, _, _ = cold_start(probe, cluster.note, GROUPS, RULES._replace(seeds=3))
+    pace, rules = cluster.seconds_per_update, RULES._replace(seeds=3)
+    point, _, _ = cold_start(probe, cluster.note, pace, GROUPS, rules)
     assert point == Point(1)
     assert all(at == point for at, _, setting in cluster.probes if setting.groups > 1)
     assert {at for at, _, setting in cluster.probes if setting.groups == 1} == set(losses)
@@ -230,25 +251,45 @@ def test_the_target_ends_it():
         cluster.probe,
         lambda *run: cluster.train(*run)._replace(reached=next(reached), seconds=7e3),
         cluster.note,
+        cluster.seconds_per_update,
         GROUPS,
         RULES,
     )
     assert len(cluster.epochs) == 2
 
 
-def test_an_epoch_that_diverges_is_repeated_with_a_tenth_of_the_learning_rate():
+@pytest.mark.parametrize("bad", [math.nan, 1.0, 1.5])
+def test_an_epoch_that_does_not_lower_the_loss_is_repeated_with_half_the_groups(bad):
+    """As long as before, and no more groups are tried again."""
+    cluster = near(1.4)
+    losses, asked = iter([1.0, bad, 0.9, 0.8, 0.7]), []
+
+    def train(point, seconds, setting, loss):
+        asked.append(loss)
+        return cluster.train(point, seconds, setting, loss)._replace(loss=next(losses))
+
+    pace, rules = cluster.seconds_per_update, RULES._replace(momenta=(0.6,))
+    automatic(cluster.probe, train, cluster.note, pace, (1, 2, 4), rules)
+    epochs = [(point.epoch, seconds, setting.groups) for point, seconds, setting in cluster.epochs]
+    assert epochs[:4] == [(0, 1e4, 4), (1, 2e4, 4), (1, 2e4, 2), (2, 4e4, 2)]
+    assert asked == [math.inf, 1.0, 1.0, 0.9, 0.8]
+    assert {setting.learning_rate for _, _, setting in cluster.epochs} == {0.1}
+
+
+def test_one_group_is_repeated_with_a_tenth_of_the_learning_rate():
     cluster = Cluster()
-    losses = iter([math.nan, 1.0, 1.0, 1.0, 1.0])
+    losses = iter([math.nan, 1.0, 0.9, 0.8, 0.7])
     automatic(
         cluster.probe,
         lambda *run: cluster.train(*run)._replace(loss=next(losses)),
         cluster.note,
+        cluster.seconds_per_update,
         (1,),
         RULES,
     )
-    assert [point.epoch for point, _, _ in cluster.epochs] == [0, 0, 1, 2]
+    assert [point.epoch for point, _, _ in cluster.epochs] == [0, 0, 1, 2, 3]
     rates = [setting.learning_rate for _, _, setting in cluster.epochs]
-    assert rates == pytest.approx([0.01, 0.001, 0.001, 0.001])
+    assert rates == pytest.approx([0.01, *4 * [0.001]])
 
 
 def test_one_worker_has_but_a_learning_rate_and_momentum_to_tune():
