@@ -7,8 +7,9 @@ target of
     automatic  the automatic optimizer, without its probes, and each baseline
     best       the best setting of the grid (`configs/grids/tune.py`)
 
-as ratios to the best; and the overhead, the probes' part of the automatic optimizer's seconds. A
-pick, and what is made of it, is good within a tenth of the best, an overhead up to 15 %.
+as ratios to the best; and the overhead, the part of the automatic optimizer's seconds that are
+probes not gone on with. A pick, and what is made of it, is good within a tenth of the best, an
+overhead up to 15 %.
 
 A process has a core to itself: two that share their threads are three times slower. Interrupted,
 the same command goes on, of a case and seed with what is in their folder of the workdir.

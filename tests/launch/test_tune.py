@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pandas as pd
@@ -159,6 +160,35 @@ def test_killed_again_and_again_it_decides_the_same(whole, tmp_path, monkeypatch
     assert kills >= 2
     assert_same(tmp_path, finished)
     assert tune(chosen, tmp_path)["methods"]  # finished: read, not run
+
+
+def test_an_epoch_that_does_not_lower_the_loss_leaves_no_checkpoint(config, tmp_path, monkeypatch):
+    """The noise has a floor, and the target is below. Killed every few attempts, it goes on so."""
+    changed = {"model.noise": 5.0, "tune.epoch_seconds": 0.2, "tune.probe_share": 0.1}
+    chosen = config({**SMALL, **changed, "tune.baselines": ()})
+    tune(chosen, tmp_path / "whole")
+    epochs = [line for line in lines(tmp_path / "whole") if line["what"] == "train"]
+    least, failed = float("inf"), 0
+    for line, after in pairwise(epochs):
+        lower = line["loss"] < least
+        assert ("checkpoint" in line) == lower
+        assert after["epoch"] == line["epoch"] + lower
+        assert lower or _size(after) < _size(line)
+        least, failed = min(least, line["loss"]), failed + (not lower)
+    assert failed
+    while True:
+        with monkeypatch.context() as patch:
+            patch.setattr(segments, "attempt", killed(4, segments.attempt))
+            try:
+                tune(chosen, tmp_path / "killed")
+                break
+            except Killed:
+                pass
+    assert_same(tmp_path / "killed", tmp_path / "whole")
+
+
+def _size(line):
+    return line["groups"], line["learning_rate"]
 
 
 def test_resuming_runs_nothing_twice(whole, tmp_path, monkeypatch):
