@@ -1,6 +1,5 @@
 """How every benchmark says what it found: a table to read, and JSON with what it was run on."""
 
-import json
 import os
 import platform
 from pathlib import Path
@@ -8,6 +7,8 @@ from typing import Any
 
 import jax
 import pandas as pd
+
+from research.workdir import write_json
 
 
 def publish(table: pd.DataFrame, out: Path, **about: Any) -> None:
@@ -23,4 +24,4 @@ def publish(table: pd.DataFrame, out: Path, **about: Any) -> None:
         "ratios": table.to_dict("records"),
     }
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(record, indent=2) + "\n")
+    write_json(out, record)
