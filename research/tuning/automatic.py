@@ -121,19 +121,20 @@ def cold_start(
     starts = [Point(seed) for seed in range(rules.seeds)]
     found = {start: search(partial(probe, start, rules.probe_seconds), grid) for start in starts}
     point = min(found, key=lambda start: found[start][1].loss)
-    last, _ = best, least = found[point]
-    most = 1
+    best, least = found[point]
+    last, most, pace = best, 1, seconds_per_update(1)
     for g in groups[1:]:
         grid = settings(g, last.learning_rate, rules.momenta)
-        if seconds_per_update(g) > seconds_per_update(most) / FASTER:
+        faster = seconds_per_update(g)
+        if faster > pace / FASTER:
             note("saturated", grid[0])
             break
-        most = g
+        most, pace = g, faster
         last, outcome = search(partial(probe, point, rules.probe_seconds), grid)
         if outcome.loss < least.loss:
             best, least = last, outcome
     longer = cache(partial(probe, point, LONGER * rules.probe_seconds))
-    best, _ = fewer_groups(longer, note, best, longer(best), rules.momenta)
+    best = fewer_groups(longer, note, best, rules.momenta)
     note("cold start", best)
     return point, best, most
 
@@ -143,27 +144,28 @@ def steady_state(
 ) -> tuple[Setting, int]:
     """The best setting of at most `most` groups, and at most how many the next search is of."""
     tried = cache(probe)
-    best, outcome = search(tried, settings(most, last.learning_rate, momenta))
-    best, outcome = fewer_groups(tried, note, best, outcome, momenta)
-    most = best.groups
-    if tried(last).loss <= CLOSE * outcome.loss:  # never, if it diverges
-        best = last
-    note("steady state", best)
-    return best, max(most, best.groups)
+    best, _ = search(tried, settings(most, last.learning_rate, momenta))
+    best = fewer_groups(tried, note, best, momenta)
+    kept = tried(last).loss <= CLOSE * tried(best).loss  # never, if it diverges
+    chosen = last if kept else best
+    note("steady state", chosen)
+    return chosen, max(best.groups, chosen.groups)
 
 
-def fewer_groups(
-    tried: Probe, note: Note, best: Setting, outcome: Outcome, momenta: Sequence[float]
-) -> tuple[Setting, Outcome]:
-    """The best of half as many groups, and so on, for as long as its loss is no worse by 1 %."""
+def fewer_groups(tried: Probe, note: Note, best: Setting, momenta: Sequence[float]) -> Setting:
+    """The best of half as many groups, and so on, for as long as its loss is no worse by 1 %.
+
+    `tried` remembers: it is asked for the best setting again.
+    """
     while best.groups > 1:
+        outcome = tried(best)
         half = settings(best.groups // 2, best.learning_rate, momenta)
         fewer, its = search(tried, [one for one in half if size(one) >= size(best)])
         if its.loss > CLOSE * outcome.loss:
             break
         note("fewer groups", fewer)
-        best, outcome = fewer, its
-    return best, outcome
+        best = fewer
+    return best
 
 
 def settings(g: int, alpha: float, momenta: Sequence[float]) -> list[Setting]:

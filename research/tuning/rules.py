@@ -10,7 +10,7 @@ class Rules(NamedTuple):
     momenta: Sequence[float]
     learning_rates: Sequence[float]  # of one group
     seeds: int  # initializations
-    probe_seconds: float  # of a probe of the cold start
+    probe_seconds: float  # of a probe of the cold start; of its longer ones, a multiple
     probe_share: float  # of a probe of steady state, of the seconds of the epoch it is for
     epoch_seconds: float  # of the first epoch
     seconds: float  # of all training, at most
