@@ -129,8 +129,8 @@ def first(run: Run, n: int) -> tuple[Any, ...]:
     """Arguments of `advance` for the first n updates of the run, which stays as it is."""
     layout = run.program.layout
     state = run.program.strategy.init(jax.tree.map(jnp.copy, run.params))
-    part = _feed(run)(0)
-    return layout.put_state(state), part.examples, *_events(run, 0, part, n), n
+    part = feed_of(run)(0)
+    return layout.put_state(state), part.examples, *events_of(run, 0, part, n), n
 
 
 def proceed(run: Training, answer: tuple[State, np.ndarray] | None) -> Ask | dict[str, Any]:
@@ -182,7 +182,7 @@ def _loop(
 ) -> Training:
     config, steps, layout = run.config, run.config.steps, run.program.layout
     _, sample, test_set = shared.put(run.data, layout.put_examples, config)
-    feed, state = _feed(run), layout.put_state(state)
+    feed, state = feed_of(run), layout.put_state(state)
     before = metrics.rows[-1]["wall_seconds"] if metrics.rows else 0.0
     begun = time.monotonic() - before
 
@@ -205,20 +205,20 @@ def _loop(
         since = step - min(run.epoch, MEASURED)
         part = feed(since)
         n = min(step, part.stop) - since
-        seconds = layout.measure(state, part.examples, *_events(run, since, part, n), n)
+        seconds = layout.measure(state, part.examples, *events_of(run, since, part, n), n)
         return {"worker_seconds": seconds.tolist()}
 
     status, number = "", 0
     part = feed(step)
-    state, _ = yield Ask(run.program, state, part.examples, partial(_events, run, step, part), 0)
+    state, _ = yield Ask(run.program, state, part.examples, partial(events_of, run, step, part), 0)
     with watching as watch:
         if not metrics.rows or step % config.log_every == 0:
             log()
         while not status:
-            run = _extended(run, step, metrics.rows)
+            run = extended(run, step, metrics.rows)
             until = min(step - step % config.log_every + config.log_every, len(run.timeline.read))
             part = feed(step)
-            events, called = partial(_events, run, step, part), time.monotonic()
+            events, called = partial(events_of, run, step, part), time.monotonic()
             most = min(until, part.stop, step + CHUNK) - step
             state, losses = yield Ask(run.program, state, part.examples, events, most)
             n, good = len(losses), np.isfinite(losses)
@@ -249,7 +249,7 @@ def _loop(
     return summary | ({"signal": number} if status == "interrupted" else {})
 
 
-def _extended(run: Run, step: int, rows: list[dict[str, Any]]) -> Run:
+def extended(run: Run, step: int, rows: list[dict[str, Any]]) -> Run:
     """The run with as much of its timeline as the log decides: to beyond `step`, or to the end."""
     if step < len(run.timeline.read) or step == run.config.steps:
         return run
@@ -258,7 +258,7 @@ def _extended(run: Run, step: int, rows: list[dict[str, Any]]) -> Run:
     return run._replace(timeline=run.timeline_of(epochs=[logged[end] for end in ends]))
 
 
-def _feed(run: Run) -> Feed:
+def feed_of(run: Run) -> Feed:
     """The training set on the run's devices, or what is needed of it."""
     config, put = run.config, run.program.layout.put_examples
     batches = partial(problem.batches, config, run.examples)
@@ -267,7 +267,7 @@ def _feed(run: Run) -> Feed:
     return whole(shared.put(run.data, put, config).train, batches)
 
 
-def _events(run: Run, step: int, part: Part, n: int) -> tuple[Event, np.ndarray]:
+def events_of(run: Run, step: int, part: Part, n: int) -> tuple[Event, np.ndarray]:
     """Updates step..step+n-1 and the examples of their batches, padded to CHUNK."""
     window, indices = slice(step, step + n), part.batches(step, step + n)
     hypers = {name: values[window] for name, values in run.hypers.items()}

@@ -87,8 +87,8 @@ def test_interrupted_and_resumed_is_whole(
 def test_it_goes_on_from_the_latest_checkpoint(config, workdir, monkeypatch, removed, expected):
     for step in removed:
         shutil.rmtree(workdir / "checkpoints" / step)
-    events, begun = trainer._events, []
-    monkeypatch.setattr(trainer, "_events", lambda *a: begun.append(a[1]) or events(*a))
+    events, begun = trainer.events_of, []
+    monkeypatch.setattr(trainer, "events_of", lambda *a: begun.append(a[1]) or events(*a))
     train(config(), workdir)
     assert begun[0] == expected
 

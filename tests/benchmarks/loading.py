@@ -34,7 +34,7 @@ def config_with(model: str, data: str, **values: object) -> ConfigDict:
 
 def loader(config: ConfigDict) -> Timer:
     """Seconds an update for the examples of one, and nothing else."""
-    feed, step = trainer._feed(trainer.prepare(config)), 0
+    feed, step = trainer.feed_of(trainer.prepare(config)), 0
 
     def once() -> float:
         nonlocal step
@@ -51,7 +51,7 @@ def loader(config: ConfigDict) -> Timer:
 def updates(config: ConfigDict, n: int) -> Timer:
     """Seconds an update, as the trainer feeds and calls its program."""
     run = trainer.prepare(config)
-    feed, step = trainer._feed(run), 0
+    feed, step = trainer.feed_of(run), 0
     state = run.program.layout.put_state(run.program.strategy.init(run.params))
 
     def once() -> float:
@@ -60,7 +60,7 @@ def updates(config: ConfigDict, n: int) -> Timer:
         while step < end:
             part = feed(step)
             m = min(end, part.stop, step + CHUNK) - step
-            events = trainer._events(run, step, part, m)
+            events = trainer.events_of(run, step, part, m)
             state, losses = run.program.advance(state, part.examples, *events, m)
             jax.block_until_ready(losses)
             step += m

@@ -1,0 +1,66 @@
+"""The scoreboard of the papers' claims: a page with one picture a claim, and a table of verdicts."""
+
+import base64
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from analysis import page
+
+HEADINGS = ("claim", "verdict", "by how much")
+TERMS = ("source", "measured", "opponent", "rule")
+SIMULATED = (
+    "Gradients are real. Seconds are simulated where a claim says so, and otherwise those of the "
+    "machine below. Settings are chosen on some seeds and judged on others; intervals are 95 %, "
+    "from drawing the judged seeds again in pairs."
+)
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The verdicts in Markdown."""
+    lines = [f"| {' | '.join(HEADINGS)} |", "|---|---|---|"]
+    for row in rows:
+        cells = (f"{row['number']}. {row['sentence']}", row["verdict"], row["by"])
+        lines.append("| " + " | ".join(text.replace("|", "\\|") for text in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def html(workdir: Path, rows: Sequence[Mapping[str, Any]]) -> str:
+    """One offline page; the pictures are `workdir`'s, one a claim."""
+    board = page.Table(
+        "Verdicts",
+        [page.Column(title, text=True) for title in HEADINGS],
+        [[_cell(row), page.cell(row["verdict"]), page.cell(row["by"])] for row in rows],
+    )
+    sections = [page.Section("Verdicts", table=board)]
+    for row in rows:
+        picture = (workdir / f"{row['claim']}.svg").read_bytes()
+        uri = "data:image/svg+xml;base64," + base64.b64encode(picture).decode()
+        sections.append(
+            page.Section(
+                f"{row['number']}. {row['verdict'].capitalize()}: {row['sentence']}",
+                points=[row["by"], *(f"{term.capitalize()}: {row[term]}" for term in TERMS)],
+                pictures=[page.Picture(uri, f"What was measured for claim {row['number']}")],
+                notes=[_run(row)],
+            )
+        )
+    return page.render(
+        title="The papers' claims, judged",
+        sections=sections,
+        simulated=SIMULATED,
+        provenance=[(row["claim"], _run(row)) for row in rows],
+        shared=[],
+    )
+
+
+def _cell(row: Mapping[str, Any]) -> page.Cell:
+    return page.Cell(f"{row['number']}. {row['sentence']}", row["number"])
+
+
+def _run(row: Mapping[str, Any]) -> str:
+    seeds = row["seeds"]
+    return (
+        f"scale {row['scale']}; chosen on seeds {', '.join(map(str, seeds['choose']))}, judged on "
+        f"{', '.join(map(str, seeds['report']))}; {row['minutes']:.1f} min; rule committed in "
+        f"{row['commit'] or 'no repository'}"
+    )

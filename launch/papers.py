@@ -1,0 +1,155 @@
+"""The papers' claims, with verdicts: `python -m launch.papers --workdir=DIR [--only=CLAIM,...]`.
+
+Every claim is a file of `configs/papers/`: a sentence, what is measured against which tuned
+opponent, and the rule of the verdict, which is committed before the run that counts. Settings are
+chosen on some seeds and judged on others; `--seed=N` takes other seeds for both. `--scale=full`
+measures more and longer. Writes `scoreboard.json`, and `scoreboard.html` with a picture a claim.
+Interrupted or killed, the same command goes on: trials that ended are remembered.
+"""
+
+import importlib
+import pkgutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import matplotlib
+from absl import app as absl_app
+from absl import flags
+from matplotlib.figure import Figure
+
+import configs.papers
+from analysis import figures, scoreboard
+from analysis.tables import replace
+from launch import app
+from research.config import ConfigError
+from research.evidence.claim import WORDS, Verdict
+from research.evidence.study import Study
+from research.workdir import WorkdirError, read_json, write_json
+
+SCALES = {"small": (2, 5), "full": (3, 10)}  # seeds that choose and that report
+BETWEEN = 1000  # seeds of one --seed and the next
+
+
+def names() -> list[str]:
+    """Of all claims, in the order of the scoreboard."""
+    found = [module.name for module in pkgutil.iter_modules(configs.papers.__path__)]
+    return sorted(found, key=lambda name: load(name).CLAIM.number)
+
+
+def load(name: str) -> ModuleType:
+    return importlib.import_module(f"configs.papers.{name}")
+
+
+def study_of(workdir: Path, scale: str, seed: int, processes: int = 0) -> Study:
+    """The study of a scoreboard; seeds of different `seed` have nothing in common."""
+    choose, report = SCALES[scale]
+    first = BETWEEN * seed
+    return Study(
+        workdir,
+        scale,
+        range(first + 500, first + 500 + choose),
+        range(first, first + report),
+        processes,
+    )
+
+
+def judge(name: str, study: Study) -> dict[str, Any]:
+    """Measures a claim and judges it: its row of the scoreboard."""
+    module, begun = load(name), time.monotonic()
+    result = module.measure(study)
+    verdict: Verdict = module.verdict(result)
+    if verdict.word not in WORDS:
+        raise ValueError(f"{name}: the verdict {verdict.word!r} is none of {WORDS}")
+    with matplotlib.rc_context(figures.STYLE):
+        figure = Figure(figsize=(5.6, 3.6), layout="constrained")
+        module.picture(result, figure)
+        replace(study.workdir / f"{name}.svg", figures.svg(figure))
+    return {
+        "claim": name,
+        **module.CLAIM._asdict(),
+        "verdict": verdict.word,
+        "by": verdict.by,
+        "scale": study.scale,
+        "seeds": {"choose": study.choose, "report": study.report},
+        "minutes": (time.monotonic() - begun) / 60,
+        "commit": committed(Path(str(module.__file__))),
+        "result": result,
+    }
+
+
+def committed(file: Path) -> str:
+    """The commit that a claim's file was last changed in, with '+' if it has changed since."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(file.parent), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--", file.name)
+        return git("log", "-1", "--format=%h", "--", file.name) + ("+" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def run(workdir: Path, chosen: Sequence[str], scale: str, seed: int) -> dict[str, Any]:
+    """The scoreboard with the chosen claims judged; those that are in it already stay."""
+    board = opened(workdir, scale, seed)
+    with study_of(workdir, scale, seed) as study:
+        for name in chosen:
+            if name not in board["claims"]:
+                print(f"{name}: {load(name).CLAIM.sentence}", file=sys.stderr, flush=True)
+                board["claims"][name] = judge(name, study)
+                row = board["claims"][name]
+                print(f"  {row['verdict']}: {row['by']}", file=sys.stderr, flush=True)
+            write_json(workdir / "scoreboard.json", board)
+    ordered = [board["claims"][name] for name in names() if name in board["claims"]]
+    replace(workdir / "scoreboard.html", scoreboard.html(workdir, ordered))
+    replace(workdir / "scoreboard.md", scoreboard.table(ordered))
+    return board
+
+
+def opened(workdir: Path, scale: str, seed: int) -> dict[str, Any]:
+    """The scoreboard of a workdir; `WorkdirError` if it is of another scale or seed."""
+    workdir.mkdir(parents=True, exist_ok=True)
+    board = read_json(workdir / "scoreboard.json")
+    if not board:
+        return {"scale": scale, "seed": seed, "claims": {}}
+    if (board["scale"], board["seed"]) != (scale, seed):
+        raise WorkdirError(
+            f"workdir {workdir} has --scale={board['scale']} --seed={board['seed']}; "
+            "take another workdir for others"
+        )
+    return board
+
+
+def main(_: Sequence[str]) -> int:
+    given = flags.FLAGS
+    every = names()
+    chosen = given.only or every
+    for name in chosen:
+        if name not in every:
+            app.fail(f"--only={name}: no such claim; there are {', '.join(every)}")
+    try:
+        board = run(Path(given.workdir), chosen, given.scale, given.seed)
+    except (*app.INPUT_ERRORS, ConfigError) as error:
+        app.fail(str(error))
+    except KeyboardInterrupt:
+        print("stopped: the same command goes on", file=sys.stderr)
+        return 130
+    ordered = [board["claims"][name] for name in every if name in board["claims"]]
+    print(scoreboard.table(ordered))
+    return 0
+
+
+if __name__ == "__main__":
+    flags.DEFINE_string("workdir", None, "Folder to write to and to resume from.")
+    flags.DEFINE_list("only", None, "Claims to judge; all by default.")
+    flags.DEFINE_enum("scale", "small", list(SCALES), "How much is measured.")
+    flags.DEFINE_integer("seed", 0, "Which seeds: those of two numbers have none in common.")
+    flags.mark_flag_as_required("workdir")
+    absl_app.run(main)

@@ -1,0 +1,148 @@
+"""An arm of a comparison, tuned until its optimum is interior.
+
+A setting is a rung on every ladder of the arm. From where it stands the search tries the rungs next
+to it on each ladder and moves to the best, until all of them are worse. So of the setting that it
+ends with both neighbours on every ladder are known, and ladders have no ends.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from research.evidence.study import Job, Study
+from research.evidence.trial import Curve, to_loss
+from research.grid import Point
+
+SLACK = 1.5  # a trial ends after so many times what the best so far took
+WORSE = 1.02  # a rung that is worse by less than this ratio is as good
+MOVES = 40  # of a search, at most
+RATE, MOMENTUM = "optimizer.learning_rate", "optimizer.momentum"
+STEP = "long_run_step"  # a ladder of alpha / (1 - mu), which sets the learning rate
+
+Ladder = Callable[[int], float]
+Rungs = tuple[int, ...]
+
+
+class Arm(NamedTuple):
+    """What is tuned: keys of a config, or STEP, each with its ladder and the rung to start from."""
+
+    config: ConfigDict
+    ladders: Mapping[str, Ladder]
+    start: Mapping[str, int]
+
+
+class Tuned(NamedTuple):
+    """An arm at its best, as JSON has it. Costs are medians over the seeds that choose."""
+
+    point: Point  # keys of the config and their values
+    rungs: dict[str, int]
+    cost: float  # of the clock, to the target; infinite if no setting reaches it
+    neighbours: dict[str, list[float]]  # by ladder, the cost of the rung below and of that above
+    interior: bool  # reached, and no neighbour is better
+    tried: list[tuple[list[int], float]]
+
+
+def rates(i: int) -> float:
+    """Powers of 2."""
+    return 2.0**i
+
+
+def momenta(i: int) -> float:
+    """0, 0.3, 0.6, 0.8, 0.9, 0.95, ... and the same below 0."""
+    size = 0.3 * abs(i) if abs(i) < 3 else 1 - 0.2 * 2.0 ** (3 - abs(i))
+    return round(math.copysign(size, i), 6) if i else 0.0
+
+
+def rung(ladder: Ladder, value: float) -> int:
+    """The rung of a ladder that is nearest to a value, among the first fifty on either side."""
+    return min(range(-50, 51), key=lambda i: abs(ladder(i) - value))
+
+
+def sgd(config: ConfigDict, step: float, momentum: float | None = None) -> Arm:
+    """SGD tuned from about this long-run step on, and from this momentum; None keeps the config's.
+
+    Steps are alpha / (1 - mu), since the best of those depends little on mu.
+    """
+    ladders: dict[str, Ladder] = {STEP: rates}
+    start = {STEP: round(math.log2(step))}
+    if momentum is not None:
+        ladders[MOMENTUM], start[MOMENTUM] = momenta, rung(momenta, momentum)
+    return Arm(config, ladders, start)
+
+
+def point(arm: Arm, rungs: Sequence[int]) -> Point:
+    """The values of a setting, by key of the config."""
+    values = {key: ladder(i) for (key, ladder), i in zip(arm.ladders.items(), rungs, strict=True)}
+    if STEP in values:
+        momentum = values.get(MOMENTUM, arm.config.optimizer.momentum)
+        values[RATE] = values.pop(STEP) * (1 - momentum)
+    return values
+
+
+def at(config: ConfigDict, point: Point, seed: int) -> ConfigDict:
+    """A copy of the config at this setting and seed."""
+    chosen = config.copy_and_resolve_references()
+    chosen.update_from_flattened_dict(dict(point))
+    chosen.seed = seed
+    return chosen
+
+
+def tuned(study: Study, arm: Arm, target: float, clock: str = "updates") -> Tuned:
+    """The setting with the least cost to a training loss of `target`, on the seeds that choose."""
+    best = tuple(arm.start[key] for key in arm.ladders)
+    costs: dict[Rungs, tuple[float, float]] = {}
+    for _ in range(MOVES):
+        wanted = [rungs for rungs in (best, *_neighbours(best)) if rungs not in costs]
+        if not wanted:
+            break
+        most = SLACK * min((cost for cost, _ in costs.values()), default=math.inf)
+        jobs = [
+            Job(at(arm.config, point(arm, rungs), seed), target, most, clock)
+            for rungs in wanted
+            for seed in study.choose
+        ]
+        curves = np.array([_cost(c, target, clock) for c in study.trials(jobs)])
+        for rungs, each in zip(wanted, curves.reshape(len(wanted), -1, 2), strict=True):
+            cost, loss = np.median(each, axis=0)
+            costs[rungs] = float(cost), float(loss)
+        least = min(costs, key=lambda rungs: costs[rungs])
+        if costs[least] < _improved(costs[best]):
+            best = least
+        elif all(math.isinf(loss) for _, loss in costs.values()):  # the step is far too large
+            best = tuple(
+                i - 3 * (key in (STEP, RATE)) for key, i in zip(arm.ladders, best, strict=True)
+            )
+    return _found(arm, best, {rungs: cost for rungs, (cost, _) in costs.items()})
+
+
+def reported(study: Study, arm: Arm, setting: Point, target: float) -> list[Curve]:
+    """The curve of every reporting seed at a setting, to the target or the end of its steps."""
+    return study.trials([Job(at(arm.config, setting, seed), target) for seed in study.report])
+
+
+def _neighbours(rungs: Rungs) -> list[Rungs]:
+    axes = range(len(rungs))
+    return [(*rungs[:k], rungs[k] + by, *rungs[k + 1 :]) for k in axes for by in (-1, 1)]
+
+
+def _improved(cost: tuple[float, float]) -> tuple[float, float]:
+    return cost[0] / WORSE, cost[1]
+
+
+def _cost(curve: Curve, target: float, clock: str) -> tuple[float, float]:
+    """What it took; where the target was missed the last loss says which miss is nearer."""
+    last = math.inf if curve.status == "diverged" else curve.losses[-1]
+    return to_loss(curve, target, clock), last
+
+
+def _found(arm: Arm, best: Rungs, costs: Mapping[Rungs, float]) -> Tuned:
+    beside = [costs.get(rungs, math.nan) for rungs in _neighbours(best)]
+    pairs = {key: beside[2 * k : 2 * k + 2] for k, key in enumerate(arm.ladders)}
+    cost = costs[best]
+    interior = math.isfinite(cost) and all(cost <= WORSE * other for other in beside)
+    tried: list[tuple[list[int], Any]] = [(list(rungs), cost) for rungs, cost in costs.items()]
+    rungs = dict(zip(arm.ladders, best, strict=True))
+    return Tuned(point(arm, best), rungs, cost, pairs, interior, tried)

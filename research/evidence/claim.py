@@ -1,0 +1,27 @@
+"""A claim of a paper: one sentence, what is measured against whom, and the verdict's rule.
+
+Each is a file of `configs/papers/` with
+
+    CLAIM              what is claimed, and how it is judged
+    measure(study)     the runs, all through the study; returns JSON values
+    verdict(result)    the rule as code, a pure function, committed before the run that counts
+    picture(result, figure)  on a matplotlib figure
+"""
+
+from typing import NamedTuple
+
+WORDS = ("confirmed", "refuted", "open")
+
+
+class Claim(NamedTuple):
+    number: int  # its place on the scoreboard
+    sentence: str  # as the paper has it
+    source: str
+    measured: str  # what, of which model, on how much data, simulated or real
+    opponent: str  # and how it was tuned
+    rule: str  # of the verdict, in words
+
+
+class Verdict(NamedTuple):
+    word: str  # of WORDS
+    by: str  # by how much, in one sentence

@@ -1,0 +1,157 @@
+"""Where trials run, a process a core, and are remembered: what has been run is never run again.
+
+Every trial is a line of `trials.jsonl` as soon as it ends, every other measurement one of
+`measured.jsonl`. A killed study goes on where it was when it is run again.
+"""
+
+import hashlib
+import json
+import math
+import multiprocessing
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
+from threading import RLock
+from typing import Any, NamedTuple, Self
+
+from ml_collections import ConfigDict
+
+from research.evidence.trial import Curve, trial
+from research.workdir import rows
+
+ARMS = 16  # that are tuned at a time: each waits for its own trials
+
+
+class Job(NamedTuple):
+    """The arguments of `trial`."""
+
+    config: ConfigDict
+    target: float = -math.inf
+    most: float = math.inf
+    clock: str = "updates"
+
+
+class Study:
+    """Trials and measurements of one workdir; a context, as it holds processes.
+
+    `choose` are the seeds that settings are chosen by, `report` the others, that figures are of.
+    """
+
+    def __init__(
+        self,
+        workdir: Path,
+        scale: str,
+        choose: Sequence[int],
+        report: Sequence[int],
+        processes: int = 0,
+    ):
+        if set(choose) & set(report):
+            raise ValueError("seeds that choose must not report")
+        self.workdir, self.scale = workdir, scale
+        self.choose, self.report = tuple(choose), tuple(report)
+        self._trials = _Lines(workdir / "trials.jsonl")
+        self._measured = _Lines(workdir / "measured.jsonl")
+        self._processes = processes or cores()
+        self._pool: ProcessPoolExecutor | None = None
+        self._lock = RLock()
+
+    def trials(self, jobs: Iterable[Job]) -> list[Curve]:
+        """The curves, in order; those that are not remembered run as processes become free."""
+        every = list(jobs)
+        keys = [_key([job.config.to_dict(), job.target, job.clock]) for job in every]
+        asked: dict[str, tuple[Job, Future[Curve]]] = {}
+        for key, job in zip(keys, every, strict=True):
+            if key not in asked and not self._known(key, job):
+                asked[key] = job, self._executor().submit(_trial, job)
+        for key, (job, future) in asked.items():
+            self._trials.put(key, {"most": job.most, **future.result()._asdict()})
+        return [
+            Curve(**{k: v for k, v in self._trials.at(key).items() if k != "most"}) for key in keys
+        ]
+
+    def remember(self, key: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What `function(*arguments)` returned when it was first called by this key; JSON values.
+
+        The key has to say all that the result depends on. It runs here, and not beside trials of
+        this thread.
+        """
+        name = _key([key])
+        if self._measured.at(name) is None:
+            self._measured.put(name, {"key": key, "value": function(*arguments)})
+        return self._measured.at(name)["value"]
+
+    def map(self, function: Callable[..., Any], *items: Iterable[Any]) -> list[Any]:
+        """`function` of every item, several at a time, so that the processes always have work."""
+        with ThreadPoolExecutor(ARMS) as threads:
+            return list(threads.map(function, *items))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pool:
+            self._pool.shutdown(cancel_futures=True)
+
+    def _known(self, key: str, job: Job) -> bool:
+        """Whether what is remembered says all that the job asks for."""
+        line = self._trials.at(key)
+        return line is not None and (line["status"] != "ended" or line["most"] >= job.most)
+
+    def _executor(self) -> ProcessPoolExecutor:
+        with self._lock:
+            if self._pool is None:
+                context = multiprocessing.get_context("spawn")
+                numbers = context.Queue()
+                for core in _affinity()[: self._processes]:
+                    numbers.put(core)
+                self._pool = ProcessPoolExecutor(self._processes, context, _alone, (numbers,))
+            return self._pool
+
+
+class _Lines:
+    """A dictionary that is a file of lines, the last of a key counting."""
+
+    def __init__(self, path: Path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._found = {row["id"]: row for row in rows(path)}
+        self._path, self._lock = path, RLock()
+        if path.exists() and not path.read_text().endswith("\n"):  # torn by a kill
+            path.write_text("".join(json.dumps(row) + "\n" for row in self._found.values()))
+
+    def at(self, key: str) -> Any:
+        found = self._found.get(key)
+        return found and {k: v for k, v in found.items() if k != "id"}
+
+    def put(self, key: str, value: dict[str, Any]) -> None:
+        with self._lock:
+            line = json.loads(json.dumps({"id": key, **value}))  # what a later run will read
+            with self._path.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+            self._found[key] = line
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(_affinity())
+
+
+def _affinity() -> list[int]:
+    if hasattr(os, "sched_getaffinity"):  # Linux
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def _alone(numbers: Any) -> None:
+    """A process to a core: threads that share cores take several times as long."""
+    core = numbers.get()
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {core})
+
+
+def _trial(job: Job) -> Curve:
+    return trial(*job)
+
+
+def _key(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:24]

@@ -1,0 +1,119 @@
+"""One run of a config until its training loss is low enough, and its curve on the way there.
+
+A trial trains as `trainer.train` does, to the same floats, but leaves no workdir. Its log points
+are geometric, so that a crossing is known as finely late in training as it is early.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from research import program, shared, trainer
+from research.problem import Examples, Params
+from research.program import CHUNK
+from research.trainer import Run
+
+SPACING = 1.06  # updates from one log point to the next
+FIRST = 8  # the first log point after the start
+BLOWN_UP = 100.0  # times the first loss: what is above has diverged
+CLOCKS = ("updates", "seconds")
+
+
+class Curve(NamedTuple):
+    """The log points of a run, from update 0 on."""
+
+    updates: list[int]
+    seconds: list[float]  # simulated
+    losses: list[float]  # training loss of the examples that `config.data.train_evaluated` says
+    status: str  # 'reached' the target, 'ended' before it, 'diverged'
+    test: dict[str, float]  # metrics of the test set at the end; {} if it diverged
+
+
+def trial(
+    config: ConfigDict, target: float = -math.inf, most: float = math.inf, clock: str = "updates"
+) -> Curve:
+    """Trains until the training loss is at most `target`, or to the end of `config.steps`.
+
+    It also ends where more than `most` of the clock have passed, 'updates' or simulated 'seconds'.
+    Raises what `trainer.prepare` raises.
+    """
+    run = trainer.prepare(config)
+    layout = run.program.layout
+    _, sample, test = shared.put(run.data, layout.put_examples, config)
+    state = layout.put_state(run.program.strategy.init(run.params))
+    feed, step, status = trainer.feed_of(run), 0, ""
+    rows = [_row(run, layout.get(state).params, sample, 0)]
+    for until in _log_points(config.steps, [] if _is_whole(run) else [run.epoch]):
+        run = trainer.extended(run, step, rows)
+        while step < until and not status:
+            part = feed(step)
+            n = min(until, part.stop, step + CHUNK) - step
+            events = trainer.events_of(run, step, part, n)
+            state, losses = run.program.advance(state, part.examples, *events, n)
+            status = "" if np.isfinite(np.asarray(losses)[:n]).all() else "diverged"
+            step += n
+        if not status:
+            rows.append(_row(run, layout.get(state).params, sample, step))
+            status = _status(rows, target, most, clock)
+        if status:
+            break
+    finite = [row for row in rows if math.isfinite(row["train_loss"])]
+    diverged = status == "diverged"
+    return Curve(
+        updates=[row["step"] for row in finite],
+        seconds=[row["simulated_seconds"] for row in finite],
+        losses=[row["train_loss"] for row in finite],
+        status=status or "ended",
+        test={} if diverged else program.evaluate(run.program, layout.get(state).params, test),
+    )
+
+
+def to_loss(curve: Curve, loss: float, clock: str = "updates") -> float:
+    """Updates or simulated seconds after which the training loss first was at most `loss`.
+
+    The loss is taken to fall exponentially between two log points; infinite if it never got there.
+    """
+    losses, times = np.asarray(curve.losses), np.asarray(getattr(curve, clock), float)
+    below = np.flatnonzero(losses <= loss)
+    if not below.size or curve.status == "diverged":
+        return math.inf
+    after = int(below[0])
+    if after == 0:
+        return float(times[0])
+    high, low = losses[after - 1], losses[after]
+    part = math.log(high / loss) / math.log(high / low) if min(low, loss) > 0 else 1.0
+    return float(times[after - 1] + part * (times[after] - times[after - 1]))
+
+
+def _log_points(steps: int, epochs: Sequence[int]) -> list[int]:
+    """Geometric, and where a timeline follows the log at the end of every epoch, those too."""
+    points, point = {steps}, FIRST
+    while point < steps:
+        points.add(point)
+        point = max(point + 1, math.ceil(point * SPACING))
+    for epoch in epochs:
+        points.update(range(epoch, steps, epoch))
+    return sorted(points)
+
+
+def _is_whole(run: Run) -> bool:
+    return len(run.timeline.read) == run.config.steps
+
+
+def _row(run: Run, params: Params, sample: Examples, step: int) -> dict[str, Any]:
+    seconds = float(run.timeline.seconds[step - 1]) if step else 0.0
+    loss = program.evaluate(run.program, params, sample)["loss"]
+    return {"step": step, "simulated_seconds": seconds, "train_loss": loss}
+
+
+def _status(rows: Sequence[dict[str, Any]], target: float, most: float, clock: str) -> str:
+    loss = rows[-1]["train_loss"]
+    if not loss <= BLOWN_UP * max(rows[0]["train_loss"], target):
+        return "diverged"
+    if loss <= target:
+        return "reached"
+    passed = rows[-1]["step" if clock == "updates" else "simulated_seconds"]
+    return "ended" if passed > most else ""
