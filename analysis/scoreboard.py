@@ -1,4 +1,4 @@
-"""The scoreboard of the papers' claims: a page with one picture a claim, and a table of verdicts."""
+"""The scoreboard of the papers' claims: a page with a picture a claim, and a table of verdicts."""
 
 import base64
 from collections.abc import Mapping, Sequence

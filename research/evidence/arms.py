@@ -19,11 +19,20 @@ from research.grid import Point
 SLACK = 1.5  # a trial ends after so many times what the best so far took
 WORSE = 1.02  # a rung that is worse by less than this ratio is as good
 MOVES = 40  # of a search, at most
+LONGER, ROUNDS = 4, 3  # trials are so many times longer, so often, where none reaches the target
 RATE, MOMENTUM = "optimizer.learning_rate", "optimizer.momentum"
 STEP = "long_run_step"  # a ladder of alpha / (1 - mu), which sets the learning rate
 
 Ladder = Callable[[int], float]
 Rungs = tuple[int, ...]
+
+
+class Cost(NamedTuple):
+    """What a setting took, compared in this order."""
+
+    time: float  # of the clock, to the target
+    loss: float  # at the end
+    updates: float  # to the target
 
 
 class Arm(NamedTuple):
@@ -91,31 +100,50 @@ def at(config: ConfigDict, point: Point, seed: int) -> ConfigDict:
 
 
 def tuned(study: Study, arm: Arm, target: float, clock: str = "updates") -> Tuned:
-    """The setting with the least cost to a training loss of `target`, on the seeds that choose."""
+    """The setting with the least cost to a training loss of `target`, on the seeds that choose.
+
+    Trials are short at first: where none reaches the target, the setting of the least loss goes on
+    with trials that are longer, up to the steps of the config.
+    """
     best = tuple(arm.start[key] for key in arm.ladders)
-    costs: dict[Rungs, tuple[float, float]] = {}
+    budget = max(arm.config.steps / LONGER**ROUNDS, 1.0)
+    while True:
+        best, costs = _search(study, arm, best, target, clock, budget)
+        if math.isfinite(costs[best].time) or budget >= arm.config.steps:
+            return _found(arm, best, {rungs: cost.time for rungs, cost in costs.items()})
+        budget *= LONGER
+
+
+def _search(
+    study: Study, arm: Arm, best: Rungs, target: float, clock: str, budget: float
+) -> tuple[Rungs, dict[Rungs, Cost]]:
+    """From `best` to a setting whose neighbours are all worse, by trials of `budget` updates."""
+    costs: dict[Rungs, Cost] = {}
     for _ in range(MOVES):
         wanted = [rungs for rungs in (best, *_neighbours(best)) if rungs not in costs]
         if not wanted:
             break
-        most = SLACK * min((cost for cost, _ in costs.values()), default=math.inf)
-        jobs = [
-            Job(at(arm.config, point(arm, rungs), seed), target, most, clock)
-            for rungs in wanted
-            for seed in study.choose
-        ]
-        curves = np.array([_cost(c, target, clock) for c in study.trials(jobs)])
-        for rungs, each in zip(wanted, curves.reshape(len(wanted), -1, 2), strict=True):
-            cost, loss = np.median(each, axis=0)
-            costs[rungs] = float(cost), float(loss)
+        for part in (wanted[:1], wanted[1:]) if not costs else (wanted,):
+            most = min([budget, *(SLACK * cost.updates for cost in costs.values())])
+            for rungs, curves in zip(part, _trials(study, arm, part, target, most), strict=True):
+                costs[rungs] = _cost(curves, target, clock)
         least = min(costs, key=lambda rungs: costs[rungs])
-        if costs[least] < _improved(costs[best]):
+        if (costs[least].time, costs[least].loss) < (costs[best].time / WORSE, costs[best].loss):
             best = least
-        elif all(math.isinf(loss) for _, loss in costs.values()):  # the step is far too large
-            best = tuple(
-                i - 3 * (key in (STEP, RATE)) for key, i in zip(arm.ladders, best, strict=True)
-            )
-    return _found(arm, best, {rungs: cost for rungs, (cost, _) in costs.items()})
+        elif all(math.isinf(cost.loss) for cost in costs.values()):  # steps are far too large
+            down = [3 * (key in (STEP, RATE)) for key in arm.ladders]
+            best = tuple(i - by for i, by in zip(best, down, strict=True))
+    return best, costs
+
+
+def _trials(
+    study: Study, arm: Arm, wanted: Sequence[Rungs], target: float, most: float
+) -> list[list[Curve]]:
+    """The curves of every setting, on the seeds that choose."""
+    every = [at(arm.config, point(arm, rungs), seed) for rungs in wanted for seed in study.choose]
+    curves = study.trials([Job(config, target, most) for config in every])
+    n = len(study.choose)
+    return [curves[i : i + n] for i in range(0, len(curves), n)]
 
 
 def reported(study: Study, arm: Arm, setting: Point, target: float) -> list[Curve]:
@@ -128,14 +156,12 @@ def _neighbours(rungs: Rungs) -> list[Rungs]:
     return [(*rungs[:k], rungs[k] + by, *rungs[k + 1 :]) for k in axes for by in (-1, 1)]
 
 
-def _improved(cost: tuple[float, float]) -> tuple[float, float]:
-    return cost[0] / WORSE, cost[1]
-
-
-def _cost(curve: Curve, target: float, clock: str) -> tuple[float, float]:
-    """What it took; where the target was missed the last loss says which miss is nearer."""
-    last = math.inf if curve.status == "diverged" else curve.losses[-1]
-    return to_loss(curve, target, clock), last
+def _cost(curves: Sequence[Curve], target: float, clock: str) -> Cost:
+    """Medians; where the target was missed the last loss says which miss is nearer."""
+    times = [to_loss(curve, target, clock) for curve in curves]
+    updates = [to_loss(curve, target) for curve in curves]
+    losses = [math.inf if c.status == "diverged" else c.losses[-1] for c in curves]
+    return Cost(*(float(np.median(each)) for each in (times, losses, updates)))
 
 
 def _found(arm: Arm, best: Rungs, costs: Mapping[Rungs, float]) -> Tuned:

@@ -5,15 +5,19 @@ are geometric, so that a crossing is known as finely late in training as it is e
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from ml_collections import ConfigDict
 
 from research import program, shared, trainer
-from research.problem import Examples, Params
-from research.program import CHUNK
+from research.config import ConfigError
+from research.problem import Examples
+from research.program import CHUNK, EVALUATED, Program
+from research.strategies.base import State
 from research.trainer import Run
 
 SPACING = 1.06  # updates from one log point to the next
@@ -38,14 +42,16 @@ def trial(
     """Trains until the training loss is at most `target`, or to the end of `config.steps`.
 
     It also ends where more than `most` of the clock have passed, 'updates' or simulated 'seconds'.
-    Raises what `trainer.prepare` raises.
+    Raises what `trainer.prepare` raises, and `ConfigError` for a config of real devices.
     """
+    if config.parallel.api:
+        raise ConfigError("config.parallel.api: trials are of one device")
     run = trainer.prepare(config)
-    layout = run.program.layout
-    _, sample, test = shared.put(run.data, layout.put_examples, config)
-    state = layout.put_state(run.program.strategy.init(run.params))
+    put, loss = run.program.layout.put_examples, _loss(run.program)
+    _, sample, test = shared.put(run.data, put, config)
+    state = run.program.layout.put_state(run.program.strategy.init(run.params))
     feed, step, status = trainer.feed_of(run), 0, ""
-    rows = [_row(run, layout.get(state).params, sample, 0)]
+    rows = [_row(run, 0, loss(state, sample))]
     for until in _log_points(config.steps, [] if _is_whole(run) else [run.epoch]):
         run = trainer.extended(run, step, rows)
         while step < until and not status:
@@ -56,7 +62,7 @@ def trial(
             status = "" if np.isfinite(np.asarray(losses)[:n]).all() else "diverged"
             step += n
         if not status:
-            rows.append(_row(run, layout.get(state).params, sample, step))
+            rows.append(_row(run, step, loss(state, sample)))
             status = _status(rows, target, most, clock)
         if status:
             break
@@ -67,7 +73,7 @@ def trial(
         seconds=[row["simulated_seconds"] for row in finite],
         losses=[row["train_loss"] for row in finite],
         status=status or "ended",
-        test={} if diverged else program.evaluate(run.program, layout.get(state).params, test),
+        test={} if diverged else program.evaluate(run.program, state.params, test),
     )
 
 
@@ -103,10 +109,25 @@ def _is_whole(run: Run) -> bool:
     return len(run.timeline.read) == run.config.steps
 
 
-def _row(run: Run, params: Params, sample: Examples, step: int) -> dict[str, Any]:
+def _row(run: Run, step: int, loss: float) -> dict[str, Any]:
     seconds = float(run.timeline.seconds[step - 1]) if step else 0.0
-    loss = program.evaluate(run.program, params, sample)["loss"]
     return {"step": step, "simulated_seconds": seconds, "train_loss": loss}
+
+
+@lru_cache(maxsize=64)
+def _loss(of: Program) -> Callable[[State, Examples], float]:
+    """The mean loss of a state's parameters, compiled whole: it is asked for at every log point."""
+    total = jax.jit(lambda state, examples: of.evaluate(state.params, examples)[0])
+
+    def mean(state: State, examples: Examples) -> float:
+        count = len(next(iter(examples.values())))
+        parts = (
+            {name: leaf[start : start + EVALUATED] for name, leaf in examples.items()}
+            for start in range(0, count, EVALUATED)
+        )
+        return sum(float(total(state, part)) for part in parts) / count
+
+    return mean
 
 
 def _status(rows: Sequence[dict[str, Any]], target: float, most: float, clock: str) -> str:
@@ -116,4 +137,4 @@ def _status(rows: Sequence[dict[str, Any]], target: float, most: float, clock: s
     if loss <= target:
         return "reached"
     passed = rows[-1]["step" if clock == "updates" else "simulated_seconds"]
-    return "ended" if passed > most else ""
+    return "ended" if passed >= most else ""
