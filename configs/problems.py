@@ -28,11 +28,11 @@ def network(name: str, batch_size: int, groups: int = 1) -> ConfigDict:
     return config
 
 
-def quadratic(groups: int = 1) -> ConfigDict:
-    """16 dimensions of condition 10, whose examples' optima are scattered; the mean has loss 0."""
+def quadratic(groups: int = 1, noise: float = 0.1) -> ConfigDict:
+    """16 dimensions of condition 10; the examples' optima are scattered with this deviation."""
     config = _base(groups)
     config.model.name = "quadratic"
-    config.model.noise = 0.1
+    config.model.noise = noise
     config.batch_size = 16
     config.steps = 6_000
     return config
