@@ -19,7 +19,7 @@ way where a step is too large for it.
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -49,8 +49,8 @@ class Measured(NamedTuple):
     step: float  # alpha_max: the run's long-run step, times 1 + B_noise / B for its batch
 
 
-def penalty(measured: Measured, batch: float, limit: float) -> float:
-    """P_SE of groups with this stability limit a*, from 1 up."""
+def penalty(measured: Measured, batch: Any, limit: float) -> Any:
+    """P_SE of groups with this stability limit a*, from 1 up; at a batch, or an array of them."""
     noise = 1 + measured.noise_scale / batch
     return 1 + KAPPA * measured.sharpness * measured.step / (limit * noise)
 
