@@ -1,0 +1,205 @@
+"""Staleness costs updates only where the step is not limited by gradient noise.
+
+The question behind "does asynchrony pay" is what it costs in updates, P_SE(g, B), with both sides
+tuned. The model says (`research/tuning/prediction.py`)
+
+    P_SE(g, B) = 1 + kappa lambda alpha_max / (a*(g, law) (1 + B_noise / B))
+
+with noise scale, sharpness and step from one synchronous run at batch 64 and a* from the arrivals
+alone. kappa was fitted on the perceptron; the verdict is of the CNN, which no fit has seen. Every
+cell is tuned, one group too: long-run step and momentum, until both neighbours of both are worse.
+"""
+
+from functools import partial
+from itertools import cycle
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+from ml_collections import ConfigDict
+
+from analysis import figures
+from research.config import default
+from research.evidence.arms import at, reported, sgd, tuned
+from research.evidence.claim import Claim, Verdict
+from research.evidence.intervals import ratio
+from research.evidence.study import Study
+from research.evidence.trial import to_loss
+from research.grid import Point
+from research.tuning import prediction
+from research.tuning.prediction import Measured, penalty, stability
+
+CLAIM = Claim(
+    number=15,
+    sentence=(
+        "Staleness costs updates only where the step is not limited by gradient noise: the penalty "
+        "P_SE of g groups follows from one synchronous run and the law of the arrivals."
+    ),
+    source="here, from arXiv 1605.09774 (staleness) and 1812.06162 (gradient noise scale)",
+    measured=(
+        "updates to training loss 0.25, 4,000 MNIST images, MLP 784-32-10 and CNN (4, 8)-32, "
+        "batches 1 to 256, up to 32 groups, constant and memoryless service; real gradients, "
+        "simulated arrivals"
+    ),
+    opponent="one group at the same batch, its own long-run step and momentum tuned alike",
+    rule=(
+        "error factor of a cell: max(predicted / measured, measured / predicted) of P_SE. Over the "
+        "cells of the CNN, which no constant was fitted on: confirmed if its median is at most "
+        "1.25 and all arms are interior, refuted if it is above 1.5, open between"
+    ),
+)
+TARGET = 0.25
+LAWS = {"exponential": "o", "constant": "s", "lognormal": "^"}  # and their markers
+REFERENCE = 64  # batch of the synchronous run that is measured along
+MODELS: dict[str, Point] = {
+    "mlp": {"model.name": "mlp", "model.hidden": (32,)},
+    "cnn": {
+        "model.name": "cnn",
+        "model.channels": (4, 8),
+        "model.hidden": (32,),
+        "data.train_evaluated": 500,
+    },
+}
+# About what is measured on the perceptron: where searches start.
+USUAL = Measured(noise_scale=80.0, sharpness=4.0, step=3.0)
+
+
+class Cell(NamedTuple):
+    model: str
+    batch: int
+    groups: int
+    law: str
+
+
+def cells(scale: str) -> list[Cell]:
+    """All with more than one group."""
+    if scale == "small":
+        both = [(16, "exponential"), (4, "constant")]
+        maps = {"mlp": ((1, 16, 256), both), "cnn": ((4, 64), both)}
+    else:
+        every = [(g, law) for law in ("exponential", "constant", "lognormal") for g in (4, 16, 32)]
+        maps = {"mlp": ((1, 4, 16, 64, 256), every), "cnn": ((1, 4, 16, 64), every)}
+    return [
+        Cell(model, batch, groups, law)
+        for model, (batches, kinds) in maps.items()
+        for groups, law in kinds
+        for batch in batches
+    ]
+
+
+def measure(study: Study) -> dict[str, Any]:
+    """Every cell tuned and run on the reporting seeds, beside what the synchronous run predicts."""
+    chosen = cells(study.scale)
+    alone = {Cell(c.model, batch, 1, "constant") for c in chosen for batch in (c.batch, REFERENCE)}
+    every = sorted(alone) + chosen
+    limits = {c: stability(config_of(c), c.groups) for c in every}
+    arms = dict(zip(every, study.map(partial(_arm, study, limits), every), strict=True))
+    found = {model: _measured(study, model, arms) for model in {c.model for c in chosen}}
+    rows = []
+    for cell in chosen:
+        sync = arms[cell._replace(groups=1, law="constant")]
+        rows.append(
+            {
+                **cell._asdict(),
+                **arms[cell],
+                "limit": limits[cell],
+                "interior": arms[cell]["interior"] and sync["interior"],
+                "penalty": ratio(arms[cell]["updates"], sync["updates"]),
+                "predicted": penalty(found[cell.model], cell.batch, limits[cell]),
+            }
+        )
+    return {
+        "cells": rows,
+        "synchronous": [{**c._asdict(), **arms[c]} for c in sorted(alone)],
+        "measured": {model: one._asdict() for model, one in found.items()},
+    }
+
+
+def config_of(cell: Cell) -> ConfigDict:
+    config = default()
+    config.update_from_flattened_dict({"data.train_evaluated": 1000, **MODELS[cell.model]})
+    config.batch_size = cell.batch
+    config.steps = 12000 // cell.batch + 4000  # three times what the slowest cells need
+    config.strategy.name, config.strategy.groups = "asynchronous", cell.groups
+    config.cluster.nodes, config.cluster.service = cell.groups, cell.law
+    return config
+
+
+def _arm(study: Study, limits: dict[Cell, float], cell: Cell) -> dict[str, Any]:
+    """The cell at its best: updates of the reporting seeds, infinite where they missed."""
+    usual = penalty(USUAL, cell.batch, limits[cell]) * (1 + USUAL.noise_scale / cell.batch)
+    quick = cell.groups == 1 and cell.batch >= REFERENCE
+    arm = sgd(config_of(cell), USUAL.step / 4 / usual, 0.8 if quick else 0.3)
+    best = tuned(study, arm, TARGET)
+    curves = reported(study, arm, best.point, TARGET)
+    return {
+        "point": best.point,
+        "interior": best.interior,
+        "updates": [to_loss(curve, TARGET) for curve in curves],
+    }
+
+
+def _measured(study: Study, model: str, arms: dict[Cell, dict[str, Any]]) -> Measured:
+    """The mean over the choosing seeds of what one synchronous run shows."""
+    cell = Cell(model, REFERENCE, 1, "constant")
+    point, updates = arms[cell]["point"], round(float(np.median(arms[cell]["updates"])))
+    each = [
+        study.remember(
+            f"{model} {REFERENCE} {point} {updates} {seed}",
+            lambda seed=seed: prediction.measure(at(config_of(cell), point, seed), updates),
+        )
+        for seed in study.choose
+    ]
+    return Measured(*np.mean(each, axis=0).tolist())
+
+
+def errors(result: dict[str, Any], model: str) -> np.ndarray:
+    """Error factors of the model's cells, from 1 up; infinite where an arm missed."""
+    rows = [row for row in result["cells"] if row["model"] == model]
+    ratios = np.array([row["predicted"] / row["penalty"][0] for row in rows])
+    return np.where(ratios > 0, np.maximum(ratios, 1 / np.maximum(ratios, 1e-9)), np.inf)
+
+
+def verdict(result: dict[str, Any]) -> Verdict:
+    outside, inside = errors(result, "cnn"), errors(result, "mlp")
+    middle = float(np.median(outside))
+    rows = [row for row in result["cells"] if row["model"] == "cnn"]
+    interior = sum(row["interior"] for row in rows)
+    word = "refuted" if middle > 1.5 else "open"
+    if middle <= 1.25 and interior == len(rows):
+        word = "confirmed"
+    penalties = [row["penalty"][0] for row in rows]
+    return Verdict(
+        word,
+        f"P_SE from {min(penalties):.2f} to {max(penalties):.2f} on {len(rows)} cells of the CNN "
+        f"({interior} interior), predicted within a factor {middle:.2f} in the median and "
+        f"{outside.max():.2f} at most (MLP, fitted: {np.median(inside):.2f}, {inside.max():.2f})",
+    )
+
+
+def picture(result: dict[str, Any], figure: Figure) -> None:
+    """Measured penalties, and lines of what is predicted, over the batch."""
+    every = figure.subplots(1, 2, sharey=True)
+    batches = np.geomspace(1, 256, 50)
+    for axes, (model, found) in zip(every, sorted(result["measured"].items()), strict=True):
+        rows = [row for row in result["cells"] if row["model"] == model]
+        kinds = sorted({(row["law"], row["groups"]) for row in rows})
+        for (law, groups), colour in zip(kinds, cycle(figures.OKABE_ITO), strict=False):
+            its = [row for row in rows if (row["law"], row["groups"]) == (law, groups)]
+            middle, low, high = np.array([row["penalty"] for row in its]).T
+            bars = np.clip([middle - low, high - middle], 0, None)
+            axes.errorbar(
+                [row["batch"] for row in its],
+                middle,
+                bars,
+                fmt=LAWS[law],
+                color=colour,
+                label=f"{groups} groups, {law}",
+            )
+            curve = penalty(Measured(**found), batches, its[0]["limit"])
+            axes.plot(batches, curve, color=colour, lw=1)
+        noise = found["noise_scale"]
+        axes.axvline(noise, color=figures.GREY, lw=1, ls=":", label="noise scale")
+        axes.set(xscale="log", yscale="log", xlabel="batch", title=model.upper())
+    every[0].set_ylabel("updates over those of one group")
+    figures.legend(figure)

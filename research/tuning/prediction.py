@@ -1,0 +1,112 @@
+"""When does asynchrony pay: the penalty of staleness, predicted from one synchronous run.
+
+    P_SE(g, B) = alpha*(1, B) / alpha*(g, B)         updates of g groups over those of one, tuned
+
+    1 / alpha*(g, B) = (1 + B_noise / B) / alpha_max  +  kappa lambda / a*(g, law)
+                       noise limits the step             staleness limits the step
+
+alpha: long-run steps, rate over 1 - momentum, of which a loss takes a given sum. The first term is
+arXiv 1812.06162, updates(B) = updates_min (1 + B_noise / B); the second a quadratic's stability at
+the sharpness lambda, with the limit a* of the cluster's own arrivals
+(`research/dynamics/stability.py`), infinite for one group. So
+
+    P_SE(g, B) = 1 + kappa lambda alpha_max / (a*(g, law) (1 + B_noise / B))
+
+All but kappa is measured along one synchronous run or drawn; KAPPA was fitted on a perceptron
+(`research/tuning/when_asynchrony_pays.md`) and is below 1, since the sharpness of a network gives
+way where a step is too large for it.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from research import timeline, trainer
+from research.dynamics.noise import Moments, moments
+from research.dynamics.sharpness import sharpness
+from research.dynamics.stability import limit
+from research.problem import Examples, Params
+from research.program import CHUNK, Program
+from research.trainer import Run
+
+KAPPA = 0.35
+POINTS = 8  # moments of the run that is measured along
+SAMPLE = 1000  # training examples that are measured on, at most
+SMALL = 10  # the smaller batch of the noise scale
+REPLICAS, ROUNDS = 200, 40  # of arrivals: windows of so many updates a group
+
+
+class Measured(NamedTuple):
+    """Of a problem, along one synchronous run."""
+
+    noise_scale: float  # B_noise, examples: mean tr(Sigma) over mean |G|^2
+    sharpness: float  # lambda, the mean
+    step: float  # alpha_max: the run's long-run step, times 1 + B_noise / B for its batch
+
+
+def penalty(measured: Measured, batch: Any, limit: float) -> Any:
+    """P_SE of groups with this stability limit a*, from 1 up; at a batch, or an array of them."""
+    noise = 1 + measured.noise_scale / batch
+    return 1 + KAPPA * measured.sharpness * measured.step / (limit * noise)
+
+
+def stability(config: ConfigDict, groups: int) -> float:
+    """a* of the config's cluster in so many groups; infinite for one."""
+    if groups == 1:
+        return np.inf
+    drawn = config.copy_and_resolve_references()
+    drawn.strategy.name, drawn.strategy.groups = "asynchronous", groups
+    drawn.steps = ROUNDS * groups
+    return limit(timeline.of_config(drawn, steps_per_epoch=1, update_bytes=0, replicas=REPLICAS))
+
+
+def measure(config: ConfigDict, updates: int) -> Measured:
+    """Along a run of so many updates by one group at the config's batch, rate and momentum.
+
+    These are to be the best of one group, and `updates` what it takes to the loss in question.
+    Raises what `trainer.prepare` raises.
+    """
+    chosen = config.copy_and_resolve_references()
+    chosen.strategy.name, chosen.strategy.groups, chosen.steps = "asynchronous", 1, updates
+    chosen.cluster.service = "constant"
+    run = trainer.prepare(chosen)
+    stride = -(-run.examples // SAMPLE)
+    some = {name: jnp.asarray(leaf[::stride]) for name, leaf in run.data.train.items()}
+    step = chosen.optimizer.learning_rate / (1 - chosen.optimizer.momentum)
+    return measured(run.program, some, _along(run), step, chosen.batch_size)
+
+
+def measured(
+    program: Program, examples: Examples, points: Iterable[Params], step: float, batch: int
+) -> Measured:
+    """At parameters evenly spread over a run of this long-run step and batch, on these examples."""
+    every = [jax.device_get(_at(program)(x, examples)) for x in points]
+    square, trace, largest = np.mean([(m.square, m.trace, peak) for m, peak in every], axis=0)
+    noise = float(trace / square)
+    return Measured(noise, float(largest), step * (1 + noise / batch))
+
+
+@lru_cache(maxsize=4)
+def _at(program: Program) -> Callable[[Params, Examples], tuple[Moments, jax.Array]]:
+    problem = program.problem
+    return jax.jit(lambda x, some: (moments(problem, SMALL, x, some), sharpness(problem, x, some)))
+
+
+def _along(run: Run) -> Iterator[Params]:
+    """The parameters in the middle of each of POINTS equal parts of the run."""
+    layout, feed = run.program.layout, trainer.feed_of(run)
+    state, step = layout.put_state(run.program.strategy.init(run.params)), 0
+    for part in range(POINTS):
+        until = max((2 * part + 1) * run.config.steps // (2 * POINTS), step)
+        while step < until:
+            fed = feed(step)
+            n = min(until, fed.stop, step + CHUNK) - step
+            events = trainer.events_of(run, step, fed, n)
+            state, _ = run.program.advance(state, fed.examples, *events, n)
+            step += n
+        yield layout.get(state).params
