@@ -33,7 +33,7 @@ SAVED, LOST = 0.34, 0.005  # of the time; of the accuracy
 CLAIM = Claim(
     number=7,
     sentence="DASO trains in up to 34 % less time than synchronous SGD, at the same accuracy",
-    source="arXiv 2104.05588, abstract: ResNet-50 on ImageNet, a segmentation network on CityScapes",
+    source="arXiv 2104.05588, abstract (ResNet-50 on ImageNet, a segmentation network)",
     measured="test accuracy and simulated seconds of equal epochs, and seconds to losses of 0.3, "
     "0.1, 0.05, of a perceptron of 2.7 MB on 4,000 MNIST images (12 epochs of 31 updates, batch "
     "128, 2 warm-up and 2 cool-down epochs), 4 nodes, 3.2 ms of computing a batch (log-normal, 10 "
