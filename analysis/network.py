@@ -23,6 +23,7 @@ from ml_collections import ConfigDict
 
 from analysis import figures, tables
 from analysis.tables import Point, TableError
+from research.config import default
 from research.timeline.daso import daso, synchronous
 
 GIGABIT = 1e9 / 8  # bytes
@@ -45,6 +46,8 @@ def recorded(point: Point, folder: Path) -> Recorded:
     if point.summary["status"] != "completed":
         raise TableError(f"{folder}: the run is {point.summary['status']}, must be completed")
     config = ConfigDict(json.loads((folder / "config.json").read_text()))
+    for part in ("cluster", "strategy"):  # with the keys that are younger than the run
+        config[part] = ConfigDict(default()[part].to_dict() | config[part].to_dict())
     last = point.log[-1]
     examples = round(last["step"] * config.batch_size / last["epoch"])
     per_epoch = max(examples // config.batch_size, 1)

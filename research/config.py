@@ -70,12 +70,15 @@ def default() -> ConfigDict:
     config.strategy.fresh = ()  # blocks of a merged server, which asynchronous groups read fresh
     config.strategy.max_batches = 4  # daso: batches from one exchange between nodes to the next (B)
     config.strategy.wait = 1  # daso: batches from its sending to its receipt (W)
+    config.strategy.reset_batches = 0  # daso: B after a plateau at B = 1; 0: max_batches
+    config.strategy.reset_wait = 0  # daso: and W; 0: wait
     config.strategy.warmup_epochs = 4  # daso: epochs that synchronize after every batch, first
     config.strategy.cooldown_epochs = 4  # daso: and last
     config.strategy.patience = 2  # daso: epochs without improvement before B and W change
     config.strategy.threshold = 0.05  # daso: fraction by which an improvement lowers the loss
     config.strategy.transfer_dtype = ""  # daso: 'bfloat16' halves what nodes exchange
     config.strategy.adapt = True  # dynamic_batch: False keeps the shares of the batch equal
+    config.strategy.weights = "share"  # dynamic_batch: of b_i / B; 'equal': of 1 / N, the authors'
     config.strategy.smoothing = 0.5  # dynamic_batch: weight of the rates measured before
     config.strategy.micro_batch = 8  # dynamic_batch: examples a worker computes at a time
     config.strategy.variant = "greedy"  # local: or 'overlapping', 'chunked', 'backprop'
@@ -96,6 +99,7 @@ def default() -> ConfigDict:
     config.cluster.seconds_per_example = 1e-3  # on a worker of speed 1
     config.cluster.latency = 0.0  # seconds a message
     config.cluster.bandwidth = 0.0  # bytes a second; 0: transfers take no time
+    config.cluster.overlap = 0.0  # last fraction of the computing that an exchange may run behind
     # sync, asynchronous: seconds of a whole batch_size in place of the three above; 0: not so
     config.cluster.pieces = ConfigDict()
     config.cluster.pieces.conv_compute = 0.0  # convolutions, on one worker; a group's k divide it

@@ -115,6 +115,7 @@ def _devices(config: ConfigDict) -> dict[str, Any]:
         "shard_optimizer": real.shard_optimizer,
         "transfer_dtype": strategy.transfer_dtype,
         "micro_batch": strategy.micro_batch,
+        "weights": strategy.weights,
         "fresh": sorted(strategy.fresh) if strategy.name == "asynchronous" else (),
         "groups": groups_of(config) if strategy.name == "local" else (),
         "shared_heads": strategy.shared_heads,

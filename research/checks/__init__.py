@@ -17,6 +17,7 @@ from research.models import NAMES as MODELS
 from research.models.convolution import LOWERINGS
 from research.models.resnet import NORMS
 from research.parallel.layout import APIS
+from research.strategies.dynamic_batch import WEIGHTS
 from research.strategies.local import VARIANTS
 from research.strategies.local import groups as local_groups
 from research.timeline.make import SERVICES
@@ -35,6 +36,7 @@ def check(config: ConfigDict) -> None:
     _one_of(config, "strategy.variant", VARIANTS)
     _one_of(config, "parallel.api", ("", *APIS))
     _one_of(config, "strategy.transfer_dtype", ("", "bfloat16"))
+    _one_of(config, "strategy.weights", WEIGHTS)
     _one_of(config, "optimizer.schedule", optimizers.SCHEDULES)
     _one_of(config, "cluster.service", SERVICES)
     _one_of(config, "cluster.split", ("equal", "proportional"))
@@ -73,6 +75,7 @@ def check(config: ConfigDict) -> None:
         "replicas.count",
         "parallel.devices",
         "model.noise",
+        "strategy.reset_batches",
         "strategy.warmup_epochs",
         "strategy.cooldown_epochs",
         "strategy.patience",
@@ -92,7 +95,8 @@ def check(config: ConfigDict) -> None:
     _require(config, "optimizer.momentum", lambda v: -1 < v < 1, "between -1 and 1")
     _require(config, "strategy.smoothing", lambda v: 0 <= v < 1, "at least 0 and less than 1")
     probability = "cluster.disturbance_probability"
-    _require(config, probability, lambda v: 0 <= v <= 1, "between 0 and 1")
+    for name in (probability, "cluster.overlap"):
+        _require(config, name, lambda v: 0 <= v <= 1, "between 0 and 1")
     for name in ("cluster.disturbance_seconds", "cluster.disturbance_epochs"):
         ordered = "two finite numbers from 0 up, the least and the most"
         _require(config, name, lambda v: len(v) == 2 and 0 <= v[0] <= v[1] < math.inf, ordered)
@@ -106,6 +110,8 @@ def check(config: ConfigDict) -> None:
         lambda v: 0 <= v <= config.strategy.max_batches,
         f"from 0 to config.strategy.max_batches = {config.strategy.max_batches}",
     )
+    reset = config.strategy.reset_batches or config.strategy.max_batches
+    _require(config, "strategy.reset_wait", lambda v: 0 <= v <= reset, f"from 0 to {reset}")
     blocks = _check_model(config)
     _require(
         config,
@@ -233,6 +239,11 @@ def _check_pieces(config: ConfigDict) -> None:
             raise ConfigError(
                 f"config.cluster.{key}: only of config.strategy.name = 'sync' and 'asynchronous'"
             )
+    if cluster.overlap and (pieces or config.strategy.name == "local"):
+        raise ConfigError(
+            "config.cluster.overlap: not of config.cluster.pieces, which have their own, nor of "
+            "config.strategy.name = 'local'"
+        )
     if pieces and not cluster.pieces.conv_compute:
         raise ConfigError("config.cluster.pieces.conv_compute = 0: must be more than 0 beside them")
     if pieces and cluster.speeds:

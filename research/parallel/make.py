@@ -36,7 +36,9 @@ def make(
         split = P(None, mesh.axis_names)
         return simulated, layout.shard_map(loop(one_node(device)), mesh, P("node"), split)
     if name == "dynamic_batch":
-        device = dynamic_batch(whole.each_loss, optimizer, strategy["micro_batch"])
+        device = dynamic_batch(
+            whole.each_loss, optimizer, strategy["micro_batch"], strategy["weights"]
+        )
         simulated = over_workers(device, *shape)
         if not api:
             return simulated, layout.one_device(loop(simulated))

@@ -3,8 +3,9 @@
     x_{t+1} = x_t - alpha sum_i (b_i / B) g_i        sum_i b_i = B
 
 g_i is the mean gradient of worker i's b_i examples, so the update is the whole batch's gradient
-however the batch is split. The shares b_i are the timeline's (`Event.control["shares"]`), from how
-fast each worker was.
+however the batch is split. With weights 'equal' it is sum_i g_i / N over the N workers, which is
+what the authors' code does without its option of weights: examples of small shares count more. The
+shares b_i are the timeline's (`Event.control["shares"]`), from how fast each worker was.
 
 The shares are numbers, not shapes: a worker goes through its part in micro-batches of a fixed size,
 as many as its part needs, and meets the others once, in the sum of the gradients.
@@ -20,18 +21,23 @@ from jax import lax
 from research.strategies.base import Batch, Event, Params, Strategy, all_reduce, descend
 from research.strategies.sync import State
 
+WEIGHTS = ("share", "equal")  # of the workers' mean gradients: b_i / B or 1 / N
+
 Losses = Callable[[Params, Batch], jax.Array]
 Part = Callable[[Params, Event, Batch, jax.Array], tuple[jax.Array, Params]]
 
 
 def dynamic_batch(
-    losses: Losses, optimizer: optax.GradientTransformationExtraArgs, micro_batch: int
+    losses: Losses,
+    optimizer: optax.GradientTransformationExtraArgs,
+    micro_batch: int,
+    weights: str = "share",
 ) -> Strategy:
     """Strategy of one device of the axis `data`.
 
     `losses(params, batch) -> (B,)`, one an example. Every device is given the whole batch, of B
     examples, and computes its `part`, `micro_batch` examples at a time. All return the same state
-    and loss.
+    and the loss, which is the batch's mean whatever the `weights`.
     """
     own = part(losses, micro_batch)
 
@@ -39,7 +45,13 @@ def dynamic_batch(
         return State(params, optimizer.init(params))
 
     def step(state: State, event: Event, batch: Batch) -> tuple[State, jax.Array]:
-        sums = all_reduce(own(state.params, event, batch, lax.axis_index("data")), "data")
+        worker = lax.axis_index("data")
+        value, grads = own(state.params, event, batch, worker)
+        if weights == "equal":
+            examples = jnp.maximum((event.control or {})["shares"][worker], 1)  # 0 / 1, no NaN
+            each = _size(batch) / (lax.axis_size("data") * examples)
+            grads = jax.tree.map(lambda leaf: leaf * each.astype(leaf.dtype), grads)
+        sums = all_reduce((value, grads), "data")
         value, grads = jax.tree.map(lambda leaf: leaf / _size(batch), sums)
         return State(*descend(optimizer, grads, state.opt_state, state.params, event)), value
 

@@ -3,7 +3,8 @@
 Warm-up and cool-down epochs synchronize after every batch and wait for it. In between, every B
 batches the nodes send their parameters and receive the sum W batches later, computing meanwhile.
 When the epoch loss is stable B is halved and W lowered by one, neither below 1; when it is stable
-at B = 1 both return to their maximum, at which they also start.
+at B = 1 both return to `reset_batches` and `reset_wait`, or where these are 0 to what they started
+at (heat starts at 4 and 1 and returns to 8 and 2).
 
 A blocking synchronization is sent and received in the same step, so blocking epochs have B = 1 and
 W = 0. So does the last batch of every epoch: all epochs end with equal nodes and nothing in flight.
@@ -44,7 +45,8 @@ def after_epoch(phase: Phase, loss: float, strategy: Any) -> Phase:
     if bad < strategy.patience:
         return Phase(epoch, batches, wait, best, bad + 1)
     if batches == 1:
-        return Phase(epoch, strategy.max_batches, strategy.wait, best)
+        more, longer = strategy.reset_batches, strategy.reset_wait
+        return Phase(epoch, more or strategy.max_batches, longer or strategy.wait, best)
     batches //= 2
     return Phase(epoch, batches, min(wait, batches, max(wait - 1, 1)), best)
 
@@ -70,14 +72,17 @@ def daso(
     nodes' clocks run apart until a receipt, for which each waits if the message is not there yet:
     it leaves with the last node and takes an all-reduce over the nodes by one device of each (half
     the bytes in bfloat16). The others of a node then get the merged parameters from that device.
+    Averaging and sending start before the batch is done, by `overlap` (`node_seconds`).
     `seconds` is when the last node is done.
     """
     control = _control(strategy, steps, steps_per_epoch, epoch_losses)
     epochs, known = len(control["send"]), min(len(control["send"]) * steps_per_epoch, steps)
-    seconds = node_seconds(cluster, epochs * steps_per_epoch, batch_size, update_bytes, seed)
+    each = node_seconds(cluster, epochs * steps_per_epoch, batch_size, update_bytes, seed)
+    ready, done = (part.reshape(epochs, steps_per_epoch, cluster.nodes) for part in each)
     sent_bytes = update_bytes / 2 if strategy.transfer_dtype == "bfloat16" else update_bytes
     clock = _clock(
-        seconds.reshape(epochs, steps_per_epoch, cluster.nodes),
+        ready,
+        done,
         control,
         all_reduce(cluster.nodes, sent_bytes, cluster.bandwidth, cluster.latency),
         broadcast(cluster, update_bytes),
@@ -93,17 +98,22 @@ def synchronous(
 
     Hierarchically, as in Horovod: the all-reduce inside the node, then the one across nodes.
     """
-    seconds = node_seconds(cluster, steps, batch_size, update_bytes, seed).max(axis=1)
+    each = node_seconds(cluster, steps, batch_size, update_bytes, seed)
+    ready, done = (part.max(axis=1) for part in each)
     exchange = all_reduce(cluster.nodes, update_bytes, cluster.bandwidth, cluster.latency)
-    return _timeline(np.cumsum(seconds + exchange), np.zeros(steps, np.int32))
+    seconds = np.maximum(done, ready + exchange)
+    return _timeline(np.cumsum(seconds), np.zeros(steps, np.int32))
 
 
 def node_seconds(
     cluster: Any, steps: int, batch_size: int, update_bytes: int, seed: int
-) -> np.ndarray:
-    """(steps, nodes) seconds from batch to gradient, averaged over the devices of the node.
+) -> tuple[np.ndarray, np.ndarray]:
+    """(steps, nodes) seconds from the batch to when an exchange between nodes may start, and to the
+    gradient averaged over the devices of the node.
 
-    Every device takes an equal part of the batch. Longer runs begin with the shorter ones.
+    Every device takes an equal part of the batch. The averaging may run behind the last fraction
+    `overlap` of the computing, and the exchange between nodes follows it, layer by layer: it may
+    start that much before the gradient is there. Longer runs begin with the shorter ones.
     """
     shape = (cluster.nodes, cluster.devices_per_node)
     speeds = np.asarray(cluster.speeds or np.ones(shape), np.float64).reshape(shape)
@@ -112,7 +122,9 @@ def node_seconds(
     local = all_reduce(
         cluster.devices_per_node, update_bytes, cluster.local_bandwidth, cluster.local_latency
     )
-    return (draws * means).max(axis=2) + local
+    compute = (draws * means).max(axis=2)
+    ready = compute * (1 - cluster.overlap) + local
+    return ready, np.maximum(compute, ready)
 
 
 def all_reduce(n: int, size: Any, bandwidth: float, latency: float) -> Any:
@@ -154,9 +166,13 @@ def _control(
 
 
 def _clock(
-    seconds: np.ndarray, control: dict[str, np.ndarray], transfer: float, broadcast: float
+    ready: np.ndarray,
+    seconds: np.ndarray,
+    control: dict[str, np.ndarray],
+    transfer: float,
+    broadcast: float,
 ) -> np.ndarray:
-    """(epochs, steps) when the last node is done, from (epochs, steps, nodes) seconds of batches.
+    """(epochs, steps) when the last node is done, from the two (epochs, steps, nodes) of batches.
 
     Nodes leave every epoch together, so the epochs are clocked side by side, each from 0, and then
     put one after the other.
@@ -165,10 +181,11 @@ def _clock(
     done = np.zeros(seconds.shape[:2])
     for t in range(seconds.shape[1]):
         send, receive, waited = (control[name][:, t] for name in ("send", "receive", "waited"))
-        now = now + seconds[:, t]
+        first, now = now + ready[:, t], now + seconds[:, t]
         # One message at a time: a new one leaves when the one before has arrived.
-        leaves = np.maximum(now.max(axis=1), arrival)
-        sent = np.where(send, leaves + transfer, arrival)
+        leaves = np.maximum(first.max(axis=1), arrival)
+        there = np.maximum(leaves + transfer, now.max(axis=1))  # its last layer leaves last
+        sent = np.where(send, there, arrival)
         due = np.where(waited > 0, arrival, sent)
         merged = np.maximum(now, due[:, None]) + broadcast
         now, arrival = np.where(receive[:, None], merged, now), sent

@@ -114,7 +114,17 @@ def ideal_seconds(costs: Costs, batch_size: int) -> np.ndarray:
     return np.maximum(together, costs.delay.max(-1))
 
 
-def dynamic_batch(
+def dynamic_batch(cluster: Any, strategy: Any, **run: Any) -> Timeline:
+    """The timeline of `clocked`."""
+    return clocked(cluster, strategy, **run)[0]
+
+
+def waste(made: Timeline, busy: np.ndarray) -> float:
+    """The share of the workers' time in which they wait, for one another or for the exchange."""
+    return 1 - float(busy.sum() / (busy.shape[1] * made.seconds[-1]))
+
+
+def clocked(
     cluster: Any,
     strategy: Any,
     *,
@@ -123,13 +133,16 @@ def dynamic_batch(
     batch_size: int,
     update_bytes: int = 0,
     seed: int = 0,
-) -> Timeline:
+) -> tuple[Timeline, np.ndarray]:
     """The timeline of `steps` synchronous updates by all workers of the cluster.
+
+    And, (steps, workers), the seconds that each of them is at work in each.
 
     `control["shares"]`, (steps, workers) int32: equal in the first epoch, then what the rates of
     the epochs before make of them, or always equal if `strategy.adapt` is false (the baseline: the
     same draws and disturbances). An example takes its cost times a draw of unit mean from the law
-    `service`, one draw a worker and step; the all-reduce takes two messages of `update_bytes`.
+    `service`, one draw a worker and step; the all-reduce takes two messages of `update_bytes`,
+    behind the fraction `overlap` of the slowest worker's computing.
     `TimelineError` if the batch has fewer examples than there are workers.
     """
     workers = cluster.nodes * cluster.devices_per_node
@@ -141,7 +154,10 @@ def dynamic_batch(
     def seconds(epoch: int, share: np.ndarray, window: slice) -> np.ndarray:
         return share * cost.example[epoch] * draws[window] + cost.delay[epoch]
 
-    return _followed(strategy, steps, steps_per_epoch, batch_size, workers, seconds, exchange)
+    def update(compute: np.ndarray) -> np.ndarray:
+        return service.with_exchange(compute.max(axis=1), exchange, cluster.overlap)
+
+    return _followed(strategy, steps, steps_per_epoch, batch_size, workers, seconds, update)
 
 
 def measured(
@@ -173,7 +189,10 @@ def measured(
     def seconds(epoch: int, share: np.ndarray, window: slice) -> np.ndarray:
         return np.asarray(worker_seconds[epoch] if epoch < len(worker_seconds) else share)[None]
 
-    made = _followed(strategy, known, steps_per_epoch, batch_size, workers, seconds, 0.0)
+    def update(compute: np.ndarray) -> np.ndarray:
+        return compute.max(axis=1)
+
+    made, _ = _followed(strategy, known, steps_per_epoch, batch_size, workers, seconds, update)
     share = (made.control or {})["shares"]
     an_example = np.full((len(factors), workers), cluster.seconds_per_example)
     past = np.reshape(worker_seconds, (-1, workers))[: len(factors) - 1]
@@ -192,23 +211,27 @@ def _followed(
     batch_size: int,
     workers: int,
     seconds: Callable[[int, np.ndarray, slice], np.ndarray],
-    exchange: float,
-) -> Timeline:
-    """Shares that follow `seconds(epoch, shares, window)`, (steps of the window, workers)."""
+    update: Callable[[np.ndarray], np.ndarray],
+) -> tuple[Timeline, np.ndarray]:
+    """Shares that follow `seconds(epoch, shares, window)`, (steps of the window, workers).
+
+    `update` makes of those the seconds of the updates. Also returned: those, (steps, workers).
+    """
     share = shares(np.ones(workers), batch_size)
     rates = None
     taken = np.empty((steps, workers), np.int32)
-    lengths = np.empty(steps)
+    lengths, busy = np.empty(steps), np.empty((steps, workers))
     for epoch, start in enumerate(range(0, steps, steps_per_epoch)):
         window = slice(start, start + steps_per_epoch)
         compute = seconds(epoch, share, window)
-        taken[window], lengths[window] = share, compute.max(axis=1) + exchange
+        taken[window], busy[window], lengths[window] = share, compute, update(compute)
         if strategy.adapt:
             found = share / compute.mean(axis=0)
             rates = found if rates is None else smooth(rates, found, strategy.smoothing)
             share = shares(rates, batch_size)
     alone = np.zeros(steps, np.int32)  # one group, that of all workers
-    return from_arrivals(alone, np.cumsum(lengths), 1)._replace(control={"shares": taken})
+    made = from_arrivals(alone, np.cumsum(lengths), 1)._replace(control={"shares": taken})
+    return made, busy
 
 
 def _disturbances(cluster: Any) -> np.ndarray:

@@ -80,7 +80,8 @@ def make(
     The N = nodes x devices_per_node workers form equal groups of k = N / groups, in order. A worker
     computes its share of the batch at `seconds_per_example` over its speed, times a draw of unit
     mean from the law `service`; a group delivers with its slowest worker, after sending its
-    gradient and before reading the new parameters (`update_bytes` each way).
+    gradient and before reading the new parameters (`update_bytes` each way), behind the fraction
+    `overlap` of its computing.
 
     With `cluster.pieces` the groups queue for a server instead (`server.py`), `merged` or not, with
     draws from the same law. Pieces are seconds for a whole batch, so neither `batch_size` nor
@@ -129,7 +130,8 @@ def service_means(cluster: Any, groups: int, batch_size: int, update_bytes: int)
         share = np.stack([shares(group, batch_size) for group in speeds])
     else:
         share = np.full(speeds.shape, batch_size / speeds.shape[1])
-    return cluster.seconds_per_example * share / speeds + exchange(cluster, update_bytes)
+    compute = cluster.seconds_per_example * share / speeds
+    return service.with_exchange(compute, exchange(cluster, update_bytes), cluster.overlap)
 
 
 def exchange(cluster: Any, size: int) -> float:

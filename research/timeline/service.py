@@ -26,6 +26,15 @@ def lognormal(variation: float) -> Law:
     return lambda rng, shape: rng.lognormal(-(sigma**2) / 2, sigma, shape)
 
 
+def with_exchange(compute: Any, exchange: Any, overlap: float) -> Any:
+    """Seconds of computing and of the exchange that follows, numbers or arrays.
+
+    The exchange of a layer starts when the backward pass is done with it: all of it may run behind
+    the last fraction `overlap` of the computing, and none of it is faster for that.
+    """
+    return np.maximum(compute, compute * (1 - overlap) + exchange)
+
+
 DRAWN = ("constant", "exponential", "lognormal")
 
 

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from research import optimizers, problem
 from research.parallel.simulated import over_workers
 from research.strategies.base import Event
-from research.strategies.dynamic_batch import dynamic_batch
+from research.strategies.dynamic_batch import WEIGHTS, dynamic_batch
 from research.strategies.sync import sync
 
 WORKERS, BATCH, CLASSES = 4, 22, 5
@@ -239,3 +239,36 @@ def test_shares_are_asked_for():
     strategy = over_workers(dynamic_batch(losses, KEEP, 4), WORKERS)
     with pytest.raises(KeyError, match="shares"):
         strategy.step(strategy.init(PARAMS), Event(jnp.int32(0), jnp.int32(0), {}), BATCHES)
+
+
+@pytest.mark.parametrize("shares", SPLITS)
+def test_equal_weights_average_the_workers_mean_gradients(shares):
+    """Computed worker by worker; a worker without examples has a mean gradient of nothing."""
+    strategy = over_workers(dynamic_batch(losses, KEEP, 4, "equal"), WORKERS)
+    state, value = jax.jit(strategy.step)(strategy.init(PARAMS), make_event(shares), BATCHES)
+    ends = np.cumsum(shares)
+    parts = [
+        {name: leaf[stop - share : stop] for name, leaf in BATCHES.items()}
+        for stop, share in zip(ends, shares, strict=True)
+        if share
+    ]
+    each = [jax.grad(MLP.loss)(PARAMS, part) for part in parts]
+    expected = jax.tree.map(lambda *grads: sum(grads) / WORKERS, *each)
+    # Sums of 22 examples in float32 in another order, of gradients up to about 1.
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+        state.opt_state,
+        expected,
+    )
+    assert float(value) == pytest.approx(float(MLP.loss(PARAMS, BATCHES)), rel=FLOAT32)
+
+
+def test_equal_weights_of_equal_shares_are_the_whole_batch():
+    shares = (WORKERS + 1,) * WORKERS
+    batch = {name: leaf[: sum(shares)] for name, leaf in BATCHES.items()}
+    made = [over_workers(dynamic_batch(losses, KEEP, 4, weights), WORKERS) for weights in WEIGHTS]
+    share, equal = (
+        jax.jit(one.step)(one.init(PARAMS), make_event(shares), batch)[0].opt_state for one in made
+    )
+    # The weight 20 / (4 x 5) is 1: the same floats.
+    jax.tree.map(np.testing.assert_array_equal, share, equal)

@@ -66,6 +66,12 @@ A, B, C = (4, 1), (2, 1), (1, 1)
         # In warm-up only the last epoch's loss counts, as the first best.
         ({"warmup_epochs": 3, "patience": 0}, [1, 2, 3, 2.9, 2.8], [A, A, A, B, B]),
         ({"warmup_epochs": 3, "patience": 0}, [1, 2, 3, 2, 2], [A, A, A, A, B]),
+        # heat's cycle: from 4 and 1 down, and again from 8 and 2.
+        (
+            {"patience": 0, "reset_batches": 8, "reset_wait": 2},
+            [1, 1, 1, 1, 1, 1],
+            [A, B, C, (8, 2), (4, 1), B],
+        ),
         # What is not a number is no improvement.
         ({"patience": 0}, [1, float("nan"), 0.5, 0.5], [A, B, B, C]),
     ],

@@ -11,11 +11,13 @@ from research.timeline import TimelineError, make, service
 from research.timeline.dynamic_batch import (
     CHANGE,
     Costs,
+    clocked,
     costs,
     dynamic_batch,
     ideal_seconds,
     shares,
     smooth,
+    waste,
 )
 from tests.timeline.conftest import BATCH, SPEEDS
 
@@ -210,6 +212,21 @@ def test_a_step_ends_with_the_slowest_worker_and_the_all_reduce(run):
     np.testing.assert_allclose(made.seconds, other.seconds, rtol=1e-13)  # sums in another order
     for field in ("worker", "read", "write", "staleness", "slots"):
         np.testing.assert_array_equal(getattr(made, field), getattr(other, field))
+
+
+def test_waste_by_hand(cluster):
+    """Speeds 1 and 3, a batch of 8 and no network: 4 s and 4/3 s with equal shares, then 2 and 2.
+
+    An epoch is one update, so of 4 + 2 + 2 = 8 s the slow worker works 8 and the fast one 16/3.
+    """
+    values = cluster(nodes=2, speeds=(1.0, 3.0), service="constant", seconds_per_example=1.0)
+    sizes = {"steps": 3, "steps_per_epoch": 1, "batch_size": 8}
+    made, busy = clocked(values, default().strategy, **sizes)
+    np.testing.assert_allclose(busy, [[4, 4 / 3], [2, 2], [2, 2]], rtol=1e-14)
+    assert waste(made, busy) == pytest.approx(1 - (8 + 16 / 3) / (2 * 8))
+    # Half of all time is spent on an exchange as long as the computing.
+    values.update(speeds=(), latency=2.0)
+    assert waste(*clocked(values, default().strategy, **sizes)) == pytest.approx(0.5)
 
 
 def test_communication_does_not_count_as_speed(run):
