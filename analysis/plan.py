@@ -23,11 +23,16 @@ def _memory(plan: dict[str, Any]) -> str:
         "M_bound": plan["memory"] - terms["total"],
     }
     beyond = largest["bytes"] - terms["total"] - largest["data_bytes"]
+    instances = largest["example_gradients"]
     limit = "all examples" if largest["all_examples"] else "the largest that fits"
     lines = [
         f"mini-batch {largest['batch']}, {limit}, with {_names(largest['algorithms'])}: "
         f"{_mib(largest['bytes'])} MiB by the compiler, and an update of it ran",
         "by the formula, MiB: " + ", ".join(f"{k} {_mib(size)}" for k, size in sizes.items()),
+        f"where a framework keeps the gradient of every example besides their sum, M_MP is "
+        f"{_mib(instances)} more (the paper's footnote 2) and M_bound "
+        f"{_mib(sizes['M_bound'] - instances)}; the compiler's {_mib(largest['bytes'])} are of "
+        "the program that runs",
         f"the program has besides {_mib(largest['data_bytes'])} of examples and their order, and "
         f"{_mib(beyond)} of workspace and of what the compiler keeps, less what it uses again",
     ]
@@ -38,16 +43,26 @@ def _memory(plan: dict[str, Any]) -> str:
 
 
 def _batches(plan: dict[str, Any]) -> str:
-    rows = [
-        {
-            "mini-batch": row["batch"],
-            "ms an update": f"{1e3 * row['seconds']:.4g}" if row["feasible"] else "-",
-            "examples/s": f"{row['examples_per_second']:.4g}" if row["feasible"] else "-",
-            "algorithms": _names(row["chosen"]) if row["feasible"] else "does not fit",
-        }
-        for row in plan["batches"]
-    ]
-    return "predicted\n" + pd.DataFrame(rows).to_string(index=False)
+    rows = [_batch(row) for row in plan["batches"]]
+    return f"updates: {plan['source']}\n" + pd.DataFrame(rows).to_string(index=False)
+
+
+def _batch(row: dict[str, Any]) -> dict[str, Any]:
+    if not row["feasible"]:
+        return {"mini-batch": row["batch"], "algorithms": "does not fit"} | dict.fromkeys(
+            ("ms predicted", "ms", "gain", "examples/s", "updates", "s to train"), "-"
+        )
+    gain = row["gain"]
+    return {
+        "mini-batch": row["batch"],
+        "algorithms": row["lowering"] or "no convolutions",
+        "ms predicted": f"{1e3 * row['predicted_seconds']:.4g}",
+        "ms": _interval(row["seconds"], 1e3),
+        "gain": _interval(gain) if gain else "-",
+        "examples/s": f"{row['examples_per_second']:.4g}",
+        "updates": _interval(row["updates"]),
+        "s to train": _interval(row["time"]),
+    }
 
 
 def _convolutions(plan: dict[str, Any]) -> str:
@@ -63,20 +78,17 @@ def _convolutions(plan: dict[str, Any]) -> str:
         }
         for row in plan["convolutions"]
     ]
-    title = f"mini-batch {plan['update']['batch']}: ms and MiB beyond the algorithm with the least"
+    title = f"mini-batch {plan['batch']}: ms and MiB beyond the algorithm with the least"
     return f"{title}\n{pd.DataFrame(rows).to_string(index=False)}" if rows else ""
 
 
 def _decided(plan: dict[str, Any]) -> str:
-    update, devices, servers, time = (plan[k] for k in ("update", "devices", "servers", "time"))
-    own = update["own_seconds"]
-    as_it_is = f"takes {1e3 * own:.4g} ms" if own else "does not fit"
+    (update,) = (row for row in plan["batches"] if row["batch"] == plan["batch"])
+    devices, servers = plan["devices"], plan["servers"]
     needed = servers["count"] if servers["bandwidth"] else "none, as transfers take no time"
     return "\n".join(
         [
-            f"an update of {update['batch']}: predicted {1e3 * update['predicted_seconds']:.4g} ms,"
-            f" measured {_interval(update['seconds'], 1e3)} ms; config.model.lowering as it is "
-            f"{as_it_is}",
+            _measured(update),
             f"devices: {devices['count']}, at most {devices['most']}, with efficiency "
             f"{devices['efficiency']:.3f} (at least {devices['target_efficiency']}) and speed-up "
             f"{devices['speedup']:.4g}, for R_O = {devices['overhead_seconds']:.3g} s / "
@@ -84,13 +96,27 @@ def _decided(plan: dict[str, Any]) -> str:
             f"parameter servers: {needed}, for S_p = {servers['parameter_bytes']} bytes, N_w = "
             f"{servers['workers']}, B_ps = {servers['bandwidth']:.3g} bytes/s, T_C = "
             f"{servers['compute_seconds']:.3g} s",
-            f"time to train: {_interval(time['seconds'])} s on one device, "
-            f"{time['seconds']['median'] / devices['speedup']:.4g} s on {devices['count']}, for "
-            f"{_interval(time['updates'])} updates ({time['source']})",
+            f"time to train: {_interval(update['time'])} s on one device, "
+            f"{update['time']['median'] / devices['speedup']:.4g} s on {devices['count']}, for "
+            f"{_interval(update['updates'])} updates of {update['batch']} ({plan['source']})",
             f"use --config.batch_size={update['batch']} "
             f"--config.model.lowering={update['lowering']}",
         ]
     )
+
+
+def _measured(update: dict[str, Any]) -> str:
+    """What the plan as a whole gains over the config's own algorithms."""
+    planned, gain = update["planned"], update["gain"]
+    begin = f"an update of {update['batch']}: "
+    if update["own"] is None:
+        return begin + f"{planned}, as config.model.lowering as it is does not fit"
+    if gain is None:
+        return begin + "planned with config.model.lowering as it is"
+    times = f"{planned} takes 1 / {_interval(gain)} of the time of config.model.lowering as it is"
+    if planned == update["lowering"]:
+        return begin + times
+    return begin + times + ", no more than measured noise: that is kept"
 
 
 def _interval(value: dict[str, float], unit: float = 1) -> str:

@@ -2,14 +2,16 @@
 
 Zou et al., "Distributed training of large-scale deep architectures" (arXiv 1709.06622), for one
 device of `config.plan.memory` bytes and the network of `config.cluster`: the largest mini-batch,
-the algorithm of every convolution, how many devices keep `config.plan.efficiency` (lemma 1), the
-parameter servers that hide their communication (lemma 2), and the time to train. Everything is
-measured on this machine, with the program that `launch.train` runs. The answer is a table and
-DIR/plan.json; the same command prints it again.
+the mini-batch and the algorithm of every convolution that train soonest, how many devices keep
+`config.plan.efficiency` (lemma 1), and the parameter servers that hide their communication (lemma
+2). Everything is measured on this machine, with the program that `launch.train` runs. The answer is
+a table and DIR/plan.json; the same command prints it again.
+
+Updates to train are those at `config.batch_size`; what they are at another mini-batch is known from
+`config.plan.noise_scale`, or from `config.plan.runs` at several mini-batches. For want of both the
+worst of all noise scales is reckoned with, under which no larger mini-batch pays.
 """
 
-import math
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +24,15 @@ from launch import app
 from research import trainer
 from research.checks import check
 from research.config import ConfigError
-from research.models.convolution import LOWERINGS
-from research.program import CHUNK, parameter_bytes
+from research.program import parameter_bytes
 from research.timeline.make import exchange
-from research.trainer import Run
-from research.tuning import layers, planner
-from research.tuning.layers import Choice, Layers, Updates
+from research.tuning import convergence, planner, plans
+from research.tuning.convergence import Updates
 from research.tuning.planner import Interval
 from research.workdir import claim, read_json, write_json
+
+# What may differ among the runs of one convergence: that of training is chosen for the mini-batch.
+VARIED = ("seed", "batch_size", "steps", "log_every", "checkpoint_every")
 
 
 def run(config: ConfigDict, workdir: Path) -> dict[str, Any]:
@@ -43,149 +46,70 @@ def run(config: ConfigDict, workdir: Path) -> dict[str, Any]:
         if made := read_json(workdir / "plan.json"):
             return made
     updates, source = updates_to_train(config)
-    of = prepare(config)
-    every = layers.convolutions(of)
-    update, base = layers.updates(of, every), layers.own(config.model.lowering, every)
-    first = min(config.batch_size, of.examples)
-    say("bytes of programs")
-    least = layers.least(update, layers.distinct(every), base, first)
-    try:
-        fits = planner.largest(lambda b: update(b, least).bytes, config.plan.memory, of.examples)
-    except planner.PlanError as error:
-        raise ConfigError(f"config.plan.memory = {config.plan.memory}: {error}") from error
+    of = plans.device(config)
     claim(workdir, config)
-    plan = {"memory": config.plan.memory, "largest": proof(of, every, update, least, fits)}
-    plan |= decision(config.plan, every, update, (base, least), (first, fits.batch))
-    seconds = Interval(**plan["update"]["seconds"])
-    plan |= cluster(config, parameter_bytes(of.params), seconds.median)
-    total = planner.time_to_train(updates, seconds)
-    plan["time"] = {"source": source, "updates": updates._asdict(), "seconds": total._asdict()}
-    write_json(workdir / "plan.json", plan | trainer.provenance(of))
+    plan = {"memory": config.plan.memory, "largest": plans.proof(of), "source": source}
+    plan |= plans.decision(config.plan, of, updates)
+    (update,) = (row for row in plan["batches"] if row["batch"] == plan["batch"])
+    plan |= cluster(config, parameter_bytes(of.run.params), update["seconds"]["median"])
+    write_json(workdir / "plan.json", plan | trainer.provenance(of.run))
     return read_json(workdir / "plan.json")
 
 
-def prepare(config: ConfigDict) -> Run:
-    """The run whose program is measured; raises `ConfigError` where there is nothing to plan."""
-    refused = {
-        "strategy.name": config.strategy.name != "sync",
-        "parallel.api": config.parallel.api,
-        "data.streaming": config.data.streaming,
-        "replicas.count": config.replicas.count,
-    }
-    for key in (key for key, bad in refused.items() if bad):
-        raise ConfigError(
-            f"config.{key}: a plan is of one device of synchronous training that holds the "
-            "examples (config.strategy.name = 'sync'; no parallel.api, streaming or replicas)"
-        )
-    measured = config.copy_and_resolve_references()
-    measured.steps, measured.model.lowering = CHUNK, "xla"
-    return trainer.prepare(measured)
-
-
-def updates_to_train(config: ConfigDict) -> tuple[Interval, str]:
-    """How many updates training takes, and where that is from."""
-    wanted = config.plan
-    if wanted.updates:
+def updates_to_train(config: ConfigDict) -> tuple[Updates, str]:
+    """How many updates training takes at a mini-batch, and where that is from."""
+    wanted, batch = config.plan, config.batch_size
+    if wanted.runs and not wanted.updates:
+        batches, reached = of_runs(config)
+        if len(set(batches)) > 1:
+            if wanted.noise_scale:
+                raise ConfigError(
+                    f"config.plan.noise_scale = {wanted.noise_scale}: the runs of {wanted.runs} at "
+                    f"{len(set(batches))} mini-batches have their own; leave it 0"
+                )
+            noise = convergence.fit(batches, reached).noise
+            source = f"{len(reached)} runs of {len(set(batches))} mini-batches, noise scale "
+            return convergence.of_runs(batches, reached), source + f"{noise:.4g}"
+        batch = batches[0]
+        known, source = planner.interval(reached), f"{len(reached)} runs of mini-batch {batch}"
+    elif wanted.updates:
         low, median, high = wanted.updates
-        return Interval(median, low, high), "config.plan.updates"
-    if not wanted.runs:
-        return Interval(*[config.steps] * 3), "config.steps"
+        known, source = Interval(median, low, high), "config.plan.updates"
+    else:
+        known, source = Interval(*[config.steps] * 3), "config.steps"
+    if not wanted.noise_scale:
+        return convergence.unknown(known, batch), f"{source}, the worst of all noise scales"
+    updates = convergence.of_noise(known, batch, wanted.noise_scale)
+    return updates, f"{source}, noise scale {wanted.noise_scale:.4g}"
+
+
+def of_runs(config: ConfigDict) -> tuple[list[int], list[float]]:
+    """The mini-batch of every run of `config.plan.runs`, and its updates to `config.plan.loss`.
+
+    Of runs at one mini-batch that differ in what an optimizer is tuned by, those of the best
+    setting count.
+    """
+    wanted = config.plan
     every = tables.points(Path(wanted.runs))
-    for key in tables.differing(every):
-        if key != "seed":
+    varied = tables.differing(every)
+    for key in varied:
+        if key not in VARIED and not efficiency.tunes(key):
             raise ConfigError(
-                f"config.plan.runs = {wanted.runs!r}: its runs differ in {key}; only those that "
-                "differ in nothing but the seed give an interval"
+                f"config.plan.runs = {wanted.runs!r}: its runs differ in {key}; they may in the "
+                "seed, the mini-batch, and what an optimizer is tuned by"
             )
-    reached = efficiency.with_target(
-        tables.runs(every, ["seed"]), tables.metrics(every), wanted.loss
-    )["updates_to_target"]
-    if len(reached) < 2 or not np.isfinite(reached).all():
+    tuned = [key for key in varied if efficiency.tunes(key)]
+    keys = ["seed", "batch_size", efficiency.MOMENTUM, *tuned]
+    named = efficiency.named(tables.runs(every, keys), keys)
+    reached = efficiency.with_target(named, tables.metrics(every), wanted.loss)
+    best = efficiency.best(reached)
+    updates = best["updates_to_target"].to_numpy()
+    if len(updates) < 2 or not np.isfinite(updates).all():
         raise ConfigError(
-            f"config.plan.loss = {wanted.loss}: {np.isfinite(reached).sum()} of {len(reached)} "
+            f"config.plan.loss = {wanted.loss}: {np.isfinite(updates).sum()} of {len(updates)} "
             f"runs of {wanted.runs} reach it; all must, and there must be two or more"
         )
-    batch = every[0].config["batch_size"]
-    return planner.interval(reached), f"{len(reached)} runs of mini-batch {batch}"
-
-
-def proof(
-    of: Run, every: Layers, update: Updates, least: Choice, fits: planner.Fit
-) -> dict[str, Any]:
-    """The largest mini-batch, of which an update is run, beside those that do not fit."""
-    made, terms = update(fits.batch, least), layers.terms(of, every, fits.batch)
-    larger = {"too_large": fits.over, "quarter_more": math.ceil(1.25 * fits.batch)}
-    return {
-        "batch": fits.batch,
-        "bytes": made.bytes,
-        "algorithms": least,
-        "loss_of_an_update": float(made.loop.run(1)[0]),
-        "all_examples": fits.batch == of.examples,
-        "formula": {**terms._asdict(), "total": sum(terms)},
-        "data_bytes": made.data,
-        **{name: {"batch": b, "bytes": update(b, least).bytes} for name, b in larger.items()},
-    }
-
-
-def decision(
-    wanted: Any,
-    every: Layers,
-    update: Updates,
-    choices: tuple[Choice, Choice],
-    batches: tuple[int, int],
-) -> dict[str, Any]:
-    """The mini-batch and the algorithms of the highest throughput, predicted and measured.
-
-    `choices` are the config's own and the one of the fewest bytes, `batches` the config's own and
-    the largest that fits.
-    """
-    kinds, (base, least), (first, most) = layers.distinct(every), choices, batches
-    first = min(first, most)
-    made = {}
-    for b in wanted.batches or sorted({first, round(math.sqrt(first * most)), most}):
-        say(f"seconds of updates of {b} examples")
-        around = base if update(b, base).bytes <= wanted.memory else least
-        made[b] = layers.tables(update, kinds, around, b, wanted.memory, wanted.rounds)
-    planned = planner.batch(
-        made, lambda b: made[b].times, lambda b: made[b].memory, lambda b: made[b].bound
-    )
-    best = planned.best
-    taken = layers.chosen(kinds, best.chosen)
-    programs = {"planned": update(best.batch, taken).loop}
-    if update(best.batch, base).bytes <= wanted.memory:
-        programs["own"] = update(best.batch, base).loop
-    measured = layers.measure(programs, wanted.rounds)
-    return {
-        "batches": [
-            row._asdict()
-            | {"bound": made[row.batch].bound, "chosen": layers.chosen(kinds, row.chosen)}
-            for row in planned.rows
-        ],
-        "convolutions": described(every, made[best.batch], taken),
-        "update": {
-            "batch": best.batch,
-            "bytes": update(best.batch, taken).bytes,
-            "lowering": layers.lowering(every, taken),
-            "predicted_seconds": best.seconds,
-            "seconds": planner.interval(measured["planned"])._asdict(),
-            "own_lowering": layers.lowering(every, base),
-            "own_seconds": float(np.median(measured.get("own", math.inf))),
-        },
-    }
-
-
-def described(every: Layers, made: layers.Tables, taken: Choice) -> list[dict[str, Any]]:
-    """Each distinct convolution, with the tables' rows."""
-    return [
-        {
-            "names": [name for name, layer in every.items() if layer == kind],
-            **kind._asdict(),
-            "seconds": dict(zip(LOWERINGS, made.times[i].tolist(), strict=True)),
-            "bytes": dict(zip(LOWERINGS, made.memory[i].tolist(), strict=True)),
-            "chosen": taken[i],
-        }
-        for i, kind in enumerate(layers.distinct(every))
-    ]
+    return best["batch_size"].tolist(), updates.tolist()
 
 
 def cluster(config: ConfigDict, size: int, seconds: float) -> dict[str, Any]:
@@ -214,11 +138,6 @@ def cluster(config: ConfigDict, size: int, seconds: float) -> dict[str, Any]:
             "compute_seconds": seconds,
         },
     }
-
-
-def say(what: str) -> None:
-    """On standard error, for who waits."""
-    print(what, file=sys.stderr, flush=True)
 
 
 def main(config: ConfigDict, workdir: Path) -> int:

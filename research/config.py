@@ -137,7 +137,7 @@ def default() -> ConfigDict:
 
     config.plan = ConfigDict()  # launch.plan
     config.plan.memory = 2**28  # bytes of a device
-    config.plan.batches = ()  # mini-batches that convergence allows; (): batch_size to the largest
+    config.plan.batches = ()  # mini-batches to choose from; (): batch_size to the largest
     config.plan.rounds = 7  # of timing
     config.plan.efficiency = 0.9  # that many devices are to keep
     config.plan.devices = 64  # at most
@@ -146,6 +146,7 @@ def default() -> ConfigDict:
     config.plan.updates = ()  # to train: low, median, high (90 %); (): of plan.runs, or steps
     config.plan.runs = ""  # workdir of runs with several seeds: their updates to plan.loss count
     config.plan.loss = 0.0  # training loss
+    config.plan.noise_scale = 0.0  # examples, of gradients; 0: of runs at several mini-batches
 
     config.lock()
     config.optimizer.options.unlock()  # its keys are those of the chosen optimizer

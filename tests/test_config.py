@@ -125,6 +125,7 @@ BAD = [
     *(("plan.efficiency", value) for value in (0.0, 1.5, NAN)),
     *(("plan.updates", value) for value in ((1.0, 2.0), (3.0, 2.0, 4.0), (0.0, 1.0, 2.0), 5.0)),
     *((f"plan.{name}", 0) for name in ("devices", "rounds")),
+    *(("plan.noise_scale", value) for value in (-1.0, NAN, "low")),
     *((f"plan.{name}", HUGE) for name in ("overhead", "server_bandwidth", "loss")),
     ("checkpoint_every", 75),  # not a multiple of log_every
     ("cluster", 3),

@@ -15,6 +15,8 @@ def check(require: Callable[[str, Callable[[Any], bool], str], None]) -> None:
     for key in ("plan.overhead", "plan.server_bandwidth", "plan.loss"):
         require(key, lambda v: 0 <= v < math.inf, "finite and at least 0")
 
+    require("plan.noise_scale", lambda v: v >= 0, "at least 0; infinite is one")
+
     def ordered(updates: Any) -> bool:
         low, median, high = updates
         return 0 < low <= median <= high < math.inf

@@ -5,9 +5,11 @@ l of a convolution i take T_il seconds and M_il bytes of workspace, for which th
 
     M_bound = M_GPU - M_FM - M_MP - M_C
 
-For every candidate mini-batch an integer program chooses one algorithm for each layer:
+For every candidate mini-batch an integer program chooses one algorithm for each layer, and of the
+mini-batches the one that trains soonest is taken (`convergence.py` has its updates):
 
     min sum_il x_il T_il   such that   sum_l x_il = 1,   sum_il x_il M_il <= M_bound
+    min_B  updates(B) seconds(B)
 
 Lemma 1: with R_O overhead over computation on one GPU, G GPUs are faster by
 
@@ -50,14 +52,11 @@ class Row(NamedTuple):
     batch: int
     feasible: bool = False
     seconds: float = math.inf  # an update
-    examples_per_second: float = 0.0
     chosen: tuple[int, ...] = ()  # algorithm of each layer
 
-
-class Batches(NamedTuple):
-    rows: tuple[Row, ...]  # as the candidates came
-    best: Row  # of the largest throughput, and of those the smallest mini-batch
-    largest: Row  # of the largest mini-batch that fits
+    @property
+    def examples_per_second(self) -> float:
+        return self.batch / self.seconds
 
 
 class Fit(NamedTuple):
@@ -153,12 +152,11 @@ def largest(bytes_of: Of, bound: float, most: int) -> Fit:
     return Fit(max(size for size in known if size < over), over)
 
 
-def batch(candidates: Iterable[int], times_of: Of, memory_of: Of, bound_of: Of) -> Batches:
-    """Solves the integer program for each candidate mini-batch, and chooses among them.
+def batches(candidates: Iterable[int], times_of: Of, memory_of: Of, bound_of: Of) -> list[Row]:
+    """Solves the integer program for each candidate mini-batch, in the order that they come.
 
     The functions map a mini-batch to the arguments of `algorithms`. All that an update does counts:
-    work without alternatives is a layer of one algorithm, the others inf. Candidates should be
-    those that convergence allows: nothing here knows of it.
+    work without alternatives is a layer of one algorithm, the others inf.
 
     Raises PlanError if none fits, or an update takes no time.
     """
@@ -173,12 +171,19 @@ def batch(candidates: Iterable[int], times_of: Of, memory_of: Of, bound_of: Of) 
         chosen = algorithms(times, memory, bound)
         seconds = float(np.take_along_axis(times, chosen[:, None], axis=1).sum())
         _above_0(seconds=seconds)
-        rows.append(Row(size, True, seconds, size / seconds, tuple(chosen.tolist())))
-    feasible = [row for row in rows if row.feasible]
-    if not feasible:
+        rows.append(Row(size, True, seconds, tuple(chosen.tolist())))
+    if not any(row.feasible for row in rows):
         raise PlanError(f"no mini-batch fits, of {[row.batch for row in rows]}")
-    best = max(feasible, key=lambda row: (row.examples_per_second, -row.batch))
-    return Batches(tuple(rows), best, max(feasible, key=lambda row: row.batch))
+    return rows
+
+
+def soonest(rows: Iterable[Row], updates_of: Of) -> Row:
+    """The feasible row of the least updates(B) seconds(B); of equal ones the smallest mini-batch.
+
+    `updates_of` maps a mini-batch to how many updates training takes.
+    """
+    feasible = (row for row in rows if row.feasible)
+    return min(feasible, key=lambda row: (updates_of(row.batch) * row.seconds, row.batch))
 
 
 def efficiency(overhead_ratio: float, gpus: int) -> float:
@@ -231,9 +236,31 @@ def interval(samples: ArrayLike) -> Interval:
     if logs.size < 2 or not np.isfinite(logs).all():
         raise PlanError(f"{logs.size} samples: an interval takes two or more, above 0 and finite")
     middle = logs.mean()
-    half = logs.std(ddof=1) * math.sqrt(1 + 1 / logs.size)
-    half *= stdtrit(logs.size - 1, (1 + LEVEL) / 2)
+    half = logs.std(ddof=1) * math.sqrt(1 + 1 / logs.size) * student(logs.size - 1)
     return Interval(*np.exp([middle, middle - half, middle + half]).tolist())
+
+
+def student(freedom: int) -> float:
+    """How many standard errors an interval of `LEVEL` reaches either way."""
+    return float(stdtrit(freedom, (1 + LEVEL) / 2))
+
+
+def gain(own: ArrayLike, planned: ArrayLike) -> Interval:
+    """How many times faster `planned` is than `own`, both (rounds,) seconds taken in turn.
+
+    The geometric mean of the rounds' ratios with Student's interval of it. Raises PlanError as
+    `interval`.
+    """
+    ratios = np.asarray(own, float) / np.asarray(planned, float)
+    median, low, _ = interval(ratios)
+    # A prediction's half width is sqrt(1 + n) times that of the mean.
+    factor = (median / low) ** (1 / math.sqrt(1 + ratios.size))
+    return Interval(median, median / factor, median * factor)
+
+
+def pays(found: Interval) -> bool:
+    """Whether a gain is above the noise that it was measured in."""
+    return found.low > 1
 
 
 def time_to_train(updates: Interval, seconds: Interval) -> Interval:

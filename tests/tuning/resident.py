@@ -11,8 +11,8 @@ from pathlib import Path
 import jax
 
 from configs import plan as configs
-from launch.plan import prepare
 from research.tuning import layers, planner
+from research.tuning.plans import prepare
 
 
 def resident(line: str) -> int:

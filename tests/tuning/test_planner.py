@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from research.tuning import planner
-from research.tuning.planner import Interval, PlanError
+from research.tuning.planner import Interval, PlanError, Row
 
 SHAPES = tuple(product(range(1, 7), range(1, 5)))  # layers, algorithms
 KIB, GIB = 2**10, 2**30
@@ -160,33 +160,68 @@ def test_m_bound():
     assert planner.m_bound(GIB, 2 * GIB, 0, 0) == -GIB
 
 
-def test_batch():
+def as_many_examples(batch):
+    """Updates where the noise scale is infinite."""
+    return 1 / batch
+
+
+def test_batches():
     """A GPU where more examples at once are faster, until there is room for slow algorithms only.
 
     One layer: GEMM takes b ms and no workspace; FFT 1 + b / 4 ms and 1 KiB an example. With 2 KiB
     an example of feature maps, of 100 KiB, 33 examples leave FFT its workspace, 50 fit at all.
     """
-    planned = planner.batch(
+    rows = planner.batches(
         (16, 48, 32, 64),
         lambda b: [[1e-3 * b, 1e-3 + 0.25e-3 * b]],
         lambda b: [[0, b * KIB]],
         lambda b: planner.m_bound(100 * KIB, 2 * KIB * b, 0, 0),
     )
-    assert [row.batch for row in planned.rows] == [16, 48, 32, 64]
-    assert [row.feasible for row in planned.rows] == [True, True, True, False]
-    assert [row.chosen for row in planned.rows] == [(1,), (0,), (1,), ()]
-    assert planned.best.batch == 32 and planned.largest.batch == 48
+    assert [row.batch for row in rows] == [16, 48, 32, 64]
+    assert [row.feasible for row in rows] == [True, True, True, False]
+    assert [row.chosen for row in rows] == [(1,), (0,), (1,), ()]
+    best = planner.soonest(rows, as_many_examples)
     # Seconds and examples a second: a product and a sum apart from these, both rounded.
-    assert planned.best[2:4] == pytest.approx((9e-3, 32 / 9e-3), rel=1e-15)
-    assert planned.rows[3][2:4] == (math.inf, 0)
+    expected = (32, 9e-3, 32 / 9e-3)
+    assert (best.batch, best.seconds, best.examples_per_second) == pytest.approx(expected, 1e-15)
+    assert (rows[3].seconds, rows[3].examples_per_second) == (math.inf, 0)
 
 
-def test_batch_of_equal_throughput():
+def test_batches_of_equal_throughput():
     """The smallest of the equally fast, and a mini-batch that no algorithm can run is left out."""
-    planned = planner.batch(
+    rows = planner.batches(
         (4, 2, 8), lambda b: [[b if b < 8 else math.inf]], lambda b: [[0]], lambda b: math.inf
     )
-    assert planned.best.batch == 2 and planned.largest.batch == 4
+    assert planner.soonest(rows, as_many_examples).batch == 2
+    assert [row.feasible for row in rows] == [True, True, False]
+
+
+def test_soonest():
+    """As many updates whatever the mini-batch: the fastest update; what does not fit never wins."""
+    rows = [Row(8, True, 3.0), Row(4, True, 2.0), Row(16, True, 5.0), Row(2)]
+    assert planner.soonest(rows, lambda b: 1).batch == 4
+    assert planner.soonest(rows, as_many_examples).batch == 16
+    assert planner.soonest(rows, {8: 1, 4: 2, 16: 1, 2: 0}.get).batch == 8
+
+
+def test_a_gain_above_the_noise_pays():
+    """Twice as fast with 5 % of noise; no faster with any; little faster in much or in none."""
+    rng = np.random.default_rng(0)
+    own, noise = np.exp(rng.normal(0, 0.3, 20)), np.exp(rng.normal(0, 0.05, 20))
+    made = planner.gain(2 * own, own * noise)  # a slow round is slow for both
+    assert made.low < 2 < made.high and planner.pays(made)
+    assert not planner.pays(planner.gain(own, own * noise))
+    assert not planner.pays(planner.gain(own, own))
+    assert not planner.pays(planner.gain([1.05, 0.9, 1.2], [1.0, 1.0, 1.0]))
+    assert planner.pays(planner.gain([1.05, 1.06, 1.05], [1.0, 1.0, 1.0]))
+
+
+def test_the_interval_of_a_gain():
+    """It holds the true gain with 90 %: of 2,000 sets of rounds."""
+    ratios = 1.1 * np.exp(np.random.default_rng(0).normal(0, 0.2, (2000, 5)))
+    made = np.array([planner.gain(row, np.ones(5)) for row in ratios])
+    inside = (made[:, 1] <= 1.1) & (made[:, 2] >= 1.1)
+    assert abs(inside.mean() - 0.9) < 0.027  # four standard errors
 
 
 ALPHAS = st.fractions(Fraction(1, 1000), 1)
@@ -269,7 +304,7 @@ def test_time_to_train_sampled():
 
 
 def batched(candidates, seconds, needed):
-    return planner.batch(candidates, lambda b: [[seconds]], lambda b: [[needed]], lambda b: 2)
+    return planner.batches(candidates, lambda b: [[seconds]], lambda b: [[needed]], lambda b: 2)
 
 
 @pytest.mark.parametrize(

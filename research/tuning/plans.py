@@ -1,0 +1,186 @@
+"""A plan of one device: the mini-batch and the algorithms that train soonest, measured here.
+
+What is planned from programs with one exchange each is measured once more as a whole, in turn with
+the config's own algorithms, and falls back to those where its gain is below the noise. Of the
+mini-batches so measured the one with the least updates(B) seconds(B) is taken.
+"""
+
+import math
+import sys
+from typing import Any, NamedTuple
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from research import trainer
+from research.config import ConfigError
+from research.models.convolution import LOWERINGS
+from research.program import CHUNK
+from research.trainer import Run
+from research.tuning import convergence, layers, planner
+from research.tuning.layers import Choice, Layers, Updates
+from research.tuning.planner import Interval
+
+
+class Device(NamedTuple):
+    """What a config's plans are made of."""
+
+    run: Run
+    convolutions: Layers
+    update: Updates
+    own: Choice  # of the config
+    least: Choice  # of the fewest bytes
+    batch: int  # the config's, or all examples
+    fits: planner.Fit  # the largest mini-batch
+
+
+class Whole(NamedTuple):
+    """What was planned of a mini-batch, measured once more as a whole."""
+
+    taken: Choice
+    bytes: int
+    seconds: Interval  # an update
+    planned: Choice
+    own_fits: bool  # in memory
+    gain: Interval | None  # own over planned seconds; None if there was nothing to compare
+
+
+def prepare(config: ConfigDict) -> Run:
+    """The run whose program is measured; raises `ConfigError` where there is nothing to plan."""
+    refused = {
+        "strategy.name": config.strategy.name != "sync",
+        "parallel.api": config.parallel.api,
+        "data.streaming": config.data.streaming,
+        "replicas.count": config.replicas.count,
+    }
+    for key in (key for key, bad in refused.items() if bad):
+        raise ConfigError(
+            f"config.{key}: a plan is of one device of synchronous training that holds the "
+            "examples (config.strategy.name = 'sync'; no parallel.api, streaming or replicas)"
+        )
+    measured = config.copy_and_resolve_references()
+    measured.steps, measured.model.lowering = CHUNK, "xla"
+    return trainer.prepare(measured)
+
+
+def device(config: ConfigDict) -> Device:
+    """The config's programs, and the largest mini-batch within `config.plan.memory`.
+
+    Raises `ConfigError` if no update of one example fits, and as `prepare`.
+    """
+    run = prepare(config)
+    every = layers.convolutions(run)
+    update, own = layers.updates(run, every), layers.own(config.model.lowering, every)
+    first = min(config.batch_size, run.examples)
+    say("bytes of programs")
+    least = layers.least(update, layers.distinct(every), own, first)
+    try:
+        fits = planner.largest(lambda b: update(b, least).bytes, config.plan.memory, run.examples)
+    except planner.PlanError as error:
+        raise ConfigError(f"config.plan.memory = {config.plan.memory}: {error}") from error
+    return Device(run, every, update, own, least, first, fits)
+
+
+def proof(of: Device) -> dict[str, Any]:
+    """The largest mini-batch, of which an update is run, beside those that do not fit."""
+    fits, update = of.fits, of.update
+    made, terms = update(fits.batch, of.least), layers.terms(of.run, of.convolutions, fits.batch)
+    larger = {"too_large": fits.over, "quarter_more": math.ceil(1.25 * fits.batch)}
+    return {
+        "batch": fits.batch,
+        "bytes": made.bytes,
+        "algorithms": of.least,
+        "loss_of_an_update": float(made.loop.run(1)[0]),
+        "all_examples": fits.batch == of.run.examples,
+        "formula": {**terms._asdict(), "total": sum(terms)},
+        "example_gradients": layers.example_gradients(of.run, fits.batch),
+        "data_bytes": made.data,
+        **{name: {"batch": b, "bytes": update(b, of.least).bytes} for name, b in larger.items()},
+    }
+
+
+def decision(wanted: Any, of: Device, updates: convergence.Updates) -> dict[str, Any]:
+    """The mini-batch and the algorithms that train soonest; `wanted` is `config.plan`."""
+    kinds, most = layers.distinct(of.convolutions), of.fits.batch
+    first = min(of.batch, most)
+    made = {}
+    for b in wanted.batches or sorted({first, round(math.sqrt(first * most)), most}):
+        say(f"seconds of updates of {b} examples")
+        around = of.own if of.update(b, of.own).bytes <= wanted.memory else of.least
+        made[b] = layers.tables(of.update, kinds, around, b, wanted.memory, wanted.rounds)
+    rows = planner.batches(
+        made, lambda b: made[b].times, lambda b: made[b].memory, lambda b: made[b].bound
+    )
+    wholes = {
+        row.batch: whole(of, row.batch, layers.chosen(kinds, row.chosen), wanted)
+        for row in rows
+        if row.feasible
+    }
+    measured = [
+        row._replace(seconds=wholes[row.batch].seconds.median) if row.feasible else row
+        for row in rows
+    ]
+    best = planner.soonest(measured, lambda b: updates(b).median).batch
+    return {
+        "batches": [described(of, row, wholes.get(row.batch), updates) for row in rows],
+        "convolutions": tabled(of, made[best], wholes[best].taken),
+        "batch": best,
+    }
+
+
+def whole(of: Device, batch: int, planned: Choice, wanted: Any) -> Whole:
+    """Measures a planned choice in turn with the config's own, and keeps it if that pays."""
+    programs = {"planned": of.update(batch, planned)}
+    own_fits = of.update(batch, of.own).bytes <= wanted.memory
+    if own_fits and planned != of.own:
+        programs["own"] = of.update(batch, of.own)
+    seconds = layers.measure({name: p.loop for name, p in programs.items()}, wanted.rounds)
+    gain = planner.gain(seconds["own"], seconds["planned"]) if "own" in programs else None
+    taken = "planned" if gain is None or planner.pays(gain) else "own"
+    return Whole(
+        taken=planned if taken == "planned" else of.own,
+        bytes=programs[taken].bytes,
+        seconds=planner.interval(seconds[taken]),
+        planned=planned,
+        own_fits=own_fits,
+        gain=gain,
+    )
+
+
+def described(
+    of: Device, row: planner.Row, found: Whole | None, updates: convergence.Updates
+) -> dict[str, Any]:
+    """A candidate mini-batch, predicted and measured, as JSON has it."""
+    about = {"batch": row.batch, "feasible": row.feasible, "predicted_seconds": row.seconds}
+    if found is None:
+        return about
+    return about | {
+        "planned": layers.lowering(of.convolutions, found.planned),
+        "own": layers.lowering(of.convolutions, of.own) if found.own_fits else None,
+        "gain": found.gain and found.gain._asdict(),
+        "lowering": layers.lowering(of.convolutions, found.taken),
+        "bytes": found.bytes,
+        "seconds": found.seconds._asdict(),
+        "examples_per_second": row.batch / found.seconds.median,
+        "updates": updates(row.batch)._asdict(),
+        "time": planner.time_to_train(updates(row.batch), found.seconds)._asdict(),
+    }
+
+
+def tabled(of: Device, made: layers.Tables, taken: Choice) -> list[dict[str, Any]]:
+    """Each distinct convolution, with the tables' rows."""
+    return [
+        {
+            "names": [name for name, layer in of.convolutions.items() if layer == kind],
+            **kind._asdict(),
+            "seconds": dict(zip(LOWERINGS, np.asarray(made.times[i]).tolist(), strict=True)),
+            "bytes": dict(zip(LOWERINGS, np.asarray(made.memory[i]).tolist(), strict=True)),
+            "chosen": taken[i],
+        }
+        for i, kind in enumerate(layers.distinct(of.convolutions))
+    ]
+
+
+def say(what: str) -> None:
+    """On standard error, for who waits."""
+    print(what, file=sys.stderr, flush=True)
