@@ -116,17 +116,22 @@ class Tried(NamedTuple):
         return self._replace(settings=self.settings[kept], updates=self.updates[kept])
 
 
-def held_out(updates: np.ndarray, seeds: np.ndarray) -> np.ndarray:
-    """(n,): what each of the drawn `seeds` takes at the setting best by the median of the others.
+def picks(updates: np.ndarray, seeds: np.ndarray) -> np.ndarray:
+    """(n,): for each of the drawn `seeds` the setting best by the median of the others.
 
     `updates` is (S, N), `seeds` (n,) of its columns, of which at least two differ. A seed that is
     drawn twice is not among its own others.
     """
-    taken = np.empty(len(seeds))
+    settings = np.empty(len(seeds), int)
     for seed in np.unique(seeds):
         others = updates[:, seeds[seeds != seed]]
-        taken[seeds == seed] = updates[np.median(others, axis=1).argmin(), seed]
-    return taken
+        settings[seeds == seed] = np.median(others, axis=1).argmin()
+    return settings
+
+
+def held_out(updates: np.ndarray, seeds: np.ndarray) -> np.ndarray:
+    """(n,): what each of the drawn `seeds` takes at its setting of `picks`."""
+    return updates[picks(updates, seeds), seeds]
 
 
 def draws(seeds: int, count: int = BOOTSTRAP) -> np.ndarray:

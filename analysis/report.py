@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis import curves, figures, page, sections, tables
+from analysis import arms, curves, figures, page, remains, sections, tables
 from analysis.page import Cell, Column, Picture, Section, Table, cell, number
 from analysis.sections import GROUPS, NAME
 from analysis.tables import Point, TableError
@@ -66,15 +66,17 @@ def _told_apart(points: Sequence[Point]) -> Sequence[Point]:
 
 
 def _trained(points: Sequence[Point], target: float) -> list[Section | None]:
-    """What was run, and its comparisons."""
+    """What remains once all is tuned, what was run, and its comparisons."""
     if not points:
         return []
     it = curves.compared(points, target)
     overview = sections.overview(it.runs, it.keys, it.target, it.why)
     if not it.curves:
         return [overview]
+    tuned = remains.sections(arms.comparisons(it.runs, it.log, it.keys, target), it.keys)
     kinds = curves.kinds(it.runs, it.log, it.keys) if it.others else it.curves
     return [
+        *tuned,
         overview,
         curves.losses(it.curves, it.others, it.note, it.target, sections.tuned(it.runs)),
         curves.plane(kinds, it.target, bool(it.others)),

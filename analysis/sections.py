@@ -24,6 +24,7 @@ TITLES = {
     GROUPS: "groups g",
     MOMENTUM: "momentum",
     "optimizer.learning_rate": "learning rate",
+    "batch_size": "batch",
     "train_loss": "final training loss",
     "test_accuracy": "test accuracy",
     "updates_to_target": "updates to target (statistical efficiency)",

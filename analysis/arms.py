@@ -1,0 +1,178 @@
+"""What a kept momentum costs, and what asynchrony costs once the momentum is tuned.
+
+An *arm* is a number of groups g with its momentum
+
+    kept     the same for every g: the highest that was tried with all of them
+    tuned    whatever is best for g
+
+and with a learning rate of its own. Its setting is that of fewest updates to a training loss.
+Each seed is judged at the setting best on the other seeds; figures are medians over the seeds, and
+their 95 % intervals draw seeds again, in pairs, and choose again (`analysis/efficiency.py`).
+
+An arm's optimum is *interior* if the next lower and the next higher learning rate take more
+updates, and, where the momentum is tuned, the next momenta too, each at its own best rate.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from analysis import efficiency
+from analysis.efficiency import MOMENTUM
+
+NAME, GROUPS, RATE = "strategy.name", "strategy.groups", "optimizer.learning_rate"
+FREE = (NAME, GROUPS, MOMENTUM, "seed", "steps", "log_every", "checkpoint_every")
+HALVINGS = 2  # losses, beside the one that settings are chosen by, each twice the one below
+
+
+class Choice(NamedTuple):
+    """The setting best on all seeds; beside it lie (value, updates), None where nothing was tried.
+
+    `momenta` is empty where the momentum is kept.
+    """
+
+    momentum: float
+    rate: float
+    updates: float  # median over the seeds, by which it looks better than it is
+    rates: tuple[tuple[float, float] | None, ...]  # next lower, next higher
+    momenta: tuple[tuple[float, float] | None, ...]
+
+    @property
+    def interior(self) -> bool:
+        """Whether all that lies beside it was tried and is worse."""
+        beside = (*self.rates, *self.momenta)
+        return np.isfinite(self.updates) and all(n and n[1] > self.updates for n in beside)
+
+
+class Arm(NamedTuple):
+    """All settings of g groups, and what came of them with each seed."""
+
+    groups: int
+    kept: bool
+    settings: pd.MultiIndex  # (momentum, learning rate) of S settings
+    figures: np.ndarray  # (M, S, n), settings are chosen by the first
+
+
+class Comparison(NamedTuple):
+    """Arms that differ in nothing but their groups and how they were tuned."""
+
+    runs: pd.DataFrame
+    momentum: float  # that is kept
+    losses: tuple[float, ...]  # settings are chosen by the first, the lowest
+    arms: list[Arm]  # kept and tuned for each number of groups, fewest groups first
+    values: np.ndarray  # (A, M): updates to each loss, seconds to each, loss at the end
+    drawn: np.ndarray  # (D, A, M), with the seeds drawn again
+
+    def of(self, groups: int, kept: bool) -> int:
+        """The arm's place."""
+        return [(arm.groups, arm.kept) for arm in self.arms].index((groups, kept))
+
+    def ratio(self, above: int, below: int, measure: int = 0) -> tuple[float, float, float]:
+        """Of two arms' figures, and its interval."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            every = self.drawn[:, above, measure] / self.drawn[:, below, measure]
+            value = self.values[above, measure] / self.values[below, measure]
+        low, high = efficiency.interval(every)
+        return float(value), float(low), float(high)
+
+    def figure(self, arm: int, measure: int = 0) -> tuple[float, float, float]:
+        """One arm's, and its interval."""
+        low, high = efficiency.interval(self.drawn[:, arm, measure])
+        return float(self.values[arm, measure]), float(low), float(high)
+
+
+def chosen(settings: pd.MultiIndex, updates: np.ndarray, kept: bool) -> Choice:
+    """The best of the settings by the median over seeds, `updates` being (S, n)."""
+    medians = pd.Series(np.median(updates, axis=1), settings)
+    momentum, rate = medians.index[medians.argmin()]
+    momenta = () if kept else _beside(medians.groupby(level=0).min(), momentum)
+    return Choice(momentum, rate, medians.min(), _beside(medians[momentum], rate), momenta)
+
+
+def _beside(line: pd.Series, at: float) -> tuple[tuple[float, float] | None, ...]:
+    line = line.sort_index()
+    place = line.index.get_loc(at)
+    return tuple(
+        (float(line.index[i]), float(line.iloc[i])) if 0 <= i < len(line) else None
+        for i in (place - 1, place + 1)
+    )
+
+
+def comparisons(
+    runs: pd.DataFrame, log: pd.DataFrame, keys: Sequence[str], loss: float = np.nan
+) -> list[Comparison]:
+    """All that the runs hold; settings that lack a seed are left out.
+
+    `runs` are those of `sections.prepared`. `loss` NaN: the lowest power of two that every arm
+    reaches with its momentum tuned.
+    """
+    ended = runs[runs["status"].isin(("completed", "diverged"))]
+    ended = ended[ended[NAME].isin(("sync", "asynchronous"))]
+    ended = ended.assign(**{GROUPS: ended[GROUPS].fillna(1).astype(int)})
+    context = [key for key in keys if key not in FREE and not efficiency.tunes(key)]
+    parts = [its for _, its in ended.groupby(context, sort=False, dropna=False)] if context else []
+    found = [(its, kept) for its in parts or [ended] if (kept := _kept(its)) is not None]
+    if not found:
+        return []
+    if np.isnan(loss):
+        lowest = max(_lowest(its) for part, _ in found for _, its in part.groupby(GROUPS))
+        if not 0 < lowest < np.inf:
+            return []
+        loss = 2.0 ** np.ceil(np.log2(lowest))
+    losses = tuple(loss * 2**i for i in range(HALVINGS + 1))
+    compared = [_compared(part, log, kept, losses) for part, kept in found]
+    return [it for it in compared if it]
+
+
+def _kept(runs: pd.DataFrame) -> float | None:
+    """The momentum that is kept; None if the runs compare no groups by it."""
+    if not len(runs) or runs[GROUPS].nunique() < 2 or runs["seed"].nunique() < 2:
+        return None
+    tried = [set(its[MOMENTUM]) for _, its in runs.groupby(GROUPS)]
+    common = set.intersection(*tried)
+    return max(common) if common and max(map(len, tried)) > 1 else None
+
+
+def _lowest(runs: pd.DataFrame) -> float:
+    """What the worst seed of the best setting reaches."""
+    reached = runs["lowest"].where(runs["status"] == "completed", np.inf)
+    return float(reached.groupby(runs["setting"]).max().min())
+
+
+def _compared(
+    runs: pd.DataFrame, log: pd.DataFrame, kept: float, losses: tuple[float, ...]
+) -> Comparison | None:
+    log = log[log["point"].isin(runs["point"])]
+    ways = [efficiency.with_target(runs, log, loss) for loss in losses]
+    clocks = [way[f"{it}_to_target"] for it in ("updates", "seconds") for way in ways]
+    ends = pd.to_numeric(runs["train_loss"]).where(runs["status"] == "completed", np.inf)
+    table = pd.concat([*clocks, ends], axis=1).set_axis(range(len(clocks) + 1), axis=1)
+    seeds = np.arange(runs["seed"].nunique())
+    table = table.set_index([runs[key] for key in (GROUPS, MOMENTUM, RATE, "seed")])
+    table = table[~table.index.duplicated(keep="last")].unstack("seed").dropna()
+    arms = [
+        _arm(int(g), is_kept, its.droplevel(0), kept, len(seeds))
+        for g, its in table.groupby(level=0)
+        for is_kept in (True, False)
+    ]
+    if len(arms) < 4 or not all(len(arm.settings) for arm in arms):
+        return None
+    drawn, which = np.unique(
+        np.sort(efficiency.draws(len(seeds)), axis=1), axis=0, return_inverse=True
+    )  # five seeds give 126 different draws, but for their order
+    values = np.stack([_judged(arm, seeds) for arm in arms])
+    again = np.array([[_judged(arm, some) for arm in arms] for some in drawn])[which]
+    return Comparison(runs, kept, losses, arms, values, again)
+
+
+def _arm(groups: int, kept: bool, table: pd.DataFrame, momentum: float, seeds: int) -> Arm:
+    table = table[table.index.get_level_values(0) == momentum] if kept else table
+    figures = table.to_numpy().reshape(len(table), -1, seeds).swapaxes(0, 1)
+    return Arm(groups, kept, table.index, figures)
+
+
+def _judged(arm: Arm, seeds: np.ndarray) -> np.ndarray:
+    """(M,): medians over the drawn seeds, each at the setting best on the others."""
+    return np.median(arm.figures[:, efficiency.picks(arm.figures[0], seeds), seeds], axis=1)

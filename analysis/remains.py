@@ -1,0 +1,183 @@
+"""What the report says of arms: what a kept momentum costs, and what remains once it is tuned."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.ticker import LogLocator, NullFormatter
+
+from analysis import figures
+from analysis.arms import Arm, Choice, Comparison, chosen
+from analysis.figures import DASHES, OKABE_ITO, Series
+from analysis.page import Cell, Column, Picture, Section, Table, cell, number
+from analysis.sections import describe
+
+CONTEXTS = 6  # comparisons that are told apart in a picture
+
+METHOD = (
+    "Each number of groups has a learning rate of its own, whether it keeps the momentum or has it "
+    "tuned: the setting of fewest updates to a training loss of {loss}. Each of the {seeds} seeds "
+    "is judged at the setting that is best on the others. Figures are medians over the seeds, with "
+    "95 % intervals from drawing the seeds again, in pairs, and choosing again; a run that misses "
+    "a loss counts as infinitely long."
+)
+INSIDE = (
+    "The setting best on all seeds, and what the next ones that were tried take: the learning "
+    "rates below and above it, and the momenta below and above it, each at its own best rate. An "
+    "optimum is inside where all of them take more updates, and on an edge otherwise: a better "
+    "setting may lie beyond."
+)
+
+
+def sections(found: Sequence[Comparison], keys: Sequence[str]) -> list[Section | None]:
+    """Two sections, or none: what remains, and whether the tuned settings lie inside."""
+    if not found:
+        return []
+    keys = [key for key in keys if len({repr(_where(it)[key]) for it in found}) > 1]
+    names = [describe(_where(it), keys) for it in found]
+    choices = [[chosen(arm.settings, arm.figures[0], arm.kept) for arm in it.arms] for it in found]
+    flat = [choice for its in choices for choice in its]
+    points = [line for it, name in zip(found, names, strict=True) for line in said(it, name)]
+    inside = sum(choice.interior for choice in flat)
+    points.append(
+        f"Of {len(flat)} tuned optima {inside} lie inside what was tried"
+        + ("." if inside == len(flat) else f"; {len(flat) - inside} are on an edge.")
+    )
+    text = METHOD.format(loss=number(found[0].losses[0]), seeds=len(found[0].arms[0].figures[0, 0]))
+    return [
+        Section(
+            "What remains after tuning",
+            points,
+            text=text,
+            pictures=[_picture(found, names)],
+            table=_results(found, names, choices),
+        ),
+        Section("Whether the optima lie inside", text=INSIDE, table=_inside(found, names, choices)),
+    ]
+
+
+def said(it: Comparison, name: str) -> list[str]:
+    """What keeping the momentum costs, and what remains once it is tuned, at the most groups."""
+    one, most = it.arms[0].groups, it.arms[-1].groups
+    kept, tuned, least = it.of(most, True), it.of(most, False), it.of(one, False)
+    start = f"{name}: " if name else ""
+    groups = "one tuned group" if one == 1 else f"{one} tuned groups"
+    goal = f"to a training loss of {number(it.losses[0])}"
+    return [
+        f"{start}{goal}, {most} groups that keep momentum {it.momentum:g} take "
+        f"{_times(it.ratio(kept, tuned))} the updates of {most} groups with a tuned momentum"
+        f"{_verdict(it.ratio(kept, tuned))}.",
+        f"{start}what remains: {most} tuned groups take {_times(it.ratio(tuned, least))} the "
+        f"updates of {groups}{_verdict(it.ratio(tuned, least))}, and "
+        f"{_times(it.ratio(tuned, least, len(it.losses)))} the simulated seconds"
+        f"{_verdict(it.ratio(tuned, least, len(it.losses)))}.",
+    ]
+
+
+def _times(ratio: tuple[float, float, float]) -> str:
+    value, low, high = ratio
+    shown = "an unknown number of" if np.isnan(value) else f"{value:.3g}"
+    return f"{shown} times [{low:.3g}, {high:.3g}]"
+
+
+def _verdict(ratio: tuple[float, float, float]) -> str:
+    return " (no difference seen)" if ratio[1] <= 1 <= ratio[2] else ""
+
+
+def _results(
+    found: Sequence[Comparison], names: Sequence[str], choices: Sequence[Sequence[Choice]]
+) -> Table:
+    losses = found[0].losses
+    columns = [Column("runs", text=True)] * any(names)
+    columns += [Column("groups g"), Column("momentum", text=True), Column("learning rate")]
+    columns += [Column(f"updates to {number(loss)}") for loss in losses[::-1]]
+    columns += [Column(f"updates to {number(losses[0])}, over tuned g = {found[0].arms[0].groups}")]
+    columns += [Column(f"simulated seconds to {number(loss)}") for loss in losses[::-1]]
+    columns += [Column("training loss at the end"), Column("optimum", text=True)]
+    rows = []
+    for it, name, its in zip(found, names, choices, strict=True):
+        n, least = len(losses), it.of(it.arms[0].groups, False)
+        for place, (arm, choice) in enumerate(zip(it.arms, its, strict=True)):
+            row = [cell(name)] * any(names)
+            row += [cell(arm.groups), cell(_momentum(arm, choice)), cell(choice.rate)]
+            row += [_figure(it.figure(place, i)) for i in range(n)][::-1]
+            row += [_figure(it.ratio(place, least)) if place != least else cell(1)]
+            row += [_figure(it.figure(place, n + i)) for i in range(n)][::-1]
+            row += [_figure(it.figure(place, 2 * n)), _optimum(choice)]
+            rows.append(row)
+    return Table("What remains after tuning", columns, rows)
+
+
+def _inside(
+    found: Sequence[Comparison], names: Sequence[str], choices: Sequence[Sequence[Choice]]
+) -> Table:
+    columns = [Column("runs", text=True)] * any(names)
+    columns += [Column("groups g"), Column("momentum", text=True), Column("learning rate")]
+    columns += [Column(f"updates to {number(found[0].losses[0])}")]
+    columns += [Column(title, text=True) for title in ("rate below", "rate above")]
+    columns += [Column(title, text=True) for title in ("momentum below", "momentum above")]
+    columns += [Column("optimum", text=True)]
+    rows = []
+    for it, name, its in zip(found, names, choices, strict=True):
+        for arm, choice in zip(it.arms, its, strict=True):
+            row = [cell(name)] * any(names)
+            row += [cell(arm.groups), cell(_momentum(arm, choice)), cell(choice.rate)]
+            row += [cell(choice.updates), *map(_neighbour, choice.rates)]
+            row += [*map(_neighbour, choice.momenta)] or [cell("kept"), cell("kept")]
+            rows.append([*row, _optimum(choice)])
+    return Table("The settings beside the best", columns, rows)
+
+
+def _neighbour(beside: tuple[float, float] | None) -> Cell:
+    if beside is None:
+        return Cell("not tried", "Infinity", bad=True)
+    return Cell(f"{number(beside[0])}: {cell(beside[1]).shown}", beside[1])
+
+
+def _optimum(choice: Choice) -> Cell:
+    return cell("inside") if choice.interior else Cell("on an edge", "on an edge", bad=True)
+
+
+def _momentum(arm: Arm, choice: Choice) -> str:
+    return f"{choice.momentum:g}, {'kept' if arm.kept else 'tuned'}"
+
+
+def _figure(found: tuple[float, float, float]) -> Cell:
+    value, low, high = found
+    ends = " – ".join(cell(float(f"{end:.3g}")).shown for end in (low, high))
+    return cell(float(f"{value:.3g}"))._replace(range=ends if np.isfinite(low) else "")
+
+
+def _picture(found: Sequence[Comparison], names: Sequence[str]) -> Picture:
+    """Updates over those of the fewest groups, tuned; an infinite end is at twice the figure."""
+    series, words = [], []
+    for i, (it, name) in enumerate(zip(found[:CONTEXTS], names, strict=False)):
+        least = it.of(it.arms[0].groups, False)
+        for kept in (True, False):
+            arms = [place for place, arm in enumerate(it.arms) if arm.kept == kept]
+            ratios = np.array([it.ratio(arm, least) for arm in arms])
+            table = pd.DataFrame(ratios, columns=["value", "low", "high"])
+            table["high"] = table["high"].where(np.isfinite(table["high"]), 2 * table["value"])
+            table = table.assign(x=[float(it.arms[arm].groups) for arm in arms])
+            table = table[np.isfinite(table["value"])]
+            what = f"momentum {it.momentum:g} kept" if kept else "momentum tuned"
+            label = ", ".join(filter(None, [name, what]))
+            dashes = list(DASHES)[kept]
+            series.append(Series(label, OKABE_ITO[-1 - i], dashes, table))
+            words.append(f"{label}: {', '.join(map(number, table['value']))}")
+    goal, one = number(found[0].losses[0]), found[0].arms[0].groups
+    figure = figures.against(
+        series, "compute groups g", f"updates to a loss of {goal},\nover tuned g = {one}", log=2
+    )
+    axes = figure.axes[0]
+    axes.axhline(1, color=figures.GREY, lw=0.8, zorder=1)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    alt = f"Updates to a training loss of {goal} against groups, over those of {one} tuned: "
+    return Picture(figures.uri(figure), alt + "; ".join(words) + ".")
+
+
+def _where(it: Comparison) -> pd.Series:
+    return it.runs.iloc[0]
