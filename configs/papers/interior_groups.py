@@ -1,0 +1,171 @@
+"""The best number of groups lies between one and all on some clusters, and a model says which.
+
+Seconds to a loss are updates x seconds an update, SE(g) x HE(g). More groups make updates faster
+until a server is saturated or nobody waits any more, and updates less useful. On three clusters of
+16 memoryless workers and at two mini-batches every number of groups is tuned by itself and run. The
+model sees none of those runs but one synchronous run of the batch: HE(g) is of the arrivals alone,
+and SE(g) = SE(1) P_SE(g) of its noise scale and sharpness (`research/tuning/prediction.py`).
+"""
+
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from ml_collections import ConfigDict
+
+from configs import problems
+from research import timeline
+from research.evidence.arms import Tuned, at, reported, sgd, tuned
+from research.evidence.claim import Claim, Verdict
+from research.evidence.intervals import ratio, shown
+from research.evidence.study import Job, Study
+from research.evidence.trial import to_loss
+from research.grid import Point
+from research.tuning import prediction
+
+CLAIM = Claim(
+    number=4,
+    sentence="On some cluster the best number of groups lies strictly between one and all, and "
+    "the model of hardware and statistical efficiency predicts which",
+    source="arXiv 1606.04487, Sections 4 and 5",
+    measured="simulated seconds to a training loss of 0.25 of the MLP 784-32-10 on 4,000 MNIST "
+    "images, batches 4 and 64, 1, 2, 4, 8, 16 groups of 16 memoryless workers on three clusters: "
+    "stragglers only, a saturating server, a slow network",
+    opponent="one group and 16 groups; every number of groups with its own rate and momentum, "
+    "interior",
+    rule="Confirmed if in a cell the best number of groups, by the seeds that choose, is neither 1 "
+    "nor 16 and takes fewer seconds than both on the others (intervals below 1), and the "
+    "predicted number takes at most 1.15 of the best's seconds in the median of the cells. Refuted "
+    "if there is no such cell; open if the prediction fails",
+)
+GROUPS = (1, 2, 4, 8, 16)
+BATCHES = {4: 0.06, 64: 0.8}  # the long-run step that searches of one group start from
+CLUSTERS: dict[str, Point] = {  # seconds of a batch on one worker; a group's k share or exchange it
+    "stragglers": {"cluster.pieces.conv_compute": 1.0},
+    "saturating server": {
+        "cluster.pieces.conv_compute": 1.0,
+        "cluster.pieces.fc_network": 0.15,
+    },
+    "slow network": {
+        "cluster.pieces.conv_compute": 1.0,
+        "cluster.pieces.conv_network": 1 / 64,
+    },
+}
+GOOD = 1.15  # of the best's seconds
+ARRIVALS = 4000  # that seconds an update are of
+
+
+def config_of(cluster: str, batch: int, groups: int) -> ConfigDict:
+    return at(problems.network("mlp", batch, groups), CLUSTERS[cluster], 0)
+
+
+def measure(study: Study) -> dict[str, Any]:
+    cells = [(cluster, batch) for cluster in CLUSTERS for batch in BATCHES]
+
+    def run(arm: tuple[str, int, int]) -> tuple[Tuned, list[float]]:
+        _, batch, g = arm
+        chosen = sgd(config_of(*arm), BATCHES[batch] / g**0.5, 0.3)
+        found = tuned(study, chosen, problems.TARGET, "seconds")
+        curves = reported(study, chosen, found.point, problems.TARGET)
+        return found, [to_loss(curve, problems.TARGET, "seconds") for curve in curves]
+
+    keys = [(*cell, g) for cell in cells for g in GROUPS]
+    found = dict(zip(keys, study.map(run, keys), strict=True))
+    rows = []
+    for cell in cells:
+        arms = {g: found[(*cell, g)] for g in GROUPS}
+        best = min(GROUPS, key=lambda g: arms[g][0].cost)
+        expected = _predicted(study, *cell, arms[1][0])
+        picked = min(expected, key=lambda g: expected[g])
+        seconds = {g: values for g, (_, values) in arms.items()}
+        rows.append(
+            {
+                "cluster": cell[0],
+                "batch": cell[1],
+                "seconds": {str(g): seconds[g] for g in GROUPS},
+                "interior": {str(g): arms[g][0].interior for g in GROUPS},
+                "settings": {str(g): arms[g][0].point for g in GROUPS},
+                "best": best,
+                "best over 1": ratio(seconds[best], seconds[1]),
+                "best over 16": ratio(seconds[best], seconds[16]),
+                "predicted": {str(g): expected[g] for g in GROUPS},
+                "picked": picked,
+                "picked over best": ratio(seconds[picked], seconds[best]),
+            }
+        )
+    return {"rows": rows}
+
+
+def _predicted(study: Study, cluster: str, batch: int, one: Tuned) -> dict[int, float]:
+    """Seconds to the loss over those of one group, by the model, from one synchronous run."""
+    config = at(config_of(cluster, batch, 1), one.point, study.choose[0])
+    [curve] = study.trials([Job(config, problems.TARGET)])
+    updates = max(round(to_loss(curve, problems.TARGET)), 1)
+    measured = prediction.Measured(
+        *study.remember(
+            f"{cluster} {batch} {one.point} {updates} {study.choose[0]}",
+            lambda: list(prediction.measure(config, updates)),
+        )
+    )
+    pace = {g: _pace(config_of(cluster, batch, g)) for g in GROUPS}
+    penalty = {
+        g: prediction.penalty(
+            measured, batch, prediction.stability(config_of(cluster, batch, g), g)
+        )
+        for g in GROUPS
+    }
+    return {g: float(pace[g] / pace[1] * penalty[g]) for g in GROUPS}
+
+
+def _pace(config: ConfigDict) -> float:
+    """HE(g): simulated seconds an update, of arrivals alone."""
+    drawn = config.copy_and_resolve_references()
+    drawn.steps = ARRIVALS
+    line = timeline.of_config(drawn, steps_per_epoch=1, update_bytes=0)
+    return float(line.seconds[-1]) / ARRIVALS
+
+
+def verdict(result: dict[str, Any]) -> Verdict:
+    rows = result["rows"]
+    between = [
+        row
+        for row in rows
+        if row["best"] not in (GROUPS[0], GROUPS[-1])
+        and row["best over 1"][2] < 1
+        and row["best over 16"][2] < 1
+    ]
+    regret = float(np.median([row["picked over best"][0] for row in rows]))
+    cells = "; ".join(
+        f"{row['cluster']}, batch {row['batch']}: g = {row['best']} takes "
+        f"{shown(row['best over 1'])} of one group's and {shown(row['best over 16'])} of 16's"
+        for row in between
+    )
+    by = (
+        f"in {len(between)} of {len(rows)} cells a number between is better than both"
+        f"{': ' * bool(between)}{cells}; the predicted number takes {regret:.2f} of the best's "
+        f"seconds in the median, {max(row['picked over best'][0] for row in rows):.2f} at worst"
+    )
+    if not between:
+        return Verdict("refuted", by)
+    return Verdict("confirmed" if regret <= GOOD else "open", by)
+
+
+def picture(result: dict[str, Any], figure: Figure) -> None:
+    axes = figure.subplots(1, len(CLUSTERS), sharey=True)
+    for ax, cluster in zip(axes, CLUSTERS, strict=True):
+        for batch, colour in zip(BATCHES, ("#0072B2", "#D55E00"), strict=True):
+            [row] = [r for r in result["rows"] if (r["cluster"], r["batch"]) == (cluster, batch)]
+            every = np.array([row["seconds"][str(g)] for g in GROUPS])
+            every = every / np.median(every[0])
+            median = np.median(every, axis=1)
+            ax.plot(GROUPS, median, "o-", color=colour, ms=4, label=f"batch {batch}")
+            ax.fill_between(
+                GROUPS, every.min(axis=1), every.max(axis=1), color=colour, alpha=0.15, lw=0
+            )
+            model = [row["predicted"][str(g)] for g in GROUPS]
+            ax.plot(GROUPS, model, "x--", color=colour, ms=5, lw=0.8)
+        ax.set(xscale="log", yscale="log", title=cluster, xlabel="groups (x: predicted)")
+        ax.set_xticks(GROUPS, [str(g) for g in GROUPS])
+        ax.minorticks_off()
+    axes[0].set_ylabel("simulated seconds over one group's")
+    axes[0].legend()
