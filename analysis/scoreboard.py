@@ -25,6 +25,19 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The page in Markdown: the verdicts, then every claim with its picture, `NAME.svg` beside."""
+    text = f"# The papers' claims, judged\n\n{SIMULATED}\n\n{table(rows)}"
+    for row in rows:
+        terms = "".join(f"- {term.capitalize()}: {row[term]}\n" for term in TERMS)
+        text += (
+            f"\n## {row['number']}. {row['sentence']}\n\n**{row['verdict'].capitalize()}**: "
+            f"{row['by']}.\n\n![What was measured for claim {row['number']}]({row['claim']}.svg)"
+            f"\n\n{terms}- Run: {_run(row)}\n"
+        )
+    return text
+
+
 def html(workdir: Path, rows: Sequence[Mapping[str, Any]]) -> str:
     """One offline page; the pictures are `workdir`'s, one a claim."""
     board = page.Table(

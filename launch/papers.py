@@ -3,7 +3,7 @@
 Every claim is a file of `configs/papers/`: a sentence, what is measured against which tuned
 opponent, and the rule of the verdict, which is committed before the run that counts. Settings are
 chosen on some seeds and judged on others; `--seed=N` takes other seeds for both. `--scale=full`
-measures more and longer. Writes `scoreboard.json`, and `scoreboard.html` with a picture a claim.
+measures more and longer. Writes `scoreboard.json`, and `scoreboard.html` and `scoreboard.md` with a picture a claim.
 Interrupted or killed, the same command goes on: trials that ended are remembered.
 """
 
@@ -109,7 +109,7 @@ def run(workdir: Path, chosen: Sequence[str], scale: str, seed: int) -> dict[str
             write_json(workdir / "scoreboard.json", board)
     ordered = [board["claims"][name] for name in names() if name in board["claims"]]
     replace(workdir / "scoreboard.html", scoreboard.html(workdir, ordered))
-    replace(workdir / "scoreboard.md", scoreboard.table(ordered))
+    replace(workdir / "scoreboard.md", scoreboard.markdown(ordered))
     return board
 
 

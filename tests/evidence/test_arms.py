@@ -1,0 +1,81 @@
+"""A tuned arm stands where both neighbours on every ladder are worse."""
+
+import math
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from configs import problems
+from research.evidence.arms import MOMENTUM, RATE, Arm, momenta, point, rates, rung, sgd, tuned
+from research.evidence.trial import Curve
+
+SEEDS = (7, 8)
+
+
+class Known(NamedTuple):
+    """A study whose updates to the target are a known function of the setting and the seed."""
+
+    updates: object
+    choose: tuple[int, ...] = SEEDS
+
+    def trials(self, jobs):
+        return [self._curve(job) for job in jobs]
+
+    def _curve(self, job):
+        config = job.config.optimizer
+        step = config.learning_rate / (1 - config.momentum)
+        taken = self.updates(math.log2(step), rung(momenta, config.momentum))
+        taken *= 1.01 if job.config.seed == SEEDS[1] else 1.0
+        if math.isinf(taken):
+            return Curve([0], [0.0], [2.3], "diverged", {})
+        ended = min(taken, job.most, job.config.steps)
+        loss = 0.25 if ended == taken else 1 + taken / 1e6
+        status = "reached" if ended == taken else "ended"
+        return Curve([0, ended], [0.0, ended], [2.3, loss], status, {})
+
+
+def bowl(best_step, best_momentum):
+    return lambda step, momentum: (
+        100 * 1.2 ** ((step - best_step) ** 2 + (momentum - best_momentum) ** 2)
+    )
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(-6, 3), st.integers(-4, 6), st.integers(-3, 3))
+def test_the_least_of_a_bowl_is_found_wherever_it_lies(step, momentum, start):
+    arm = sgd(problems.network("mlp", 64), 2.0**start, 0.0)
+    found = tuned(Known(bowl(step, momentum)), arm, 0.25)
+    assert found.rungs == {"long_run_step": step, MOMENTUM: momentum}
+    assert found.interior
+    assert all(cost > found.cost for pair in found.neighbours.values() for cost in pair)
+    assert found.cost == pytest.approx(100.5)  # the median of two seeds
+
+
+def test_steps_beyond_stability_are_left_behind():
+    def unstable(step, momentum):
+        return math.inf if step > -5 else bowl(-6, 2)(step, momentum)
+
+    found = tuned(Known(unstable), sgd(problems.network("mlp", 64), 4.0, 0.3), 0.25)
+    assert found.interior and found.rungs["long_run_step"] == -6
+
+
+def test_a_target_that_nobody_reaches_is_not_interior():
+    found = tuned(Known(lambda *_: 1e9), sgd(problems.network("mlp", 64), 1.0, 0.0), target=0.25)
+    assert math.isinf(found.cost) and not found.interior
+
+
+def test_a_kept_momentum_is_in_the_learning_rate():
+    config = problems.network("mlp", 64)
+    config.optimizer.momentum = 0.9
+    assert point(sgd(config, 0.5), [-1])[RATE] == pytest.approx(0.05)
+    assert point(Arm(config, {RATE: rates}, {RATE: 0}), [-2]) == {RATE: 0.25}
+
+
+def test_the_ladder_of_momenta_has_no_ends_and_two_equal_sides():
+    every = [momenta(i) for i in range(-12, 13)]
+    assert every == sorted(set(every)) and every[0] > -1 and every[-1] < 1
+    assert every == [-value for value in reversed(every)]
+    assert [momenta(i) for i in range(6)] == [0.0, 0.3, 0.6, 0.8, 0.9, 0.95]
+    assert all(rung(momenta, momenta(i)) == i for i in range(-8, 9))

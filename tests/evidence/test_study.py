@@ -1,0 +1,45 @@
+"""What a study has run it never runs again, and what a kill has torn is no trouble."""
+
+import pytest
+
+from configs import problems
+from research.evidence.study import Job, Study
+
+
+def jobs(**most):
+    config = problems.quadratic()
+    config.steps = 30
+    config.optimizer.learning_rate = 0.1
+    return [Job(config, 1e-9, **most)]
+
+
+def test_trials_are_remembered_by_what_they_are_of(tmp_path):
+    lines = tmp_path / "trials.jsonl"
+    with Study(tmp_path, "small", (5,), (0,), processes=1) as study:
+        short = study.trials(jobs(most=10))
+        whole = study.trials(jobs() * 2)  # longer than what is remembered; the same one twice
+        assert len(lines.read_text().splitlines()) == 2
+        assert whole[0] == whole[1] and whole[0].losses[: len(short[0].losses)] == short[0].losses
+    lines.write_text(lines.read_text() + '{"id": "torn')
+    with Study(tmp_path, "small", (5,), (0,), processes=1) as again:
+        assert again.trials(jobs(most=10)) == [whole[0]]  # at least as long as asked for
+        assert again.trials(jobs()) == whole[:1]
+    assert len(lines.read_text().splitlines()) == 1  # rewritten, the longest of each
+
+
+def test_measurements_are_made_once(tmp_path):
+    made = []
+
+    def measure(value):
+        made.append(value)
+        return {"value": (value, 2)}
+
+    for _ in range(2):
+        with Study(tmp_path, "small", (5,), (0,)) as study:
+            assert study.remember("a", measure, 1) == {"value": [1, 2]}  # as JSON has it
+    assert made == [1]
+
+
+def test_seeds_that_choose_do_not_report(tmp_path):
+    with pytest.raises(ValueError, match="must not report"):
+        Study(tmp_path, "small", (0, 1), (1, 2))

@@ -1,0 +1,70 @@
+"""A trial is the run of `launch.train`, and a crossing of its curve lies where the loss has it."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configs import problems
+from research import trainer
+from research.config import ConfigError
+from research.evidence.trial import Curve, to_loss, trial
+
+
+def small(groups=2):
+    config = problems.quadratic(groups)
+    config.steps = 40
+    config.log_every = config.checkpoint_every = 40
+    config.optimizer.learning_rate = 0.1
+    return config
+
+
+def test_a_trial_has_the_losses_and_seconds_of_the_trainers_run(tmp_path):
+    config = small()
+    curve, summary = trial(config), trainer.train(config, tmp_path)
+    assert curve.status == "ended" and curve.updates[0] == 0 and curve.updates[-1] == 40
+    assert curve.losses[-1] == pytest.approx(summary["train_loss"], rel=1e-6)  # summed in one part
+    assert curve.seconds[-1] == summary["simulated_seconds"]
+    assert curve.test["loss"] == pytest.approx(summary["test_loss"], rel=1e-6)
+
+
+def test_it_ends_at_the_target_or_when_too_much_has_passed():
+    config = small()
+    whole = trial(config)
+    target = whole.losses[3]
+    reached = trial(config, target)
+    assert reached.status == "reached" and reached.losses == whole.losses[:4]
+    capped = trial(config, -math.inf, most=whole.updates[2])
+    assert capped.status == "ended" and capped.updates == whole.updates[:3]
+    late = trial(config, -math.inf, most=whole.seconds[2], clock="seconds")
+    assert late.updates == whole.updates[:3]
+
+
+def test_a_step_that_is_too_large_diverges_and_never_crosses():
+    config = small()
+    config.optimizer.learning_rate = 50.0
+    curve = trial(config, 1e-3)
+    assert curve.status == "diverged" and curve.test == {}
+    assert math.isinf(to_loss(curve, 1e9))
+
+
+def test_real_devices_are_refused():
+    config = small(1)
+    config.strategy.name, config.parallel.api = "sync", "jit"
+    with pytest.raises(ConfigError, match="one device"):
+        trial(config)
+
+
+@given(st.floats(0.1, 3), st.floats(0.05, 0.9))
+def test_the_crossing_of_an_exponential_is_exact(rate, loss):
+    updates = [0, 8, 17, 40, 100]
+    losses = np.exp(-rate * np.array(updates) / 10).tolist()
+    curve = Curve(updates, [2.0 * n for n in updates], losses, "ended", {})
+    expected = -10 * math.log(loss) / rate
+    if expected <= 100:
+        assert to_loss(curve, loss) == pytest.approx(expected, rel=1e-6)
+        assert to_loss(curve, loss, "seconds") == pytest.approx(2 * expected, rel=1e-6)
+    else:
+        assert math.isinf(to_loss(curve, loss))
