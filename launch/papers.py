@@ -3,8 +3,9 @@
 Every claim is a file of `configs/papers/`: a sentence, what is measured against which tuned
 opponent, and the rule of the verdict, which is committed before the run that counts. Settings are
 chosen on some seeds and judged on others; `--seed=N` takes other seeds for both. `--scale=full`
-measures more and longer. Writes `scoreboard.json`, and `scoreboard.html` and `scoreboard.md` with a picture a claim.
-Interrupted or killed, the same command goes on: trials that ended are remembered.
+measures more and longer. Writes `scoreboard.json`, and as pages with a picture a claim
+`scoreboard.html` and `scoreboard.md`. Interrupted or killed, the same command goes on: trials that
+ended are remembered.
 """
 
 import importlib
