@@ -43,7 +43,7 @@ class Choice(NamedTuple):
     def interior(self) -> bool:
         """Whether all that lies beside it was tried and is worse."""
         beside = (*self.rates, *self.momenta)
-        return np.isfinite(self.updates) and all(n and n[1] > self.updates for n in beside)
+        return all(neighbour is not None and neighbour[1] > self.updates for neighbour in beside)
 
 
 class Arm(NamedTuple):
@@ -88,7 +88,8 @@ def chosen(settings: pd.MultiIndex, updates: np.ndarray, kept: bool) -> Choice:
     medians = pd.Series(np.median(updates, axis=1), settings)
     momentum, rate = medians.index[medians.argmin()]
     momenta = () if kept else _beside(medians.groupby(level=0).min(), momentum)
-    return Choice(momentum, rate, medians.min(), _beside(medians[momentum], rate), momenta)
+    rates = _beside(medians[momentum], rate)
+    return Choice(float(momentum), float(rate), float(medians.min()), rates, momenta)
 
 
 def _beside(line: pd.Series, at: float) -> tuple[tuple[float, float] | None, ...]:
@@ -111,9 +112,9 @@ def comparisons(
     ended = runs[runs["status"].isin(("completed", "diverged"))]
     ended = ended[ended[NAME].isin(("sync", "asynchronous"))]
     ended = ended.assign(**{GROUPS: ended[GROUPS].fillna(1).astype(int)})
-    context = [key for key in keys if key not in FREE and not efficiency.tunes(key)]
-    parts = [its for _, its in ended.groupby(context, sort=False, dropna=False)] if context else []
-    found = [(its, kept) for its in parts or [ended] if (kept := _kept(its)) is not None]
+    by = context(keys)
+    parts = [its for _, its in ended.groupby(by, sort=False, dropna=False)] if by else [ended]
+    found = [(its, kept) for its in parts if (kept := _kept(its)) is not None]
     if not found:
         return []
     if np.isnan(loss):
@@ -124,6 +125,11 @@ def comparisons(
     losses = tuple(loss * 2**i for i in range(HALVINGS + 1))
     compared = [_compared(part, log, kept, losses) for part, kept in found]
     return [it for it in compared if it]
+
+
+def context(keys: Sequence[str]) -> list[str]:
+    """The keys that tell comparisons apart: those in which no arms of one may differ."""
+    return [key for key in keys if key not in FREE and not efficiency.tunes(key)]
 
 
 def _kept(runs: pd.DataFrame) -> float | None:

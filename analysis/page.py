@@ -156,6 +156,9 @@ dd { margin: 0 0 .5rem; }
 </div>
 {% endmacro %}
 <h1>{{ title }}</h1>
+{% for note in notes %}
+<p>{{ note }}</p>
+{% endfor %}
 {% for section in sections %}
 <h2>{{ section.title }}</h2>
 {% if section.points %}

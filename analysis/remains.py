@@ -6,9 +6,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from analysis import figures
-from analysis.arms import Arm, Choice, Comparison, chosen
-from analysis.figures import DASHES, OKABE_ITO, Series
+from analysis import arms, figures
+from analysis.arms import GROUPS, RATE, Arm, Choice, Comparison, chosen
+from analysis.efficiency import MOMENTUM
+from analysis.figures import DASHES, OKABE_ITO, Curve, Series
 from analysis.page import Cell, Column, Picture, Section, Table, cell, number
 from analysis.sections import describe
 
@@ -29,19 +30,22 @@ INSIDE = (
 )
 
 
-def sections(found: Sequence[Comparison], keys: Sequence[str]) -> list[Section | None]:
+def sections(
+    found: Sequence[Comparison], log: pd.DataFrame, keys: Sequence[str]
+) -> list[Section | None]:
     """Two sections, or none: what remains, and whether the tuned settings lie inside."""
     if not found:
         return []
-    keys = [key for key in keys if len({repr(_where(it)[key]) for it in found}) > 1]
-    names = [describe(_where(it), keys) for it in found]
+    firsts = [it.runs.iloc[0] for it in found]
+    keys = [key for key in arms.context(keys) if len({repr(run[key]) for run in firsts}) > 1]
+    names = [describe(run, keys) for run in firsts]
     choices = [[chosen(arm.settings, arm.figures[0], arm.kept) for arm in it.arms] for it in found]
     flat = [choice for its in choices for choice in its]
     points = [line for it, name in zip(found, names, strict=True) for line in said(it, name)]
     inside = sum(choice.interior for choice in flat)
     points.append(
-        f"Of {len(flat)} tuned optima {inside} lie inside what was tried"
-        + ("." if inside == len(flat) else f"; {len(flat) - inside} are on an edge.")
+        f"{inside} of the {len(flat)} optima lie inside what was tried"
+        + ("." if inside == len(flat) else f", {len(flat) - inside} on an edge.")
     )
     text = METHOD.format(loss=number(found[0].losses[0]), seeds=len(found[0].arms[0].figures[0, 0]))
     return [
@@ -49,7 +53,10 @@ def sections(found: Sequence[Comparison], keys: Sequence[str]) -> list[Section |
             "What remains after tuning",
             points,
             text=text,
-            pictures=[_picture(found, names)],
+            pictures=[
+                _penalties(found, names),
+                *map(_losses, found[:CONTEXTS], names, choices, [log] * CONTEXTS),
+            ],
             table=_results(found, names, choices),
         ),
         Section("Whether the optima lie inside", text=INSIDE, table=_inside(found, names, choices)),
@@ -61,7 +68,7 @@ def said(it: Comparison, name: str) -> list[str]:
     one, most = it.arms[0].groups, it.arms[-1].groups
     kept, tuned, least = it.of(most, True), it.of(most, False), it.of(one, False)
     start = f"{name}: " if name else ""
-    groups = "one tuned group" if one == 1 else f"{one} tuned groups"
+    groups = f"{one} tuned group{'s' * (one > 1)}"
     goal = f"to a training loss of {number(it.losses[0])}"
     return [
         f"{start}{goal}, {most} groups that keep momentum {it.momentum:g} take "
@@ -77,7 +84,7 @@ def said(it: Comparison, name: str) -> list[str]:
 def _times(ratio: tuple[float, float, float]) -> str:
     value, low, high = ratio
     shown = "an unknown number of" if np.isnan(value) else f"{value:.3g}"
-    return f"{shown} times [{low:.3g}, {high:.3g}]"
+    return f"{shown} times [{low:.3g}, {high:.3g}]".replace("inf", "∞")
 
 
 def _verdict(ratio: tuple[float, float, float]) -> str:
@@ -92,6 +99,7 @@ def _results(
     columns += [Column("groups g"), Column("momentum", text=True), Column("learning rate")]
     columns += [Column(f"updates to {number(loss)}") for loss in losses[::-1]]
     columns += [Column(f"updates to {number(losses[0])}, over tuned g = {found[0].arms[0].groups}")]
+    columns += [Column(f"updates to {number(losses[0])}, kept over tuned")]
     columns += [Column(f"simulated seconds to {number(loss)}") for loss in losses[::-1]]
     columns += [Column("training loss at the end"), Column("optimum", text=True)]
     rows = []
@@ -102,6 +110,8 @@ def _results(
             row += [cell(arm.groups), cell(_momentum(arm, choice)), cell(choice.rate)]
             row += [_figure(it.figure(place, i)) for i in range(n)][::-1]
             row += [_figure(it.ratio(place, least)) if place != least else cell(1)]
+            other = it.of(arm.groups, False)
+            row += [_figure(it.ratio(place, other)) if arm.kept else cell(None)]
             row += [_figure(it.figure(place, n + i)) for i in range(n)][::-1]
             row += [_figure(it.figure(place, 2 * n)), _optimum(choice)]
             rows.append(row)
@@ -148,7 +158,7 @@ def _figure(found: tuple[float, float, float]) -> Cell:
     return cell(float(f"{value:.3g}"))._replace(range=ends if np.isfinite(low) else "")
 
 
-def _picture(found: Sequence[Comparison], names: Sequence[str]) -> Picture:
+def _penalties(found: Sequence[Comparison], names: Sequence[str]) -> Picture:
     """Updates over those of the fewest groups, tuned; an infinite end is at twice the figure."""
     series, words = [], []
     for i, (it, name) in enumerate(zip(found[:CONTEXTS], names, strict=False)):
@@ -179,5 +189,16 @@ def _picture(found: Sequence[Comparison], names: Sequence[str]) -> Picture:
     return Picture(figures.uri(figure), alt + "; ".join(words) + ".")
 
 
-def _where(it: Comparison) -> pd.Series:
-    return it.runs.iloc[0]
+def _losses(it: Comparison, name: str, its: Sequence[Choice], log: pd.DataFrame) -> Picture:
+    """Training loss of every arm at the setting best on all seeds."""
+    shades = figures.colours({str(arm.groups): float(arm.groups) for arm in it.arms})
+    found = []
+    for arm, choice in zip(it.arms, its, strict=True):
+        setting = {GROUPS: arm.groups, MOMENTUM: choice.momentum, RATE: choice.rate}
+        members = it.runs[(it.runs[list(setting)] == pd.Series(setting)).all(axis=1)]
+        label, look = f"g = {arm.groups}, {_momentum(arm, choice)}", shades[str(arm.groups)]
+        logs = log[log["point"].isin(members["point"])]
+        found.append(Curve(label, look, list(DASHES)[arm.kept], logs, members))
+    caption = f"{name}: each at its best setting" if name else "Each at its best setting"
+    figure = figures.losses(found, "step", "updates", it.losses[0])
+    return Picture(figures.uri(figure), f"Training loss against updates. {caption}.", caption)

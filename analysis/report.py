@@ -50,7 +50,8 @@ def write(*workdirs: Path, target: float = np.nan, out: Path | None = None) -> P
     names = ", ".join(workdir.resolve().name for workdir in workdirs[:3])
     more = f" and {len(workdirs) - 3} more" if len(workdirs) > 3 else ""
     title = f"Optimization dynamics: {names}{more}"
-    text = page.render(title=title, sections=shown, **_provenance(points, workdirs))
+    notes = tables.notes(*workdirs)
+    text = page.render(title=title, notes=notes, sections=shown, **_provenance(points, workdirs))
     tables.replace(path, text)
     return path
 
@@ -73,7 +74,7 @@ def _trained(points: Sequence[Point], target: float) -> list[Section | None]:
     overview = sections.overview(it.runs, it.keys, it.target, it.why)
     if not it.curves:
         return [overview]
-    tuned = remains.sections(arms.comparisons(it.runs, it.log, it.keys, target), it.keys)
+    tuned = remains.sections(arms.comparisons(it.runs, it.log, it.keys, target), it.log, it.keys)
     kinds = curves.kinds(it.runs, it.log, it.keys) if it.others else it.curves
     return [
         *tuned,
@@ -130,6 +131,7 @@ def _fits(points: Sequence[Point], workdirs: Sequence[Path]) -> Section | None:
     if not points:
         return None
     lead = [f"{len(points)} recording{'s' * (len(points) > 1)} of replicas."]
+    lead += list(dict.fromkeys(_scope(point.config) for point in points))[: sections.ROWS]
     if not all(point.fit for point in points):
         where = shlex.join(f"--workdir={workdir}" for workdir in workdirs)
         lead += [f"Not all are fitted yet: python -m analysis.implicit_momentum {where}"]
@@ -171,6 +173,17 @@ def _fits(points: Sequence[Point], workdirs: Sequence[Path]) -> Section | None:
         text=note,
         pictures=_fits_picture([fit for _, fit in fits]),
         table=Table("Implicit momentum", columns, rows),
+    )
+
+
+def _scope(config: Mapping[str, Any]) -> str:
+    """How long, of what and on how much data the replicas of a recording were."""
+    name, examples = config.get("model.name"), config.get("data.train_examples")
+    data = f"{examples:,} examples" if examples else "all examples"
+    return (
+        f"g = {config[GROUPS]}: {config['replicas.count']:,} replicas of the first "
+        f"{config.get('steps', 0):,} updates of {name}, in batches of {config.get('batch_size')} "
+        f"of {data}."
     )
 
 

@@ -26,6 +26,7 @@ ALWAYS = (
     "optimizer.learning_rate",
     "seed",
 )
+NOTE = "note.txt"  # of a sweep's workdir: what its grid asks
 LOGGED = ("step", "simulated_seconds", "train_loss")  # metrics.jsonl always has these
 
 
@@ -86,6 +87,11 @@ def tidy(*workdirs: Path, keys: Sequence[str] = ()) -> pd.DataFrame:
     every = points(*workdirs)
     chosen = list(dict.fromkeys([*keys, *columns(every)]))
     return runs(every, chosen)[["point", *chosen, "status"]].merge(metrics(every), "left", "point")
+
+
+def notes(*workdirs: Path) -> list[str]:
+    """What the grids of the sweeps ask; of those that say so."""
+    return [text for workdir in workdirs if (text := _text(workdir / NOTE))]
 
 
 def write_results(workdir: Path, keys: Sequence[str] = ()) -> Path:

@@ -89,6 +89,8 @@ def write(config: ConfigDict, workdir: Path) -> None:
     for file in workdir.glob("points/*/trajectories.npz"):
         if not (file.parent / "implicit_momentum.json").exists():
             implicit_momentum.fit_workdir(file.parent)
+    if config.get("note"):
+        tables.replace(workdir / tables.NOTE, config.note)
     swept = dict.fromkeys(key for point in config.points for key in point if key != "name")
     tables.write_results(workdir, tuple(swept))
     print(report.write(workdir))

@@ -48,8 +48,11 @@ class Points:
         return iter(self.make())
 
 
-def grid(base: ConfigDict, points: Iterable[Point]) -> ConfigDict:
-    """The config of a grid. Raises `ConfigError` if there are no points, or more than `MOST`."""
+def grid(base: ConfigDict, points: Iterable[Point], note: str = "") -> ConfigDict:
+    """The config of a grid; `note` says on top of its report what it asks.
+
+    Raises `ConfigError` if there are no points, or more than `MOST`.
+    """
     if not isinstance(points, Points):
         listed = list(itertools.islice(points, MOST + 1))
         points = Points(len(listed), lambda: listed)
@@ -57,6 +60,7 @@ def grid(base: ConfigDict, points: Iterable[Point]) -> ConfigDict:
         raise ConfigError(f"grid: {points.count:,} points or more; {MOST:,} is the most")
     config = ConfigDict({"base": base})
     config.points = points
+    config.note = note
     return config
 
 

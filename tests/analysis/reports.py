@@ -50,6 +50,7 @@ def run(folder: Path, losses, status="completed", histogram=(10,), **config) -> 
 def recording(folder: Path, groups: int, **fit) -> None:
     """A fitted recording of replicas, without its trajectories."""
     keys = {"replicas__count": 8, "optimizer__learning_rate": 0.4, "strategy__groups": groups}
+    keys |= {"steps": 12, "model__name": "mlp", "batch_size": 128, "data__train_examples": 250}
     run(folder, [1.0], histogram=[8, 2], **keys)
     (folder / "metrics.jsonl").unlink()
     found = {

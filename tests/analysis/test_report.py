@@ -86,6 +86,8 @@ def test_fits_stand_beside_theory_with_interval_and_reason(written):
     assert refused["refused"] == "weak <instruments>"
     assert refused["fitted momentum"] == refused["effective learning rate"] == "–"
     assert "2 recordings of replicas" in text
+    scope = "8 replicas of the first 12 updates of mlp, in batches of 128 of 250 examples."
+    assert f"g = 4: {scope}" in text
 
 
 def test_pictures_are_files_as_well(sweep, written):

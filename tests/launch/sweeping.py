@@ -24,7 +24,7 @@ def get_config(text="2,60"):
     base.model.update({"name": "quadratic", "noise": 0.5})
     good = product({"strategy.groups": [4, 2], "optimizer.momentum": [0.3], "seed": seeds(count)})
     bad = product({"strategy.groups": [2], "optimizer.learning_rate": [1e6], "seed": seeds(count)})
-    return grid(base, joined(good, bad))
+    return grid(base, joined(good, bad), "Is it noisy?")
 """
 
 

@@ -26,7 +26,7 @@ def test_every_point_is_as_it_is_alone(reporting, whole, tmp_path, rows, threads
     arguments = f"--config={whole[0]}", f"--workdir={tmp_path}", f"--threads={threads}"
     code, out, err = reporting(*arguments)
     assert code == 0 and out == f"{tmp_path / 'report.html'}\n"
-    assert (tmp_path / "report.html").exists()
+    assert "<p>Is it noisy?</p>" in (tmp_path / "report.html").read_text()
     assert "update 360/360  6/6 points, 2 diverged" in err
     assert_same(rows, tmp_path, whole)
     table = pd.read_csv(tmp_path / "results.csv").set_index("point")

@@ -1,0 +1,129 @@
+"""Momentum kept and tuned: which optima are interior, and the ratios that losses were made with."""
+
+import html
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis.arms import chosen
+from tests.analysis.reports import page, rows, run
+
+SLOW = (10, 12, 8, 15, 9)  # log points to a loss of 0.2 of each seed, where the penalty is 1
+PENALTY = {  # by batch, groups and momentum, at the best learning rate
+    (64, 1): {0.3: 1.5, 0.9: 1, 0.97: 2},
+    (64, 4): {-0.9: 3, 0.3: 2, 0.9: 4},
+    (8, 1): {0.3: 1.5, 0.9: 1, 0.97: 2},
+    (8, 4): {-0.9: 3, 0.3: 1, 0.9: 1},
+}
+NONE = np.inf
+
+
+def settings(table):
+    """Three seeds that all take the same, by momentum (rows) and learning rate (columns)."""
+    line = pd.DataFrame(table, index=[0.0, 0.3, 0.9], columns=[0.1, 0.2, 0.4]).stack()
+    return line.index, np.repeat(line.to_numpy()[:, None], 3, axis=1).astype(float)
+
+
+INSIDE = [[300, 150, 200], [220, 100, 160], [230, 130, NONE]]
+
+
+@pytest.mark.parametrize(
+    ("table", "interior"),
+    [
+        (INSIDE, True),
+        ([[300, 150, 200], [100, 130, 160], [230, 130, 190]], False),  # lowest rate
+        ([[300, 150, 200], [220, 130, 100], [230, 130, 190]], False),  # highest rate
+        ([[300, 100, 200], [220, 130, 160], [230, 130, 190]], False),  # lowest momentum
+        ([[300, 150, 200], [220, 130, 160], [230, 100, 190]], False),  # highest momentum
+        ([[300, 150, 200], [220, 100, 160], [100, 130, 190]], False),  # another is as good
+        ([[NONE] * 3] * 3, False),  # nothing reaches the loss
+    ],
+)
+def test_an_optimum_is_inside_where_all_beside_it_is_worse(table, interior):
+    assert chosen(*settings(table), kept=False).interior is interior
+
+
+def test_what_lies_beside_the_best():
+    best = chosen(*settings(INSIDE), kept=False)
+    assert (best.momentum, best.rate, best.updates) == (0.3, 0.2, 100)
+    assert best.rates == ((0.1, 220), (0.4, 160))
+    assert best.momenta == ((0.0, 150), (0.9, 130))
+
+
+def test_momenta_beside_a_kept_one_do_not_matter():
+    index, updates = settings(INSIDE)
+    highest = index.get_level_values(0) == 0.9
+    best = chosen(index[highest], updates[highest], kept=True)
+    assert best.momenta == ()
+    assert best.interior
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """Two batches, on one of which staleness costs nothing; every seed slower by a factor."""
+    workdir = tmp_path_factory.mktemp("arms")
+    for (batch, groups), momenta in PENALTY.items():
+        for momentum, penalty in momenta.items():
+            for rate, slower in ((0.1, 2), (0.2, 1), (0.4, 2)):
+                for seed, points in enumerate(SLOW):
+                    losses = np.linspace(1, 0.2, int(points * penalty * slower) + 1).tolist()
+                    run(
+                        workdir / f"{batch}-{groups}-{momentum}-{rate}-{seed}",
+                        losses,
+                        batch_size=batch,
+                        strategy__groups=groups,
+                        optimizer__momentum=momentum,
+                        optimizer__learning_rate=rate,
+                        seed=seed,
+                    )
+    text, parsed = page(workdir)
+    return html.unescape(text), parsed
+
+
+def test_the_first_lines_say_what_remains(written):
+    text, _ = written
+    assert text.index("What remains after tuning") < text.index("What was run")
+    for line in (
+        "batch 64: to a training loss of 0.25, 4 groups that keep momentum 0.9 take 2 times [2, 2] "
+        "the updates of 4 groups with a tuned momentum.",
+        "batch 64: what remains: 4 tuned groups take 2 times [2, 2] the updates of 1 tuned group, "
+        "and 2 times [2, 2] the simulated seconds.",
+        "batch 8: to a training loss of 0.25, 4 groups that keep momentum 0.9 take 1 times [1, 1] "
+        "the updates of 4 groups with a tuned momentum (no difference seen).",
+        "7 of the 8 optima lie inside what was tried, 1 on an edge.",
+    ):
+        assert line in text
+
+
+def test_every_arm_has_its_figures(written):
+    arms = rows(written[1].tables[0])
+    assert len(arms) == 8
+    most = next(row for row in arms if row["runs"] == "batch 64" and row["groups g"] == "4")
+    # The median seed is at 0.2 after 10 log points of 10 updates, and 15/16 of that at 0.25.
+    assert most["momentum"] == "0.9, kept"
+    assert most["learning rate"] == "0.2"
+    assert most["updates to 0.25"].startswith("375(")
+    assert most["updates to 0.25, over tuned g = 1"] == "4(4 – 4)"
+    assert most["updates to 0.25, kept over tuned"] == "2(2 – 2)"
+    assert most["optimum"] == "inside"
+
+
+def test_neighbours_of_every_optimum_are_shown(written):
+    beside = rows(written[1].tables[1])
+    found = {(row["runs"], row["groups g"], row["momentum"]): row for row in beside}
+    tuned = found["batch 64", "4", "0.3, tuned"]
+    assert (tuned["rate below"], tuned["rate above"]) == ("0.1: 375", "0.4: 375")
+    assert (tuned["momentum below"], tuned["momentum above"]) == ("-0.9: 281.2", "0.9: 375")
+
+
+def test_one_seed_or_one_momentum_compares_nothing(tmp_path):
+    for groups in (1, 4):
+        for seed in (0, 1):
+            folder = tmp_path / "one momentum" / f"{groups}-{seed}"
+            run(folder, [1.0, 0.2], strategy__groups=groups, seed=seed)
+        for momentum in (0.0, 0.9):
+            folder = tmp_path / "one seed" / f"{groups}-{momentum}"
+            run(folder, [1.0, 0.2], strategy__groups=groups, optimizer__momentum=momentum)
+    for name in ("one momentum", "one seed"):
+        assert "What remains" not in page(tmp_path / name)[0]
