@@ -54,7 +54,8 @@ def sections(
             points,
             text=text,
             pictures=[
-                _penalties(found, names),
+                _penalties(found, names, "updates", 0),
+                _penalties(found, names, "simulated seconds", len(found[0].losses)),
                 *map(_losses, found[:CONTEXTS], names, choices, [log] * CONTEXTS),
             ],
             table=_results(found, names, choices),
@@ -158,17 +159,19 @@ def _figure(found: tuple[float, float, float]) -> Cell:
     return cell(float(f"{value:.3g}"))._replace(range=ends if np.isfinite(low) else "")
 
 
-def _penalties(found: Sequence[Comparison], names: Sequence[str]) -> Picture:
-    """Updates over those of the fewest groups, tuned; an infinite end is at twice the figure."""
+def _penalties(
+    found: Sequence[Comparison], names: Sequence[str], clock: str, measure: int
+) -> Picture:
+    """A clock over that of the fewest groups, tuned; an infinite end is at twice the figure."""
     series, words = [], []
     for i, (it, name) in enumerate(zip(found[:CONTEXTS], names, strict=False)):
         least = it.of(it.arms[0].groups, False)
         for kept in (True, False):
-            arms = [place for place, arm in enumerate(it.arms) if arm.kept == kept]
-            ratios = np.array([it.ratio(arm, least) for arm in arms])
+            places = [place for place, arm in enumerate(it.arms) if arm.kept == kept]
+            ratios = np.array([it.ratio(arm, least, measure) for arm in places])
             table = pd.DataFrame(ratios, columns=["value", "low", "high"])
             table["high"] = table["high"].where(np.isfinite(table["high"]), 2 * table["value"])
-            table = table.assign(x=[float(it.arms[arm].groups) for arm in arms])
+            table = table.assign(x=[float(it.arms[arm].groups) for arm in places])
             table = table[np.isfinite(table["value"])]
             what = f"momentum {it.momentum:g} kept" if kept else "momentum tuned"
             label = ", ".join(filter(None, [name, what]))
@@ -177,7 +180,7 @@ def _penalties(found: Sequence[Comparison], names: Sequence[str]) -> Picture:
             words.append(f"{label}: {', '.join(map(number, table['value']))}")
     goal, one = number(found[0].losses[0]), found[0].arms[0].groups
     figure = figures.against(
-        series, "compute groups g", f"updates to a loss of {goal},\nover tuned g = {one}", log=2
+        series, "compute groups g", f"{clock} to loss {goal},\nover tuned g = {one}", log=2
     )
     axes = figure.axes[0]
     axes.axhline(1, color=figures.GREY, lw=0.8, zorder=1)
@@ -185,7 +188,8 @@ def _penalties(found: Sequence[Comparison], names: Sequence[str]) -> Picture:
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter(NullFormatter())
-    alt = f"Updates to a training loss of {goal} against groups, over those of {one} tuned: "
+    alt = f"{clock.capitalize()} to a training loss of {goal} against groups, over those of "
+    alt += f"{one} tuned: "
     return Picture(figures.uri(figure), alt + "; ".join(words) + ".")
 
 
