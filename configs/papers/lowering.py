@@ -86,11 +86,12 @@ def seconds(name: str, batch: int, way: str) -> float:
 
 @cache
 def _program(name: str, batch: int, way: str) -> tuple[Any, tuple[Any, ...]]:
-    how = {
+    ways: dict[str, dict[str, Any]] = {
         "whole": {"lowering": "gemm"},
         "one": {"lowering": "gemm", "lowering_batch": 1},
         "xla": {"lowering": "xla"},
-    }[way]
+    }
+    how = ways[way]
     rng = np.random.default_rng(0)
 
     def drawn(*shape: int) -> jax.Array:
