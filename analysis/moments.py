@@ -33,7 +33,6 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
-from scipy.signal import lfilter
 
 from analysis.lags import equivalent_momentum
 
@@ -154,8 +153,7 @@ def moving_average(autocovariances: np.ndarray) -> np.ndarray:
     frequencies = np.linspace(0, np.pi, 512)
     least = 2 * (gamma @ np.cos(np.outer(np.arange(1, len(gamma) + 1), frequencies))).min()
     gamma = gamma * min(1.0, (1 - MARGIN) / max(-least, MARGIN))
-    if abs(gamma[-1]) < MARGIN:
-        return np.append(moving_average(np.append(1.0, gamma[:-1])), 0.0) if gamma[:-1].size else 0 * gamma
+    gamma[-1] = gamma[-1] or MARGIN**2
     roots = np.roots(np.concatenate([gamma[::-1], [1.0], gamma]))
     return np.poly(roots[np.argsort(abs(roots))[: len(gamma)]])[1:].real
 
@@ -170,9 +168,9 @@ def _prepared(
     steps, size = d.shape
     delay = 1 + gradient_lags
     first = max(delay + 1, lags)
-    decay = np.array(2 * DECAYS)[:, None]
-    means, squares, count = np.zeros((2 * len(DECAYS), size)), 0.0, 0.0
-    instruments = np.zeros((steps, 2 * len(DECAYS), size), np.float32)
+    decay = np.array(2 * DECAYS, d.dtype)[:, None]
+    means, squares, count = np.zeros((len(decay), size), d.dtype), 0.0, 0.0
+    instruments = np.zeros((steps, *means.shape), d.dtype)
     weights = np.zeros(steps)
     scale = np.linalg.norm(d) / np.linalg.norm(g)
     new = np.empty_like(means)
@@ -189,7 +187,7 @@ def _prepared(
 
 
 def _gram(instruments: np.ndarray) -> np.ndarray:
-    return np.einsum("tiq,tjq->ij", instruments, instruments, optimize=True).astype(float)
+    return (instruments @ instruments.swapaxes(1, 2)).sum(0, dtype=float)
 
 
 def _autocovariances(prepared: Sequence[tuple], beta: np.ndarray, order: int) -> np.ndarray:
@@ -206,16 +204,19 @@ def _moments(prepared: Sequence[tuple], theta: np.ndarray) -> np.ndarray:
     every = []
     for instruments, signals, _ in prepared:
         ahead = instruments.copy()
-        for k, factor in enumerate(theta.astype(np.float32), start=1):
+        filtered = signals.copy()
+        for k, factor in enumerate(theta.tolist(), start=1):
             ahead[:-k] += factor * instruments[k:]
-        filtered = lfilter([1.0], np.append(1.0, theta), signals, axis=0).astype(np.float32)
+        for t in range(1, len(filtered)):
+            for k, factor in enumerate(theta[:t].tolist(), start=1):
+                filtered[t] -= factor * filtered[t - k]
         every.append((ahead @ filtered.swapaxes(1, 2)).astype(float))
     return np.concatenate(every)
 
 
 def _combined(signals: np.ndarray, beta: np.ndarray) -> np.ndarray:
     """Of signals (T, P, ...): the first less beta times the others."""
-    return np.tensordot(signals, np.append(1.0, -beta), axes=(1, 0))
+    return np.append(1.0, -beta).astype(signals.dtype) @ signals
 
 
 def _covariance(moments: np.ndarray, beta: np.ndarray) -> np.ndarray:
