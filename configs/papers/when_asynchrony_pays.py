@@ -63,6 +63,7 @@ MODELS: dict[str, Point] = {
 # About what is measured on the perceptron: where searches start, and how long runs may take.
 USUAL, UPDATES = Measured(noise_scale=80.0, sharpness=4.0, step=3.0), 60
 LONGEST = 3  # times the usual updates
+MOST = 1000  # updates that are measured along, if one group missed
 
 
 class Cell(NamedTuple):
@@ -144,7 +145,8 @@ def _arm(study: Study, limits: dict[Cell, float], cell: Cell) -> dict[str, Any]:
 def _measured(study: Study, model: str, arms: dict[Cell, dict[str, Any]]) -> Measured:
     """The mean over the choosing seeds of what one synchronous run shows."""
     cell = Cell(model, REFERENCE, 1, "constant")
-    point, updates = arms[cell]["point"], round(float(np.median(arms[cell]["updates"])))
+    point, taken = arms[cell]["point"], float(np.median(arms[cell]["updates"]))
+    updates = round(min(taken, MOST))
     each = [
         study.remember(
             f"{model} {REFERENCE} {point} {updates} {seed}",

@@ -57,7 +57,7 @@ def penalty(measured: Measured, batch: Any, limit: float) -> Any:
 
 
 def stability(config: ConfigDict, groups: int) -> float:
-    """a* of the config's cluster in so many groups, infinite for one; `ConfigError` if it has none."""
+    """a* of the config's cluster in so many groups, infinite for one. Raises `ConfigError`."""
     if groups == 1:
         return np.inf
     drawn = config.copy_and_resolve_references()
