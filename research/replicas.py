@@ -176,7 +176,7 @@ def _trajectory(
     indices: jax.Array,
 ) -> Arrays:
     """One replica: S d_t and S G_t, (T, q), and f(x_t), (T,)."""
-    project = _sketch(key, params, subspace)
+    project = sketch(key, params, subspace)
     state = program.strategy.init(params)
     if trace is not None:
         _, start = whole_gradient(program.problem, params, examples)
@@ -218,7 +218,7 @@ def whole_gradient(problem: Problem, params: Params, examples: Examples) -> tupl
     return jax.lax.scan(add, zero, positions)[0]
 
 
-def _sketch(key: jax.Array, params: Params, size: int) -> Any:
+def sketch(key: jax.Array, params: Params, size: int) -> Any:
     """Count sketch to min(size, p) numbers: random signs, then coordinate i is added to i mod q."""
     flat, _ = ravel_pytree(params)
     q = min(size, len(flat))

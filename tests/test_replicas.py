@@ -67,7 +67,7 @@ def loop(run, replica):
 def test_a_replica_is_a_plain_loop(recorded):
     run, stored = recorded
     ones = jax.tree.map(jnp.ones_like, run.params)
-    project = replicas._sketch(seeds.key(run.config.seed, "subspace"), run.params, 10_000)
+    project = replicas.sketch(seeds.key(run.config.seed, "subspace"), run.params, 10_000)
     signs = np.asarray(project(ones))
     assert set(signs) == {-1, 1}  # as many numbers as parameters: nothing is mixed
     gradient = jax.jit(jax.value_and_grad(run.program.problem.loss))
@@ -118,7 +118,7 @@ def test_inner_products_of_sketches_are_unbiased():
     _, unravel = jax.flatten_util.ravel_pytree(tree)
 
     def product(key):
-        project = replicas._sketch(key, tree, q)
+        project = replicas.sketch(key, tree, q)
         return project(unravel(jnp.asarray(u))) @ project(unravel(jnp.asarray(v)))
 
     products = np.asarray(jax.vmap(product)(jax.random.split(jax.random.key(0), keys)))

@@ -4,6 +4,7 @@
 minutes on 2 cores.
 """
 
+import itertools
 from collections.abc import Iterator
 
 from ml_collections import ConfigDict
@@ -13,6 +14,7 @@ from configs.grids import dynamic_batch as dynamic_batch_grid
 from configs.grids import implicit_momentum as implicit_momentum_grid
 from configs.grids import local as local_grid
 from configs.grids import quickstart as quickstart_grid
+from research.config import default
 from research.grid import Point, grid
 
 GROUPS = 8  # whose losses `implicit_momentum` compares with those of momentum 1 - 1/g
@@ -115,7 +117,50 @@ def local_parallelism() -> ConfigDict:
     return grid(base, local_grid.variants(small))
 
 
+def when_asynchrony_pays() -> ConfigDict:
+    """An MLP with 1, 4 and 16 memoryless groups at batches 4 and 64, three steps around the best."""
+    base = default()
+    base.model.hidden = (32,)
+    base.data.train_evaluated = 1000
+    base.data.test_evaluated = 100
+    base.checkpoint_every = 0
+    base.strategy.name = "asynchronous"
+    return grid(base, penalties())
+
+
+def penalties() -> Iterator[Point]:
+    # Best long-run step and momentum of the page's map, and twice the updates that they take.
+    best = {
+        (4, 1): (0.088, 0.3, 2600),
+        (4, 4): (0.062, 0.3, 3200),
+        (4, 16): (0.044, 0.3, 4000),
+        (64, 1): (1.4, 0.8, 200),
+        (64, 4): (0.25, 0.3, 700),
+        (64, 16): (0.18, 0.0, 1200),
+    }
+    for (batch, groups), (step, momentum, updates) in best.items():
+        for factor, seed in itertools.product((0.5, 1.0, 2.0), range(3)):
+            yield {
+                "name": f"batch{batch}-g{groups}-step{factor * step:.3g}-seed{seed}",
+                "batch_size": batch,
+                "strategy.groups": groups,
+                "cluster.nodes": groups,
+                "optimizer.learning_rate": round(factor * step * (1 - momentum), 6),
+                "optimizer.momentum": momentum,
+                "steps": updates,
+                "log_every": updates // 50,
+                "seed": seed,
+            }
+
+
 TABLES = {
     table.__name__: table
-    for table in (implicit_momentum, tradeoff, daso, dynamic_batch, local_parallelism)
+    for table in (
+        implicit_momentum,
+        tradeoff,
+        daso,
+        dynamic_batch,
+        local_parallelism,
+        when_asynchrony_pays,
+    )
 }

@@ -27,6 +27,7 @@ BYTES = 4 * sum((a + 1) * b for a, b in pairwise(WIDTHS))
 EPOCHS = {"small": 12, "full": 40}
 NETWORKS = (0.25, 1.0, 4.0)  # seconds of the all-reduce over those of computing
 COMPUTING = 3.2e-3  # seconds a batch
+OVERLAP = 2 / 3
 LOSSES = (0.3, 0.1, 0.05)  # the last is the one that is tuned for
 SAVED, LOST = 0.34, 0.005  # of the time; of the accuracy
 
@@ -59,13 +60,16 @@ def config(strategy: str, scale: str) -> ConfigDict:
     base.cluster.nodes = 4
     base.cluster.service, base.cluster.variation = "lognormal", 0.1
     base.cluster.seconds_per_example = COMPUTING * base.cluster.nodes / base.batch_size
-    base.cluster.overlap = 2 / 3
+    base.cluster.overlap = OVERLAP
     return base
 
 
-def on(network: float, config: ConfigDict, curve: Curve, seed: int) -> Curve:
+def on(
+    network: float, config: ConfigDict, curve: Curve, seed: int, overlap: float = OVERLAP
+) -> Curve:
     """The curve with the seconds of a network; both arms exchange over the same ring."""
     cluster, epoch = config.cluster.copy_and_resolve_references(), _per_epoch(config)
+    cluster.overlap = overlap
     cluster.bandwidth = 2 * (1 - 1 / cluster.nodes) * BYTES / (network * COMPUTING)
     run: Any = {"steps": config.steps, "batch_size": config.batch_size, "seed": seed}
     run["update_bytes"] = BYTES
@@ -92,30 +96,31 @@ def measure(study: Study) -> dict[str, Any]:
         )
         for name in configs
     }
-    networks = []
-    for network in NETWORKS:
-        timed = {
+
+    def timed(network: float, overlap: float = OVERLAP) -> dict[str, list[Curve]]:
+        return {
             name: [
-                on(network, configs[name], curve, seed)
+                on(network, configs[name], curve, seed, overlap)
                 for curve, seed in zip(curves[name], study.report, strict=True)
             ]
             for name in configs
         }
-        ends = {name: [curve.seconds[-1] for curve in timed[name]] for name in timed}
-        to = {
-            loss: {name: [to_loss(c, loss, "seconds") for c in timed[name]] for name in timed}
-            for loss in LOSSES
+
+    def over(curves: dict[str, list[Curve]], loss: float | None = None) -> Any:
+        def seconds(curve: Curve) -> float:
+            return curve.seconds[-1] if loss is None else to_loss(curve, loss, "seconds")
+
+        return ratio(*(list(map(seconds, curves[name])) for name in ("daso", "sync")))
+
+    networks = [
+        {
+            "exchange_over_computing": network,
+            "equal_epochs": over(timed(network)),
+            "without_overlap": over(timed(network, 0.0)),
+            "to_loss": {str(loss): over(timed(network), loss) for loss in LOSSES},
         }
-        networks.append(
-            {
-                "exchange_over_computing": network,
-                "seconds": ends,
-                "equal_epochs": ratio(ends["daso"], ends["sync"]),
-                "to_loss": {
-                    str(loss): ratio(each["daso"], each["sync"]) for loss, each in to.items()
-                },
-            }
-        )
+        for network in NETWORKS
+    ]
     accuracy = {name: [c.test.get("accuracy", 0.0) for c in curves[name]] for name in configs}
     return {
         "tuned": {name: found._asdict() for name, found in tuned.items()},

@@ -88,13 +88,13 @@ def measure(study: Study) -> dict[str, Any]:
     clocks: dict[str, Any] = {}
     for case in CASES:
         found = {
-            name: np.array([clock(config(study.scale, case, **own), s) for s in study.report])
+            name: [clock(config(study.scale, case, **own), seed) for seed in study.report]
             for name, own in SHARES.items()
         }
         clocks[case] = {
             name: {
-                "waste": spread(each[:, 0]),
-                "time": ratio(each[:, 1], found["equal"][:, 1]),
+                "waste": spread([share for share, _ in each]),
+                "time": ratio([t for _, t in each], [t for _, t in found["equal"]]),
             }
             for name, each in found.items()
         }

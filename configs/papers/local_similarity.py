@@ -71,7 +71,7 @@ def random_labels(config: ConfigDict, folder: Path) -> ConfigDict:
         building.mkdir(parents=True)
         labels = seeds.generator(0, "random labels").integers(data.classes, size=RANDOM)
         np.savez(building / "train.npz", image=data.train["image"][:RANDOM], label=labels)
-        np.savez(building / "test.npz", **data.test)
+        np.savez(building / "test.npz", image=data.test["image"], label=data.test["label"])
         building.rename(made)
     changed = config.copy_and_resolve_references()
     changed.data.name, changed.steps = f"folder:{made}", 2 * config.steps

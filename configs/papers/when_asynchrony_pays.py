@@ -57,11 +57,13 @@ MODELS: dict[str, Point] = {
         "model.name": "cnn",
         "model.channels": (4, 8),
         "model.hidden": (32,),
-        "data.train_evaluated": 500,
+        "data.train_evaluated": 250,
     },
 }
-# About what is measured on the perceptron: where searches start.
-USUAL = Measured(noise_scale=80.0, sharpness=4.0, step=3.0)
+# About what is measured on the perceptron: where searches start, and how long runs may take.
+USUAL, UPDATES = Measured(noise_scale=80.0, sharpness=4.0, step=3.0), 60
+LONGEST = 3  # times the usual updates
+MOST = 1000  # updates that are measured along, if one group missed
 
 
 class Cell(NamedTuple):
@@ -119,7 +121,6 @@ def config_of(cell: Cell) -> ConfigDict:
     config = default()
     config.update_from_flattened_dict({"data.train_evaluated": 1000, **MODELS[cell.model]})
     config.batch_size = cell.batch
-    config.steps = 12000 // cell.batch + 4000  # three times what the slowest cells need
     config.strategy.name, config.strategy.groups = "asynchronous", cell.groups
     config.cluster.nodes, config.cluster.service = cell.groups, cell.law
     return config
@@ -128,8 +129,10 @@ def config_of(cell: Cell) -> ConfigDict:
 def _arm(study: Study, limits: dict[Cell, float], cell: Cell) -> dict[str, Any]:
     """The cell at its best: updates of the reporting seeds, infinite where they missed."""
     usual = penalty(USUAL, cell.batch, limits[cell]) * (1 + USUAL.noise_scale / cell.batch)
+    config = config_of(cell)
+    config.steps = round(LONGEST * UPDATES * usual)
     quick = cell.groups == 1 and cell.batch >= REFERENCE
-    arm = sgd(config_of(cell), USUAL.step / 4 / usual, 0.8 if quick else 0.3)
+    arm = sgd(config, USUAL.step / 4 / usual, 0.8 if quick else 0.3)
     best = tuned(study, arm, TARGET)
     curves = reported(study, arm, best.point, TARGET)
     return {
@@ -142,7 +145,8 @@ def _arm(study: Study, limits: dict[Cell, float], cell: Cell) -> dict[str, Any]:
 def _measured(study: Study, model: str, arms: dict[Cell, dict[str, Any]]) -> Measured:
     """The mean over the choosing seeds of what one synchronous run shows."""
     cell = Cell(model, REFERENCE, 1, "constant")
-    point, updates = arms[cell]["point"], round(float(np.median(arms[cell]["updates"])))
+    point, taken = arms[cell]["point"], float(np.median(arms[cell]["updates"]))
+    updates = round(min(taken, MOST))
     each = [
         study.remember(
             f"{model} {REFERENCE} {point} {updates} {seed}",

@@ -103,7 +103,7 @@ class Study:
             if self._pool is None:
                 context = multiprocessing.get_context("spawn")
                 numbers = context.Queue()
-                for core in _affinity()[: self._processes]:
+                for core in affinity()[: self._processes]:
                     numbers.put(core)
                 self._pool = ProcessPoolExecutor(self._processes, context, _alone, (numbers,))
             return self._pool
@@ -133,10 +133,11 @@ class _Lines:
 
 def cores() -> int:
     """Cores that this process may use."""
-    return len(_affinity())
+    return len(affinity())
 
 
-def _affinity() -> list[int]:
+def affinity() -> list[int]:
+    """Numbers of the cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):  # Linux
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))

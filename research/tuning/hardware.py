@@ -19,6 +19,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from research.timeline.base import Timeline, TimelineError
 from research.timeline.server import Pieces, server, t_conv, t_fc
@@ -55,6 +56,18 @@ def saturation(pieces: Pieces, k: int) -> float:
     groups = 1 + (t_conv(pieces, k) + own) / served
     # A tie saturates, though rounding may have put the quotient just above the whole number.
     return math.ceil(groups * (1 - 1e-12))
+
+
+def slowest(seconds: ArrayLike, k: int) -> float:
+    """E max of k processes that each take what one of these measured updates took, at random.
+
+        E max_k = sum_i x_(i) ((i / n)^k - ((i - 1) / n)^k)        x_(1) <= ... <= x_(n)
+
+    What it is beyond the mean is what synchronous processes wait for one another, at every update.
+    """
+    ordered = np.sort(np.asarray(seconds, float))
+    weights = np.diff((np.arange(ordered.size + 1) / ordered.size) ** k)
+    return float(weights @ ordered)
 
 
 def simulate(

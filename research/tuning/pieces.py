@@ -160,7 +160,9 @@ def _timer(loop: Loop) -> Callable[[], float]:
         return (time.perf_counter() - start) / n
 
     once(1)  # compiles
-    n = agreed(max(int(SECONDS / once(3)), 1))
+    n = 1
+    for _ in range(2):  # the first is of one alone, which takes longer to call
+        n = agreed(max(int(SECONDS / once(n)), 1))
     return lambda: once(n) / loop.exchanges
 
 

@@ -27,6 +27,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from research import timeline, trainer
+from research.checks import check
 from research.dynamics.noise import Moments, moments
 from research.dynamics.sharpness import sharpness
 from research.dynamics.stability import limit
@@ -56,12 +57,13 @@ def penalty(measured: Measured, batch: Any, limit: float) -> Any:
 
 
 def stability(config: ConfigDict, groups: int) -> float:
-    """a* of the config's cluster in so many groups; infinite for one."""
+    """a* of the config's cluster in so many groups, infinite for one. Raises `ConfigError`."""
     if groups == 1:
         return np.inf
     drawn = config.copy_and_resolve_references()
     drawn.strategy.name, drawn.strategy.groups = "asynchronous", groups
     drawn.steps = ROUNDS * groups
+    check(drawn)
     return limit(timeline.of_config(drawn, steps_per_epoch=1, update_bytes=0, replicas=REPLICAS))
 
 

@@ -20,6 +20,7 @@ NAMES = [
     "implicit_momentum",
     "local_parallelism",
     "tradeoff",
+    "when_asynchrony_pays",
 ]
 PNG = b"\x89PNG\r\n\x1a\n"
 

@@ -7,17 +7,19 @@
     real runs     predicted over measured seconds of synchronous updates by 1, 2 and 4 processes,
                   `--batch` examples among them, by the trainer's own program
 
-The prediction is T_compute(k) + T_network(k). T_compute is what the slowest of k processes takes
-for its share of the batch, all pieces together, when all compute at once and send nothing: they
-share cores and memory. T_network is an all-reduce of all parameters among k processes as one
-message, which is what shard_map sends. Every round times both and the program, in turn, in the same
-processes.
+The prediction is T_compute(k) + T_wait(k) + T_network(k). T_compute is what a process takes for its
+share of the batch, all pieces together, in the mean, when all k compute at once and send nothing:
+they share cores and memory. T_wait is how much longer the slowest of k takes, E max of k single
+updates beyond their mean: of the measured times of single updates, nothing is fitted. T_network is
+an all-reduce of all parameters among k processes as one message, which is what shard_map sends.
+Every round times all of these and the program, in turn, in the same processes.
 """
 
 import argparse
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,7 @@ from research.parallel import processes
 from research.program import CHUNK
 from research.timeline import service
 from research.timeline.server import t_conv
-from research.tuning.hardware import saturation, seconds_per_iteration, simulate
+from research.tuning.hardware import saturation, seconds_per_iteration, simulate, slowest
 from research.tuning.pieces import Loop, Work, all_reduces, measure, prepare
 from tests.benchmarks.record import publish
 from tests.benchmarks.step_time import repeated, spread
@@ -41,6 +43,7 @@ from tests.tuning.clusters import random_cluster
 
 MODELS = {"mlp": (256, 256), "cnn": (120, 84)}  # and the widths of their dense layers
 PROCESSES = (1, 2, 4)
+SINGLES = 500  # updates timed one by one
 CLUSTERS, ITERATIONS = 20, 20_000
 LAWS = {
     "constant": service.constant(),
@@ -88,9 +91,23 @@ def timed(rounds: int, batch: int) -> dict[str, dict[str, list[float]]]:
             loops["network"] = all_reduces(trainer.prepare(config).params)._replace(exchanges=1)
         seconds = measure(Work({}, loops, {}), rounds)
         compute = np.asarray(sum(seconds.pop(name) for name in own))
-        slowest = np.reshape(multihost_utils.process_allgather(compute), (-1, rounds)).max(axis=0)
-        found[model] = {"compute": slowest, "network": np.zeros(rounds)} | seconds
+        every = np.reshape(multihost_utils.process_allgather(compute), (-1, rounds))
+        single = multihost_utils.process_allgather(sum(map(singles, own.values()))).ravel()
+        wait = slowest(single, jax.process_count()) - single.mean()
+        about = {"compute": every.mean(axis=0), "wait": np.full(rounds, wait)}
+        found[model] = about | {"network": np.zeros(rounds)} | seconds
     return {model: {n: np.array(s).tolist() for n, s in of.items()} for model, of in found.items()}
+
+
+def singles(loop: Loop) -> np.ndarray:
+    """Seconds of updates one by one, (SINGLES,), in all processes at once."""
+    taken = np.zeros(SINGLES)
+    multihost_utils.sync_global_devices("singles")
+    for i in range(SINGLES):
+        start = time.perf_counter()
+        jax.block_until_ready(loop.run(1))
+        taken[i] = time.perf_counter() - start
+    return taken
 
 
 def started(count: int, *arguments: int) -> dict[str, dict[str, list[float]]]:
@@ -114,7 +131,9 @@ def real_runs(rounds: int, batch: int) -> pd.DataFrame:
         for model, seconds in started(k, rounds, batch).items():
             of = {name: np.array(values) for name, values in seconds.items()}
             row = {"model": model, "processes": k, "ratio": "predicted / measured seconds"}
-            row |= spread((of["compute"] + of["network"]) / of["measured"])
+            sent = of["compute"] + of["network"]
+            row |= spread((sent + of["wait"]) / of["measured"])
+            row["without T_wait"] = float(np.median(sent / of["measured"]))
             row |= {f"{name}, ms": 1e3 * np.median(values) for name, values in of.items()}
             rows.append(row)
     return pd.DataFrame(rows)

@@ -41,7 +41,7 @@ def test_moments_of_single_examples_are_the_samples(quadratic):
 @pytest.mark.parametrize("small", [4, 7])
 def test_moments_of_batches_are_unbiased(quadratic, small):
     """Over random orders the mean is that of single examples (7: of 56 of the 60)."""
-    problem, params, examples, gradients = quadratic
+    problem, params, examples, _ = quadratic
     orders = jax.vmap(lambda key: jax.random.permutation(key, EXAMPLES))(
         jax.random.split(jax.random.key(0), 500)
     )
@@ -53,7 +53,7 @@ def test_moments_of_batches_are_unbiased(quadratic, small):
         values = np.asarray(getattr(each, name))
         error = values.std() / np.sqrt(len(values))
         assert abs(values.mean() - getattr(exact, name)) < 4 * error + 1e-4
-        assert error < 0.03 * getattr(exact, "trace")
+        assert error < 0.03 * exact.trace
 
 
 def test_one_batch_is_no_two(quadratic):

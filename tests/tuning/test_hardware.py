@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from research.timeline import service
 from research.timeline.base import TimelineError
 from research.timeline.server import Pieces, t_conv
-from research.tuning.hardware import penalty, saturation, seconds_per_iteration, simulate
+from research.tuning.hardware import penalty, saturation, seconds_per_iteration, simulate, slowest
 from tests.tuning.clusters import random_cluster
 
 ITERATIONS, NOISE = 100_000, 0.018
@@ -198,6 +198,18 @@ def test_more_groups_are_never_slower():
     """Up to the noise of two runs, also where the queue is what limits them."""
     rates = [run(SEVEN_TO_ONE, g).seconds_per_iteration for g in (1, 2, 3, 5, 8, 12, 20)]
     assert all(b < a * (1 + 2 * NOISE) for a, b in itertools.pairwise(rates))
+
+
+@pytest.mark.parametrize("k", [1, 2, 4, 16])
+def test_the_slowest_of_k(k):
+    """1 + ... + 1/k means of memoryless ones; two values by hand; equal ones do not wait."""
+    n = 20_000
+    quantiles = -np.log1p(-(np.arange(n) + 0.5) / n)
+    harmonic = sum(1 / i for i in range(1, k + 1))
+    # The tail beyond the last quantile is cut off: k / n of it.
+    assert slowest(quantiles[::-1], k) == pytest.approx(harmonic, rel=2 * k / n)
+    assert slowest([1.0, 3.0, 1.0, 1.0], k) == pytest.approx(3 - 2 * 0.75**k)
+    assert slowest([2.0] * 5, k) == pytest.approx(2)
 
 
 def test_too_short_a_run_is_refused():

@@ -1,5 +1,7 @@
 """The predicted penalty: its limits, and what is measured for it where it is known."""
 
+from itertools import pairwise
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -31,7 +33,7 @@ def test_more_groups_allow_smaller_steps(config, service):
     cluster = config({"cluster.nodes": 16, "cluster.service": service})
     limits = [stability(cluster, groups) for groups in (1, 2, 4, 16)]
     assert limits[0] == np.inf
-    assert all(many < few for few, many in zip(limits, limits[1:], strict=False))
+    assert all(many < few for few, many in pairwise(limits))
 
 
 def test_what_is_measured_of_a_quadratic(config):

@@ -1,0 +1,176 @@
+"""Implicit momentum is 1 - 1/g, and not only in the first dozen updates.
+
+The theorem (arXiv 1605.09774) says what memoryless asynchrony does to SGD in expectation. It is
+measured on ordinary single runs by the momentum meter (`analysis/moments.py`), which assumes
+neither convexity nor a steady state: plain SGD without explicit momentum, 1,000 updates of all
+4,000 MNIST images or of 4,000 examples of a noisy quadratic, batches of 64 drawn with replacement,
+g = 1, 4, 16 groups. One fit to five runs, and one to the second half of each of them, when the
+networks are past their transient. No opponent has to be tuned, as nothing races. The contrast is
+constant service, whose delay is always g - 1: there one term of momentum must be rejected.
+"""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from ml_collections import ConfigDict
+
+from analysis import moments
+from research import meter
+from research.config import default
+from research.evidence.claim import Claim, Verdict
+from research.evidence.study import Study
+
+GROUPS = (1, 4, 16)
+CONTRAST = 4  # groups of constant service
+STEPS = 1000
+NEAR = 0.01  # a momentum closer than this to 1 - 1/g is as good as equal
+ERRORS = 3.0  # and one closer than so many standard errors is not seen to differ
+FINE = 0.015  # standard error, at most, of a whole run's fit at g above 1, for it to say much
+SIZE = 0.05  # of the test of the model
+REJECTED = 0.15  # of the single runs that it may reject
+
+MODELS: dict[str, dict[str, Any]] = {
+    "quadratic": {
+        "model.name": "quadratic",
+        "model.dimension": 256,
+        "model.condition": 100.0,
+        "model.noise": 1.0,
+        "optimizer.learning_rate": 0.1,
+    },
+    "mlp": {"model.hidden": (32,), "optimizer.learning_rate": 0.1},
+    "cnn": {
+        "model.name": "cnn",
+        "model.channels": (4, 8),
+        "model.hidden": (32,),
+        "optimizer.learning_rate": 0.05,
+    },
+}
+
+CLAIM = Claim(
+    number=1,
+    sentence="Asynchrony begets momentum: with g groups of memoryless service it is 1 - 1/g.",
+    source="arXiv 1605.09774, theorem 1",
+    measured=(
+        "momentum fitted to single ordinary runs of 1,000 simulated updates and to their second "
+        "halves: noisy quadratic, MLP 784-32-10 and a small CNN on 4,000 MNIST images, plain SGD, "
+        "batch 64 with replacement, g = 1, 4, 16"
+    ),
+    opponent="none (nothing races); contrast: constant service, where one term must be rejected",
+    rule=(
+        f"refuted if a fit is off 1 - 1/g by more than {NEAR} and by more than {ERRORS:g} standard "
+        f"errors; else confirmed if the standard error at g = 4, 16 is at most {FINE}, the J test "
+        f"rejects one term at {SIZE} in at most {REJECTED:.0%} of the memoryless runs and in every "
+        "model's fit of constant service; else open"
+    ),
+)
+
+
+def config(model: str, groups: int, service: str, seed: int) -> ConfigDict:
+    chosen = default()
+    chosen.update_from_flattened_dict(MODELS[model])
+    chosen.seed = seed
+    chosen.steps = STEPS
+    chosen.data.train_examples = 4000
+    chosen.data.replacement = True
+    chosen.strategy.name = "asynchronous"
+    chosen.strategy.groups = chosen.cluster.nodes = groups
+    chosen.cluster.service = service
+    return chosen
+
+
+def measure(study: Study) -> dict[str, Any]:
+    cells = [(m, g, "exponential") for m in MODELS for g in GROUPS]
+    cells += [(m, CONTRAST, "constant") for m in MODELS]
+    seeds = list(study.report)
+
+    def of(cell: tuple[str, int, str]) -> dict[str, Any]:
+        return study.remember(f"implicit momentum {cell} {seeds}", partial(_cell, *cell), seeds)
+
+    return {"cells": [of(cell) for cell in cells]}
+
+
+def _cell(model: str, groups: int, service: str, seeds: list[int]) -> dict[str, Any]:
+    """The fits to all runs, to their second halves, and to each run."""
+    records = [meter.record(config(model, groups, service, seed)) for seed in seeds]
+    runs = [(r.displacements, r.gradients) for r in records]
+    halves = [(d[STEPS // 2 :], g[STEPS // 2 :]) for d, g in runs]
+    return {
+        "model": model,
+        "groups": groups,
+        "service": service,
+        "losses": [float(np.mean([r.losses[:10], r.losses[-10:]], 1)[i]) for r in records for i in (0, 1)],
+        "whole": _fitted(runs),
+        "half": _fitted(halves),
+        "single": [_fitted([run]) for run in runs],
+    }
+
+
+def _fitted(runs: list[moments.Run]) -> dict[str, Any]:
+    try:
+        fit = moments.fit(runs)
+    except moments.NotIdentified as error:
+        return {"refused": str(error)}
+    return {
+        "momentum": fit.momentum,
+        "error": fit.momentum_error,
+        "rate": float(fit.eta[0]),
+        "p": fit.p,
+        "strength": fit.strength,
+    }
+
+
+def verdict(result: dict[str, Any]) -> Verdict:
+    memoryless = [cell for cell in result["cells"] if cell["service"] == "exponential"]
+    contrast = [cell["whole"] for cell in result["cells"] if cell["service"] == "constant"]
+    fits = [(cell, cell[window]) for cell in memoryless for window in ("whole", "half")]
+    if refused := [fit["refused"] for _, fit in fits if "refused" in fit]:
+        return Verdict("open", f"{len(refused)} fits refuse: {refused[0]}")
+    off = [fit["momentum"] - 1 + 1 / cell["groups"] for cell, fit in fits]
+    errors = [fit["error"] for _, fit in fits]
+    seen = [abs(o) > max(NEAR, ERRORS * e) for o, e in zip(off, errors, strict=True)]
+    coarse = max(c["whole"]["error"] for c in memoryless if c["groups"] > 1)
+    single = [fit for cell in memoryless for fit in cell["single"] if "p" in fit]
+    rejected = float(np.mean([fit["p"] < SIZE for fit in single]))
+    told = all(fit.get("p", 1.0) < SIZE for fit in contrast)
+    late = [abs(o) for (c, f), o in zip(fits, off, strict=True) if c["groups"] > 1]
+    by = (
+        f"{len(off) - sum(seen)} of {len(off)} fits agree with 1 - 1/g; at g = 4, 16 they are off "
+        f"by {max(late):.3f} at most, standard error {coarse:.3f} at most; one term is rejected in "
+        f"{rejected:.0%} of {len(single)} memoryless runs and "
+        f"{'always' if told else 'not always'} with constant service"
+    )
+    if any(seen):
+        return Verdict("refuted", by)
+    right = coarse <= FINE and rejected <= REJECTED and told
+    return Verdict("confirmed" if right else "open", by)
+
+
+def picture(result: dict[str, Any], figure: Figure) -> None:
+    axes = figure.subplots()
+    g = np.geomspace(1, 20, 100)
+    axes.plot(g, 1 - 1 / g, color="0.6", label="1 - 1/g")
+    for shift, model in zip((0.94, 1.0, 1.06), MODELS, strict=True):
+        for window, marker in (("whole", "o"), ("half", "s")):
+            cells = [
+                cell
+                for cell in result["cells"]
+                if cell["model"] == model and cell["service"] == "exponential"
+            ]
+            fits = [(cell["groups"], cell[window]) for cell in cells if "error" in cell[window]]
+            axes.errorbar(
+                [groups * shift * (1.02 if window == "half" else 1) for groups, _ in fits],
+                [fit["momentum"] for _, fit in fits],
+                [moments.NORMAL * fit["error"] for _, fit in fits],
+                fmt=marker,
+                label=f"{model}, {'second half' if window == 'half' else 'whole run'}",
+                color=f"C{list(MODELS).index(model)}",
+                markerfacecolor="white" if window == "half" else None,
+                markersize=4,
+                capsize=2,
+            )
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(GROUPS, [str(g) for g in GROUPS])
+    axes.set(xlabel="groups g", ylabel="fitted momentum, 95 %")
+    axes.legend(fontsize="small")

@@ -1,0 +1,186 @@
+"""Does choosing the mini-batch and the algorithms of convolutions speed up real training?
+
+The planner knows updates(B) = U_min (1 + B_noise / B) from runs at three mini-batches, and measures
+seconds(B) of its own plan of algorithms; it takes the mini-batch with the least product. Its
+opponent is what a competent user starts from: mini-batch 64 and the default algorithm. Every
+mini-batch has its own learning rate, tuned by one procedure. The seconds that count are those of
+real training by the wall clock, on all cores, as many updates as each reporting seed took to the
+loss, in turn. Seconds of planning and of the runs that the law is fitted to are not in them.
+
+Servers are a formula (lemma 2) and are not measured: there is one machine.
+"""
+
+import math
+import time
+from functools import cache
+from typing import Any
+
+import jax
+import numpy as np
+from matplotlib.figure import Figure
+from ml_collections import ConfigDict
+
+from configs import problems
+from research.evidence import clock
+from research.evidence.arms import at, reported, sgd, tuned
+from research.evidence.claim import Claim, Verdict
+from research.evidence.clock import Setting
+from research.evidence.intervals import ratio, shown
+from research.evidence.study import Job, Study, cores
+from research.evidence.trial import to_loss
+from research.models.convolution import default_lowering
+from research.program import CHUNK
+from research.tuning import convergence, layers, plans
+
+CLAIM = Claim(
+    number=9,
+    sentence="The mini-batch, algorithm and server procedures speed up training.",
+    source="Distributed training of large-scale deep architectures (arXiv 1709.06622), abstract",
+    measured=(
+        "wall-clock seconds of real training to a training loss of 0.25: a convolutional network "
+        "(4 and 8 channels, 32 hidden), 4,000 MNIST images, momentum 0.9, this machine's cores; "
+        "mini-batch and algorithms only, as servers cannot be measured on one machine"
+    ),
+    opponent="mini-batch 64 and the default algorithm, gemm, with its own tuned learning rate",
+    rule=(
+        "confirmed if the 95 % interval of default over planned seconds is above 1, refuted if it "
+        "is below 1, open if it holds 1 or the plan is the default itself"
+    ),
+)
+DEFAULT = 64
+FITTED = (8, 32, 256)  # mini-batches that the law is fitted to
+PREDICTED = (16, 64, 128)  # others, of which the predicted time is held against the measured
+BATCHES = tuple(sorted(FITTED + PREDICTED))
+ROUNDS = {"small": 5, "full": 15}  # of timing a plan
+
+
+def config_of(batch: int) -> ConfigDict:
+    config = problems.network("cnn", batch)
+    config.strategy.name, config.cluster.nodes = "sync", 1
+    config.optimizer.momentum = 0.9
+    return config
+
+
+def measure(study: Study) -> dict[str, Any]:
+    def judged(batch: int) -> dict[str, Any]:
+        """Updates to the loss of the seeds that choose and of those that report, at its best."""
+        arm = sgd(config_of(batch), min(0.02 * batch, 0.5))
+        best = tuned(study, arm, problems.TARGET)
+        jobs = [Job(at(arm.config, best.point, s), problems.TARGET) for s in study.choose]
+        curves = reported(study, arm, best.point, problems.TARGET)
+        return {
+            "setting": best.point,
+            "interior": best.interior,
+            "chose": [to_loss(curve, problems.TARGET) for curve in study.trials(jobs)],
+            "took": [to_loss(curve, problems.TARGET) for curve in curves],
+        }
+
+    runs = {str(b): its for b, its in zip(BATCHES, study.map(judged, BATCHES), strict=True)}
+    known = [(b, updates) for b in FITTED for updates in runs[str(b)]["chose"]]
+    rounds = ROUNDS[study.scale]
+    plan = study.remember(f"plan {rounds} {known}", clock.alone, planned, known, rounds)
+    took = {b: runs[str(b)]["took"] for b in BATCHES}
+    found = study.remember(f"trained {plan} {took}", trained, plan, took)
+    return {"runs": runs, "plan": plan, **found}
+
+
+def planned(known: list[tuple[int, float]], rounds: int) -> dict[str, Any]:
+    """The plan from updates by mini-batch, measured on this machine, and the law's noise scale."""
+    config = config_of(DEFAULT)
+    config.plan.batches, config.plan.rounds = BATCHES, rounds
+    batches, updates = zip(*known, strict=True)
+    begun = time.monotonic()
+    made = plans.decision(config.plan, plans.device(config), convergence.of_runs(batches, updates))
+    return {
+        "batch": made["batch"],
+        "rows": {str(row["batch"]): row for row in made["batches"]},
+        "noise_scale": convergence.fit(batches, updates).noise,
+        "planning_seconds": time.monotonic() - begun,
+    }
+
+
+def trained(plan: dict[str, Any], took: dict[int, list[float]]) -> dict[str, Any]:
+    """Wall-clock seconds of training by arm, a round a reporting seed; infinite if it missed."""
+    rows, n = plan["rows"], cores()
+    arms = {
+        "default": (DEFAULT, default_lowering()),
+        "planned": (plan["batch"], rows[str(plan["batch"])]["lowering"]),
+        **{str(b): (b, rows[str(b)]["lowering"]) for b in PREDICTED},
+    }
+    rounds = [
+        [Setting(n, training, (*arm, took[arm[0]][i])) for arm in arms.values()]
+        for i in range(len(took[DEFAULT]))
+    ]
+    found = clock.in_turn(rounds)
+    seconds = dict(zip(arms, found.seconds, strict=True))
+    return {"seconds": seconds, "arms": arms, "load": found.load}
+
+
+def training(batch: int, lowering: str, updates: float) -> float:
+    """Seconds of so many updates; infinite of infinitely many."""
+    if not math.isfinite(updates):
+        return math.inf
+    loop, whole = _program(batch, lowering), math.ceil(updates)
+    begun = time.perf_counter()
+    for done in range(0, whole, CHUNK):
+        losses = loop(min(whole - done, CHUNK))
+    jax.block_until_ready(losses)
+    return time.perf_counter() - begun
+
+
+@cache
+def _program(batch: int, lowering: str) -> Any:
+    run = plans.prepare(config_of(batch))
+    every = layers.convolutions(run)
+    return layers.updates(run, every)(batch, layers.own(lowering, every)).loop.run
+
+
+def predictions(result: dict[str, Any]) -> dict[str, float]:
+    """Predicted over measured seconds of training, by mini-batch, of those that were not fitted."""
+    return {
+        str(b): result["plan"]["rows"][str(b)]["time"]["median"]
+        / float(np.median(result["seconds"][str(b)]))
+        for b in PREDICTED
+    }
+
+
+def verdict(result: dict[str, Any]) -> Verdict:
+    seconds, arms = result["seconds"], result["arms"]
+    (batch, lowering), same = arms["planned"], arms["planned"][0] == DEFAULT
+    same = same and set(lowering.split(",")) == {arms["default"][1]}
+    found = ratio(seconds["default"], seconds["planned"])
+    word = "open"
+    if not same and found[1] > 1:
+        word = "confirmed"
+    elif not same and found[2] < 1:
+        word = "refuted"
+    edges = [b for b, its in result["runs"].items() if not its["interior"]]
+    beside = ", ".join(f"{x:.2f} at {b}" for b, x in predictions(result).items())
+    return Verdict(
+        word,
+        f"mini-batch {DEFAULT} takes {shown(found)} times the seconds of the planned mini-batch "
+        f"{batch} with {lowering}{', which is the default' * same}; predicted over measured "
+        f"seconds are {beside}"
+        + f"; rates at an edge at mini-batches {', '.join(edges)}"
+        * bool(edges),
+    )
+
+
+def picture(result: dict[str, Any], figure: Figure) -> None:
+    axes = figure.subplots()
+    rows = [result["plan"]["rows"][str(b)] for b in BATCHES]
+    fits = [row for row in rows if row["feasible"]]
+    times = np.array([[row["time"][k] for k in ("median", "low", "high")] for row in fits]).T
+    batches = [row["batch"] for row in fits]
+    axes.plot(batches, times[0], label="predicted, 90 %")
+    axes.fill_between(batches, times[1], times[2], alpha=0.2)
+    for name, (batch, _) in result["arms"].items():
+        each = result["seconds"][name]
+        mark = {"default": "s", "planned": "*"}.get(name, "o")
+        axes.plot([batch] * len(each), each, mark, color="C1", alpha=0.6)
+    axes.plot([], [], "o", color="C1", label="measured (square: default, star: planned)")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xlabel("mini-batch")
+    axes.set_ylabel("seconds of training")
+    axes.legend()
