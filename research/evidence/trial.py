@@ -20,8 +20,8 @@ from research.program import CHUNK, EVALUATED, Program
 from research.strategies.base import State
 from research.trainer import Run
 
-SPACING = 1.06  # updates from one log point to the next
-FIRST = 8  # the first log point after the start
+SPACING = 1.08  # updates from one log point to the next
+FIRST = 16  # the first log point after the start
 BLOWN_UP = 100.0  # times the first loss: what is above has diverged
 CLOCKS = ("updates", "seconds")
 
