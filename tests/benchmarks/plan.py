@@ -3,10 +3,10 @@
 For LeNet-5 within 128 MiB and a small residual network within 256 MiB (`configs/plan.py`), at the
 config's mini-batch and at one four times as large:
 
-    predicted, measured   seconds an update of the mini-batch and the algorithms that were planned
-    measured / predicted  the first from programs with one exchange each, the second afterwards
+    measured / predicted  the second from programs with one exchange each, the first afterwards
     xla / planned         all convolutions XLA's own, over the plan
     gemm / planned        all by one matrix product, the default on a CPU, over the plan
+    gain                  that the plan was kept for, or not: measured before, on other rounds
 
 Programs of a ratio run in turn; every round gives one of each, and the table has their median and
 quartiles.
@@ -21,7 +21,7 @@ import pandas as pd
 
 from configs import plan as configs
 from launch import plan
-from research.tuning import layers
+from research.tuning import layers, plans
 from tests.benchmarks.record import publish
 from tests.benchmarks.step_time import spread
 
@@ -33,9 +33,10 @@ def measure(model: str, rounds: int) -> list[dict]:
     config.plan.batches = (config.batch_size, 4 * config.batch_size)
     with tempfile.TemporaryDirectory() as folder:
         made = plan.run(config, Path(folder))
-    of = plan.prepare(config)
+    of = plans.prepare(config)
     every = layers.convolutions(of)
-    update, chosen = layers.updates(of, every), made["update"]
+    update = layers.updates(of, every)
+    (chosen,) = (row for row in made["batches"] if row["batch"] == made["batch"])
     names = {"planned": chosen["lowering"], "xla": "xla", "gemm": "gemm"}
     loops = {
         name: update(chosen["batch"], layers.own(lowering, every)).loop
@@ -55,6 +56,8 @@ def measure(model: str, rounds: int) -> list[dict]:
             "a quarter more, over the bound": largest["quarter_more"]["bytes"] / made["memory"],
             "batch": chosen["batch"],
             "lowering": chosen["lowering"],
+            "planned": chosen["planned"],
+            "gain": chosen["gain"] and chosen["gain"]["median"],
             "ratio": name,
             **spread(ratio),
             "ms": 1e3 * np.median(taken["planned"]),
