@@ -13,7 +13,8 @@ polynomial in the lag by (1 - mu L). In general the model is
 
 with G_t any unbiased estimate of grad f(x_t) drawn independently of the run. What was known at
 t-1-M is an instrument: here exponential means z_t (J, q) of past G and d, over a mean of |d|^2.
-The generalized method of moments (Hansen 1982) chooses phi, eta for sum_t <z_t, r_t> near 0.
+The generalized method of moments (Hansen 1982) chooses phi, eta for sum_t <z_t, r_t> near 0 in the
+metric of its covariance at the same phi, eta (Hansen, Heaton and Yaron 1996).
 
 Its variance: r_t is a moving average, r_t = eps_t + sum_k theta_k eps_{t-k} of order max(1, M),
 near eps_t - (1 - 1/g) eps_{t-1}, hence so strongly negatively correlated that kernels (Newey-West)
@@ -32,7 +33,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
+from scipy import optimize, stats
 
 from analysis.lags import equivalent_momentum
 
@@ -105,19 +106,18 @@ def fit(runs: Sequence[Run], lags: int = 1, gradient_lags: int = 0) -> Fit:
         raise NotIdentified(f"{updates} updates with a past long enough: at least {FEWEST} needed")
     order = max(1, gradient_lags)
     theta = np.zeros(order)
-    with np.errstate(divide="raise", invalid="raise", over="raise"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         try:
-            weight = _inverse(sum(_gram(z) for z, _, _ in prepared))
+            weight = _inverse(np.sum([_gram(z) for z, _, _ in prepared], axis=0))
             beta = _solve(_moments(prepared, theta).sum(0), weight)
             for _ in range(ROUNDS):
                 theta = moving_average(_autocovariances(prepared, beta, order))
                 moments = _moments(prepared, theta)
-                weight = _inverse(_covariance(moments, beta))
-                beta = _solve(moments.sum(0), weight)
+                beta = _least(moments, beta)
             hansen = _statistic(moments, beta)
             strength = _strength(moments)
-        except (np.linalg.LinAlgError, FloatingPointError) as error:
-            raise NotIdentified("moments are collinear: too little noise or signal") from error
+        except np.linalg.LinAlgError as why:
+            raise NotIdentified("moments are collinear: too little noise or signal") from why
     if not strength >= WEAK:
         raise NotIdentified(
             f"gradients and displacements are too noisy: strength {strength:.2g}, at least "
@@ -228,6 +228,26 @@ def _solve(sums: np.ndarray, weight: np.ndarray) -> np.ndarray:
     """beta that brings sums (J, P) times (1, -beta) nearest to 0 in the metric `weight`."""
     slopes = sums[:, 1:]
     return np.linalg.solve(slopes.T @ weight @ slopes, slopes.T @ weight @ sums[:, 0])
+
+
+def _least(moments: np.ndarray, start: np.ndarray) -> np.ndarray:
+    """beta of the least J, its covariance at the same beta (Hansen, Heaton and Yaron 1996).
+
+    Less biased by weak instruments than a covariance kept from the step before.
+    """
+    sums = moments.sum(0)
+    products = np.einsum("tia,tjb->abij", moments, moments, optimize=True)
+    first = _solve(sums, _inverse(_covariance(moments, start)))
+    slopes = sums[:, 1:]
+    unit = np.linalg.inv(slopes.T @ _inverse(_covariance(moments, first)) @ slopes)
+    unit = np.linalg.cholesky(unit)  # in standard errors, uncorrelated
+
+    def hansen(steps: np.ndarray) -> float:
+        c = np.append(1.0, -first - unit @ steps)
+        left = sums @ c
+        return float(left @ _inverse(np.einsum("a,b,abij->ij", c, c, products)) @ left)
+
+    return first + unit @ optimize.minimize(hansen, np.zeros(len(first)), method="BFGS").x
 
 
 def _statistic(moments: np.ndarray, beta: np.ndarray) -> float:

@@ -4,7 +4,7 @@ Of every update t, each under one fixed count sketch of `SKETCH` numbers:
 
     d_t = x_{t+1} - x_t                        displacement
     G_t = a mini-batch's gradient at x_t       independent of everything else in the run
-    u_t = -the gradient that arrived           raw step, before the optimizer, at learning rate 1
+    u_t = -the gradient that arrived           raw step, before the optimizer (on request)
 
 The run is the one that `trainer.train` does: same batches, same arrivals. The mini-batches of G_t
 are as large, drawn independently and with replacement from a stream of their own, so E G_t is the
@@ -35,15 +35,16 @@ class Recording(NamedTuple):
 
     displacements: np.ndarray  # (T, q)
     gradients: np.ndarray  # (T, q)
-    raw_steps: np.ndarray  # (T, q)
     losses: np.ndarray  # (T,) of the update's own batch
+    raw_steps: np.ndarray | None  # (T, q)
 
 
-def record(config: ConfigDict) -> Recording:
+def record(config: ConfigDict, raw: bool = False) -> Recording:
     """Trains the config for all its updates and returns what the meter needs of them.
 
     Any optimizer, strategies 'sync' and 'asynchronous' simulated on one device. Raises
-    `ConfigError` for others, and what `trainer.prepare` raises. Diverging shows as infinities.
+    `ConfigError` for others, and what `trainer.prepare` raises. Where a run diverges its numbers
+    are not finite. `raw` steps cost another gradient an update.
     """
     if config.strategy.name not in STRATEGIES or config.parallel.api:
         raise ConfigError(
@@ -58,29 +59,30 @@ def record(config: ConfigDict) -> Recording:
     examples = {name: jnp.asarray(leaf) for name, leaf in run.data.train.items()}
     events = Event(run.timeline.read, run.timeline.write, dict(run.hypers))
     key = seeds.key(config.seed, "subspace")
-    recorder = _recorder(run.program)
-    return Recording(*map(np.asarray, recorder(run.params, examples, key, events, own, second)))
+    recorder = _recorder(run.program, raw)
+    return Recording(*jax.device_get(recorder(run.params, examples, key, events, own, second)))
 
 
 @lru_cache(maxsize=32)
-def _recorder(program: Program) -> Any:
-    gradient = jax.value_and_grad(program.problem.loss)
+def _recorder(program: Program, raw: bool) -> Any:
+    gradient = jax.grad(program.problem.loss)
 
     def record(
         params: Params, examples: Examples, key: jax.Array, events: Event, own: Any, second: Any
-    ) -> tuple[jax.Array, ...]:
+    ) -> tuple[jax.Array | None, ...]:
         project = sketch(key, params, SKETCH)
 
         def step(state: Any, inputs: tuple[Event, jax.Array, jax.Array]) -> Any:
             event, *chosen = inputs
             batch, another = (program.problem.batch(examples, indices) for indices in chosen)
-            read = state.at(event.read) if hasattr(state, "at") else state.params
-            # The strategy takes this gradient, too: XLA computes it once.
-            loss, arrived = gradient(read, batch)
-            after, _ = program.strategy.step(state, event, batch)
+            after, loss = program.strategy.step(state, event, batch)
             moved = jax.tree.map(jnp.subtract, after.params, state.params)
-            _, independent = gradient(state.params, another)
-            return after, (project(moved), project(independent), -project(arrived), loss)
+            independent = gradient(state.params, another)
+            arrived = None
+            if raw:
+                read = state.at(event.read) if hasattr(state, "at") else state.params
+                arrived = -project(gradient(read, batch))
+            return after, (project(moved), project(independent), loss, arrived)
 
         return jax.lax.scan(step, program.strategy.init(params), (events, own, second))[1]
 

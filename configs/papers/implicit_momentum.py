@@ -3,12 +3,13 @@
 The theorem (arXiv 1605.09774) says what memoryless asynchrony does to SGD in expectation. It is
 measured on ordinary single runs by the momentum meter (`analysis/moments.py`), which assumes
 neither convexity nor a steady state: plain SGD without explicit momentum, 1,000 updates of all
-4,000 MNIST images or of 4,000 examples of a noisy quadratic, batches of 64 drawn with replacement,
-g = 1, 4, 16 groups. One fit to five runs, and one to the second half of each of them, when the
-networks are past their transient. No opponent has to be tuned, as nothing races. The contrast is
-constant service, whose delay is always g - 1: there one term of momentum must be rejected.
+4,000 MNIST images or of 4,000 examples of a noisy quadratic, batches of 64 (CNN: 32) drawn with
+replacement, g = 1, 4, 16 groups. One fit to five runs, and one to the second half of each of them,
+when the networks are past their transient. No opponent has to be tuned, as nothing races. The
+contrast is constant service, whose delay is always g - 1: there one term must be rejected.
 """
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,7 @@ from analysis import moments
 from research import meter
 from research.config import default
 from research.evidence.claim import Claim, Verdict
-from research.evidence.study import Study
+from research.evidence.study import Study, cores
 
 GROUPS = (1, 4, 16)
 CONTRAST = 4  # groups of constant service
@@ -41,6 +42,7 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "mlp": {"model.hidden": (32,), "optimizer.learning_rate": 0.1},
     "cnn": {
+        "batch_size": 32,
         "model.name": "cnn",
         "model.channels": (4, 8),
         "model.hidden": (32,),
@@ -55,14 +57,14 @@ CLAIM = Claim(
     measured=(
         "momentum fitted to single ordinary runs of 1,000 simulated updates and to their second "
         "halves: noisy quadratic, MLP 784-32-10 and a small CNN on 4,000 MNIST images, plain SGD, "
-        "batch 64 with replacement, g = 1, 4, 16"
+        "batch 64 (CNN: 32) with replacement, g = 1, 4, 16"
     ),
     opponent="none (nothing races); contrast: constant service, where one term must be rejected",
     rule=(
         f"refuted if a fit is off 1 - 1/g by more than {NEAR} and by more than {ERRORS:g} standard "
         f"errors; else confirmed if the standard error at g = 4, 16 is at most {FINE}, the J test "
-        f"rejects one term at {SIZE} in at most {REJECTED:.0%} of the memoryless runs and in every "
-        "model's fit of constant service; else open"
+        f"rejects one term at {SIZE} in at most {REJECTED:.0%} of the memoryless runs and in both "
+        "fits of constant service (quadratic, MLP); else open"
     ),
 )
 
@@ -82,13 +84,14 @@ def config(model: str, groups: int, service: str, seed: int) -> ConfigDict:
 
 def measure(study: Study) -> dict[str, Any]:
     cells = [(m, g, "exponential") for m in MODELS for g in GROUPS]
-    cells += [(m, CONTRAST, "constant") for m in MODELS]
+    cells += [(m, CONTRAST, "constant") for m in ("quadratic", "mlp")]
     seeds = list(study.report)
 
     def of(cell: tuple[str, int, str]) -> dict[str, Any]:
         return study.remember(f"implicit momentum {cell} {seeds}", partial(_cell, *cell), seeds)
 
-    return {"cells": [of(cell) for cell in cells]}
+    with ThreadPoolExecutor(cores()) as threads:
+        return {"cells": list(threads.map(of, cells))}
 
 
 def _cell(model: str, groups: int, service: str, seeds: list[int]) -> dict[str, Any]:
@@ -100,7 +103,7 @@ def _cell(model: str, groups: int, service: str, seeds: list[int]) -> dict[str, 
         "model": model,
         "groups": groups,
         "service": service,
-        "losses": [float(np.mean([r.losses[:10], r.losses[-10:]], 1)[i]) for r in records for i in (0, 1)],
+        "losses": [float(r.losses[-50:].mean()) for r in records],
         "whole": _fitted(runs),
         "half": _fitted(halves),
         "single": [_fitted([run]) for run in runs],

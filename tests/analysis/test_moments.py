@@ -1,0 +1,131 @@
+"""The momentum meter on simulated runs whose truth is known, one run a fit."""
+
+import numpy as np
+import pytest
+from scipy.stats import ortho_group
+
+from analysis import moments
+from analysis.moments import NotIdentified, fit, moving_average
+from tests.analysis.simulation import simulate
+
+ALPHA, STEPS = 0.5, 600
+
+
+def runs(seed, count, groups, *, steps=STEPS, mu=0.0, alpha=ALPHA, service="exponential", size=100):
+    """As many runs: displacements, and gradients with noise of their own."""
+    rng = np.random.default_rng(seed)
+    noisy = {"noise": 0.3, "mu": mu, "size": size, "service": service}
+    d, g = simulate(rng, count, steps, groups, alpha, **noisy)
+    g = g + 0.3 * rng.standard_normal(g.shape)
+    return list(zip(d.astype(np.float32), g.astype(np.float32), strict=True))
+
+
+def covered(interval, truth):
+    return interval[..., 0] <= truth <= interval[..., 1]
+
+
+@pytest.mark.parametrize("groups", [1, 4, 16])
+def test_intervals_cover_as_often_as_they_say(groups):
+    """Single runs: 40 intervals of 95 %, and 40 tests of a right model at 5 %."""
+    fits = [fit([run]) for run in runs(groups, 40, groups)]
+    truth = 1 - 1 / groups
+    momenta = np.array([f.phi[0] for f in fits])
+    errors = np.array([f.phi_error[0] for f in fits])
+    # Binomial: 34 or fewer of 40 at 95 % have probability 1.4 %; 8 or more at 5 %, 0.1 %.
+    assert sum(covered(f.phi_interval[0], truth) for f in fits) >= 34
+    assert sum(covered(f.eta_interval[0], ALPHA / groups) for f in fits) >= 34
+    assert sum(f.p < 0.05 for f in fits) <= 7
+    # No bias beyond 3.5 standard errors of the mean, and errors that are neither half nor twice.
+    assert abs(momenta.mean() - truth) < 3.5 * momenta.std() / np.sqrt(40)
+    assert 0.6 < errors.mean() / momenta.std(ddof=1) < 1.7
+
+
+def test_more_runs_are_one_fit_of_less_error():
+    every = runs(3, 9, 4)
+    one, all_of_them = fit(every[:1]), fit(every)
+    assert covered(all_of_them.phi_interval[0], 0.75)
+    assert all_of_them.updates == 9 * one.updates
+    assert all_of_them.phi_error[0] == pytest.approx(one.phi_error[0] / 3, rel=0.35)
+    assert all_of_them.momentum == pytest.approx(all_of_them.phi[0])
+    # The step alone of the delta method, 1e-4 of a standard error, is numerical here.
+    assert all_of_them.momentum_error == pytest.approx(all_of_them.phi_error[0], rel=1e-4)
+
+
+def test_explicit_momentum_is_a_second_lag():
+    """(1 - 0.5 L)(1 - 0.75 L); with one lag the model is wrong, and its test says so."""
+    every = runs(4, 6, 4, mu=0.5)
+    found = fit(every, lags=2)
+    for k, truth in enumerate((1.25, -0.375)):
+        assert abs(found.phi[k] - truth) < 3 * found.phi_error[k] < 0.3
+    assert found.p > 0.001
+    assert fit(every).p < 1e-6
+
+
+def test_synchronous_heavy_ball():
+    found = fit(runs(5, 4, 1, mu=0.6))
+    assert abs(found.phi[0] - 0.6) < 3 * found.phi_error[0] < 0.1
+
+
+def test_constant_service_is_not_one_term_but_a_delay():
+    alpha = 0.4  # near the largest stable one, so that past gradients are told apart
+    every = runs(6, 6, 4, service="constant", alpha=alpha)
+    assert fit(every).p < 1e-6
+    # d_t = -alpha G_{t-3} and noise, whose mean lag 3 is that of momentum 3/4.
+    found = fit(every, lags=0, gradient_lags=3)
+    assert (abs(found.eta - [0, 0, 0, alpha]) < 3.5 * found.eta_error).all()
+    assert found.p > 0.001
+    assert abs(found.momentum - 0.75) < 3 * found.momentum_error
+
+
+def test_axes_and_units_do_not_matter():
+    ((d, g),) = runs(7, 1, 4, size=12)
+    d, g = d.astype(float), g.astype(float)
+    turn = ortho_group.rvs(12, random_state=0)
+    plain, turned = fit([(d, g)]), fit([(1e3 * d @ turn, 10 * g @ turn)])
+    # The minimum of J is found to a thousandth of a standard error or so.
+    within = 0.01 * plain.phi_error[0]
+    assert turned.phi[0] == pytest.approx(plain.phi[0], abs=within)
+    assert turned.eta[0] == pytest.approx(100 * plain.eta[0], rel=1e-3)
+    assert turned.hansen == pytest.approx(plain.hansen, rel=1e-3)
+    assert turned.strength == pytest.approx(plain.strength, rel=1e-3)
+
+
+def test_an_exact_recursion_is_found_exactly():
+    """Residuals that are a moving average of nothing but rounding leave nothing to be wrong."""
+    rng = np.random.default_rng(8)
+    g = rng.standard_normal((200, 30)) + np.sin(np.arange(200) / 9)[:, None]
+    d = np.zeros_like(g)
+    for t in range(200):
+        d[t] = 0.8 * d[t - 1] - 0.1 * g[t] + 1e-9 * rng.standard_normal(30)
+    found = fit([(d, g)])
+    np.testing.assert_allclose([found.phi[0], found.eta[0]], [0.8, 0.1], atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    "theta", [(0.0,), (-0.75,), (-0.9375,), (0.5, -0.2), (0.3, 0.0), (0.0, 0.0, -0.4)]
+)
+def test_a_moving_average_is_known_by_its_autocovariances(theta):
+    c = np.append(1.0, theta)
+    gamma = [3 * c[k:] @ c[: len(c) - k] for k in range(len(c))]
+    np.testing.assert_allclose(moving_average(np.array(gamma)), theta, atol=1e-5)
+
+
+def test_autocovariances_of_no_moving_average_give_one_that_can_be_inverted():
+    theta = moving_average(np.array([1.0, -0.6]))
+    assert -1 < theta[0] < -0.99
+
+
+def test_refusals_say_why():
+    ((d, g),) = runs(9, 1, 4)
+    rng = np.random.default_rng(0)
+    with pytest.raises(NotIdentified, match="at least 50"):
+        fit([(d[:40], g[:40])])
+    with pytest.raises(NotIdentified, match="nothing moves"):
+        fit([(0 * d, g)])
+    with pytest.raises(NotIdentified, match="not finite"):
+        fit([(np.where(d == d[99], np.inf, d), g)])
+    with pytest.raises(NotIdentified, match="too noisy"):
+        fit([tuple(rng.standard_normal((2, 300, 40)))])
+    with pytest.raises(ValueError, match="both"):
+        fit([(d, g[1:])])
+    assert issubclass(NotIdentified, ValueError) and moments.WEAK == 10
