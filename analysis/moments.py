@@ -214,7 +214,8 @@ def _moments(prepared: Sequence[tuple], theta: np.ndarray) -> tuple[np.ndarray, 
             for k, factor in enumerate(theta[:t].tolist(), start=1):
                 filtered[t] -= factor * filtered[t - k]
         every.append((ahead @ filtered.swapaxes(1, 2)).astype(float))
-        power = power + np.einsum("t,tij->ij", weights, filtered @ filtered.swapaxes(1, 2))
+        scaled = np.sqrt(weights)[:, None, None] * filtered
+        power = power + np.tensordot(scaled, scaled, axes=((0, 2), (0, 2)))
     return np.concatenate(every), power
 
 

@@ -32,13 +32,15 @@ FINE = 0.015  # standard error, at most, of a whole run's fit at g above 1, for 
 SIZE = 0.05  # of the test of the model
 REJECTED = 0.15  # of the single runs that it may reject
 
+ALONE = 1.4  # learning rate of the quadratic at g = 1: a step has to change the gradient to be seen
+
 MODELS: dict[str, dict[str, Any]] = {
     "quadratic": {
         "model.name": "quadratic",
         "model.dimension": 256,
         "model.condition": 10.0,
         "model.noise": 1.0,
-        "optimizer.learning_rate": 0.5,
+        "optimizer.learning_rate": 0.3,
     },
     "mlp": {"model.hidden": (32,), "optimizer.learning_rate": 0.1},
     "cnn": {
@@ -74,6 +76,8 @@ CLAIM = Claim(
 def config(model: str, groups: int, service: str, seed: int) -> ConfigDict:
     chosen = default()
     chosen.update_from_flattened_dict(MODELS[model])
+    if model == "quadratic" and groups == 1:
+        chosen.optimizer.learning_rate = ALONE
     chosen.seed = seed
     chosen.steps = STEPS
     chosen.data.train_examples = 4000
