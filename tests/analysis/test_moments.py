@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from scipy.stats import ortho_group
 
-from analysis import moments
 from analysis.moments import NotIdentified, fit, moving_average
 from tests.analysis.simulation import simulate
 
@@ -24,16 +23,19 @@ def covered(interval, truth):
     return interval[..., 0] <= truth <= interval[..., 1]
 
 
-@pytest.mark.parametrize("groups", [1, 4, 16])
-def test_intervals_cover_as_often_as_they_say(groups):
-    """Single runs: 40 intervals of 95 %, and 40 tests of a right model at 5 %."""
-    fits = [fit([run]) for run in runs(groups, 40, groups)]
+@pytest.mark.parametrize("groups, alpha", [(1, 1.4), (4, 0.5), (16, 0.5)])
+def test_intervals_cover_as_often_as_they_say(groups, alpha):
+    """Single runs: 40 intervals of 95 %, and 40 tests of a right model at 5 %.
+
+    Without asynchrony d_{t-1} and G_t are told apart only where a step changes the gradient much.
+    """
+    fits = [fit([run]) for run in runs(groups, 40, groups, alpha=alpha)]
     truth = 1 - 1 / groups
     momenta = np.array([f.phi[0] for f in fits])
     errors = np.array([f.phi_error[0] for f in fits])
     # Binomial: 34 or fewer of 40 at 95 % have probability 1.4 %; 8 or more at 5 %, 0.1 %.
     assert sum(covered(f.phi_interval[0], truth) for f in fits) >= 34
-    assert sum(covered(f.eta_interval[0], ALPHA / groups) for f in fits) >= 34
+    assert sum(covered(f.eta_interval[0], alpha / groups) for f in fits) >= 34
     assert sum(f.p < 0.05 for f in fits) <= 7
     # No bias beyond 3.5 standard errors of the mean, and errors that are neither half nor twice.
     assert abs(momenta.mean() - truth) < 3.5 * momenta.std() / np.sqrt(40)
@@ -68,8 +70,8 @@ def test_synchronous_heavy_ball():
 
 def test_constant_service_is_not_one_term_but_a_delay():
     alpha = 0.4  # near the largest stable one, so that past gradients are told apart
-    every = runs(6, 6, 4, service="constant", alpha=alpha)
-    assert fit(every).p < 1e-6
+    every = runs(6, 24, 4, service="constant", alpha=alpha)
+    assert fit(every[:6]).p < 1e-6
     # d_t = -alpha G_{t-3} and noise, whose mean lag 3 is that of momentum 3/4.
     found = fit(every, lags=0, gradient_lags=3)
     assert (abs(found.eta - [0, 0, 0, alpha]) < 3.5 * found.eta_error).all()
@@ -96,9 +98,9 @@ def test_an_exact_recursion_is_found_exactly():
     g = rng.standard_normal((200, 30)) + np.sin(np.arange(200) / 9)[:, None]
     d = np.zeros_like(g)
     for t in range(200):
-        d[t] = 0.8 * d[t - 1] - 0.1 * g[t] + 1e-9 * rng.standard_normal(30)
+        d[t] = 0.8 * d[t - 1] - 0.1 * g[t] + 1e-6 * rng.standard_normal(30)
     found = fit([(d, g)])
-    np.testing.assert_allclose([found.phi[0], found.eta[0]], [0.8, 0.1], atol=1e-8)
+    np.testing.assert_allclose([found.phi[0], found.eta[0]], [0.8, 0.1], atol=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -128,4 +130,4 @@ def test_refusals_say_why():
         fit([tuple(rng.standard_normal((2, 300, 40)))])
     with pytest.raises(ValueError, match="both"):
         fit([(d, g[1:])])
-    assert issubclass(NotIdentified, ValueError) and moments.WEAK == 10
+    assert issubclass(NotIdentified, ValueError)
