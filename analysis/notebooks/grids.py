@@ -118,7 +118,7 @@ def local_parallelism() -> ConfigDict:
 
 
 def when_asynchrony_pays() -> ConfigDict:
-    """An MLP with 1, 4 and 16 memoryless groups at batches 4 and 64, three steps around the best."""
+    """An MLP with 1, 4, 16 memoryless groups at batches 4 and 64, three steps around the best."""
     base = default()
     base.model.hidden = (32,)
     base.data.train_evaluated = 1000
