@@ -83,7 +83,9 @@ def config(task: str, variant: str, scale: str, batch_size: int = 0) -> ConfigDi
     base.cluster.service = "constant"
     base.update_from_flattened_dict(TASKS[task])
     base.strategy.update(VARIANTS[variant])
-    base.batch_size = batch_size or base.batch_size
+    if batch_size:
+        base.steps = base.steps * max(1, base.batch_size // batch_size)  # no fewer examples
+        base.batch_size = batch_size
     return base
 
 
