@@ -20,7 +20,7 @@ from research.evidence.trial import to_loss
 
 GROUPS = {"small": (4, 16), "full": (2, 4, 8, 16, 32)}
 STEPS = {"small": 1500, "full": 4000}
-DENSE = ("dense0", "output")
+DENSE = ("hidden0", "classifier")
 TARGET = 0.25
 
 CLAIM = Claim(

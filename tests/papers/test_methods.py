@@ -5,6 +5,7 @@ import pytest
 
 from configs.papers import daso, dynamic_batch, local_similarity, local_time, merged_servers
 from research import shared
+from research.checks import check
 from research.evidence.trial import Curve
 from research.timeline.pipeline import one_f_one_b, seconds
 
@@ -193,3 +194,16 @@ def test_the_rule_of_merged_servers(small, large, word):
         ),
     }
     assert merged_servers.verdict(result).word == word
+
+
+def test_every_arm_can_run():
+    for groups, merged in ((1, False), (4, False), (16, True)):
+        check(merged_servers.config(groups, merged, "small"))
+    for strategy in ("sync", "daso"):
+        check(daso.config(strategy, "small"))
+    for case in dynamic_batch.CASES:
+        for own in dynamic_batch.SHARES.values():
+            check(dynamic_batch.config("small", case, weights="equal", **own))
+    for task in local_time.TASKS:
+        for variant in local_time.VARIANTS:
+            check(local_time.config(task, variant, "small"))
