@@ -185,22 +185,21 @@ def picture(result: dict[str, Any], figure: Figure) -> None:
     """Measured penalties, and lines of what is predicted, over the batch."""
     every = figure.subplots(1, 2, sharey=True)
     batches = np.geomspace(1, 256, 50)
-    for axes, (model, found) in zip(every, sorted(result["measured"].items()), strict=True):
-        rows = [row for row in result["cells"] if row["model"] == model]
-        kinds = sorted({(row["law"], row["groups"]) for row in rows})
-        for (law, groups), colour in zip(kinds, cycle(figures.OKABE_ITO), strict=False):
-            its = [row for row in rows if (row["law"], row["groups"]) == (law, groups)]
-            middle, low, high = np.array([row["penalty"] for row in its]).T
+    kinds = sorted({(row["law"], row["groups"]) for row in result["cells"]})
+    looks = list(zip(kinds, cycle(figures.OKABE_ITO), strict=False))
+    for axes, model in zip(every, MODELS, strict=True):
+        found = result["measured"][model]
+        for (law, groups), colour in looks:
+            label = f"{groups} groups, {law}"
+            axes.plot([], [], LAWS[law], color=colour, label=label)  # the legend is of one model
+            kind = {"model": model, "law": law, "groups": groups}
+            rows = [row for row in result["cells"] if kind.items() <= row.items()]
+            if not rows:
+                continue
+            middle, low, high = np.array([row["penalty"] for row in rows]).T
             bars = np.clip([middle - low, high - middle], 0, None)
-            axes.errorbar(
-                [row["batch"] for row in its],
-                middle,
-                bars,
-                fmt=LAWS[law],
-                color=colour,
-                label=f"{groups} groups, {law}",
-            )
-            curve = penalty(Measured(**found), batches, its[0]["limit"])
+            axes.errorbar([row["batch"] for row in rows], middle, bars, fmt=LAWS[law], color=colour)
+            curve = penalty(Measured(**found), batches, rows[0]["limit"])
             axes.plot(batches, curve, color=colour, lw=1)
         noise = found["noise_scale"]
         axes.axvline(noise, color=figures.GREY, lw=1, ls=":", label="noise scale")
