@@ -52,7 +52,6 @@ FITTED = (8, 32, 256)  # mini-batches that the law is fitted to
 PREDICTED = (16, 64, 128)  # others, of which the predicted time is held against the measured
 BATCHES = tuple(sorted(FITTED + PREDICTED))
 ROUNDS = {"small": 5, "full": 15}  # of timing a plan
-
 TIMES = 3  # that every seed's training is timed
 
 
