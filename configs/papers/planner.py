@@ -52,6 +52,7 @@ FITTED = (8, 32, 256)  # mini-batches that the law is fitted to
 PREDICTED = (16, 64, 128)  # others, of which the predicted time is held against the measured
 BATCHES = tuple(sorted(FITTED + PREDICTED))
 ROUNDS = {"small": 5, "full": 15}  # of timing a plan
+TIMES = 3  # that every seed's training is timed
 
 
 def config_of(batch: int) -> ConfigDict:
@@ -100,7 +101,8 @@ def planned(known: list[tuple[int, float]], rounds: int) -> dict[str, Any]:
 
 
 def trained(plan: dict[str, Any], took: dict[int, list[float]]) -> dict[str, Any]:
-    """Wall-clock seconds of training by arm, a round a reporting seed; infinite if it missed."""
+    """Wall-clock seconds of training by arm and reporting seed, medians of `TIMES`; infinite for
+    a seed that missed the loss."""
     rows, n = plan["rows"], cores()
     arms = {
         "default": (DEFAULT, default_lowering()),
@@ -111,8 +113,9 @@ def trained(plan: dict[str, Any], took: dict[int, list[float]]) -> dict[str, Any
         [Setting(n, training, (*arm, took[arm[0]][i])) for arm in arms.values()]
         for i in range(len(took[DEFAULT]))
     ]
-    found = clock.in_turn(rounds)
-    seconds = dict(zip(arms, found.seconds, strict=True))
+    found = clock.in_turn(rounds * TIMES)
+    each = np.reshape(found.seconds, (len(arms), TIMES, len(rounds)))
+    seconds = dict(zip(arms, np.median(each, axis=1).tolist(), strict=True))
     return {"seconds": seconds, "arms": arms, "load": found.load}
 
 

@@ -162,8 +162,8 @@ def test_every_piece_is_timed_once_a_round(loops, rounds):
     for (seconds, exchanges), taken in zip(loops, found.values(), strict=True):
         # Differences of sums below 100 seconds over at least 1e-5 of them.
         np.testing.assert_allclose(taken, np.full(rounds, seconds / exchanges), rtol=1e-8)
-    # One to compile, three to find out how many fill SECONDS; then all in turn.
-    timed = ran[2 * len(loops) :]
+    # One to compile, two calls to find out how many fill SECONDS; then all in turn.
+    timed = ran[3 * len(loops) :]
     assert [name for name, _ in timed] == list(made) * rounds
     for (seconds, _), (_, n) in zip(loops, timed, strict=False):
         assert n == 1 or n * seconds <= pieces.SECONDS * (1 + 1e-6) < (n + 2) * seconds
