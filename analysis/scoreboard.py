@@ -59,6 +59,7 @@ def html(workdir: Path, rows: Sequence[Mapping[str, Any]]) -> str:
         )
     return page.render(
         title="The papers' claims, judged",
+        notes=[],
         sections=sections,
         simulated=SIMULATED,
         provenance=[(row["claim"], _run(row)) for row in rows],
