@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
-from threading import RLock
+from threading import RLock, Thread
 from typing import Any, NamedTuple, Self
 
 from ml_collections import ConfigDict
@@ -144,10 +144,19 @@ def affinity() -> list[int]:
 
 
 def _alone(numbers: Any) -> None:
-    """A process to a core: threads that share cores take several times as long."""
+    """A process to a core, which ends with its parent: threads that share cores take far longer."""
+    Thread(target=_end_with_parent, daemon=True).start()
     core = numbers.get()
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {core})
+
+
+def _end_with_parent() -> None:
+    """Else a killed study would leave its processes waiting for work for ever."""
+    parent = multiprocessing.parent_process()
+    if parent:
+        parent.join()
+        os._exit(1)
 
 
 def _trial(job: Job) -> Curve:
