@@ -39,7 +39,7 @@ CLAIM = Claim(
     "(intervals below 1); refuted if on both it is a named one or takes no fewer (intervals not "
     "below 1); open otherwise",
 )
-ALL, DENSE = problems.WORKERS, ("dense0", "output")
+ALL, DENSE = problems.WORKERS, ("hidden0", "classifier")
 SYSTEMS: dict[str, Point] = {
     "synchronous all-reduce": {"strategy.groups": 1},
     "asynchronous servers": {"strategy.groups": ALL},
