@@ -202,10 +202,11 @@ def _autocovariances(prepared: Sequence[tuple], beta: np.ndarray, order: int) ->
 def _moments(prepared: Sequence[tuple], theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """<z_t + sum_k theta_k z_{t+k}, signals through the inverse moving average>, (T', J, P).
 
-    And the weighed inner products of those signals, (P, P).
+    And the inner products of those signals, (P, P), every update's over its |d|^2: so no burst of
+    a few updates decides.
     """
     every, power = [], np.zeros(())
-    for instruments, signals, weights in prepared:
+    for instruments, signals, _ in prepared:
         ahead = instruments.copy()
         filtered = signals.copy()
         for k, factor in enumerate(theta.tolist(), start=1):
@@ -214,8 +215,9 @@ def _moments(prepared: Sequence[tuple], theta: np.ndarray) -> tuple[np.ndarray, 
             for k, factor in enumerate(theta[:t].tolist(), start=1):
                 filtered[t] -= factor * filtered[t - k]
         every.append((ahead @ filtered.swapaxes(1, 2)).astype(float))
-        scaled = np.sqrt(weights)[:, None, None] * filtered
-        power = power + np.tensordot(scaled, scaled, axes=((0, 2), (0, 2)))
+        products = (filtered @ filtered.swapaxes(1, 2)).astype(float)
+        moved = products[:, 0, 0]
+        power = power + np.tensordot(1 / moved[moved > 0], products[moved > 0], axes=1)
     return np.concatenate(every), power
 
 
