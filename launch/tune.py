@@ -20,11 +20,16 @@ from analysis.tables import replace
 from launch import app
 from research import seeds, trainer
 from research.tuning import segments
-from research.tuning.automatic import Point, Setting, automatic
 from research.tuning.baselines import choose
 from research.tuning.journal import Journal, Line, Method
+from research.tuning.omnivore import omnivore
+from research.tuning.predictive import predictive
 from research.tuning.rules import rules
+from research.tuning.setting import Point, Setting
 from research.workdir import Checkpoints, claim, read_json, write_json
+
+
+MODES = {"predictive": predictive, "omnivore": omnivore}
 
 
 def tune(config: ConfigDict, workdir: Path) -> dict[str, Any]:
@@ -39,16 +44,14 @@ def tune(config: ConfigDict, workdir: Path) -> dict[str, Any]:
         return finished
     with Checkpoints(workdir) as checkpoints:
         journal = Journal(workdir / "decisions.jsonl", checkpoints.latest() or 0)
-        first = Method("automatic", cluster, journal, config.tune.target, checkpoints)
-        pace = partial(segments.seconds_per_update, cluster)
-        automatic(first.probe, first.train, first.note, pace, cluster.groups, given)
-        own = [line for line in journal.lines if line["method"] == first.name]
-        probed = _seconds([line for line in own if line["what"] == "probe"])
+        first = Method(config.tune.mode, cluster, journal, config.tune.target, checkpoints)
+        MODES[config.tune.mode](first, cluster.groups, given)
+        probed = _probed(journal.lines, first.name)
         for name in config.tune.baselines:
             method = Method(name, cluster, journal, config.tune.target)
             probe = partial(method.probe, Point())
             seed = int(seeds.generator(config.seed, name).integers(2**32))
-            setting = choose(name, probe, cluster.groups, given, probed, seed)
+            setting = choose(name, probe, cluster.groups, probed, given.probe_seconds, seed)
             method.note("chosen", setting)
             method.train(Point(), given.seconds, setting)
     methods = results(journal.lines)
@@ -63,12 +66,12 @@ def results(lines: Sequence[Line]) -> list[dict[str, Any]]:
 
     A probe that is gone on with, as a longer one or as an epoch, is the beginning of it, and counts
     once. `overhead` is the other probes' part of all seconds; `settings`, g/mu/alpha, are what it
-    trained with.
+    trained with, `picked` the one for longest.
     """
     table = []
     for name in dict.fromkeys(line["method"] for line in lines):
         own = [line for line in lines if line["method"] == name]
-        probes = [line for line in own if line["what"] == "probe"]
+        probes = [line for line in own if line["what"] in ("probe", "measure")]
         epochs = [line for line in own if line["what"] == "train"]
         trained = sum(line["seconds"] for line in epochs)
         probed = _seconds([*probes, *epochs]) - trained
@@ -83,20 +86,36 @@ def results(lines: Sequence[Line]) -> list[dict[str, Any]]:
                 "train_seconds": trained,
                 "probes": len(probes),
                 "updates": sum(line["updates"] for line in epochs),
-                "settings": " ".join(
-                    f"{line['groups']}/{line['momentum']:.3g}/{line['learning_rate']:.3g}"
-                    for line in epochs
-                ),
+                "picked": _longest(epochs),
+                "settings": " ".join(map(_shown, epochs)),
             }
         )
     return table
+
+
+def _shown(line: Line) -> str:
+    return f"{line['groups']}/{line['momentum']:.3g}/{line['learning_rate']:.3g}"
+
+
+def _longest(epochs: Sequence[Line]) -> str:
+    """The setting that trained for most of the seconds."""
+    total: dict[str, float] = {}
+    for line in epochs:
+        total[_shown(line)] = total.get(_shown(line), 0.0) + line["seconds"]
+    return max(total, key=lambda setting: total[setting]) if total else ""
+
+
+def _probed(lines: Sequence[Line], method: str) -> float:
+    """Seconds of all that a method tried, or measured, to choose."""
+    tried = ("probe", "measure")
+    return _seconds([line for line in lines if line["method"] == method and line["what"] in tried])
 
 
 def _seconds(attempts: Sequence[Line]) -> float:
     """Those from the same point with the same setting are one run, as long as the longest."""
     longest: dict[tuple[Any, ...], float] = {}
     for line in attempts:
-        key = tuple(line[name] for name in (*Point._fields, *Setting._fields))
+        key = tuple(line.get(name) for name in (*Point._fields, *Setting._fields))
         longest[key] = max(longest.get(key, 0.0), line["seconds"])
     return sum(longest.values())
 

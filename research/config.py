@@ -125,6 +125,7 @@ def default() -> ConfigDict:
     config.replicas.subspace = 1024  # random subspace that trajectories are projected on
     config.replicas.matching = ()  # explicit momenta of synchronous runs to be compared with
     config.tune = ConfigDict()  # launch.tune; seconds are simulated
+    config.tune.mode = "predictive"  # or 'omnivore', the authors' own
     config.tune.target = 0.1  # training loss at which training ends
     config.tune.seconds = 3600.0  # of training, at most
     config.tune.probe_seconds = 1.0  # of a probe of the cold start

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
+MODES = ("predictive", "omnivore")
 BASELINES = ("synchronous", "asynchronous", "random", "tpe")
-SAMPLED = {"random", "tpe"}  # by optuna
 
 
 def check(require: Callable[[str, Callable[[Any], bool], str], None]) -> None:
@@ -15,6 +15,7 @@ def check(require: Callable[[str, Callable[[Any], bool], str], None]) -> None:
     def positive(value: float) -> bool:
         return 0 < value < math.inf
 
+    require("tune.mode", lambda v: v in MODES, "one of " + ", ".join(MODES))
     require("tune.target", math.isfinite, "a finite number")
     require("tune.seeds", lambda v: v >= 1, "at least 1")
     for key in ("tune.seconds", "tune.epoch_seconds", "tune.probe_seconds"):
@@ -26,7 +27,5 @@ def check(require: Callable[[str, Callable[[Any], bool], str], None]) -> None:
     require("tune.learning_rates", lambda v: len(v) > 0 and all(map(positive, v)), rates)
     names = "of " + ", ".join(map(repr, BASELINES))
     require("tune.baselines", lambda v: set(v) <= set(BASELINES), names)
-    installed = "without 'random' and 'tpe' where there is no optuna (pip install 'optdyn[tune]')"
-    require(
-        "tune.baselines", lambda v: not SAMPLED & set(v) or bool(find_spec("optuna")), installed
-    )
+    installed = "() where there is no optuna (pip install 'optdyn[tune]')"
+    require("tune.baselines", lambda v: not v or bool(find_spec("optuna")), installed)

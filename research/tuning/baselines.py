@@ -1,61 +1,44 @@
-"""What the automatic optimizer is compared with: other ways to choose a setting by probes.
+"""What a mode of `launch.tune` is compared with: other ways to choose a setting by probes.
 
-synchronous    one group, momentum 0.9, the learning rate with the least loss
+synchronous    one group, its momentum and learning rate by TPE
 asynchronous   the same for as many groups as there can be
-random         random search (Bergstra and Bengio, JMLR 2012) of groups, momentum and rate
+random         random search (Bergstra and Bengio, JMLR 2012) of groups, momentum and learning rate
 tpe            the same space, searched by optuna's tree-structured Parzen estimator
 """
 
 import math
 from collections.abc import Callable, Sequence
 
-from research.checks.tune import SAMPLED
-from research.tuning.automatic import Outcome, Setting
-from research.tuning.rules import Rules
+from research.tuning.setting import Outcome, Setting
 
 Probe = Callable[[float, Setting], Outcome]  # from the start, for how many seconds
+MOMENTA = -0.9, 0.99  # the box that is searched: no optimum seen here is near its sides
+RATES = 1e-4, 1.0
 
 
 def choose(
-    name: str, probe: Probe, groups: Sequence[int], rules: Rules, seconds: float, seed: int
+    name: str, probe: Probe, groups: Sequence[int], seconds: float, each: float, seed: int
 ) -> Setting:
     """The setting that the baseline called `name` chooses by probes of so many seconds in all.
 
-    Equally long ones: for fixed groups one a learning rate, otherwise as near as can be to those of
-    the cold start. Searched are the momenta and learning rates between the least and the largest of
-    the rules. If all diverge it is the first setting.
+    They are equally long, as nearly `each` seconds as can be. If all diverge it is the first.
     """
-    if name in SAMPLED:
-        count = max(round(seconds / rules.probe_seconds), 1)
-        return _sampled(name, lambda s: probe(seconds / count, s), groups, rules, count, seed)
-    g = groups[0] if name == "synchronous" else groups[-1]
-    tried = [Setting(g, max(rules.momenta), alpha) for alpha in rules.learning_rates]
-    return min(tried, key=lambda setting: _loss(probe(seconds / len(tried), setting)))
-
-
-def _sampled(
-    name: str,
-    probe: Callable[[Setting], Outcome],
-    groups: Sequence[int],
-    rules: Rules,
-    count: int,
-    seed: int,
-) -> Setting:
     import optuna  # an optional dependency, which takes a second to import
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    samplers = {"random": optuna.samplers.RandomSampler, "tpe": optuna.samplers.TPESampler}
-    study = optuna.create_study(sampler=samplers[name](seed=seed))
-    momenta, rates = rules.momenta, rules.learning_rates
-    tried = {}
+    sampler = optuna.samplers.RandomSampler if name == "random" else optuna.samplers.TPESampler
+    study = optuna.create_study(sampler=sampler(seed=seed))
+    searched = {"synchronous": groups[:1], "asynchronous": groups[-1:]}.get(name, groups)
+    count = max(round(seconds / each), 1)
+    tried: dict[Setting, float] = {}
     for _ in range(count):
         trial = study.ask()
         setting = Setting(
-            trial.suggest_categorical("groups", groups),
-            trial.suggest_float("momentum", min(momenta), max(momenta)),
-            trial.suggest_float("learning_rate", min(rates), max(rates), log=True),
+            trial.suggest_categorical("groups", list(searched)),
+            trial.suggest_float("momentum", *MOMENTA),
+            trial.suggest_float("learning_rate", *RATES, log=True),
         )
-        tried[setting] = _loss(probe(setting))
+        tried[setting] = _loss(probe(seconds / count, setting))
         study.tell(trial, tried[setting])
     return min(tried, key=lambda setting: tried[setting])
 

@@ -8,12 +8,13 @@ import json
 import math
 import sys
 from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from research.tuning import segments
-from research.tuning.automatic import Outcome, Point, Setting
 from research.tuning.segments import Checkpoint, Cluster
+from research.tuning.setting import Measures, Outcome, Point, Setting
 from research.workdir import Checkpoints, WorkdirError, rows, write
 
 Line = dict[str, Any]
@@ -65,6 +66,18 @@ class Method:
         self.name, self._cluster, self._target = name, cluster, target
         self._journal, self._checkpoints = journal, checkpoints
         self._held: tuple[Point, Checkpoint] | None = None
+        self.pace = cache(partial(segments.seconds_per_update, cluster))
+
+    def start(self, point: Point) -> float:
+        return segments.start_loss(self._cluster, self._state(point))
+
+    def measure(self, point: Point) -> Measures:
+        line = {"method": self.name, "what": "measure", **point._asdict()}
+        found = self._journal(line, lambda: segments.measure(self._cluster, self._state(point)))
+        groups = self._cluster.groups
+        return Measures(
+            found["step"], found["noisy"], dict(zip(groups, found["penalties"], strict=True))
+        )
 
     def note(self, what: str, setting: Setting) -> None:
         self._journal({"method": self.name, "what": what, **setting._asdict()})
@@ -73,10 +86,15 @@ class Method:
         return self._attempt("probe", point, seconds, setting)[0]
 
     def train(
-        self, point: Point, seconds: float, setting: Setting, loss: float = math.inf
+        self,
+        point: Point,
+        seconds: float,
+        setting: Setting,
+        loss: float = math.inf,
+        settle: bool = False,
     ) -> Outcome:
         """Leaves a checkpoint if the loss at its end is less than that."""
-        outcome, kept = self._attempt("train", point, seconds, setting, loss)
+        outcome, kept = self._attempt("train", point, seconds, setting, loss, settle)
         if kept and self._checkpoints:
             after = point._replace(epoch=point.epoch + 1)
             self._checkpoints.save(after.epoch, kept)
@@ -84,14 +102,22 @@ class Method:
         return outcome
 
     def _attempt(
-        self, what: str, point: Point, seconds: float, setting: Setting, loss: float = -math.inf
+        self,
+        what: str,
+        point: Point,
+        seconds: float,
+        setting: Setting,
+        loss: float = -math.inf,
+        settle: bool = False,
     ) -> tuple[Outcome, Checkpoint | None]:
         """The outcome, and if it was run just now the state to keep."""
         kept = None
 
         def run() -> Line:
             nonlocal kept
-            target = {"target": self._target} if what == "train" else {}
+            target: dict[str, Any] = {}
+            if what == "train":
+                target = {"target": self._target, "lower": loss, "settle": settle}
             state, outcome = segments.attempt(
                 self._cluster, self._state(point), setting, seconds, **target
             )
@@ -122,6 +148,10 @@ class Method:
 
 
 def _shown(line: Line) -> str:
+    if line["what"] == "measure":
+        return "{method}: measure  noise scale {noise_scale:.3g}, sharpness {sharpness:.3g}".format(
+            **line
+        )
     text = (
         "{method}: {what}  g {groups}, momentum {momentum:.3g}, learning rate {learning_rate:.3g}"
     )

@@ -6,8 +6,9 @@ many slots as there can be groups. Update t has the batch and the arrival that i
 changes, all have read the parameters of the checkpoint; the velocity is kept.
 """
 
+import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,14 +18,29 @@ from ml_collections import ConfigDict
 from research import data as datasets
 from research import optimizers, program, seeds, timeline, trainer
 from research.config import ConfigError
+from research.dynamics.noise import moments
+from research.dynamics.sharpness import sharpness
 from research.problem import Examples, Params
 from research.program import CHUNK
 from research.strategies.base import Event, State
 from research.timeline import Timeline
 from research.trainer import Run
-from research.tuning.automatic import Outcome, Setting
+from research.tuning.prediction import Measured, penalty, stability
+from research.tuning.setting import Outcome, Setting
 
+Line = dict[str, Any]
+
+CEILING = 2.0  # times the loss that is to be lowered, at the start
 LEAST = 4  # updates of a probe
+CHANCE = 0.99  # of ln classes: a loss above that has learnt nothing
+MEASURED = 64  # examples that the noise scale is measured on; the sharpness on half of them
+SMALL = 4  # the smaller batch of the noise scale
+UNRESOLVED = (
+    4  # a noise scale that many times the examples measured on is not told from a larger one
+)
+ITERATIONS = 2  # of the sharpness's power iteration
+NOISY = 3.0  # noise scale over batch, from which on momentum brings nothing
+EDGE = 4.0  # best long-run step without noise times the sharpness: above 2, as that gives way
 AVERAGED = 8  # moments of a probe that its parameters are averaged over
 
 
@@ -98,30 +114,77 @@ def start(cluster: Cluster, seed: int = 0) -> Checkpoint:
     return Checkpoint(jnp.int32(0), jnp.int32(1), run.program.strategy.init(params))
 
 
+def measure(cluster: Cluster, begin: Checkpoint) -> Line:
+    """What limits steps at a checkpoint, by `prediction.py`, and the simulated seconds it takes.
+
+    `steps`: the best long-run step by groups, as predicted. Seconds are those in which synchronous
+    updates take as many examples' gradients; a product with the Hessian counts as two.
+    """
+    problem, params, batch = (
+        cluster.run.program.problem,
+        begin.state.params,
+        cluster.run.config.batch_size,
+    )
+    many, few = (
+        {k: v[:n] for k, v in cluster.evaluated.items()} for n in (MEASURED, MEASURED // 2)
+    )
+    noise = moments(problem, SMALL, params, many)
+    peak = float(sharpness(problem, params, few, ITERATIONS))
+    signal = max(float(noise.square), float(noise.trace) / (MEASURED * UNRESOLVED))
+    scale = float(noise.trace) / signal
+    noisy = scale > NOISY * batch
+    found = Measured(scale, peak, (EDGE if noisy else 2 * EDGE) / peak)
+    evaluations = MEASURED + MEASURED // 2 * 2 * (ITERATIONS + 1)
+    return {
+        "noise_scale": scale,
+        "sharpness": peak,
+        "noisy": noisy,
+        "step": found.step / (1 + scale / batch),
+        "penalties": [
+            penalty(found, batch, stability(cluster.run.config, g)) for g in cluster.groups
+        ],
+        "seconds": evaluations / batch * seconds_per_update(cluster, 1),
+    }
+
+
+def start_loss(cluster: Cluster, begin: Checkpoint) -> float:
+    """What a first epoch has to be below: the loss at the start, and a hundredth below chance.
+
+    Chance is the loss of a network that says the same of every example: ln classes.
+    """
+    loss = program.evaluate(cluster.run.program, begin.state.params, cluster.evaluated)["loss"]
+    classes = cluster.run.data.classes
+    return min(float(loss), CHANCE * math.log(classes)) if classes > 1 else float(loss)
+
+
 def attempt(
     cluster: Cluster,
     begin: Checkpoint,
     setting: Setting,
     seconds: float,
     target: float | None = None,
+    lower: float = math.inf,
+    settle: bool = False,
 ) -> tuple[Checkpoint, Outcome]:
     """Runs the setting for so many simulated seconds, one update at least.
 
     The loss of the outcome is the training loss at its end, NaN where it is not finite: of the same
     examples for every setting, as batches are too few to compare settings by, and not the same for
     different groups. With a `target` it is evaluated at every log point, too, and the run ends when
-    it is at most the target. Without one this is a probe, and the loss that of the mean of its
+    it is at most the target, or above the one that it has to `lower`: twice that at the start, less
+    and less above it later. Without one this is a probe, and the loss that of the mean of its
     parameters over its later half: those at the end of large steps are scattered around where they
     lead to, so that small steps would always seem better.
 
-    It also ends with the first batch whose loss is not finite. Evaluation takes no simulated time.
+    With `settle` it also ends where the mean of the parameters at the latest log points is at the
+    target; and always with the first batch whose loss is not finite. Evaluation takes no simulated time.
     """
     run, t, every = cluster.run, int(begin.updates), cluster.run.config.log_every
     line = _timeline(run, setting.groups, t, seconds)
     before = _until(line, t)
     updates = max(int(np.searchsorted(line.seconds, before + seconds, side="right")) - t, 1)
     state = _regrouped(run, begin, setting.groups)
-    done, loss, reached = 0, np.nan, False
+    done, loss, reached, settled = 0, np.nan, False, False
     seen: list[Params] = []
     for moment in _later_half(updates) if target is None else _log_points(t, updates, every):
         state, ran, finite = _advance(cluster, state, line, setting, t + done, moment - done)
@@ -133,14 +196,21 @@ def attempt(
             loss = program.evaluate(run.program, params, cluster.evaluated)["loss"]
             finite = bool(np.isfinite(loss))
             reached = target is not None and loss <= target
-        if reached or not finite:
+            if target is not None and finite and not reached and done < updates:
+                finite = loss <= lower * CEILING ** (1 - done / updates)
+                if settle:
+                    seen = [*seen[1 - AVERAGED :], jax.tree.map(jnp.copy, state.params)]
+                    mean = program.evaluate(run.program, _mean(seen), cluster.evaluated)["loss"]
+                    settled = len(seen) == AVERAGED and bool(mean <= target)
+        if reached or settled or not finite:
             break
     ended = _until(line, t + done) - before
     outcome = Outcome(
         loss=loss if finite else np.nan,
         updates=done,
-        seconds=ended if reached or not finite else max(ended, seconds),
+        seconds=ended if reached or settled or not finite else max(ended, seconds),
         reached=reached,
+        settled=settled,
     )
     return Checkpoint(begin.updates + done, jnp.int32(setting.groups), state), outcome
 

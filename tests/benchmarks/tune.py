@@ -1,161 +1,164 @@
-"""Omnivore's automatic optimizer against the best fixed setting: `python -m tests.benchmarks.tune`.
+"""`launch.tune` against tuned synchronous training: `python -m tests.benchmarks.tune`.
 
-Both networks on both clusters of `configs/tune.py`, three seeds each. Simulated seconds to the
-target of
+Every case of `configs/tune.py`, seeds 0, 1, 2. Two fixed settings are tuned on the seeds 3 and 4,
+by pattern search until both neighbours on every ladder are worse: of one group, momentum and
+learning rate (`synchronous`); of any groups, those too (`best`). On the reporting seeds, in
+simulated seconds to the target,
 
-    pick       the setting that the cold start chose, alone from the start
-    automatic  the automatic optimizer, without its probes, and each baseline
-    best       the best setting of the grid (`configs/grids/tune.py`)
+    MODE           with its probes and measurements, over the tuned synchronous without any
+    BASELINE       the same: other ways to choose, with as many seconds of probes as the mode
+    pick           the setting that the mode trained for longest, alone from the start, over `best`
 
-as ratios to the best; and the overhead, the part of the automatic optimizer's seconds that are
-probes not gone on with. A pick, and what is made of it, is good within a tenth of the best, an
-overhead up to 15 %.
-
-A process has a core to itself: two that share their threads are three times slower. Interrupted,
-the same command goes on, of a case and seed with what is in their folder of the workdir.
+Where asynchrony cannot win by the rule of `configs/tune.py` the default mode is to be at most 1.15
+in the median, where it can, at most 0.8, and every run is to arrive; a pick is good within a tenth.
+Interrupted, the same command goes on.
 """
 
 import argparse
 import math
 import multiprocessing
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from ml_collections import ConfigDict
 
-from configs import tune
-from configs.grids import tune as grid
-from launch.tune import tune as run
+from configs import tune as cases
+from launch.tune import tune
+from research.evidence import arms
+from research.evidence.study import Study, cores
 from research.tuning import segments
-from research.tuning.automatic import Setting
-from research.tuning.segments import Cluster
-from research.workdir import read_json, rows, write_json
+from research.tuning.setting import Setting
 from tests.benchmarks.record import publish
 
-CASES = [",".join(case) for case in product(tune.MODELS, tune.CLUSTERS)]
-GOOD, OVERHEAD = 1.1, 0.15
-HOPELESS = 4.0  # times the loss of the best so far, after as many seconds: not the best
-STAGES = tuple(2.0**-n for n in range(5, -1, -1))  # of all seconds, when that is looked at
-LATE = 1 / 8  # of all seconds: what is behind a larger step then does not overtake it
+CHOOSE, REPORT = (3, 4), (0, 1, 2)
+GOOD, CANNOT, CAN = 1.1, 1.15, 0.8
+STEPS = 8000  # of a trial, at most
+START = {8: (0.125, 0.0), 64: (1.0, 0.9)}  # by batch: long-run step and momentum, searched from
+LONGER = 5
+GROUPS = "strategy.groups"
 
 
-def measure(case: str, seed: int, baselines: Sequence[str], workdir: Path) -> dict[str, Any]:
-    """One row of the table."""
-    config = tune.get_config(case)
-    config.seed, config.tune.baselines = seed, tuple(baselines)
-    folder = workdir / f"{case}-{seed}"
-    methods = {row["method"]: row for row in run(config, folder)["methods"]}
-    decided = rows(folder / "decisions.jsonl")
-    pick = next(_setting(line) for line in decided if line["what"] == "cold start")
+def fixed(study: Study, case: str) -> dict[str, Any]:
+    """The best setting of one group and the best of all, each with whether it is interior."""
+    config = cases.get_config(case)
+    config.strategy.groups, config.steps = 1, STEPS
+    one = arms.sgd(config, *START[config.batch_size])
+    many = one._replace(
+        ladders={GROUPS: groups, **one.ladders},
+        start={GROUPS: 2 if cases.can_win(case) else 0, **one.start},
+    )
+    found = {}
+    for name, arm in (("synchronous", one), ("best", many)):
+        tuned = arms.tuned(study, arm, config.tune.target, "seconds")
+        found[name] = {**tuned.point, "interior": tuned.interior}
+    return found
+
+
+def groups(i: int) -> int:
+    """1, 2, 4, ... as many as there are workers."""
+    return min(2 ** max(i, 0), cases.WORKERS)
+
+
+def seconds(case: str, seed: int, setting: Setting) -> float:
+    """Of this setting alone, from the start to the target, at the log points of `launch.tune`."""
+    config = cases.get_config(case)
+    config.seed = seed
     cluster = segments.prepare(config)
-    best, seconds = _known(cluster, config, folder / "best.json")
-    target = config.tune.target
-    _, alone = segments.attempt(cluster, segments.start(cluster), pick, config.tune.seconds, target)
-    return {
+    start, target = segments.start(cluster), config.tune.target
+    _, outcome = segments.attempt(cluster, start, setting, config.tune.seconds, target)
+    return outcome.seconds if outcome.reached else math.inf
+
+
+def measure(
+    case: str, seed: int, modes: Sequence[str], best: dict[str, Any], workdir: Path
+) -> dict[str, Any]:
+    """One row of the table."""
+    one, any_ = (_setting(best[name]) for name in ("synchronous", "best"))
+    least, synchronous = seconds(case, seed, any_), seconds(case, seed, one)
+    row = {
         "case": case,
+        "can win": cases.can_win(case),
         "seed": seed,
-        "best": _shown(best),
-        "seconds": seconds,
-        "picked": _shown(pick),
-        "pick": alone.seconds / seconds if alone.reached else math.inf,
-        **{name: _to_target(row) / seconds for name, row in methods.items()},
-        "overhead": methods["automatic"]["overhead"],
-        "settings": methods["automatic"]["settings"],
+        "synchronous s": synchronous,
+        "best": _shown(any_),
+        "best s": least,
+        "interior": best["synchronous"]["interior"] and best["best"]["interior"],
     }
+    for number, mode in enumerate(modes):
+        config = cases.get_config(case)
+        config.seed, config.tune.mode = seed, mode
+        if number:
+            config.tune.baselines = ()
+        if mode == "omnivore":  # all of its epochs are equally long
+            config.tune.epoch_seconds *= LONGER
+        methods = tune(config, workdir / f"{case}-{seed}-{mode}")["methods"]
+        for name, its in ((its["method"], its) for its in methods):
+            row[name] = _reached(its["with_probes"]) / synchronous
+        row[f"{mode} overhead"] = methods[0]["overhead"]
+        row[f"{mode} picked"] = methods[0]["picked"]
+        row[f"{mode} pick"] = seconds(case, seed, _parsed(methods[0]["picked"])) / least
+    return row
 
 
-def best_of_grid(cluster: Cluster, config: ConfigDict) -> tuple[Setting, float]:
-    """The grid's best setting for the config's seed, and its seconds to the target.
-
-    A run ends where it cannot be the best any more: at the seconds of the best so far, where its
-    loss is `HOPELESS` times what that of the best was, and, from `LATE` on, where it is more than
-    that of a larger step of as many groups was. Large steps go first, since they are fast if they
-    are stable.
-    """
-    keys = ("strategy.groups", "optimizer.momentum", "optimizer.learning_rate")
-    settings = {Setting(*(point[key] for key in keys)) for point in grid.points(config)}
-    best, least, reference = None, config.tune.seconds, {}
-    larger = {g: dict.fromkeys(STAGES, math.inf) for g in cluster.groups}
-    for setting in sorted(settings, key=lambda s: (-s.learning_rate, -s.momentum, s.groups)):
-        state, spent, losses = segments.start(cluster), 0.0, {}
-        for stage in STAGES:
-            left = min(stage * config.tune.seconds, least) - spent
-            if left <= 0:
-                break
-            state, outcome = segments.attempt(cluster, state, setting, left, config.tune.target)
-            spent += outcome.seconds
-            losses[stage] = outcome.loss
-            if outcome.reached:
-                best, least, reference = setting, spent, losses
-                break
-            behind = stage >= LATE and outcome.loss > larger[setting.groups][stage]
-            if behind or not outcome.loss < HOPELESS * reference.get(stage, math.inf):
-                break
-            larger[setting.groups][stage] = outcome.loss
-    assert best, "no setting of the grid reaches the target"
-    return best, least
+def _setting(found: dict[str, Any]) -> Setting:
+    return Setting(found.get(GROUPS, 1), found[arms.MOMENTUM], found[arms.RATE])
 
 
-def _known(cluster: Cluster, config: ConfigDict, path: Path) -> tuple[Setting, float]:
-    found = read_json(path)
-    if not found:
-        best, seconds = best_of_grid(cluster, config)
-        found = {"best": best._asdict(), "seconds": seconds}
-        write_json(path, found)
-    return Setting(**found["best"]), found["seconds"]
-
-
-def _setting(line: Mapping[str, Any]) -> Setting:
-    return Setting(*(line[name] for name in Setting._fields))
-
-
-def _to_target(row: Mapping[str, Any]) -> float:
-    return math.inf if row["seconds_to_target"] is None else row["seconds_to_target"]
+def _parsed(shown: str) -> Setting:
+    g, momentum, rate = shown.split("/")
+    return Setting(int(g), float(momentum), float(rate))
 
 
 def _shown(setting: Setting) -> str:
     return "/".join(f"{value:.3g}" for value in setting)
 
 
-def _pinned(cores: Any) -> None:
-    if hasattr(os, "sched_setaffinity"):  # Linux
-        os.sched_setaffinity(0, {cores.get()})
+def _reached(value: float | None) -> float:
+    return math.inf if value is None else value
+
+
+def _pinned(numbers: Any) -> None:
+    """A process to a core: threads that share cores take several times as long."""
+    os.sched_setaffinity(0, {numbers.get()})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES)
-    parser.add_argument("--seeds", type=int, default=3)
-    every = tune.get_config().tune.baselines
-    parser.add_argument("--baselines", nargs="*", choices=every, default=every)
-    parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
+    parser.add_argument("--cases", nargs="+", choices=cases.CASES, default=cases.CASES)
+    parser.add_argument("--modes", nargs="+", default=("predictive", "omnivore"))
+    parser.add_argument("--choose", nargs="+", type=int, default=CHOOSE)
+    parser.add_argument("--report", nargs="+", type=int, default=REPORT)
     parser.add_argument("--workdir", type=Path, default=Path("workdirs/tune"))
-    parser.add_argument("--out", type=Path, default=Path("workdirs/tune.json"))
-    arguments = parser.parse_args()
+    parser.add_argument("--out", type=Path, default=Path("tests/benchmarks/records/tune_cpu.json"))
+    given = parser.parse_args()
+    with Study(given.workdir, "small", given.choose, given.report) as study:
+        best = dict(
+            zip(given.cases, study.map(lambda c: fixed(study, c), given.cases), strict=True)
+        )
     context = multiprocessing.get_context("spawn")
-    cores = context.Queue()
-    for job in range(arguments.jobs):
-        cores.put(job % (os.cpu_count() or 1))
-    with ProcessPoolExecutor(arguments.jobs, context, _pinned, (cores,)) as pool:
+    numbers = context.Queue()
+    for core in sorted(os.sched_getaffinity(0)):
+        numbers.put(core)
+    with ProcessPoolExecutor(cores(), context, _pinned, (numbers,)) as pool:
         jobs = [
-            pool.submit(measure, case, seed, arguments.baselines, arguments.workdir)
-            for case in arguments.cases
-            for seed in range(arguments.seeds)
+            pool.submit(measure, case, seed, given.modes, best[case], given.workdir)
+            for case in given.cases
+            for seed in given.report
         ]
         table = pd.DataFrame([job.result() for job in jobs])
-    within = {
-        "picks": table["pick"] <= GOOD,
-        "automatic": table["automatic"] <= GOOD,
-        "overheads": table["overhead"] <= OVERHEAD,
+    default = table[given.modes[0]]
+    can = table["can win"].astype(bool)
+    found = {
+        "cannot win, median": float(default[~can].median()),
+        "can win, median": float(default[can].median()),
+        "not arriving": int((default == math.inf).sum()),
+        "good picks": float((table[f"{given.modes[0]} pick"] <= GOOD).mean()),
     }
-    publish(table, arguments.out, **{name: float(part.mean()) for name, part in within.items()})
-    for name, part in within.items():
-        print(f"{part.sum()} of {len(table)} {name} within bounds")
+    publish(table, given.out, **found)
+    print(found)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,68 @@
+"""What is chosen, and what a mode of `launch.tune` may do to choose it."""
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+
+class Setting(NamedTuple):
+    groups: int  # g
+    momentum: float  # mu, explicit
+    learning_rate: float  # alpha
+
+
+class Point(NamedTuple):
+    """Where training is: an initialization, and epochs trained from it."""
+
+    seed: int = 0
+    epoch: int = 0
+
+
+class Outcome(NamedTuple):
+    """Of a setting tried for a while, from some point."""
+
+    loss: float  # of training, at its end (a probe's: of its mean); NaN if it diverged
+    updates: int
+    seconds: float  # simulated
+    reached: bool = False  # whether the target was
+    settled: bool = False  # whether only by the mean of the latest parameters, without their noise
+
+
+class Measures(NamedTuple):
+    step: float  # long-run step of one group, predicted
+    noisy: bool  # whether the step is limited by noise, so that momentum brings nothing
+    penalties: dict[int, float]  # P_SE(g), predicted
+
+
+Probe = Callable[[Setting], Outcome]
+
+
+class Bench(Protocol):
+    """A problem on a simulated cluster, on which settings are tried."""
+
+    def pace(self, groups: int) -> float:
+        """HE(g), seconds an update."""
+
+    def start(self, point: Point) -> float:
+        """The loss that a first epoch has to be below: of the initialization, or of chance."""
+
+    def probe(self, point: Point, seconds: float, setting: Setting) -> Outcome:
+        """Tries a setting from a point, and leaves no trace."""
+
+    def train(
+        self, point: Point, seconds: float, setting: Setting, loss: float, settle: bool = False
+    ) -> Outcome:
+        """Goes on to the next epoch's point, or stays if it does not lower the loss."""
+
+    def measure(self, point: Point) -> Measures:
+        """What limits steps at a point, which takes seconds too."""
+
+    def note(self, what: str, setting: Setting) -> None:
+        """Takes down a decision."""
+
+
+def calmer(setting: Setting, by: float) -> Setting:
+    """Half as many groups; of one, a learning rate that is smaller by this ratio."""
+    g = setting.groups
+    if g > 1:
+        return setting._replace(groups=g // 2)
+    return setting._replace(learning_rate=setting.learning_rate / by)
