@@ -28,7 +28,6 @@ from research.tuning.rules import rules
 from research.tuning.setting import Point, Setting
 from research.workdir import Checkpoints, claim, read_json, write_json
 
-
 MODES = {"predictive": predictive, "omnivore": omnivore}
 
 

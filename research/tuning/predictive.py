@@ -14,8 +14,8 @@ momentum that less 1 - 1/g (arXiv 1605.09774), and not below 0.
                    first: below that of the start, and of chance) ends early and is repeated from
                    its checkpoint with half the step.
     a challenger   of each epoch after the first: half the step, twice the step, the next momentum
-                   up or down, in turn, for as long as one wins. Setting and challenger are probed for
-                   an equal share of the epoch, and the better trains it.
+                   up or down, in turn, for as long as one wins. Setting and challenger are probed
+                   for an equal share of the epoch, and the better trains it.
     the guard      The second challenge of several groups is by one group with its own predicted
                    setting, and half the step: twice as long. So synchronous training competes.
     settling       Where the mean of the latest parameters is at the target and they are not, what

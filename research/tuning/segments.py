@@ -177,7 +177,8 @@ def attempt(
     lead to, so that small steps would always seem better.
 
     With `settle` it also ends where the mean of the parameters at the latest log points is at the
-    target; and always with the first batch whose loss is not finite. Evaluation takes no simulated time.
+    target; and always with the first batch whose loss is not finite. Evaluation takes no
+    simulated time.
     """
     run, t, every = cluster.run, int(begin.updates), cluster.run.config.log_every
     line = _timeline(run, setting.groups, t, seconds)

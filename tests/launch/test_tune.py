@@ -49,10 +49,10 @@ def test_every_attempt_and_decision_is_a_line(whole):
     _, workdir, summary = whole
     made = lines(workdir)
     assert list(dict.fromkeys(line["method"] for line in made)) == [
-        "automatic",
+        "predictive",
         *SMALL["tune.baselines"],
     ]
-    own = [line for line in made if line["method"] == "automatic"]
+    own = [line for line in made if line["method"] == "predictive"]
     epochs = [line for line in own if line["what"] == "train"]
     assert [line["epoch"] for line in epochs] == list(range(len(epochs))) and len(epochs) > 2
     # What is trained is what was decided just before.
@@ -60,7 +60,7 @@ def test_every_attempt_and_decision_is_a_line(whole):
         if line["what"] == "train":
             keys = ("groups", "momentum", "learning_rate")
             assert [line[key] for key in keys] == [own[number - 1][key] for key in keys]
-    assert {line["what"] for line in own} >= {"probe", "train", "cold start", "steady state"}
+    assert {line["what"] for line in own} >= {"measure", "probe", "train", "chosen"}
     assert summary["status"] == "completed" and summary["versions"]["jax"]
 
 
@@ -82,8 +82,8 @@ def test_seconds_add_up_and_baselines_get_the_same_probes(whole):
         assert row["overhead"] == pytest.approx(extra / both[name])
         assert row["train_seconds"] <= SMALL["tune.seconds"] * (1 + 1e-9)
         # Only a probe that diverges is shorter than asked for, and none does here.
-        assert probed.sum()[name] == pytest.approx(probed.sum()["automatic"], rel=1e-9)
-    assert table["seconds_to_target"]["automatic"] == table["train_seconds"]["automatic"]
+        assert probed.sum()[name] == pytest.approx(probed.sum()["predictive"], rel=1e-9)
+    assert table["seconds_to_target"]["predictive"] == table["train_seconds"]["predictive"]
 
 
 def attempted(what, seconds, groups=2, **values):

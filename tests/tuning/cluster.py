@@ -2,26 +2,34 @@
 
 import math
 
-from research.tuning.automatic import Outcome, Point
+from research.tuning.setting import Measures, Outcome, Point
 
 
 class Cluster:
     """Total momentum is mu + 1 - 1/g (arXiv 1605.09774), and best at some value.
 
     All probes and epochs are taken down. The loss of a probe does not depend on the point; that of
-    the nth epoch is the nth part.
+    the nth epoch is the nth part. `losses`: of the epochs instead, in turn.
     """
 
-    def __init__(self, best=0.95, alpha=0.01, served=0.1, loss=None):
+    def __init__(self, best=0.95, alpha=0.01, served=0.1, loss=None, losses=(), measured=None):
         self.best, self.alpha, self.served = best, alpha, served
         self.loss = loss or self.efficiency
+        self.losses, self.asked = iter(losses), []
+        self.measured = measured
         self.probes, self.epochs, self.notes = [], [], []
 
-    def seconds_per_update(self, groups):
+    def pace(self, groups):
         return max(self.served, 1 / groups)
 
+    def start(self, point):
+        return 100.0
+
+    def measure(self, point):
+        return self.measured or Measures(0.1, True, {2**n: 1.0 for n in range(8)})
+
     def updates(self, setting, seconds):
-        return seconds / self.seconds_per_update(setting.groups)
+        return seconds / self.pace(setting.groups)
 
     def efficiency(self, setting, seconds):
         """Falls by the update, the faster the nearer both numbers are to the best."""
@@ -38,10 +46,12 @@ class Cluster:
         self.probes.append((point, seconds, setting))
         return self.outcome(setting, seconds)
 
-    def train(self, point, seconds, setting, loss):
+    def train(self, point, seconds, setting, loss, settle=False):
         self.epochs.append((point, seconds, setting))
+        self.asked.append(loss)
         outcome = self.outcome(setting, seconds)
-        return outcome._replace(loss=outcome.loss / (point.epoch + 1))
+        least = next(self.losses, outcome.loss / (point.epoch + 1))
+        return least if isinstance(least, Outcome) else outcome._replace(loss=least)
 
     def note(self, what, setting):
         self.notes.append((what, setting))

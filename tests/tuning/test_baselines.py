@@ -5,13 +5,13 @@ import math
 import numpy as np
 import pytest
 
-from research.tuning.automatic import Point, Setting
-from research.tuning.baselines import choose
-from research.tuning.rules import Rules
+from research.tuning.baselines import MOMENTA, RATES, choose
+from research.tuning.setting import Point, Setting
 from tests.tuning.cluster import Cluster
 
 GROUPS = (1, 2, 4, 8)
-RULES = Rules((0.0, 0.3, 0.9), (0.1, 0.01, 0.001), 1, 10.0, 0.03, 1e3, 1e4)
+EACH = 10.0
+FIXED = {"synchronous": 1, "asynchronous": 8}
 SEARCHES = ("random", "tpe")
 
 
@@ -19,17 +19,22 @@ def chosen(name, cluster, seconds=400.0, seed=0):
     def probe(seconds, setting):
         return cluster.probe(Point(), seconds, setting)
 
-    return choose(name, probe, GROUPS, RULES, seconds, seed)
+    return choose(name, probe, GROUPS, seconds, EACH, seed)
 
 
-@pytest.mark.parametrize(("name", "g"), [("synchronous", 1), ("asynchronous", 8)])
-def test_fixed_groups_have_the_largest_momentum_and_the_best_learning_rate(name, g):
-    cluster = Cluster(loss=lambda s, seconds: abs(math.log10(s.learning_rate / 0.01)))
-    assert chosen(name, cluster) == Setting(g, 0.9, 0.01)
-    assert set(cluster.settings) == {Setting(g, 0.9, alpha) for alpha in RULES.learning_rates}
+@pytest.mark.parametrize(("name", "g"), FIXED.items())
+def test_fixed_groups_have_both_momentum_and_learning_rate_tuned(name, g):
+    """The nearer to a momentum of 0.5 and a rate of 0.02 the better, by both: found by 40 probes."""
+    cluster = Cluster(
+        loss=lambda s, seconds: abs(s.momentum - 0.5) + abs(math.log10(s.learning_rate / 0.02))
+    )
+    found = chosen(name, cluster)
+    assert {setting.groups for setting in cluster.settings} == {g}
+    assert found.momentum == pytest.approx(0.5, abs=0.25)
+    assert found.learning_rate == pytest.approx(0.02, rel=0.6)
 
 
-@pytest.mark.parametrize("name", ["synchronous", "asynchronous", *SEARCHES])
+@pytest.mark.parametrize("name", [*FIXED, *SEARCHES])
 @pytest.mark.parametrize("seconds", [400.0, 397.0, 1.0])
 def test_probes_take_the_seconds_given(name, seconds):
     cluster = Cluster()
@@ -38,8 +43,7 @@ def test_probes_take_the_seconds_given(name, seconds):
     # The rounding of a few tens of additions in float64.
     assert sum(each) == pytest.approx(seconds, rel=1e-12)
     assert len(set(each)) == 1
-    if name in SEARCHES:
-        assert len(each) == max(round(seconds / RULES.probe_seconds), 1)
+    assert len(each) == max(round(seconds / EACH), 1)
 
 
 @pytest.mark.parametrize("name", SEARCHES)
@@ -48,9 +52,9 @@ def test_searches_cover_their_space(name):
     best = chosen(name, cluster)
     assert {setting.groups for setting in cluster.settings} == set(GROUPS)
     momenta, rates = zip(*(setting[1:] for setting in cluster.settings), strict=True)
-    assert 0 <= min(momenta) < 0.3 and 0.6 < max(momenta) <= 0.9
-    # Uniform in the logarithm: a third or so of random ones in the lowest of two decades.
-    assert 0.001 <= min(rates) < 0.003 and 0.03 < max(rates) <= 0.1
+    assert MOMENTA[0] <= min(momenta) < 0 and 0.6 < max(momenta) <= MOMENTA[1]
+    # Uniform in the logarithm: a quarter or so of random ones in the lowest of four decades.
+    assert RATES[0] <= min(rates) < 1e-3 and 0.03 < max(rates) <= RATES[1]
     losses = [cluster.efficiency(setting, 10.0) for setting in cluster.settings]
     assert best == cluster.settings[int(np.nanargmin(losses))]
 

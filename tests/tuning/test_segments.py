@@ -7,7 +7,7 @@ import pytest
 from research import program, trainer
 from research.config import ConfigError
 from research.tuning import segments
-from research.tuning.automatic import Setting
+from research.tuning.setting import Setting
 from research.workdir import fingerprint
 
 VALUES = {
@@ -134,6 +134,51 @@ def test_it_ends_at_the_first_log_point_at_the_target(cluster):
     assert evaluated(cluster, after) == losses[2]
     _, outcome = segments.attempt(cluster, begin, SETTING, float(ends[1]) + 1e-6, target)
     assert not outcome.reached and outcome.updates == 20
+
+
+def test_an_epoch_that_has_gone_wrong_ends_at_once(cluster):
+    """At the first log point above twice the loss that is to be lowered, less than that later."""
+    begin = segments.start(cluster)
+    first = segments.start_loss(cluster, begin)
+    _, outcome = segments.attempt(cluster, begin, Setting(2, 0.0, 3.5), 10.0, 0.0, first)
+    assert np.isnan(outcome.loss) and outcome.updates < 100
+    bound = evaluated(cluster, segments.attempt(cluster, begin, SETTING, 0.2)[0]) * 1.01
+    _, kept = segments.attempt(cluster, begin, SETTING, 0.2, 0.0, bound)
+    assert kept.loss < bound and kept.seconds == 0.2
+
+
+def test_it_settles_where_the_mean_of_the_latest_parameters_is_at_the_target(cluster):
+    """The mean of 8 log points has less of the noise of a large step."""
+    begin, setting = segments.start(cluster), Setting(1, 0.0, 1.0)
+    floor = segments.attempt(cluster, begin, setting, 20.0)[1].loss
+    _, long = segments.attempt(cluster, begin, setting, 20.0, 0.0)
+    target = (2 * floor + min(long.loss, 3 * floor)) / 3
+    after, outcome = segments.attempt(cluster, begin, setting, 20.0, target, settle=True)
+    assert outcome.settled or outcome.reached
+    assert outcome.seconds < 20.0
+    if outcome.settled:
+        assert outcome.loss > target and outcome.loss == evaluated(cluster, after)
+
+
+def test_a_first_epoch_has_to_be_below_the_start_and_below_chance(config, mnist, cluster):
+    network = segments.prepare(config(mnist))
+    loss = segments.start_loss(network, segments.start(network))
+    assert loss == min(evaluated(network, segments.start(network)), 0.99 * np.log(10))
+    begin = segments.start(cluster)  # nothing is classified
+    assert segments.start_loss(cluster, begin) == evaluated(cluster, begin)
+
+
+def test_measuring_is_charged_in_synchronous_updates(config, mnist):
+    """64 gradients, and of half of the examples three products with the Hessian, two each."""
+    network = segments.prepare(config({**mnist, "tune.probe_seconds": 1.0}))
+    found = segments.measure(network, segments.start(network))
+    each = segments.seconds_per_update(network, 1)
+    assert found["seconds"] == pytest.approx((64 + 32 * 6) / 4 * each)
+    assert found["penalties"][0] == 1.0 and found["penalties"] == sorted(found["penalties"])
+    assert found["noise_scale"] > 0 and found["sharpness"] > 0
+    # The step: 4 over the sharpness where noise does not limit it, and as much less as it does.
+    edge = (4 if found["noisy"] else 8) / found["sharpness"]
+    assert found["step"] == pytest.approx(edge / (1 + found["noise_scale"] / 4))
 
 
 def test_divergence_ends_it_and_is_charged_until_then(cluster):

@@ -1,0 +1,148 @@
+"""The predictive mode's decisions, on clusters whose best setting is known."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from research.tuning.predictive import SETTLE, planned, predictive, race, step
+from research.tuning.rules import Rules
+from research.tuning.setting import Measures, Outcome, Point, Setting
+from tests.tuning.cluster import Cluster
+
+MOMENTA = (0.0, 0.3, 0.6, 0.9)
+RULES = Rules(
+    MOMENTA, (0.1,), 1, probe_seconds=60, probe_share=0.05, epoch_seconds=100, seconds=3100
+)
+GROUPS = (1, 2, 4, 8)
+FREE = dict.fromkeys(GROUPS, 1.0)
+DEAR = {1: 1.0, 2: 3.0, 4: 9.0, 8: 27.0}
+
+
+def plan(measured, served=1e-9):
+    return planned(Cluster(measured=measured, served=served), Point(), GROUPS, max(MOMENTA))
+
+
+def test_groups_are_those_of_the_least_predicted_time():
+    """Free staleness: as many as make updates faster; dear, one; between, HE(g) P_SE(g) decides."""
+    assert plan(Measures(0.1, True, FREE))[0] == Setting(8, 0.0, 0.1)
+    assert plan(Measures(0.1, True, FREE), served=0.25)[0].groups == 4
+    assert plan(Measures(0.1, True, DEAR))[0] == Setting(1, 0.0, 0.1)
+    between = {1: 1.0, 2: 1.2, 4: 2.0, 8: 8.1}  # over 1, 2, 4, 8: 1, 0.6, 0.5, 1.01
+    assert plan(Measures(0.1, True, between))[0] == Setting(4, 0.0, 0.05)
+
+
+def test_total_momentum_is_the_largest_where_noise_is_not_the_limit():
+    """Explicit 0.9 - 1/2 at 2 groups, none at 8; the step is the same in the long run."""
+    many, one = plan(Measures(0.1, False, {1: 1.0, 2: 0.5, 4: 9.0, 8: 9.0}))
+    assert one == Setting(1, 0.9, pytest.approx(0.01))
+    assert many == Setting(2, pytest.approx(0.4), pytest.approx(0.2 * 0.6))
+    assert plan(Measures(0.1, False, FREE))[0] == Setting(
+        8, pytest.approx(0.025), pytest.approx(0.0975)
+    )
+
+
+def run(cluster, rules=RULES, groups=GROUPS):
+    predictive(cluster, groups, rules)
+    return cluster
+
+
+def test_epochs_double_and_probes_are_a_share_of_them():
+    cluster = run(Cluster(measured=Measures(0.1, True, DEAR), loss=lambda s, seconds: 1.0))
+    assert [seconds for _, seconds, _ in cluster.epochs] == [100, 200, 400, 800, 1600]
+    assert cluster.epochs[0][2] == Setting(1, 0.0, 0.1)  # nothing is probed before
+    by_epoch = {}
+    for point, seconds, setting in cluster.probes:
+        by_epoch.setdefault(point.epoch, []).append((seconds, setting))
+    # The setting itself, which goes on, and one challenger: 5 % of what is trained.
+    assert {epoch: [s for s, _ in tried] for epoch, tried in by_epoch.items()} == {
+        epoch: 2 * [5.0 * 2**epoch] for epoch in (1, 2, 3, 4)
+    }
+    challengers = [tried[1][1] for tried in by_epoch.values()]
+    same = pytest.approx(0.1)
+    assert [(s.momentum, step(s)) for s in challengers] == [
+        (0.0, 0.05),
+        (0.0, 0.2),
+        (0.3, same),
+        (0.0, 0.05),  # there is no momentum below: the next move
+    ]
+
+
+def test_a_challenger_that_wins_trains_and_is_followed():
+    """The best long-run step is 0.8, three doublings up; ties are kept."""
+    cluster = Cluster(
+        measured=Measures(0.1, True, DEAR),
+        loss=lambda s, seconds: 1 + abs(math.log2(step(s) / 0.8)),
+    )
+    run(cluster, RULES._replace(seconds=12700))
+    assert [round(step(s), 3) for _, _, s in cluster.epochs] == [0.1, 0.1, 0.2, 0.4, 0.8, 0.8, 0.8]
+
+
+@pytest.mark.parametrize(("loss", "wins"), [(0.88, False), (0.86, True)])
+def test_a_shorter_step_has_to_win_by_more(loss, wins):
+    last, shorter, longer = (Setting(1, 0.0, alpha) for alpha in (0.1, 0.05, 0.2))
+    cluster = Cluster(loss=lambda s, seconds: {last: 1.0, shorter: loss, longer: 1.0}[s])
+    assert race(cluster, Point(), 5.0, last, shorter) == (shorter if wins else last)
+    assert race(cluster, Point(), 5.0, last, longer) == last
+
+
+def test_what_diverges_loses():
+    last, other = Setting(1, 0.0, 0.1), Setting(1, 0.0, 0.05)
+    cluster = Cluster(loss=lambda s, seconds: math.nan if s == last else 7.0)
+    assert race(cluster, Point(), 5.0, last, other) == other
+
+
+@pytest.mark.parametrize("one", [0.5, 1.5])
+def test_synchronous_training_stands_against_the_groups(one):
+    """A wrong prediction costs two epochs and a probe: after it, one group trains if better."""
+    cluster = run(
+        Cluster(
+            measured=Measures(0.1, True, FREE),
+            served=1e-9,
+            loss=lambda s, seconds: one if s.groups == 1 else 1.0,
+        )
+    )
+    assert [s.groups for _, _, s in cluster.epochs] == [8, 8, *3 * [1 if one < 1 else 8]]
+    guarded = [(seconds, s) for point, seconds, s in cluster.probes if point.epoch == 2]
+    assert guarded == [
+        (40.0, Setting(8, 0.0, 0.1)),
+        (40.0, Setting(8, 0.0, 0.05)),
+        (40.0, Setting(1, 0.0, 0.1)),
+    ]
+
+
+@pytest.mark.parametrize("bad", [math.nan, 100.0, 150.0])
+def test_an_epoch_that_does_not_lower_the_loss_is_repeated_with_half_the_step(bad):
+    """The first, of a loss of 100 at the start, like any other."""
+    losses = [bad, 1.0, math.nan, 0.9]
+    cluster = run(
+        Cluster(measured=Measures(0.1, True, DEAR), loss=lambda s, seconds: 1.0, losses=losses),
+        RULES._replace(seconds=600),
+    )
+    made = [(point.epoch, seconds, s.learning_rate) for point, seconds, s in cluster.epochs]
+    assert made == [(0, 100, 0.1), (0, 100, 0.05), (1, 200, 0.05), (1, 200, 0.025)]
+    assert cluster.asked == [100.0, 100.0, 1.0, 1.0]
+
+
+def test_where_only_noise_is_left_the_step_falls_and_nothing_is_probed():
+    settled = Outcome(0.5, 9, 60.0, settled=True)
+    losses = [settled, Outcome(0.1, 5, 7.0, reached=True)]
+    cluster = run(Cluster(measured=Measures(0.1, True, DEAR), losses=losses))
+    (_, _, first), (point, seconds, then) = cluster.epochs
+    assert then.learning_rate == first.learning_rate / SETTLE
+    assert point.epoch == 1 and seconds == 100 and not cluster.probes
+
+
+@given(st.floats(0.01, 1), st.floats(1, 30), st.sampled_from(GROUPS), st.booleans())
+def test_probes_stay_a_small_share(measured, penalty, g, noisy):
+    """Of the whole training, whatever is chosen: 2 challengers of 10 % once, one of 5 % else."""
+    penalties = {n: 1.0 if n == g else penalty for n in GROUPS}
+    cluster = Cluster(measured=Measures(measured, noisy, penalties), loss=lambda s, seconds: 1.0)
+    run(cluster)
+    trained = sum(seconds for _, seconds, _ in cluster.epochs)
+    longest = {}
+    for point, seconds, setting in (*cluster.probes, *cluster.epochs):
+        longest[point, setting] = max(longest.get((point, setting), 0), seconds)
+    assert trained == RULES.seconds
+    assert sum(longest.values()) - trained <= 0.08 * trained
