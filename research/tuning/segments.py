@@ -7,7 +7,8 @@ changes, all have read the parameters of the checkpoint; the velocity is kept.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -18,10 +19,10 @@ from ml_collections import ConfigDict
 from research import data as datasets
 from research import optimizers, program, seeds, timeline, trainer
 from research.config import ConfigError
-from research.dynamics.noise import moments
+from research.dynamics.noise import Moments, moments
 from research.dynamics.sharpness import sharpness
 from research.problem import Examples, Params
-from research.program import CHUNK
+from research.program import CHUNK, Program
 from research.strategies.base import Event, State
 from research.timeline import Timeline
 from research.trainer import Run
@@ -117,19 +118,16 @@ def start(cluster: Cluster, seed: int = 0) -> Checkpoint:
 def measure(cluster: Cluster, begin: Checkpoint) -> Line:
     """What limits steps at a checkpoint, by `prediction.py`, and the simulated seconds it takes.
 
-    `steps`: the best long-run step by groups, as predicted. Seconds are those in which synchronous
-    updates take as many examples' gradients; a product with the Hessian counts as two.
+    `step`: the best long-run one of one group, as predicted; `penalties` by groups. Seconds are
+    those in which synchronous updates take as many examples' gradients; a product with the Hessian
+    counts as two.
     """
-    problem, params, batch = (
-        cluster.run.program.problem,
-        begin.state.params,
-        cluster.run.config.batch_size,
-    )
+    params, batch = begin.state.params, cluster.run.config.batch_size
     many, few = (
         {k: v[:n] for k, v in cluster.evaluated.items()} for n in (MEASURED, MEASURED // 2)
     )
-    noise = moments(problem, SMALL, params, many)
-    peak = float(sharpness(problem, params, few, ITERATIONS))
+    noise, largest = _limits(cluster.run.program)(params, many, few)
+    peak = float(largest)
     signal = max(float(noise.square), float(noise.trace) / (MEASURED * UNRESOLVED))
     scale = float(noise.trace) / signal
     noisy = scale > NOISY * batch
@@ -145,6 +143,15 @@ def measure(cluster: Cluster, begin: Checkpoint) -> Line:
         ],
         "seconds": evaluations / batch * seconds_per_update(cluster, 1),
     }
+
+
+@lru_cache(maxsize=4)
+def _limits(of: Program) -> Callable[..., tuple[Moments, jax.Array]]:
+    def both(params: Params, many: Examples, few: Examples) -> tuple[Moments, jax.Array]:
+        noise = moments(of.problem, SMALL, params, many)
+        return noise, sharpness(of.problem, params, few, ITERATIONS)
+
+    return jax.jit(both)
 
 
 def start_loss(cluster: Cluster, begin: Checkpoint) -> float:

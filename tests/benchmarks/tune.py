@@ -26,85 +26,63 @@ from typing import Any
 import pandas as pd
 
 from configs import tune as cases
+from configs.papers.automatic_optimizer import alone, of_mode, setting, synchronous
 from launch.tune import tune
-from research.evidence import arms
 from research.evidence.study import Study, cores
-from research.tuning import segments
 from research.tuning.setting import Setting
 from tests.benchmarks.record import publish
 
 CHOOSE, REPORT = (3, 4), (0, 1, 2)
 GOOD, CANNOT, CAN = 1.1, 1.15, 0.8
-STEPS = 8000  # of a trial, at most
-START = {8: (0.125, 0.0), 64: (1.0, 0.9)}  # by batch: long-run step and momentum, searched from
-LONGER = 5
-GROUPS = "strategy.groups"
 
 
 def fixed(study: Study, case: str) -> dict[str, Any]:
-    """The best setting of one group and the best of all, each with whether it is interior."""
+    """The best setting of one group and the best of all, and whether they are interior.
+
+    Of groups by themselves, as their updates take unlike seconds; those that make updates no tenth
+    faster than fewer are left out, as staleness lowers no updates.
+    """
     config = cases.get_config(case)
-    config.strategy.groups, config.steps = 1, STEPS
-    one = arms.sgd(config, *START[config.batch_size])
-    many = one._replace(
-        ladders={GROUPS: groups, **one.ladders},
-        start={GROUPS: 2 if cases.can_win(case) else 0, **one.start},
-    )
-    found = {}
-    for name, arm in (("synchronous", one), ("best", many)):
-        tuned = arms.tuned(study, arm, config.tune.target, "seconds")
-        found[name] = {**tuned.point, "interior": tuned.interior}
-    return found
-
-
-def groups(i: int) -> int:
-    """1, 2, 4, ... as many as there are workers."""
-    return min(2 ** max(i, 0), cases.WORKERS)
-
-
-def seconds(case: str, seed: int, setting: Setting) -> float:
-    """Of this setting alone, from the start to the target, at the log points of `launch.tune`."""
-    config = cases.get_config(case)
-    config.seed = seed
-    cluster = segments.prepare(config)
-    start, target = segments.start(cluster), config.tune.target
-    _, outcome = segments.attempt(cluster, start, setting, config.tune.seconds, target)
-    return outcome.seconds if outcome.reached else math.inf
+    found = {1: synchronous(study, config)}
+    pace = cases.pace(config, 1)
+    for g in (2, 4, 8):
+        if cases.pace(config, g) < pace / 1.1:
+            pace, found[g] = cases.pace(config, g), synchronous(study, config, g)
+    best = min(found, key=lambda g: found[g].cost)
+    interior = all(found[g].interior for g in (1, best))
+    return {"synchronous": setting(found[1]), "best": setting(found[best], best)} | {
+        "interior": interior
+    }
 
 
 def measure(
     case: str, seed: int, modes: Sequence[str], best: dict[str, Any], workdir: Path
 ) -> dict[str, Any]:
     """One row of the table."""
-    one, any_ = (_setting(best[name]) for name in ("synchronous", "best"))
-    least, synchronous = seconds(case, seed, any_), seconds(case, seed, one)
+    given = cases.get_config(case)
+    least = alone(given, seed, best["best"])
+    opponent = alone(given, seed, best["synchronous"])
     row = {
         "case": case,
         "can win": cases.can_win(case),
         "seed": seed,
-        "synchronous s": synchronous,
-        "best": _shown(any_),
+        "synchronous s": opponent,
+        "best": _shown(best["best"]),
         "best s": least,
-        "interior": best["synchronous"]["interior"] and best["best"]["interior"],
+        "interior": best["interior"],
     }
     for number, mode in enumerate(modes):
-        config = cases.get_config(case)
-        config.seed, config.tune.mode = seed, mode
+        config = of_mode(case, mode)
+        config.seed = seed
         if number:
             config.tune.baselines = ()
-        if mode == "omnivore":  # all of its epochs are equally long
-            config.tune.epoch_seconds *= LONGER
         methods = tune(config, workdir / f"{case}-{seed}-{mode}")["methods"]
         for name, its in ((its["method"], its) for its in methods):
-            row[name] = _reached(its["with_probes"]) / synchronous
+            row[name] = _reached(its["with_probes"]) / opponent
         row[f"{mode} overhead"] = methods[0]["overhead"]
         row[f"{mode} picked"] = methods[0]["picked"]
-        row[f"{mode} pick"] = seconds(case, seed, _parsed(methods[0]["picked"])) / least
+        row[f"{mode} pick"] = alone(given, seed, _parsed(methods[0]["picked"])) / least
     return row
-
-
-def _setting(found: dict[str, Any]) -> Setting:
-    return Setting(found.get(GROUPS, 1), found[arms.MOMENTUM], found[arms.RATE])
 
 
 def _parsed(shown: str) -> Setting:

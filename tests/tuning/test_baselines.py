@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from research.tuning.baselines import MOMENTA, RATES, choose
-from research.tuning.setting import Point, Setting
+from research.tuning.setting import Point
 from tests.tuning.cluster import Cluster
 
 GROUPS = (1, 2, 4, 8)
@@ -24,7 +24,7 @@ def chosen(name, cluster, seconds=400.0, seed=0):
 
 @pytest.mark.parametrize(("name", "g"), FIXED.items())
 def test_fixed_groups_have_both_momentum_and_learning_rate_tuned(name, g):
-    """The nearer to a momentum of 0.5 and a rate of 0.02 the better, by both: found by 40 probes."""
+    """The nearer to a momentum of 0.5 and a rate of 0.02 the better: found by 40 probes."""
     cluster = Cluster(
         loss=lambda s, seconds: abs(s.momentum - 0.5) + abs(math.log10(s.learning_rate / 0.02))
     )
@@ -71,13 +71,13 @@ def test_tpe_learns_from_its_probes():
     """Its later probes are better than its first ten, which are random; random ones are not."""
     better = {}
     for name in SEARCHES:
-        cluster = Cluster(best=1.2, alpha=0.03)
+        cluster = Cluster(best=0.6, alpha=0.1)
         for seed in range(3):
             chosen(name, cluster, seed=seed)
         losses = [cluster.efficiency(setting, 10.0) for setting in cluster.settings]
         whole = np.nan_to_num(losses, nan=1.0).reshape(3, 40)
         better[name] = np.median(whole[:, :10]) - np.median(whole[:, 20:])
-    # Losses are between 0.85 and 1.
+    # Losses are between 0.68 and 1.
     assert better["tpe"] > 0.03 > better["random"]
 
 
