@@ -2,9 +2,9 @@
 
 Seconds to a loss are updates x seconds an update, SE(g) x HE(g). More groups make updates faster
 until a server is saturated or nobody waits any more, and updates less useful. On four clusters of
-16 memoryless workers and at three mini-batches every number of groups is tuned by itself and run. The
-model sees none of those runs but one synchronous run of the batch: HE(g) is of the arrivals alone,
-and SE(g) = SE(1) P_SE(g) of its noise scale and sharpness (`research/tuning/prediction.py`).
+16 memoryless workers and at three mini-batches every number of groups is tuned by itself and run.
+The model sees none of those runs but one synchronous run of the batch: HE(g) is of the arrivals
+alone, and SE(g) = SE(1) P_SE(g) of its noise scale and sharpness (`research/tuning/prediction.py`).
 """
 
 from typing import Any
