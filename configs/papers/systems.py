@@ -29,7 +29,7 @@ CLAIM = Claim(
     number=14,
     sentence="Popular systems lie inside the space of trade-offs but do not optimize in it",
     source="arXiv 1606.04487, Sections 1 and 4",
-    measured="simulated seconds to a training loss of 0.25 of a CNN of 4 and 8 channels on 4,000 "
+    measured="simulated seconds to a training loss of 0.4 of a CNN of 4 and 8 channels on 4,000 "
     "MNIST images, batch 32, 16 memoryless workers, on two clusters: stragglers only, and a server "
     "of the dense layers that saturates",
     opponent="the settings that named systems stand for; every setting with its own rate and "
@@ -47,6 +47,7 @@ SYSTEMS: dict[str, Point] = {
     "stale synchronous": {"strategy.groups": ALL, "strategy.staleness_bound": 3},
 }
 BETWEEN = {"small": (4,), "full": (2, 4, 8)}
+TARGET, UPDATES = 0.4, 2500  # a loss that 16 groups reach in far fewer updates than that
 CLUSTERS: dict[str, Point] = {
     "stragglers": {"cluster.seconds_per_example": 1 / 32},  # a batch takes a worker a second
     "saturating server": {
@@ -67,14 +68,15 @@ def settings(cluster: str, scale: str) -> dict[str, Point]:
     }
     between: dict[str, Point] = {}
     for g in BETWEEN[scale]:
-        between[f"{g} groups"] = {"strategy.groups": g}
+        if scale == "full":
+            between[f"{g} groups"] = {"strategy.groups": g}
         between[f"{g} groups, merged"] = {"strategy.groups": g, "strategy.fresh": DENSE}
     return {**named, **between}
 
 
 def config_of(cluster: str, setting: Point) -> ConfigDict:
     config = problems.network("cnn", 32)
-    config.data.train_evaluated = 500
+    config.steps = UPDATES
     return at(config, {**CLUSTERS[cluster], **setting}, 0)
 
 
@@ -89,8 +91,8 @@ def measure(study: Study) -> dict[str, Any]:
         cluster, name, setting = arm
         step = STEPS.get(setting["strategy.groups"], STEPS[4])
         chosen = sgd(config_of(cluster, setting), step, 0.3)
-        found = tuned(study, chosen, problems.TARGET, "seconds")
-        curves = reported(study, chosen, found.point, problems.TARGET)
+        found = tuned(study, chosen, TARGET, "seconds")
+        curves = reported(study, chosen, found.point, TARGET)
         return {
             "cluster": cluster,
             "setting": name,
@@ -98,8 +100,8 @@ def measure(study: Study) -> dict[str, Any]:
             "tuned": found.point,
             "interior": found.interior,
             "chosen_by": found.cost,
-            "updates": [to_loss(curve, problems.TARGET) for curve in curves],
-            "seconds": [to_loss(curve, problems.TARGET, "seconds") for curve in curves],
+            "updates": [to_loss(curve, TARGET) for curve in curves],
+            "seconds": [to_loss(curve, TARGET, "seconds") for curve in curves],
         }
 
     rows = study.map(run, arms)
