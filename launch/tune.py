@@ -1,7 +1,8 @@
 """Tuning groups, momentum and learning rate: `python -m launch.tune --config=... --workdir=DIR`.
 
-Omnivore's automatic optimizer (`research/tuning/automatic.py`) tunes and trains on the simulated
-cluster until the training loss is at `config.tune.target`. With `config.tune.baselines`, other ways
+Tunes and trains in turn on the simulated cluster, until the training loss is at
+`config.tune.target`: in a mode that predicts what it can (`research/tuning/predictive.py`), or as
+the authors of Omnivore's automatic optimizer do it (`omnivore.py`). With `config.tune.baselines`, other ways
 to choose a setting (`baselines.py`) get as many seconds of probes, and then train with their choice
 from the start. `decisions.jsonl` has every probe and decision as it is made; interrupted or killed,
 the same command goes on from there. At the end: `results.csv` and `summary.json`.
@@ -65,7 +66,7 @@ def results(lines: Sequence[Line]) -> list[dict[str, Any]]:
 
     A probe that is gone on with, as a longer one or as an epoch, is the beginning of it, and counts
     once. `overhead` is the other probes' part of all seconds; `settings`, g/mu/alpha, are what it
-    trained with, `picked` the one for longest.
+    trained with, `picked` the first of them.
     """
     table = []
     for name in dict.fromkeys(line["method"] for line in lines):
@@ -85,7 +86,7 @@ def results(lines: Sequence[Line]) -> list[dict[str, Any]]:
                 "train_seconds": trained,
                 "probes": len(probes),
                 "updates": sum(line["updates"] for line in epochs),
-                "picked": _longest(epochs),
+                "picked": _shown(epochs[0]) if epochs else "",
                 "settings": " ".join(map(_shown, epochs)),
             }
         )
@@ -94,14 +95,6 @@ def results(lines: Sequence[Line]) -> list[dict[str, Any]]:
 
 def _shown(line: Line) -> str:
     return f"{line['groups']}/{line['momentum']:.3g}/{line['learning_rate']:.3g}"
-
-
-def _longest(epochs: Sequence[Line]) -> str:
-    """The setting that trained for most of the seconds."""
-    total: dict[str, float] = {}
-    for line in epochs:
-        total[_shown(line)] = total.get(_shown(line), 0.0) + line["seconds"]
-    return max(total, key=lambda setting: total[setting]) if total else ""
 
 
 def _probed(lines: Sequence[Line], method: str) -> float:

@@ -128,12 +128,12 @@ def default() -> ConfigDict:
     config.tune.mode = "predictive"  # or 'omnivore', the authors' own
     config.tune.target = 0.1  # training loss at which training ends
     config.tune.seconds = 3600.0  # of training, at most
-    config.tune.probe_seconds = 1.0  # of a probe of the cold start
-    config.tune.probe_share = 0.03  # of a probe of steady state, of the epoch it is for
-    config.tune.epoch_seconds = 30.0  # of training to the first search; to the next twice that, ...
+    config.tune.probe_seconds = 1.0  # omnivore, baselines: of a probe of the cold start
+    config.tune.probe_share = 0.03  # of a later probe, of the epoch it is for
+    config.tune.epoch_seconds = 30.0  # of the first epoch; predictive: of the next twice that, ...
     config.tune.momenta = (0.0, 0.3, 0.6, 0.9)  # explicit ones that are tried
-    config.tune.learning_rates = (0.1, 0.01, 0.001, 0.0001)  # of one group; of more, tenths of them
-    config.tune.seeds = 1  # initializations tried
+    config.tune.learning_rates = (0.1, 0.01, 0.001, 0.0001)  # omnivore, of one group; more: / 10
+    config.tune.seeds = 1  # omnivore: initializations tried
     config.tune.baselines = ()  # 'synchronous', 'asynchronous', 'random', 'tpe': run beside it
 
     config.plan = ConfigDict()  # launch.plan

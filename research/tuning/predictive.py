@@ -13,31 +13,37 @@ momentum that less 1 - 1/g (arXiv 1605.09774), and not below 0.
     an epoch       Each is twice as long as the one before. One that does not lower the loss (the
                    first: below that of the start, and of chance) ends early and is repeated from
                    its checkpoint with half the step.
-    a challenger   of each epoch after the first: half the step, twice the step, the next momentum
-                   up or down, in turn, for as long as one wins. Setting and challenger are probed
-                   for an equal share of the epoch, and the better trains it.
-    the guard      The second challenge of several groups is by one group with its own predicted
-                   setting, and half the step: twice as long. So synchronous training competes.
+                   One that lowers it by less than 15 % is held up by the noise of its step: the
+                   next has half of it.
+    a challenger   of each other epoch: twice the step, the next momentum up or down, in turn, for
+                   as long as one wins. Setting and challenger are probed for an equal share of the
+                   epoch, and the better trains it.
+    the guard      Before the third epoch, or as soon as there is a challenge, several groups are
+                   challenged by one group with its own predicted setting, twice as long, and
+                   against half their step too. So synchronous training competes.
     settling       Where the mean of the latest parameters is at the target and they are not, what
                    is left is the noise of the step: it falls to a quarter.
 
-A shorter step looks better for a while whatever it is later, so it has to win by 15 %.
+What moves less looks better for a while, whatever it is later. So a shorter step, less momentum or
+one group has to win by 15 %, anything else by 2 %.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 
 from research.tuning.rules import Rules
-from research.tuning.setting import Bench, Outcome, Point, Setting
+from research.tuning.setting import Bench, Outcome, Point, Probe, Setting
 
 Move = Callable[[Setting], Setting]
 
 GROWTH = 2  # of epochs
 FACTOR = 2.0  # between steps
-SHORTER = 1.15  # ratio of losses by which a shorter step has to win
+SHORTER = 1.15  # ratio of losses by which a shorter step has to win, and one group
+LONGER = 1.02  # and any other setting
+STALLED = 0.85  # ratio of losses at the end and at the start of an epoch, from which on it has
 SETTLE = 4.0  # by which the step falls where only its noise is left
-GUARD = 2  # the epoch before which groups stand against one group
+GUARD = 2  # the first epoch before which groups stand against one group
 ROUNDING = 1e-9  # of sums of seconds
 
 
@@ -47,7 +53,8 @@ def predictive(bench: Bench, groups: Sequence[int], rules: Rules) -> None:
     left, epoch = rules.seconds, rules.epoch_seconds
     last, synchronous = planned(bench, point, groups, max(rules.momenta))
     other = partial(momentum, sorted({*rules.momenta, last.momentum, synchronous.momentum}))
-    moves: list[Move] = [down, up, partial(other, 1), partial(other, -1)]
+    compared = False
+    moves: list[Move] = [up, partial(other, 1), partial(other, -1)]
     while True:
         bench.note("chosen", last)
         outcome = bench.train(point, min(epoch, left), last, loss, settle=True)
@@ -55,17 +62,18 @@ def predictive(bench: Bench, groups: Sequence[int], rules: Rules) -> None:
         if outcome.reached or left < ROUNDING * rules.seconds:
             return
         lower = outcome.loss < loss  # never, if it diverged
+        stalled = not outcome.loss < STALLED * loss
         if lower:
             point, loss = point._replace(epoch=point.epoch + 1), outcome.loss
         if outcome.settled:
             last = scaled(last, 1 / SETTLE)
-        elif not lower:
-            last = down(last)
+        elif stalled:
+            last, epoch = down(last), GROWTH * epoch if lower else epoch
         else:
             epoch *= GROWTH
             seconds = rules.probe_share * epoch
-            if last.groups > 1 and point.epoch == GUARD:
-                last = race(bench, point, 2 * seconds, last, down(last), synchronous)
+            if last.groups > 1 and point.epoch >= GUARD and not compared:
+                last, compared = guarded(bench, point, 2 * seconds, last, synchronous), True
             else:
                 last, moves = challenged(bench, point, seconds, last, moves)
 
@@ -87,15 +95,26 @@ def challenged(
     """The better of the setting and its next challenger, and the moves as they come next."""
     while moves[0](last) == last:  # a momentum at the end of its list
         moves = [*moves[1:], moves[0]]
-    won = race(bench, point, seconds, last, moves[0](last))
+    won = better(partial(bench.probe, point, seconds), last, moves[0](last))
     return won, [*moves[1:], moves[0]] if won == last else list(moves)
 
 
-def race(bench: Bench, point: Point, seconds: float, last: Setting, *others: Setting) -> Setting:
-    """The setting with the least loss after so many seconds, shorter steps handicapped."""
-    losses = {one: _loss(bench.probe(point, seconds, one)) for one in (last, *others)}
-    handicap = {one: SHORTER if step(one) < step(last) else 1.0 for one in losses}
-    return min(losses, key=lambda one: handicap[one] * losses[one])
+def guarded(
+    bench: Bench, point: Point, seconds: float, last: Setting, synchronous: Setting
+) -> Setting:
+    """One group where it does better than the groups at their step and at half of it."""
+    tried = cache(partial(bench.probe, point, seconds))
+    groups = min(_loss(tried(last)), _loss(tried(down(last))))
+    if SHORTER * _loss(tried(synchronous)) < groups:
+        return synchronous
+    return better(tried, last, down(last))
+
+
+def better(probe: Probe, last: Setting, other: Setting) -> Setting:
+    """The setting with the less loss, a shorter step handicapped."""
+    calmer = step(other) < (1 - ROUNDING) * step(last) or other.momentum < last.momentum
+    loss, handicap = _loss(probe(last)), SHORTER if calmer else LONGER
+    return other if handicap * _loss(probe(other)) < loss else last
 
 
 def down(setting: Setting) -> Setting:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 
 class Rules(NamedTuple):
-    """Of the automatic optimizer (`automatic.py`). All seconds are simulated ones."""
+    """Of both modes (`predictive.py`, `omnivore.py`). All seconds are simulated ones."""
 
     momenta: Sequence[float]
     learning_rates: Sequence[float]  # of one group

@@ -41,7 +41,10 @@ UNRESOLVED = (
 )
 ITERATIONS = 2  # of the sharpness's power iteration
 NOISY = 3.0  # noise scale over batch, from which on momentum brings nothing
-EDGE = 4.0  # best long-run step without noise times the sharpness: above 2, as that gives way
+GROWN = 2.0  # sharpness soon after the initialization over that at it
+# Best long-run step without noise times the sharpness, without momentum and with the largest: above
+# 2, as the sharpness of a network gives way.
+EDGE, WITH_MOMENTUM = 3.5, 6.0
 AVERAGED = 8  # moments of a probe that its parameters are averaged over
 
 
@@ -131,7 +134,7 @@ def measure(cluster: Cluster, begin: Checkpoint) -> Line:
     signal = max(float(noise.square), float(noise.trace) / (MEASURED * UNRESOLVED))
     scale = float(noise.trace) / signal
     noisy = scale > NOISY * batch
-    found = Measured(scale, peak, (EDGE if noisy else 2 * EDGE) / peak)
+    found = Measured(scale, GROWN * peak, (EDGE if noisy else WITH_MOMENTUM) / peak)
     evaluations = MEASURED + MEASURED // 2 * 2 * (ITERATIONS + 1)
     return {
         "noise_scale": scale,
@@ -177,15 +180,15 @@ def attempt(
 
     The loss of the outcome is the training loss at its end, NaN where it is not finite: of the same
     examples for every setting, as batches are too few to compare settings by, and not the same for
-    different groups. With a `target` it is evaluated at every log point, too, and the run ends when
-    it is at most the target, or above the one that it has to `lower`: twice that at the start, less
-    and less above it later. Without one this is a probe, and the loss that of the mean of its
+    different groups. Without a target this is a probe, and the loss that of the mean of its
     parameters over its later half: those at the end of large steps are scattered around where they
     lead to, so that small steps would always seem better.
 
-    With `settle` it also ends where the mean of the parameters at the latest log points is at the
-    target; and always with the first batch whose loss is not finite. Evaluation takes no
-    simulated time.
+    With a `target` the loss is evaluated at every log point, too, and the run ends when it is at
+    most the target; or where neither it nor that of the mean of the latest parameters is below what
+    is to be beaten, `lower`, times two at the start and less and less later; or, with `settle`,
+    where that of the mean is at the target. It always ends with the first batch whose loss is not
+    finite. Evaluation takes no simulated time.
     """
     run, t, every = cluster.run, int(begin.updates), cluster.run.config.log_every
     line = _timeline(run, setting.groups, t, seconds)
@@ -205,11 +208,10 @@ def attempt(
             finite = bool(np.isfinite(loss))
             reached = target is not None and loss <= target
             if target is not None and finite and not reached and done < updates:
-                finite = loss <= lower * CEILING ** (1 - done / updates)
-                if settle:
-                    seen = [*seen[1 - AVERAGED :], jax.tree.map(jnp.copy, state.params)]
-                    mean = program.evaluate(run.program, _mean(seen), cluster.evaluated)["loss"]
-                    settled = len(seen) == AVERAGED and bool(mean <= target)
+                seen = [*seen[1 - AVERAGED :], jax.tree.map(jnp.copy, state.params)]
+                mean = program.evaluate(run.program, _mean(seen), cluster.evaluated)["loss"]
+                finite = bool(min(loss, mean) <= lower * CEILING ** (1 - done / updates))
+                settled = settle and len(seen) == AVERAGED and bool(mean <= target)
         if reached or settled or not finite:
             break
     ended = _until(line, t + done) - before

@@ -7,7 +7,7 @@ simulated seconds to the target,
 
     MODE           with its probes and measurements, over the tuned synchronous without any
     BASELINE       the same: other ways to choose, with as many seconds of probes as the mode
-    pick           the setting that the mode trained for longest, alone from the start, over `best`
+    pick           the setting that the mode first trained with, alone from the start, over `best`
 
 Where asynchrony cannot win by the rule of `configs/tune.py` the default mode is to be at most 1.15
 in the median, where it can, at most 0.8, and every run is to arrive; a pick is good within a tenth.

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from research.tuning.predictive import SETTLE, planned, predictive, race, step
+from research.tuning.predictive import SETTLE, better, guarded, of_step, planned, predictive, step
 from research.tuning.rules import Rules
 from research.tuning.setting import Measures, Outcome, Point, Setting
 from tests.tuning.cluster import Cluster
@@ -62,10 +62,10 @@ def test_epochs_double_and_probes_are_a_share_of_them():
     challengers = [tried[1][1] for tried in by_epoch.values()]
     same = pytest.approx(0.1)
     assert [(s.momentum, step(s)) for s in challengers] == [
-        (0.0, 0.05),
         (0.0, 0.2),
         (0.3, same),
-        (0.0, 0.05),  # there is no momentum below: the next move
+        (0.0, 0.2),  # there is no momentum below: the next move
+        (0.3, same),
     ]
 
 
@@ -76,21 +76,31 @@ def test_a_challenger_that_wins_trains_and_is_followed():
         loss=lambda s, seconds: 1 + abs(math.log2(step(s) / 0.8)),
     )
     run(cluster, RULES._replace(seconds=12700))
-    assert [round(step(s), 3) for _, _, s in cluster.epochs] == [0.1, 0.1, 0.2, 0.4, 0.8, 0.8, 0.8]
+    assert [round(step(s), 3) for _, _, s in cluster.epochs] == [0.1, 0.2, 0.4, *4 * [0.8]]
 
 
 @pytest.mark.parametrize(("loss", "wins"), [(0.88, False), (0.86, True)])
 def test_a_shorter_step_has_to_win_by_more(loss, wins):
     last, shorter, longer = (Setting(1, 0.0, alpha) for alpha in (0.1, 0.05, 0.2))
     cluster = Cluster(loss=lambda s, seconds: {last: 1.0, shorter: loss, longer: 1.0}[s])
-    assert race(cluster, Point(), 5.0, last, shorter) == (shorter if wins else last)
-    assert race(cluster, Point(), 5.0, last, longer) == last
+    assert better(cluster.tried, last, shorter) == (shorter if wins else last)
+    assert better(cluster.tried, last, longer) == last
+
+
+@pytest.mark.parametrize(
+    ("mu", "loss", "wins"),
+    [(0.3, 0.88, False), (0.3, 0.86, True), (0.9, 0.97, True), (0.9, 0.99, False)],
+)
+def test_so_has_less_momentum_and_more_by_less(mu, loss, wins):
+    last, other = of_step(1, 0.6, 0.1), of_step(1, mu, 0.1)
+    cluster = Cluster(loss=lambda s, seconds: 1.0 if s == last else loss)
+    assert better(cluster.tried, last, other) == (other if wins else last)
 
 
 def test_what_diverges_loses():
     last, other = Setting(1, 0.0, 0.1), Setting(1, 0.0, 0.05)
     cluster = Cluster(loss=lambda s, seconds: math.nan if s == last else 7.0)
-    assert race(cluster, Point(), 5.0, last, other) == other
+    assert better(cluster.tried, last, other) == other
 
 
 @pytest.mark.parametrize("one", [0.5, 1.5])
@@ -112,6 +122,19 @@ def test_synchronous_training_stands_against_the_groups(one):
     ]
 
 
+@pytest.mark.parametrize(
+    ("half", "g", "step_kept"), [(0.85, 8, False), (0.95, 1, True), (0.9, 8, True)]
+)
+def test_groups_are_not_judged_by_a_step_that_has_more_noise(half, g, step_kept):
+    """One group at 0.8 is 15 % better than 8 at 1.0, but not than 8 with half the step at 0.9."""
+    many, one = Setting(8, 0.0, 0.1), Setting(1, 0.0, 0.1)
+    losses = {many: 1.0, one: 0.8, Setting(8, 0.0, 0.05): half}
+    cluster = Cluster(loss=lambda s, seconds: losses[s])
+    found = guarded(cluster, Point(), 5.0, many, one)
+    assert (found.groups, found.learning_rate == 0.1) == (g, step_kept)
+    assert len(cluster.probes) == 3
+
+
 @pytest.mark.parametrize("bad", [math.nan, 100.0, 150.0])
 def test_an_epoch_that_does_not_lower_the_loss_is_repeated_with_half_the_step(bad):
     """The first, of a loss of 100 at the start, like any other."""
@@ -123,6 +146,26 @@ def test_an_epoch_that_does_not_lower_the_loss_is_repeated_with_half_the_step(ba
     made = [(point.epoch, seconds, s.learning_rate) for point, seconds, s in cluster.epochs]
     assert made == [(0, 100, 0.1), (0, 100, 0.05), (1, 200, 0.05), (1, 200, 0.025)]
     assert cluster.asked == [100.0, 100.0, 1.0, 1.0]
+
+
+def test_an_epoch_that_hardly_lowers_the_loss_is_gone_on_from_with_half_the_step():
+    """0.9 of the loss before is held up, 0.8 is not; nothing is probed for the epoch after."""
+    losses = [1.0, 0.8, 0.72, 0.5]
+    cluster = run(
+        Cluster(measured=Measures(0.1, True, DEAR), loss=lambda s, seconds: 1.0, losses=losses),
+        RULES._replace(seconds=1500),
+    )
+    made = [(point.epoch, seconds, s.learning_rate) for point, seconds, s in cluster.epochs]
+    assert made == [(0, 100, 0.1), (1, 200, 0.1), (2, 400, 0.1), (3, 800, 0.05)]
+    assert {point.epoch for point, _, _ in cluster.probes} == {1, 2}
+
+
+def test_groups_are_guarded_even_if_the_second_epoch_is_held_up():
+    losses = [1.0, 0.9, 0.4, 0.2]
+    cluster = Cluster(measured=Measures(0.1, True, FREE), served=1e-9, losses=losses)
+    cluster.loss = lambda s, seconds: 0.5 if s.groups == 1 else 1.0
+    run(cluster, RULES._replace(seconds=1500))
+    assert [s.groups for _, _, s in cluster.epochs] == [8, 8, 8, 1]
 
 
 def test_where_only_noise_is_left_the_step_falls_and_nothing_is_probed():

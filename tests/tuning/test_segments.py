@@ -176,8 +176,8 @@ def test_measuring_is_charged_in_synchronous_updates(config, mnist):
     assert found["seconds"] == pytest.approx((64 + 32 * 6) / 4 * each)
     assert found["penalties"][0] == 1.0 and found["penalties"] == sorted(found["penalties"])
     assert found["noise_scale"] > 0 and found["sharpness"] > 0
-    # The step: 4 over the sharpness where noise does not limit it, and as much less as it does.
-    edge = (4 if found["noisy"] else 8) / found["sharpness"]
+    # The step: so much over the sharpness where noise does not limit it, less as it does.
+    edge = (3.5 if found["noisy"] else 6.0) / found["sharpness"]
     assert found["step"] == pytest.approx(edge / (1 + found["noise_scale"] / 4))
 
 
