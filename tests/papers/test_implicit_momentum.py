@@ -55,12 +55,13 @@ def test_a_model_that_is_always_or_never_rejected_leaves_it_open():
     assert claim.verdict(found).word == "open"
     found = result()
     for model in claim.MODELS:
-        at(found, model, 16)["single"] = [fit(0.9375, p=0.01)] * 5  # 15 of 45 right ones do not
+        at(found, model, 16)["single"] = [fit(0.9375, p=0.01)] * 5  # 15 of 30 right ones do not
     assert claim.verdict(found).word == "open"
 
 
-def test_one_group_may_refuse():
+def test_one_group_says_how_far_the_meter_is_off_and_no_more():
     found = result()
     at(found, "mlp", 1)["half"] = {"refused": "too noisy"}
+    at(found, "cnn", 1)["half"] = fit(0.26)
     said = claim.verdict(found)
-    assert said.word == "confirmed" and "17 of 17" in said.by and "1 at g = 1" in said.by
+    assert said.word == "confirmed" and "12 of 12" in said.by and "off by 0.26 at most" in said.by
