@@ -4,8 +4,9 @@ Tunes and trains in turn on the simulated cluster, until the training loss is at
 `config.tune.target`: in a mode that predicts what it can (`research/tuning/predictive.py`), or as
 the authors of Omnivore's automatic optimizer do it (`omnivore.py`). With `config.tune.baselines`,
 other ways to choose a setting (`baselines.py`) get as many seconds of probes, and then train with
-their choice from the start. `decisions.jsonl` has every probe and decision as it is made; interrupted or killed,
-the same command goes on from there. At the end: `results.csv` and `summary.json`.
+their choice from the start. `decisions.jsonl` has every probe and decision as it is made;
+interrupted or killed, the same command goes on from there. At the end: `results.csv` and
+`summary.json`.
 """
 
 import math

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Self
 
 from ml_collections import ConfigDict
 
-from research.evidence.trial import Curve, trial
+from research.evidence.trial import Curve, cut, trial
 from research.workdir import rows
 
 ARMS = 16  # that are tuned at a time: each waits for its own trials
@@ -67,7 +67,7 @@ class Study:
         for key, (job, future) in asked.items():
             self._trials.put(key, {"most": job.most, **future.result()._asdict()})
         return [
-            Curve(**{k: v for k, v in self._trials.at(key).items() if k != "most"}) for key in keys
+            cut(self._curve(key), job.most, job.clock) for key, job in zip(keys, every, strict=True)
         ]
 
     def remember(self, key: str, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -93,6 +93,10 @@ class Study:
         if self._pool:
             self._pool.shutdown(cancel_futures=True)
 
+    def _curve(self, key: str) -> Curve:
+        line = self._trials.at(key)
+        return Curve(**{name: line[name] for name in Curve._fields})
+
     def _known(self, key: str, job: Job) -> bool:
         """Whether what is remembered says all that the job asks for."""
         line = self._trials.at(key)
@@ -105,7 +109,7 @@ class Study:
                 numbers = context.Queue()
                 for core in affinity()[: self._processes]:
                     numbers.put(core)
-                self._pool = ProcessPoolExecutor(self._processes, context, _alone, (numbers,))
+                self._pool = ProcessPoolExecutor(self._processes, context, alone, (numbers,))
             return self._pool
 
 
@@ -143,7 +147,7 @@ def affinity() -> list[int]:
     return list(range(os.cpu_count() or 1))
 
 
-def _alone(numbers: Any) -> None:
+def alone(numbers: Any) -> None:
     """A process to a core, which ends with its parent: threads that share cores take far longer."""
     Thread(target=_end_with_parent, daemon=True).start()
     core = numbers.get()

@@ -33,7 +33,7 @@ class Curve(NamedTuple):
     seconds: list[float]  # simulated
     losses: list[float]  # training loss of the examples that `config.data.train_evaluated` says
     status: str  # 'reached' the target, 'ended' before it, 'diverged'
-    test: dict[str, float]  # metrics of the test set at the end; {} if it diverged
+    test: dict[str, float]  # metrics of the test set at the end; {} if it diverged or was cut short
 
 
 def trial(
@@ -67,14 +67,23 @@ def trial(
         if status:
             break
     finite = [row for row in rows if math.isfinite(row["train_loss"])]
-    diverged = status == "diverged"
+    whole = status == "reached" or (not status and step == config.steps)
     return Curve(
         updates=[row["step"] for row in finite],
         seconds=[row["simulated_seconds"] for row in finite],
         losses=[row["train_loss"] for row in finite],
         status=status or "ended",
-        test={} if diverged else program.evaluate(run.program, state.params, test),
+        test=program.evaluate(run.program, state.params, test) if whole else {},
     )
+
+
+def cut(curve: Curve, most: float, clock: str = "updates") -> Curve:
+    """What the curve would be had its trial ended where more than `most` had passed."""
+    passed = np.flatnonzero(np.asarray(getattr(curve, clock)) >= most)
+    if not passed.size or (passed[0] == len(curve.updates) - 1 and curve.status == "reached"):
+        return curve
+    end = int(passed[0]) + 1
+    return Curve(curve.updates[:end], curve.seconds[:end], curve.losses[:end], "ended", {})
 
 
 def to_loss(curve: Curve, loss: float, clock: str = "updates") -> float:

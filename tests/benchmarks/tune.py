@@ -29,6 +29,7 @@ from configs import tune as cases
 from configs.papers.automatic_optimizer import alone, of_mode, setting, synchronous
 from launch.tune import tune
 from research.evidence.study import Study, cores
+from research.evidence.study import alone as alone_on_a_core
 from research.tuning.setting import Setting
 from tests.benchmarks.record import publish
 
@@ -98,11 +99,6 @@ def _reached(value: float | None) -> float:
     return math.inf if value is None else value
 
 
-def _pinned(numbers: Any) -> None:
-    """A process to a core: threads that share cores take several times as long."""
-    os.sched_setaffinity(0, {numbers.get()})
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--cases", nargs="+", choices=cases.CASES, default=cases.CASES)
@@ -120,7 +116,7 @@ def main() -> None:
     numbers = context.Queue()
     for core in sorted(os.sched_getaffinity(0)):
         numbers.put(core)
-    with ProcessPoolExecutor(cores(), context, _pinned, (numbers,)) as pool:
+    with ProcessPoolExecutor(cores(), context, alone_on_a_core, (numbers,)) as pool:
         jobs = [
             pool.submit(measure, case, seed, given.modes, best[case], given.workdir)
             for case in given.cases

@@ -17,13 +17,13 @@ def test_a_fixed_factor_has_an_interval_of_no_width(times, factor):
     np.testing.assert_allclose(found, factor, rtol=1e-9)  # rounding of the products
 
 
-@given(TIMES)
-def test_the_interval_holds_the_ratio_and_turns_over_with_it(times):
+@given(TIMES, st.floats(0.2, 5))
+def test_the_interval_holds_the_ratio_and_scales_with_it(times, factor):
     other = list(reversed(times))
     value, low, high = ratio(times, other)
     assert low <= value <= high
-    back, low_back, high_back = ratio(other, times)
-    np.testing.assert_allclose([back, low_back, high_back], [1 / value, 1 / high, 1 / low], 0.02)
+    scaled = ratio([factor * t for t in times], other)
+    np.testing.assert_allclose(scaled, [factor * x for x in (value, low, high)], rtol=1e-9)
 
 
 def test_misses_are_infinite_and_open_the_interval():
