@@ -27,7 +27,6 @@ import configs.papers
 from analysis import figures, scoreboard
 from analysis.tables import replace
 from launch import app
-from research.config import ConfigError
 from research.evidence.claim import WORDS, Verdict
 from research.evidence.study import Study
 from research.workdir import WorkdirError, read_json, write_json
@@ -137,7 +136,7 @@ def main(_: Sequence[str]) -> int:
             app.fail(f"--only={name}: no such claim; there are {', '.join(every)}")
     try:
         board = run(Path(given.workdir), chosen, given.scale, given.seed)
-    except (*app.INPUT_ERRORS, ConfigError) as error:
+    except app.INPUT_ERRORS as error:
         app.fail(str(error))
     except KeyboardInterrupt:
         print("stopped: the same command goes on", file=sys.stderr)

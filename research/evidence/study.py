@@ -10,7 +10,7 @@ import math
 import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from pathlib import Path
 from threading import RLock, Thread
 from typing import Any, NamedTuple, Self
@@ -60,12 +60,15 @@ class Study:
         """The curves, in order; those that are not remembered run as processes become free."""
         every = list(jobs)
         keys = [_key([job.config.to_dict(), job.target, job.clock]) for job in every]
-        asked: dict[str, tuple[Job, Future[Curve]]] = {}
-        for key, job in zip(keys, every, strict=True):
-            if key not in asked and not self._known(key, job):
-                asked[key] = job, self._executor().submit(_trial, job)
-        for key, (job, future) in asked.items():
-            self._trials.put(key, {"most": job.most, **future.result()._asdict()})
+        unknown = {
+            key: job for key, job in zip(keys, every, strict=True) if not self._known(key, job)
+        }
+        asked = {
+            self._executor().submit(_trial, job): (key, job.most) for key, job in unknown.items()
+        }
+        for future in as_completed(asked):  # so that a kill loses none that has ended
+            key, most = asked[future]
+            self._trials.put(key, {"most": most, **future.result()._asdict()})
         return [
             cut(self._curve(key), job.most, job.clock) for key, job in zip(keys, every, strict=True)
         ]

@@ -36,9 +36,7 @@ LEAST = 4  # updates of a probe
 CHANCE = 0.99  # of ln classes: a loss above that has learnt nothing
 MEASURED = 64  # examples that the noise scale is measured on; the sharpness on half of them
 SMALL = 4  # the smaller batch of the noise scale
-UNRESOLVED = (
-    4  # a noise scale that many times the examples measured on is not told from a larger one
-)
+UNRESOLVED = 4  # times the examples measured on: a noise scale from which on none is told apart
 ITERATIONS = 2  # of the sharpness's power iteration
 NOISY = 3.0  # noise scale over batch, from which on momentum brings nothing
 GROWN = 2.0  # sharpness soon after the initialization over that at it
