@@ -72,7 +72,7 @@ def results(lines: Sequence[Line]) -> list[dict[str, Any]]:
     table = []
     for name in dict.fromkeys(line["method"] for line in lines):
         own = [line for line in lines if line["method"] == name]
-        probes = [line for line in own if line["what"] in ("probe", "measure")]
+        probes = [line for line in own if line["what"] in ("probe", "limits")]
         epochs = [line for line in own if line["what"] == "train"]
         trained = sum(line["seconds"] for line in epochs)
         probed = _seconds([*probes, *epochs]) - trained
@@ -100,7 +100,7 @@ def _shown(line: Line) -> str:
 
 def _probed(lines: Sequence[Line], method: str) -> float:
     """Seconds of all that a method tried, or measured, to choose."""
-    tried = ("probe", "measure")
+    tried = ("probe", "limits")
     return _seconds([line for line in lines if line["method"] == method and line["what"] in tried])
 
 

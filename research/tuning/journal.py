@@ -72,11 +72,11 @@ class Method:
         return segments.start_loss(self._cluster, self._state(point))
 
     def measure(self, point: Point) -> Measures:
-        line = {"method": self.name, "what": "measure", **point._asdict()}
+        line = {"method": self.name, "what": "limits", **point._asdict()}
         found = self._journal(line, lambda: segments.measure(self._cluster, self._state(point)))
         groups = self._cluster.groups
         return Measures(
-            found["step"], found["noisy"], dict(zip(groups, found["penalties"], strict=True))
+            found["step"], found["momentum"], dict(zip(groups, found["penalties"], strict=True))
         )
 
     def note(self, what: str, setting: Setting) -> None:
@@ -148,8 +148,8 @@ class Method:
 
 
 def _shown(line: Line) -> str:
-    if line["what"] == "measure":
-        return "{method}: measure  noise scale {noise_scale:.3g}, sharpness {sharpness:.3g}".format(
+    if line["what"] == "limits":
+        return "{method}: limits  noise scale {noise_scale:.3g}, sharpness {sharpness:.3g}".format(
             **line
         )
     text = (

@@ -6,9 +6,9 @@
 HE(g) is the cluster's seconds an update. The step and P_SE(g), the updates that staleness costs,
 are predicted by `prediction.py` from the gradient noise scale, the sharpness and the law of
 staleness, measured at the initialization before anything is tried (`segments.measure`); it takes
-simulated seconds that count. Long-run steps are alpha / (1 - mu), of which the best depends little
-on mu while noise limits them. Where it does not, total momentum is the largest mu: explicit
-momentum that less 1 - 1/g (arXiv 1605.09774), and not below 0.
+simulated seconds that count. Long-run steps are alpha / (1 - mu). The best total momentum is
+predicted with them, less the more noise limits them; explicit momentum is that less 1 - 1/g
+(arXiv 1605.09774), and not below 0.
 
     an epoch       Each is twice as long as the one before. One that does not lower the loss (the
                    first: below that of the start, and of chance) ends early and is repeated from
@@ -51,7 +51,7 @@ def predictive(bench: Bench, groups: Sequence[int], rules: Rules) -> None:
     """Tunes and trains in turn, until the target is reached or the seconds are over."""
     point, loss = Point(), bench.start(Point())
     left, epoch = rules.seconds, rules.epoch_seconds
-    last, synchronous = planned(bench, point, groups, max(rules.momenta))
+    last, synchronous = planned(bench, point, groups)
     other = partial(momentum, sorted({*rules.momenta, last.momentum, synchronous.momentum}))
     compared = False
     moves: list[Move] = [up, partial(other, 1), partial(other, -1)]
@@ -78,12 +78,9 @@ def predictive(bench: Bench, groups: Sequence[int], rules: Rules) -> None:
                 last, moves = challenged(bench, point, seconds, last, moves)
 
 
-def planned(
-    bench: Bench, point: Point, groups: Sequence[int], largest: float
-) -> tuple[Setting, Setting]:
+def planned(bench: Bench, point: Point, groups: Sequence[int]) -> tuple[Setting, Setting]:
     """What is predicted to take the least time, and the best of one group."""
-    step, noisy, penalties = bench.measure(point)
-    total = 0.0 if noisy else largest
+    step, total, penalties = bench.measure(point)
     g = min(groups, key=lambda g: bench.pace(g) * penalties[g])
     many = of_step(g, max(total - (1 - 1 / g), 0.0), step / penalties[g])
     return many, of_step(1, total, step)

@@ -38,11 +38,11 @@ MEASURED = 64  # examples that the noise scale is measured on; the sharpness on 
 SMALL = 4  # the smaller batch of the noise scale
 UNRESOLVED = 4  # times the examples measured on: a noise scale from which on none is told apart
 ITERATIONS = 2  # of the sharpness's power iteration
-NOISY = 3.0  # noise scale over batch, from which on momentum brings nothing
 GROWN = 2.0  # sharpness soon after the initialization over that at it
-# Best long-run step without noise times the sharpness, without momentum and with the largest: above
-# 2, as the sharpness of a network gives way.
+# Best long-run step without noise times the sharpness, without momentum and with 0.9: above 2, as
+# the sharpness of a network gives way.
 EDGE, WITH_MOMENTUM = 3.5, 6.0
+MOMENTUM = 0.9  # best without noise
 AVERAGED = 8  # moments of a probe that its parameters are averaged over
 
 
@@ -119,9 +119,14 @@ def start(cluster: Cluster, seed: int = 0) -> Checkpoint:
 def measure(cluster: Cluster, begin: Checkpoint) -> Line:
     """What limits steps at a checkpoint, by `prediction.py`, and the simulated seconds it takes.
 
-    `step`: the best long-run one of one group, as predicted; `penalties` by groups. Seconds are
-    those in which synchronous updates take as many examples' gradients; a product with the Hessian
-    counts as two.
+    `momentum` and `step`: the best total momentum, and long-run step of one group, as predicted.
+    Noise shortens the long-run step by 1 + B_noise / B (arXiv 1812.06162), and the rate that is
+    stable stays what it is, so that it is the memory that gets shorter:
+
+        1 - mu = (1 - mu without noise) (1 + B_noise / B)
+
+    `penalties` by groups. Seconds are those in which synchronous updates take as many examples'
+    gradients; a product with the Hessian counts as two.
     """
     params, batch = begin.state.params, cluster.run.config.batch_size
     many, few = (
@@ -131,14 +136,16 @@ def measure(cluster: Cluster, begin: Checkpoint) -> Line:
     peak = float(largest)
     signal = max(float(noise.square), float(noise.trace) / (MEASURED * UNRESOLVED))
     scale = float(noise.trace) / signal
-    noisy = scale > NOISY * batch
-    found = Measured(scale, GROWN * peak, (EDGE if noisy else WITH_MOMENTUM) / peak)
+    noise = 1 + scale / batch
+    momentum = max(1 - (1 - MOMENTUM) * noise, 0.0)
+    edge = EDGE + (WITH_MOMENTUM - EDGE) * momentum / MOMENTUM
+    found = Measured(scale, GROWN * peak, edge / peak)
     evaluations = MEASURED + MEASURED // 2 * 2 * (ITERATIONS + 1)
     return {
         "noise_scale": scale,
         "sharpness": peak,
-        "noisy": noisy,
-        "step": found.step / (1 + scale / batch),
+        "momentum": momentum,
+        "step": found.step / noise,
         "penalties": [
             penalty(found, batch, stability(cluster.run.config, g)) for g in cluster.groups
         ],

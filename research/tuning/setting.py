@@ -29,7 +29,7 @@ class Outcome(NamedTuple):
 
 class Measures(NamedTuple):
     step: float  # long-run step of one group, predicted
-    noisy: bool  # whether the step is limited by noise, so that momentum brings nothing
+    momentum: float  # total one, explicit and implicit, predicted
     penalties: dict[int, float]  # P_SE(g), predicted
 
 

@@ -61,7 +61,7 @@ def test_every_attempt_and_decision_is_a_line(whole):
         if line["what"] == "train":
             keys = ("groups", "momentum", "learning_rate")
             assert [line[key] for key in keys] == [own[number - 1][key] for key in keys]
-    assert {line["what"] for line in own} >= {"measure", "probe", "train", "chosen"}
+    assert {line["what"] for line in own} >= {"limits", "probe", "train", "chosen"}
     assert summary["status"] == "completed" and summary["versions"]["jax"]
 
 
@@ -72,7 +72,7 @@ def test_seconds_add_up_and_baselines_get_the_same_probes(whole):
     assert list(table.index) == [row["method"] for row in summary["methods"]]
     made = pd.DataFrame(lines(workdir)).dropna(subset="seconds").fillna({"groups": 0})
     made = made.fillna({"momentum": 0, "learning_rate": 0})  # what was measured is of no setting
-    made["what"] = made["what"].replace("measure", "probe")
+    made["what"] = made["what"].replace("limits", "probe")
     run = ["method", "seed", "epoch", "groups", "momentum", "learning_rate"]
     longest = made.pivot_table("seconds", run, "what", "max").fillna(0.0)
     trained, probed = longest["train"].groupby("method"), longest["probe"].groupby("method")

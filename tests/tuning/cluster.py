@@ -26,7 +26,7 @@ class Cluster:
         return 100.0
 
     def measure(self, point):
-        return self.measured or Measures(0.1, True, {2**n: 1.0 for n in range(8)})
+        return self.measured or Measures(0.1, 0.0, {2**n: 1.0 for n in range(8)})
 
     def updates(self, setting, seconds):
         return seconds / self.pace(setting.groups)

@@ -21,24 +21,24 @@ DEAR = {1: 1.0, 2: 3.0, 4: 9.0, 8: 27.0}
 
 
 def plan(measured, served=1e-9):
-    return planned(Cluster(measured=measured, served=served), Point(), GROUPS, max(MOMENTA))
+    return planned(Cluster(measured=measured, served=served), Point(), GROUPS)
 
 
 def test_groups_are_those_of_the_least_predicted_time():
     """Free staleness: as many as make updates faster; dear, one; between, HE(g) P_SE(g) decides."""
-    assert plan(Measures(0.1, True, FREE))[0] == Setting(8, 0.0, 0.1)
-    assert plan(Measures(0.1, True, FREE), served=0.25)[0].groups == 4
-    assert plan(Measures(0.1, True, DEAR))[0] == Setting(1, 0.0, 0.1)
+    assert plan(Measures(0.1, 0.0, FREE))[0] == Setting(8, 0.0, 0.1)
+    assert plan(Measures(0.1, 0.0, FREE), served=0.25)[0].groups == 4
+    assert plan(Measures(0.1, 0.0, DEAR))[0] == Setting(1, 0.0, 0.1)
     between = {1: 1.0, 2: 1.2, 4: 2.0, 8: 8.1}  # over 1, 2, 4, 8: 1, 0.6, 0.5, 1.01
-    assert plan(Measures(0.1, True, between))[0] == Setting(4, 0.0, 0.05)
+    assert plan(Measures(0.1, 0.0, between))[0] == Setting(4, 0.0, 0.05)
 
 
-def test_total_momentum_is_the_largest_where_noise_is_not_the_limit():
+def test_explicit_momentum_is_what_the_groups_leave_of_the_total():
     """Explicit 0.9 - 1/2 at 2 groups, none at 8; the step is the same in the long run."""
-    many, one = plan(Measures(0.1, False, {1: 1.0, 2: 0.5, 4: 9.0, 8: 9.0}))
+    many, one = plan(Measures(0.1, 0.9, {1: 1.0, 2: 0.5, 4: 9.0, 8: 9.0}))
     assert one == Setting(1, 0.9, pytest.approx(0.01))
     assert many == Setting(2, pytest.approx(0.4), pytest.approx(0.2 * 0.6))
-    assert plan(Measures(0.1, False, FREE))[0] == Setting(
+    assert plan(Measures(0.1, 0.9, FREE))[0] == Setting(
         8, pytest.approx(0.025), pytest.approx(0.0975)
     )
 
@@ -49,7 +49,7 @@ def run(cluster, rules=RULES, groups=GROUPS):
 
 
 def test_epochs_double_and_probes_are_a_share_of_them():
-    cluster = run(Cluster(measured=Measures(0.1, True, DEAR), loss=lambda s, seconds: 1.0))
+    cluster = run(Cluster(measured=Measures(0.1, 0.0, DEAR), loss=lambda s, seconds: 1.0))
     assert [seconds for _, seconds, _ in cluster.epochs] == [100, 200, 400, 800, 1600]
     assert cluster.epochs[0][2] == Setting(1, 0.0, 0.1)  # nothing is probed before
     by_epoch = {}
@@ -72,7 +72,7 @@ def test_epochs_double_and_probes_are_a_share_of_them():
 def test_a_challenger_that_wins_trains_and_is_followed():
     """The best long-run step is 0.8, three doublings up; ties are kept."""
     cluster = Cluster(
-        measured=Measures(0.1, True, DEAR),
+        measured=Measures(0.1, 0.0, DEAR),
         loss=lambda s, seconds: 1 + abs(math.log2(step(s) / 0.8)),
     )
     run(cluster, RULES._replace(seconds=12700))
@@ -108,7 +108,7 @@ def test_synchronous_training_stands_against_the_groups(one):
     """A wrong prediction costs two epochs and a probe: after it, one group trains if better."""
     cluster = run(
         Cluster(
-            measured=Measures(0.1, True, FREE),
+            measured=Measures(0.1, 0.0, FREE),
             served=1e-9,
             loss=lambda s, seconds: one if s.groups == 1 else 1.0,
         )
@@ -140,7 +140,7 @@ def test_an_epoch_that_does_not_lower_the_loss_is_repeated_with_half_the_step(ba
     """The first, of a loss of 100 at the start, like any other."""
     losses = [bad, 1.0, math.nan, 0.9]
     cluster = run(
-        Cluster(measured=Measures(0.1, True, DEAR), loss=lambda s, seconds: 1.0, losses=losses),
+        Cluster(measured=Measures(0.1, 0.0, DEAR), loss=lambda s, seconds: 1.0, losses=losses),
         RULES._replace(seconds=600),
     )
     made = [(point.epoch, seconds, s.learning_rate) for point, seconds, s in cluster.epochs]
@@ -152,7 +152,7 @@ def test_an_epoch_that_hardly_lowers_the_loss_is_gone_on_from_with_half_the_step
     """0.9 of the loss before is held up, 0.8 is not; nothing is probed for the epoch after."""
     losses = [1.0, 0.8, 0.72, 0.5]
     cluster = run(
-        Cluster(measured=Measures(0.1, True, DEAR), loss=lambda s, seconds: 1.0, losses=losses),
+        Cluster(measured=Measures(0.1, 0.0, DEAR), loss=lambda s, seconds: 1.0, losses=losses),
         RULES._replace(seconds=1500),
     )
     made = [(point.epoch, seconds, s.learning_rate) for point, seconds, s in cluster.epochs]
@@ -162,7 +162,7 @@ def test_an_epoch_that_hardly_lowers_the_loss_is_gone_on_from_with_half_the_step
 
 def test_groups_are_guarded_even_if_the_second_epoch_is_held_up():
     losses = [1.0, 0.9, 0.4, 0.2]
-    cluster = Cluster(measured=Measures(0.1, True, FREE), served=1e-9, losses=losses)
+    cluster = Cluster(measured=Measures(0.1, 0.0, FREE), served=1e-9, losses=losses)
     cluster.loss = lambda s, seconds: 0.5 if s.groups == 1 else 1.0
     run(cluster, RULES._replace(seconds=1500))
     assert [s.groups for _, _, s in cluster.epochs] == [8, 8, 8, 1]
@@ -171,17 +171,17 @@ def test_groups_are_guarded_even_if_the_second_epoch_is_held_up():
 def test_where_only_noise_is_left_the_step_falls_and_nothing_is_probed():
     settled = Outcome(0.5, 9, 60.0, settled=True)
     losses = [settled, Outcome(0.1, 5, 7.0, reached=True)]
-    cluster = run(Cluster(measured=Measures(0.1, True, DEAR), losses=losses))
+    cluster = run(Cluster(measured=Measures(0.1, 0.0, DEAR), losses=losses))
     (_, _, first), (point, seconds, then) = cluster.epochs
     assert then.learning_rate == first.learning_rate / SETTLE
     assert point.epoch == 1 and seconds == 100 and not cluster.probes
 
 
-@given(st.floats(0.01, 1), st.floats(1, 30), st.sampled_from(GROUPS), st.booleans())
-def test_probes_stay_a_small_share(measured, penalty, g, noisy):
+@given(st.floats(0.01, 1), st.floats(1, 30), st.sampled_from(GROUPS), st.floats(0, 0.9))
+def test_probes_stay_a_small_share(measured, penalty, g, momentum):
     """Of the whole training, whatever is chosen: 2 challengers of 10 % once, one of 5 % else."""
     penalties = {n: 1.0 if n == g else penalty for n in GROUPS}
-    cluster = Cluster(measured=Measures(measured, noisy, penalties), loss=lambda s, seconds: 1.0)
+    cluster = Cluster(measured=Measures(measured, momentum, penalties), loss=lambda s, seconds: 1.0)
     run(cluster)
     trained = sum(seconds for _, seconds, _ in cluster.epochs)
     longest = {}

@@ -177,8 +177,11 @@ def test_measuring_is_charged_in_synchronous_updates(config, mnist):
     assert found["penalties"][0] == 1.0 and found["penalties"] == sorted(found["penalties"])
     assert found["noise_scale"] > 0 and found["sharpness"] > 0
     # The step: so much over the sharpness where noise does not limit it, less as it does.
-    edge = (3.5 if found["noisy"] else 6.0) / found["sharpness"]
-    assert found["step"] == pytest.approx(edge / (1 + found["noise_scale"] / 4))
+    noise = 1 + found["noise_scale"] / 4
+    momentum = max(1 - 0.1 * noise, 0)
+    assert found["momentum"] == pytest.approx(momentum)
+    edge = (3.5 + 2.5 * momentum / 0.9) / found["sharpness"]
+    assert found["step"] == pytest.approx(edge / noise)
 
 
 def test_divergence_ends_it_and_is_charged_until_then(cluster):
