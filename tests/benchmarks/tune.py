@@ -1,9 +1,9 @@
 """`launch.tune` against tuned synchronous training: `python -m tests.benchmarks.tune`.
 
-Every case of `configs/tune.py`, seeds 20, 21, 22, on which nothing was developed. Two fixed settings are tuned on the seeds 3 and 4,
-by pattern search until both neighbours on every ladder are worse: of one group, momentum and
-learning rate (`synchronous`); of any groups, those too (`best`). On the reporting seeds, in
-simulated seconds to the target,
+Every case of `configs/tune.py`, seeds 20, 21, 22, on which nothing was developed. Two fixed
+settings are tuned on the seeds 3 and 4, by pattern search until both neighbours on every ladder
+are worse: of one group, momentum and learning rate (`synchronous`); of any groups, those too
+(`best`). On the reporting seeds, in simulated seconds to the target,
 
     MODE           with its probes and measurements, over the tuned synchronous without any
     BASELINE       the same: other ways to choose, with as many seconds of probes as the mode
