@@ -23,7 +23,7 @@ each of which takes the gradient of one mini-batch at parameters that the others
 How many more updates does that take, with the momentum 0.9 of synchronous training kept and with
 one tuned for g, both with a learning rate of their own? And does it pay in simulated seconds?"""
 KEPT = 0.9
-# Not looked at before the ranges were fixed; then 0.97 was added where 0.9 had come out best.
+# Not looked at before the ranges were fixed; then 0.95 was added where 0.9 had come out best.
 SEEDS = tuple(range(30, 35))
 GROUPS = (2, 4, 8, 16)
 HIGH, LOW = (-0.3, 0.3, KEPT, 0.97), (-0.9, -0.3, 0.3, KEPT)  # momenta of few and of many groups
@@ -35,8 +35,8 @@ SETTINGS = {
     (64, 8): (1000, 25, (-0.97, *LOW), (0.05, 0.1, 0.2, 0.4), (0.05, 0.1, 0.2)),
     (64, 16): (1250, 25, LOW, (0.05, 0.1, 0.2, 0.4), (0.025, 0.05, 0.1, 0.2)),
     (8, 1): (1000, 25, (-0.9, *HIGH), (0.08, 0.16, 0.32), (0.08, 0.16, 0.32)),
-    (8, 4): (1300, 25, (*LOW, 0.97), (0.04, 0.08, 0.16, 0.32), (0.04, 0.08, 0.16)),
-    (8, 16): (2000, 50, (*LOW, 0.97), (0.04, 0.08, 0.16), (0.02, 0.04, 0.08)),
+    (8, 4): (1300, 25, (*LOW, 0.95), (0.04, 0.08, 0.16, 0.32), (0.04, 0.08, 0.16)),
+    (8, 16): (2000, 50, LOW, (0.04, 0.08, 0.16), (0.02, 0.04, 0.08)),
 }
 
 

@@ -12,7 +12,8 @@ predicted with them, less the more noise limits them; explicit momentum is that 
 
     an epoch       Each is twice as long as the one before. One that does not lower the loss (the
                    first: below that of the start, and of chance) ends early and is repeated from
-                   its checkpoint with half the step.
+                   its checkpoint with half the step; if that does no better it was too short, and
+                   is repeated twice as long.
                    One that lowers it by less than 15 % is held up by the noise of its step: the
                    next has half of it.
     a challenger   of each other epoch: twice the step, the next momentum up or down, in turn, for
@@ -53,7 +54,7 @@ def predictive(bench: Bench, groups: Sequence[int], rules: Rules) -> None:
     left, epoch = rules.seconds, rules.epoch_seconds
     last, synchronous = planned(bench, point, groups)
     other = partial(momentum, sorted({*rules.momenta, last.momentum, synchronous.momentum}))
-    compared = False
+    compared, refused, least = False, last, math.inf
     moves: list[Move] = [up, partial(other, 1), partial(other, -1)]
     while True:
         bench.note("chosen", last)
@@ -64,11 +65,15 @@ def predictive(bench: Bench, groups: Sequence[int], rules: Rules) -> None:
         lower = outcome.loss < loss  # never, if it diverged
         stalled = not outcome.loss < STALLED * loss
         if lower:
-            point, loss = point._replace(epoch=point.epoch + 1), outcome.loss
+            point, loss, least = point._replace(epoch=point.epoch + 1), outcome.loss, math.inf
         if outcome.settled:
             last = scaled(last, 1 / SETTLE)
+        elif not lower and least <= outcome.loss:  # with half the step no better: not the step's
+            last, epoch, least = refused, GROWTH * epoch, math.inf
+        elif not lower:
+            refused, least, last = last, _loss(outcome), down(last)
         elif stalled:
-            last, epoch = down(last), GROWTH * epoch if lower else epoch
+            last, epoch = down(last), GROWTH * epoch
         else:
             epoch *= GROWTH
             seconds = rules.probe_share * epoch

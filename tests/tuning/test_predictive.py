@@ -148,6 +148,17 @@ def test_an_epoch_that_does_not_lower_the_loss_is_repeated_with_half_the_step(ba
     assert cluster.asked == [100.0, 100.0, 1.0, 1.0]
 
 
+def test_an_epoch_that_half_the_step_makes_no_better_was_too_short():
+    """A slow start: it is repeated with the first step, for twice as long."""
+    losses = [100.0, 101.0, 1.0, 0.5]
+    cluster = run(
+        Cluster(measured=Measures(0.1, 0.0, DEAR), loss=lambda s, seconds: 1.0, losses=losses),
+        RULES._replace(seconds=800),
+    )
+    made = [(point.epoch, seconds, s.learning_rate) for point, seconds, s in cluster.epochs]
+    assert made == [(0, 100, 0.1), (0, 100, 0.05), (0, 200, 0.1), (1, 400, 0.1)]
+
+
 def test_an_epoch_that_hardly_lowers_the_loss_is_gone_on_from_with_half_the_step():
     """0.9 of the loss before is held up, 0.8 is not; nothing is probed for the epoch after."""
     losses = [1.0, 0.8, 0.72, 0.5]
