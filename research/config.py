@@ -5,7 +5,7 @@ the result is locked, so a misspelt key is an error and not a silent default.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -17,6 +17,8 @@ class ConfigError(ValueError):
 
 def default() -> ConfigDict:
     """All keys. Times in seconds, sizes in bytes, `batch_size` in examples an update."""
+    from research import strategies  # whose files need `ConfigError`
+
     config = ConfigDict()
     config.seed = 0
     config.steps = 1000
@@ -64,29 +66,11 @@ def default() -> ConfigDict:
     config.optimizer.options = ConfigDict()  # further arguments of the optimizer
 
     config.strategy = ConfigDict()
-    config.strategy.name = "sync"
-    config.strategy.groups = 1  # compute groups of `asynchronous`
-    config.strategy.staleness_bound = -1  # asynchronous: updates a group may be ahead; -1: any
-    config.strategy.fresh = ()  # blocks of a merged server, which asynchronous groups read fresh
-    config.strategy.max_batches = 4  # daso: batches from one exchange between nodes to the next (B)
-    config.strategy.wait = 1  # daso: batches from its sending to its receipt (W)
-    config.strategy.reset_batches = 0  # daso: B after a plateau at B = 1; 0: max_batches
-    config.strategy.reset_wait = 0  # daso: and W; 0: wait
-    config.strategy.warmup_epochs = 4  # daso: epochs that synchronize after every batch, first
-    config.strategy.cooldown_epochs = 4  # daso: and last
-    config.strategy.patience = 2  # daso: epochs without improvement before B and W change
-    config.strategy.threshold = 0.05  # daso: fraction by which an improvement lowers the loss
-    config.strategy.transfer_dtype = ""  # daso: 'bfloat16' halves what nodes exchange
-    config.strategy.adapt = True  # dynamic_batch: False keeps the shares of the batch equal
-    config.strategy.weights = "share"  # dynamic_batch: of b_i / B; 'equal': of 1 / N, the authors'
-    config.strategy.smoothing = 0.5  # dynamic_batch: weight of the rates measured before
-    config.strategy.micro_batch = 8  # dynamic_batch: examples a worker computes at a time
-    config.strategy.variant = "greedy"  # local: or 'overlapping', 'chunked', 'backprop'
-    config.strategy.window = 2  # local, overlapping: blocks of a group
-    config.strategy.chunks = 2  # local, chunked: groups of consecutive blocks
-    config.strategy.micro_batches = 4  # local, backprop on several nodes: parts of a batch in turn
-    config.strategy.shared_heads = False  # local: every head is the model's own last block
-    config.strategy.probes = False  # local: log gradient cosines and linear probes of the blocks
+    config.strategy.name = "sync"  # of a file there, several joined by '+', or MODULE:NAME
+    # and the keys of every method, which its file in research/strategies/ has with their units
+    for method in map(strategies.load, strategies.BUILT_IN):
+        config.strategy.update(method.keys)
+    config.strategy.options = ConfigDict()  # of a method of your own, MODULE:NAME
 
     config.cluster = ConfigDict()
     config.cluster.nodes = 1  # local: stages that the blocks are spread over
@@ -151,17 +135,43 @@ def default() -> ConfigDict:
 
     config.lock()
     config.optimizer.options.unlock()  # its keys are those of the chosen optimizer
+    config.strategy.options.unlock()
     return config
 
 
-def groups_of(config: ConfigDict) -> int:
-    """Groups that arrive by themselves: one where everybody waits for everybody."""
-    return config.strategy.groups if config.strategy.name == "asynchronous" else 1
+def require(config: ConfigDict, name: str, holds: Callable[[Any], Any], wanted: str) -> None:
+    """Raises `ConfigError` unless the value of a key is as wanted."""
+    value: Any = config
+    for part in name.split("."):
+        value = value[part]
+    try:
+        good = holds(value)
+    except TypeError:
+        good = False
+    if not good:
+        shown = tuple(value) if isinstance(value, (list, tuple)) else value
+        raise ConfigError(f"config.{name} = {shown!r}: must be {wanted}")
+
+
+def one_of(config: ConfigDict, name: str, values: Sequence[str]) -> None:
+    """Raises `ConfigError` unless the value of a key is one of these."""
+    require(config, name, lambda v: v in values, "one of " + ", ".join(map(repr, values)))
 
 
 def to_json(config: ConfigDict) -> str:
     """The resolved config, as it is written to `config.json`."""
     return json.dumps(config.to_dict(), indent=2, sort_keys=True) + "\n"
+
+
+def with_new_keys(held: Mapping[str, Any]) -> dict[str, Any]:
+    """A config that was written before some keys were there: they have their defaults."""
+
+    def merged(given: Any, usual: Any) -> Any:
+        if not (isinstance(given, Mapping) and isinstance(usual, Mapping)):
+            return given
+        return {**usual, **{key: merged(v, usual.get(key)) for key, v in given.items()}}
+
+    return merged(held, json.loads(to_json(default())))
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any], prefix: str = "") -> list[str]:

@@ -27,9 +27,9 @@ from jax.extend.core import Var
 
 from research.models import base
 from research.problem import Problem
-from research.strategies.local import Groups
 from research.timeline.pipeline import Work
 
+Groups = tuple[tuple[int, int], ...]  # of trunk blocks that learn together: half-open (a, b)
 Shapes = Any  # a pytree of arrays or of jax.ShapeDtypeStruct
 
 

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from research import problem, seeds, trainer
+from research import problem, seeds, strategies, trainer
 from research.config import ConfigError
 from research.problem import Examples, Params
 from research.program import Program
@@ -27,7 +27,6 @@ from research.replicas import sketch
 from research.strategies.base import Event
 
 SKETCH = 2048
-STRATEGIES = ("sync", "asynchronous")
 
 
 class Recording(NamedTuple):
@@ -46,10 +45,10 @@ def record(config: ConfigDict, raw: bool = False) -> Recording:
     `ConfigError` for others, and what `trainer.prepare` raises. Where a run diverges its numbers
     are not finite. `raw` steps cost another gradient an update.
     """
-    if config.strategy.name not in STRATEGIES or config.parallel.api:
+    if not strategies.of_config(config).simple or config.parallel.api:
         raise ConfigError(
             "the momentum meter reads simulated runs (config.parallel.api = '') of "
-            f"config.strategy.name = {' or '.join(STRATEGIES)}"
+            f"strategies of one gradient an update, not {config.strategy.name!r}"
         )
     run = trainer.prepare(config)
     other = config.copy_and_resolve_references()
@@ -75,14 +74,14 @@ def _recorder(program: Program, raw: bool) -> Any:
         def step(state: Any, inputs: tuple[Event, jax.Array, jax.Array]) -> Any:
             event, *chosen = inputs
             batch, another = (program.problem.batch(examples, indices) for indices in chosen)
-            after, loss = program.strategy.step(state, event, batch)
+            after, info = program.strategy.step(state, event, batch)
             moved = jax.tree.map(jnp.subtract, after.params, state.params)
             independent = gradient(state.params, another)
             arrived = None
             if raw:
                 read = state.at(event.read) if hasattr(state, "at") else state.params
                 arrived = -project(gradient(read, batch))
-            return after, (project(moved), project(independent), loss, arrived)
+            return after, (project(moved), project(independent), info["loss"], arrived)
 
         return jax.lax.scan(step, program.strategy.init(params), (events, own, second))[1]
 

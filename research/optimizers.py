@@ -13,7 +13,7 @@ import numpy as np
 import optax
 
 from research import closed_loop
-from research.config import groups_of
+from research.strategies import groups_of
 
 OWN: Mapping[str, Callable[..., Any]] = {"closed_loop": closed_loop.closed_loop}
 SCHEDULES = ("constant", "cosine", "linear", "exponential")
@@ -69,8 +69,18 @@ def optimizer(
     def init(params: Any) -> optax.OptState:
         return make(**dict.fromkeys(hyper_names, 0.0), **options).init(params)
 
-    def update(grads: Any, state: optax.OptState, params: Any = None, **hyper: Any) -> Any:
-        return make(**hyper, **options).update(grads, state, params)
+    def update(
+        grads: Any,
+        state: optax.OptState,
+        params: Any = None,
+        *,
+        staleness: Any = None,
+        read_params: Any = None,
+        **hyper: Any,
+    ) -> Any:
+        made = optax.with_extra_args_support(make(**hyper, **options))
+        more = {"staleness": staleness, "read_params": read_params}
+        return made.update(grads, state, params, **more)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

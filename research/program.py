@@ -15,16 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from research import models, optimizers, probes, problem
-from research.config import ConfigError
-from research.costs import Costs, block_costs, of_groups, of_stages
-from research.models import base
+from research import models, optimizers, problem, strategies
 from research.parallel import make as parallel
 from research.parallel.layout import Layout
 from research.problem import Examples, Params, Problem
-from research.strategies.base import Event, State, Strategy
-from research.strategies.local import Groups, groups, heads
-from research.timeline.pipeline import Work
+from research.strategies.base import Event, Info, State, Strategy
 
 CHUNK = 256  # events handed to the device at a time; how many of them are run is an argument
 EVALUATED = 1000  # examples evaluated at a time
@@ -34,8 +29,8 @@ EVALUATED = 1000  # examples evaluated at a time
 class Program:
     """Pure functions of one problem and one strategy.
 
-    `advance(state, examples, events, indices, n) -> (state, losses)` runs the first `n` of
-    CHUNK events on its devices; `indices`, (CHUNK, B) int32, are the examples of each batch, or
+    `advance(state, examples, events, indices, n) -> (state, infos)` runs the first `n` of CHUNK
+    events on its devices, `infos` being what each step says of itself, (CHUNK,); `indices`, (CHUNK, B) int32, are the examples of each batch, or
     (CHUNK, B, 2), with the seeds of their augmentation.
     `evaluate(params, examples) -> (sum of losses, {metric: sum})` over all `examples`.
     `probe(params, train, test) -> {name: scalar}`: what the log shows besides, if anything.
@@ -46,28 +41,22 @@ class Program:
     layout: Layout
     evaluate: Callable[..., tuple[jax.Array, dict[str, jax.Array]]]
     probe: Callable[..., dict[str, jax.Array]] | None
+    sums: tuple[str, ...] = ()  # what updates say of themselves that the log sums up
 
     @property
-    def advance(self) -> Callable[..., tuple[State, jax.Array]]:
+    def advance(self) -> Callable[..., tuple[State, Info]]:
         return self.layout.advance
 
 
 def init(config: ConfigDict, classes: int, key: jax.Array, examples: Examples) -> Params:
-    """x_0 of a config's model for examples like these, compiled once a model.
+    """x_0 of a config's model for examples like these, compiled once a model."""
+    _, compiled = _problem(_model(config, classes))
+    return compiled(key, examples)
 
-    Raises `ConfigError` if one head cannot serve blocks that it is shared by.
-    """
-    whole, compiled = _problem(_model(config, classes))
-    params = compiled(key, examples)
-    if config.strategy.name == "local" and config.strategy.shared_heads:
-        inputs = whole.input(examples)
-        hs = jax.eval_shape(partial(base.activations, whole.blocks), params, inputs)[1:-1]
-        if any(h.shape != hs[-1].shape for h in hs):
-            raise ConfigError(
-                "config.strategy.shared_heads: the blocks of this model have outputs of different "
-                "shapes, which one head cannot take"
-            )
-    return params
+
+def problem_of(config: ConfigDict, classes: int) -> Problem:
+    """What is minimized, the same object for configs of one model."""
+    return _problem(_model(config, classes))[0]
 
 
 def make(config: ConfigDict, classes: int, slots: int) -> Program:
@@ -76,71 +65,36 @@ def make(config: ConfigDict, classes: int, slots: int) -> Program:
     static = {
         "model": _model(config, classes),
         "optimizer": (optimizer.name, hyper_names(config), optimizers.options(config)),
-        "strategy": _devices(config),
+        "strategy": _static(config),
         "slots": slots,
     }
     return _make(json.dumps(static, sort_keys=True))
 
 
-def costs(
-    config: ConfigDict, classes: int, params: Params, examples: Examples
-) -> tuple[Costs, Work]:
-    """What an update of strategy 'local' costs, whole and on the stages of the cluster."""
-    whole, _ = _problem(_model(config, classes))
-
-    def shape(leaf: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((config.batch_size, *leaf.shape[1:]), leaf.dtype)
-
-    made = block_costs(whole, params, jax.tree.map(shape, dict(examples)))
-    chosen, stages = groups_of(config), config.cluster.nodes
-    cuts = [len(made.trunk) * i // stages for i in range(stages)]
-    return of_groups(made, chosen, config.strategy.shared_heads), of_stages(made, chosen, cuts)
-
-
-def _devices(config: ConfigDict) -> dict[str, Any]:
-    """What `parallel.make` is to know of the strategy and its devices."""
-    cluster, strategy, real = config.cluster, config.strategy, config.parallel
-    shapes = {
-        "sync": (real.devices or jax.device_count(),) if real.api else (),
-        "asynchronous": (),
-        "daso": (cluster.nodes, cluster.devices_per_node),
-        "dynamic_batch": (cluster.nodes * cluster.devices_per_node,),
-        "local": (cluster.nodes, cluster.devices_per_node),
-    }
+def _static(config: ConfigDict) -> dict[str, Any]:
+    """What `parallel.make` is to know of the methods and their devices."""
+    methods, real = strategies.of_config(config), config.parallel
+    nodes, devices = 1, 1
+    if real.api or methods.mix or methods.sums:
+        nodes, devices = strategies.devices_of(config)
     return {
-        "name": strategy.name,
+        "name": methods.name,
+        "keys": methods.keys(config.strategy),
         "api": real.api,
-        "shape": shapes[strategy.name],
+        "nodes": nodes,
+        "devices": devices,
         "accumulation": real.accumulation,
         "shard_optimizer": real.shard_optimizer,
-        "transfer_dtype": strategy.transfer_dtype,
-        "micro_batch": strategy.micro_batch,
-        "weights": strategy.weights,
-        "fresh": sorted(strategy.fresh) if strategy.name == "asynchronous" else (),
-        "groups": groups_of(config) if strategy.name == "local" else (),
-        "shared_heads": strategy.shared_heads,
-        "probes": strategy.probes and strategy.name == "local",
-        "micro_batches": strategy.micro_batches,
     }
 
 
 def _model(config: ConfigDict, classes: int) -> str:
     model = {key: value for key, value in config.model.to_dict().items() if key != "noise"}
-    auxiliary: tuple[str, ...] = ()
-    if config.strategy.name == "local":
-        blocks = models.make(config.model, classes)
-        auxiliary = heads(blocks, groups_of(config), config.strategy.shared_heads)
+    gradient, auxiliary = strategies.of_config(config).gradient, ()
+    if gradient:
+        auxiliary = tuple(gradient.heads(models.make(config.model, classes), config.strategy))
     pixels = {name: config.data[name] for name in problem.Pixels._fields}
     return json.dumps([model, classes, auxiliary, pixels], sort_keys=True)  # noise is of the data
-
-
-def groups_of(config: ConfigDict) -> Groups:
-    """The blocks of a config's model that learn together, of strategy 'local'.
-
-    Raises ValueError, in one line, if there are no such groups.
-    """
-    strategy, blocks = config.strategy, len(models.make(config.model, classes=2)) - 1
-    return groups(strategy.variant, blocks, strategy.window, strategy.chunks)
 
 
 @lru_cache(maxsize=32)
@@ -163,20 +117,11 @@ def _make(static: str) -> Program:
         optimizer,
         values["slots"],
     )
-    probe = _probe(whole, values["strategy"]) if values["strategy"]["probes"] else None
-    return Program(whole, strategy, layout, jax.jit(partial(_evaluate, whole)), probe)
-
-
-def _probe(whole: Problem, strategy: dict[str, Any]) -> Callable[..., dict[str, jax.Array]]:
-    groups = tuple((a, b) for a, b in strategy["groups"])
-    cosine = probes.cosines(whole, groups, strategy["shared_heads"])
-    linear = probes.linear_probe(whole)
-
-    def probe(params: Params, train: Examples, test: Examples) -> dict[str, jax.Array]:
-        found = {"cosine": cosine(params, train), "probe_accuracy": linear(params, train, test)}
-        return {f"{name}_{block}": v for name, each in found.items() for block, v in each.items()}
-
-    return jax.jit(probe)
+    methods = strategies.chosen(values["strategy"]["name"])
+    probes = [method.probe(whole, values["strategy"]["keys"]) for method in methods.every]
+    probe = next((jax.jit(probe) for probe in probes if probe), None)
+    sums = tuple(name for method in methods.every for name in method.info)
+    return Program(whole, strategy, layout, jax.jit(partial(_evaluate, whole)), probe, sums)
 
 
 def _advance(
@@ -187,15 +132,19 @@ def _advance(
     events: Event,
     indices: jax.Array,
     n: jax.Array,
-) -> tuple[State, jax.Array]:
-    def body(i: jax.Array, carry: tuple[State, jax.Array]) -> tuple[State, jax.Array]:
-        state, losses = carry
+) -> tuple[State, Info]:
+    def step(state: State, i: Any) -> tuple[State, Info]:
         event = jax.tree.map(lambda leaf: leaf[i], events)
-        batch = problem.batch(examples, indices[i])
-        state, loss = strategy.step(state, event, batch)
-        return state, losses.at[i].set(loss)
+        return strategy.step(state, event, problem.batch(examples, indices[i]))
 
-    return jax.lax.fori_loop(0, n, body, (state, jnp.zeros(len(indices), jnp.float32)))
+    def body(i: jax.Array, carry: tuple[State, Info]) -> tuple[State, Info]:
+        state, every = carry
+        state, info = step(state, i)
+        return state, jax.tree.map(lambda leaf, one: leaf.at[i].set(one), every, info)
+
+    _, info = jax.eval_shape(step, state, 0)
+    nothing = jax.tree.map(lambda _: jnp.zeros(len(indices), jnp.float32), info)
+    return jax.lax.fori_loop(0, n, body, (state, nothing))
 
 
 def _evaluate(

@@ -22,7 +22,7 @@ from jax.flatten_util import ravel_pytree
 from ml_collections import ConfigDict
 
 from research import data as datasets
-from research import program, seeds, trainer
+from research import program, seeds, strategies, trainer
 from research.problem import Examples, Params, Problem
 from research.program import Program
 from research.progress import Progress, stoppable
@@ -99,7 +99,7 @@ def _series(run: Run) -> list[Series]:
     """
     config = run.config
     sync = config.copy_and_resolve_references()
-    sync.strategy.name = "sync"
+    sync.strategy.name = strategies.PLAIN
     every = [Series("replicas", run.program, dict(run.hypers))]
     for mu in config.replicas.matching:
         hypers = {

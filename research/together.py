@@ -73,15 +73,14 @@ def compilation(config: ConfigDict) -> str:
         for name in path:
             part = part[name]
         del part[last]
-    cluster, real = config.cluster, config.strategy.name in strategies.PARALLEL
-    devices = (cluster.nodes, cluster.devices_per_node) if real else ()
-    ring = cluster.service == "geometric"  # of past versions, longer than one a group
+    devices = () if strategies.of_config(config).simple else strategies.devices_of(config)
+    ring = config.cluster.service == "geometric"  # of past versions, longer than one a group
     return json.dumps([static.to_dict(), devices, ring], sort_keys=True)
 
 
 def is_batched(config: ConfigDict) -> bool:
     """Whether the run can be a lane: of one device, and whole before its first update."""
-    follows = config.strategy.name == "daso" or config.data.streaming
+    follows = strategies.follows(config) or config.data.streaming
     return not (config.parallel.api or config.replicas.count or follows)
 
 
@@ -114,12 +113,12 @@ def train(
             events = {i: ask.events(n) for i, ask in asks.items()}
             spare = next(iter(events.values()))
             inputs = _stack([events.get(i, spare) for i in of_lane])
-            states, losses = advance(states, examples, *inputs, n)
-            losses = np.asarray(losses)[:, :n]
+            states, infos = advance(states, examples, *inputs, n)
+            infos = {name: np.asarray(leaf)[:, :n] for name, leaf in infos.items()}
             chunk = trainer.next_chunk(chunk, n, time.monotonic() - begun)
             for i, lane in lane_of.items():
                 if i in asks:
-                    answer = Lane(states, lane), losses[lane]
+                    answer = Lane(states, lane), {k: v[lane] for k, v in infos.items()}
                     said[i] = trainer.proceed(trainings[i], answer)
             asks = {i: ask for i, ask in enumerate(said) if isinstance(ask, Ask)}
     return [summary for summary in said if not isinstance(summary, Ask)]
@@ -221,8 +220,8 @@ def _after(advance: Any, first: tuple[Any, ...], times: int) -> State:
     """The state after the same updates so many times over."""
     state, *rest = first
     for _ in range(times):
-        state, losses = advance(state, *rest)
-        np.asarray(losses)
+        state, infos = advance(state, *rest)
+        np.asarray(infos["loss"])
     return state
 
 

@@ -20,10 +20,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from research import data as datasets
-from research import optimizers, problem, program, seeds, shared, timeline
+from research import optimizers, problem, program, seeds, shared, strategies
 from research.checks import check
 from research.config import ConfigError
-from research.costs import Costs
 from research.data.feed import Feed, Part, streamed, whole
 from research.parallel.agreement import agreed, own
 from research.parallel.layout import APIS
@@ -49,7 +48,7 @@ class Run(NamedTuple):
     timeline_of: Callable[..., Timeline]  # (epochs) -> as far as their log decides it
     program: Program
     params: Params  # x_0
-    costs: Costs | None  # of an update, of strategy 'local'
+    report: Mapping[str, Any]  # what its methods say of an update, for the summary
     hypers: Mapping[str, np.ndarray]  # (steps,) each
 
     @property
@@ -61,7 +60,8 @@ class Run(NamedTuple):
 class Ask(NamedTuple):
     """What a run wants next: `n` updates, or as many of them as take about a second.
 
-    The answer is the state after them and the losses of those that were done, as a NumPy array.
+    The answer is the state after them and what each of those that were done says of itself, by name,
+    (updates,) each.
     """
 
     program: Program
@@ -71,7 +71,8 @@ class Ask(NamedTuple):
     n: int  # 0: only compile
 
 
-Training = Generator[Ask, tuple[State, np.ndarray], dict[str, Any]]  # returns the summary
+Infos = Mapping[str, np.ndarray]
+Training = Generator[Ask, tuple[State, Infos], dict[str, Any]]  # returns the summary
 
 
 def prepare(config: ConfigDict, replicas: int = 0) -> Run:
@@ -92,15 +93,21 @@ def prepare(config: ConfigDict, replicas: int = 0) -> Run:
         params = program.init(config, data.classes, seeds.key(config.seed, "init"), one)
     epoch = max(len(next(iter(data.train.values()))) // config.batch_size, 1)
     size = program.parameter_bytes(params)
-    events = partial(timeline.of_config, config, steps_per_epoch=epoch, update_bytes=size)
-    cost = None
-    if config.strategy.name == "local":
-        cost, work = program.costs(config, data.classes, params, one)
-        events = partial(events, work=work)
+    network = strategies.Network(program.problem_of(config, data.classes), params, one)
+    report: dict[str, Any] = {}
+    for method in strategies.of_config(config).every:
+        report |= method.report(config, network)
+    events = partial(
+        strategies.timeline_of,
+        config,
+        steps_per_epoch=epoch,
+        update_bytes=size,
+        network=network,
+    )
     first = events(replicas=replicas)
     with shared.MAKING:
         compiled = program.make(config, data.classes, first.slots)
-    return Run(config, data, epoch, first, events, compiled, params, cost, program.hypers(config))
+    return Run(config, data, epoch, first, events, compiled, params, report, program.hypers(config))
 
 
 def train(config: ConfigDict, workdir: Path) -> dict[str, Any]:
@@ -119,8 +126,8 @@ def alone(run: Training) -> dict[str, Any]:
     with contextlib.closing(run):
         while isinstance(ask := proceed(run, answer), Ask):
             n, called = min(ask.n, agreed(chunk)), time.monotonic()
-            state, losses = ask.program.advance(ask.state, ask.examples, *ask.events(n), n)
-            answer = state, np.asarray(losses)[:n]
+            state, infos = ask.program.advance(ask.state, ask.examples, *ask.events(n), n)
+            answer = state, {name: np.asarray(leaf)[:n] for name, leaf in infos.items()}
             chunk = next_chunk(chunk, n, time.monotonic() - called)
     return ask
 
@@ -133,7 +140,7 @@ def first(run: Run, n: int) -> tuple[Any, ...]:
     return layout.put_state(state), part.examples, *events_of(run, 0, part, n), n
 
 
-def proceed(run: Training, answer: tuple[State, np.ndarray] | None) -> Ask | dict[str, Any]:
+def proceed(run: Training, answer: tuple[State, Infos] | None) -> Ask | dict[str, Any]:
     """What the run asks for after this answer, None being the first, or its summary."""
     try:
         return next(run) if answer is None else run.send(answer)
@@ -165,7 +172,7 @@ def training(run: Run, workdir: Path, watch: Watch | None = None) -> Training:
                 recorder = Recorder(folder / "trace.csv", step)
                 watching = watched(workdir.name, config.steps, step, watch)
                 summary = yield from _loop(
-                    run, step, state, metrics, checkpoints, recorder, watching
+                    run, step, state, metrics, checkpoints, recorder, watching, finished
                 )
         write_json(folder / "summary.json", summary)
     return summary
@@ -179,12 +186,19 @@ def _loop(
     checkpoints: Checkpoints,
     recorder: Recorder,
     watching: contextlib.AbstractContextManager[Watch],
+    before: Mapping[str, Any],
 ) -> Training:
     config, steps, layout = run.config, run.config.steps, run.program.layout
     _, sample, test_set = shared.put(run.data, layout.put_examples, config)
     feed, state = feed_of(run), layout.put_state(state)
-    before = metrics.rows[-1]["wall_seconds"] if metrics.rows else 0.0
-    begun = time.monotonic() - before
+    begun = time.monotonic() - (metrics.rows[-1]["wall_seconds"] if metrics.rows else 0.0)
+    # Sums of what updates say of themselves: those logged, and if stopped in between, since then.
+    sums: dict[str, float] = {}
+    if before.get("step") == step:
+        sums |= before.get("sums", {})
+    elif metrics.rows:
+        sums |= {name: v for name, v in metrics.rows[-1].items() if name in run.program.sums}
+    sums = dict.fromkeys(run.program.sums, 0.0) | sums
 
     def log() -> None:
         if metrics.rows and metrics.rows[-1]["step"] == step:  # by the run that is resumed
@@ -196,6 +210,7 @@ def _loop(
         row = {**_clock(run, step), "wall_seconds": time.monotonic() - begun}
         row |= {"train_loss": train_loss} | {f"test_{k}": v for k, v in test.items()}
         row |= program.probe(run.program, params, sample, test_set) | optimizers.logged(kept)
+        row |= sums | (kept.logged() if hasattr(kept, "logged") else {})
         metrics.append(row | measured())
 
     def measured() -> dict[str, list[float]]:
@@ -220,8 +235,10 @@ def _loop(
             part = feed(step)
             events, called = partial(events_of, run, step, part), time.monotonic()
             most = min(until, part.stop, step + CHUNK) - step
-            state, losses = yield Ask(run.program, state, part.examples, events, most)
-            n, good = len(losses), np.isfinite(losses)
+            state, infos = yield Ask(run.program, state, part.examples, events, most)
+            n, good = len(infos["loss"]), np.isfinite(infos["loss"])
+            for name in infos.keys() - {"loss"}:
+                sums[name] = sums.get(name, 0.0) + float(infos[name].sum(dtype=np.float64))
             if config.parallel.api:
                 recorder.append(run.timeline, slice(step, step + n), time.monotonic() - called)
             if not good.all():
@@ -246,7 +263,7 @@ def _loop(
     if status == "diverged":
         return summary | {"kept_checkpoint": checkpoints.latest()}
     summary["parameters_crc32"] = fingerprint(layout.get(state).params)
-    return summary | ({"signal": number} if status == "interrupted" else {})
+    return summary | ({"signal": number, "sums": sums} if status == "interrupted" else {})
 
 
 def extended(run: Run, step: int, rows: list[dict[str, Any]]) -> Run:
@@ -272,7 +289,8 @@ def events_of(run: Run, step: int, part: Part, n: int) -> tuple[Event, np.ndarra
     window, indices = slice(step, step + n), part.batches(step, step + n)
     hypers = {name: values[window] for name, values in run.hypers.items()}
     control = {name: values[window] for name, values in (run.timeline.control or {}).items()}
-    events = Event(run.timeline.read[window], run.timeline.write[window], hypers, control)
+    line = run.timeline
+    events = Event(line.read[window], line.write[window], hypers, control, line.staleness[window])
 
     def pad(leaf: np.ndarray) -> np.ndarray:
         return np.concatenate([leaf, np.zeros((CHUNK - n, *leaf.shape[1:]), leaf.dtype)])
@@ -306,21 +324,9 @@ def _summary(run: Run, status: str, step: int, rows: list[dict[str, Any]]) -> di
         "steps": run.config.steps,
         "simulated_seconds_per_step": float(run.timeline.seconds[step - 1]) / step if step else 0.0,
         "staleness_mean": float(staleness.mean()) if step else 0.0,
-        "staleness_histogram": np.bincount(staleness).tolist(),
-        **_costs(run),
+        "staleness_histogram": np.bincount(staleness.ravel()).tolist(),
+        **run.report,
         **provenance(run),
-    }
-
-
-def _costs(run: Run) -> dict[str, Any]:
-    if run.costs is None:
-        return {}
-    return {
-        "total_flops": run.costs.total,
-        "sequential_flops": run.costs.sequential,
-        "latency_flops": run.costs.latency,
-        "communicated_bytes": run.costs.communicated,
-        "group_memory_bytes": list(run.costs.memory),
     }
 
 

@@ -65,7 +65,7 @@ def claim(workdir: Path, config: ConfigDict) -> None:
         workdir.mkdir(parents=True, exist_ok=True)
         held = read_json(workdir / "config.json")
         if held:
-            names = configs.differences(held, json.loads(text))
+            names = configs.differences(configs.with_new_keys(held), json.loads(text))
             if names:
                 raise WorkdirError(
                     f"workdir {workdir} holds another run: its config differs in "
@@ -145,6 +145,33 @@ def rows(path: Path) -> list[dict[str, Any]]:
         raise WorkdirError(f"{path}: cannot be read ({_line(error)})") from error
 
 
+def _flat(tree: Any) -> Any:
+    """A state as it is saved: what one keeps of another, its `inner`, is on a level with the rest.
+
+    So a state is found where it would be by itself.
+    """
+    if not hasattr(tree, "_fields"):
+        return tree
+    if "inner" not in tree._fields:
+        return type(tree)(*map(_flat, tree))
+    rest = {name: leaf for name, leaf in tree._asdict().items() if jax.tree.leaves(leaf)}
+    inner = _flat(rest.pop("inner"))
+    return (inner if isinstance(inner, dict) else inner._asdict()) | rest
+
+
+def _nested(like: Any, flat: Any) -> Any:
+    """What `_flat` made of such a tree, as that again."""
+    if not hasattr(like, "_fields"):
+        return flat
+    found = flat if isinstance(flat, dict) else flat._asdict()
+    return type(like)(
+        *(
+            _nested(part, found if name == "inner" else found.get(name, part))
+            for name, part in zip(like._fields, like, strict=True)
+        )
+    )
+
+
 class Checkpoints:
     """The last two states of a run, with a checksum of every file.
 
@@ -176,7 +203,7 @@ class Checkpoints:
     def save(self, step: int, state: Any) -> None:
         if step == self.latest():
             return
-        self._manager.save(step, args=ocp.args.StandardSave(state))
+        self._manager.save(step, args=ocp.args.StandardSave(_flat(state)))
         folder = self.path / str(step)
         write_json(folder / SUMS, _file_sums(folder))
 
@@ -186,7 +213,8 @@ class Checkpoints:
         if step is None:
             return None
         try:
-            return step, self._manager.restore(step, args=ocp.args.StandardRestore(like))
+            found = self._manager.restore(step, args=ocp.args.StandardRestore(_flat(like)))
+            return step, _nested(like, found)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise self._unusable(step, _line(error)) from error
 

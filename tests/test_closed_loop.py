@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ml_collections import ConfigDict
 
-from research import optimizers, problem, strategies, timeline, trainer
+from research import optimizers, problem, timeline, trainer
 from research.closed_loop import LIMIT, closed_loop, total_momentum
 from research.config import default
 from research.models.quadratic import curvatures
 from research.strategies import Event
+from tests.strategies.composed import asynchronous
 
 DIMENSION, CONDITION = 31, 10.0  # odd: the median is one of the ratios
 QUADRATIC = problem.make(
@@ -40,7 +41,7 @@ def arrivals(groups, service, steps, replicas):
 def path(slots, staleness, gamma, read, write, hypers):
     """explicit, total and x, (T, ...) each, from one run of the noiseless quadratic."""
     made = loop(gamma, staleness)
-    strategy = strategies.make("asynchronous", QUADRATIC.loss, made, slots)
+    strategy = asynchronous(QUADRATIC.loss, made, slots)
     batch = {"optimum": jnp.zeros((1, DIMENSION))}
 
     def body(state, inputs):

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from ml_collections import ConfigDict
 
 from research.checks import check
-from research.config import ConfigError, default, differences, groups_of, to_json
+from research.config import ConfigError, default, differences, to_json
+from research.strategies import groups_of
 
 HUGE = float("inf")
 NAN = float("nan")

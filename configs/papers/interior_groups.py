@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
 from configs import problems
-from research import timeline
+from research import strategies
 from research.evidence.arms import Tuned, at, reported, sgd, tuned
 from research.evidence.claim import Claim, Verdict
 from research.evidence.intervals import ratio, shown
@@ -128,7 +128,7 @@ def _pace(config: ConfigDict) -> float:
     """HE(g): simulated seconds an update, of arrivals alone."""
     drawn = config.copy_and_resolve_references()
     drawn.steps = ARRIVALS
-    line = timeline.of_config(drawn, steps_per_epoch=1, update_bytes=0)
+    line = strategies.timeline_of(drawn, steps_per_epoch=1, update_bytes=0)
     return float(line.seconds[-1]) / ARRIVALS
 
 

@@ -24,6 +24,7 @@ from research.evidence.claim import Claim, Verdict
 from research.evidence.intervals import ratio, shown
 from research.evidence.study import Job, Study
 from research.evidence.trial import to_loss
+from research.strategies import Network, local
 from research.timeline import pipeline
 
 STAGES, MICRO_BATCHES = 4, (4, 16)  # the last is the opponent's
@@ -95,7 +96,8 @@ def clock(config: ConfigDict) -> dict[str, list[float]]:
     data = shared.load(config)
     one = {name: leaf[:1] for name, leaf in data.train.items()}
     params = program.init(config, data.classes, jax.random.key(0), one)
-    costs, work = program.costs(config, data.classes, params, one)
+    network = Network(program.problem_of(config, data.classes), params, one)
+    costs, work = local.costs(config, network)
     made = {}
     if config.strategy.variant == "greedy":
         made["greedy"] = pipeline.local(work.forward, work.backward, 0.0, UPDATES)
@@ -129,7 +131,8 @@ def _backprop_flops(config: ConfigDict) -> float:
     data = shared.load(whole)
     one = {name: leaf[:1] for name, leaf in data.train.items()}
     params = program.init(whole, data.classes, jax.random.key(0), one)
-    return program.costs(whole, data.classes, params, one)[0].total
+    network = Network(program.problem_of(whole, data.classes), params, one)
+    return local.costs(whole, network)[0].total
 
 
 def measure(study: Study) -> dict[str, Any]:

@@ -58,8 +58,8 @@ def trial(
             part = feed(step)
             n = min(until, part.stop, step + CHUNK) - step
             events = trainer.events_of(run, step, part, n)
-            state, losses = run.program.advance(state, part.examples, *events, n)
-            status = "" if np.isfinite(np.asarray(losses)[:n]).all() else "diverged"
+            state, infos = run.program.advance(state, part.examples, *events, n)
+            status = "" if np.isfinite(np.asarray(infos["loss"])[:n]).all() else "diverged"
             step += n
         if not status:
             rows.append(_row(run, step, loss(state, sample)))

@@ -68,20 +68,21 @@ def mesh(axes: Sequence[str], shape: Sequence[int]) -> Mesh:
     return Mesh(devices, axes, axis_types=(AxisType.Auto,) * len(axes))
 
 
-def jit(advance: Advance, mesh: Mesh, shard_optimizer: bool = False) -> Layout:
+def jit(advance: Advance, mesh: Mesh, shard_optimizer: bool = False, nodes: bool = False) -> Layout:
     """`advance` is written for the whole batch, which is split over the mesh.
 
-    With `shard_optimizer` each optimizer buffer whose first axis divides by the number of devices
+    With `nodes` the state's first axis is, too, over the mesh's `node`. With `shard_optimizer` each optimizer buffer whose first axis divides by the number of devices
     is split as well: XLA scatters gradients to its parts and gathers the updates.
     """
     whole, split = NamedSharding(mesh, P()), NamedSharding(mesh, P(None, mesh.axis_names))
     part = NamedSharding(mesh, P(mesh.axis_names))
+    own = NamedSharding(mesh, P("node")) if nodes else whole
 
     def shardings(state: Any) -> Any:
         def of(leaf: Any) -> NamedSharding:
             return part if leaf.ndim and leaf.shape[0] % mesh.size == 0 else whole
 
-        every = jax.tree.map(lambda _: whole, state)
+        every = jax.tree.map(lambda _: own, state)
         if shard_optimizer:
             every = every._replace(opt_state=jax.tree.map(of, state.opt_state))
         return every
@@ -129,8 +130,14 @@ def shard_map(advance: Advance, mesh: Mesh, state: P, indices: P) -> Layout:
     return Layout(run, put[0], put[1], _get)
 
 
-def pmap(advance: Advance, axis: str, devices: int) -> Layout:
-    """`advance` is written for one device of `axis`; every array gets an axis of local devices."""
+def pmap(
+    advance: Advance, axis: str, devices: int, nodes: bool = False, whole: bool = False
+) -> Layout:
+    """`advance` is written for one device of `axis`; every array gets an axis of local devices.
+
+    With `nodes` every device has its own part of the state's first axis, with `whole` the whole
+    batch.
+    """
     local = [d for d in jax.devices()[:devices] if d.process_index == jax.process_index()]
     # What pmap itself returns: arrays laid otherwise are moved, and compiled for, once more.
     split = NamedSharding(Mesh(np.array(local), (axis,)), P(axis))
@@ -146,18 +153,28 @@ def pmap(advance: Advance, axis: str, devices: int) -> Layout:
         return jax.device_put(each, split)
 
     def run(state: Any, examples: Any, events: Any, indices: Any, n: Any) -> tuple[Any, Any]:
-        parts = np.split(indices, devices, axis=1)
+        parts = [indices] * devices if whole else np.split(indices, devices, axis=1)
         mine = np.stack([parts[jax.devices().index(device)] for device in local])
         state, losses = mapped(state, examples, put(events), mine, put(np.int32(n)))
-        return state, get(losses)
+        return state, jax.tree.map(first, losses)
 
-    def get(tree: Any) -> Any:
-        def first(leaf: jax.Array) -> np.ndarray:
-            return np.asarray(leaf.addressable_data(0)).reshape(leaf.shape[1:])
+    def first(leaf: jax.Array) -> np.ndarray:
+        return np.asarray(leaf.addressable_data(0)).reshape(leaf.shape[1:])
 
-        return jax.tree.map(first, tree)
+    def put_state(state: Any) -> Any:
+        def own(leaf: Any) -> np.ndarray:
+            rows = np.asarray(leaf)[[jax.devices().index(device) for device in local]]
+            return rows[:, None]
 
-    return Layout(run, put, put, get)
+        return jax.device_put(jax.tree.map(own, state), split) if nodes else put(state)
+
+    def get(state: Any) -> Any:
+        if not nodes:
+            return jax.tree.map(first, state)
+        every = multihost_utils.process_allgather(state) if jax.process_count() > 1 else state
+        return jax.tree.map(lambda leaf: np.asarray(leaf).reshape(-1, *leaf.shape[2:]), every)
+
+    return Layout(run, put_state, put, get)
 
 
 def _put(tree: Any, sharding: NamedSharding) -> Any:

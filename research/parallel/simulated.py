@@ -4,8 +4,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
-from research.strategies.base import Batch, Event, Params, Strategy
+from research.strategies.base import Batch, Event, Info, Params, Strategy
 
 
 class Nodes(NamedTuple):
@@ -16,28 +17,44 @@ class Nodes(NamedTuple):
     @property
     def params(self) -> Params:
         """Those of the first node."""
-        return jax.tree.map(lambda leaf: leaf[0], self.state.params)
+        return jax.tree.map(lambda leaf: leaf[0], self.every)
+
+    @property
+    def every(self) -> Params:
+        """Those of all nodes, leaves (nodes, ...)."""
+        return jax.vmap(lambda state: state.params)(self.state)
+
+    def logged(self) -> dict[str, float]:
+        """How far nodes are from their mean, over its length, root mean square."""
+        means = jax.tree.map(lambda leaf: leaf.mean(0), self.every)
+        apart = jax.tree.map(lambda leaf, mean: leaf - mean, self.every, means)
+        ratio = optax.global_norm(apart) / (len(jax.tree.leaves(apart)[0]) ** 0.5)
+        return {"node_distance": float(ratio / optax.global_norm(means))}
 
 
-def over_nodes(strategy: Strategy, nodes: int, local: int) -> Strategy:
-    """The strategy on `nodes` x `local` devices; each takes its even part of the batch, in order.
+def over_nodes(strategy: Strategy, nodes: int, devices: int, whole: bool = False) -> Strategy:
+    """The strategy on `nodes` nodes of so many devices; nodes take even parts of the batch.
 
-    The devices of a node hold the same state, so one a node is kept. `strategy.step` sees the axes
-    `node` and `local` and must leave every state equal along `local`.
+    So does each device, of its node's part, in order, or all take the `whole` of it. The devices
+    of a node hold the same state, so one a node is kept. `strategy.step` sees the axes `node` and
+    `data` and must leave every state equal along `data`.
     """
 
     def init(params: Params) -> Nodes:
         state = strategy.init(params)
         return Nodes(jax.tree.map(lambda leaf: jnp.repeat(leaf[None], nodes, axis=0), state))
 
-    def step(state: Nodes, event: Event, batch: Batch) -> tuple[Nodes, jax.Array]:
+    def step(state: Nodes, event: Event, batch: Batch) -> tuple[Nodes, Info]:
         def split(leaf: jax.Array) -> jax.Array:
-            return leaf.reshape(nodes, local, -1, *leaf.shape[1:])
+            shape = (nodes, -1) if whole else (nodes, devices, -1)
+            return leaf.reshape(*shape, *leaf.shape[1:])
 
-        devices = jax.vmap(strategy.step, (None, None, 0), (None, 0), axis_name="local")
-        every = jax.vmap(devices, (0, None, 0), axis_name="node")
-        after, losses = every(state.state, event, jax.tree.map(split, batch))
-        return Nodes(after), losses.mean()
+        inside = over_workers(strategy, devices).step
+        if not whole:
+            inside = jax.vmap(strategy.step, (None, None, 0), (None, 0), axis_name="data")
+        every = jax.vmap(inside, (0, None, 0), axis_name="node")
+        after, info = every(state.state, event, jax.tree.map(split, batch))
+        return Nodes(after), jax.tree.map(jnp.mean, info)
 
     return Strategy(init, step)
 
@@ -45,7 +62,7 @@ def over_nodes(strategy: Strategy, nodes: int, local: int) -> Strategy:
 def over_workers(strategy: Strategy, workers: int) -> Strategy:
     """The strategy on `workers` devices of the axis `data` that all see the whole batch."""
 
-    def step(state: Any, event: Event, batch: Batch) -> tuple[Any, jax.Array]:
+    def step(state: Any, event: Event, batch: Batch) -> tuple[Any, Info]:
         every = jax.vmap(
             lambda _: strategy.step(state, event, batch),
             out_axes=(None, None),
@@ -62,9 +79,9 @@ def one_node(strategy: Strategy) -> Strategy:
     def init(params: Params) -> Nodes:
         return Nodes(jax.tree.map(lambda leaf: leaf[None], strategy.init(params)))
 
-    def step(state: Nodes, event: Event, batch: Batch) -> tuple[Nodes, jax.Array]:
+    def step(state: Nodes, event: Event, batch: Batch) -> tuple[Nodes, Info]:
         own = jax.tree.map(lambda leaf: leaf[0], state.state)
-        after, loss = strategy.step(own, event, batch)
-        return Nodes(jax.tree.map(lambda leaf: leaf[None], after)), loss
+        after, info = strategy.step(own, event, batch)
+        return Nodes(jax.tree.map(lambda leaf: leaf[None], after)), info
 
     return Strategy(init, step)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from research.strategies.local import State
+from research.strategies.sync import State
 
 
 class Form(NamedTuple):

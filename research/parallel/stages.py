@@ -23,13 +23,15 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from research.costs import Groups
 from research.models import Blocks, base
 from research.parallel import gpipe, layout
 from research.parallel.layout import Layout
 from research.parallel.stacked import Form, Forms, Stacked, form_of, merge, ravel, stack, unravel
 from research.problem import Examples, Problem
-from research.strategies.base import Event
-from research.strategies.local import Groups, State, descend_each, gradients, heads
+from research.strategies.base import Event, Info, by_block
+from research.strategies.local import gradients, heads
+from research.strategies.sync import State
 
 
 class Stage(NamedTuple):
@@ -104,7 +106,7 @@ def _advance(
     events: Event,
     indices: jax.Array,
     n: jax.Array,
-) -> tuple[Stacked, jax.Array]:
+) -> tuple[Stacked, Info]:
     """The loop on one device: (1, P) and (1, Q) of the state, its part of the indices."""
     (chunk, size), stage, count = indices.shape[:2], lax.axis_index("stage"), len(parts)
     if size % micro_batches:
@@ -133,14 +135,15 @@ def _advance(
     ticks = n + lag * (count - 1)
     params, opt_state, _, losses = lax.fori_loop(0, ticks, body, carry)
     after = Stacked(params[None], opt_state[None], state.forms)
-    return after, lax.psum(losses, "stage")  # zero but in the last stage
+    return after, {"loss": lax.psum(losses, "stage")}  # zero but in the last stage
 
 
 def _update(
     optimizer: Any, forms: Forms, params: Any, opt_state: Any, grads: Any, event: Event
 ) -> tuple[jax.Array, jax.Array]:
-    state = State(unravel(forms.params, params), unravel(forms.opt_state, opt_state))
-    after = descend_each(optimizer, unravel(forms.params, grads), state, event)
+    x, state = unravel(forms.params, params), unravel(forms.opt_state, opt_state)
+    grad = unravel(forms.params, grads)
+    after = State(*by_block(optimizer).apply(grad, state, x, event, x))
     return ravel(after.params, len(params)), ravel(after.opt_state, len(opt_state))
 
 

@@ -1,48 +1,40 @@
-"""Update rules, one a file.
+"""Ways of parallelising SGD, one a file, and what they are put together of."""
 
-`make` knows by name those that need but a loss; those that know of devices or blocks are put
-together in `research.parallel`.
-"""
-
-import optax
-
-from research.strategies.asynchronous import asynchronous
-from research.strategies.base import Event, Loss, Strategy
-from research.strategies.daso import daso
-from research.strategies.dynamic_batch import dynamic_batch
-from research.strategies.local import local
-from research.strategies.sync import sync
+from research.strategies.base import Event, Strategy
+from research.strategies.compose import compose
+from research.strategies.method import (
+    BUILT_IN,
+    PLAIN,
+    Chosen,
+    Method,
+    Network,
+    Setting,
+    chosen,
+    devices_of,
+    follows,
+    groups_of,
+    load,
+    of_config,
+    refused,
+    timeline_of,
+)
 
 __all__ = [
-    "NAMES",
-    "PARALLEL",
+    "BUILT_IN",
+    "PLAIN",
+    "Chosen",
     "Event",
+    "Method",
+    "Network",
+    "Setting",
     "Strategy",
-    "asynchronous",
-    "daso",
-    "dynamic_batch",
-    "local",
-    "make",
-    "sync",
+    "chosen",
+    "compose",
+    "devices_of",
+    "follows",
+    "groups_of",
+    "load",
+    "of_config",
+    "refused",
+    "timeline_of",
 ]
-
-NAMES = ("sync", "asynchronous")
-PARALLEL = ("daso", "dynamic_batch", "local")
-
-
-def make(
-    name: str,
-    loss: Loss,
-    optimizer: optax.GradientTransformationExtraArgs,
-    slots: int,
-    fresh: tuple[str, ...] = (),
-) -> Strategy:
-    """The strategy called `name`; `slots` is the number of snapshots its timeline addresses.
-
-    `fresh`: the blocks of `asynchronous` that are never read from a snapshot.
-    """
-    if name == "sync":
-        return sync(loss, optimizer)
-    if name == "asynchronous":
-        return asynchronous(loss, optimizer, slots, fresh)
-    raise ValueError(f"strategy {name!r}: one of {', '.join(NAMES)}")

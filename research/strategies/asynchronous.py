@@ -6,44 +6,79 @@ r(t): the version the arriving group had read. Synchronous inside a group (one g
 asynchronous across. Staleness is nowhere in this file: it is the order of arrivals, which the
 timeline decides. Fresh are the blocks that one server computes as well as keeps, so that nobody
 holds an old copy: the merged fully-connected servers of 1606.04487. By default there are none.
+
+Where the gradient is local (`local.py`) no block waits for another, so each has a server and an
+order of arrivals of its own: r(t) is a number a block, and so is the momentum that it is worth.
 """
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+from ml_collections import ConfigDict
 
-from research.strategies.base import Array, Batch, Event, Loss, Params, Strategy, descend
+from research import models, seeds
+from research.config import ConfigError, one_of, require
+from research.strategies.base import Batch, Event, Gradient, Info, Params, Strategy, Update
+from research.strategies.method import Chosen, Method, Setting, of_config
+from research.timeline.base import Timeline
+from research.timeline.make import make
+from research.timeline.service import DRAWN
+
+Slot = Any  # int32, of all stale blocks, or a dict of one a block
 
 
 class State(NamedTuple):
     slots: Params  # stale blocks, leaves (slots, ...): the versions that are still to be read
-    newest: Array  # int32, slot of stale_t
+    newest: Slot  # of stale_t
     opt_state: optax.OptState
     fresh: Params  # fresh_t
 
-    def at(self, slot: Array) -> Params:
+    def at(self, slot: Slot) -> Params:
         """The parameters as a group sees them that had read `slot`."""
-        return jax.tree.map(lambda leaf: leaf[slot], self.slots) | self.fresh
+        each = slot if isinstance(slot, dict) else dict.fromkeys(self.slots, slot)
+        return {
+            name: jax.tree.map(lambda leaf, s=each[name]: leaf[s], block)
+            for name, block in self.slots.items()
+        } | self.fresh
 
     @property
     def params(self) -> Params:
         """x_t."""
         return self.at(self.newest)
 
+    def moved_to(self, params: Params) -> "State":
+        """x_t is other parameters; the versions that were read stay."""
+        stale = {name: params[name] for name in self.slots}
+        slots = put(self.slots, self.newest, stale)
+        return self._replace(slots=slots, fresh={name: params[name] for name in self.fresh})
+
+
+def put(table: Params, slot: Slot, blocks: Params) -> Params:
+    """The table with these blocks in the slot."""
+    each = slot if isinstance(slot, dict) else dict.fromkeys(table, slot)
+    return {
+        name: jax.tree.map(lambda t, leaf, s=each[name]: t.at[s].set(leaf), block, blocks[name])
+        for name, block in table.items()
+    }
+
 
 def asynchronous(
-    loss: Loss,
-    optimizer: optax.GradientTransformationExtraArgs,
+    gradient: Gradient,
+    update: Update,
     slots: int,
     fresh: tuple[str, ...] = (),
+    servers: Mapping[str, int] | None = None,
 ) -> Strategy:
     """Strategy over a table of `slots` snapshots of the stale blocks, all x_0 at the start.
 
     The slot written holds what depends on the slots read, so XLA updates the table in place: a step
-    costs a synchronous one plus a copy of the stale blocks. `init` raises ValueError if a name in
-    `fresh` is not a key of the parameters.
+    costs a synchronous one plus a copy of the stale blocks. `event.control` may have `read` and
+    `write` in place of the event's own; with `servers`, the number of each block's server, they are
+    (servers,) int32. `init` raises ValueError if a name in `fresh` is not a key of the parameters.
     """
 
     def init(params: Params) -> State:
@@ -51,17 +86,113 @@ def asynchronous(
             raise ValueError(f"fresh block {unknown[0]!r}: one of {', '.join(params)}")
         stale, newest = split(params)
         table = jax.tree.map(lambda leaf: jnp.repeat(leaf[None], slots, axis=0), stale)
-        return State(table, jnp.int32(0), optimizer.init(params), newest)
+        first = {name: jnp.int32(0) for name in stale} if servers else jnp.int32(0)
+        return State(table, first, update.init(params), newest)
 
-    def step(state: State, event: Event, batch: Batch) -> tuple[State, jax.Array]:
-        value, grads = jax.value_and_grad(loss)(state.at(event.read), batch)
-        params, opt_state = descend(optimizer, grads, state.opt_state, state.params, event)
+    def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
+        read, write = slot_of(event, "read"), slot_of(event, "write")
+        seen = state.at(read)
+        loss, grads = gradient(seen, event, batch)
+        params, opt_state = update.apply(grads, state.opt_state, state.params, event, seen)
         stale, newest = split(params)
-        table = jax.tree.map(lambda t, leaf: t.at[event.write].set(leaf), state.slots, stale)
-        return State(table, jnp.asarray(event.write, jnp.int32), opt_state, newest), value
+        return State(put(state.slots, write, stale), write, opt_state, newest), {"loss": loss}
+
+    def slot_of(event: Event, name: str) -> Slot:
+        slots = jnp.asarray((event.control or {}).get(name, getattr(event, name)), jnp.int32)
+        if servers is None:
+            return slots
+        return {block: slots[server] for block, server in servers.items() if block not in fresh}
 
     def split(params: Params) -> tuple[Params, Params]:
         stale = {name: block for name, block in params.items() if name not in fresh}
         return stale, {name: block for name, block in params.items() if name in fresh}
 
     return Strategy(init, step)
+
+
+def clock(setting: Setting, methods: Chosen) -> Timeline:
+    """Arrivals of `groups` groups, of every server by itself where the gradient is local.
+
+    Then update t is the t-th arrival at each of them, `control` has `read` and `write`,
+    (steps, servers), and the seconds are those of the last.
+    """
+    config, local = setting.config, methods.gradient
+    strategy = config.strategy
+    size = {"groups": strategy.groups, "steps": config.steps, "batch_size": config.batch_size}
+    size |= {"update_bytes": setting.update_bytes, "replicas": setting.replicas}
+    size |= {"staleness_bound": strategy.staleness_bound, "merged": bool(strategy.fresh)}
+    if not local or not local.servers:
+        return make(config.cluster, seed=config.seed, **size)
+    assert local.slower and setting.network
+    cluster = config.cluster.copy_and_resolve_references()
+    cluster.seconds_per_example *= local.slower(config, setting.network)
+    drawn = [config.seed]
+    for server in range(1, len(set(local.servers(setting.network.problem).values()))):
+        drawn.append(int(seeds.generator(config.seed, f"server {server}").integers(2**32)))
+    each = [make(cluster, seed=seed, **size) for seed in drawn]
+    control = {
+        name: np.stack([getattr(line, name) for line in each], axis=-1)
+        for name in ("read", "write")
+    }
+    last = np.max([line.seconds for line in each], axis=0)
+    return each[0]._replace(seconds=last, control=control)
+
+
+def values(config: ConfigDict) -> None:
+    """Raises `ConfigError`."""
+    require(config, "strategy.groups", lambda v: v >= 1, "at least 1")
+    require(config, "strategy.staleness_bound", lambda v: v >= -1, "at least 0, or -1 for none")
+    blocks = [name for name, _ in models.make(config.model, classes=2)]
+    wanted = f"of the blocks {', '.join(blocks)}"
+    require(config, "strategy.fresh", lambda v: set(v) <= set(blocks), wanted)
+    if config.strategy.staleness_bound >= 0 and not of_config(config).read:
+        raise ConfigError(
+            "config.strategy.staleness_bound: only of config.strategy.name = 'asynchronous'"
+        )
+
+
+def check(config: ConfigDict, methods: Chosen) -> None:
+    """Raises `ConfigError`."""
+    strategy, cluster = config.strategy, config.cluster
+    workers = cluster.nodes * cluster.devices_per_node
+    if methods.mix:
+        workers = cluster.devices_per_node
+    if workers % strategy.groups:
+        where = "a node's" if methods.mix else "the cluster's"
+        raise ConfigError(
+            f"config.strategy.groups = {strategy.groups}: must divide {where} {workers} workers "
+            "(config.cluster.nodes x config.cluster.devices_per_node)"
+        )
+    local = methods.gradient and methods.gradient.servers
+    if local:
+        one_of(config, "cluster.service", (*DRAWN, "geometric"))
+    if local and any(cluster.pieces.values()):
+        raise ConfigError("config.cluster.pieces: no block of local learning has such a server")
+    if strategy.staleness_bound < 0:
+        return
+    if cluster.service not in DRAWN or any(cluster.pieces.values()):
+        raise ConfigError(
+            "config.strategy.staleness_bound: groups wait for one another only where their times "
+            f"are drawn, config.cluster.service one of {', '.join(DRAWN)} and no pieces"
+        )
+    if config.replicas.count:
+        raise ConfigError("config.strategy.staleness_bound: only of runs, not of replicas")
+
+
+METHOD = Method(
+    keys={
+        "groups": 1,  # compute groups, each synchronous inside
+        "staleness_bound": -1,  # updates a group may be ahead of the slowest; -1: any
+        "fresh": (),  # blocks of a merged server, which groups read fresh
+    },
+    compiled=("fresh",),
+    read=lambda gradient, update, keys, slots, servers: asynchronous(
+        gradient, update, slots, tuple(keys["fresh"]), servers
+    ),
+    clock=clock,
+    laws=(*DRAWN, "trace", "geometric"),
+    cluster=("pieces", "split", "overlap", "speeds"),
+    barrier=False,
+    values=values,
+    check=check,
+)

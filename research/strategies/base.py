@@ -1,17 +1,23 @@
-"""What every strategy is: two pure functions of (state, event, batch).
+"""What every strategy is: two pure functions of (state, event, batch), put together of pieces.
 
-A strategy never sees seconds, clusters or staleness. The timeline decides which slot an update
-reads and which it writes; the trainer scans `step` over those events.
+    gradient   (params, event, batch) -> loss, grads             of one device's part of the batch
+    update     an optax optimizer, of all parameters or block by block
+    read       which version the gradient is taken at            gradient, update -> strategy
+    mix        what nodes with parameters of their own exchange  strategy -> strategy
 
-Strategies of several devices are written for one of them, with collectives over named axes:
-`data` (synchronous workers), `node` (slow network) and `local` (fast network). An axis is a `vmap`
-where it is simulated and a mesh axis where it is real (`research/parallel`).
+A strategy never sees seconds or clusters. The timeline decides which slot an update reads and which
+it writes; the trainer scans `step` over those events.
+
+Pieces are written for one device, with collectives over named axes: `data`, devices that share a
+batch and hold the same parameters, and `node`, which hold their own. An axis is a `vmap` where it
+is simulated and a mesh axis where it is real (`research/parallel`).
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.flatten_util import ravel_pytree
@@ -20,6 +26,7 @@ Array = jax.Array | np.ndarray
 Params = Any
 State = Any  # any pytree with an attribute `params`, the parameters x_t that are evaluated
 Batch = dict[str, jax.Array]
+Info = dict[str, jax.Array]  # float32 scalars: `loss`, of the batch, and what else the log may show
 Loss = Callable[[Params, Batch], jax.Array]
 
 
@@ -30,25 +37,97 @@ class Event(NamedTuple):
     write: Array  # int32, slot that receives the new parameters
     hyper: Mapping[str, Array]  # float32, hyperparameters of this update, `learning_rate`, ...
     control: Mapping[str, Array] | None = None  # what else the timeline decides, by name
+    staleness: Array | None = None  # int32, updates between the read and the arrival
 
 
 class Strategy(NamedTuple):
-    """`init(params) -> state`; `step(state, event, batch) -> (state, loss of the batch)`."""
+    """`init(params) -> state`; `step(state, event, batch) -> (state, info)`."""
 
     init: Callable[[Params], State]
-    step: Callable[[State, Event, Batch], tuple[State, jax.Array]]
+    step: Callable[[State, Event, Batch], tuple[State, Info]]
 
 
-def descend(
-    optimizer: optax.GradientTransformationExtraArgs,
-    grads: Params,
-    opt_state: optax.OptState,
-    params: Params,
-    event: Event,
-) -> tuple[Params, optax.OptState]:
-    """One optimizer step from `params` along `grads` with the event's hyperparameters."""
-    updates, opt_state = optimizer.update(grads, opt_state, params, **event.hyper)
-    return optax.apply_updates(params, updates), opt_state
+Gradient = Callable[[Params, Event, Batch], tuple[jax.Array, Params]]
+
+
+class Update(NamedTuple):
+    """`apply(grads, opt_state, params, event, read_params) -> (params, opt_state)`.
+
+    `read_params`: what the gradient was taken at. It reaches the optimizer beside `staleness` and
+    the event's hyperparameters, as further arguments of an optax transform that takes them.
+    """
+
+    init: Callable[[Params], Any]
+    apply: Callable[..., tuple[Params, Any]]
+
+
+def whole(loss: Loss, parts: int = 1) -> Gradient:
+    """The gradient of the batch's loss; of `parts` equal parts of it, one after the other.
+
+    Parts take less memory and have the same mean.
+    """
+    of = jax.value_and_grad(loss)
+
+    def gradient(params: Params, event: Event, batch: Batch) -> tuple[jax.Array, Params]:
+        def add(total: Params, part: Batch) -> tuple[Params, None]:
+            return jax.tree.map(jnp.add, total, of(params, part)), None
+
+        if parts == 1:
+            return of(params, batch)
+        split = {name: x.reshape(parts, -1, *x.shape[1:]) for name, x in batch.items()}
+        nothing = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
+        total, _ = jax.lax.scan(add, nothing, split)
+        return jax.tree.map(lambda leaf: leaf / parts, total)
+
+    return gradient
+
+
+def averaged(gradient: Gradient, axis: str, message: bool = False) -> Gradient:
+    """The mean of the gradients over the devices of an axis; the loss stays each one's own.
+
+    On real devices all leaves are better one `message`; where the axis is simulated that is a copy.
+    """
+    sums = all_reduce if message else jax.lax.psum
+
+    def mean(params: Params, event: Event, batch: Batch) -> tuple[jax.Array, Params]:
+        loss, grads = gradient(params, event, batch)
+        devices = jax.lax.axis_size(axis)
+        return loss, jax.tree.map(lambda leaf: leaf / devices, sums(grads, axis))
+
+    return mean
+
+
+def together(optimizer: optax.GradientTransformationExtraArgs) -> Update:
+    """One optimizer of all parameters."""
+
+    def apply(
+        grads: Params, opt_state: Any, params: Params, event: Event, read_params: Params
+    ) -> tuple[Params, Any]:
+        more = {"staleness": event.staleness, "read_params": read_params}
+        updates, opt_state = optimizer.update(grads, opt_state, params, **event.hyper, **more)
+        return optax.apply_updates(params, updates), opt_state
+
+    return Update(optimizer.init, apply)
+
+
+def by_block(optimizer: optax.GradientTransformationExtraArgs) -> Update:
+    """An optimizer a block: each block that has a gradient is updated, by itself."""
+    one = together(optimizer)
+
+    def init(params: Params) -> dict[str, Any]:
+        return {name: one.init(own) for name, own in params.items()}
+
+    def apply(
+        grads: Params, opt_state: Any, params: Params, event: Event, read_params: Params
+    ) -> tuple[Params, dict[str, Any]]:
+        params, opt_state = dict(params), dict(opt_state)
+        for name, grad in grads.items():
+            params[name], opt_state[name] = one.apply(
+                grad, opt_state[name], params[name], event, read_params[name]
+            )
+        return params, opt_state
+
+    return Update(init, apply)
 
 
 def all_reduce(tree: Any, axis: str) -> Any:

@@ -3,72 +3,143 @@
     x <- (2 S x + sum_p x_p(sent)) / (2 S + P)
 
 x: parameters of a node; x_p(sent): what the P nodes sent S batches before. Gradients are averaged
-inside a node at every batch, nodes meet only in this merge. When they send and receive is the
-timeline's. S = 0 is the blocking synchronization of warm-up and cool-down, the plain mean (heat,
-the authors' implementation, weighs x there by 1 if it is received as the others are).
+inside a node at every batch, nodes meet only in this merge, which is the rule of `outer.py` with
+the weight w = 2 S. When they send and receive is the timeline's. S = 0 is the blocking
+synchronization of warm-up and cool-down, the plain mean (heat, the authors' implementation, weighs
+x there by 1 if it is received as the others are).
 """
 
-from typing import NamedTuple
+from functools import partial
+from typing import Any
 
-import jax
-import jax.numpy as jnp
-import optax
+import numpy as np
+from ml_collections import ConfigDict
 
-from research.strategies.base import Array, Batch, Event, Loss, Params, Strategy, descend
+from research import seeds
+from research.config import ConfigError, one_of, require
+from research.strategies.base import Strategy
+from research.strategies.method import Chosen, Keys, Method, Setting
+from research.strategies.outer import outer
+from research.timeline import daso as phases
+from research.timeline.base import Timeline
+from research.timeline.service import DRAWN
+from research.timeline.trace import replay
 
 
-class State(NamedTuple):
-    params: Params  # x of this node
-    in_flight: Params  # sum_p x_p(sent), in the type it travels in
-    opt_state: optax.OptState  # of this node, never synchronized
+def daso(inner: Strategy, keys: Keys) -> Strategy:
+    """The rule around what a node does by itself; `keys`: the types that messages travel in."""
+    return outer(
+        inner,
+        lambda waited: 2 * waited,
+        transfer_dtype=keys["transfer_dtype"] or None,
+        blocking_dtype=keys["blocking_dtype"] or None,
+    )
 
 
-def daso(
-    loss: Loss,
-    optimizer: optax.GradientTransformationExtraArgs,
-    transfer_dtype: str | None = None,
-) -> Strategy:
-    """The rule of one device over the axes `node` and `local`; parameters equal along `local`.
+def clock(setting: Setting, methods: Chosen) -> Timeline:
+    """Phases that follow the losses (`timeline/daso.py`), over nodes that do what `methods` say."""
+    config = setting.config
+    if config.cluster.service == "trace":
+        return replay(config.cluster.trace, config.steps, {"send": 0, "receive": 0, "waited": 0})
+    inside = None
+    if methods.read:
+        inside = partial(_groups, setting, methods)
+    elif methods.gradient and methods.gradient.work:
+        inside = partial(_devices, setting, methods.gradient)
+    return phases.daso(
+        config.cluster,
+        config.strategy,
+        steps=config.steps,
+        steps_per_epoch=setting.steps_per_epoch,
+        batch_size=config.batch_size,
+        update_bytes=setting.update_bytes,
+        seed=config.seed,
+        epoch_losses=[row["train_loss"] for row in setting.epochs],
+        inside=inside,
+    )
 
-    `event.control`: `send`, `receive` (bool) and `waited` (int32, S), the same on all devices. The
-    order of a step, as in heat: the node's own update, the sending of its result, the receipt and
-    merge of what was sent S batches before, which is what was just sent if S = 0. No more than one
-    message is in flight. Between nodes nothing is exchanged in steps that do not send.
 
-    Messages and their sums are of `transfer_dtype`, by default of the type of the parameters.
-    """
+def _devices(setting: Setting, gradient: Method, steps: int) -> tuple[Any, Any, dict[str, Any]]:
+    """Nodes whose devices wait for one another, each for so long as the gradient takes it."""
+    assert gradient.work
+    config = setting.config
+    draws = phases.draws(config.cluster, steps, config.seed)
+    seconds, control = gradient.work(setting, draws)
+    return *phases.exchanged(config.cluster, seconds, setting.update_bytes), control
 
-    def travelling(leaf: jax.Array) -> jax.Array:
-        return leaf.astype(transfer_dtype or leaf.dtype)
 
-    def init(params: Params) -> State:
-        nothing = jax.tree.map(lambda leaf: jnp.zeros_like(travelling(leaf)), params)
-        return State(params, nothing, optimizer.init(params))
+def _groups(setting: Setting, methods: Chosen, steps: int) -> tuple[Any, Any, dict[str, Any]]:
+    """Nodes inside which groups arrive by themselves: every node has a clock of its own."""
+    assert methods.read and methods.read.clock
+    whole, lines = setting.config, []
+    for node in range(whole.cluster.nodes):
+        config = whole.copy_and_resolve_references()
+        k = config.cluster.devices_per_node
+        config.cluster.nodes, config.steps = 1, steps
+        config.cluster.speeds = tuple(whole.cluster.speeds)[node * k : (node + 1) * k]
+        config.batch_size = whole.batch_size // whole.cluster.nodes
+        config.cluster.latency = config.cluster.local_latency
+        config.cluster.bandwidth = config.cluster.local_bandwidth
+        config.seed = int(seeds.generator(whole.seed, f"node {node}").integers(2**32))
+        alone = methods._replace(mix=None)
+        lines.append(methods.read.clock(setting._replace(config=config, replicas=0), alone))
+    each = np.stack([np.diff(line.seconds, prepend=0.0) for line in lines], axis=1)
 
-    def step(state: State, event: Event, batch: Batch) -> tuple[State, jax.Array]:
-        assert event.control is not None
-        send, receive, waited = (event.control[name] for name in ("send", "receive", "waited"))
-        value, grads = jax.value_and_grad(loss)(state.params, batch)
-        grads = jax.lax.pmean(grads, "local")
-        params, opt_state = descend(optimizer, grads, state.opt_state, state.params, event)
-        in_flight = jax.lax.cond(send, total, lambda *_: state.in_flight, params)
-        params = jax.lax.cond(
-            receive, merge, lambda x, *_: x, params, state.in_flight, in_flight, waited
+    def slots(name: str) -> np.ndarray:
+        own = [(line.control or {}).get(name, getattr(line, name)) for line in lines]
+        return np.stack(own, axis=1)
+
+    return each, each, {"read": slots("read"), "write": slots("write")}
+
+
+def values(config: ConfigDict) -> None:
+    """Raises `ConfigError`."""
+    strategy = config.strategy
+    for name in ("transfer_dtype", "blocking_dtype"):
+        one_of(config, f"strategy.{name}", ("", "bfloat16"))
+    require(config, "strategy.max_batches", lambda v: v >= 1, "at least 1")
+    for name in ("reset_batches", "warmup_epochs", "cooldown_epochs", "patience"):
+        require(config, f"strategy.{name}", lambda v: 0 <= v < np.inf, "finite and at least 0")
+    require(config, "strategy.threshold", lambda v: 0 <= v < 1, "at least 0 and less than 1")
+    most = strategy.max_batches
+    wanted = f"from 0 to config.strategy.max_batches = {most}"
+    require(config, "strategy.wait", lambda v: 0 <= v <= most, wanted)
+    reset = strategy.reset_batches or most
+    require(config, "strategy.reset_wait", lambda v: 0 <= v <= reset, f"from 0 to {reset}")
+
+
+def check(config: ConfigDict, methods: Chosen) -> None:
+    """Raises `ConfigError`."""
+    devices = config.cluster.nodes * config.cluster.devices_per_node
+    if config.batch_size % devices:
+        raise ConfigError(
+            f"config.batch_size = {config.batch_size}: must be a multiple of the cluster's "
+            f"{devices} devices (config.cluster.nodes x config.cluster.devices_per_node)"
         )
-        return State(params, in_flight, opt_state), value
-
-    def total(params: Params) -> Params:
-        return jax.lax.psum(jax.tree.map(travelling, params), "node")
-
-    return Strategy(init, step)
+    if config.cluster.service == "trace" and (methods.read or methods.gradient):
+        raise ConfigError("config.cluster.service = 'trace': of 'daso' by itself")
 
 
-def merge(params: Params, before: Params, now: Params, waited: Array) -> Params:
-    """x after a receipt, S = `waited`, of the sum in flight before the step or, if S = 0, now."""
-
-    def leaf(x: jax.Array, before: jax.Array, now: jax.Array) -> jax.Array:
-        own = jnp.asarray(2 * waited, x.dtype)
-        total = jnp.where(waited > 0, before, now).astype(x.dtype)
-        return (own * x + total) / (own + jax.lax.axis_size("node"))
-
-    return jax.tree.map(leaf, params, before, now)
+METHOD = Method(
+    keys={
+        "max_batches": 4,  # batches from one exchange between nodes to the next (B)
+        "wait": 1,  # batches from its sending to its receipt (W)
+        "reset_batches": 0,  # B after a plateau at B = 1; 0: max_batches (heat: 8)
+        "reset_wait": 0,  # and W; 0: wait (heat: 2)
+        "warmup_epochs": 4,  # epochs that synchronize after every batch, first
+        "cooldown_epochs": 4,  # and last
+        "patience": 2,  # epochs without improvement before B and W change
+        "threshold": 0.05,  # fraction by which an improvement lowers the loss
+        "transfer_dtype": "",  # 'bfloat16' halves what nodes exchange
+        "blocking_dtype": "",  # 'bfloat16': only where they wait for it, as heat does
+    },
+    compiled=("transfer_dtype", "blocking_dtype"),
+    mix=daso,
+    clock=clock,
+    laws=(*DRAWN, "trace"),
+    cluster=("overlap", "speeds"),
+    info=("sent_bytes",),
+    follows=lambda config: config.cluster.service != "trace",
+    values=values,
+    check=check,
+)

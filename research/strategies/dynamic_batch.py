@@ -12,14 +12,20 @@ as many as its part needs, and meets the others once, in the sum of the gradient
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import lax
+from ml_collections import ConfigDict
 
-from research.strategies.base import Batch, Event, Params, Strategy, all_reduce, descend
-from research.strategies.sync import State
+from research.config import ConfigError, one_of, require
+from research.strategies.base import Batch, Event, Gradient, Params, all_reduce
+from research.strategies.method import Chosen, Method, Setting
+from research.timeline import dynamic_batch as clocks
+from research.timeline.base import Timeline
+from research.timeline.service import DRAWN
+from research.timeline.trace import replay
 
 WEIGHTS = ("share", "equal")  # of the workers' mean gradients: b_i / B or 1 / N
 
@@ -27,35 +33,27 @@ Losses = Callable[[Params, Batch], jax.Array]
 Part = Callable[[Params, Event, Batch, jax.Array], tuple[jax.Array, Params]]
 
 
-def dynamic_batch(
-    losses: Losses,
-    optimizer: optax.GradientTransformationExtraArgs,
-    micro_batch: int,
-    weights: str = "share",
-) -> Strategy:
-    """Strategy of one device of the axis `data`.
+def shares(losses: Losses, micro_batch: int, weights: str = "share") -> Gradient:
+    """Gradient of one device of the axis `data`.
 
     `losses(params, batch) -> (B,)`, one an example. Every device is given the whole batch, of B
-    examples, and computes its `part`, `micro_batch` examples at a time. All return the same state
-    and the loss, which is the batch's mean whatever the `weights`.
+    examples, and computes its `part`, `micro_batch` examples at a time. All return the same
+    gradient, and the loss, which is the batch's mean whatever the `weights`.
     """
     own = part(losses, micro_batch)
 
-    def init(params: Params) -> State:
-        return State(params, optimizer.init(params))
-
-    def step(state: State, event: Event, batch: Batch) -> tuple[State, jax.Array]:
+    def gradient(params: Params, event: Event, batch: Batch) -> tuple[jax.Array, Params]:
         worker = lax.axis_index("data")
-        value, grads = own(state.params, event, batch, worker)
+        value, grads = own(params, event, batch, worker)
         if weights == "equal":
             examples = jnp.maximum((event.control or {})["shares"][worker], 1)  # 0 / 1, no NaN
             each = _size(batch) / (lax.axis_size("data") * examples)
             grads = jax.tree.map(lambda leaf: leaf * each.astype(leaf.dtype), grads)
         sums = all_reduce((value, grads), "data")
         value, grads = jax.tree.map(lambda leaf: leaf / _size(batch), sums)
-        return State(*descend(optimizer, grads, state.opt_state, state.params, event)), value
+        return value, grads
 
-    return Strategy(init, step)
+    return gradient
 
 
 def part(losses: Losses, micro_batch: int) -> Part:
@@ -103,3 +101,75 @@ def part(losses: Losses, micro_batch: int) -> Part:
 
 def _size(batch: Batch) -> int:
     return len(jax.tree.leaves(batch)[0])
+
+
+def clock(setting: Setting, methods: Chosen) -> Timeline:
+    """All workers wait for one another; shares follow how fast they were."""
+    config, cluster = setting.config, setting.config.cluster
+    run = {"steps": config.steps, "batch_size": config.batch_size}
+    run["steps_per_epoch"] = setting.steps_per_epoch
+    if cluster.service == "trace":
+        workers = cluster.nodes * cluster.devices_per_node
+        return replay(cluster.trace, config.steps, {"shares": workers})
+    if cluster.service == "measured":
+        taken = [row["worker_seconds"] for row in setting.epochs]
+        return clocks.measured(cluster, config.strategy, worker_seconds=taken, **run)
+    run |= {"update_bytes": setting.update_bytes, "seed": config.seed}
+    return clocks.dynamic_batch(cluster, config.strategy, **run)
+
+
+def work(setting: Setting, draws: Any) -> tuple[Any, dict[str, Any]]:
+    """Seconds of every device, (steps, nodes, k), of nodes that divide each their own batch."""
+    config = setting.config
+    each, taken = clocks.in_nodes(
+        config.cluster,
+        config.strategy,
+        draws,
+        steps_per_epoch=setting.steps_per_epoch,
+        batch_size=config.batch_size,
+        seed=config.seed,
+    )
+    return each, {"shares": taken}
+
+
+def values(config: ConfigDict) -> None:
+    """Raises `ConfigError`."""
+    one_of(config, "strategy.weights", WEIGHTS)
+    require(config, "strategy.micro_batch", lambda v: v >= 1, "at least 1")
+    require(config, "strategy.smoothing", lambda v: 0 <= v < 1, "at least 0 and less than 1")
+
+
+def check(config: ConfigDict, methods: Chosen) -> None:
+    """Raises `ConfigError`."""
+    cluster = config.cluster
+    if cluster.service != "measured":
+        return
+    if config.parallel.api != "shard_map" or methods.mix:
+        raise ConfigError(
+            "config.cluster.service = 'measured': only of real workers that are one node, so it "
+            "needs config.parallel.api = 'shard_map'"
+        )
+    for name in ("speeds", "disturbance_probability"):
+        if cluster[name]:
+            raise ConfigError(f"config.cluster.{name}: simulated, so not of service 'measured'")
+
+
+METHOD = Method(
+    keys={
+        "adapt": True,  # False keeps the shares of the batch equal
+        "weights": "share",  # of b_i / B; 'equal': of 1 / N, the authors'
+        "smoothing": 0.5,  # weight of the rates measured before
+        "micro_batch": 8,  # examples a worker computes at a time
+    },
+    compiled=("weights", "micro_batch"),
+    gradient=lambda problem, keys: shares(problem.each_loss, keys["micro_batch"], keys["weights"]),
+    sums=True,
+    timed=lambda problem, keys: part(problem.each_loss, keys["micro_batch"]),
+    clock=clock,
+    work=work,
+    laws=(*DRAWN, "trace", "measured"),
+    cluster=("overlap", "speeds", "disturbances", "disturbance_probability"),
+    follows=lambda config: config.cluster.service == "measured",
+    values=values,
+    check=check,
+)

@@ -13,25 +13,26 @@ heads further on. head_K is the model's last block, and with shared heads every 
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
+import numpy as np
+from ml_collections import ConfigDict
 
+from research import models
+from research.config import ConfigError, one_of, require
+from research.costs import Costs, Groups, block_costs, of_groups, of_stages
 from research.models import Blocks, base
 from research.problem import Problem
-from research.strategies.base import Batch, Event, Params, Strategy, descend
+from research.strategies.base import Batch, Event, Gradient, Params
+from research.strategies.method import Chosen, Keys, Method, Network, Setting
+from research.timeline import pipeline
+from research.timeline.base import Timeline
 
-Groups = tuple[tuple[int, int], ...]  # half-open (a, b), in order
 Gradients = Callable[[Params, jax.Array, Batch], tuple[Params, jax.Array, jax.Array]]
 
 VARIANTS = ("greedy", "overlapping", "chunked", "backprop")
-
-
-class State(NamedTuple):
-    params: Params  # by block or head
-    opt_state: dict[str, optax.OptState]  # likewise: every block is updated for itself
 
 
 def groups(variant: str, blocks: int, window: int, chunks: int) -> Groups:
@@ -94,36 +95,191 @@ def gradients(problem: Problem, groups: Groups, shared: bool = False) -> Gradien
     return gradient
 
 
-def local(
-    problem: Problem,
-    optimizer: optax.GradientTransformationExtraArgs,
-    groups: Groups,
-    shared: bool = False,
-) -> Strategy:
-    """Strategy whose events' slots are ignored; its loss is that of the last group, the model's.
+def local(problem: Problem, groups: Groups, shared: bool = False) -> Gradient:
+    """The sum over the groups, of one device; its loss is that of the last group, the model's.
 
     The parameters must have the heads that the groups need (`heads`). Shared heads need trunk
     blocks whose outputs have the shape of the last one's.
     """
-    gradient = gradients(problem, groups, shared)
+    own = gradients(problem, groups, shared)
 
-    def init(params: Params) -> State:
-        return State(params, {name: optimizer.init(own) for name, own in params.items()})
+    def gradient(params: Params, event: Event, batch: Batch) -> tuple[jax.Array, Params]:
+        grads, _, value = own(params, problem.input(batch), batch)
+        return value, grads
 
-    def step(state: State, event: Event, batch: Batch) -> tuple[State, jax.Array]:
-        grads, _, value = gradient(state.params, problem.input(batch), batch)
-        return descend_each(optimizer, grads, state, event), value
-
-    return Strategy(init, step)
+    return gradient
 
 
-def descend_each(
-    optimizer: optax.GradientTransformationExtraArgs, grads: Params, state: State, event: Event
-) -> State:
-    """One optimizer step of every block and head that has a gradient, each by itself."""
-    params, opt_state = dict(state.params), dict(state.opt_state)
-    for name, grad in grads.items():
-        params[name], opt_state[name] = descend(
-            optimizer, grad, opt_state[name], params[name], event
+def groups_of(keys: Any, blocks: int) -> Groups:
+    """The groups that config.strategy asks for over so many trunk blocks. Raises ValueError."""
+    return groups(keys["variant"], blocks, keys["window"], keys["chunks"])
+
+
+def _gradient(problem: Problem, keys: Keys) -> Gradient:
+    return local(problem, groups_of(keys, len(problem.blocks) - 1), keys["shared_heads"])
+
+
+def _servers(problem: Problem) -> dict[str, int]:
+    """A block and its head are kept in one place."""
+    names = [name for name, _ in problem.blocks]
+    own = {name: place for place, name in enumerate(names)}
+    return own | {base.head_of(name): own[name] for name in problem.heads}
+
+
+def costs(config: ConfigDict, network: Network) -> tuple[Costs, pipeline.Work]:
+    """What an update costs, whole and on the stages of the cluster."""
+    whole, params, examples = network
+
+    def shape(leaf: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((config.batch_size, *leaf.shape[1:]), leaf.dtype)
+
+    made = block_costs(whole, params, jax.tree.map(shape, dict(examples)))
+    own, stages = groups_of(config.strategy, len(made.trunk)), config.cluster.nodes
+    cuts = [len(made.trunk) * i // stages for i in range(stages)]
+    return of_groups(made, own, config.strategy.shared_heads), of_stages(made, own, cuts)
+
+
+def slower(config: ConfigDict, network: Network) -> float:
+    """An update on one device over one of backpropagation there, in operations."""
+    one = config.copy_and_resolve_references()
+    one.cluster.nodes = 1
+    _, work = costs(one, network)
+    return float(work.forward.sum() + work.backward.sum())
+
+
+def clock(setting: Setting, methods: Chosen) -> Timeline:
+    """The stages that the blocks are spread over (`timeline/pipeline.py`)."""
+    config, strategy = setting.config, setting.config.strategy
+    assert setting.network
+    _, work = costs(config, setting.network)
+    filled = strategy.variant == "backprop" and config.cluster.nodes > 1
+    size = {"steps": config.steps, "batch_size": config.batch_size}
+    micro_batches = strategy.micro_batches if filled else 0
+    return pipeline.of_cluster(config.cluster, micro_batches, work, **size)
+
+
+def work(setting: Setting, draws: Any) -> tuple[Any, dict[str, Any]]:
+    """Seconds of every device, (steps, nodes, k), that computes all blocks of its examples."""
+    config, cluster = setting.config, setting.config.cluster
+    assert setting.network
+    speeds = np.asarray(cluster.speeds or np.ones(draws.shape[1:])).reshape(draws.shape[1:])
+    each = cluster.seconds_per_example * config.batch_size / speeds.size / speeds
+    return draws * each * slower(config, setting.network), {}
+
+
+def values(config: ConfigDict) -> None:
+    """Raises `ConfigError`."""
+    one_of(config, "strategy.variant", VARIANTS)
+    for name in ("window", "chunks", "micro_batches"):
+        require(config, f"strategy.{name}", lambda v: v >= 1, "at least 1")
+
+
+def check(config: ConfigDict, methods: Chosen) -> None:
+    """Raises `ConfigError`."""
+    strategy, cluster = config.strategy, config.cluster
+    blocks = len(models.make(config.model, classes=2)) - 1
+    try:
+        own = groups_of(strategy, blocks)
+    except ValueError as error:
+        raise ConfigError(f"config.strategy: {error}") from error
+    if methods.read or methods.mix:  # then no device has but a part of the blocks
+        return
+    if blocks % cluster.nodes:
+        raise ConfigError(
+            f"config.cluster.nodes = {cluster.nodes}: must divide the model's {blocks} blocks"
         )
-    return State(params, opt_state)
+    parts = cluster.devices_per_node
+    if strategy.variant == "backprop" and cluster.nodes > 1:
+        parts *= strategy.micro_batches
+    if config.batch_size % parts:
+        raise ConfigError(
+            f"config.batch_size = {config.batch_size}: must be a multiple of {parts} (config."
+            "cluster.devices_per_node, of backprop on several nodes x strategy.micro_batches)"
+        )
+    cuts = {blocks * i // cluster.nodes for i in range(cluster.nodes + 1)}
+    crossing = [group for group in own if any(group[0] < cut < group[1] for cut in cuts)]
+    if crossing and strategy.variant != "backprop":
+        a, b = crossing[0]
+        raise ConfigError(
+            f"config.cluster.nodes = {cluster.nodes}: blocks {a} to {b - 1} learn together and "
+            "must be on one node; on several, variants are 'greedy', 'backprop', or 'chunked' "
+            "with chunks that end where nodes do"
+        )
+    if strategy.shared_heads and cluster.nodes > 1:
+        raise ConfigError("config.strategy.shared_heads: several nodes share no parameters")
+
+
+def report(config: ConfigDict, network: Network) -> dict[str, Any]:
+    """Operations, bytes and memory of an update. Raises `ConfigError`."""
+    whole, params, examples = network
+    if config.strategy.shared_heads:
+        hs = jax.eval_shape(partial(base.activations, whole.blocks), params, whole.input(examples))
+        if any(h.shape != hs[-2].shape for h in hs[1:-1]):
+            raise ConfigError(
+                "config.strategy.shared_heads: the blocks of this model have outputs of different "
+                "shapes, which one head cannot take"
+            )
+    made, _ = costs(config, network)
+    return {
+        "total_flops": made.total,
+        "sequential_flops": made.sequential,
+        "latency_flops": made.latency,
+        "communicated_bytes": made.communicated,
+        "group_memory_bytes": list(made.memory),
+    }
+
+
+def layout(problem: Problem, optimizer: Any, keys: Keys, nodes: int, devices: int) -> Any:
+    """Blocks on devices of their own, which is the axis that nothing else here has."""
+    from research.parallel.layout import mesh
+    from research.parallel.stages import stages
+
+    own = groups_of(keys, len(problem.blocks) - 1)
+    parts = 1 if len(own) > 1 or nodes == 1 else keys["micro_batches"]
+    return stages(problem, optimizer, own, mesh(("stage", "data"), (nodes, devices)), parts)
+
+
+def probe(problem: Problem, keys: Keys) -> Any:
+    """`(params, train, test) -> {name: scalar}`: gradient cosines and linear probes, if asked."""
+    from research import probes
+
+    if not keys["probes"]:
+        return None
+    own = groups_of(keys, len(problem.blocks) - 1)
+    cosine = probes.cosines(problem, own, keys["shared_heads"])
+    linear = probes.linear_probe(problem)
+
+    def measure(params: Params, train: Batch, test: Batch) -> dict[str, jax.Array]:
+        found = {"cosine": cosine(params, train), "probe_accuracy": linear(params, train, test)}
+        return {f"{name}_{block}": v for name, each in found.items() for block, v in each.items()}
+
+    return measure
+
+
+KEYS = {
+    "variant": "greedy",  # or 'overlapping', 'chunked', 'backprop'
+    "window": 2,  # overlapping: blocks of a group
+    "chunks": 2,  # chunked: groups of consecutive blocks
+    "micro_batches": 4,  # backprop on several nodes: parts of a batch in turn
+    "shared_heads": False,  # every head is the model's own last block
+    "probes": False,  # log gradient cosines and linear probes of the blocks
+}
+
+METHOD = Method(
+    keys=KEYS,
+    compiled=tuple(KEYS),
+    gradient=_gradient,
+    servers=_servers,
+    heads=lambda blocks, keys: heads(
+        blocks, groups_of(keys, len(blocks) - 1), keys["shared_heads"]
+    ),
+    clock=clock,
+    work=work,
+    slower=slower,
+    laws=("constant",),
+    values=values,
+    check=check,
+    report=report,
+    probe=probe,
+    layout=layout,
+)

@@ -4,6 +4,6 @@ A timeline knows speeds, stragglers and networks, and nothing of losses or gradi
 """
 
 from research.timeline.base import Timeline, TimelineError
-from research.timeline.make import make, of_config
+from research.timeline.make import make
 
-__all__ = ["Timeline", "TimelineError", "make", "of_config"]
+__all__ = ["Timeline", "TimelineError", "make"]

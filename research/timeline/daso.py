@@ -11,7 +11,7 @@ W = 0. So does the last batch of every epoch: all epochs end with equal nodes an
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +19,9 @@ import numpy as np
 from research import seeds
 from research.timeline import service
 from research.timeline.base import Timeline
+
+# (steps) -> the two of `node_seconds`, and what else is decided for every node, (steps, nodes, ...).
+Inside = Callable[[int], tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]]
 
 
 class Phase(NamedTuple):
@@ -61,23 +64,29 @@ def daso(
     update_bytes: int,
     seed: int = 0,
     epoch_losses: Sequence[float] = (),
+    inside: Inside | None = None,
 ) -> Timeline:
     """The timeline of the epochs whose phases the losses of the ones before decide.
 
     With k `epoch_losses` it covers k + 1 epochs, at most `steps` updates; one loss more lengthens
     it and changes nothing before. `control`: `send`, `receive` (bool) and `waited` (int32, batches
-    between the receipt and its sending), as `strategies.daso` takes them; `staleness` is `waited`.
+    between the receipt and its sending), as `strategies/outer.py` takes them; `staleness` is `waited`.
 
     A node is done with a batch when its slowest device is and the gradients are averaged. The
     nodes' clocks run apart until a receipt, for which each waits if the message is not there yet:
     it leaves with the last node and takes an all-reduce over the nodes by one device of each (half
     the bytes in bfloat16). The others of a node then get the merged parameters from that device.
     Averaging and sending start before the batch is done, by `overlap` (`node_seconds`).
-    `seconds` is when the last node is done.
+    `seconds` is when the last node is done. `inside`: what a node does instead, whose control is
+    added.
     """
     control = _control(strategy, steps, steps_per_epoch, epoch_losses)
     epochs, known = len(control["send"]), min(len(control["send"]) * steps_per_epoch, steps)
-    each = node_seconds(cluster, epochs * steps_per_epoch, batch_size, update_bytes, seed)
+    most, more = epochs * steps_per_epoch, {}
+    if inside:
+        *each, more = inside(most)
+    else:
+        each = list(node_seconds(cluster, most, batch_size, update_bytes, seed))
     ready, done = (part.reshape(epochs, steps_per_epoch, cluster.nodes) for part in each)
     sent_bytes = update_bytes / 2 if strategy.transfer_dtype == "bfloat16" else update_bytes
     clock = _clock(
@@ -88,7 +97,9 @@ def daso(
         broadcast(cluster, update_bytes),
     )
     flat = {name: values.reshape(-1)[:known] for name, values in control.items()}
-    return _timeline(clock.reshape(-1)[:known], flat["waited"], flat)
+    flat |= {name: values[:known] for name, values in more.items()}
+    made = _timeline(clock.reshape(-1)[:known], flat["waited"], flat)
+    return made._replace(slots=int(more["read"].max()) + 1) if "read" in more else made
 
 
 def synchronous(
@@ -118,13 +129,25 @@ def node_seconds(
     shape = (cluster.nodes, cluster.devices_per_node)
     speeds = np.asarray(cluster.speeds or np.ones(shape), np.float64).reshape(shape)
     means = cluster.seconds_per_example * batch_size / speeds.size / speeds
-    draws = service.law(cluster)(seeds.generator(seed, "arrivals"), (steps, *shape))
+    return exchanged(cluster, draws(cluster, steps, seed) * means, update_bytes)
+
+
+def draws(cluster: Any, steps: int, seed: int) -> np.ndarray:
+    """(steps, nodes, devices a node) of unit mean, from the law `service`."""
+    shape = (steps, cluster.nodes, cluster.devices_per_node)
+    return service.law(cluster)(seeds.generator(seed, "arrivals"), shape)
+
+
+def exchanged(
+    cluster: Any, compute: np.ndarray, update_bytes: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """What `node_seconds` returns, from the seconds that every device computes."""
     local = all_reduce(
         cluster.devices_per_node, update_bytes, cluster.local_bandwidth, cluster.local_latency
     )
-    compute = (draws * means).max(axis=2)
-    ready = compute * (1 - cluster.overlap) + local
-    return ready, np.maximum(compute, ready)
+    slowest = compute.max(axis=2)
+    ready = slowest * (1 - cluster.overlap) + local
+    return ready, np.maximum(slowest, ready)
 
 
 def all_reduce(n: int, size: Any, bandwidth: float, latency: float) -> Any:

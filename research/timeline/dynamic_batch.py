@@ -160,6 +160,40 @@ def clocked(
     return _followed(strategy, steps, steps_per_epoch, batch_size, workers, seconds, update)
 
 
+def in_nodes(
+    cluster: Any,
+    strategy: Any,
+    draws: np.ndarray,
+    *,
+    steps_per_epoch: int,
+    batch_size: int,
+    seed: int = 0,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes that divide each their own even part of the batch among their k devices.
+
+    `draws`, (steps, nodes, k), of unit mean. Returns the seconds of every device and its shares,
+    both of that shape.
+    """
+    steps, nodes, k = draws.shape
+    cost = costs(cluster, -(-steps // steps_per_epoch), steps_per_epoch, seed)
+    each, taken = [], []
+    for node in range(nodes):
+        own = slice(node * k, (node + 1) * k)
+
+        def seconds(epoch: int, share: np.ndarray, window: slice) -> np.ndarray:
+            mean = share * cost.example[epoch, own]
+            return mean * draws[window, node] + cost.delay[epoch, own]
+
+        def update(compute: np.ndarray) -> np.ndarray:
+            return compute.max(axis=1)
+
+        batch = batch_size // nodes
+        made, busy = _followed(strategy, steps, steps_per_epoch, batch, k, seconds, update)
+        each.append(busy)
+        taken.append((made.control or {})["shares"])
+    return np.stack(each, axis=1), np.stack(taken, axis=1)
+
+
 def measured(
     cluster: Any,
     strategy: Any,

@@ -1,66 +1,19 @@
-"""From `config.cluster` to a timeline: the one place that knows the laws' names."""
+"""From `config.cluster` to the arrivals of its groups, by the law of their service."""
 
-from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from research import seeds
-from research.config import groups_of
-from research.timeline import pipeline, service
+from research.timeline import service
 from research.timeline.arrivals import arrivals
 from research.timeline.base import Timeline, from_arrivals
-from research.timeline.daso import daso
-from research.timeline.dynamic_batch import dynamic_batch, measured, shares
+from research.timeline.dynamic_batch import shares
 from research.timeline.geometric import geometric
 from research.timeline.server import pieces_of, server
 from research.timeline.stale_synchronous import stale_synchronous
-from research.timeline.trace import replay, trace
-
-SERVICES = (*service.DRAWN, "trace", "geometric", "measured")
-
-
-def of_config(
-    config: Any,
-    *,
-    steps_per_epoch: int,
-    update_bytes: int,
-    replicas: int = 0,
-    work: pipeline.Work | None = None,
-    epochs: Sequence[Mapping[str, Any]] = (),
-) -> Timeline:
-    """The timeline of a run, as far as its epochs so far decide it.
-
-    `epochs`: the log at the end of each. DASO follows their `train_loss`, dynamic batches of
-    service 'measured' their `worker_seconds`; other timelines are whole from the start. `work`:
-    that of the stages, of strategy 'local'.
-    """
-    strategy, cluster = config.strategy, config.cluster
-    workers = cluster.nodes * cluster.devices_per_node
-    size = {"steps": config.steps, "batch_size": config.batch_size}
-    run: dict[str, Any] = {**size, "update_bytes": update_bytes, "seed": config.seed}
-    if strategy.name == "daso":
-        if cluster.service == "trace":
-            return replay(cluster.trace, config.steps, {"send": 0, "receive": 0, "waited": 0})
-        losses = [row["train_loss"] for row in epochs]
-        return daso(cluster, strategy, **run, steps_per_epoch=steps_per_epoch, epoch_losses=losses)
-    if strategy.name == "dynamic_batch":
-        if cluster.service == "trace":
-            return replay(cluster.trace, config.steps, {"shares": workers})
-        if cluster.service == "measured":
-            taken = [row["worker_seconds"] for row in epochs]
-            return measured(
-                cluster, strategy, **size, steps_per_epoch=steps_per_epoch, worker_seconds=taken
-            )
-        return dynamic_batch(cluster, strategy, **run, steps_per_epoch=steps_per_epoch)
-    if strategy.name == "local":
-        assert work is not None
-        filled = strategy.variant == "backprop" and cluster.nodes > 1
-        micro_batches = strategy.micro_batches if filled else 0
-        return pipeline.of_cluster(cluster, micro_batches, work, **size)
-    run |= {"merged": bool(strategy.fresh), "staleness_bound": strategy.staleness_bound}
-    return make(cluster, groups=groups_of(config), replicas=replicas, **run)
+from research.timeline.trace import trace
 
 
 def make(

@@ -247,8 +247,8 @@ def updates(run: Run, layers: Layers) -> Updates:
 
         def advanced(n: int) -> jax.Array:
             nonlocal state
-            state, losses = compiled(state, examples, events, indices, np.int32(n))
-            return losses
+            state, infos = compiled(state, examples, events, indices, np.int32(n))
+            return infos["loss"]
 
         data = parameter_bytes((examples, indices))
         return Update(total, data, Loop(advanced))

@@ -24,14 +24,14 @@ from jax.experimental import multihost_utils
 from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
-from research import optimizers, problem, program, trainer
+from research import optimizers, problem, program, strategies, trainer
 from research.config import ConfigError
 from research.data.feed import Part, streamed
 from research.models import base
 from research.parallel import layout
 from research.parallel.agreement import agreed
 from research.problem import Params, Problem
-from research.strategies.base import Event, all_reduce, descend
+from research.strategies.base import Event, all_reduce, together
 from research.timeline.make import exchange
 
 ROUNDS = 15
@@ -102,11 +102,9 @@ def prepare(config: ConfigDict) -> Work:
 
     Raises what `trainer.prepare` raises, and `ConfigError` if it has no such phases.
     """
-    if config.strategy.name not in ("sync", "asynchronous"):
-        raise ConfigError(
-            f"config.strategy.name = {config.strategy.name!r}: only 'sync' and 'asynchronous' "
-            "have these pieces"
-        )
+    methods = strategies.of_config(config)
+    if "pieces" not in methods.outermost.cluster:
+        raise ConfigError(f"config.strategy.name = {methods.name!r}: does not have these pieces")
     run = trainer.prepare(config)
     whole = run.program.problem
     names = [name for name, _ in whole.blocks]
@@ -184,7 +182,8 @@ def updates(run: trainer.Run, phase: Phase, params: Params, part: Part, handed: 
             batch = whole.batch(examples, indices[i % len(indices)])
             grads, back = phase(params, batch, handed)
             # What is handed back is carried, or the compiler would leave out the making of it.
-            return *descend(optimizer, grads, opt_state, params, event), back
+            update = together(optimizer)
+            return *update.apply(grads, opt_state, params, event, params), back
 
         return jax.lax.fori_loop(0, n, body, (params, optimizer.init(params), handed))
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-from research import trainer
+from research import strategies, trainer
 from research.config import ConfigError
 from research.models.convolution import LOWERINGS
 from research.program import CHUNK
@@ -47,8 +47,9 @@ class Whole(NamedTuple):
 
 def prepare(config: ConfigDict) -> Run:
     """The run whose program is measured; raises `ConfigError` where there is nothing to plan."""
+    methods = strategies.of_config(config)
     refused = {
-        "strategy.name": config.strategy.name != "sync",
+        "strategy.name": not methods.simple or bool(methods.read),
         "parallel.api": config.parallel.api,
         "data.streaming": config.data.streaming,
         "replicas.count": config.replicas.count,

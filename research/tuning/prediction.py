@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from research import timeline, trainer
+from research import strategies, trainer
 from research.checks import check
 from research.dynamics.noise import Moments, moments
 from research.dynamics.sharpness import sharpness
@@ -64,7 +64,8 @@ def stability(config: ConfigDict, groups: int) -> float:
     drawn.strategy.name, drawn.strategy.groups = "asynchronous", groups
     drawn.steps = ROUNDS * groups
     check(drawn)
-    return limit(timeline.of_config(drawn, steps_per_epoch=1, update_bytes=0, replicas=REPLICAS))
+    line = strategies.timeline_of(drawn, steps_per_epoch=1, update_bytes=0, replicas=REPLICAS)
+    return limit(line)
 
 
 def measure(config: ConfigDict, updates: int) -> Measured:

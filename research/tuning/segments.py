@@ -17,7 +17,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from research import data as datasets
-from research import optimizers, program, seeds, timeline, trainer
+from research import optimizers, program, seeds, strategies, trainer
 from research.config import ConfigError
 from research.dynamics.noise import Moments, moments
 from research.dynamics.sharpness import sharpness
@@ -69,9 +69,11 @@ def prepare(config: ConfigDict) -> Cluster:
     Raises what `trainer.prepare` raises, and `ConfigError` if the config has no groups, momentum or
     learning rate to be tuned, or probes are too short.
     """
-    if config.strategy.name != "asynchronous":
+    methods = strategies.of_config(config)
+    if not methods.simple or not methods.read:
         raise ConfigError(
-            f"config.strategy.name = {config.strategy.name!r}: groups are those of 'asynchronous'"
+            f"config.strategy.name = {methods.name!r}: must be of groups that arrive by themselves, "
+            "as 'asynchronous'"
         )
     if not optimizers.takes_momentum(config.optimizer.name):
         raise ConfigError(f"config.optimizer.name = {config.optimizer.name!r}: has no momentum")
@@ -244,8 +246,8 @@ def _advance(
         window = slice(t + done, t + done + CHUNK)
         events = Event(line.read[window], line.write[window], hyper)
         indices = _batches(run, t + done)
-        state, losses = run.program.advance(state, cluster.examples, events, indices, n)
-        good = np.isfinite(losses)[:n]
+        state, infos = run.program.advance(state, cluster.examples, events, indices, n)
+        good = np.isfinite(infos["loss"])[:n]
         finite = bool(good.all())
         done += n if finite else int(good.argmin()) + 1  # the first that is not finite is the last
     return state, done, finite
@@ -281,7 +283,7 @@ def _timeline(run: Run, groups: int, t: int, seconds: float) -> Timeline:
     size = program.parameter_bytes(run.params)
     config.steps = t + 2 * CHUNK
     while True:
-        line = timeline.of_config(config, steps_per_epoch=run.epoch, update_bytes=size)
+        line = strategies.timeline_of(config, steps_per_epoch=run.epoch, update_bytes=size)
         if line.seconds[-CHUNK] > _until(line, t) + seconds:
             return line
         config.steps *= 2  # a longer timeline begins with the shorter one

@@ -30,7 +30,8 @@ from ml_collections import ConfigDict
 from research import optimizers, program, trainer
 from research.config import default
 from research.models import base
-from research.strategies.local import State, descend_each
+from research.strategies import Network, local
+from research.strategies.base import by_block
 from research.timeline import pipeline
 from tests.benchmarks.record import publish
 from tests.benchmarks.step_time import Timer, in_turn, ours, spread
@@ -91,23 +92,23 @@ def heads_alone(config: ConfigDict) -> Timer:
     def loss(own: Any, h: jax.Array) -> jax.Array:
         return jnp.mean(whole.losses(base.apply(((last, module),), {last: own}, h), batch))
 
-    def update(_: int, carry: tuple[State, jax.Array]) -> tuple[State, jax.Array]:
-        state, h = carry
+    def update(_: int, carry: tuple[Any, Any, jax.Array]) -> tuple[Any, Any, jax.Array]:
+        params, state, h = carry
         grads = {}
-        for name, own in state.params.items():
+        for name, own in params.items():
             grads[name], delta = jax.grad(loss, (0, 1))(own, h)
             h = h - delta  # used, as the gradient of the block would use it
-        return descend_each(optimizer, grads, state, event), h
+        return *rule.apply(grads, state, params, event, params), h
 
     names = tuple(run.hypers)
     optimizer = optimizers.optimizer(config.optimizer.name, names)
-    state = State(heads, {name: optimizer.init(own) for name, own in heads.items()})
+    rule = by_block(optimizer)
     h = jnp.ones((config.batch_size, config.model.width))
     loop = jax.jit(lambda carry: jax.lax.fori_loop(0, UPDATES, update, carry))
 
     def once() -> float:
         start = time.perf_counter()
-        jax.block_until_ready(loop((state, h)))
+        jax.block_until_ready(loop((heads, rule.init(heads), h)))
         return (time.perf_counter() - start) / UPDATES
 
     return once
@@ -122,7 +123,9 @@ def _first(run: trainer.Run) -> tuple[program.Event, dict[str, np.ndarray]]:
 
 def one_device(rounds: int) -> pd.DataFrame:
     configs = {name: config_of(values) for name, values in VARIANTS.items()}
-    flops = {name: trainer.prepare(config).costs.total for name, config in configs.items()}
+    flops = {
+        name: trainer.prepare(config).report["total_flops"] for name, config in configs.items()
+    }
     updates = {name: ours(config, UPDATES) for name, config in configs.items()}
     updates["greedy, its heads alone"] = heads_alone(configs["greedy"])
     seconds = in_turn(updates, rounds)
@@ -147,7 +150,7 @@ def schedules() -> pd.DataFrame:
         config = config_of(VARIANTS[name] | {"cluster.nodes": STAGES})
         run = trainer.prepare(config)
         one = {key: leaf[:1] for key, leaf in run.data.train.items()}
-        work[name] = program.costs(config, run.data.classes, run.params, one)[1]
+        work[name] = local.costs(config, Network(run.program.problem, run.params, one))[1]
     greedy, back = work["greedy"], work["backprop"]
     made = {"greedy": pipeline.local(greedy.forward, greedy.backward, 0.0, UPDATES)}
     for m in (4, 16):

@@ -24,8 +24,9 @@ import pandas as pd
 from research import models, optimizers, problem
 from research.config import default
 from research.costs import block_costs, of_groups
-from research.strategies.base import Event
+from research.strategies.base import Event, by_block
 from research.strategies.local import groups, heads, local
+from research.strategies.sync import sync
 from tests.benchmarks.record import publish
 
 BATCH, WIDTH, CLASSES, CHUNKS = 4096, 128, 10, 4
@@ -45,7 +46,7 @@ def update(depth: int, variant: str) -> tuple[jax.stages.Lowered, int]:
     }
     params = jax.eval_shape(whole.init, jax.random.key(0), batch)
     hyper = ("learning_rate", "momentum")
-    strategy = local(whole, optimizers.optimizer("sgd", hyper), parts)
+    strategy = sync(local(whole, parts), by_block(optimizers.optimizer("sgd", hyper)))
     event = Event(jnp.int32(0), jnp.int32(0), dict.fromkeys(hyper, jnp.float32(0)))
     state = jax.eval_shape(strategy.init, params)
     program = jax.jit(strategy.step, donate_argnums=0).lower(state, event, batch)

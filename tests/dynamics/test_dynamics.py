@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from research import program, timeline, trainer
+from research import program, strategies, trainer
 from research.dynamics.noise import moments
 from research.dynamics.sharpness import sharpness
 from research.dynamics.stability import STEPS, limit
@@ -90,7 +90,7 @@ def arrivals(config, groups, service, replicas=200):
         "cluster.nodes": groups,
         "cluster.service": service,
     }
-    made = partial(timeline.of_config, config(values), steps_per_epoch=1, update_bytes=0)
+    made = partial(strategies.timeline_of, config(values), steps_per_epoch=1, update_bytes=0)
     return made(replicas=replicas)
 
 

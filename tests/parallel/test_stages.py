@@ -26,8 +26,9 @@ from research.parallel.stacked import form_of, ravel, unravel
 from research.parallel.stages import stages
 from research.program import _advance
 from research.strategies.base import Event
-from research.strategies.local import heads, local
+from research.strategies.local import heads
 from tests.parallel.started import start as run_all
+from tests.strategies.composed import by_groups
 
 CHUNK, BATCH, CLASSES, EXAMPLES = 16, 8, 5, 64
 CALLS = (7, 1, 0, 12, 10)  # 30 updates; the pipeline fills and drains in each call
@@ -95,7 +96,7 @@ def make_layout(case):
     if case.mesh:
         mesh = layout.mesh(AXES, case.mesh)
         return stages(made, optimizer, case.groups, mesh, case.micro_batches)
-    return layout.one_device(partial(_advance, made, local(made, optimizer, case.groups)))
+    return layout.one_device(partial(_advance, made, by_groups(made, optimizer, case.groups)))
 
 
 def examples():
@@ -116,7 +117,7 @@ def start(case):
     made = make_problem(case)
     shapes = jax.eval_shape(made.init, jax.random.key(0), examples())
     params = jax.tree_util.tree_map_with_path(draw, shapes)
-    return jax.device_get(local(made, make_optimizer(case), case.groups).init(params))
+    return jax.device_get(by_groups(made, make_optimizer(case), case.groups).init(params))
 
 
 def run(case, state, calls=EVERY):

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from research import optimizers, problem, strategies, timeline
+from research import optimizers, problem, timeline
 from research.config import default
 from research.models.quadratic import curvatures
 from research.strategies import Event
+from tests.strategies.composed import asynchronous
 
 STEPS, DIMENSION, CONDITION, BATCH = 120, 6, 10.0, 4
 QUADRATIC = problem.make(
@@ -39,12 +40,12 @@ def arrivals(name):
 @cache  # compiled once for all tests of the same optimizer and number of slots
 def compiled(optimizer, hyper_names, slots):
     made = optimizers.optimizer(optimizer, hyper_names)
-    strategy = strategies.make("asynchronous", QUADRATIC.loss, made, slots)
+    strategy = asynchronous(QUADRATIC.loss, made, slots)
 
     def body(state, inputs):
         event, optima = inputs
-        state, loss = strategy.step(state, event, {"optimum": optima})
-        return state, (loss, state.params["x"]["x"])
+        state, info = strategy.step(state, event, {"optimum": optima})
+        return state, (info["loss"], state.params["x"]["x"])
 
     @jax.jit
     def whole(events, optima):
@@ -138,7 +139,7 @@ def test_implicit_momentum_of_memoryless_groups():
     cluster.update(nodes=g, service="geometric")
     made = timeline.make(cluster, groups=g, steps=steps, batch_size=1, seed=2, replicas=replicas)
     optimizer = optimizers.optimizer("sgd", ("learning_rate",))
-    strategy = strategies.make("asynchronous", QUADRATIC.loss, optimizer, made.slots)
+    strategy = asynchronous(QUADRATIC.loss, optimizer, made.slots)
     batch = {"optimum": jnp.zeros((1, DIMENSION))}
 
     def body(state, slots):

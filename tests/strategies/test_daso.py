@@ -16,9 +16,8 @@ from research import optimizers
 from research.config import default
 from research.parallel.simulated import Nodes, over_nodes
 from research.strategies import Event
-from research.strategies.daso import daso
-from research.strategies.sync import sync
 from research.timeline.daso import daso as phases
+from tests.strategies.composed import daso, sync
 
 NODES, LOCAL, EACH = 4, 2, 3  # EACH: examples a device
 EPOCH, EPOCHS = 20, 10
@@ -79,8 +78,8 @@ def events_of(control, momentum=MOMENTUM):
 @partial(jax.jit, static_argnums=0)
 def scan(strategy, state, events, batches):
     def body(state, inputs):
-        state, value = strategy.step(state, *inputs)
-        return state, (value, state)
+        state, info = strategy.step(state, *inputs)
+        return state, (info["loss"], state)
 
     return jax.lax.scan(body, state, (events, batches))
 
@@ -148,7 +147,8 @@ def apart(strategy, seed):
     """Nodes that are not equal: states of the strategy."""
     state = strategy.init(START).state
     shift = np.random.default_rng(seed).normal(size=(NODES, 3)).astype(np.float32)
-    return Nodes(state._replace(params=state.params | {"w": state.params["w"] + shift}))
+    inner = state.inner.moved_to(state.params | {"w": state.params["w"] + shift})
+    return Nodes(state._replace(inner=inner))
 
 
 def nothing(steps):
@@ -233,16 +233,16 @@ def test_replicas_with_schedules_of_their_own_equal_one_by_one(batches):
 
 def test_quiet_steps_use_the_local_network_only():
     """On a mesh: the one collective over `node` is in the branch of a step that sends."""
-    mesh = AbstractMesh((NODES, LOCAL), ("node", "local"))
+    mesh = AbstractMesh((NODES, LOCAL), ("node", "data"))
     strategy = daso(loss, SGD)
     state = strategy.init(START)
     event = jax.tree.map(lambda leaf: leaf[0], events_of(control_of()))
     batch = jax.tree.map(lambda leaf: leaf[0], nothing(1))
-    spec = (P(), P(), P(("node", "local")))
+    spec = (P(), P(), P(("node", "data")))
     step = jax.shard_map(strategy.step, mesh=mesh, in_specs=spec, out_specs=P(), check_vma=False)
     found = set(collectives(jax.make_jaxpr(step)(state, event, batch).jaxpr))
     # Gradients at every step, parameters in a branch.
-    assert found == {(("local",), ()), (("node",), ("cond", 1))}
+    assert found == {(("data",), ()), (("node",), ("cond", 1))}
 
 
 def collectives(jaxpr, where=()):

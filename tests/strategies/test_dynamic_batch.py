@@ -14,8 +14,8 @@ from ml_collections import ConfigDict
 from research import optimizers, problem
 from research.parallel.simulated import over_workers
 from research.strategies.base import Event
-from research.strategies.dynamic_batch import WEIGHTS, dynamic_batch
-from research.strategies.sync import sync
+from research.strategies.dynamic_batch import WEIGHTS
+from tests.strategies.composed import by_shares, sync
 
 WORKERS, BATCH, CLASSES = 4, 22, 5
 MLP = problem.make(ConfigDict({"name": "mlp", "hidden": (7,), "dtype": "float32"}), CLASSES)
@@ -55,13 +55,13 @@ PARAMS = make_params(np.random.default_rng(1), BATCHES)
 
 @cache  # one compilation a micro-batch
 def step_of(micro_batch):
-    return jax.jit(over_workers(dynamic_batch(losses, KEEP, micro_batch), WORKERS).step)
+    return jax.jit(over_workers(by_shares(losses, KEEP, micro_batch), WORKERS).step)
 
 
 def split_gradient(shares, micro_batch, params=PARAMS, batch=BATCHES):
-    state = over_workers(dynamic_batch(losses, KEEP, micro_batch), WORKERS).init(params)
-    state, value = step_of(micro_batch)(state, make_event(shares), batch)
-    return value, state.opt_state
+    state = over_workers(by_shares(losses, KEEP, micro_batch), WORKERS).init(params)
+    state, info = step_of(micro_batch)(state, make_event(shares), batch)
+    return info["loss"], state.opt_state
 
 
 @partial(jax.jit, static_argnums=0)
@@ -119,7 +119,7 @@ def test_in_float64_the_split_is_exact_to_float64():
             "x": jnp.asarray(rng.normal(size=(BATCH, 3))),
             "y": jnp.asarray(rng.normal(size=BATCH)),
         }
-        strategy = over_workers(dynamic_batch(curved, KEEP, 4), WORKERS)
+        strategy = over_workers(by_shares(curved, KEEP, 4), WORKERS)
         step, start = jax.jit(strategy.step), strategy.init(params)
         for shares in SPLITS:
             state, _ = step(start, make_event(shares), batch)
@@ -136,7 +136,7 @@ def test_every_worker_computes_its_own_examples_in_order(shares, micro_batch):
     def named(params, batch):
         return params[jax.lax.axis_index("data"), batch["number"]]
 
-    strategy = over_workers(dynamic_batch(named, KEEP, micro_batch), WORKERS)
+    strategy = over_workers(by_shares(named, KEEP, micro_batch), WORKERS)
     state = strategy.init(jnp.zeros((WORKERS, BATCH)))
     batch = {"number": jnp.arange(BATCH)}
     who = jax.jit(strategy.step)(state, make_event(shares), batch)[0].opt_state
@@ -146,8 +146,8 @@ def test_every_worker_computes_its_own_examples_in_order(shares, micro_batch):
 
 def run(strategy, events, batches):
     def body(state, inputs):
-        state, value = strategy.step(state, *inputs)
-        return state, value
+        state, info = strategy.step(state, *inputs)
+        return state, info["loss"]
 
     state, values = jax.jit(lambda *xs: jax.lax.scan(body, strategy.init(PARAMS), xs))(
         events, batches
@@ -166,7 +166,7 @@ def test_a_run_equals_the_synchronous_one(name, names):
     events = Event(jnp.zeros(steps), jnp.zeros(steps), hyper, {"shares": jnp.asarray(shares)})
     batches = make_batch(rng, steps)
     optimizer = optimizers.optimizer(name, names)
-    split = run(over_workers(dynamic_batch(losses, optimizer, 4), WORKERS), events, batches)
+    split = run(over_workers(by_shares(losses, optimizer, 4), WORKERS), events, batches)
     whole = run(sync(MLP.loss, optimizer), events, batches)
     # Gradients differ by 1e-6 at most; twenty updates may add that up, and Adam, which divides by
     # the gradient's size, passes it on at the size of the learning rate.
@@ -180,7 +180,7 @@ def test_nothing_recompiles_when_shares_change():
         traces.append(len(batch["label"]))
         return losses(params, batch)
 
-    strategy = over_workers(dynamic_batch(counted, KEEP, 4), WORKERS)
+    strategy = over_workers(by_shares(counted, KEEP, 4), WORKERS)
     step, state = jax.jit(strategy.step), strategy.init(PARAMS)
     counts = []
     for shares in SPLITS:
@@ -198,7 +198,7 @@ def test_no_micro_batch_more_than_the_part_needs(micro_batch):
         jax.debug.callback(lambda _: computed.append(1), params)
         return params * batch["x"]
 
-    strategy = over_workers(dynamic_batch(counted, KEEP, micro_batch), 1)
+    strategy = over_workers(by_shares(counted, KEEP, micro_batch), 1)
     state = strategy.init(jnp.float32(0))
     jax.block_until_ready(strategy.step(state, make_event([BATCH]), {"x": jnp.ones(BATCH)}))
     jax.effects_barrier()
@@ -206,10 +206,10 @@ def test_no_micro_batch_more_than_the_part_needs(micro_batch):
     # Work is really done, as often as it is said, and is not seen in the sum.
     event = make_event([BATCH])
     event.control["work"] = jnp.asarray([3])
-    again, value = strategy.step(state, event, {"x": jnp.ones(BATCH)})
+    again, info = strategy.step(state, event, {"x": jnp.ones(BATCH)})
     jax.effects_barrier()
     assert len(computed) == 4 * -(-BATCH // micro_batch)
-    assert (again.opt_state, value) == (1, 0)
+    assert (again.opt_state, info["loss"]) == (1, 0)
 
 
 def equations(jaxpr, loops=()):
@@ -222,7 +222,7 @@ def equations(jaxpr, loops=()):
 
 
 def test_workers_meet_once_and_after_the_loop():
-    strategy = dynamic_batch(losses, KEEP, 4)
+    strategy = by_shares(losses, KEEP, 4)
     made = jax.make_jaxpr(strategy.step, axis_env=[("data", WORKERS)])
     every = list(equations(made(strategy.init(PARAMS), make_event(SPLITS[0]), BATCHES).jaxpr))
     # Whatever names the axis is a collective, but for the worker's own number.
@@ -236,7 +236,7 @@ def test_workers_meet_once_and_after_the_loop():
 
 
 def test_shares_are_asked_for():
-    strategy = over_workers(dynamic_batch(losses, KEEP, 4), WORKERS)
+    strategy = over_workers(by_shares(losses, KEEP, 4), WORKERS)
     with pytest.raises(KeyError, match="shares"):
         strategy.step(strategy.init(PARAMS), Event(jnp.int32(0), jnp.int32(0), {}), BATCHES)
 
@@ -244,8 +244,8 @@ def test_shares_are_asked_for():
 @pytest.mark.parametrize("shares", SPLITS)
 def test_equal_weights_average_the_workers_mean_gradients(shares):
     """Computed worker by worker; a worker without examples has a mean gradient of nothing."""
-    strategy = over_workers(dynamic_batch(losses, KEEP, 4, "equal"), WORKERS)
-    state, value = jax.jit(strategy.step)(strategy.init(PARAMS), make_event(shares), BATCHES)
+    strategy = over_workers(by_shares(losses, KEEP, 4, "equal"), WORKERS)
+    state, info = jax.jit(strategy.step)(strategy.init(PARAMS), make_event(shares), BATCHES)
     ends = np.cumsum(shares)
     parts = [
         {name: leaf[stop - share : stop] for name, leaf in BATCHES.items()}
@@ -260,13 +260,13 @@ def test_equal_weights_average_the_workers_mean_gradients(shares):
         state.opt_state,
         expected,
     )
-    assert float(value) == pytest.approx(float(MLP.loss(PARAMS, BATCHES)), rel=FLOAT32)
+    assert float(info["loss"]) == pytest.approx(float(MLP.loss(PARAMS, BATCHES)), rel=FLOAT32)
 
 
 def test_equal_weights_of_equal_shares_are_the_whole_batch():
     shares = (WORKERS + 1,) * WORKERS
     batch = {name: leaf[: sum(shares)] for name, leaf in BATCHES.items()}
-    made = [over_workers(dynamic_batch(losses, KEEP, 4, weights), WORKERS) for weights in WEIGHTS]
+    made = [over_workers(by_shares(losses, KEEP, 4, weights), WORKERS) for weights in WEIGHTS]
     share, equal = (
         jax.jit(one.step)(one.init(PARAMS), make_event(shares), batch)[0].opt_state for one in made
     )

@@ -11,8 +11,8 @@ from ml_collections import ConfigDict
 from research import models, optimizers, problem
 from research.models import base
 from research.strategies import Event
-from research.strategies.local import gradients, groups, heads, local
-from research.strategies.sync import sync
+from research.strategies.local import gradients, groups, heads
+from tests.strategies.composed import by_groups, sync
 
 BATCH, WIDTH, CLASSES, K, STEPS = 6, 5, 4, 3, 4
 MODEL = ConfigDict({"name": "mlp", "hidden": (WIDTH,) * K, "dtype": "float32"})
@@ -133,7 +133,7 @@ def test_one_group_of_all_blocks_is_backpropagation():
     assert set(grads) == {*TRUNK, "classifier"}
     assert_close(grads, {name: expected[name] for name in grads})
     assert_close(loss, value)
-    strategy = local(made, rule("sgd"), BACKPROP)
+    strategy = by_groups(made, rule("sgd"), BACKPROP)
     state = strategy.init(params)
     after, _ = jax.jit(strategy.step)(state, event("sgd"), batch)
     for head in ("hidden0_head", "hidden1_head"):
@@ -201,13 +201,13 @@ def test_groups_in_parts_are_the_whole(case):
 def test_backprop_steps_are_synchronous_ones(optimizer):
     made = make(BACKPROP)
     params = some(made)
-    rules = local(made, rule(optimizer), BACKPROP), sync(made.loss, rule(optimizer))
+    rules = by_groups(made, rule(optimizer), BACKPROP), sync(made.loss, rule(optimizer))
     one, other = (made_rule.init(params) for made_rule in rules)
     step, sync_step = (jax.jit(made_rule.step) for made_rule in rules)
     for t in range(STEPS):
-        one, loss = step(one, event(optimizer), examples(t))
+        one, info = step(one, event(optimizer), examples(t))
         other, expected = sync_step(other, event(optimizer), examples(t))
-        assert_close(loss, expected)
+        assert_close(info, expected)
     # Adam divides by the size of the gradient, so that its rounding counts as much as it does where
     # a gradient is small: a learning rate (0.03) times 1e-6 / 1e-3 relative error.
     jax.tree.map(
@@ -220,7 +220,7 @@ def test_backprop_steps_are_synchronous_ones(optimizer):
 @pytest.mark.parametrize("optimizer", HYPER)
 def test_every_block_has_an_optimizer_of_its_own(optimizer):
     """Each key's steps are those of an optimizer that never saw another key."""
-    alone, strategy = rule(optimizer), local(make(OVERLAPPING), rule(optimizer), OVERLAPPING)
+    alone, strategy = rule(optimizer), by_groups(make(OVERLAPPING), rule(optimizer), OVERLAPPING)
     state, step = strategy.init(some(make(OVERLAPPING))), jax.jit(strategy.step)
     update = jax.jit(alone.update)
     assert set(state.opt_state) == set(state.params)
@@ -261,7 +261,8 @@ def run(strategy, params, rate, batches):
 
     def body(state, inputs):
         t, batch = inputs
-        return strategy.step(state, event("sgd", learning_rate=rate / (1 + t)), batch)
+        state, info = strategy.step(state, event("sgd", learning_rate=rate / (1 + t)), batch)
+        return state, info["loss"]
 
     return jax.lax.scan(body, strategy.init(params), (jnp.arange(STEPS), batches))
 
@@ -271,15 +272,15 @@ def run_by_steps(strategy, params, rate, batches):
     state, step, losses = strategy.init(params), jax.jit(strategy.step), []
     for t in range(STEPS):
         batch = {name: leaf[t] for name, leaf in batches.items()}
-        state, loss = step(state, event("sgd", learning_rate=rate / (1 + t)), batch)
-        losses.append(loss)
+        state, info = step(state, event("sgd", learning_rate=rate / (1 + t)), batch)
+        losses.append(info["loss"])
     return state, jnp.stack(losses)
 
 
 def test_scan_vmap_and_single_steps_agree():
     """Replicas with their own parameters, learning rates and batches."""
     made = make(OVERLAPPING)
-    strategy = local(made, rule("sgd"), OVERLAPPING)
+    strategy = by_groups(made, rule("sgd"), OVERLAPPING)
     replica = jax.jit(partial(run, strategy))
 
     def inputs(seed):
@@ -303,16 +304,16 @@ def test_nothing_recompiles_over_events():
         traces.append(outputs.shape)
         return made.losses(outputs, batch)
 
-    strategy = local(made._replace(losses=losses), rule("sgd"), GREEDY)
+    strategy = by_groups(made._replace(losses=losses), rule("sgd"), GREEDY)
     state, step = strategy.init(some(made)), jax.jit(strategy.step)
     shapes = jax.eval_shape(lambda: state)
     for t in range(STEPS):
         now = event("sgd", learning_rate=0.1 / (t + 1), momentum=0.1 * t)
-        state, loss = step(state, now._replace(read=jnp.int32(t)), examples(t))
+        state, info = step(state, now._replace(read=jnp.int32(t)), examples(t))
     assert len(traces) == len(GREEDY)
     # And the state can be carried by a scan.
     assert jax.eval_shape(lambda: state) == shapes
-    assert (loss.shape, loss.dtype) == ((), jnp.float32)
+    assert (info["loss"].shape, info["loss"].dtype) == ((), jnp.float32)
 
 
 def test_training_in_local_groups_learns():
@@ -321,7 +322,7 @@ def test_training_in_local_groups_learns():
     images = (jax.nn.one_hot(labels, WIDTH) * 255).astype(jnp.uint8).reshape(BATCH, WIDTH, 1, 1)
     batch = {"image": images, "label": labels}
     made = make(GREEDY)
-    strategy = local(made, rule("adam"), GREEDY)
+    strategy = by_groups(made, rule("adam"), GREEDY)
     state, step = (
         strategy.init(made.init(jax.random.key(0), batch)),
         jax.jit(strategy.step),

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from research import optimizers, strategies, timeline
+from research import optimizers, timeline
 from research.config import default
-from research.strategies import Event, asynchronous
+from research.strategies import Event
 from research.workdir import Checkpoints
+from tests.strategies.composed import asynchronous, sync
 
 STEPS, SLOTS, REPLICAS = 40, 6, 3
 SIZES = {"conv": 3, "dense": 2, "classifier": 4}
@@ -51,7 +52,7 @@ def made(fresh, optimizer="sgd"):
 
 @cache
 def synchronous(optimizer):
-    return strategies.sync(loss, optimizers.optimizer(optimizer, ("learning_rate",)))
+    return sync(loss, optimizers.optimizer(optimizer, ("learning_rate",)))
 
 
 def arrivals(groups, service="exponential", seed=0):
@@ -75,8 +76,8 @@ def scan(strategy, state, events):
     """The state after the run, the losses and the flat parameters after each update."""
 
     def body(state, inputs):
-        state, loss = strategy.step(state, *inputs)
-        return state, (loss, flat(state.params))
+        state, info = strategy.step(state, *inputs)
+        return state, (info["loss"], flat(state.params))
 
     return jax.lax.scan(body, state, (events, BATCHES))
 
@@ -150,9 +151,7 @@ def test_all_fresh_is_synchronous_to_the_bit(optimizer):
 def test_none_fresh_is_asynchronous():
     """To the bit that of the strategy without the argument, which has its own tests."""
     drawn = arrivals(4)
-    plain = strategies.make(
-        "asynchronous", loss, optimizers.optimizer("sgd", ("learning_rate",)), SLOTS
-    )
+    plain = asynchronous(loss, optimizers.optimizer("sgd", ("learning_rate",)), SLOTS)
     same(run(made(()), drawn), run(plain, drawn))
 
 

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from research import trainer
 from research.config import default
-from research.timeline import make, of_config, service
+from research.strategies import timeline_of
+from research.timeline import make, service
 from research.timeline.server import Pieces, server
 from research.tuning.hardware import seconds_per_iteration
 from tests.timeline.test_slots import check
@@ -31,7 +32,7 @@ def of(values, replicas=0):
     """The timeline of a run with these differences from the default."""
     config = default()
     config.update_from_flattened_dict(NETWORK | CHOSEN | values)
-    return of_config(config, steps_per_epoch=10, update_bytes=10**9, replicas=replicas)
+    return timeline_of(config, steps_per_epoch=10, update_bytes=10**9, replicas=replicas)
 
 
 @pytest.mark.parametrize("groups", [3, 8, 20])

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from research.config import default
-from research.timeline import of_config, service
+from research.strategies import timeline_of
+from research.timeline import service
 from research.timeline.arrivals import arrivals
 from research.timeline.stale_synchronous import stale_synchronous
 from tests.timeline.test_slots import versions_read
@@ -107,5 +108,5 @@ def test_the_config_asks_for_it():
     stalest = {}
     for bound in (-1, 0):
         config.strategy.staleness_bound = bound
-        stalest[bound] = of_config(config, steps_per_epoch=10, update_bytes=0).staleness.max()
+        stalest[bound] = timeline_of(config, steps_per_epoch=10, update_bytes=0).staleness.max()
     assert stalest[0] <= 3 < stalest[-1]

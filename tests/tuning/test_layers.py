@@ -18,10 +18,10 @@ from research.config import default
 from research.models.convolution import LOWERINGS, serves
 from research.program import CHUNK, parameter_bytes
 from research.strategies.base import Event
-from research.strategies.sync import sync
 from research.tuning import layers, planner
 from research.tuning.layers import Layer, Update
 from research.tuning.pieces import Loop
+from tests.strategies.composed import sync
 
 FLOAT = 4  # bytes
 

@@ -17,7 +17,7 @@ from research import problem
 from research.checks import check
 from research.config import ConfigError, default
 from research.models import base
-from research.timeline import of_config
+from research.strategies import timeline_of
 from research.tuning import pieces
 from research.tuning.hardware import Pieces, seconds_per_iteration
 from research.tuning.pieces import Loop, Work, cut, measure, phases, prepare
@@ -197,7 +197,7 @@ def test_the_command_prints_flags_of_a_run_with_these_pieces(config, mnist, prof
     assert min(medians.values()) > 0
     compute, network, fc, fc_network = medians.values()
     expected = seconds_per_iteration(Pieces(compute, network, fc, False, fc_network), 1, 4)
-    made = of_config(chosen, steps_per_epoch=10, update_bytes=0)
+    made = timeline_of(chosen, steps_per_epoch=10, update_bytes=0)
     assert made.seconds[0] == pytest.approx(expected, rel=2e-3)
 
 

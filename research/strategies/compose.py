@@ -1,0 +1,39 @@
+"""A strategy put together of the pieces of its methods, and of plain SGD's where none says more."""
+
+import optax
+
+from research.problem import Problem
+from research.strategies import base
+from research.strategies.base import Strategy
+from research.strategies.method import Chosen, Keys
+from research.strategies.sync import sync
+
+
+def compose(
+    methods: Chosen,
+    keys: Keys,
+    problem: Problem,
+    optimizer: optax.GradientTransformationExtraArgs,
+    slots: int,
+    axis: str | None,
+    parts: int = 1,
+    real: bool = False,
+) -> Strategy:
+    """The strategy of one device, put together of the methods' pieces and plain SGD's.
+
+    `axis`: the devices that share its batch, if there are others, `real` or simulated. `parts`: of
+    its part of the batch, one after the other.
+    """
+    gradient, servers = base.whole(problem.loss, parts), None
+    if methods.gradient and methods.gradient.gradient:
+        gradient = methods.gradient.gradient(problem, keys)
+        servers = methods.gradient.servers and methods.gradient.servers(problem)
+    if axis and not (methods.gradient and methods.gradient.sums):
+        gradient = base.averaged(gradient, axis, real)
+    update = base.by_block(optimizer) if servers else base.together(optimizer)
+    strategy = sync(gradient, update)
+    if methods.read and methods.read.read:
+        strategy = methods.read.read(gradient, update, keys, slots, servers)
+    if methods.mix and methods.mix.mix:
+        strategy = methods.mix.mix(strategy, keys)
+    return strategy

@@ -1,0 +1,229 @@
+"""What a way of parallelising SGD puts in place of plain SGD's pieces, and what it asks for.
+
+A method is a file with a `METHOD`. Methods of different pieces combine: `daso+dynamic_batch` is
+DASO whose nodes divide their batch by speed. What no method names is plain SGD's.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import jax
+from ml_collections import ConfigDict
+
+from research.config import ConfigError
+from research.problem import Examples, Params, Problem
+from research.strategies.base import Gradient, Strategy
+from research.timeline.base import Timeline
+
+PLAIN = "sync"  # of which every method has a limit
+BUILT_IN = ("sync", "asynchronous", "daso", "dynamic_batch", "local")
+PIECES = ("gradient", "read", "mix")
+Keys = Mapping[str, Any]  # of config.strategy
+
+# Laws of service that a clock understands, and keys of the cluster that not all clocks know.
+OPTIONAL = {
+    "pieces": "seconds of the pieces of an update",
+    "split": "shares in proportion to speeds",
+    "overlap": "an exchange behind the computing",
+    "speeds": "workers of unlike speed",
+    "disturbances": "slowdowns by epoch",
+    "disturbance_probability": "slowdowns by chance",
+}
+
+
+class Network(NamedTuple):
+    """What is trained, where a clock asks what an update of it costs."""
+
+    problem: Problem
+    params: Params
+    examples: Examples  # one at least
+
+
+class Setting(NamedTuple):
+    """What a clock may know."""
+
+    config: ConfigDict
+    steps_per_epoch: int
+    update_bytes: int
+    replicas: int = 0
+    epochs: Sequence[Mapping[str, Any]] = ()  # the log at the end of each past one
+    network: Network | None = None
+
+
+def nothing(*_: Any) -> Any:
+    """What a method says that has nothing to say."""
+    return ()
+
+
+class Method(NamedTuple):
+    """A way of parallelising SGD. Of the pieces it has one; the reference, `sync`, has none.
+
+    `gradient(problem, keys) -> Gradient`, `read(gradient, update, keys, slots, servers) ->
+    Strategy` and `mix(strategy, keys) -> Strategy`; `keys` are the method's own of config.strategy.
+    """
+
+    keys: Keys = {}  # of config.strategy, with their defaults
+    compiled: tuple[str, ...] = ()  # those that the program depends on, not only the clock
+    gradient: Callable[[Problem, Keys], Gradient] | None = None
+    read: Callable[..., Strategy] | None = None
+    mix: Callable[[Strategy, Keys], Strategy] | None = None
+    # What the gradient is like.
+    sums: bool = False  # over the devices of `data`, each of which is given the node's whole batch
+    servers: Callable[[Problem], Mapping[str, int]] | None = None  # of each block, if by themselves
+    heads: Callable[[Any, Keys], Sequence[str]] = nothing  # blocks that need an auxiliary head
+    # What it asks of the cluster.
+    clock: Callable[["Setting", "Chosen"], Timeline] | None = None
+    work: Callable[..., Any] | None = None  # (setting, draws) -> each device's seconds, control
+    slower: Callable[[ConfigDict, Network], float] | None = None  # a gradient, over plain SGD's
+    laws: tuple[str, ...] = ()  # of config.cluster.service
+    cluster: tuple[str, ...] = ()  # of OPTIONAL
+    barrier: bool = True  # whether the workers wait for one another at every update
+    follows: Callable[[ConfigDict], bool] = lambda config: False  # the log decides its timeline
+    # What it says of itself.
+    values: Callable[[ConfigDict], None] = nothing  # of its keys; raises `ConfigError`
+    check: Callable[[ConfigDict, "Chosen"], None] = nothing  # where it is chosen; likewise
+    report: Callable[[ConfigDict, Network], Keys] = lambda config, network: {}  # in the summary
+    info: tuple[str, ...] = ()  # what its updates say of themselves, which the log sums up
+    probe: Callable[[Problem, Keys], Any] = lambda problem, keys: None  # (params, train, test)
+    layout: Callable[..., Any] | None = None  # on real devices, if not like all others
+    timed: Callable[[Problem, Keys], Any] | None = None  # a worker's part alone, to be timed
+
+
+class Chosen(NamedTuple):
+    """The methods of a config, by what they replace."""
+
+    name: str
+    every: tuple[Method, ...]
+    gradient: Method | None = None
+    read: Method | None = None
+    mix: Method | None = None
+
+    @property
+    def outermost(self) -> Method:
+        """The one whose clock it is."""
+        return self.mix or self.read or self.gradient or load(PLAIN)
+
+    @property
+    def sums(self) -> bool:
+        return bool(self.gradient and self.gradient.sums)
+
+    @property
+    def simple(self) -> bool:
+        """Whether an update is one gradient of the whole batch."""
+        return not self.mix and not self.gradient
+
+    @property
+    def stages(self) -> bool:
+        """Whether the cluster's nodes are stages that blocks are spread over."""
+        return bool(self.gradient and self.gradient.layout and not self.read and not self.mix)
+
+    def keys(self, strategy: Any) -> dict[str, Any]:
+        """Those of config.strategy that its program depends on."""
+        return {
+            key: strategy[key] if key in strategy else strategy.options.get(key, method.keys[key])
+            for method in self.every
+            for key in method.compiled
+        }
+
+
+def load(name: str) -> Method:
+    """The method called `name`: a built-in one, or MODULE:METHOD of a file of the user's own."""
+    module, _, attribute = name.partition(":")
+    if not attribute:
+        if name not in BUILT_IN:
+            raise ConfigError(
+                f"config.strategy.name = {name!r}: must be one of {', '.join(BUILT_IN)}, several of "
+                "them joined by '+', or MODULE:NAME of your own"
+            )
+        module, attribute = f"research.strategies.{name}", "METHOD"
+    try:
+        found = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"config.strategy.name = {name!r}: cannot be imported ({error})"
+        ) from error
+    if not isinstance(found, Method):
+        raise ConfigError(
+            f"config.strategy.name = {name!r}: is no research.strategies.method.Method"
+        )
+    return found
+
+
+def chosen(name: str) -> Chosen:
+    """The methods joined by '+' in `name`. Raises `ConfigError` if they do not go together."""
+    names = str(name).split("+")
+    every = tuple(load(part) for part in names)
+    taken: dict[str, str] = {}
+    for part, method in zip(names, every, strict=True):
+        for piece in PIECES:
+            if getattr(method, piece) is None:
+                continue
+            if piece in taken:
+                raise ConfigError(
+                    f"config.strategy.name = {name!r}: {taken[piece]} and {part} both say "
+                    f"{MEANING[piece]}, of which there is one"
+                )
+            taken[piece] = part
+    of = dict(zip(names, every, strict=True))
+    found = Chosen(name, every, **{piece: of[part] for piece, part in taken.items()})
+    if found.gradient and found.gradient.sums and found.read and not found.read.barrier:
+        raise ConfigError(
+            f"config.strategy.name = {name!r}: {taken['gradient']} divides the work of workers that "
+            f"wait for one another, and those of {taken['read']} do not"
+        )
+    return found
+
+
+MEANING = {
+    "gradient": "how a gradient is taken",
+    "read": "which parameters it is taken at",
+    "mix": "what nodes exchange",
+}
+
+
+def of_config(config: Any) -> Chosen:
+    """The methods of `config.strategy`."""
+    return chosen(config.strategy.name)
+
+
+def groups_of(config: Any) -> int:
+    """Groups that arrive by themselves: one where everybody waits for everybody."""
+    read = of_config(config).read
+    return config.strategy.groups if read and not read.barrier else 1
+
+
+def devices_of(config: Any) -> tuple[int, int]:
+    """Nodes with parameters of their own, and devices that share a node's batch (or a group's)."""
+    cluster, methods = config.cluster, of_config(config)
+    if not (methods.gradient or methods.read or methods.mix):  # the cluster is only its clock
+        return 1, config.parallel.devices or jax.device_count()
+    nodes = cluster.nodes if methods.mix or methods.stages else 1
+    workers = cluster.nodes * cluster.devices_per_node
+    return nodes, max(workers // nodes // groups_of(config), 1)
+
+
+def refused(config: Any) -> str:
+    """Why `config.parallel.api` cannot carry the methods of a config; '' if it can."""
+    api, methods = config.parallel.api, of_config(config)
+    nodes, devices = devices_of(config)
+    if api == "jit" and methods.sums:
+        return "gives every worker a loop of its own length, which 'jit' has not"
+    if api != "shard_map" and methods.stages and nodes > 1:
+        return "runs unlike programs on its stages, which only 'shard_map' can"
+    if api == "pmap" and methods.mix and devices > 1:
+        return "is laid over nodes and their devices, and 'pmap' has one axis only"
+    return ""
+
+
+def follows(config: Any) -> bool:
+    """Whether the log decides the timeline, so that it is not there before the run."""
+    return any(method.follows(config) for method in of_config(config).every)
+
+
+def timeline_of(config: Any, **known: Any) -> Timeline:
+    """The timeline of a run, as far as its epochs so far decide it; `known` are of `Setting`."""
+    methods = of_config(config)
+    clock = methods.outermost.clock
+    assert clock
+    return clock(Setting(config, **known), methods)

@@ -1,0 +1,122 @@
+"""Nodes with parameters of their own that meet now and then: one rule for all such methods.
+
+    D     = theta - mean_p x_p(sent)          what the P nodes sent, `waited` updates before
+    theta <- theta - outer(D)                 any optax optimizer; by default sgd(1), the mean
+    x     <- (w x + P theta) / (w + P)        w: the weight of a node's own parameters
+
+so that the mixing is w / (w + P): 0 where nodes take over theta, towards 1 where they hardly heed
+it. In between every node does updates by itself, of any strategy. No more than one message is in
+flight. Between nodes nothing is exchanged in updates that do not send.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from research.strategies.base import Batch, Event, Info, Params, Strategy
+
+Weight = Callable[[jax.Array], jax.Array]
+
+OWN = ("send", "receive", "waited")  # of `event.control`; all else there is (nodes, ...)
+
+
+class State(NamedTuple):
+    inner: Any  # of this node
+    in_flight: Params  # sum_p x_p(sent), in the type it travels in
+    outer: Any = ()  # theta and the state of its optimizer, the same in all nodes
+
+    @property
+    def params(self) -> Params:
+        return self.inner.params
+
+
+def outer(
+    inner: Strategy,
+    weight: Weight,
+    optimizer: optax.GradientTransformation | None = None,
+    transfer_dtype: str | None = None,
+    blocking_dtype: str | None = None,
+) -> Strategy:
+    """The rule of one device over the axis `node`, around the strategy that a node does by itself.
+
+    `event.control`: `send`, `receive` (bool) and `waited` (int32, updates), the same on all nodes,
+    and of every node what the inner strategy asks for. The order of a step: the node's own update,
+    the sending of its result, the receipt and merge of what was sent `waited` updates before, which
+    is what was just sent if that is 0. `weight(waited)` is w.
+
+    Messages and their sums are of `transfer_dtype`, by default of the type of the parameters, and
+    those that nobody computes behind (`waited` = 0) of `blocking_dtype`.
+    """
+
+    def init(params: Params) -> State:
+        nothing = jax.tree.map(lambda leaf: jnp.zeros_like(travelling(leaf)), params)
+        theta = (params, optimizer.init(params)) if optimizer else ()
+        return State(inner.init(params), nothing, theta)
+
+    def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
+        control = event.control or {}
+        send, receive, waited = (jnp.asarray(control[name]) for name in OWN)
+        own = {name: v[lax.axis_index("node")] for name, v in control.items() if name not in OWN}
+        after, info = inner.step(state.inner, event._replace(control=own), batch)
+        blocking = receive & (waited == 0)
+        x, before = after.params, state.in_flight
+        in_flight = lax.cond(send, total, lambda *_: before, x, blocking)
+        x, theta = lax.cond(
+            receive,
+            merged,
+            lambda x, theta, *_: (x, theta),
+            x,
+            state.outer,
+            before,
+            in_flight,
+            waited,
+        )
+        sent = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(in_flight))
+        info |= {"sent_bytes": jnp.where(send, jnp.float32(sent), jnp.float32(0))}
+        return State(after.moved_to(x), in_flight, theta), info
+
+    def travelling(leaf: jax.Array) -> jax.Array:
+        return leaf.astype(transfer_dtype or leaf.dtype)
+
+    def total(params: Params, blocking: jax.Array) -> Params:
+        def sums(params: Params) -> Params:
+            return lax.psum(jax.tree.map(travelling, params), "node")
+
+        def short(params: Params) -> Params:
+            messages = jax.tree.map(lambda leaf: leaf.astype(blocking_dtype), params)
+            return jax.tree.map(
+                lambda now, leaf: now.astype(travelling(leaf).dtype),
+                lax.psum(messages, "node"),
+                params,
+            )
+
+        return lax.cond(blocking, short, sums, params) if blocking_dtype else sums(params)
+
+    def merged(
+        x: Params, theta: Any, before: Params, now: Params, waited: jax.Array
+    ) -> tuple[Params, Any]:
+        nodes = lax.axis_size("node")
+        arrived = jax.tree.map(
+            lambda x, before, now: jnp.where(waited > 0, before, now).astype(x.dtype),
+            x,
+            before,
+            now,
+        )
+        if optimizer:
+            center, opt_state = theta
+            gap = jax.tree.map(lambda center, total: center - total / nodes, center, arrived)
+            updates, opt_state = optimizer.update(gap, opt_state, center)
+            center = optax.apply_updates(center, updates)
+            theta, arrived = (center, opt_state), jax.tree.map(lambda leaf: nodes * leaf, center)
+
+        def mixed(x: jax.Array, total: jax.Array) -> jax.Array:
+            own = jnp.asarray(weight(waited), x.dtype)
+            return (own * x + total) / (own + nodes)
+
+        return jax.tree.map(mixed, x, arrived), theta
+
+    return Strategy(init, step)
