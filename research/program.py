@@ -30,8 +30,9 @@ class Program:
     """Pure functions of one problem and one strategy.
 
     `advance(state, examples, events, indices, n) -> (state, infos)` runs the first `n` of CHUNK
-    events on its devices, `infos` being what each step says of itself, (CHUNK,); `indices`, (CHUNK, B) int32, are the examples of each batch, or
-    (CHUNK, B, 2), with the seeds of their augmentation.
+    events on its devices, `infos` being what each step says of itself, (CHUNK,); `indices`,
+    (CHUNK, B) int32, are the examples of each batch, or (CHUNK, B, 2), with the seeds of their
+    augmentation.
     `evaluate(params, examples) -> (sum of losses, {metric: sum})` over all `examples`.
     `probe(params, train, test) -> {name: scalar}`: what the log shows besides, if anything.
     """
@@ -90,7 +91,7 @@ def _static(config: ConfigDict) -> dict[str, Any]:
 
 def _model(config: ConfigDict, classes: int) -> str:
     model = {key: value for key, value in config.model.to_dict().items() if key != "noise"}
-    gradient, auxiliary = strategies.of_config(config).gradient, ()
+    gradient, auxiliary = strategies.of_config(config).gradient, tuple[str, ...]()
     if gradient:
         auxiliary = tuple(gradient.heads(models.make(config.model, classes), config.strategy))
     pixels = {name: config.data[name] for name in problem.Pixels._fields}

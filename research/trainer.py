@@ -60,7 +60,7 @@ class Run(NamedTuple):
 class Ask(NamedTuple):
     """What a run wants next: `n` updates, or as many of them as take about a second.
 
-    The answer is the state after them and what each of those that were done says of itself, by name,
+    The answer is the state after them and what those that were done say of themselves, by name,
     (updates,) each.
     """
 

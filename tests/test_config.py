@@ -142,6 +142,7 @@ def test_a_bad_value_is_refused_by_name(name, value):
 LOCAL = {"strategy.name": "local", "model.name": "resmlp", "cluster.service": "constant"}
 PIECES = {"cluster.pieces.conv_compute": 1.0, "cluster.pieces.fc": 0.1}
 BOUND = {"strategy.name": "asynchronous", "strategy.staleness_bound": 0}
+GRID = {"cluster.nodes": 2, "cluster.devices_per_node": 2}
 COMBINATIONS = [
     (
         {"strategy.name": "asynchronous", "strategy.groups": 3, "cluster.nodes": 4},
@@ -154,8 +155,16 @@ COMBINATIONS = [
     ({"strategy.name": "daso", "cluster.service": "geometric"}, "cluster.service"),
     ({"parallel.devices": 3, "parallel.api": "jit"}, "batch_size"),
     ({"parallel.accumulation": 3}, "batch_size"),
-    ({"strategy.name": "asynchronous", "parallel.api": "jit"}, "parallel.api"),
-    ({"strategy.name": "daso", "parallel.api": "pmap"}, "parallel.api"),
+    ({"strategy.name": "dynamic_batch", "parallel.api": "jit"}, "parallel.api"),
+    ({"strategy.name": "daso", "parallel.api": "pmap", **GRID}, "parallel.api"),
+    ({"strategy.name": "asynchronous", "parallel.devices": 2}, "parallel.devices"),
+    ({"strategy.name": "asynchronous+dynamic_batch"}, "strategy.name"),
+    ({"strategy.name": "local+dynamic_batch"}, "strategy.name"),
+    ({"strategy.name": "nosuch"}, "strategy.name"),
+    ({"strategy.name": "daso+nosuch"}, "strategy.name"),
+    ({"strategy.name": "no_such_file:METHOD"}, "strategy.name"),
+    ({"strategy.name": "research.strategies.daso:daso"}, "strategy.name"),
+    ({"strategy.name": "daso+asynchronous", **GRID, "strategy.groups": 4}, "strategy.groups"),
     ({"strategy.name": "daso", "replicas.count": 3}, "replicas.count"),
     ({"parallel.api": "jit", "replicas.count": 3}, "replicas.count"),
     ({"data.augment": "flip", "replicas.count": 3}, "data.augment"),
@@ -182,7 +191,7 @@ COMBINATIONS = [
     (LOCAL | {"cluster.devices_per_node": 3}, "batch_size"),
     (LOCAL | {"cluster.nodes": 2, "batch_size": 6, "strategy.variant": "backprop"}, "batch_size"),
     (LOCAL | {"replicas.count": 3}, "replicas.count"),
-    (LOCAL | {"parallel.api": "jit"}, "parallel.api"),
+    (LOCAL | {"parallel.api": "jit", "cluster.nodes": 2}, "parallel.api"),
     ({"cluster.pieces.fc": 0.1}, "cluster.pieces.conv_compute"),
     (PIECES | {"cluster.nodes": 2, "cluster.speeds": (1.0, 2.0)}, "cluster.speeds"),
     (PIECES | {"strategy.name": "daso"}, "cluster.pieces"),
@@ -250,6 +259,12 @@ GOOD = [
     LOCAL | {"cluster.nodes": 8, "cluster.devices_per_node": 4},
     LOCAL | {"cluster.nodes": 4, "strategy.variant": "chunked", "strategy.chunks": 8},
     LOCAL | {"strategy.shared_heads": True, "strategy.variant": "overlapping"},
+    LOCAL | {"parallel.api": "jit"},
+    {"strategy.name": "asynchronous", "parallel.api": "jit"},
+    {"strategy.name": "daso", "parallel.api": "jit", **GRID},
+    {"strategy.name": "daso+dynamic_batch", **GRID, "cluster.speeds": (1, 2, 3, 4)},
+    {"strategy.name": "daso+asynchronous", **GRID, "strategy.groups": 2},
+    {"strategy.name": "research.strategies.daso:METHOD", **GRID},
 ]
 
 

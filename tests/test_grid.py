@@ -27,7 +27,7 @@ from research.grid import (
 GRIDS = [
     ("daso", (), 10),
     ("dynamic_batch", (), 10),
-    ("quickstart", (), 802),
+    ("quickstart", (), 614),
     ("local", ("mlp",), 12),
     ("local", ("resnet",), 12),
     ("local", ("text",), 12),

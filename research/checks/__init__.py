@@ -1,5 +1,6 @@
 """Whether a configuration can run: every value by itself, and the values that must go together."""
 
+import json
 import math
 from functools import partial
 from typing import Any
@@ -10,7 +11,7 @@ from ml_collections import ConfigDict
 
 from research import models, optimizers, strategies
 from research.checks import plan, tune
-from research.config import ConfigError, default, one_of, require
+from research.config import ConfigError, default, one_of, require, to_json
 from research.data.augment import NAMES as AUGMENTATIONS
 from research.data.tokenizers import NAMES as TOKENIZERS
 from research.models import NAMES as MODELS
@@ -123,8 +124,9 @@ def _check_cluster(config: ConfigDict) -> None:
     if cluster.service == "trace" and not cluster.trace:
         raise ConfigError("config.cluster.trace is empty: service='trace' needs a CSV file")
     known = {key for method in (methods.outermost, *methods.every) for key in method.cluster}
-    usual = default().cluster
-    for key in (key for key in OPTIONAL if key not in known and cluster[key] != usual[key]):
+    usual = json.loads(to_json(default()))["cluster"]
+    given = json.loads(to_json(config))["cluster"]  # where all sequences are lists
+    for key in (key for key in OPTIONAL if key not in known and given[key] != usual[key]):
         those = [n for n in strategies.BUILT_IN if key in strategies.load(n).cluster]
         raise ConfigError(
             f"config.cluster.{key}: {OPTIONAL[key]} are known to config.strategy.name = "

@@ -71,8 +71,9 @@ def mesh(axes: Sequence[str], shape: Sequence[int]) -> Mesh:
 def jit(advance: Advance, mesh: Mesh, shard_optimizer: bool = False, nodes: bool = False) -> Layout:
     """`advance` is written for the whole batch, which is split over the mesh.
 
-    With `nodes` the state's first axis is, too, over the mesh's `node`. With `shard_optimizer` each optimizer buffer whose first axis divides by the number of devices
-    is split as well: XLA scatters gradients to its parts and gathers the updates.
+    With `nodes` the state's first axis is, too, over the mesh's `node`. With `shard_optimizer` each
+    optimizer buffer whose first axis divides by the number of devices is split as well: XLA
+    scatters gradients to its parts and gathers the updates.
     """
     whole, split = NamedSharding(mesh, P()), NamedSharding(mesh, P(None, mesh.axis_names))
     part = NamedSharding(mesh, P(mesh.axis_names))

@@ -6,6 +6,7 @@ DASO whose nodes divide their batch by speed. What no method names is plain SGD'
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -63,7 +64,7 @@ class Method(NamedTuple):
     Strategy` and `mix(strategy, keys) -> Strategy`; `keys` are the method's own of config.strategy.
     """
 
-    keys: Keys = {}  # of config.strategy, with their defaults
+    keys: Keys = MappingProxyType({})  # of config.strategy, with their defaults
     compiled: tuple[str, ...] = ()  # those that the program depends on, not only the clock
     gradient: Callable[[Problem, Keys], Gradient] | None = None
     read: Callable[..., Strategy] | None = None
@@ -133,20 +134,17 @@ def load(name: str) -> Method:
     if not attribute:
         if name not in BUILT_IN:
             raise ConfigError(
-                f"config.strategy.name = {name!r}: must be one of {', '.join(BUILT_IN)}, several of "
-                "them joined by '+', or MODULE:NAME of your own"
+                f"config.strategy.name = {name!r}: must be one of {', '.join(BUILT_IN)}, several "
+                "of them joined by '+', or MODULE:NAME of your own"
             )
         module, attribute = f"research.strategies.{name}", "METHOD"
+    key = f"config.strategy.name = {name!r}"
     try:
         found = getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"config.strategy.name = {name!r}: cannot be imported ({error})"
-        ) from error
+        raise ConfigError(f"{key}: cannot be imported ({error})") from error
     if not isinstance(found, Method):
-        raise ConfigError(
-            f"config.strategy.name = {name!r}: is no research.strategies.method.Method"
-        )
+        raise ConfigError(f"{key}: must be a Method of research.strategies")
     return found
 
 
@@ -169,8 +167,8 @@ def chosen(name: str) -> Chosen:
     found = Chosen(name, every, **{piece: of[part] for piece, part in taken.items()})
     if found.gradient and found.gradient.sums and found.read and not found.read.barrier:
         raise ConfigError(
-            f"config.strategy.name = {name!r}: {taken['gradient']} divides the work of workers that "
-            f"wait for one another, and those of {taken['read']} do not"
+            f"config.strategy.name = {name!r}: {taken['gradient']} divides the work of workers "
+            f"that wait for one another, and those of {taken['read']} do not"
         )
     return found
 

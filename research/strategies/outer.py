@@ -65,16 +65,8 @@ def outer(
         blocking = receive & (waited == 0)
         x, before = after.params, state.in_flight
         in_flight = lax.cond(send, total, lambda *_: before, x, blocking)
-        x, theta = lax.cond(
-            receive,
-            merged,
-            lambda x, theta, *_: (x, theta),
-            x,
-            state.outer,
-            before,
-            in_flight,
-            waited,
-        )
+        meeting = x, state.outer, before, in_flight, waited
+        x, theta = lax.cond(receive, merged, lambda x, theta, *_: (x, theta), *meeting)
         sent = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(in_flight))
         info |= {"sent_bytes": jnp.where(send, jnp.float32(sent), jnp.float32(0))}
         return State(after.moved_to(x), in_flight, theta), info
@@ -100,12 +92,11 @@ def outer(
         x: Params, theta: Any, before: Params, now: Params, waited: jax.Array
     ) -> tuple[Params, Any]:
         nodes = lax.axis_size("node")
-        arrived = jax.tree.map(
-            lambda x, before, now: jnp.where(waited > 0, before, now).astype(x.dtype),
-            x,
-            before,
-            now,
-        )
+
+        def due(x: jax.Array, before: jax.Array, now: jax.Array) -> jax.Array:
+            return jnp.where(waited > 0, before, now).astype(x.dtype)
+
+        arrived = jax.tree.map(due, x, before, now)
         if optimizer:
             center, opt_state = theta
             gap = jax.tree.map(lambda center, total: center - total / nodes, center, arrived)

@@ -49,6 +49,7 @@ def clock(setting: Setting, methods: Chosen) -> Timeline:
         update_bytes=setting.update_bytes,
         seed=config.seed,
         replicas=setting.replicas,
+        merged=bool(config.strategy.fresh),
     )
 
 

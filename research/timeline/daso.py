@@ -20,7 +20,7 @@ from research import seeds
 from research.timeline import service
 from research.timeline.base import Timeline
 
-# (steps) -> the two of `node_seconds`, and what else is decided for every node, (steps, nodes, ...).
+# (steps) -> the two of `node_seconds`, and what else is decided, (steps, nodes, ...) by name.
 Inside = Callable[[int], tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]]
 
 
@@ -70,7 +70,7 @@ def daso(
 
     With k `epoch_losses` it covers k + 1 epochs, at most `steps` updates; one loss more lengthens
     it and changes nothing before. `control`: `send`, `receive` (bool) and `waited` (int32, batches
-    between the receipt and its sending), as `strategies/outer.py` takes them; `staleness` is `waited`.
+    between the receipt and its sending), as `strategies/outer.py` has it; `staleness` is `waited`.
 
     A node is done with a batch when its slowest device is and the gradients are averaged. The
     nodes' clocks run apart until a receipt, for which each waits if the message is not there yet:
@@ -82,7 +82,8 @@ def daso(
     """
     control = _control(strategy, steps, steps_per_epoch, epoch_losses)
     epochs, known = len(control["send"]), min(len(control["send"]) * steps_per_epoch, steps)
-    most, more = epochs * steps_per_epoch, {}
+    most = epochs * steps_per_epoch
+    more: dict[str, np.ndarray] = {}
     if inside:
         *each, more = inside(most)
     else:

@@ -176,8 +176,8 @@ def in_nodes(
     """
     steps, nodes, k = draws.shape
     cost = costs(cluster, -(-steps // steps_per_epoch), steps_per_epoch, seed)
-    each, taken = [], []
-    for node in range(nodes):
+
+    def divided(node: int) -> tuple[np.ndarray, np.ndarray]:
         own = slice(node * k, (node + 1) * k)
 
         def seconds(epoch: int, share: np.ndarray, window: slice) -> np.ndarray:
@@ -189,8 +189,9 @@ def in_nodes(
 
         batch = batch_size // nodes
         made, busy = _followed(strategy, steps, steps_per_epoch, batch, k, seconds, update)
-        each.append(busy)
-        taken.append((made.control or {})["shares"])
+        return busy, (made.control or {})["shares"]
+
+    each, taken = zip(*map(divided, range(nodes)), strict=True)
     return np.stack(each, axis=1), np.stack(taken, axis=1)
 
 

@@ -72,8 +72,8 @@ def prepare(config: ConfigDict) -> Cluster:
     methods = strategies.of_config(config)
     if not methods.simple or not methods.read:
         raise ConfigError(
-            f"config.strategy.name = {methods.name!r}: must be of groups that arrive by themselves, "
-            "as 'asynchronous'"
+            f"config.strategy.name = {methods.name!r}: must be of groups that arrive by "
+            "themselves, as 'asynchronous'"
         )
     if not optimizers.takes_momentum(config.optimizer.name):
         raise ConfigError(f"config.optimizer.name = {config.optimizer.name!r}: has no momentum")
