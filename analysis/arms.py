@@ -21,6 +21,7 @@ import pandas as pd
 
 from analysis import efficiency
 from analysis.efficiency import MOMENTUM
+from research import strategies
 
 NAME, GROUPS, RATE = "strategy.name", "strategy.groups", "optimizer.learning_rate"
 FREE = (NAME, GROUPS, MOMENTUM, "seed", "steps", "log_every", "checkpoint_every")
@@ -110,7 +111,7 @@ def comparisons(
     reaches with its momentum tuned.
     """
     ended = runs[runs["status"].isin(("completed", "diverged"))]
-    ended = ended[ended[NAME].isin(("sync", "asynchronous"))]
+    ended = ended[ended[NAME].map(strategies.is_simple)]
     ended = ended.assign(**{GROUPS: ended[GROUPS].fillna(1).astype(int)})
     by = context(keys)
     parts = [its for _, its in ended.groupby(by, sort=False, dropna=False)] if by else [ended]

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.signal import lfilter
 
+from research import strategies
+
 RESPONSE = 4096  # terms of an impulse response: 0.99 ** 4096 is 1e-18
 
 
@@ -27,7 +29,7 @@ class Theory(NamedTuple):
 def groups_of(config: Mapping[str, Any]) -> int:
     """Groups that arrive by themselves: one where everybody waits for everybody."""
     strategy = config["strategy"]
-    return strategy["groups"] if strategy["name"] == "asynchronous" else 1
+    return strategy["groups"] if strategies.arrives(strategy["name"]) else 1
 
 
 def theory(config: Mapping[str, Any]) -> Theory | None:
@@ -40,7 +42,7 @@ def theory(config: Mapping[str, Any]) -> Theory | None:
     optimizer, name, groups = config["optimizer"], config["strategy"]["name"], groups_of(config)
     varies = optimizer.get("schedule", "constant") != "constant" or optimizer.get("warmup_steps")
     plain = optimizer.get("name", "sgd") == "sgd" and not optimizer.get("options") and not varies
-    if not plain or name not in ("sync", "asynchronous"):
+    if not plain or not strategies.is_simple(name):
         return None
     alpha, mu = optimizer["learning_rate"], optimizer["momentum"]
     if groups == 1:

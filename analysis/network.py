@@ -23,6 +23,7 @@ from ml_collections import ConfigDict
 
 from analysis import figures, tables
 from analysis.tables import Point, TableError
+from research import strategies
 from research.config import default
 from research.timeline.daso import daso, synchronous
 
@@ -129,7 +130,9 @@ def _tables(flags: argparse.Namespace) -> list[pd.DataFrame]:
     """`seconds` of every DASO run in the workdir, with the column `point`."""
     found = []
     every = tables.points(flags.workdir)
-    for point in (point for point in every if point.config.get("strategy.name") == "daso"):
+    for point in every:
+        if not strategies.owns(point.config["strategy.name"], "max_batches"):
+            continue
         swept = flags.workdir / "points" / point.name
         run = recorded(point, swept if swept.exists() else flags.workdir)
         if flags.update_bytes:
@@ -138,7 +141,7 @@ def _tables(flags: argparse.Namespace) -> list[pd.DataFrame]:
             run.config.cluster.seconds_per_example = flags.seconds_per_example
         found.append(seconds(run, CURVE).assign(point=point.name))
     if not found:
-        raise TableError(f"{flags.workdir}: no run of config.strategy.name = 'daso' in it")
+        raise TableError(f"{flags.workdir}: no run of DASO in it")
     return found
 
 

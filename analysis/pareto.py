@@ -25,6 +25,7 @@ from matplotlib.figure import Figure
 from analysis import figures, planes, tables
 from analysis import fronts as fronts_of
 from analysis.tables import Point, TableError
+from research import strategies
 
 COMPUTE = tuple(fronts_of.FLOPS)
 VARIANT = "strategy.variant"
@@ -40,9 +41,10 @@ LOOKS = {  # colour and line of each variant
 
 def runs(workdir: Path) -> list[Point]:
     """The runs of local learning in the workdir; `TableError` if they cannot be compared."""
-    found = [p for p in tables.points(workdir) if p.config.get("strategy.name") == "local"]
+    every = tables.points(workdir)
+    found = [p for p in every if strategies.owns(p.config["strategy.name"], "variant")]
     if not found:
-        raise TableError(f"{workdir}: no run of config.strategy.name = 'local' in it")
+        raise TableError(f"{workdir}: no run of local learning in it")
     for point in found:
         status, variant = point.summary["status"], point.config.get(VARIANT)
         if status not in ("completed", "diverged"):

@@ -21,6 +21,7 @@ from analysis import arms, curves, figures, page, remains, sections, tables
 from analysis.page import Cell, Column, Picture, Section, Table, cell, number
 from analysis.sections import GROUPS, NAME
 from analysis.tables import Point, TableError
+from research import strategies
 
 SIMULATED = (
     "Gradients, updates and losses are real: they were computed. Staleness and seconds are "
@@ -118,7 +119,7 @@ def _histogram(members: Sequence[Point], labels: Sequence[str]) -> Picture:
     mean = np.average(np.arange(len(counts)), weights=counts)
     config = members[0].config
     services = {point.config.get("cluster.service") for point in members}
-    memoryless = services <= set(MEMORYLESS) and config.get(NAME) == "asynchronous"
+    memoryless = services <= set(MEMORYLESS) and strategies.arrives(config[NAME])
     groups = config[GROUPS] if memoryless else None
     caption = f"{sections.describe(config, labels)}: mean {mean:.3g}"
     alt = "Histogram of staleness. " + caption

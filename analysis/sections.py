@@ -10,13 +10,11 @@ import pandas as pd
 from analysis import efficiency
 from analysis.efficiency import MOMENTUM
 from analysis.page import Cell, Column, Section, Table, cell, number
+from research import strategies
 
 NAME, GROUPS, VARIANT = "strategy.name", "strategy.groups", "strategy.variant"
 KIND = (NAME, GROUPS, VARIANT)
-OWNERS = {
-    GROUPS: "asynchronous",
-    VARIANT: "local",
-}  # whose keys these are
+OWNED = (GROUPS, VARIANT)  # that say nothing of other strategies than their own
 LINES = 10  # curves that a picture names
 ROWS = 200  # of a table
 TITLES = {
@@ -41,9 +39,9 @@ def prepared(runs: pd.DataFrame, keys: Sequence[str], log: pd.DataFrame) -> pd.D
     Keys that say nothing of a run's strategy are None; `lowest` is the lowest logged loss, `kind`
     the strategy in words, without what else tells settings apart if those were too many.
     """
-    for key, owner in OWNERS.items():
-        if key in runs:
-            runs[key] = runs[key].where(runs[NAME] == owner)
+    for key in (key for key in OWNED if key in runs):
+        own = [strategies.owns(name, key.removeprefix("strategy.")) for name in runs[NAME]]
+        runs[key] = runs[key].where(own)
     runs[GROUPS] = pd.to_numeric(runs[GROUPS])
     runs = runs.assign(lowest=runs["point"].map(log.groupby("point")["train_loss"].min()))
     kinds = runs.apply(lambda run: describe(run, KIND), axis=1)

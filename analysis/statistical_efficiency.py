@@ -31,6 +31,7 @@ from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
 from analysis import efficiency, figures, tables
 from analysis.efficiency import MOMENTUM, Tried
 from analysis.tables import Point, TableError
+from research import strategies
 from research.workdir import write_json
 
 RATE, GROUPS, NAME = "optimizer.learning_rate", "strategy.groups", "strategy.name"
@@ -63,7 +64,7 @@ def tried(workdir: Path, target: float, where: Sequence[str] = ()) -> list[Tried
             f"{workdir}: no run reaches --target={target:g}; the lowest training loss is "
             f"{log['train_loss'].min():.4g}"
         )
-    runs[GROUPS] = runs[GROUPS].where(runs[NAME] == "asynchronous", 1)
+    runs[GROUPS] = runs[GROUPS].where(runs[NAME].map(strategies.arrives), 1)
     return [_tried(workdir, int(g), its, runs["seed"]) for g, its in runs.groupby(GROUPS)]
 
 
@@ -73,10 +74,10 @@ def _chosen(workdir: Path, every: Sequence[Point], where: Sequence[str]) -> list
             raise TableError(f"--where={key}{equals}{value}: must be KEY=VALUE, KEY of the config")
         every = [p for p in every if str(p.config.get(key)) == value]
     every = list(every)
-    strange = {p.config.get(NAME) for p in every} - {"sync", "asynchronous"}
+    strange = {p.config[NAME] for p in every if not strategies.is_simple(p.config[NAME])}
     if strange or not every:
         has = f"runs of {NAME} = {strange.pop()!r}" if strange else "none that were asked for"
-        raise TableError(f"{workdir}: needs runs of groups, sync or asynchronous, has {has}")
+        raise TableError(f"{workdir}: needs runs of plain gradients, in groups or not, has {has}")
     for key in tables.differing(every):
         if key not in VARIED:
             values = sorted({str(p.config.get(key)) for p in every})

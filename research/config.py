@@ -66,8 +66,8 @@ def default() -> ConfigDict:
     config.optimizer.options = ConfigDict()  # further arguments of the optimizer
 
     config.strategy = ConfigDict()
-    config.strategy.name = "sync"  # of a file there, several joined by '+', or MODULE:NAME
-    # and the keys of every method, which its file in research/strategies/ has with their units
+    # Methods of research/strategies/, joined by '+', or MODULE:NAME; their files have their keys.
+    config.strategy.name = strategies.PLAIN
     for method in map(strategies.load, strategies.BUILT_IN):
         config.strategy.update(method.keys)
     config.strategy.options = ConfigDict()  # of a method of your own, MODULE:NAME

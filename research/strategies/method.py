@@ -17,7 +17,7 @@ from research.problem import Examples, Params, Problem
 from research.strategies.base import Gradient, Strategy
 from research.timeline.base import Timeline
 
-PLAIN = "sync"  # of which every method has a limit
+PLAIN, GROUPED = "sync", "asynchronous"  # the limit of all methods; groups that arrive alone
 BUILT_IN = ("sync", "asynchronous", "daso", "dynamic_batch", "local")
 PIECES = ("gradient", "read", "mix")
 Keys = Mapping[str, Any]  # of config.strategy
@@ -187,8 +187,23 @@ def of_config(config: Any) -> Chosen:
 
 def groups_of(config: Any) -> int:
     """Groups that arrive by themselves: one where everybody waits for everybody."""
-    read = of_config(config).read
-    return config.strategy.groups if read and not read.barrier else 1
+    return config.strategy.groups if arrives(config.strategy.name) else 1
+
+
+def arrives(name: str) -> bool:
+    """Whether methods of that name have groups that arrive by themselves."""
+    read = chosen(name).read
+    return read is not None and not read.barrier
+
+
+def is_simple(name: str) -> bool:
+    """Whether an update of these methods is one gradient of the whole batch."""
+    return chosen(name).simple
+
+
+def owns(name: str, key: str) -> bool:
+    """Whether a key of config.strategy says something of methods of that name."""
+    return any(key in method.keys for method in chosen(name).every)
 
 
 def devices_of(config: Any) -> tuple[int, int]:

@@ -93,7 +93,8 @@ class Recorder:
             if values.ndim == 1:
                 rows[PREFIX + name] = values
             else:
-                rows |= {f"{PREFIX}{name}.{n}": column for n, column in enumerate(values.T)}
+                columns = values.reshape(count, -1).T
+                rows |= {f"{PREFIX}{name}.{n}": column for n, column in enumerate(columns)}
         table = pd.DataFrame(rows)
         table.to_csv(self._path, mode="a", header=not self._path.exists(), index=False)
         self._seconds += seconds

@@ -57,7 +57,8 @@ def prepare(config: ConfigDict) -> Run:
     for key in (key for key, bad in refused.items() if bad):
         raise ConfigError(
             f"config.{key}: a plan is of one device of synchronous training that holds the "
-            "examples (config.strategy.name = 'sync'; no parallel.api, streaming or replicas)"
+            f"examples (config.strategy.name = {strategies.PLAIN!r}; no parallel.api, streaming or "
+            "replicas)"
         )
     measured = config.copy_and_resolve_references()
     measured.steps, measured.model.lowering = CHUNK, "xla"

@@ -61,7 +61,7 @@ def stability(config: ConfigDict, groups: int) -> float:
     if groups == 1:
         return np.inf
     drawn = config.copy_and_resolve_references()
-    drawn.strategy.name, drawn.strategy.groups = "asynchronous", groups
+    drawn.strategy.name, drawn.strategy.groups = strategies.GROUPED, groups
     drawn.steps = ROUNDS * groups
     check(drawn)
     line = strategies.timeline_of(drawn, steps_per_epoch=1, update_bytes=0, replicas=REPLICAS)
@@ -75,7 +75,8 @@ def measure(config: ConfigDict, updates: int) -> Measured:
     Raises what `trainer.prepare` raises.
     """
     chosen = config.copy_and_resolve_references()
-    chosen.strategy.name, chosen.strategy.groups, chosen.steps = "asynchronous", 1, updates
+    chosen.strategy.name, chosen.strategy.groups = strategies.GROUPED, 1
+    chosen.steps = updates
     chosen.cluster.service = "constant"
     run = trainer.prepare(chosen)
     stride = -(-run.examples // SAMPLE)

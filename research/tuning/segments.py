@@ -73,7 +73,7 @@ def prepare(config: ConfigDict) -> Cluster:
     if not methods.simple or not methods.read:
         raise ConfigError(
             f"config.strategy.name = {methods.name!r}: must be of groups that arrive by "
-            "themselves, as 'asynchronous'"
+            f"themselves, as {strategies.GROUPED!r}"
         )
     if not optimizers.takes_momentum(config.optimizer.name):
         raise ConfigError(f"config.optimizer.name = {config.optimizer.name!r}: has no momentum")

@@ -182,7 +182,7 @@ def broken(sweep, what):
         ("unfinished", "run g4-momentum0.9-rate0.1-seed0 is unfinished, must be completed"),
         ("lacks a seed", "with 4 groups there are 29 runs of 6 settings and 5 seeds"),
         ("twice", "run g4-momentum0.9-rate0.1-seed0 is there twice"),
-        ("another strategy", "sync or asynchronous, has runs of strategy.name = 'daso'"),
+        ("another strategy", "in groups or not, has runs of strategy.name = 'daso'"),
         ("target", "no run reaches --target=-1; the lowest training loss is 0"),
         ("momentum", "--fixed_momentum=0.5: not tried with 1 groups"),
         ("where", "--where=seed: must be KEY=VALUE"),

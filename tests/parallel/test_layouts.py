@@ -70,6 +70,38 @@ MEASURED = {
     "parallel.api": "shard_map",
 }
 
+# What the cluster is, simulated; and in which idioms, with 8 devices, it is real. Constant service:
+# arrivals are the same however they are drawn.
+GROUPS = {"strategy.name": "asynchronous", "strategy.groups": 2, "cluster.nodes": 8}
+ONE_EACH = DASO | {"cluster.nodes": 4, "cluster.devices_per_node": 1}
+SPEEDS = {"cluster.speeds": [1.0, 3.0, 2.0, 2.0]}
+METHODS = {
+    "groups": (GROUPS, ("jit", "shard_map", "pmap")),
+    "shares": (VARIANTS["shares"], ("pmap",)),
+    "local": (
+        {"strategy.name": "local", "model.hidden": [16, 16], "cluster.devices_per_node": 4},
+        ("jit", "pmap"),
+    ),
+    "nodes": (ONE_EACH, ("jit", "pmap")),
+    "nodes-of-two": (DASO, ("jit",)),
+    "daso+dynamic_batch": (DASO | SPEEDS | {"strategy.name": "daso+dynamic_batch"}, ("shard_map",)),
+    "daso+local": (
+        DASO | {"strategy.name": "daso+local", "model.hidden": [16, 16]},
+        ("jit", "shard_map"),
+    ),
+    "daso+asynchronous": (
+        DASO
+        | {"strategy.name": "daso+asynchronous", "strategy.groups": 2}
+        | {"cluster.devices_per_node": 4},
+        ("jit", "shard_map"),
+    ),
+    "asynchronous+local": (
+        GROUPS | {"strategy.name": "asynchronous+local", "model.hidden": [16, 16]},
+        ("jit", "shard_map", "pmap"),
+    ),
+}
+REAL = [(name, api) for name, (_, apis) in METHODS.items() for api in apis]
+
 # Devices sum the 64 gradients of a batch in another order: a relative 2^-24 sqrt(64) an update,
 # 5e-7. Momentum 0.9 keeps it for 10 updates, and 100 or 200 of random sign add up to 10 times that,
 # 5e-5 of an update of size 1e-2. What is left of it was measured as at most 3e-7.
@@ -105,6 +137,8 @@ def folder(tmp_path_factory):
 def parameters(folder, data_dir):
     configs = {"sync": {}, **SYNC, **VARIANTS, "daso": DASO, "daso-real": REAL_DASO}
     configs["longer"] = {"steps": DASO["steps"]}
+    configs |= {f"{name} simulated": values for name, (values, _) in METHODS.items()}
+    configs |= {f"{name} {api}": METHODS[name][0] | {"parallel.api": api} for name, api in REAL}
     configs["measured"] = MEASURED
     for name in ("shard_map2", "daso-real", "measured"):  # in order: these are trained before
         configs[f"{name}-replayed"] = replayed(configs[name], folder / name / "trace.csv")
@@ -125,6 +159,13 @@ def test_daso_is_simulated_as_it_is(parameters):
     np.testing.assert_allclose(parameters["daso-real"], parameters["daso"], **CLOSE)
     # The nodes really went their own ways: it is not synchronous SGD that agrees with itself.
     assert np.abs(parameters["daso"] - parameters["longer"]).max() > 1e-3
+
+
+@pytest.mark.parametrize(("name", "api"), REAL)
+def test_every_method_is_simulated_as_it_is(parameters, name, api):
+    real, simulated = parameters[f"{name} {api}"], parameters[f"{name} simulated"]
+    np.testing.assert_allclose(real, simulated, **CLOSE)
+    assert np.abs(simulated[: len(parameters["sync"])] - parameters["sync"][: len(simulated)]).max()
 
 
 def test_measured_shares_are_not_seen_in_the_parameters(parameters, folder):
@@ -159,7 +200,10 @@ def test_processes_agree_with_one(tmp_path, data_dir, parameters, processes, dev
     configs = {api: {"parallel.api": api} for api in ("jit", "shard_map", "pmap")}
     if processes * devices == 4:
         configs |= {"daso": REAL_DASO, "shares": VARIANTS["shares-real"], "measured": MEASURED}
+    groups = GROUPS | {"cluster.nodes": 2 * processes * devices}
+    configs |= {f"groups {api}": groups | {"parallel.api": api} for api in METHODS["groups"][1]}
     found = train(configs, tmp_path, data_dir, *launcher)
+    simulated = train({"groups": groups}, tmp_path, data_dir) | parameters
     for name, flat in found.items():
-        expected = parameters["daso" if name == "daso" else "sync"]
+        expected = simulated[name if name == "daso" else "groups" if "groups" in name else "sync"]
         np.testing.assert_allclose(flat, expected, **CLOSE)

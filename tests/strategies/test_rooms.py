@@ -1,0 +1,85 @@
+"""A method is one file: nothing else knows it by name, and a file of one's own joins."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from research import strategies
+from research.config import ConfigError
+from research.strategies.method import Method
+from research.trainer import train
+
+ROOT = Path(strategies.__file__).parents[2]
+REGISTRY = "research/strategies/method.py"  # the list of names
+NAMES = "|".join(strategies.BUILT_IN)
+# A name in quotes where something is compared with it, looked up by it or chosen for it.
+BRANCH = re.compile(rf"(==|!=|\bin\b|\bcase\b|\.isin\(|\{{).*[\"']({NAMES})[\"']")
+OTHERS = ("research/tuning/baselines.py", "launch/submit.py")  # a baseline, a way to submit
+
+
+def test_no_line_outside_a_methods_file_branches_on_its_name():
+    found = []
+    for folder in ("research", "analysis", "launch"):
+        for file in (ROOT / folder).rglob("*.py"):
+            place = str(file.relative_to(ROOT))
+            if place == REGISTRY or file.parent.name == "notebooks":
+                continue
+            own = file.stem if file.parent.name == "strategies" else ""
+            for number, line in enumerate(file.read_text().split("\n"), start=1):
+                hit = BRANCH.search(line)
+                if hit and hit[2] != own:
+                    found.append(f"{place}:{number}: {line.strip()}")
+    assert [line for line in found if not line.startswith(OTHERS)] == []
+
+
+def test_the_pattern_finds_a_branch():
+    for line in ('if name == "daso":', "x in ('sync', 'local')", '{"local": 1}[name]'):
+        assert BRANCH.search(line)
+    assert not BRANCH.search('NOTE = "as daso does"')
+
+
+OWN = '''
+"""Signs in place of gradients: x <- x - alpha scale sign(grad f(x))."""
+
+import jax
+import jax.numpy as jnp
+
+from research.strategies.method import Method
+from research.timeline import make
+
+
+def signed(problem, keys):
+    of = jax.value_and_grad(problem.loss)
+
+    def gradient(params, event, batch):
+        loss, grads = of(params, batch)
+        return loss, jax.tree.map(lambda leaf: keys["scale"] * jnp.sign(leaf), grads)
+
+    return gradient
+
+
+def clock(setting, methods):
+    config = setting.config
+    return make(config.cluster, groups=1, steps=config.steps, batch_size=config.batch_size)
+
+
+SIGNED = Method(
+    keys={"scale": 0.01}, compiled=("scale",), gradient=signed, clock=clock, laws=("constant",)
+)
+'''
+
+
+def test_a_file_of_ones_own_is_a_method_and_combines(config, tmp_path, monkeypatch):
+    (tmp_path / "my_methods.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    values = {"strategy.name": "my_methods:SIGNED", "cluster.service": "constant"}
+    one, other = (config({**values, "cluster.nodes": 1}) for _ in range(2))
+    other.strategy.options.scale = 0.1
+    losses = [train(c, tmp_path / str(i))["train_loss"] for i, c in enumerate((one, other))]
+    assert losses[0] != losses[1]
+    pair = config({**values, "strategy.name": "asynchronous+my_methods:SIGNED"})
+    assert train(pair, tmp_path / "pair")["staleness_mean"] > 1
+    assert isinstance(strategies.load("my_methods:SIGNED"), Method)
+    with pytest.raises(ConfigError, match="both say how a gradient is taken"):
+        strategies.chosen("my_methods:SIGNED+local")
