@@ -65,5 +65,5 @@ def test_the_independent_gradient_is_one_of_the_whole_objective(config):
 
 
 def test_what_it_cannot_read_is_refused(config):
-    with pytest.raises(ConfigError, match="sync or asynchronous"):
+    with pytest.raises(ConfigError, match="one gradient an update, not 'daso'"):
         meter.record(config({"strategy.name": "daso"}))

@@ -122,8 +122,8 @@ def test_the_program_is_the_trainers_update(dense):
     event, expected = Event(0, 0, {name: of.hypers[name][0] for name in names}), []
     for chosen in problem.batches(config, of.examples, 0, 2):
         batch = {name: leaf[chosen] for name, leaf in of.data.train.items()}
-        state, loss = step(state, event, batch)
-        expected.append(loss)
+        state, info = step(state, event, batch)
+        expected.append(info["loss"])
     losses = update(6, ()).loop.run(2)
     # Losses of 2, of sums of at most 784 terms in float32, in another order.
     np.testing.assert_allclose(losses[:2], expected, rtol=1e-5)
