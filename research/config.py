@@ -68,7 +68,7 @@ def default() -> ConfigDict:
     config.strategy = ConfigDict()
     # Methods of research/strategies/, joined by '+', or MODULE:NAME; their files have their keys.
     config.strategy.name = strategies.PLAIN
-    for method in map(strategies.load, strategies.BUILT_IN):
+    for method in map(strategies.load, strategies.built_in()):
         config.strategy.update(method.keys)
     config.strategy.options = ConfigDict()  # of a method of your own, MODULE:NAME
 

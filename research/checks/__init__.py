@@ -110,7 +110,7 @@ def _check_cluster(config: ConfigDict) -> None:
     """The cluster, and what the methods make of it."""
     cluster, methods = config.cluster, strategies.of_config(config)
     workers = cluster.nodes * cluster.devices_per_node
-    for method in map(strategies.load, strategies.BUILT_IN):
+    for method in map(strategies.load, strategies.built_in()):
         method.values(config)
     require(
         config,
@@ -127,7 +127,7 @@ def _check_cluster(config: ConfigDict) -> None:
     usual = json.loads(to_json(default()))["cluster"]
     given = json.loads(to_json(config))["cluster"]  # where all sequences are lists
     for key in (key for key in OPTIONAL if key not in known and given[key] != usual[key]):
-        those = [n for n in strategies.BUILT_IN if key in strategies.load(n).cluster]
+        those = [n for n in strategies.built_in() if key in strategies.load(n).cluster]
         raise ConfigError(
             f"config.cluster.{key}: {OPTIONAL[key]} are known to config.strategy.name = "
             f"{' and '.join(map(repr, those))}, not to {methods.name!r}"
@@ -171,7 +171,7 @@ def _check_parallel(config: ConfigDict) -> None:
         if config.replicas.count and config.data[key]:
             raise ConfigError(f"config.data.{key}: replicas are of one objective, held in memory")
     if config.replicas.count and (real.api or not methods.simple):
-        simple = [name for name in strategies.BUILT_IN if strategies.chosen(name).simple]
+        simple = [name for name in strategies.built_in() if strategies.chosen(name).simple]
         raise ConfigError(
             "config.replicas.count: replicas are recorded of strategies of one device "
             f"({', '.join(simple)}), with config.parallel.api = ''"
@@ -195,7 +195,7 @@ def _check_optimizer(config: ConfigDict) -> None:
         if key in ("learning_rate", "momentum"):
             raise ConfigError(f"config.optimizer.options.{key}: set config.optimizer.{key} instead")
     if name in optimizers.OWN:
-        simple = [n for n in strategies.BUILT_IN if strategies.chosen(n).simple]
+        simple = [n for n in strategies.built_in() if strategies.chosen(n).simple]
         require(
             config,
             "strategy.name",

@@ -3,7 +3,6 @@
 from research.strategies.base import Event, Strategy
 from research.strategies.compose import compose
 from research.strategies.method import (
-    BUILT_IN,
     GROUPED,
     PLAIN,
     Chosen,
@@ -11,6 +10,7 @@ from research.strategies.method import (
     Network,
     Setting,
     arrives,
+    built_in,
     chosen,
     devices_of,
     follows,
@@ -24,7 +24,6 @@ from research.strategies.method import (
 )
 
 __all__ = [
-    "BUILT_IN",
     "GROUPED",
     "PLAIN",
     "Chosen",
@@ -34,6 +33,7 @@ __all__ = [
     "Setting",
     "Strategy",
     "arrives",
+    "built_in",
     "chosen",
     "compose",
     "devices_of",

@@ -9,16 +9,13 @@ synchronization of warm-up and cool-down, the plain mean (heat, the authors' imp
 x there by 1 if it is received as the others are).
 """
 
-from functools import partial
-from typing import Any
-
 import numpy as np
 from ml_collections import ConfigDict
 
-from research import seeds
 from research.config import ConfigError, one_of, require
 from research.strategies.base import Strategy
 from research.strategies.method import Chosen, Keys, Method, Setting
+from research.strategies.nodes import inside
 from research.strategies.outer import outer
 from research.timeline import daso as phases
 from research.timeline.base import Timeline
@@ -41,11 +38,6 @@ def clock(setting: Setting, methods: Chosen) -> Timeline:
     config = setting.config
     if config.cluster.service == "trace":
         return replay(config.cluster.trace, config.steps, {"send": 0, "receive": 0, "waited": 0})
-    inside = None
-    if methods.read:
-        inside = partial(_groups, setting, methods)
-    elif methods.gradient and methods.gradient.work:
-        inside = partial(_devices, setting, methods.gradient)
     return phases.daso(
         config.cluster,
         config.strategy,
@@ -55,41 +47,8 @@ def clock(setting: Setting, methods: Chosen) -> Timeline:
         update_bytes=setting.update_bytes,
         seed=config.seed,
         epoch_losses=[row["train_loss"] for row in setting.epochs],
-        inside=inside,
+        inside=inside(setting, methods),
     )
-
-
-def _devices(setting: Setting, gradient: Method, steps: int) -> tuple[Any, Any, dict[str, Any]]:
-    """Nodes whose devices wait for one another, each for so long as the gradient takes it."""
-    assert gradient.work
-    config = setting.config
-    draws = phases.draws(config.cluster, steps, config.seed)
-    seconds, control = gradient.work(setting, draws)
-    return *phases.exchanged(config.cluster, seconds, setting.update_bytes), control
-
-
-def _groups(setting: Setting, methods: Chosen, steps: int) -> tuple[Any, Any, dict[str, Any]]:
-    """Nodes inside which groups arrive by themselves: every node has a clock of its own."""
-    assert methods.read and methods.read.clock
-    whole, lines = setting.config, []
-    for node in range(whole.cluster.nodes):
-        config = whole.copy_and_resolve_references()
-        k = config.cluster.devices_per_node
-        config.cluster.nodes, config.steps = 1, steps
-        config.cluster.speeds = tuple(whole.cluster.speeds)[node * k : (node + 1) * k]
-        config.batch_size = whole.batch_size // whole.cluster.nodes
-        config.cluster.latency = config.cluster.local_latency
-        config.cluster.bandwidth = config.cluster.local_bandwidth
-        config.seed = int(seeds.generator(whole.seed, f"node {node}").integers(2**32))
-        alone = methods._replace(mix=None)
-        lines.append(methods.read.clock(setting._replace(config=config, replicas=0), alone))
-    each = np.stack([np.diff(line.seconds, prepend=0.0) for line in lines], axis=1)
-
-    def slots(name: str) -> np.ndarray:
-        own = [(line.control or {}).get(name, getattr(line, name)) for line in lines]
-        return np.stack(own, axis=1)
-
-    return each, each, {"read": slots("read"), "write": slots("write")}
 
 
 def values(config: ConfigDict) -> None:

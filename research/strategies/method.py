@@ -4,8 +4,11 @@ A method is a file with a `METHOD`. Methods of different pieces combine: `daso+d
 DASO whose nodes divide their batch by speed. What no method names is plain SGD's.
 """
 
+import pkgutil
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from importlib import import_module
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -18,7 +21,7 @@ from research.strategies.base import Gradient, Strategy
 from research.timeline.base import Timeline
 
 PLAIN, GROUPED = "sync", "asynchronous"  # the limit of all methods; groups that arrive alone
-BUILT_IN = ("sync", "asynchronous", "daso", "dynamic_batch", "local")
+PACKAGE = "research.strategies"
 PIECES = ("gradient", "read", "mix")
 Keys = Mapping[str, Any]  # of config.strategy
 
@@ -128,16 +131,24 @@ class Chosen(NamedTuple):
         }
 
 
+@cache
+def built_in() -> tuple[str, ...]:
+    """Names of the files beside this one that have a `METHOD`, plain SGD's first."""
+    beside = [module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)])]
+    having = [name for name in beside if hasattr(import_module(f"{PACKAGE}.{name}"), "METHOD")]
+    return (PLAIN, *(name for name in having if name != PLAIN))
+
+
 def load(name: str) -> Method:
     """The method called `name`: a built-in one, or MODULE:METHOD of a file of the user's own."""
     module, _, attribute = name.partition(":")
     if not attribute:
-        if name not in BUILT_IN:
+        if name not in built_in():
             raise ConfigError(
-                f"config.strategy.name = {name!r}: must be one of {', '.join(BUILT_IN)}, several "
+                f"config.strategy.name = {name!r}: must be one of {', '.join(built_in())}, several "
                 "of them joined by '+', or MODULE:NAME of your own"
             )
-        module, attribute = f"research.strategies.{name}", "METHOD"
+        module, attribute = f"{PACKAGE}.{name}", "METHOD"
     key = f"config.strategy.name = {name!r}"
     try:
         found = getattr(import_module(module), attribute)

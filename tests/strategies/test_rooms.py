@@ -12,7 +12,7 @@ from research.trainer import train
 
 ROOT = Path(strategies.__file__).parents[2]
 REGISTRY = "research/strategies/method.py"  # the list of names
-NAMES = "|".join(strategies.BUILT_IN)
+NAMES = "|".join(strategies.built_in())
 # A name in quotes where something is compared with it, looked up by it or chosen for it.
 BRANCH = re.compile(rf"(==|!=|\bin\b|\bcase\b|\.isin\(|\{{).*[\"']({NAMES})[\"']")
 OTHERS = ("research/tuning/baselines.py", "launch/submit.py")  # a baseline, a way to submit

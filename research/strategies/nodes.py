@@ -1,0 +1,57 @@
+"""What nodes with parameters of their own do between their meetings, and how long it takes them."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from research import seeds
+from research.strategies.method import Chosen, Method, Setting
+from research.timeline import daso as hierarchy
+from research.timeline.daso import Inside
+
+
+def inside(setting: Setting, methods: Chosen) -> Inside | None:
+    """The clock of the nodes by themselves; None where their devices take equal parts of a batch.
+
+    `(steps) -> (ready, done, control)`: (steps, nodes) seconds of an update until its exchange may
+    start and until its end, and what else is decided for every node, (steps, nodes, ...) by name.
+    """
+    if methods.read:
+        return partial(_groups, setting, methods)
+    if methods.gradient and methods.gradient.work:
+        return partial(_devices, setting, methods.gradient)
+    return None
+
+
+def _devices(setting: Setting, gradient: Method, steps: int) -> tuple[Any, Any, dict[str, Any]]:
+    """Nodes whose devices wait for one another, each for so long as the gradient takes it."""
+    assert gradient.work
+    config = setting.config
+    draws = hierarchy.draws(config.cluster, steps, config.seed)
+    seconds, control = gradient.work(setting, draws)
+    return *hierarchy.exchanged(config.cluster, seconds, setting.update_bytes), control
+
+
+def _groups(setting: Setting, methods: Chosen, steps: int) -> tuple[Any, Any, dict[str, Any]]:
+    """Nodes inside which groups arrive by themselves: every node has a clock of its own."""
+    assert methods.read and methods.read.clock
+    whole, lines = setting.config, []
+    for node in range(whole.cluster.nodes):
+        config = whole.copy_and_resolve_references()
+        k = config.cluster.devices_per_node
+        config.cluster.nodes, config.steps = 1, steps
+        config.cluster.speeds = tuple(whole.cluster.speeds)[node * k : (node + 1) * k]
+        config.batch_size = whole.batch_size // whole.cluster.nodes
+        config.cluster.latency = config.cluster.local_latency
+        config.cluster.bandwidth = config.cluster.local_bandwidth
+        config.seed = int(seeds.generator(whole.seed, f"node {node}").integers(2**32))
+        alone = methods._replace(mix=None)
+        lines.append(methods.read.clock(setting._replace(config=config, replicas=0), alone))
+    each = np.stack([np.diff(line.seconds, prepend=0.0) for line in lines], axis=1)
+
+    def slots(name: str) -> np.ndarray:
+        own = [(line.control or {}).get(name, getattr(line, name)) for line in lines]
+        return np.stack(own, axis=1)
+
+    return each, each, {"read": slots("read"), "write": slots("write")}
