@@ -38,6 +38,7 @@ CASES = {
         {"strategy.warmup_epochs": 1, "strategy.cooldown_epochs": 0, "strategy.max_batches": 2},
         {**ONE, "strategy.wait": 0},
     ),
+    "model_averaging": Case({"strategy.period": 3}, ONE),
     "dynamic_batch": Case({"cluster.speeds": (1.0, 2.0, 3.0, 4.0)}, {"strategy.adapt": False}),
     "local": Case({"strategy.variant": "greedy"}, {"strategy.variant": "backprop"}),
 }

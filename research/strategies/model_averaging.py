@@ -1,0 +1,69 @@
+"""Model averaging, also called local SGD: nodes train by themselves and average what they have.
+
+    x_i <- 1/P sum_j x_j        every H updates, of P nodes
+
+The rule of `outer.py` with the weight 0, waited for. H = 1 without momentum is synchronous SGD.
+"""
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from research.config import ConfigError, require
+from research.strategies.method import Chosen, Method, Setting
+from research.strategies.nodes import inside
+from research.strategies.outer import outer
+from research.timeline import daso as hierarchy
+from research.timeline.base import Timeline
+from research.timeline.service import DRAWN
+
+
+def clock(setting: Setting, methods: Chosen) -> Timeline:
+    """Nodes run apart until they meet; then all wait for the last, and for the all-reduce."""
+    config, cluster, size = setting.config, setting.config.cluster, setting.update_bytes
+    steps = config.steps
+    if of_nodes := inside(setting, methods):
+        ready, done, control = of_nodes(steps)
+    else:
+        node = (steps, config.batch_size, size, config.seed)
+        ready, done = hierarchy.node_seconds(cluster, *node)
+        control = {}
+    transfer = hierarchy.all_reduce(cluster.nodes, size, cluster.bandwidth, cluster.latency)
+    meet = np.arange(1, steps + 1) % config.strategy.period == 0
+    meet[-1] = True
+    now, seconds = np.zeros(cluster.nodes), np.zeros(steps)
+    for t in range(steps):
+        first, now = now + ready[t], now + done[t]
+        if meet[t]:
+            now[:] = max(now.max(), first.max() + transfer) + hierarchy.broadcast(cluster, size)
+        seconds[t] = now.max()
+    none = np.zeros(steps, np.int32)
+    slots = int(control["read"].max()) + 1 if "read" in control else 1
+    control = {"send": meet, "receive": meet, "waited": none} | control
+    return Timeline(none, none, none, none, seconds, slots, control)
+
+
+def values(config: ConfigDict) -> None:
+    """Raises `ConfigError`."""
+    require(config, "strategy.period", lambda v: v >= 1, "at least 1")
+
+
+def check(config: ConfigDict, methods: Chosen) -> None:
+    """Raises `ConfigError`."""
+    devices = config.cluster.nodes * config.cluster.devices_per_node
+    if config.batch_size % devices:
+        raise ConfigError(
+            f"config.batch_size = {config.batch_size}: must be a multiple of the cluster's "
+            f"{devices} devices (config.cluster.nodes x config.cluster.devices_per_node)"
+        )
+
+
+METHOD = Method(
+    keys={"period": 8},  # H, updates from one average to the next
+    mix=lambda inner, keys: outer(inner, lambda waited: 0 * waited),
+    clock=clock,
+    laws=DRAWN,
+    cluster=("overlap", "speeds"),
+    info=("sent_bytes",),
+    values=values,
+    check=check,
+)
