@@ -83,6 +83,8 @@ def default() -> ConfigDict:
     config.cluster.seconds_per_example = 1e-3  # on a worker of speed 1
     config.cluster.latency = 0.0  # seconds a message
     config.cluster.bandwidth = 0.0  # bytes a second; 0: transfers take no time
+    config.cluster.latencies = ()  # seconds from the row's node to the column's; (): as above
+    config.cluster.bandwidths = ()  # bytes a second, likewise
     config.cluster.overlap = 0.0  # last fraction of the computing that an exchange may run behind
     # sync, asynchronous: seconds of a whole batch_size in place of the three above; 0: not so
     config.cluster.pieces = ConfigDict()

@@ -35,5 +35,5 @@ def compose(
     if methods.read and methods.read.read:
         strategy = methods.read.read(gradient, update, keys, slots, servers)
     if methods.mix and methods.mix.mix:
-        strategy = methods.mix.mix(strategy, keys)
+        strategy = methods.mix.mix(strategy, keys, axis if real else None)
     return strategy

@@ -23,13 +23,18 @@ from research.timeline.service import DRAWN
 from research.timeline.trace import replay
 
 
-def daso(inner: Strategy, keys: Keys) -> Strategy:
-    """The rule around what a node does by itself; `keys`: the types that messages travel in."""
+def daso(inner: Strategy, keys: Keys, senders: str | None = None) -> Strategy:
+    """The rule around what a node does by itself; `keys`: the types that messages travel in.
+
+    *Selective*: of a node's devices one sends. Here each of `senders` sends its part, so that as
+    many bytes go between nodes and none of them waits.
+    """
     return outer(
         inner,
         lambda waited: 2 * waited,
         transfer_dtype=keys["transfer_dtype"] or None,
         blocking_dtype=keys["blocking_dtype"] or None,
+        senders=senders,
     )
 
 
@@ -96,7 +101,7 @@ METHOD = Method(
     mix=daso,
     clock=clock,
     laws=(*DRAWN, "trace"),
-    cluster=("overlap", "speeds"),
+    cluster=("overlap", "speeds", "latencies", "bandwidths"),
     info=("sent_bytes",),
     follows=lambda config: config.cluster.service != "trace",
     values=values,

@@ -277,6 +277,7 @@ METHOD = Method(
     work=work,
     slower=slower,
     laws=("constant",),
+    cluster=("latencies", "bandwidths"),
     values=values,
     check=check,
     report=report,

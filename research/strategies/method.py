@@ -30,6 +30,8 @@ OPTIONAL = {
     "pieces": "seconds of the pieces of an update",
     "split": "shares in proportion to speeds",
     "overlap": "an exchange behind the computing",
+    "latencies": "links of nodes",
+    "bandwidths": "links of nodes",
     "speeds": "workers of unlike speed",
     "disturbances": "slowdowns by epoch",
     "disturbance_probability": "slowdowns by chance",
@@ -64,14 +66,15 @@ class Method(NamedTuple):
     """A way of parallelising SGD. Of the pieces it has one; the reference, `sync`, has none.
 
     `gradient(problem, keys) -> Gradient`, `read(gradient, update, keys, slots, servers) ->
-    Strategy` and `mix(strategy, keys) -> Strategy`; `keys` are the method's own of config.strategy.
+    Strategy` and `mix(strategy, keys, senders) -> Strategy`; `keys` are the method's own of
+    config.strategy, `senders` the axis of a node's real devices that share what it sends.
     """
 
     keys: Keys = MappingProxyType({})  # of config.strategy, with their defaults
     compiled: tuple[str, ...] = ()  # those that the program depends on, not only the clock
     gradient: Callable[[Problem, Keys], Gradient] | None = None
     read: Callable[..., Strategy] | None = None
-    mix: Callable[[Strategy, Keys], Strategy] | None = None
+    mix: Callable[[Strategy, Keys, str | None], Strategy] | None = None
     # What the gradient is like.
     sums: bool = False  # over the devices of `data`, each of which is given the node's whole batch
     servers: Callable[[Problem], Mapping[str, int]] | None = None  # of each block, if by themselves

@@ -14,6 +14,7 @@ from research.strategies.nodes import inside
 from research.strategies.outer import outer
 from research.timeline import daso as hierarchy
 from research.timeline.base import Timeline
+from research.timeline.network import between_nodes, broadcast
 from research.timeline.service import DRAWN
 
 
@@ -27,14 +28,14 @@ def clock(setting: Setting, methods: Chosen) -> Timeline:
         node = (steps, config.batch_size, size, config.seed)
         ready, done = hierarchy.node_seconds(cluster, *node)
         control = {}
-    transfer = hierarchy.all_reduce(cluster.nodes, size, cluster.bandwidth, cluster.latency)
+    transfer = between_nodes(cluster, size)
     meet = np.arange(1, steps + 1) % config.strategy.period == 0
     meet[-1] = True
     now, seconds = np.zeros(cluster.nodes), np.zeros(steps)
     for t in range(steps):
         first, now = now + ready[t], now + done[t]
         if meet[t]:
-            now[:] = max(now.max(), first.max() + transfer) + hierarchy.broadcast(cluster, size)
+            now[:] = max(now.max(), first.max() + transfer) + broadcast(cluster, size)
         seconds[t] = now.max()
     none = np.zeros(steps, np.int32)
     slots = int(control["read"].max()) + 1 if "read" in control else 1
@@ -59,10 +60,10 @@ def check(config: ConfigDict, methods: Chosen) -> None:
 
 METHOD = Method(
     keys={"period": 8},  # H, updates from one average to the next
-    mix=lambda inner, keys: outer(inner, lambda waited: 0 * waited),
+    mix=lambda inner, keys, senders: outer(inner, lambda waited: 0 * waited, senders=senders),
     clock=clock,
     laws=DRAWN,
-    cluster=("overlap", "speeds"),
+    cluster=("overlap", "speeds", "latencies", "bandwidths"),
     info=("sent_bytes",),
     values=values,
     check=check,

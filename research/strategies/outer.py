@@ -10,12 +10,14 @@ flight. Between nodes nothing is exchanged in updates that do not send.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
+from jax.flatten_util import ravel_pytree
 
 from research.strategies.base import Batch, Event, Info, Params, Strategy
 
@@ -40,6 +42,7 @@ def outer(
     optimizer: optax.GradientTransformation | None = None,
     transfer_dtype: str | None = None,
     blocking_dtype: str | None = None,
+    senders: str | None = None,
 ) -> Strategy:
     """The rule of one device over the axis `node`, around the strategy that a node does by itself.
 
@@ -49,8 +52,13 @@ def outer(
     is what was just sent if that is 0. `weight(waited)` is w.
 
     Messages and their sums are of `transfer_dtype`, by default of the type of the parameters, and
-    those that nobody computes behind (`waited` = 0) of `blocking_dtype`.
+    those that nobody computes behind (`waited` = 0) of `blocking_dtype`. A node sends its message
+    once: each of its real devices, those of the axis `senders`, sends its own part of it and gets
+    the rest of the sum from the others.
     """
+    exchange = (
+        partial(in_parts, senders=senders) if senders else partial(lax.psum, axis_name="node")
+    )
 
     def init(params: Params) -> State:
         nothing = jax.tree.map(lambda leaf: jnp.zeros_like(travelling(leaf)), params)
@@ -76,13 +84,13 @@ def outer(
 
     def total(params: Params, blocking: jax.Array) -> Params:
         def sums(params: Params) -> Params:
-            return lax.psum(jax.tree.map(travelling, params), "node")
+            return exchange(jax.tree.map(travelling, params))
 
         def short(params: Params) -> Params:
             messages = jax.tree.map(lambda leaf: leaf.astype(blocking_dtype), params)
             return jax.tree.map(
                 lambda now, leaf: now.astype(travelling(leaf).dtype),
-                lax.psum(messages, "node"),
+                exchange(messages),
                 params,
             )
 
@@ -111,3 +119,12 @@ def outer(
         return jax.tree.map(mixed, x, arrived), theta
 
     return Strategy(init, step)
+
+
+def in_parts(tree: Params, senders: str) -> Params:
+    """The sum over the nodes, of which each device of a node adds up the part that is its own."""
+    vector, tree_of = ravel_pytree(tree)
+    devices = lax.axis_size(senders)
+    padded = jnp.pad(vector, (0, -len(vector) % devices)).reshape(devices, -1)
+    own = lax.psum(padded[lax.axis_index(senders)], "node")
+    return tree_of(lax.all_gather(own, senders).reshape(-1)[: len(vector)])

@@ -19,6 +19,7 @@ import numpy as np
 from research import seeds
 from research.timeline import service
 from research.timeline.base import Timeline
+from research.timeline.network import all_reduce, between_nodes, broadcast
 
 # (steps) -> the two of `node_seconds`, and what else is decided, (steps, nodes, ...) by name.
 Inside = Callable[[int], tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]]
@@ -94,7 +95,7 @@ def daso(
         ready,
         done,
         control,
-        all_reduce(cluster.nodes, sent_bytes, cluster.bandwidth, cluster.latency),
+        between_nodes(cluster, sent_bytes),
         broadcast(cluster, update_bytes),
     )
     flat = {name: values.reshape(-1)[:known] for name, values in control.items()}
@@ -112,7 +113,7 @@ def synchronous(
     """
     each = node_seconds(cluster, steps, batch_size, update_bytes, seed)
     ready, done = (part.max(axis=1) for part in each)
-    exchange = all_reduce(cluster.nodes, update_bytes, cluster.bandwidth, cluster.latency)
+    exchange = between_nodes(cluster, update_bytes)
     seconds = np.maximum(done, ready + exchange)
     return _timeline(np.cumsum(seconds), np.zeros(steps, np.int32))
 
@@ -149,22 +150,6 @@ def exchanged(
     slowest = compute.max(axis=2)
     ready = slowest * (1 - cluster.overlap) + local
     return ready, np.maximum(slowest, ready)
-
-
-def all_reduce(n: int, size: Any, bandwidth: float, latency: float) -> Any:
-    """Seconds of a ring all-reduce over `n`: 2 (n - 1) messages of `size` / n bytes in a row.
-
-    `size` is a number or an array of them.
-    """
-    return 2 * (n - 1) * (latency + (size / n / bandwidth if bandwidth else 0.0))
-
-
-def broadcast(cluster: Any, size: int) -> float:
-    """Seconds to hand `size` bytes from one device to the others of its node, as a pipeline."""
-    if cluster.devices_per_node == 1:
-        return 0.0
-    transfer = size / cluster.local_bandwidth if cluster.local_bandwidth else 0.0
-    return (cluster.devices_per_node - 1) * cluster.local_latency + transfer
 
 
 def _control(

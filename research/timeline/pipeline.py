@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from research.timeline.base import Timeline, TimelineError, from_arrivals
-from research.timeline.daso import all_reduce
+from research.timeline.network import all_reduce, messages
 
 FORWARD, BACKWARD, UPDATE = range(3)
 Seconds = np.ndarray | Sequence[float] | float
@@ -151,9 +151,11 @@ def of_cluster(
     """
     devices, parts = cluster.devices_per_node, micro_batches or 1
     unit = cluster.seconds_per_example * batch_size / devices / parts
-    bandwidth, local_bandwidth = (b or np.inf for b in (cluster.bandwidth, cluster.local_bandwidth))
-    transfer = cluster.latency + work.sent / devices / parts / bandwidth
-    update = all_reduce(devices, work.parameters, local_bandwidth, cluster.local_latency)
+    stage = np.arange(cluster.nodes - 1)
+    each = [messages(cluster, size / devices / parts) for size in work.sent]
+    transfer = np.array([whole[j, j + 1] for j, whole in zip(stage, each, strict=True)])
+    inside = cluster.local_bandwidth, cluster.local_latency
+    update = all_reduce(devices, work.parameters, *inside)
     forward, backward, few = work.forward * unit, work.backward * unit, min(steps, 2)
     if micro_batches:
         made = gpipe(forward, backward, transfer, micro_batches, few, update)

@@ -14,10 +14,10 @@ def asynchronous(loss, optimizer, slots, fresh=()):
     return slots_of.asynchronous(base.whole(loss), base.together(optimizer), slots, fresh)
 
 
-def daso(loss, optimizer, transfer_dtype="", blocking_dtype=""):
+def daso(loss, optimizer, transfer_dtype="", blocking_dtype="", senders=None):
     inner = plain(base.averaged(base.whole(loss), "data"), base.together(optimizer))
     keys = {"transfer_dtype": transfer_dtype, "blocking_dtype": blocking_dtype}
-    return nodes_of.daso(inner, keys)
+    return nodes_of.daso(inner, keys, senders)
 
 
 def by_shares(losses, optimizer, micro_batch, weights="share"):

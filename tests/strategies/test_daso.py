@@ -16,6 +16,7 @@ from research import optimizers
 from research.config import default
 from research.parallel.simulated import Nodes, over_nodes
 from research.strategies import Event
+from research.strategies.outer import in_parts
 from research.timeline.daso import daso as phases
 from tests.strategies.composed import daso, sync
 
@@ -245,17 +246,78 @@ def test_quiet_steps_use_the_local_network_only():
     assert found == {(("data",), ()), (("node",), ("cond", 1))}
 
 
-def collectives(jaxpr, where=()):
-    """Axes of every collective, and the branch of the condition that it is in."""
+@pytest.mark.parametrize("dtype", ["", "bfloat16"])
+def test_a_node_sends_its_message_once(dtype):
+    """Counted in the program of a device: the clock's bytes, where without turns all would send."""
+    mesh = AbstractMesh((NODES, LOCAL), ("node", "data"))
+    event = jax.tree.map(lambda leaf: leaf[0], events_of(control_of()))
+    batch = jax.tree.map(lambda leaf: leaf[0], nothing(1))
+    sent = {}
+    for senders in (None, "data"):
+        strategy = daso(loss, SGD, dtype, senders=senders)
+        state, spec = strategy.init(START), (P(), P(), P(("node", "data")))
+        step = jax.shard_map(
+            strategy.step, mesh=mesh, in_specs=spec, out_specs=P(), check_vma=False
+        )
+        every = collectives(jax.make_jaxpr(step)(state, event, batch).jaxpr, sizes=True)
+        device = sum(size for axes, _, size in every if axes == ("node",))
+        sent[senders] = LOCAL * device
+    of_clock = 4 * (2 if dtype else 4)  # w and c, four numbers
+    assert sent == {None: LOCAL * of_clock, "data": of_clock}
+    said = jax.eval_shape(strategy.init, START).in_flight
+    assert sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(said)) == of_clock
+
+
+@pytest.mark.parametrize("size", [3, 8])
+def test_sums_in_parts_are_the_sums(size):
+    """Also where the parts are not equally long; mapped, as axes are simulated."""
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(NODES, size)), jnp.float32)
+
+    def device(own, _):
+        return in_parts({"a": own[:2], "b": own[2:]}, "data")
+
+    inside = jax.vmap(device, (None, 0), axis_name="data")
+    found = jax.vmap(inside, (0, None), axis_name="node")(x, jnp.arange(LOCAL))
+    whole = np.concatenate([found["a"], found["b"]], -1)
+    expected = np.broadcast_to(np.asarray(x).sum(0), whole.shape)
+    np.testing.assert_allclose(whole, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_bfloat16_where_nodes_wait_only():
+    """As the authors' program: a blocking message is rounded, one that travels is not."""
+    strategy = over_nodes(daso(flat, SGD, blocking_dtype="bfloat16"), NODES, LOCAL)
+    state = apart(strategy, 0)
+    assert {leaf.dtype for leaf in jax.tree.leaves(state.state.in_flight)} == {jnp.dtype("float32")}
+    control = {"send": np.array([True]), "receive": np.array([False])}
+    control["waited"] = np.array([0], np.int32)
+    after, _ = scan(strategy, state, events_of(control), nothing(1))
+    total = np.asarray(state.state.params["w"]).sum(0)
+    np.testing.assert_allclose(after.state.in_flight["w"][0], total, rtol=1e-6)
+    after, _ = scan(strategy, state, events_of(control | {"receive": np.array([True])}), nothing(1))
+    merged, mean = np.asarray(after.params["w"]), total / NODES
+    np.testing.assert_allclose(merged, mean, rtol=0, atol=4 * 2**-7)
+    assert np.abs(merged - mean).max() > 1e-4
+
+
+def collectives(jaxpr, where=(), sizes=False):
+    """Axes of every collective, the branch of the condition that it is in, and bytes if asked."""
     for equation in jaxpr.eqns:
         if "axes" in equation.params and equation.primitive.name.startswith("psum"):
-            yield equation.params["axes"], where
+            size = sum(v.aval.size * v.aval.dtype.itemsize for v in equation.invars)
+            yield (
+                (equation.params["axes"], where, size)
+                if sizes
+                else (
+                    equation.params["axes"],
+                    where,
+                )
+            )
         for i, inner in enumerate(equation.params.get("branches", ())):
-            yield from collectives(inner.jaxpr, (*where, "cond", i))
+            yield from collectives(inner.jaxpr, (*where, "cond", i), sizes)
         for name in ("jaxpr", "call_jaxpr"):
             if name in equation.params:
                 inner = equation.params[name]
-                yield from collectives(getattr(inner, "jaxpr", inner), where)
+                yield from collectives(getattr(inner, "jaxpr", inner), where, sizes)
 
 
 def test_the_periods_are_those_of_the_reference():

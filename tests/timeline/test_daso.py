@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from research.config import default
-from research.timeline.daso import Phase, after_epoch, all_reduce, daso, synchronous
+from research.timeline.daso import Phase, after_epoch, daso, synchronous
+from research.timeline.network import all_reduce
 
 NAMES = ("send", "receive", "waited")
 
