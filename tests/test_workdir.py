@@ -3,7 +3,9 @@
 import json
 import shutil
 import signal
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
 from research import trainer
@@ -249,3 +251,50 @@ def test_claim_takes_an_empty_or_its_own_folder(config, tmp_path):
 def test_arrays_are_written_whole(tmp_path):
     write_npz(tmp_path / "a.npz", {"x": [1.0, 2.0]})
     assert [path.name for path in tmp_path.iterdir()] == ["a.npz"]
+
+
+def test_a_config_from_before_a_key_was_there_is_the_run_with_its_default(config, workdir, whole):
+    """And not that with another value of it."""
+    path = workdir / "config.json"
+    held = json.loads(path.read_text())
+    del held["cluster"]["overlap"], held["strategy"]["options"]
+    path.write_text(json.dumps(held))
+    assert "cluster.overlap" in refusal(config({"cluster.overlap": 0.5}), workdir)
+    assert train(config(), workdir)["parameters_crc32"] == whole[1]["parameters_crc32"]
+
+
+class Plain(NamedTuple):
+    params: dict
+    opt_state: tuple
+
+
+class Around(NamedTuple):
+    inner: Any
+    sums: dict
+    nothing: tuple = ()
+
+
+class Together(NamedTuple):
+    """What the state around another one was before the one could be any."""
+
+    params: dict
+    opt_state: tuple
+    sums: dict
+
+
+def test_a_state_around_another_is_found_where_it_was_as_one(tmp_path):
+    """In both directions, and around twice."""
+    own = Plain({"w": np.arange(3.0)}, ({"trace": np.arange(2.0)},))
+    around, one = Around(own, {"a": np.ones(2)}), Together(*own, {"a": np.ones(2)})
+    for number, (saved, like) in enumerate([(one, around), (around, one), (around, around)]):
+        (tmp_path / str(number)).mkdir()
+        with Checkpoints(tmp_path / str(number)) as checkpoints:
+            checkpoints.save(5, saved)
+            step, found = checkpoints.restore(like)
+        assert step == 5 and type(found) is type(like)
+        np.testing.assert_equal(found, like)
+    twice = Around(around, {"b": np.zeros(1)}, ({"c": np.full(1, 7.0)},))
+    twice = twice._replace(inner=around._replace(sums={}))
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(5, twice)
+        np.testing.assert_equal(checkpoints.restore(twice)[1], twice)
