@@ -5,20 +5,19 @@ the result is locked, so a misspelt key is an error and not a silent default.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
 
+from research import strategies
+from research.values import ConfigError
 
-class ConfigError(ValueError):
-    """A configuration that cannot run; the message is one line: what, where, what would do."""
+__all__ = ["ConfigError", "default", "differences", "to_json", "with_new_keys"]
 
 
 def default() -> ConfigDict:
     """All keys. Times in seconds, sizes in bytes, `batch_size` in examples an update."""
-    from research import strategies  # whose files need `ConfigError`
-
     config = ConfigDict()
     config.seed = 0
     config.steps = 1000
@@ -139,25 +138,6 @@ def default() -> ConfigDict:
     config.optimizer.options.unlock()  # its keys are those of the chosen optimizer
     config.strategy.options.unlock()
     return config
-
-
-def require(config: ConfigDict, name: str, holds: Callable[[Any], Any], wanted: str) -> None:
-    """Raises `ConfigError` unless the value of a key is as wanted."""
-    value: Any = config
-    for part in name.split("."):
-        value = value[part]
-    try:
-        good = holds(value)
-    except TypeError:
-        good = False
-    if not good:
-        shown = tuple(value) if isinstance(value, (list, tuple)) else value
-        raise ConfigError(f"config.{name} = {shown!r}: must be {wanted}")
-
-
-def one_of(config: ConfigDict, name: str, values: Sequence[str]) -> None:
-    """Raises `ConfigError` unless the value of a key is one of these."""
-    require(config, name, lambda v: v in values, "one of " + ", ".join(map(repr, values)))
 
 
 def to_json(config: ConfigDict) -> str:

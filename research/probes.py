@@ -18,7 +18,7 @@ from jax.flatten_util import ravel_pytree
 from research.costs import Groups
 from research.models import base
 from research.problem import Examples, Params, Problem
-from research.strategies.local import gradients
+from research.strategies.truncated import gradients
 
 RIDGE = 1e-3  # lambda; of the mean variance of a feature, whatever the features' scale
 POSITIONS = 4096  # of a text's positions, this many, evenly spread, are examples of the probe

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from research import problem
 from research.costs import BlockCosts, Cost, block_costs, communicated, of_groups
-from research.strategies.local import gradients, groups, heads
+from research.strategies.truncated import gradients, groups, heads
 
 BATCH, WIDTH, CLASSES, K = 32, 64, 10, 4
 GROUPS = {

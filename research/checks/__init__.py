@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from research import models, optimizers, strategies
 from research.checks import plan, tune
-from research.config import ConfigError, default, one_of, require, to_json
+from research.config import ConfigError, default, to_json
 from research.data.augment import NAMES as AUGMENTATIONS
 from research.data.tokenizers import NAMES as TOKENIZERS
 from research.models import NAMES as MODELS
@@ -20,6 +20,7 @@ from research.models.resnet import NORMS
 from research.parallel.layout import APIS
 from research.strategies.method import OPTIONAL
 from research.timeline.service import DRAWN
+from research.values import one_of, require
 
 
 def check(config: ConfigDict) -> None:

@@ -30,8 +30,8 @@ from research.parallel.layout import Layout
 from research.parallel.stacked import Form, Forms, Stacked, form_of, merge, ravel, stack, unravel
 from research.problem import Examples, Problem
 from research.strategies.base import Event, Info, by_block
-from research.strategies.local import gradients, heads
 from research.strategies.sync import State
+from research.strategies.truncated import gradients, heads
 
 
 class Stage(NamedTuple):

@@ -21,12 +21,12 @@ import optax
 from ml_collections import ConfigDict
 
 from research import models, seeds
-from research.config import ConfigError, one_of, require
 from research.strategies.base import Batch, Event, Gradient, Info, Params, Strategy, Update
 from research.strategies.method import Chosen, Method, Setting, of_config
 from research.timeline.base import Timeline
 from research.timeline.make import make
 from research.timeline.service import DRAWN
+from research.values import ConfigError, one_of, require
 
 Slot = Any  # int32, of all stale blocks, or a dict of one a block
 

@@ -12,7 +12,6 @@ x there by 1 if it is received as the others are).
 import numpy as np
 from ml_collections import ConfigDict
 
-from research.config import ConfigError, one_of, require
 from research.strategies.base import Strategy
 from research.strategies.method import Chosen, Keys, Method, Setting
 from research.strategies.nodes import inside
@@ -21,6 +20,7 @@ from research.timeline import daso as phases
 from research.timeline.base import Timeline
 from research.timeline.service import DRAWN
 from research.timeline.trace import replay
+from research.values import ConfigError, one_of, require
 
 
 def daso(inner: Strategy, keys: Keys, senders: str | None = None) -> Strategy:

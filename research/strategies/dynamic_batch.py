@@ -19,13 +19,13 @@ import jax.numpy as jnp
 from jax import lax
 from ml_collections import ConfigDict
 
-from research.config import ConfigError, one_of, require
 from research.strategies.base import Batch, Event, Gradient, Params, all_reduce
 from research.strategies.method import Chosen, Method, Setting
 from research.timeline import dynamic_batch as clocks
 from research.timeline.base import Timeline
 from research.timeline.service import DRAWN
 from research.timeline.trace import replay
+from research.values import ConfigError, one_of, require
 
 WEIGHTS = ("share", "equal")  # of the workers' mean gradients: b_i / B or 1 / N
 

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import jax
 from ml_collections import ConfigDict
 
-from research.config import ConfigError
 from research.problem import Examples, Params, Problem
 from research.strategies.base import Gradient, Strategy
 from research.timeline.base import Timeline
+from research.values import ConfigError
 
 PLAIN, GROUPED = "sync", "asynchronous"  # the limit of all methods; groups that arrive alone
 PACKAGE = "research.strategies"

@@ -8,7 +8,6 @@ The rule of `outer.py` with the weight 0, waited for. H = 1 without momentum is 
 import numpy as np
 from ml_collections import ConfigDict
 
-from research.config import ConfigError, require
 from research.strategies.method import Chosen, Method, Setting
 from research.strategies.nodes import inside
 from research.strategies.outer import outer
@@ -16,6 +15,7 @@ from research.timeline import daso as hierarchy
 from research.timeline.base import Timeline
 from research.timeline.network import between_nodes, broadcast
 from research.timeline.service import DRAWN
+from research.values import ConfigError, require
 
 
 def clock(setting: Setting, methods: Chosen) -> Timeline:

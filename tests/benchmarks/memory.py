@@ -25,8 +25,9 @@ from research import models, optimizers, problem
 from research.config import default
 from research.costs import block_costs, of_groups
 from research.strategies.base import Event, by_block
-from research.strategies.local import groups, heads, local
+from research.strategies.local import local
 from research.strategies.sync import sync
+from research.strategies.truncated import groups, heads
 from tests.benchmarks.record import publish
 
 BATCH, WIDTH, CLASSES, CHUNKS = 4096, 128, 10, 4

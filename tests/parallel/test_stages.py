@@ -26,7 +26,7 @@ from research.parallel.stacked import form_of, ravel, unravel
 from research.parallel.stages import stages
 from research.program import _advance
 from research.strategies.base import Event
-from research.strategies.local import heads
+from research.strategies.truncated import heads
 from tests.parallel.started import start as run_all
 from tests.strategies.composed import by_groups
 

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from research import models, optimizers, problem
 from research.models import base
 from research.strategies import Event
-from research.strategies.local import gradients, groups, heads
+from research.strategies.truncated import gradients, groups, heads
 from tests.strategies.composed import by_groups, sync
 
 BATCH, WIDTH, CLASSES, K, STEPS = 6, 5, 4, 3, 4

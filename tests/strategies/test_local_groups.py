@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ml_collections import ConfigDict
 
 from research import models, problem
-from research.strategies.local import VARIANTS, groups, heads
+from research.strategies.truncated import VARIANTS, groups, heads
 
 WIDTH, CLASSES, K = 5, 4, 3
 MODEL = ConfigDict({"name": "mlp", "hidden": (WIDTH,) * K, "dtype": "float32"})
