@@ -111,7 +111,7 @@ def comparisons(
     reaches with its momentum tuned.
     """
     ended = runs[runs["status"].isin(("completed", "diverged"))]
-    ended = ended[ended[NAME].map(strategies.is_simple)]
+    ended = ended[ended[NAME].map(strategies.is_simple).astype(bool)]
     ended = ended.assign(**{GROUPS: ended[GROUPS].fillna(1).astype(int)})
     by = context(keys)
     parts = [its for _, its in ended.groupby(by, sort=False, dropna=False)] if by else [ended]

@@ -64,7 +64,7 @@ def tried(workdir: Path, target: float, where: Sequence[str] = ()) -> list[Tried
             f"{workdir}: no run reaches --target={target:g}; the lowest training loss is "
             f"{log['train_loss'].min():.4g}"
         )
-    runs[GROUPS] = runs[GROUPS].where(runs[NAME].map(strategies.arrives), 1)
+    runs[GROUPS] = runs[GROUPS].where(runs[NAME].map(strategies.arrives).astype(bool), 1)
     return [_tried(workdir, int(g), its, runs["seed"]) for g, its in runs.groupby(GROUPS)]
 
 

@@ -158,6 +158,8 @@ COMBINATIONS = [
     ({"strategy.name": "dynamic_batch", "parallel.api": "jit"}, "parallel.api"),
     ({"strategy.name": "daso", "parallel.api": "pmap", **GRID}, "parallel.api"),
     ({"strategy.name": "asynchronous", "parallel.devices": 2}, "parallel.devices"),
+    ({"strategy.name": "dynamic_batch", "parallel.accumulation": 2}, "parallel.accumulation"),
+    ({"parallel.api": "pmap", "parallel.shard_optimizer": True}, "parallel.shard_optimizer"),
     ({"strategy.name": "asynchronous+dynamic_batch"}, "strategy.name"),
     ({"strategy.name": "local+dynamic_batch"}, "strategy.name"),
     ({"strategy.name": "nosuch"}, "strategy.name"),

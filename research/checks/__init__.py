@@ -160,6 +160,15 @@ def _check_parallel(config: ConfigDict) -> None:
         )
     if real.devices and methods.outermost is not strategies.load(strategies.PLAIN):
         raise ConfigError("config.parallel.devices: those of other strategies are the cluster's")
+    if real.accumulation > 1 and methods.gradient:
+        raise ConfigError(
+            f"config.parallel.accumulation: {methods.name!r} takes gradients in a way of its own"
+        )
+    if real.shard_optimizer and (real.api != "jit" or methods.mix):
+        raise ConfigError(
+            "config.parallel.shard_optimizer: only of config.parallel.api = 'jit' and nodes that "
+            "hold the same parameters"
+        )
     parts = max(real.devices, 1) * real.accumulation
     if real.api and methods.read:
         parts *= strategies.devices_of(config)[1]

@@ -206,18 +206,28 @@ def groups_of(config: Any) -> int:
 
 def arrives(name: str) -> bool:
     """Whether methods of that name have groups that arrive by themselves."""
-    read = chosen(name).read
-    return read is not None and not read.barrier
+    methods = _seen(name)
+    return bool(methods and methods.read and not methods.read.barrier)
 
 
 def is_simple(name: str) -> bool:
     """Whether an update of these methods is one gradient of the whole batch."""
-    return chosen(name).simple
+    methods = _seen(name)
+    return bool(methods and methods.simple)
 
 
 def owns(name: str, key: str) -> bool:
     """Whether a key of config.strategy says something of methods of that name."""
-    return any(key in method.keys for method in chosen(name).every)
+    methods = _seen(name)
+    return bool(methods and any(key in method.keys for method in methods.every))
+
+
+def _seen(name: str) -> Chosen | None:
+    """The methods of a run that is read here, if all their files are here too."""
+    try:
+        return chosen(name)
+    except ConfigError:
+        return None
 
 
 def devices_of(config: Any) -> tuple[int, int]:
