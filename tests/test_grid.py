@@ -25,6 +25,7 @@ from research.grid import (
 )
 
 GRIDS = [
+    ("combinations", (), 200),
     ("daso", (), 10),
     ("dynamic_batch", (), 10),
     ("quickstart", (), 614),
