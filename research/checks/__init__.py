@@ -111,8 +111,13 @@ def _check_cluster(config: ConfigDict) -> None:
     """The cluster, and what the methods make of it."""
     cluster, methods = config.cluster, strategies.of_config(config)
     workers = cluster.nodes * cluster.devices_per_node
-    for method in map(strategies.load, strategies.built_in()):
+    known = [strategies.load(name) for name in strategies.built_in()]
+    for method in (*known, *(own for own in methods.every if own not in known)):
         method.values(config)
+    own_keys = {key for method in methods.own for key in method.keys}
+    for key in config.strategy.options:
+        if key not in own_keys:
+            raise ConfigError(f"config.strategy.options.{key}: {methods.name!r} has no such key")
     require(
         config,
         "cluster.speeds",
@@ -124,10 +129,10 @@ def _check_cluster(config: ConfigDict) -> None:
     require(config, "cluster.service", lambda v: v in laws, wanted)
     if cluster.service == "trace" and not cluster.trace:
         raise ConfigError("config.cluster.trace is empty: service='trace' needs a CSV file")
-    known = {key for method in (methods.outermost, *methods.every) for key in method.cluster}
+    heeded = {key for method in (methods.outermost, *methods.every) for key in method.cluster}
     usual = json.loads(to_json(default()))["cluster"]
     given = json.loads(to_json(config))["cluster"]  # where all sequences are lists
-    for key in (key for key in OPTIONAL if key not in known and given[key] != usual[key]):
+    for key in (key for key in OPTIONAL if key not in heeded and given[key] != usual[key]):
         those = [n for n in strategies.built_in() if key in strategies.load(n).cluster]
         raise ConfigError(
             f"config.cluster.{key}: {OPTIONAL[key]} are known to config.strategy.name = "
@@ -170,12 +175,15 @@ def _check_parallel(config: ConfigDict) -> None:
             "hold the same parameters"
         )
     parts = max(real.devices, 1) * real.accumulation
-    if real.api and methods.read:
-        parts *= strategies.devices_of(config)[1]
+    nodes, devices = strategies.devices_of(config)
+    if methods.mix:
+        parts *= nodes * devices
+    elif real.api and methods.read:
+        parts *= devices
     if config.batch_size % parts:
         raise ConfigError(
             f"config.batch_size = {config.batch_size}: must be a multiple of {parts} "
-            "(config.parallel.devices x config.parallel.accumulation)"
+            "(devices that share it x config.parallel.accumulation)"
         )
     for key in ("augment", "streaming"):
         if config.replicas.count and config.data[key]:
@@ -221,7 +229,8 @@ def _check_optimizer(config: ConfigDict) -> None:
     made = optimizers.optimizer(name, tuple(hyper), optimizers.options(config))
     try:
         x = jnp.zeros(1)
-        jax.eval_shape(lambda hyper: made.update(x, made.init(x), x, **hyper), hyper)
+        given = {"staleness": jnp.int32(0), "read_params": x}
+        jax.eval_shape(lambda hyper: made.update(x, made.init(x), x, **hyper, **given), hyper)
     except (TypeError, ValueError) as error:
         why = " ".join(str(error).split())
         raise ConfigError(f"config.optimizer: {made_by} cannot be used ({why})") from error

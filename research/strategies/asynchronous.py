@@ -93,6 +93,10 @@ def asynchronous(
         read, write = slot_of(event, "read"), slot_of(event, "write")
         seen = state.at(read)
         loss, grads = gradient(seen, event, batch)
+        if servers and event.staleness is not None:
+            each = jnp.asarray(event.staleness)
+            stale_by = {block: each[server] for block, server in servers.items()}
+            event = event._replace(staleness=stale_by)
         params, opt_state = update.apply(grads, state.opt_state, state.params, event, seen)
         stale, newest = split(params)
         return State(put(state.slots, write, stale), write, opt_state, newest), {"loss": loss}
@@ -114,7 +118,8 @@ def clock(setting: Setting, methods: Chosen) -> Timeline:
     """Arrivals of `groups` groups, of every server by itself where the gradient is local.
 
     Then update t is the t-th arrival at each of them, `control` has `read` and `write`,
-    (steps, servers), and the seconds are those of the last.
+    (steps, servers), and the seconds are those of the last. A group sends each server its block,
+    all of them when it has computed all.
     """
     config, local = setting.config, methods.gradient
     strategy = config.strategy
@@ -126,16 +131,24 @@ def clock(setting: Setting, methods: Chosen) -> Timeline:
     assert local.slower and setting.network
     cluster = config.cluster.copy_and_resolve_references()
     cluster.seconds_per_example *= local.slower(config, setting.network)
+    of, sent = local.servers(setting.network.problem), dict[int, int]()
+    for name, block in setting.network.params.items():
+        bytes_of = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(block))
+        sent[of[name]] = sent.get(of[name], 0) + bytes_of
     drawn = [config.seed]
-    for server in range(1, len(set(local.servers(setting.network.problem).values()))):
+    for server in range(1, len(sent)):
         drawn.append(int(seeds.generator(config.seed, f"server {server}").integers(2**32)))
-    each = [make(cluster, seed=seed, **size) for seed in drawn]
-    control = {
-        name: np.stack([getattr(line, name) for line in each], axis=-1)
-        for name in ("read", "write")
-    }
+    each = [
+        make(cluster, seed=seed, **size | {"update_bytes": sent[server]})
+        for server, seed in enumerate(drawn)
+    ]
+    read, write, staleness = (
+        np.stack([getattr(line, name) for line in each], axis=-1)
+        for name in ("read", "write", "staleness")
+    )
     last = np.max([line.seconds for line in each], axis=0)
-    return each[0]._replace(seconds=last, control=control)
+    control = {"read": read, "write": write}
+    return each[0]._replace(seconds=last, staleness=staleness, control=control)
 
 
 def values(config: ConfigDict) -> None:

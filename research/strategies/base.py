@@ -37,7 +37,7 @@ class Event(NamedTuple):
     write: Array  # int32, slot that receives the new parameters
     hyper: Mapping[str, Array]  # float32, hyperparameters of this update, `learning_rate`, ...
     control: Mapping[str, Array] | None = None  # what else the timeline decides, by name
-    staleness: Array | None = None  # int32, updates between the read and the arrival
+    staleness: Any = None  # int32, updates between the read and the arrival; or a dict by block
 
 
 class Strategy(NamedTuple):
@@ -47,6 +47,7 @@ class Strategy(NamedTuple):
     step: Callable[[State, Event, Batch], tuple[State, Info]]
 
 
+# The batch's loss and its gradient, means over the examples: devices average what they have.
 Gradient = Callable[[Params, Event, Batch], tuple[jax.Array, Params]]
 
 
@@ -120,10 +121,11 @@ def by_block(optimizer: optax.GradientTransformationExtraArgs) -> Update:
     def apply(
         grads: Params, opt_state: Any, params: Params, event: Event, read_params: Params
     ) -> tuple[Params, dict[str, Any]]:
-        params, opt_state = dict(params), dict(opt_state)
+        params, opt_state, stale = dict(params), dict(opt_state), event.staleness
         for name, grad in grads.items():
+            own = event._replace(staleness=stale[name]) if isinstance(stale, dict) else event
             params[name], opt_state[name] = one.apply(
-                grad, opt_state[name], params[name], event, read_params[name]
+                grad, opt_state[name], params[name], own, read_params[name]
             )
         return params, opt_state
 

@@ -66,8 +66,8 @@ class Method(NamedTuple):
     """A way of parallelising SGD. Of the pieces it has one; the reference, `sync`, has none.
 
     `gradient(problem, keys) -> Gradient`, `read(gradient, update, keys, slots, servers) ->
-    Strategy` and `mix(strategy, keys, senders) -> Strategy`; `keys` are the method's own of
-    config.strategy, `senders` the axis of a node's real devices that share what it sends.
+    Strategy` and `mix(strategy, keys, senders) -> Strategy`; `keys` are those `compiled` of all
+    methods that are chosen, `senders` the axis of a node's real devices that share what it sends.
     """
 
     keys: Keys = MappingProxyType({})  # of config.strategy, with their defaults
@@ -128,10 +128,17 @@ class Chosen(NamedTuple):
     def keys(self, strategy: Any) -> dict[str, Any]:
         """Those of config.strategy that its program depends on."""
         return {
-            key: strategy[key] if key in strategy else strategy.options.get(key, method.keys[key])
+            key: strategy.options.get(key, method.keys[key]) if own else strategy[key]
             for method in self.every
+            for own in [method in self.own]
             for key in method.compiled
         }
+
+    @property
+    def own(self) -> tuple[Method, ...]:
+        """Those of the user's own files, whose keys are in config.strategy.options."""
+        names = self.name.split("+")
+        return tuple(m for name, m in zip(names, self.every, strict=True) if ":" in name)
 
 
 @cache

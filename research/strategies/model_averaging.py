@@ -2,7 +2,7 @@
 
     x_i <- 1/P sum_j x_j        every H updates, of P nodes
 
-The rule of `outer.py` with the weight 0, waited for. H = 1 without momentum is synchronous SGD.
+The rule of `outer.py` with the weight 0, waited for. H = 1 is synchronous SGD, but not with Adam.
 """
 
 import numpy as np
@@ -39,8 +39,9 @@ def clock(setting: Setting, methods: Chosen) -> Timeline:
         seconds[t] = now.max()
     none = np.zeros(steps, np.int32)
     slots = int(control["read"].max()) + 1 if "read" in control else 1
+    staleness = control.pop("staleness", none)
     control = {"send": meet, "receive": meet, "waited": none} | control
-    return Timeline(none, none, none, none, seconds, slots, control)
+    return Timeline(none, none, none, staleness, seconds, slots, control)
 
 
 def values(config: ConfigDict) -> None:

@@ -15,7 +15,8 @@ def inside(setting: Setting, methods: Chosen) -> Inside | None:
     """The clock of the nodes by themselves; None where their devices take equal parts of a batch.
 
     `(steps) -> (ready, done, control)`: (steps, nodes) seconds of an update until its exchange may
-    start and until its end, and what else is decided for every node, (steps, nodes, ...) by name.
+    start and until its end, and what else is decided for every node, (steps, nodes, ...) by name,
+    with the `staleness` there if there is any.
     """
     if methods.read:
         return partial(_groups, setting, methods)
@@ -54,4 +55,5 @@ def _groups(setting: Setting, methods: Chosen, steps: int) -> tuple[Any, Any, di
         own = [(line.control or {}).get(name, getattr(line, name)) for line in lines]
         return np.stack(own, axis=1)
 
-    return each, each, {"read": slots("read"), "write": slots("write")}
+    stale = np.stack([line.staleness for line in lines], axis=1)
+    return each, each, {"read": slots("read"), "write": slots("write"), "staleness": stale}

@@ -68,15 +68,19 @@ def outer(
     def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
         control = event.control or {}
         send, receive, waited = (jnp.asarray(control[name]) for name in OWN)
-        own = {name: v[lax.axis_index("node")] for name, v in control.items() if name not in OWN}
-        after, info = inner.step(state.inner, event._replace(control=own), batch)
+        node, staleness = lax.axis_index("node"), event.staleness
+        own = {name: v[node] for name, v in control.items() if name not in OWN}
+        if staleness is not None and jnp.ndim(staleness):  # that of every node
+            staleness = staleness[node]
+        own_event = event._replace(control=own, staleness=staleness)
+        after, info = inner.step(state.inner, own_event, batch)
         blocking = receive & (waited == 0)
         x, before = after.params, state.in_flight
         in_flight = lax.cond(send, total, lambda *_: before, x, blocking)
         meeting = x, state.outer, before, in_flight, waited
         x, theta = lax.cond(receive, merged, lambda x, theta, *_: (x, theta), *meeting)
-        sent = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(in_flight))
-        info |= {"sent_bytes": jnp.where(send, jnp.float32(sent), jnp.float32(0))}
+        sent = jnp.where(blocking, _bytes(in_flight, blocking_dtype), _bytes(in_flight))
+        info |= {"sent_bytes": jnp.where(send, sent, 0.0)}
         return State(after.moved_to(x), in_flight, theta), info
 
     def travelling(leaf: jax.Array) -> jax.Array:
@@ -119,6 +123,12 @@ def outer(
         return jax.tree.map(mixed, x, arrived), theta
 
     return Strategy(init, step)
+
+
+def _bytes(tree: Params, dtype: str | None = None) -> jax.Array:
+    """Of a message, float32; of its own types where there is no other."""
+    leaves = jax.tree.leaves(tree)
+    return jnp.float32(sum(leaf.size * jnp.dtype(dtype or leaf.dtype).itemsize for leaf in leaves))
 
 
 def in_parts(tree: Params, senders: str) -> Params:

@@ -71,13 +71,14 @@ def daso(
 
     With k `epoch_losses` it covers k + 1 epochs, at most `steps` updates; one loss more lengthens
     it and changes nothing before. `control`: `send`, `receive` (bool) and `waited` (int32, batches
-    between the receipt and its sending), as `strategies/outer.py` has it; `staleness` is `waited`.
+    between the receipt and its sending), as `strategies/outer.py` has it; `staleness` is `waited`,
+    or that inside the nodes.
 
     A node is done with a batch when its slowest device is and the gradients are averaged. The
     nodes' clocks run apart until a receipt, for which each waits if the message is not there yet:
-    it leaves with the last node and takes an all-reduce over the nodes by one device of each (half
-    the bytes in bfloat16). The others of a node then get the merged parameters from that device.
-    Averaging and sending start before the batch is done, by `overlap` (`node_seconds`).
+    it leaves with the last node and takes an all-reduce over the nodes by one device of each. In
+    bfloat16 it has half the bytes. The others of a node then get the merged parameters from that
+    device. Averaging and sending start before the batch is done, by `overlap` (`node_seconds`).
     `seconds` is when the last node is done. `inside`: what a node does instead, whose control is
     added.
     """
@@ -90,17 +91,17 @@ def daso(
     else:
         each = list(node_seconds(cluster, most, batch_size, update_bytes, seed))
     ready, done = (part.reshape(epochs, steps_per_epoch, cluster.nodes) for part in each)
-    sent_bytes = update_bytes / 2 if strategy.transfer_dtype == "bfloat16" else update_bytes
-    clock = _clock(
-        ready,
-        done,
-        control,
-        between_nodes(cluster, sent_bytes),
-        broadcast(cluster, update_bytes),
+    travelling, waited_for = (
+        between_nodes(cluster, update_bytes / (2 if dtype == "bfloat16" else 1))
+        for dtype in (strategy.transfer_dtype, strategy.blocking_dtype or strategy.transfer_dtype)
     )
+    blocking = control["receive"] & (control["waited"] == 0)
+    transfer = np.where(blocking, waited_for, travelling)
+    clock = _clock(ready, done, control, transfer, broadcast(cluster, update_bytes))
     flat = {name: values.reshape(-1)[:known] for name, values in control.items()}
+    staleness = more.pop("staleness", flat["waited"])[:known]
     flat |= {name: values[:known] for name, values in more.items()}
-    made = _timeline(clock.reshape(-1)[:known], flat["waited"], flat)
+    made = _timeline(clock.reshape(-1)[:known], staleness, flat)
     return made._replace(slots=int(more["read"].max()) + 1) if "read" in more else made
 
 
@@ -178,7 +179,7 @@ def _clock(
     ready: np.ndarray,
     seconds: np.ndarray,
     control: dict[str, np.ndarray],
-    transfer: float,
+    transfer: np.ndarray,
     broadcast: float,
 ) -> np.ndarray:
     """(epochs, steps) when the last node is done, from the two (epochs, steps, nodes) of batches.
@@ -193,7 +194,7 @@ def _clock(
         first, now = now + ready[:, t], now + seconds[:, t]
         # One message at a time: a new one leaves when the one before has arrived.
         leaves = np.maximum(first.max(axis=1), arrival)
-        there = np.maximum(leaves + transfer, now.max(axis=1))  # its last layer leaves last
+        there = np.maximum(leaves + transfer[:, t], now.max(axis=1))  # its last layer leaves last
         sent = np.where(send, there, arrival)
         due = np.where(waited > 0, arrival, sent)
         merged = np.maximum(now, due[:, None]) + broadcast

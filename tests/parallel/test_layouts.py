@@ -95,6 +95,7 @@ METHODS = {
         | {"cluster.devices_per_node": 4},
         ("jit", "shard_map"),
     ),
+    "averaging": (DASO | {"strategy.name": "model_averaging"}, ("jit", "shard_map")),
     "asynchronous+local": (
         GROUPS | {"strategy.name": "asynchronous+local", "model.hidden": [16, 16]},
         ("jit", "shard_map", "pmap"),

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from research import optimizers, program, strategies
@@ -322,6 +323,37 @@ def close_parameters(one, other):
     kept = {name: other[1][name] for name in one[1] if name in other[1]}
     assert kept
     assert_close((one[0], {name: one[1][name] for name in kept}), (other[0], kept))
+
+
+KEEPS = optax.GradientTransformationExtraArgs(
+    lambda params: jax.tree.map(lambda leaf: jnp.zeros((), jnp.int32), params),
+    lambda grads, state, params=None, *, staleness, read_params, **hyper: (
+        jax.tree.map(lambda g, x, old: x - x + 0 * g + 0 * old, grads, params, read_params),
+        jax.tree.map(lambda leaf: jnp.asarray(staleness, jnp.int32), state),
+    ),
+)
+
+
+@pytest.mark.parametrize("name", ["sync", "asynchronous", "asynchronous+local", *THREE])
+def test_staleness_and_what_was_read_reach_the_optimizer(name):
+    """As arguments of any optax transform that takes them, a number a block where it is one."""
+    run = make_run(name)
+    config = config_of(name)
+    methods = strategies.of_config(config)
+    whole = program.problem_of(config, CLASSES)
+    slots = int(np.max((run.events.control or {}).get("read", run.events.read))) + 1
+    keys = methods.keys(config.strategy)
+    one = strategies.compose(methods._replace(mix=None), keys, whole, KEEPS, slots, None)
+    state = one.init(run.params)
+    for t in range(STEPS):
+        event, batch = at((run.events, run.batches), t)
+        if methods.mix:  # as the first node sees it
+            control = {k: v[0] for k, v in event.control.items() if k in ("read", "write")}
+            event = event._replace(control=control, staleness=event.staleness[0])
+        state, _ = one.step(state, event, batch)
+        seen = {int(leaf) for leaf in jax.tree.leaves(state.opt_state)}
+        assert seen <= {int(s) for s in np.ravel(event.staleness)}
+    assert (name == "sync") != (max(seen) > 0)
 
 
 @every

@@ -266,6 +266,9 @@ def test_a_node_sends_its_message_once(dtype):
     assert sent == {None: LOCAL * of_clock, "data": of_clock}
     said = jax.eval_shape(strategy.init, START).in_flight
     assert sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(said)) == of_clock
+    one = over_nodes(daso(loss, SGD, dtype), NODES, LOCAL)
+    _, info = one.step(one.init(START), event, batch)
+    assert info["sent_bytes"] == of_clock
 
 
 @pytest.mark.parametrize("size", [3, 8])
