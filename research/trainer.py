@@ -193,12 +193,11 @@ def _loop(
     feed, state = feed_of(run), layout.put_state(state)
     begun = time.monotonic() - (metrics.rows[-1]["wall_seconds"] if metrics.rows else 0.0)
     # Sums of what updates say of themselves: those logged, and if stopped in between, since then.
-    sums: dict[str, float] = {}
+    sums = dict.fromkeys(run.program.sums, 0.0)
     if before.get("step") == step:
         sums |= before.get("sums", {})
     elif metrics.rows:
         sums |= {name: v for name, v in metrics.rows[-1].items() if name in run.program.sums}
-    sums = dict.fromkeys(run.program.sums, 0.0) | sums
 
     def log() -> None:
         if metrics.rows and metrics.rows[-1]["step"] == step:  # by the run that is resumed

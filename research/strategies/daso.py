@@ -12,9 +12,9 @@ x there by 1 if it is received as the others are).
 import numpy as np
 from ml_collections import ConfigDict
 
+from research.strategies import nodes
 from research.strategies.base import Strategy
 from research.strategies.method import Chosen, Keys, Method, Setting
-from research.strategies.nodes import inside
 from research.strategies.outer import outer
 from research.timeline import daso as phases
 from research.timeline.base import Timeline
@@ -52,7 +52,7 @@ def clock(setting: Setting, methods: Chosen) -> Timeline:
         update_bytes=setting.update_bytes,
         seed=config.seed,
         epoch_losses=[row["train_loss"] for row in setting.epochs],
-        inside=inside(setting, methods),
+        inside=nodes.inside(setting, methods),
     )
 
 
@@ -74,12 +74,7 @@ def values(config: ConfigDict) -> None:
 
 def check(config: ConfigDict, methods: Chosen) -> None:
     """Raises `ConfigError`."""
-    devices = config.cluster.nodes * config.cluster.devices_per_node
-    if config.batch_size % devices:
-        raise ConfigError(
-            f"config.batch_size = {config.batch_size}: must be a multiple of the cluster's "
-            f"{devices} devices (config.cluster.nodes x config.cluster.devices_per_node)"
-        )
+    nodes.check(config, methods)
     if config.cluster.service == "trace" and (methods.read or methods.gradient):
         raise ConfigError("config.cluster.service = 'trace': of 'daso' by itself")
 

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 import jax
-import numpy as np
 from ml_collections import ConfigDict
 
 from research import models, probes
@@ -24,6 +23,7 @@ from research.strategies.method import Chosen, Keys, Method, Network, Setting
 from research.strategies.truncated import VARIANTS, gradients, groups, heads
 from research.timeline import pipeline
 from research.timeline.base import Timeline
+from research.timeline.daso import equal_parts
 from research.values import ConfigError, one_of, require
 
 
@@ -92,10 +92,9 @@ def clock(setting: Setting, methods: Chosen) -> Timeline:
 
 def work(setting: Setting, draws: Any) -> tuple[Any, dict[str, Any]]:
     """Seconds of every device, (steps, nodes, k), that computes all blocks of its examples."""
-    config, cluster = setting.config, setting.config.cluster
+    config = setting.config
     assert setting.network
-    speeds = np.asarray(cluster.speeds or np.ones(draws.shape[1:])).reshape(draws.shape[1:])
-    each = cluster.seconds_per_example * config.batch_size / speeds.size / speeds
+    each = equal_parts(config.cluster, config.batch_size)
     return draws * each * slower(config, setting.network), {}
 
 

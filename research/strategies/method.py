@@ -25,7 +25,7 @@ PACKAGE = "research.strategies"
 PIECES = ("gradient", "read", "mix")
 Keys = Mapping[str, Any]  # of config.strategy
 
-# Laws of service that a clock understands, and keys of the cluster that not all clocks know.
+# Keys of the cluster that not all clocks know, and what they are.
 OPTIONAL = {
     "pieces": "seconds of the pieces of an update",
     "split": "shares in proportion to speeds",

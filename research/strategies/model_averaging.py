@@ -9,25 +9,19 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from research.strategies.method import Chosen, Method, Setting
-from research.strategies.nodes import inside
+from research.strategies.nodes import check, inside
 from research.strategies.outer import outer
-from research.timeline import daso as hierarchy
 from research.timeline.base import Timeline
 from research.timeline.network import between_nodes, broadcast
 from research.timeline.service import DRAWN
-from research.values import ConfigError, require
+from research.values import require
 
 
 def clock(setting: Setting, methods: Chosen) -> Timeline:
     """Nodes run apart until they meet; then all wait for the last, and for the all-reduce."""
     config, cluster, size = setting.config, setting.config.cluster, setting.update_bytes
     steps = config.steps
-    if of_nodes := inside(setting, methods):
-        ready, done, control = of_nodes(steps)
-    else:
-        node = (steps, config.batch_size, size, config.seed)
-        ready, done = hierarchy.node_seconds(cluster, *node)
-        control = {}
+    ready, done, control = inside(setting, methods)(steps)
     transfer = between_nodes(cluster, size)
     meet = np.arange(1, steps + 1) % config.strategy.period == 0
     meet[-1] = True
@@ -47,16 +41,6 @@ def clock(setting: Setting, methods: Chosen) -> Timeline:
 def values(config: ConfigDict) -> None:
     """Raises `ConfigError`."""
     require(config, "strategy.period", lambda v: v >= 1, "at least 1")
-
-
-def check(config: ConfigDict, methods: Chosen) -> None:
-    """Raises `ConfigError`."""
-    devices = config.cluster.nodes * config.cluster.devices_per_node
-    if config.batch_size % devices:
-        raise ConfigError(
-            f"config.batch_size = {config.batch_size}: must be a multiple of the cluster's "
-            f"{devices} devices (config.cluster.nodes x config.cluster.devices_per_node)"
-        )
 
 
 METHOD = Method(

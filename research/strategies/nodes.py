@@ -4,15 +4,27 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from ml_collections import ConfigDict
 
 from research import seeds
 from research.strategies.method import Chosen, Method, Setting
 from research.timeline import daso as hierarchy
 from research.timeline.daso import Inside
+from research.values import ConfigError
 
 
-def inside(setting: Setting, methods: Chosen) -> Inside | None:
-    """The clock of the nodes by themselves; None where their devices take equal parts of a batch.
+def check(config: ConfigDict, methods: Chosen) -> None:
+    """Raises `ConfigError` if the batch cannot be divided among all devices."""
+    devices = config.cluster.nodes * config.cluster.devices_per_node
+    if config.batch_size % devices:
+        raise ConfigError(
+            f"config.batch_size = {config.batch_size}: must be a multiple of the cluster's "
+            f"{devices} devices (config.cluster.nodes x config.cluster.devices_per_node)"
+        )
+
+
+def inside(setting: Setting, methods: Chosen) -> Inside:
+    """The clock of the nodes by themselves.
 
     `(steps) -> (ready, done, control)`: (steps, nodes) seconds of an update until its exchange may
     start and until its end, and what else is decided for every node, (steps, nodes, ...) by name,
@@ -22,7 +34,13 @@ def inside(setting: Setting, methods: Chosen) -> Inside | None:
         return partial(_groups, setting, methods)
     if methods.gradient and methods.gradient.work:
         return partial(_devices, setting, methods.gradient)
-    return None
+    return partial(_equal, setting)
+
+
+def _equal(setting: Setting, steps: int) -> tuple[Any, Any, dict[str, Any]]:
+    """Nodes whose devices take equal parts of a batch."""
+    config, size = setting.config, setting.update_bytes
+    return *hierarchy.node_seconds(config.cluster, steps, config.batch_size, size, config.seed), {}
 
 
 def _devices(setting: Setting, gradient: Method, steps: int) -> tuple[Any, Any, dict[str, Any]]:

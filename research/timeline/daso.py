@@ -129,10 +129,15 @@ def node_seconds(
     `overlap` of the computing, and the exchange between nodes follows it, layer by layer: it may
     start that much before the gradient is there. Longer runs begin with the shorter ones.
     """
+    compute = draws(cluster, steps, seed) * equal_parts(cluster, batch_size)
+    return exchanged(cluster, compute, update_bytes)
+
+
+def equal_parts(cluster: Any, batch_size: int) -> np.ndarray:
+    """(nodes, devices a node) mean seconds that each device computes for an equal part."""
     shape = (cluster.nodes, cluster.devices_per_node)
     speeds = np.asarray(cluster.speeds or np.ones(shape), np.float64).reshape(shape)
-    means = cluster.seconds_per_example * batch_size / speeds.size / speeds
-    return exchanged(cluster, draws(cluster, steps, seed) * means, update_bytes)
+    return cluster.seconds_per_example * batch_size / speeds.size / speeds
 
 
 def draws(cluster: Any, steps: int, seed: int) -> np.ndarray:
