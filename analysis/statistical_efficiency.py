@@ -32,7 +32,7 @@ from analysis import efficiency, figures, tables
 from analysis.efficiency import MOMENTUM, Tried
 from analysis.tables import Point, TableError
 from research import strategies
-from research.workdir import write_json
+from research.outputs.workdir import write_json
 
 RATE, GROUPS, NAME = "optimizer.learning_rate", "strategy.groups", "strategy.name"
 VARIED = {RATE, MOMENTUM, GROUPS, NAME, "seed", "steps"}

@@ -13,11 +13,11 @@ from analysis.implicit_momentum import AnalysisError
 from analysis.tables import TableError
 from research.config import ConfigError
 from research.data import DataError
+from research.outputs.workdir import WorkdirError
 from research.parallel import processes
 from research.parallel.layout import DeviceError
 from research.timeline import TimelineError
 from research.tuning.planner import PlanError
-from research.workdir import WorkdirError
 
 INPUT_ERRORS = (
     AnalysisError,

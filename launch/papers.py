@@ -29,7 +29,7 @@ from analysis.tables import replace
 from launch import app
 from research.evidence.claim import WORDS, Verdict
 from research.evidence.study import Study
-from research.workdir import WorkdirError, read_json, write_json
+from research.outputs.workdir import WorkdirError, read_json, write_json
 
 SCALES = {"small": (2, 5), "full": (3, 10)}  # seeds that choose and that report
 BETWEEN = 1000  # seeds of one --seed and the next

@@ -24,12 +24,12 @@ from launch import app
 from research import trainer
 from research.checks import check
 from research.config import ConfigError
+from research.outputs.workdir import claim, read_json, write_json
 from research.program import parameter_bytes
-from research.timeline.make import exchange
+from research.timeline.compute_groups import exchange
 from research.tuning import convergence, planner, plans
 from research.tuning.convergence import Updates
 from research.tuning.planner import Interval
-from research.workdir import claim, read_json, write_json
 
 # What may differ among the runs of one convergence: that of training is chosen for the mini-batch.
 VARIED = ("seed", "batch_size", "steps", "log_every", "checkpoint_every")

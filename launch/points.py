@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
-from research import together
+from research import batched_runs
 from research.config import ConfigError
 from research.grid import Point, named, resolve
-from research.workdir import claim, read_json
+from research.outputs.workdir import claim, read_json
 
 DONE = ("completed", "diverged")
 
@@ -101,11 +101,11 @@ def _entry(config: ConfigDict, workdir: Path, name: str, point: Point) -> Entry:
     return Entry(
         name=name,
         point=point,
-        compilation=together.compilation(resolved),
+        compilation=batched_runs.compilation(resolved),
         log_every=resolved.log_every,
         updates=resolved.steps * max(replicas, 1),
         examples=resolved.batch_size,
-        batched=together.is_batched(resolved),
+        batched=batched_runs.is_batched(resolved),
         threaded=not (resolved.parallel.api or replicas),
         status=summary.get("status", ""),
         seconds_per_update=summary.get("wall_seconds", 0.0) / max(summary.get("step", 0), 1),

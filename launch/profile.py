@@ -1,6 +1,6 @@
 """What an update is made of here: `python -m launch.profile --config=FILE --workdir=DIR`.
 
-Measures the pieces of the hardware model (`research/tuning/pieces.py`), writes `pieces.json`, and
+Measures the pieces of the hardware model (`research/tuning/phases.py`), writes `pieces.json`, and
 prints them and the flags with which a run's simulated seconds are made of them.
 `python -m launch.local --processes=N -- python -m launch.profile ...` measures an all-reduce of N
 processes in place of the config's network.
@@ -13,10 +13,10 @@ import pandas as pd
 from ml_collections import ConfigDict
 
 from launch import app
-from research.parallel.agreement import own
+from research.outputs.workdir import claim, write_json
+from research.parallel.first_process import own
 from research.parallel.processes import is_writer
-from research.tuning.pieces import flags, measure, prepare
-from research.workdir import claim, write_json
+from research.tuning.phases import flags, measure, prepare
 
 
 def main(config: ConfigDict, workdir: Path) -> int:

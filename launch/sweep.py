@@ -32,14 +32,14 @@ from ml_collections import ConfigDict
 from analysis import implicit_momentum, report, tables
 from launch import app
 from launch.points import DONE, Entry, described, folder_of, plan
-from research import shared, together, trainer
+from research import batched_runs, resident, trainer
 from research.grid import resolve
-from research.parallel.agreement import agreed
+from research.outputs.progress import Sweep, Watch, stoppable
+from research.outputs.workdir import read_json, write_json
+from research.parallel.first_process import agreed
 from research.parallel.processes import is_writer
-from research.progress import Sweep, Watch, stoppable
-from research.replicas import record
 from research.trainer import Run
-from research.workdir import read_json, write_json
+from research.trajectories.replicas import record
 
 
 class Going(NamedTuple):
@@ -103,7 +103,9 @@ def sweep(
     done = {entry.name: entry.status for entry in entries if entry.status in DONE}
     line = Sweep(workdir.name, {entry.name: entry.updates for entry in entries}, done)
     with stoppable() as stopped:
-        going = Going(config, workdir, threads, together.available() / 2, line, stopped, Event())
+        going = Going(
+            config, workdir, threads, batched_runs.available() / 2, line, stopped, Event()
+        )
         left = [entry for entry in entries if entry.status not in DONE]
         if way != "threads":
             left = [entry for group in _in_step(left) for entry in _in_lanes(going, group, way)]
@@ -113,7 +115,7 @@ def sweep(
 
 
 def _in_threads(going: Going, entries: Sequence[Entry]) -> None:
-    room = together.Room(going.memory)
+    room = batched_runs.Room(going.memory)
     sizes: dict[str, int] = {}
 
     def work(entry: Entry) -> None:
@@ -121,9 +123,9 @@ def _in_threads(going: Going, entries: Sequence[Entry]) -> None:
         if watch.stopped():
             return
         run = going.prepare(entry)
-        with shared.MAKING:
+        with resident.MAKING:
             if entry.compilation not in sizes:
-                sizes[entry.compilation] = together.memory(run)
+                sizes[entry.compilation] = batched_runs.memory(run)
         with room.take(sizes[entry.compilation]):
             training = trainer.training(run, folder_of(going.workdir, entry.name), watch)
             going.end(entry, trainer.alone(training))
@@ -161,7 +163,7 @@ def _in_lanes(going: Going, group: Sequence[Entry], way: str) -> Sequence[Entry]
             break
         runs = [going.prepare(entry) for entry in part]
         folders = [folder_of(going.workdir, entry.name) for entry in part]
-        summaries = together.train(runs, folders, lanes, [going.watch(entry) for entry in part])
+        summaries = batched_runs.train(runs, folders, lanes, [going.watch(entry) for entry in part])
         for entry, summary in zip(part, summaries, strict=True):
             going.end(entry, summary)
     return ()
@@ -169,8 +171,8 @@ def _in_lanes(going: Going, group: Sequence[Entry], way: str) -> Sequence[Entry]
 
 def _choose(going: Going, group: Sequence[Entry], way: str) -> dict[str, Any]:
     """How to run a group, and on what grounds; says so."""
-    runs = [going.prepare(entry) for entry in group[: together.LANES]]
-    lanes = together.lanes_of(runs, together.LANES, going.memory)
+    runs = [going.prepare(entry) for entry in group[: batched_runs.LANES]]
+    lanes = batched_runs.lanes_of(runs, batched_runs.LANES, going.memory)
     choice: dict[str, Any] = {
         "asked": way,
         "together": "vmap" if lanes > 1 else "threads",
@@ -178,7 +180,7 @@ def _choose(going: Going, group: Sequence[Entry], way: str) -> dict[str, Any]:
     }
     said = f"{len(group)} points like {group[0].name}: "
     if way == "auto" and lanes > 1:
-        rates = together.measure(runs, lanes, going.threads)
+        rates = batched_runs.measure(runs, lanes, going.threads)
         choice |= {"together": "vmap" if rates.vmap > rates.threads else "threads"}
         choice |= {"threads": going.threads, "measured": rates._asdict()}
         said += f"{rates.threads:.3g} updates/s in {going.threads} threads, {rates.vmap:.3g} as "

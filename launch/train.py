@@ -14,8 +14,8 @@ from ml_collections import ConfigDict
 from launch import app
 from research.checks import check
 from research.parallel.processes import is_writer
-from research.replicas import record
 from research.trainer import train
+from research.trajectories.replicas import record
 
 
 def run(config: ConfigDict, workdir: Path) -> dict[str, Any]:

@@ -21,14 +21,14 @@ from ml_collections import ConfigDict
 from analysis.tables import replace
 from launch import app
 from research import seeds, trainer
-from research.tuning import segments
+from research.outputs.workdir import Checkpoints, claim, read_json, write_json
+from research.tuning import bench
 from research.tuning.baselines import choose
+from research.tuning.choice import Choice, Point
 from research.tuning.journal import Journal, Line, Method
 from research.tuning.omnivore import omnivore
 from research.tuning.predictive import predictive
 from research.tuning.rules import rules
-from research.tuning.setting import Point, Setting
-from research.workdir import Checkpoints, claim, read_json, write_json
 
 MODES = {"predictive": predictive, "omnivore": omnivore}
 
@@ -36,9 +36,9 @@ MODES = {"predictive": predictive, "omnivore": omnivore}
 def tune(config: ConfigDict, workdir: Path) -> dict[str, Any]:
     """Runs all methods, or goes on with them, and returns the summary: `methods`, a row of each.
 
-    Raises what `segments.prepare` raises, and `WorkdirError`.
+    Raises what `bench.prepare` raises, and `WorkdirError`.
     """
-    cluster, given = segments.prepare(config), rules(config.tune)
+    cluster, given = bench.prepare(config), rules(config.tune)
     claim(workdir, config)
     finished = read_json(workdir / "summary.json")
     if finished:
@@ -108,7 +108,7 @@ def _seconds(attempts: Sequence[Line]) -> float:
     """Those from the same point with the same setting are one run, as long as the longest."""
     longest: dict[tuple[Any, ...], float] = {}
     for line in attempts:
-        key = tuple(line.get(name) for name in (*Point._fields, *Setting._fields))
+        key = tuple(line.get(name) for name in (*Point._fields, *Choice._fields))
         longest[key] = max(longest.get(key, 0.0), line["seconds"])
     return sum(longest.values())
 

@@ -55,7 +55,7 @@ def default() -> ConfigDict:
     config.data.sequence_length = 128  # of text: tokens predicted an example
 
     config.optimizer = ConfigDict()
-    config.optimizer.name = "sgd"  # any of optax, or 'closed_loop' (research/closed_loop.py)
+    config.optimizer.name = "sgd"  # any of optax, or 'closed_loop' (research/optimizers/)
     config.optimizer.learning_rate = 0.1
     config.optimizer.momentum = 0.0  # explicit, may be negative; closed_loop: the total aimed at
     config.optimizer.schedule = "constant"

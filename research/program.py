@@ -16,7 +16,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from research import models, optimizers, problem, strategies
-from research.parallel import make as parallel
+from research.parallel import devices as parallel
 from research.parallel.layout import Layout
 from research.problem import Examples, Params, Problem
 from research.strategies.base import Event, Info, State, Strategy

@@ -1,7 +1,7 @@
 """One run: the strategy's update rule over the cluster's timeline, logged, saved and resumed.
 
 A run is a generator that asks for updates, logs and saves. `train` does the updates on the run's
-own devices, `research/together.py` those of many runs in one program.
+own devices, `research/batched_runs.py` those of many runs in one program.
 """
 
 import contextlib
@@ -20,20 +20,20 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from research import data as datasets
-from research import optimizers, problem, program, seeds, shared, strategies
+from research import optimizers, problem, program, resident, seeds, strategies
 from research.checks import check
 from research.config import ConfigError
 from research.data.feed import Feed, Part, streamed, whole
-from research.parallel.agreement import agreed, own
+from research.outputs.progress import Watch, watched
+from research.outputs.workdir import Checkpoints, Metrics, claim, fingerprint, read_json, write_json
+from research.parallel.first_process import agreed, own
 from research.parallel.layout import APIS
 from research.parallel.processes import is_writer
 from research.problem import Examples
 from research.program import CHUNK, Program
-from research.progress import Watch, watched
 from research.strategies.base import Event, Params, State
 from research.timeline import Timeline
 from research.timeline.trace import Recorder
-from research.workdir import Checkpoints, Metrics, claim, fingerprint, read_json, write_json
 
 MEASURED = 8  # updates at the end of an epoch that workers are timed over
 
@@ -87,9 +87,9 @@ def prepare(config: ConfigDict, replicas: int = 0) -> Run:
             f"config.parallel.api is empty: {jax.process_count()} processes need one of "
             f"{', '.join(APIS)}, or each would be a run of its own"
         )
-    data = shared.load(config)
+    data = resident.load(config)
     one = {name: leaf[:1] for name, leaf in data.train.items()}
-    with shared.MAKING:
+    with resident.MAKING:
         params = program.init(config, data.classes, seeds.key(config.seed, "init"), one)
     epoch = max(len(next(iter(data.train.values()))) // config.batch_size, 1)
     size = program.parameter_bytes(params)
@@ -105,7 +105,7 @@ def prepare(config: ConfigDict, replicas: int = 0) -> Run:
         network=network,
     )
     first = events(replicas=replicas)
-    with shared.MAKING:
+    with resident.MAKING:
         compiled = program.make(config, data.classes, first.slots)
     return Run(config, data, epoch, first, events, compiled, params, report, program.hypers(config))
 
@@ -189,7 +189,7 @@ def _loop(
     before: Mapping[str, Any],
 ) -> Training:
     config, steps, layout = run.config, run.config.steps, run.program.layout
-    _, sample, test_set = shared.put(run.data, layout.put_examples, config)
+    _, sample, test_set = resident.put(run.data, layout.put_examples, config)
     feed, state = feed_of(run), layout.put_state(state)
     begun = time.monotonic() - (metrics.rows[-1]["wall_seconds"] if metrics.rows else 0.0)
     # Sums of what updates say of themselves: those logged, and if stopped in between, since then.
@@ -280,7 +280,7 @@ def feed_of(run: Run) -> Feed:
     batches = partial(problem.batches, config, run.examples)
     if config.data.streaming:
         return streamed(run.data.train, put, batches, config.batch_size, CHUNK)
-    return whole(shared.put(run.data, put, config).train, batches)
+    return whole(resident.put(run.data, put, config).train, batches)
 
 
 def events_of(run: Run, step: int, part: Part, n: int) -> tuple[Event, np.ndarray]:

@@ -10,7 +10,7 @@ from tensorboardX.proto.event_pb2 import Event
 
 from research import data, trainer
 from research.config import default
-from research.workdir import Checkpoints
+from research.outputs.workdir import Checkpoints
 
 # No test judges how long an example takes: machines differ, and the first one compiles.
 hypothesis.settings.register_profile("untimed", deadline=None)

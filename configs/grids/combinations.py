@@ -36,7 +36,7 @@ from research.config import default
 from research.evidence import intervals
 from research.evidence.intervals import ratio, spread
 from research.grid import Point, grid
-from research.workdir import write_json
+from research.outputs.workdir import write_json
 
 NOTE = """\
 Methods joined by '+', each beside what it is made of, with learning rate and momentum tuned for

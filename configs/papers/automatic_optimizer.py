@@ -19,8 +19,8 @@ from research.evidence import arms
 from research.evidence.claim import Claim, Verdict
 from research.evidence.intervals import ratio, shown
 from research.evidence.study import Study
-from research.tuning import segments
-from research.tuning.setting import Setting
+from research.tuning import bench
+from research.tuning.choice import Choice
 
 CASES = {"can win": "small,server", "cannot": "large,uniform"}
 MODES = ("predictive", "omnivore")
@@ -50,17 +50,17 @@ def synchronous(study: Study, config: ConfigDict, groups: int = 1) -> arms.Tuned
     return arms.tuned(study, arm, config.tune.target, "seconds")
 
 
-def setting(found: arms.Tuned, groups: int = 1) -> Setting:
-    return Setting(groups, found.point[arms.MOMENTUM], found.point[arms.RATE])
+def setting(found: arms.Tuned, groups: int = 1) -> Choice:
+    return Choice(groups, found.point[arms.MOMENTUM], found.point[arms.RATE])
 
 
-def alone(config: ConfigDict, seed: int, setting: Setting) -> float:
+def alone(config: ConfigDict, seed: int, setting: Choice) -> float:
     """Seconds of a setting from the start to the target, at the log points of `launch.tune`."""
     chosen = config.copy_and_resolve_references()
     chosen.seed = seed
-    cluster = segments.prepare(chosen)
-    start, target = segments.start(cluster), config.tune.target
-    _, outcome = segments.attempt(cluster, start, setting, config.tune.seconds, target)
+    cluster = bench.prepare(chosen)
+    start, target = bench.start(cluster), config.tune.target
+    _, outcome = bench.attempt(cluster, start, setting, config.tune.seconds, target)
     return outcome.seconds if outcome.reached else math.inf
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
-from research import shared
+from research import resident
 from research.config import default
 from research.evidence import arms
 from research.evidence.claim import Claim, Verdict
@@ -173,4 +173,4 @@ def picture(result: dict[str, Any], figure: Figure) -> None:
 
 
 def _per_epoch(config: ConfigDict) -> int:
-    return len(shared.load(config).train["label"]) // config.batch_size
+    return len(resident.load(config).train["label"]) // config.batch_size

@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
-from research import shared
+from research import resident
 from research.config import default
 from research.evidence import arms
 from research.evidence.claim import Claim, Verdict
@@ -64,7 +64,7 @@ def config(scale: str, case: str, **strategy: Any) -> ConfigDict:
     base.model.hidden = (32,)
     base.batch_size = 128
     base.data.train_evaluated = 1000
-    examples = len(shared.load(base).train["label"])
+    examples = len(resident.load(base).train["label"])
     base.steps = EPOCHS[scale] * (examples // base.batch_size)
     base.strategy.name = "dynamic_batch"
     base.strategy.micro_batch = base.batch_size  # of the simulation: one pass
@@ -78,7 +78,7 @@ def config(scale: str, case: str, **strategy: Any) -> ConfigDict:
 
 def clock(config: ConfigDict, seed: int) -> tuple[float, float]:
     """Barrier waste, and simulated seconds, of a run."""
-    per_epoch = len(shared.load(config).train["label"]) // config.batch_size
+    per_epoch = len(resident.load(config).train["label"]) // config.batch_size
     sizes: Any = {"steps": config.steps, "batch_size": config.batch_size, "seed": seed}
     made, busy = clocked(config.cluster, config.strategy, steps_per_epoch=per_epoch, **sizes)
     return waste(made, busy), float(made.seconds[-1])

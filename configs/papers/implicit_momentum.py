@@ -19,10 +19,10 @@ from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
 from analysis import moments
-from research import meter
 from research.config import default
 from research.evidence.claim import Claim, Verdict
 from research.evidence.study import Study, cores
+from research.trajectories import single
 
 GROUPS = (1, 4, 16)
 CONTRAST = 4  # groups of constant service
@@ -104,7 +104,7 @@ def measure(study: Study) -> dict[str, Any]:
 
 def _cell(model: str, groups: int, service: str, seeds: list[int]) -> dict[str, Any]:
     """The fits to all runs, to their second halves, and to each run."""
-    records = [meter.record(config(model, groups, service, seed)) for seed in seeds]
+    records = [single.record(config(model, groups, service, seed)) for seed in seeds]
     runs = [(r.displacements, r.gradients) for r in records]
     halves = [(d[STEPS // 2 :], g[STEPS // 2 :]) for d, g in runs]
     return {

@@ -19,14 +19,14 @@ from ml_collections import ConfigDict
 
 from configs.papers import local_time
 from configs.papers.local_time import LOSSES, TASKS
-from research import seeds, shared, trainer
+from research import resident, seeds, trainer
 from research.evidence import arms
 from research.evidence.arms import RATE
 from research.evidence.claim import Claim, Verdict
 from research.evidence.intervals import ratio, shown, spread
 from research.evidence.study import Job, Study
 from research.evidence.trial import to_loss
-from research.workdir import rows
+from research.outputs.workdir import rows
 
 VARIANTS = ("backprop", "overlapping", "greedy")
 UPDATES = 100  # at whose start and end cosines are measured
@@ -64,7 +64,7 @@ def cosines(config: ConfigDict) -> list[list[float]]:
 
 def random_labels(config: ConfigDict, folder: Path) -> ConfigDict:
     """The config on the first images with labels drawn anew, written to the folder."""
-    data, made = shared.load(config), folder / "random_labels"
+    data, made = resident.load(config), folder / "random_labels"
     if not made.exists():
         building = folder / "random_labels.part"
         shutil.rmtree(building, ignore_errors=True)

@@ -16,7 +16,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
-from research import program, shared
+from research import program, resident
 from research.config import default
 from research.evidence import arms
 from research.evidence.arms import RATE
@@ -93,7 +93,7 @@ def config(task: str, variant: str, scale: str, batch_size: int = 0) -> ConfigDi
 def clock(config: ConfigDict) -> dict[str, list[float]]:
     """By schedule, seconds of the first update and between two."""
     config.cluster.nodes = STAGES
-    data = shared.load(config)
+    data = resident.load(config)
     one = {name: leaf[:1] for name, leaf in data.train.items()}
     params = program.init(config, data.classes, jax.random.key(0), one)
     network = Network(program.problem_of(config, data.classes), params, one)
@@ -128,7 +128,7 @@ def _flushed(forward: np.ndarray, backward: np.ndarray, micro_batches: int) -> p
 def _backprop_flops(config: ConfigDict) -> float:
     whole = config.copy_and_resolve_references()
     whole.strategy.variant = "backprop"
-    data = shared.load(whole)
+    data = resident.load(whole)
     one = {name: leaf[:1] for name, leaf in data.train.items()}
     params = program.init(whole, data.classes, jax.random.key(0), one)
     network = Network(program.problem_of(whole, data.classes), params, one)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Self
 from ml_collections import ConfigDict
 
 from research.evidence.trial import Curve, cut, trial
-from research.workdir import rows
+from research.outputs.workdir import rows
 
 ARMS = 16  # that are tuned at a time: each waits for its own trials
 

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from research import program, shared, trainer
+from research import program, resident, trainer
 from research.config import ConfigError
 from research.problem import Examples
 from research.program import CHUNK, EVALUATED, Program
@@ -48,7 +48,7 @@ def trial(
         raise ConfigError("config.parallel.api: trials are of one device")
     run = trainer.prepare(config)
     put, loss = run.program.layout.put_examples, _loss(run.program)
-    _, sample, test = shared.put(run.data, put, config)
+    _, sample, test = resident.put(run.data, put, config)
     state = run.program.layout.put_state(run.program.strategy.init(run.params))
     feed, step, status = trainer.feed_of(run), 0, ""
     rows = [_row(run, 0, loss(state, sample))]

@@ -24,7 +24,7 @@ from research import models, seeds
 from research.strategies.base import Batch, Event, Gradient, Info, Params, Strategy, Update
 from research.strategies.method import Chosen, Method, Setting, of_config
 from research.timeline.base import Timeline
-from research.timeline.make import make
+from research.timeline.compute_groups import make
 from research.timeline.service import DRAWN
 from research.values import ConfigError, one_of, require
 

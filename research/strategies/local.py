@@ -12,12 +12,13 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from research import models, probes
+from research import models
 from research.costs import Costs, Groups, block_costs, of_groups, of_stages
 from research.models import base
 from research.parallel.layout import mesh
 from research.parallel.stages import stages
 from research.problem import Problem
+from research.strategies import similarity
 from research.strategies.base import Batch, Event, Gradient, Params
 from research.strategies.method import Chosen, Keys, Method, Network, Setting
 from research.strategies.truncated import VARIANTS, gradients, groups, heads
@@ -172,8 +173,8 @@ def probe(problem: Problem, keys: Keys) -> Any:
     if not keys["probes"]:
         return None
     own = groups_of(keys, len(problem.blocks) - 1)
-    cosine = probes.cosines(problem, own, keys["shared_heads"])
-    linear = probes.linear_probe(problem)
+    cosine = similarity.cosines(problem, own, keys["shared_heads"])
+    linear = similarity.linear_probe(problem)
 
     def measure(params: Params, train: Batch, test: Batch) -> dict[str, jax.Array]:
         found = {"cosine": cosine(params, train), "probe_accuracy": linear(params, train, test)}

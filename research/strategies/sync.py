@@ -12,7 +12,7 @@ import optax
 from research.strategies.base import Batch, Event, Gradient, Info, Params, Strategy, Update
 from research.strategies.method import Chosen, Method, Setting
 from research.timeline.base import Timeline
-from research.timeline.make import make
+from research.timeline.compute_groups import make
 from research.timeline.service import DRAWN
 
 

@@ -4,6 +4,6 @@ A timeline knows speeds, stragglers and networks, and nothing of losses or gradi
 """
 
 from research.timeline.base import Timeline, TimelineError
-from research.timeline.make import make
+from research.timeline.compute_groups import make
 
 __all__ = ["Timeline", "TimelineError", "make"]

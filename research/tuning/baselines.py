@@ -9,16 +9,16 @@ tpe            the same space, searched by optuna's tree-structured Parzen estim
 import math
 from collections.abc import Callable, Sequence
 
-from research.tuning.setting import Outcome, Setting
+from research.tuning.choice import Choice, Outcome
 
-Probe = Callable[[float, Setting], Outcome]  # from the start, for how many seconds
+Probe = Callable[[float, Choice], Outcome]  # from the start, for how many seconds
 MOMENTA = -0.9, 0.99  # the box that is searched: no optimum seen here is near its sides
 RATES = 1e-4, 1.0
 
 
 def choose(
     name: str, probe: Probe, groups: Sequence[int], seconds: float, each: float, seed: int
-) -> Setting:
+) -> Choice:
     """The setting that the baseline called `name` chooses by probes of so many seconds in all.
 
     They are equally long, as nearly `each` seconds as can be. If all diverge it is the first.
@@ -30,10 +30,10 @@ def choose(
     study = optuna.create_study(sampler=sampler(seed=seed))
     searched = {"synchronous": groups[:1], "asynchronous": groups[-1:]}.get(name, groups)
     count = max(round(seconds / each), 1)
-    tried: dict[Setting, float] = {}
+    tried: dict[Choice, float] = {}
     for _ in range(count):
         trial = study.ask()
-        setting = Setting(
+        setting = Choice(
             trial.suggest_categorical("groups", list(searched)),
             trial.suggest_float("momentum", *MOMENTA),
             trial.suggest_float("learning_rate", *RATES, log=True),

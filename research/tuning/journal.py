@@ -12,10 +12,10 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from research.tuning import segments
-from research.tuning.segments import Checkpoint, Cluster
-from research.tuning.setting import Measures, Outcome, Point, Setting
-from research.workdir import Checkpoints, WorkdirError, rows, write
+from research.outputs.workdir import Checkpoints, WorkdirError, rows, write
+from research.tuning import bench
+from research.tuning.bench import Checkpoint, Cluster
+from research.tuning.choice import Choice, Measures, Outcome, Point
 
 Line = dict[str, Any]
 
@@ -66,30 +66,30 @@ class Method:
         self.name, self._cluster, self._target = name, cluster, target
         self._journal, self._checkpoints = journal, checkpoints
         self._held: tuple[Point, Checkpoint] | None = None
-        self.pace = cache(partial(segments.seconds_per_update, cluster))
+        self.pace = cache(partial(bench.seconds_per_update, cluster))
 
     def start(self, point: Point) -> float:
-        return segments.start_loss(self._cluster, self._state(point))
+        return bench.start_loss(self._cluster, self._state(point))
 
     def measure(self, point: Point) -> Measures:
         line = {"method": self.name, "what": "limits", **point._asdict()}
-        found = self._journal(line, lambda: segments.measure(self._cluster, self._state(point)))
+        found = self._journal(line, lambda: bench.measure(self._cluster, self._state(point)))
         groups = self._cluster.groups
         return Measures(
             found["step"], found["momentum"], dict(zip(groups, found["penalties"], strict=True))
         )
 
-    def note(self, what: str, setting: Setting) -> None:
+    def note(self, what: str, setting: Choice) -> None:
         self._journal({"method": self.name, "what": what, **setting._asdict()})
 
-    def probe(self, point: Point, seconds: float, setting: Setting) -> Outcome:
+    def probe(self, point: Point, seconds: float, setting: Choice) -> Outcome:
         return self._attempt("probe", point, seconds, setting)[0]
 
     def train(
         self,
         point: Point,
         seconds: float,
-        setting: Setting,
+        setting: Choice,
         loss: float = math.inf,
         settle: bool = False,
     ) -> Outcome:
@@ -106,7 +106,7 @@ class Method:
         what: str,
         point: Point,
         seconds: float,
-        setting: Setting,
+        setting: Choice,
         loss: float = -math.inf,
         settle: bool = False,
     ) -> tuple[Outcome, Checkpoint | None]:
@@ -118,7 +118,7 @@ class Method:
             target: dict[str, Any] = {}
             if what == "train":
                 target = {"target": self._target, "lower": loss, "settle": settle}
-            state, outcome = segments.attempt(
+            state, outcome = bench.attempt(
                 self._cluster, self._state(point), setting, seconds, **target
             )
             line = outcome._asdict()
@@ -137,7 +137,7 @@ class Method:
 
     def _state(self, point: Point) -> Checkpoint:
         if self._held is None or self._held[0] != point:
-            state = segments.start(self._cluster, point.seed)
+            state = bench.start(self._cluster, point.seed)
             if point.epoch:  # resumed: it is the latest, or its line would have been dropped
                 assert self._checkpoints
                 restored = self._checkpoints.restore(state)

@@ -29,8 +29,8 @@ from research.models.convolution import LOWERINGS, Conv, default_lowering, serve
 from research.program import CHUNK, parameter_bytes
 from research.strategies.base import Event
 from research.trainer import Run
-from research.tuning import pieces, planner
-from research.tuning.pieces import Loop
+from research.tuning import phases, planner
+from research.tuning.phases import Loop
 
 Choice = tuple[str, ...]  # the algorithm of each of the `distinct` convolutions
 Layers = Mapping[str, "Layer"]  # every convolution by name, in the order they are computed in
@@ -258,7 +258,7 @@ def updates(run: Run, layers: Layers) -> Updates:
 
 def measure(loops: dict[str, Loop], rounds: int) -> dict[str, np.ndarray]:
     """Seconds of one repetition, (rounds,) each: all are timed once a round, in turn."""
-    return pieces.measure(pieces.Work({}, loops, {}), rounds)
+    return phases.measure(phases.Work({}, loops, {}), rounds)
 
 
 def _first(run: Run) -> dict[str, Any]:

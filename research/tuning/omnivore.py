@@ -36,8 +36,8 @@ from itertools import product
 from typing import NamedTuple
 
 from research.config import ConfigError
+from research.tuning.choice import Bench, Choice, Outcome, Point, Probe, calmer
 from research.tuning.rules import Rules
-from research.tuning.setting import Bench, Outcome, Point, Probe, Setting, calmer
 
 FASTER = 1.1  # by which more groups have to make updates faster
 CLOSE = 1.01  # ratio of losses within which a larger setting is taken, in steady state
@@ -72,9 +72,9 @@ def omnivore(bench: Bench, groups: Sequence[int], rules: Rules) -> None:
             most = last.groups
 
 
-def cold_start(bench: Bench, groups: Sequence[int], rules: Rules) -> tuple[Point, Setting, int]:
+def cold_start(bench: Bench, groups: Sequence[int], rules: Rules) -> tuple[Point, Choice, int]:
     """The best initialization, the best setting, and the most groups that do not saturate."""
-    grid = [Setting(1, max(rules.momenta), alpha) for alpha in rules.learning_rates]
+    grid = [Choice(1, max(rules.momenta), alpha) for alpha in rules.learning_rates]
     found: dict[Point, Found] = {}
     for start in (Point(seed) for seed in range(rules.seeds)):
         found[start] = search(partial(bench.probe, start, rules.probe_seconds), grid, rules.momenta)
@@ -96,8 +96,8 @@ def cold_start(bench: Bench, groups: Sequence[int], rules: Rules) -> tuple[Point
 
 
 def steady_state(
-    probe: Probe, last: Setting, most: int, momenta: Sequence[float]
-) -> tuple[Setting, int]:
+    probe: Probe, last: Choice, most: int, momenta: Sequence[float]
+) -> tuple[Choice, int]:
     """The best setting of at most `most` groups, and of how many the next search is."""
     while True:
         grid = settings(most, last.learning_rate, momenta)
@@ -108,28 +108,28 @@ def steady_state(
         last = best._replace(momentum=RESTART)
 
 
-def settings(g: int, alpha: float, momenta: Sequence[float]) -> list[Setting]:
+def settings(g: int, alpha: float, momenta: Sequence[float]) -> list[Choice]:
     """Of g groups, what a grid is of."""
-    return [Setting(g, mu, rate) for rate, mu in product((alpha / STEP, alpha), sorted(momenta))]
+    return [Choice(g, mu, rate) for rate, mu in product((alpha / STEP, alpha), sorted(momenta))]
 
 
 class Found(NamedTuple):
-    setting: Setting
+    setting: Choice
     loss: float
 
 
 def search(
     probe: Probe,
-    grid: Sequence[Setting],
+    grid: Sequence[Choice],
     momenta: Sequence[float],
-    before: Setting | None = None,
+    before: Choice | None = None,
     close: float = 1.0,
 ) -> Found:
     """The best of a grid, and of momenta around it.
 
     Raises `ConfigError` if the loss is finite at no learning rate, however small.
     """
-    tried: dict[Setting, Outcome] = {}
+    tried: dict[Choice, Outcome] = {}
     best = _best(probe, grid, before, close, tried)
     if best is None:
         if max(setting.learning_rate for setting in grid) < TINY:
@@ -146,14 +146,14 @@ def search(
 
 def _best(
     probe: Probe,
-    grid: Sequence[Setting],
-    before: Setting | None,
+    grid: Sequence[Choice],
+    before: Choice | None,
     close: float,
-    tried: dict[Setting, Outcome],
+    tried: dict[Choice, Outcome],
 ) -> Found | None:
     """The largest setting whose loss is within `close` of the least; None if all diverge."""
-    losses: dict[Setting, float] = {}
-    diverged: Setting | None = None
+    losses: dict[Choice, float] = {}
+    diverged: Choice | None = None
     for one in sorted(grid, key=size):
         if before and (size(one) > size(before) or _smaller(one, before)):
             continue
@@ -171,13 +171,13 @@ def _best(
     return Found(chosen, losses[chosen])
 
 
-def _smaller(one: Setting, other: Setting, in_any: bool = False) -> bool:
+def _smaller(one: Choice, other: Choice, in_any: bool = False) -> bool:
     """In both numbers, or in any."""
     below = one.learning_rate < other.learning_rate, one.momentum < other.momentum
     return any(below) if in_any else all(below)
 
 
-def size(setting: Setting) -> tuple[float, float]:
+def size(setting: Choice) -> tuple[float, float]:
     """By which settings are ordered."""
     return setting.learning_rate, setting.momentum
 

@@ -17,7 +17,7 @@ predicted with them, less the more noise limits them; explicit momentum is that 
                    One that lowers it by less than 15 % is held up by the noise of its step: the
                    next has half of it.
     a challenger   of each other epoch: twice the step, the next momentum up or down, in turn, for
-                   as long as one wins. Setting and challenger are probed for an equal share of the
+                   as long as one wins. Choice and challenger are probed for an equal share of the
                    epoch, and the better trains it.
     the guard      Before the third epoch, or as soon as there is a challenge, several groups are
                    challenged by one group with its own predicted setting, twice as long, and
@@ -33,10 +33,10 @@ import math
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 
+from research.tuning.choice import Bench, Choice, Outcome, Point, Probe
 from research.tuning.rules import Rules
-from research.tuning.setting import Bench, Outcome, Point, Probe, Setting
 
-Move = Callable[[Setting], Setting]
+Move = Callable[[Choice], Choice]
 
 GROWTH = 2  # of epochs
 FACTOR = 2.0  # between steps
@@ -83,7 +83,7 @@ def predictive(bench: Bench, groups: Sequence[int], rules: Rules) -> None:
                 last, moves = challenged(bench, point, seconds, last, moves)
 
 
-def planned(bench: Bench, point: Point, groups: Sequence[int]) -> tuple[Setting, Setting]:
+def planned(bench: Bench, point: Point, groups: Sequence[int]) -> tuple[Choice, Choice]:
     """What is predicted to take the least time, and the best of one group."""
     step, total, penalties = bench.measure(point)
     g = min(groups, key=lambda g: bench.pace(g) * penalties[g])
@@ -92,8 +92,8 @@ def planned(bench: Bench, point: Point, groups: Sequence[int]) -> tuple[Setting,
 
 
 def challenged(
-    bench: Bench, point: Point, seconds: float, last: Setting, moves: Sequence[Move]
-) -> tuple[Setting, list[Move]]:
+    bench: Bench, point: Point, seconds: float, last: Choice, moves: Sequence[Move]
+) -> tuple[Choice, list[Move]]:
     """The better of the setting and its next challenger, and the moves as they come next."""
     while moves[0](last) == last:  # a momentum at the end of its list
         moves = [*moves[1:], moves[0]]
@@ -102,8 +102,8 @@ def challenged(
 
 
 def guarded(
-    bench: Bench, point: Point, seconds: float, last: Setting, synchronous: Setting
-) -> Setting:
+    bench: Bench, point: Point, seconds: float, last: Choice, synchronous: Choice
+) -> Choice:
     """One group where it does better than the groups at their step and at half of it."""
     tried = cache(partial(bench.probe, point, seconds))
     groups = min(_loss(tried(last)), _loss(tried(down(last))))
@@ -112,22 +112,22 @@ def guarded(
     return better(tried, last, down(last))
 
 
-def better(probe: Probe, last: Setting, other: Setting) -> Setting:
+def better(probe: Probe, last: Choice, other: Choice) -> Choice:
     """The setting with the less loss, a shorter step handicapped."""
     calmer = step(other) < (1 - ROUNDING) * step(last) or other.momentum < last.momentum
     loss, handicap = _loss(probe(last)), SHORTER if calmer else LONGER
     return other if handicap * _loss(probe(other)) < loss else last
 
 
-def down(setting: Setting) -> Setting:
+def down(setting: Choice) -> Choice:
     return scaled(setting, 1 / FACTOR)
 
 
-def up(setting: Setting) -> Setting:
+def up(setting: Choice) -> Choice:
     return scaled(setting, FACTOR)
 
 
-def momentum(ladder: Sequence[float], by: int, setting: Setting) -> Setting:
+def momentum(ladder: Sequence[float], by: int, setting: Choice) -> Choice:
     """The next momentum of the list, at the same long-run step."""
     at = min(max(ladder.index(setting.momentum) + by, 0), len(ladder) - 1)
     if ladder[at] == setting.momentum:
@@ -135,16 +135,16 @@ def momentum(ladder: Sequence[float], by: int, setting: Setting) -> Setting:
     return of_step(setting.groups, ladder[at], step(setting))
 
 
-def step(setting: Setting) -> float:
+def step(setting: Choice) -> float:
     """alpha / (1 - mu)."""
     return setting.learning_rate / (1 - setting.momentum)
 
 
-def of_step(groups: int, momentum: float, step: float) -> Setting:
-    return Setting(groups, momentum, step * (1 - momentum))
+def of_step(groups: int, momentum: float, step: float) -> Choice:
+    return Choice(groups, momentum, step * (1 - momentum))
 
 
-def scaled(setting: Setting, by: float) -> Setting:
+def scaled(setting: Choice, by: float) -> Choice:
     return setting._replace(learning_rate=setting.learning_rate * by)
 
 

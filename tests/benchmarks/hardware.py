@@ -36,7 +36,7 @@ from research.program import CHUNK
 from research.timeline import service
 from research.timeline.server import t_conv
 from research.tuning.hardware import saturation, seconds_per_iteration, simulate, slowest
-from research.tuning.pieces import Loop, Work, all_reduces, measure, prepare
+from research.tuning.phases import Loop, Work, all_reduces, measure, prepare
 from tests.benchmarks.record import publish
 from tests.benchmarks.step_time import repeated, spread
 from tests.tuning.clusters import random_cluster

@@ -30,7 +30,7 @@ from configs.papers.automatic_optimizer import alone, of_mode, setting, synchron
 from launch.tune import tune
 from research.evidence.study import Study, cores
 from research.evidence.study import alone as alone_on_a_core
-from research.tuning.setting import Setting
+from research.tuning.choice import Choice
 from tests.benchmarks.record import publish
 
 CHOOSE, REPORT = (3, 4), (30, 31, 32)
@@ -86,12 +86,12 @@ def measure(
     return row
 
 
-def _parsed(shown: str) -> Setting:
+def _parsed(shown: str) -> Choice:
     g, momentum, rate = shown.split("/")
-    return Setting(int(g), float(momentum), float(rate))
+    return Choice(int(g), float(momentum), float(rate))
 
 
-def _shown(setting: Setting) -> str:
+def _shown(setting: Choice) -> str:
     return "/".join(f"{value:.3g}" for value in setting)
 
 

@@ -8,7 +8,7 @@ import pytest
 import configs.papers
 from launch import papers
 from research.evidence.claim import Claim
-from research.workdir import WorkdirError
+from research.outputs.workdir import WorkdirError
 
 CLAIM = """
 from research.evidence.claim import Claim, Verdict

@@ -9,8 +9,8 @@ import pytest
 from analysis.plan import text
 from launch import app, plan
 from research.config import to_json
-from research.timeline.make import exchange
-from research.tuning import layers, pieces, planner, plans
+from research.timeline.compute_groups import exchange
+from research.tuning import layers, phases, planner, plans
 from research.tuning.planner import Interval
 
 # Of the quadratic of conftest.py, whose program is compiled soon. Mostly, an example more takes
@@ -178,7 +178,7 @@ class Clock:
         self.seconds = seconds
 
     def update(self, batch, choice):
-        return layers.Update(100, 0, pieces.Loop(lambda n=1: self.seconds[choice]))
+        return layers.Update(100, 0, phases.Loop(lambda n=1: self.seconds[choice]))
 
     def measure(self, loops, rounds):
         noise = np.random.default_rng(0).normal(1, 0.01, (len(loops), rounds))

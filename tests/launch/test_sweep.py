@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 from launch import sweep
-from research import together
-from research.workdir import Metrics
+from research import batched_runs
+from research.outputs.workdir import Metrics
 from tests.launch.sweeping import alone, assert_same, config_of, grid_file, summaries
 
 
@@ -85,7 +85,7 @@ def test_as_lanes_floats_differ_by_rounding_and_the_choice_is_kept(
 @pytest.mark.parametrize("faster", ["threads", "vmap"])
 def test_the_faster_is_taken_and_said(sweeping, whole, tmp_path, monkeypatch, faster, rows):
     rates = {"threads": 100.0, "vmap": 100.0, "difference": 1.5e-7, "updates": 16} | {faster: 250.0}
-    monkeypatch.setattr(together, "measure", lambda *_: together.Rates(**rates))
+    monkeypatch.setattr(batched_runs, "measure", lambda *_: batched_runs.Rates(**rates))
     arguments = f"--config={whole[0]}", f"--workdir={tmp_path}", "--together=auto"
     code, _, err = sweeping(*arguments)
     assert code == 0

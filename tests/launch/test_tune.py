@@ -12,8 +12,8 @@ import pytest
 
 from launch.tune import results, tune
 from research.config import ConfigError
-from research.tuning import segments
-from research.workdir import Checkpoints, WorkdirError
+from research.outputs.workdir import Checkpoints, WorkdirError
+from research.tuning import bench
 
 ROOT = Path(__file__).parent.parent.parent
 # Several epochs, fewer groups in between, and every baseline.
@@ -146,7 +146,7 @@ def test_killed_again_and_again_it_decides_the_same(whole, tmp_path, monkeypatch
     Every time a few attempts later than the last; a torn line is left behind besides.
     """
     chosen, finished, _ = whole
-    owner, after = (segments, 9) if what == "attempt" else (Checkpoints, 0)
+    owner, after = (bench, 9) if what == "attempt" else (Checkpoints, 0)
     kills = 0
     while True:
         with monkeypatch.context() as patch:
@@ -176,7 +176,7 @@ def test_the_authors_mode_decides_the_same_after_a_kill(config, tmp_path, monkey
     epochs = [line["seconds"] for line in made if line["what"] == "train"]
     assert epochs[:-1] == pytest.approx([0.05] * (len(epochs) - 1), rel=0.5)
     with monkeypatch.context() as patch:
-        patch.setattr(segments, "attempt", killed(len(made) // 2, segments.attempt))
+        patch.setattr(bench, "attempt", killed(len(made) // 2, bench.attempt))
         with pytest.raises(Killed):
             tune(chosen, tmp_path / "killed")
     tune(chosen, tmp_path / "killed")
@@ -200,7 +200,7 @@ def test_an_epoch_that_does_not_lower_the_loss_leaves_no_checkpoint(config, tmp_
     assert failed
     while True:
         with monkeypatch.context() as patch:
-            patch.setattr(segments, "attempt", killed(4, segments.attempt))
+            patch.setattr(bench, "attempt", killed(4, bench.attempt))
             try:
                 tune(chosen, tmp_path / "killed")
                 break
@@ -217,7 +217,7 @@ def test_resuming_runs_nothing_twice(whole, tmp_path, monkeypatch):
     chosen, finished, _ = whole
     shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
     (tmp_path / "summary.json").unlink()
-    monkeypatch.setattr(segments, "attempt", killed(0, segments.attempt))
+    monkeypatch.setattr(bench, "attempt", killed(0, bench.attempt))
     tune(chosen, tmp_path)
     assert_same(tmp_path, finished)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from configs.papers import daso, dynamic_batch, local_similarity, local_time, merged_servers
-from research import shared
+from research import resident
 from research.checks import check
 from research.evidence.trial import Curve
 from research.timeline.pipeline import one_f_one_b, seconds
@@ -141,8 +141,8 @@ def test_the_rule_of_local_time(order, time, word):
 
 def test_random_labels_are_of_the_same_images_and_know_nothing_of_them(tmp_path):
     config = local_time.config("vision", "greedy", "small")
-    changed = shared.load(local_similarity.random_labels(config, tmp_path))
-    whole = shared.load(config)
+    changed = resident.load(local_similarity.random_labels(config, tmp_path))
+    whole = resident.load(config)
     np.testing.assert_array_equal(
         changed.train["image"], whole.train["image"][: local_similarity.RANDOM]
     )

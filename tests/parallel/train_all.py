@@ -14,8 +14,8 @@ from jax.flatten_util import ravel_pytree
 
 from research import trainer
 from research.config import default
+from research.outputs.workdir import Checkpoints
 from research.parallel import processes
-from research.workdir import Checkpoints
 
 
 def main(configs: str, folder: str) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from research import optimizers, program, strategies
 from research.config import ConfigError, default
-from research.parallel import make as parallel
+from research.parallel import devices as parallel
 from research.strategies import Event
 
 STEPS, BATCH, CLASSES = 12, 24, 5

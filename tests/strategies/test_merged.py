@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from research import optimizers, timeline
 from research.config import default
+from research.outputs.workdir import Checkpoints
 from research.strategies import Event
-from research.workdir import Checkpoints
 from tests.strategies.composed import asynchronous, sync
 
 STEPS, SLOTS, REPLICAS = 40, 6, 3

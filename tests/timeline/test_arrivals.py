@@ -14,7 +14,7 @@ from scipy import stats
 
 from research.timeline import make, service
 from research.timeline.arrivals import BLOCK, arrivals
-from research.timeline.make import service_means
+from research.timeline.compute_groups import service_means
 
 GROUPS = [2, 3, 8, 32]
 P = 1e-3

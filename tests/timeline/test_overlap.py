@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from research.config import default
+from research.timeline.compute_groups import make
 from research.timeline.daso import daso, synchronous
 from research.timeline.dynamic_batch import dynamic_batch
-from research.timeline.make import make
 from research.timeline.service import with_exchange
 
 LAWS = ("constant", "exponential", "lognormal")

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from research.config import default
 from research.timeline import TimelineError, make
-from research.timeline.make import service_means
+from research.timeline.compute_groups import service_means
 
 speeds_of = st.lists(st.floats(0.05, 20), min_size=1, max_size=8)
 

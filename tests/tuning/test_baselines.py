@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from research.tuning.baselines import MOMENTA, RATES, choose
-from research.tuning.setting import Point
+from research.tuning.choice import Point
 from tests.tuning.cluster import Cluster
 
 GROUPS = (1, 2, 4, 8)

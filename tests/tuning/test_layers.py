@@ -20,7 +20,7 @@ from research.program import CHUNK, parameter_bytes
 from research.strategies.base import Event
 from research.tuning import layers, planner
 from research.tuning.layers import Layer, Update
-from research.tuning.pieces import Loop
+from research.tuning.phases import Loop
 from tests.strategies.composed import sync
 
 FLOAT = 4  # bytes

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from research.config import ConfigError
+from research.tuning.choice import Choice, Outcome, Point
 from research.tuning.omnivore import cold_start, omnivore, search, settings, size, steady_state
 from research.tuning.rules import Rules
-from research.tuning.setting import Outcome, Point, Setting
 from tests.tuning.cluster import Cluster
 
 MOMENTA = (0.0, 0.3, 0.6, 0.9)
@@ -40,8 +40,8 @@ def test_one_group_tries_every_rate_upwards_and_finer_momenta_at_the_best():
     cluster = Cluster(best=0.75)
     cold_start(cluster, (1,), RULES)
     assert cluster.settings == [
-        *(Setting(1, 0.9, alpha) for alpha in RATES[::-1]),
-        *(Setting(1, mu, 0.01) for mu in (0.7, 0.8)),
+        *(Choice(1, 0.9, alpha) for alpha in RATES[::-1]),
+        *(Choice(1, mu, 0.01) for mu in (0.7, 0.8)),
         cluster.settings[-1],
     ]
     assert [seconds for _, seconds, _ in cluster.probes] == 6 * [60] + [300]
@@ -72,7 +72,7 @@ def test_longer_runs_of_every_group_count_choose_among_them():
 
     cluster = Cluster(loss=loss, served=1e-9)
     _, best, most = cold_start(cluster, (1, 2, 4, 8), RULES)
-    assert best == Setting(2, 0.9, 0.1) and most == 8
+    assert best == Choice(2, 0.9, 0.1) and most == 8
     assert [s.groups for _, seconds, s in cluster.probes if seconds == 300] == [1, 2, 4, 8]
 
 
@@ -102,18 +102,18 @@ def test_the_best_of_several_initializations_is_kept():
 @pytest.mark.parametrize(("loss", "taken"), [(1.009, True), (1.011, False)])
 def test_of_settings_within_a_hundredth_the_largest_is_taken_in_steady_state(loss, taken):
     """Largest learning rate first, then momentum; the cold start takes the least loss."""
-    least, larger = Setting(2, 0.9, 0.01), Setting(2, 0.3, 0.1)
-    losses = {least: 1.0, larger: loss, Setting(2, 0.0, 0.1): loss}
-    grid, last = settings(2, 0.1, MOMENTA), Setting(2, 0.9, 0.1)
+    least, larger = Choice(2, 0.9, 0.01), Choice(2, 0.3, 0.1)
+    losses = {least: 1.0, larger: loss, Choice(2, 0.0, 0.1): loss}
+    grid, last = settings(2, 0.1, MOMENTA), Choice(2, 0.9, 0.1)
     found, _ = search(listed(losses).tried, grid, MOMENTA, last, 1.01)
     assert found == (larger if taken else least)
     assert search(listed(losses).tried, grid, MOMENTA, last)[0] == least
 
 
 def test_the_finer_grid_is_a_tenth_and_a_fifth_around_the_best():
-    cluster = listed({Setting(2, 0.3, 0.1): 1.0, Setting(2, 0.4, 0.1): 0.9})
+    cluster = listed({Choice(2, 0.3, 0.1): 1.0, Choice(2, 0.4, 0.1): 0.9})
     found, _ = search(cluster.tried, settings(2, 0.1, MOMENTA), MOMENTA)
-    assert found == Setting(2, 0.4, 0.1)
+    assert found == Choice(2, 0.4, 0.1)
     assert of(cluster.settings, 2)[-4:] == [(mu, 0.1) for mu in (0.1, 0.2, 0.4, 0.5)]
 
 
@@ -126,21 +126,21 @@ def test_what_is_larger_in_both_than_one_that_diverged_is_not_tried():
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_where_all_diverge_the_learning_rate_falls(bad):
     cluster = Cluster(loss=lambda s, seconds: 1.0 if s.learning_rate < 5e-4 else bad)
-    best, _ = search(cluster.tried, [Setting(4, mu, 0.1) for mu in MOMENTA], MOMENTA)
+    best, _ = search(cluster.tried, [Choice(4, mu, 0.1) for mu in MOMENTA], MOMENTA)
     assert best.learning_rate == pytest.approx(1e-4)
 
 
 def test_a_loss_that_never_is_finite_is_said():
     cluster = Cluster(loss=lambda setting, seconds: math.nan)
     with pytest.raises(ConfigError, match="finite at none"):
-        search(cluster.tried, [Setting(1, 0.9, alpha) for alpha in RATES], MOMENTA)
+        search(cluster.tried, [Choice(1, 0.9, alpha) for alpha in RATES], MOMENTA)
 
 
 def test_groups_are_halved_while_no_momentum_is_best():
     """Best total 0.6: of 32 to 4 groups no momentum is; of 2 groups 0.1, which phase two finds."""
     cluster = near(0.6)
-    best, most = steady_state(cluster.tried, Setting(32, 0.9, 0.01), 32, MOMENTA)
-    assert (best, most) == (Setting(2, pytest.approx(0.1), 0.01), 2)
+    best, most = steady_state(cluster.tried, Choice(32, 0.9, 0.01), 32, MOMENTA)
+    assert (best, most) == (Choice(2, pytest.approx(0.1), 0.01), 2)
     assert list(dict.fromkeys(s.groups for s in cluster.settings)) == [32, 16, 8, 4, 2]
     # Searched again as if 0.6 had been the best: nothing larger.
     assert max(mu for mu, alpha in of(cluster.settings, 16) if alpha > 0.005) == 0.6
@@ -148,7 +148,7 @@ def test_groups_are_halved_while_no_momentum_is_best():
 
 def test_groups_are_kept_where_negative_momentum_is_tried():
     """The authors' open question: at 32 groups 0.75 - 31/32 = -0.22 is best, of these -0.2."""
-    last = Setting(32, 0.9, 0.01)
+    last = Choice(32, 0.9, 0.01)
     momenta = (-0.6, -0.3, *MOMENTA)
     best, most = steady_state(near(0.75).tried, last, 32, momenta)
     assert (best.groups, best.momentum, most) == (32, pytest.approx(-0.2), 32)
@@ -156,8 +156,8 @@ def test_groups_are_kept_where_negative_momentum_is_tried():
 
 
 def test_one_group_may_have_no_momentum():
-    assert steady_state(near(0.0).tried, Setting(4, 0.9, 0.01), 4, MOMENTA) == (
-        Setting(1, 0.0, 0.01),
+    assert steady_state(near(0.0).tried, Choice(4, 0.9, 0.01), 4, MOMENTA) == (
+        Choice(1, 0.0, 0.01),
         1,
     )
 
@@ -205,13 +205,13 @@ def test_settings_are_all_momenta_at_two_learning_rates(momenta, alpha, g):
     made = settings(g, alpha, tuple(momenta))
     assert len(made) == len(set(made)) == 2 * len(momenta)
     assert made == sorted(made, key=size)
-    assert made[-1] == Setting(g, max(momenta), alpha)
+    assert made[-1] == Choice(g, max(momenta), alpha)
 
 
 @given(momenta_of, st.floats(-0.5, 1.5), st.sampled_from(GROUPS))
 def test_a_search_finds_a_loss_no_worse_than_any_of_its_grid(momenta, best, g):
     cluster = near(best)
-    grid = [Setting(g, mu, 0.01) for mu in momenta]
+    grid = [Choice(g, mu, 0.01) for mu in momenta]
     _, loss = search(cluster.tried, grid, tuple(momenta))
     assert loss <= min(cluster.outcome(one, 200).loss for one in grid)
     assert loss == min(cluster.outcome(one, 200).loss for one in cluster.settings)

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from research.tuning.choice import Choice, Measures, Outcome, Point
 from research.tuning.predictive import SETTLE, better, guarded, of_step, planned, predictive, step
 from research.tuning.rules import Rules
-from research.tuning.setting import Measures, Outcome, Point, Setting
 from tests.tuning.cluster import Cluster
 
 MOMENTA = (0.0, 0.3, 0.6, 0.9)
@@ -26,19 +26,19 @@ def plan(measured, served=1e-9):
 
 def test_groups_are_those_of_the_least_predicted_time():
     """Free staleness: as many as make updates faster; dear, one; between, HE(g) P_SE(g) decides."""
-    assert plan(Measures(0.1, 0.0, FREE))[0] == Setting(8, 0.0, 0.1)
+    assert plan(Measures(0.1, 0.0, FREE))[0] == Choice(8, 0.0, 0.1)
     assert plan(Measures(0.1, 0.0, FREE), served=0.25)[0].groups == 4
-    assert plan(Measures(0.1, 0.0, DEAR))[0] == Setting(1, 0.0, 0.1)
+    assert plan(Measures(0.1, 0.0, DEAR))[0] == Choice(1, 0.0, 0.1)
     between = {1: 1.0, 2: 1.2, 4: 2.0, 8: 8.1}  # over 1, 2, 4, 8: 1, 0.6, 0.5, 1.01
-    assert plan(Measures(0.1, 0.0, between))[0] == Setting(4, 0.0, 0.05)
+    assert plan(Measures(0.1, 0.0, between))[0] == Choice(4, 0.0, 0.05)
 
 
 def test_explicit_momentum_is_what_the_groups_leave_of_the_total():
     """Explicit 0.9 - 1/2 at 2 groups, none at 8; the step is the same in the long run."""
     many, one = plan(Measures(0.1, 0.9, {1: 1.0, 2: 0.5, 4: 9.0, 8: 9.0}))
-    assert one == Setting(1, 0.9, pytest.approx(0.01))
-    assert many == Setting(2, pytest.approx(0.4), pytest.approx(0.2 * 0.6))
-    assert plan(Measures(0.1, 0.9, FREE))[0] == Setting(
+    assert one == Choice(1, 0.9, pytest.approx(0.01))
+    assert many == Choice(2, pytest.approx(0.4), pytest.approx(0.2 * 0.6))
+    assert plan(Measures(0.1, 0.9, FREE))[0] == Choice(
         8, pytest.approx(0.025), pytest.approx(0.0975)
     )
 
@@ -51,7 +51,7 @@ def run(cluster, rules=RULES, groups=GROUPS):
 def test_epochs_double_and_probes_are_a_share_of_them():
     cluster = run(Cluster(measured=Measures(0.1, 0.0, DEAR), loss=lambda s, seconds: 1.0))
     assert [seconds for _, seconds, _ in cluster.epochs] == [100, 200, 400, 800, 1600]
-    assert cluster.epochs[0][2] == Setting(1, 0.0, 0.1)  # nothing is probed before
+    assert cluster.epochs[0][2] == Choice(1, 0.0, 0.1)  # nothing is probed before
     by_epoch = {}
     for point, seconds, setting in cluster.probes:
         by_epoch.setdefault(point.epoch, []).append((seconds, setting))
@@ -81,7 +81,7 @@ def test_a_challenger_that_wins_trains_and_is_followed():
 
 @pytest.mark.parametrize(("loss", "wins"), [(0.88, False), (0.86, True)])
 def test_a_shorter_step_has_to_win_by_more(loss, wins):
-    last, shorter, longer = (Setting(1, 0.0, alpha) for alpha in (0.1, 0.05, 0.2))
+    last, shorter, longer = (Choice(1, 0.0, alpha) for alpha in (0.1, 0.05, 0.2))
     cluster = Cluster(loss=lambda s, seconds: {last: 1.0, shorter: loss, longer: 1.0}[s])
     assert better(cluster.tried, last, shorter) == (shorter if wins else last)
     assert better(cluster.tried, last, longer) == last
@@ -98,7 +98,7 @@ def test_so_has_less_momentum_and_more_by_less(mu, loss, wins):
 
 
 def test_what_diverges_loses():
-    last, other = Setting(1, 0.0, 0.1), Setting(1, 0.0, 0.05)
+    last, other = Choice(1, 0.0, 0.1), Choice(1, 0.0, 0.05)
     cluster = Cluster(loss=lambda s, seconds: math.nan if s == last else 7.0)
     assert better(cluster.tried, last, other) == other
 
@@ -116,9 +116,9 @@ def test_synchronous_training_stands_against_the_groups(one):
     assert [s.groups for _, _, s in cluster.epochs] == [8, 8, *3 * [1 if one < 1 else 8]]
     guarded = [(seconds, s) for point, seconds, s in cluster.probes if point.epoch == 2]
     assert guarded == [
-        (40.0, Setting(8, 0.0, 0.1)),
-        (40.0, Setting(8, 0.0, 0.05)),
-        (40.0, Setting(1, 0.0, 0.1)),
+        (40.0, Choice(8, 0.0, 0.1)),
+        (40.0, Choice(8, 0.0, 0.05)),
+        (40.0, Choice(1, 0.0, 0.1)),
     ]
 
 
@@ -127,8 +127,8 @@ def test_synchronous_training_stands_against_the_groups(one):
 )
 def test_groups_are_not_judged_by_a_step_that_has_more_noise(half, g, step_kept):
     """One group at 0.8 is 15 % better than 8 at 1.0, but not than 8 with half the step at 0.9."""
-    many, one = Setting(8, 0.0, 0.1), Setting(1, 0.0, 0.1)
-    losses = {many: 1.0, one: 0.8, Setting(8, 0.0, 0.05): half}
+    many, one = Choice(8, 0.0, 0.1), Choice(1, 0.0, 0.1)
+    losses = {many: 1.0, one: 0.8, Choice(8, 0.0, 0.05): half}
     cluster = Cluster(loss=lambda s, seconds: losses[s])
     found = guarded(cluster, Point(), 5.0, many, one)
     assert (found.groups, found.learning_rate == 0.1) == (g, step_kept)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 
-class Setting(NamedTuple):
+class Choice(NamedTuple):
     groups: int  # g
     momentum: float  # mu, explicit
     learning_rate: float  # alpha
@@ -33,7 +33,7 @@ class Measures(NamedTuple):
     penalties: dict[int, float]  # P_SE(g), predicted
 
 
-Probe = Callable[[Setting], Outcome]
+Probe = Callable[[Choice], Outcome]
 
 
 class Bench(Protocol):
@@ -45,22 +45,22 @@ class Bench(Protocol):
     def start(self, point: Point) -> float:
         """The loss that a first epoch has to be below: of the initialization, or of chance."""
 
-    def probe(self, point: Point, seconds: float, setting: Setting) -> Outcome:
+    def probe(self, point: Point, seconds: float, setting: Choice) -> Outcome:
         """Tries a setting from a point, and leaves no trace."""
 
     def train(
-        self, point: Point, seconds: float, setting: Setting, loss: float, settle: bool = False
+        self, point: Point, seconds: float, setting: Choice, loss: float, settle: bool = False
     ) -> Outcome:
         """Goes on to the next epoch's point, or stays if it does not lower the loss."""
 
     def measure(self, point: Point) -> Measures:
         """What limits steps at a point, which takes seconds too."""
 
-    def note(self, what: str, setting: Setting) -> None:
+    def note(self, what: str, setting: Choice) -> None:
         """Takes down a decision."""
 
 
-def calmer(setting: Setting, by: float) -> Setting:
+def calmer(setting: Choice, by: float) -> Choice:
     """Half as many groups; of one, a learning rate that is smaller by this ratio."""
     g = setting.groups
     if g > 1:

@@ -29,10 +29,10 @@ from research.config import ConfigError
 from research.data.feed import Part, streamed
 from research.models import base
 from research.parallel import layout
-from research.parallel.agreement import agreed
+from research.parallel.first_process import agreed
 from research.problem import Params, Problem
 from research.strategies.base import Event, all_reduce, together
-from research.timeline.make import exchange
+from research.timeline.compute_groups import exchange
 
 ROUNDS = 15
 SECONDS = 0.1  # of one timing

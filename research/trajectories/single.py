@@ -23,8 +23,8 @@ from research import problem, seeds, strategies, trainer
 from research.config import ConfigError
 from research.problem import Examples, Params
 from research.program import Program
-from research.replicas import sketch
 from research.strategies.base import Event
+from research.trajectories.replicas import sketch
 
 SKETCH = 2048
 

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from launch import app
-from research import program, replicas, seeds, trainer
+from research import program, seeds, trainer
 from research.models.quadratic import curvatures
-from research.replicas import record, whole_gradient
 from research.strategies import Event
+from research.trajectories import replicas
+from research.trajectories.replicas import record, whole_gradient
 
 STEPS, COUNT, MOMENTA = 12, 5, (-0.4, 0.0, 0.6)
 

@@ -23,12 +23,12 @@ from ml_collections import ConfigDict
 
 from research import data as datasets
 from research import program, seeds, strategies, trainer
+from research.outputs.progress import Progress, stoppable
+from research.outputs.workdir import claim, read_json, write_json, write_npz
 from research.problem import Examples, Params, Problem
 from research.program import Program
-from research.progress import Progress, stoppable
 from research.strategies.base import Event
 from research.trainer import Run
-from research.workdir import claim, read_json, write_json, write_npz
 
 SLICE = 1000  # examples at a time in the gradient of the whole objective
 PART = 16  # replicas a file of an unfinished recording, rounded up to whole blocks

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from research import trainer
+from research.outputs.workdir import SUMS, Checkpoints, Metrics, WorkdirError, claim, write_npz
 from research.trainer import train
-from research.workdir import SUMS, Checkpoints, Metrics, WorkdirError, claim, write_npz
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from research import program, shared, together, trainer
-from research.progress import Watch
+from research import batched_runs, program, resident, trainer
+from research.outputs.progress import Watch
 from research.trainer import prepare, train
 
 QUIET = Watch(lambda: 0, lambda step, text: None)
@@ -27,7 +27,7 @@ LOCAL = {
 def batched(configs, folder, lanes=4, watch=QUIET):
     runs = [prepare(config) for config in configs]
     folders = [folder / str(i) for i in range(len(runs))]
-    return together.train(runs, folders, lanes, [watch] * len(runs)), folders
+    return batched_runs.train(runs, folders, lanes, [watch] * len(runs)), folders
 
 
 def varied(config, values, count):
@@ -181,9 +181,9 @@ COMPILED = [
 
 
 def test_what_one_compilation_serves_is_called_the_same(config):
-    base = together.compilation(config())
-    assert [together.compilation(config(values)) == base for values in TRACED] == [True] * 9
-    every = [together.compilation(config(values)) for values in ({}, *COMPILED)]
+    base = batched_runs.compilation(config())
+    assert [batched_runs.compilation(config(values)) == base for values in TRACED] == [True] * 9
+    every = [batched_runs.compilation(config(values)) for values in ({}, *COMPILED)]
     assert len(set(every)) == len(every)
 
 
@@ -194,7 +194,7 @@ def test_what_is_called_the_same_is_one_program(config):
         run = prepare(chosen)
         shapes = jax.tree.map(np.shape, trainer.first(run, 0)[1:4])
         found = run.program, str(shapes)
-        assert known.setdefault(together.compilation(chosen), found) == found
+        assert known.setdefault(batched_runs.compilation(chosen), found) == found
     assert len(known) == 1 + len(COMPILED)
 
 
@@ -208,24 +208,24 @@ def test_what_is_called_the_same_is_one_program(config):
     ],
 )
 def test_which_runs_can_be_lanes(config, values, expected):
-    assert together.is_batched(config(values)) == expected
+    assert batched_runs.is_batched(config(values)) == expected
 
 
 def test_as_many_lanes_as_memory_holds(config):
     runs = [prepare(one) for one in varied(config, {"model.dimension": 1000}, 5)]
-    need, size = together.memory(runs[0]), program.parameter_bytes(runs[0].params)
+    need, size = batched_runs.memory(runs[0]), program.parameter_bytes(runs[0].params)
     # Parameters, their 4 snapshots and the velocity, at least; and what a batch of 4 and the log's
     # 100 examples of as many numbers as parameters are computed with.
     assert 6 * size < need < 6 * size + 5 * (4 + 100) * size
-    assert together.lanes_of(runs, 64, 100 * need) == 5
-    assert together.lanes_of(runs, 4, 100 * need) == 3  # 3 and 2 rather than 4 and 1
-    assert together.lanes_of(runs, 64, 2.5 * need) == 2
-    assert together.lanes_of(runs, 64, 0) == 1
-    assert 0 < together.available() < 2**50
+    assert batched_runs.lanes_of(runs, 64, 100 * need) == 5
+    assert batched_runs.lanes_of(runs, 4, 100 * need) == 3  # 3 and 2 rather than 4 and 1
+    assert batched_runs.lanes_of(runs, 64, 2.5 * need) == 2
+    assert batched_runs.lanes_of(runs, 64, 0) == 1
+    assert 0 < batched_runs.available() < 2**50
 
 
 def test_room_is_never_overdrawn_but_by_one():
-    room, lock, taken, most = together.Room(10), threading.Lock(), [], []
+    room, lock, taken, most = batched_runs.Room(10), threading.Lock(), [], []
 
     def work(size):
         with room.take(size):
@@ -248,11 +248,11 @@ def test_room_is_never_overdrawn_but_by_one():
 
 
 def test_measuring_changes_nothing(config, tmp_path, monkeypatch):
-    monkeypatch.setattr(together, "SECONDS", 0.001)
+    monkeypatch.setattr(batched_runs, "SECONDS", 0.001)
     configs = varied(config, {"strategy.name": "sync", "strategy.groups": 1}, 3)
     whole = [train(one, tmp_path / str(i)) for i, one in enumerate(configs)]
     runs = [prepare(one) for one in configs]
-    rates = together.measure(runs, lanes=4, threads=2)
+    rates = batched_runs.measure(runs, lanes=4, threads=2)
     assert rates.threads > 0 and rates.vmap > 0 and rates.updates == 16
     assert 0 <= rates.difference < 1e-5  # 16 updates, each rounded by some 1e-7
     for i, run in enumerate(runs):
@@ -264,7 +264,7 @@ def test_examples_are_loaded_and_put_on_devices_once(config, mnist):
     one, other = (prepare(config({**mnist, "seed": seed})) for seed in (0, 1))
     assert one.data is other.data
     sets = [
-        shared.put(run.data, run.program.layout.put_examples, run.config) for run in (one, other)
+        resident.put(run.data, run.program.layout.put_examples, run.config) for run in (one, other)
     ]
     assert sets[0] is sets[1]
     fewer = prepare(config({**mnist, "data.train_examples": 100}))

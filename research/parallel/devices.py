@@ -8,8 +8,8 @@ from jax.sharding import PartitionSpec as P
 from research import strategies
 from research.parallel import layout
 from research.parallel.layout import Advance, Layout
-from research.parallel.measured import measure
 from research.parallel.simulated import one_node, over_nodes, over_workers
+from research.parallel.worker_seconds import measure
 from research.problem import Problem
 from research.strategies import Strategy
 

@@ -27,10 +27,10 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from research import shared, strategies, trainer
+from research import resident, strategies, trainer
+from research.outputs.progress import Watch
 from research.problem import Examples
 from research.program import CHUNK, EVALUATED, Program
-from research.progress import Watch
 from research.strategies.base import State
 from research.trainer import Ask, Run
 
@@ -137,7 +137,7 @@ def lanes_of(runs: Sequence[Run], most: int, budget: float) -> int:
 
 def memory(run: Run) -> int:
     """Bytes that one run needs on its device besides the examples, by XLA's analysis."""
-    sets = shared.put(run.data, run.program.layout.put_examples, run.config)
+    sets = resident.put(run.data, run.program.layout.put_examples, run.config)
     some = {name: leaf[:EVALUATED] for name, leaf in sets.test_evaluated.items()}
     evaluation = _bytes(run.program.evaluate, run.params, some)
     return _bytes(run.program.advance, *trainer.first(run, 0)) + evaluation
@@ -236,7 +236,7 @@ def _difference(one: Any, other: Any) -> float:
 
 def _joint(run: Run) -> tuple[Any, Program]:
     """`advance` of several runs like this one, and the program of each."""
-    return _vmapped(run.program, shared.is_drawn(run.config))
+    return _vmapped(run.program, resident.is_drawn(run.config))
 
 
 @lru_cache(maxsize=4)
@@ -275,7 +275,7 @@ def _first(runs: Sequence[Run], lanes: int, n: int) -> tuple[Any, ...]:
 
 def _examples(run: Run, each: Sequence[Examples]) -> Examples:
     """Those of all lanes, (lanes, N, ...) if they are not the same."""
-    return _joined(each) if shared.is_drawn(run.config) else each[0]
+    return _joined(each) if resident.is_drawn(run.config) else each[0]
 
 
 def _bytes(function: Any, *arguments: Any) -> int:

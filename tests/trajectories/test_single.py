@@ -4,9 +4,10 @@ import jax
 import numpy as np
 import pytest
 
-from research import meter, replicas, seeds, trainer
+from research import seeds, trainer
 from research.config import ConfigError
 from research.problem import batches
+from research.trajectories import replicas, single
 
 STEPS = 12
 
@@ -21,8 +22,8 @@ def test_a_recording_is_of_the_run_itself(
     config, values, final, tmp_path, monkeypatch, optimizer, groups
 ):
     """A sketch as large as the model mixes nothing, so displacements add up to x_T - x_0."""
-    monkeypatch.setattr(meter, "SKETCH", 10_000)
-    meter._recorder.cache_clear()
+    monkeypatch.setattr(single, "SKETCH", 10_000)
+    single._recorder.cache_clear()
     strategy = "asynchronous" if groups > 1 else "sync"
     chosen = config(
         {
@@ -35,8 +36,8 @@ def test_a_recording_is_of_the_run_itself(
             "cluster.nodes": groups,
         }
     )
-    recorded = meter.record(chosen, raw=True)
-    meter._recorder.cache_clear()
+    recorded = single.record(chosen, raw=True)
+    single._recorder.cache_clear()
     run = trainer.prepare(chosen)
     trainer.train(chosen, tmp_path)
     _, state = final(run, tmp_path)
@@ -58,7 +59,7 @@ def test_a_recording_is_of_the_run_itself(
 def test_the_independent_gradient_is_one_of_the_whole_objective(config):
     """Noiseless quadratic: any batch has the gradient H x_t, and d_t = -alpha G_t when alone."""
     alone = {"model.noise": 0.0, "strategy.groups": 1, "cluster.nodes": 1, "steps": STEPS}
-    recorded = meter.record(config({**alone, "optimizer.momentum": 0.0}))
+    recorded = single.record(config({**alone, "optimizer.momentum": 0.0}))
     alpha = config().optimizer.learning_rate
     np.testing.assert_allclose(recorded.displacements, -alpha * recorded.gradients, atol=1e-7)
     assert recorded.raw_steps is None
@@ -66,4 +67,4 @@ def test_the_independent_gradient_is_one_of_the_whole_objective(config):
 
 def test_what_it_cannot_read_is_refused(config):
     with pytest.raises(ConfigError, match="one gradient an update, not 'daso'"):
-        meter.record(config({"strategy.name": "daso"}))
+        single.record(config({"strategy.name": "daso"}))

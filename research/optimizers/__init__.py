@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from research import closed_loop
+from research.optimizers import closed_loop
 from research.strategies import groups_of
 
 OWN: Mapping[str, Callable[..., Any]] = {"closed_loop": closed_loop.closed_loop}

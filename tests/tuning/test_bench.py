@@ -6,9 +6,9 @@ import pytest
 
 from research import program, trainer
 from research.config import ConfigError
-from research.tuning import segments
-from research.tuning.setting import Setting
-from research.workdir import fingerprint
+from research.outputs.workdir import fingerprint
+from research.tuning import bench
+from research.tuning.choice import Choice
 
 VALUES = {
     "cluster.nodes": 8,
@@ -17,12 +17,12 @@ VALUES = {
     "optimizer.momentum": 0.3,
     "optimizer.learning_rate": 0.1,
 }
-SETTING = Setting(4, 0.3, 0.1)
+SETTING = Choice(4, 0.3, 0.1)
 
 
 @pytest.fixture(scope="module")
 def cluster(config):
-    return segments.prepare(config({**VALUES, "tune.probe_seconds": 1.0}))
+    return bench.prepare(config({**VALUES, "tune.probe_seconds": 1.0}))
 
 
 def same(one, other):
@@ -42,34 +42,34 @@ def test_from_the_start_it_is_the_run_of_the_trainer(cluster, config, groups, tm
     _, state = final(run, tmp_path)
     seconds = float(run.timeline.seconds[-1])
     setting = SETTING._replace(groups=groups)
-    after, outcome = segments.attempt(cluster, segments.start(cluster), setting, seconds)
+    after, outcome = bench.attempt(cluster, bench.start(cluster), setting, seconds)
     assert (outcome.updates, outcome.seconds) == (60, seconds)
     assert int(after.updates) == 60
     near(after.state.params, state.params)
     near(after.state.opt_state, state.opt_state)
     # 60 updates of random service against many: a standard error of 0.13 at the most, and twice it.
-    assert segments.seconds_per_update(cluster, groups) == pytest.approx(seconds / 60, rel=0.26)
+    assert bench.seconds_per_update(cluster, groups) == pytest.approx(seconds / 60, rel=0.26)
 
 
 @pytest.mark.parametrize("groups", [1, 4])
 def test_a_setting_goes_on_as_if_it_had_not_been_interrupted(cluster, groups):
     """Batches, arrivals, what every group has read, velocity and parameters, to the last bit."""
-    setting, begin = SETTING._replace(groups=groups), segments.start(cluster)
-    whole, outcome = segments.attempt(cluster, begin, setting, 0.2)
-    middle, first = segments.attempt(cluster, begin, setting, 0.07)
-    line = segments._timeline(cluster.run, groups, 0, 1.0)
+    setting, begin = SETTING._replace(groups=groups), bench.start(cluster)
+    whole, outcome = bench.attempt(cluster, begin, setting, 0.2)
+    middle, first = bench.attempt(cluster, begin, setting, 0.07)
+    line = bench._timeline(cluster.run, groups, 0, 1.0)
     left = line.seconds[outcome.updates - 1] - line.seconds[first.updates - 1]
-    after, second = segments.attempt(cluster, middle, setting, float(left) + 1e-9)
+    after, second = bench.attempt(cluster, middle, setting, float(left) + 1e-9)
     assert 0 < first.updates < first.updates + second.updates == outcome.updates
     same(after, whole)
 
 
 def test_other_groups_start_from_the_parameters_of_the_checkpoint(cluster):
     """The first update of any other number of groups is the same, whatever was stale before."""
-    begin, _ = segments.attempt(cluster, segments.start(cluster), SETTING, 0.05)
+    begin, _ = bench.attempt(cluster, bench.start(cluster), SETTING, 0.05)
     groups = (1, 2, 8)
     assert SETTING.groups not in groups
-    after = [segments.attempt(cluster, begin, SETTING._replace(groups=g), 1e-9)[0] for g in groups]
+    after = [bench.attempt(cluster, begin, SETTING._replace(groups=g), 1e-9)[0] for g in groups]
     assert all(int(one.updates) == int(begin.updates) + 1 for one in after)
     for one in after[1:]:
         same(one.state.params, after[0].state.params)
@@ -77,12 +77,12 @@ def test_other_groups_start_from_the_parameters_of_the_checkpoint(cluster):
 
 def test_a_probes_loss_is_that_of_its_mean_parameters(cluster):
     """Of 8 moments of the later half, each from an attempt of its own."""
-    begin = segments.start(cluster)
-    line = segments._timeline(cluster.run, 4, 0, 1.0)
+    begin = bench.start(cluster)
+    line = bench._timeline(cluster.run, 4, 0, 1.0)
 
     def after(updates):
         seconds = float(line.seconds[updates - 1])
-        made, outcome = segments.attempt(cluster, begin, SETTING, seconds)
+        made, outcome = bench.attempt(cluster, begin, SETTING, seconds)
         assert outcome.updates == updates
         return made.state.params, outcome.loss
 
@@ -91,17 +91,17 @@ def test_a_probes_loss_is_that_of_its_mean_parameters(cluster):
     expected = program.evaluate(cluster.run.program, mean, cluster.evaluated)["loss"]
     # Means of 8 float32 numbers in two orders.
     assert after(32)[1] == pytest.approx(expected, rel=1e-5)
-    assert after(1)[1] == evaluated(cluster, segments.attempt(cluster, begin, SETTING, 1e-9)[0])
+    assert after(1)[1] == evaluated(cluster, bench.attempt(cluster, begin, SETTING, 1e-9)[0])
 
 
 def test_attempts_are_pure_and_compiled_once(cluster):
-    begin, _ = segments.attempt(cluster, segments.start(cluster), SETTING, 0.05)
+    begin, _ = bench.attempt(cluster, bench.start(cluster), SETTING, 0.05)
     before = jax.device_get(begin)
     compilations = cluster.run.program.advance._cache_size()
-    first = segments.attempt(cluster, begin, SETTING, 0.1)
-    for setting in (Setting(1, 0.9, 0.01), Setting(8, -0.5, 0.001), Setting(2, 0.0, 1e9)):
-        segments.attempt(cluster, begin, setting, 0.1)
-    again = segments.attempt(cluster, begin, SETTING, 0.1)
+    first = bench.attempt(cluster, begin, SETTING, 0.1)
+    for setting in (Choice(1, 0.9, 0.01), Choice(8, -0.5, 0.001), Choice(2, 0.0, 1e9)):
+        bench.attempt(cluster, begin, setting, 0.1)
+    again = bench.attempt(cluster, begin, SETTING, 0.1)
     assert again[1] == first[1]
     same(again[0], first[0])
     same(begin, before)
@@ -109,8 +109,8 @@ def test_attempts_are_pure_and_compiled_once(cluster):
 
 
 def test_initializations_differ_and_the_first_is_the_trainers(config, mnist):
-    network = segments.prepare(config(mnist))
-    starts = [fingerprint(segments.start(network, seed).state.params) for seed in (0, 1, 1, 2)]
+    network = bench.prepare(config(mnist))
+    starts = [fingerprint(bench.start(network, seed).state.params) for seed in (0, 1, 1, 2)]
     assert starts[0] == fingerprint(network.run.params)
     assert starts[1] == starts[2] and len(set(starts)) == 3
 
@@ -120,40 +120,40 @@ def evaluated(cluster, checkpoint):
 
 
 def test_it_ends_at_the_first_log_point_at_the_target(cluster):
-    begin = segments.start(cluster)
-    line = segments._timeline(cluster.run, 4, 0, 1.0)
+    begin = bench.start(cluster)
+    line = bench._timeline(cluster.run, 4, 0, 1.0)
     ends = [line.seconds[n - 1] for n in (10, 20, 30, 40)]
     losses = [
-        evaluated(cluster, segments.attempt(cluster, begin, SETTING, float(end))[0]) for end in ends
+        evaluated(cluster, bench.attempt(cluster, begin, SETTING, float(end))[0]) for end in ends
     ]
     # The loss falls from one log point to the next, or the target says nothing.
     assert losses == sorted(losses, reverse=True)
     target = (losses[1] + losses[2]) / 2
-    after, outcome = segments.attempt(cluster, begin, SETTING, 10.0, target)
+    after, outcome = bench.attempt(cluster, begin, SETTING, 10.0, target)
     assert (outcome.reached, outcome.updates, outcome.seconds) == (True, 30, ends[2])
     assert evaluated(cluster, after) == losses[2]
-    _, outcome = segments.attempt(cluster, begin, SETTING, float(ends[1]) + 1e-6, target)
+    _, outcome = bench.attempt(cluster, begin, SETTING, float(ends[1]) + 1e-6, target)
     assert not outcome.reached and outcome.updates == 20
 
 
 def test_an_epoch_that_has_gone_wrong_ends_at_once(cluster):
     """At the first log point above twice the loss that is to be lowered, less than that later."""
-    begin = segments.start(cluster)
-    first = segments.start_loss(cluster, begin)
-    _, outcome = segments.attempt(cluster, begin, Setting(2, 0.0, 3.5), 10.0, 0.0, first)
+    begin = bench.start(cluster)
+    first = bench.start_loss(cluster, begin)
+    _, outcome = bench.attempt(cluster, begin, Choice(2, 0.0, 3.5), 10.0, 0.0, first)
     assert np.isnan(outcome.loss) and outcome.updates < 100
-    bound = evaluated(cluster, segments.attempt(cluster, begin, SETTING, 0.2)[0]) * 1.01
-    _, kept = segments.attempt(cluster, begin, SETTING, 0.2, 0.0, bound)
+    bound = evaluated(cluster, bench.attempt(cluster, begin, SETTING, 0.2)[0]) * 1.01
+    _, kept = bench.attempt(cluster, begin, SETTING, 0.2, 0.0, bound)
     assert kept.loss < bound and kept.seconds == 0.2
 
 
 def test_it_settles_where_the_mean_of_the_latest_parameters_is_at_the_target(cluster):
     """The mean of 8 log points has less of the noise of a large step."""
-    begin, setting = segments.start(cluster), Setting(1, 0.0, 1.0)
-    floor = segments.attempt(cluster, begin, setting, 20.0)[1].loss
-    _, long = segments.attempt(cluster, begin, setting, 20.0, 0.0)
+    begin, setting = bench.start(cluster), Choice(1, 0.0, 1.0)
+    floor = bench.attempt(cluster, begin, setting, 20.0)[1].loss
+    _, long = bench.attempt(cluster, begin, setting, 20.0, 0.0)
     target = (2 * floor + min(long.loss, 3 * floor)) / 3
-    after, outcome = segments.attempt(cluster, begin, setting, 20.0, target, settle=True)
+    after, outcome = bench.attempt(cluster, begin, setting, 20.0, target, settle=True)
     assert outcome.settled or outcome.reached
     assert outcome.seconds < 20.0
     if outcome.settled:
@@ -161,18 +161,18 @@ def test_it_settles_where_the_mean_of_the_latest_parameters_is_at_the_target(clu
 
 
 def test_a_first_epoch_has_to_be_below_the_start_and_below_chance(config, mnist, cluster):
-    network = segments.prepare(config(mnist))
-    loss = segments.start_loss(network, segments.start(network))
-    assert loss == min(evaluated(network, segments.start(network)), 0.99 * np.log(10))
-    begin = segments.start(cluster)  # nothing is classified
-    assert segments.start_loss(cluster, begin) == evaluated(cluster, begin)
+    network = bench.prepare(config(mnist))
+    loss = bench.start_loss(network, bench.start(network))
+    assert loss == min(evaluated(network, bench.start(network)), 0.99 * np.log(10))
+    begin = bench.start(cluster)  # nothing is classified
+    assert bench.start_loss(cluster, begin) == evaluated(cluster, begin)
 
 
 def test_measuring_is_charged_in_synchronous_updates(config, mnist):
     """64 gradients, and of half of the examples three products with the Hessian, two each."""
-    network = segments.prepare(config({**mnist, "tune.probe_seconds": 1.0}))
-    found = segments.measure(network, segments.start(network))
-    each = segments.seconds_per_update(network, 1)
+    network = bench.prepare(config({**mnist, "tune.probe_seconds": 1.0}))
+    found = bench.measure(network, bench.start(network))
+    each = bench.seconds_per_update(network, 1)
     assert found["seconds"] == pytest.approx((64 + 32 * 6) / 4 * each)
     assert found["penalties"][0] == 1.0 and found["penalties"] == sorted(found["penalties"])
     assert found["noise_scale"] > 0 and found["sharpness"] > 0
@@ -185,17 +185,17 @@ def test_measuring_is_charged_in_synchronous_updates(config, mnist):
 
 
 def test_divergence_ends_it_and_is_charged_until_then(cluster):
-    setting = Setting(2, 0.9, 1e12)
-    _, outcome = segments.attempt(cluster, segments.start(cluster), setting, 10.0)
+    setting = Choice(2, 0.9, 1e12)
+    _, outcome = bench.attempt(cluster, bench.start(cluster), setting, 10.0)
     assert np.isnan(outcome.loss) and not outcome.reached
-    line = segments._timeline(cluster.run, 2, 0, 10.0)
+    line = bench._timeline(cluster.run, 2, 0, 10.0)
     assert outcome.seconds == line.seconds[outcome.updates - 1] < 1.0
 
 
 def test_groups_are_powers_of_two_that_divide_the_workers(config):
     for nodes, groups in [(1, (1,)), (6, (1, 2)), (7, (1,)), (8, (1, 2, 4, 8)), (12, (1, 2, 4))]:
         chosen = config({"cluster.nodes": nodes, "strategy.groups": 1})
-        assert segments.prepare(chosen).groups == groups
+        assert bench.prepare(chosen).groups == groups
 
 
 @pytest.mark.parametrize(
@@ -210,5 +210,5 @@ def test_groups_are_powers_of_two_that_divide_the_workers(config):
 )
 def test_what_cannot_be_tuned_is_refused(config, values, message):
     with pytest.raises(ConfigError) as caught:
-        segments.prepare(config(values))
+        bench.prepare(config(values))
     assert str(caught.value).startswith(message) and "\n" not in str(caught.value)

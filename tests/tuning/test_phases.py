@@ -18,9 +18,9 @@ from research.checks import check
 from research.config import ConfigError, default
 from research.models import base
 from research.strategies import timeline_of
-from research.tuning import pieces
+from research.tuning import phases as timing
 from research.tuning.hardware import Pieces, seconds_per_iteration
-from research.tuning.pieces import Loop, Work, cut, measure, phases, prepare
+from research.tuning.phases import Loop, Work, cut, measure, phases, prepare
 from tests.parallel.started import ROOT, start
 
 LENET = ("conv0", "conv1", "hidden0", "hidden1", "classifier")
@@ -156,7 +156,7 @@ def test_every_piece_is_timed_once_a_round(loops, rounds):
     clock, ran = Clock(), []
     made = {str(i): clock.loop(str(i), *loop[:1], ran, loop[1]) for i, loop in enumerate(loops)}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pieces, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+        patch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: clock.now))
         found = measure(Work({}, made, {"known": 3.0}), rounds)
     assert found.pop("known").tolist() == [3.0] * rounds
     for (seconds, exchanges), taken in zip(loops, found.values(), strict=True):
@@ -166,7 +166,7 @@ def test_every_piece_is_timed_once_a_round(loops, rounds):
     timed = ran[3 * len(loops) :]
     assert [name for name, _ in timed] == list(made) * rounds
     for (seconds, _), (_, n) in zip(loops, timed, strict=False):
-        assert n == 1 or n * seconds <= pieces.SECONDS * (1 + 1e-6) < (n + 2) * seconds
+        assert n == 1 or n * seconds <= timing.SECONDS * (1 + 1e-6) < (n + 2) * seconds
 
 
 @pytest.mark.parametrize("name", ["daso", "dynamic_batch"])
@@ -177,7 +177,7 @@ def test_other_strategies_have_no_such_pieces(work, name):
 
 @pytest.fixture
 def profiled(monkeypatch, tmp_path):
-    monkeypatch.setattr(pieces, "SECONDS", 1e-3)
+    monkeypatch.setattr(timing, "SECONDS", 1e-3)
     return tmp_path / "profiled"
 
 
@@ -189,7 +189,7 @@ def test_the_command_prints_flags_of_a_run_with_these_pieces(config, mnist, prof
     values = dict(flag.removeprefix("--config.").split("=") for flag in flags)
     chosen.update_from_flattened_dict({name: float(text) for name, text in values.items()})
     check(chosen)
-    written = json.loads((profiled / "pieces.json").read_text())
+    written = json.loads((profiled / "phases.json").read_text())
     assert written["blocks"]["conv"] == ["conv0"] and written["devices"] == 1
     medians = written["seconds"]
     # Flags have four digits.
@@ -215,7 +215,7 @@ def test_processes_measure_an_all_reduce(tmp_path):
     flags = [f"--config.{name}={value}" for name, value in values.items()]
     first = [f"--config={ROOT}/configs/quickstart.py", f"--workdir={tmp_path}"]
     start("launch.profile", [*first, *flags], launcher, "")
-    written = json.loads((tmp_path / "pieces.json").read_text())
+    written = json.loads((tmp_path / "phases.json").read_text())
     assert written["devices"] == 2
     assert 0 < written["lower quartile"]["conv_network"] < written["upper quartile"]["conv_network"]
     assert written["seconds"]["fc_network"] == 0  # an MLP is not cut

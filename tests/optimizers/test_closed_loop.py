@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from ml_collections import ConfigDict
 
 from research import optimizers, problem, timeline, trainer
-from research.closed_loop import LIMIT, closed_loop, total_momentum
 from research.config import default
 from research.models.quadratic import curvatures
+from research.optimizers.closed_loop import LIMIT, closed_loop, total_momentum
 from research.strategies import Event
 from tests.strategies.composed import asynchronous
 

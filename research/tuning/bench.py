@@ -26,8 +26,8 @@ from research.program import CHUNK, Program
 from research.strategies.base import Event, State
 from research.timeline import Timeline
 from research.trainer import Run
+from research.tuning.choice import Choice, Outcome
 from research.tuning.prediction import Measured, penalty, stability
-from research.tuning.setting import Outcome, Setting
 
 Line = dict[str, Any]
 
@@ -177,7 +177,7 @@ def start_loss(cluster: Cluster, begin: Checkpoint) -> float:
 def attempt(
     cluster: Cluster,
     begin: Checkpoint,
-    setting: Setting,
+    setting: Choice,
     seconds: float,
     target: float | None = None,
     lower: float = math.inf,
@@ -233,7 +233,7 @@ def attempt(
 
 
 def _advance(
-    cluster: Cluster, state: State, line: Timeline, setting: Setting, t: int, updates: int
+    cluster: Cluster, state: State, line: Timeline, setting: Choice, t: int, updates: int
 ) -> tuple[State, int, bool]:
     """So many updates after update t, or until a batch's loss is not finite: how many, and if not.
 

@@ -1,0 +1,1 @@
+"""What a run leaves and shows: the files of its workdir, a progress line."""

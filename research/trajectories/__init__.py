@@ -1,0 +1,1 @@
+"""Trajectories recorded update by update, for fits of implicit momentum."""
