@@ -189,7 +189,7 @@ def test_the_command_prints_flags_of_a_run_with_these_pieces(config, mnist, prof
     values = dict(flag.removeprefix("--config.").split("=") for flag in flags)
     chosen.update_from_flattened_dict({name: float(text) for name, text in values.items()})
     check(chosen)
-    written = json.loads((profiled / "phases.json").read_text())
+    written = json.loads((profiled / "pieces.json").read_text())
     assert written["blocks"]["conv"] == ["conv0"] and written["devices"] == 1
     medians = written["seconds"]
     # Flags have four digits.
@@ -215,7 +215,7 @@ def test_processes_measure_an_all_reduce(tmp_path):
     flags = [f"--config.{name}={value}" for name, value in values.items()]
     first = [f"--config={ROOT}/configs/quickstart.py", f"--workdir={tmp_path}"]
     start("launch.profile", [*first, *flags], launcher, "")
-    written = json.loads((tmp_path / "phases.json").read_text())
+    written = json.loads((tmp_path / "pieces.json").read_text())
     assert written["devices"] == 2
     assert 0 < written["lower quartile"]["conv_network"] < written["upper quartile"]["conv_network"]
     assert written["seconds"]["fc_network"] == 0  # an MLP is not cut
