@@ -4,7 +4,7 @@
 
 x: parameters of a node; x_p(sent): what the P nodes sent S batches before. Gradients are averaged
 inside a node at every batch, nodes meet only in this merge, which is the rule of `outer.py` with
-the weight w = 2 S. When they send and receive is the timeline's. S = 0 is the blocking
+the weights 2 S and 1. When they send and receive is the timeline's. S = 0 is the blocking
 synchronization of warm-up and cool-down, the plain mean (heat, the authors' implementation, weighs
 x there by 1 if it is received as the others are).
 """
@@ -31,7 +31,7 @@ def daso(inner: Strategy, keys: Keys, senders: str | None = None) -> Strategy:
     """
     return outer(
         inner,
-        lambda waited: 2 * waited,
+        lambda waited: (2 * waited, 1),
         transfer_dtype=keys["transfer_dtype"] or None,
         blocking_dtype=keys["blocking_dtype"] or None,
         senders=senders,

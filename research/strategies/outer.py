@@ -2,11 +2,15 @@
 
     D     = theta - mean_p x_p(sent)          what the P nodes sent, `waited` updates before
     theta <- theta - outer(D)                 any optax optimizer; by default sgd(1), the mean
-    x     <- (w x + P theta) / (w + P)        w: the weight of a node's own parameters
+    x     <- (w x + v P theta) / (w + v P)    w, v: weights of a node's own parameters, of each sent
 
-so that the mixing is w / (w + P): 0 where nodes take over theta, towards 1 where they hardly heed
-it. In between every node does updates by itself, of any strategy. No more than one message is in
-flight. Between nodes nothing is exchanged in updates that do not send.
+so that the mixing is w / (w + v P): 0 where nodes take over theta, 1 where they do not heed it. In
+between every node does updates by itself, of any strategy.
+
+As in streaming DiLoCo (arXiv 2501.18512) the rule is that of every fragment of the parameters by
+itself, with an optimizer of its own, and each may have its own times of meeting. Of a fragment no
+more than one message is in flight. Between nodes nothing is exchanged of fragments that are not
+sent.
 """
 
 from collections.abc import Callable
@@ -20,8 +24,9 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 
 from research.strategies.base import Batch, Event, Info, Params, Strategy
+from research.strategies.fragments import cut, join
 
-Weight = Callable[[jax.Array], jax.Array]
+Weights = Callable[[jax.Array], tuple[Any, Any]]
 
 OWN = ("send", "receive", "waited")  # of `event.control`; all else there is (nodes, ...)
 
@@ -29,7 +34,7 @@ OWN = ("send", "receive", "waited")  # of `event.control`; all else there is (no
 class State(NamedTuple):
     inner: Any  # of this node
     in_flight: Params  # sum_p x_p(sent), in the type it travels in
-    outer: Any = ()  # theta and the state of its optimizer, the same in all nodes
+    outer: Any = ()  # of each fragment theta and its optimizer's state, the same in all nodes
 
     @property
     def params(self) -> Params:
@@ -38,18 +43,20 @@ class State(NamedTuple):
 
 def outer(
     inner: Strategy,
-    weight: Weight,
+    weights: Weights,
     optimizer: optax.GradientTransformation | None = None,
     transfer_dtype: str | None = None,
     blocking_dtype: str | None = None,
     senders: str | None = None,
+    fragments: int = 1,
 ) -> Strategy:
     """The rule of one device over the axis `node`, around the strategy that a node does by itself.
 
     `event.control`: `send`, `receive` (bool) and `waited` (int32, updates), the same on all nodes,
-    and of every node what the inner strategy asks for. The order of a step: the node's own update,
-    the sending of its result, the receipt and merge of what was sent `waited` updates before, which
-    is what was just sent if that is 0. `weight(waited)` is w.
+    (fragments,) or scalars for all fragments alike, and of every node what the inner strategy asks
+    for. The order of a step: the node's own update, the sending of its result, the receipt and
+    merge of what was sent `waited` updates before, which is what was just sent if that is 0.
+    `weights(waited)` is (w, v). Raises `ConfigError` with more fragments than leaves.
 
     Messages and their sums are of `transfer_dtype`, by default of the type of the parameters, and
     those that nobody computes behind (`waited` = 0) of `blocking_dtype`. A node sends its message
@@ -62,26 +69,39 @@ def outer(
 
     def init(params: Params) -> State:
         nothing = jax.tree.map(lambda leaf: jnp.zeros_like(travelling(leaf)), params)
-        theta = (params, optimizer.init(params)) if optimizer else ()
+        theta = tuple((x, optimizer.init(x)) if optimizer else () for x in cut(params, fragments))
         return State(inner.init(params), nothing, theta)
 
     def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
         control = event.control or {}
-        send, receive, waited = (jnp.asarray(control[name]) for name in OWN)
+        turns = (jnp.broadcast_to(control[name], fragments) for name in OWN)
         node, staleness = lax.axis_index("node"), event.staleness
         own = {name: v[node] for name, v in control.items() if name not in OWN}
         if staleness is not None and jnp.ndim(staleness):  # that of every node
             staleness = staleness[node]
         own_event = event._replace(control=own, staleness=staleness)
         after, info = inner.step(state.inner, own_event, batch)
+        x, in_flight = cut(after.params, fragments), cut(state.in_flight, fragments)
+        met = map(meet, x, state.outer, in_flight, *turns)
+        x, theta, in_flight, sent = zip(*met, strict=True)
+        info |= {"sent_bytes": sum(sent)}
+        return State(after.moved_to(join(x)), join(in_flight), theta), info
+
+    def meet(
+        x: Params,
+        theta: Any,
+        before: Params,
+        send: jax.Array,
+        receive: jax.Array,
+        waited: jax.Array,
+    ) -> tuple[Params, Any, Params, jax.Array]:
+        """One fragment: what it is, its theta, what is in flight of it, and the bytes sent."""
         blocking = receive & (waited == 0)
-        x, before = after.params, state.in_flight
         in_flight = lax.cond(send, total, lambda *_: before, x, blocking)
-        meeting = x, state.outer, before, in_flight, waited
+        meeting = x, theta, before, in_flight, waited
         x, theta = lax.cond(receive, merged, lambda x, theta, *_: (x, theta), *meeting)
         sent = jnp.where(blocking, _bytes(in_flight, blocking_dtype), _bytes(in_flight))
-        info |= {"sent_bytes": jnp.where(send, sent, 0.0)}
-        return State(after.moved_to(x), in_flight, theta), info
+        return x, theta, in_flight, jnp.where(send, sent, 0.0)
 
     def travelling(leaf: jax.Array) -> jax.Array:
         return leaf.astype(transfer_dtype or leaf.dtype)
@@ -117,8 +137,8 @@ def outer(
             theta, arrived = (center, opt_state), jax.tree.map(lambda leaf: nodes * leaf, center)
 
         def mixed(x: jax.Array, total: jax.Array) -> jax.Array:
-            own = jnp.asarray(weight(waited), x.dtype)
-            return (own * x + total) / (own + nodes)
+            w, v = (jnp.asarray(weight, x.dtype) for weight in weights(waited))
+            return (w * x + v * total) / (w + v * nodes)
 
         return jax.tree.map(mixed, x, arrived), theta
 
