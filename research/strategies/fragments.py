@@ -29,7 +29,7 @@ def cut(tree: Any, fragments: int) -> tuple[Any, ...]:
         nearest = 1 + int(np.abs(filled - filled[-1] * q / fragments).argmin())
         ends.append(min(max(nearest, ends[-1] + 1), len(leaves) - fragments + q))
     return tuple(
-        tree_of.unflatten([leaf if a <= i < b else None for i, leaf in enumerate(leaves)])
+        jax.tree.unflatten(tree_of, [leaf if a <= i < b else None for i, leaf in enumerate(leaves)])
         for a, b in pairwise([*ends, len(leaves)])
     )
 

@@ -69,7 +69,7 @@ def clock(setting: Setting, methods: Chosen) -> Timeline:
     the last node and for the all-reduce. Raises `ConfigError` as `cut` does.
     """
     config, cluster, strategy = setting.config, setting.config.cluster, setting.config.strategy
-    steps, fragments = config.steps, strategy.fragments
+    steps, fragments = config.steps, methods.keys(strategy).get("fragments", 1)
     ready, done, more = inside(setting, methods)(steps)
     sizes = _sizes(setting, fragments)
     transfer = [between_nodes(cluster, size) for size in sizes]

@@ -15,7 +15,7 @@ def all_reduce(n: int, size: Any, bandwidth: float, latency: float) -> Any:
     return 2 * (n - 1) * (latency + (size / n / bandwidth if bandwidth else 0.0))
 
 
-def broadcast(cluster: Any, size: int) -> float:
+def broadcast(cluster: Any, size: float) -> float:
     """Seconds to hand `size` bytes from one device to the others of its node, as a pipeline."""
     if cluster.devices_per_node == 1:
         return 0.0

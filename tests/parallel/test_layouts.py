@@ -74,6 +74,12 @@ MEASURED = {
 # arrivals are the same however they are drawn.
 GROUPS = {"strategy.name": "asynchronous", "strategy.groups": 2, "cluster.nodes": 8}
 ONE_EACH = DASO | {"cluster.nodes": 4, "cluster.devices_per_node": 1}
+STREAMING = {
+    "strategy.name": "model_averaging",
+    "strategy.fragments": 4,  # as many as there are arrays
+    "strategy.delay": 1,
+    "strategy.mixing": 0.25,
+}
 SPEEDS = {"cluster.speeds": [1.0, 3.0, 2.0, 2.0]}
 METHODS = {
     "groups": (GROUPS, ("jit", "shard_map", "pmap")),
@@ -96,6 +102,8 @@ METHODS = {
         ("jit", "shard_map"),
     ),
     "averaging": (DASO | {"strategy.name": "model_averaging"}, ("jit", "shard_map")),
+    "streaming": (DASO | STREAMING, ("jit", "shard_map")),
+    "streaming-nodes": (ONE_EACH | STREAMING, ("jit", "shard_map", "pmap")),
     "asynchronous+local": (
         GROUPS | {"strategy.name": "asynchronous+local", "model.hidden": [16, 16]},
         ("jit", "shard_map", "pmap"),

@@ -83,3 +83,29 @@ def test_a_file_of_ones_own_is_a_method_and_combines(config, tmp_path, monkeypat
     assert isinstance(strategies.load("my_methods:SIGNED"), Method)
     with pytest.raises(ConfigError, match="both say how a gradient is taken"):
         strategies.chosen("my_methods:SIGNED+local")
+
+
+DILOCO = """
+import optax
+
+from research import strategies
+from research.strategies.model_averaging import averaging
+
+
+def mix(inner, keys, senders):
+    return averaging(inner, keys, senders, optax.sgd(0.7, momentum=0.9, nesterov=True))
+
+
+DILOCO = strategies.load("model_averaging")._replace(mix=mix)
+"""
+
+
+def test_diloco_of_ones_own_streams_by_its_options(config, mnist, tmp_path, monkeypatch):
+    (tmp_path / "my_diloco.py").write_text(DILOCO)
+    monkeypatch.syspath_prepend(tmp_path)
+    losses = []
+    for fragments in (1, 4):
+        one = config({**mnist, "strategy.name": "my_diloco:DILOCO"})
+        one.strategy.options.fragments = fragments
+        losses.append(train(one, tmp_path / str(fragments))["train_loss"])
+    assert losses[0] != losses[1]
