@@ -17,6 +17,7 @@ import numpy as np
 from scipy.signal import lfilter
 
 from research import strategies
+from research.dynamics.moments import equivalent_momentum
 
 RESPONSE = 4096  # terms of an impulse response: 0.99 ** 4096 is 1e-18
 
@@ -58,25 +59,6 @@ def theory(config: Mapping[str, Any]) -> Theory | None:
     if service == "constant" and alike:
         return Theory((mu,) if mu else (), (0.0,) * (groups - 1) + (alpha,))
     return None
-
-
-def equivalent_momentum(phi: np.ndarray, eta: np.ndarray) -> np.ndarray:
-    """Momentum m / (1 + m) of the one-lag recursion with the same mean lag m; shape (...).
-
-    `phi` (..., K) and `eta` (..., Mg + 1). m is the mean of the normalized impulse response of
-    eta(L) / phi(L), the logarithmic derivative of that ratio at L = 1:
-
-        m = sum_m m eta_m / sum_m eta_m + sum_k k phi_k / (1 - sum_k phi_k)
-
-    For one lag it is phi_1 itself; for pure staleness, E tau / (1 + E tau).
-    """
-    phi, eta = np.asarray(phi, float), np.asarray(eta, float)
-    rest = 1 - phi.sum(-1)
-    slope = phi @ np.arange(1, phi.shape[-1] + 1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        # Multiplied out by 1 - sum phi, so that a unit root costs no precision.
-        numerator = eta @ np.arange(eta.shape[-1]) / eta.sum(-1) * rest + slope
-        return numerator / (rest + numerator)
 
 
 def geometric_distance(phi: np.ndarray, eta: np.ndarray) -> float:

@@ -104,6 +104,11 @@ def default() -> ConfigDict:
     config.parallel.accumulation = 1  # sync: parts of a device's batch, one after the other
     config.parallel.shard_optimizer = False  # sync, jit: optimizer state split over the devices
 
+    config.probes = ConfigDict()  # what is measured beside training
+    config.probes.momentum = False  # the implicit one, in windows of updates, with its interval
+    config.probes.window = 200  # updates of a window, each of which takes a second mini-batch
+    config.probes.every = 400  # updates from the start of a window to that of the next
+
     config.replicas = ConfigDict()
     config.replicas.count = 0  # > 0: record trajectories of this many replicas instead of one run
     config.replicas.block = 1  # replicas batched together; 1 is the fastest for networks on CPUs

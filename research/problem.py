@@ -171,17 +171,23 @@ def _check_pixels(chosen: Any, data: datasets.Data) -> None:
             )
 
 
-def batches(config: Any, examples: int, start: int, stop: int) -> np.ndarray:
+def batches(
+    config: Any, examples: int, start: int, stop: int, independent: bool = False
+) -> np.ndarray:
     """What updates start..stop-1 are trained on: int32 (stop - start, B) numbers of examples.
 
-    With augmentation (stop - start, B, 2), each with its seed, as `Problem.batch` takes it.
+    With augmentation (stop - start, B, 2), each with its seed, as `Problem.batch` takes it. With
+    `independent`, second mini-batches beside those, of the same conditional mean.
     """
-    order, seed = (
-        int(seeds.generator(config.seed, name).integers(2**63))
-        for name in ("batches", "augmentation")
+    names = ("batches", "augmentation", "second", "second augmentation")
+    order, pixels, second, seconds = (
+        int(seeds.generator(config.seed, name).integers(2**63)) for name in names
     )
-    size = config.batch_size
-    chosen = datasets.batches(order, start, stop, size, examples, config.data.replacement)
+    drawn = start, stop, config.batch_size, examples, config.data.replacement
+    if independent:
+        chosen, pixels = datasets.independent(second, order, *drawn), seconds
+    else:
+        chosen = datasets.batches(order, *drawn)
     if not config.data.augment:
         return chosen
-    return np.stack([chosen, datasets.draws(seed, start, stop, size)], axis=-1)
+    return np.stack([chosen, datasets.draws(pixels, *drawn[:3])], axis=-1)

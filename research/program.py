@@ -40,6 +40,7 @@ class Program:
     problem: Problem
     strategy: Strategy
     layout: Layout
+    metered: Layout | None  # the same, of pairs of batches, saying what the momentum meter needs
     evaluate: Callable[..., tuple[jax.Array, dict[str, jax.Array]]]
     probe: Callable[..., dict[str, jax.Array]] | None
     sums: tuple[str, ...] = ()  # what updates say of themselves that the log sums up
@@ -68,6 +69,7 @@ def make(config: ConfigDict, classes: int, slots: int) -> Program:
         "optimizer": (optimizer.name, hyper_names(config), optimizers.options(config)),
         "strategy": _static(config),
         "slots": slots,
+        "meter": config.probes.momentum,
     }
     return _make(json.dumps(static, sort_keys=True))
 
@@ -111,18 +113,18 @@ def _make(static: str) -> Program:
     name, names, options = values["optimizer"]
     whole, _ = _problem(values["model"])
     optimizer = optimizers.optimizer(name, tuple(names), options)
-    strategy, layout = parallel.make(
-        lambda strategy: partial(_advance, whole, strategy),
-        values["strategy"],
-        whole,
-        optimizer,
-        values["slots"],
-    )
+    asked = values["strategy"], whole, optimizer, values["slots"]
+    strategy, layout = parallel.make(lambda one: partial(_advance, whole, one), *asked)
+    metered = None
+    if values["meter"]:
+        _, metered = parallel.make(lambda one: partial(_metered, whole, one), *asked, meter=True)
     methods = strategies.chosen(values["strategy"]["name"])
     probes = [method.probe(whole, values["strategy"]["keys"]) for method in methods.every]
     probe = next((jax.jit(probe) for probe in probes if probe), None)
     sums = tuple(name for method in methods.every for name in method.info)
-    return Program(whole, strategy, layout, jax.jit(partial(_evaluate, whole)), probe, sums)
+    return Program(
+        whole, strategy, layout, metered, jax.jit(partial(_evaluate, whole)), probe, sums
+    )
 
 
 def _advance(
@@ -134,9 +136,34 @@ def _advance(
     indices: jax.Array,
     n: jax.Array,
 ) -> tuple[State, Info]:
+    def batch(i: jax.Array) -> Examples:
+        return problem.batch(examples, indices[i])
+
+    return _loop(strategy, state, events, batch, n)
+
+
+def _metered(
+    problem: Problem,
+    strategy: Strategy,
+    state: State,
+    examples: tuple[Examples, Examples],
+    events: Event,
+    indices: tuple[jax.Array, jax.Array],
+    n: jax.Array,
+) -> tuple[State, Info]:
+    def batches(i: jax.Array) -> tuple[Examples, ...]:
+        pairs = zip(examples, indices, strict=True)
+        return tuple(problem.batch(held, chosen[i]) for held, chosen in pairs)
+
+    return _loop(strategy, state, events, batches, n)
+
+
+def _loop(
+    strategy: Strategy, state: State, events: Event, batch: Callable[..., Any], n: jax.Array
+) -> tuple[State, Info]:
     def step(state: State, i: Any) -> tuple[State, Info]:
         event = jax.tree.map(lambda leaf: leaf[i], events)
-        return strategy.step(state, event, problem.batch(examples, indices[i]))
+        return strategy.step(state, event, batch(i))
 
     def body(i: jax.Array, carry: tuple[State, Info]) -> tuple[State, Info]:
         state, every = carry
@@ -144,7 +171,9 @@ def _advance(
         return state, jax.tree.map(lambda leaf, one: leaf.at[i].set(one), every, info)
 
     _, info = jax.eval_shape(step, state, 0)
-    nothing = jax.tree.map(lambda _: jnp.zeros(len(indices), jnp.float32), info)
+    nothing = jax.tree.map(
+        lambda leaf: jnp.zeros((len(events.read), *leaf.shape), jnp.float32), info
+    )
     return jax.lax.fori_loop(0, n, body, (state, nothing))
 
 

@@ -24,14 +24,15 @@ from research import optimizers, problem, program, resident, seeds, strategies
 from research.checks import check
 from research.config import ConfigError
 from research.data.feed import Feed, Part, streamed, whole
+from research.outputs.meter import Meter
 from research.outputs.progress import Watch, watched
 from research.outputs.workdir import Checkpoints, Metrics, claim, fingerprint, read_json, write_json
 from research.parallel.first_process import agreed, own
 from research.parallel.layout import APIS
 from research.parallel.processes import is_writer
-from research.problem import Examples
 from research.program import CHUNK, Program
-from research.strategies.base import Event, Params, State
+from research.strategies.base import Event, Info, Params, State
+from research.strategies.metered import METERED
 from research.timeline import Timeline
 from research.timeline.trace import Recorder
 
@@ -65,9 +66,10 @@ class Ask(NamedTuple):
     """
 
     program: Program
+    advance: Callable[..., tuple[State, Info]]  # the program's, or that which is metered
     state: State  # on the program's devices
-    examples: Examples  # likewise
-    events: Callable[[int], tuple[Event, np.ndarray]]  # the first so many, as `advance` takes them
+    examples: Any  # likewise
+    events: Callable[[int], tuple[Event, Any]]  # the first so many, as `advance` takes them
     n: int  # 0: only compile
 
 
@@ -126,7 +128,7 @@ def alone(run: Training) -> dict[str, Any]:
     with contextlib.closing(run):
         while isinstance(ask := proceed(run, answer), Ask):
             n, called = min(ask.n, agreed(chunk)), time.monotonic()
-            state, infos = ask.program.advance(ask.state, ask.examples, *ask.events(n), n)
+            state, infos = ask.advance(ask.state, ask.examples, *ask.events(n), n)
             answer = state, {name: np.asarray(leaf)[:n] for name, leaf in infos.items()}
             chunk = next_chunk(chunk, n, time.monotonic() - called)
     return ask
@@ -171,8 +173,9 @@ def training(run: Run, workdir: Path, watch: Watch | None = None) -> Training:
                 metrics.rows[:] = agreed(metrics.rows)
                 recorder = Recorder(folder / "trace.csv", step)
                 watching = watched(workdir.name, config.steps, step, watch)
+                meter = _meter(folder, run) if config.probes.momentum else None
                 summary = yield from _loop(
-                    run, step, state, metrics, checkpoints, recorder, watching, finished
+                    run, step, state, metrics, checkpoints, recorder, meter, watching, finished
                 )
         write_json(folder / "summary.json", summary)
     return summary
@@ -185,12 +188,14 @@ def _loop(
     metrics: Metrics,
     checkpoints: Checkpoints,
     recorder: Recorder,
+    meter: Meter | None,
     watching: contextlib.AbstractContextManager[Watch],
     before: Mapping[str, Any],
 ) -> Training:
     config, steps, layout = run.config, run.config.steps, run.program.layout
     _, sample, test_set = resident.put(run.data, layout.put_examples, config)
-    feed, state = feed_of(run), layout.put_state(state)
+    feed, second = feed_of(run), feed_of(run, independent=True)
+    state = layout.put_state(state)
     begun = time.monotonic() - (metrics.rows[-1]["wall_seconds"] if metrics.rows else 0.0)
     # Sums of what updates say of themselves: those logged, and if stopped in between, since then.
     sums = dict.fromkeys(run.program.sums, 0.0)
@@ -210,6 +215,8 @@ def _loop(
         row |= {"train_loss": train_loss} | {f"test_{k}": v for k, v in test.items()}
         row |= program.probe(run.program, params, sample, test_set) | optimizers.logged(kept)
         row |= sums | (kept.logged() if hasattr(kept, "logged") else {})
+        if meter and is_writer():
+            row |= meter.logged(metrics.rows[-1]["step"] if metrics.rows else 0, step)
         metrics.append(row | measured())
 
     def measured() -> dict[str, list[float]]:
@@ -222,21 +229,38 @@ def _loop(
         seconds = layout.measure(state, part.examples, *events_of(run, since, part, n), n)
         return {"worker_seconds": seconds.tolist()}
 
+    def asked(until: int) -> Ask:
+        part, at, advance = feed(step), step, run.program.advance
+        events: Callable[[int], Any] = partial(events_of, run, step, part)
+        examples, most = part.examples, min(until, part.stop, step + CHUNK)
+        if meter:
+            most = min(most, meter.windows.until(step))
+        if meter and meter.windows.has(step):
+            other, own = second(step), events
+            assert run.program.metered
+            advance, examples = run.program.metered.advance, (examples, other.examples)
+            most = min(most, other.stop)
+
+            def events(n: int) -> Any:
+                event, indices = own(n)
+                return event, (indices, events_of(run, at, other, n)[1])
+
+        return Ask(run.program, advance, state, examples, events, most - step)
+
     status, number = "", 0
-    part = feed(step)
-    state, _ = yield Ask(run.program, state, part.examples, partial(events_of, run, step, part), 0)
+    state, _ = yield asked(step)
     with watching as watch:
         if not metrics.rows or step % config.log_every == 0:
             log()
         while not status:
             run = extended(run, step, metrics.rows)
             until = min(step - step % config.log_every + config.log_every, len(run.timeline.read))
-            part = feed(step)
-            events, called = partial(events_of, run, step, part), time.monotonic()
-            most = min(until, part.stop, step + CHUNK) - step
-            state, infos = yield Ask(run.program, state, part.examples, events, most)
+            called = time.monotonic()
+            state, infos = yield asked(until)
             n, good = len(infos["loss"]), np.isfinite(infos["loss"])
-            for name in infos.keys() - {"loss"}:
+            if meter and meter.windows.has(step):
+                meter.append(step, infos)
+            for name in infos.keys() - {"loss", *METERED}:
                 sums[name] = sums.get(name, 0.0) + float(infos[name].sum(dtype=np.float64))
             if config.parallel.api:
                 recorder.append(run.timeline, slice(step, step + n), time.monotonic() - called)
@@ -259,10 +283,16 @@ def _loop(
             if is_writer():
                 watch.show(step, f"loss {metrics.rows[-1]['train_loss']:.4g}")
     summary = _summary(run, status, step, metrics.rows)
+    summary |= meter.logged(0, step) if meter and is_writer() else {}
     if status == "diverged":
         return summary | {"kept_checkpoint": checkpoints.latest()}
     summary["parameters_crc32"] = fingerprint(layout.get(state).params)
     return summary | ({"signal": number, "sums": sums} if status == "interrupted" else {})
+
+
+def _meter(folder: Path, run: Run) -> Meter:
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(run.params))
+    return Meter(folder, run.config, run.hypers["learning_rate"], parameters, run.examples)
 
 
 def extended(run: Run, step: int, rows: list[dict[str, Any]]) -> Run:
@@ -274,10 +304,10 @@ def extended(run: Run, step: int, rows: list[dict[str, Any]]) -> Run:
     return run._replace(timeline=run.timeline_of(epochs=[logged[end] for end in ends]))
 
 
-def feed_of(run: Run) -> Feed:
-    """The training set on the run's devices, or what is needed of it."""
+def feed_of(run: Run, independent: bool = False) -> Feed:
+    """The training set on the run's devices, or what is needed of it for those batches."""
     config, put = run.config, run.program.layout.put_examples
-    batches = partial(problem.batches, config, run.examples)
+    batches = partial(problem.batches, config, run.examples, independent=independent)
     if config.data.streaming:
         return streamed(run.data.train, put, batches, config.batch_size, CHUNK)
     return whole(resident.put(run.data, put, config).train, batches)

@@ -18,8 +18,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
-from analysis import moments
 from research.config import default
+from research.dynamics import moments
 from research.evidence.claim import Claim, Verdict
 from research.evidence.study import Study, cores
 from research.trajectories import single

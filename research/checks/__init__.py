@@ -14,6 +14,7 @@ from research.checks import plan, tune
 from research.config import ConfigError, default, to_json
 from research.data.augment import NAMES as AUGMENTATIONS
 from research.data.tokenizers import NAMES as TOKENIZERS
+from research.dynamics.moments import FEWEST
 from research.models import NAMES as MODELS
 from research.models.convolution import LOWERINGS
 from research.models.resnet import NORMS
@@ -44,6 +45,7 @@ def check(config: ConfigDict) -> None:
         "cluster.devices_per_node",
         "replicas.block",
         "replicas.subspace",
+        "probes.every",
         "model.dimension",
         "model.blocks",
         "model.width",
@@ -86,10 +88,12 @@ def check(config: ConfigDict) -> None:
     require(config, "replicas.matching", lambda v: all(-1 < m < 1 for m in v), "between -1 and 1")
     for name in ("model.hidden", "model.channels"):
         require(config, name, lambda v: all(width >= 1 for width in v), "widths of at least 1")
+    require(config, "probes.window", lambda v: v >= FEWEST + 4, f"at least {FEWEST + 4} updates")
     _check_model(config)
     _check_cluster(config)
     _check_pieces(config)
     _check_parallel(config)
+    _check_probes(config)
     _check_optimizer(config)
     for asked in (tune, plan):
         asked.check(partial(require, config))
@@ -194,6 +198,23 @@ def _check_parallel(config: ConfigDict) -> None:
             "config.replicas.count: replicas are recorded of strategies of one device "
             f"({', '.join(simple)}), with config.parallel.api = ''"
         )
+
+
+def _check_probes(config: ConfigDict) -> None:
+    probes, methods = config.probes, strategies.of_config(config)
+    if not probes.momentum:
+        return
+    if probes.window > probes.every:
+        raise ConfigError(
+            f"config.probes.window = {probes.window}: at most config.probes.every = {probes.every}"
+        )
+    if methods.stages and config.parallel.api == "shard_map":
+        raise ConfigError(
+            "config.probes.momentum: not with blocks on devices of their own; "
+            "config.parallel.api = '' trains the same on one"
+        )
+    if config.replicas.count:
+        raise ConfigError("config.probes.momentum: replicas are recorded whole, without windows")
 
 
 def _check_optimizer(config: ConfigDict) -> None:

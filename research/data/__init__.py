@@ -2,6 +2,16 @@
 
 from research.data.arrays import Data, DataError, Split
 from research.data.loading import load
-from research.data.order import batches, draws, stratified
+from research.data.order import batches, draws, independent, stratified, within
 
-__all__ = ["Data", "DataError", "Split", "batches", "draws", "load", "stratified"]
+__all__ = [
+    "Data",
+    "DataError",
+    "Split",
+    "batches",
+    "draws",
+    "independent",
+    "load",
+    "stratified",
+    "within",
+]

@@ -32,6 +32,46 @@ def batches(
     return stream[skipped:][: (stop - start) * batch_size].reshape(-1, batch_size)
 
 
+def independent(
+    seed: int,
+    order: int,
+    start: int,
+    stop: int,
+    batch_size: int,
+    examples: int,
+    replacement: bool = False,
+) -> np.ndarray:
+    """Second mini-batches of updates start..stop-1, int32 (stop - start, batch_size).
+
+    A gradient of theirs has the conditional mean of the first's, `batches(order, ...)`, given all
+    batches before: each example is drawn, by itself, from those that the first could still be,
+    which are what is left of the epoch, or of later ones all. Those of update t depend on
+    (seed, order, t) only. `seed` says nothing of the batches to come.
+    """
+    t = np.arange(start, stop)[:, None]
+    chance = np.array([np.random.default_rng([seed, u]).random(batch_size) for u in t[:, 0]])
+    chance = chance.reshape(-1, batch_size)
+    if replacement:
+        return (chance * examples).astype(np.int32)
+    epoch = (t * batch_size + np.arange(batch_size)) // examples
+    first = np.maximum(t * batch_size, epoch * examples)
+    place = first + (chance * ((epoch + 1) * examples - first)).astype(np.int64)
+    chosen = np.empty(place.shape, np.int32)
+    for k in np.unique(epoch):
+        stream = batches(order, k, k + 1, examples, examples)[0]
+        chosen[epoch == k] = stream[place[epoch == k] - k * examples]
+    return chosen
+
+
+def within(
+    start: int, stop: int, batch_size: int, examples: int, past: int, replacement: bool = False
+) -> np.ndarray:
+    """Whether updates start..stop-1 and the `past` ones before each are of one epoch, (T,) bool."""
+    t = np.arange(start, stop)
+    first, last = (t - past) * batch_size // examples, ((t + 1) * batch_size - 1) // examples
+    return (first == last) | replacement
+
+
 def draws(seed: int, start: int, stop: int, batch_size: int) -> np.ndarray:
     """A seed for each example of the batches of updates start..stop-1, int32 (stop - start, B).
 

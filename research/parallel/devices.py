@@ -17,19 +17,25 @@ Loop = Callable[[Strategy], Advance]
 
 
 def make(
-    loop: Loop, static: Mapping[str, Any], whole: Problem, optimizer: Any, slots: int
+    loop: Loop,
+    static: Mapping[str, Any],
+    whole: Problem,
+    optimizer: Any,
+    slots: int,
+    meter: bool = False,
 ) -> tuple[Strategy, Layout]:
     """The strategy as one device simulates it, and the loop on real devices or on that one.
 
     `static` holds the `name` of the methods and their `keys`, `api` ('': one device), `nodes` and
-    `devices` (a node's), real or simulated. States look the same either way.
+    `devices` (a node's), real or simulated. States look the same either way. With `meter` batches
+    are pairs, and so are the loop's examples and indices.
     """
     methods, keys = strategies.chosen(static["name"]), static["keys"]
     api, nodes, devices = static["api"], static["nodes"], static["devices"]
 
     def strategy(axis: str | None, real: bool = False) -> Strategy:
         parts = static["accumulation"]
-        return strategies.compose(methods, keys, whole, optimizer, slots, axis, parts, real)
+        return strategies.compose(methods, keys, whole, optimizer, slots, axis, parts, real, meter)
 
     if methods.mix:
         simulated = over_nodes(strategy("data"), nodes, devices, methods.sums)

@@ -154,8 +154,11 @@ def pmap(
         return jax.device_put(each, split)
 
     def run(state: Any, examples: Any, events: Any, indices: Any, n: Any) -> tuple[Any, Any]:
-        parts = [indices] * devices if whole else np.split(indices, devices, axis=1)
-        mine = np.stack([parts[jax.devices().index(device)] for device in local])
+        def own(leaf: np.ndarray) -> np.ndarray:
+            parts = [leaf] * devices if whole else np.split(leaf, devices, axis=1)
+            return np.stack([parts[jax.devices().index(device)] for device in local])
+
+        mine = jax.tree.map(own, indices)
         state, losses = mapped(state, examples, put(events), mine, put(np.int32(n)))
         return state, jax.tree.map(first, losses)
 

@@ -54,7 +54,8 @@ def over_nodes(strategy: Strategy, nodes: int, devices: int, whole: bool = False
             inside = jax.vmap(strategy.step, (None, None, 0), (None, 0), axis_name="data")
         every = jax.vmap(inside, (0, None, 0), axis_name="node")
         after, info = every(state.state, event, jax.tree.map(split, batch))
-        return Nodes(after), jax.tree.map(jnp.mean, info)
+        axes = (0,) if whole else (0, 1)  # of nodes, of their devices
+        return Nodes(after), jax.tree.map(lambda leaf: leaf.mean(axes), info)
 
     return Strategy(init, step)
 

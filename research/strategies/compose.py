@@ -4,7 +4,8 @@ import optax
 
 from research.problem import Problem
 from research.strategies import base
-from research.strategies.base import Strategy
+from research.strategies.base import Gradient, Strategy
+from research.strategies.metered import metered
 from research.strategies.method import Chosen, Keys
 from research.strategies.sync import sync
 
@@ -18,11 +19,13 @@ def compose(
     axis: str | None,
     parts: int = 1,
     real: bool = False,
+    meter: bool = False,
 ) -> Strategy:
     """The strategy of one device, put together of the methods' pieces and plain SGD's.
 
     `axis`: the devices that share its batch, if there are others, `real` or simulated. `parts`: of
-    its part of the batch, one after the other.
+    its part of the batch, one after the other. With `meter` its step takes a pair of batches and
+    says what the momentum meter asks for.
     """
     gradient, servers = base.whole(problem.loss, parts), None
     if methods.gradient and methods.gradient.gradient:
@@ -31,9 +34,13 @@ def compose(
     if axis and not (methods.gradient and methods.gradient.sums):
         gradient = base.averaged(gradient, axis, real)
     update = base.by_block(optimizer) if servers else base.together(optimizer)
-    strategy = sync(gradient, update)
-    if methods.read and methods.read.read:
-        strategy = methods.read.read(gradient, update, keys, slots, servers)
+
+    def one(gradient: Gradient) -> Strategy:
+        if methods.read and methods.read.read:
+            return methods.read.read(gradient, update, keys, slots, servers)
+        return sync(gradient, update)
+
+    strategy = metered(one, gradient) if meter else one(gradient)
     if methods.mix and methods.mix.mix:
         strategy = methods.mix.mix(strategy, keys, axis if real else None)
     return strategy
