@@ -28,9 +28,10 @@ J - K - M - 1 degrees of freedom if the model is right: a test of lags and of th
 In shuffled epochs every batch makes up for those before it. Let R_t be the examples that the epoch
 has left at t. All batches to come are alike given H_t, so the above holds with f over R_t, for f,
 
-    E[d_t | H_t] = -alpha sum_k p (1 - p)^k grad f_{R_t}(x_{t-k}),    E[f_{R_t} | H_{t-1}] = f_{R_{t-1}}
+    E[d_t | H_t] = -alpha sum_k p (1 - p)^k grad f_{R_t}(x_{t-k})
+    E[f_{R_t} | H_{t-1}] = f_{R_{t-1}}
 
-and G_t drawn from R_t. It fails where a new epoch begins between t-1 and t: such t are not `heeded`.
+and G_t drawn from R_t. It fails where an epoch begins between t-1 and t: such t are not `heeded`.
 """
 
 from collections.abc import Sequence

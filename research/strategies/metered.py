@@ -1,4 +1,4 @@
-"""What the momentum meter needs of every update (`research/dynamics/moments.py`), in `SKETCH` numbers.
+"""What the momentum meter (`dynamics/moments.py`) needs of an update, in `SKETCH` numbers each.
 
     displacement   x_{t+1} - x_t              of this device's own update, before nodes meet
     raw step       -g_t                       the gradient that arrived, before the optimizer
