@@ -2,16 +2,16 @@
 
 from research.data.arrays import Data, DataError, Split
 from research.data.loading import load
-from research.data.order import batches, draws, independent, stratified, within
+from research.data.order import away, batches, draws, independent, stratified
 
 __all__ = [
     "Data",
     "DataError",
     "Split",
+    "away",
     "batches",
     "draws",
     "independent",
     "load",
     "stratified",
-    "within",
 ]

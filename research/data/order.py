@@ -2,6 +2,7 @@
 
 import numpy as np
 
+RAMP = 8  # updates
 BLOCK = 2**16  # draws with replacement are generated in blocks of this many positions
 
 
@@ -63,13 +64,22 @@ def independent(
     return chosen
 
 
-def within(
+def away(
     start: int, stop: int, batch_size: int, examples: int, past: int, replacement: bool = False
 ) -> np.ndarray:
-    """Whether updates start..stop-1 and the `past` ones before each are of one epoch, (T,) bool."""
-    t = np.arange(start, stop)
-    first, last = (t - past) * batch_size // examples, ((t + 1) * batch_size - 1) // examples
-    return (first == last) | replacement
+    """How far updates start..stop-1 are from where an epoch begins, 0 to 1, float64 (T,).
+
+    0 where one begins between the first of the `past` updates before and its own last example;
+    1 from RAMP updates on, or where examples are drawn `replacement`.
+    """
+    if replacement:
+        return np.ones(stop - start)
+    t = np.arange(max(start - RAMP, 0), stop + RAMP)
+    first = np.maximum(t - past, 0) * batch_size // examples
+    last = ((t + 1) * batch_size - 1) // examples
+    begins = np.append(t[first != last], stop + RAMP)
+    distance = np.abs(np.arange(start, stop)[:, None] - begins).min(axis=1)
+    return np.minimum(distance / RAMP, 1.0)
 
 
 def draws(seed: int, start: int, stop: int, batch_size: int) -> np.ndarray:

@@ -31,7 +31,8 @@ has left at t. All batches to come are alike given H_t, so the above holds with 
     E[d_t | H_t] = -alpha sum_k p (1 - p)^k grad f_{R_t}(x_{t-k})
     E[f_{R_t} | H_{t-1}] = f_{R_{t-1}}
 
-and G_t drawn from R_t. It fails where an epoch begins between t-1 and t: such t are not `heeded`.
+and G_t drawn from R_t. It fails where an epoch begins between t-1 and t. There z_t is 0, and near
+it small, as a jump of z_t would let a whole eps_t in where a small difference should be.
 """
 
 from collections.abc import Sequence
@@ -91,14 +92,14 @@ def fit(
     runs: Sequence[Run],
     lags: int = 1,
     gradient_lags: int = 0,
-    heeded: Sequence[np.ndarray] | None = None,
+    heed: Sequence[np.ndarray] | None = None,
 ) -> Fit:
     """K = `lags` and M = `gradient_lags` terms fitted to one or several runs of the same setting.
 
     A run is (displacements, gradients), each (T, q) under one projection, from any contiguous
     window of it. Raw steps -g in place of displacements read what asynchrony alone contributes,
-    eta = 1/g, whatever the optimizer. `heeded`, (T,) bool a run, says of which updates the moments
-    are taken; all, if not given. Raises `NotIdentified`.
+    eta = 1/g, whatever the optimizer. `heed`, (T,) a run, are factors of the updates' instruments,
+    0 where the model does not hold; by default 1. Raises `NotIdentified`.
     """
     if lags < 0 or gradient_lags < 0:
         raise ValueError(f"lags {lags} and gradient_lags {gradient_lags} must not be negative")
@@ -109,9 +110,10 @@ def fit(
             raise NotIdentified("a displacement or gradient is not finite: the run diverged")
         if not (d.any() and g.any()):
             raise NotIdentified("nothing moves")
-    masks = heeded or [np.ones(len(d), bool) for d, _ in runs]
+    factors = heed or [np.ones(len(d)) for d, _ in runs]
     prepared = [
-        _prepared(d, g, mask, lags, gradient_lags) for (d, g), mask in zip(runs, masks, strict=True)
+        _prepared(d, g, each, lags, gradient_lags)
+        for (d, g), each in zip(runs, factors, strict=True)
     ]
     updates = sum(int(weights.astype(bool).sum()) for _, _, weights in prepared)
     if updates < FEWEST:
@@ -190,12 +192,12 @@ def moving_average(autocovariances: np.ndarray) -> np.ndarray:
 
 
 def _prepared(
-    d: np.ndarray, g: np.ndarray, heeded: np.ndarray, lags: int, gradient_lags: int
+    d: np.ndarray, g: np.ndarray, heed: np.ndarray, lags: int, gradient_lags: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Instruments (T', J, q), signals d_t, d_{t-1}.., -G_t, -G_{t-1}.. (T', P, q), weights (T',).
 
-    Update t's instruments are known at t - 1 - M: G up to there, d up to the one before. Updates
-    that are not `heeded` have none, and no weight.
+    Update t's instruments are known at t - 1 - M: G up to there, d up to the one before. `heed`
+    (T,) multiplies them and the weights.
     """
     steps, size = d.shape
     delay = 1 + gradient_lags
@@ -211,7 +213,7 @@ def _prepared(
         means = decay * means + (1 - decay) * new
         squares = SIZE_DECAY * squares + np.sum(np.square(d[t - delay - 1], dtype=float))
         count = SIZE_DECAY * count + 1
-        weights[t] = heeded[t] * count / squares if squares else 0.0
+        weights[t] = heed[t] * count / squares if squares else 0.0
         instruments[t] = weights[t] * means
     signals = [d[first - k : steps - k] for k in range(lags + 1)]
     signals += [-g[first - m : steps - m] for m in range(gradient_lags + 1)]

@@ -68,8 +68,8 @@ class Meter:
         """`rates`: learning rates, (steps,); how many `parameters` and `examples` there are."""
         self.windows, self._rates = windows(config.probes, config.steps), rates
         self._lags = lags(config)
-        self._within = partial(
-            datasets.within,
+        self._away = partial(
+            datasets.away,
             batch_size=config.batch_size,
             examples=examples,
             replacement=config.data.replacement,
@@ -93,8 +93,8 @@ class Meter:
             (sketches[:, 0] / self._rates[slice(*pair), None], *sketches.swapaxes(0, 1)[1:])
             for sketches, pair in zip(each, ended, strict=True)
         ]
-        heeded = [partial(self._within, *pair) for pair in ended]
-        return said(runs, heeded, self._lags, self._rates[step - 1]) if runs else {}
+        away = [partial(self._away, *pair) for pair in ended]
+        return said(runs, away, self._lags, self._rates[step - 1]) if runs else {}
 
 
 def lags(config: ConfigDict) -> int:
@@ -107,13 +107,13 @@ def lags(config: ConfigDict) -> int:
 
 def said(
     windows: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]],
-    heeded: Sequence[Callable[..., np.ndarray]],
+    away: Sequence[Callable[..., np.ndarray]],
     lags: int,
     rate: float,
 ) -> dict[str, Any]:
     """For the log: of (displacements over their rates, raw steps, gradients), (T, q) each.
 
-    `heeded(past)` (T,): the updates which those so many before go with, of each window.
+    `away(past)` (T,) of each window: from where an epoch begins, as `data.away` says.
     `implicit_momentum` with its 95 % interval and the p-value of the J test; what a lag polynomial
     of `lags` terms amounts to, `total_momentum`, if there is one; `effective_learning_rate`, which
     is rate / g for memoryless groups.
@@ -125,8 +125,8 @@ def said(
         if not terms:
             continue
         try:
-            masks = [mask(past=terms) for mask in heeded]
-            it = fit([(window[which], window[2]) for window in parts], terms, heeded=masks)
+            heed = [far(past=terms) for far in away]
+            it = fit([(window[which], window[2]) for window in parts], terms, heed=heed)
         except NotIdentified as error:
             found[f"{name}_momentum_refused"] = str(error)
             continue

@@ -9,6 +9,7 @@ is linear and keeps inner products in expectation.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,35 +27,42 @@ def metered(make: Callable[[Gradient], Strategy], gradient: Gradient) -> Strateg
     Its step takes a pair of batches, the update's own and a second one.
     """
 
-    def told(params: Params, event: Event, batch: Batch) -> tuple[jax.Array, Params]:
+    def heard(params: Params, event: Event, batch: Batch) -> tuple[Any, Params]:
         loss, grads = gradient(params, event, batch)
-        return (loss, sketch(grads)), grads  # type: ignore[return-value]
+        return (loss, sketch(grads, params, SKETCH)), grads
 
-    strategy = make(told)
+    strategy = make(heard)
 
-    def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
-        own, second = batch
+    def step(state: State, event: Event, batches: Any) -> tuple[State, Info]:
+        own, second = batches
         x = state.params
-        after, info = strategy.step(state, event, own)  # type: ignore[arg-type]
+        after, info = strategy.step(state, event, own)
         loss, arrived = info["loss"]
-        _, independent = gradient(x, event, second)  # type: ignore[arg-type]
+        _, independent = gradient(x, event, second)
         moved = jax.tree.map(jnp.subtract, after.params, x)
-        said = dict(zip(METERED, (sketch(moved), -arrived, sketch(independent)), strict=True))
+        each = sketch(moved, x, SKETCH), -arrived, sketch(independent, x, SKETCH)
+        said = dict(zip(METERED, each, strict=True))
         return after, info | {"loss": loss} | said
 
     return Strategy(strategy.init, step)
 
 
-def sketch(tree: Params, size: int = SKETCH) -> jax.Array:
-    """(min(size, p),) float32, of a pytree of p numbers; those of all leaves in order."""
-    leaves = jax.tree.leaves(tree)
-    q = min(size, sum(leaf.size for leaf in leaves))
+def sketch(tree: Params, like: Params, size: int) -> jax.Array:
+    """(min(size, p),) float32, of a pytree like one of p numbers, in the order of its leaves.
+
+    What the tree lacks of the other counts as zeros.
+    """
+    every = jax.tree.leaves_with_path(like)
+    given = dict(jax.tree.leaves_with_path(tree))
+    q = min(size, sum(leaf.size for _, leaf in every))
     total, offset = jnp.zeros(q), 0
-    for leaf in leaves:
-        flat = leaf.reshape(-1).astype(jnp.float32)
-        signed = flat * _signs(jnp.arange(leaf.size, dtype=jnp.uint32) + np.uint32(offset % 2**32))
-        rows = jnp.pad(signed, (0, -leaf.size % q)).reshape(-1, q)
-        total, offset = total + jnp.roll(rows.sum(axis=0), offset % q), offset + leaf.size
+    for path, leaf in every:
+        if path in given:
+            number = jnp.arange(leaf.size, dtype=jnp.uint32) + np.uint32(offset % 2**32)
+            signed = given[path].reshape(-1).astype(jnp.float32) * _signs(number)
+            rows = jnp.pad(signed, (0, -leaf.size % q)).reshape(-1, q)
+            total = total + jnp.roll(rows.sum(axis=0), offset % q)
+        offset += leaf.size
     return total
 
 

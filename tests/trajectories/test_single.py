@@ -4,56 +4,98 @@ import jax
 import numpy as np
 import pytest
 
-from research import seeds, trainer
-from research.config import ConfigError
+from research import data as datasets
+from research import program, trainer
+from research.dynamics import moments
 from research.problem import batches
-from research.trajectories import replicas, single
+from research.strategies import metered
+from research.trajectories import single
 
 STEPS = 12
+METHODS = {
+    "sync": {"strategy.name": "sync"},
+    "asynchronous": {"strategy.groups": 3, "cluster.nodes": 3},
+    "dynamic_batch": {"strategy.name": "dynamic_batch", "cluster.nodes": 2},
+    "local": {
+        "strategy.name": "local",
+        "model.name": "resmlp",
+        "cluster.nodes": 1,
+        "cluster.service": "constant",
+    },
+}
 
 
-@pytest.fixture(scope="module")
-def values(mnist):
-    return {**mnist, "steps": STEPS, "data.train_examples": 60}
+@pytest.fixture
+def unmixed(monkeypatch):
+    """A sketch as large as the model: random signs, and nothing is added to anything else."""
+    monkeypatch.setattr(metered, "SKETCH", 10_000)
+    program._make.cache_clear()
+    yield
+    program._make.cache_clear()
 
 
-@pytest.mark.parametrize("optimizer, groups", [("sgd", 3), ("adam", 3), ("sgd", 1)])
+def sketched(tree, like):
+    return np.asarray(metered.sketch(tree, like, 10_000))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("method", METHODS)
 def test_a_recording_is_of_the_run_itself(
-    config, values, final, tmp_path, monkeypatch, optimizer, groups
+    config, mnist, final, tmp_path, unmixed, optimizer, method
 ):
-    """A sketch as large as the model mixes nothing, so displacements add up to x_T - x_0."""
-    monkeypatch.setattr(single, "SKETCH", 10_000)
-    single._recorder.cache_clear()
-    strategy = "asynchronous" if groups > 1 else "sync"
-    chosen = config(
-        {
-            **values,
-            "optimizer.name": optimizer,
-            "optimizer.learning_rate": 0.01,
-            "optimizer.momentum": 0.0,
-            "strategy.name": strategy,
-            "strategy.groups": groups,
-            "cluster.nodes": groups,
-        }
-    )
-    recorded = single.record(chosen, raw=True)
-    single._recorder.cache_clear()
+    """Displacements add up to x_T - x_0, and raw steps are what plain SGD multiplies by alpha."""
+    values = {
+        **mnist,
+        "steps": STEPS,
+        "data.train_examples": 60,
+        "model.blocks": 2,
+        "model.width": 4,
+        "optimizer.name": optimizer,
+        "optimizer.learning_rate": 0.01,
+        "optimizer.momentum": 0.0,
+        **METHODS[method],
+    }
+    chosen = config(values)
+    recorded = single.record(chosen)
     run = trainer.prepare(chosen)
     trainer.train(chosen, tmp_path)
     _, state = final(run, tmp_path)
-    project = replicas.sketch(seeds.key(chosen.seed, "subspace"), run.params, 10_000)
-    moved = project(jax.tree.map(np.subtract, state.params, run.params))
+    moved = sketched(jax.tree.map(np.subtract, state.params, run.params), run.params)
     # Another compilation of the same float32 sums, of numbers below 1.
     np.testing.assert_allclose(recorded.displacements.sum(0), moved, atol=1e-5)
     if optimizer == "sgd":
         np.testing.assert_allclose(recorded.displacements, 0.01 * recorded.raw_steps, atol=1e-6)
-    # The first gradient is at x_0, of a batch that is not the run's own.
-    gradient = jax.grad(run.program.problem.loss)
-    first = {k: v[batches(chosen, 60, 0, 1)[0]] for k, v in run.data.train.items()}
-    own = project(gradient(run.params, first))
-    np.testing.assert_allclose(recorded.raw_steps[0], -own, atol=1e-5)
-    assert np.linalg.norm(recorded.gradients[0] - own) > 0.1 * np.linalg.norm(own)
     assert recorded.losses.shape == (STEPS,)
+    if method != "local":
+        gradient = jax.grad(run.program.problem.loss)
+        for independent, found in ((False, -recorded.raw_steps), (True, recorded.gradients)):
+            numbers = batches(chosen, 60, 0, 1, independent)[0]
+            first = {k: v[numbers] for k, v in run.data.train.items()}
+            own = sketched(gradient(run.params, first), run.params)
+            np.testing.assert_allclose(found[0], own, atol=1e-5)
+
+
+@pytest.mark.parametrize("inner", ["", "+asynchronous"])
+def test_nodes_are_metered_between_their_meetings(config, mnist, unmixed, inner):
+    """The mean over the nodes of what each does by itself, without the merges."""
+    chosen = config(
+        {
+            **mnist,
+            "steps": STEPS,
+            "batch_size": 8,
+            "data.train_examples": 60,
+            "optimizer.learning_rate": 0.01,
+            "optimizer.momentum": 0.0,
+            "strategy.name": "model_averaging" + inner,
+            "strategy.groups": 2,
+            "cluster.nodes": 2,
+            "cluster.devices_per_node": 2,
+        }
+    )
+    recorded = single.record(chosen)
+    # float32 sums of numbers below 0.1, in another order.
+    np.testing.assert_allclose(recorded.displacements, 0.01 * recorded.raw_steps, atol=1e-6)
+    assert np.linalg.norm(recorded.gradients, axis=1).min() > 0
 
 
 def test_the_independent_gradient_is_one_of_the_whole_objective(config):
@@ -62,9 +104,42 @@ def test_the_independent_gradient_is_one_of_the_whole_objective(config):
     recorded = single.record(config({**alone, "optimizer.momentum": 0.0}))
     alpha = config().optimizer.learning_rate
     np.testing.assert_allclose(recorded.displacements, -alpha * recorded.gradients, atol=1e-7)
-    assert recorded.raw_steps is None
 
 
-def test_what_it_cannot_read_is_refused(config):
-    with pytest.raises(ConfigError, match="one gradient an update, not 'daso'"):
-        single.record(config({"strategy.name": "daso"}))
+def test_sketches_are_linear_and_keep_inner_products():
+    rng = np.random.default_rng(0)
+    a, b = ({"one": rng.normal(size=(70, 100)), "two": rng.normal(size=(50,))} for _ in range(2))
+    c = jax.tree.map(lambda x, y: x + 2 * y, a, b)
+    short = [np.asarray(metered.sketch(tree, a, 512)) for tree in (a, b, c)]
+    np.testing.assert_allclose(short[2], short[0] + 2 * short[1], atol=1e-4)  # float32
+    exact = sum(float(np.vdot(a[name], c[name])) for name in a)
+    # The standard deviation of a count sketch's inner product is |a| |c| sqrt(2 / 512) at most.
+    size = np.sqrt(sum(np.vdot(x, x) for x in jax.tree.leaves(a)))
+    other = np.sqrt(sum(np.vdot(x, x) for x in jax.tree.leaves(c)))
+    assert abs(short[0] @ short[2] - exact) < 4 * size * other * np.sqrt(2 / 512)
+    only = {"two": a["two"]}
+    rest = np.asarray(metered.sketch(only, a, 512))
+    both = np.asarray(metered.sketch({"one": a["one"]}, a, 512))
+    np.testing.assert_allclose(short[0], rest + both, atol=1e-4)
+
+
+def test_shuffled_epochs_do_not_bias_the_reading(config):
+    """g = 4 on a noisy quadratic whose epochs are 32 updates: 1 - 1/4, in shuffled order too.
+
+    Second mini-batches drawn from all examples would read more than 0.8 here.
+    """
+    values = {
+        "steps": 2000,
+        "batch_size": 8,
+        "model.dimension": 128,
+        "model.noise": 1.0,
+        "data.train_examples": 256,
+        "optimizer.momentum": 0.0,
+        "optimizer.learning_rate": 0.3,
+    }
+    runs = [single.record(config({**values, "seed": seed})) for seed in range(3)]
+    heed = datasets.away(0, 2000, 8, 256, past=1)
+    assert (heed == 0).sum() == 62  # of 63 epochs, all but the first
+    fit = moments.fit([(r.raw_steps, r.gradients) for r in runs], heed=[heed] * len(runs))
+    assert fit.momentum_error < 0.03
+    assert abs(fit.momentum - 0.75) < 3 * fit.momentum_error  # one in 370 would not
