@@ -1,0 +1,135 @@
+"""The momentum meter as a probe of a run: its windows, its log, what it leaves as it was."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from research import trainer
+from research.config import ConfigError
+from research.outputs.meter import FILE, Windows, lags, shortened
+from research.outputs.progress import Watch
+from research.strategies.metered import METERED
+from research.trajectories import single
+
+PROBED = {
+    "steps": 560,
+    "batch_size": 8,
+    "log_every": 20,
+    "checkpoint_every": 60,
+    "model.dimension": 256,
+    "model.noise": 1.0,
+    "optimizer.momentum": 0.0,
+    "optimizer.learning_rate": 0.3,
+    "probes.momentum": True,
+    "probes.window": 230,
+    "probes.every": 260,
+}
+
+
+@given(st.integers(1, 50), st.integers(1, 50), st.integers(1, 200))
+def test_windows_tile_the_updates(every, window, steps):
+    it = Windows(every, min(window, every), steps)
+    inside = np.array([it.has(step) for step in range(steps)])
+    ended = it.ended(0, steps)
+    assert sorted(t for start, stop in ended for t in range(start, stop)) == list(
+        np.flatnonzero(inside)
+    )
+    for step in range(steps):
+        assert it.before(step) == inside[:step].sum()
+        until = it.until(step)
+        assert step < until <= steps
+        assert (inside[step:until] == inside[step]).all()
+    for step in range(1, steps):  # each is told of once, whatever the log points
+        assert it.ended(0, step) + it.ended(step, steps) == ended
+
+
+@pytest.fixture(scope="module")
+def whole(config, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("whole")
+    return workdir, trainer.train(config(PROBED), workdir)
+
+
+def rows(workdir):
+    kept = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if k != "wall_seconds"} for row in kept]
+
+
+def test_a_probed_run_trains_as_any_other(config, whole, tmp_path):
+    without = trainer.train(config({**PROBED, "probes.momentum": False}), tmp_path)
+    workdir, summary = whole
+    assert summary["parameters_crc32"] == without["parameters_crc32"]
+    plain = rows(tmp_path)
+    assert [{k: row[k] for k in plain[0]} for row in rows(workdir)] == plain
+
+
+def test_windows_are_recorded_and_logged_at_the_next_log_point(config, whole):
+    workdir, summary = whole
+    recorded = single.record(config(PROBED))
+    every = np.stack([recorded.displacements, recorded.raw_steps, recorded.gradients], axis=1)
+    at = np.r_[0:230, 260:490, 520:560]
+    kept = np.load(workdir / FILE)
+    assert kept.shape == (len(at), len(METERED), 256)
+    # The same floats of another compilation.
+    np.testing.assert_allclose(kept, every[at], atol=1e-6)
+    logged = {row["step"]: row for row in rows(workdir)}
+    told = [step for step, row in logged.items() if any("implicit_momentum" in k for k in row)]
+    assert told == [240, 500, 560]
+    first = logged[240]
+    assert first["implicit_momentum_low"] < first["implicit_momentum"]
+    assert first["implicit_momentum"] < first["implicit_momentum_high"]
+    assert "implicit_momentum_refused" in logged[560]  # 40 updates are too few
+    assert summary["implicit_momentum_low"] < 0.75 < summary["implicit_momentum_high"]
+    # Plain SGD moves by its raw steps.
+    assert summary["total_momentum"] == pytest.approx(summary["implicit_momentum"], abs=1e-3)
+    rate = summary["effective_learning_rate"]
+    assert rate == pytest.approx(0.3 / 4, rel=0.5)  # alpha / g, within some three standard errors
+
+
+@pytest.mark.parametrize("stop", [60, 235, 300])
+def test_an_interrupted_run_resumes_to_the_same_reading(config, whole, tmp_path, stop):
+    """Stopped in a window, at its edge and between two."""
+    seen = [0]
+    watch = Watch(lambda: 2 if seen[0] >= stop else 0, lambda step, _: seen.__setitem__(0, step))
+    chosen = config(PROBED)
+    halted = trainer.alone(trainer.training(trainer.prepare(chosen), tmp_path, watch))
+    assert halted["status"] == "interrupted" and halted["step"] < 560
+    resumed = trainer.train(chosen, tmp_path)
+    workdir, summary = whole
+    unlike = {"wall_seconds"}
+    assert {k: v for k, v in resumed.items() if k not in unlike} == {
+        k: v for k, v in summary.items() if k not in unlike
+    }
+    assert rows(tmp_path) == rows(workdir)
+    assert np.load(tmp_path / FILE).tobytes() == np.load(workdir / FILE).tobytes()
+
+
+def test_explicit_momentum_is_a_lag_of_its_own(config):
+    assert lags(config({"optimizer.momentum": 0.5})) == 2
+    assert lags(config({"optimizer.momentum": 0.0})) == 1
+    assert lags(config({"strategy.name": "sync", "optimizer.momentum": 0.5})) == 1
+    adam = {"optimizer.name": "adam", "optimizer.momentum": 0.0}
+    assert lags(config(adam)) == 0  # no polynomial: only raw steps are read
+
+
+def test_folding_a_sketch_is_a_shorter_sketch():
+    rng = np.random.default_rng(0)
+    vector, signs = rng.normal(size=4096), rng.choice([-1.0, 1.0], 4096)
+    long = (vector * signs).reshape(-1, 1024).sum(0)[None]
+    assert np.allclose(shortened(long, 2**13)[0], (vector * signs).reshape(-1, 512).sum(0))
+    assert shortened(long, 2**12).shape == (1, 1024)
+
+
+@pytest.mark.parametrize(
+    "values, message",
+    [
+        ({"probes.window": 10}, "config.probes.window = 10: must be at least 54 updates"),
+        ({"probes.every": 80}, "config.probes.window = 230: at most config.probes.every = 80"),
+        ({"replicas.count": 2}, "config.probes.momentum: replicas are recorded whole"),
+    ],
+)
+def test_bad_values_are_refused(config, values, message):
+    with pytest.raises(ConfigError, match=message):
+        trainer.prepare(config({**PROBED, **values}))
