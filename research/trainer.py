@@ -23,7 +23,8 @@ from research import data as datasets
 from research import optimizers, problem, program, resident, seeds, strategies
 from research.checks import check
 from research.config import ConfigError
-from research.data.feed import Feed, Part, streamed, whole
+from research.data import parts
+from research.data.feed import Batches, Block, Feed, streamed, whole
 from research.outputs.progress import Watch, watched
 from research.outputs.workdir import Checkpoints, Metrics, claim, fingerprint, read_json, write_json
 from research.parallel.first_process import agreed, own
@@ -50,6 +51,7 @@ class Run(NamedTuple):
     params: Params  # x_0
     report: Mapping[str, Any]  # what its methods say of an update, for the summary
     hypers: Mapping[str, np.ndarray]  # (steps,) each
+    columns: int = 0  # of a device, where the timeline's shares say whose examples are whose
 
     @property
     def examples(self) -> int:
@@ -107,7 +109,9 @@ def prepare(config: ConfigDict, replicas: int = 0) -> Run:
     first = events(replicas=replicas)
     with resident.MAKING:
         compiled = program.make(config, data.classes, first.slots)
-    return Run(config, data, epoch, first, events, compiled, params, report, program.hypers(config))
+    hypers = program.hypers(config)
+    run = Run(config, data, epoch, first, events, compiled, params, report, hypers)
+    return run._replace(columns=_columns(first))
 
 
 def train(config: ConfigDict, workdir: Path) -> dict[str, Any]:
@@ -136,8 +140,8 @@ def first(run: Run, n: int) -> tuple[Any, ...]:
     """Arguments of `advance` for the first n updates of the run, which stays as it is."""
     layout = run.program.layout
     state = run.program.strategy.init(jax.tree.map(jnp.copy, run.params))
-    part = feed_of(run)(0)
-    return layout.put_state(state), part.examples, *events_of(run, 0, part, n), n
+    block = feed_of(run)(0, batches_of(run))
+    return layout.put_state(state), block.examples, *events_of(run, 0, block, n), n
 
 
 def proceed(run: Training, answer: tuple[State, Infos] | None) -> Ask | dict[str, Any]:
@@ -217,24 +221,27 @@ def _loop(
             return {}
         assert layout.measure
         since = step - min(run.epoch, MEASURED)
-        part = feed(since)
-        n = min(step, part.stop) - since
-        seconds = layout.measure(state, part.examples, *events_of(run, since, part, n), n)
+        block = feed(since, batches_of(run))
+        n = min(step, block.stop) - since
+        seconds = layout.measure(state, block.examples, *events_of(run, since, block, n), n)
         return {"worker_seconds": seconds.tolist()}
 
     status, number = "", 0
-    part = feed(step)
-    state, _ = yield Ask(run.program, state, part.examples, partial(events_of, run, step, part), 0)
+    last = max(step - 1, 0)  # the timeline is decided to its end
+    run = extended(run, last, metrics.rows)
+    block = feed(last, batches_of(run))
+    none = partial(events_of, run, step, block)
+    state, _ = yield Ask(run.program, state, block.examples, none, 0)
     with watching as watch:
         if not metrics.rows or step % config.log_every == 0:
             log()
         while not status:
             run = extended(run, step, metrics.rows)
             until = min(step - step % config.log_every + config.log_every, len(run.timeline.read))
-            part = feed(step)
-            events, called = partial(events_of, run, step, part), time.monotonic()
-            most = min(until, part.stop, step + CHUNK) - step
-            state, infos = yield Ask(run.program, state, part.examples, events, most)
+            block = feed(step, batches_of(run))
+            events, called = partial(events_of, run, step, block), time.monotonic()
+            most = min(until, block.stop, step + CHUNK) - step
+            state, infos = yield Ask(run.program, state, block.examples, events, most)
             n, good = len(infos["loss"]), np.isfinite(infos["loss"])
             for name in infos.keys() - {"loss"}:
                 sums[name] = sums.get(name, 0.0) + float(infos[name].sum(dtype=np.float64))
@@ -271,21 +278,41 @@ def extended(run: Run, step: int, rows: list[dict[str, Any]]) -> Run:
         return run
     ends = range(run.epoch, step + 1, run.epoch)
     logged = {row["step"]: row for row in rows}
-    return run._replace(timeline=run.timeline_of(epochs=[logged[end] for end in ends]))
+    line = run.timeline_of(epochs=[logged[end] for end in ends])
+    return run._replace(timeline=line, columns=_columns(line))
+
+
+def _columns(line: Timeline) -> int:
+    shares = (line.control or {}).get("shares")
+    return 0 if shares is None else parts.columns(shares)
 
 
 def feed_of(run: Run) -> Feed:
     """The training set on the run's devices, or what is needed of it."""
-    config, put = run.config, run.program.layout.put_examples
-    batches = partial(problem.batches, config, run.examples)
+    config, layout = run.config, run.program.layout
     if config.data.streaming:
-        return streamed(run.data.train, put, batches, config.batch_size, CHUNK)
-    return whole(resident.put(run.data, put, config).train, batches)
+        size = config.batch_size
+        return streamed(run.data.train, layout.put_rows, layout.devices, size, CHUNK)
+    return whole(resident.put(run.data, layout.put_examples, config).train)
 
 
-def events_of(run: Run, step: int, part: Part, n: int) -> tuple[Event, np.ndarray]:
+def batches_of(run: Run) -> Batches:
+    """What each device is given of every batch: an even part, or as the timeline's shares say."""
+    every = partial(problem.batches, run.config, run.examples)
+    shares = (run.timeline.control or {}).get("shares")
+    if shares is None:
+        return every
+
+    def batches(start: int, stop: int) -> np.ndarray:
+        own = shares[start:stop]
+        return parts.cut(every(start, start + len(own)), own, run.columns)
+
+    return batches
+
+
+def events_of(run: Run, step: int, block: Block, n: int) -> tuple[Event, np.ndarray]:
     """Updates step..step+n-1 and the examples of their batches, padded to CHUNK."""
-    window, indices = slice(step, step + n), part.batches(step, step + n)
+    window, indices = slice(step, step + n), block.batches(step, step + n)
     hypers = {name: values[window] for name, values in run.hypers.items()}
     control = {name: values[window] for name, values in (run.timeline.control or {}).items()}
     line = run.timeline
