@@ -58,14 +58,13 @@ def streamed(
 
     def gathered(start: int, batches: Batches) -> Block:
         chosen = batches(start, start + updates)
-        numbers = chosen if chosen.ndim == 2 else chosen[..., 0]
-        parts = [
-            np.unique(part, return_inverse=True) for part in np.split(numbers, devices, axis=1)
-        ]
-        rows = updates * min(numbers.shape[1] // devices, batch_size)
-        examples = put(lambda i: _rows(train, parts[i][0], rows)) if len(chosen) else None
-        each = [here.reshape(len(chosen), -1) for _, here in parts]
-        here = np.concatenate(each, axis=1, dtype=np.int32)
+        if not len(chosen):
+            return Block(None, start, batches)
+        numbers = np.split(chosen if chosen.ndim == 2 else chosen[..., 0], devices, axis=1)
+        distinct, each = zip(*(np.unique(own, return_inverse=True) for own in numbers), strict=True)
+        rows = updates * min(numbers[0].shape[1], batch_size)
+        examples = put(lambda i: _rows(train, distinct[i], rows))
+        here = np.concatenate([own.reshape(len(chosen), -1) for own in each], 1, dtype=np.int32)
         if chosen.ndim == 3:
             here = np.stack([here, chosen[..., 1]], axis=-1)
         stop = start + len(chosen)
