@@ -65,7 +65,10 @@ class Rates(NamedTuple):
 
 
 def compilation(config: ConfigDict) -> str:
-    """Equal for configs that one compilation serves (seldom unequal for others that it would)."""
+    """Equal for configs that one compilation serves (seldom unequal for others that it would).
+
+    Where shares divide a batch one of each size of `Run.columns` does.
+    """
     static = config.copy_and_resolve_references().unlock()
     for key in TRACED:
         *path, last = key.split(".")

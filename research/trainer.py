@@ -227,7 +227,7 @@ def _loop(
         return {"worker_seconds": seconds.tolist()}
 
     status, number = "", 0
-    last = max(step - 1, 0)  # the timeline is decided to its end
+    last = max(step - 1, 0)  # its batch is decided wherever the run goes on
     run = extended(run, last, metrics.rows)
     block = feed(last, batches_of(run))
     none = partial(events_of, run, step, block)
@@ -291,8 +291,8 @@ def feed_of(run: Run) -> Feed:
     """The training set on the run's devices, or what is needed of it."""
     config, layout = run.config, run.program.layout
     if config.data.streaming:
-        size = config.batch_size
-        return streamed(run.data.train, layout.put_rows, layout.devices, size, CHUNK)
+        put = layout.put_rows or (lambda of: layout.put_examples(of(0)))
+        return streamed(run.data.train, put, layout.devices, config.batch_size, CHUNK)
     return whole(resident.put(run.data, layout.put_examples, config).train)
 
 

@@ -33,17 +33,16 @@ class Layout(NamedTuple):
 
     `put_state` and `put_examples` make host arrays what `advance` takes (events and indices stay
     NumPy's); `get(state)` is the state whole, on every process. `advance` donates the state.
-    Of examples that are streamed `put_rows(of)` takes `of(i)`, those of device i of `devices`, for
-    the devices of this process, and indices are then numbers among them; where `devices` is 1, all
-    examples are. `measure(state, examples, events, indices, n)` times the workers, where they can
-    be timed.
+    Where devices hold streamed examples of their own, `put_rows(of)` takes `of(i)`, those of device
+    i of `devices`, for the devices of this process; indices are then numbers among them.
+    `measure(state, examples, events, indices, n)` times the workers, where they can be timed.
     """
 
     advance: Advance
     put_state: Callable[[Any], Any]
     put_examples: Callable[[Any], Any]
     get: Callable[[Any], Any]
-    put_rows: Callable[[Callable[[int], Any]], Any]
+    put_rows: Callable[[Callable[[int], Any]], Any] | None = None
     devices: int = 1
     measure: Callable[..., np.ndarray] | None = None
 
@@ -51,8 +50,7 @@ class Layout(NamedTuple):
 def one_device(advance: Advance) -> Layout:
     """The first device of this process."""
     put = partial(jax.tree.map, jnp.asarray)
-    compiled = jax.jit(advance, donate_argnums=0)
-    return Layout(compiled, put, put, lambda state: state, lambda of: put(of(0)))
+    return Layout(jax.jit(advance, donate_argnums=0), put, put, lambda state: state)
 
 
 def mesh(axes: Sequence[str], shape: Sequence[int]) -> Mesh:
@@ -112,7 +110,6 @@ def jit(advance: Advance, mesh: Mesh, shard_optimizer: bool = False, nodes: bool
         lambda state: jax.tree.map(_put_leaf, state, shardings(state)),
         lambda examples: _put(examples, whole),
         _get,
-        lambda of: _put(of(0), whole),
     )
 
 
@@ -147,9 +144,8 @@ def shard_map(advance: Advance, mesh: Mesh, state: P, indices: P, streamed: bool
         own = [jax.device_put(of(i), d) for i, d in every if d in mesh.local_devices]
         return jax.tree.map(joined, *own)
 
-    if not streamed:
-        return Layout(run, put[0], put[1], _get, lambda of: put[1](of(0)))
-    return Layout(run, put[0], put[1], _get, put_rows, mesh.size)
+    laid_out = Layout(run, put[0], put[1], _get)
+    return laid_out._replace(put_rows=put_rows, devices=mesh.size) if streamed else laid_out
 
 
 def pmap(
@@ -191,8 +187,6 @@ def pmap(
         return jax.device_put(jax.tree.map(of_nodes, state), split) if nodes else put(state)
 
     def put_rows(of: Callable[[int], Any]) -> Any:
-        if not streamed:
-            return put(of(0))
         stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *map(of, own))
         return jax.device_put(stacked, split)
 
@@ -202,7 +196,8 @@ def pmap(
         gathered = multihost_utils.process_allgather(state) if jax.process_count() > 1 else state
         return jax.tree.map(lambda leaf: np.asarray(leaf).reshape(-1, *leaf.shape[2:]), gathered)
 
-    return Layout(run, put_state, put, get, put_rows, devices if streamed else 1)
+    laid_out = Layout(run, put_state, put, get)
+    return laid_out._replace(put_rows=put_rows, devices=devices) if streamed else laid_out
 
 
 def _put(tree: Any, sharding: NamedSharding) -> Any:

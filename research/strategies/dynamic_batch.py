@@ -8,7 +8,8 @@ what the authors' code does without its option of weights: examples of small sha
 shares b_i are the timeline's (`Event.control["shares"]`), from how fast each worker was.
 
 The shares are numbers, not shapes: a worker goes through its part in micro-batches of a fixed size,
-as many as its part needs, and meets the others once, in the sum of the gradients.
+as many as its part needs, and meets the others once, in the sum of the gradients. It is given no
+others' examples (`research/data/parts.py`).
 """
 
 from collections.abc import Callable

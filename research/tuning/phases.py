@@ -131,15 +131,12 @@ def prepare(config: ConfigDict) -> Work:
 
 def _examples(run: trainer.Run) -> Block:
     """The first few batches, on this process's own device."""
-    batches = partial(problem.batches, run.config, run.examples)
-    feed = streamed(
-        run.data.train,
-        lambda of: jax.tree.map(jnp.asarray, of(0)),
-        1,
-        run.config.batch_size,
-        BATCHES,
-    )
-    return feed(0, batches)
+
+    def put(of: Callable[[int], Any]) -> Any:
+        return jax.tree.map(jnp.asarray, of(0))
+
+    feed = streamed(run.data.train, put, 1, run.config.batch_size, BATCHES)
+    return feed(0, partial(problem.batches, run.config, run.examples))
 
 
 def measure(work: Work, rounds: int = ROUNDS) -> dict[str, np.ndarray]:
