@@ -67,7 +67,7 @@ class Rates(NamedTuple):
 def compilation(config: ConfigDict) -> str:
     """Equal for configs that one compilation serves (seldom unequal for others that it would).
 
-    Where shares divide a batch one of each size of `Run.columns` does.
+    Where shares divide the batch it takes one compilation for each value of `Run.columns`.
     """
     static = config.copy_and_resolve_references().unlock()
     for key in TRACED:
