@@ -31,8 +31,8 @@ class Program:
 
     `advance(state, examples, events, indices, n) -> (state, infos)` runs the first `n` of CHUNK
     events on its devices, `infos` being what each step says of itself, (CHUNK,); `indices`,
-    (CHUNK, B) int32, are the examples of each batch, or (CHUNK, B, 2), with the seeds of their
-    augmentation.
+    (CHUNK, C) int32, are the examples of each batch, device by device, C = B where parts are even,
+    or (CHUNK, C, 2), with the seeds of their augmentation.
     `evaluate(params, examples) -> (sum of losses, {metric: sum})` over all `examples`.
     `probe(params, train, test) -> {name: scalar}`: what the log shows besides, if anything.
     """
@@ -75,7 +75,7 @@ def make(config: ConfigDict, classes: int, slots: int) -> Program:
 
 
 def _static(config: ConfigDict) -> dict[str, Any]:
-    """What `parallel.make` is to know of the methods and their devices."""
+    """What `parallel.make` is to know of the methods, their devices and the examples on these."""
     methods, real = strategies.of_config(config), config.parallel
     nodes, devices = 1, 1
     if real.api or methods.mix or methods.sums:
@@ -88,6 +88,7 @@ def _static(config: ConfigDict) -> dict[str, Any]:
         "devices": devices,
         "accumulation": real.accumulation,
         "shard_optimizer": real.shard_optimizer,
+        "streamed": bool(real.api) and config.data.streaming,
     }
 
 

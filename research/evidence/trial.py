@@ -55,10 +55,10 @@ def trial(
     for until in _log_points(config.steps, [] if _is_whole(run) else [run.epoch]):
         run = trainer.extended(run, step, rows)
         while step < until and not status:
-            part = feed(step)
-            n = min(until, part.stop, step + CHUNK) - step
-            events = trainer.events_of(run, step, part, n)
-            state, infos = run.program.advance(state, part.examples, *events, n)
+            block = feed(step, trainer.batches_of(run))
+            n = min(until, block.stop, step + CHUNK) - step
+            events = trainer.events_of(run, step, block, n)
+            state, infos = run.program.advance(state, block.examples, *events, n)
             status = "" if np.isfinite(np.asarray(infos["loss"])[:n]).all() else "diverged"
             step += n
         if not status:
