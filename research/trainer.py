@@ -25,7 +25,7 @@ from research.checks import check
 from research.config import ConfigError
 from research.data import parts
 from research.data.feed import Batches, Block, Feed, streamed, whole
-from research.outputs.meter import Meter
+from research.outputs.meter import Meter, steered
 from research.outputs.progress import Watch, watched
 from research.outputs.workdir import Checkpoints, Metrics, claim, fingerprint, read_json, write_json
 from research.parallel.first_process import agreed, own
@@ -217,10 +217,13 @@ def _loop(
         test = program.evaluate(run.program, params, test_set)
         row = {**_clock(run, step), "wall_seconds": time.monotonic() - begun}
         row |= {"train_loss": train_loss} | {f"test_{k}": v for k, v in test.items()}
-        row |= program.probe(run.program, params, sample, test_set) | optimizers.logged(kept)
+        row |= program.probe(run.program, kept, sample, test_set) | optimizers.logged(kept)
         row |= sums | (kept.logged() if hasattr(kept, "logged") else {})
-        if meter and is_writer():
-            row |= meter.logged(metrics.rows[-1]["step"] if metrics.rows else 0, step)
+        if meter:
+            since = metrics.rows[-1]["step"] if metrics.rows else 0
+            row |= agreed(meter.logged(since, step) if is_writer() else {})
+        if config.probes.steer:
+            row |= {"explicit_momentum": float(run.hypers["momentum"][max(step - 1, 0)])}
         metrics.append(row | measured())
 
     def measured() -> dict[str, list[float]]:
@@ -289,11 +292,18 @@ def _loop(
             if is_writer():
                 watch.show(step, f"loss {metrics.rows[-1]['train_loss']:.4g}")
     summary = _summary(run, status, step, metrics.rows)
-    summary |= meter.logged(0, step) if meter and is_writer() else {}
+    if meter and is_writer():
+        since = next((at for at, _ in _momenta(run, metrics.rows)[1:]), 0)
+        summary |= meter.logged(since, step)
     if status == "diverged":
         return summary | {"kept_checkpoint": checkpoints.latest()}
     summary["parameters_crc32"] = fingerprint(layout.get(state).params)
     return summary | ({"signal": number, "sums": sums} if status == "interrupted" else {})
+
+
+def _momenta(run: Run, rows: list[dict[str, Any]]) -> list[tuple[int, float]]:
+    """(step, explicit momentum from then on), where the meter steers it; else []."""
+    return steered(rows, run.config.optimizer.momentum) if run.config.probes.steer else []
 
 
 def _meter(folder: Path, run: Run) -> Meter:
@@ -302,7 +312,15 @@ def _meter(folder: Path, run: Run) -> Meter:
 
 
 def extended(run: Run, step: int, rows: list[dict[str, Any]]) -> Run:
-    """The run with as much of its timeline as the log decides: to beyond `step`, or to the end."""
+    """The run with as much of its timeline as the log decides: to beyond `step`, or to the end.
+
+    And with the momentum that the log's readings steer to.
+    """
+    if changes := _momenta(run, rows):
+        momentum = np.zeros(run.config.steps, np.float32)
+        for since, explicit in changes:
+            momentum[since:] = explicit
+        run = run._replace(hypers={**run.hypers, "momentum": momentum})
     if step < len(run.timeline.read) or step == run.config.steps:
         return run
     ends = range(run.epoch, step + 1, run.epoch)

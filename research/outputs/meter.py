@@ -22,6 +22,7 @@ from research.dynamics.moments import NotIdentified, fit
 from research.strategies.metered import METERED, SKETCH
 
 FILE = "sketches.npy"
+LIMIT = 0.95  # of explicit momentum
 NUMBERS = 2**22  # of a fit's sketches, at most: longer runs are fitted to shorter sketches
 
 
@@ -97,6 +98,23 @@ class Meter:
         return said(runs, away, self._lags, self._rates[step - 1]) if runs else {}
 
 
+def steered(rows: Sequence[Mapping[str, Any]], total: float) -> list[tuple[int, float]]:
+    """(step, explicit momentum from then on) for each reading in the log.
+
+    mu = M - i, which makes phi_1 = mu + i the total aimed at, M; i is the mean of all readings of
+    the implicit momentum, each by its precision. Before the first mu is 0: what asynchrony adds is
+    not known, and momentum that is too large diverges.
+    """
+    changes, sums, precision = [(0, 0.0)], 0.0, 0.0
+    for row in rows:
+        if "implicit_momentum" in row:
+            weight = (row["implicit_momentum_high"] - row["implicit_momentum_low"]) ** -2
+            sums, precision = sums + weight * row["implicit_momentum"], precision + weight
+            explicit = float(np.clip(total - sums / precision, -LIMIT, LIMIT))
+            changes.append((row["step"], explicit))
+    return changes
+
+
 def lags(config: ConfigDict) -> int:
     """Terms of heavy-ball SGD on these groups; 0 for optimizers that have no such polynomial."""
     optimizer = config.optimizer
@@ -113,6 +131,10 @@ def said(
 ) -> dict[str, Any]:
     """For the log: of (displacements over their rates, raw steps, gradients), (T, q) each.
 
+    `implicit_momentum` with its 95 % interval and the p-value of the J test; likewise
+    `fitted_momentum`, phi_1 of a lag polynomial of `lags` terms, if there is one: what is explicit
+    and what is implicit together; `effective_learning_rate`, rate / g for memoryless groups.
+
     `away(past)` (T,) of each window: from where an epoch begins, as `data.away` says.
     `implicit_momentum` with its 95 % interval and the p-value of the J test; what a lag polynomial
     of `lags` terms amounts to, `total_momentum`, if there is one; `effective_learning_rate`, which
@@ -121,7 +143,7 @@ def said(
     found: dict[str, Any] = {}
     many = sum(len(raw) for _, raw, _ in windows)
     parts = [[shortened(sketches, many) for sketches in window] for window in windows]
-    for name, terms, which in (("implicit", 1, 1), ("total", lags, 0)):
+    for name, terms, which in (("implicit", 1, 1), ("fitted", lags, 0)):
         if not terms:
             continue
         try:
@@ -130,8 +152,8 @@ def said(
         except NotIdentified as error:
             found[f"{name}_momentum_refused"] = str(error)
             continue
-        low, high = it.momentum_interval
-        found |= {f"{name}_momentum": it.momentum, f"{name}_momentum_p": it.p}
+        low, high = map(float, it.phi_interval[0])
+        found |= {f"{name}_momentum": float(it.phi[0]), f"{name}_momentum_p": it.p}
         found |= {f"{name}_momentum_low": low, f"{name}_momentum_high": high}
         if which:
             found["effective_learning_rate"] = float(rate * it.eta[0])
