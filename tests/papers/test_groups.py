@@ -60,10 +60,10 @@ def test_a_kept_momentum_costs_everywhere_somewhere_or_nowhere(ratios, word):
     assert len(figure.axes) == 1
 
 
-def steering(total, kept, yellowfin):
-    over = {"tuned": SAME, "0.9 kept": kept, "YellowFin": yellowfin}
+def steering(total, kept, yellowfin, early=True):
+    over = {"tuned": SAME, "0 kept": SAME, "0.9 kept": kept, "YellowFin": yellowfin}
     totals = [] if total is None else [total, total]
-    return {"total": total, "totals": totals, "over": over, "interior": True}
+    return {"total": total, "totals": totals, "over": over, "early": early, "interior": True}
 
 
 @pytest.mark.parametrize(
@@ -71,6 +71,7 @@ def steering(total, kept, yellowfin):
     [
         (steering(0.91, LESS, LESS), steering(0.88, LESS, LESS), "confirmed"),
         (steering(0.91, LESS, LESS), steering(0.80, LESS, LESS), "open"),
+        (steering(0.91, LESS, LESS, early=False), steering(0.9, LESS, LESS), "open"),
         (steering(0.91, LESS, UNSURE), steering(0.90, LESS, LESS), "open"),
         (steering(0.99, LESS, LESS), steering(0.90, LESS, MORE), "refuted"),
         (steering(None, LESS, LESS), steering(0.90, LESS, LESS), "open"),
