@@ -236,14 +236,15 @@ def _loop(
         seconds = layout.measure(state, block.examples, *events_of(run, since, block, n), n)
         return {"worker_seconds": seconds.tolist()}
 
-    def asked(at: int, until: int) -> Ask:
-        block, advance = feed(at, batches_of(run)), run.program.advance
+    def asked(at: int, until: int, held: int) -> Ask:
+        """Updates from `at` on, or none; `held`: one whose batch is decided."""
+        block, advance = feed(held, batches_of(run)), run.program.advance
         events: Callable[[int], Any] = partial(events_of, run, at, block)
         examples, most = block.examples, min(until, block.stop, at + CHUNK)
         if meter:
             most = min(most, meter.windows.until(at))
         if meter and meter.windows.has(at):
-            other, own = second(at, batches_of(run, independent=True)), events
+            other, own = second(held, batches_of(run, independent=True)), events
             assert run.program.metered
             advance, examples = run.program.metered.advance, (examples, other.examples)
             most = min(most, other.stop)
@@ -257,7 +258,7 @@ def _loop(
     status, number = "", 0
     last = max(step - 1, 0)  # its batch is decided wherever the run goes on
     run = extended(run, last, metrics.rows)
-    state, _ = yield asked(last, last)
+    state, _ = yield asked(step, step, last)
     with watching as watch:
         if not metrics.rows or step % config.log_every == 0:
             log()
@@ -265,7 +266,7 @@ def _loop(
             run = extended(run, step, metrics.rows)
             until = min(step - step % config.log_every + config.log_every, len(run.timeline.read))
             called = time.monotonic()
-            state, infos = yield asked(step, until)
+            state, infos = yield asked(step, until, step)
             n, good = len(infos["loss"]), np.isfinite(infos["loss"])
             if meter and meter.windows.has(step):
                 meter.append(step, infos)

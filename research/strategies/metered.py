@@ -35,10 +35,11 @@ def metered(make: Callable[[Gradient], Strategy], gradient: Gradient) -> Strateg
 
     def step(state: State, event: Event, batches: Any) -> tuple[State, Info]:
         own, second = batches
-        x = state.params
-        after, info = strategy.step(state, event, own)
-        loss, arrived = info["loss"]
+        x = jax.lax.optimization_barrier(state.params)
         _, independent = gradient(x, event, second)
+        # A table of versions is updated in place only if what is new in it is read afterwards.
+        after, info = jax.lax.optimization_barrier(strategy.step(state, event, own))
+        loss, arrived = info["loss"]
         moved = jax.tree.map(jnp.subtract, after.params, x)
         each = sketch(moved, x, SKETCH), -arrived, sketch(independent, x, SKETCH)
         said = dict(zip(METERED, each, strict=True))

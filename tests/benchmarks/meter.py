@@ -1,0 +1,117 @@
+"""What the momentum meter costs, as ratios in turn: `python -m tests.benchmarks.meter`.
+
+    update   one update of a window over one outside
+    run      a run measured on a tenth of its updates, in windows of 100 with their fits, over none
+    memory   of the program of windows over the plain one: its results and what it needs besides
+
+MLP 784-256-256-10 and LeNet-5 on MNIST, batch 64, 16 memoryless groups, plain SGD. Every round runs
+both programs once, in random order; the table has medians and quartiles of the ratios.
+"""
+
+import argparse
+import contextlib
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pandas as pd
+from ml_collections import ConfigDict
+
+from research import trainer
+from research.dynamics.moments import NotIdentified, fit
+from research.program import CHUNK
+from research.trajectories import single
+from tests.benchmarks.record import publish
+from tests.benchmarks.step_time import Timer, config_of, in_turn, spread
+
+WINDOW, SHARE = 100, 0.1
+FITS = 2  # of a window: of raw steps, and of displacements
+
+
+def metered_config(model: str) -> ConfigDict:
+    config = config_of(model, 16)
+    config.optimizer.momentum = 0.0
+    config.probes.momentum = True
+    return config
+
+
+def programs(model: str) -> tuple[dict[str, Timer], float]:
+    """Seconds of an update by each program, and the ratio of their memories."""
+    run = trainer.prepare(metered_config(model))
+    program, second = run.program, trainer.batches_of(run, independent=True)
+    assert program.metered
+    state, examples, events, indices, n = trainer.first(run, CHUNK)
+    both = {
+        "plain": (program.layout.advance, examples, indices),
+        "metered": (program.metered.advance, (examples, examples), (indices, second(0, CHUNK))),
+    }
+    sizes = {
+        name: _bytes(advance.lower(state, some, events, chosen, n).compile())
+        for name, (advance, some, chosen) in both.items()
+    }
+
+    def timer(name: str) -> Timer:
+        advance, some, chosen = both[name]
+
+        def once() -> float:
+            nonlocal state
+            begun = time.perf_counter()
+            state, infos = jax.block_until_ready(advance(state, some, events, chosen, n))
+            jax.device_get(infos)
+            return (time.perf_counter() - begun) / n
+
+        return once
+
+    return {name: timer(name) for name in both}, sizes["metered"] / sizes["plain"]
+
+
+def _bytes(compiled: Any) -> int:
+    found = compiled.memory_analysis()
+    return found.output_size_in_bytes + found.temp_size_in_bytes
+
+
+def fitting(model: str) -> Timer:
+    """Seconds of the fits of one window."""
+    recorded = single.record(metered_config(model))
+    window = recorded.raw_steps[:WINDOW], recorded.gradients[:WINDOW]
+
+    def once() -> float:
+        begun = time.perf_counter()
+        for _ in range(FITS):
+            with contextlib.suppress(NotIdentified):  # raised in the end, after all its work
+                fit([window])
+        return time.perf_counter() - begun
+
+    return once
+
+
+def measure(model: str, rounds: int) -> list[dict[str, Any]]:
+    """A row a ratio."""
+    timers, memory = programs(model)
+    seconds = in_turn({**timers, "fit": fitting(model)}, rounds)
+    update = seconds["metered"] / seconds["plain"]
+    fits = seconds["fit"] / WINDOW / seconds["plain"]
+    rows = [
+        {"model": model, "ratio": "update", **spread(update)},
+        {"model": model, "ratio": "run", **spread(1 + SHARE * (update - 1 + fits))},
+        {"model": model, "ratio": "memory", "median": memory, "quartiles": ""},
+    ]
+    wanted = {"run": 1.15, "memory": 1.3}
+    return [{**row, "wanted at most": wanted.get(str(row["ratio"]), np.nan)} for row in rows]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--out", type=Path, default=Path("workdirs/meter.json"))
+    arguments = parser.parse_args()
+    table = pd.DataFrame(
+        [row for model in ("mlp", "cnn") for row in measure(model, arguments.rounds)]
+    )
+    publish(table, arguments.out, rounds=arguments.rounds)
+
+
+if __name__ == "__main__":
+    main()
