@@ -4,7 +4,7 @@ import optax
 
 from research.problem import Problem
 from research.strategies import base
-from research.strategies.base import Gradient, Strategy
+from research.strategies.base import Gradient, Strategy, Update
 from research.strategies.metered import metered
 from research.strategies.method import Chosen, Keys
 from research.strategies.sync import sync
@@ -35,12 +35,12 @@ def compose(
         gradient = base.averaged(gradient, axis, real)
     update = base.by_block(optimizer) if servers else base.together(optimizer)
 
-    def one(gradient: Gradient) -> Strategy:
+    def one(gradient: Gradient, update: Update) -> Strategy:
         if methods.read and methods.read.read:
             return methods.read.read(gradient, update, keys, slots, servers)
         return sync(gradient, update)
 
-    strategy = metered(one, gradient) if meter else one(gradient)
+    strategy = metered(one, gradient, update) if meter else one(gradient, update)
     if methods.mix and methods.mix.mix:
         strategy = methods.mix.mix(strategy, keys, axis if real else None)
     return strategy

@@ -15,37 +15,69 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from research.strategies.base import Batch, Event, Gradient, Info, Params, State, Strategy
+from research.strategies.base import (
+    Array,
+    Batch,
+    Event,
+    Gradient,
+    Info,
+    Params,
+    State,
+    Strategy,
+    Update,
+)
 
 SKETCH = 2048  # q, or the number of parameters if that is smaller
 METERED = ("displacement", "raw_step", "gradient")
 
 
-def metered(make: Callable[[Gradient], Strategy], gradient: Gradient) -> Strategy:
-    """The strategy that `make` makes of a gradient, saying `METERED` of each update, (q,) each.
+def metered(
+    make: Callable[[Gradient, Update], Strategy], gradient: Gradient, update: Update
+) -> Strategy:
+    """The strategy that `make` makes of these, saying `METERED` of each update, (q,) each.
 
-    Its step takes a pair of batches, the update's own and a second one.
+    Its step takes a pair of batches, the update's own and a second one. Of the strategy's state it
+    uses `params` and `opt_state`.
     """
 
     def heard(params: Params, event: Event, batch: Batch) -> tuple[Any, Params]:
         loss, grads = gradient(params, event, batch)
         return (loss, sketch(grads, params, SKETCH)), grads
 
-    strategy = make(heard)
+    def seen(grads: Params, opt_state: Any, params: Params, *rest: Any) -> tuple[Params, Any]:
+        after, opt_state = update.apply(grads, opt_state[0], params, *rest)
+        moved = jax.tree.map(jnp.subtract, after, params)
+        return after, (opt_state, sketch(moved, params, SKETCH))
+
+    strategy = make(heard, Update(update.init, seen))
 
     def step(state: State, event: Event, batches: Any) -> tuple[State, Info]:
         own, second = batches
-        x = jax.lax.optimization_barrier(state.params)
-        _, independent = gradient(x, event, second)
-        # A table of versions is updated in place only if what is new in it is read afterwards.
-        after, info = jax.lax.optimization_barrier(strategy.step(state, event, own))
+        _, grads = gradient(state.params, event, second)
+        independent = sketch(grads, state.params, SKETCH)
+        # The step comes after it, and so may change a table of versions in place.
+        rate = _after(event.hyper["learning_rate"], independent)
+        event = event._replace(hyper={**event.hyper, "learning_rate": rate})
+        opened = state._replace(opt_state=(state.opt_state, None))
+        after, info = strategy.step(opened, event, own)
+        opt_state, moved = after.opt_state
         loss, arrived = info["loss"]
-        moved = jax.tree.map(jnp.subtract, after.params, x)
-        each = sketch(moved, x, SKETCH), -arrived, sketch(independent, x, SKETCH)
-        said = dict(zip(METERED, each, strict=True))
-        return after, info | {"loss": loss} | said
+        said = dict(zip(METERED, (moved, -arrived, independent), strict=True))
+        return after._replace(opt_state=opt_state), info | {"loss": loss} | said
 
     return Strategy(strategy.init, step)
+
+
+def _after(value: Array, other: jax.Array) -> jax.Array:
+    """The value, float32, to the bit, but of a computation that needs the other one's first number.
+
+    Bits of floats, as integers, are below 2^31 - 2 but for some that are no numbers. Barriers do
+    not do: XLA drops them before it decides what has to be copied.
+    """
+    sign = jax.lax.bitcast_convert_type(other.reshape(-1)[0], jnp.int32) < 0
+    bits = jax.lax.bitcast_convert_type(jnp.asarray(value, jnp.float32), jnp.int32)
+    most = jnp.int32(2**31 - 1) - sign.astype(jnp.int32)
+    return jax.lax.bitcast_convert_type(jnp.minimum(bits, most), jnp.float32)
 
 
 def sketch(tree: Params, like: Params, size: int) -> jax.Array:
