@@ -64,12 +64,14 @@ def memoryless(config: Mapping[str, Any]) -> bool:
     Then the implicit momentum is 1 - 1/g, under any optimizer and schedule.
     """
     groups, cluster = groups_of(config), config["cluster"]
-    if groups == 1 or not strategies.is_simple(config["strategy"]["name"]):
-        return groups == 1
+    if not strategies.is_simple(config["strategy"]["name"]):
+        return False
+    if groups == 1 or cluster["service"] == "geometric":
+        return True
     workers = cluster.get("nodes", groups) * cluster.get("devices_per_node", 1)
-    return cluster["service"] == "geometric" or (
-        cluster["service"] == "exponential" and _alike(config) and workers == groups
-    )
+    network = cluster.get("latency") or cluster.get("bandwidth")  # takes the same time always
+    exponential = cluster["service"] == "exponential" and not network
+    return exponential and _alike(config) and workers == groups
 
 
 def _alike(config: Mapping[str, Any]) -> bool:

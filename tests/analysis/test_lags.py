@@ -59,6 +59,7 @@ def test_theory(given_config, expected):
         (config(4) | {"optimizer": {"name": "adam", "learning_rate": 1, "momentum": 0}}, True),
         (config(4, service="constant"), False),
         (config(4, nodes=16), False),
+        (config(4, latency=0.1), False),
         (config(4, name="asynchronous+local"), False),
         (config(4, name="sync", service="lognormal"), True),  # one group, whose turn it always is
     ],
