@@ -11,7 +11,7 @@ from analysis import figures, sections, tables
 from analysis.figures import DASHES, OKABE_ITO, Series
 from analysis.lags import equivalent_momentum, groups_of, memoryless, theory
 from analysis.page import Cell, Column, Picture, Section, Table, cell, number
-from analysis.sections import LINES, floats, of_seeds
+from analysis.sections import GROUPS, LINES, floats, of_seeds
 from analysis.tables import Point
 
 IMPLICIT, TOTAL, RATE = "implicit_momentum", "total_momentum", "effective_learning_rate"
@@ -27,7 +27,10 @@ TEXT = (
     "two terms it is that of the one term with the same mean lag."
 )
 ONE = " Intervals are of 95 %."
-SEVERAL = " Of several seeds there are the median and least and most, of one run its 95 % interval."
+SEVERAL = (
+    " Of several seeds that were fitted there are the median and least and most, of one its 95 % "
+    "interval."
+)
 NOTE = (
     "The table is of all windows of a run together. p is the chance of a J test's statistic as "
     f"large if one term (or, of the total, heavy-ball momentum) is the model; below {REJECTED} it "
@@ -78,7 +81,7 @@ def _settings(points: Sequence[Point], runs: pd.DataFrame, keys: Sequence[str]) 
     runs = runs[runs["point"].isin(log["point"])]
     runs = runs.reindex(columns=list(dict.fromkeys([*runs, *FIGURES, RATE, REFUSED])))
     folders = {point.name: point.folder for point in points}
-    labels = sections.varying(runs, keys) if len(runs) else []
+    labels = [GROUPS, *(sections.varying(runs, keys) if len(runs) else [])]
     found = []
     for _, its in runs.groupby("setting", sort=False):
         first = its.iloc[0]
@@ -114,12 +117,12 @@ def _picture(name: str, label: str, theory: str, told: Sequence[Setting]) -> lis
 
 
 def _over_updates(its: Setting, name: str) -> pd.DataFrame:
-    """The table of a `Series`: a run's intervals, or of several the spread."""
-    log = its.log.dropna(subset=[name, f"{name}_low"])
-    if len(its.runs) > 1:
-        return figures.spread(log, "step", name)
-    columns = ["step", name, f"{name}_low", f"{name}_high"]
-    return log[columns].set_axis(["x", "value", "low", "high"], axis=1)
+    """The table of a `Series`: intervals where one run was fitted, of several the spread."""
+    ends = [name, f"{name}_low", f"{name}_high"]
+    windows = its.log.dropna(subset=ends).groupby("step")
+    alone = windows[ends].first().where(windows.size() == 1)
+    table = windows[name].agg(["median", "min", "max"]).set_axis(ends, axis=1)
+    return alone.fillna(table).reset_index().set_axis(["x", "value", "low", "high"], axis=1)
 
 
 def _spoken(table: pd.DataFrame) -> str:

@@ -157,6 +157,13 @@ def _runs_in(workdir: Path) -> Iterator[Path]:
             yield Path(root)
 
 
+def shown(value: float | None, interval: Sequence[float] | None = None) -> str:
+    """Four digits, and the interval's ends; nothing for None."""
+    if value is None:
+        return ""
+    return f"{value:.4g}" + (f" [{interval[0]:.4g}, {interval[1]:.4g}]" if interval else "")
+
+
 def natural(path: Path) -> str:
     """Sorts g4 before g16, and 0.05 before 0.1."""
 
