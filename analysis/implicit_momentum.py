@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from absl import app, flags
+from absl import app, flags, logging
 
 from analysis import estimators, windows
 from analysis.lags import compared, equivalent_momentum, geometric_distance, groups_of, theory
@@ -325,4 +325,5 @@ if __name__ == "__main__":
     flags.DEFINE_integer("gradient_lags", None, "Past gradients; by default those of the theory.")
     flags.DEFINE_integer("bootstrap", 500, "Draws of replicas behind their intervals.")
     flags.DEFINE_integer("steps", 0, "Only replicas' first so many updates; 0: all.", lower_bound=0)
+    logging.set_verbosity(logging.WARNING)
     app.run(main)

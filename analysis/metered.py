@@ -79,7 +79,8 @@ def _settings(points: Sequence[Point], runs: pd.DataFrame, keys: Sequence[str]) 
     log = log.reindex(columns=list(dict.fromkeys([*log, *FIGURES, RATE, REFUSED])))
     log = log[log[[IMPLICIT, REFUSED]].notna().any(axis=1)]
     runs = runs[runs["point"].isin(log["point"])]
-    runs = runs.reindex(columns=list(dict.fromkeys([*runs, *FIGURES, RATE, REFUSED])))
+    said = [*FIGURES, RATE, REFUSED, "learning_rate"]
+    runs = runs.reindex(columns=list(dict.fromkeys([*runs, *said])))
     folders = {point.name: point.folder for point in points}
     labels = [GROUPS, *(sections.varying(runs, keys) if len(runs) else [])]
     found = []
