@@ -22,15 +22,14 @@ def probed(folder, windows, total=(), status="completed", whole=None, **config):
     def said(name, it):
         if isinstance(it, str):
             return {f"{name}_momentum_refused": it}
-        value, low, high = it
-        keys = ("", "_low", "_high", "_p")
-        return {f"{name}_momentum{k}": v for k, v in zip(keys, (value, low, high, 0.5))}
+        keys = [f"{name}_momentum{end}" for end in ("", "_low", "_high", "_p")]
+        return dict(zip(keys, (*it, 0.5), strict=True))
 
     path = folder / "metrics.jsonl"
     log = [json.loads(line) for line in path.read_text().splitlines()]
-    for row, it in zip(log[1:], windows):
+    for row, it in zip(log[1:], windows, strict=False):
         row |= said("implicit", it)
-    for row, it in zip(log[1:], total):
+    for row, it in zip(log[1:], total, strict=False):
         row |= said("total", it)
     path.write_text("".join(json.dumps(row) + "\n" for row in log))
     summary = json.loads((folder / "summary.json").read_text())

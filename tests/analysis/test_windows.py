@@ -54,9 +54,7 @@ def test_the_seeds_of_a_setting_are_fitted_together(sweep):
     (both,) = windows.pooled(runs)
     assert both.name == "s0 and 1 more"
     fits = [windows.fit(run) for run in [*runs, both]]
-    widths = {
-        it["run"]: it["implicit_momentum_high"] - it["implicit_momentum_low"] for it in fits
-    }
+    widths = {it["run"]: it["implicit_momentum_high"] - it["implicit_momentum_low"] for it in fits}
     assert widths[both.name] < min(widths["s0"], widths["s1"])
     it = fits[-1]
     interval = it["implicit_momentum_low"], it["implicit_momentum_high"]
