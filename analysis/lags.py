@@ -43,6 +43,7 @@ def theory(config: Mapping[str, Any]) -> Theory | None:
     """
     optimizer, name, groups = config["optimizer"], config["strategy"]["name"], groups_of(config)
     varies = optimizer.get("schedule", "constant") != "constant" or optimizer.get("warmup_steps")
+    varies = varies or config.get("probes", {}).get("steer")
     plain = optimizer.get("name", "sgd") == "sgd" and not optimizer.get("options") and not varies
     if not plain or not strategies.is_simple(name):
         return None

@@ -9,12 +9,12 @@ import pandas as pd
 
 from analysis import figures, sections, tables
 from analysis.figures import DASHES, OKABE_ITO, Series
-from analysis.lags import equivalent_momentum, groups_of, memoryless, theory
+from analysis.lags import groups_of, memoryless, theory
 from analysis.page import Cell, Column, Picture, Section, Table, cell, number
 from analysis.sections import GROUPS, LINES, floats, of_seeds
 from analysis.tables import Point
 
-IMPLICIT, TOTAL, RATE = "implicit_momentum", "total_momentum", "effective_learning_rate"
+IMPLICIT, TOTAL, RATE = "implicit_momentum", "fitted_momentum", "effective_learning_rate"
 REFUSED = f"{IMPLICIT}_refused"
 FIGURES = [f"{name}{end}" for name in (IMPLICIT, TOTAL) for end in ("", "_low", "_high", "_p")]
 SAME = 1e-3  # momenta that differ by less are two fits of the same numbers
@@ -23,8 +23,8 @@ TEXT = (
     "What the order of arrivals adds to momentum, read off windows of each run's updates: the "
     "gradients that arrive are compared with those of second mini-batches at the current "
     "parameters. For memoryless groups theory has 1 − 1/g, and α/g for the effective learning "
-    "rate. The total momentum is that of the parameters' own steps, explicit momentum included: of "
-    "two terms it is that of the one term with the same mean lag."
+    "rate. The total momentum φ₁ is that of the parameters' own steps, heavy-ball momentum μ "
+    "included: by theory μ + 1 − 1/g, and where μ is steered what is aimed at."
 )
 ONE = " Intervals are of 95 %."
 SEVERAL = (
@@ -64,7 +64,7 @@ def section(points: Sequence[Point], runs: pd.DataFrame, keys: Sequence[str]) ->
     differing = [its for its in told if _differs(its.log)]
     pictures = [
         *_picture(IMPLICIT, "implicit momentum", "theory, 1 − 1/g", told),
-        *_picture(TOTAL, "total momentum", "theory", differing),
+        *_picture(TOTAL, "total momentum φ₁", "theory", differing),
     ]
     if len(every) > sections.ROWS:
         notes.append(f"{sections.ROWS} of {len(every):,} settings; analysis.tables.load has all.")
@@ -145,10 +145,10 @@ def _theory(config: Mapping[str, Any], name: str) -> float | None:
     """What a momentum is by theory, if there is one."""
     if name == IMPLICIT:
         return 1 - 1 / groups_of(config) if memoryless(config) else None
+    if config.get("probes", {}).get("steer"):
+        return config["optimizer"]["momentum"]
     expected = theory(config)
-    if expected is None:
-        return None
-    return float(equivalent_momentum(np.array(expected.phi), np.array(expected.eta)))
+    return expected.phi[0] if expected and expected.phi else None
 
 
 def _table(every: Sequence[Setting]) -> Table:
@@ -157,13 +157,13 @@ def _table(every: Sequence[Setting]) -> Table:
     columns = [Column("setting", text=True)] * (len(every) > 1)
     columns += [Column("groups g"), Column("explicit momentum"), Column("implicit momentum")]
     columns += [Column("theory"), Column("p")]
-    columns += [Column("total momentum"), Column("its theory"), Column("its p")] * total
+    columns += [Column("total momentum φ₁"), Column("its theory"), Column("its p")] * total
     columns += [Column("effective learning rate"), Column("α/g")]
     columns += [Column("refused", text=True)] * refused
     rows = []
     for its in every:
         row = [cell(its.label)] * (len(every) > 1)
-        row += [cell(groups_of(its.config)), cell(its.config["optimizer"]["momentum"])]
+        row += [cell(groups_of(its.config)), _explicit(its)]
         for name in (IMPLICIT, TOTAL)[: 1 + total]:
             row += [_momentum(its.runs, name), cell(_theory(its.config, name))]
             row += [_chance(its.runs[f"{name}_p"])]
@@ -172,6 +172,13 @@ def _table(every: Sequence[Setting]) -> Table:
         row += [cell(rate if memoryless(its.config) else None)]
         rows.append(row + [_reason(its.runs[REFUSED])] * refused)
     return Table("Implicit momentum over training", columns, rows)
+
+
+def _explicit(its: Setting) -> Cell:
+    """The configured momentum, or the last that was steered to."""
+    if its.config.get("probes", {}).get("steer") and "explicit_momentum" in its.runs:
+        return of_seeds(its.runs["explicit_momentum"].dropna())
+    return cell(its.config["optimizer"]["momentum"])
 
 
 def _momentum(runs: pd.DataFrame, name: str) -> Cell:

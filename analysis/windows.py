@@ -83,7 +83,7 @@ def fit(run: Metered, lags: int | None = None, gradient_lags: int | None = None)
         "explicit_momentum": config.optimizer.momentum,
         "theory_momentum": 1 - 1 / groups if expected else None,
         "theory_learning_rate": run.rate / groups if expected else None,
-        **meter.said(run.windows, meter.lags(config), run.rate),
+        **meter.said(run.windows, _lags(run), run.rate),
     }
     if lags is None and gradient_lags is None:
         return found
@@ -100,8 +100,8 @@ def table(fits: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
             "theory": tables.shown(it["theory_momentum"]),
             "implicit": _with_interval(it, "implicit_momentum"),
             "p": tables.shown(it.get("implicit_momentum_p")),
-            "total": _with_interval(it, "total_momentum"),
-            "p of total": tables.shown(it.get("total_momentum_p")),
+            "phi_1": _with_interval(it, "fitted_momentum"),
+            "p of phi_1": tables.shown(it.get("fitted_momentum_p")),
             "rate": tables.shown(it.get("effective_learning_rate")),
             "alpha/g": tables.shown(it["theory_learning_rate"]),
             "refused": it.get("implicit_momentum_refused", ""),
@@ -122,8 +122,13 @@ def coefficients(fits: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame(rows).fillna("")
 
 
+def _lags(run: Metered) -> int:
+    """Terms of the run's own steps; 0 where its explicit momentum was steered, so no polynomial."""
+    return 0 if run.config["probes"]["steer"] else meter.lags(ConfigDict(run.config))
+
+
 def _polynomial(run: Metered, lags: int, gradient_lags: int) -> dict[str, Any]:
-    own = meter.lags(ConfigDict(run.config)) > 0
+    own = _lags(run) > 0
     plain = {"learning_rate": run.rate, "momentum": 0.0}
     expected = theory(run.config if own else run.config | {"optimizer": plain})
     truth = float(equivalent_momentum(*map(np.array, expected))) if expected else None

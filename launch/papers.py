@@ -20,7 +20,7 @@ from typing import Any
 
 import matplotlib
 from absl import app as absl_app
-from absl import flags
+from absl import flags, logging
 from matplotlib.figure import Figure
 
 import configs.papers
@@ -128,6 +128,8 @@ def opened(workdir: Path, scale: str, seed: int) -> dict[str, Any]:
 
 
 def main(_: Sequence[str]) -> int:
+    if not flags.FLAGS["verbosity"].present:
+        logging.set_verbosity(logging.WARNING)
     given = flags.FLAGS
     every = names()
     chosen = given.only or every

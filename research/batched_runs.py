@@ -65,7 +65,10 @@ class Rates(NamedTuple):
 
 
 def compilation(config: ConfigDict) -> str:
-    """Equal for configs that one compilation serves (seldom unequal for others that it would)."""
+    """Equal for configs that one compilation serves (seldom unequal for others that it would).
+
+    Where shares divide the batch it takes one compilation for each value of `Run.columns`.
+    """
     static = config.copy_and_resolve_references().unlock()
     for key in TRACED:
         *path, last = key.split(".")
@@ -95,7 +98,7 @@ def train(
     advance, program = _joint(runs[0])
     trainings = [
         trainer.training(run._replace(program=program), workdir, watch)
-        for run, workdir, watch in zip(runs, workdirs, watches, strict=True)
+        for run, workdir, watch in zip(_alike(runs), workdirs, watches, strict=True)
     ]
     with contextlib.ExitStack() as stack:
         for training in trainings:
@@ -268,9 +271,15 @@ def _stack(events: Sequence[Any]) -> Any:
 
 def _first(runs: Sequence[Run], lanes: int, n: int) -> tuple[Any, ...]:
     """Arguments of `advance` for the first n updates of so many lanes."""
-    each = [trainer.first(run, n) for run in itertools.islice(itertools.cycle(runs), lanes)]
+    each = [trainer.first(run, n) for run in itertools.islice(itertools.cycle(_alike(runs)), lanes)]
     states, examples, *inputs, _ = zip(*each, strict=True)
     return _joined(states), _examples(runs[0], examples), *map(_stack, inputs), n
+
+
+def _alike(runs: Sequence[Run]) -> list[Run]:
+    """The runs with room for the largest share of all, so that their batches have one shape."""
+    columns = max(run.columns for run in runs)
+    return [run._replace(columns=columns) for run in runs]
 
 
 def _examples(run: Run, each: Sequence[Examples]) -> Examples:

@@ -108,6 +108,10 @@ def default() -> ConfigDict:
     config.probes.momentum = False  # the implicit one, in windows of updates, with its interval
     config.probes.window = 200  # updates of a window, each of which takes a second mini-batch
     config.probes.every = 400  # updates from the start of a window to that of the next
+    config.probes.steer = False  # sgd: momentum is the total aimed at, less what is implicit
+    config.probes.noise_scale = False  # of gradients, at log points: arXiv 1812.06162
+    config.probes.sharpness = False  # largest eigenvalue of the loss's Hessian, at log points
+    config.probes.similarity = False  # cosine of the gradients of nodes that drifted apart
 
     config.replicas = ConfigDict()
     config.replicas.count = 0  # > 0: record trajectories of this many replicas instead of one run

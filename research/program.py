@@ -5,7 +5,7 @@ rates, momentum, number of updates. One compilation serves a whole grid of those
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
@@ -16,6 +16,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from research import models, optimizers, problem, strategies
+from research.dynamics.probes import PROBES
 from research.parallel import devices as parallel
 from research.parallel.layout import Layout
 from research.problem import Examples, Params, Problem
@@ -31,10 +32,11 @@ class Program:
 
     `advance(state, examples, events, indices, n) -> (state, infos)` runs the first `n` of CHUNK
     events on its devices, `infos` being what each step says of itself, (CHUNK,); `indices`,
-    (CHUNK, B) int32, are the examples of each batch, or (CHUNK, B, 2), with the seeds of their
-    augmentation.
+    (CHUNK, C) int32, are the examples of each batch, device by device, C = B where parts are even,
+    or (CHUNK, C, 2), with the seeds of their augmentation.
     `evaluate(params, examples) -> (sum of losses, {metric: sum})` over all `examples`.
-    `probe(params, train, test) -> {name: scalar}`: what the log shows besides, if anything.
+    `probe(params, every, train, test) -> {name: scalar}`: what the log shows besides, if anything;
+    `every`: the parameters of all nodes.
     """
 
     problem: Problem
@@ -70,12 +72,13 @@ def make(config: ConfigDict, classes: int, slots: int) -> Program:
         "strategy": _static(config),
         "slots": slots,
         "meter": config.probes.momentum,
+        "probes": [name for name in PROBES if config.probes[name]],
     }
     return _make(json.dumps(static, sort_keys=True))
 
 
 def _static(config: ConfigDict) -> dict[str, Any]:
-    """What `parallel.make` is to know of the methods and their devices."""
+    """What `parallel.make` is to know of the methods, their devices and the examples on these."""
     methods, real = strategies.of_config(config), config.parallel
     nodes, devices = 1, 1
     if real.api or methods.mix or methods.sums:
@@ -88,6 +91,7 @@ def _static(config: ConfigDict) -> dict[str, Any]:
         "devices": devices,
         "accumulation": real.accumulation,
         "shard_optimizer": real.shard_optimizer,
+        "streamed": bool(real.api) and config.data.streaming,
     }
 
 
@@ -119,12 +123,23 @@ def _make(static: str) -> Program:
     if values["meter"]:
         _, metered = parallel.make(lambda one: partial(_metered, whole, one), *asked, meter=True)
     methods = strategies.chosen(values["strategy"]["name"])
-    probes = [method.probe(whole, values["strategy"]["keys"]) for method in methods.every]
-    probe = next((jax.jit(probe) for probe in probes if probe), None)
+    own = [method.probe(whole, values["strategy"]["keys"]) for method in methods.every]
+    probe = _probe(whole, [each for each in own if each], values["probes"])
     sums = tuple(name for method in methods.every for name in method.info)
     return Program(
         whole, strategy, layout, metered, jax.jit(partial(_evaluate, whole)), probe, sums
     )
+
+
+def _probe(problem: Problem, own: Sequence[Callable[..., Any]], asked: Sequence[str]) -> Any:
+    """Those of the methods, and those of `config.probes` that are asked for."""
+
+    def probe(params: Params, every: Params, train: Examples, test: Examples) -> dict[str, Any]:
+        found = [measure(params, train, test) for measure in own]
+        found += [PROBES[name](problem, params, every, train) for name in asked]
+        return {name: value for each in found for name, value in each.items()}
+
+    return jax.jit(probe) if own or asked else None
 
 
 def _advance(
@@ -220,12 +235,14 @@ def evaluate(program: Program, params: Params, examples: Examples) -> dict[str, 
     return totals
 
 
-def probe(program: Program, params: Params, train: Examples, test: Examples) -> dict[str, float]:
+def probe(program: Program, state: State, train: Examples, test: Examples) -> dict[str, float]:
     """What the program's `probe` finds on a thousand examples of each, or nothing."""
     if program.probe is None:
         return {}
     some = [{name: leaf[:EVALUATED] for name, leaf in split.items()} for split in (train, test)]
-    return {name: float(v) for name, v in jax.device_get(program.probe(params, *some)).items()}
+    every = getattr(state, "every", state.params)
+    found = program.probe(state.params, every, *some)
+    return {name: float(value) for name, value in jax.device_get(found).items()}
 
 
 def parameter_bytes(params: Any) -> int:

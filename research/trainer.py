@@ -23,8 +23,9 @@ from research import data as datasets
 from research import optimizers, problem, program, resident, seeds, strategies
 from research.checks import check
 from research.config import ConfigError
-from research.data.feed import Feed, Part, streamed, whole
-from research.outputs.meter import Meter
+from research.data import parts
+from research.data.feed import Batches, Block, Feed, streamed, whole
+from research.outputs.meter import Meter, steered
 from research.outputs.progress import Watch, watched
 from research.outputs.workdir import Checkpoints, Metrics, claim, fingerprint, read_json, write_json
 from research.parallel.first_process import agreed, own
@@ -51,6 +52,7 @@ class Run(NamedTuple):
     params: Params  # x_0
     report: Mapping[str, Any]  # what its methods say of an update, for the summary
     hypers: Mapping[str, np.ndarray]  # (steps,) each
+    columns: int = 0  # of a device, where the timeline's shares say whose examples are whose
 
     @property
     def examples(self) -> int:
@@ -109,7 +111,9 @@ def prepare(config: ConfigDict, replicas: int = 0) -> Run:
     first = events(replicas=replicas)
     with resident.MAKING:
         compiled = program.make(config, data.classes, first.slots)
-    return Run(config, data, epoch, first, events, compiled, params, report, program.hypers(config))
+    hypers = program.hypers(config)
+    run = Run(config, data, epoch, first, events, compiled, params, report, hypers)
+    return run._replace(columns=_columns(first))
 
 
 def train(config: ConfigDict, workdir: Path) -> dict[str, Any]:
@@ -138,8 +142,8 @@ def first(run: Run, n: int) -> tuple[Any, ...]:
     """Arguments of `advance` for the first n updates of the run, which stays as it is."""
     layout = run.program.layout
     state = run.program.strategy.init(jax.tree.map(jnp.copy, run.params))
-    part = feed_of(run)(0)
-    return layout.put_state(state), part.examples, *events_of(run, 0, part, n), n
+    block = feed_of(run)(0, batches_of(run))
+    return layout.put_state(state), block.examples, *events_of(run, 0, block, n), n
 
 
 def proceed(run: Training, answer: tuple[State, Infos] | None) -> Ask | dict[str, Any]:
@@ -194,7 +198,7 @@ def _loop(
 ) -> Training:
     config, steps, layout = run.config, run.config.steps, run.program.layout
     _, sample, test_set = resident.put(run.data, layout.put_examples, config)
-    feed, second = feed_of(run), feed_of(run, independent=True)
+    feed, second = feed_of(run), feed_of(run)
     state = layout.put_state(state)
     begun = time.monotonic() - (metrics.rows[-1]["wall_seconds"] if metrics.rows else 0.0)
     # Sums of what updates say of themselves: those logged, and if stopped in between, since then.
@@ -213,10 +217,13 @@ def _loop(
         test = program.evaluate(run.program, params, test_set)
         row = {**_clock(run, step), "wall_seconds": time.monotonic() - begun}
         row |= {"train_loss": train_loss} | {f"test_{k}": v for k, v in test.items()}
-        row |= program.probe(run.program, params, sample, test_set) | optimizers.logged(kept)
+        row |= program.probe(run.program, kept, sample, test_set) | optimizers.logged(kept)
         row |= sums | (kept.logged() if hasattr(kept, "logged") else {})
-        if meter and is_writer():
-            row |= meter.logged(metrics.rows[-1]["step"] if metrics.rows else 0, step)
+        if meter:
+            since = metrics.rows[-1]["step"] if metrics.rows else 0
+            row |= agreed(meter.logged(since, step) if is_writer() else {})
+        if config.probes.steer:
+            row |= {"explicit_momentum": float(run.hypers["momentum"][max(step - 1, 0)])}
         metrics.append(row | measured())
 
     def measured() -> dict[str, list[float]]:
@@ -224,19 +231,19 @@ def _loop(
             return {}
         assert layout.measure
         since = step - min(run.epoch, MEASURED)
-        part = feed(since)
-        n = min(step, part.stop) - since
-        seconds = layout.measure(state, part.examples, *events_of(run, since, part, n), n)
+        block = feed(since, batches_of(run))
+        n = min(step, block.stop) - since
+        seconds = layout.measure(state, block.examples, *events_of(run, since, block, n), n)
         return {"worker_seconds": seconds.tolist()}
 
-    def asked(until: int) -> Ask:
-        part, at, advance = feed(step), step, run.program.advance
-        events: Callable[[int], Any] = partial(events_of, run, step, part)
-        examples, most = part.examples, min(until, part.stop, step + CHUNK)
+    def asked(at: int, until: int) -> Ask:
+        block, advance = feed(at, batches_of(run)), run.program.advance
+        events: Callable[[int], Any] = partial(events_of, run, at, block)
+        examples, most = block.examples, min(until, block.stop, at + CHUNK)
         if meter:
-            most = min(most, meter.windows.until(step))
-        if meter and meter.windows.has(step):
-            other, own = second(step), events
+            most = min(most, meter.windows.until(at))
+        if meter and meter.windows.has(at):
+            other, own = second(at, batches_of(run, independent=True)), events
             assert run.program.metered
             advance, examples = run.program.metered.advance, (examples, other.examples)
             most = min(most, other.stop)
@@ -245,10 +252,12 @@ def _loop(
                 event, indices = own(n)
                 return event, (indices, events_of(run, at, other, n)[1])
 
-        return Ask(run.program, advance, state, examples, events, most - step)
+        return Ask(run.program, advance, state, examples, events, most - at)
 
     status, number = "", 0
-    state, _ = yield asked(step)
+    last = max(step - 1, 0)  # its batch is decided wherever the run goes on
+    run = extended(run, last, metrics.rows)
+    state, _ = yield asked(last, last)
     with watching as watch:
         if not metrics.rows or step % config.log_every == 0:
             log()
@@ -256,7 +265,7 @@ def _loop(
             run = extended(run, step, metrics.rows)
             until = min(step - step % config.log_every + config.log_every, len(run.timeline.read))
             called = time.monotonic()
-            state, infos = yield asked(until)
+            state, infos = yield asked(step, until)
             n, good = len(infos["loss"]), np.isfinite(infos["loss"])
             if meter and meter.windows.has(step):
                 meter.append(step, infos)
@@ -283,11 +292,18 @@ def _loop(
             if is_writer():
                 watch.show(step, f"loss {metrics.rows[-1]['train_loss']:.4g}")
     summary = _summary(run, status, step, metrics.rows)
-    summary |= meter.logged(0, step) if meter and is_writer() else {}
+    if meter and is_writer():
+        since = next((at for at, _ in _momenta(run, metrics.rows)[1:]), 0)
+        summary |= meter.logged(since, step)
     if status == "diverged":
         return summary | {"kept_checkpoint": checkpoints.latest()}
     summary["parameters_crc32"] = fingerprint(layout.get(state).params)
     return summary | ({"signal": number, "sums": sums} if status == "interrupted" else {})
+
+
+def _momenta(run: Run, rows: list[dict[str, Any]]) -> list[tuple[int, float]]:
+    """(step, explicit momentum from then on), where the meter steers it; else []."""
+    return steered(rows, run.config.optimizer.momentum) if run.config.probes.steer else []
 
 
 def _meter(folder: Path, run: Run) -> Meter:
@@ -296,26 +312,57 @@ def _meter(folder: Path, run: Run) -> Meter:
 
 
 def extended(run: Run, step: int, rows: list[dict[str, Any]]) -> Run:
-    """The run with as much of its timeline as the log decides: to beyond `step`, or to the end."""
+    """The run with as much of its timeline as the log decides: to beyond `step`, or to the end.
+
+    And with the momentum that the log's readings steer to.
+    """
+    if changes := _momenta(run, rows):
+        momentum = np.zeros(run.config.steps, np.float32)
+        for since, explicit in changes:
+            momentum[since:] = explicit
+        run = run._replace(hypers={**run.hypers, "momentum": momentum})
     if step < len(run.timeline.read) or step == run.config.steps:
         return run
     ends = range(run.epoch, step + 1, run.epoch)
     logged = {row["step"]: row for row in rows}
-    return run._replace(timeline=run.timeline_of(epochs=[logged[end] for end in ends]))
+    line = run.timeline_of(epochs=[logged[end] for end in ends])
+    return run._replace(timeline=line, columns=_columns(line))
 
 
-def feed_of(run: Run, independent: bool = False) -> Feed:
-    """The training set on the run's devices, or what is needed of it for those batches."""
-    config, put = run.config, run.program.layout.put_examples
-    batches = partial(problem.batches, config, run.examples, independent=independent)
+def _columns(line: Timeline) -> int:
+    shares = (line.control or {}).get("shares")
+    return 0 if shares is None else parts.columns(shares)
+
+
+def feed_of(run: Run) -> Feed:
+    """The training set on the run's devices, or what is needed of it."""
+    config, layout = run.config, run.program.layout
     if config.data.streaming:
-        return streamed(run.data.train, put, batches, config.batch_size, CHUNK)
-    return whole(resident.put(run.data, put, config).train, batches)
+        put = layout.put_rows or (lambda of: layout.put_examples(of(0)))
+        return streamed(run.data.train, put, layout.devices, config.batch_size, CHUNK)
+    return whole(resident.put(run.data, layout.put_examples, config).train)
 
 
-def events_of(run: Run, step: int, part: Part, n: int) -> tuple[Event, np.ndarray]:
+def batches_of(run: Run, independent: bool = False) -> Batches:
+    """What each device is given of every batch: an even part, or as the timeline's shares say.
+
+    Or of the second, `independent` ones, which the momentum meter takes a gradient of.
+    """
+    every = partial(problem.batches, run.config, run.examples, independent=independent)
+    shares = (run.timeline.control or {}).get("shares")
+    if shares is None:
+        return every
+
+    def batches(start: int, stop: int) -> np.ndarray:
+        own = shares[start:stop]
+        return parts.cut(every(start, start + len(own)), own, run.columns)
+
+    return batches
+
+
+def events_of(run: Run, step: int, block: Block, n: int) -> tuple[Event, np.ndarray]:
     """Updates step..step+n-1 and the examples of their batches, padded to CHUNK."""
-    window, indices = slice(step, step + n), part.batches(step, step + n)
+    window, indices = slice(step, step + n), block.batches(step, step + n)
     hypers = {name: values[window] for name, values in run.hypers.items()}
     control = {name: values[window] for name, values in (run.timeline.control or {}).items()}
     line = run.timeline

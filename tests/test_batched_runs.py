@@ -77,6 +77,19 @@ def test_lanes_are_the_runs_alone(config, mnist, tmp_path, values, rows):
     assert len({summary["parameters_crc32"] for summary in summaries}) == 3
 
 
+def test_lanes_whose_shares_differ_are_the_runs_alone(config, tmp_path):
+    """All have room for the largest share of any."""
+    values = {"strategy.name": "dynamic_batch", "strategy.groups": 1, "batch_size": 16}
+    speeds = [(1.0, 1.0, 1.0, 1.0), (1.0, 1.0, 1.0, 12.0)]
+    configs = [config({**values, "cluster.speeds": each}) for each in speeds]
+    assert prepare(configs[0]).columns < prepare(configs[1]).columns
+    summaries, _ = batched(configs, tmp_path)
+    for i, summary in enumerate(summaries):
+        alone = train(configs[i], tmp_path / f"alone{i}")
+        del summary["wall_seconds"], summary["parameters_crc32"]
+        assert_close(summary, alone)
+
+
 def assert_close(values, others):
     """Stable runs keep what 60 updates round, 1e-7 of a number each, small."""
     for name, value in values.items():

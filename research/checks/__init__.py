@@ -202,6 +202,15 @@ def _check_parallel(config: ConfigDict) -> None:
 
 def _check_probes(config: ConfigDict) -> None:
     probes, methods = config.probes, strategies.of_config(config)
+    if probes.similarity and not methods.mix:
+        raise ConfigError(
+            "config.probes.similarity: of nodes with parameters of their own, which "
+            f"config.strategy.name = {methods.name!r} has none of"
+        )
+    if probes.steer and (not probes.momentum or config.optimizer.name != "sgd"):
+        raise ConfigError(
+            "config.probes.steer: needs config.probes.momentum and config.optimizer.name = 'sgd'"
+        )
     if not probes.momentum:
         return
     if probes.window > probes.every:

@@ -2,7 +2,8 @@
 
 A block is what a fixed number of updates takes, gathered by the host. While the devices work on
 one, a thread of the host gathers the next, so a training set need not fit their memory; one that
-is mapped from files need not fit the host's either.
+is mapped from files need not fit the host's either. Where devices are given blocks of their own, a
+process reads those of its own devices and no other's.
 """
 
 import sys
@@ -12,55 +13,83 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from research.data.arrays import Split, take
+from research.data.arrays import Split
 
-BYTES = 2**26  # of a block; two of them are on the devices
+BYTES = 2**26  # of a block, on all devices together; two of them are there
 
-Batches = Callable[[int, int], np.ndarray]  # (start, stop) -> (stop - start, B) or (..., B, 2)
+# (start, stop) -> (n, C) or (n, C, 2): what each device is given, one after the other, of the
+# updates start..start+n-1; n is stop - start, or less where the timeline is not decided that far.
+Batches = Callable[[int, int], np.ndarray]
 
 
-class Part(NamedTuple):
+class Block(NamedTuple):
     """Examples on the devices, which the updates up to one before `stop` find all theirs in."""
 
     examples: Any
     stop: int
-    batches: Batches  # of some of those updates, by the numbers of the examples in this part
+    batches: Batches  # of some of those updates, by the numbers of the examples in this block
 
 
-Feed = Callable[[int], Part]  # the part that holds the examples of an update
+Feed = Callable[[int, Batches], Block]  # the block that holds the examples of an update
 
 
-def whole(examples: Any, batches: Batches) -> Feed:
-    """The training set as one part, from the devices that it is on."""
-    part = Part(examples, sys.maxsize, batches)
-    return lambda step: part
+def whole(examples: Any) -> Feed:
+    """The training set as one block, from the devices that it is on."""
+    return lambda step, batches: Block(examples, sys.maxsize, batches)
 
 
 def streamed(
-    train: Split, put: Callable[[Split], Any], batches: Batches, batch_size: int, most: int
+    train: Split,
+    put: Callable[[Callable[[int], Split]], Any],
+    devices: int,
+    batch_size: int,
+    most: int,
 ) -> Feed:
-    """Parts for as many updates as BYTES hold, from 1 to `most`; `put` brings them to devices."""
+    """Blocks for as many updates as BYTES hold, from 1 to `most`.
+
+    `put(of)` brings what `of(i)` gathers, the examples of device i of `devices`, to those of them
+    that are this process's. A block ends early where batches are not known yet; its arrays have
+    the shapes of a full one, so that nothing is compiled anew.
+    """
     example = sum(leaf.nbytes // len(leaf) for leaf in train.values())
     updates = int(np.clip(BYTES // (example * batch_size), 1, most))
     pool = ThreadPoolExecutor(1, "feed")
-    held: dict[int, Future[Part]] = {}
+    held: dict[int, Future[Block]] = {}  # by their first updates
 
-    def gathered(k: int) -> Part:
-        start, stop = k * updates, (k + 1) * updates
-        chosen = batches(start, stop)
-        numbers = chosen if chosen.ndim == 2 else chosen[..., 0]
-        examples = put(take(train, numbers.ravel()))
-        here = np.arange(numbers.size, dtype=np.int32).reshape(numbers.shape)
+    def gathered(start: int, batches: Batches) -> Block:
+        chosen = batches(start, start + updates)
+        if not len(chosen):
+            return Block(None, start, batches)
+        numbers = np.split(chosen if chosen.ndim == 2 else chosen[..., 0], devices, axis=1)
+        distinct, each = zip(*(np.unique(own, return_inverse=True) for own in numbers), strict=True)
+        rows = updates * min(numbers[0].shape[1], batch_size)
+        examples = put(lambda i: _rows(train, distinct[i], rows))
+        here = np.concatenate([own.reshape(len(chosen), -1) for own in each], 1, dtype=np.int32)
         if chosen.ndim == 3:
             here = np.stack([here, chosen[..., 1]], axis=-1)
-        return Part(examples, stop, lambda first, last: here[first - start : last - start])
+        stop = start + len(chosen)
+        return Block(examples, stop, lambda first, last: here[first - start : last - start])
 
-    def feed(step: int) -> Part:
-        k = step // updates
-        for past in held.keys() - {k, k + 1}:
-            del held[past]
-        for coming in {k, k + 1} - held.keys():
-            held[coming] = pool.submit(gathered, coming)
-        return held[k].result()
+    def feed(step: int, batches: Batches) -> Block:
+        for start, coming in held.items():
+            if start <= step < coming.result().stop:
+                break
+        else:
+            held.clear()
+            start, coming = step, pool.submit(gathered, step, batches)
+        block = coming.result()
+        following = held.get(block.stop)
+        held.clear()
+        held[start] = coming
+        held[block.stop] = following or pool.submit(gathered, block.stop, batches)
+        return block
 
     return feed
+
+
+def _rows(train: Split, numbers: np.ndarray, rows: int) -> Split:
+    """The examples of those numbers, and nothing in the rest of so many rows."""
+    some = {name: np.zeros((rows, *leaf.shape[1:]), leaf.dtype) for name, leaf in train.items()}
+    for name, leaf in train.items():
+        some[name][: len(numbers)] = leaf[numbers]
+    return some

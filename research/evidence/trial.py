@@ -7,6 +7,8 @@ are geometric, so that a crossing is known as finely late in training as it is e
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +17,8 @@ from ml_collections import ConfigDict
 
 from research import program, resident, trainer
 from research.config import ConfigError
+from research.outputs.progress import Watch
+from research.outputs.workdir import rows as rows_of
 from research.problem import Examples
 from research.program import CHUNK, EVALUATED, Program
 from research.strategies.base import State
@@ -23,6 +27,7 @@ from research.trainer import Run
 SPACING = 1.08  # updates from one log point to the next
 FIRST = 16  # the first log point after the start
 BLOWN_UP = 100.0  # times the first loss: what is above has diverged
+SILENT = Watch(lambda: 0, lambda step, text: None)  # nobody waits for it, nobody stops it
 CLOCKS = ("updates", "seconds")
 
 
@@ -46,6 +51,8 @@ def trial(
     """
     if config.parallel.api:
         raise ConfigError("config.parallel.api: trials are of one device")
+    if config.probes.momentum:  # what the meter logs may steer the run
+        return _logged(config, target, most, clock)
     run = trainer.prepare(config)
     put, loss = run.program.layout.put_examples, _loss(run.program)
     _, sample, test = resident.put(run.data, put, config)
@@ -55,10 +62,10 @@ def trial(
     for until in _log_points(config.steps, [] if _is_whole(run) else [run.epoch]):
         run = trainer.extended(run, step, rows)
         while step < until and not status:
-            part = feed(step)
-            n = min(until, part.stop, step + CHUNK) - step
-            events = trainer.events_of(run, step, part, n)
-            state, infos = run.program.advance(state, part.examples, *events, n)
+            block = feed(step, trainer.batches_of(run))
+            n = min(until, block.stop, step + CHUNK) - step
+            events = trainer.events_of(run, step, block, n)
+            state, infos = run.program.advance(state, block.examples, *events, n)
             status = "" if np.isfinite(np.asarray(infos["loss"])[:n]).all() else "diverged"
             step += n
         if not status:
@@ -74,6 +81,27 @@ def trial(
         losses=[row["train_loss"] for row in finite],
         status=status or "ended",
         test=program.evaluate(run.program, state.params, test) if whole else {},
+    )
+
+
+def _logged(config: ConfigDict, target: float, most: float, clock: str) -> Curve:
+    """The same of a run that is logged, every `config.log_every` updates, and goes to the end."""
+    chosen = config.copy_and_resolve_references()
+    if clock == "updates":
+        chosen.steps = int(min(config.steps, max(most, 1)))
+    with TemporaryDirectory(prefix="optdyn-") as folder:
+        summary = trainer.alone(trainer.training(trainer.prepare(chosen), Path(folder), SILENT))
+        found = [row for row in rows_of(Path(folder) / "metrics.jsonl") if row["train_loss"]]
+    reached = next((i for i, row in enumerate(found) if row["train_loss"] <= target), None)
+    kept = found if reached is None else found[: reached + 1]
+    whole = reached is not None or (summary["status"] == "completed" and chosen == config)
+    status = {"completed": "ended"}.get(summary["status"], summary["status"])
+    return Curve(
+        updates=[row["step"] for row in kept],
+        seconds=[row["simulated_seconds"] for row in kept],
+        losses=[row["train_loss"] for row in kept],
+        status=status if reached is None else "reached",
+        test={k[5:]: v for k, v in kept[-1].items() if k.startswith("test_")} if whole else {},
     )
 
 

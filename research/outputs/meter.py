@@ -22,6 +22,7 @@ from research.dynamics.moments import Fit, NotIdentified, fit
 from research.strategies.metered import METERED, SKETCH
 
 FILE = "sketches.npy"
+LIMIT = 0.95  # of explicit momentum
 NUMBERS = 2**22  # of a fit's sketches, at most: longer runs are fitted to shorter sketches
 
 
@@ -115,6 +116,23 @@ class Meter:
         return said(ended, lags(self._config), rate(self._config, step)) if ended else {}
 
 
+def steered(rows: Sequence[Mapping[str, Any]], total: float) -> list[tuple[int, float]]:
+    """(step, explicit momentum from then on) for each reading in the log.
+
+    mu = M - i, which makes phi_1 = mu + i the total aimed at, M; i is the mean of all readings of
+    the implicit momentum, each by its precision. Before the first mu is 0: what asynchrony adds is
+    not known, and momentum that is too large diverges.
+    """
+    changes, sums, precision = [(0, 0.0)], 0.0, 0.0
+    for row in rows:
+        if "implicit_momentum" in row:
+            weight = (row["implicit_momentum_high"] - row["implicit_momentum_low"]) ** -2
+            sums, precision = sums + weight * row["implicit_momentum"], precision + weight
+            explicit = float(np.clip(total - sums / precision, -LIMIT, LIMIT))
+            changes.append((row["step"], explicit))
+    return changes
+
+
 def rate(config: ConfigDict, step: int) -> float:
     """Learning rate of the last of `step` updates."""
     return float(_rates(config)[step - 1])
@@ -131,12 +149,12 @@ def lags(config: ConfigDict) -> int:
 def said(ended: Sequence[Window], lags: int, rate: float) -> dict[str, Any]:
     """For the log: what the windows say.
 
-    `implicit_momentum` with its 95 % interval and the p-value of the J test; what a lag polynomial
-    of `lags` terms amounts to, `total_momentum`, if there is one; `effective_learning_rate`, which
-    is rate / g for memoryless groups.
+    `implicit_momentum` with its 95 % interval and the p-value of the J test; likewise
+    `fitted_momentum`, phi_1 of a lag polynomial of `lags` terms, if there is one: what is explicit
+    and what is implicit together; `effective_learning_rate`, rate / g for memoryless groups.
     """
     found: dict[str, Any] = {}
-    for name, terms in (("implicit", 1), ("total", lags)):
+    for name, terms in (("implicit", 1), ("fitted", lags)):
         if not terms:
             continue
         try:
@@ -144,8 +162,8 @@ def said(ended: Sequence[Window], lags: int, rate: float) -> dict[str, Any]:
         except NotIdentified as error:
             found[f"{name}_momentum_refused"] = str(error)
             continue
-        low, high = it.momentum_interval
-        found |= {f"{name}_momentum": it.momentum, f"{name}_momentum_p": it.p}
+        low, high = map(float, it.phi_interval[0])
+        found |= {f"{name}_momentum": float(it.phi[0]), f"{name}_momentum_p": it.p}
         found |= {f"{name}_momentum_low": low, f"{name}_momentum_high": high}
         if name == "implicit":
             found["effective_learning_rate"] = float(rate * it.eta[0])

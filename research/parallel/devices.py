@@ -27,18 +27,20 @@ def make(
     """The strategy as one device simulates it, and the loop on real devices or on that one.
 
     `static` holds the `name` of the methods and their `keys`, `api` ('': one device), `nodes` and
-    `devices` (a node's), real or simulated. States look the same either way. With `meter` batches
-    are pairs, and so are the loop's examples and indices.
+    `devices` (a node's), real or simulated, and whether examples are `streamed` to real ones.
+    States look the same either way. With `meter` batches are pairs, and so are the loop's examples
+    and indices.
     """
     methods, keys = strategies.chosen(static["name"]), static["keys"]
     api, nodes, devices = static["api"], static["nodes"], static["devices"]
+    streamed = static["streamed"]
 
     def strategy(axis: str | None, real: bool = False) -> Strategy:
         parts = static["accumulation"]
         return strategies.compose(methods, keys, whole, optimizer, slots, axis, parts, real, meter)
 
     if methods.mix:
-        simulated = over_nodes(strategy("data"), nodes, devices, methods.sums)
+        simulated = over_nodes(strategy("data"), nodes, devices)
     elif methods.sums:
         simulated = over_workers(strategy("data"), devices)
     else:
@@ -60,13 +62,10 @@ def make(
     if methods.mix:
         device = one_node(device)
     if api == "pmap":
-        one = "node" if methods.mix else "data"
-        return simulated, layout.pmap(
-            loop(device), one, mesh.size, nodes=bool(methods.mix), whole=methods.sums
-        )
-    split = tuple(axis for axis in axes if axis == "node" or not methods.sums)
+        one, several = ("node", True) if methods.mix else ("data", False)
+        return simulated, layout.pmap(loop(device), one, mesh.size, several, streamed)
     state = P("node") if methods.mix else P()
-    laid = layout.shard_map(loop(device), mesh, state, P(None, split) if split else P())
+    laid = layout.shard_map(loop(device), mesh, state, P(None, axes), streamed)
     if methods.gradient and methods.gradient.timed and not methods.mix:
         laid = laid._replace(measure=measure(whole, methods.gradient.timed(whole, keys), mesh))
     return simulated, laid

@@ -1,6 +1,7 @@
 """Real devices: one loop over events, laid over a mesh in one of three idioms.
 
-    jit         arrays carry their sharding and XLA places the collectives (today's pjit)
+    jit         arrays carry their sharding and XLA places the collectives (today's pjit); examples
+                are whole on every device, since XLA's gather may read any of them
     shard_map   each device runs the loop on its part; collectives are written over axis names
     pmap        the same, with a leading axis of devices on every array
 
@@ -32,6 +33,8 @@ class Layout(NamedTuple):
 
     `put_state` and `put_examples` make host arrays what `advance` takes (events and indices stay
     NumPy's); `get(state)` is the state whole, on every process. `advance` donates the state.
+    Where devices hold streamed examples of their own, `put_rows(of)` takes `of(i)`, those of device
+    i of `devices`, for the devices of this process; indices are then numbers among them.
     `measure(state, examples, events, indices, n)` times the workers, where they can be timed.
     """
 
@@ -39,6 +42,8 @@ class Layout(NamedTuple):
     put_state: Callable[[Any], Any]
     put_examples: Callable[[Any], Any]
     get: Callable[[Any], Any]
+    put_rows: Callable[[Callable[[int], Any]], Any] | None = None
+    devices: int = 1
     measure: Callable[..., np.ndarray] | None = None
 
 
@@ -108,17 +113,18 @@ def jit(advance: Advance, mesh: Mesh, shard_optimizer: bool = False, nodes: bool
     )
 
 
-def shard_map(advance: Advance, mesh: Mesh, state: P, indices: P) -> Layout:
+def shard_map(advance: Advance, mesh: Mesh, state: P, indices: P, streamed: bool = False) -> Layout:
     """`advance` is written for one device, with collectives over the mesh's axes.
 
-    `state` and `indices` say how those are split; examples and events are whole on every device.
+    `state` and `indices` say how those are split; events are whole on every device, and so are
+    examples unless they are `streamed`: then each device holds its own.
     """
 
     def laid(*arguments: Any) -> tuple[Any, Any]:
         after, losses = advance(*arguments)
         return after, jax.lax.pmean(losses, mesh.axis_names)
 
-    specs = (state, P(), P(), indices, P())
+    specs = (state, P(mesh.axis_names) if streamed else P(), P(), indices, P())
     mapped = jax.shard_map(laid, mesh=mesh, in_specs=specs, out_specs=(state, P()), check_vma=False)
     compiled = jax.jit(mapped, donate_argnums=0)
     put = [lambda tree, spec=spec: _put(tree, NamedSharding(mesh, spec)) for spec in specs]
@@ -128,18 +134,31 @@ def shard_map(advance: Advance, mesh: Mesh, state: P, indices: P) -> Layout:
         state, losses = compiled(state, examples, *inputs)
         return state, _get(losses)
 
-    return Layout(run, put[0], put[1], _get)
+    def put_rows(of: Callable[[int], Any]) -> Any:
+        def joined(*own: jax.Array) -> jax.Array:
+            shape = (mesh.size * len(own[0]), *own[0].shape[1:])
+            return jax.make_array_from_single_device_arrays(shape, split, list(own))
+
+        split = NamedSharding(mesh, specs[1])
+        every = enumerate(mesh.devices.flat)
+        own = [jax.device_put(of(i), d) for i, d in every if d in mesh.local_devices]
+        return jax.tree.map(joined, *own)
+
+    laid_out = Layout(run, put[0], put[1], _get)
+    return laid_out._replace(put_rows=put_rows, devices=mesh.size) if streamed else laid_out
 
 
 def pmap(
-    advance: Advance, axis: str, devices: int, nodes: bool = False, whole: bool = False
+    advance: Advance, axis: str, devices: int, nodes: bool = False, streamed: bool = False
 ) -> Layout:
     """`advance` is written for one device of `axis`; every array gets an axis of local devices.
 
-    With `nodes` every device has its own part of the state's first axis, with `whole` the whole
-    batch.
+    With `nodes` every device has its own part of the state's first axis, and if they are `streamed`
+    its own examples.
     """
-    local = [d for d in jax.devices()[:devices] if d.process_index == jax.process_index()]
+    every = jax.devices()[:devices]
+    local = [device for device in every if device.process_index == jax.process_index()]
+    own = [every.index(device) for device in local]
     # What pmap itself returns: arrays laid otherwise are moved, and compiled for, once more.
     split = NamedSharding(Mesh(np.array(local), (axis,)), P(axis))
 
@@ -147,18 +166,17 @@ def pmap(
         after, losses = advance(*arguments)
         return after, jax.lax.pmean(losses, axis)
 
-    mapped = jax.pmap(laid, axis, devices=jax.devices()[:devices], donate_argnums=0)
+    mapped = jax.pmap(laid, axis, devices=every, donate_argnums=0)
 
     def put(tree: Any) -> Any:
         each = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (len(local), *np.shape(leaf))), tree)
         return jax.device_put(each, split)
 
     def run(state: Any, examples: Any, events: Any, indices: Any, n: Any) -> tuple[Any, Any]:
-        def own(leaf: np.ndarray) -> np.ndarray:
-            parts = [leaf] * devices if whole else np.split(leaf, devices, axis=1)
-            return np.stack([parts[jax.devices().index(device)] for device in local])
+        def of_devices(leaf: np.ndarray) -> np.ndarray:
+            return np.stack(np.split(leaf, devices, axis=1))[own]
 
-        mine = jax.tree.map(own, indices)
+        mine = jax.tree.map(of_devices, indices)
         state, losses = mapped(state, examples, put(events), mine, put(np.int32(n)))
         return state, jax.tree.map(first, losses)
 
@@ -166,19 +184,23 @@ def pmap(
         return np.asarray(leaf.addressable_data(0)).reshape(leaf.shape[1:])
 
     def put_state(state: Any) -> Any:
-        def own(leaf: Any) -> np.ndarray:
-            rows = np.asarray(leaf)[[jax.devices().index(device) for device in local]]
-            return rows[:, None]
+        def of_nodes(leaf: Any) -> np.ndarray:
+            return np.asarray(leaf)[own][:, None]
 
-        return jax.device_put(jax.tree.map(own, state), split) if nodes else put(state)
+        return jax.device_put(jax.tree.map(of_nodes, state), split) if nodes else put(state)
+
+    def put_rows(of: Callable[[int], Any]) -> Any:
+        stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *map(of, own))
+        return jax.device_put(stacked, split)
 
     def get(state: Any) -> Any:
         if not nodes:
             return jax.tree.map(first, state)
-        every = multihost_utils.process_allgather(state) if jax.process_count() > 1 else state
-        return jax.tree.map(lambda leaf: np.asarray(leaf).reshape(-1, *leaf.shape[2:]), every)
+        gathered = multihost_utils.process_allgather(state) if jax.process_count() > 1 else state
+        return jax.tree.map(lambda leaf: np.asarray(leaf).reshape(-1, *leaf.shape[2:]), gathered)
 
-    return Layout(run, put_state, put, get)
+    laid_out = Layout(run, put_state, put, get)
+    return laid_out._replace(put_rows=put_rows, devices=devices) if streamed else laid_out
 
 
 def _put(tree: Any, sharding: NamedSharding) -> Any:

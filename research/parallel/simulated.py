@@ -32,46 +32,45 @@ class Nodes(NamedTuple):
         return {"node_distance": float(ratio / optax.global_norm(means))}
 
 
-def over_nodes(strategy: Strategy, nodes: int, devices: int, whole: bool = False) -> Strategy:
-    """The strategy on `nodes` nodes of so many devices; nodes take even parts of the batch.
+def over_nodes(strategy: Strategy, nodes: int, devices: int) -> Strategy:
+    """The strategy on `nodes` nodes of so many devices; each is given its part of the batch.
 
-    So does each device, of its node's part, in order, or all take the `whole` of it. The devices
-    of a node hold the same state, so one a node is kept. `strategy.step` sees the axes `node` and
-    `data` and must leave every state equal along `data`.
+    Parts have one size and follow one another. The devices of a node hold the same state, so one a
+    node is kept. `strategy.step` sees the axes `node` and `data` and must leave every state equal
+    along `data`.
     """
+    inside = over_workers(strategy, devices).step
 
     def init(params: Params) -> Nodes:
         state = strategy.init(params)
         return Nodes(jax.tree.map(lambda leaf: jnp.repeat(leaf[None], nodes, axis=0), state))
 
     def step(state: Nodes, event: Event, batch: Batch) -> tuple[Nodes, Info]:
-        def split(leaf: jax.Array) -> jax.Array:
-            shape = (nodes, -1) if whole else (nodes, devices, -1)
-            return leaf.reshape(*shape, *leaf.shape[1:])
-
-        inside = over_workers(strategy, devices).step
-        if not whole:
-            inside = jax.vmap(strategy.step, (None, None, 0), (None, 0), axis_name="data")
         every = jax.vmap(inside, (0, None, 0), axis_name="node")
-        after, info = every(state.state, event, jax.tree.map(split, batch))
-        axes = (0,) if whole else (0, 1)  # of nodes, of their devices
-        return Nodes(after), jax.tree.map(lambda leaf: leaf.mean(axes), info)
+        after, info = every(state.state, event, _split(batch, nodes))
+        return Nodes(after), _means(info)
 
     return Strategy(init, step)
 
 
 def over_workers(strategy: Strategy, workers: int) -> Strategy:
-    """The strategy on `workers` devices of the axis `data` that all see the whole batch."""
+    """The strategy on `workers` devices of the axis `data`, each given its part of the batch."""
 
     def step(state: Any, event: Event, batch: Batch) -> tuple[Any, Info]:
-        every = jax.vmap(
-            lambda _: strategy.step(state, event, batch),
-            out_axes=(None, None),
-            axis_name="data",
-        )
-        return every(jnp.arange(workers))
+        every = jax.vmap(strategy.step, (None, None, 0), (None, 0), axis_name="data")
+        after, info = every(state, event, _split(batch, workers))
+        return after, _means(info)
 
     return Strategy(strategy.init, step)
+
+
+def _means(info: Info) -> Info:
+    """Of what each device says, or each node."""
+    return jax.tree.map(lambda leaf: leaf.mean(axis=0), info)
+
+
+def _split(batch: Batch, parts: int) -> Batch:
+    return jax.tree.map(lambda leaf: leaf.reshape(parts, -1, *leaf.shape[1:]), batch)
 
 
 def one_node(strategy: Strategy) -> Strategy:

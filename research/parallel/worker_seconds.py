@@ -37,12 +37,12 @@ def measure(problem: Problem, part: Part, mesh: Mesh) -> Measure:
         return jax.lax.fori_loop(0, n, body, nothing)
 
     def run(state: Any, examples: Any, events: Any, indices: Any, n: int) -> np.ndarray:
-        seconds = np.zeros(mesh.size)
+        seconds, parts = np.zeros(mesh.size), np.split(indices, mesh.size, axis=1)
         for worker, device in enumerate(mesh.devices.flat):
             if device.process_index != jax.process_index():
                 continue
             whole = _on(device, (state.params, examples))
-            rest = jax.device_put((events, indices), device)
+            rest = jax.device_put((events, parts[worker]), device)
             jax.block_until_ready(loop(*whole, *rest, 0, worker))  # compiles, and all is there
             multihost_utils.sync_global_devices("measure")
             begun = time.perf_counter()

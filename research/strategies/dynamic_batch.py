@@ -8,7 +8,8 @@ what the authors' code does without its option of weights: examples of small sha
 shares b_i are the timeline's (`Event.control["shares"]`), from how fast each worker was.
 
 The shares are numbers, not shapes: a worker goes through its part in micro-batches of a fixed size,
-as many as its part needs, and meets the others once, in the sum of the gradients.
+as many as its part needs, and meets the others once, in the sum of the gradients. It is given no
+others' examples (`research/data/parts.py`).
 """
 
 from collections.abc import Callable
@@ -36,21 +37,23 @@ Part = Callable[[Params, Event, Batch, jax.Array], tuple[jax.Array, Params]]
 def shares(losses: Losses, micro_batch: int, weights: str = "share") -> Gradient:
     """Gradient of one device of the axis `data`.
 
-    `losses(params, batch) -> (B,)`, one an example. Every device is given the whole batch, of B
-    examples, and computes its `part`, `micro_batch` examples at a time. All return the same
-    gradient, and the loss, which is the batch's mean whatever the `weights`.
+    `losses(params, examples) -> (examples,)`. Every device is given its own examples of the batch
+    and computes its `part`, `micro_batch` examples at a time. All return the same gradient, and the
+    loss, which is the mean of the batch's B examples whatever the `weights`.
     """
     own = part(losses, micro_batch)
 
     def gradient(params: Params, event: Event, batch: Batch) -> tuple[jax.Array, Params]:
         worker = lax.axis_index("data")
         value, grads = own(params, event, batch, worker)
+        shares = jnp.asarray((event.control or {})["shares"])
+        total = shares.sum()
         if weights == "equal":
-            examples = jnp.maximum((event.control or {})["shares"][worker], 1)  # 0 / 1, no NaN
-            each = _size(batch) / (lax.axis_size("data") * examples)
+            examples = jnp.maximum(shares[worker], 1)  # 0 / 1, no NaN
+            each = total / (lax.axis_size("data") * examples)
             grads = jax.tree.map(lambda leaf: leaf * each.astype(leaf.dtype), grads)
         sums = all_reduce((value, grads), "data")
-        value, grads = jax.tree.map(lambda leaf: leaf / _size(batch), sums)
+        value, grads = jax.tree.map(lambda leaf: leaf / total.astype(leaf.dtype), sums)
         return value, grads
 
     return gradient
@@ -59,9 +62,10 @@ def shares(losses: Losses, micro_batch: int, weights: str = "share") -> Gradient
 def part(losses: Losses, micro_batch: int) -> Part:
     """`(params, event, batch, worker) ->` sum of the worker's losses, float32, and its gradient.
 
-    `event.control["shares"]`, (workers,) int32 with sum B (`KeyError` without), says which examples
-    are whose; `event.control["work"]`, likewise, how often a worker goes through each micro-batch:
-    once, or oftener to be slow for real. The surplus is computed and counts nothing.
+    `batch` is what the worker is given, C examples: the first `event.control["shares"][worker]`,
+    (workers,) int32 (`KeyError` without), are its own, and the rest counts nothing.
+    `event.control["work"]`, likewise, is how often a worker goes through each micro-batch: once, or
+    oftener to be slow for real. The surplus is computed and counts nothing.
     """
 
     def sums(
@@ -70,20 +74,19 @@ def part(losses: Losses, micro_batch: int) -> Part:
         control = event.control or {}
         shares = jnp.asarray(control["shares"])
         work = jnp.asarray(control.get("work", jnp.ones_like(shares)))[worker]
-        size = min(micro_batch, _size(batch))
-        stop = jnp.cumsum(shares)[worker]
-        start = stop - shares[worker]
+        given = len(jax.tree.leaves(batch)[0])
+        size, share = min(micro_batch, given), shares[worker]
 
         def begin(turn: jax.Array) -> jax.Array:
-            return start + turn // work * size
+            return turn // work * size
 
         def step(carry: tuple[jax.Array, jax.Array, Params]) -> tuple[jax.Array, jax.Array, Params]:
             turn, value, grads = carry
-            # A slice that would reach beyond the batch lies further back; the mask drops what it
-            # repeats, as it drops the examples of the next worker.
-            at = jnp.minimum(begin(turn), _size(batch) - size)
+            # A slice that would reach beyond what is given lies further back; the mask drops what
+            # it repeats, as it drops what is not the worker's own.
+            at = jnp.minimum(begin(turn), given - size)
             index = at + jnp.arange(size)
-            own = (begin(turn) <= index) & (index < stop) & (turn % work == 0)
+            own = (begin(turn) <= index) & (index < share) & (turn % work == 0)
             slices = jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, at, size), batch)
 
             def total(params: Params) -> jax.Array:
@@ -93,14 +96,10 @@ def part(losses: Losses, micro_batch: int) -> Part:
             return turn + 1, value + more, jax.tree.map(jnp.add, grads, gradient)
 
         nothing = (jnp.int32(0), jnp.float32(0), jax.tree.map(jnp.zeros_like, params))
-        _, value, grads = lax.while_loop(lambda carry: begin(carry[0]) < stop, step, nothing)
+        _, value, grads = lax.while_loop(lambda carry: begin(carry[0]) < share, step, nothing)
         return value, grads
 
     return sums
-
-
-def _size(batch: Batch) -> int:
-    return len(jax.tree.leaves(batch)[0])
 
 
 def clock(setting: Setting, methods: Chosen) -> Timeline:

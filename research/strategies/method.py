@@ -76,7 +76,7 @@ class Method(NamedTuple):
     read: Callable[..., Strategy] | None = None
     mix: Callable[[Strategy, Keys, str | None], Strategy] | None = None
     # What the gradient is like.
-    sums: bool = False  # over the devices of `data`, each of which is given the node's whole batch
+    sums: bool = False  # itself, over the devices of `data`, whose parts of the batch may be uneven
     servers: Callable[[Problem], Mapping[str, int]] | None = None  # of each block, if by themselves
     heads: Callable[[Any, Keys], Sequence[str]] = nothing  # blocks that need an auxiliary head
     # What it asks of the cluster.

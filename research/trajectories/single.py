@@ -35,12 +35,13 @@ def record(config: ConfigDict) -> Recording:
     run = trainer.prepare(metered)
     laid = run.program.metered
     assert laid
-    feeds = trainer.feed_of(run), trainer.feed_of(run, independent=True)
+    feeds = trainer.feed_of(run), trainer.feed_of(run)
+    batches = trainer.batches_of(run), trainer.batches_of(run, independent=True)
     state = laid.put_state(run.program.strategy.init(jax.tree.map(jnp.copy, run.params)))
     parts: list[list[np.ndarray]] = []
     step = 0
     while step < config.steps:
-        own, second = (feed(step) for feed in feeds)
+        own, second = (feed(step, of) for feed, of in zip(feeds, batches, strict=True))
         n = min(config.steps, step + CHUNK, own.stop, second.stop) - step
         events, indices = trainer.events_of(run, step, own, n)
         _, others = trainer.events_of(run, step, second, n)

@@ -26,7 +26,7 @@ from ml_collections import ConfigDict
 
 from research import optimizers, problem, program, strategies, trainer
 from research.config import ConfigError
-from research.data.feed import Part, streamed
+from research.data.feed import Block, streamed
 from research.models import base
 from research.parallel import layout
 from research.parallel.first_process import agreed
@@ -110,11 +110,11 @@ def prepare(config: ConfigDict) -> Work:
     names = [name for name, _ in whole.blocks]
     first = cut(names, config.strategy.fresh)
     blocks = {"conv": names[:first], "fc": names[first:]}
-    part = _examples(run)
+    block = _examples(run)
     # Activations as well as their gradient: numbers do not change how long a product takes.
     handed = jnp.ones(())
     if blocks["fc"]:
-        batch = jax.eval_shape(whole.batch, part.examples, part.batches(0, 1)[0])
+        batch = jax.eval_shape(whole.batch, block.examples, block.batches(0, 1)[0])
         front = partial(base.apply, whole.blocks[:first])
         h = jax.eval_shape(front, run.params, jax.eval_shape(whole.input, batch))
         handed = jnp.ones(h.shape, h.dtype)
@@ -122,18 +122,21 @@ def prepare(config: ConfigDict) -> Work:
     loops, known = dict[str, Loop](), dict.fromkeys(config.cluster.pieces, 0.0)
     for name, phase in phases(whole, first).items():
         own, network = {block: run.params[block] for block in blocks[name]}, f"{name}_network"
-        loops[COMPUTING[name]] = updates(run, phase, own, part, handed)
+        loops[COMPUTING[name]] = updates(run, phase, own, block, handed)
         if jax.device_count() > 1:
             loops[network] = all_reduces(own)
         known[network] = exchange(config.cluster, program.parameter_bytes(own))
     return Work(blocks, loops, {key: s for key, s in known.items() if key not in loops})
 
 
-def _examples(run: trainer.Run) -> Part:
+def _examples(run: trainer.Run) -> Block:
     """The first few batches, on this process's own device."""
-    batches = partial(problem.batches, run.config, run.examples)
-    put = partial(jax.tree.map, jnp.asarray)
-    return streamed(run.data.train, put, batches, run.config.batch_size, BATCHES)(0)
+
+    def put(of: Callable[[int], Any]) -> Any:
+        return jax.tree.map(jnp.asarray, of(0))
+
+    feed = streamed(run.data.train, put, 1, run.config.batch_size, BATCHES)
+    return feed(0, partial(problem.batches, run.config, run.examples))
 
 
 def measure(work: Work, rounds: int = ROUNDS) -> dict[str, np.ndarray]:
@@ -164,13 +167,15 @@ def _timer(loop: Loop) -> Callable[[], float]:
     return lambda: once(n) / loop.exchanges
 
 
-def updates(run: trainer.Run, phase: Phase, params: Params, part: Part, handed: jax.Array) -> Loop:
+def updates(
+    run: trainer.Run, phase: Phase, params: Params, block: Block, handed: jax.Array
+) -> Loop:
     """A loop of a phase's updates, as the trainer's, but for steps of length 0."""
     config, whole = run.config, run.program.problem
     options, hypers = optimizers.options(config), program.hyper_names(config)
     optimizer = optimizers.optimizer(config.optimizer.name, hypers, options)
     hyper = dict.fromkeys(hypers, jnp.float32(0))
-    given = part.examples, part.batches(0, part.stop)
+    given = block.examples, block.batches(0, block.stop)
 
     @jax.jit
     def loop(params: Params, given: Any, handed: jax.Array, hyper: Any, n: Any) -> Any:

@@ -108,7 +108,7 @@ def _along(run: Run) -> Iterator[Params]:
     for part in range(POINTS):
         until = max((2 * part + 1) * run.config.steps // (2 * POINTS), step)
         while step < until:
-            fed = feed(step)
+            fed = feed(step, trainer.batches_of(run))
             n = min(until, fed.stop, step + CHUNK) - step
             events = trainer.events_of(run, step, fed, n)
             state, _ = run.program.advance(state, fed.examples, *events, n)

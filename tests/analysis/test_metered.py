@@ -30,12 +30,12 @@ def probed(folder, windows, total=(), status="completed", whole=None, **config):
     for row, it in zip(log[1:], windows, strict=False):
         row |= said("implicit", it)
     for row, it in zip(log[1:], total, strict=False):
-        row |= said("total", it)
+        row |= said("fitted", it)
     path.write_text("".join(json.dumps(row) + "\n" for row in log))
     summary = json.loads((folder / "summary.json").read_text())
     summary |= {"learning_rate": 0.1, "effective_learning_rate": 0.03}
     summary |= said("implicit", whole or windows[-1])
-    summary |= said("total", total[-1]) if total else {}
+    summary |= said("fitted", total[-1]) if total else {}
     (folder / "summary.json").write_text(json.dumps(summary))
 
 
@@ -51,7 +51,7 @@ def test_a_run_has_its_intervals_and_theory(tmp_path):
     row = rows(parsed.tables[-1])[0]
     assert row["implicit momentum"] == "0.74(0.7 – 0.78)"
     assert (row["theory"], row["α/g"], row["effective learning rate"]) == ("0.75", "0.025", "0.03")
-    assert "total momentum" not in row and "refused" not in row
+    assert "total momentum φ₁" not in row and "refused" not in row
     (alt,) = alts(parsed)
     assert alt.endswith("Last, g = 4: 0.76 (0.7 to 0.82).")
     (image,) = (image for image in parsed.images if image["alt"] == alt)
@@ -59,14 +59,23 @@ def test_a_run_has_its_intervals_and_theory(tmp_path):
 
 
 def test_explicit_momentum_has_a_total(tmp_path):
-    windows, total = [(0.74, 0.7, 0.78)], [(0.81, 0.79, 0.83)]
+    windows, total = [(0.74, 0.7, 0.78)], [(1.26, 1.2, 1.32)]
     keys = {"strategy__groups": 4, "optimizer__momentum": 0.5}
     probed(tmp_path / "w", windows, total, **keys)
     _, parsed = page(tmp_path / "w")
     row = rows(parsed.tables[-1])[0]
-    assert row["total momentum"] == "0.81(0.79 – 0.83)"
-    assert row["its theory"] == "0.8"  # mean lags 1 and 3: 4 / (1 + 4)
+    assert row["total momentum φ₁"] == "1.26(1.2 – 1.32)"
+    assert row["its theory"] == "1.25"  # 0.5 + 1 - 1/4
     assert len(alts(parsed)) == 2
+
+
+def test_a_steered_momentum_is_shown_beside_its_aim(tmp_path):
+    keys = {"strategy__groups": 4, "optimizer__momentum": 0.9, "probes__steer": True}
+    probed(tmp_path / "w", [(0.74, 0.7, 0.78)], [(0.91, 0.85, 0.97)], **keys)
+    path = tmp_path / "w" / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"explicit_momentum": 0.16}))
+    row = rows(page(tmp_path / "w")[1].tables[-1])[0]
+    assert (row["explicit momentum"], row["its theory"]) == ("0.16", "0.9")
 
 
 def test_no_theory_where_service_has_a_memory(tmp_path):

@@ -45,7 +45,7 @@ def test_a_run_says_again_what_it_said_at_its_end(sweep):
         summary = json.loads((folder / "summary.json").read_text())
         found = windows.fit(windows.load(folder))
         keys = [key for key in found if key in summary]
-        assert "implicit_momentum_p" in keys and ("total_momentum" in keys) == (name == "s0")
+        assert "implicit_momentum_p" in keys and ("fitted_momentum" in keys) == (name == "s0")
         assert {key: found[key] for key in keys} == {key: summary[key] for key in keys}
 
 

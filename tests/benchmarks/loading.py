@@ -34,15 +34,16 @@ def config_with(model: str, data: str, **values: object) -> ConfigDict:
 
 def loader(config: ConfigDict) -> Timer:
     """Seconds an update for the examples of one, and nothing else."""
-    feed, step = trainer.feed_of(trainer.prepare(config)), 0
+    run, step = trainer.prepare(config), 0
+    feed, batches = trainer.feed_of(run), trainer.batches_of(run)
 
     def once() -> float:
         nonlocal step
         start, first = time.perf_counter(), step
         for _ in range(4):
-            part = feed(step)
-            jax.block_until_ready(part.examples)
-            step = part.stop
+            block = feed(step, batches)
+            jax.block_until_ready(block.examples)
+            step = block.stop
         return (time.perf_counter() - start) / (step - first)
 
     return once
@@ -51,17 +52,17 @@ def loader(config: ConfigDict) -> Timer:
 def updates(config: ConfigDict, n: int) -> Timer:
     """Seconds an update, as the trainer feeds and calls its program."""
     run = trainer.prepare(config)
-    feed, step = trainer.feed_of(run), 0
+    feed, batches, step = trainer.feed_of(run), trainer.batches_of(run), 0
     state = run.program.layout.put_state(run.program.strategy.init(run.params))
 
     def once() -> float:
         nonlocal state, step
         start, end = time.perf_counter(), step + n
         while step < end:
-            part = feed(step)
-            m = min(end, part.stop, step + CHUNK) - step
-            events = trainer.events_of(run, step, part, m)
-            state, losses = run.program.advance(state, part.examples, *events, m)
+            block = feed(step, batches)
+            m = min(end, block.stop, step + CHUNK) - step
+            events = trainer.events_of(run, step, block, m)
+            state, losses = run.program.advance(state, block.examples, *events, m)
             jax.block_until_ready(losses)
             step += m
         step = step if step + n <= STEPS else 0

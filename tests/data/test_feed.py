@@ -1,6 +1,7 @@
 """Examples that are brought to the devices as they are needed."""
 
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -22,8 +23,19 @@ def chosen(start, stop, seeded=False):
     return np.array(rows, np.int32).reshape(stop - start, *shape)
 
 
-def streamed(updates, put=lambda examples: examples, seeded=False):
-    return feed.streamed(TRAIN, put, lambda a, b: chosen(a, b, seeded), 3, updates)
+def streamed(updates, put=lambda of: of(0), seeded=False, known=10**6):
+    """A feed of batches of which so many are known, unless it is asked otherwise."""
+    blocks = feed.streamed(TRAIN, put, 1, 3, updates)
+
+    def batches(start, stop, known=known):
+        return chosen(start, max(min(stop, known), start), seeded)
+
+    return lambda step, known=known: blocks(step, partial(batches, known=known))
+
+
+def here_and_there(block, step, stop):
+    """The labels that updates find in a block, and those that they should."""
+    return block.examples["label"][block.batches(step, stop)], chosen(step, stop)
 
 
 @given(st.integers(1, 9), st.lists(st.integers(0, 30), min_size=1, max_size=8), st.booleans())
@@ -47,10 +59,10 @@ def test_the_next_part_is_gathered_while_this_one_is_used():
     """Each once, in another thread, without being asked for, and not the one after it."""
     put, gathered = [], threading.Semaphore(0)
 
-    def record(examples):
+    def record(of):
         put.append(threading.current_thread())
         gathered.release()
-        return examples
+        return of(0)
 
     feeding = streamed(2, record)
     feeding(0)
@@ -63,11 +75,46 @@ def test_the_next_part_is_gathered_while_this_one_is_used():
 
 
 def test_an_error_in_the_background_is_raised_where_it_is_needed():
-    def full(examples):
+    def full(of):
         raise MemoryError("the device is full")
 
     with pytest.raises(MemoryError, match="the device is full"):
         streamed(2, full)(0)
+
+
+def test_a_block_ends_where_batches_are_not_known_and_goes_on_there():
+    """Its arrays keep their shapes."""
+    feeding = streamed(4)
+    short = feeding(0, known=3)
+    assert short.stop == 3 and len(short.examples["label"]) == 4 * 3
+    np.testing.assert_array_equal(*here_and_there(short, 0, 3))
+    assert feeding(2, known=3) is short  # and nothing beyond, which was asked for meanwhile
+    after = feeding(3, known=10)
+    assert after.stop == 7 and len(after.examples["label"]) == 4 * 3
+    np.testing.assert_array_equal(*here_and_there(after, 3, 7))
+
+
+def test_every_device_reads_its_own_rows_and_each_once():
+    """Three devices, one of them of another process; examples that repeat are read once."""
+    read = []
+
+    class Rows(np.ndarray):
+        def __getitem__(self, index):
+            read.append(index)
+            return np.asarray(self)[index]
+
+    train = {"label": TRAIN["label"].view(Rows)}
+    numbers = np.array([[7, 7, 3, 9, 5, 5], [7, 1, 9, 9, 2, 8]], np.int32)  # two updates
+    local = 0, 2
+    feeding = feed.streamed(train, lambda of: {i: of(i) for i in local}, 3, 6, 2)
+    block = feeding(0, lambda start, stop: numbers[start:stop])
+    assert list(map(list, read)) == [[1, 7], [2, 5, 8]]
+    assert block.batches(0, 2).max() < 2 * 2  # rows of a device: two updates of two columns
+    for i in local:
+        own = slice(2 * i, 2 * i + 2)
+        found = block.examples[i]["label"]
+        assert len(found) == 4
+        np.testing.assert_array_equal(found[block.batches(0, 2)[:, own]], numbers[:, own])
 
 
 @pytest.mark.parametrize(("size", "updates"), [(1200, 1), (400, 1), (200, 2), (100, 4), (1, 7)])
@@ -75,7 +122,7 @@ def test_a_part_is_as_large_as_fits(monkeypatch, size, updates):
     """Three examples an update; at least one update, at most 7."""
     monkeypatch.setattr(feed, "BYTES", 1200)
     train = {"image": np.zeros((50, size), np.uint8)}
-    part = feed.streamed(train, lambda examples: examples, chosen, 3, 7)(0)
+    part = feed.streamed(train, lambda of: of(0), 1, 3, 7)(0, chosen)
     assert part.stop == updates and part.examples["image"].shape == (3 * updates, size)
 
 
@@ -113,9 +160,9 @@ def test_a_streamed_run_never_holds_the_training_set(train, monkeypatch):
     put, sizes = trainer.streamed, []
 
     def watched(examples, to_device, *rest):
-        def record(part):
-            sizes.append(len(part["label"]))
-            return to_device(part)
+        def record(of):
+            sizes.append(len(of(0)["label"]))
+            return to_device(of)
 
         return put(examples, record, *rest)
 

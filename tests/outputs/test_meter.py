@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from research import trainer
 from research.config import ConfigError
-from research.outputs.meter import FILE, Windows, lags, shortened
+from research.outputs.meter import FILE, Windows, lags, shortened, steered
 from research.outputs.progress import Watch
 from research.strategies.metered import METERED
 from research.trajectories import single
@@ -83,7 +83,7 @@ def test_windows_are_recorded_and_logged_at_the_next_log_point(config, whole):
     assert "implicit_momentum_refused" in logged[560]  # 40 updates are too few
     assert summary["implicit_momentum_low"] < 0.75 < summary["implicit_momentum_high"]
     # Plain SGD moves by its raw steps.
-    assert summary["total_momentum"] == pytest.approx(summary["implicit_momentum"], abs=1e-3)
+    assert summary["fitted_momentum"] == pytest.approx(summary["implicit_momentum"], abs=1e-3)
     rate = summary["effective_learning_rate"]
     assert rate == pytest.approx(0.3 / 4, rel=0.5)  # alpha / g, within some three standard errors
 
@@ -114,6 +114,38 @@ def test_explicit_momentum_is_a_lag_of_its_own(config):
     assert lags(config(adam)) == 0  # no polynomial: only raw steps are read
 
 
+def test_steering_follows_the_readings(config, tmp_path):
+    """mu = 0 until the first, then the total less their mean by precision; resumed likewise."""
+    readings = [(0.9, 0.1), (0.96, 0.05)]
+    log = [{"step": 0}, {"step": 100, "implicit_momentum_refused": "weak"}]
+    log += [
+        {
+            "step": 200 + 100 * i,
+            "implicit_momentum": value,
+            "implicit_momentum_low": value - half,
+            "implicit_momentum_high": value + half,
+        }
+        for i, (value, half) in enumerate(readings)
+    ]
+    (start, first), (one, after), (two, then) = steered(log, 0.8)
+    assert (start, first) == (0, 0.0) and (one, two) == (200, 300)
+    assert after == pytest.approx(0.8 - 0.9)
+    assert then == pytest.approx(0.8 - (0.9 / 0.1**2 + 0.96 / 0.05**2) / (1 / 0.1**2 + 1 / 0.05**2))
+    values = {**PROBED, "optimizer.momentum": 0.6, "probes.steer": True}
+    summary = trainer.train(config(values), tmp_path / "whole")
+    explicit = {row["step"]: row["explicit_momentum"] for row in rows(tmp_path / "whole")}
+    assert explicit[0] == explicit[240] == 0.0
+    reading = next(row for row in rows(tmp_path / "whole") if row["step"] == 240)
+    assert explicit[260] == pytest.approx(0.6 - reading["implicit_momentum"])
+    seen = [0]
+    watch = Watch(lambda: 2 if seen[0] >= 300 else 0, lambda step, _: seen.__setitem__(0, step))
+    run = trainer.prepare(config(values))
+    trainer.alone(trainer.training(run, tmp_path / "halved", watch))
+    resumed = trainer.train(config(values), tmp_path / "halved")
+    assert resumed["parameters_crc32"] == summary["parameters_crc32"]
+    assert rows(tmp_path / "halved") == rows(tmp_path / "whole")
+
+
 def test_folding_a_sketch_is_a_shorter_sketch():
     rng = np.random.default_rng(0)
     vector, signs = rng.normal(size=4096), rng.choice([-1.0, 1.0], 4096)
@@ -127,6 +159,8 @@ def test_folding_a_sketch_is_a_shorter_sketch():
     [
         ({"probes.window": 10}, "config.probes.window = 10: must be at least 54 updates"),
         ({"probes.every": 80}, "config.probes.window = 230: at most config.probes.every = 80"),
+        ({"probes.steer": True, "optimizer.name": "adam"}, "config.probes.steer: needs"),
+        ({"probes.similarity": True}, "config.probes.similarity: of nodes with parameters"),
         ({"replicas.count": 2}, "config.probes.momentum: replicas are recorded whole"),
     ],
 )

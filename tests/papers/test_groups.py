@@ -5,7 +5,13 @@ import math
 import pytest
 from matplotlib.figure import Figure
 
-from configs.papers import best_momentum, interior_groups, keeping_momentum, systems
+from configs.papers import (
+    best_momentum,
+    interior_groups,
+    keeping_momentum,
+    steered_momentum,
+    systems,
+)
 from research.checks import check
 
 LESS, SAME, MORE = (0.7, 0.6, 0.8), (1.0, 0.9, 1.05), (1.5, 1.3, 1.8)
@@ -51,6 +57,31 @@ def test_a_kept_momentum_costs_everywhere_somewhere_or_nowhere(ratios, word):
     assert keeping_momentum.verdict(result).word == word
     figure = Figure()
     keeping_momentum.picture(result, figure)
+    assert len(figure.axes) == 1
+
+
+def steering(total, kept, yellowfin, early=True):
+    over = {"tuned": SAME, "0 kept": SAME, "0.9 kept": kept, "YellowFin": yellowfin}
+    totals = [] if total is None else [total, total]
+    return {"total": total, "totals": totals, "over": over, "early": early, "interior": True}
+
+
+@pytest.mark.parametrize(
+    ("mlp", "quadratic", "word"),
+    [
+        (steering(0.91, LESS, LESS), steering(0.88, LESS, LESS), "confirmed"),
+        (steering(0.91, LESS, LESS), steering(0.80, LESS, LESS), "open"),
+        (steering(0.91, LESS, LESS, early=False), steering(0.9, LESS, LESS), "open"),
+        (steering(0.91, LESS, UNSURE), steering(0.90, LESS, LESS), "open"),
+        (steering(0.99, LESS, LESS), steering(0.90, LESS, MORE), "refuted"),
+        (steering(None, LESS, LESS), steering(0.90, LESS, LESS), "open"),
+    ],
+)
+def test_steering_has_to_reach_its_total_and_to_be_faster(mlp, quadratic, word):
+    result = {"rows": [], "found": {"mlp": mlp, "quadratic": quadratic}}
+    assert steered_momentum.verdict(result).word == word
+    figure = Figure()
+    steered_momentum.picture(result, figure)
     assert len(figure.axes) == 1
 
 

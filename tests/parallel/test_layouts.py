@@ -109,7 +109,18 @@ METHODS = {
         ("jit", "shard_map", "pmap"),
     ),
 }
+METERED = {"probes.momentum": True, "probes.window": 60, "probes.every": 80}
 REAL = [(name, api) for name, (_, apis) in METHODS.items() for api in apis]
+# Held whole on every device, and streamed, each device its own.
+STREAMED = {
+    "shard_map2": SYNC["shard_map2"],
+    "pmap2": SYNC["pmap2"],
+    "shares-real": VARIANTS["shares-real"],
+    "shares pmap": VARIANTS["shares"] | {"parallel.api": "pmap"},
+    "nodes pmap": ONE_EACH | {"parallel.api": "pmap"},
+    "daso+dynamic_batch shard_map": METHODS["daso+dynamic_batch"][0]
+    | {"parallel.api": "shard_map"},
+}
 
 # Devices sum the 64 gradients of a batch in another order: a relative 2^-24 sqrt(64) an update,
 # 5e-7. Momentum 0.9 keeps it for 10 updates, and 100 or 200 of random sign add up to 10 times that,
@@ -146,9 +157,14 @@ def folder(tmp_path_factory):
 def parameters(folder, data_dir):
     configs = {"sync": {}, **SYNC, **VARIANTS, "daso": DASO, "daso-real": REAL_DASO}
     configs["longer"] = {"steps": DASO["steps"]}
-    configs |= {f"{name} simulated": values for name, (values, _) in METHODS.items()}
-    configs |= {f"{name} {api}": METHODS[name][0] | {"parallel.api": api} for name, api in REAL}
+    configs |= {f"{name} simulated": values | METERED for name, (values, _) in METHODS.items()}
+    for name, api in REAL:
+        configs[f"{name} {api}"] = METHODS[name][0] | METERED | {"parallel.api": api}
+    for name in ("shares-real", "nodes pmap"):
+        configs[f"{name} metered streamed"] = STREAMED[name] | METERED | {"data.streaming": True}
     configs["measured"] = MEASURED
+    configs["measured streamed"] = MEASURED | {"data.streaming": True}
+    configs |= {f"{name} streamed": v | {"data.streaming": True} for name, v in STREAMED.items()}
     for name in ("shard_map2", "daso-real", "measured"):  # in order: these are trained before
         configs[f"{name}-replayed"] = replayed(configs[name], folder / name / "trace.csv")
     return train(configs, folder, data_dir)
@@ -177,13 +193,34 @@ def test_every_method_is_simulated_as_it_is(parameters, name, api):
     assert np.abs(simulated[: len(parameters["sync"])] - parameters["sync"][: len(simulated)]).max()
 
 
-def test_measured_shares_are_not_seen_in_the_parameters(parameters, folder):
-    np.testing.assert_allclose(parameters["measured"], parameters["sync"], **CLOSE)
-    rows = [json.loads(line) for line in (folder / "measured" / "metrics.jsonl").open()]
+@pytest.mark.parametrize(
+    ("real", "simulated"),
+    [
+        *((f"{name} {api}", f"{name} simulated") for name, api in REAL),
+        ("shares-real metered streamed", "shares simulated"),
+        ("nodes pmap metered streamed", "nodes simulated"),
+    ],
+)
+def test_the_momentum_meter_records_the_same(parameters, folder, real, simulated):
+    found, expected = (np.load(folder / name / "sketches.npy") for name in (real, simulated))
+    # Parameters differ by 5e-6, gradients by as much times a curvature of some 10.
+    np.testing.assert_allclose(found, expected, rtol=0, atol=5e-5)
+    assert np.abs(expected).max(axis=(0, 2)).min() > 1e-3  # all three are there
+
+
+@pytest.mark.parametrize("name", STREAMED)
+def test_devices_that_are_brought_their_own_examples_compute_the_same_to_the_bit(parameters, name):
+    np.testing.assert_array_equal(parameters[f"{name} streamed"], parameters[name])
+
+
+@pytest.mark.parametrize("name", ["measured", "measured streamed"])
+def test_measured_shares_are_not_seen_in_the_parameters(parameters, folder, name):
+    np.testing.assert_allclose(parameters[name], parameters["sync"], **CLOSE)
+    rows = [json.loads(line) for line in (folder / name / "metrics.jsonl").open()]
     measured = {row["step"]: row["worker_seconds"] for row in rows if "worker_seconds" in row}
     assert list(measured) == [20, 40, 60, 80, 100]  # the ends of epochs
     assert all(len(seconds) == 4 and min(seconds) > 0 for seconds in measured.values())
-    work = pd.read_csv(folder / "measured" / "trace.csv")["control.work.3"]
+    work = pd.read_csv(folder / name / "trace.csv")["control.work.3"]
     np.testing.assert_array_equal(work, np.repeat([1, 1, 6, 6, 1], 20))
 
 
@@ -209,10 +246,30 @@ def test_processes_agree_with_one(tmp_path, data_dir, parameters, processes, dev
     configs = {api: {"parallel.api": api} for api in ("jit", "shard_map", "pmap")}
     if processes * devices == 4:
         configs |= {"daso": REAL_DASO, "shares": VARIANTS["shares-real"], "measured": MEASURED}
+        streamed = {name: configs[name] for name in ("shard_map", "pmap", "daso", "measured")}
+        configs |= {f"{k} streamed": v | {"data.streaming": True} for k, v in streamed.items()}
     groups = GROUPS | {"cluster.nodes": 2 * processes * devices}
     configs |= {f"groups {api}": groups | {"parallel.api": api} for api in METHODS["groups"][1]}
     found = train(configs, tmp_path, data_dir, *launcher)
     simulated = train({"groups": groups}, tmp_path, data_dir) | parameters
     for name, flat in found.items():
-        expected = simulated[name if name == "daso" else "groups" if "groups" in name else "sync"]
+        expected = simulated[next((kind for kind in ("daso", "groups") if kind in name), "sync")]
         np.testing.assert_allclose(flat, expected, **CLOSE)
+
+
+@pytest.mark.slow
+def test_a_process_reads_its_own_examples_only(tmp_path, data_dir):
+    """In every epoch those of its device's shares, each once; together the training set."""
+    values = RUN | VARIANTS["shares-real"] | {"data.dir": data_dir, "data.streaming": True}
+    values |= {"steps": 60, "cluster.nodes": 2, "cluster.speeds": [1.0, 3.0]}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    launcher = [sys.executable, "-m", "launch.local", "--processes=2", "--"]
+    start("tests.parallel.rows_read", [str(tmp_path / "config.json"), str(tmp_path)], launcher, "")
+    trace = pd.read_csv(tmp_path / "run" / "trace.csv")
+    shares = trace[["control.shares.0", "control.shares.1"]].to_numpy()
+    read = [json.loads((tmp_path / f"{process}.json").read_text()) for process in (0, 1)]
+    sizes = [[len(numbers) for numbers in own] for own in read]
+    np.testing.assert_array_equal(np.transpose(sizes), shares.reshape(3, 20, 2).sum(axis=1))
+    assert sizes == [[640, 320, 320], [640, 960, 960]]
+    for epoch in range(3):
+        assert sorted(read[0][epoch] + read[1][epoch]) == list(range(1280))

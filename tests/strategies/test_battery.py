@@ -17,6 +17,7 @@ import pytest
 
 from research import optimizers, program, strategies
 from research.config import ConfigError, default
+from research.data.parts import columns, cut
 from research.parallel import devices as parallel
 from research.strategies import Event
 
@@ -128,6 +129,10 @@ def make_run(name, values=(), *, seed=0, optimizer="sgd", loss=None):
     known = {"steps_per_epoch": EPOCH, "update_bytes": 0, "network": network}
     ends = [{"train_loss": 1.0}] * (STEPS // EPOCH)
     line = strategies.timeline_of(config, epochs=ends, **known)
+    shares = (line.control or {}).get("shares")
+    if shares is not None:  # each device is given its own
+        own = cut(np.tile(np.arange(BATCH), (STEPS, 1)), shares, columns(shares))
+        batches = jax.tree.map(lambda leaf: leaf[np.arange(STEPS)[:, None], own], batches)
     flat = tuple(sorted(flattened(config).items()))
     events = Event(
         jnp.asarray(line.read),

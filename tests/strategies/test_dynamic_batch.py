@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ml_collections import ConfigDict
 
 from research import optimizers, problem
+from research.data.parts import columns, cut
 from research.parallel.simulated import over_workers
 from research.strategies.base import Event
 from research.strategies.dynamic_batch import WEIGHTS
@@ -49,6 +50,17 @@ def make_event(shares, **hyper):
     return Event(jnp.int32(0), jnp.int32(0), hyper, {"shares": jnp.asarray(shares, jnp.int32)})
 
 
+def handed(shares, batch, room=None):
+    """What the workers are given of a batch, or of several, (n, workers) shares and (n, B) each."""
+    shares = np.asarray(shares)
+    several = shares.reshape(-1, shares.shape[-1])
+    numbers = np.tile(np.arange(several[0].sum()), (len(several), 1))
+    own = cut(numbers, several, room or columns(shares))
+    if shares.ndim == 1:
+        return jax.tree.map(lambda leaf: leaf[own[0]], batch)
+    return jax.tree.map(lambda leaf: leaf[np.arange(len(own))[:, None], own], batch)
+
+
 BATCHES = make_batch(np.random.default_rng(0))
 PARAMS = make_params(np.random.default_rng(1), BATCHES)
 
@@ -60,7 +72,7 @@ def step_of(micro_batch):
 
 def split_gradient(shares, micro_batch, params=PARAMS, batch=BATCHES):
     state = over_workers(by_shares(losses, KEEP, micro_batch), WORKERS).init(params)
-    state, info = step_of(micro_batch)(state, make_event(shares), batch)
+    state, info = step_of(micro_batch)(state, make_event(shares), handed(shares, batch))
     return info["loss"], state.opt_state
 
 
@@ -85,10 +97,10 @@ def error(loss, params, batch, grads):
 FLOAT32 = 1.3e-6
 
 
-@pytest.mark.parametrize("micro_batch", [1, 4, 100])
+@pytest.mark.parametrize("micro_batch", [1, 3, 4, 100])
 @pytest.mark.parametrize("shares", SPLITS)
 def test_the_split_gradient_is_that_of_the_whole_batch(shares, micro_batch):
-    """Parts that micro-batches fill, overfill, reach beyond the batch with, or are nothing."""
+    """Parts that micro-batches fill, overfill, reach beyond what is given with, or are nothing."""
     value, grads = split_gradient(shares, micro_batch)
     assert error(MLP.loss, PARAMS, BATCHES, grads) < FLOAT32
     assert float(value) == pytest.approx(float(MLP.loss(PARAMS, BATCHES)), rel=FLOAT32)
@@ -122,13 +134,13 @@ def test_in_float64_the_split_is_exact_to_float64():
         strategy = over_workers(by_shares(curved, KEEP, 4), WORKERS)
         step, start = jax.jit(strategy.step), strategy.init(params)
         for shares in SPLITS:
-            state, _ = step(start, make_event(shares), batch)
+            state, _ = step(start, make_event(shares), handed(shares, batch))
             assert state.opt_state.dtype == jnp.float64
             # The bound of FLOAT32 with 1.1e-16 in place of 6e-8.
             assert error(mean, params, batch, state.opt_state) < 2.4e-15
 
 
-@pytest.mark.parametrize("micro_batch", [1, 4, 100])
+@pytest.mark.parametrize("micro_batch", [1, 3, 4, 100])
 @pytest.mark.parametrize("shares", SPLITS)
 def test_every_worker_computes_its_own_examples_in_order(shares, micro_batch):
     """A parameter for every worker and example: its gradient says who computed what."""
@@ -138,7 +150,7 @@ def test_every_worker_computes_its_own_examples_in_order(shares, micro_batch):
 
     strategy = over_workers(by_shares(named, KEEP, micro_batch), WORKERS)
     state = strategy.init(jnp.zeros((WORKERS, BATCH)))
-    batch = {"number": jnp.arange(BATCH)}
+    batch = handed(shares, {"number": jnp.arange(BATCH)})
     who = jax.jit(strategy.step)(state, make_event(shares), batch)[0].opt_state
     owner = np.repeat(np.arange(WORKERS), shares)
     np.testing.assert_array_equal(who, np.float32((owner == np.arange(WORKERS)[:, None]) / BATCH))
@@ -166,7 +178,8 @@ def test_a_run_equals_the_synchronous_one(name, names):
     events = Event(jnp.zeros(steps), jnp.zeros(steps), hyper, {"shares": jnp.asarray(shares)})
     batches = make_batch(rng, steps)
     optimizer = optimizers.optimizer(name, names)
-    split = run(over_workers(by_shares(losses, optimizer, 4), WORKERS), events, batches)
+    own = handed(shares, batches)
+    split = run(over_workers(by_shares(losses, optimizer, 4), WORKERS), events, own)
     whole = run(sync(MLP.loss, optimizer), events, batches)
     # Gradients differ by 1e-6 at most; twenty updates may add that up, and Adam, which divides by
     # the gradient's size, passes it on at the size of the learning rate.
@@ -184,7 +197,7 @@ def test_nothing_recompiles_when_shares_change():
     step, state = jax.jit(strategy.step), strategy.init(PARAMS)
     counts = []
     for shares in SPLITS:
-        step(state, make_event(shares), BATCHES)
+        step(state, make_event(shares), handed(shares, BATCHES, room=32))
         counts.append(len(traces))
     assert counts[0] > 0 and set(counts) == {counts[0]}
     assert set(traces) == {4}  # always whole micro-batches
@@ -236,16 +249,17 @@ def test_workers_meet_once_and_after_the_loop():
 
 
 def test_shares_are_asked_for():
-    strategy = over_workers(by_shares(losses, KEEP, 4), WORKERS)
+    strategy, batch = over_workers(by_shares(losses, KEEP, 4), WORKERS), handed(SPLITS[0], BATCHES)
     with pytest.raises(KeyError, match="shares"):
-        strategy.step(strategy.init(PARAMS), Event(jnp.int32(0), jnp.int32(0), {}), BATCHES)
+        strategy.step(strategy.init(PARAMS), Event(jnp.int32(0), jnp.int32(0), {}), batch)
 
 
 @pytest.mark.parametrize("shares", SPLITS)
 def test_equal_weights_average_the_workers_mean_gradients(shares):
     """Computed worker by worker; a worker without examples has a mean gradient of nothing."""
     strategy = over_workers(by_shares(losses, KEEP, 4, "equal"), WORKERS)
-    state, info = jax.jit(strategy.step)(strategy.init(PARAMS), make_event(shares), BATCHES)
+    batch = handed(shares, BATCHES)
+    state, info = jax.jit(strategy.step)(strategy.init(PARAMS), make_event(shares), batch)
     ends = np.cumsum(shares)
     parts = [
         {name: leaf[stop - share : stop] for name, leaf in BATCHES.items()}
@@ -265,7 +279,7 @@ def test_equal_weights_average_the_workers_mean_gradients(shares):
 
 def test_equal_weights_of_equal_shares_are_the_whole_batch():
     shares = (WORKERS + 1,) * WORKERS
-    batch = {name: leaf[: sum(shares)] for name, leaf in BATCHES.items()}
+    batch = handed(shares, BATCHES)
     made = [over_workers(by_shares(losses, KEEP, 4, weights), WORKERS) for weights in WEIGHTS]
     share, equal = (
         jax.jit(one.step)(one.init(PARAMS), make_event(shares), batch)[0].opt_state for one in made
