@@ -5,6 +5,8 @@
 with d_t = x_{t+1} - x_t and G_t the gradient of the whole objective at x_t (arXiv 1605.09774). One
 lag and no past gradients is the theorem for memoryless workers: phi_1 = 1 - 1/g, eta_0 = alpha/g.
 Reads `config.json` and `trajectories.npz` of recorded replicas, writes `implicit_momentum.json`.
+Of ordinary runs with `config.probes.momentum` it fits what the momentum meter recorded, each run's
+windows together and those of all seeds of a setting, and writes `momentum_meter.json`.
 """
 
 import json
@@ -18,11 +20,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from absl import app, flags
+from absl import app, flags, logging
 
-from analysis import estimators
+from analysis import estimators, windows
 from analysis.lags import compared, equivalent_momentum, geometric_distance, groups_of, theory
-from analysis.tables import natural, replace
+from analysis.tables import TableError, natural, replace, shown
 
 MOMENTA, MATCHED = "matching_momenta", "matching_displacements"
 MIN_REPLICAS = 4
@@ -162,15 +164,15 @@ def table(results: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
                 "point": r["workdir"],
                 "groups": r["groups"],
                 "explicit": r["explicit_momentum"],
-                "theory": _shown(r["theory_momentum"]),
-                "IV": _shown(r["momentum"], r["momentum_interval"]),
-                "F": _shown(r["instrument_strength"]),
-                "least squares": _shown(r["least_squares_momentum"]),
-                "YellowFin": _shown(r["yellowfin"]),
-                "matching": _shown(matched["momentum"], matched["interval"]),
-                "rate": _shown(r["learning_rate"], r["learning_rate_interval"]),
-                "alpha/g": _shown(r["config_learning_rate"] / r["groups"]),
-                "from one term": _shown(r["geometric_distance"]),
+                "theory": shown(r["theory_momentum"]),
+                "IV": shown(r["momentum"], r["momentum_interval"]),
+                "F": shown(r["instrument_strength"]),
+                "least squares": shown(r["least_squares_momentum"]),
+                "YellowFin": shown(r["yellowfin"]),
+                "matching": shown(matched["momentum"], matched["interval"]),
+                "rate": shown(r["learning_rate"], r["learning_rate_interval"]),
+                "alpha/g": shown(r["config_learning_rate"] / r["groups"]),
+                "from one term": shown(r["geometric_distance"]),
                 "refused": "; ".join(filter(None, (r["reason"], matched["reason"]))),
             }
         )
@@ -189,45 +191,56 @@ def coefficients(results: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
                     {
                         "point": r["workdir"],
                         "coefficient": f"{name}_{k + (name == 'phi')}",
-                        "IV": _shown(value, r[f"{name}_interval"][k]),
-                        "theory": _shown(truths[k]) if k < len(truths) else "",
+                        "IV": shown(value, r[f"{name}_interval"][k]),
+                        "theory": shown(truths[k]) if k < len(truths) else "",
                     }
                 )
     return pd.DataFrame(rows)
 
 
 def replica_workdirs(workdir: Path) -> list[Path]:
-    """The workdir itself, or those of a sweep's points that hold replicas; `AnalysisError`."""
-    if not workdir.is_dir():
-        raise AnalysisError(f"{workdir}: no such folder")
+    """The workdir itself, or those of a sweep's points that hold replicas; [] if none does."""
     if (workdir / "trajectories.npz").exists():
         return [workdir]
-    found = [file.parent for file in workdir.glob("points/*/trajectories.npz")]
-    if not found:
-        raise AnalysisError(
-            f"{workdir}: no trajectories.npz in it or in its points; record them with "
-            "config.replicas.count > 0"
-        )
-    return sorted(found, key=natural)
+    return sorted((file.parent for file in workdir.glob("points/*/trajectories.npz")), key=natural)
 
 
 def main(_: Sequence[str]) -> int:
     """The command line; 2 and one line on standard error for input it cannot use."""
     names = ("lags", "gradient_lags", "bootstrap", "steps")
     options = {name: getattr(flags.FLAGS, name) for name in names}
+    terms = {name: options[name] for name in names[:2]}
+    workdir = Path(flags.FLAGS.workdir)
     try:
-        if not flags.FLAGS.workdir:
-            raise AnalysisError("--workdir=DIR is missing")
-        folders = replica_workdirs(Path(flags.FLAGS.workdir))
-        results = [fit_workdir(folder, **options) for folder in folders]
-    except (AnalysisError, OSError) as error:
+        if any((value or 0) < 0 for value in terms.values()):
+            raise AnalysisError("--lags and --gradient_lags must not be negative")
+        replicas, metered = _found(workdir)
+        results = [fit_workdir(folder, **options) for folder in replicas]
+        runs = [windows.load(folder) for folder in metered]
+        fits = [_plain(windows.fit(run, **terms)) for run in [*runs, *windows.pooled(runs)]]
+        if fits:
+            replace(workdir / "momentum_meter.json", json.dumps(fits, indent=2) + "\n")
+    except (AnalysisError, TableError, OSError) as error:
         print("error: " + " ".join(str(error).split()), file=sys.stderr)
         return 2
-    print(table(results).to_string(index=False))
-    terms = coefficients(results)
-    if len(terms):
-        print("\n" + terms.to_string(index=False))
+    every = [table(results), coefficients(results), windows.table(fits), windows.coefficients(fits)]
+    print("\n\n".join(each.to_string(index=False) for each in every if len(each)))
     return 0
+
+
+def _found(workdir: Path) -> tuple[list[Path], list[Path]]:
+    """Folders of recorded replicas and of metered runs; raises `AnalysisError` if there is none."""
+    if not flags.FLAGS.workdir:
+        raise AnalysisError("--workdir=DIR is missing")
+    if not workdir.is_dir():
+        raise AnalysisError(f"{workdir}: no such folder")
+    found = replica_workdirs(workdir), windows.metered_workdirs(workdir)
+    if not any(found):
+        raise AnalysisError(
+            f"{workdir}: no trajectories.npz and no sketches.npy in it or in its points; record "
+            "them with config.replicas.count > 0 or with config.probes.momentum"
+        )
+    return found
 
 
 def _unfit(d: np.ndarray, g: np.ndarray, lags: int, gradient_lags: int) -> str:
@@ -306,16 +319,11 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _shown(value: float | None, interval: Sequence[float] | None = None) -> str:
-    if value is None:
-        return ""
-    return f"{value:.4g}" + (f" [{interval[0]:.4g}, {interval[1]:.4g}]" if interval else "")
-
-
 if __name__ == "__main__":
-    flags.DEFINE_string("workdir", "", "Recorded replicas, or a sweep's workdir.")
+    flags.DEFINE_string("workdir", "", "Of recorded replicas, of a metered run, or of a sweep.")
     flags.DEFINE_integer("lags", None, "Past displacements, K; by default those of the theory.")
     flags.DEFINE_integer("gradient_lags", None, "Past gradients; by default those of the theory.")
-    flags.DEFINE_integer("bootstrap", 500, "Draws of replicas behind the intervals.")
-    flags.DEFINE_integer("steps", 0, "Only the first so many updates; 0: all.", lower_bound=0)
+    flags.DEFINE_integer("bootstrap", 500, "Draws of replicas behind their intervals.")
+    flags.DEFINE_integer("steps", 0, "Only replicas' first so many updates; 0: all.", lower_bound=0)
+    logging.set_verbosity(logging.WARNING)
     app.run(main)

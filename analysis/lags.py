@@ -38,27 +38,49 @@ def theory(config: Mapping[str, Any]) -> Theory | None:
 
     Exact for synchronous runs, for 'geometric' staleness, for 'exponential' service of groups of
     one worker and equal speeds (a group of more delivers with its slowest, which is not
-    memoryless), and for 'constant' service at equal speeds, once every group has arrived.
+    memoryless), and for 'constant' service at equal speeds, once every group has arrived; where no
+    group waits for another (`staleness_bound`) or for the server (`pieces`).
     """
     optimizer, name, groups = config["optimizer"], config["strategy"]["name"], groups_of(config)
     varies = optimizer.get("schedule", "constant") != "constant" or optimizer.get("warmup_steps")
+    varies = varies or config.get("probes", {}).get("steer")
     plain = optimizer.get("name", "sgd") == "sgd" and not optimizer.get("options") and not varies
     if not plain or not strategies.is_simple(name):
         return None
     alpha, mu = optimizer["learning_rate"], optimizer["momentum"]
     if groups == 1:
         return Theory((mu,), (alpha,))
-    cluster = config["cluster"]
-    workers = cluster.get("nodes", groups) * cluster.get("devices_per_node", 1)
-    alike = len(set(cluster.get("speeds", ()))) <= 1
-    service = cluster["service"]
-    if service == "geometric" or (service == "exponential" and alike and workers == groups):
+    if memoryless(config):
         implicit = 1 - 1 / groups
         phi = (mu + implicit, -mu * implicit) if mu else (implicit,)
         return Theory(phi, (alpha / groups,))
-    if service == "constant" and alike:
+    if config["cluster"]["service"] == "constant" and _alike(config):
         return Theory((mu,) if mu else (), (0.0,) * (groups - 1) + (alpha,))
     return None
+
+
+def memoryless(config: Mapping[str, Any]) -> bool:
+    """Whether every group is as likely as another to arrive next, whoever came before.
+
+    Then the implicit momentum is 1 - 1/g, under any optimizer and schedule.
+    """
+    groups, cluster = groups_of(config), config["cluster"]
+    if not strategies.is_simple(config["strategy"]["name"]):
+        return False
+    if groups == 1 or cluster["service"] == "geometric":
+        return True
+    workers = cluster.get("nodes", groups) * cluster.get("devices_per_node", 1)
+    network = cluster.get("latency") or cluster.get("bandwidth")  # takes the same time always
+    exponential = cluster["service"] == "exponential" and not network
+    return exponential and _alike(config) and workers == groups
+
+
+def _alike(config: Mapping[str, Any]) -> bool:
+    """Whether all workers are of one speed, and no group waits for another or for the server."""
+    cluster = config["cluster"]
+    bounded = config["strategy"].get("staleness_bound", -1) >= 0
+    pieces = any(cluster.get("pieces", {}).values())
+    return len(set(cluster.get("speeds", ()))) <= 1 and not bounded and not pieces
 
 
 def geometric_distance(phi: np.ndarray, eta: np.ndarray) -> float:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis import arms, curves, figures, page, remains, sections, tables
+from analysis import arms, curves, figures, metered, page, remains, sections, tables
 from analysis.page import Cell, Column, Picture, Section, Table, cell, number
 from analysis.sections import GROUPS, NAME
 from analysis.tables import Point, TableError
@@ -83,6 +83,7 @@ def _trained(points: Sequence[Point], target: float) -> list[Section | None]:
         curves.losses(it.curves, it.others, it.note, it.target, sections.tuned(it.runs)),
         curves.plane(kinds, it.target, bool(it.others)),
         curves.pareto(it.runs, it.log),
+        metered.section(points, it.runs, it.keys),
     ]
 
 

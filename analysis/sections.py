@@ -120,7 +120,7 @@ def headline(runs: pd.DataFrame, keys: Sequence[str]) -> tuple[Table, list[str]]
         bad = set(group["status"]) != {"completed"}
         row = [cell(describe(group.iloc[0], KIND)), *(_of_key(group[key].iloc[0]) for key in keys)]
         row += [Cell(status, status, bad)] * failed
-        rows.append(row + [_of_seeds(group[figure]) for figure in shown])
+        rows.append(row + [of_seeds(group[figure]) for figure in shown])
     return Table("Runs", columns, rows), notes
 
 
@@ -170,6 +170,14 @@ def seeded(runs: pd.DataFrame) -> bool:
     return bool(runs["setting"].duplicated().any())
 
 
+def of_seeds(values: pd.Series) -> Cell:
+    """The median, and in brackets least and most."""
+    values = floats(values)
+    low, high = (cell(float(f"{end:.3g}")).shown for end in (values.min(), values.max()))
+    middle = cell(values.median(skipna=False))
+    return middle._replace(range=f"{low} – {high}") if low != high else middle
+
+
 def floats(values: pd.Series) -> pd.Series:
     """Numbers, of a column that may have None."""
     return pd.to_numeric(values).astype(float)
@@ -184,10 +192,3 @@ def _of_key(value: Any) -> Cell:
     if isinstance(value, str) and len(value) > LONG:
         return Cell(value[: LONG - 1] + "…", value)
     return cell(value)
-
-
-def _of_seeds(values: pd.Series) -> Cell:
-    values = floats(values)
-    low, high = (cell(float(f"{end:.3g}")).shown for end in (values.min(), values.max()))
-    middle = cell(values.median(skipna=False))
-    return middle._replace(range=f"{low} – {high}") if low != high else middle

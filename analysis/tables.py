@@ -67,8 +67,8 @@ def load(*workdirs: Path, keys: Sequence[str] = ()) -> tuple[pd.DataFrame, pd.Da
 
     `runs` has the columns `point`, the dotted config keys in which points differ (besides a few
     that are always there, and `keys`), then the summary's scalar figures. `metrics` has `point`,
-    then what `metrics.jsonl` holds; null is NaN. What a run does not have is missing (None, NaN).
-    Raises `TableError`.
+    then what `metrics.jsonl` holds, numbers or words; null is NaN. What a run does not have is
+    missing (None, NaN). Raises `TableError`.
     """
     every = points(*workdirs)
     return runs(every, [*keys, *columns(every)]), metrics(every)
@@ -131,10 +131,13 @@ def runs(every: Sequence[Point], keys: Sequence[str]) -> pd.DataFrame:
 
 
 def metrics(every: Sequence[Point]) -> pd.DataFrame:
-    """One row a log point: `point`, then the logged numbers."""
+    """One row a log point: `point`, then what was logged, numbers and words."""
     rows = [{"point": point.name} | row for point in every for row in point.log]
     table = pd.DataFrame(rows, columns=None if rows else ["point", *LOGGED])
     logged = table.columns.drop("point")
+    # What a probe says in words, such as why it refused, stays as it is.
+    words = [name for name in logged if table[name].map(lambda value: isinstance(value, str)).any()]
+    logged = logged.drop(words)
     table[logged] = table[logged].apply(pd.to_numeric)
     return table
 
@@ -152,6 +155,13 @@ def _runs_in(workdir: Path) -> Iterator[Path]:
         if "config.json" in files and {"metrics.jsonl", "summary.json"} & set(files):
             folders.clear()
             yield Path(root)
+
+
+def shown(value: float | None, interval: Sequence[float] | None = None) -> str:
+    """Four digits, and the interval's ends; nothing for None."""
+    if value is None:
+        return ""
+    return f"{value:.4g}" + (f" [{interval[0]:.4g}, {interval[1]:.4g}]" if interval else "")
 
 
 def natural(path: Path) -> str:

@@ -309,7 +309,7 @@ def _momenta(run: Run, rows: list[dict[str, Any]]) -> list[tuple[int, float]]:
 
 def _meter(folder: Path, run: Run) -> Meter:
     parameters = sum(leaf.size for leaf in jax.tree.leaves(run.params))
-    return Meter(folder, run.config, run.hypers["learning_rate"], parameters, run.examples)
+    return Meter(folder, run.config, parameters, run.examples)
 
 
 def extended(run: Run, step: int, rows: list[dict[str, Any]]) -> Run:

@@ -29,7 +29,7 @@ def implicit_momentum() -> ConfigDict:
     base = implicit_momentum_grid.get_config("mlp").base
     base.log_every = 5
     base.checkpoint_every = 0
-    return grid(base, [*fits(), *equivalents()])
+    return grid(base, [*fits(), *equivalents(), metered()])
 
 
 def fits() -> Iterator[Point]:
@@ -70,6 +70,24 @@ def equivalents() -> Iterator[Point]:
                 "steps": 200,
                 "seed": seed,
             }
+
+
+def metered() -> Point:
+    """One ordinary run of the MLP at g = 4, shuffled epochs of all images, with the meter on."""
+    return {
+        "name": "meter",
+        **implicit_momentum_grid.MLP,
+        **implicit_momentum_grid.asynchronous(4),
+        "data.train_examples": 0,
+        "data.replacement": False,
+        "batch_size": 64,
+        "optimizer.learning_rate": 0.2,
+        "steps": 2000,
+        "log_every": 400,
+        "probes.momentum": True,
+        "probes.window": 400,
+        "probes.every": 400,
+    }
 
 
 def tradeoff() -> ConfigDict:

@@ -110,10 +110,15 @@ def fit(
             raise NotIdentified("a displacement or gradient is not finite: the run diverged")
         if not (d.any() and g.any()):
             raise NotIdentified("nothing moves")
+    terms, most = lags + gradient_lags + 1, 2 * len(DECAYS) - 1
+    if terms > most:
+        raise NotIdentified(f"{terms} coefficients: {most} at most, so that some test is left")
     factors = heed or [np.ones(len(d)) for d, _ in runs]
+    past = max(2 + gradient_lags, lags) + max(1, gradient_lags)
     prepared = [
         _prepared(d, g, each, lags, gradient_lags)
         for (d, g), each in zip(runs, factors, strict=True)
+        if len(d) > past  # shorter ones say nothing
     ]
     updates = sum(int(weights.astype(bool).sum()) for _, _, weights in prepared)
     if updates < FEWEST:

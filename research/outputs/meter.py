@@ -17,8 +17,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from research import data as datasets
-from research import optimizers, strategies
-from research.dynamics.moments import NotIdentified, fit
+from research import optimizers, program, strategies
+from research.dynamics.moments import Fit, NotIdentified, fit
 from research.strategies.metered import METERED, SKETCH
 
 FILE = "sketches.npy"
@@ -60,21 +60,45 @@ def windows(probes: Mapping[str, Any], steps: int) -> Windows:
     return Windows(probes["every"], min(probes["window"], probes["every"]), steps)
 
 
+class Window(NamedTuple):
+    """What updates in a row recorded, (T, q) each."""
+
+    displacements: np.ndarray  # over their learning rates
+    raw_steps: np.ndarray
+    gradients: np.ndarray
+    away: Callable[[int], np.ndarray]  # (T,) of so many `past` updates, as `data.away` says
+
+
+def read(
+    rows: np.ndarray, config: ConfigDict, examples: int, since: int, step: int
+) -> list[Window]:
+    """The windows that ended after `since` and by `step`, of the `rows` of `sketches.npy`.
+
+    `examples` is how many the run is trained on, which says where its epochs begin.
+    """
+    it, rates = windows(config.probes, config.steps), _rates(config)
+    found = []
+    for start, stop in it.ended(since, step):
+        moved, raw, gradients = np.array(rows[it.before(start) : it.before(stop)]).swapaxes(0, 1)
+        away = partial(
+            datasets.away,
+            start,
+            stop,
+            config.batch_size,
+            examples,
+            replacement=config.data.replacement,
+        )
+        found.append(Window(moved / rates[start:stop, None], raw, gradients, away))
+    return found
+
+
 class Meter:
     """Records a run's windows, and reads them."""
 
-    def __init__(
-        self, folder: Path, config: ConfigDict, rates: np.ndarray, parameters: int, examples: int
-    ):
-        """`rates`: learning rates, (steps,); how many `parameters` and `examples` there are."""
-        self.windows, self._rates = windows(config.probes, config.steps), rates
-        self._lags = lags(config)
-        self._away = partial(
-            datasets.away,
-            batch_size=config.batch_size,
-            examples=examples,
-            replacement=config.data.replacement,
-        )
+    def __init__(self, folder: Path, config: ConfigDict, parameters: int, examples: int):
+        """How many `parameters` and `examples` there are."""
+        self.windows = windows(config.probes, config.steps)
+        self._config, self._examples = config, examples
         path, rows = folder / FILE, self.windows.before(config.steps)
         shape = (rows, len(METERED), min(SKETCH, parameters))
         mode = {"mode": "r+"} if path.exists() else {"mode": "w+", "shape": shape}
@@ -88,14 +112,8 @@ class Meter:
 
     def logged(self, since: int, step: int) -> dict[str, Any]:
         """Fitted to the windows that ended after `since` and by `step`; {} if none did."""
-        ended = self.windows.ended(since, step)
-        each = [np.array(self._rows[slice(*map(self.windows.before, pair))]) for pair in ended]
-        runs = [
-            (sketches[:, 0] / self._rates[slice(*pair), None], *sketches.swapaxes(0, 1)[1:])
-            for sketches, pair in zip(each, ended, strict=True)
-        ]
-        away = [partial(self._away, *pair) for pair in ended]
-        return said(runs, away, self._lags, self._rates[step - 1]) if runs else {}
+        ended = read(self._rows, self._config, self._examples, since, step)
+        return said(ended, lags(self._config), rate(self._config, step)) if ended else {}
 
 
 def steered(rows: Sequence[Mapping[str, Any]], total: float) -> list[tuple[int, float]]:
@@ -115,6 +133,11 @@ def steered(rows: Sequence[Mapping[str, Any]], total: float) -> list[tuple[int, 
     return changes
 
 
+def rate(config: ConfigDict, step: int) -> float:
+    """Learning rate of the last of `step` updates."""
+    return float(_rates(config)[step - 1])
+
+
 def lags(config: ConfigDict) -> int:
     """Terms of heavy-ball SGD on these groups; 0 for optimizers that have no such polynomial."""
     optimizer = config.optimizer
@@ -123,41 +146,43 @@ def lags(config: ConfigDict) -> int:
     return 1 + bool(optimizer.momentum and strategies.groups_of(config) > 1)
 
 
-def said(
-    windows: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]],
-    away: Sequence[Callable[..., np.ndarray]],
-    lags: int,
-    rate: float,
-) -> dict[str, Any]:
-    """For the log: of (displacements over their rates, raw steps, gradients), (T, q) each.
+def said(ended: Sequence[Window], lags: int, rate: float) -> dict[str, Any]:
+    """For the log: what the windows say.
 
     `implicit_momentum` with its 95 % interval and the p-value of the J test; likewise
     `fitted_momentum`, phi_1 of a lag polynomial of `lags` terms, if there is one: what is explicit
     and what is implicit together; `effective_learning_rate`, rate / g for memoryless groups.
-
-    `away(past)` (T,) of each window: from where an epoch begins, as `data.away` says.
-    `implicit_momentum` with its 95 % interval and the p-value of the J test; what a lag polynomial
-    of `lags` terms amounts to, `total_momentum`, if there is one; `effective_learning_rate`, which
-    is rate / g for memoryless groups.
     """
     found: dict[str, Any] = {}
-    many = sum(len(raw) for _, raw, _ in windows)
-    parts = [[shortened(sketches, many) for sketches in window] for window in windows]
-    for name, terms, which in (("implicit", 1, 1), ("fitted", lags, 0)):
+    for name, terms in (("implicit", 1), ("fitted", lags)):
         if not terms:
             continue
         try:
-            heed = [far(past=terms) for far in away]
-            it = fit([(window[which], window[2]) for window in parts], terms, heed=heed)
+            it = fitted(ended, terms, raw=name == "implicit")
         except NotIdentified as error:
             found[f"{name}_momentum_refused"] = str(error)
             continue
         low, high = map(float, it.phi_interval[0])
         found |= {f"{name}_momentum": float(it.phi[0]), f"{name}_momentum_p": it.p}
         found |= {f"{name}_momentum_low": low, f"{name}_momentum_high": high}
-        if which:
+        if name == "implicit":
             found["effective_learning_rate"] = float(rate * it.eta[0])
     return found
+
+
+def fitted(ended: Sequence[Window], lags: int, gradient_lags: int = 0, raw: bool = False) -> Fit:
+    """Of the displacements over their learning rates, or of the `raw` steps.
+
+    Raises `NotIdentified`.
+    """
+    many = sum(len(window.gradients) for window in ended)
+    each = [window.raw_steps if raw else window.displacements for window in ended]
+    runs = [
+        (shortened(moved, many), shortened(window.gradients, many))
+        for moved, window in zip(each, ended, strict=True)
+    ]
+    heed = [window.away(max(lags, 1 + gradient_lags)) for window in ended]
+    return fit(runs, lags, gradient_lags, heed)
 
 
 def shortened(sketches: np.ndarray, many: int) -> np.ndarray:
@@ -168,3 +193,7 @@ def shortened(sketches: np.ndarray, many: int) -> np.ndarray:
     while many * sketches.shape[1] > NUMBERS and sketches.shape[1] % 2 == 0:
         sketches = sketches.reshape(len(sketches), 2, -1).sum(axis=1)
     return sketches
+
+
+def _rates(config: ConfigDict) -> np.ndarray:
+    return program.hypers(config)["learning_rate"]

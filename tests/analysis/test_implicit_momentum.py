@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis import implicit_momentum
 from analysis.implicit_momentum import AnalysisError, fit, fit_workdir, theory
 from analysis.lags import equivalent_momentum, geometric_distance
 from tests.analysis.simulation import config, deviation, expectation, heavy_ball, simulate
@@ -191,8 +190,9 @@ def test_input_that_cannot_be_read_is_one_line_and_exit_code_2(tmp_path):
     done = command(f"--workdir={tmp_path / 'nowhere'}")
     assert done.returncode == 2 and not done.stdout
     assert done.stderr == f"error: {tmp_path / 'nowhere'}: no such folder\n"
-    with pytest.raises(AnalysisError, match=r"no trajectories\.npz"):
-        implicit_momentum.replica_workdirs(tmp_path)
+    done = command(f"--workdir={tmp_path}")
+    assert done.returncode == 2 and not done.stdout
+    assert f"error: {tmp_path}: no trajectories.npz and no sketches.npy" in done.stderr
 
 
 @pytest.mark.parametrize("damage", ["cut", "text", "empty", "missing", "config", "keys"])

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy.signal import lfilter
 
 from analysis.implicit_momentum import theory
-from analysis.lags import equivalent_momentum, geometric_distance
+from analysis.lags import equivalent_momentum, geometric_distance, memoryless
 from tests.analysis.simulation import config
 
 
@@ -37,6 +37,8 @@ def test_equivalent_momentum_has_the_mean_lag_of_the_response(phi, eta):
         (config(3, service="constant", mu=0.2), ((0.2,), (0.0, 0.0, 0.3))),
         (config(4, nodes=16), None),  # the slowest of 4 is not memoryless
         (config(4, speeds=[1, 1, 1, 2]), None),
+        (config(4, pieces={"fc": 0.1}), None),
+        (config(4) | {"strategy": {**config(4)["strategy"], "staleness_bound": 2}}, None),
         (config(4, service="lognormal"), None),
         (config(4, name="daso"), None),
         (config(4) | {"optimizer": {"name": "adam", "learning_rate": 1, "momentum": 0}}, None),
@@ -48,3 +50,19 @@ def test_theory(given_config, expected):
     if expected:
         for terms, truth in zip(found, expected, strict=True):
             np.testing.assert_allclose(terms, truth, rtol=1e-12)  # rounding
+
+
+@pytest.mark.parametrize(
+    ("given_config", "expected"),
+    [
+        (config(4), True),
+        (config(4) | {"optimizer": {"name": "adam", "learning_rate": 1, "momentum": 0}}, True),
+        (config(4, service="constant"), False),
+        (config(4, nodes=16), False),
+        (config(4, latency=0.1), False),
+        (config(4, name="asynchronous+local"), False),
+        (config(4, name="sync", service="lognormal"), True),  # one group, whose turn it always is
+    ],
+)
+def test_memoryless_service_whatever_the_optimizer(given_config, expected):
+    assert memoryless(given_config) == expected

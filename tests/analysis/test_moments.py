@@ -131,3 +131,16 @@ def test_refusals_say_why():
     with pytest.raises(ValueError, match="both"):
         fit([(d, g[1:])])
     assert issubclass(NotIdentified, ValueError)
+
+
+def test_more_coefficients_than_instruments_are_refused():
+    d, g = np.random.default_rng(0).normal(size=(2, 200, 8))
+    with pytest.raises(NotIdentified, match="8 coefficients: 7 at most"):
+        fit([(d, g)], lags=1, gradient_lags=6)
+
+
+def test_windows_shorter_than_the_model_say_nothing():
+    ((d, g),) = runs(0, 1, 4)
+    whole = fit([(d, g)], lags=2)
+    short = [(d[:n], g[:n]) for n in range(1, 4)]
+    assert fit([*short, (d, g)], lags=2).momentum == whole.momentum

@@ -40,6 +40,14 @@ def test_one_row_a_log_point(workdirs):
     assert list(metrics["train_loss"].isna()) == [False, True, False, True]
 
 
+def test_words_in_a_log_stay_words(workdirs):
+    path = workdirs[0] / "metrics.jsonl"
+    path.write_text('{"step": 0, "mu": null}\n{"step": 5, "mu_refused": "too noisy"}\n')
+    _, metrics = load(workdirs[0])
+    assert metrics["mu"].dtype == float
+    assert metrics["mu_refused"].iloc[1] == "too noisy"
+
+
 def test_any_folder_above_runs_will_do(workdirs, tmp_path):
     """A sweep beside single runs, and folders that are none; checkpoints are not searched."""
     for folder in ("sweep/points/g4", "sweep/points/g16", "a/checkpoints/5", "tuned", "sweep/plan"):
