@@ -83,7 +83,7 @@ def fit(run: Metered, lags: int | None = None, gradient_lags: int | None = None)
         "explicit_momentum": config.optimizer.momentum,
         "theory_momentum": 1 - 1 / groups if expected else None,
         "theory_learning_rate": run.rate / groups if expected else None,
-        **meter.said(run.windows, _lags(run), run.rate),
+        **meter.said(run.windows, _lags(run), meter.is_plain(config), run.rate),
     }
     if lags is None and gradient_lags is None:
         return found

@@ -37,6 +37,7 @@ from research.strategies.metered import METERED
 from research.timeline import Timeline
 from research.timeline.trace import Recorder
 
+METERED_CHUNK = 64  # updates of a window handed to the device at a time: each says much
 MEASURED = 8  # updates at the end of an epoch that workers are timed over
 
 
@@ -244,14 +245,14 @@ def _loop(
         if meter:
             most = min(most, meter.windows.until(at))
         if meter and meter.windows.has(at):
-            other, own = second(held, batches_of(run, independent=True)), events
+            other = second(held, batches_of(run, independent=True))
             assert run.program.metered
             advance, examples = run.program.metered.advance, (examples, other.examples)
-            most = min(most, other.stop)
+            most = min(most, other.stop, at + METERED_CHUNK)
 
             def events(n: int) -> Any:
-                event, indices = own(n)
-                return event, (indices, events_of(run, at, other, n)[1])
+                event, indices = events_of(run, at, block, n, METERED_CHUNK)
+                return event, (indices, events_of(run, at, other, n, METERED_CHUNK)[1])
 
         return Ask(run.program, advance, state, examples, events, most - at)
 
@@ -361,8 +362,10 @@ def batches_of(run: Run, independent: bool = False) -> Batches:
     return batches
 
 
-def events_of(run: Run, step: int, block: Block, n: int) -> tuple[Event, np.ndarray]:
-    """Updates step..step+n-1 and the examples of their batches, padded to CHUNK."""
+def events_of(
+    run: Run, step: int, block: Block, n: int, chunk: int = CHUNK
+) -> tuple[Event, np.ndarray]:
+    """Updates step..step+n-1 and the examples of their batches, padded to `chunk`."""
     window, indices = slice(step, step + n), block.batches(step, step + n)
     hypers = {name: values[window] for name, values in run.hypers.items()}
     control = {name: values[window] for name, values in (run.timeline.control or {}).items()}
@@ -370,7 +373,7 @@ def events_of(run: Run, step: int, block: Block, n: int) -> tuple[Event, np.ndar
     events = Event(line.read[window], line.write[window], hypers, control, line.staleness[window])
 
     def pad(leaf: np.ndarray) -> np.ndarray:
-        return np.concatenate([leaf, np.zeros((CHUNK - n, *leaf.shape[1:]), leaf.dtype)])
+        return np.concatenate([leaf, np.zeros((chunk - n, *leaf.shape[1:]), leaf.dtype)])
 
     return jax.tree.map(pad, (events, indices))
 

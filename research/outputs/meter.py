@@ -113,7 +113,8 @@ class Meter:
     def logged(self, since: int, step: int) -> dict[str, Any]:
         """Fitted to the windows that ended after `since` and by `step`; {} if none did."""
         ended = read(self._rows, self._config, self._examples, since, step)
-        return said(ended, lags(self._config), rate(self._config, step)) if ended else {}
+        plain = is_plain(self._config)
+        return said(ended, lags(self._config), plain, rate(self._config, step)) if ended else {}
 
 
 def steered(rows: Sequence[Mapping[str, Any]], total: float) -> list[tuple[int, float]]:
@@ -138,6 +139,12 @@ def rate(config: ConfigDict, step: int) -> float:
     return float(_rates(config)[step - 1])
 
 
+def is_plain(config: ConfigDict) -> bool:
+    """Whether displacements over their learning rates are the raw steps, and need no second fit."""
+    optimizer = config.optimizer
+    return optimizer.name == "sgd" and not optimizer.momentum and not optimizer.options
+
+
 def lags(config: ConfigDict) -> int:
     """Terms of heavy-ball SGD on these groups; 0 for optimizers that have no such polynomial."""
     optimizer = config.optimizer
@@ -146,16 +153,17 @@ def lags(config: ConfigDict) -> int:
     return 1 + bool(optimizer.momentum and strategies.groups_of(config) > 1)
 
 
-def said(ended: Sequence[Window], lags: int, rate: float) -> dict[str, Any]:
+def said(ended: Sequence[Window], lags: int, plain: bool, rate: float) -> dict[str, Any]:
     """For the log: what the windows say.
 
     `implicit_momentum` with its 95 % interval and the p-value of the J test; likewise
     `fitted_momentum`, phi_1 of a lag polynomial of `lags` terms, if there is one: what is explicit
-    and what is implicit together; `effective_learning_rate`, rate / g for memoryless groups.
+    and what is implicit together, or of `plain` SGD the same; `effective_learning_rate`, rate / g
+    for memoryless groups.
     """
     found: dict[str, Any] = {}
     for name, terms in (("implicit", 1), ("fitted", lags)):
-        if not terms:
+        if not terms or (plain and name == "fitted"):
             continue
         try:
             it = fitted(ended, terms, raw=name == "implicit")
@@ -167,6 +175,9 @@ def said(ended: Sequence[Window], lags: int, rate: float) -> dict[str, Any]:
         found |= {f"{name}_momentum_low": low, f"{name}_momentum_high": high}
         if name == "implicit":
             found["effective_learning_rate"] = float(rate * it.eta[0])
+    if plain:
+        implicit = {name: value for name, value in found.items() if name.startswith("implicit")}
+        found |= {name.replace("implicit", "fitted", 1): v for name, v in implicit.items()}
     return found
 
 

@@ -12,8 +12,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from research import trainer
-from research.program import CHUNK
 from research.strategies.metered import METERED
+from research.trainer import METERED_CHUNK
 
 
 class Recording(NamedTuple):
@@ -42,9 +42,9 @@ def record(config: ConfigDict) -> Recording:
     step = 0
     while step < config.steps:
         own, second = (feed(step, of) for feed, of in zip(feeds, batches, strict=True))
-        n = min(config.steps, step + CHUNK, own.stop, second.stop) - step
-        events, indices = trainer.events_of(run, step, own, n)
-        _, others = trainer.events_of(run, step, second, n)
+        n = min(config.steps, step + METERED_CHUNK, own.stop, second.stop) - step
+        events, indices = trainer.events_of(run, step, own, n, METERED_CHUNK)
+        _, others = trainer.events_of(run, step, second, n, METERED_CHUNK)
         examples = own.examples, second.examples
         state, infos = laid.advance(state, examples, events, (indices, others), n)
         parts.append([np.asarray(infos[name])[:n] for name in (*METERED, "loss")])

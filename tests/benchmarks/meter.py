@@ -1,7 +1,7 @@
 """What the momentum meter costs, as ratios in turn: `python -m tests.benchmarks.meter`.
 
     update   one update of a window over one outside
-    run      a run measured on a tenth of its updates, in windows of 100 with their fits, over none
+    run      a run measured on a tenth of its updates, in windows of 100 with their fit, over none
     memory   of the program of windows over the plain one: its results and what it needs besides
 
 MLP 784-256-256-10 and LeNet-5 on MNIST, batch 64, 16 memoryless groups, plain SGD. Every round runs
@@ -27,7 +27,6 @@ from tests.benchmarks.record import publish
 from tests.benchmarks.step_time import Timer, config_of, in_turn, spread
 
 WINDOW, SHARE = 100, 0.1
-FITS = 2  # of a window: of raw steps, and of displacements
 
 
 def metered_config(model: str) -> ConfigDict:
@@ -40,27 +39,30 @@ def metered_config(model: str) -> ConfigDict:
 def programs(model: str) -> tuple[dict[str, Timer], float]:
     """Seconds of an update by each program, and the ratio of their memories."""
     run = trainer.prepare(metered_config(model))
-    program, second = run.program, trainer.batches_of(run, independent=True)
-    assert program.metered
-    state, examples, events, indices, n = trainer.first(run, CHUNK)
+    assert run.program.metered
+    state, examples, events, indices, _ = trainer.first(run, CHUNK)
+    n = trainer.METERED_CHUNK
+    few, chosen, second = jax.tree.map(
+        lambda leaf: leaf[:n], (events, indices, trainer.batches_of(run, independent=True)(0, n))
+    )
     both = {
-        "plain": (program.layout.advance, examples, indices),
-        "metered": (program.metered.advance, (examples, examples), (indices, second(0, CHUNK))),
+        "plain": (run.program.advance, examples, events, indices, CHUNK),
+        "metered": (run.program.metered.advance, (examples, examples), few, (chosen, second), n),
     }
     sizes = {
-        name: _bytes(advance.lower(state, some, events, chosen, n).compile())
-        for name, (advance, some, chosen) in both.items()
+        name: _bytes(advance.lower(state, *given).compile())
+        for name, (advance, *given) in both.items()
     }
 
     def timer(name: str) -> Timer:
-        advance, some, chosen = both[name]
+        advance, *given = both[name]
 
         def once() -> float:
             nonlocal state
             begun = time.perf_counter()
-            state, infos = jax.block_until_ready(advance(state, some, events, chosen, n))
+            state, infos = jax.block_until_ready(advance(state, *given))
             jax.device_get(infos)
-            return (time.perf_counter() - begun) / n
+            return (time.perf_counter() - begun) / given[-1]
 
         return once
 
@@ -73,15 +75,14 @@ def _bytes(compiled: Any) -> int:
 
 
 def fitting(model: str) -> Timer:
-    """Seconds of the fits of one window."""
+    """Seconds of the fit of one window."""
     recorded = single.record(metered_config(model))
     window = recorded.raw_steps[:WINDOW], recorded.gradients[:WINDOW]
 
     def once() -> float:
         begun = time.perf_counter()
-        for _ in range(FITS):
-            with contextlib.suppress(NotIdentified):  # raised in the end, after all its work
-                fit([window])
+        with contextlib.suppress(NotIdentified):  # raised in the end, after all its work
+            fit([window])
         return time.perf_counter() - begun
 
     return once
