@@ -1,0 +1,159 @@
+"""How often the momentum meter's intervals cover: `python -m tests.benchmarks.meter_coverage`.
+
+Single ordinary runs in shuffled epochs, simulated arrivals, one fit a run: how many 95 % intervals
+hold what theory says, how wide they are, how often the J test rejects at 5 %. `small`: an MLP
+784-64-64-10 on 4,000 MNIST images, 1,000 updates of 64. `real`: LeNet-5 and a residual network on
+the 60,000 images of Fashion-MNIST (900 and 600 updates), and a transformer of 2 blocks on text (600
+of 32 sequences). Runs that have ended are kept in a file of lines, and are not done again.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from ml_collections import ConfigDict
+
+from configs import images
+from research import data as datasets
+from research import resident
+from research.config import default
+from research.dynamics.moments import NORMAL, NotIdentified, fit
+from research.outputs.workdir import rows
+from research.trajectories import single
+from research.trajectories.single import Recording
+from tests.benchmarks.record import publish
+
+PARTS = {"all": (0, 1), "middle third": (1 / 3, 2 / 3), "last third": (2 / 3, 1)}
+
+
+def small() -> Iterator[dict[str, Any]]:
+    yield from ({"groups": g, "seeds": 100} for g in (1, 4, 16))
+    for momentum, rate in ((0.3, 0.05), (0.6, 0.05), (0.9, 0.02)):
+        yield {"groups": 1, "momentum": momentum, "rate": rate, "seeds": 100}
+    for g, momentum, rate in ((4, 0.5, 0.05), (16, 0.5, 0.02), (4, -0.3, 0.05), (16, -0.3, 0.05)):
+        for lags in (1, 2):
+            yield {"groups": g, "momentum": momentum, "rate": rate, "lags": lags, "seeds": 32}
+    yield {"groups": 4, "service": "constant", "seeds": 32}
+    for g in (4, 16):
+        for part in PARTS:
+            yield {"groups": g, "optimizer": "adam", "rate": 1e-3, "part": part, "seeds": 32}
+
+
+def real() -> Iterator[dict[str, Any]]:
+    for model, rate in (("lenet", 0.05), ("resnet", 0.05), ("transformer", 0.1)):
+        for optimizer, own in (("sgd", rate), ("adam", 1e-3)):
+            for g in (4, 16):
+                for part in PARTS:
+                    cell = {"model": model, "optimizer": optimizer, "rate": own, "groups": g}
+                    yield {**cell, "part": part, "seeds": 4}
+
+
+def config_of(cell: dict[str, Any], seed: int) -> ConfigDict:
+    """Of what `small` and `real` say of a run."""
+    model = cell.get("model", "mlp")
+    config = images.get_config("fashion_mnist") if model in ("lenet", "resnet") else default()
+    config.batch_size, config.steps = 64, {"mlp": 1000, "lenet": 900}.get(model, 600)
+    if model == "mlp":
+        config.data.train_examples, config.model.hidden = 4000, (64, 64)
+    elif model == "resnet":
+        config.model.update(name="resnet", blocks=3, channels=(8, 16, 32))
+    elif model == "transformer":
+        config.data.update(name="kjv", sequence_length=64)
+        config.model.update(name="transformer", blocks=2, width=64)
+        config.batch_size = 32
+    config.seed, config.checkpoint_every, config.log_every = seed, 0, config.steps
+    config.optimizer.name = cell.get("optimizer", "sgd")
+    config.optimizer.learning_rate = cell.get("rate", 0.05)
+    config.optimizer.momentum = cell.get("momentum", 0.0)
+    config.strategy.name = "asynchronous" if cell["groups"] > 1 else "sync"
+    config.strategy.groups = config.cluster.nodes = cell["groups"]
+    config.cluster.service = cell.get("service", "exponential")
+    return config
+
+
+def truth(cell: dict[str, Any]) -> list[float]:
+    """phi_1, ..., of the model that is fitted: of the whole update, or of the raw steps."""
+    implicit, explicit = 1 - 1 / cell["groups"], cell.get("momentum", 0.0)
+    if cell.get("lags", 1) == 2:
+        return [implicit + explicit, -implicit * explicit]
+    return [explicit if cell["groups"] == 1 else implicit]
+
+
+def fitted(cell: dict[str, Any], config: ConfigDict, recorded: Recording) -> dict[str, Any]:
+    """A line: coefficients, standard errors and the p-value, or why there are none."""
+    lags, updates = cell.get("lags", 1), len(recorded.losses)
+    start, stop = (round(x * updates) for x in PARTS[cell.get("part", "all")])
+    examples = len(next(iter(resident.load(config).train.values())))
+    moved = recorded.displacements if cell.get("momentum") else recorded.raw_steps
+    heed = datasets.away(start, stop, config.batch_size, examples, lags)
+    try:
+        it = fit([(moved[start:stop], recorded.gradients[start:stop])], lags, heed=[heed])
+    except NotIdentified as error:
+        return {"refused": str(error)}
+    return {"phi": it.phi.tolist(), "error": it.phi_error.tolist(), "p": it.p}
+
+
+def measure(cells: list[dict[str, Any]], lines: Path, seeds: int) -> list[dict[str, Any]]:
+    """Does what is not in the file of lines yet, a run once for all that is fitted to it."""
+    lines.parent.mkdir(parents=True, exist_ok=True)
+    found = rows(lines)
+    known = {(json.dumps(line["cell"], sort_keys=True), line["seed"]) for line in found}
+    held: tuple[str, Any] = ("", None)
+    for cell in cells:
+        for seed in range(min(cell["seeds"], seeds)):
+            if (json.dumps(cell, sort_keys=True), seed) in known:
+                continue
+            config = config_of(cell, seed)
+            if held[0] != config.to_json_best_effort():
+                held = config.to_json_best_effort(), single.record(config)
+            found.append({"cell": cell, "seed": seed, **fitted(cell, config, held[1])})
+            with lines.open("a") as file:
+                file.write(json.dumps(found[-1]) + "\n")
+    return found
+
+
+def table(cells: list[dict[str, Any]], lines: list[dict[str, Any]]) -> pd.DataFrame:
+    """One row a cell and coefficient."""
+    every = []
+    for cell in cells:
+        own = [line for line in lines if line["cell"] == cell]
+        told = [line for line in own if "phi" in line]
+        for k, true in enumerate(truth(cell)):
+            phi, error = (np.array([line[name][k] for line in told]) for name in ("phi", "error"))
+            every.append(
+                {
+                    **{name: value for name, value in cell.items() if name != "seeds"},
+                    "coefficient": k + 1,
+                    "theory": true,
+                    "mean": phi.mean(),
+                    "sd": phi.std(),
+                    "half-width": NORMAL * np.median(error),
+                    "covers": np.mean(abs(phi - true) < NORMAL * error),
+                    "J rejects": np.mean([line["p"] < 0.05 for line in told]),
+                    "runs": len(told),
+                    "refused": len(own) - len(told),
+                }
+            )
+    return pd.DataFrame(every)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--cells", choices=("small", "real"), default="small")
+    parser.add_argument("--seeds", type=int, default=100, help="runs of each cell, at most")
+    parser.add_argument("--lines", type=Path, help="file of the runs that have ended")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    name = f"meter_coverage_{arguments.cells}"
+    cells = list({"small": small, "real": real}[arguments.cells]())
+    lines = arguments.lines or Path(f"workdirs/{name}.jsonl")
+    found = measure(cells, lines, arguments.seeds)
+    publish(table(cells, found), arguments.out or Path(f"workdirs/{name}.json"))
+
+
+if __name__ == "__main__":
+    main()
