@@ -44,7 +44,11 @@ def write(*workdirs: Path, target: float = np.nan, out: Path | None = None) -> P
     recorded = [point for point in points if point.config.get("replicas.count")]
     trained = [point for point in points if not point.config.get("replicas.count")]
     # Recordings are short and start with nothing stale: their staleness is below its law.
-    found = [*_trained(trained, target), _staleness(trained), _fits(recorded, workdirs)]
+    # Metered runs beside others are there for the meter, and not to be compared.
+    plain = [point for point in trained if not point.config.get("probes.momentum")]
+    probed = [point for point in trained if point.config.get("probes.momentum")]
+    found = [*_trained(plain or trained, target), _metered(probed), _staleness(trained)]
+    found += [_fits(recorded, workdirs)]
     shown = [section for section in found if section]
     path = out or Path(os.path.commonpath([w.resolve() for w in workdirs])) / "report.html"
     _write_pictures(path.parent / "pictures", shown)
@@ -83,8 +87,15 @@ def _trained(points: Sequence[Point], target: float) -> list[Section | None]:
         curves.losses(it.curves, it.others, it.note, it.target, sections.tuned(it.runs)),
         curves.plane(kinds, it.target, bool(it.others)),
         curves.pareto(it.runs, it.log),
-        metered.section(points, it.runs, it.keys),
     ]
+
+
+def _metered(points: Sequence[Point]) -> Section | None:
+    """What the momentum meter read, if any run had it on."""
+    if not points:
+        return None
+    it = curves.compared(points, np.nan)
+    return metered.section(points, it.runs, it.keys)
 
 
 def _staleness(points: Sequence[Point]) -> Section | None:

@@ -6,7 +6,8 @@ is limited by the largest stable step, which staleness lowers; with 8 more by th
 Rates are given as long-run steps alpha / (1 - mu), a factor of 2 apart. The ranges were found with
 seeds 100 to 102 so that the best lies inside; the report says whether it does with those used here.
 
-Then replicas of plain SGD with g memoryless workers, for the fit of the implicit momentum.
+Then the implicit momentum of g memoryless workers, twice: fitted to replicas of the beginning of
+plain SGD, and read by the momentum meter off one ordinary run of it, all of whose updates it sees.
 """
 
 import itertools
@@ -46,7 +47,7 @@ def get_config() -> ConfigDict:
     base.model.hidden = (32,)
     base.data.train_evaluated = 1000
     base.data.test_evaluated = 200
-    return grid(base, [*training(), *fits()], NOTE)
+    return grid(base, [*training(), *fits(), *metered()], NOTE)
 
 
 def training() -> Iterator[Point]:
@@ -79,4 +80,21 @@ def fits() -> Iterator[Point]:
             "batch_size": 128,
             "data.train_examples": 250,
             "data.replacement": True,
+        }
+
+
+def metered() -> Iterator[Point]:
+    """One run each, in shuffled epochs of all the images."""
+    for g in GROUPS:
+        yield {
+            "name": f"meter-g{g}",
+            "strategy.groups": g,
+            "cluster.nodes": g,
+            "optimizer.learning_rate": 0.1,
+            "optimizer.momentum": 0.0,
+            "steps": 1000,
+            "log_every": 100,
+            "probes.momentum": True,
+            "probes.window": 1000,
+            "probes.every": 1000,
         }

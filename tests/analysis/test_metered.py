@@ -17,7 +17,7 @@ def probed(folder, windows, total=(), status="completed", whole=None, **config):
 
     `whole` is what the summary has of all windows together; `total` the same as `windows`.
     """
-    run(folder, [2.0] + [1.0] * 4, status, **config)
+    run(folder, [2.0] + [1.0] * 4, status, probes__momentum=True, **config)
 
     def said(name, it):
         if isinstance(it, str):
@@ -137,3 +137,12 @@ def test_no_two_settings_look_alike(groups):
 def test_runs_without_the_meter_have_no_section(tmp_path):
     run(tmp_path / "w", [2.0, 1.0])
     assert TITLE not in page(tmp_path / "w")[0]
+
+
+def test_metered_runs_beside_others_are_not_compared_with_them(tmp_path):
+    for seed in range(2):
+        run(tmp_path / f"plain{seed}", [2.0, 1.0, 0.5], seed=seed)
+    probed(tmp_path / "metered", [(0.74, 0.7, 0.78)], strategy__groups=4)
+    text, _ = page(tmp_path)
+    assert "2 runs: 2 completed" in text
+    assert f"{TITLE}</h2>" in text
