@@ -1,0 +1,22 @@
+"""What other laws of service than the memoryless one stand for, read off ordinary runs.
+
+`--config=configs/grids/meter.py:LAW`, LAW one of `exponential`, `lognormal` (standard deviation
+half the mean), `constant`. Four groups (constant: two) train the quickstart's MLP by plain SGD, four
+seeds. `python -m analysis.implicit_momentum --workdir=DIR --lags=1 --gradient_lags=1` fits a lag
+polynomial to each run and to all, beside one term.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import quickstart
+from research.grid import grid, product, seeds
+
+
+def get_config(law: str = "lognormal") -> ConfigDict:
+    base = quickstart.get_config()
+    base.steps = 2000
+    base.strategy.groups = base.cluster.nodes = 2 if law == "constant" else 4
+    base.cluster.service, base.cluster.variation = law, 0.5
+    base.optimizer.momentum, base.optimizer.learning_rate = 0.0, 0.1
+    base.probes.momentum, base.probes.window = True, 400
+    return grid(base, product({"seed": seeds(4)}))
