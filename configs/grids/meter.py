@@ -1,9 +1,9 @@
 """What other laws of service than the memoryless one stand for, read off ordinary runs.
 
 `--config=configs/grids/meter.py:LAW`, LAW one of `exponential`, `lognormal` (standard deviation
-half the mean), `constant`. Four groups (constant: two) train the quickstart's MLP by plain SGD, four
-seeds. `python -m analysis.implicit_momentum --workdir=DIR --lags=1 --gradient_lags=1` fits a lag
-polynomial to each run and to all, beside one term.
+half the mean), `constant`. Four groups (constant: two) train the quickstart's MLP by plain SGD, on
+four seeds. `python -m analysis.implicit_momentum --workdir=DIR --lags=1 --gradient_lags=1` fits a
+lag polynomial to each run and to all, beside one term.
 """
 
 from ml_collections import ConfigDict
