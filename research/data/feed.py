@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from research.data.arrays import Split
+from research.data.arrays import Split, take
 
 BYTES = 2**26  # of a block, on all devices together; two of them are there
 
@@ -90,6 +90,6 @@ def streamed(
 def _rows(train: Split, numbers: np.ndarray, rows: int) -> Split:
     """The examples of those numbers, and nothing in the rest of so many rows."""
     some = {name: np.zeros((rows, *leaf.shape[1:]), leaf.dtype) for name, leaf in train.items()}
-    for name, leaf in train.items():
-        some[name][: len(numbers)] = leaf[numbers]
+    for name, chosen in take(train, numbers).items():
+        some[name][: len(numbers)] = chosen
     return some

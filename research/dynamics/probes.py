@@ -1,9 +1,11 @@
 """What log points can measure of the parameters they find: `config.probes`.
 
-gradient_square, gradient_trace   |grad f|^2 and tr Cov of one example's gradient, unbiased
-noise_scale                       their ratio, examples: a larger batch saves little beyond it
-sharpness                         largest eigenvalue of the Hessian of f
-gradient_similarity               mean cosine of the gradients of nodes that drifted apart
+Logged are
+
+    gradient_square, gradient_trace   |grad f|^2 and tr Cov of one example's gradient, unbiased
+    noise_scale                       their ratio, examples: a larger batch saves little beyond it
+    sharpness                         largest eigenvalue of the Hessian of f
+    gradient_similarity               mean cosine of the gradients of nodes that drifted apart
 """
 
 from collections.abc import Callable, Mapping

@@ -57,7 +57,7 @@ class Windows(NamedTuple):
 
 def windows(probes: Mapping[str, Any], steps: int) -> Windows:
     """Those of `config.probes`."""
-    return Windows(probes["every"], min(probes["window"], probes["every"]), steps)
+    return Windows(probes["every"], probes["window"], steps)
 
 
 class Window(NamedTuple):

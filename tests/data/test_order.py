@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from research.data import batches, stratified
-from research.data.order import BLOCK
+from research.data import away, batches, independent, stratified
+from research.data.order import BLOCK, RAMP
 
 SEEDS = st.integers(0, 2**31)
 SIZES = st.integers(1, 40)
@@ -72,3 +72,40 @@ def test_every_prefix_is_stratified(seed, labels):
     allowed = (1 - share) / 2 + share * 4 / 2 + 1e-9
     assert (np.abs(cumulative - sizes * share) <= allowed).all()
     np.testing.assert_array_equal(order, stratified(labels, seed))
+
+
+@given(SEEDS, SEEDS, SIZES, SIZES, st.integers(0, 40))
+def test_second_batches_are_of_what_the_first_could_still_be(seed, order, batch_size, examples, t):
+    """Of what is left of the epoch at update t, or of a later epoch, which is whole."""
+    second = independent(seed, order, t, t + 1, batch_size, examples)[0]
+    stream = batches(order, 0, t + 1 + -(-2 * examples // batch_size), batch_size, examples).ravel()
+    for j, example in enumerate(second):
+        epoch = (t * batch_size + j) // examples
+        first = max(t * batch_size, epoch * examples)
+        assert example in stream[first : (epoch + 1) * examples]
+    window = independent(seed, order, max(t - 2, 0), t + 3, batch_size, examples)
+    np.testing.assert_array_equal(window[t - max(t - 2, 0)], second)
+
+
+def test_second_batches_have_the_mean_of_what_is_left():
+    """Each of the examples left is as likely as the others, and none is that is used."""
+    own = batches(5, 0, 3, 4, 20)
+    left = np.setdiff1d(np.arange(20), own[:2])
+    drawn = np.concatenate([independent(seed, 5, 2, 3, 4, 20)[0] for seed in range(3000)])
+    counts = np.bincount(drawn, minlength=20)
+    assert counts[own[:2].ravel()].sum() == 0
+    assert stats.chisquare(counts[left]).pvalue > 1e-4
+    anything = independent(0, 5, 0, 500, 8, 20, replacement=True)
+    assert stats.chisquare(np.bincount(anything.ravel(), minlength=20)).pvalue > 1e-4
+
+
+@given(st.integers(0, 30), SIZES, SIZES, st.integers(1, 3))
+def test_away_is_0_where_an_epoch_begins_and_rises_from_there(start, batch_size, examples, past):
+    stop = start + 40
+    epochs = np.arange((stop + RAMP) * batch_size).reshape(-1, batch_size) // examples
+    begins = [t for t in range(stop + RAMP) if len(np.unique(epochs[max(t - past, 0) : t + 1])) > 1]
+    found = away(start, stop, batch_size, examples, past)
+    for t, value in zip(range(start, stop), found, strict=True):
+        near = min((abs(t - begin) for begin in begins), default=RAMP)
+        assert value == min(near / RAMP, 1)
+    assert (away(start, stop, batch_size, examples, past, replacement=True) == 1).all()
