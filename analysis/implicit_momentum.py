@@ -25,6 +25,7 @@ from absl import app, flags, logging
 from analysis import estimators, windows
 from analysis.lags import compared, equivalent_momentum, geometric_distance, groups_of, theory
 from analysis.tables import TableError, natural, replace, shown
+from research.values import InputError
 
 MOMENTA, MATCHED = "matching_momenta", "matching_displacements"
 MIN_REPLICAS = 4
@@ -34,7 +35,7 @@ MIN_STRENGTH = 10.0  # the usual bound for instruments (Staiger and Stock, 1997)
 Interval = tuple[float, float]
 
 
-class AnalysisError(ValueError):
+class AnalysisError(InputError):
     """Input that cannot be analysed; the message is one line."""
 
 

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from research.values import InputError
+
 # Shown even where all points agree in them: they say what a run is.
 ALWAYS = (
     "strategy.name",
@@ -30,7 +32,7 @@ NOTE = "note.txt"  # of a sweep's workdir: what its grid asks
 LOGGED = ("step", "simulated_seconds", "train_loss")  # metrics.jsonl always has these
 
 
-class TableError(ValueError):
+class TableError(InputError):
     """A workdir that cannot be read; the message is one line."""
 
 

@@ -9,27 +9,8 @@ from typing import Any, NoReturn
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
-from analysis.implicit_momentum import AnalysisError
-from analysis.tables import TableError
-from research.config import ConfigError
-from research.data import DataError
-from research.outputs.workdir import WorkdirError
 from research.parallel import processes
-from research.parallel.layout import DeviceError
-from research.timeline import TimelineError
-from research.tuning.planner import PlanError
-
-INPUT_ERRORS = (
-    AnalysisError,
-    ConfigError,
-    DataError,
-    DeviceError,
-    PlanError,
-    processes.ProcessError,
-    TableError,
-    TimelineError,
-    WorkdirError,
-)
+from research.values import InputError
 
 
 def run(main: Callable[[ConfigDict, Path], int]) -> None:
@@ -58,7 +39,7 @@ def run(main: Callable[[ConfigDict, Path], int]) -> None:
                 try:
                     processes.initialize()
                     return main(config.value, Path(workdir.value))
-                except INPUT_ERRORS as error:
+                except InputError as error:
                     fail(str(error))
         except KeyboardInterrupt:
             return 128 + signal.SIGINT

@@ -138,7 +138,7 @@ def main(_: Sequence[str]) -> int:
             app.fail(f"--only={name}: no such claim; there are {', '.join(every)}")
     try:
         board = run(Path(given.workdir), chosen, given.scale, given.seed)
-    except app.INPUT_ERRORS as error:
+    except app.InputError as error:
         app.fail(str(error))
     except KeyboardInterrupt:
         print("stopped: the same command goes on", file=sys.stderr)

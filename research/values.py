@@ -6,7 +6,14 @@ from typing import Any
 from ml_collections import ConfigDict
 
 
-class ConfigError(ValueError):
+class InputError(ValueError):
+    """Something that was given cannot be used; the message is one line: what, where, what would do.
+
+    A command prints it and exits with code 2.
+    """
+
+
+class ConfigError(InputError):
     """A configuration that cannot run; the message is one line: what, where, what would do."""
 
 

@@ -6,13 +6,14 @@ from typing import NamedTuple
 import numpy as np
 
 from research.data.order import stratified
+from research.values import InputError
 
 SEED = 0  # of held-out and reduced training sets: the same objective whatever the run's seed
 
 Split = dict[str, np.ndarray]
 
 
-class DataError(ValueError):
+class DataError(InputError):
     """One line: what is wrong with the data, where it was looked for, and the way out."""
 
 

@@ -21,11 +21,12 @@ from ml_collections import ConfigDict
 from tensorboardX import SummaryWriter
 
 from research import config as configs
+from research.values import InputError
 
 SUMS = "crc32.json"  # written last into a checkpoint: without it there is none
 
 
-class WorkdirError(ValueError):
+class WorkdirError(InputError):
     """A workdir that cannot be used; the message is one line."""
 
 

@@ -20,11 +20,13 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from research.values import InputError
+
 APIS = ("jit", "shard_map", "pmap")
 Advance = Callable[..., tuple[Any, Any]]
 
 
-class DeviceError(ValueError):
+class DeviceError(InputError):
     """Devices that are not there; the message is one line."""
 
 

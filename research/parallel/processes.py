@@ -15,13 +15,15 @@ from threading import Timer
 
 import jax
 
+from research.values import InputError
+
 CONNECT = 300  # seconds until all processes must have come
 NOTICE = 15  # seconds until the user is told that they have not
 HEARTBEAT = 30  # seconds of silence after which a process counts as dead and the others end
 SHUTDOWN = 120  # seconds that the first process to finish waits for the last
 
 
-class ProcessError(Exception):
+class ProcessError(InputError):
     """The variables that should describe the job do not; the message says which and how."""
 
 

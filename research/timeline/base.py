@@ -5,8 +5,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from research.values import InputError
 
-class TimelineError(ValueError):
+
+class TimelineError(InputError):
     """A timeline that cannot be made; the message is one line."""
 
 

@@ -31,6 +31,8 @@ from numpy.typing import ArrayLike
 from scipy.optimize import LinearConstraint, brentq, milp
 from scipy.special import stdtrit
 
+from research.values import InputError
+
 # HiGHS lets a variable be off by 1e-6: of 2^16 units that is a fraction of one, of bytes kilobytes.
 UNITS_LOG2 = 16
 # HiGHS stops within 1e-6 of the optimum: a billionth of the largest difference of times.
@@ -42,7 +44,7 @@ LEVEL = 0.9  # of intervals
 Of = Callable[[int], Any]  # of a mini-batch
 
 
-class PlanError(ValueError):
+class PlanError(InputError):
     """No such plan."""
 
 

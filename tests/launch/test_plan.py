@@ -104,7 +104,7 @@ def test_the_same_command_reads_the_plan(planned, small, files, monkeypatch, cap
 def test_another_config_is_refused(planned, small, files):
     _, workdir = planned
     before = files(workdir)
-    with pytest.raises(app.INPUT_ERRORS, match=r"config differs in plan\.memory; give another"):
+    with pytest.raises(app.InputError, match=r"config differs in plan\.memory; give another"):
         plan.run(small({**NOISE, "plan.memory": 60_000}), workdir)
     assert files(workdir) == before
 
@@ -135,11 +135,11 @@ def test_updates_of_runs(small, tmp_path):
     config.plan.noise_scale = 32.0
     assert plan.updates_to_train(config)[0](64).median == pytest.approx(0.75 * updates(32).median)
     config.plan.loss = 0.6
-    with pytest.raises(app.INPUT_ERRORS, match=r"config\.plan\.loss = 0\.6: 2 of 3 runs"):
+    with pytest.raises(app.InputError, match=r"config\.plan\.loss = 0\.6: 2 of 3 runs"):
         plan.updates_to_train(config)
     run_of(tmp_path / "points" / "other", 3, [0.0], **{"model.name": "mlp"})
     run_of(tmp_path / "points" / "another", 4, [0.0], **{"model.name": "cnn"})
-    with pytest.raises(app.INPUT_ERRORS, match=r"its runs differ in model\.name"):
+    with pytest.raises(app.InputError, match=r"its runs differ in model\.name"):
         plan.updates_to_train(config)
 
 
@@ -159,7 +159,7 @@ def test_updates_of_runs_at_several_mini_batches(small, tmp_path):
     for batch, at in ((10, 50), (20, 30), (40, 20), (80, 15)):
         assert updates(batch) == pytest.approx((at, at, at), rel=1e-5)
     config.plan.noise_scale = 5.0
-    with pytest.raises(app.INPUT_ERRORS, match=r"config\.plan\.noise_scale = 5\.0: the runs of"):
+    with pytest.raises(app.InputError, match=r"config\.plan\.noise_scale = 5\.0: the runs of"):
         plan.updates_to_train(config)
 
 
@@ -245,11 +245,11 @@ def test_the_limits_of_a_cluster(small):
 )
 def test_bad_input_is_one_line_and_touches_nothing(small, values, message, tmp_path):
     workdir = tmp_path / "new"
-    with pytest.raises(app.INPUT_ERRORS, match=message) as error:
+    with pytest.raises(app.InputError, match=message) as error:
         plan.run(small(values), workdir)
     assert "\n" not in str(error.value) and not workdir.exists()
 
 
 def test_no_candidate_fits(small, tmp_path):
-    with pytest.raises(app.INPUT_ERRORS, match=r"no mini-batch fits, of \[90\]"):
+    with pytest.raises(app.InputError, match=r"no mini-batch fits, of \[90\]"):
         plan.run(small({"plan.batches": (90,)}), tmp_path)
