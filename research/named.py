@@ -69,10 +69,15 @@ def told(error: BaseException, *functions: Any) -> str:
         frames.append((error.filename, error.lineno))
     codes = [getattr(f, "__code__", None) for f in functions]
     begun = [(code.co_filename, code.co_firstlineno) for code in codes if code]
-    mine = [frame for frame in frames if _is_users(frame[0])] or begun
+    mine = [frame for frame in (*begun, *frames) if _is_users(frame[0])]
     where = f"{mine[-1][0]}, line {mine[-1][1]}: " if mine else ""
-    message = " ".join(str(error).split())
-    return f"{where}{type(error).__name__}: {message[:300]}"
+    return f"{where}{type(error).__name__}: {shown(str(error), 300)}"
+
+
+def shown(thing: Any, most: int = 80) -> str:
+    """The start of its text, in one line."""
+    text = " ".join(str(thing).split())
+    return text if len(text) <= most else text[:most] + " ..."
 
 
 def options(given: Any) -> Any:

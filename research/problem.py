@@ -122,9 +122,8 @@ def check(of: Problem, examples: Examples) -> None:
         try:
             return jax.eval_shape(function, *args)
         except Exception as error:
-            raise ConfigError(
-                f"{key}: cannot be used on examples of {data} ({named.told(error)})"
-            ) from error
+            why = named.told(error).replace(str(SEVERAL), "B")
+            raise ConfigError(f"{key}: cannot be used on examples of {data} ({why})") from error
 
     def wanted(key: str, shape: jax.ShapeDtypeStruct) -> None:
         if shape.shape != (SEVERAL,):

@@ -53,6 +53,6 @@ def _blocks(name: str, made: Any) -> Blocks:
     if not blocks or not all(good) or len(set(names)) < len(names):
         raise ConfigError(
             f"{KEY} = {name!r}: must return a flax.linen module or a sequence of (name, module), "
-            f"all names different, and returned {made!r:.80}"
+            f"all names different, and returned {named.shown(made)}"
         )
     return blocks

@@ -42,9 +42,14 @@ KEY = "config.optimizer.name"
 
 def known() -> dict[str, Callable[..., Any]]:
     """All registered optimizers by name: functions with an argument `learning_rate`."""
-    found = {name: getattr(optax, name) for name in dir(optax)}
-    found |= {CONTRIB + name: getattr(contrib, name) for name in dir(contrib)}
-    return {k: make for k, make in found.items() if "learning_rate" in _parameters(make)} | {**OWN}
+    of = {"": optax, CONTRIB: contrib}
+    found = {prefix + n: getattr(module, n) for prefix, module in of.items() for n in dir(module)}
+    return {
+        name: make
+        for name, make in {**found, **OWN}.items()
+        if not inspect.isclass(make) and "learning_rate" in _parameters(make)
+        if not name.removeprefix(CONTRIB).startswith(("_", "scale_by_"))
+    }
 
 
 def maker(name: str) -> Any:
@@ -105,7 +110,8 @@ def optimizer(
     make, options = maker(name), named.options(options)
 
     def init(params: Any) -> optax.OptState:
-        return make(**dict.fromkeys(hyper_names, 0.0), **options).init(params)
+        state = make(**dict.fromkeys(hyper_names, 0.0), **options).init(params)
+        return _apart(state, params)
 
     def update(
         grads: Any,
@@ -121,6 +127,18 @@ def optimizer(
         return made.update(grads, state, params, **more)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _apart(state: Any, params: Any) -> Any:
+    """The state with copies of arrays that are in it twice or are parameters: each is donated."""
+    seen = {id(leaf) for leaf in jax.tree.leaves(params)}
+
+    def own(leaf: Any) -> Any:
+        kept = jnp.copy(leaf) if isinstance(leaf, jax.Array) and id(leaf) in seen else leaf
+        seen.add(id(leaf))
+        return kept
+
+    return jax.tree.map(own, state)
 
 
 def check(config: Any, params: Any) -> None:
@@ -151,6 +169,11 @@ def check(config: Any, params: Any) -> None:
         leaves = jax.tree_util.tree_leaves_with_path(tree)
         return {jax.tree_util.keystr(path): (leaf.shape, leaf.dtype) for path, leaf in leaves}
 
+    if any(0 in leaf.shape for leaf in jax.tree.leaves(before)):
+        raise ConfigError(
+            f"config.optimizer: {made_by} cannot be used (its state has arrays without a number, "
+            "which checkpoints cannot hold)"
+        )
     for what, one, other in zip(("parameters", "state"), before, after, strict=True):
         if shapes(one) != shapes(other):
             raise ConfigError(

@@ -161,7 +161,7 @@ def load(name: str) -> Method:
     if not isinstance(found, Method):
         raise ConfigError(
             f"config.strategy.name = {name!r}: must be a Method of research.strategies, and is "
-            f"{found!r:.60}"
+            f"{named.shown(found)}"
         )
     return found
 
