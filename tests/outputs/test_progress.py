@@ -1,4 +1,4 @@
-"""The progress line: what a terminal shows after all that was written to it, and what a file has."""
+"""The progress line: what a terminal shows after all that was written to it, and a file holds."""
 
 import io
 import os
