@@ -1,7 +1,7 @@
 """The tuner's memory: every attempt and every decision is a line of `decisions.jsonl`.
 
-Tuning is deterministic, so a killed tuner resumes by deciding everything again: while there are
-lines from before, they are what its attempts return, and nothing is run.
+Tuning is deterministic, so a killed tuner resumes by deciding everything again. As long as there
+are lines from before, its attempts return what they say, and nothing is run.
 """
 
 import json
