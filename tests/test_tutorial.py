@@ -19,11 +19,11 @@ ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "research" / "TUTORIAL.md").read_text()
 FILES = dict(re.findall(r"^```python (\S+)\n(.*?)^```$", PAGE, re.M | re.S))
 BLOCKS = re.findall(r"^```\n(.*?)^```$", PAGE, re.M | re.S)
-COMMANDS = [line for block in BLOCKS for line in block.splitlines()]
+COMMANDS = [line for block in BLOCKS for line in re.split(r"\n| && ", block) if line]
 SMALLER = {  # in its files and commands
     "config.steps = 300": "config.steps = 120",
-    "MOMENTA = [0.0, 0.3, 0.6, 0.9]": "MOMENTA = [0.0]",
-    "range(-5, 1)": "range(-3, -1)",
+    "MOMENTA = [-0.3, 0.0, 0.3, 0.6, 0.9]": "MOMENTA = [0.0]",
+    "range(-5, 0)": "range(-3, -1)",
     "SEEDS = 5": "SEEDS = 2",
     "--target=0.3": "--target=2.2",
 }
