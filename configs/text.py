@@ -1,10 +1,15 @@
 """A small transformer on the King James Bible, 8 workers: `--config=configs/text.py`.
 
-It learns at once: the rates were tried on 3 seeds, with one group of workers, which is synchronous
-training, and with four (`--config.strategy.groups=4`). The loss is in nats a character. Guessing
-all 64 characters alike has ln 64 = 4.16, and knowing how often each occurs 3.02.
+It learns at once. The loss is in nats a character: guessing all 64 characters alike has ln 64 =
+4.16, knowing how often each occurs has 3.02, and knowing in addition the character before, 2.26.
+After 300 updates the test loss of three seeds is
 
-`:small` is the same for 300 updates.
+    4e-3, as here    1.88 to 1.90 with one group (synchronous)   2.44 to 2.46 with four
+    2e-3             2.05 to 2.09                                2.38 to 2.40
+
+(`--config.strategy.groups=4`; rates from 5e-4 to 3e-2 were tried on one seed. Rates of 8e-3 and
+more are a little better with one group, and worse with four. Momentum SGD, at rates from 6e-2 to 1,
+has 2.10 to 2.24.) `:small` is the same for 300 updates.
 """
 
 from ml_collections import ConfigDict

@@ -17,9 +17,11 @@ from research import trainer
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "research" / "TUTORIAL.md").read_text()
-FILES = dict(re.findall(r"^```python (\S+)\n(.*?)^```$", PAGE, re.M | re.S))
-BLOCKS = re.findall(r"^```\n(.*?)^```$", PAGE, re.M | re.S)
-COMMANDS = [line for block in BLOCKS for line in re.split(r"\n| && ", block) if line]
+BLOCKS = re.findall(r"^```(.*?)\n(.*?)^```$", PAGE, re.M | re.S)  # (what it is, text)
+FILES = {kind.removeprefix("python "): text for kind, text in BLOCKS if kind.startswith("python ")}
+COMMANDS = [
+    line for kind, text in BLOCKS if not kind for line in re.split(r"\n| && ", text) if line
+]
 SMALLER = {  # in its files and commands
     "config.steps = 300": "config.steps = 120",
     "MOMENTA = [-0.3, 0.0, 0.3, 0.6, 0.9]": "MOMENTA = [0.0]",
@@ -85,7 +87,7 @@ def test_its_commands(folder):
         first, *rest = shlex.split(smaller(line))
         start = {"optdyn": optdyn, "python": [sys.executable]}.get(first)
         if start is None:
-            assert first in ("pip", "mkdir"), line
+            assert first in ("pip", "mkdir", "cd"), line
             continue
         done = subprocess.run([*start, *rest], env=environ, capture_output=True, text=True)
         assert done.returncode == 0, f"{line}\n{done.stderr}"
