@@ -24,7 +24,8 @@ COMMANDS = [
 ]
 SMALLER = {  # in its files and commands
     "config.steps = 300": "config.steps = 120",
-    "MOMENTA = [-0.3, 0.0, 0.3, 0.6, 0.9]": "MOMENTA = [0.0]",
+    "GROUPS = [1, 2, 4, 8]": "GROUPS = [1, 4]",
+    "MOMENTA = [-0.3, 0.0, 0.3, 0.6, 0.9]": "MOMENTA = [0.0, 0.9]",
     "range(-5, 0)": "range(-3, -1)",
     "SEEDS = 5": "SEEDS = 2",
     "--target=0.3": "--target=2.2",
@@ -75,7 +76,7 @@ def test_the_run_learns_and_the_grid_is_its_axes(folder):
     assert len(np.unique(drawn)) == 2
 
     entries = points.plan(my_grid.get_config(), folder / "groups")
-    assert len(entries) == 4 * 1 * 2 * 2
+    assert len(entries) == 2 * 2 * 2 * 2
 
 
 @pytest.mark.slow
