@@ -162,7 +162,8 @@ def check(config: Any, params: Any) -> None:
     try:
         before, after = jax.eval_shape(updated, params, hyper)
     except Exception as error:
-        why = named.told(error, maker(name))
+        own = named.is_own(name)
+        why = named.told(error, maker(name)) if own else named.shown(str(error), 300)
         raise ConfigError(f"config.optimizer: {made_by} cannot be used ({why})") from error
 
     def shapes(tree: Any) -> Any:
