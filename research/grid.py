@@ -156,7 +156,7 @@ def resolve(config: ConfigDict, name: str, point: Point) -> ConfigDict:
             what, _, hint = str(error.args[0]).partition(" Other fields present")
             meant = hint.rpartition("\n")[2] if "Did you mean" in hint else ""
             raise ConfigError(f"{what} {meant}".strip()) from error
-        except (AttributeError, TypeError, ValueError) as error:
+        except (AttributeError, TypeError, ValueError, OverflowError) as error:
             raise ConfigError(" ".join(str(error).split())) from error
         check(resolved)
     return resolved
