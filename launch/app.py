@@ -66,5 +66,13 @@ def _parse(argv: Sequence[str]) -> list[str]:
     except (KeyError, AttributeError) as error:
         inner = error.args[0] if isinstance(error.args[0], KeyError) else error
         fail(f"config has no key {inner.args[0]}" if isinstance(inner, KeyError) else str(inner))
-    except (flags.Error, TypeError, ValueError, NameError, ImportError, SyntaxError) as error:
+    except (
+        flags.Error,
+        OSError,
+        TypeError,
+        ValueError,
+        NameError,
+        ImportError,
+        SyntaxError,
+    ) as error:
         fail(str(error))

@@ -59,6 +59,12 @@ def init(config: ConfigDict, classes: int, key: jax.Array, examples: Examples) -
     return compiled(key, examples)
 
 
+def shapes(config: ConfigDict, classes: int, key: jax.Array, examples: Examples) -> Params:
+    """Those of `init`, of which nothing is computed."""
+    _, compiled = _problem(_model(config, classes))
+    return jax.eval_shape(compiled, key, examples)
+
+
 def problem_of(config: ConfigDict, classes: int) -> Problem:
     """What is minimized, the same object for configs of one model."""
     return _problem(_model(config, classes))[0]

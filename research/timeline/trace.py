@@ -27,7 +27,8 @@ def trace(path: str, groups: int, steps: int) -> Timeline:
         raise TimelineError(f"trace {path}: {error.strerror or error}") from error
     except (KeyError, ValueError) as error:
         raise TimelineError(
-            f"trace {path}: not a CSV file with the columns worker (integers) and seconds"
+            f"trace {path}: not a CSV file with the columns worker (integers) and seconds, "
+            f"and {PREFIX}NAME (integers) if any"
         ) from error
     if len(worker) < steps:
         raise TimelineError(f"trace {path}: {len(worker)} arrivals, the run has {steps} steps")
@@ -68,9 +69,12 @@ def _control(table: pd.DataFrame) -> dict[str, np.ndarray]:
             columns.setdefault(column.split(".")[1], []).append(column)
 
     def values(name: str, of: list[str]) -> np.ndarray:
-        if of == [PREFIX + name]:
-            return table[of[0]].to_numpy(np.int32)
-        return table[[f"{PREFIX}{name}.{n}" for n in range(len(of))]].to_numpy(np.int32)
+        alone = of == [PREFIX + name]
+        own = table[of[0] if alone else [f"{PREFIX}{name}.{n}" for n in range(len(of))]]
+        found = own.to_numpy(np.float64)
+        if not np.all((found == np.floor(found)) & (np.abs(found) < 2**31)):
+            raise ValueError(f"{PREFIX}{name} are no whole numbers")
+        return found.astype(np.int32)
 
     return {name: values(name, of) for name, of in columns.items()}
 
