@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from research.outputs.figures import unlike
 from research.values import InputError
-from research.values import shown as short
 
 # Shown even where all points agree in them: they say what a run is.
 ALWAYS = (
@@ -30,12 +30,6 @@ ALWAYS = (
     "seed",
 )
 NOTE = "note.txt"  # of a sweep's workdir: what its grid asks
-NUMBER = (int, float)
-KINDS: Mapping[str, Any] = {  # of figures, where they are; null is of any
-    **{"step": int, "train_loss": NUMBER, "simulated_seconds": NUMBER, "wall_seconds": NUMBER},
-    **{"status": str, "steps": int, "simulated_seconds_per_step": NUMBER, "staleness_mean": NUMBER},
-    **{"versions": dict, "device": dict, "staleness_histogram": list, "test_accuracy": NUMBER},
-}
 LOGGED = ("step", "simulated_seconds", "train_loss")  # metrics.jsonl always has these
 
 
@@ -196,18 +190,10 @@ def _point(folder: Path, name: str) -> Point:
     lines = _text(path).split("\n")[:-1]  # what follows the last newline is torn
     log = [_parse(path, line) for line in lines if line]
     for file, held in ((folder / "summary.json", [summary]), (path, log)):
-        _check(file, held)
+        if why := next(filter(None, map(unlike, held)), ""):
+            raise TableError(f"{file}: {why}")
     unfinished = {**(log[-1] if log else {}), "status": "unfinished"}
     return Point(name, _dotted(config), summary or unfinished, log, fit, folder)
-
-
-def _check(path: Path, held: Sequence[Mapping[str, Any]]) -> None:
-    """Raises `TableError` if a figure that everybody reads is of another kind than was written."""
-    for row in held:
-        for key, kind in KINDS.items():
-            value = row.get(key)
-            if not (value is None or isinstance(value, kind)) or isinstance(value, bool):
-                raise TableError(f"{path}: {key} = {short(value)} is not what a run writes there")
 
 
 def _dotted(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

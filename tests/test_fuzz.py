@@ -5,6 +5,7 @@ an `InputError` of one line, or prepare, and if it is small do its first update.
 are tried by default, 5,000 of `python -m pytest -m slow tests/test_fuzz.py`.
 """
 
+import copy
 import random
 import sys
 import time
@@ -134,6 +135,13 @@ def at(config, name):
     return config, last
 
 
+def own(value):
+    """A copy, so that no case changes what another is made of."""
+    if isinstance(value, ConfigDict):
+        return value.copy_and_resolve_references()
+    return copy.deepcopy(value)
+
+
 def mutated(base, rng):
     """The config with one to three changes, and what they are."""
     config = base.copy_and_resolve_references().unlock()
@@ -152,7 +160,9 @@ def mutated(base, rng):
         others = [part[last] for part, last in (at(base, key) for key in leaves(base))]
         if kind >= 0.6 and last in part:  # so that more than the kind is wrong, or nothing is
             others = [other for other in others if type(other) is type(part[last])]
-        value = rng.choice(NASTY if kind < 0.4 else others + SOME.get(type(part.get(last)), []))
+        value = own(
+            rng.choice(NASTY if kind < 0.4 else others + SOME.get(type(part.get(last)), []))
+        )
         try:
             with part.ignore_type():
                 part[last] = value

@@ -15,7 +15,9 @@ import pytest
 
 from analysis import report, tables
 from launch.plan import of_runs
+from launch.points import described, plan
 from research.data import folder as own_images
+from research.grid import grid
 from research.outputs.workdir import write_json
 from research.timeline.trace import replay, trace
 from research.trainer import train
@@ -119,10 +121,12 @@ def workdir(config, tmp_path_factory):
 
 def uses_of_workdirs(config, aside):
     chosen = config()
+    seeds = grid(config(), [{"seed": seed} for seed in range(2)])
     chosen.plan.runs, chosen.plan.loss = str(aside), 0.3
     return {
         "train": lambda folder: train(config({"seed": 0}), folder / "points" / "seed=0"),
         "resume": lambda folder: train(config({"seed": 1}), folder / "points" / "seed=1"),
+        "sweep": lambda folder: list(described(plan(seeds, folder), 1)),
         "results": tables.write_results,
         "plan": lambda folder: of_runs(chosen),
     }

@@ -119,7 +119,7 @@ BAD_FILES = {
         (["--config.nosuch=1"], "no key 'nosuch'"),
         (["--config.nosuch.key=1"], "no key 'nosuch'"),
         (["--config.steps.key=1"], "steps.key"),
-        (["--config.model.hidden=wide"], "config.model.hidden = ('wide',): must be widths"),
+        (["--config.model.hidden=wide"], "config.model.hidden = ('wide',): must be a list, of"),
         (["--nosuch=1"], "Unknown command line flag 'nosuch'"),
         (["config.steps=3"], "unexpected argument 'config.steps=3'"),
         (["--config.steps=many"], "--config.steps=many: invalid literal for int"),
