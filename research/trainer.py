@@ -95,7 +95,7 @@ def prepare(config: ConfigDict, replicas: int = 0) -> Run:
     data = resident.load(config)
     one = {name: leaf[:1] for name, leaf in data.train.items()}
     with resident.MAKING:
-        problem.check(program.problem_of(config, data.classes), one)
+        program.check(config, data.classes, one)
         params = program.init(config, data.classes, seeds.key(config.seed, "init"), one)
     epoch = max(len(next(iter(data.train.values()))) // config.batch_size, 1)
     size = program.parameter_bytes(params)
