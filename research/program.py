@@ -70,6 +70,15 @@ def problem_of(config: ConfigDict, classes: int) -> Problem:
     return _problem(_model(config, classes))[0]
 
 
+def check(config: ConfigDict, classes: int, examples: Examples) -> None:
+    """Raises `ConfigError` where a config's model, loss or metrics cannot be used on the examples.
+
+    `problem.check`, once for all configs of one model.
+    """
+    shapes = ((name, leaf.shape, leaf.dtype) for name, leaf in examples.items())
+    _checked(_model(config, classes), tuple(shapes))
+
+
 def make(config: ConfigDict, classes: int, slots: int) -> Program:
     """The program of a config: the same object for configs that differ in traced numbers only."""
     optimizer = config.optimizer
@@ -118,6 +127,12 @@ def _problem(static: str) -> tuple[Problem, Callable[..., Params]]:
     chosen = classes, tuple(auxiliary), problem.Pixels(**pixels), loss, tuple(metrics)
     whole = problem.make(ConfigDict(model), *chosen)
     return whole, jax.jit(whole.init)
+
+
+@lru_cache(maxsize=32)
+def _checked(static: str, shapes: Sequence[tuple[str, tuple[int, ...], Any]]) -> None:
+    examples = {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape, dtype in shapes}
+    problem.check(_problem(static)[0], examples)
 
 
 @lru_cache(maxsize=32)

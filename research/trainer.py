@@ -96,7 +96,7 @@ def prepare(config: ConfigDict, replicas: int = 0) -> Run:
     data = resident.load(config)
     one = {name: leaf[:1] for name, leaf in data.train.items()}
     with resident.MAKING:
-        problem.check(program.problem_of(config, data.classes), one)
+        program.check(config, data.classes, one)
     room.of_data(config, data)
     with resident.MAKING:
         params = program.init(config, data.classes, seeds.key(config.seed, "init"), one)
