@@ -1,13 +1,14 @@
-"""What a kept momentum costs, and what asynchrony costs once the momentum is tuned.
+"""What it costs to keep a momentum, and what asynchrony costs once the momentum is tuned.
 
 An *arm* is a number of groups g with its momentum
 
     kept     the same for every g: the highest that was tried with all of them
     tuned    whatever is best for g
 
-and with a learning rate of its own. Its setting is that of fewest updates to a training loss.
-Each seed is judged at the setting best on the other seeds; figures are medians over the seeds, and
-their 95 % intervals draw seeds again, in pairs, and choose again (`analysis/efficiency.py`).
+and with a learning rate of its own. The setting chosen for an arm is the one with the fewest
+updates to a training loss. Each seed is judged at the setting that is best on the other seeds;
+figures are medians over the seeds, and their 95 % intervals draw seeds again, in pairs, and choose
+again (`analysis/efficiency.py`).
 
 An arm's optimum is *interior* if the next lower and the next higher learning rate take more
 updates, and, where the momentum is tuned, the next momenta too, each at its own best rate.

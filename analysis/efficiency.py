@@ -4,9 +4,9 @@
     HE       simulated seconds an update          read off the timeline
     SE x HE  simulated seconds to the target
 
-A *setting* is all that a run's config says but the seed. Settings that differ only in what an
-optimizer is tuned by (the learning rate, above all; not momentum) are one *method*, and its best
-setting speaks for it.
+A *setting* is all that a run's config says but the seed. Settings that differ only in how the
+optimizer is tuned (above all in the learning rate; not in momentum) are one *method*, and the best
+of them stands for it.
 
 With g compute groups, of staleness S = g - 1, the paper's penalties are SE(S) / SE(0), HE(S) /
 HE(0) and their product (`penalties`). A setting looks better than it is on the seeds that it was

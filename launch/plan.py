@@ -141,6 +141,7 @@ def cluster(config: ConfigDict, size: int, seconds: float) -> dict[str, Any]:
 
 
 def main(config: ConfigDict, workdir: Path) -> int:
+    app.one_run(config)
     print(plan_text.text(run(config, workdir)))
     return 0
 

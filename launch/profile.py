@@ -20,6 +20,7 @@ from research.tuning.phases import flags, measure, prepare
 
 
 def main(config: ConfigDict, workdir: Path) -> int:
+    app.one_run(config)
     work = prepare(config)
     with own(workdir) as folder:
         claim(folder, config)

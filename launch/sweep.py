@@ -71,6 +71,7 @@ class Going(NamedTuple):
 
 
 def main(config: ConfigDict, workdir: Path) -> int:
+    app.many_runs(config)
     chosen = flags.FLAGS
     entries = agreed(plan(config, workdir, chosen.shard))
     threads = chosen.threads or _cores()

@@ -44,7 +44,7 @@ def tune(config: ConfigDict, workdir: Path) -> dict[str, Any]:
     if finished:
         return finished
     with Checkpoints(workdir) as checkpoints:
-        journal = Journal(workdir / "decisions.jsonl", checkpoints.latest() or 0)
+        journal = Journal(workdir / "decisions.jsonl", checkpoints.latest() or 0, given.seconds)
         first = Method(config.tune.mode, cluster, journal, config.tune.target, checkpoints)
         MODES[config.tune.mode](first, cluster.groups, given)
         probed = _probed(journal.lines, first.name)
@@ -114,6 +114,7 @@ def _seconds(attempts: Sequence[Line]) -> float:
 
 
 def main(config: ConfigDict, workdir: Path) -> int:
+    app.one_run(config)
     table = pd.DataFrame(tune(config, workdir)["methods"])
     print(table.to_string(index=False, float_format="{:.3g}".format))
     return 0

@@ -1,4 +1,4 @@
-"""What runs of one process have in common, loaded and put on their devices once: the examples."""
+"""The examples, which runs of one process share: loaded and put on their devices once."""
 
 import json
 from collections.abc import Callable

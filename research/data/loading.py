@@ -45,22 +45,22 @@ def load(
 ) -> Data:
     """Reads the data set `name`.
 
-    name: "mnist5k" (images, prepared at first use), "kjv" (the King James Bible),
-        "tfds:NAME[/CONFIG][:VERSION]", any data set that TFDS has prepared on this disk as
-        array_record and that has an image and a label, or a text and no image, "folder:PATH",
-        a folder that holds such records, or images as idx or arrays as npz files (`folder.py`),
-        "text:PATH", a text file or a folder of them, or MODULE:FUNCTION of the user's own
-        (`own.py`). The highest version is taken if none is given, and the only config if there is
-        but one.
-    data_dir: the TFDS folder; default $OPTDYN_DATA_DIR, $TFDS_DATA_DIR or ~/tensorflow_datasets.
-    train_examples: if positive, a smaller training objective. Of what has labels it keeps the first
-        so many of a seeded stratified order of the training split, of the rest the first so many;
-        so smaller ones lie within larger ones. A text of TFDS is read no further, in the test
-        split either, and its characters are those read: compare sizes of it by "byte".
-    tokenizer: of text, "character" or "byte".
-    sequence_length: T of text, inputs (and targets) a sequence.
-    image_size: if positive, images are cut to squares and scaled to so many pixels a side.
-    options: arguments of a function of the user's own.
+    - `name`: "mnist5k" (images, prepared at first use), "kjv" (the King James Bible),
+      "tfds:NAME[/CONFIG][:VERSION]", any data set that TFDS has prepared on this disk as
+      array_record and that has an image and a label, or a text and no image, "folder:PATH", a
+      folder that holds such records, or images as idx or arrays as npz files (`folder.py`),
+      "text:PATH", a text file or a folder of them, or MODULE:FUNCTION of the user's own (`own.py`).
+      The highest version is taken if none is given, and the only config if there is but one.
+    - `data_dir`: the TFDS folder; default $OPTDYN_DATA_DIR, $TFDS_DATA_DIR or
+      ~/tensorflow_datasets.
+    - `train_examples`: if positive, a smaller training objective. Of what has labels it keeps the
+      first so many of a seeded stratified order of the training split, of the rest the first so
+      many; so smaller ones lie within larger ones. A text of TFDS is read no further, in the test
+      split either, and its characters are those read: compare sizes of it by "byte".
+    - `tokenizer`: of text, "character" or "byte".
+    - `sequence_length`: T of text, inputs (and targets) a sequence.
+    - `image_size`: if positive, images are cut to squares and scaled to so many pixels a side.
+    - `options`: arguments of a function of the user's own.
 
     The test split is "test", or where there is none (or images of none have labels) "validation",
     or where there is only "train" a part of it, held out: a seeded stratified fifth of images and

@@ -13,8 +13,8 @@ polynomial in the lag by (1 - mu L). In general the model is
 
 with G_t any unbiased estimate of grad f(x_t) drawn independently of the run. What was known at
 t-1-M is an instrument: here exponential means z_t (J, q) of past G and d, over a mean of |d|^2.
-The generalized method of moments (Hansen 1982) chooses phi, eta for sum_t <z_t, r_t> near 0 in the
-metric of its covariance at the same phi, eta (Hansen, Heaton and Yaron 1996).
+The generalized method of moments (Hansen 1982) chooses phi and eta so that `sum_t <z_t, r_t>` is
+near 0, in the metric of its covariance at the same phi, eta (Hansen, Heaton and Yaron 1996).
 
 Its variance: r_t is a moving average, r_t = eps_t + sum_k theta_k eps_{t-k} of order max(1, M),
 near eps_t - (1 - 1/g) eps_{t-1}, hence so strongly negatively correlated that kernels (Newey-West)

@@ -2,13 +2,14 @@
 
     x_{t+1} = x_t - alpha grad f(stale_{r(t)}, fresh_t)     x_t = (stale_t, fresh_t)
 
-r(t): the version the arriving group had read. Synchronous inside a group (one gradient a group),
-asynchronous across. Staleness is nowhere in this file: it is the order of arrivals, which the
-timeline decides. Fresh are the blocks that one server computes as well as keeps, so that nobody
-holds an old copy: the merged fully-connected servers of 1606.04487. By default there are none.
+r(t) is the version that the arriving group had read. The workers of a group take one gradient
+together; the groups do not wait for one another. Staleness is nowhere in this file: it follows from
+the order of arrivals, which the timeline decides. Fresh blocks are those that one server both keeps
+and computes, so that nobody holds an old copy: the merged fully-connected servers of 1606.04487. By
+default there are none.
 
 Where the gradient is local (`local.py`) no block waits for another, so each has a server and an
-order of arrivals of its own: r(t) is a number a block, and so is the momentum that it is worth.
+order of arrivals of its own. Then r(t), and the momentum that it is worth, differ by block.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,8 @@
 """What a way of parallelising SGD puts in place of plain SGD's pieces, and what it asks for.
 
-A method is a file with a `METHOD`. Methods of different pieces combine: `daso+dynamic_batch` is
-DASO whose nodes divide their batch by speed. What no method names is plain SGD's.
+A method is a file with a `METHOD`. Methods that replace different pieces combine:
+`daso+dynamic_batch` is DASO whose nodes divide their batch by speed. Pieces that no method
+replaces are plain SGD's.
 """
 
 import pkgutil

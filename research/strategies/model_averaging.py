@@ -2,9 +2,9 @@
 
     x_i <- 1/P sum_j x_j        every H updates, of P nodes
 
-The rule of `outer.py` with the weights 0 and 1, waited for. H = 1 is synchronous SGD, but not with
-Adam. Streaming (Douillard et al., arXiv 2501.18512) is the same of every fragment of the parameters
-by itself, in turns, of what was sent tau updates before:
+This is the rule of `outer.py` with the weights 0 and 1, and nodes wait for it. H = 1 is synchronous
+SGD, but not with Adam. Streaming (Douillard et al., arXiv 2501.18512) does the same with fragments
+of the parameters, which take turns, and with what was sent tau updates before:
 
     x_i <- (1 - a) 1/P sum_j x_j(t - tau) + a x_i
 """

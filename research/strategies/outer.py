@@ -4,13 +4,12 @@
     theta <- theta - outer(D)                 any optax optimizer; by default sgd(1), the mean
     x     <- (w x + v P theta) / (w + v P)    w, v: weights of a node's own parameters, of each sent
 
-so that the mixing is w / (w + v P): 0 where nodes take over theta, 1 where they do not heed it. In
-between every node does updates by itself, of any strategy.
+The mixing is w / (w + v P): it is 0 where nodes take over theta, and 1 where they ignore it. In
+between every node makes updates by itself, by any strategy.
 
-As in streaming DiLoCo (arXiv 2501.18512) the rule is that of every fragment of the parameters by
-itself, with an optimizer of its own, and each may have its own times of meeting. Of a fragment no
-more than one message is in flight. Between nodes nothing is exchanged of fragments that are not
-sent.
+As in streaming DiLoCo (arXiv 2501.18512) the rule holds for every fragment of the parameters by
+itself. Each has an outer optimizer of its own and may have its own times of meeting. At most one
+message of a fragment is in flight. Nodes exchange nothing of a fragment that is not sent.
 """
 
 from collections.abc import Callable
