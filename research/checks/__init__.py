@@ -255,12 +255,17 @@ def _check_optimizer(config: ConfigDict) -> None:
             "config.replicas.matching: compares with plain momentum SGD, so it needs "
             "config.optimizer.name = 'sgd' without options"
         )
-    hyper = {key: jnp.zeros(()) for key in ("learning_rate", "momentum") if key in taken}
+    one = jax.ShapeDtypeStruct((1,), jnp.float32)
+    number = jax.ShapeDtypeStruct((), jnp.float32)
+    hyper = {key: number for key in ("learning_rate", "momentum") if key in taken}
     made = optimizers.optimizer(name, tuple(hyper), optimizers.options(config))
-    try:
-        x = jnp.zeros(1)
+
+    def update(hyper: dict[str, jax.Array], x: jax.Array) -> Any:
         given = {"staleness": jnp.int32(0), "read_params": x}
-        jax.eval_shape(lambda hyper: made.update(x, made.init(x), x, **hyper, **given), hyper)
+        return made.update(x, made.init(x), x, **hyper, **given)
+
+    try:
+        jax.eval_shape(update, hyper, one)
     except (TypeError, ValueError) as error:
         why = " ".join(str(error).split())
         raise ConfigError(f"config.optimizer: {made_by} cannot be used ({why})") from error
