@@ -44,7 +44,8 @@ TRACED = (
     *("seed", "steps", "log_every", "checkpoint_every", "cluster", "tune"),
     *("model.noise", "data.replacement"),
     *(f"optimizer.{key}" for key in ("learning_rate", "momentum", "schedule")),
-    *(f"optimizer.{key}" for key in ("warmup_steps", "decay_steps", "decay_rate")),
+    *(f"optimizer.{key}" for key in ("schedule_options", "warmup_steps")),
+    *(f"optimizer.{key}" for key in ("decay_steps", "decay_rate")),
 )
 
 

@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 
 from research import models, optimizers, problem, strategies
 from research.dynamics.probes import PROBES
+from research.optimizers import schedules
 from research.parallel import devices as parallel
 from research.parallel.layout import Layout
 from research.problem import Examples, Params, Problem
@@ -101,13 +102,15 @@ def _model(config: ConfigDict, classes: int) -> str:
     if gradient:
         auxiliary = tuple(gradient.heads(models.make(config.model, classes), config.strategy))
     pixels = {name: config.data[name] for name in problem.Pixels._fields}
-    return json.dumps([model, classes, auxiliary, pixels], sort_keys=True)  # noise is of the data
+    asked = [model, classes, auxiliary, pixels, config.loss, config.metrics]
+    return json.dumps(asked, sort_keys=True)  # noise is of the data
 
 
 @lru_cache(maxsize=32)
 def _problem(static: str) -> tuple[Problem, Callable[..., Params]]:
-    model, classes, auxiliary, pixels = json.loads(static)
-    whole = problem.make(ConfigDict(model), classes, tuple(auxiliary), problem.Pixels(**pixels))
+    model, classes, auxiliary, pixels, loss, metrics = json.loads(static)
+    chosen = classes, tuple(auxiliary), problem.Pixels(**pixels), loss, tuple(metrics)
+    whole = problem.make(ConfigDict(model), *chosen)
     return whole, jax.jit(whole.init)
 
 
@@ -197,7 +200,8 @@ def _evaluate(
     problem: Problem, params: Params, examples: Examples
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     outputs = problem.outputs(params, examples)
-    metrics = {name: metric(outputs, examples).sum() for name, metric in problem.metrics.items()}
+    measured = problem.metrics(outputs, examples)
+    metrics = {name: each.sum() for name, each in measured.items()}
     return problem.losses(outputs, examples).sum(), metrics
 
 
@@ -209,17 +213,9 @@ def hyper_names(config: ConfigDict) -> tuple[str, ...]:
 
 def hypers(config: ConfigDict) -> dict[str, np.ndarray]:
     """Every update's hyperparameters, (steps,) float32 each."""
-    optimizer = config.optimizer
     values = {
-        "learning_rate": optimizers.learning_rates(
-            optimizer.schedule,
-            optimizer.learning_rate,
-            config.steps,
-            warmup_steps=optimizer.warmup_steps,
-            decay_steps=optimizer.decay_steps,
-            decay_rate=optimizer.decay_rate,
-        ),
-        "momentum": np.full(config.steps, optimizer.momentum, np.float32),
+        "learning_rate": schedules.of_config(config),
+        "momentum": np.full(config.steps, config.optimizer.momentum, np.float32),
     }
     return {name: values[name] for name in hyper_names(config)}
 

@@ -95,6 +95,7 @@ def prepare(config: ConfigDict, replicas: int = 0) -> Run:
     data = resident.load(config)
     one = {name: leaf[:1] for name, leaf in data.train.items()}
     with resident.MAKING:
+        problem.check(program.problem_of(config, data.classes), one)
         params = program.init(config, data.classes, seeds.key(config.seed, "init"), one)
     epoch = max(len(next(iter(data.train.values()))) // config.batch_size, 1)
     size = program.parameter_bytes(params)
@@ -112,6 +113,7 @@ def prepare(config: ConfigDict, replicas: int = 0) -> Run:
     first = events(replicas=replicas)
     with resident.MAKING:
         compiled = program.make(config, data.classes, first.slots)
+    optimizers.check(config, params)
     hypers = program.hypers(config)
     run = Run(config, data, epoch, first, events, compiled, params, report, hypers)
     return run._replace(columns=_columns(first))

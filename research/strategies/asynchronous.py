@@ -25,7 +25,7 @@ from research.strategies.base import Batch, Event, Gradient, Info, Params, Strat
 from research.strategies.method import Chosen, Method, Setting, of_config
 from research.timeline.base import Timeline
 from research.timeline.compute_groups import make
-from research.timeline.service import DRAWN
+from research.timeline.service import DRAWN, is_drawn
 from research.values import ConfigError, one_of, require
 
 Slot = Any  # int32, of all stale blocks, or a dict of one a block
@@ -186,13 +186,13 @@ def check(config: ConfigDict, methods: Chosen) -> None:
             "(config.cluster.nodes x config.cluster.devices_per_node)"
         )
     local = methods.gradient and methods.gradient.servers
-    if local:
+    if local and not is_drawn(cluster.service):
         one_of(config, "cluster.service", (*DRAWN, "geometric"))
     if local and any(cluster.pieces.values()):
         raise ConfigError("config.cluster.pieces: no block of local learning has such a server")
     if strategy.staleness_bound < 0:
         return
-    if cluster.service not in DRAWN or any(cluster.pieces.values()):
+    if not is_drawn(cluster.service) or any(cluster.pieces.values()):
         raise ConfigError(
             "config.strategy.staleness_bound: groups wait for one another only where their times "
             f"are drawn, config.cluster.service one of {', '.join(DRAWN)} and no pieces"
