@@ -44,7 +44,8 @@ def run(main: Callable[[ConfigDict, Path], int], workdir: str | None = None) -> 
     flags.mark_flags_as_required(["config", *(["workdir"] if workdir is None else [])])
 
     def guarded(arguments: Sequence[str]) -> int:
-        if not flags.FLAGS["verbosity"].present:
+        quiet = not flags.FLAGS["verbosity"].present
+        if quiet:
             logging.set_verbosity(logging.WARNING)
         if arguments[1:]:
             fail(f"unexpected argument {arguments[1]!r}; flags are --NAME=VALUE")
@@ -65,6 +66,10 @@ def run(main: Callable[[ConfigDict, Path], int], workdir: str | None = None) -> 
             with processes.leaving_on_failure():
                 try:
                     processes.initialize()
+                    # Each process saves whole states by itself. Orbax warns all but the first that
+                    # there are no parts of one to be merged, at every checkpoint.
+                    if quiet and not processes.is_writer():
+                        logging.set_verbosity(logging.ERROR)
                     return main(chosen, Path(folder.value))
                 except InputError as error:
                     end_line()

@@ -216,8 +216,9 @@ def _loop(
             return
         kept = layout.get(state)
         params = kept.params
-        train_loss = program.evaluate(run.program, params, sample)["loss"]
-        test = program.evaluate(run.program, params, test_set)
+        with watch.during("evaluating"):
+            train_loss = program.evaluate(run.program, params, sample)["loss"]
+            test = program.evaluate(run.program, params, test_set)
         row = {**_clock(run, step), "wall_seconds": time.monotonic() - begun}
         row |= {"train_loss": train_loss} | {f"test_{k}": v for k, v in test.items()}
         row |= program.probe(run.program, kept, sample, test_set) | optimizers.logged(kept)
