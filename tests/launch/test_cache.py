@@ -48,7 +48,7 @@ def programs(home):
 
 def test_a_run_is_the_same_with_a_cold_a_warm_a_broken_and_no_cache(config, starting, tmp_path):
     """To the bit; and what is broken is compiled again, without a word."""
-    chosen, found = config({"model.name": "mlp", "model.hidden": (8,), "steps": 20}), {}
+    chosen, found = config({"steps": 20}), {}
     home, nowhere = tmp_path / "home", tmp_path / "file"
     nowhere.write_text("")
 
