@@ -143,6 +143,7 @@ def _make(static: str) -> Program:
     optimizer = optimizers.optimizer(name, tuple(names), options)
     asked = values["strategy"], whole, optimizer, values["slots"]
     strategy, layout = parallel.make(lambda one: partial(_advance, whole, one), *asked)
+    strategy = strategy._replace(init=jax.jit(strategy.init))  # one program, not one a leaf
     metered = None
     if values["meter"]:
         _, metered = parallel.make(lambda one: partial(_metered, whole, one), *asked, meter=True)

@@ -4,7 +4,8 @@ import json
 import math
 from functools import partial
 
-import jax.numpy as jnp
+import jax
+import numpy as np
 from ml_collections import ConfigDict
 
 from research import losses, models, named, optimizers, room, strategies
@@ -216,7 +217,7 @@ def _check_optimizer(config: ConfigDict) -> None:
             "config.replicas.matching: compares with plain momentum SGD, so it needs "
             "config.optimizer.name = 'sgd' without options"
         )
-    optimizers.check(config, {"x": jnp.zeros(1)})
+    optimizers.check(config, {"x": jax.ShapeDtypeStruct((1,), np.float32)})
     chosen = config.optimizer
     of = chosen.learning_rate, 1, chosen.decay_rate, chosen.schedule_options
     schedules.schedule(chosen.schedule, *of)

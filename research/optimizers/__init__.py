@@ -158,7 +158,8 @@ def check(config: Any, params: Any) -> None:
 def _checked(name: str, given: str, structure: Any, leaves: Sequence[tuple[Any, Any]]) -> None:
     taken, own = arguments(name), named.is_own(name)
     made_by = name if own or name in OWN else f"optax.{name}"
-    hyper = {key: jnp.zeros(()) for key in ("learning_rate", "momentum") if key in taken}
+    number = jax.ShapeDtypeStruct((), jnp.float32)
+    hyper = {key: number for key in ("learning_rate", "momentum") if key in taken}
     params = structure.unflatten([jax.ShapeDtypeStruct(*leaf) for leaf in leaves])
 
     def updated(params: Any, hyper: Any) -> Any:

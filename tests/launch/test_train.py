@@ -126,6 +126,7 @@ BAD_FILES = {
             ["--config.optimizer.learnin_rate=1"],
             "no key 'optimizer.learnin_rate'; did you mean optimizer.learning_rate",
         ),
+        (["--config.base.steps=2"], "no key 'base.steps'; that of a run has 'steps'"),
         (["--config.groups=2"], "no key 'groups'; did you mean strategy.groups"),
         (["--config.nosuch=1"], "no key 'nosuch'"),
         (["--config.nosuch.key=1"], "no key 'nosuch.key'"),
