@@ -69,6 +69,9 @@ def target(runs: pd.DataFrame, log: pd.DataFrame) -> tuple[float, str]:
 
 def overview(runs: pd.DataFrame, keys: Sequence[str], target: float, why: str) -> Section:
     """How many runs, what all share, who is first by either clock; and the table."""
+    if "worse" in runs:
+        marked = runs["status"].where(runs["worse"].isna(), runs["status"] + ", worse")
+        runs = runs.assign(status=marked)
     same = [key for key in keys if key != "seed" and key not in _changing(runs, keys)]
     points = [f"{len(runs):,} run{'s' * (len(runs) > 1)}: {counted(runs['status'])}."]
     common = describe(runs.iloc[0], [NAME, *same] if runs[NAME].nunique() == 1 else same)
@@ -89,6 +92,8 @@ def overview(runs: pd.DataFrame, keys: Sequence[str], target: float, why: str) -
             "Updates and seconds to the target are interpolated linearly between log points; a run "
             "that diverged has not reached it."
         )
+    if "worse" in runs:
+        notes.append("Worse: the last training loss, though finite, is over 100 times the first.")
     if seeded(runs):
         notes.append("Of several seeds the table has the median, in brackets least and most.")
     return Section("What was run", points, table=table, notes=notes)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from research.outputs.figures import unlike
 from research.values import InputError
 
 # Shown even where all points agree in them: they say what a run is.
@@ -188,6 +189,9 @@ def _point(folder: Path, name: str) -> Point:
     path = folder / "metrics.jsonl"
     lines = _text(path).split("\n")[:-1]  # what follows the last newline is torn
     log = [_parse(path, line) for line in lines if line]
+    for file, held in ((folder / "summary.json", [summary]), (path, log)):
+        if why := next(filter(None, map(unlike, held)), ""):
+            raise TableError(f"{file}: {why}")
     unfinished = {**(log[-1] if log else {}), "status": "unfinished"}
     return Point(name, _dotted(config), summary or unfinished, log, fit, folder)
 
@@ -218,7 +222,7 @@ def _text(path: Path) -> str:
 def _parse(path: Path, text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TableError(f"{path}: is not JSON ({error})") from error
     if not isinstance(value, dict):
         raise TableError(f"{path}: must hold JSON objects")

@@ -44,7 +44,8 @@ def run(main: Callable[[ConfigDict, Path], int], workdir: str | None = None) -> 
     flags.mark_flags_as_required(["config", *(["workdir"] if workdir is None else [])])
 
     def guarded(arguments: Sequence[str]) -> int:
-        if not flags.FLAGS["verbosity"].present:
+        quiet = not flags.FLAGS["verbosity"].present
+        if quiet:
             logging.set_verbosity(logging.WARNING)
         if arguments[1:]:
             fail(f"unexpected argument {arguments[1]!r}; flags are --NAME=VALUE")
@@ -65,6 +66,10 @@ def run(main: Callable[[ConfigDict, Path], int], workdir: str | None = None) -> 
             with processes.leaving_on_failure():
                 try:
                     processes.initialize()
+                    # Each process saves whole states by itself. Orbax warns all but the first that
+                    # there are no parts of one to be merged, at every checkpoint.
+                    if quiet and not processes.is_writer():
+                        logging.set_verbosity(logging.ERROR)
                     return main(chosen, Path(folder.value))
                 except InputError as error:
                     end_line()
@@ -104,7 +109,7 @@ def many_runs(config: ConfigDict) -> None:
     if not is_grid(config):
         raise ConfigError(
             "the config is one of a single run, which `optdyn train` (python -m launch.train) "
-            "runs; a grid has the keys base and points (research.grid.grid)"
+            "runs; a grid needs the keys base and points (research.grid.grid)"
         )
 
 
@@ -174,10 +179,13 @@ def _parse(argv: Sequence[str], options: Sequence[Option] = ()) -> list[str]:
         _broken(error, path)
         for name in unknown(argv):
             fail(sources.no_key(name))
+        if isinstance(error, (KeyError, AttributeError)):
+            _misplaced(argv, str(error))
         if typed := re.match(r"flag (--config\.[^=]+)=", str(error)):
             given = [a for a in argv if a.startswith(f"{typed[1]}=")]
             _wrong_type(given[-1] if given else typed[1], str(error))
-        if isinstance(error, (flags.Error, KeyError, AttributeError, TypeError, ValueError)):
+        given_wrong = (flags.Error, KeyError, AttributeError, TypeError, ValueError, OSError)
+        if isinstance(error, given_wrong):
             inner = error.args[0] if error.args else error
             fail(str(inner.args[0] if isinstance(inner, KeyError) else inner))
         raise
@@ -202,6 +210,15 @@ def _broken(error: BaseException | None, path: str) -> None:
         if isinstance(error, TypeError) and str(error).startswith("get_config() "):
             fail(f"{_near(name)}: {error}; it is given what follows a colon, --config=FILE:TEXT")
         error = error.__cause__ or error.__context__
+
+
+def _misplaced(argv: Sequence[str], said: str) -> None:
+    """Fails if a key of a run was given to a grid, whose base has it, or that of a base to a run."""
+    for name in (match[1] for argument in argv if (match := KEY.match(argument))):
+        if name.startswith("base.") and "base" in said:
+            fail(f"config has no key {name!r}; that of a run has {name.removeprefix('base.')!r}")
+        if re.search(rf"\b{re.escape(name.partition('.')[0])}\b", said):
+            fail(f"config has no key {name!r}; that of a grid has {'base.' + name!r}")
 
 
 def _wrong_type(given: str, said: str) -> NoReturn:

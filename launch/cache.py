@@ -10,6 +10,7 @@ from pathlib import Path
 
 SIZE = 2**30  # bytes; what was not used for the longest time goes first
 CPU = Path("/proc/cpuinfo")
+DIR = "jax_compilation_cache_dir"
 SET, SWITCH = "JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE"
 
 
@@ -20,7 +21,7 @@ def enable() -> None:
     """
     import jax  # here, for it takes long
 
-    if SET in os.environ or SWITCH in os.environ or jax.config.read("jax_compilation_cache_dir"):
+    if SET in os.environ or SWITCH in os.environ or getattr(jax.config, DIR):
         return
     path = folder(os.environ, jax.__version__, jax.lib.__version__)
     try:
@@ -32,7 +33,7 @@ def enable() -> None:
     # JAX warns of an entry that it cannot read or write, and compiles.
     warnings.filterwarnings("ignore", message="Error (read|writ)ing persistent compilation cache")
     for name, value in {
-        "jax_compilation_cache_dir": str(path),
+        DIR: str(path),
         "jax_compilation_cache_max_size": SIZE,
         "jax_persistent_cache_min_compile_time_secs": 0.0,
         "jax_persistent_cache_min_entry_size_bytes": -1,

@@ -44,7 +44,7 @@ COMMANDS = {
     "network": Command("analysis.network", "the time that DASO saves, by bandwidth"),
     "prepare": Command("research.data.prepare", "a data set, for config.data.name=tfds:NAME"),
     "config": Command("launch.show", "a config as it is resolved, or what differs in two", APP),
-    "list": Command("launch.listing", "models, data, optimizers, methods, laws, configs, keys"),
+    "list": Command("launch.listing", "what can be named in a config, shipped configs, keys"),
     "completion": Command("launch.completion", "a script that completes commands in a shell"),
 }
 

@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 from research import batched_runs
 from research.config import ConfigError
 from research.grid import Point, named, resolve
+from research.outputs.figures import unlike
 from research.outputs.workdir import claim, read_json
 
 DONE = ("completed", "diverged")
@@ -98,6 +99,8 @@ def _entry(config: ConfigDict, workdir: Path, name: str, point: Point) -> Entry:
     if (folder / "config.json").exists():
         claim(folder, resolved)
     summary, replicas = read_json(folder / "summary.json"), resolved.replicas.count
+    if why := unlike(summary):
+        raise ConfigError(f"{folder / 'summary.json'}: {why}")
     return Entry(
         name=name,
         point=point,
@@ -107,6 +110,6 @@ def _entry(config: ConfigDict, workdir: Path, name: str, point: Point) -> Entry:
         examples=resolved.batch_size,
         batched=batched_runs.is_batched(resolved),
         threaded=not (resolved.parallel.api or replicas),
-        status=summary.get("status", ""),
-        seconds_per_update=summary.get("wall_seconds", 0.0) / max(summary.get("step", 0), 1),
+        status=summary.get("status") or "",
+        seconds_per_update=(summary.get("wall_seconds") or 0.0) / max(summary.get("step") or 0, 1),
     )

@@ -33,11 +33,12 @@ from analysis import implicit_momentum, report, tables
 from launch import app
 from launch.points import DONE, Entry, described, folder_of, plan
 from research import batched_runs, resident, trainer
-from research.grid import resolve
+from research.grid import of_point, resolve
 from research.outputs.progress import Sweep, Watch, stoppable
 from research.outputs.workdir import read_json, write_json
 from research.parallel.first_process import agreed
 from research.parallel.processes import is_writer
+from research.room import available
 from research.trainer import Run
 from research.trajectories.replicas import record
 
@@ -54,7 +55,9 @@ class Going(NamedTuple):
     failed: Event  # one of them has: the others are to stop
 
     def prepare(self, entry: Entry) -> Run:
-        return trainer.prepare(resolve(self.config, entry.name, entry.point))
+        config = resolve(self.config, entry.name, entry.point)
+        with of_point(entry.name):
+            return trainer.prepare(config)
 
     def watch(self, entry: Entry) -> Watch:
         def stopped() -> int:
@@ -104,9 +107,7 @@ def sweep(
     done = {entry.name: entry.status for entry in entries if entry.status in DONE}
     line = Sweep(workdir.name, {entry.name: entry.updates for entry in entries}, done)
     with stoppable() as stopped:
-        going = Going(
-            config, workdir, threads, batched_runs.available() / 2, line, stopped, Event()
-        )
+        going = Going(config, workdir, threads, available() / 2, line, stopped, Event())
         left = [entry for entry in entries if entry.status not in DONE]
         if way != "threads":
             left = [entry for group in _in_step(left) for entry in _in_lanes(going, group, way)]

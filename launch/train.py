@@ -7,6 +7,7 @@ the run would take: its memory, its updates and epochs, and its time. It writes 
 """
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from ml_collections import ConfigDict
 
 from launch import app, dry
 from research.checks import check
+from research.checks.doubts import doubts
 from research.parallel.processes import is_writer
 from research.trainer import train
 from research.trajectories.replicas import record
@@ -23,6 +25,8 @@ from research.trajectories.replicas import record
 def run(config: ConfigDict, workdir: Path) -> dict[str, Any]:
     """Trains, or records replicas if the config asks for any; returns the summary."""
     check(config)
+    for doubt in doubts(config) if is_writer() else ():
+        print(f"warning: {doubt}", file=sys.stderr, flush=True)
     return record(config, workdir) if config.replicas.count else train(config, workdir)
 
 

@@ -59,9 +59,24 @@ def init(config: ConfigDict, classes: int, key: jax.Array, examples: Examples) -
     return compiled(key, examples)
 
 
+def shapes(config: ConfigDict, classes: int, key: jax.Array, examples: Examples) -> Params:
+    """Those of `init`, of which nothing is computed."""
+    _, compiled = _problem(_model(config, classes))
+    return jax.eval_shape(compiled, key, examples)
+
+
 def problem_of(config: ConfigDict, classes: int) -> Problem:
     """What is minimized, the same object for configs of one model."""
     return _problem(_model(config, classes))[0]
+
+
+def check(config: ConfigDict, classes: int, examples: Examples) -> None:
+    """Raises `ConfigError` where a config's model, loss or metrics cannot be used on the examples.
+
+    `problem.check`, once for all configs of one model.
+    """
+    shapes = ((name, leaf.shape, leaf.dtype) for name, leaf in examples.items())
+    _checked(_model(config, classes), tuple(shapes))
 
 
 def make(config: ConfigDict, classes: int, slots: int) -> Program:
@@ -115,6 +130,12 @@ def _problem(static: str) -> tuple[Problem, Callable[..., Params]]:
 
 
 @lru_cache(maxsize=32)
+def _checked(static: str, shapes: Sequence[tuple[str, tuple[int, ...], Any]]) -> None:
+    examples = {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape, dtype in shapes}
+    problem.check(_problem(static)[0], examples)
+
+
+@lru_cache(maxsize=32)
 def _make(static: str) -> Program:
     values = json.loads(static)
     name, names, options = values["optimizer"]
@@ -122,6 +143,7 @@ def _make(static: str) -> Program:
     optimizer = optimizers.optimizer(name, tuple(names), options)
     asked = values["strategy"], whole, optimizer, values["slots"]
     strategy, layout = parallel.make(lambda one: partial(_advance, whole, one), *asked)
+    strategy = strategy._replace(init=jax.jit(strategy.init))  # one program, not one a leaf
     metered = None
     if values["meter"]:
         _, metered = parallel.make(lambda one: partial(_metered, whole, one), *asked, meter=True)

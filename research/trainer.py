@@ -20,7 +20,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from research import data as datasets
-from research import optimizers, problem, program, resident, seeds, strategies
+from research import optimizers, problem, program, resident, room, seeds, strategies
 from research.checks import check
 from research.config import ConfigError
 from research.data import parts
@@ -38,6 +38,7 @@ from research.timeline import Timeline
 from research.timeline.trace import Recorder
 
 METERED_CHUNK = 64  # updates of a window handed to the device at a time: each says much
+WORSE = 100  # times the first logged loss: the mark `worse` in a summary
 MEASURED = 8  # updates at the end of an epoch that workers are timed over
 
 
@@ -95,7 +96,9 @@ def prepare(config: ConfigDict, replicas: int = 0) -> Run:
     data = resident.load(config)
     one = {name: leaf[:1] for name, leaf in data.train.items()}
     with resident.MAKING:
-        problem.check(program.problem_of(config, data.classes), one)
+        program.check(config, data.classes, one)
+    room.of_data(config, data)
+    with resident.MAKING:
         params = program.init(config, data.classes, seeds.key(config.seed, "init"), one)
     epoch = max(len(next(iter(data.train.values()))) // config.batch_size, 1)
     size = program.parameter_bytes(params)
@@ -114,6 +117,7 @@ def prepare(config: ConfigDict, replicas: int = 0) -> Run:
     with resident.MAKING:
         compiled = program.make(config, data.classes, first.slots)
     optimizers.check(config, params)
+    room.of_state(compiled.strategy, params, first.slots)
     hypers = program.hypers(config)
     run = Run(config, data, epoch, first, events, compiled, params, report, hypers)
     return run._replace(columns=_columns(first))
@@ -123,8 +127,9 @@ def train(config: ConfigDict, workdir: Path) -> dict[str, Any]:
     """Runs the config in the workdir, or goes on with it, and returns its summary.
 
     `status` is `completed`, `diverged` (a loss is no longer finite) or `interrupted` (SIGINT or
-    SIGTERM, `signal` says which; the same call resumes to the same floats). A finished run is
-    returned as it is. Raises what `prepare` raises, and `WorkdirError`.
+    SIGTERM, `signal` says which; the same call resumes to the same floats). `worse`: True is there
+    where the loss, though finite, is over 100 times the first. A finished run is returned as it is.
+    Raises what `prepare` raises, and `WorkdirError`.
     """
     return alone(training(prepare(config), workdir))
 
@@ -399,9 +404,11 @@ def _summary(run: Run, status: str, step: int, rows: list[dict[str, Any]]) -> di
     """The last finite log point, if any, the timeline's law, and what produced them."""
     last = next((row for row in reversed(rows) if math.isfinite(row["train_loss"])), rows[0])
     staleness = run.timeline.staleness[:step]
+    worse = status != "diverged" and last["train_loss"] > WORSE * rows[0]["train_loss"] > 0
     return {
         **last,
         "status": status,
+        **({"worse": True} if worse else {}),
         "logged_step": last["step"],
         "step": step,
         "steps": run.config.steps,

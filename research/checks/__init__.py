@@ -3,17 +3,16 @@
 import json
 import math
 from functools import partial
-from typing import Any
 
-import jax.numpy as jnp
+import jax
+import numpy as np
 from ml_collections import ConfigDict
 
-from research import losses, models, named, optimizers, strategies
-from research.checks import plan, tune
+from research import losses, models, named, optimizers, room, strategies
+from research.checks import kinds, plan, ranges, tune
 from research.config import ConfigError, default, to_json
 from research.data.augment import NAMES as AUGMENTATIONS
 from research.data.tokenizers import NAMES as TOKENIZERS
-from research.dynamics.moments import FEWEST
 from research.models.convolution import LOWERINGS
 from research.models.resnet import NORMS
 from research.optimizers import schedules
@@ -24,8 +23,12 @@ from research.values import one_of, require
 
 
 def check(config: ConfigDict) -> None:
-    """Raises `ConfigError` at the first value that cannot run."""
-    _same_keys(config, default(), "config")
+    """Raises `ConfigError` at the first value that cannot run.
+
+    First the kinds of all values, then the range of each, then what must go together,
+    and whether it can fit into this machine's memory.
+    """
+    kinds.check(config, default())
     one_of(config, "model.dtype", ("float32", "bfloat16"))
     names = ("", *LOWERINGS)
     require(config, "model.lowering", lambda v: {*str(v).split(",")} <= {*names}, f"of {names}")
@@ -34,58 +37,7 @@ def check(config: ConfigDict) -> None:
     one_of(config, "cluster.split", ("equal", "proportional"))
     one_of(config, "data.tokenizer", TOKENIZERS)
     one_of(config, "data.augment", AUGMENTATIONS)
-    for name in (
-        "steps",
-        "batch_size",
-        "log_every",
-        "cluster.nodes",
-        "cluster.devices_per_node",
-        "replicas.block",
-        "replicas.subspace",
-        "probes.every",
-        "model.dimension",
-        "model.blocks",
-        "model.width",
-        "model.attention_heads",
-        "parallel.accumulation",
-        "data.sequence_length",
-    ):
-        require(config, name, lambda v: v >= 1, "at least 1")
-    for name in (
-        "checkpoint_every",
-        "data.train_examples",
-        "data.image_size",
-        "data.train_evaluated",
-        "data.test_evaluated",
-        "optimizer.warmup_steps",
-        "optimizer.decay_steps",
-        "replicas.count",
-        "parallel.devices",
-        "model.noise",
-        "cluster.latency",
-        "cluster.variation",
-        "cluster.bandwidth",
-        "cluster.local_latency",
-        "cluster.local_bandwidth",
-        *(f"cluster.pieces.{name}" for name in config.cluster.pieces),
-    ):
-        require(config, name, lambda v: 0 <= v < math.inf, "finite and at least 0")
-    require(config, "seed", lambda v: 0 <= v < 2**32, "at least 0 and less than 2**32")
-    for name in ("cluster.seconds_per_example", "optimizer.decay_rate"):
-        require(config, name, lambda v: 0 < v < math.inf, "finite and more than 0")
-    require(config, "model.condition", lambda v: 1 <= v < math.inf, "at least 1")
-    require(config, "optimizer.learning_rate", math.isfinite, "a finite number")
-    require(config, "optimizer.momentum", lambda v: -1 < v < 1, "between -1 and 1")
-    probability = "cluster.disturbance_probability"
-    for name in (probability, "cluster.overlap"):
-        require(config, name, lambda v: 0 <= v <= 1, "between 0 and 1")
-    for name in ("cluster.disturbance_seconds", "cluster.disturbance_epochs"):
-        ordered = "two finite numbers from 0 up, the least and the most"
-        require(config, name, lambda v: len(v) == 2 and 0 <= v[0] <= v[1] < math.inf, ordered)
-    require(config, "replicas.matching", lambda v: all(-1 < m < 1 for m in v), "between -1 and 1")
-    for name in ("model.hidden", "model.channels"):
-        require(config, name, lambda v: all(width >= 1 for width in v), "widths of at least 1")
-    require(config, "probes.window", lambda v: v >= FEWEST + 4, f"at least {FEWEST + 4} updates")
+    ranges.check(config)
     _check_model(config)
     _check_cluster(config)
     _check_pieces(config)
@@ -99,6 +51,7 @@ def check(config: ConfigDict) -> None:
             f"config.checkpoint_every = {config.checkpoint_every}: must be a multiple of "
             f"config.log_every = {config.log_every}"
         )
+    room.of_config(config)
 
 
 def _check_model(config: ConfigDict) -> None:
@@ -264,21 +217,7 @@ def _check_optimizer(config: ConfigDict) -> None:
             "config.replicas.matching: compares with plain momentum SGD, so it needs "
             "config.optimizer.name = 'sgd' without options"
         )
-    optimizers.check(config, {"x": jnp.zeros(1)})
+    optimizers.check(config, {"x": jax.ShapeDtypeStruct((1,), np.float32)})
     chosen = config.optimizer
     of = chosen.learning_rate, 1, chosen.decay_rate, chosen.schedule_options
     schedules.schedule(chosen.schedule, *of)
-
-
-def _same_keys(config: Any, reference: ConfigDict, prefix: str) -> None:
-    for key in config:
-        if key not in reference:
-            raise ConfigError(f"{prefix}.{key}: no such key")
-    for key in reference:
-        if key not in config:
-            raise ConfigError(f"{prefix}.{key}: missing; start from research.config.default()")
-        if isinstance(reference[key], ConfigDict):
-            if not isinstance(config[key], ConfigDict):
-                raise ConfigError(f"{prefix}.{key}: must hold keys of its own")
-            if not key.endswith("options"):
-                _same_keys(config[key], reference[key], f"{prefix}.{key}")

@@ -24,7 +24,7 @@ KEY = "config.data.name"
 INPUTS, TARGETS = ("image", "x", "text"), ("label", "y")
 WANTED = {
     "image": "uint8 or floats (examples, height, width) or (examples, height, width, channels)",
-    "x": "floats, the first axis examples",
+    "x": "floats, the first axis examples (images are called image, classes label)",
     "text": "integers (examples, tokens) from 0 up, two tokens or more",
     "label": "one integer an example, from 0 up",
     "y": "floats, the first axis examples",

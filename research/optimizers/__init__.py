@@ -5,7 +5,9 @@ and every other number are data: changing them recompiles nothing.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -145,24 +147,32 @@ def check(config: Any, params: Any) -> None:
     """Traces an update of the optimizer of a config for parameters like these.
 
     Raises `ConfigError`, in one line, if it fails, needs what no update is given, or returns what
-    the next update could not take.
+    the next update could not take. Once for all configs of that optimizer and such parameters.
     """
-    chosen = config.optimizer
-    name, taken = chosen.name, arguments(chosen.name)
-    made_by = name if named.is_own(name) or name in OWN else f"optax.{name}"
-    hyper = {key: jnp.zeros(()) for key in ("learning_rate", "momentum") if key in taken}
+    leaves, structure = jax.tree.flatten(params)
+    given = json.dumps(options(config), sort_keys=True)
+    _checked(config.optimizer.name, given, structure, tuple((x.shape, x.dtype) for x in leaves))
+
+
+@lru_cache(maxsize=64)
+def _checked(name: str, given: str, structure: Any, leaves: Sequence[tuple[Any, Any]]) -> None:
+    taken, own = arguments(name), named.is_own(name)
+    made_by = name if own or name in OWN else f"optax.{name}"
+    number = jax.ShapeDtypeStruct((), jnp.float32)
+    hyper = {key: number for key in ("learning_rate", "momentum") if key in taken}
+    params = structure.unflatten([jax.ShapeDtypeStruct(*leaf) for leaf in leaves])
 
     def updated(params: Any, hyper: Any) -> Any:
-        made = optimizer(name, tuple(hyper), options(config))
+        made = optimizer(name, tuple(hyper), json.loads(given))
         before = made.init(params)
-        given = {"staleness": jnp.int32(0), "read_params": params}
-        updates, after = made.update(params, before, params, **hyper, **given)
+        more = {"staleness": jnp.int32(0), "read_params": params}
+        updates, after = made.update(params, before, params, **hyper, **more)
         return (params, before), (updates, after)
 
     try:
         before, after = jax.eval_shape(updated, params, hyper)
     except Exception as error:
-        why = named.told(error, maker(name))
+        why = named.told(error, maker(name)) if own else named.shown(str(error), 300)
         raise ConfigError(f"config.optimizer: {made_by} cannot be used ({why})") from error
 
     def shapes(tree: Any) -> Any:

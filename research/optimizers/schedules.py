@@ -6,6 +6,7 @@ function of the update's number, traced, to its rate.
 """
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -44,11 +45,16 @@ def piecewise(
     learning_rate: float, boundaries: Sequence[int], scales: Sequence[float]
 ) -> optax.Schedule:
     """Multiplied by scales[i] from update boundaries[i] after the warm-up on."""
-    good = len(boundaries) == len(scales) > 0 and all(isinstance(b, int) for b in boundaries)
-    if not good or sorted({*boundaries}) != list(boundaries) or boundaries[0] < 1:
+    try:
+        good = len(boundaries) == len(scales) > 0 and all(isinstance(b, int) for b in boundaries)
+        good &= sorted({*boundaries}) == list(boundaries) and min(boundaries, default=0) >= 1
+        good &= all(0 <= scale < math.inf for scale in scales)
+    except TypeError:
+        good = False
+    if not good:
         raise ConfigError(
-            f"config.optimizer.schedule_options: boundaries = {boundaries} must be updates from 1 "
-            f"up, in order, and scales = {scales} a number for each"
+            f"config.optimizer.schedule_options: boundaries = {boundaries!r} must be updates from "
+            f"1 up, in order, and scales = {scales!r} a finite number from 0 up for each"
         )
     return optax.piecewise_constant_schedule(
         learning_rate, dict(zip(boundaries, scales, strict=True))

@@ -121,7 +121,10 @@ class Metrics:
 
 
 def _object(text: str) -> dict[str, Any]:
-    value = json.loads(text)
+    try:
+        value = json.loads(text)
+    except RecursionError as error:
+        raise ValueError(str(error)) from error
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
     return value
@@ -141,7 +144,11 @@ def rows(path: Path) -> list[dict[str, Any]]:
         return []
     try:
         lines = path.read_text().split("\n")[:-1]  # what follows the last newline is torn
-        return [_object(line) for line in lines if line]
+        found = [_object(line) for line in lines if line]
+        for number, row in enumerate(found, start=1):
+            if not isinstance(row.get("step"), int):
+                raise ValueError(f"line {number} has no step")
+        return found
     except (OSError, ValueError) as error:
         raise WorkdirError(f"{path}: cannot be read ({_line(error)})") from error
 

@@ -41,10 +41,8 @@ class State(NamedTuple):
     def at(self, slot: Slot) -> Params:
         """The parameters as a group sees them that had read `slot`."""
         each = slot if isinstance(slot, dict) else dict.fromkeys(self.slots, slot)
-        return {
-            name: jax.tree.map(lambda leaf, s=each[name]: leaf[s], block)
-            for name, block in self.slots.items()
-        } | self.fresh
+        host = all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(self.slots))
+        return (rows if host else compiled_rows)(self.slots, each) | self.fresh
 
     @property
     def params(self) -> Params:
@@ -56,6 +54,17 @@ class State(NamedTuple):
         stale = {name: params[name] for name in self.slots}
         slots = put(self.slots, self.newest, stale)
         return self._replace(slots=slots, fresh={name: params[name] for name in self.fresh})
+
+
+def rows(table: Params, slots: Mapping[str, Any]) -> Params:
+    """Row `slots[name]` of each block of the table."""
+    return {
+        name: jax.tree.map(lambda leaf, s=slots[name]: leaf[s], block)
+        for name, block in table.items()
+    }
+
+
+compiled_rows = jax.jit(rows, inline=True)  # where it is in no program: one, and not a dozen
 
 
 def put(table: Params, slot: Slot, blocks: Params) -> Params:

@@ -12,7 +12,8 @@ from absl import flags
 
 import analysis
 from launch import app, cli, completion, listing, sources, sweep, train
-from research import models, strategies
+from research import listed as registered
+from research import strategies
 from research.config import default, differences, to_json
 
 ROOT = Path(analysis.__file__).parent.parent
@@ -110,7 +111,7 @@ def test_the_version_is_that_of_the_project(optdyn):
         (["sweep", "--config=quickstart", "--config.base.typo=3"], "no key 'base.typo'"),
         (["tune", "--config=tune", "--nosuch"], "'nosuch'; there are --config, --workdir"),
         (["train", "--wrkdir=x"], "flag 'wrkdir'; did you mean --workdir?"),
-        (["list", "things"], "KIND is models, data, optimizers"),
+        (["list", "things"], "KIND is models, data, losses"),
         (["list", "keys", "nosuch"], "there are no keys that begin with 'nosuch'"),
         (["completion", "csh"], "optdyn completion bash|zsh|fish"),
         (["config", "{tmp}/a", "{tmp}/b"], "a/config.json: cannot be read"),
@@ -261,12 +262,7 @@ def test_lists_have_a_line_each(optdyn, kind):
     names = [line.split()[0] for line in out.splitlines()]
     assert all(re.fullmatch(r"\S+ +\S.*|[\w.]+", line) for line in out.splitlines())
     expected = {
-        "models": set(models.NAMES),
-        "data": {"mnist5k", "kjv"},
-        "optimizers": {"sgd", "adam", "closed_loop"},
-        "methods": set(strategies.built_in()),
-        "laws": {"exponential", "geometric"},
-        "schedules": {"cosine"},
+        **{kind: set(registered.listed(kind)) for kind in registered.KINDS},
         "configs": {"quickstart", "grids/quickstart"},
         "keys": set(plain(default())),
     }
