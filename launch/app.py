@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
+from research.outputs.files import DiskFull, writing
 from research.parallel import processes
 from research.values import InputError
 
@@ -38,9 +39,12 @@ def run(main: Callable[[ConfigDict, Path], int]) -> None:
             with processes.leaving_on_failure():
                 try:
                     processes.initialize()
-                    return main(config.value, Path(workdir.value))
+                    with writing():
+                        return main(config.value, Path(workdir.value))
                 except InputError as error:
                     fail(str(error))
+                except DiskFull as error:
+                    fail(str(error), code=1)
         except KeyboardInterrupt:
             return 128 + signal.SIGINT
 
@@ -52,10 +56,10 @@ def exit_code(summary: Mapping[str, Any]) -> int:
     return 128 + summary["signal"] if summary["status"] == "interrupted" else 0
 
 
-def fail(message: str) -> NoReturn:
-    """Ends the program with one line and exit code 2."""
+def fail(message: str, code: int = 2) -> NoReturn:
+    """Ends the program with one line and that exit code: 2 is of what was given."""
     print("error: " + " ".join(message.split()), file=sys.stderr, flush=True)
-    sys.exit(2)
+    sys.exit(code)
 
 
 def _parse(argv: Sequence[str]) -> list[str]:

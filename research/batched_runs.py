@@ -41,7 +41,7 @@ TINY = 1e-30
 GROUP = Path("/sys/fs/cgroup")
 # Keys that are arguments of the program, or none of its business.
 TRACED = (
-    *("seed", "steps", "log_every", "checkpoint_every", "cluster", "tune"),
+    *("seed", "steps", "log_every", "checkpoint_every", "init_from", "cluster", "tune"),
     *("model.noise", "data.replacement"),
     *(f"optimizer.{key}" for key in ("learning_rate", "momentum", "schedule")),
     *(f"optimizer.{key}" for key in ("warmup_steps", "decay_steps", "decay_rate")),

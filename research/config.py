@@ -24,6 +24,7 @@ def default() -> ConfigDict:
     config.batch_size = 64
     config.log_every = 50  # updates between log points
     config.checkpoint_every = 500  # updates between checkpoints; 0: only at the end
+    config.init_from = ""  # workdir of a run whose latest parameters are x_0; '': drawn
 
     config.model = ConfigDict()
     config.model.name = "mlp"

@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Mapping
 from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -22,20 +23,32 @@ from ml_collections import ConfigDict
 from research import data as datasets
 from research import optimizers, problem, program, resident, seeds, strategies
 from research.checks import check
-from research.config import ConfigError
+from research.config import ConfigError, to_json
 from research.data import parts
 from research.data.feed import Batches, Block, Feed, streamed, whole
+from research.outputs import history
+from research.outputs.files import WorkdirError, read_json, rows, write, write_json
 from research.outputs.meter import Meter, steered
-from research.outputs.progress import Watch, watched
-from research.outputs.workdir import Checkpoints, Metrics, claim, fingerprint, read_json, write_json
-from research.parallel.first_process import agreed, own
+from research.outputs.progress import Watch, say, watched
+from research.outputs.recorder import Recorder
+from research.outputs.workdir import (
+    Checkpoints,
+    Metrics,
+    claim,
+    enough,
+    fingerprint,
+    free,
+    latest,
+    parameters,
+    saving,
+)
+from research.parallel.first_process import agreed, own, verdict
 from research.parallel.layout import APIS
 from research.parallel.processes import is_writer
 from research.program import CHUNK, Program
 from research.strategies.base import Event, Info, Params, State
 from research.strategies.metered import METERED
 from research.timeline import Timeline
-from research.timeline.trace import Recorder
 
 METERED_CHUNK = 64  # updates of a window handed to the device at a time: each says much
 MEASURED = 8  # updates at the end of an epoch that workers are timed over
@@ -48,12 +61,13 @@ class Run(NamedTuple):
     data: datasets.Data
     epoch: int  # updates that the timeline calls an epoch
     timeline: Timeline
-    timeline_of: Callable[..., Timeline]  # (epochs) -> as far as their log decides it
+    timeline_of: Callable[..., Timeline]  # (config, epochs) -> as far as their log decides it
     program: Program
     params: Params  # x_0
     report: Mapping[str, Any]  # what its methods say of an update, for the summary
     hypers: Mapping[str, np.ndarray]  # (steps,) each
     columns: int = 0  # of a device, where the timeline's shares say whose examples are whose
+    origin: Mapping[str, Any] = MappingProxyType({})  # the run that x_0 is of, if it is of one
 
     @property
     def examples(self) -> int:
@@ -80,11 +94,12 @@ Infos = Mapping[str, np.ndarray]
 Training = Generator[Ask, tuple[State, Infos], dict[str, Any]]  # returns the summary
 
 
-def prepare(config: ConfigDict, replicas: int = 0) -> Run:
+def prepare(config: ConfigDict, replicas: int = 0, begun: bool = False) -> Run:
     """Checks the config, loads data, draws the timeline and the initial parameters.
 
     Raises `ConfigError`, `DataError` or `TimelineError`; touches no workdir. With `replicas` > 0
-    the timeline is (replicas, steps).
+    the timeline is (replicas, steps). Of a run that has `begun`, whose checkpoint has all of it,
+    the run that it was started from is not looked for.
     """
     check(config)
     if jax.process_count() > 1 and not config.parallel.api:
@@ -96,6 +111,9 @@ def prepare(config: ConfigDict, replicas: int = 0) -> Run:
     one = {name: leaf[:1] for name, leaf in data.train.items()}
     with resident.MAKING:
         params = program.init(config, data.classes, seeds.key(config.seed, "init"), one)
+    origin: dict[str, Any] = {}
+    if config.init_from and not begun:
+        params, origin = verdict(lambda: _given(config.init_from, params))
     epoch = max(len(next(iter(data.train.values()))) // config.batch_size, 1)
     size = program.parameter_bytes(params)
     network = strategies.Network(program.problem_of(config, data.classes), params, one)
@@ -103,18 +121,40 @@ def prepare(config: ConfigDict, replicas: int = 0) -> Run:
     for method in strategies.of_config(config).every:
         report |= method.report(config, network)
     events = partial(
-        strategies.timeline_of,
-        config,
-        steps_per_epoch=epoch,
-        update_bytes=size,
-        network=network,
+        strategies.timeline_of, steps_per_epoch=epoch, update_bytes=size, network=network
     )
-    first = events(replicas=replicas)
+    first = events(config, replicas=replicas)
     with resident.MAKING:
         compiled = program.make(config, data.classes, first.slots)
     hypers = program.hypers(config)
     run = Run(config, data, epoch, first, events, compiled, params, report, hypers)
-    return run._replace(columns=_columns(first))
+    return run._replace(columns=_columns(first), origin=origin)
+
+
+def _given(workdir: str, drawn: Params) -> tuple[Params, dict[str, Any]]:
+    """The parameters of another run, and which they are. Raises `ConfigError`.
+
+    They must have the names, shapes and types of those that are `drawn`.
+    """
+    try:
+        step, found = parameters(Path(workdir))
+    except WorkdirError as error:
+        raise ConfigError(f"config.init_from = {workdir!r}: {error}") from error
+
+    def shapes(tree: Params) -> dict[str, str]:
+        leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+        name = partial(jax.tree_util.keystr, simple=True, separator=".")
+        return {name(path): f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves}
+
+    theirs, own = shapes(found), shapes(drawn)
+    for name in sorted(theirs.keys() | own.keys()):
+        if theirs.get(name) != own.get(name):
+            raise ConfigError(
+                f"config.init_from = {workdir!r}: {name} is {theirs.get(name, 'not there')}, this "
+                f"model's is {own.get(name, 'not there')}; the models must be the same"
+            )
+    origin = {"workdir": workdir, "step": step, "parameters_crc32": fingerprint(found)}
+    return jax.tree.map(jnp.asarray, found), origin
 
 
 def train(config: ConfigDict, workdir: Path) -> dict[str, Any]:
@@ -122,9 +162,21 @@ def train(config: ConfigDict, workdir: Path) -> dict[str, Any]:
 
     `status` is `completed`, `diverged` (a loss is no longer finite) or `interrupted` (SIGINT or
     SIGTERM, `signal` says which; the same call resumes to the same floats). A finished run is
-    returned as it is. Raises what `prepare` raises, and `WorkdirError`.
+    returned as it is, unless `config.steps` is more than it has done: then it goes on. Raises what
+    `prepare` raises, `WorkdirError` and `DiskFull`.
     """
-    return alone(training(prepare(config), workdir))
+    return alone(training(prepare(config, begun=begun(workdir)), workdir))
+
+
+def begun(workdir: Path) -> bool:
+    """Whether the run has a checkpoint to go on from."""
+    return agreed(latest(workdir) is not None)
+
+
+def is_finished(summary: Mapping[str, Any], steps: int) -> bool:
+    """Whether a run has nothing left to do to have done so many steps, or to have diverged."""
+    status = summary.get("status")
+    return status == "diverged" or (status == "completed" and summary["step"] >= steps)
 
 
 def alone(run: Training) -> dict[str, Any]:
@@ -164,26 +216,123 @@ def next_chunk(chunk: int, n: int, seconds: float) -> int:
 
 
 def training(run: Run, workdir: Path, watch: Watch | None = None) -> Training:
-    """The run in its workdir; without a `watch` it heeds signals and shows its progress itself."""
+    """The run in its workdir; without a `watch` it heeds signals and says how it goes itself."""
     config = run.config
-    with own(workdir) as folder:
-        claim(folder, config)
-        finished = agreed(read_json(folder / "summary.json"))
-        if finished.get("status") in ("completed", "diverged"):
-            return finished
+    tell: Callable[[str], None] = (lambda text: None) if watch else say
+    with own(workdir) as folder, saving(folder):
+        held = verdict(lambda: claim(folder, config, free(config)))
+        before = agreed(read_json(folder / "summary.json"))
+        if is_finished(before, config.steps):
+            tell(f"already finished at {before['step']:,}: {workdir}")
+            return _left(folder, config, held, before)
         with Checkpoints(folder) as checkpoints:
             fresh = run.program.strategy.init(run.params)
             step, state = agreed(checkpoints.restore(fresh) or (0, fresh))
+            verdict(lambda: _go_on(folder, run, held, step, before, tell))
+            if step == 0 and run.origin:  # it may have moved on, or away, when this is resumed
+                checkpoints.save(0, fresh)
             with Metrics(folder, step) as metrics:
                 metrics.rows[:] = agreed(metrics.rows)
                 recorder = Recorder(folder / "trace.csv", step)
                 watching = watched(workdir.name, config.steps, step, watch)
                 meter = _meter(folder, run) if config.probes.momentum else None
                 summary = yield from _loop(
-                    run, step, state, metrics, checkpoints, recorder, meter, watching, finished
+                    run, step, state, metrics, checkpoints, recorder, meter, watching, before
                 )
+                summary |= agreed(history.told(folder))
+                if is_finished(summary, config.steps):
+                    metrics.end(config, summary)
         write_json(folder / "summary.json", summary)
+        if summary["status"] == "interrupted":
+            tell(f"saved at {summary['step']:,}: the same command goes on")
     return summary
+
+
+def _left(
+    folder: Path, config: ConfigDict, held: Mapping[str, Any], summary: dict[str, Any]
+) -> dict[str, Any]:
+    """The summary of a finished run: as it is, but one that diverged would have with more steps."""
+    if summary["status"] == "diverged" and held["steps"] != config.steps and is_writer():
+        summary = {**summary, "steps": config.steps}
+        write_json(folder / "summary.json", summary)
+        write(folder / "config.json", to_json(config))
+    return summary
+
+
+def _go_on(
+    folder: Path,
+    run: Run,
+    held: Mapping[str, Any],
+    step: int,
+    before: Mapping[str, Any],
+    tell: Callable[[str], None],
+) -> None:
+    """Says where the run starts, and makes the workdir that of its config.
+
+    Raises `WorkdirError` if the run that its config asks for would not have come to this step as it
+    is, and changes nothing.
+    """
+    config, of = run.config, held["steps"]
+    enough(folder, config.steps, step)
+    if before.get("status") == "completed" and not step:
+        raise WorkdirError(
+            f"workdir {folder} has no checkpoint of its {before['step']:,} steps to go on from; "
+            "give another --workdir"
+        )
+    logged = rows(folder / "metrics.jsonl")
+    changed: dict[str, Any] = {}
+    if of != config.steps and step:
+        past = [row for row in logged if row["step"] <= step]
+        changed = {"of": of} | _continued(folder, run, of, step, before, past)
+    history.started(
+        folder, step, config.steps, **changed, **({"init_from": run.origin} if run.origin else {})
+    )
+    if (text := to_json(config)) != (folder / "config.json").read_text():
+        write(folder / "config.json", text)
+    if step:
+        tell(f"resuming at {step:,}" + (f" of {config.steps:,}, not {of:,}" if changed else ""))
+    if "schedule" in changed:
+        tell(f"learning rates: {changed['schedule']}")
+
+
+def _continued(
+    folder: Path,
+    run: Run,
+    of: int,
+    step: int,
+    before: Mapping[str, Any],
+    logged: list[dict[str, Any]],
+) -> dict[str, Any]:
+    """What is another in a run of `of` steps from this one on than in one that always had as many
+    as now: nothing, or the `schedule` of learning rates.
+
+    Raises `WorkdirError` if it is what was done before: an exchange that ends a run, say.
+    """
+    config = run.config
+    earlier = config.copy_and_resolve_references()
+    earlier.steps = of
+    hypers = program.hypers(earlier)
+    past = run._replace(config=earlier, timeline=run.timeline_of(earlier), hypers=hypers)
+    lines = [extended(each, step - 1, logged).timeline for each in (run, past)]
+    arrays = [jax.tree.leaves(line._replace(slots=0)) for line in lines]
+    same = lines[0].slots == lines[1].slots and all(
+        np.array_equal(np.asarray(a)[:step], np.asarray(b)[:step])
+        for a, b in zip(*arrays, strict=True)
+        if np.ndim(a)
+    )
+    read_at_end = config.probes.steer and before.get("status") == "completed"
+    if not same or read_at_end:
+        why = "config.probes.steer" if read_at_end else f"strategy {config.strategy.name!r}"
+        raise WorkdirError(
+            f"workdir {folder}: its {step:,} updates are not the first of {config.steps:,} steps, "
+            f"since {why} ends a run of {of:,} in a way of its own; give another --workdir"
+        )
+    if all(np.array_equal(run.hypers[name][:step], hypers[name][:step]) for name in hypers):
+        return {}
+    return {
+        "schedule": f"{config.optimizer.schedule!r} of {config.steps:,} steps from update {step:,} "
+        f"on, before that of {of:,}"
+    }
 
 
 def _loop(
@@ -204,8 +353,8 @@ def _loop(
     begun = time.monotonic() - (metrics.rows[-1]["wall_seconds"] if metrics.rows else 0.0)
     # Sums of what updates say of themselves: those logged, and if stopped in between, since then.
     sums = dict.fromkeys(run.program.sums, 0.0)
-    if before.get("step") == step:
-        sums |= before.get("sums", {})
+    if before.get("step") == step and "sums" in before:
+        sums |= before["sums"]
     elif metrics.rows:
         sums |= {name: v for name, v in metrics.rows[-1].items() if name in run.program.sums}
 
@@ -327,7 +476,7 @@ def extended(run: Run, step: int, rows: list[dict[str, Any]]) -> Run:
         return run
     ends = range(run.epoch, step + 1, run.epoch)
     logged = {row["step"]: row for row in rows}
-    line = run.timeline_of(epochs=[logged[end] for end in ends])
+    line = run.timeline_of(run.config, epochs=[logged[end] for end in ends])
     return run._replace(timeline=line, columns=_columns(line))
 
 

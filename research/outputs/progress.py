@@ -17,6 +17,14 @@ class Watch(NamedTuple):
     show: Callable[[int, str], None]  # (updates done, text)
 
 
+def say(text: str) -> None:
+    """Prints a line on standard error; of several processes the one that writes files does."""
+    from research.parallel.processes import is_writer  # imports jax, which this file needs not
+
+    if is_writer():
+        print(text, file=sys.stderr, flush=True)
+
+
 @contextlib.contextmanager
 def watched(name: str, total: int, start: int, watch: Watch | None = None) -> Iterator[Watch]:
     """The watch of a run, or where it has none, signals noted inside and a line of its own."""

@@ -6,7 +6,6 @@ A real run records itself in such a file.
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -73,28 +72,3 @@ def _control(table: pd.DataFrame) -> dict[str, np.ndarray]:
         return table[[f"{PREFIX}{name}.{n}" for n in range(len(of))]].to_numpy(np.int32)
 
     return {name: values(name, of) for name, of in columns.items()}
-
-
-class Recorder:
-    """The file `trace` of a real run, an update a row; opening keeps the first `step`."""
-
-    def __init__(self, path: Path, step: int):
-        kept = pd.read_csv(path)[:step] if step and path.exists() else pd.DataFrame()
-        self._path, self._seconds = path, float(kept["seconds"].iloc[-1]) if len(kept) else 0.0
-        kept.to_csv(path, index=False) if len(kept) else path.unlink(missing_ok=True)
-
-    def append(self, made: Timeline, window: slice, seconds: float) -> None:
-        """The updates of the window, which took `seconds` together."""
-        count = len(made.worker[window])
-        rows = {"worker": made.worker[window]}
-        rows["seconds"] = self._seconds + seconds * np.arange(1, count + 1) / count
-        for name, values in (made.control or {}).items():
-            values = values[window].astype(np.int32)
-            if values.ndim == 1:
-                rows[PREFIX + name] = values
-            else:
-                columns = values.reshape(count, -1).T
-                rows |= {f"{PREFIX}{name}.{n}": column for n, column in enumerate(columns)}
-        table = pd.DataFrame(rows)
-        table.to_csv(self._path, mode="a", header=not self._path.exists(), index=False)
-        self._seconds += seconds
