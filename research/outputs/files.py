@@ -43,23 +43,22 @@ def writing(what: object = None) -> Iterator[None]:
     except DiskFull:
         raise
     except Exception as error:
-        if is_full(error):
-            raise DiskFull(what or getattr(error, "filename", None) or "a file") from error
+        if full := _full(error):
+            raise DiskFull(what or getattr(full, "filename", None) or "a file") from error
         raise
 
 
-def is_full(error: BaseException | None) -> bool:
-    """Whether an error, or what it came of, says that the disk is full.
+def _full(error: BaseException | None) -> BaseException | None:
+    """The error, or that which it came of, that says that the disk is full, if one does.
 
     Libraries that write checkpoints say so in their text only.
     """
     while error is not None:
-        if isinstance(error, DiskFull) or getattr(error, "errno", 0) in FULL:
-            return True
-        if any(os.strerror(number) in str(error) for number in FULL):
-            return True
+        text = str(error)
+        if getattr(error, "errno", 0) in FULL or any(os.strerror(n) in text for n in FULL):
+            return error
         error = error.__cause__ or error.__context__
-    return False
+    return None
 
 
 def write(path: Path, text: str, aside: str = "part") -> None:
