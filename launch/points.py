@@ -14,10 +14,9 @@ from research.config import ConfigError
 from research.grid import Point, named, resolve
 from research.outputs.files import read_json
 from research.outputs.workdir import claim, free
-from research.trainer import is_finished
 
 DONE = ("completed", "diverged")
-SHORT = "to go on"  # completed, with fewer steps than the grid has now
+SHORT = "to go on"  # it has ended, with fewer steps than the grid has now
 
 
 class Entry(NamedTuple):
@@ -102,7 +101,7 @@ def _entry(config: ConfigDict, workdir: Path, name: str, point: Point) -> Entry:
         claim(folder, resolved, free(resolved))
     summary, replicas = read_json(folder / "summary.json"), resolved.replicas.count
     status = summary.get("status", "")
-    if status == "completed" and not is_finished(summary, resolved.steps):
+    if status in DONE and summary.get("steps", resolved.steps) != resolved.steps:
         status = SHORT
     return Entry(
         name=name,
