@@ -12,7 +12,6 @@ from collections.abc import Callable, Generator, Mapping
 from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -20,25 +19,20 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from research import data as datasets
-from research import optimizers, problem, program, resident, seeds, strategies
+from research import optimizers, program, resident, seeds, strategies
 from research.checks import check
-from research.config import ConfigError, to_json
-from research.data import parts
-from research.data.feed import Batches, Block, Feed, streamed, whole
+from research.config import ConfigError
 from research.outputs import history
-from research.outputs.files import WorkdirError, read_json, rows, write, write_json
-from research.outputs.meter import Meter, steered
+from research.outputs.files import WorkdirError, read_json, write_json
+from research.outputs.meter import Meter
 from research.outputs.progress import Watch, say, watched
 from research.outputs.recorder import Recorder
 from research.outputs.workdir import (
     Checkpoints,
     Metrics,
     claim,
-    enough,
     fingerprint,
     free,
-    latest,
     parameters,
     saving,
 )
@@ -46,33 +40,13 @@ from research.parallel.first_process import agreed, own, verdict
 from research.parallel.layout import APIS
 from research.parallel.processes import is_writer
 from research.program import CHUNK, Program
+from research.resuming import begun, go_on, is_finished, left
+from research.run import Run, batches_of, columns_of, events_of, extended, feed_of, momenta
 from research.strategies.base import Event, Info, Params, State
 from research.strategies.metered import METERED
-from research.timeline import Timeline
 
 METERED_CHUNK = 64  # updates of a window handed to the device at a time: each says much
 MEASURED = 8  # updates at the end of an epoch that workers are timed over
-
-
-class Run(NamedTuple):
-    """All that a config determines before the first update."""
-
-    config: ConfigDict
-    data: datasets.Data
-    epoch: int  # updates that the timeline calls an epoch
-    timeline: Timeline
-    timeline_of: Callable[..., Timeline]  # (config, epochs) -> as far as their log decides it
-    program: Program
-    params: Params  # x_0
-    report: Mapping[str, Any]  # what its methods say of an update, for the summary
-    hypers: Mapping[str, np.ndarray]  # (steps,) each
-    columns: int = 0  # of a device, where the timeline's shares say whose examples are whose
-    origin: Mapping[str, Any] = MappingProxyType({})  # the run that x_0 is of, if it is of one
-
-    @property
-    def examples(self) -> int:
-        """Size of the training set."""
-        return len(next(iter(self.data.train.values())))
 
 
 class Ask(NamedTuple):
@@ -128,7 +102,7 @@ def prepare(config: ConfigDict, replicas: int = 0, begun: bool = False) -> Run:
         compiled = program.make(config, data.classes, first.slots)
     hypers = program.hypers(config)
     run = Run(config, data, epoch, first, events, compiled, params, report, hypers)
-    return run._replace(columns=_columns(first), origin=origin)
+    return run._replace(columns=columns_of(first), origin=origin)
 
 
 def _given(workdir: str, drawn: Params) -> tuple[Params, dict[str, Any]]:
@@ -166,17 +140,6 @@ def train(config: ConfigDict, workdir: Path) -> dict[str, Any]:
     `prepare` raises, `WorkdirError` and `DiskFull`.
     """
     return alone(training(prepare(config, begun=begun(workdir)), workdir))
-
-
-def begun(workdir: Path) -> bool:
-    """Whether the run has a checkpoint to go on from."""
-    return agreed(latest(workdir) is not None)
-
-
-def is_finished(summary: Mapping[str, Any], steps: int) -> bool:
-    """Whether a run has nothing left to do to have done so many steps, or to have diverged."""
-    status = summary.get("status")
-    return status == "diverged" or (status == "completed" and summary["step"] >= steps)
 
 
 def alone(run: Training) -> dict[str, Any]:
@@ -224,11 +187,11 @@ def training(run: Run, workdir: Path, watch: Watch | None = None) -> Training:
         before = agreed(read_json(folder / "summary.json"))
         if is_finished(before, config.steps):
             tell(f"already finished at {before['step']:,}: {workdir}")
-            return _left(folder, config, held, before)
+            return left(folder, config, held, before)
         with Checkpoints(folder) as checkpoints:
             fresh = run.program.strategy.init(run.params)
             step, state = agreed(checkpoints.restore(fresh) or (0, fresh))
-            verdict(lambda: _go_on(folder, run, held, step, before, tell))
+            verdict(lambda: go_on(folder, run, held, step, before, tell))
             if step == 0 and run.origin:  # it may have moved on, or away, when this is resumed
                 checkpoints.save(0, fresh)
             with Metrics(folder, step) as metrics:
@@ -246,93 +209,6 @@ def training(run: Run, workdir: Path, watch: Watch | None = None) -> Training:
         if summary["status"] == "interrupted":
             tell(f"saved at {summary['step']:,}: the same command goes on")
     return summary
-
-
-def _left(
-    folder: Path, config: ConfigDict, held: Mapping[str, Any], summary: dict[str, Any]
-) -> dict[str, Any]:
-    """The summary of a finished run: as it is, but one that diverged would have with more steps."""
-    if summary["status"] == "diverged" and held["steps"] != config.steps and is_writer():
-        summary = {**summary, "steps": config.steps}
-        write_json(folder / "summary.json", summary)
-        write(folder / "config.json", to_json(config))
-    return summary
-
-
-def _go_on(
-    folder: Path,
-    run: Run,
-    held: Mapping[str, Any],
-    step: int,
-    before: Mapping[str, Any],
-    tell: Callable[[str], None],
-) -> None:
-    """Says where the run starts, and makes the workdir that of its config.
-
-    Raises `WorkdirError` if the run that its config asks for would not have come to this step as it
-    is, and changes nothing.
-    """
-    config, of = run.config, held["steps"]
-    enough(folder, config.steps, step)
-    if before.get("status") == "completed" and not step:
-        raise WorkdirError(
-            f"workdir {folder} has no checkpoint of its {before['step']:,} steps to go on from; "
-            "give another --workdir"
-        )
-    logged = rows(folder / "metrics.jsonl")
-    changed: dict[str, Any] = {}
-    if of != config.steps and step:
-        past = [row for row in logged if row["step"] <= step]
-        changed = {"of": of} | _continued(folder, run, of, step, before, past)
-    history.started(
-        folder, step, config.steps, **changed, **({"init_from": run.origin} if run.origin else {})
-    )
-    if (text := to_json(config)) != (folder / "config.json").read_text():
-        write(folder / "config.json", text)
-    if step:
-        tell(f"resuming at {step:,}" + (f" of {config.steps:,}, not {of:,}" if changed else ""))
-    if "schedule" in changed:
-        tell(f"learning rates: {changed['schedule']}")
-
-
-def _continued(
-    folder: Path,
-    run: Run,
-    of: int,
-    step: int,
-    before: Mapping[str, Any],
-    logged: list[dict[str, Any]],
-) -> dict[str, Any]:
-    """What is another in a run of `of` steps from this one on than in one that always had as many
-    as now: nothing, or the `schedule` of learning rates.
-
-    Raises `WorkdirError` if it is what was done before: an exchange that ends a run, say.
-    """
-    config = run.config
-    earlier = config.copy_and_resolve_references()
-    earlier.steps = of
-    hypers = program.hypers(earlier)
-    past = run._replace(config=earlier, timeline=run.timeline_of(earlier), hypers=hypers)
-    lines = [extended(each, step - 1, logged).timeline for each in (run, past)]
-    arrays = [jax.tree.leaves(line._replace(slots=0)) for line in lines]
-    same = lines[0].slots == lines[1].slots and all(
-        np.array_equal(np.asarray(a)[:step], np.asarray(b)[:step])
-        for a, b in zip(*arrays, strict=True)
-        if np.ndim(a)
-    )
-    read_at_end = config.probes.steer and before.get("status") == "completed"
-    if not same or read_at_end:
-        why = "config.probes.steer" if read_at_end else f"strategy {config.strategy.name!r}"
-        raise WorkdirError(
-            f"workdir {folder}: its {step:,} updates are not the first of {config.steps:,} steps, "
-            f"since {why} ends a run of {of:,} in a way of its own; give another --workdir"
-        )
-    if all(np.array_equal(run.hypers[name][:step], hypers[name][:step]) for name in hypers):
-        return {}
-    return {
-        "schedule": f"{config.optimizer.schedule!r} of {config.steps:,} steps from update {step:,} "
-        f"on, before that of {of:,}"
-    }
 
 
 def _loop(
@@ -444,7 +320,7 @@ def _loop(
                 watch.show(step, f"loss {metrics.rows[-1]['train_loss']:.4g}")
     summary = _summary(run, status, step, metrics.rows)
     if meter and is_writer():
-        since = next((at for at, _ in _momenta(run, metrics.rows)[1:]), 0)
+        since = next((at for at, _ in momenta(run, metrics.rows)[1:]), 0)
         summary |= meter.logged(since, step)
     if status == "diverged":
         return summary | {"kept_checkpoint": checkpoints.latest()}
@@ -452,79 +328,9 @@ def _loop(
     return summary | ({"signal": number, "sums": sums} if status == "interrupted" else {})
 
 
-def _momenta(run: Run, rows: list[dict[str, Any]]) -> list[tuple[int, float]]:
-    """(step, explicit momentum from then on), where the meter steers it; else []."""
-    return steered(rows, run.config.optimizer.momentum) if run.config.probes.steer else []
-
-
 def _meter(folder: Path, run: Run) -> Meter:
     parameters = sum(leaf.size for leaf in jax.tree.leaves(run.params))
     return Meter(folder, run.config, parameters, run.examples)
-
-
-def extended(run: Run, step: int, rows: list[dict[str, Any]]) -> Run:
-    """The run with as much of its timeline as the log decides: to beyond `step`, or to the end.
-
-    And with the momentum that the log's readings steer to.
-    """
-    if changes := _momenta(run, rows):
-        momentum = np.zeros(run.config.steps, np.float32)
-        for since, explicit in changes:
-            momentum[since:] = explicit
-        run = run._replace(hypers={**run.hypers, "momentum": momentum})
-    if step < len(run.timeline.read) or step == run.config.steps:
-        return run
-    ends = range(run.epoch, step + 1, run.epoch)
-    logged = {row["step"]: row for row in rows}
-    line = run.timeline_of(run.config, epochs=[logged[end] for end in ends])
-    return run._replace(timeline=line, columns=_columns(line))
-
-
-def _columns(line: Timeline) -> int:
-    shares = (line.control or {}).get("shares")
-    return 0 if shares is None else parts.columns(shares)
-
-
-def feed_of(run: Run) -> Feed:
-    """The training set on the run's devices, or what is needed of it."""
-    config, layout = run.config, run.program.layout
-    if config.data.streaming:
-        put = layout.put_rows or (lambda of: layout.put_examples(of(0)))
-        return streamed(run.data.train, put, layout.devices, config.batch_size, CHUNK)
-    return whole(resident.put(run.data, layout.put_examples, config).train)
-
-
-def batches_of(run: Run, independent: bool = False) -> Batches:
-    """What each device is given of every batch: an even part, or as the timeline's shares say.
-
-    Or of the second, `independent` ones, which the momentum meter takes a gradient of.
-    """
-    every = partial(problem.batches, run.config, run.examples, independent=independent)
-    shares = (run.timeline.control or {}).get("shares")
-    if shares is None:
-        return every
-
-    def batches(start: int, stop: int) -> np.ndarray:
-        own = shares[start:stop]
-        return parts.cut(every(start, start + len(own)), own, run.columns)
-
-    return batches
-
-
-def events_of(
-    run: Run, step: int, block: Block, n: int, chunk: int = CHUNK
-) -> tuple[Event, np.ndarray]:
-    """Updates step..step+n-1 and the examples of their batches, padded to `chunk`."""
-    window, indices = slice(step, step + n), block.batches(step, step + n)
-    hypers = {name: values[window] for name, values in run.hypers.items()}
-    control = {name: values[window] for name, values in (run.timeline.control or {}).items()}
-    line = run.timeline
-    events = Event(line.read[window], line.write[window], hypers, control, line.staleness[window])
-
-    def pad(leaf: np.ndarray) -> np.ndarray:
-        return np.concatenate([leaf, np.zeros((chunk - n, *leaf.shape[1:]), leaf.dtype)])
-
-    return jax.tree.map(pad, (events, indices))
 
 
 def _clock(run: Run, step: int) -> dict[str, Any]:
