@@ -76,7 +76,8 @@ def go_on(
     if (text := to_json(config)) != (folder / "config.json").read_text():
         write(folder / "config.json", text)
     if step:
-        tell(f"resuming at {step:,}" + (f" of {config.steps:,}, not {of:,}" if changed else ""))
+        more = f", for {config.steps:,} steps in place of {of:,}" if changed else ""
+        tell(f"resuming at {step:,}{more}")
     if "schedule" in changed:
         tell(f"learning rates: {changed['schedule']}")
 

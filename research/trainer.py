@@ -193,7 +193,7 @@ def training(run: Run, workdir: Path, watch: Watch | None = None) -> Training:
             step, state = agreed(checkpoints.restore(fresh) or (0, fresh))
             verdict(lambda: go_on(folder, run, held, step, before, tell))
             if step == 0 and run.origin:  # it may have moved on, or away, when this is resumed
-                checkpoints.save(0, fresh)
+                checkpoints.save(0, jax.device_get(fresh))
             with Metrics(folder, step) as metrics:
                 metrics.rows[:] = agreed(metrics.rows)
                 recorder = Recorder(folder / "trace.csv", step)

@@ -87,7 +87,7 @@ def test_a_finished_run_goes_on_to_the_same_floats(config, tmp_path, rows, name,
     assert first["status"] == "completed" and "continued" not in first
     capsys.readouterr()
     grown = train(config(values), tmp_path / "grown")
-    assert capsys.readouterr().err.startswith("resuming at 40 of 60, not 40\n")
+    assert capsys.readouterr().err.startswith("resuming at 40, for 60 steps in place of 40\n")
     assert grown["continued"] == [{"at": OF, "of": OF, "steps": 60}]
     assert grown["parameters_crc32"] == whole["parameters_crc32"]
     assert [entry["at"] for entry in grown["starts"]] == [0, OF]
