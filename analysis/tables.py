@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from research.outputs.figures import unlike
+from research.outputs.files import write
 from research.values import InputError
 
 # Shown even where all points agree in them: they say what a run is.
@@ -147,9 +148,7 @@ def metrics(every: Sequence[Point]) -> pd.DataFrame:
 
 def replace(path: Path, text: str) -> None:
     """Writes the file in one step: it is whole whenever the process is killed."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(text)
-    os.replace(aside, path)
+    write(path, text, aside=str(os.getpid()))
 
 
 def _runs_in(workdir: Path) -> Iterator[Path]:

@@ -1,8 +1,9 @@
 """A grid of runs: `python -m launch.sweep --config=configs/grids/NAME.py --workdir=DIR`.
 
 Each point has a workdir of its own, `DIR/points/NAME`, as `launch.train` would leave it. The same
-command resumes, and runs what a grown grid has new. At the end implicit momentum is fitted to
-recorded replicas, and `results.csv` and `report.html` are written of all points that are there.
+command resumes, runs what a grown grid has new, and goes on with points where `base.steps` is more
+now. At the end implicit momentum is fitted to recorded replicas, and `results.csv` and
+`report.html` are written of all points that are there.
 
     --together=threads   several at a time, each with the floats of `launch.train`; the default
               =vmap      many of one compilation as one program; floats differ by rounding
@@ -34,9 +35,9 @@ from launch import app
 from launch.points import DONE, Entry, described, folder_of, plan
 from research import batched_runs, resident, trainer
 from research.grid import of_point, resolve
+from research.outputs.files import read_json, write_json
 from research.outputs.progress import Sweep, Watch, stoppable
-from research.outputs.workdir import read_json, write_json
-from research.parallel.first_process import agreed
+from research.parallel.first_process import agreed, own
 from research.parallel.processes import is_writer
 from research.room import available
 from research.trainer import Run
@@ -55,9 +56,10 @@ class Going(NamedTuple):
     failed: Event  # one of them has: the others are to stop
 
     def prepare(self, entry: Entry) -> Run:
+        folder = folder_of(self.workdir, entry.name)
         config = resolve(self.config, entry.name, entry.point)
         with of_point(entry.name):
-            return trainer.prepare(config)
+            return trainer.prepare(config, begun=trainer.begun(folder))
 
     def watch(self, entry: Entry) -> Watch:
         def stopped() -> int:
@@ -79,10 +81,12 @@ def main(config: ConfigDict, workdir: Path) -> int:
         if is_writer():
             print(*described(entries, threads), sep="\n")
         return 0
-    number = sweep(config, workdir, entries, chosen.together, threads)
-    if number:
-        return 128 + number
-    write(config, workdir)
+    shard = chosen.shard.replace("/", "-of-")
+    with own(workdir, f".lock.{shard}"):  # shards have no point in common
+        number = sweep(config, workdir, entries, chosen.together, threads)
+        if number:
+            return 128 + number
+        write(config, workdir)
     return 0
 
 
@@ -203,7 +207,7 @@ def _one_by_one(going: Going, entries: Sequence[Entry]) -> int:
         if config.replicas.count:
             summary = record(config, folder)
         else:
-            training = trainer.training(trainer.prepare(config), folder, going.watch(entry))
+            training = trainer.training(going.prepare(entry), folder, going.watch(entry))
             summary = trainer.alone(training)
         if summary["status"] == "interrupted":
             return summary["signal"]

@@ -55,6 +55,26 @@ def test_what_is_finished_is_left_and_a_grown_grid_runs_what_is_new(
     assert len(summaries(tmp_path)) == 9 == len(pd.read_csv(tmp_path / "results.csv"))
 
 
+def test_with_more_steps_points_go_on(sweeping, whole, tmp_path, rows):
+    """And with fewer it is refused before anything runs."""
+    arguments = f"--config={whole[0]}", f"--workdir={tmp_path}"
+    assert sweeping(*arguments, "--config.base.steps=40")[0] == 0
+    code, out, _ = sweeping(*arguments, "--dry_run")
+    assert code == 0 and ": 6 to go on" in out
+    assert sweeping(*arguments)[0] == 0
+    found, expected = summaries(tmp_path), whole[2]
+    for name, one in found.items():
+        own = {"wall_seconds": 0, "starts": 0, "continued": 0}
+        assert {**one, **own} == {**expected[name], **own}
+        assert rows(tmp_path / "points" / name) == rows(whole[1] / name)
+        going_on = [] if one["status"] == "diverged" else [{"at": 40, "of": 40, "steps": 60}]
+        assert one.get("continued", []) == going_on
+    assert set(pd.read_csv(tmp_path / "results.csv")["steps"]) == {60}
+    code, _, err = sweeping(*arguments, "--config.base.steps=20")
+    assert code == 2 and err.count("\n") == 1
+    assert "has done 60 steps: config.steps = 20 must be as many or more" in err
+
+
 def test_as_lanes_floats_differ_by_rounding_and_the_choice_is_kept(
     sweeping, whole, tmp_path, rows, monkeypatch
 ):
