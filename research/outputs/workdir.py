@@ -67,6 +67,7 @@ def claim(workdir: Path, config: ConfigDict) -> None:
         held = read_json(workdir / "config.json")
         if held:
             names = configs.differences(configs.with_new_keys(held), json.loads(text))
+            names = [name for name in names if name != "note"]  # which is only words
             if names:
                 raise WorkdirError(
                     f"workdir {workdir} holds another run: its config differs in "
