@@ -87,24 +87,21 @@ def _of_part(runs: pd.DataFrame, keys: Sequence[str], place: Sequence[str]) -> l
         if method[order.index[0]] == method[plain]:
             others = [setting for setting in order.index if method[setting] != method[plain]]
             above, below = others[0], plain
-            text = "the reference itself has the fewest {unit}: {below}, {its}; next {top}, {of}"
+            text = "{below}, {what}, itself takes the fewest {unit}: {its}; next {top}, {of}"
         else:
             above, below = order.index[0], plain
             text = "fewest {unit}: {top}, {of}, against {its} of {below}, {what}"
         one, other = (runs[runs["setting"] == setting] for setting in (above, below))
-        text = text if start else text[0].upper() + text[1:]
-        said.append(
-            start
-            + text.format(
-                unit=unit,
-                top=describe(one.iloc[0], labels),
-                below=describe(other.iloc[0], labels),
-                of=of_figure(one, figure).shown,
-                its=of_figure(other, figure).shown,
-                what=what,
-            )
-            + _times(one, other, figure)
+        told = text.format(
+            unit=unit,
+            top=describe(one.iloc[0], labels),
+            below=describe(other.iloc[0], labels),
+            of=of_figure(one, figure).shown,
+            its=of_figure(other, figure).shown,
+            what=what,
         )
+        said.append(start + (told if start else told[0].upper() + told[1:]))
+        said[-1] += _times(one, other, figure)
     return said
 
 

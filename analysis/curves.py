@@ -159,7 +159,9 @@ def to_losses(found: Sequence[Curve]) -> Section | None:
         axes = "training loss to reach", f"{name} to it"
         alt = f"{name.capitalize()} to a training loss, against that loss. {words}."
         picture = figures.uri(figures.course(reached, *axes, log=True))
-        pictures.append(Picture(picture, alt, chart=charts.course(reached, *axes, log=True)))
+        chart = charts.course(reached, *axes, log=True)
+        chart["y"]["digit"] = times.digit(found, clock)
+        pictures.append(Picture(picture, alt, chart=chart))
     text = (
         "How long it takes to each loss below that of the start: medians over seeds, and a band "
         "from least to most, where most seeds get there. Linear between log points. A curve that "
@@ -260,7 +262,7 @@ def pareto(runs: pd.DataFrame, log: pd.DataFrame, keys: Sequence[str]) -> Sectio
         "so much or less; bands are from the least to the most of its seeds."
     )
     if left := sections.untold(runs, keys):
-        text += f" A kind's settings differ in {', '.join(left)}."
+        text += f" Settings of one kind differ in {', '.join(left)}."
     text += " Thin lines are the settings." if thin else ""
     text += " The table marks the lowest loss of each row." if len(looks) > 1 else ""
     comparison = _budgets(table, costs[0], list(looks)) if len(looks) > 1 else None

@@ -190,7 +190,7 @@ def staleness(counts: np.ndarray, groups: int | None) -> Figure:
     if groups:
         law = (1 - 1 / groups) ** k / groups
         axes.plot(k, law, ".-", color=VERMILION, lw=1.2, ms=4, label="geometric law")
-        axes.legend()
+        axes.legend(loc="upper right")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set(xlabel="staleness (updates)", ylabel="share of updates")
     return figure

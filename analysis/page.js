@@ -16,6 +16,11 @@ const button = (text, pressed, parent, act) => {
   made.onclick = () => made.setAttribute("aria-pressed", String(act()));
   return made;
 };
+const coarse = (value, digit) => {  // no finer than the digit that the log tells
+  if (!digit || value === null || value === undefined) return shown(value);
+  const rounded = Math.round(value / digit) * digit;
+  return rounded ? shown(rounded) : `under ${shown(digit)}`;
+};
 const shown = value => value === null || value === undefined ? "–"
   : Math.abs(value) >= 1000 && Math.abs(value) < 1e6 ? Math.round(value).toLocaleString("en")
     : String(Number(value.toPrecision(4)));
@@ -228,8 +233,9 @@ class Chart {
     for (const series of this.visible.filter(it => !it.faint && it.x.length)) {
       const i = series.step ? series.x.findLastIndex(it => it <= x) : nearest(series.x, x);
       if (i < 0 || x > series.x.at(-1) || x < series.x[0]) continue;
-      const ends = series.low ? ` (${shown(series.low[i])} – ${shown(series.high[i])})` : "";
-      make("span", {}, this.tip, `${series.label}: ${shown(series.y[i])}${ends}`)
+      const {digit} = this.data.y, of = values => coarse(values[i], digit);
+      const ends = series.low ? ` (${of(series.low)} – ${of(series.high)})` : "";
+      make("span", {}, this.tip, `${series.label}: ${of(series.y)}${ends}`)
         .style.setProperty("--c", series.colour);
     }
     for (const bar of this.data.bars || []) {

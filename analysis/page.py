@@ -94,14 +94,17 @@ TEMPLATE = """<!DOCTYPE html>
   --rule: #ddd; --strong: #888; --bad: #a63d00; --link: #0072B2; --mix: 0%; }
 @media screen and (prefers-color-scheme: dark) { :root:not([data-theme=light]) {
   --dark: 1; --paper: #16181b; --ink: #e6e6e6; --soft: #b4b4b4; --rule: #34383d; --strong: #777;
-  --bad: #ff9d5c; --link: #6cb8f0; --mix: 45%; } }
+  --bad: #ff9d5c; --link: #6cb8f0; --mix: 45%; }
+  :root:not([data-theme=light]) img { filter: invert(.9) hue-rotate(180deg); } }
 @media screen { :root[data-theme=dark] { color-scheme: dark;
   --dark: 1; --paper: #16181b; --ink: #e6e6e6; --soft: #b4b4b4; --rule: #34383d; --strong: #777;
   --bad: #ff9d5c; --link: #6cb8f0; --mix: 45%; } :root[data-theme=light] { color-scheme: light; }
+  :root[data-theme=dark] img { filter: invert(.9) hue-rotate(180deg); }
   .live img { display: none; } }
 body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
   max-width: 72rem; margin: 0 auto; padding: 1rem; }
 header { display: flex; justify-content: space-between; align-items: start; gap: 1rem; }
+.theme { flex: none; }
 h1 { font-size: 1.6rem; line-height: 1.2; overflow-wrap: anywhere; margin-top: .3rem; }
 h2 { font-size: 1.2rem; margin-top: 2.2rem; border-bottom: 1px solid var(--strong); }
 p, li, figcaption, dd { max-width: 44rem; overflow-wrap: anywhere; }
@@ -117,7 +120,8 @@ table { border-collapse: separate; border-spacing: 0; font-size: .9rem;
 th, td { padding: .25rem .6rem; text-align: right; border-bottom: 1px solid var(--rule);
   background: var(--paper); }
 th { vertical-align: bottom; position: sticky; top: 0; z-index: 1; min-width: 3.5rem;
-  max-width: 8rem; line-height: 1.25; border-bottom-color: var(--strong); }
+  max-width: 8rem; line-height: 1.25; overflow-wrap: break-word;
+  border-bottom-color: var(--strong); }
 th:first-child, td:first-child { position: sticky; left: 0; padding-left: 0; }
 th:first-child { z-index: 2; }
 th.text, td.text { text-align: left; }
@@ -143,12 +147,13 @@ img { width: 100%; height: auto; max-width: 34rem; background: #fff; border-radi
 .curve, .faint { fill: none; stroke-width: 1.8; stroke-linejoin: round;
   stroke: color-mix(in oklab, var(--c), white var(--mix)); }
 .faint { stroke-width: .7; opacity: .6; }
-.band { fill: var(--c); opacity: .18; }
+.band { fill: color-mix(in oklab, var(--c), white var(--mix)); opacity: .18; }
 .dot { fill: color-mix(in oklab, var(--c), white var(--mix)); }
 .work { fill: color-mix(in oklab, var(--link) var(--s), var(--paper)); }
 .tip { position: absolute; top: 12px; max-width: 60%; padding: .3rem .5rem; font-size: .8rem;
   line-height: 1.35; background: var(--paper); border: 1px solid var(--strong);
   border-radius: 4px; pointer-events: none; z-index: 3; }
+@media (max-width: 40rem) { .tip { position: static; max-width: none; } }
 .tip b, .tip span { display: block; }
 .tip span { border-left: 4px solid color-mix(in oklab, var(--c, gray), white var(--mix));
   padding-left: .4rem; margin-top: 2px; }

@@ -103,7 +103,9 @@ def test_every_arm_has_its_figures(written):
     # The median seed is at 0.2 after 10 log points of 10 updates, and 15/16 of that at 0.25.
     assert most["momentum"] == "0.9, kept"
     assert most["learning rate"] == "0.2"
-    assert most["updates to 0.25"].startswith("380(")  # 375, of a log point every 20 updates
+    assert most["updates to 0.25"].startswith(
+        "380("
+    )  # 375, of a log point every 10 updates or more
     assert most["updates to 0.25, over tuned g = 1"] == "4(4 – 4)"
     assert most["updates to 0.25, kept over tuned"] == "2(2 – 2)"
     assert most["optimum"] == "inside"
