@@ -113,7 +113,7 @@ class Chart {
     });
     this.alt = figure.querySelector("img").alt;
     figure.classList.add("live");
-    this.width = 0;
+    this.draw();
     const fit = () => { if (this.area.clientWidth !== this.width) this.draw(); };
     new ResizeObserver(() => requestAnimationFrame(fit)).observe(this.area);
   }
