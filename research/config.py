@@ -19,6 +19,7 @@ __all__ = ["ConfigError", "default", "differences", "to_json", "with_new_keys"]
 def default() -> ConfigDict:
     """All keys. Times in seconds, sizes in bytes, `batch_size` in examples an update."""
     config = ConfigDict()
+    config.note = ""  # what the run is for, in words: on top of its report
     config.seed = 0
     config.steps = 1000
     config.batch_size = 64

@@ -38,7 +38,7 @@ from research.outputs.files import (
 from research.strategies import asynchronous
 
 # Of a run: keys that cannot change its floats, and its length.
-FREE = ("steps", "log_every", "checkpoint_every", "plan", "tune")
+FREE = ("note", "steps", "log_every", "checkpoint_every", "plan", "tune")
 SUMS = "crc32.json"  # written last into a checkpoint: without it there is none
 EVENTS = "events.out.tfevents.*"
 SHOWN = 10.0  # seconds after which TensorBoard sees a log point, at most
