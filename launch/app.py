@@ -58,8 +58,10 @@ def run(main: Callable[[ConfigDict, Path], int], workdir: str | None = None) -> 
         for option in options:
             _set(chosen, option)
         cache.enable()
+        # Here, for they import jax and numpy.
+        from research.outputs.files import DiskFull, writing
         from research.outputs.progress import end_line
-        from research.parallel import processes  # here, for it imports jax
+        from research.parallel import processes
 
         try:
             # Not around the regular end: there the processes wait for one another.
@@ -70,10 +72,14 @@ def run(main: Callable[[ConfigDict, Path], int], workdir: str | None = None) -> 
                     # there are no parts of one to be merged, at every checkpoint.
                     if quiet and not processes.is_writer():
                         logging.set_verbosity(logging.ERROR)
-                    return main(chosen, Path(folder.value))
+                    with writing():
+                        return main(chosen, Path(folder.value))
                 except InputError as error:
                     end_line()
                     fail(str(error))
+                except DiskFull as error:
+                    end_line()
+                    fail(str(error), code=1)
         except KeyboardInterrupt:
             return 128 + signal.SIGINT
 
@@ -85,10 +91,10 @@ def exit_code(summary: Mapping[str, Any]) -> int:
     return 128 + summary["signal"] if summary["status"] == "interrupted" else 0
 
 
-def fail(message: str) -> NoReturn:
-    """Ends the program with one line and exit code 2."""
+def fail(message: str, code: int = 2) -> NoReturn:
+    """Ends the program with one line and that exit code: 2 is of what was given."""
     print("error: " + " ".join(message.split()), file=sys.stderr, flush=True)
-    sys.exit(2)
+    sys.exit(code)
 
 
 def is_grid(config: ConfigDict) -> bool:
@@ -213,7 +219,7 @@ def _broken(error: BaseException | None, path: str) -> None:
 
 
 def _misplaced(argv: Sequence[str], said: str) -> None:
-    """Fails if a key of a run was given to a grid, whose base has it, or that of a base to a run."""
+    """Fails if a key of a run was given to a grid, or one of a grid's base to a run."""
     for name in (match[1] for argument in argv if (match := KEY.match(argument))):
         if name.startswith("base.") and "base" in said:
             fail(f"config has no key {name!r}; that of a run has {name.removeprefix('base.')!r}")

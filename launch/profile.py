@@ -13,7 +13,8 @@ import pandas as pd
 from ml_collections import ConfigDict
 
 from launch import app
-from research.outputs.workdir import claim, write_json
+from research.outputs.files import write_json
+from research.outputs.workdir import claim
 from research.parallel.first_process import own
 from research.parallel.processes import is_writer
 from research.tuning.phases import flags, measure, prepare

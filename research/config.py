@@ -19,11 +19,13 @@ __all__ = ["ConfigError", "default", "differences", "to_json", "with_new_keys"]
 def default() -> ConfigDict:
     """All keys. Times in seconds, sizes in bytes, `batch_size` in examples an update."""
     config = ConfigDict()
+    config.note = ""  # what the run is for, in words: on top of its report
     config.seed = 0
     config.steps = 1000
     config.batch_size = 64
     config.log_every = 50  # updates between log points
     config.checkpoint_every = 500  # updates between checkpoints; 0: only at the end
+    config.init_from = ""  # workdir of a run whose latest parameters are x_0; '': drawn
     # (outputs, batch) -> a number an example: of research/losses.py, or MODULE:FUNCTION.
     config.loss = ""  # '': by the data's target, label, y or the next token of text
     config.metrics = ()  # names, test_NAME in the log; (): the accuracy of labels and tokens

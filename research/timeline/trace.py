@@ -6,7 +6,6 @@ A real run records itself in such a file.
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -79,36 +78,3 @@ def _control(table: Any) -> dict[str, np.ndarray]:
         return found.astype(np.int32)
 
     return {name: values(name, of) for name, of in columns.items()}
-
-
-class Recorder:
-    """The file `trace` of a real run, an update a row; opening keeps the first `step`."""
-
-    def __init__(self, path: Path, step: int):
-        self._path, self._seconds = path, 0.0
-        if step and path.exists():
-            import pandas as pd  # here, for it takes long
-
-            kept = pd.read_csv(path)[:step]
-            self._seconds = float(kept["seconds"].iloc[-1]) if len(kept) else 0.0
-            kept.to_csv(path, index=False)
-        else:
-            path.unlink(missing_ok=True)
-
-    def append(self, made: Timeline, window: slice, seconds: float) -> None:
-        """The updates of the window, which took `seconds` together."""
-        import pandas as pd
-
-        count = len(made.worker[window])
-        rows = {"worker": made.worker[window]}
-        rows["seconds"] = self._seconds + seconds * np.arange(1, count + 1) / count
-        for name, values in (made.control or {}).items():
-            values = values[window].astype(np.int32)
-            if values.ndim == 1:
-                rows[PREFIX + name] = values
-            else:
-                columns = values.reshape(count, -1).T
-                rows |= {f"{PREFIX}{name}.{n}": column for n, column in enumerate(columns)}
-        table = pd.DataFrame(rows)
-        table.to_csv(self._path, mode="a", header=not self._path.exists(), index=False)
-        self._seconds += seconds

@@ -11,8 +11,9 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from research.outputs.files import WorkdirError, append, rows, write
 from research.outputs.progress import number, say
-from research.outputs.workdir import Checkpoints, WorkdirError, rows, write
+from research.outputs.workdir import Checkpoints
 from research.tuning import bench
 from research.tuning.bench import Checkpoint, Cluster
 from research.tuning.choice import Choice, Measures, Outcome, Point
@@ -40,8 +41,7 @@ class Journal:
         """Raises `WorkdirError` if the file has another line here."""
         if self._done == len(self.lines):
             whole = line | found()
-            with self._path.open("a") as file:
-                file.write(json.dumps(whole) + "\n")
+            append(self._path, json.dumps(whole) + "\n")
             self.lines.append(whole)
             say(_shown(whole) + self._trained(whole))
         whole = self.lines[self._done]

@@ -300,4 +300,4 @@ def test_killed_at_five_moments_and_resumed_is_whole(mnist, tmp_path, scalars, r
     assert scalars(tmp_path / "killed").keys() == scalars(whole[0]).keys()
     for step, row in scalars(whole[0]).items():
         resumed = scalars(tmp_path / "killed")[step]
-        assert {**resumed, "wall_seconds": 0} == {**row, "wall_seconds": 0}
+        assert {**resumed, "time/wall_seconds": 0} == {**row, "time/wall_seconds": 0}
