@@ -32,6 +32,7 @@ COMMANDS = {
     "train": Command("launch.train", "one run", APP),
     "sweep": Command("launch.sweep", "a grid of runs", APP),
     "report": Command("analysis.report", "a page of what was run"),
+    "export": Command("analysis.export", "runs, to W&B or MLflow"),
     "tune": Command("launch.tune", "groups, momentum and learning rate, chosen in training", APP),
     "plan": Command("launch.plan", "mini-batch, algorithms and devices to train with", APP),
     "profile": Command("launch.profile", "what an update is made of on this machine", APP),

@@ -7,7 +7,7 @@ from research.values import shown
 
 NUMBER = (int, float)
 KINDS: Mapping[str, Any] = {  # of figures that others compute with, where they are; null is of any
-    **{"step": int, "train_loss": NUMBER, "simulated_seconds": NUMBER, "wall_seconds": NUMBER},
+    **{"step": NUMBER, "train_loss": NUMBER, "simulated_seconds": NUMBER, "wall_seconds": NUMBER},
     **{"status": str, "steps": int, "simulated_seconds_per_step": NUMBER, "staleness_mean": NUMBER},
     **{"versions": dict, "device": dict, "staleness_histogram": list, "test_accuracy": NUMBER},
 }

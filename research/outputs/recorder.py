@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 
 from research.outputs.files import append, write
 from research.timeline.base import Timeline
@@ -14,6 +13,8 @@ class Recorder:
     """An update a row; opening keeps the first `step`. Raises `DiskFull`."""
 
     def __init__(self, path: Path, step: int):
+        import pandas as pd  # here and below, for it takes long
+
         kept = pd.read_csv(path)[:step] if step and path.exists() else pd.DataFrame()
         self._path, self._seconds = path, float(kept["seconds"].iloc[-1]) if len(kept) else 0.0
         if len(kept):
@@ -23,6 +24,8 @@ class Recorder:
 
     def append(self, made: Timeline, window: slice, seconds: float) -> None:
         """The updates of the window, which took `seconds` together."""
+        import pandas as pd
+
         count = len(made.worker[window])
         rows = {"worker": made.worker[window]}
         rows["seconds"] = self._seconds + seconds * np.arange(1, count + 1) / count

@@ -41,6 +41,7 @@ from research.strategies import asynchronous
 FREE = ("note", "steps", "log_every", "checkpoint_every", "plan", "tune")
 SUMS = "crc32.json"  # written last into a checkpoint: without it there is none
 EVENTS = "events.out.tfevents.*"
+FILES = 2**16  # bytes that a checkpoint takes besides its arrays
 SHOWN = 10.0  # seconds after which TensorBoard sees a log point, at most
 
 
@@ -246,12 +247,19 @@ class Checkpoints:
         folder = self.path / str(step)
         try:
             with writing(self.path):
+                self._has_room(state)
                 self._manager.save(step, args=ocp.args.StandardSave(_flat(state)))
                 write_json(folder / SUMS, _file_sums(folder))
         except DiskFull:
             for torn in (folder, *self.path.glob(f"{step}.*")):  # it takes space that is wanted
                 shutil.rmtree(torn, ignore_errors=True)
             raise
+
+    def _has_room(self, state: Any) -> None:
+        """Raises `DiskFull` before anything is written: Orbax may not survive a stop midway."""
+        needed = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(state)) + FILES
+        if shutil.disk_usage(self.path).free < needed:
+            raise DiskFull(self.path)
 
     def restore(self, like: Any) -> tuple[int, Any] | None:
         """(step, state) of the latest checkpoint, shaped as `like`; None if there is none."""

@@ -134,7 +134,7 @@ def test_the_meters_space_is_taken_before_it_measures(config, disk):
         ((trainer, "write_json", lambda *_: True), "points"),
         ((tables, "write_results", lambda *_: True), "results.csv"),
         ((report, "write", lambda *_: True), "sweep"),
-        ((sweep.Going, "end", lambda *_: True), "points"),
+        ((sweep.Going, "end", lambda *_: True), "sweep"),
     ],
     ids=["checkpoint", "summary", "results", "report", "between points"],
 )

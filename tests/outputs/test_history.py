@@ -3,6 +3,7 @@
 import json
 import socket
 import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -45,7 +46,7 @@ def test_a_summary_says_what_made_it(config, tmp_path, checkout):
     first, second, third = train(config({"steps": 30}), workdir)["starts"]
     for entry in (first, second, third):
         assert entry["commit"] == checkout("rev-parse", "HEAD")
-        assert entry["host"] == socket.gethostname() and "pytest" in entry["command"]
+        assert entry["host"] == socket.gethostname() and sys.orig_argv[0] in entry["command"]
         begun = datetime.fromisoformat(entry["started"])
         assert timedelta() <= datetime.now(UTC) - begun < timedelta(minutes=30)
     assert [entry["dirty"] for entry in (first, second, third)] == [False, True, True]
