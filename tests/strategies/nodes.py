@@ -1,6 +1,6 @@
 """Nodes on least squares whose curvature differs from node to node, and the same in float64."""
 
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -47,24 +47,27 @@ def inner(optimizer=SGD):
 
 def events(control, rates=RATE, momentum=0.0):
     slots = jnp.zeros(STEPS, jnp.int32)
-    hyper = {"learning_rate": jnp.broadcast_to(jnp.float32(rates), STEPS)}
+    hyper = {"learning_rate": jnp.broadcast_to(jnp.asarray(rates, float), STEPS)}
     if momentum is not None:
         hyper["momentum"] = jnp.full(STEPS, momentum)
     return Event(slots, slots, hyper, {name: jnp.asarray(v) for name, v in control.items()})
 
 
-@partial(jax.jit, static_argnums=(0, 3))
-def _scan(made, events, batches, nodes):
+_over = cache(partial(over_nodes, devices=1))  # one strategy, one program
+
+
+@partial(jax.jit, static_argnums=0)
+def _scan(made, start, events, batches):
     def body(state, inputs):
         state, info = made.step(state, *inputs)
         return state, (state.state, info["sent_bytes"])
 
-    return jax.lax.scan(body, made.init(tree(START)), (events, batches))[1]
+    return jax.lax.scan(body, made.init(start), (events, batches))[1]
 
 
-def ran(strategy, events, nodes=NODES, batches=BATCHES):
+def ran(strategy, events, nodes=NODES, batches=BATCHES, start=None):
     """(STEPS, nodes, ...) states of the nodes after every update, and (STEPS,) bytes sent."""
-    return _scan(over_nodes(strategy, nodes, 1), events, batches, nodes)
+    return _scan(_over(strategy, nodes), start or tree(START), events, batches)
 
 
 def gradient(x, t, rows):
@@ -76,8 +79,8 @@ def gradient(x, t, rows):
 def reference(send, step, rates=RATE, momentum=0.0, inner_state="kept", message=None):
     """(STEPS, NODES, P): nodes with heavy ball that meet, at once, after updates `send`.
 
-    `step(theta, D, t) -> theta`, with a state of its own; `message(i, v) -> (C v, e)` says what of
-    x_i - theta + e_i is sent and what is kept, where nodes send no more than that.
+    `step(theta, D, t) -> theta`, with a state of its own; `message(v) -> (C v, v - C v)` says
+    what of x_i - theta + e_i is sent and what is kept, where nodes do not send all.
     """
     rates = np.broadcast_to(np.float64(np.float32(rates)), STEPS)
     nodes, velocity = [np.float64(START)] * NODES, [np.zeros(P)] * NODES
@@ -90,10 +93,8 @@ def reference(send, step, rates=RATE, momentum=0.0, inner_state="kept", message=
         if send[t]:
             sent = [x - theta for x in nodes]
             if message:
-                both = [
-                    message(i, v + e) for i, (v, e) in enumerate(zip(sent, errors, strict=True))
-                ]
-                sent, errors = zip(*both, strict=True)
+                whole = [v + e for v, e in zip(sent, errors, strict=True)]
+                sent, errors = zip(*map(message, whole), strict=True)
             theta = step(theta, -sum(sent) / NODES, t)
             nodes = [theta] * NODES
             if inner_state == "reset":

@@ -272,25 +272,36 @@ def test_slow_numbers_are_arguments_of_one_program(name, key):
     assert np.abs(one - other).max() > 1e-2
 
 
+MESSAGES_ALONE = {
+    "strategy.period": 3,
+    "cluster.bandwidth": 1.0,
+    "cluster.devices_per_node": 1,
+    "cluster.seconds_per_example": 0.0,
+}
+
+
 def sent_and_seconds(name, values, optimizer="sgd"):
     """Of every update: bytes that the program says, and seconds of a clock of messages alone.
 
-    Two nodes of one device and a byte a second: a ring of two takes as long as a message is.
+    Nodes of one device and a byte a second: a ring of two takes as long as a message is.
     """
-    values = {"strategy.period": 3, "cluster.bandwidth": 1.0, **values}
-    values |= {"cluster.devices_per_node": 1, "cluster.seconds_per_example": 0.0}
+    values = MESSAGES_ALONE | values
     run = battery.make_run(name, values, optimizer=optimizer)
     step, state, said = jax.jit(run.strategy.step), run.state, []
     for t in range(battery.STEPS):
         state, info = step(state, *battery.at((run.events, run.batches), t))
         said.append(float(info["sent_bytes"]))
+    return np.array(said), seconds(name, run.params, values, optimizer), run.params
+
+
+def seconds(name, params, values, optimizer="sgd"):
+    """Of every update, by the clock of a config."""
     config = battery.config_of(name, values)
     config.optimizer.name = optimizer
-    network = strategies.Network(program.problem_of(config, battery.CLASSES), run.params, {})
-    size = program.parameter_bytes(run.params)
+    network = strategies.Network(program.problem_of(config, battery.CLASSES), params, {})
+    size = program.parameter_bytes(params)
     known = {"steps_per_epoch": 4, "update_bytes": size, "network": network}
-    line = strategies.timeline_of(config, **known)
-    return np.array(said), np.diff(line.seconds, prepend=0.0), run.params
+    return np.diff(strategies.timeline_of(config, **known).seconds, prepend=0.0)
 
 
 @pytest.mark.parametrize("inner_state, times", [("kept", 1), ("reset", 1), ("averaged", 3)])
