@@ -113,11 +113,12 @@ METHODS = {
         DASO | {"strategy.name": "slowmo", "strategy.compression": "top_k"},
         ("shard_map",),
     ),
-    # A sign that turns with the last bit, as those of sums in another order may, is another message.
+    # A sign that the last bit turns, as sums in another order may, is another message.
     "sign": (ONE_EACH | {"strategy.name": "diloco", "strategy.compression": "sign"}, ("pmap",)),
     # The powers that it takes amplify: 10 times every 30 updates, from 2e-8 after 16.
     "powersgd": (
-        DASO | {"strategy.name": "diloco", "strategy.compression": "powersgd", "steps": 64},
+        DASO
+        | {"strategy.name": "model_averaging", "strategy.compression": "powersgd", "steps": 64},
         ("jit", "shard_map"),
     ),
     "asynchronous+local": (
