@@ -9,7 +9,7 @@ demo: .venv/.installed
 	$(BIN)/python -m launch.sweep --config=configs/grids/quickstart.py --workdir=$(WORKDIR)
 
 test: .venv/.installed
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist=loadfile
 
 test-slow: .venv/.installed
 	$(BIN)/python -m pytest -m slow
