@@ -21,6 +21,7 @@ from ml_collections import ConfigDict
 from tensorboardX import SummaryWriter
 
 from research import config as configs
+from research.outputs.figures import missing, unlike
 from research.values import InputError
 
 SUMS = "crc32.json"  # written last into a checkpoint: without it there is none
@@ -89,7 +90,11 @@ class Metrics:
 
     def __init__(self, workdir: Path, step: int):
         path = workdir / "metrics.jsonl"
-        self.rows = [row for row in rows(path) if row["step"] <= step]
+        before = rows(path)
+        for number, row in enumerate(before, start=1):
+            if why := unlike(row) or missing(row, ("step", "wall_seconds")):
+                raise WorkdirError(f"{path}: line {number}: {why}")
+        self.rows = [row for row in before if row["step"] <= step]
         write(path, "".join(json.dumps(row) + "\n" for row in self.rows))
         stale = list(workdir.glob("events.out.tfevents.*"))
         suffix = f".{time.time_ns()}"  # the default name holds whole seconds only
@@ -144,11 +149,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
         return []
     try:
         lines = path.read_text().split("\n")[:-1]  # what follows the last newline is torn
-        found = [_object(line) for line in lines if line]
-        for number, row in enumerate(found, start=1):
-            if not isinstance(row.get("step"), int):
-                raise ValueError(f"line {number} has no step")
-        return found
+        return [_object(line) for line in lines if line]
     except (OSError, ValueError) as error:
         raise WorkdirError(f"{path}: cannot be read ({_line(error)})") from error
 
