@@ -39,10 +39,11 @@ COMPARED = 16  # updates after which the parameters of both ways are compared
 TINY = 1e-30
 # Keys that are arguments of the program, or none of its business.
 TRACED = (
-    *("seed", "steps", "log_every", "checkpoint_every", "cluster", "tune"),
+    *("seed", "steps", "log_every", "checkpoint_every", "init_from", "cluster", "tune"),
     *("model.noise", "data.replacement"),
     *(f"optimizer.{key}" for key in ("learning_rate", "momentum", "schedule")),
-    *(f"optimizer.{key}" for key in ("warmup_steps", "decay_steps", "decay_rate")),
+    *(f"optimizer.{key}" for key in ("schedule_options", "warmup_steps")),
+    *(f"optimizer.{key}" for key in ("decay_steps", "decay_rate")),
 )
 
 

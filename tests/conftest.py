@@ -1,7 +1,10 @@
 """What the tests of whole runs share: configs, data, folders as they lie on disk, event files."""
 
 import json
+import os
+import shutil
 import struct
+import tempfile
 
 import hypothesis
 import jax
@@ -30,6 +33,23 @@ RUN = {
     "strategy.groups": 4,
     "cluster.nodes": 4,
 }
+
+COMPILED = "JAX_COMPILATION_CACHE_DIR"
+
+
+def pytest_configure(config):
+    """One folder of compiled programs for a session, its workers and the processes of its tests.
+
+    It begins empty and goes with the session, unless the environment names one of its own. Workers
+    take all cores: threads of BLAS beside them would only wait for one another, and busily.
+    """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    if COMPILED not in os.environ:  # a worker of xdist inherits that of its session
+        os.environ[COMPILED] = folder = tempfile.mkdtemp(prefix="optdyn-compiled-")
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    jax.config.update("jax_compilation_cache_dir", os.environ[COMPILED])
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 
 @pytest.fixture(scope="session")
@@ -112,6 +132,8 @@ def scalars():
         for record in _records(path.read_bytes()):
             event = Event.FromString(record)
             for value in event.summary.value:
+                if value.metadata.plugin_data.plugin_name:  # the page of hyperparameters
+                    continue
                 row = steps.setdefault(event.step, {})
                 assert value.tag not in row
                 row[value.tag] = value.simple_value

@@ -91,7 +91,7 @@ BAD = [
     *(("optimizer.decay_rate", value) for value in (0.0, -1.0, HUGE, NAN)),
     *(("optimizer.learning_rate", value) for value in (-0.1, HUGE, NAN, "fast")),
     *(("optimizer.momentum", value) for value in (1.0, -1.0, NAN)),
-    *(("optimizer.name", value) for value in ("nosuch", "", "global_norm", "contrib.muon")),
+    *(("optimizer.name", value) for value in ("nosuch", "", "global_norm", "contrib.nosuch")),
     *(("model.condition", value) for value in (0.5, HUGE, NAN)),
     *(("model.hidden", value) for value in ((256, 0), ("wide",), 256)),
     *(("model.channels", value) for value in ((-6,), 6)),

@@ -5,20 +5,20 @@ import math
 from functools import partial
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 from ml_collections import ConfigDict
 
-from research import models, optimizers, room, strategies
+from research import losses, models, named, optimizers, room, strategies
 from research.checks import kinds, plan, ranges, tune
 from research.config import ConfigError, default, to_json
 from research.data.augment import NAMES as AUGMENTATIONS
 from research.data.tokenizers import NAMES as TOKENIZERS
-from research.models import NAMES as MODELS
 from research.models.convolution import LOWERINGS
 from research.models.resnet import NORMS
+from research.optimizers import schedules
 from research.parallel.layout import APIS
 from research.strategies.method import OPTIONAL
-from research.timeline.service import DRAWN
+from research.timeline import service
 from research.values import one_of, require
 
 
@@ -29,13 +29,11 @@ def check(config: ConfigDict) -> None:
     and whether it can fit into this machine's memory.
     """
     kinds.check(config, default())
-    one_of(config, "model.name", MODELS)
     one_of(config, "model.dtype", ("float32", "bfloat16"))
     names = ("", *LOWERINGS)
     require(config, "model.lowering", lambda v: {*str(v).split(",")} <= {*names}, f"of {names}")
     one_of(config, "model.norm", NORMS)
     one_of(config, "parallel.api", ("", *APIS))
-    one_of(config, "optimizer.schedule", optimizers.SCHEDULES)
     one_of(config, "cluster.split", ("equal", "proportional"))
     one_of(config, "data.tokenizer", TOKENIZERS)
     one_of(config, "data.augment", AUGMENTATIONS)
@@ -59,8 +57,12 @@ def check(config: ConfigDict) -> None:
 def _check_model(config: ConfigDict) -> None:
     try:
         models.make(config.model, classes=2)
+    except ConfigError:
+        raise
     except ValueError as error:
         raise ConfigError(f"config.model: {error}") from error
+    losses.loss(config.loss)
+    losses.metrics(config.metrics)
 
 
 def _check_cluster(config: ConfigDict) -> None:
@@ -82,7 +84,9 @@ def _check_cluster(config: ConfigDict) -> None:
     )
     laws = methods.outermost.laws
     wanted = f"one of {', '.join(map(repr, laws))} of config.strategy.name = {methods.name!r}"
-    require(config, "cluster.service", lambda v: v in laws, wanted)
+    own_law = named.is_own(cluster.service) and set(service.DRAWN) <= set(laws)
+    require(config, "cluster.service", lambda v: own_law or v in laws, wanted)
+    service.check(cluster)
     if cluster.service == "trace" and not cluster.trace:
         raise ConfigError("config.cluster.trace is empty: service='trace' needs a CSV file")
     heeded = {key for method in (methods.outermost, *methods.every) for key in method.cluster}
@@ -110,7 +114,8 @@ def _check_pieces(config: ConfigDict) -> None:
         raise ConfigError("config.cluster.pieces.conv_compute = 0: must be more than 0 beside them")
     if cluster.speeds:
         raise ConfigError("config.cluster.speeds: with config.cluster.pieces all workers are equal")
-    one_of(config, "cluster.service", DRAWN)
+    if not service.is_drawn(cluster.service):
+        one_of(config, "cluster.service", service.DRAWN)
 
 
 def _check_parallel(config: ConfigDict) -> None:
@@ -181,8 +186,13 @@ def _check_probes(config: ConfigDict) -> None:
 def _check_optimizer(config: ConfigDict) -> None:
     name = config.optimizer.name
     taken = optimizers.arguments(name)
-    made_by = name if name in optimizers.OWN else f"optax.{name}"
+    made_by = name if named.is_own(name) or name in optimizers.OWN else f"optax.{name}"
     if "learning_rate" not in taken:
+        if named.is_own(name):
+            raise ConfigError(
+                f"config.optimizer.name = {name!r}: must be a function with an argument "
+                "'learning_rate' that returns an optax transformation"
+            )
         raise ConfigError(f"config.optimizer.name = {name!r}: optax has no such optimizer")
     if config.optimizer.momentum and not optimizers.takes_momentum(name):
         raise ConfigError(
@@ -207,12 +217,7 @@ def _check_optimizer(config: ConfigDict) -> None:
             "config.replicas.matching: compares with plain momentum SGD, so it needs "
             "config.optimizer.name = 'sgd' without options"
         )
-    hyper = {key: jnp.zeros(()) for key in ("learning_rate", "momentum") if key in taken}
-    made = optimizers.optimizer(name, tuple(hyper), optimizers.options(config))
-    try:
-        x = jnp.zeros(1)
-        given = {"staleness": jnp.int32(0), "read_params": x}
-        jax.eval_shape(lambda hyper: made.update(x, made.init(x), x, **hyper, **given), hyper)
-    except (TypeError, ValueError) as error:
-        why = " ".join(str(error).split())
-        raise ConfigError(f"config.optimizer: {made_by} cannot be used ({why})") from error
+    optimizers.check(config, {"x": jax.ShapeDtypeStruct((1,), np.float32)})
+    chosen = config.optimizer
+    of = chosen.learning_rate, 1, chosen.decay_rate, chosen.schedule_options
+    schedules.schedule(chosen.schedule, *of)

@@ -15,6 +15,8 @@ RUN = {
     "checkpoint_every": 0,
     "model.hidden": [16],
     "data.train_examples": 1280,
+    "data.train_evaluated": 100,
+    "data.test_evaluated": 100,
     "optimizer.learning_rate": 0.02,
     "optimizer.momentum": 0.9,
     "cluster.service": "constant",
@@ -104,6 +106,23 @@ METHODS = {
     "averaging": (DASO | {"strategy.name": "model_averaging"}, ("jit", "shard_map")),
     "streaming": (DASO | STREAMING, ("jit", "shard_map")),
     "streaming-nodes": (ONE_EACH | STREAMING, ("jit", "shard_map", "pmap")),
+    "diloco": (DASO | STREAMING | {"strategy.name": "diloco"}, ("shard_map",)),
+    "slowmo": (
+        DASO | {"strategy.name": "slowmo", "strategy.inner_state": "averaged"},
+        ("jit", "shard_map"),
+    ),
+    "top_k": (
+        DASO | {"strategy.name": "slowmo", "strategy.compression": "top_k"},
+        ("shard_map",),
+    ),
+    # A sign that the last bit turns, as sums in another order may, is another message.
+    "sign": (ONE_EACH | {"strategy.name": "diloco", "strategy.compression": "sign"}, ("pmap",)),
+    # The powers that it takes amplify: 10 times every 30 updates, from 2e-8 after 16.
+    "powersgd": (
+        DASO
+        | {"strategy.name": "model_averaging", "strategy.compression": "powersgd", "steps": 64},
+        ("jit", "shard_map"),
+    ),
     "asynchronous+local": (
         GROUPS | {"strategy.name": "asynchronous+local", "model.hidden": [16, 16]},
         ("jit", "shard_map", "pmap"),
@@ -133,7 +152,9 @@ def train(configs, folder, data_dir, *launcher, devices=8):
     every = {name: RUN | {"data.dir": data_dir} | values for name, values in configs.items()}
     listed = folder / "configs.json"
     listed.write_text(json.dumps(every))
-    flags = f"--xla_force_host_platform_device_count={devices}"
+    # Compilation is what takes time here: LLVM is to optimize nothing. What is compared is compiled
+    # alike, so that equal bits mean the same.
+    flags = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
     start("tests.parallel.train_all", [str(listed), str(folder)], launcher, flags)
     return {name: np.load(folder / f"{name}.npz")["flat"] for name in configs}
 
