@@ -68,7 +68,10 @@ def claim(workdir: Path, config: ConfigDict, free: Sequence[str] = ()) -> dict[s
                     f"workdir {workdir} holds another run: its config differs in "
                     f"{', '.join(others)}; give another --workdir"
                 )
-            enough(workdir, config.steps, read_json(workdir / "summary.json").get("step", 0))
+            summary = read_json(workdir / "summary.json")
+            if why := unlike(summary):
+                raise WorkdirError(f"{workdir / 'summary.json'}: {why}")
+            enough(workdir, config.steps, summary.get("step") or 0)
             return known
         if any(workdir.glob("metrics.jsonl")) or any(workdir.glob("points")):
             raise WorkdirError(f"workdir {workdir} holds a run but no config.json")
