@@ -111,8 +111,8 @@ def common_target(runs: pd.DataFrame, metrics: pd.DataFrame, most: int = 0) -> T
     log = metrics.dropna(subset=["train_loss"])
     losses = log.groupby("point")["train_loss"]
     start, place = losses.first().min(), losses.cumcount()
-    done = runs[runs["status"] == "completed"]
-    if done.empty or log.empty:
+    done = runs[(runs["status"] == "completed") & runs["point"].isin(log["point"])]
+    if done.empty:
         return Target(np.nan, 0, False)
     lowest = done["point"].map(losses.min())
     reached = done.assign(lowest=lowest).groupby(["method", "setting"])["lowest"].max()

@@ -31,11 +31,13 @@ from analysis import (
     tables,
     workers,
 )
+from analysis.efficiency import MOMENTUM
 from analysis.heeded import heeded
 from analysis.page import Cell, Column, Picture, Section, Table, cell, number
 from analysis.sections import GROUPS, NAME
 from analysis.tables import Point, TableError
 from research import strategies
+from research.outputs.figures import missing
 
 SIMULATED = (
     "Gradients, updates and losses are real: they were computed. Staleness and seconds are "
@@ -125,6 +127,9 @@ def _trained(points: Sequence[Point], target: float) -> tuple[list[str], list[Se
     """The answer, what remains once all is tuned, what was run, and its comparisons."""
     if not points:
         return [], []
+    for point in points:
+        if why := missing(point.config, (NAME, MOMENTUM)):
+            raise TableError(f"{point.folder / 'config.json'}: {why}")
     it = curves.compared(points, target)
     overview = sections.overview(it.runs, it.keys, it.target, it.why)
     if not it.curves:

@@ -205,8 +205,8 @@ def metrics(every: Sequence[Point]) -> pd.DataFrame:
     rows = [{"point": point.name} | row for point in every for row in point.log]
     table = pd.DataFrame(rows, columns=None if rows else ["point", *LOGGED])
     logged = table.columns.drop("point")
-    # What a probe says in words, such as why it refused, stays as it is.
-    words = [name for name in logged if table[name].map(lambda value: isinstance(value, str)).any()]
+    # What a probe says in words, such as why it refused, stays as it is, and so do lists.
+    words = [name for name in logged if table[name].map(lambda v: isinstance(v, (str, list))).any()]
     logged = logged.drop(words)
     table[logged] = table[logged].apply(pd.to_numeric)
     return table

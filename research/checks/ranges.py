@@ -95,6 +95,7 @@ RULES: tuple[Rule, ...] = (
         ("model.hidden", "model.channels"),
     ),
     ("numbers, one a channel, or ()", _numbers, ("data.mean", "data.std")),
+    ("names, or ()", lambda v: all(isinstance(name, str) for name in v), ("metrics",)),
     ("numbers, one a worker, or ()", _numbers, ("cluster.speeds",)),
     (
         "numbers between -1 and 1, or ()",

@@ -1,22 +1,31 @@
 """What a run writes into `summary.json` and the lines of `metrics.jsonl`, by the kinds of it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from research.values import shown
 
 NUMBER = (int, float)
 KINDS: Mapping[str, Any] = {  # of figures that others compute with, where they are; null is of any
-    **{"step": NUMBER, "train_loss": NUMBER, "simulated_seconds": NUMBER, "wall_seconds": NUMBER},
-    **{"status": str, "steps": int, "simulated_seconds_per_step": NUMBER, "staleness_mean": NUMBER},
-    **{"versions": dict, "device": dict, "staleness_histogram": list, "test_accuracy": NUMBER},
+    **dict.fromkeys(("epoch", "train_loss", "learning_rate", "momentum"), NUMBER),
+    **dict.fromkeys(("simulated_seconds", "simulated_seconds_per_step", "wall_seconds"), NUMBER),
+    **dict.fromkeys(("staleness_mean", "test_loss", "test_accuracy"), NUMBER),
+    **{"step": NUMBER, "steps": int, "status": str, "versions": dict, "device": dict},
+    "staleness_histogram": list,
 }
 
 
 def unlike(row: Mapping[str, Any]) -> str:
     """The first figure of another kind than is written, in words; '' if there is none."""
-    for key, kind in KINDS.items():
-        value = row.get(key)
-        if not (value is None or isinstance(value, kind)) or isinstance(value, bool):
+    for key, value in row.items():
+        kind = KINDS.get(key, object)
+        large = isinstance(value, int) and abs(value) >= 2**63
+        odd = isinstance(value, bool) and key in KINDS
+        if large or odd or not (value is None or isinstance(value, kind)):
             return f"{key} = {shown(value)} is not what a run writes there"
     return ""
+
+
+def missing(row: Mapping[str, Any], keys: Sequence[str]) -> str:
+    """The first of the keys that has no value, in words; '' if all have one."""
+    return next((f"{key} is missing" for key in keys if row.get(key) is None), "")

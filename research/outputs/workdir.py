@@ -24,6 +24,7 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event
 
 from research import config as configs
+from research.outputs.figures import missing, unlike
 from research.outputs.files import (
     DiskFull,
     WorkdirError,
@@ -67,7 +68,10 @@ def claim(workdir: Path, config: ConfigDict, free: Sequence[str] = ()) -> dict[s
                     f"workdir {workdir} holds another run: its config differs in "
                     f"{', '.join(others)}; give another --workdir"
                 )
-            enough(workdir, config.steps, read_json(workdir / "summary.json").get("step", 0))
+            summary = read_json(workdir / "summary.json")
+            if why := unlike(summary):
+                raise WorkdirError(f"{workdir / 'summary.json'}: {why}")
+            enough(workdir, config.steps, summary.get("step") or 0)
             return known
         if any(workdir.glob("metrics.jsonl")) or any(workdir.glob("points")):
             raise WorkdirError(f"workdir {workdir} holds a run but no config.json")
@@ -116,7 +120,11 @@ class Metrics:
 
     def __init__(self, workdir: Path, step: int):
         self._path = workdir / "metrics.jsonl"
-        self.rows = [row for row in rows(self._path, "step") if row["step"] <= step]
+        before = rows(self._path, "step")
+        for number, row in enumerate(before, start=1):
+            if why := unlike(row) or missing(row, ("wall_seconds",)):
+                raise WorkdirError(f"{self._path}: line {number}: {why}")
+        self.rows = [row for row in before if row["step"] <= step]
         write(self._path, "".join(json.dumps(row) + "\n" for row in self.rows))
         stale = set(workdir.glob(EVENTS))
         suffix = f".{time.time_ns()}"  # the default name holds whole seconds only
