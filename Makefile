@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN = .venv/bin
 WORKDIR ?= workdirs/quickstart
 
-.PHONY: demo test test-slow bench notebooks lint lock clean
+.PHONY: demo test test-slow bench notebooks docs lint lock clean
 
 demo: .venv/.installed
 	$(BIN)/python -m launch.sweep --config=configs/grids/quickstart.py --workdir=$(WORKDIR)
@@ -22,6 +22,11 @@ notebooks: .venv/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[notebooks]'
 	$(BIN)/python -m nbconvert --execute --inplace --to notebook \
 	  --ExecutePreprocessor.record_timing=False analysis/notebooks/*.ipynb
+
+# A page a module, made of docstrings: open workdirs/docs/index.html.
+docs: .venv/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	$(BIN)/python -W ignore -m launch.docs
 
 lint: .venv/.installed
 	$(BIN)/ruff check .

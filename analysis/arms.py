@@ -1,13 +1,14 @@
-"""What a kept momentum costs, and what asynchrony costs once the momentum is tuned.
+"""What it costs to keep a momentum, and what asynchrony costs once the momentum is tuned.
 
 An *arm* is a number of groups g with its momentum
 
     kept     the same for every g: the highest that was tried with all of them
     tuned    whatever is best for g
 
-and with a learning rate of its own. Its setting is that of fewest updates to a training loss.
-Each seed is judged at the setting best on the other seeds; figures are medians over the seeds, and
-their 95 % intervals draw seeds again, in pairs, and choose again (`analysis/efficiency.py`).
+and with a learning rate of its own. The setting chosen for an arm is the one with the fewest
+updates to a training loss. Each seed is judged at the setting that is best on the other seeds;
+figures are medians over the seeds, and their 95 % intervals draw seeds again, in pairs, and choose
+again (`analysis/efficiency.py`).
 
 An arm's optimum is *interior* if the next lower and the next higher learning rate take more
 updates, and, where the momentum is tuned, the next momenta too, each at its own best rate.
@@ -25,7 +26,7 @@ from research import strategies
 
 NAME, GROUPS, RATE = "strategy.name", "strategy.groups", "optimizer.learning_rate"
 FREE = (NAME, GROUPS, MOMENTUM, "seed", "steps", "log_every", "checkpoint_every")
-HALVINGS = 2  # losses, beside the one that settings are chosen by, each twice the one below
+HALVINGS = 2  # losses beside the one that settings are chosen by, each twice the one below
 
 
 class Choice(NamedTuple):
@@ -64,6 +65,7 @@ class Comparison(NamedTuple):
     losses: tuple[float, ...]  # settings are chosen by the first, the lowest
     arms: list[Arm]  # kept and tuned for each number of groups, fewest groups first
     values: np.ndarray  # (A, M): updates to each loss, seconds to each, loss at the end
+    apart: np.ndarray  # (A, M): of log points, which figures are known no better than
     drawn: np.ndarray  # (D, A, M), with the seeds drawn again
 
     def of(self, groups: int, kept: bool) -> int:
@@ -108,7 +110,8 @@ def comparisons(
     """All that the runs hold; settings that lack a seed are left out.
 
     `runs` are those of `sections.prepared`. `loss` NaN: the lowest power of two that every arm
-    reaches with its momentum tuned.
+    reaches with its momentum tuned, or just what it reaches where runs start below that power.
+    Losses that some run starts from or below are not among a comparison's.
     """
     ended = runs[runs["status"].isin(("completed", "diverged"))]
     ended = ended[ended[NAME].map(strategies.is_simple).astype(bool)]
@@ -122,8 +125,12 @@ def comparisons(
         lowest = max(_lowest(its) for part, _ in found for _, its in part.groupby(GROUPS))
         if not 0 < lowest < np.inf:
             return []
-        loss = 2.0 ** np.ceil(np.log2(lowest))
+        power = 2.0 ** np.ceil(np.log2(lowest))
+        loss = power if np.isnan(efficiency.too_easy(power, log)) else lowest
     losses = tuple(loss * 2**i for i in range(HALVINGS + 1))
+    losses = tuple(it for it in losses if np.isnan(efficiency.too_easy(it, log)))
+    if not losses:
+        return []
     compared = [_compared(part, log, kept, losses) for part, kept in found]
     return [it for it in compared if it]
 
@@ -154,6 +161,7 @@ def _compared(
     log = log[log["point"].isin(runs["point"])]
     ways = [efficiency.with_target(runs, log, loss) for loss in losses]
     clocks = [way[f"{it}_to_target"] for it in ("updates", "seconds") for way in ways]
+    known = [way[f"{it}_apart"] for it in ("updates", "seconds") for way in ways]
     ends = pd.to_numeric(runs["train_loss"]).where(runs["status"] == "completed", np.inf)
     table = pd.concat([*clocks, ends], axis=1).set_axis(range(len(clocks) + 1), axis=1)
     seeds = np.arange(runs["seed"].nunique())
@@ -171,7 +179,9 @@ def _compared(
     )  # five seeds give 126 different draws, but for their order
     values = np.stack([_judged(arm, seeds) for arm in arms])
     again = np.array([[_judged(arm, some) for arm in arms] for some in drawn])[which]
-    return Comparison(runs, kept, losses, arms, values, again)
+    apart = pd.concat(known, axis=1).groupby(runs[GROUPS]).median().loc[[a.groups for a in arms]]
+    apart = np.pad(apart.fillna(0).to_numpy(), ((0, 0), (0, 1)))
+    return Comparison(runs, kept, losses, arms, values, apart, again)
 
 
 def _arm(groups: int, kept: bool, table: pd.DataFrame, momentum: float, seeds: int) -> Arm:

@@ -1,14 +1,15 @@
 """The report's comparisons of trained runs: losses by two clocks, efficiencies, fronts."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from analysis import efficiency, figures, fronts, planes, sections, tables
+from analysis import charts, efficiency, figures, fronts, planes, sections, tables, times
 from analysis.efficiency import MOMENTUM
 from analysis.figures import DASHES, OKABE_ITO, Curve
+from analysis.heeded import heeded
 from analysis.page import Cell, Column, Picture, Section, Table, cell, number
 from analysis.planes import Front
 from analysis.sections import (
@@ -16,16 +17,25 @@ from analysis.sections import (
     LINES,
     describe,
     floats,
+    of_figure,
     ranked,
     seeded,
     tuned,
     varying,
 )
-from analysis.tables import Point
+from analysis.tables import Point, TableError
 
 WORST = 2  # of the curves that a picture names, where there are too many
 BACKGROUND = 40  # more that it draws in grey
 SETTINGS = 60  # drawn thinly below their front, at most
+# Columns of the log that a page draws, where a run has them.
+LOGGED = (*tables.LOGGED, "test_loss", "test_accuracy", "learning_rate", "staleness_mean")
+ALONG = {
+    "test_loss": "test loss",
+    "test_accuracy": "test accuracy",
+    "learning_rate": "learning rate",
+    "staleness_mean": "mean staleness since the last log point",
+}
 COSTS = {
     "simulated_seconds": "simulated seconds",
     "sequential": "sequential FLOPs",
@@ -47,11 +57,18 @@ class Compared(NamedTuple):
 
 
 def compared(points: Sequence[Point], target: float = np.nan) -> Compared:
-    """The points, none of them a recording; `target` NaN: the loss of `sections.target`."""
-    keys, log = tables.columns(points), tables.metrics(points)[["point", *tables.LOGGED]]
+    """The points, none of them a recording; `target` NaN: the loss of `sections.target`.
+
+    Raises `TableError` if a run starts at or below the target that is given.
+    """
+    points = heeded(points)
+    keys, log = tables.columns(points), tables.metrics(points)
+    log = log[["point", *(column for column in LOGGED if column in log)]]
     runs, why = sections.prepared(tables.runs(points, keys), keys, log), "as asked for"
     if np.isnan(target):
         target, why = sections.target(runs, log)
+    elif not np.isnan(start := efficiency.too_easy(target, log)):
+        raise TableError(f"--target={target:g}: some run starts from {start:.4g}; must be below it")
     runs = efficiency.with_target(runs, log, target)
     if log.empty:
         return Compared(runs, log, keys, target, why, [], [], "")
@@ -118,10 +135,75 @@ def losses(
         Picture(
             figures.uri(figures.losses(found, clock, name, target, others)),
             f"Training loss against {name}. {_spoken(found)}",
+            chart=charts.losses(found, clock, name, target, others),
         )
         for clock, name in (("step", "updates"), ("simulated_seconds", "simulated seconds"))
     ]
     return Section("Training loss", text=text + note, pictures=pictures)
+
+
+def to_losses(found: Sequence[Curve]) -> Section | None:
+    """Updates and seconds to every loss: what the target's choice does."""
+    losses = times.targets(found)
+    if not len(losses):
+        return None
+    pictures = []
+    for clock, name in times.CLOCKS.items():
+        tables = [(curve, times.table(curve, losses, clock)) for curve in found]
+        reached = [(curve, its) for curve, its in tables if np.isfinite(its["median"]).any()]
+        if not reached:
+            return None
+        words = "; ".join(
+            f"{curve.label} gets to {number(times.lowest(curve))}" for curve, _ in reached
+        )
+        axes = "training loss to reach", f"{name} to it"
+        alt = f"{name.capitalize()} to a training loss, against that loss. {words}."
+        picture = figures.uri(figures.course(reached, *axes, log=True))
+        chart = charts.course(reached, *axes, log=True)
+        chart["y"]["digit"] = times.digit(found, clock)
+        pictures.append(Picture(picture, alt, chart=chart))
+    text = (
+        "How long it takes to each loss below that of the start: medians over seeds, and a band "
+        "from least to most, where most seeds get there. Linear between log points. A curve that "
+        "is lower everywhere is faster whatever the target."
+    )
+    return Section("Time to a loss", text=text, pictures=pictures)
+
+
+def along(found: Sequence[Curve]) -> Section | None:
+    """What else the log has by update: test figures, learning rate, staleness."""
+    pictures = []
+    for column, name in ALONG.items():
+        its = [curve for curve in found if column in curve.log and curve.log[column].notna().any()]
+        if not its or (column == "learning_rate" and not any(map(_scheduled, its))):
+            continue
+        if column == "staleness_mean" and not any(curve.log[column].max() > 0 for curve in its):
+            continue
+        tables = [(curve, figures.by_step(curve.log, "step", column)) for curve in its]
+        tables = [(curve, table[table["median"].notna()]) for curve, table in tables]
+        ends = "; ".join(f"{c.label} ends at {number(t['median'].iloc[-1])}" for c, t in tables)
+        log = column in ("test_loss", "learning_rate")
+        pictures.append(
+            Picture(
+                figures.uri(figures.course(tables, "updates", name, False)),
+                f"{name.capitalize()} against updates. {ends}.",
+                chart=_linear(charts.course(tables, "updates", name, log)),
+            )
+        )
+    if not pictures:
+        return None
+    text = "The same runs on test examples, and what their learning rates and staleness were."
+    return Section("Along the way", text=text, pictures=pictures)
+
+
+def _scheduled(curve: Curve) -> bool:
+    """Whether the learning rate of some run changes."""
+    return bool((curve.log.groupby("point")["learning_rate"].nunique() > 1).any())
+
+
+def _linear(chart: dict[str, Any]) -> dict[str, Any]:
+    """The chart with updates as they are counted."""
+    return chart | {"x": chart["x"] | {"log": False}}
 
 
 def plane(found: Sequence[Curve], target: float, of_kinds: bool = False) -> Section | None:
@@ -143,8 +225,8 @@ def plane(found: Sequence[Curve], target: float, of_kinds: bool = False) -> Sect
     if len(moved) < len(found):
         text += f" {len(found) - len(moved)} did not reach the target with all seeds."
     said = [
-        f"{curve.label}: {number(curve.runs['updates_to_target'].median())} updates, "
-        f"{number(curve.runs['seconds_to_target'].median())} seconds"
+        f"{curve.label}: {of_figure(curve.runs, 'updates_to_target').shown} updates, "
+        f"{of_figure(curve.runs, 'seconds_to_target').shown} seconds"
         for curve in moved
     ]
     alt = "Updates to the target against seconds an update. " + "; ".join(said) + "."
@@ -152,7 +234,7 @@ def plane(found: Sequence[Curve], target: float, of_kinds: bool = False) -> Sect
     return Section("Statistical and hardware efficiency", text=text, pictures=[picture])
 
 
-def pareto(runs: pd.DataFrame, log: pd.DataFrame) -> Section | None:
+def pareto(runs: pd.DataFrame, log: pd.DataFrame, keys: Sequence[str]) -> Section | None:
     """Loss against what it cost: a front for each kind of strategy, and who is best when."""
     table = fronts.levels(runs, log, ["setting", "kind"])
     table = table[table["simulated_seconds"] > 0]
@@ -173,11 +255,14 @@ def pareto(runs: pd.DataFrame, log: pd.DataFrame) -> Section | None:
         ends = "; ".join(f"{line.label} gets to {line.best['loss'].iloc[-1]:.3g}" for line in lines)
         alt = f"Pareto fronts of training loss against {COSTS[cost]}. {ends}."
         figure = planes.fronts(lines, cost, COSTS[cost], thin)
-        pictures.append(Picture(figures.uri(figure), alt))
+        chart = charts.fronts(lines, cost, COSTS[cost])
+        pictures.append(Picture(figures.uri(figure), alt, chart=chart))
     text = (
         "Pareto fronts: the lowest loss, median over seeds, that any setting of a kind has had for "
         "so much or less; bands are from the least to the most of its seeds."
     )
+    if left := sections.untold(runs, keys):
+        text += f" Settings of one kind differ in {', '.join(left)}."
     text += " Thin lines are the settings." if thin else ""
     text += " The table marks the lowest loss of each row." if len(looks) > 1 else ""
     comparison = _budgets(table, costs[0], list(looks)) if len(looks) > 1 else None

@@ -4,9 +4,9 @@
     HE       simulated seconds an update          read off the timeline
     SE x HE  simulated seconds to the target
 
-A *setting* is all that a run's config says but the seed. Settings that differ only in what an
-optimizer is tuned by (the learning rate, above all; not momentum) are one *method*, and its best
-setting speaks for it.
+A *setting* is all that a run's config says but the seed. Settings that differ only in how the
+optimizer is tuned (above all in the learning rate; not in momentum) are one *method*, and the best
+of them stands for it.
 
 With g compute groups, of staleness S = g - 1, the paper's penalties are SE(S) / SE(0), HE(S) /
 HE(0) and their product (`penalties`). A setting looks better than it is on the seeds that it was
@@ -49,44 +49,109 @@ def named(runs: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     return runs.assign(**{name: [repr(row) for row in its] for name, its in rows.items()})
 
 
-def to_target(log: pd.DataFrame, target: float) -> tuple[float, float]:
-    """(updates, simulated seconds) at which one run's training loss first is at the target.
+class Crossing(NamedTuple):
+    """Where a run's training loss first is at a target; infinite if it never is.
 
-    Linear between the last log point above the target and the first at or below it; infinite if
-    there is none.
+    The log knows no more than that it happened between two log points: `updates_apart` and
+    `seconds_apart` are how far those are from one another (0 where the first log point is there).
     """
-    log = log.dropna(subset=["train_loss"])
-    below = np.flatnonzero(log["train_loss"] <= target)
-    if not below.size:
-        return np.inf, np.inf
-    after, before = log.iloc[below[0]], log.iloc[max(below[0] - 1, 0)]
-    fall = before["train_loss"] - after["train_loss"]
-    part = (before["train_loss"] - target) / fall if fall else 1.0
-    step, seconds = before[CLOCKS] + part * (after[CLOCKS] - before[CLOCKS])
-    return float(step), float(seconds)
+
+    updates: float
+    seconds: float
+    updates_apart: float
+    seconds_apart: float
 
 
-def common_target(runs: pd.DataFrame, metrics: pd.DataFrame) -> float:
-    """The lowest training loss that every method reaches; NaN if no run completed.
+def crossing(log: pd.DataFrame, target: float) -> Crossing:
+    """Linear between the last log point above the target and the first at or below it."""
+    return crossings(log, np.array([target]))[0]
+
+
+def crossings(log: pd.DataFrame, targets: np.ndarray) -> list[Crossing]:
+    """`crossing` of one run's log for each of the targets, which may be NaN: never."""
+    rows = log[[*CLOCKS, "train_loss"]].to_numpy(float)
+    rows = rows[~np.isnan(rows[:, 2])]
+    lowest = np.minimum.accumulate(rows[:, 2])
+    found = []
+    for target in targets:
+        place = int(np.searchsorted(-lowest, -target))  # NaN sorts last
+        if place == len(rows):
+            found.append(Crossing(np.inf, np.inf, np.nan, np.nan))
+            continue
+        after, before = rows[place], rows[max(place - 1, 0)]
+        fall = before[2] - after[2]
+        at = before + ((before[2] - target) / fall if fall else 1.0) * (after - before)
+        found.append(Crossing(*map(float, (*at[:2], *(after - before)[:2]))))
+    return found
+
+
+def to_target(log: pd.DataFrame, target: float) -> tuple[float, float]:
+    """(updates, simulated seconds) of `crossing`."""
+    return crossing(log, target)[:2]
+
+
+class Target(NamedTuple):
+    """A training loss to reach, and who reaches it."""
+
+    loss: float  # NaN: there is none
+    methods: int  # that reach it, with the worst of the seeds of their best setting
+    resolved: bool  # most of them need more than one log interval
+
+
+def common_target(runs: pd.DataFrame, metrics: pd.DataFrame, most: int = 0) -> Target:
+    """The lowest training loss that as many methods reach as a target can be shared by.
 
     A run reaches its lowest logged loss, a setting what the worst of its completed seeds does, a
-    method what the best of its settings does; the target is what the worst method reaches.
+    method what the best of its settings does; a target is what the worst of the methods reaches
+    that it is for. It lies below what every run starts from, or time to it would be none; so
+    methods that learn nothing are left out, the worst first. Of those targets it is the one of
+    most methods (at most `most`, 0: all), if more than half of them meet it after the first log
+    point; if no target is so, the one of most methods.
     """
+    log = metrics.dropna(subset=["train_loss"])
+    losses = log.groupby("point")["train_loss"]
+    start, place = losses.first().min(), losses.cumcount()
     done = runs[runs["status"] == "completed"]
-    reached = done.assign(lowest=done["point"].map(metrics.groupby("point")["train_loss"].min()))
-    settings = reached.groupby(["method", "setting"])["lowest"].max()
-    return float(settings.groupby("method").min().max())
+    if done.empty or log.empty:
+        return Target(np.nan, 0, False)
+    lowest = done["point"].map(losses.min())
+    reached = done.assign(lowest=lowest).groupby(["method", "setting"])["lowest"].max()
+    methods = reached.groupby("method").min().sort_values(kind="stable")
+    best = done[done["setting"].isin(reached.groupby("method").idxmin().str[1])]
+    second = log[place == 1].set_index("point")["train_loss"]
+    soon = best.assign(second=best["point"].map(second)).groupby("method")["second"].median()
+    found = []
+    for count in range(min(most or len(methods), len(methods)), 0, -1):
+        loss = float(methods.iloc[count - 1])
+        if loss < start:
+            late = (soon[methods.index[:count]] > loss).sum()
+            found.append(Target(loss, count, bool(2 * late > count)))
+    return next((it for it in found if it.resolved), (found or [Target(np.nan, 0, False)])[0])
+
+
+def too_easy(target: float, metrics: pd.DataFrame) -> float:
+    """The loss that some run starts from at or below the target; NaN if all start above."""
+    starts = metrics.dropna(subset=["train_loss"]).groupby("point")["train_loss"].first()
+    return float(starts[starts <= target].min())
 
 
 def with_target(runs: pd.DataFrame, metrics: pd.DataFrame, target: float) -> pd.DataFrame:
-    """`runs` with `updates_to_target` and `seconds_to_target`, infinite if a run diverged."""
+    """`runs` with `updates_to_target` and `seconds_to_target`, infinite if a run diverged.
+
+    `updates_apart` and `seconds_apart` are those of `Crossing`: a figure is known no better.
+    """
     logs = dict(list(metrics.groupby("point")))
-    reached = [
-        to_target(logs.get(point, metrics.iloc[:0]), np.nan if status == "diverged" else target)
+    found = [
+        crossing(logs.get(point, metrics.iloc[:0]), np.nan if status == "diverged" else target)
         for point, status in zip(runs["point"], runs["status"], strict=True)
     ]
-    updates, seconds = zip(*reached, strict=True)
-    return runs.assign(updates_to_target=updates, seconds_to_target=seconds)
+    updates, seconds, *apart = zip(*found, strict=True)
+    return runs.assign(
+        updates_to_target=updates,
+        seconds_to_target=seconds,
+        updates_apart=apart[0],
+        seconds_apart=apart[1],
+    )
 
 
 def best(runs: pd.DataFrame) -> pd.DataFrame:

@@ -95,11 +95,11 @@ def losses(
     """
     figure, axes = new()
     for i, log in enumerate(others):
-        middle = _seeds(log, clock, column)
+        middle = by_step(log, clock, column)
         note = f"{len(others)} others" if i == 0 else None
         axes.plot(middle[clock], middle["median"], color="#c4c4c4", lw=0.7, zorder=1, label=note)
     for curve in curves:
-        band(axes, _seeds(curve.log, clock, column), clock, curve)
+        band(axes, by_step(curve.log, clock, column), clock, curve)
     log = pd.concat([curve.log for curve in curves] + list(others)).dropna(subset=[column])
     gone = {p for c in curves for p in c.runs.loc[c.runs["status"] == "diverged", "point"]}
     ends = log[log["point"].isin(gone)].groupby("point").tail(1)
@@ -146,6 +146,40 @@ def loss_scale(axes: Axes, low: float, top: float) -> None:
 
 
 @matplotlib.rc_context(STYLE)
+def course(tables: Sequence[tuple[Curve, pd.DataFrame]], x: str, y: str, log: bool) -> Figure:
+    """Tables of `median`, `low` and `high` against their first column, labelled `x` and `y`."""
+    figure, axes = new()
+    for curve, table in tables:
+        band(axes, table.replace(np.inf, np.nan), table.columns[0], curve)
+    for name, axis in (("x", axes.xaxis), ("y", axes.yaxis)) if log else ():
+        low, high = axes.dataLim.intervalx if name == "x" else axes.dataLim.intervaly
+        if low > 0 and high > 3 * low:
+            axes.set(**{f"{name}scale": "log"})
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 200 * low else (1,)))
+            axis.set_major_formatter("{x:g}")
+            axis.set_minor_formatter(NullFormatter())
+    axes.set(xlabel=x, ylabel=y)
+    legend(figure)
+    return figure
+
+
+@matplotlib.rc_context(STYLE)
+def gantt(bars: pd.DataFrame, lanes: Sequence[str]) -> Figure:
+    """Who computes when: a bar from `start` to `end` in its `lane`, the darker the staler."""
+    figure, axes = new(height=0.9 + 0.24 * len(lanes))
+    share = bars["staleness"] / max(bars["staleness"].max(), 1)
+    shades = matplotlib.colormaps["viridis_r"](share.to_numpy())
+    spans = bars["end"] - bars["start"]
+    edge: Any = {"height": 0.75, "color": shades, "edgecolor": "white", "linewidth": 0.8}
+    axes.barh(bars["lane"], spans, left=bars["start"], **edge)
+    axes.set_yticks(range(len(lanes)), lanes)
+    axes.invert_yaxis()
+    axes.grid(False, axis="y")
+    axes.set(xlabel="simulated seconds")
+    return figure
+
+
+@matplotlib.rc_context(STYLE)
 def staleness(counts: np.ndarray, groups: int | None) -> Figure:
     """Share of the updates at each staleness; over it the geometric law of mean g - 1, given g."""
     figure, axes = new(width=4.0, height=2.5)
@@ -156,7 +190,7 @@ def staleness(counts: np.ndarray, groups: int | None) -> Figure:
     if groups:
         law = (1 - 1 / groups) ** k / groups
         axes.plot(k, law, ".-", color=VERMILION, lw=1.2, ms=4, label="geometric law")
-        axes.legend()
+        axes.legend(loc="upper right")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set(xlabel="staleness (updates)", ylabel="share of updates")
     return figure
@@ -272,7 +306,7 @@ def thin(table: pd.DataFrame) -> pd.DataFrame:
     return table.iloc[np.unique(np.linspace(0, last, min(len(table), POINTS)).round().astype(int))]
 
 
-def _seeds(log: pd.DataFrame, clock: str, column: str) -> pd.DataFrame:
+def by_step(log: pd.DataFrame, clock: str, column: str) -> pd.DataFrame:
     """By step: the clock's median, and of `column` the `median`, `low` and `high` over seeds."""
     steps = log.groupby("step")
     table = pd.DataFrame({clock: steps[clock].median()})

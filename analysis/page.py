@@ -1,7 +1,11 @@
-"""The report's HTML: one file, no requests, readable on a phone, a laptop and on paper."""
+"""The report's HTML: one file, no requests, readable on a phone, a laptop and on paper.
+
+Its script is `page.js`. Without it, and on paper, charts are the pictures of the same numbers.
+"""
 
 import math
 from collections.abc import Sequence
+from importlib.resources import files
 from typing import Any, NamedTuple
 
 from jinja2 import Environment, StrictUndefined
@@ -38,6 +42,7 @@ class Picture(NamedTuple):
     src: str
     alt: str
     caption: str = ""
+    chart: dict[str, Any] | None = None  # of `charts`: the page draws it in the picture's place
 
 
 class Section(NamedTuple):
@@ -52,19 +57,28 @@ class Section(NamedTuple):
     small: bool = False  # its pictures
 
 
-def cell(value: Any) -> Cell:
-    """A number, a text, or nothing (None, NaN)."""
+def cell(value: Any, apart: float = 0.0) -> Cell:
+    """A number as `number` says it, a text, or nothing (None, NaN)."""
     if value is None or value != value:
         return Cell("–", "Infinity")
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return Cell(str(value), str(value))
     if math.isinf(value):
         return Cell("not reached", "Infinity")
-    return Cell(number(value), value)
+    return Cell(number(value, apart), value)
 
 
-def number(value: float) -> str:
-    """Four digits; no exponent from a thousand to a million."""
+def number(value: float, apart: float = 0.0) -> str:
+    """Four digits; no exponent from a thousand to a million.
+
+    Of a figure read between two log points so far `apart` no digit finer than that: 137 is 140
+    where there is a log point every 25, and what is not one log interval is `under` it.
+    """
+    if 0 < apart < math.inf and math.isfinite(value):
+        digit = 10.0 ** math.floor(math.log10(apart))
+        value = round(value / digit) * digit
+        if value == 0:
+            return f"under {apart:.4g}"
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.4g}"
 
 
@@ -76,38 +90,84 @@ TEMPLATE = """<!DOCTYPE html>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{{ title }}</title>
 <style>
-body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff;
+:root { color-scheme: light dark; --dark: 0; --paper: #fff; --ink: #1a1a1a; --soft: #444;
+  --rule: #ddd; --strong: #888; --bad: #a63d00; --link: #0072B2; --mix: 0%; }
+@media screen and (prefers-color-scheme: dark) { :root:not([data-theme=light]) {
+  --dark: 1; --paper: #16181b; --ink: #e6e6e6; --soft: #b4b4b4; --rule: #34383d; --strong: #777;
+  --bad: #ff9d5c; --link: #6cb8f0; --mix: 45%; }
+  :root:not([data-theme=light]) img { filter: invert(.9) hue-rotate(180deg); } }
+@media screen { :root[data-theme=dark] { color-scheme: dark;
+  --dark: 1; --paper: #16181b; --ink: #e6e6e6; --soft: #b4b4b4; --rule: #34383d; --strong: #777;
+  --bad: #ff9d5c; --link: #6cb8f0; --mix: 45%; } :root[data-theme=light] { color-scheme: light; }
+  :root[data-theme=dark] img { filter: invert(.9) hue-rotate(180deg); }
+  .live img { display: none; } }
+body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
   max-width: 72rem; margin: 0 auto; padding: 1rem; }
-h1 { font-size: 1.6rem; line-height: 1.2; overflow-wrap: anywhere; }
-h2 { font-size: 1.2rem; margin-top: 2.2rem; border-bottom: 1px solid #bbb; }
+header { display: flex; justify-content: space-between; align-items: start; gap: 1rem; }
+.theme { flex: none; }
+h1 { font-size: 1.6rem; line-height: 1.2; overflow-wrap: anywhere; margin-top: .3rem; }
+h2 { font-size: 1.2rem; margin-top: 2.2rem; border-bottom: 1px solid var(--strong); }
 p, li, figcaption, dd { max-width: 44rem; overflow-wrap: anywhere; }
 ul { padding-left: 1.2rem; }
-figcaption, .note, .range { color: #444; font-size: .9em; }
+.answer { border-left: 4px solid var(--link); padding-left: 1rem; }
+.answer ul { margin: .3rem 0; }
+figcaption, .note, .range { color: var(--soft); font-size: .9em; }
 .scroll { overflow: auto; }
-.scroll.long { max-height: 80vh; border-bottom: 1px solid #bbb; }
+.scroll.long { max-height: 80vh; border-bottom: 1px solid var(--strong); }
+:focus-visible { outline: 2px solid var(--link); outline-offset: 1px; }
 table { border-collapse: separate; border-spacing: 0; font-size: .9rem;
   font-variant-numeric: tabular-nums; }
-th, td { padding: .25rem .6rem; text-align: right; border-bottom: 1px solid #ddd;
-  background: #fff; }
+th, td { padding: .25rem .6rem; text-align: right; border-bottom: 1px solid var(--rule);
+  background: var(--paper); }
 th { vertical-align: bottom; position: sticky; top: 0; z-index: 1; min-width: 3.5rem;
-  max-width: 8rem; line-height: 1.25; border-bottom-color: #888; }
+  max-width: 8rem; line-height: 1.25; overflow-wrap: break-word;
+  border-bottom-color: var(--strong); }
 th:first-child, td:first-child { position: sticky; left: 0; padding-left: 0; }
 th:first-child { z-index: 2; }
 th.text, td.text { text-align: left; }
 td.text { max-width: 16rem; overflow-wrap: break-word; }
 th button { all: unset; cursor: pointer; font-weight: 600; }
 th button:hover { text-decoration: underline; }
-th button:focus-visible { outline: 2px solid #0072B2; }
+th button:focus-visible { outline: 2px solid var(--link); }
 th[aria-sort=ascending] button::after { content: " \\25B2"; }
 th[aria-sort=descending] button::after { content: " \\25BC"; }
 .range { white-space: nowrap; display: block; }
-.bad { color: #a63d00; font-weight: 600; }
+.bad { color: var(--bad); font-weight: 600; }
 .good { font-weight: 700; }
 .figures { display: grid; gap: 1rem 2rem;
   grid-template-columns: repeat(auto-fill, minmax(min(100%, 27rem), 1fr)); }
 .figures.small { grid-template-columns: repeat(auto-fill, minmax(min(100%, 19rem), 1fr)); }
-figure { margin: 0; }
-img { width: 100%; height: auto; max-width: 34rem; }
+figure { margin: 0; min-width: 0; }
+img { width: 100%; height: auto; max-width: 34rem; background: #fff; border-radius: 4px; }
+.area { position: relative; }
+.chart svg { display: block; font-size: 12px; fill: var(--ink); touch-action: pan-y; }
+.grid { stroke: var(--rule); }
+.rule { stroke: var(--strong); }
+.level { stroke: var(--strong); stroke-dasharray: 2 3; }
+.curve, .faint { fill: none; stroke-width: 1.8; stroke-linejoin: round;
+  stroke: color-mix(in oklab, var(--c), white var(--mix)); }
+.faint { stroke-width: .7; opacity: .6; }
+.band { fill: color-mix(in oklab, var(--c), white var(--mix)); opacity: .18; }
+.dot { fill: color-mix(in oklab, var(--c), white var(--mix)); }
+.work { fill: color-mix(in oklab, var(--link) var(--s), var(--paper)); }
+.tip { position: absolute; top: 12px; max-width: 60%; padding: .3rem .5rem; font-size: .8rem;
+  line-height: 1.35; background: var(--paper); border: 1px solid var(--strong);
+  border-radius: 4px; pointer-events: none; z-index: 3; }
+@media (max-width: 40rem) { .tip { position: static; max-width: none; } }
+.tip b, .tip span { display: block; }
+.tip span { border-left: 4px solid color-mix(in oklab, var(--c, gray), white var(--mix));
+  padding-left: .4rem; margin-top: 2px; }
+.bar { display: flex; flex-wrap: wrap; gap: .3rem; margin: .3rem 0; }
+.bar button, .theme, select { font: inherit; font-size: .8rem; color: inherit;
+  background: transparent; border: 1px solid var(--rule); border-radius: 4px;
+  padding: .1rem .5rem; cursor: pointer; text-align: left; max-width: 100%; }
+.bar button[style]::before { content: ""; display: inline-block; width: 1.6rem;
+  margin-right: .4rem; vertical-align: middle;
+  border-top: 3px var(--dash) color-mix(in oklab, var(--c), white var(--mix)); }
+.bar button[aria-pressed=true] { border-color: var(--strong); }
+.bar button[aria-pressed=false] { opacity: .55; text-decoration: line-through; }
+.bar:not(:last-child) button[aria-pressed=false] { text-decoration: none; }
+select { background: var(--paper); max-width: 100%; }
 dt { font-weight: 600; }
 dd { margin: 0 0 .5rem; }
 @media print {
@@ -120,7 +180,7 @@ dd { margin: 0 0 .5rem; }
   figure, tr, p { break-inside: avoid; }
   h2, h2 + p { break-after: avoid; }
   .figures, .figures.small { grid-template-columns: 1fr 1fr; }
-  .hint { display: none; }
+  .hint, .chart, .theme, .differences { display: none; }
 }
 </style>
 </head>
@@ -155,10 +215,22 @@ dd { margin: 0 0 .5rem; }
 </table>
 </div>
 {% endmacro %}
+<header>
 <h1>{{ title }}</h1>
+<button type="button" class="theme" hidden>dark or light</button>
+</header>
 {% for note in notes %}
 <p>{{ note }}</p>
 {% endfor %}
+{% if answers %}
+<div class="answer">
+<ul>
+{% for line in answers %}
+<li>{{ line }}</li>
+{% endfor %}
+</ul>
+</div>
+{% endif %}
 {% for section in sections %}
 <h2>{{ section.title }}</h2>
 {% if section.points %}
@@ -175,6 +247,9 @@ dd { margin: 0 0 .5rem; }
 <div class="figures{{ ' small' if section.small }}">
 {% for picture in section.pictures %}
 <figure><img src="{{ picture.src }}" alt="{{ picture.alt }}">
+{% if picture.chart %}
+<script type="application/json">{{ picture.chart | tojson }}</script>
+{% endif %}
 {% if picture.caption %}<figcaption>{{ picture.caption }}</figcaption>{% endif %}
 </figure>
 {% endfor %}
@@ -194,6 +269,18 @@ dd { margin: 0 0 .5rem; }
 <dt>{{ name }}</dt><dd>{{ value }}</dd>
 {% endfor %}
 </dl>
+{% if differences %}
+<div class="differences" hidden>
+<h2>Two runs side by side</h2>
+<p>The keys in which their configurations differ.</p>
+<div class="bar">
+<select aria-label="one run"></select>
+<select aria-label="the other run"></select>
+</div>
+<dl aria-live="polite"></dl>
+<script type="application/json">{{ differences | tojson }}</script>
+</div>
+{% endif %}
 <details><summary>Configuration shared by all runs</summary>
 <dl>
 {% for name, value in shared %}
@@ -202,25 +289,17 @@ dd { margin: 0 0 .5rem; }
 </dl>
 </details>
 <script>
-document.querySelectorAll(".hint").forEach(hint => hint.hidden = false);
-document.querySelectorAll("th button").forEach(button => button.onclick = () => {
-  const head = button.parentNode, column = head.cellIndex, body = head.closest("table").tBodies[0];
-  const down = head.getAttribute("aria-sort") === "ascending";
-  head.parentNode.querySelectorAll("th").forEach(th => th.removeAttribute("aria-sort"));
-  head.setAttribute("aria-sort", down ? "descending" : "ascending");
-  const cell = row => row.cells[column];
-  const value = row => cell(row).dataset.sort ?? cell(row).innerText;
-  const compare = (a, b) => a - b || a.localeCompare(b, "en", {numeric: true});
-  [...body.rows].sort((a, b) => compare(value(a), value(b)) * (down ? -1 : 1))
-    .forEach(row => body.append(row));
-});
+{{ script | safe }}
 </script>
 </body>
 </html>
 """
 
 
-def render(**content: Any) -> str:
+def render(**given: Any) -> str:
     """The page; every value is escaped."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    return environment.from_string(TEMPLATE).render(**content, LONG=LONG)
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}
+    content = {"answers": (), "differences": {}, **given}
+    script = files("analysis").joinpath("page.js").read_text()
+    return environment.from_string(TEMPLATE).render(**content, LONG=LONG, script=script)

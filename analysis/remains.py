@@ -6,12 +6,12 @@ import numpy as np
 import pandas as pd
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from analysis import arms, figures
+from analysis import arms, charts, figures
 from analysis.arms import GROUPS, RATE, Arm, Choice, Comparison, chosen
 from analysis.efficiency import MOMENTUM
 from analysis.figures import DASHES, OKABE_ITO, Curve, Series
 from analysis.page import Cell, Column, Picture, Section, Table, cell, number
-from analysis.sections import describe
+from analysis.sections import INTERPOLATED, describe
 
 CONTEXTS = 6  # comparisons that are told apart in a picture
 
@@ -20,7 +20,7 @@ METHOD = (
     "tuned: the setting of fewest updates to a training loss of {loss}. Each of the {seeds} seeds "
     "is judged at the setting that is best on the others. Figures are medians over the seeds, with "
     "95 % intervals from drawing the seeds again, in pairs, and choosing again; a run that misses "
-    "a loss counts as infinitely long."
+    f"a loss counts as infinitely long. {INTERPOLATED}"
 )
 INSIDE = (
     "The setting best on all seeds, and what the next ones that were tried take: the learning "
@@ -36,17 +36,14 @@ def sections(
     """Two sections, or none: what remains, and whether the tuned settings lie inside."""
     if not found:
         return []
-    firsts = [it.runs.iloc[0] for it in found]
-    keys = [key for key in arms.context(keys) if len({repr(run[key]) for run in firsts}) > 1]
-    names = [describe(run, keys) for run in firsts]
+    names = _names(found, keys)
     choices = [[chosen(arm.settings, arm.figures[0], arm.kept) for arm in it.arms] for it in found]
     flat = [choice for its in choices for choice in its]
-    points = [line for it, name in zip(found, names, strict=True) for line in said(it, name)]
     inside = sum(choice.interior for choice in flat)
-    points.append(
+    points = [
         f"{inside} of the {len(flat)} optima lie inside what was tried"
         + ("." if inside == len(flat) else f", {len(flat) - inside} on an edge.")
-    )
+    ]
     text = METHOD.format(loss=number(found[0].losses[0]), seeds=len(found[0].arms[0].figures[0, 0]))
     return [
         Section(
@@ -62,6 +59,19 @@ def sections(
         ),
         Section("Whether the optima lie inside", text=INSIDE, table=_inside(found, names, choices)),
     ]
+
+
+def answer(found: Sequence[Comparison], keys: Sequence[str]) -> list[str]:
+    """The sentences of `said`, of all comparisons."""
+    names = _names(found, keys)
+    return [line for it, name in zip(found, names, strict=True) for line in said(it, name)]
+
+
+def _names(found: Sequence[Comparison], keys: Sequence[str]) -> list[str]:
+    """What tells the comparisons apart, '' if nothing."""
+    firsts = [it.runs.iloc[0] for it in found]
+    keys = [key for key in arms.context(keys) if len({repr(run[key]) for run in firsts}) > 1]
+    return [describe(run, keys) for run in firsts]
 
 
 def said(it: Comparison, name: str) -> list[str]:
@@ -109,11 +119,12 @@ def _results(
         for place, (arm, choice) in enumerate(zip(it.arms, its, strict=True)):
             row = [cell(name)] * any(names)
             row += [cell(arm.groups), cell(_momentum(arm, choice)), cell(choice.rate)]
-            row += [_figure(it.figure(place, i)) for i in range(n)][::-1]
+            row += [_figure(it.figure(place, i), it.apart[place, i]) for i in range(n)][::-1]
             row += [_figure(it.ratio(place, least)) if place != least else cell(1)]
             other = it.of(arm.groups, False)
             row += [_figure(it.ratio(place, other)) if arm.kept else cell(None)]
-            row += [_figure(it.figure(place, n + i)) for i in range(n)][::-1]
+            clocks = [_figure(it.figure(place, n + i), it.apart[place, n + i]) for i in range(n)]
+            row += clocks[::-1]
             row += [_figure(it.figure(place, 2 * n)), _optimum(choice)]
             rows.append(row)
     return Table("What remains after tuning", columns, rows)
@@ -130,19 +141,21 @@ def _inside(
     columns += [Column("optimum", text=True)]
     rows = []
     for it, name, its in zip(found, names, choices, strict=True):
-        for arm, choice in zip(it.arms, its, strict=True):
+        for arm, choice, apart in zip(it.arms, its, it.apart[:, 0], strict=True):
             row = [cell(name)] * any(names)
             row += [cell(arm.groups), cell(_momentum(arm, choice)), cell(choice.rate)]
-            row += [cell(choice.updates), *map(_neighbour, choice.rates)]
-            row += [*map(_neighbour, choice.momenta)] or [cell("kept"), cell("kept")]
+            row += [cell(choice.updates, apart)]
+            row += [_neighbour(beside, apart) for beside in choice.rates]
+            momenta = [_neighbour(beside, apart) for beside in choice.momenta]
+            row += momenta or [cell("kept"), cell("kept")]
             rows.append([*row, _optimum(choice)])
     return Table("The settings beside the best", columns, rows)
 
 
-def _neighbour(beside: tuple[float, float] | None) -> Cell:
+def _neighbour(beside: tuple[float, float] | None, apart: float) -> Cell:
     if beside is None:
         return Cell("not tried", "Infinity", bad=True)
-    return Cell(f"{number(beside[0])}: {cell(beside[1]).shown}", beside[1])
+    return Cell(f"{number(beside[0])}: {cell(beside[1], apart).shown}", beside[1])
 
 
 def _optimum(choice: Choice) -> Cell:
@@ -153,10 +166,10 @@ def _momentum(arm: Arm, choice: Choice) -> str:
     return f"{choice.momentum:g}, {'kept' if arm.kept else 'tuned'}"
 
 
-def _figure(found: tuple[float, float, float]) -> Cell:
+def _figure(found: tuple[float, float, float], apart: float = 0.0) -> Cell:
     value, low, high = found
-    ends = " – ".join(cell(float(f"{end:.3g}")).shown for end in (low, high))
-    return cell(float(f"{value:.3g}"))._replace(range=ends if np.isfinite(low) else "")
+    ends = " – ".join(cell(float(f"{end:.3g}"), apart).shown for end in (low, high))
+    return cell(float(f"{value:.3g}"), apart)._replace(range=ends if np.isfinite(low) else "")
 
 
 def _penalties(
@@ -204,5 +217,6 @@ def _losses(it: Comparison, name: str, its: Sequence[Choice], log: pd.DataFrame)
         logs = log[log["point"].isin(members["point"])]
         found.append(Curve(label, look, list(DASHES)[arm.kept], logs, members))
     caption = f"{name}: each at its best setting" if name else "Each at its best setting"
-    figure = figures.losses(found, "step", "updates", it.losses[0])
-    return Picture(figures.uri(figure), f"Training loss against updates. {caption}.", caption)
+    drawn = found, "step", "updates", it.losses[0]
+    alt = f"Training loss against updates. {caption}."
+    return Picture(figures.uri(figures.losses(*drawn)), alt, caption, charts.losses(*drawn))

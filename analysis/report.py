@@ -2,13 +2,14 @@
 
 Reads workdirs only, each that of a run, of a sweep, or a folder above some. Writes `report.html`,
 with its pictures inside it, and the pictures once more as SVG files in `pictures/`, into the folder
-that holds them all: `DIR` itself, if it is one. The page stays of one size however many runs there
-are: it names the best and the worst of them.
+that holds them all: `DIR` itself, if it is one. Those that the page of before had left there go.
+The page stays of one size however many runs there are: it names the best and the worst of them.
 """
 
 import argparse
 import base64
 import os
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,20 @@ from typing import Any
 
 import numpy as np
 
-from analysis import arms, curves, figures, metered, page, remains, sections, tables
+from analysis import (
+    answer,
+    arms,
+    charts,
+    curves,
+    figures,
+    metered,
+    page,
+    remains,
+    sections,
+    tables,
+    workers,
+)
+from analysis.heeded import heeded
 from analysis.page import Cell, Column, Picture, Section, Table, cell, number
 from analysis.sections import GROUPS, NAME
 from analysis.tables import Point, TableError
@@ -30,6 +44,9 @@ SIMULATED = (
 )
 MEMORYLESS = ("exponential", "geometric")  # services with a geometric law of staleness
 HISTOGRAMS = 6
+GANTTS = 2  # pictures of workers: of the fewest and of the most groups
+NOTES = 6
+RUNS = 2000  # whose configs can be told apart on the page
 WORKDIR = "workdir"  # a key of points whose configs do not tell them apart
 
 
@@ -38,27 +55,60 @@ def write(*workdirs: Path, target: float = np.nan, out: Path | None = None) -> P
 
     `target` is the training loss that efficiency is measured to; NaN: the lowest that every method
     reaches, or of many the better half. `out` is the page's path, if not `report.html` in the
-    workdirs' common folder. Raises `TableError` if there is no run in a workdir.
+    workdirs' common folder. Raises `TableError` if there is no run in a workdir, or if one starts
+    at or below the target.
     """
     points = _told_apart(tables.points(*workdirs))
     recorded = [point for point in points if point.config.get("replicas.count")]
+    probed, plain = _probed(points)
+    answers, found = _trained(plain or probed, target)
     trained = [point for point in points if not point.config.get("replicas.count")]
-    # Recordings are short and start with nothing stale: their staleness is below its law.
-    # Metered runs beside others are there for the meter, and not to be compared.
-    plain = [point for point in trained if not point.config.get("probes.momentum")]
-    probed = [point for point in trained if point.config.get("probes.momentum")]
-    found = [*_trained(plain or trained, target), _metered(probed), _staleness(trained)]
+    found += [_metered(probed), _workers(trained), _staleness(trained)]
     found += [_fits(recorded, workdirs)]
     shown = [section for section in found if section]
     path = out or Path(os.path.commonpath([w.resolve() for w in workdirs])) / "report.html"
-    _write_pictures(path.parent / "pictures", shown)
     names = ", ".join(workdir.resolve().name for workdir in workdirs[:3])
     more = f" and {len(workdirs) - 3} more" if len(workdirs) > 3 else ""
     title = f"Optimization dynamics: {names}{more}"
-    notes = tables.notes(*workdirs)
-    text = page.render(title=title, notes=notes, sections=shown, **_provenance(points, workdirs))
+    text = page.render(
+        title=title,
+        notes=_notes(points, workdirs),
+        answers=answers,
+        sections=shown,
+        differences=_differences(points),
+        **_provenance(points, workdirs),
+    )
+    _write_pictures(path, shown)
     tables.replace(path, text)
     return path
+
+
+def best(workdir: Path, target: float = np.nan) -> str:
+    """A short table, as text, of the points that come first; '' if nothing was trained."""
+    probed, plain = _probed(_told_apart(tables.points(workdir)))
+    if not (plain or probed):
+        return ""
+    it = curves.compared(plain or probed, target)
+    return answer.best(it.runs, it.keys)
+
+
+def _probed(points: Sequence[Point]) -> tuple[list[Point], list[Point]]:
+    """Trained runs: metered ones, and the others.
+
+    Metered runs beside others are there for the meter, and not to be compared.
+    """
+    trained = [point for point in points if not point.config.get("replicas.count")]
+    parts: tuple[list[Point], list[Point]] = ([], [])
+    for point in trained:
+        parts[not point.config.get("probes.momentum")].append(point)
+    return parts
+
+
+def _notes(points: Sequence[Point], workdirs: Sequence[Path]) -> list[str]:
+    """What the grids ask, and what runs say that they are for, if not too many do."""
+    own = [str(point.config.get("note") or "") for point in points]
+    every = dict.fromkeys([*tables.notes(*workdirs), *filter(None, own)])
+    return list(every)[:NOTES]
 
 
 def _told_apart(points: Sequence[Point]) -> Sequence[Point]:
@@ -71,22 +121,25 @@ def _told_apart(points: Sequence[Point]) -> Sequence[Point]:
     return [p._replace(config=p.config | {WORKDIR: str(tables.home(p.folder))}) for p in points]
 
 
-def _trained(points: Sequence[Point], target: float) -> list[Section | None]:
-    """What remains once all is tuned, what was run, and its comparisons."""
+def _trained(points: Sequence[Point], target: float) -> tuple[list[str], list[Section | None]]:
+    """The answer, what remains once all is tuned, what was run, and its comparisons."""
     if not points:
-        return []
+        return [], []
     it = curves.compared(points, target)
     overview = sections.overview(it.runs, it.keys, it.target, it.why)
     if not it.curves:
-        return [overview]
-    tuned = remains.sections(arms.comparisons(it.runs, it.log, it.keys, target), it.log, it.keys)
+        return [], [overview]
+    tuned = arms.comparisons(it.runs, it.log, it.keys, target)
+    said = remains.answer(tuned, it.keys) or answer.lines(it.runs, it.keys, it.target)
     kinds = curves.kinds(it.runs, it.log, it.keys) if it.others else it.curves
-    return [
-        *tuned,
+    return said, [
+        *remains.sections(tuned, it.log, it.keys),
         overview,
         curves.losses(it.curves, it.others, it.note, it.target, sections.tuned(it.runs)),
+        curves.to_losses(it.curves),
         curves.plane(kinds, it.target, bool(it.others)),
-        curves.pareto(it.runs, it.log),
+        curves.pareto(it.runs, it.log, it.keys),
+        curves.along(it.curves),
     ]
 
 
@@ -98,12 +151,35 @@ def _metered(points: Sequence[Point]) -> Section | None:
     return metered.section(points, it.runs, it.keys)
 
 
+def _workers(points: Sequence[Point]) -> Section | None:
+    """Who computes when, of the runs of fewest and of most groups."""
+    arrangements: dict[int, Point] = {}
+    for point in points:
+        arrangements.setdefault(int(point.config.get(GROUPS) or 1), point)
+    several = [arrangements[g] for g in sorted(arrangements) if 2 <= g <= workers.LANES]
+    found = [(point, workers.first(point)) for point in several]
+    known = [(point, its) for point, its in found if its]
+    pictures = []
+    for point, (bars, lanes) in known[:1] + known[1:][-GANTTS + 1 :]:
+        said = "real" if (point.folder / "trace.csv").exists() else "simulated"
+        caption = f"{point.name}: the first {len(bars)} arrivals, {said}"
+        alt = f"Which of {len(lanes)} groups computes when. {caption}."
+        drawn = figures.uri(figures.gantt(bars, lanes))
+        pictures.append(Picture(drawn, alt, caption, charts.gantt(bars, lanes)))
+    text = (
+        "A bar goes from where a group reads the parameters to where it delivers its gradient, "
+        "with all that it waits between; the darker, the more updates of others it has missed."
+    )
+    return Section("Workers", text=text, pictures=pictures) if pictures else None
+
+
 def _staleness(points: Sequence[Point]) -> Section | None:
     """A histogram for each arrangement of groups on a cluster, all its points together."""
     stale = [point for point in points if any(point.summary.get("staleness_histogram", [])[1:])]
     if not stale:
         return None
-    keys = [k for k in tables.columns(stale) if k.startswith(("strategy.", "cluster."))]
+    keys = tables.columns(heeded(stale))
+    keys = [key for key in keys if key.startswith(("strategy.", "cluster."))]
     runs = tables.runs(stale, keys)
     note = (
         "Updates applied between a gradient's reading of the parameters and its arrival. For "
@@ -240,13 +316,35 @@ def _provenance(points: Sequence[Point], workdirs: Sequence[Path]) -> dict[str, 
     return {"provenance": facts, "shared": shared, "simulated": SIMULATED}
 
 
-def _write_pictures(folder: Path, shown: Sequence[Section]) -> None:
+def _differences(points: Sequence[Point]) -> dict[str, Any]:
+    """The keys in which configs differ, and each run's values: null where it has none."""
+    keys = sorted(tables.differing(points))
+    runs = [[p.name, [p.config.get(key) for key in keys]] for p in points[:RUNS]]
+    return {"keys": keys, "runs": runs} if len(points) > 1 and keys else {}
+
+
+def _write_pictures(path: Path, shown: Sequence[Section]) -> None:
+    """Those of the page beside it, in place of those that the page of before has in it.
+
+    What is in the folder and is no picture of that page, byte for byte, is not ours and stays.
+    """
+    folder, pictures = path.parent / "pictures", {}
     for section in shown:
         for i, picture in enumerate(section.pictures, start=1):
-            folder.mkdir(exist_ok=True)
             name = section.title.lower().replace(" ", "-")
-            text = base64.b64decode(picture.src.partition(",")[2]).decode()
-            tables.replace(folder / f"{name}-{i}.svg", text)
+            pictures[f"{name}-{i}.svg"] = _svg(picture.src)
+    before = path.read_text(errors="replace") if path.exists() else ""
+    old = {_svg(src) for src in re.findall(r'<img src="(data:image/svg[^"]*)"', before)}
+    for file in folder.glob("*.svg") if old else ():
+        if file.name not in pictures and file.read_bytes() in old:
+            file.unlink()
+    for name, svg in pictures.items():
+        folder.mkdir(exist_ok=True)
+        tables.replace(folder / name, svg.decode())
+
+
+def _svg(uri: str) -> bytes:
+    return base64.b64decode(uri.partition(",")[2])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -10,11 +10,9 @@ import pandas as pd
 from analysis import efficiency
 from analysis.efficiency import MOMENTUM
 from analysis.page import Cell, Column, Section, Table, cell, number
-from research import strategies
 
 NAME, GROUPS, VARIANT = "strategy.name", "strategy.groups", "strategy.variant"
 KIND = (NAME, GROUPS, VARIANT)
-OWNED = (GROUPS, VARIANT)  # that say nothing of other strategies than their own
 LINES = 10  # curves that a picture names
 ROWS = 200  # of a table
 TITLES = {
@@ -29,6 +27,10 @@ TITLES = {
     "simulated_seconds_per_step": "simulated seconds an update (hardware efficiency)",
     "seconds_to_target": "simulated seconds to target (their product)",
 }
+INTERPOLATED = (
+    "Updates and seconds to a loss are interpolated linearly between log points, and rounded to "
+    "what the log tells: no digit is finer than the distance of the two."
+)
 COLUMNS = 8  # of keys, in a table
 LONG = 20  # characters of a text value
 
@@ -36,59 +38,83 @@ LONG = 20  # characters of a text value
 def prepared(runs: pd.DataFrame, keys: Sequence[str], log: pd.DataFrame) -> pd.DataFrame:
     """`runs` named by `efficiency.named`, and more.
 
-    Keys that say nothing of a run's strategy are None; `lowest` is the lowest logged loss, `kind`
-    the strategy in words, without what else tells settings apart if those were too many.
+    `lowest` is the lowest logged loss; `kind` is the setting in words of what the runs compare,
+    without its momentum and learning rates: as many keys as make `LINES` kinds at most.
     """
-    for key in (key for key in OWNED if key in runs):
-        own = [strategies.owns(name, key.removeprefix("strategy.")) for name in runs[NAME]]
-        runs[key] = runs[key].where(own)
-    runs[GROUPS] = pd.to_numeric(runs[GROUPS])
+    runs = runs.assign(**{GROUPS: pd.to_numeric(runs[GROUPS])})
     runs = runs.assign(lowest=runs["point"].map(log.groupby("point")["train_loss"].min()))
-    kinds = runs.apply(lambda run: describe(run, KIND), axis=1)
-    runs = runs.assign(kind=kinds if kinds.nunique() <= LINES else runs[NAME])
+    told = kinds(runs, keys)
+    runs = runs.assign(kind=runs.apply(lambda run: describe(run, told), axis=1))
     return efficiency.named(runs, keys)
+
+
+def kinds(runs: pd.DataFrame, keys: Sequence[str]) -> list[str]:
+    """The keys by which runs are of different kinds: the strategy's first, then the others.
+
+    One that would make more than `LINES` kinds is not among them.
+    """
+    order = [*KIND, *sorted(keys, key=lambda key: not key.startswith("strategy."))]
+    told, parts = [NAME], runs.groupby(NAME, dropna=False).ngroup()
+    for key in dict.fromkeys(order):
+        if key in (NAME, MOMENTUM, "seed", "steps") or key not in keys or efficiency.tunes(key):
+            continue
+        finer = runs.groupby([parts, runs[key]], dropna=False).ngroup()
+        if parts.nunique() < finer.nunique() <= LINES or (key in KIND and finer.nunique() <= LINES):
+            told, parts = [*told, key], finer
+    return told
+
+
+def untold(runs: pd.DataFrame, keys: Sequence[str]) -> list[str]:
+    """What settings of one kind differ in, in words."""
+    its = [key for key in _changing(runs, keys) if (runs.groupby("kind")[key].nunique() > 1).any()]
+    return [TITLES.get(key, key) for key in its]
 
 
 def target(runs: pd.DataFrame, log: pd.DataFrame) -> tuple[float, str]:
     """A loss for all to be measured by, and why it is that.
 
-    Of many methods some never learn: the target is what the better half reaches.
+    Of many methods some never learn: the target is what the better half reaches. It is lower still
+    where that half had it with its first log point, or started with it.
     """
-    methods, settings = runs["method"].nunique(), runs["setting"].nunique()
-    why = "the lowest that every method here reaches" if settings > 1 else "the lowest reached"
-    if methods > LINES:
-        lowest = runs.groupby("method")["lowest"].min()
-        runs = runs[runs["method"].isin(lowest.nsmallest(methods // 2).index)]
+    methods = runs["method"].nunique()
+    most = methods // 2 if methods > LINES else methods
+    found = efficiency.common_target(runs, log, most)
+    if not found.methods:
+        return np.nan, ""
+    why = "the lowest that every method here reaches"
+    if runs["setting"].nunique() == 1:
+        why = "the lowest reached"
+    elif found.methods < most:
+        why = f"the lowest that the best {found.methods} of the {methods} methods reach"
+    elif methods > LINES:
         why = "the lowest that each of the better half of the methods reaches"
     if tuned(runs):
         why += " at its best learning rate"
     if seeded(runs):
         why += " with the worst of its seeds"
-    return efficiency.common_target(runs, log), why
+    if not found.resolved:
+        why += "; most have it at the first log point, so the log does not tell them apart"
+    return found.loss, why
 
 
 def overview(runs: pd.DataFrame, keys: Sequence[str], target: float, why: str) -> Section:
     """How many runs, what all share, who is first by either clock; and the table."""
+    if "worse" in runs:
+        marked = runs["status"].where(runs["worse"].isna(), runs["status"] + ", worse")
+        runs = runs.assign(status=marked)
     same = [key for key in keys if key != "seed" and key not in _changing(runs, keys)]
     points = [f"{len(runs):,} run{'s' * (len(runs) > 1)}: {counted(runs['status'])}."]
     common = describe(runs.iloc[0], [NAME, *same] if runs[NAME].nunique() == 1 else same)
     points += [f"All: {common}."] if common and len(runs) > 1 else []
     if np.isfinite(target):
         points += [f"Target: a training loss of {number(target)}, {why}."]
-    clocks = {"updates": "updates", "seconds": "simulated seconds"}
-    settings = runs.groupby("setting")[[f"{clock}_to_target" for clock in clocks]].median()
-    for clock, unit in clocks.items() if len(settings) > 1 else ():
-        column = settings[f"{clock}_to_target"]
-        first = runs[runs["setting"] == column.idxmin()].iloc[0]
-        if np.isfinite(column.min()):
-            name = describe(first, varying(runs, keys))
-            points.append(f"Fewest {unit} to the target: {number(column.min())}, {name}.")
+    else:
+        points += ["No target: no completed run gets below the training loss that all start from."]
     table, notes = headline(runs, keys)
     if np.isfinite(target):
-        notes.append(
-            "Updates and seconds to the target are interpolated linearly between log points; a run "
-            "that diverged has not reached it."
-        )
+        notes.append(INTERPOLATED + " A run that diverged has not reached it.")
+    if "worse" in runs:
+        notes.append("Worse: the last training loss, though finite, is over 100 times the first.")
     if seeded(runs):
         notes.append("Of several seeds the table has the median, in brackets least and most.")
     return Section("What was run", points, table=table, notes=notes)
@@ -120,7 +146,7 @@ def headline(runs: pd.DataFrame, keys: Sequence[str]) -> tuple[Table, list[str]]
         bad = set(group["status"]) != {"completed"}
         row = [cell(describe(group.iloc[0], KIND)), *(_of_key(group[key].iloc[0]) for key in keys)]
         row += [Cell(status, status, bad)] * failed
-        rows.append(row + [of_seeds(group[figure]) for figure in shown])
+        rows.append(row + [of_figure(group, figure) for figure in shown])
     return Table("Runs", columns, rows), notes
 
 
@@ -170,11 +196,18 @@ def seeded(runs: pd.DataFrame) -> bool:
     return bool(runs["setting"].duplicated().any())
 
 
-def of_seeds(values: pd.Series) -> Cell:
-    """The median, and in brackets least and most."""
+def of_figure(runs: pd.DataFrame, figure: str) -> Cell:
+    """A figure of some seeds, one to the target no finer than the log."""
+    apart = figure.replace("_to_target", "_apart")
+    known = apart != figure and apart in runs
+    return of_seeds(runs[figure], float(runs[apart].max()) if known else 0.0)
+
+
+def of_seeds(values: pd.Series, apart: float = 0.0) -> Cell:
+    """The median, and in brackets least and most; `apart` as in `page.number`."""
     values = floats(values)
-    low, high = (cell(float(f"{end:.3g}")).shown for end in (values.min(), values.max()))
-    middle = cell(values.median(skipna=False))
+    low, high = (cell(float(f"{end:.3g}"), apart).shown for end in (values.min(), values.max()))
+    middle = cell(values.median(skipna=False), apart)
     return middle._replace(range=f"{low} – {high}") if low != high else middle
 
 

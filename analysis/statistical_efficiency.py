@@ -7,12 +7,12 @@
 
     python -m analysis.statistical_efficiency --workdir=DIR --target=0.25 [--fixed_momentum=0.9]
 
-`DIR` is a sweep's over groups x momentum x learning rate x seed. SE is given with the momentum
-fixed and with it tuned, both with the learning rate tuned; P_SE of the one is over SE(0) of the
-same. Every seed is judged at the setting that is best on the others; medians over the seeds, with
-95 % intervals from drawing seeds again (`analysis/efficiency.py`). Between the g that were run, a
-fitted SE(g) = a g^b interpolates. Points that differ in more are chosen with --where=KEY=VALUE.
-Writes statistical_efficiency.json and .svg there.
+`DIR` is that of a sweep over groups x momentum x learning rate x seed. SE is given once with the
+momentum fixed and once with it tuned, both with the learning rate tuned, and each has a P_SE over
+its own SE(0). Every seed is judged at the setting that is best on the others. Figures are medians
+over the seeds, with 95 % intervals from drawing seeds again (`analysis/efficiency.py`). Between the
+g that were run, a fitted SE(g) = a g^b interpolates. If points differ in more than these four,
+--where=KEY=VALUE chooses among them. Writes statistical_efficiency.json and .svg there.
 """
 
 import argparse

@@ -3,6 +3,7 @@
     from analysis.tables import load, tidy
     runs, metrics = load(Path("workdirs/quickstart"))   # final figures; log points
     table = tidy(Path("workdirs"))                      # both in one: a row a log point
+    arrays = dataset(Path("workdirs"))                  # the same for xarray: point x step
 
 A workdir is a single run's (or replica recording's), a sweep's, or any folder above some: its runs
 are the folders, however deep, with a `config.json` beside a `metrics.jsonl` or a `summary.json`.
@@ -12,14 +13,24 @@ Whatever else lies there is passed over.
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from threading import Lock
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
+from research.outputs.figures import unlike
+from research.outputs.files import write
 from research.values import InputError
 
+if TYPE_CHECKING:
+    import xarray
+
+SELDOM = 20
 # Shown even where all points agree in them: they say what a run is.
 ALWAYS = (
     "strategy.name",
@@ -103,6 +114,63 @@ def write_results(workdir: Path, keys: Sequence[str] = ()) -> Path:
     return path
 
 
+def following(workdir: Path, keys: Sequence[str] = ()) -> Callable[[str], None]:
+    """What writes `results.csv` of the points that have ended, called with each that does.
+
+    The file is whole whenever it is read, and once it takes long it is written seldom: no more
+    than one part in `SELDOM` of the time goes into it. `write_results` has the last word. Any
+    thread may call.
+    """
+    held: dict[str, Point] = {}
+    lock, until = Lock(), [0.0]
+
+    def again(name: str) -> None:
+        with lock:
+            held.pop(name, None)
+            begun = time.monotonic()
+            if begun < until[0]:
+                return
+            for file in (workdir / "points").glob("*/summary.json"):
+                if (folder := file.parent).name not in held:
+                    with suppress(TableError):  # what cannot be read is told of at the end
+                        held[folder.name] = _ended(folder)
+            every = sorted(held.values(), key=lambda point: natural(point.folder))
+            table = runs(every, list(dict.fromkeys([*keys, *columns(every)])))
+            replace(workdir / "results.csv", table.to_csv(index=False))
+            now = time.monotonic()
+            until[0] = now + SELDOM * (now - begun)
+
+    return again
+
+
+def dataset(*workdirs: Path) -> "xarray.Dataset":
+    """The logs as arrays of dimensions `point` and `step`, NaN where a point has no log point.
+
+    Variables are what was logged in numbers, and the last `status`; coordinates of `point` are its
+    name and the config's keys in which points differ. For example
+
+        dataset(Path("workdirs/momentum")).train_loss.sel(step=500).groupby("strategy.groups").mean()
+
+    Raises `TableError`, also where xarray is not installed.
+    """
+    try:
+        import xarray
+    except ImportError:
+        raise TableError("xarray is not installed: pip install 'optdyn[xarray]'") from None
+    every = points(*workdirs)
+    keys, log = columns(every), metrics(every)
+    names = [point.name for point in every]
+    steps = np.sort(log["step"].unique()).astype(int)
+    log = log.drop_duplicates(["point", "step"], keep="last").set_index(["point", "step"])
+    numbers = log.select_dtypes("number").reindex(pd.MultiIndex.from_product([names, steps]))
+    shape = len(names), len(steps)
+    found = {name: (("point", "step"), numbers[name].to_numpy().reshape(shape)) for name in numbers}
+    final = runs(every, keys).set_index("point")
+    coordinates = {key: ("point", final[key].to_numpy()) for key in keys}
+    status = {"status": ("point", final["status"].to_numpy())}
+    return xarray.Dataset(found | status, {"point": names, "step": steps, **coordinates})
+
+
 def columns(every: Sequence[Point]) -> list[str]:
     """The dotted config keys worth a column: `ALWAYS`, and those in which points differ."""
     return list(dict.fromkeys([*ALWAYS, *differing(every)]))
@@ -146,9 +214,7 @@ def metrics(every: Sequence[Point]) -> pd.DataFrame:
 
 def replace(path: Path, text: str) -> None:
     """Writes the file in one step: it is whole whenever the process is killed."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(text)
-    os.replace(aside, path)
+    write(path, text, aside=str(os.getpid()))
 
 
 def _runs_in(workdir: Path) -> Iterator[Path]:
@@ -188,8 +254,17 @@ def _point(folder: Path, name: str) -> Point:
     path = folder / "metrics.jsonl"
     lines = _text(path).split("\n")[:-1]  # what follows the last newline is torn
     log = [_parse(path, line) for line in lines if line]
+    for file, held in ((folder / "summary.json", [summary]), (path, log)):
+        if why := next(filter(None, map(unlike, held)), ""):
+            raise TableError(f"{file}: {why}")
     unfinished = {**(log[-1] if log else {}), "status": "unfinished"}
     return Point(name, _dotted(config), summary or unfinished, log, fit, folder)
+
+
+def _ended(folder: Path) -> Point:
+    """A run without its log, which its final figures do not need."""
+    config, summary = (_json(folder / f"{file}.json") for file in ("config", "summary"))
+    return Point(folder.name, _dotted(config), summary, [], {}, folder)
 
 
 def _dotted(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -218,7 +293,7 @@ def _text(path: Path) -> str:
 def _parse(path: Path, text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TableError(f"{path}: is not JSON ({error})") from error
     if not isinstance(value, dict):
         raise TableError(f"{path}: must hold JSON objects")

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from ml_collections import ConfigDict
 
 from research.config import default
+from research.values import entry
 
 
 class Standard(NamedTuple):
@@ -36,9 +37,9 @@ EPOCHS = 3
 def get_config(name: str = "fashion_mnist") -> ConfigDict:
     """Three epochs of LeNet-5 on gray images, of a residual network on coloured ones.
 
-    Raises KeyError if there is no such data set.
+    Raises `ConfigError` if there is no such data set.
     """
-    chosen = STANDARD[name]
+    chosen = entry(STANDARD, name)
     config = default()
     config.data.update(
         name=f"tfds:{name}",

@@ -6,6 +6,7 @@
 from ml_collections import ConfigDict
 
 from research.config import default
+from research.values import entry
 
 MIB = 2**20
 MODELS = {
@@ -25,5 +26,5 @@ def get_config(model: str = "lenet") -> ConfigDict:
     config.optimizer.momentum = 0.9
     config.cluster.latency = 1e-4
     config.cluster.bandwidth = 125e6
-    config.update_from_flattened_dict(MODELS[model])
+    config.update_from_flattened_dict(entry(MODELS, model))
     return config

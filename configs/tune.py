@@ -19,6 +19,7 @@ from ml_collections import ConfigDict
 
 from research import timeline
 from research.config import default
+from research.values import entry
 
 WORKERS = 8
 SECONDS = 1e-3  # an example, on one worker
@@ -44,11 +45,11 @@ CNN = {
 TARGETS = {("mlp", 8): 0.1, ("mlp", 64): 0.01, ("cnn", 8): 0.2}
 # Gradient noise scale of the MLP at its start, on seeds 10 to 12: 66, 77, 82 (1,000 examples).
 NOISE = 75
-CASES = tuple(f"{batch},{cluster}" for batch in BATCHES for cluster in CLUSTERS)
+CASES = {f"{batch},{cluster}": (batch, cluster) for batch in BATCHES for cluster in CLUSTERS}
 
 
 def get_config(case: str = "small,stragglers") -> ConfigDict:
-    batch, cluster = case.split(",")
+    batch, cluster = entry(CASES, case)
     config = default()
     config.batch_size = BATCHES[batch]
     config.log_every = 20

@@ -1,50 +1,89 @@
 """Command lines: absl flags, a config file, and one line for each thing that is wrong."""
 
+import ast
+import re
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
-from research.parallel import processes
-from research.values import InputError
+from launch import cache, sources
+from research.values import ConfigError, InputError
+
+NONE = "none"  # --workdir of a command that writes nothing
+TYPES = {"boolean": "true or false", "float": "a number", "int": "a whole number"}
+OPTION = re.compile(r"--?config\.(?P<of>(?:\w+\.)*\w*options)\.(?P<key>\w+)(=(?P<value>.*))?", re.S)
+KEY = re.compile(r"--?(?:no)?config\.([^=]+)")
 
 
-def run(main: Callable[[ConfigDict, Path], int]) -> None:
+class Option(NamedTuple):
+    """An argument `--config.OF.KEY=VALUE` whose OF is a dict of options."""
+
+    of: str
+    key: str
+    value: str
+
+
+def run(main: Callable[[ConfigDict, Path], int], workdir: str | None = None) -> None:
     """Calls `main(config, workdir)` with the flags' values and exits with what it returns.
 
-    The flags are `--config=FILE`, `--config.KEY=VALUE` and `--workdir=DIR`. Bad input is one line
-    on standard error and exit code 2.
+    The flags are `--config=FILE` or `--config=NAME` of a shipped one, `--config.KEY=VALUE` and
+    `--workdir=DIR`, whose default is `workdir`. Bad input is one line on standard error and exit
+    code 2.
     """
-    config = config_flags.DEFINE_config_file("config", help_string="Config file.")
-    workdir = flags.DEFINE_string("workdir", None, "Folder to write to and to resume from.")
-    flags.mark_flags_as_required(["config", "workdir"])
+    argv, options = split(sys.argv)
+    config = config_flags.DEFINE_config_file("config", help_string="Config file.", sys_argv=argv)
+    folder = flags.DEFINE_string("workdir", workdir, "Folder to write to and to resume from.")
+    flags.mark_flags_as_required(["config", *(["workdir"] if workdir is None else [])])
 
     def guarded(arguments: Sequence[str]) -> int:
-        if not flags.FLAGS["verbosity"].present:
+        quiet = not flags.FLAGS["verbosity"].present
+        if quiet:
             logging.set_verbosity(logging.WARNING)
         if arguments[1:]:
             fail(f"unexpected argument {arguments[1]!r}; flags are --NAME=VALUE")
-        if not isinstance(config.value, ConfigDict):
-            path = config_flags.get_config_filename(flags.FLAGS["config"])
-            fail(f"config file {path}: not found, or its get_config() returns no ConfigDict")
-        if not workdir.value:
+        chosen, path = config.value, config_flags.get_config_filename(flags.FLAGS["config"])
+        if not isinstance(chosen, ConfigDict):
+            _broken(vars(chosen).get("_error") if hasattr(chosen, "__dict__") else None, path)
+            fail(f"config file {path}: its get_config() returns no ConfigDict")
+        if not folder.value:
             fail("--workdir is empty; name a folder")
+        for option in options:
+            _set(chosen, option)
+        cache.enable()
+        # Here, for they import jax and numpy.
+        from research.outputs.files import DiskFull, writing
+        from research.outputs.progress import end_line
+        from research.parallel import processes
+
         try:
             # Not around the regular end: there the processes wait for one another.
             with processes.leaving_on_failure():
                 try:
                     processes.initialize()
-                    return main(config.value, Path(workdir.value))
+                    # Each process saves whole states by itself. Orbax warns all but the first that
+                    # there are no parts of one to be merged, at every checkpoint.
+                    if quiet and not processes.is_writer():
+                        logging.set_verbosity(logging.ERROR)
+                    with writing():
+                        return main(chosen, Path(folder.value))
                 except InputError as error:
+                    end_line()
                     fail(str(error))
+                except DiskFull as error:
+                    end_line()
+                    fail(str(error), code=1)
         except KeyboardInterrupt:
             return 128 + signal.SIGINT
 
-    app.run(guarded, flags_parser=_parse)
+    app.run(guarded, argv=argv, flags_parser=partial(_parse, options=options))
 
 
 def exit_code(summary: Mapping[str, Any]) -> int:
@@ -52,19 +91,155 @@ def exit_code(summary: Mapping[str, Any]) -> int:
     return 128 + summary["signal"] if summary["status"] == "interrupted" else 0
 
 
-def fail(message: str) -> NoReturn:
-    """Ends the program with one line and exit code 2."""
+def fail(message: str, code: int = 2) -> NoReturn:
+    """Ends the program with one line and that exit code: 2 is of what was given."""
     print("error: " + " ".join(message.split()), file=sys.stderr, flush=True)
-    sys.exit(2)
+    sys.exit(code)
 
 
-def _parse(argv: Sequence[str]) -> list[str]:
+def is_grid(config: ConfigDict) -> bool:
+    """Whether it is what `research.grid.grid` returns."""
+    return "base" in config and "points" in config
+
+
+def one_run(config: ConfigDict) -> None:
+    """Raises `ConfigError` if a grid was given to a command that takes a run's config."""
+    if is_grid(config):
+        raise ConfigError(
+            "the config is a grid of runs; `optdyn sweep` (python -m launch.sweep) runs its points"
+        )
+
+
+def many_runs(config: ConfigDict) -> None:
+    """Raises `ConfigError` if a run's config was given to a command that takes a grid."""
+    if not is_grid(config):
+        raise ConfigError(
+            "the config is one of a single run, which `optdyn train` (python -m launch.train) "
+            "runs; a grid needs the keys base and points (research.grid.grid)"
+        )
+
+
+def split(argv: Sequence[str]) -> tuple[list[str], list[Option]]:
+    """The arguments with the path of a config file that was named, less options, and these."""
+    rest: list[str] = []
+    options: list[Option] = []
+    left = iter(argv)
+    for argument in left:
+        if match := OPTION.fullmatch(argument):
+            value = match["value"] if match["value"] is not None else next(left, "")
+            options.append(Option(match["of"], match["key"], value))
+            continue
+        if re.fullmatch(r"--?config", argument):
+            argument = f"{argument}={next(left, '')}"
+        rest.append(_found(argument))
+        if argument == "--":
+            rest += left
+    return rest, options
+
+
+def unknown(argv: Sequence[str]) -> Iterator[str]:
+    """The keys in the arguments that no config has."""
+    for argument in argv:
+        match = KEY.match(argument)
+        if match and sources.unknown_key(match[1]):
+            yield match[1]
+
+
+def _found(argument: str) -> str:
+    """`--config=NAME:TEXT` with the path of the file that NAME is of."""
+    match = re.fullmatch(r"(--?config=)([^:]+)(:.*)?", argument, re.S)
+    if not match:
+        return argument
+    try:
+        return f"{match[1]}{sources.config_file(match[2])}{match[3] or ''}"
+    except FileNotFoundError as error:
+        fail(str(error))
+
+
+def _set(config: ConfigDict, option: Option) -> None:
+    """Sets an option to the literal that its value is, else to the text."""
+    held: Any = config
+    for part in option.of.split("."):
+        if part not in held:
+            fail(sources.no_key(f"{option.of}.{option.key}"))
+        held = held[part]
+    value: Any = {"true": "True", "false": "False"}.get(option.value, option.value)
+    with suppress(ValueError, SyntaxError):
+        value = ast.literal_eval(value)
+    with held.unlocked(), held.ignore_type():
+        held[option.key] = value
+
+
+def _parse(argv: Sequence[str], options: Sequence[Option] = ()) -> list[str]:
     if any(argument.startswith(("--help", "-h")) for argument in argv):
         return flags.FLAGS(argv)
+    for option in options:
+        if sources.unknown_key(f"{option.of}.{option.key}"):
+            fail(sources.no_key(f"{option.of}.{option.key}"))
     try:
         return flags.FLAGS(argv)
-    except (KeyError, AttributeError) as error:
-        inner = error.args[0] if isinstance(error.args[0], KeyError) else error
-        fail(f"config has no key {inner.args[0]}" if isinstance(inner, KeyError) else str(inner))
-    except (flags.Error, TypeError, ValueError, NameError, ImportError, SyntaxError) as error:
+    except flags.UnrecognizedFlagError as error:
         fail(str(error))
+    except Exception as error:
+        path = next((a.partition("=")[2] for a in argv if re.match(r"--?config=", a)), "")
+        _broken(error, path)
+        for name in unknown(argv):
+            fail(sources.no_key(name))
+        if isinstance(error, (KeyError, AttributeError)):
+            _misplaced(argv, str(error))
+        if typed := re.match(r"flag (--config\.[^=]+)=", str(error)):
+            given = [a for a in argv if a.startswith(f"{typed[1]}=")]
+            _wrong_type(given[-1] if given else typed[1], str(error))
+        given_wrong = (flags.Error, KeyError, AttributeError, TypeError, ValueError, OSError)
+        if isinstance(error, given_wrong):
+            inner = error.args[0] if error.args else error
+            fail(str(inner.args[0] if isinstance(inner, KeyError) else inner))
+        raise
+
+
+def _broken(error: BaseException | None, path: str) -> None:
+    """Fails with file and line if the error, or what it came of, was raised in a config's file."""
+    name = path if Path(path).is_file() else path.partition(":")[0]
+    while error:
+        if isinstance(error, SyntaxError) and Path(error.filename or "").is_file():
+            fail(f"{_near(error.filename or name)}:{error.lineno}: SyntaxError: {error.msg}")
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if _same(frame.filename, name)]
+        if lines and isinstance(error, InputError):
+            fail(str(error))
+        if lines:
+            what = error.args[0] if isinstance(error, KeyError) and error.args else error
+            said = repr(what) if isinstance(what, str) and " " not in what else str(what)
+            fail(f"{_near(name)}:{lines[-1]}: {type(error).__name__}: {said}")
+        if isinstance(error, AttributeError) and "get_config" in str(error):
+            fail(f"{_near(name)}: has no attribute 'get_config'; it must be a function")
+        if isinstance(error, TypeError) and str(error).startswith("get_config() "):
+            fail(f"{_near(name)}: {error}; it is given what follows a colon, --config=FILE:TEXT")
+        error = error.__cause__ or error.__context__
+
+
+def _misplaced(argv: Sequence[str], said: str) -> None:
+    """Fails if a key of a run was given to a grid, or one of a grid's base to a run."""
+    for name in (match[1] for argument in argv if (match := KEY.match(argument))):
+        if name.startswith("base.") and "base" in said:
+            fail(f"config has no key {name!r}; that of a run has {name.removeprefix('base.')!r}")
+        if re.search(rf"\b{re.escape(name.partition('.')[0])}\b", said):
+            fail(f"config has no key {name!r}; that of a grid has {'base.' + name!r}")
+
+
+def _wrong_type(given: str, said: str) -> NoReturn:
+    """Says which type is wanted, as absl says which of Python's functions could not read it."""
+    said = said.removeprefix(f"flag {given}: ")
+    wanted = [text for name, text in TYPES.items() if f" {name}" in said]
+    fail(f"{given}: must be {wanted[0]}" if wanted else f"{given}: {said}")
+
+
+def _same(one: str, other: str) -> bool:
+    return bool(other) and Path(one).resolve() == Path(other).resolve()
+
+
+def _near(path: str) -> str:
+    """The path from here, if it lies below."""
+    with suppress(ValueError):
+        return str(Path(path).resolve().relative_to(Path.cwd()))
+    return path

@@ -29,7 +29,8 @@ from analysis.tables import replace
 from launch import app
 from research.evidence.claim import WORDS, Verdict
 from research.evidence.study import Study
-from research.outputs.workdir import WorkdirError, read_json, write_json
+from research.outputs.files import DiskFull, WorkdirError, read_json, write_json, writing
+from research.outputs.hold import held
 
 SCALES = {"small": (2, 5), "full": (3, 10)}  # seeds that choose and that report
 BETWEEN = 1000  # seeds of one --seed and the next
@@ -137,9 +138,12 @@ def main(_: Sequence[str]) -> int:
         if name not in every:
             app.fail(f"--only={name}: no such claim; there are {', '.join(every)}")
     try:
-        board = run(Path(given.workdir), chosen, given.scale, given.seed)
+        with held(Path(given.workdir)), writing():
+            board = run(Path(given.workdir), chosen, given.scale, given.seed)
     except app.InputError as error:
         app.fail(str(error))
+    except DiskFull as error:
+        app.fail(str(error), code=1)
     except KeyboardInterrupt:
         print("stopped: the same command goes on", file=sys.stderr)
         return 130

@@ -24,7 +24,9 @@ from launch import app
 from research import trainer
 from research.checks import check
 from research.config import ConfigError
-from research.outputs.workdir import claim, read_json, write_json
+from research.outputs.files import read_json, write_json
+from research.outputs.workdir import claim
+from research.parallel.first_process import own
 from research.program import parameter_bytes
 from research.timeline.compute_groups import exchange
 from research.tuning import convergence, planner, plans
@@ -47,7 +49,14 @@ def run(config: ConfigDict, workdir: Path) -> dict[str, Any]:
             return made
     updates, source = updates_to_train(config)
     of = plans.device(config)
-    claim(workdir, config)
+    with own(workdir) as folder:
+        claim(folder, config)
+        return _measured(config, folder, of, updates, source)
+
+
+def _measured(
+    config: ConfigDict, workdir: Path, of: plans.Device, updates: Updates, source: str
+) -> dict[str, Any]:
     plan = {"memory": config.plan.memory, "largest": plans.proof(of), "source": source}
     plan |= plans.decision(config.plan, of, updates)
     (update,) = (row for row in plan["batches"] if row["batch"] == plan["batch"])
@@ -141,6 +150,7 @@ def cluster(config: ConfigDict, size: int, seconds: float) -> dict[str, Any]:
 
 
 def main(config: ConfigDict, workdir: Path) -> int:
+    app.one_run(config)
     print(plan_text.text(run(config, workdir)))
     return 0
 

@@ -12,9 +12,12 @@ from ml_collections import ConfigDict
 from research import batched_runs
 from research.config import ConfigError
 from research.grid import Point, named, resolve
-from research.outputs.workdir import claim, read_json
+from research.outputs.figures import unlike
+from research.outputs.files import read_json
+from research.outputs.workdir import claim, free
 
 DONE = ("completed", "diverged")
+SHORT = "to go on"  # it has ended, with fewer steps than the grid has now
 
 
 class Entry(NamedTuple):
@@ -28,7 +31,7 @@ class Entry(NamedTuple):
     examples: int  # an update
     batched: bool  # it can be one of many in a program
     threaded: bool  # it can run beside others; else it occupies all devices, or is a recording
-    status: str  # of its summary; '': it has none
+    status: str  # of its summary, or SHORT; '': it has none
     seconds_per_update: float  # wall-clock, of a finished one
 
 
@@ -96,8 +99,13 @@ def _counted(entries: Sequence[Entry]) -> str:
 def _entry(config: ConfigDict, workdir: Path, name: str, point: Point) -> Entry:
     resolved, folder = resolve(config, name, point), folder_of(workdir, name)
     if (folder / "config.json").exists():
-        claim(folder, resolved)
+        claim(folder, resolved, free(resolved))
     summary, replicas = read_json(folder / "summary.json"), resolved.replicas.count
+    if why := unlike(summary):
+        raise ConfigError(f"{folder / 'summary.json'}: {why}")
+    status = summary.get("status") or ""
+    if status in DONE and summary.get("steps", resolved.steps) != resolved.steps:
+        status = SHORT
     return Entry(
         name=name,
         point=point,
@@ -107,6 +115,6 @@ def _entry(config: ConfigDict, workdir: Path, name: str, point: Point) -> Entry:
         examples=resolved.batch_size,
         batched=batched_runs.is_batched(resolved),
         threaded=not (resolved.parallel.api or replicas),
-        status=summary.get("status", ""),
-        seconds_per_update=summary.get("wall_seconds", 0.0) / max(summary.get("step", 0), 1),
+        status=status,
+        seconds_per_update=(summary.get("wall_seconds") or 0.0) / max(summary.get("step") or 0, 1),
     )

@@ -13,13 +13,15 @@ import pandas as pd
 from ml_collections import ConfigDict
 
 from launch import app
-from research.outputs.workdir import claim, write_json
+from research.outputs.files import write_json
+from research.outputs.workdir import claim
 from research.parallel.first_process import own
 from research.parallel.processes import is_writer
 from research.tuning.phases import flags, measure, prepare
 
 
 def main(config: ConfigDict, workdir: Path) -> int:
+    app.one_run(config)
     work = prepare(config)
     with own(workdir) as folder:
         claim(folder, config)

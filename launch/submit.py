@@ -75,6 +75,7 @@ def arguments() -> tuple[argparse.Namespace, list[str]]:
 
 
 def main(given: argparse.Namespace, rest: list[str], config: ConfigDict, workdir: Path) -> int:
+    app.many_runs(config)
     entries = plan(config, workdir)
     chosen = {"name": "optdyn", "timeout_min": DAY} | resources(given.resources)
     if flags.FLAGS.dry_run:

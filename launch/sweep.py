@@ -1,8 +1,10 @@
 """A grid of runs: `python -m launch.sweep --config=configs/grids/NAME.py --workdir=DIR`.
 
 Each point has a workdir of its own, `DIR/points/NAME`, as `launch.train` would leave it. The same
-command resumes, and runs what a grown grid has new. At the end implicit momentum is fitted to
-recorded replicas, and `results.csv` and `report.html` are written of all points that are there.
+command resumes, runs what a grown grid has new, and goes on with points where `base.steps` is more
+now. `results.csv` has the points that have ended, also while others run. At the end implicit
+momentum is fitted to recorded replicas, `results.csv` and `report.html` are written of all points
+that are there, and the best of them are shown.
 
     --together=threads   several at a time, each with the floats of `launch.train`; the default
               =vmap      many of one compilation as one program; floats differ by rounding
@@ -10,11 +12,13 @@ recorded replicas, and `results.csv` and `report.html` are written of all points
     --threads=N          how many at a time; 0: the cores of this machine
     --shard=i/n          every n-th point from number i on: n such commands, i = 0, ..., n - 1,
                          share a grid and know nothing of one another
+    --target=LOSS        training loss that the points are compared by their way to
     --dry_run            only shows the points, what they share and what they will cost
 
 `DIR/together/` keeps how the points of a compilation are run, and what was measured.
 """
 
+import math
 import os
 import signal
 import sys
@@ -33,11 +37,13 @@ from analysis import implicit_momentum, report, tables
 from launch import app
 from launch.points import DONE, Entry, described, folder_of, plan
 from research import batched_runs, resident, trainer
-from research.grid import resolve
+from research.config import ConfigError
+from research.grid import of_point, resolve
+from research.outputs.files import read_json, write_json
 from research.outputs.progress import Sweep, Watch, stoppable
-from research.outputs.workdir import read_json, write_json
-from research.parallel.first_process import agreed
+from research.parallel.first_process import agreed, own
 from research.parallel.processes import is_writer
+from research.room import available
 from research.trainer import Run
 from research.trajectories.replicas import record
 
@@ -52,9 +58,13 @@ class Going(NamedTuple):
     line: Sweep
     stopped: Callable[[], int]
     failed: Event  # one of them has: the others are to stop
+    results: Callable[[str], None]  # writes what there is of `results.csv`, the point with it
 
     def prepare(self, entry: Entry) -> Run:
-        return trainer.prepare(resolve(self.config, entry.name, entry.point))
+        folder = folder_of(self.workdir, entry.name)
+        config = resolve(self.config, entry.name, entry.point)
+        with of_point(entry.name):
+            return trainer.prepare(config, begun=trainer.begun(folder))
 
     def watch(self, entry: Entry) -> Watch:
         def stopped() -> int:
@@ -65,20 +75,26 @@ class Going(NamedTuple):
     def end(self, entry: Entry, summary: dict[str, Any]) -> None:
         if summary["status"] in DONE:
             self.line.end(entry.name, summary["status"])
+            self.results(entry.name)
 
 
 def main(config: ConfigDict, workdir: Path) -> int:
+    app.many_runs(config)
     chosen = flags.FLAGS
+    if chosen.target is not None and not math.isfinite(chosen.target):
+        raise ConfigError(f"--target={chosen.target}: must be a finite training loss")
     entries = agreed(plan(config, workdir, chosen.shard))
     threads = chosen.threads or _cores()
     if chosen.dry_run:
         if is_writer():
             print(*described(entries, threads), sep="\n")
         return 0
-    number = sweep(config, workdir, entries, chosen.together, threads)
-    if number:
-        return 128 + number
-    write(config, workdir)
+    shard = chosen.shard.replace("/", "-of-")
+    with own(workdir, f".lock.{shard}"):  # shards have no point in common
+        number = sweep(config, workdir, entries, chosen.together, threads)
+        if number:
+            return 128 + number
+        write(config, workdir)
     return 0
 
 
@@ -91,9 +107,17 @@ def write(config: ConfigDict, workdir: Path) -> None:
             implicit_momentum.fit_workdir(file.parent)
     if config.get("note"):
         tables.replace(workdir / tables.NOTE, config.note)
-    swept = dict.fromkeys(key for point in config.points for key in point if key != "name")
-    tables.write_results(workdir, tuple(swept))
-    print(report.write(workdir))
+    tables.write_results(workdir, _swept(config))
+    target = math.nan if flags.FLAGS.target is None else flags.FLAGS.target
+    path = report.write(workdir, target=target)
+    if best := report.best(workdir, target):
+        print(best)
+    print(path)
+
+
+def _swept(config: ConfigDict) -> tuple[str, ...]:
+    """The keys that the grid's points name, each a column of the results."""
+    return tuple(dict.fromkeys(key for point in config.points for key in point if key != "name"))
 
 
 def sweep(
@@ -103,9 +127,9 @@ def sweep(
     done = {entry.name: entry.status for entry in entries if entry.status in DONE}
     line = Sweep(workdir.name, {entry.name: entry.updates for entry in entries}, done)
     with stoppable() as stopped:
-        going = Going(
-            config, workdir, threads, batched_runs.available() / 2, line, stopped, Event()
-        )
+        results = tables.following(workdir, _swept(config)) if is_writer() else lambda name: None
+        memory = available() / 2
+        going = Going(config, workdir, threads, memory, line, stopped, Event(), results)
         left = [entry for entry in entries if entry.status not in DONE]
         if way != "threads":
             left = [entry for group in _in_step(left) for entry in _in_lanes(going, group, way)]
@@ -201,7 +225,7 @@ def _one_by_one(going: Going, entries: Sequence[Entry]) -> int:
         if config.replicas.count:
             summary = record(config, folder)
         else:
-            training = trainer.training(trainer.prepare(config), folder, going.watch(entry))
+            training = trainer.training(going.prepare(entry), folder, going.watch(entry))
             summary = trainer.alone(training)
         if summary["status"] == "interrupted":
             return summary["signal"]
@@ -228,6 +252,7 @@ def define() -> None:
     flags.DEFINE_enum("together", "threads", ["threads", "vmap", "auto"], "How points share.")
     flags.DEFINE_integer("threads", 0, "Points at a time; 0: as many as cores.", lower_bound=0)
     flags.DEFINE_string("shard", "0/1", "i/n: every n-th point, from number i on.")
+    flags.DEFINE_float("target", None, "Training loss to compare the points by.")
     flags.DEFINE_bool("dry_run", False, "Only show what would run.")
 
 

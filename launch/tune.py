@@ -21,14 +21,19 @@ from ml_collections import ConfigDict
 from analysis.tables import replace
 from launch import app
 from research import seeds, trainer
-from research.outputs.workdir import Checkpoints, claim, read_json, write_json
+from research.outputs import history
+from research.outputs.files import read_json, write_json
+from research.outputs.progress import say
+from research.outputs.workdir import Checkpoints, claim, saving
+from research.parallel.first_process import own
 from research.tuning import bench
 from research.tuning.baselines import choose
+from research.tuning.bench import Cluster
 from research.tuning.choice import Choice, Point
 from research.tuning.journal import Journal, Line, Method
 from research.tuning.omnivore import omnivore
 from research.tuning.predictive import predictive
-from research.tuning.rules import rules
+from research.tuning.rules import Rules, rules
 
 MODES = {"predictive": predictive, "omnivore": omnivore}
 
@@ -39,12 +44,18 @@ def tune(config: ConfigDict, workdir: Path) -> dict[str, Any]:
     Raises what `bench.prepare` raises, and `WorkdirError`.
     """
     cluster, given = bench.prepare(config), rules(config.tune)
-    claim(workdir, config)
-    finished = read_json(workdir / "summary.json")
-    if finished:
-        return finished
+    with own(workdir) as folder, saving(folder):
+        claim(folder, config, ("log_every", "checkpoint_every", "plan"))
+        if finished := read_json(folder / "summary.json"):
+            say(f"already finished: {workdir}")
+            return finished
+        return _tuned(config, cluster, given, folder)
+
+
+def _tuned(config: ConfigDict, cluster: Cluster, given: Rules, workdir: Path) -> dict[str, Any]:
+    history.started(workdir, 0, config.steps)
     with Checkpoints(workdir) as checkpoints:
-        journal = Journal(workdir / "decisions.jsonl", checkpoints.latest() or 0)
+        journal = Journal(workdir / "decisions.jsonl", checkpoints.latest() or 0, given.seconds)
         first = Method(config.tune.mode, cluster, journal, config.tune.target, checkpoints)
         MODES[config.tune.mode](first, cluster.groups, given)
         probed = _probed(journal.lines, first.name)
@@ -58,6 +69,7 @@ def tune(config: ConfigDict, workdir: Path) -> dict[str, Any]:
     methods = results(journal.lines)
     replace(workdir / "results.csv", pd.DataFrame(methods).to_csv(index=False))
     summary = {"status": "completed", "methods": methods, **trainer.provenance(cluster.run)}
+    summary |= history.told(workdir)
     write_json(workdir / "summary.json", summary)
     return summary
 
@@ -114,6 +126,7 @@ def _seconds(attempts: Sequence[Line]) -> float:
 
 
 def main(config: ConfigDict, workdir: Path) -> int:
+    app.one_run(config)
     table = pd.DataFrame(tune(config, workdir)["methods"])
     print(table.to_string(index=False, float_format="{:.3g}".format))
     return 0

@@ -12,7 +12,6 @@ training makes of that grows. In threads every float is that of `trainer.train`.
 import contextlib
 import itertools
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -38,13 +37,13 @@ LANES = 64  # runs of one program, at most
 SECONDS, ROUNDS = 0.3, 3  # of updates that are timed, and how often; the fastest counts
 COMPARED = 16  # updates after which the parameters of both ways are compared
 TINY = 1e-30
-GROUP = Path("/sys/fs/cgroup")
 # Keys that are arguments of the program, or none of its business.
 TRACED = (
-    *("seed", "steps", "log_every", "checkpoint_every", "cluster", "tune"),
+    *("seed", "steps", "log_every", "checkpoint_every", "init_from", "cluster", "tune"),
     *("model.noise", "data.replacement"),
     *(f"optimizer.{key}" for key in ("learning_rate", "momentum", "schedule")),
-    *(f"optimizer.{key}" for key in ("warmup_steps", "decay_steps", "decay_rate")),
+    *(f"optimizer.{key}" for key in ("schedule_options", "warmup_steps")),
+    *(f"optimizer.{key}" for key in ("decay_steps", "decay_rate")),
 )
 
 
@@ -144,22 +143,6 @@ def memory(run: Run) -> int:
     some = {name: leaf[:EVALUATED] for name, leaf in sets.test_evaluated.items()}
     evaluation = _bytes(run.program.evaluate, run.params, some)
     return _bytes(run.program.advance, *trainer.first(run, 0)) + evaluation
-
-
-def available() -> float:
-    """Bytes free on the device, or for the CPU in the machine and in the control group."""
-    device = jax.devices()[0]
-    stats = device.memory_stats() if device.platform != "cpu" else None
-    if stats:
-        return stats["bytes_limit"] - stats["bytes_in_use"]
-    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 4  # where Linux does not say
-    with contextlib.suppress(OSError):
-        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        free = 1024 * int(lines["MemAvailable"].split()[0])
-    with contextlib.suppress(OSError, ValueError):  # no such group, or no limit
-        most, used = (int((GROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
-        free = min(free, most - used)
-    return free
 
 
 class Room:

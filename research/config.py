@@ -19,14 +19,20 @@ __all__ = ["ConfigError", "default", "differences", "to_json", "with_new_keys"]
 def default() -> ConfigDict:
     """All keys. Times in seconds, sizes in bytes, `batch_size` in examples an update."""
     config = ConfigDict()
+    config.note = ""  # what the run is for, in words: on top of its report
     config.seed = 0
     config.steps = 1000
     config.batch_size = 64
     config.log_every = 50  # updates between log points
     config.checkpoint_every = 500  # updates between checkpoints; 0: only at the end
+    config.init_from = ""  # workdir of a run whose latest parameters are x_0; '': drawn
+    # (outputs, batch) -> a number an example: of research/losses.py, or MODULE:FUNCTION.
+    config.loss = ""  # '': by the data's target, label, y or the next token of text
+    config.metrics = ()  # names, test_NAME in the log; (): the accuracy of labels and tokens
 
     config.model = ConfigDict()
-    config.model.name = "mlp"
+    config.model.name = "mlp"  # of research/models/, or MODULE:FUNCTION
+    config.model.options = ConfigDict()  # arguments of a function of your own
     config.model.hidden = (256, 256)  # mlp: widths; cnn: widths of its dense layers
     config.model.channels = (6, 16)  # cnn: of its convolutions; resnet: of the blocks of each stage
     config.model.blocks = 8  # resmlp, resnet, transformer: residual blocks
@@ -40,7 +46,9 @@ def default() -> ConfigDict:
     config.model.noise = 0.0  # quadratic: standard deviation of an example's optimum
 
     config.data = ConfigDict()
-    config.data.name = "mnist5k"  # 'kjv' (text), 'tfds:NAME' (prepared), 'folder:PATH' (own files)
+    config.data.name = "mnist5k"  # 'kjv' (text), 'tfds:NAME' (prepared), or your own:
+    # 'folder:PATH' (images, arrays), 'text:PATH' (a file or folder), MODULE:FUNCTION
+    config.data.options = ConfigDict()  # arguments of a function of your own
     config.data.dir = ""  # where prepared data lies; '': OPTDYN_DATA_DIR or the default of tfds
     config.data.train_examples = 0  # images, or sequences of text; 0: all
     config.data.train_evaluated = 5000  # examples that the log's train_loss is of, at most; 0: all
@@ -55,10 +63,12 @@ def default() -> ConfigDict:
     config.data.sequence_length = 128  # of text: tokens predicted an example
 
     config.optimizer = ConfigDict()
-    config.optimizer.name = "sgd"  # any of optax, or 'closed_loop' (research/optimizers/)
+    # Any of optax, 'contrib.NAME', 'closed_loop' (research/optimizers/), or MODULE:FUNCTION.
+    config.optimizer.name = "sgd"
     config.optimizer.learning_rate = 0.1
     config.optimizer.momentum = 0.0  # explicit, may be negative; closed_loop: the total aimed at
-    config.optimizer.schedule = "constant"
+    config.optimizer.schedule = "constant"  # of research/optimizers/, or MODULE:FUNCTION
+    config.optimizer.schedule_options = ConfigDict()  # of it, or 'piecewise': boundaries, scales
     config.optimizer.warmup_steps = 0
     config.optimizer.decay_steps = 0  # 0: to the end
     config.optimizer.decay_rate = 0.1
@@ -76,7 +86,8 @@ def default() -> ConfigDict:
     config.cluster.devices_per_node = 1
     config.cluster.speeds = ()  # relative speed of each worker; (): all 1
     config.cluster.split = "equal"  # of a group's batch, or 'proportional' to its workers' speeds
-    config.cluster.service = "exponential"
+    config.cluster.service = "exponential"  # law of times, or MODULE:FUNCTION
+    config.cluster.service_options = ConfigDict()  # arguments of a function of your own
     config.cluster.variation = 1.0  # lognormal: standard deviation over mean
     config.cluster.trace = ""  # trace: CSV file, columns worker,seconds; real runs write trace.csv
     config.cluster.seconds_per_example = 1e-3  # on a worker of speed 1
@@ -144,8 +155,15 @@ def default() -> ConfigDict:
     config.plan.noise_scale = 0.0  # examples, of gradients; 0: of runs at several mini-batches
 
     config.lock()
-    config.optimizer.options.unlock()  # its keys are those of the chosen optimizer
-    config.strategy.options.unlock()
+    for options in (  # whose keys are those of what is chosen
+        config.model.options,
+        config.data.options,
+        config.optimizer.options,
+        config.optimizer.schedule_options,
+        config.strategy.options,
+        config.cluster.service_options,
+    ):
+        options.unlock()
     return config
 
 

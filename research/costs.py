@@ -81,16 +81,16 @@ def block_costs(problem: Problem, params: Shapes, batch: Shapes) -> BlockCosts:
 def of_groups(costs: BlockCosts, groups: Groups, shared: bool = False) -> Costs:
     """Costs of one update of these groups, with heads of their own or one that all share.
 
-    total: every block runs forward once, however many groups it is in.
-    sequential: operations between two updates in the steady state, if everything starts as soon as
-        what it depends on is there. A block's new parameters depend on the old ones of all blocks
-        up to the end of its group, so an update takes the largest mean of a cycle of those
-        dependencies: that is the largest `own`. A shared head closes cycles of two updates, too:
-        from the head through a group to new parameters, from these forward to a use of the head.
-    latency: operations on the longest path through one update alone, no update under way before.
-    memory: parameters, their gradients and kept activations of a device that has just one group.
-    communicated: see below, cut where groups begin; a shared head's gradient and new parameters
-        also travel, to the last group and back.
+    - total: every block runs forward once, however many groups it is in.
+    - sequential: operations between two updates in the steady state, if everything starts as soon
+      as what it depends on is there. A block's new parameters depend on the old ones of all blocks
+      up to the end of its group, so an update takes the largest mean of a cycle of those
+      dependencies: that is the largest `own`. A shared head closes cycles of two updates, too:
+      from the head through a group to new parameters, from these forward to a use of the head.
+    - latency: operations on the longest path through one update alone, no update under way before.
+    - memory: parameters, their gradients and kept activations of a device that has just one group.
+    - communicated: see `communicated`, cut where groups begin; a shared head's gradient and new
+      parameters also travel, to the last group and back.
 
     Paths assume a device for everything that can run at once, free communication, and blocks,
     batches and passes of a block that are not divided.

@@ -15,6 +15,7 @@ is 2 x 7 x 2 x 3 points, of which the last axis changes first, and `joined(a, b)
 points after the other. Points are made when they are asked for; a grid has `MOST` at most.
 """
 
+import contextlib
 import itertools
 import json
 import math
@@ -30,6 +31,7 @@ from ml_collections import ConfigDict
 
 from research.checks import check
 from research.config import ConfigError
+from research.values import InputError, shown
 
 MOST = 100_000  # points of a grid
 
@@ -99,10 +101,11 @@ def joined(*parts: Points) -> Points:
 
 def log_range(first: float, last: float, count: int) -> list[float]:
     """`count` numbers from first to last in equal ratios, to six digits."""
-    if not (0 < first < math.inf and 0 < last < math.inf and 2 <= count <= MOST):
+    numbers = all(isinstance(end, (int, float)) for end in (first, last)) and isinstance(count, int)
+    if not (numbers and 0 < first < math.inf and 0 < last < math.inf and 2 <= count <= MOST):
         raise ConfigError(
-            f"grid: log_range({first}, {last}, {count}): must go from one number above 0 to "
-            f"another, in 2 to {MOST:,} numbers"
+            f"grid: log_range({shown(first)}, {shown(last)}, {shown(count)}): must go from one "
+            f"number above 0 to another, in 2 to {MOST:,} numbers"
         )
     return [float(f"{value:.6g}") for value in np.geomspace(first, last, count)]
 
@@ -116,13 +119,22 @@ def named(config: ConfigDict) -> Iterator[tuple[str, Point]]:
     """Every point by its name; `ConfigError` if the grid has none, or one twice."""
     if "base" not in config or "points" not in config:
         raise ConfigError("config: a grid needs the keys base and points (research.grid.grid)")
+    if not isinstance(config.base, ConfigDict):
+        raise ConfigError("config.base: must hold the keys of a run, as research.config.default()")
+    if not isinstance(config.points, Iterable):
+        raise ConfigError(f"grid: config.points = {shown(config.points)}: must be a list of dicts")
     names: set[str] = set()
     values: dict[str, str] = {}
     for point in config.points:
         if not (isinstance(point, Mapping) and all(isinstance(key, str) for key in point)):
-            raise ConfigError(f"grid: {point!r} is no point: must be a dict of dotted keys")
-        name = point_name(point)
-        text = json.dumps({**point, "name": ""}, sort_keys=True, default=repr)
+            raise ConfigError(f"grid: {shown(point)} is no point: must be a dict of dotted keys")
+        try:
+            name = point_name(point)
+            text = json.dumps({**point, "name": ""}, sort_keys=True, default=repr)
+        except ValueError as error:
+            raise ConfigError(f"grid: {list(point)} of a point: {error}") from error
+        if not name.strip("."):
+            raise ConfigError(f"grid: a point is called {name!r}, which cannot be a folder's name")
         if name in names:
             raise ConfigError(f"grid: point {name} occurs twice")
         if text in values:
@@ -136,17 +148,27 @@ def named(config: ConfigDict) -> Iterator[tuple[str, Point]]:
 
 def resolve(config: ConfigDict, name: str, point: Point) -> ConfigDict:
     """The checked config of the point; `ConfigError` says which point is bad and why."""
-    resolved = config.base.copy_and_resolve_references()
-    try:
-        resolved.update_from_flattened_dict({k: v for k, v in point.items() if k != "name"})
+    with of_point(name):
+        resolved = config.base.copy_and_resolve_references()
+        try:
+            resolved.update_from_flattened_dict({k: v for k, v in point.items() if k != "name"})
+        except KeyError as error:
+            what, _, hint = str(error.args[0]).partition(" Other fields present")
+            meant = hint.rpartition("\n")[2] if "Did you mean" in hint else ""
+            raise ConfigError(f"{what} {meant}".strip()) from error
+        except (AttributeError, TypeError, ValueError, OverflowError) as error:
+            raise ConfigError(" ".join(str(error).split())) from error
         check(resolved)
-    except KeyError as error:
-        what, _, hint = str(error.args[0]).partition(" Other fields present")
-        meant = hint.rpartition("\n")[2] if "Did you mean" in hint else ""
-        raise ConfigError(f"grid: point {name}: {what} {meant}".strip()) from error
-    except (AttributeError, TypeError, ValueError) as error:
-        raise ConfigError(f"grid: point {name}: {error}") from error
     return resolved
+
+
+@contextlib.contextmanager
+def of_point(name: str) -> Iterator[None]:
+    """Where something that was given cannot be used, a `ConfigError` that names the point."""
+    try:
+        yield
+    except InputError as error:
+        raise ConfigError(f"grid: point {name}: {error}") from error
 
 
 def point_name(point: Point) -> str:
@@ -154,7 +176,8 @@ def point_name(point: Point) -> str:
     swept = ",".join(f"{key}={value}" for key, value in point.items()) or "base"
     text = str(point.get("name", swept))
     safe = re.sub(r"[^\w.,=+-]+", "_", text)
-    return safe if len(safe) <= 120 else f"{safe[:110]}~{zlib.crc32(text.encode()):08x}"
+    checksum = zlib.crc32(text.encode(errors="backslashreplace"))
+    return safe if len(safe) <= 120 else f"{safe[:110]}~{checksum:08x}"
 
 
 def _factors(part: Axes | Points) -> list[Points]:
@@ -174,7 +197,7 @@ def _along(key: str, values: Sequence[Any]) -> Iterator[Point]:
 def _values(key: str, values: Any) -> Sequence[Any]:
     """The values of an axis; `ConfigError` if they are none."""
     if isinstance(values, str) or not isinstance(values, Sequence):
-        raise ConfigError(f"grid: axis {key} = {values!r}: must be a list of values")
+        raise ConfigError(f"grid: axis {key} = {shown(values)}: must be a list of values")
     if not values:
         raise ConfigError(f"grid: axis {key} is empty")
     return values

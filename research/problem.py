@@ -1,22 +1,24 @@
 """What is minimized: a model as a sequence of blocks, a loss, metrics and data."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from research import data as datasets
-from research import models, seeds
+from research import losses, models, named, seeds
 from research.data.augment import augment
 from research.models import base
 from research.models.quadratic import curvatures, optima
+from research.values import ConfigError
 
-TEXT = ("transformer",)  # models of text; others take images
+TEXT = ("transformer",)  # models of text; other built-in ones take images or numbers
+HELD = {"text": "text", "image": "images", "x": "numbers"}
+SEVERAL = 7919  # examples of a batch that is only traced: a size that nothing else has
 
 Params = dict[str, Any]
 Examples = dict[str, Any]  # arrays whose first axis counts examples
@@ -39,7 +41,7 @@ class Problem(NamedTuple):
     blocks: models.Blocks
     input: Callable[[Examples], jax.Array]  # batch -> what the first block takes
     losses: Callable[[jax.Array, Examples], jax.Array]  # (outputs, batch) -> (B,)
-    metrics: dict[str, Callable[[jax.Array, Examples], jax.Array]]  # likewise, by name
+    metrics: Callable[[jax.Array, Examples], dict[str, jax.Array]]  # likewise, by name
     heads: tuple[str, ...] = ()  # the blocks that have an auxiliary head
     augment: str = ""
 
@@ -69,58 +71,72 @@ class Problem(NamedTuple):
         return jnp.mean(self.each_loss(params, batch))
 
 
-def _image_input(pixels: Pixels, batch: Examples) -> jax.Array:
-    x = batch["image"].astype(jnp.float32) / 255
-    return (x - jnp.array(pixels.mean)) / jnp.array(pixels.std) if pixels.mean else x
+def _input(pixels: Pixels, batch: Examples) -> jax.Array:
+    """What the first block takes: of the one array that is no target, by its name.
+
+    Of `text` without a target all but the last token, which is predicted only.
+    """
+    if "image" in batch:
+        image = batch["image"]
+        x = image.astype(jnp.float32) / 255 if image.dtype == jnp.uint8 else image
+        return (x - jnp.array(pixels.mean)) / jnp.array(pixels.std) if pixels.mean else x
+    if "text" in batch:
+        tokens = batch["text"] if "label" in batch or "y" in batch else batch["text"][:, :-1]
+        return tokens.astype(jnp.int32)
+    return batch["x"] if "x" in batch else batch["optimum"]
 
 
-def _cross_entropy(logits: jax.Array, batch: Examples) -> jax.Array:
-    logits = logits.astype(jnp.float32)
-    return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
-
-
-def _accuracy(logits: jax.Array, batch: Examples) -> jax.Array:
-    return (logits.argmax(-1) == batch["label"]).astype(jnp.float32)
-
-
-def _text_input(batch: Examples) -> jax.Array:
-    return batch["text"][:, :-1].astype(jnp.int32)
-
-
-def _next_tokens(batch: Examples) -> jax.Array:
-    return batch["text"][:, 1:].astype(jnp.int32)
-
-
-def _text_cross_entropy(logits: jax.Array, batch: Examples) -> jax.Array:
-    """The mean over the positions of a sequence, nats a token."""
-    logits = logits.astype(jnp.float32)
-    return jnp.mean(
-        optax.softmax_cross_entropy_with_integer_labels(logits, _next_tokens(batch)), -1
-    )
-
-
-def _text_accuracy(logits: jax.Array, batch: Examples) -> jax.Array:
-    return jnp.mean((logits.argmax(-1) == _next_tokens(batch)).astype(jnp.float32), -1)
+def _quadratic(model: Any) -> losses.Each:
+    h = jnp.asarray(curvatures(model.dimension, model.condition))
+    return lambda displacement, batch: jnp.sum(h * displacement**2, -1) / 2
 
 
 def make(
-    model: Any, classes: int, heads: tuple[str, ...] = (), pixels: Pixels = AS_THEY_ARE
+    model: Any,
+    classes: int,
+    heads: tuple[str, ...] = (),
+    pixels: Pixels = AS_THEY_ARE,
+    loss: str = "",
+    metrics: Sequence[str] = (),
 ) -> Problem:
-    """The problem of `config.model`, with auxiliary heads on the named blocks."""
+    """The problem of `config.model`, `.loss` and `.metrics`, with heads on the named blocks."""
     blocks = models.make(model, classes)
-    if model.name == "quadratic":
-        h = jnp.asarray(curvatures(model.dimension, model.condition))
+    bowl = model.name == "quadratic" and not loss
+    each = _quadratic(model) if bowl else losses.loss(loss)
+    measured = losses.metrics(metrics)
+    return Problem(blocks, partial(_input, pixels), each, measured, heads, pixels.augment)
 
-        def losses(displacement: jax.Array, batch: Examples) -> jax.Array:
-            return jnp.sum(h * displacement**2, -1) / 2
 
-        return Problem(blocks, lambda batch: batch["optimum"], losses, {}, heads)
-    if model.name in TEXT:
-        return Problem(
-            blocks, _text_input, _text_cross_entropy, {"accuracy": _text_accuracy}, heads
-        )
-    take_in = partial(_image_input, pixels)
-    return Problem(blocks, take_in, _cross_entropy, {"accuracy": _accuracy}, heads, pixels.augment)
+def check(of: Problem, examples: Examples) -> None:
+    """Traces the model, its loss and its metrics for a batch of examples like these.
+
+    Raises `ConfigError`, in one line, at whatever does not fit or fails, before anything is run.
+    """
+    batch = {
+        name: jax.ShapeDtypeStruct((SEVERAL, *leaf.shape[1:]), leaf.dtype)
+        for name, leaf in examples.items()
+    }
+    data = ", ".join(f"{name} {leaf.shape[1:]}" for name, leaf in examples.items())
+
+    def traced(key: str, function: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return jax.eval_shape(function, *args)
+        except Exception as error:
+            why = named.told(error).replace(str(SEVERAL), "B")
+            raise ConfigError(f"{key}: cannot be used on examples of {data} ({why})") from error
+
+    def wanted(key: str, shape: jax.ShapeDtypeStruct) -> None:
+        if shape.shape != (SEVERAL,):
+            shown = str(shape.shape).replace(str(SEVERAL), "B")
+            raise ConfigError(f"{key}: must return one number an example, (B,), not {shown}")
+
+    params = traced("config.model", of.init, jax.random.key(0), batch)
+    outputs = traced("config.model", of.outputs, params, batch)
+    if not isinstance(outputs, jax.ShapeDtypeStruct):
+        raise ConfigError("config.model: the last block must return one array")
+    wanted("config.loss", traced("config.loss", of.losses, outputs, batch))
+    for name, shape in traced("config.metrics", of.metrics, outputs, batch).items():
+        wanted(f"config.metrics, {name!r}", shape)
 
 
 def load_data(config: Any) -> datasets.Data:
@@ -140,10 +156,11 @@ def load_data(config: Any) -> datasets.Data:
         chosen.tokenizer,
         chosen.sequence_length,
         chosen.image_size,
+        named.options(chosen.options),
     )
-    held = "text" if "text" in data.train else "images"
+    held = next(name for kind, name in HELD.items() if kind in data.train)
     wanted = "text" if model.name in TEXT else "images"
-    if held != wanted:
+    if not named.is_own(model.name) and (held == "text") != (wanted == "text"):
         raise datasets.DataError(
             f"config.model.name = {model.name!r} needs {wanted}: config.data.name = "
             f"{chosen.name!r} holds {held}"

@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 
 from research import models, optimizers, problem, strategies
 from research.dynamics.probes import PROBES
+from research.optimizers import schedules
 from research.parallel import devices as parallel
 from research.parallel.layout import Layout
 from research.problem import Examples, Params, Problem
@@ -58,9 +59,24 @@ def init(config: ConfigDict, classes: int, key: jax.Array, examples: Examples) -
     return compiled(key, examples)
 
 
+def shapes(config: ConfigDict, classes: int, key: jax.Array, examples: Examples) -> Params:
+    """Those of `init`, of which nothing is computed."""
+    _, compiled = _problem(_model(config, classes))
+    return jax.eval_shape(compiled, key, examples)
+
+
 def problem_of(config: ConfigDict, classes: int) -> Problem:
     """What is minimized, the same object for configs of one model."""
     return _problem(_model(config, classes))[0]
+
+
+def check(config: ConfigDict, classes: int, examples: Examples) -> None:
+    """Raises `ConfigError` where a config's model, loss or metrics cannot be used on the examples.
+
+    `problem.check`, once for all configs of one model.
+    """
+    shapes = ((name, leaf.shape, leaf.dtype) for name, leaf in examples.items())
+    _checked(_model(config, classes), tuple(shapes))
 
 
 def make(config: ConfigDict, classes: int, slots: int) -> Program:
@@ -101,14 +117,22 @@ def _model(config: ConfigDict, classes: int) -> str:
     if gradient:
         auxiliary = tuple(gradient.heads(models.make(config.model, classes), config.strategy))
     pixels = {name: config.data[name] for name in problem.Pixels._fields}
-    return json.dumps([model, classes, auxiliary, pixels], sort_keys=True)  # noise is of the data
+    asked = [model, classes, auxiliary, pixels, config.loss, config.metrics]
+    return json.dumps(asked, sort_keys=True)  # noise is of the data
 
 
 @lru_cache(maxsize=32)
 def _problem(static: str) -> tuple[Problem, Callable[..., Params]]:
-    model, classes, auxiliary, pixels = json.loads(static)
-    whole = problem.make(ConfigDict(model), classes, tuple(auxiliary), problem.Pixels(**pixels))
+    model, classes, auxiliary, pixels, loss, metrics = json.loads(static)
+    chosen = classes, tuple(auxiliary), problem.Pixels(**pixels), loss, tuple(metrics)
+    whole = problem.make(ConfigDict(model), *chosen)
     return whole, jax.jit(whole.init)
+
+
+@lru_cache(maxsize=32)
+def _checked(static: str, shapes: Sequence[tuple[str, tuple[int, ...], Any]]) -> None:
+    examples = {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape, dtype in shapes}
+    problem.check(_problem(static)[0], examples)
 
 
 @lru_cache(maxsize=32)
@@ -119,6 +143,7 @@ def _make(static: str) -> Program:
     optimizer = optimizers.optimizer(name, tuple(names), options)
     asked = values["strategy"], whole, optimizer, values["slots"]
     strategy, layout = parallel.make(lambda one: partial(_advance, whole, one), *asked)
+    strategy = strategy._replace(init=jax.jit(strategy.init))  # one program, not one a leaf
     metered = None
     if values["meter"]:
         _, metered = parallel.make(lambda one: partial(_metered, whole, one), *asked, meter=True)
@@ -196,7 +221,8 @@ def _evaluate(
     problem: Problem, params: Params, examples: Examples
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     outputs = problem.outputs(params, examples)
-    metrics = {name: metric(outputs, examples).sum() for name, metric in problem.metrics.items()}
+    measured = problem.metrics(outputs, examples)
+    metrics = {name: each.sum() for name, each in measured.items()}
     return problem.losses(outputs, examples).sum(), metrics
 
 
@@ -208,17 +234,9 @@ def hyper_names(config: ConfigDict) -> tuple[str, ...]:
 
 def hypers(config: ConfigDict) -> dict[str, np.ndarray]:
     """Every update's hyperparameters, (steps,) float32 each."""
-    optimizer = config.optimizer
     values = {
-        "learning_rate": optimizers.learning_rates(
-            optimizer.schedule,
-            optimizer.learning_rate,
-            config.steps,
-            warmup_steps=optimizer.warmup_steps,
-            decay_steps=optimizer.decay_steps,
-            decay_rate=optimizer.decay_rate,
-        ),
-        "momentum": np.full(config.steps, optimizer.momentum, np.float32),
+        "learning_rate": schedules.of_config(config),
+        "momentum": np.full(config.steps, config.optimizer.momentum, np.float32),
     }
     return {name: values[name] for name in hyper_names(config)}
 

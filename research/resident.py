@@ -1,4 +1,4 @@
-"""What runs of one process have in common, loaded and put on their devices once: the examples."""
+"""The examples, which runs of one process share: loaded and put on their devices once."""
 
 import json
 from collections.abc import Callable
@@ -8,7 +8,6 @@ from threading import RLock
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -81,4 +80,4 @@ def _sample(examples: Examples, most: int) -> dict[str, jax.Array]:
     """So many of the examples, evenly spread, or all of them."""
     count = len(next(iter(examples.values())))
     chosen = np.linspace(0, count - 1, min(most or count, count)).astype(np.int32)
-    return {name: jnp.asarray(leaf[chosen]) for name, leaf in examples.items()}
+    return {name: jax.device_put(leaf[chosen]) for name, leaf in examples.items()}

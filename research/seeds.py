@@ -17,4 +17,9 @@ def generator(seed: int, name: str) -> np.random.Generator:
 
 def key(seed: int, name: str) -> jax.Array:
     """JAX key of the stream called `name`."""
-    return jax.random.fold_in(jax.random.key(seed), _tag(name))
+    return _key(np.uint32(seed), np.uint32(_tag(name)))
+
+
+@jax.jit  # one program in place of five
+def _key(seed: jax.Array, tag: jax.Array) -> jax.Array:
+    return jax.random.fold_in(jax.random.key(seed), tag)

@@ -19,46 +19,35 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from research import data as datasets
-from research import optimizers, problem, program, resident, seeds, strategies
+from research import optimizers, program, resident, room, seeds, strategies
 from research.checks import check
 from research.config import ConfigError
-from research.data import parts
-from research.data.feed import Batches, Block, Feed, streamed, whole
-from research.outputs.meter import Meter, steered
-from research.outputs.progress import Watch, watched
-from research.outputs.workdir import Checkpoints, Metrics, claim, fingerprint, read_json, write_json
-from research.parallel.first_process import agreed, own
+from research.outputs import history
+from research.outputs.files import WorkdirError, read_json, write_json
+from research.outputs.meter import Meter
+from research.outputs.progress import Watch, say, watched
+from research.outputs.recorder import Recorder
+from research.outputs.workdir import (
+    Checkpoints,
+    Metrics,
+    claim,
+    fingerprint,
+    free,
+    parameters,
+    saving,
+)
+from research.parallel.first_process import agreed, own, verdict
 from research.parallel.layout import APIS
 from research.parallel.processes import is_writer
 from research.program import CHUNK, Program
+from research.resuming import begun, go_on, is_finished, left
+from research.run import Run, batches_of, columns_of, events_of, extended, feed_of, momenta
 from research.strategies.base import Event, Info, Params, State
 from research.strategies.metered import METERED
-from research.timeline import Timeline
-from research.timeline.trace import Recorder
 
 METERED_CHUNK = 64  # updates of a window handed to the device at a time: each says much
+WORSE = 100  # times the first logged loss: the mark `worse` in a summary
 MEASURED = 8  # updates at the end of an epoch that workers are timed over
-
-
-class Run(NamedTuple):
-    """All that a config determines before the first update."""
-
-    config: ConfigDict
-    data: datasets.Data
-    epoch: int  # updates that the timeline calls an epoch
-    timeline: Timeline
-    timeline_of: Callable[..., Timeline]  # (epochs) -> as far as their log decides it
-    program: Program
-    params: Params  # x_0
-    report: Mapping[str, Any]  # what its methods say of an update, for the summary
-    hypers: Mapping[str, np.ndarray]  # (steps,) each
-    columns: int = 0  # of a device, where the timeline's shares say whose examples are whose
-
-    @property
-    def examples(self) -> int:
-        """Size of the training set."""
-        return len(next(iter(self.data.train.values())))
 
 
 class Ask(NamedTuple):
@@ -80,11 +69,12 @@ Infos = Mapping[str, np.ndarray]
 Training = Generator[Ask, tuple[State, Infos], dict[str, Any]]  # returns the summary
 
 
-def prepare(config: ConfigDict, replicas: int = 0) -> Run:
+def prepare(config: ConfigDict, replicas: int = 0, begun: bool = False) -> Run:
     """Checks the config, loads data, draws the timeline and the initial parameters.
 
     Raises `ConfigError`, `DataError` or `TimelineError`; touches no workdir. With `replicas` > 0
-    the timeline is (replicas, steps).
+    the timeline is (replicas, steps). Of a run that has `begun`, whose checkpoint has all of it,
+    the run that it was started from is not looked for.
     """
     check(config)
     if jax.process_count() > 1 and not config.parallel.api:
@@ -95,7 +85,13 @@ def prepare(config: ConfigDict, replicas: int = 0) -> Run:
     data = resident.load(config)
     one = {name: leaf[:1] for name, leaf in data.train.items()}
     with resident.MAKING:
+        program.check(config, data.classes, one)
+    room.of_data(config, data)
+    with resident.MAKING:
         params = program.init(config, data.classes, seeds.key(config.seed, "init"), one)
+    origin: dict[str, Any] = {}
+    if config.init_from and not begun:
+        params, origin = verdict(lambda: _given(config.init_from, params))
     epoch = max(len(next(iter(data.train.values()))) // config.batch_size, 1)
     size = program.parameter_bytes(params)
     network = strategies.Network(program.problem_of(config, data.classes), params, one)
@@ -103,28 +99,54 @@ def prepare(config: ConfigDict, replicas: int = 0) -> Run:
     for method in strategies.of_config(config).every:
         report |= method.report(config, network)
     events = partial(
-        strategies.timeline_of,
-        config,
-        steps_per_epoch=epoch,
-        update_bytes=size,
-        network=network,
+        strategies.timeline_of, steps_per_epoch=epoch, update_bytes=size, network=network
     )
-    first = events(replicas=replicas)
+    first = events(config, replicas=replicas)
     with resident.MAKING:
         compiled = program.make(config, data.classes, first.slots)
+    optimizers.check(config, params)
+    room.of_state(compiled.strategy, params, first.slots)
     hypers = program.hypers(config)
     run = Run(config, data, epoch, first, events, compiled, params, report, hypers)
-    return run._replace(columns=_columns(first))
+    return run._replace(columns=columns_of(first), origin=origin)
+
+
+def _given(workdir: str, drawn: Params) -> tuple[Params, dict[str, Any]]:
+    """The parameters of another run, and which they are. Raises `ConfigError`.
+
+    They must have the names, shapes and types of those that are `drawn`.
+    """
+    try:
+        step, found = parameters(Path(workdir))
+    except WorkdirError as error:
+        raise ConfigError(f"config.init_from = {workdir!r}: {error}") from error
+
+    def shapes(tree: Params) -> dict[str, str]:
+        leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+        name = partial(jax.tree_util.keystr, simple=True, separator=".")
+        return {name(path): f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves}
+
+    theirs, own = shapes(found), shapes(drawn)
+    for name in sorted(theirs.keys() | own.keys()):
+        if theirs.get(name) != own.get(name):
+            raise ConfigError(
+                f"config.init_from = {workdir!r}: {name} is {theirs.get(name, 'not there')}, this "
+                f"model's is {own.get(name, 'not there')}; the models must be the same"
+            )
+    origin = {"workdir": workdir, "step": step, "parameters_crc32": fingerprint(found)}
+    return jax.tree.map(jnp.asarray, found), origin
 
 
 def train(config: ConfigDict, workdir: Path) -> dict[str, Any]:
     """Runs the config in the workdir, or goes on with it, and returns its summary.
 
     `status` is `completed`, `diverged` (a loss is no longer finite) or `interrupted` (SIGINT or
-    SIGTERM, `signal` says which; the same call resumes to the same floats). A finished run is
-    returned as it is. Raises what `prepare` raises, and `WorkdirError`.
+    SIGTERM, `signal` says which; the same call resumes to the same floats). `worse`: True is there
+    where the loss, though finite, is over 100 times the first. A finished run is returned as it is,
+    unless `config.steps` is more than it has done: then it goes on. Raises what `prepare` raises,
+    `WorkdirError` and `DiskFull`.
     """
-    return alone(training(prepare(config), workdir))
+    return alone(training(prepare(config, begun=begun(workdir)), workdir))
 
 
 def alone(run: Training) -> dict[str, Any]:
@@ -164,25 +186,35 @@ def next_chunk(chunk: int, n: int, seconds: float) -> int:
 
 
 def training(run: Run, workdir: Path, watch: Watch | None = None) -> Training:
-    """The run in its workdir; without a `watch` it heeds signals and shows its progress itself."""
+    """The run in its workdir; without a `watch` it heeds signals and says how it goes itself."""
     config = run.config
-    with own(workdir) as folder:
-        claim(folder, config)
-        finished = agreed(read_json(folder / "summary.json"))
-        if finished.get("status") in ("completed", "diverged"):
-            return finished
+    tell: Callable[[str], None] = (lambda text: None) if watch else say
+    with own(workdir) as folder, saving(folder):
+        held = verdict(lambda: claim(folder, config, free(config)))
+        before = agreed(read_json(folder / "summary.json"))
+        if is_finished(before, config.steps):
+            tell(f"already finished at {before['step']:,}: {workdir}")
+            return left(folder, config, held, before)
         with Checkpoints(folder) as checkpoints:
             fresh = run.program.strategy.init(run.params)
             step, state = agreed(checkpoints.restore(fresh) or (0, fresh))
+            verdict(lambda: go_on(folder, run, held, step, before, tell))
+            if step == 0 and run.origin:  # it may have moved on, or away, when this is resumed
+                checkpoints.save(0, jax.device_get(fresh))
             with Metrics(folder, step) as metrics:
                 metrics.rows[:] = agreed(metrics.rows)
                 recorder = Recorder(folder / "trace.csv", step)
                 watching = watched(workdir.name, config.steps, step, watch)
                 meter = _meter(folder, run) if config.probes.momentum else None
                 summary = yield from _loop(
-                    run, step, state, metrics, checkpoints, recorder, meter, watching, finished
+                    run, step, state, metrics, checkpoints, recorder, meter, watching, before
                 )
+                summary |= agreed(history.told(folder))
+                if is_finished(summary, config.steps):
+                    metrics.end(config, summary)
         write_json(folder / "summary.json", summary)
+        if summary["status"] == "interrupted":
+            tell(f"saved at {summary['step']:,}: the same command goes on")
     return summary
 
 
@@ -204,8 +236,8 @@ def _loop(
     begun = time.monotonic() - (metrics.rows[-1]["wall_seconds"] if metrics.rows else 0.0)
     # Sums of what updates say of themselves: those logged, and if stopped in between, since then.
     sums = dict.fromkeys(run.program.sums, 0.0)
-    if before.get("step") == step:
-        sums |= before.get("sums", {})
+    if before.get("step") == step and "sums" in before:
+        sums |= before["sums"]
     elif metrics.rows:
         sums |= {name: v for name, v in metrics.rows[-1].items() if name in run.program.sums}
 
@@ -214,8 +246,9 @@ def _loop(
             return
         kept = layout.get(state)
         params = kept.params
-        train_loss = program.evaluate(run.program, params, sample)["loss"]
-        test = program.evaluate(run.program, params, test_set)
+        with watch.during("evaluating"):
+            train_loss = program.evaluate(run.program, params, sample)["loss"]
+            test = program.evaluate(run.program, params, test_set)
         row = {**_clock(run, step), "wall_seconds": time.monotonic() - begun}
         row |= {"train_loss": train_loss} | {f"test_{k}": v for k, v in test.items()}
         row |= program.probe(run.program, kept, sample, test_set) | optimizers.logged(kept)
@@ -295,7 +328,7 @@ def _loop(
                 watch.show(step, f"loss {metrics.rows[-1]['train_loss']:.4g}")
     summary = _summary(run, status, step, metrics.rows)
     if meter and is_writer():
-        since = next((at for at, _ in _momenta(run, metrics.rows)[1:]), 0)
+        since = next((at for at, _ in momenta(run, metrics.rows)[1:]), 0)
         summary |= meter.logged(since, step)
     if status == "diverged":
         return summary | {"kept_checkpoint": checkpoints.latest()}
@@ -303,79 +336,9 @@ def _loop(
     return summary | ({"signal": number, "sums": sums} if status == "interrupted" else {})
 
 
-def _momenta(run: Run, rows: list[dict[str, Any]]) -> list[tuple[int, float]]:
-    """(step, explicit momentum from then on), where the meter steers it; else []."""
-    return steered(rows, run.config.optimizer.momentum) if run.config.probes.steer else []
-
-
 def _meter(folder: Path, run: Run) -> Meter:
     parameters = sum(leaf.size for leaf in jax.tree.leaves(run.params))
     return Meter(folder, run.config, parameters, run.examples)
-
-
-def extended(run: Run, step: int, rows: list[dict[str, Any]]) -> Run:
-    """The run with as much of its timeline as the log decides: to beyond `step`, or to the end.
-
-    And with the momentum that the log's readings steer to.
-    """
-    if changes := _momenta(run, rows):
-        momentum = np.zeros(run.config.steps, np.float32)
-        for since, explicit in changes:
-            momentum[since:] = explicit
-        run = run._replace(hypers={**run.hypers, "momentum": momentum})
-    if step < len(run.timeline.read) or step == run.config.steps:
-        return run
-    ends = range(run.epoch, step + 1, run.epoch)
-    logged = {row["step"]: row for row in rows}
-    line = run.timeline_of(epochs=[logged[end] for end in ends])
-    return run._replace(timeline=line, columns=_columns(line))
-
-
-def _columns(line: Timeline) -> int:
-    shares = (line.control or {}).get("shares")
-    return 0 if shares is None else parts.columns(shares)
-
-
-def feed_of(run: Run) -> Feed:
-    """The training set on the run's devices, or what is needed of it."""
-    config, layout = run.config, run.program.layout
-    if config.data.streaming:
-        put = layout.put_rows or (lambda of: layout.put_examples(of(0)))
-        return streamed(run.data.train, put, layout.devices, config.batch_size, CHUNK)
-    return whole(resident.put(run.data, layout.put_examples, config).train)
-
-
-def batches_of(run: Run, independent: bool = False) -> Batches:
-    """What each device is given of every batch: an even part, or as the timeline's shares say.
-
-    Or of the second, `independent` ones, which the momentum meter takes a gradient of.
-    """
-    every = partial(problem.batches, run.config, run.examples, independent=independent)
-    shares = (run.timeline.control or {}).get("shares")
-    if shares is None:
-        return every
-
-    def batches(start: int, stop: int) -> np.ndarray:
-        own = shares[start:stop]
-        return parts.cut(every(start, start + len(own)), own, run.columns)
-
-    return batches
-
-
-def events_of(
-    run: Run, step: int, block: Block, n: int, chunk: int = CHUNK
-) -> tuple[Event, np.ndarray]:
-    """Updates step..step+n-1 and the examples of their batches, padded to `chunk`."""
-    window, indices = slice(step, step + n), block.batches(step, step + n)
-    hypers = {name: values[window] for name, values in run.hypers.items()}
-    control = {name: values[window] for name, values in (run.timeline.control or {}).items()}
-    line = run.timeline
-    events = Event(line.read[window], line.write[window], hypers, control, line.staleness[window])
-
-    def pad(leaf: np.ndarray) -> np.ndarray:
-        return np.concatenate([leaf, np.zeros((chunk - n, *leaf.shape[1:]), leaf.dtype)])
-
-    return jax.tree.map(pad, (events, indices))
 
 
 def _clock(run: Run, step: int) -> dict[str, Any]:
@@ -396,9 +359,11 @@ def _summary(run: Run, status: str, step: int, rows: list[dict[str, Any]]) -> di
     """The last finite log point, if any, the timeline's law, and what produced them."""
     last = next((row for row in reversed(rows) if math.isfinite(row["train_loss"])), rows[0])
     staleness = run.timeline.staleness[:step]
+    worse = status != "diverged" and last["train_loss"] > WORSE * rows[0]["train_loss"] > 0
     return {
         **last,
         "status": status,
+        **({"worse": True} if worse else {}),
         "logged_step": last["step"],
         "step": step,
         "steps": run.config.steps,

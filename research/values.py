@@ -1,9 +1,12 @@
 """What a value of a config may be, and the error where it is not that."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from ml_collections import ConfigDict
+
+T = TypeVar("T")
+LONGEST = 80  # characters of a value that a message shows
 
 
 class InputError(ValueError):
@@ -27,10 +30,31 @@ def require(config: ConfigDict, name: str, holds: Callable[[Any], Any], wanted: 
     except TypeError:
         good = False
     if not good:
-        shown = tuple(value) if isinstance(value, (list, tuple)) else value
-        raise ConfigError(f"config.{name} = {shown!r}: must be {wanted}")
+        raise ConfigError(f"config.{name} = {shown(value)}: must be {wanted}")
 
 
 def one_of(config: ConfigDict, name: str, values: Sequence[str]) -> None:
     """Raises `ConfigError` unless the value of a key is one of these."""
     require(config, name, lambda v: v in values, "one of " + ", ".join(map(repr, values)))
+
+
+def entry(table: Mapping[str, T], name: str) -> T:
+    """What a config file's argument names, `--config=FILE:NAME`.
+
+    Raises `ConfigError`, which lists the names, if it is none of the table's.
+    """
+    if name not in table:
+        raise ConfigError(f"config argument {shown(name)}: must be one of {', '.join(table)}")
+    return table[name]
+
+
+def shown(value: Any) -> str:
+    """The value in one line of at most `LONGEST` characters, whatever it is."""
+    if isinstance(value, (ConfigDict, Mapping)):
+        return "keys of its own"
+    try:
+        text = repr(tuple(value) if isinstance(value, (list, tuple)) else value)
+    except (ValueError, RecursionError):  # a number of more digits than Python writes out
+        text = f"a value of type {type(value).__name__}"
+    text = " ".join(text.split())
+    return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."

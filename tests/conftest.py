@@ -132,6 +132,8 @@ def scalars():
         for record in _records(path.read_bytes()):
             event = Event.FromString(record)
             for value in event.summary.value:
+                if value.metadata.plugin_data.plugin_name:  # the page of hyperparameters
+                    continue
                 row = steps.setdefault(event.step, {})
                 assert value.tag not in row
                 row[value.tag] = value.simple_value

@@ -9,6 +9,7 @@ import pytest
 from launch import train as launcher
 from research import trainer
 from research.models.quadratic import curvatures
+from research.outputs.workdir import tag
 from research.trainer import train
 
 FIELDS = {
@@ -134,7 +135,7 @@ def test_log_points_say_what_happened(trained, scalars):
         window = timeline.staleness[max(step - 10, 0) : step]
         assert row["staleness_mean"] == pytest.approx(window.mean() if step else 0)
         # The same numbers in the event file, which has room for float32.
-        assert events[step] == {k: np.float32(v) for k, v in row.items() if k != "step"}
+        assert events[step] == {tag(k): np.float32(v) for k, v in row.items() if k != "step"}
     walls = [row["wall_seconds"] for row in logged]
     assert walls == sorted(walls)
     np.testing.assert_array_equal(np.bincount(timeline.staleness), summary["staleness_histogram"])

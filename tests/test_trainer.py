@@ -35,8 +35,8 @@ def test_one_group_is_synchronous_to_the_bit(config, mnist, trained, tmp_path, r
         ("mlp", {**SYNC, "data.replacement": True}),
         ("quadratic", {"cluster.service": "geometric", "optimizer.options.nesterov": True}),
         ("quadratic", {"strategy.groups": 2, "cluster.speeds": (1, 1, 1, 9)}),
-        # A batch of two and a half epochs.
-        ("quadratic", {"data.train_examples": 20, "batch_size": 50}),
+        # An epoch of two and a half batches.
+        ("quadratic", {"data.train_examples": 20, "batch_size": 8}),
     ],
 )
 def test_a_run_is_the_update_rule_looped_over_events_and_batches(

@@ -18,13 +18,14 @@ from ml_collections import ConfigDict
 
 from configs import quickstart
 from research.grid import Point, grid, product
+from research.values import entry
 
 EPOCHS = 40
 GIGABIT = 1e9 / 8  # bytes
 
 
 def get_config(table: str = "daso") -> ConfigDict:
-    """Raises KeyError if there is no such table."""
+    """Raises `ConfigError` if there is no such table."""
     base = quickstart.get_config()
     base.batch_size = 128
     base.steps = EPOCHS * 31
@@ -47,7 +48,7 @@ def get_config(table: str = "daso") -> ConfigDict:
     base.cluster.bandwidth = 25 * GIGABIT
     base.cluster.local_latency = 2e-6
     base.cluster.local_bandwidth = 100e9
-    return grid(base, TABLES[table]())
+    return grid(base, entry(TABLES, table)())
 
 
 def daso() -> Iterator[Point]:

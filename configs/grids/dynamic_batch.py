@@ -18,10 +18,11 @@ from ml_collections import ConfigDict
 
 from configs import quickstart
 from research.grid import Point, grid, product
+from research.values import entry
 
 
 def get_config(table: str = "disturbed") -> ConfigDict:
-    """Raises KeyError if there is no such table."""
+    """Raises `ConfigError` if there is no such table."""
     base = quickstart.get_config()
     base.steps = 18 * 62  # epochs of 62 updates
     base.log_every = 62
@@ -32,7 +33,7 @@ def get_config(table: str = "disturbed") -> ConfigDict:
     base.cluster.speeds = (1.0, 1.0, 2.0, 4.0)
     base.cluster.service = "lognormal"
     base.cluster.variation = 0.1
-    return grid(base, TABLES[table]())
+    return grid(base, entry(TABLES, table)())
 
 
 def disturbed() -> Iterator[Point]:

@@ -19,6 +19,7 @@ from ml_collections import ConfigDict
 
 from configs import quickstart
 from research.grid import Point, grid
+from research.values import entry
 
 QUADRATIC = {"model.name": "quadratic", "batch_size": 1, "replicas.block": 1000}
 MLP = {"model.name": "mlp", "model.hidden": (32,)}
@@ -31,7 +32,7 @@ def get_config(table: str = "mlp") -> ConfigDict:
     base.data.train_examples = 250
     base.data.replacement = True
     base.replicas.subspace = 512
-    return grid(base, TABLES[table]())
+    return grid(base, entry(TABLES, table)())
 
 
 def quadratic() -> Iterator[Point]:

@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 
 from research.config import default
 from research.grid import Point, grid
+from research.values import entry
 
 SEEDS = (0, 1, 2)
 VARIANTS: dict[str, Point] = {
@@ -48,7 +49,7 @@ TEXT: Point = {
 
 
 def get_config(table: str = "mlp") -> ConfigDict:
-    """Raises KeyError if there is no such table."""
+    """Raises `ConfigError` if there is no such table."""
     base = default()
     base.strategy.name = "local"
     base.cluster.service = "constant"
@@ -58,7 +59,7 @@ def get_config(table: str = "mlp") -> ConfigDict:
     base.steps = 1600
     base.log_every = 200
     base.checkpoint_every = 0
-    return grid(base, TABLES[table]())
+    return grid(base, entry(TABLES, table)())
 
 
 def mlp() -> Iterator[Point]:

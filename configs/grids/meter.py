@@ -10,12 +10,16 @@ from ml_collections import ConfigDict
 
 from configs import quickstart
 from research.grid import grid, product, seeds
+from research.values import entry
+
+GROUPS = {"exponential": 4, "lognormal": 4, "constant": 2}
 
 
 def get_config(law: str = "lognormal") -> ConfigDict:
+    """Raises `ConfigError` if there is no such law."""
     base = quickstart.get_config()
     base.steps = 2000
-    base.strategy.groups = base.cluster.nodes = 2 if law == "constant" else 4
+    base.strategy.groups = base.cluster.nodes = entry(GROUPS, law)
     base.cluster.service, base.cluster.variation = law, 0.5
     base.optimizer.momentum, base.optimizer.learning_rate = 0.0, 0.1
     base.probes.momentum, base.probes.window = True, 400

@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 
 from configs import quickstart
 from research.grid import Point, grid, product
+from research.values import entry
 
 TOTAL = 0.9  # momentum that is kept where none is tuned
 MOMENTA = (-0.3, 0.0, 0.3, 0.6, TOTAL)
@@ -35,14 +36,14 @@ LONG_RUN_STEPS = {  # alpha / (1 - mu), around the best of the model and number 
 
 
 def get_config(table: str = "mlp") -> ConfigDict:
-    """Raises KeyError if there is no such table."""
+    """Raises `ConfigError` if there is no such table."""
     base = quickstart.get_config()
     base.batch_size = 32
     base.log_every = 25
     base.checkpoint_every = 0
     base.data.train_evaluated = 500
     base.data.test_evaluated = 50
-    return grid(base, TABLES[table]())
+    return grid(base, entry(TABLES, table)())
 
 
 def mlp() -> Iterator[Point]:

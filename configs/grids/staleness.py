@@ -20,17 +20,18 @@ from ml_collections import ConfigDict
 
 from configs.grids import momentum
 from research.grid import Point, grid, product
+from research.values import entry
 
 GROUPS = 16
 
 
 def get_config(table: str = "laws") -> ConfigDict:
-    """Raises KeyError if there is no such table."""
+    """Raises `ConfigError` if there is no such table."""
     base = momentum.get_config().base
     base.update_from_flattened_dict(momentum.MODELS["mlp"])
     base.steps = momentum.STEPS[GROUPS]
     base.strategy.groups = GROUPS
-    return grid(base, settings(TABLES[table]()))
+    return grid(base, settings(entry(TABLES, table)()))
 
 
 def laws() -> Iterable[Point]:

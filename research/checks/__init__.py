@@ -3,92 +3,41 @@
 import json
 import math
 from functools import partial
-from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 from ml_collections import ConfigDict
 
-from research import models, optimizers, strategies
-from research.checks import plan, tune
+from research import losses, models, named, optimizers, room, strategies
+from research.checks import kinds, plan, ranges, tune
 from research.config import ConfigError, default, to_json
 from research.data.augment import NAMES as AUGMENTATIONS
 from research.data.tokenizers import NAMES as TOKENIZERS
-from research.dynamics.moments import FEWEST
-from research.models import NAMES as MODELS
 from research.models.convolution import LOWERINGS
 from research.models.resnet import NORMS
+from research.optimizers import schedules
 from research.parallel.layout import APIS
 from research.strategies.method import OPTIONAL
-from research.timeline.service import DRAWN
+from research.timeline import service
 from research.values import one_of, require
 
 
 def check(config: ConfigDict) -> None:
-    """Raises `ConfigError` at the first value that cannot run."""
-    _same_keys(config, default(), "config")
-    one_of(config, "model.name", MODELS)
+    """Raises `ConfigError` at the first value that cannot run.
+
+    First the kinds of all values, then the range of each, then what must go together,
+    and whether it can fit into this machine's memory.
+    """
+    kinds.check(config, default())
     one_of(config, "model.dtype", ("float32", "bfloat16"))
     names = ("", *LOWERINGS)
     require(config, "model.lowering", lambda v: {*str(v).split(",")} <= {*names}, f"of {names}")
     one_of(config, "model.norm", NORMS)
     one_of(config, "parallel.api", ("", *APIS))
-    one_of(config, "optimizer.schedule", optimizers.SCHEDULES)
     one_of(config, "cluster.split", ("equal", "proportional"))
     one_of(config, "data.tokenizer", TOKENIZERS)
     one_of(config, "data.augment", AUGMENTATIONS)
-    for name in (
-        "steps",
-        "batch_size",
-        "log_every",
-        "cluster.nodes",
-        "cluster.devices_per_node",
-        "replicas.block",
-        "replicas.subspace",
-        "probes.every",
-        "model.dimension",
-        "model.blocks",
-        "model.width",
-        "model.attention_heads",
-        "parallel.accumulation",
-        "data.sequence_length",
-    ):
-        require(config, name, lambda v: v >= 1, "at least 1")
-    for name in (
-        "checkpoint_every",
-        "data.train_examples",
-        "data.image_size",
-        "data.train_evaluated",
-        "data.test_evaluated",
-        "optimizer.warmup_steps",
-        "optimizer.decay_steps",
-        "replicas.count",
-        "parallel.devices",
-        "model.noise",
-        "cluster.latency",
-        "cluster.variation",
-        "cluster.bandwidth",
-        "cluster.local_latency",
-        "cluster.local_bandwidth",
-        *(f"cluster.pieces.{name}" for name in config.cluster.pieces),
-    ):
-        require(config, name, lambda v: 0 <= v < math.inf, "finite and at least 0")
-    require(config, "seed", lambda v: 0 <= v < 2**32, "at least 0 and less than 2**32")
-    for name in ("cluster.seconds_per_example", "optimizer.decay_rate"):
-        require(config, name, lambda v: 0 < v < math.inf, "finite and more than 0")
-    require(config, "model.condition", lambda v: 1 <= v < math.inf, "at least 1")
-    require(config, "optimizer.learning_rate", math.isfinite, "a finite number")
-    require(config, "optimizer.momentum", lambda v: -1 < v < 1, "between -1 and 1")
-    probability = "cluster.disturbance_probability"
-    for name in (probability, "cluster.overlap"):
-        require(config, name, lambda v: 0 <= v <= 1, "between 0 and 1")
-    for name in ("cluster.disturbance_seconds", "cluster.disturbance_epochs"):
-        ordered = "two finite numbers from 0 up, the least and the most"
-        require(config, name, lambda v: len(v) == 2 and 0 <= v[0] <= v[1] < math.inf, ordered)
-    require(config, "replicas.matching", lambda v: all(-1 < m < 1 for m in v), "between -1 and 1")
-    for name in ("model.hidden", "model.channels"):
-        require(config, name, lambda v: all(width >= 1 for width in v), "widths of at least 1")
-    require(config, "probes.window", lambda v: v >= FEWEST + 4, f"at least {FEWEST + 4} updates")
+    ranges.check(config)
     _check_model(config)
     _check_cluster(config)
     _check_pieces(config)
@@ -102,13 +51,18 @@ def check(config: ConfigDict) -> None:
             f"config.checkpoint_every = {config.checkpoint_every}: must be a multiple of "
             f"config.log_every = {config.log_every}"
         )
+    room.of_config(config)
 
 
 def _check_model(config: ConfigDict) -> None:
     try:
         models.make(config.model, classes=2)
+    except ConfigError:
+        raise
     except ValueError as error:
         raise ConfigError(f"config.model: {error}") from error
+    losses.loss(config.loss)
+    losses.metrics(config.metrics)
 
 
 def _check_cluster(config: ConfigDict) -> None:
@@ -130,7 +84,9 @@ def _check_cluster(config: ConfigDict) -> None:
     )
     laws = methods.outermost.laws
     wanted = f"one of {', '.join(map(repr, laws))} of config.strategy.name = {methods.name!r}"
-    require(config, "cluster.service", lambda v: v in laws, wanted)
+    own_law = named.is_own(cluster.service) and set(service.DRAWN) <= set(laws)
+    require(config, "cluster.service", lambda v: own_law or v in laws, wanted)
+    service.check(cluster)
     if cluster.service == "trace" and not cluster.trace:
         raise ConfigError("config.cluster.trace is empty: service='trace' needs a CSV file")
     heeded = {key for method in (methods.outermost, *methods.every) for key in method.cluster}
@@ -158,7 +114,8 @@ def _check_pieces(config: ConfigDict) -> None:
         raise ConfigError("config.cluster.pieces.conv_compute = 0: must be more than 0 beside them")
     if cluster.speeds:
         raise ConfigError("config.cluster.speeds: with config.cluster.pieces all workers are equal")
-    one_of(config, "cluster.service", DRAWN)
+    if not service.is_drawn(cluster.service):
+        one_of(config, "cluster.service", service.DRAWN)
 
 
 def _check_parallel(config: ConfigDict) -> None:
@@ -229,8 +186,13 @@ def _check_probes(config: ConfigDict) -> None:
 def _check_optimizer(config: ConfigDict) -> None:
     name = config.optimizer.name
     taken = optimizers.arguments(name)
-    made_by = name if name in optimizers.OWN else f"optax.{name}"
+    made_by = name if named.is_own(name) or name in optimizers.OWN else f"optax.{name}"
     if "learning_rate" not in taken:
+        if named.is_own(name):
+            raise ConfigError(
+                f"config.optimizer.name = {name!r}: must be a function with an argument "
+                "'learning_rate' that returns an optax transformation"
+            )
         raise ConfigError(f"config.optimizer.name = {name!r}: optax has no such optimizer")
     if config.optimizer.momentum and not optimizers.takes_momentum(name):
         raise ConfigError(
@@ -255,26 +217,7 @@ def _check_optimizer(config: ConfigDict) -> None:
             "config.replicas.matching: compares with plain momentum SGD, so it needs "
             "config.optimizer.name = 'sgd' without options"
         )
-    hyper = {key: jnp.zeros(()) for key in ("learning_rate", "momentum") if key in taken}
-    made = optimizers.optimizer(name, tuple(hyper), optimizers.options(config))
-    try:
-        x = jnp.zeros(1)
-        given = {"staleness": jnp.int32(0), "read_params": x}
-        jax.eval_shape(lambda hyper: made.update(x, made.init(x), x, **hyper, **given), hyper)
-    except (TypeError, ValueError) as error:
-        why = " ".join(str(error).split())
-        raise ConfigError(f"config.optimizer: {made_by} cannot be used ({why})") from error
-
-
-def _same_keys(config: Any, reference: ConfigDict, prefix: str) -> None:
-    for key in config:
-        if key not in reference:
-            raise ConfigError(f"{prefix}.{key}: no such key")
-    for key in reference:
-        if key not in config:
-            raise ConfigError(f"{prefix}.{key}: missing; start from research.config.default()")
-        if isinstance(reference[key], ConfigDict):
-            if not isinstance(config[key], ConfigDict):
-                raise ConfigError(f"{prefix}.{key}: must hold keys of its own")
-            if key != "options":
-                _same_keys(config[key], reference[key], f"{prefix}.{key}")
+    optimizers.check(config, {"x": jax.ShapeDtypeStruct((1,), np.float32)})
+    chosen = config.optimizer
+    of = chosen.learning_rate, 1, chosen.decay_rate, chosen.schedule_options
+    schedules.schedule(chosen.schedule, *of)

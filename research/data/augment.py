@@ -1,8 +1,8 @@
 """Random crops and flips of images on the device, pure functions of a seed an example.
 
-crop   as many zeros as an eighth of the side (4 for 32) are put around the image, and of that
-       a window of the image's own size is taken, every place being equally likely
-flip   left is exchanged with right, with probability 1/2
+- crop: as many zeros as an eighth of the side (4 for 32) are put around the image, and of that
+  a window of the image's own size is taken, every place being equally likely
+- flip: left is exchanged with right, with probability 1/2
 """
 
 import jax

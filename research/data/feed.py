@@ -1,9 +1,9 @@
 """How examples reach the devices: all of them at once, or block by block beside the updates.
 
-A block is what a fixed number of updates takes, gathered by the host. While the devices work on
-one, a thread of the host gathers the next, so a training set need not fit their memory; one that
-is mapped from files need not fit the host's either. Where devices are given blocks of their own, a
-process reads those of its own devices and no other's.
+A block holds the examples of a fixed number of updates, gathered by the host. While the devices
+work on one, a thread of the host gathers the next, so a training set need not fit the devices'
+memory. A set that is mapped from files need not fit the host's either. Where devices are given
+blocks of their own, a process reads those of its own devices and no others.
 """
 
 import sys

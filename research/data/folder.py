@@ -1,7 +1,8 @@
-"""A folder of one's own images with labels: idx files, as MNIST's, or npz.
+"""A folder of one's own images with labels: idx files, as MNIST's, or npz; or of other arrays.
 
     train*image*idx*  train*label*idx*    a split "test" likewise, or "t10k"; with .gz or without
     train.npz                             with `image` and `label`; a split "test" likewise
+    train.npz                             with `x`, `text` or `y`, all arrays as in `own.py`
 
 Images are uint8 (N, H, W), or with channels (N, H, W, C), labels integers (N,) from 0 up. Where
 there are no files of "test", a part is held out.
@@ -14,11 +15,13 @@ from pathlib import Path
 
 import numpy as np
 
+from research.data import own
 from research.data.arrays import Data, DataError, Split, images, one_line
 from research.data.records import fitted
 
 PREFIXES = {"train": ("train",), "test": ("test", "t10k")}
 IDX_TYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
+OTHERS = {"x", "text", "y"}  # which images with labels have not
 UNREADABLE = (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error)
 
 
@@ -34,6 +37,8 @@ def load(folder: Path, image_size: int = 0) -> Data:
             "'image' and 'label', or idx files named as MNIST's, train-images-idx3-ubyte and "
             "train-labels-idx1-ubyte (.gz), or array_record files with TFDS's features.json"
         )
+    if any(OTHERS & split.keys() for split in splits.values()):
+        return own.checked(splits, 0, f"in {folder}")
     if image_size:
         for split in splits.values():
             split["image"] = np.stack([fitted(image, image_size) for image in split["image"]])
@@ -58,6 +63,8 @@ def _split(folder: Path, name: str) -> Split:
     npz = folder / f"{name}.npz"
     if npz.exists():
         found = _read_npz(npz)
+        if OTHERS & found.keys():
+            return found
     else:
         files = {key: _idx_file(folder, name, key) for key in ("image", "label")}
         if not any(files.values()):
@@ -97,6 +104,8 @@ def _idx_file(folder: Path, name: str, key: str) -> Path | None:
 def _read_npz(path: Path) -> Split:
     try:
         with np.load(path) as stored:
+            if OTHERS & set(stored.files):
+                return {key: stored[key] for key in stored.files}
             missing = {"image", "label"} - set(stored.files)
             if missing:
                 raise DataError(

@@ -1,4 +1,4 @@
-"""Images and text as arrays: embedded data sets, one's own, and any that TFDS has prepared.
+"""Examples as arrays: embedded data sets, one's own, and any that TFDS has prepared.
 
 Nothing here goes to the network or imports TensorFlow. Decoded images are cached beside the
 prepared records, so that a later run imports neither tensorflow-datasets nor array_record; of text
@@ -8,18 +8,30 @@ no more is read than is asked for, every time.
 import logging
 import os
 import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from research.data import folder as files
-from research.data import records, text
+from research.data import own, records, text
 from research.data.arrays import SEED, Data, DataError, take
 from research.data.order import stratified
 from research.data.records import is_prepared
 
 MNIST5K_VERSION = "1.0.0"  # as in mnist5k.py, which is imported only to prepare
 SPEC = re.compile(r"(\w+)(?:/(\w[\w.+-]*))?(?::(\d+\.\d+\.\d+))?")
+
+
+class Asked(NamedTuple):
+    """How data are to be read."""
+
+    root: Path  # of prepared TFDS data sets
+    train_examples: int
+    tokenizer: str
+    sequence_length: int
+    image_size: int
 
 
 def load(
@@ -29,66 +41,88 @@ def load(
     tokenizer: str = "character",
     sequence_length: int = 128,
     image_size: int = 0,
+    options: Mapping[str, Any] = {},
 ) -> Data:
     """Reads the data set `name`.
 
-    name: "mnist5k" (images, prepared at first use), "kjv" (the King James Bible),
-        "tfds:NAME[/CONFIG][:VERSION]", any data set that TFDS has prepared on this disk as
-        array_record and that has an image and a label, or a text and no image, or "folder:PATH",
-        a folder that holds such records, or images as idx or npz files (`folder.py`). The highest
-        version is taken if none is given, and the only config if there is but one.
-    data_dir: the TFDS folder; default $OPTDYN_DATA_DIR, $TFDS_DATA_DIR or ~/tensorflow_datasets.
-    train_examples: if positive, a smaller training objective. Of images it keeps the first so many
-        of a seeded stratified order of the training split, of text the first so many sequences;
-        so smaller ones lie within larger ones. A text of TFDS is read no further, in the test
-        split either, and its characters are those read: compare sizes of it by "byte".
-    tokenizer: of text, "character" or "byte".
-    sequence_length: T of text, inputs (and targets) a sequence.
-    image_size: if positive, images are cut to squares and scaled to so many pixels a side.
+    - `name`: "mnist5k" (images, prepared at first use), "kjv" (the King James Bible),
+      "tfds:NAME[/CONFIG][:VERSION]", any data set that TFDS has prepared on this disk as
+      array_record and that has an image and a label, or a text and no image, "folder:PATH", a
+      folder that holds such records, or images as idx or arrays as npz files (`folder.py`),
+      "text:PATH", a text file or a folder of them, or MODULE:FUNCTION of the user's own (`own.py`).
+      The highest version is taken if none is given, and the only config if there is but one.
+    - `data_dir`: the TFDS folder; default $OPTDYN_DATA_DIR, $TFDS_DATA_DIR or
+      ~/tensorflow_datasets.
+    - `train_examples`: if positive, a smaller training objective. Of what has labels it keeps the
+      first so many of a seeded stratified order of the training split, of the rest the first so
+      many; so smaller ones lie within larger ones. A text of TFDS is read no further, in the test
+      split either, and its characters are those read: compare sizes of it by "byte".
+    - `tokenizer`: of text, "character" or "byte".
+    - `sequence_length`: T of text, inputs (and targets) a sequence.
+    - `image_size`: if positive, images are cut to squares and scaled to so many pixels a side.
+    - `options`: arguments of a function of the user's own.
 
     The test split is "test", or where there is none (or images of none have labels) "validation",
-    or where there is only "train" a part of it, held out: a seeded stratified fifth of images, the
-    last 5 % of the lines of text.
-    Raises DataError.
+    or where there is only "train" a part of it, held out: a seeded stratified fifth of images and
+    of arrays, the last 5 % of the lines of text.
+    Raises DataError, and ConfigError where a function of the user's own cannot be used.
     """
-    data = _read(name, data_root(data_dir), train_examples, tokenizer, sequence_length, image_size)
+    kind, _, path = name.partition(":")
+    asked = Asked(data_root(data_dir), train_examples, tokenizer, sequence_length, image_size)
+    if options and (kind in SOURCES or not path):
+        raise DataError(f"config.data.options: of functions of your own, not of {name!r}")
+    if bool(path) == (kind in NAMED):
+        raise DataError(
+            f"unknown data set {name!r}: use 'mnist5k', 'kjv', 'tfds:NAME' for a TFDS one, "
+            "'folder:PATH' or 'text:PATH' for files of one's own, or MODULE:FUNCTION"
+        )
+    data = SOURCES[kind](path, asked) if kind in SOURCES else own.load(name, options)
     available = len(next(iter(data.train.values())))
     _check_train_examples(train_examples, available)
     if train_examples:
-        images = "label" in data.train
-        order = stratified(data.train["label"], SEED) if images else np.arange(available)
+        labelled = "label" in data.train
+        order = stratified(data.train["label"], SEED) if labelled else np.arange(available)
         data = data._replace(train=take(data.train, order[:train_examples]))
     return data
 
 
-def _read(
-    name: str,
-    root: Path,
-    examples: int,
-    tokenizer: str,
-    sequence_length: int,
-    image_size: int,
-) -> Data:
-    """All of the data set, or as much of a text as so many examples need."""
-    kind, _, path = name.partition(":")
-    if name == "kjv":
-        return text.bible(tokenizer, sequence_length)
-    if name == "mnist5k":
-        folder = _mnist5k(root, examples)
-    elif kind == "tfds":
-        folder = _find(path, root)
-    elif kind == "folder":
-        folder = Path(path).expanduser()
-        if not is_prepared(folder):
-            return files.load(folder, image_size)
-    else:
-        raise DataError(
-            f"unknown data set {name!r}: use 'mnist5k', 'kjv', 'tfds:NAME' for a TFDS one, or "
-            "'folder:PATH' for files of one's own"
-        )
-    if feature := text.feature(folder):
-        return text.records(folder, feature, tokenizer, sequence_length, examples)
-    return records.load(folder, image_size)
+def mnist5k(_: str, asked: Asked) -> Data:
+    """5,000 images of MNIST, 28 x 28 x 1, 4,000 of them to train on."""
+    return _records(_mnist5k(asked.root, asked.train_examples), asked)
+
+
+def kjv(_: str, asked: Asked) -> Data:
+    """The King James Bible, 4 million characters, the last twentieth held out."""
+    return text.bible(asked.tokenizer, asked.sequence_length)
+
+
+def tfds(path: str, asked: Asked) -> Data:
+    """Images or text that TFDS has prepared on this disk (`python -m research.data.prepare`)."""
+    return _records(_find(path, asked.root), asked)
+
+
+def folder(path: str, asked: Asked) -> Data:
+    """A folder of one's own: TFDS's records, images as idx files, or arrays as npz files."""
+    where = Path(path).expanduser()
+    return _records(where, asked) if is_prepared(where) else files.load(where, asked.image_size)
+
+
+def texts(path: str, asked: Asked) -> Data:
+    """A text file of one's own, or all *.txt of a folder, the last twentieth of lines held out."""
+    return text.own(Path(path).expanduser(), asked.tokenizer, asked.sequence_length)
+
+
+Source = Callable[[str, Asked], Data]
+NAMED: Mapping[str, Source] = {"mnist5k": mnist5k, "kjv": kjv}  # by themselves
+SOURCES: Mapping[str, Source] = {**NAMED, "tfds": tfds, "folder": folder, "text": texts}
+
+
+def _records(where: Path, asked: Asked) -> Data:
+    """The images in a folder of TFDS's records, or as much of a text as is asked for."""
+    if feature := text.feature(where):
+        reading = asked.tokenizer, asked.sequence_length, asked.train_examples
+        return text.records(where, feature, *reading)
+    return records.load(where, asked.image_size)
 
 
 def data_root(data_dir: str | None = None) -> Path:

@@ -1,4 +1,4 @@
-"""Text as windows of tokens for next-token prediction: the King James Bible, and texts of TFDS.
+"""Text as windows of tokens for next-token prediction: the King James Bible, one's own, and TFDS's.
 
 A corpus is lines (verses, examples) joined by newlines, as tokens w_0 .. w_{L-1}. With sequences
 of T tokens, example n is w_{nT} .. w_{nT+T}: its first T tokens are the inputs, its last T their
@@ -55,6 +55,28 @@ def bible(tokenizer: str, sequence_length: int) -> Data:
     cut = len(lines) * 19 // 20
     train, test = "\n".join(lines[:cut]), "\n".join(lines[cut:])
     return _data(train, test, tokenizer, sequence_length, "of 'kjv'")
+
+
+def own(path: Path, tokenizer: str, sequence_length: int) -> Data:
+    """The lines of a file in UTF-8, or of all *.txt in a folder by name, a twentieth held out.
+
+    Raises DataError.
+    """
+    check(tokenizer, sequence_length)
+    paths = sorted(path.glob("*.txt")) if path.is_dir() else [path]
+    if not paths:
+        raise DataError(f"no *.txt in {path}, which config.data.name = 'text:{path}' names")
+    try:
+        lines = [line for p in paths for line in p.read_text("utf-8").splitlines()]
+    except OSError as error:
+        raise DataError(f"cannot read {error.filename}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"cannot read the text of {path}: it is not UTF-8 ({error})") from error
+    if len(lines) < 2:
+        raise DataError(f"the text of {path} must have 2 lines or more, as the last are held out")
+    cut = min(max(len(lines) * 19 // 20, 1), len(lines) - 1)
+    train, test = "\n".join(lines[:cut]), "\n".join(lines[cut:])
+    return _data(train, test, tokenizer, sequence_length, f"of {path}")
 
 
 def feature(folder: Path) -> str:

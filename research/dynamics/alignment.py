@@ -1,4 +1,4 @@
-"""How alike the gradients of replicas are that have drifted apart.
+"""How alike the gradients are of replicas that have drifted apart.
 
     1 / (P (P - 1)) sum over p != q of cos(grad f(x_p), grad f(x_q))
 

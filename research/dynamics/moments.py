@@ -13,8 +13,8 @@ polynomial in the lag by (1 - mu L). In general the model is
 
 with G_t any unbiased estimate of grad f(x_t) drawn independently of the run. What was known at
 t-1-M is an instrument: here exponential means z_t (J, q) of past G and d, over a mean of |d|^2.
-The generalized method of moments (Hansen 1982) chooses phi, eta for sum_t <z_t, r_t> near 0 in the
-metric of its covariance at the same phi, eta (Hansen, Heaton and Yaron 1996).
+The generalized method of moments (Hansen 1982) chooses phi and eta so that `sum_t <z_t, r_t>` is
+near 0, in the metric of its covariance at the same phi, eta (Hansen, Heaton and Yaron 1996).
 
 Its variance: r_t is a moving average, r_t = eps_t + sum_k theta_k eps_{t-k} of order max(1, M),
 near eps_t - (1 - 1/g) eps_{t-1}, hence so strongly negatively correlated that kernels (Newey-West)
@@ -39,7 +39,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy import linalg, optimize, stats
+import scipy  # whose parts are imported when they are first used: those below take long
 
 DECAYS = (0.0, 0.7, 0.9, 0.97)  # of the exponential means that are instruments
 SIZE_DECAY = 0.9  # of the mean of |d|^2 that weighs updates
@@ -156,7 +156,7 @@ def fit(
         momentum_error=momentum_error,
         hansen=hansen,
         freedom=freedom,
-        p=float(stats.chi2.sf(hansen, freedom)),
+        p=float(scipy.stats.chi2.sf(hansen, freedom)),
         strength=strength,
         updates=updates,
     )
@@ -293,7 +293,7 @@ def _least(moments: np.ndarray, start: np.ndarray) -> np.ndarray:
         left = sums @ c
         return float(left @ _inverse(np.einsum("a,b,abij->ij", c, c, products)) @ left)
 
-    return first + unit @ optimize.minimize(hansen, np.zeros(len(first)), method="BFGS").x
+    return first + unit @ scipy.optimize.minimize(hansen, np.zeros(len(first)), method="BFGS").x
 
 
 def _statistic(moments: np.ndarray, beta: np.ndarray) -> float:
@@ -309,7 +309,7 @@ def _strength(moments: np.ndarray, power: np.ndarray, beta: np.ndarray) -> float
     """
     slopes, c = moments.sum(0)[:, 1:], np.append(1.0, -beta)
     information = slopes.T @ _inverse(_covariance(moments, beta)) @ slopes
-    least = linalg.eigh(information, power[1:, 1:], eigvals_only=True)[0]
+    least = scipy.linalg.eigh(information, power[1:, 1:], eigvals_only=True)[0]
     return float(least * (c @ power @ c) / moments.shape[1])
 
 

@@ -1,8 +1,9 @@
 """An arm of a comparison, tuned until its optimum is interior.
 
-A setting is a rung on every ladder of the arm. From where it stands the search tries the rungs next
-to it on each ladder and moves to the best, until all of them are worse. So of the setting that it
-ends with both neighbours on every ladder are known, and ladders have no ends.
+An arm is one side of the comparison. Each of its numbers, such as the learning rate, has a *ladder*
+of values without ends, and a setting is a rung on every ladder. From where it stands the search
+tries the rungs next to it on each ladder and moves to the best, until all of them are worse. So
+both neighbours on every ladder are known of the setting that it ends with: it is *interior*.
 """
 
 import math

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Self
 from ml_collections import ConfigDict
 
 from research.evidence.trial import Curve, cut, trial
-from research.outputs.workdir import rows
+from research.outputs.files import append, rows, write
 
 ARMS = 16  # that are tuned at a time: each waits for its own trials
 
@@ -124,7 +124,7 @@ class _Lines:
         self._found = {row["id"]: row for row in rows(path)}
         self._path, self._lock = path, RLock()
         if path.exists() and not path.read_text().endswith("\n"):  # torn by a kill
-            path.write_text("".join(json.dumps(row) + "\n" for row in self._found.values()))
+            write(path, "".join(json.dumps(row) + "\n" for row in self._found.values()))
 
     def at(self, key: str) -> Any:
         found = self._found.get(key)
@@ -133,8 +133,7 @@ class _Lines:
     def put(self, key: str, value: dict[str, Any]) -> None:
         with self._lock:
             line = json.loads(json.dumps({"id": key, **value}))  # what a later run will read
-            with self._path.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+            append(self._path, json.dumps(line) + "\n")
             self._found[key] = line
 
 

@@ -1,7 +1,12 @@
 """Models: sequences of named blocks (flax modules), each with parameters of its own."""
 
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import flax.linen as nn
+
+from research import named
 from research.models.base import Blocks
 from research.models.cnn import cnn
 from research.models.mlp import mlp
@@ -9,28 +14,45 @@ from research.models.quadratic import quadratic
 from research.models.resmlp import resmlp
 from research.models.resnet import resnet
 from research.models.transformer import transformer
+from research.values import ConfigError
 
-__all__ = ["NAMES", "Blocks", "make"]
+__all__ = ["MODELS", "Blocks", "make"]
 
-NAMES = ("mlp", "cnn", "resmlp", "resnet", "transformer", "quadratic")
+# Their arguments are keys of `config.model`, and `classes`.
+MODELS: Mapping[str, Callable[..., Blocks]] = {
+    model.__name__: model for model in (mlp, cnn, resmlp, resnet, transformer, quadratic)
+}
+KEY = "config.model.name"
 
 
 def make(model: Any, classes: int) -> Blocks:
-    """The blocks of `config.model`; `classes` is the number of labels of the data.
+    """The blocks of `config.model`; `classes` is what its outputs are to count, in `data.Data`.
 
-    Raises ValueError for numbers that do not make a model.
+    A model of the user's own is `make(classes, **config.model.options)` and returns a flax module
+    or a sequence of (name, module). Raises ValueError for numbers that do not make a model.
     """
-    if model.name == "mlp":
-        return mlp(model.hidden, classes, model.dtype)
-    if model.name == "cnn":
-        return cnn(model.channels, model.hidden, classes, model.dtype, model.lowering or None)
-    if model.name == "resmlp":
-        return resmlp(model.blocks, model.width, classes, model.dtype)
-    if model.name == "resnet":
-        lowering = model.lowering or None
-        return resnet(model.channels, model.blocks, model.norm, classes, model.dtype, lowering)
-    if model.name == "transformer":
-        return transformer(model.blocks, model.width, model.attention_heads, classes, model.dtype)
-    if model.name == "quadratic":
-        return quadratic(model.dimension)
-    raise ValueError(f"model {model.name!r}: one of {', '.join(NAMES)}")
+    function = named.find(KEY, model.name, MODELS)
+    if named.is_own(model.name):
+        options = named.options(model.get("options", {}))
+        return _blocks(model.name, named.call(KEY, model.name, function, classes, **options))
+    if model.get("options"):
+        raise ConfigError(f"config.model.options: of models of your own, not of {model.name!r}")
+    keys = [key for key in inspect.signature(function).parameters if key != "classes"]
+    return function(classes=classes, **{key: model[key] for key in keys})
+
+
+def _blocks(name: str, made: Any) -> Blocks:
+    """What the user's function made, as blocks. Raises `ConfigError`."""
+    pairs = (("model", made),) if isinstance(made, nn.Module) else made
+    try:
+        blocks = tuple((block, module) for block, module in pairs)
+    except (TypeError, ValueError):
+        blocks = ()
+    names = [block for block, _ in blocks]
+    good = [isinstance(block, str) and isinstance(m, nn.Module) for block, m in blocks]
+    if not blocks or not all(good) or len(set(names)) < len(names):
+        raise ConfigError(
+            f"{KEY} = {name!r}: must return a flax.linen module or a sequence of (name, module), "
+            f"all names different, and returned {named.shown(made)}"
+        )
+    return blocks

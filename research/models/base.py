@@ -4,7 +4,7 @@ The last block is the output head. An auxiliary head of another block is the sam
 that block's output, with parameters of its own.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -19,7 +19,7 @@ def init(
     """Parameters of every block, for an input like `x`, and of the heads of the blocks in `heads`.
 
     No parameter depends on which heads there are. `ValueError` if `heads` names anything but a
-    block before the last.
+    block before the last, or if a block has other variables than parameters, float32.
     """
     trunk, (_, last) = [name for name, _ in blocks[:-1]], blocks[-1]
     if unknown := sorted(set(heads) - set(trunk)):
@@ -29,10 +29,23 @@ def init(
     y: Any = x
     for index, (name, module) in enumerate(blocks):
         y, variables = module.init_with_output(jax.random.fold_in(key, index), y)
-        params[name] = variables["params"]
+        params[name] = _parameters(name, variables)
         if name in heads:
             own = jax.random.fold_in(key, len(blocks) + index)
-            params[head_of(name)] = last.init(own, y)["params"]
+            params[head_of(name)] = last.init(own, y).get("params", {})
+    return params
+
+
+def _parameters(name: str, variables: Mapping[str, Any]) -> Any:
+    """Those of a block, which may have none. ValueError if it has other state, or not float32."""
+    if others := sorted(set(variables) - {"params"}):
+        raise ValueError(
+            f"block {name!r} has variables {others[0]!r}: blocks have parameters only (a norm over "
+            "the batch must keep no running averages)"
+        )
+    params = variables.get("params", {})
+    if strange := {str(leaf.dtype) for leaf in jax.tree.leaves(params)} - {"float32"}:
+        raise ValueError(f"block {name!r} has parameters of {min(strange)}: must be float32")
     return params
 
 

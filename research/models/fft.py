@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import scipy  # scipy.fft is imported when it is first used
 from jax import lax
-from scipy.fft import next_fast_len
 
 
 def fft(x: jax.Array, kernel: jax.Array, strides: Sequence[int], padding: str) -> jax.Array:
@@ -24,7 +24,7 @@ def fft(x: jax.Array, kernel: jax.Array, strides: Sequence[int], padding: str) -
     images = jnp.pad(x, ((0, 0), *pads, (0, 0))).transpose(1, 2, 0, 3)
     # The transforms have a period of at least the image: what a window wraps around belongs to
     # positions beyond the last whole window, which are cut off.
-    sizes = [next_fast_len(n, real=True) for n in images.shape[:2]]
+    sizes = [scipy.fft.next_fast_len(n, real=True) for n in images.shape[:2]]
     wide = jnp.promote_types(x.dtype, jnp.float32)  # 16 bits have no transforms
     of_images, of_kernel = (jnp.fft.rfft2(a.astype(wide), sizes, (0, 1)) for a in (images, kernel))
     products = jnp.einsum("fgbc,fgco->fgbo", of_images, of_kernel.conj())

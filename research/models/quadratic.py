@@ -22,8 +22,8 @@ class Displacement(nn.Module):
         return self.param("x", nn.initializers.ones, (self.dimension,)) - xi
 
 
-def quadratic(dimension: int) -> Blocks:
-    """One block, `x`."""
+def quadratic(dimension: int, classes: int = 0) -> Blocks:
+    """One block, `x`; it has no classes."""
     return (("x", Displacement(dimension)),)
 
 

@@ -48,13 +48,11 @@ class Residual(nn.Module):
         return embedding(tokens) + positions.astype(self.dtype)
 
 
-def transformer(
-    blocks: int, width: int, attention_heads: int, vocabulary: int, dtype: str
-) -> Blocks:
+def transformer(blocks: int, width: int, attention_heads: int, classes: int, dtype: str) -> Blocks:
     """`block0`, which holds the embeddings, to `block{blocks - 1}`, and the head, `output`.
 
-    blocks width (12 width + 13) + (vocabulary + T) width + (width + 1) vocabulary + 2 width
-    parameters. ValueError if the width is no multiple of the attention heads.
+    blocks width (12 width + 13) + (V + T) width + (width + 1) V + 2 width parameters, with V the
+    vocabulary, `classes`. ValueError if the width is no multiple of the attention heads.
     """
     if width % attention_heads:
         raise ValueError(
@@ -64,8 +62,8 @@ def transformer(
     trunk = tuple(
         (
             f"block{k}",
-            Residual(width, attention_heads, 2 * blocks, dtype, 0 if k else vocabulary),
+            Residual(width, attention_heads, 2 * blocks, dtype, 0 if k else classes),
         )
         for k in range(blocks)
     )
-    return (*trunk, ("output", Output(vocabulary, dtype)))
+    return (*trunk, ("output", Output(classes, dtype)))

@@ -1,33 +1,78 @@
-"""Any optax optimizer, or one of `OWN`, with its hyperparameters as traced arguments of `update`.
+"""Any optimizer of optax, of `OWN` or of the user's, its numbers traced arguments of `update`.
 
 Hyperparameters arrive with each update (`Event.hyper`), so that learning-rate schedules, momentum
 and every other number are data: changing them recompiles nothing.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
+import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
+from optax import contrib
 
+from research import named
 from research.optimizers import closed_loop
+from research.optimizers.schedules import SCHEDULES, depends_on_steps, learning_rates
 from research.strategies import groups_of
+from research.values import ConfigError
+
+__all__ = [
+    "KEY",
+    "OWN",
+    "SCHEDULES",
+    "arguments",
+    "check",
+    "depends_on_steps",
+    "known",
+    "learning_rates",
+    "logged",
+    "maker",
+    "optimizer",
+    "options",
+    "takes_momentum",
+]
 
 OWN: Mapping[str, Callable[..., Any]] = {"closed_loop": closed_loop.closed_loop}
-SCHEDULES = ("constant", "cosine", "linear", "exponential")
+CONTRIB = "contrib."  # before the name of one of optax.contrib
+KEY = "config.optimizer.name"
+
+
+def known() -> dict[str, Callable[..., Any]]:
+    """All registered optimizers by name: functions with an argument `learning_rate`."""
+    of = {"": optax, CONTRIB: contrib}
+    found = {prefix + n: getattr(module, n) for prefix, module in of.items() for n in dir(module)}
+    return {
+        name: make
+        for name, make in {**found, **OWN}.items()
+        if not inspect.isclass(make) and "learning_rate" in _parameters(make)
+        if not name.removeprefix(CONTRIB).startswith(("_", "scale_by_"))
+    }
 
 
 def maker(name: str) -> Any:
-    """The function that makes the optimizer, as optax's do; None if there is none."""
-    return OWN.get(name, getattr(optax, name, None))
+    """The function that makes the optimizer, as optax's do; None if there is none.
+
+    Raises `ConfigError` for a name of the user's own that cannot be imported.
+    """
+    if named.is_own(name):
+        return named.find(KEY, name, {})
+    where, short = (contrib, name[len(CONTRIB) :]) if name.startswith(CONTRIB) else (optax, name)
+    return OWN.get(name, getattr(where, short, None))
 
 
 def arguments(name: str) -> tuple[str, ...]:
     """Names of the arguments of the optimizer called `name`; () if there is no such function."""
+    return _parameters(maker(name))
+
+
+def _parameters(function: Any) -> tuple[str, ...]:
     try:
-        return tuple(inspect.signature(maker(name)).parameters)
+        return tuple(inspect.signature(function).parameters)
     except (TypeError, ValueError):  # not callable, or only an alias of a type
         return ()
 
@@ -64,10 +109,11 @@ def optimizer(
     `hyper_names` are the arguments given at each update, `options` those fixed at compile time.
     `optax.sgd` keeps the heavy-ball form v <- g + mu v, x <- x - alpha v; mu may be negative.
     """
-    make = maker(name)
+    make, options = maker(name), named.options(options)
 
     def init(params: Any) -> optax.OptState:
-        return make(**dict.fromkeys(hyper_names, 0.0), **options).init(params)
+        state = make(**dict.fromkeys(hyper_names, 0.0), **options).init(params)
+        return _apart(state, params)
 
     def update(
         grads: Any,
@@ -85,28 +131,62 @@ def optimizer(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def learning_rates(
-    name: str,
-    learning_rate: float,
-    steps: int,
-    *,
-    warmup_steps: int = 0,
-    decay_steps: int = 0,
-    decay_rate: float = 0.1,
-) -> np.ndarray:
-    """Learning rate of every update, (steps,) float32, by an optax schedule after a linear warm-up.
+def _apart(state: Any, params: Any) -> Any:
+    """The state with copies of arrays that are in it twice or are parameters: each is donated."""
+    seen = {id(leaf) for leaf in jax.tree.leaves(params)}
 
-    `decay_steps` is the length of the decay (0: the rest of the run); 'exponential' multiplies by
-    `decay_rate` every `decay_steps`.
+    def own(leaf: Any) -> Any:
+        kept = jnp.copy(leaf) if isinstance(leaf, jax.Array) and id(leaf) in seen else leaf
+        seen.add(id(leaf))
+        return kept
+
+    return jax.tree.map(own, state)
+
+
+def check(config: Any, params: Any) -> None:
+    """Traces an update of the optimizer of a config for parameters like these.
+
+    Raises `ConfigError`, in one line, if it fails, needs what no update is given, or returns what
+    the next update could not take. Once for all configs of that optimizer and such parameters.
     """
-    length = decay_steps or max(steps - warmup_steps, 1)
-    after = {
-        "constant": lambda: optax.constant_schedule(learning_rate),
-        "cosine": lambda: optax.cosine_decay_schedule(learning_rate, length),
-        "linear": lambda: optax.linear_schedule(learning_rate, 0.0, length),
-        "exponential": lambda: optax.exponential_decay(learning_rate, length, decay_rate),
-    }[name]()
-    warmup = optax.linear_schedule(0.0, learning_rate, max(warmup_steps, 1))
-    schedule = optax.join_schedules([warmup, after], [warmup_steps]) if warmup_steps else after
-    values = np.asarray(schedule(jnp.arange(steps)), np.float32)
-    return np.broadcast_to(values, (steps,))
+    leaves, structure = jax.tree.flatten(params)
+    given = json.dumps(options(config), sort_keys=True)
+    _checked(config.optimizer.name, given, structure, tuple((x.shape, x.dtype) for x in leaves))
+
+
+@lru_cache(maxsize=64)
+def _checked(name: str, given: str, structure: Any, leaves: Sequence[tuple[Any, Any]]) -> None:
+    taken, own = arguments(name), named.is_own(name)
+    made_by = name if own or name in OWN else f"optax.{name}"
+    number = jax.ShapeDtypeStruct((), jnp.float32)
+    hyper = {key: number for key in ("learning_rate", "momentum") if key in taken}
+    params = structure.unflatten([jax.ShapeDtypeStruct(*leaf) for leaf in leaves])
+
+    def updated(params: Any, hyper: Any) -> Any:
+        made = optimizer(name, tuple(hyper), json.loads(given))
+        before = made.init(params)
+        more = {"staleness": jnp.int32(0), "read_params": params}
+        updates, after = made.update(params, before, params, **hyper, **more)
+        return (params, before), (updates, after)
+
+    try:
+        before, after = jax.eval_shape(updated, params, hyper)
+    except Exception as error:
+        why = named.told(error, maker(name)) if own else named.shown(str(error), 300)
+        raise ConfigError(f"config.optimizer: {made_by} cannot be used ({why})") from error
+
+    def shapes(tree: Any) -> Any:
+        leaves = jax.tree_util.tree_leaves_with_path(tree)
+        return {jax.tree_util.keystr(path): (leaf.shape, leaf.dtype) for path, leaf in leaves}
+
+    if any(0 in leaf.shape for leaf in jax.tree.leaves(before)):
+        raise ConfigError(
+            f"config.optimizer: {made_by} cannot be used (its state has arrays without a number, "
+            "which checkpoints cannot hold)"
+        )
+    for what, one, other in zip(("parameters", "state"), before, after, strict=True):
+        if shapes(one) != shapes(other):
+            raise ConfigError(
+                f"config.optimizer: {made_by} cannot be used (an update changes the structure, "
+                f"the shapes or the types of its {what})"
+            )

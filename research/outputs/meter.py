@@ -8,6 +8,7 @@ of every update of the windows (`strategies/metered.py`), in order. Fitted by `d
     d_t / alpha_t             that and explicit momentum, a lag each: the total of heavy-ball SGD
 """
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from ml_collections import ConfigDict
 from research import data as datasets
 from research import optimizers, program, strategies
 from research.dynamics.moments import Fit, NotIdentified, fit
+from research.outputs.files import writing
 from research.strategies.metered import METERED, SKETCH
 
 FILE = "sketches.npy"
@@ -99,10 +101,8 @@ class Meter:
         """How many `parameters` and `examples` there are."""
         self.windows = windows(config.probes, config.steps)
         self._config, self._examples = config, examples
-        path, rows = folder / FILE, self.windows.before(config.steps)
-        shape = (rows, len(METERED), min(SKETCH, parameters))
-        mode = {"mode": "r+"} if path.exists() else {"mode": "w+", "shape": shape}
-        self._rows = np.lib.format.open_memmap(path, dtype=np.float32, **mode)
+        rows = self.windows.before(config.steps)
+        self._rows = opened(folder / FILE, (rows, len(METERED), min(SKETCH, parameters)))
 
     def append(self, step: int, infos: Mapping[str, np.ndarray]) -> None:
         """What updates of a window said of themselves, from update `step` on."""
@@ -115,6 +115,32 @@ class Meter:
         ended = read(self._rows, self._config, self._examples, since, step)
         plain = is_plain(self._config)
         return said(ended, lags(self._config), plain, rate(self._config, step)) if ended else {}
+
+
+def opened(path: Path, shape: tuple[int, ...]) -> np.ndarray:
+    """The array in the file, to be written to; made, or made as long as `shape` says.
+
+    A longer one stays. All its space is taken now: there is no error to catch where what is mapped
+    finds the disk full. Raises `DiskFull`.
+    """
+    held = np.load(path, mmap_mode="r+") if path.exists() else None
+    if held is not None and len(held) >= shape[0]:
+        return held
+    aside = path.with_name(f".{path.name}.part")
+    with writing(path):
+        try:
+            made = np.lib.format.open_memmap(aside, "w+", np.float32, shape)
+            if hasattr(os, "posix_fallocate"):  # not on macOS
+                with aside.open("r+b") as file:
+                    os.posix_fallocate(file.fileno(), 0, aside.stat().st_size)
+        except OSError:
+            aside.unlink(missing_ok=True)
+            raise
+        if held is not None:
+            made[: len(held)] = held
+            made.flush()
+        os.replace(aside, path)
+    return made
 
 
 def steered(rows: Sequence[Mapping[str, Any]], total: float) -> list[tuple[int, float]]:

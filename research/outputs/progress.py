@@ -1,13 +1,25 @@
-"""What a waiting user sees, and how they stop: a progress line, Ctrl-C and SIGTERM."""
+"""What a waiting user sees, and how they stop: a progress line, Ctrl-C and SIGTERM.
+
+One line at a time is rewritten on a terminal; whatever else is to be said goes through `say`, which
+takes that line away first.
+"""
 
 import contextlib
+import math
+import os
+import shutil
 import signal
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from threading import Lock
+from contextlib import AbstractContextManager, nullcontext
+from threading import Lock, RLock, Timer
 from types import FrameType
 from typing import NamedTuple
+
+LIVE, PRINTED = 0.2, 10.0  # seconds between lines: rewritten on a terminal, printed elsewhere
+PATIENCE = 2.0  # seconds after which the line says what takes so long
+CLEAR = "\r\x1b[K"
 
 
 class Watch(NamedTuple):
@@ -15,6 +27,18 @@ class Watch(NamedTuple):
 
     stopped: Callable[[], int]  # the number of the signal that stops it, 0: none
     show: Callable[[int, str], None]  # (updates done, text)
+    during: Callable[[str], AbstractContextManager[None]] = lambda what: nullcontext()
+
+
+def say(text: str) -> None:
+    """Prints a line on standard error, in place of the progress line, if there is one.
+
+    Of several processes only the one that writes files does.
+    """
+    from research.parallel.processes import is_writer  # here, for it imports jax
+
+    if is_writer():
+        _write(f"{text}\n", is_open=False)
 
 
 @contextlib.contextmanager
@@ -23,15 +47,17 @@ def watched(name: str, total: int, start: int, watch: Watch | None = None) -> It
     if watch:
         yield watch
     else:
+        line = Progress(name, total, start)
         with stoppable() as stopped:
-            yield Watch(stopped, Progress(name, total, start).show)
+            yield Watch(stopped, line.show, line.during)
 
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[Callable[[], int]]:
     """Inside, the first SIGINT or SIGTERM is only noted: `stopped()` is its number, else 0.
 
-    A second one acts as it would outside.
+    A second one acts as it would outside. Afterwards the progress line is ended, so that what
+    follows it, such as a traceback, begins a line of its own.
     """
     caught = 0
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -44,7 +70,7 @@ def stoppable() -> Iterator[Callable[[], int]]:
         nonlocal caught
         caught = number
         restore()
-        print("\nstopping; once more to stop at once", file=sys.stderr)
+        say("stopping; once more to stop at once")
 
     for number in before:
         signal.signal(number, note)
@@ -52,31 +78,66 @@ def stoppable() -> Iterator[Callable[[], int]]:
         yield lambda: caught
     finally:
         restore()
+        end_line()
+
+
+def end_line() -> None:
+    """Lets the progress line stand, if there is one, and goes on below it."""
+    global _open
+    with _writing:
+        print("\n" * _open, end="", file=sys.stderr, flush=True)
+        _open = False
 
 
 class Progress:
-    """`name  step 500/1000  loss 0.12  810 steps/s  0:03 left`, on standard error.
+    """`name  step 500/1,000  loss 0.12  810 steps/s  0:00:03 left`, on standard error.
 
-    On a terminal the line is rewritten; elsewhere it is printed every ten seconds and at the end.
+    On a terminal the line is rewritten, and no longer than the terminal is wide; elsewhere it is
+    printed every ten seconds and at the end. The rate is that of what was done after the first
+    call of `show`: before it everything is compiled.
     """
 
     def __init__(self, name: str, total: int, start: int = 0, unit: str = "step"):
-        self._name, self._total, self._start, self._unit = name, total, start, unit
-        self._begun = time.monotonic()
-        self._shown = self._begun if not sys.stderr.isatty() else 0.0
+        self._name, self._total, self._unit = name, total, unit
+        self._done, self._text = start, ""
+        self._first: tuple[int, float] | None = None  # updates and time of the first call
+        self._shown = time.monotonic() if not sys.stderr.isatty() else 0.0
 
     def show(self, step: int, text: str = "") -> None:
         now = time.monotonic()
-        live, done = sys.stderr.isatty(), step >= self._total
-        if not done and now - self._shown < (0.2 if live else 10.0):
+        self._done, self._text = step, text
+        self._first = self._first or (step, now)
+        live, last = sys.stderr.isatty(), step >= self._total
+        if not last and now - self._shown < (LIVE if live else PRINTED):
             return
         self._shown = now
-        rate = (step - self._start) / max(now - self._begun, 1e-9)
-        left = int((self._total - step) / rate) if rate else 0
-        line = f"{self._name}  {self._unit} {step}/{self._total}  {text}"
-        line += f"  {rate:.3g} {self._unit}s/s  {left // 60}:{left % 60:02d} left"
-        end = "" if live and not done else "\n"
-        print(("\r\x1b[K" if live else "") + line, end=end, file=sys.stderr, flush=True)
+        _show(self._words(now), last)
+
+    @contextlib.contextmanager
+    def during(self, what: str) -> Iterator[None]:
+        """Inside, if it takes long, the line on a terminal ends in `what ...`."""
+
+        def show() -> None:
+            if sys.stderr.isatty():
+                _show(f"{self._words(time.monotonic())}  {what} ...", False)
+
+        timer = Timer(PATIENCE, show)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _words(self, now: float) -> str:
+        parts = [self._name, f"{self._unit} {self._done:,}/{self._total:,}", self._text]
+        since, begun = self._first or (self._done, now)
+        if self._done > since:
+            rate = (self._done - since) / max(now - begun, 1e-9)
+            parts += [f"{number(rate)} {self._unit}s/s"]
+            if self._done < self._total:
+                parts += [f"{clock((self._total - self._done) / rate)} left"]
+        return "  ".join(filter(None, parts))
 
 
 class Sweep:
@@ -86,10 +147,10 @@ class Sweep:
     """
 
     def __init__(self, name: str, points: Mapping[str, int], done: Collection[str]):
-        self._name, self._points = name, points
+        self._points = points
         self._ended, self._diverged = set(done), 0
         self._at = {point: points[point] for point in done}
-        self._line: Progress | None = None
+        self._line = Progress(name, sum(points.values()), unit="update")
         self._lock = Lock()
 
     @property
@@ -114,7 +175,46 @@ class Sweep:
         self._at[point] = step
         text = f"{len(self._ended)}/{len(self._points)} points"
         text += f", {self._diverged} diverged" * (self._diverged > 0)
-        updates = sum(self._at.values())
-        if self._line is None:  # what was compiled before says nothing of the time left
-            self._line = Progress(self._name, sum(self._points.values()), updates, unit="update")
-        self._line.show(updates, text)
+        self._line.show(sum(self._at.values()), text)
+
+
+def number(value: float) -> str:
+    """Three digits that count, and none of an exponent: 12,300, 0.0451."""
+    if value <= 0:
+        return "0"
+    digits = max(2 - math.floor(math.log10(value)), 0)
+    return f"{round(value, 2 - math.floor(math.log10(value))):,.{digits}f}"
+
+
+def clock(seconds: float) -> str:
+    """Hours, minutes and seconds: 1:02:03."""
+    whole = round(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+
+
+_writing = RLock()  # held again by a signal's handler that comes in between
+_open = False  # whether the last line of the terminal is the progress line
+
+
+def _show(text: str, last: bool) -> None:
+    if sys.stderr.isatty():
+        _write(text[: _width() - 1] + "\n" * last, is_open=not last)
+    else:
+        _write(f"{text}\n", is_open=False)
+
+
+def _width() -> int:
+    """Columns of the terminal that standard error is."""
+    with contextlib.suppress(OSError, ValueError):
+        if found := os.get_terminal_size(sys.stderr.fileno()).columns:
+            return found
+    return shutil.get_terminal_size().columns
+
+
+def _write(text: str, is_open: bool) -> None:
+    """Writes in place of the progress line, which the text is if it stays open."""
+    global _open
+    with _writing:
+        sys.stderr.write(CLEAR * _open + text)
+        sys.stderr.flush()
+        _open = is_open

@@ -2,15 +2,16 @@
 
 config.json     the resolved config            metrics.jsonl   one object a log point
 summary.json    final figures and status       checkpoints/    orbax
+history.json    every start: when, where, what code, and what it went on from
 events.*        TensorBoard, the same numbers as metrics.jsonl
 """
 
+import contextlib
 import json
-import math
-import os
 import shutil
 import time
 import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,132 +19,175 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from ml_collections import ConfigDict
-from tensorboardX import SummaryWriter
+from tensorboardX import summary as events
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event
 
 from research import config as configs
-from research.values import InputError
+from research.outputs.files import (
+    DiskFull,
+    WorkdirError,
+    finite,
+    line_of,
+    read_json,
+    rows,
+    write,
+    write_json,
+    writing,
+)
+from research.strategies import asynchronous
 
+# Of a run: keys that cannot change its floats, and its length.
+FREE = ("note", "steps", "log_every", "checkpoint_every", "plan", "tune")
 SUMS = "crc32.json"  # written last into a checkpoint: without it there is none
+EVENTS = "events.out.tfevents.*"
+FILES = 2**16  # bytes that a checkpoint takes besides its arrays
+SHOWN = 10.0  # seconds after which TensorBoard sees a log point, at most
 
 
-class WorkdirError(InputError):
-    """A workdir that cannot be used; the message is one line."""
+def claim(workdir: Path, config: ConfigDict, free: Sequence[str] = ()) -> dict[str, Any]:
+    """Makes the workdir this config's; the config that it held, which may differ in keys of `free`.
 
-
-def write(path: Path, text: str) -> None:
-    """Replaces the file in one step."""
-    aside = path.with_name(f".{path.name}.part")
-    aside.write_text(text)
-    os.replace(aside, path)
-
-
-def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Replaces the file in one step; numbers that are not finite become null."""
-    write(path, json.dumps(_finite(value), indent=2) + "\n")
-
-
-def write_npz(path: Path, arrays: dict[str, Any]) -> None:
-    """Replaces the file in one step."""
-    aside = path.with_name(f".{path.stem}.part.npz")
-    np.savez(aside, **arrays)
-    os.replace(aside, path)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in the file, {} if there is none."""
-    try:
-        return _object(path.read_text())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise WorkdirError(f"{path}: cannot be read ({_line(error)})") from error
-
-
-def claim(workdir: Path, config: ConfigDict) -> None:
-    """Makes the workdir this config's, or raises `WorkdirError` and leaves it as it is."""
+    Raises `WorkdirError` if it differs in others, and leaves the workdir as it is. `free`: dotted
+    keys, or what they begin with. `steps` among them may be any number from those that are done.
+    """
     text = configs.to_json(config)
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         held = read_json(workdir / "config.json")
         if held:
-            names = configs.differences(configs.with_new_keys(held), json.loads(text))
-            if names:
+            known = configs.with_new_keys(held)
+            others = [
+                name
+                for name in configs.differences(known, json.loads(text))
+                if not any(f"{name}.".startswith(f"{key}.") for key in free)
+            ]
+            if others:
                 raise WorkdirError(
                     f"workdir {workdir} holds another run: its config differs in "
-                    f"{', '.join(names)}; give another --workdir"
+                    f"{', '.join(others)}; give another --workdir"
                 )
-        elif any(workdir.glob("metrics.jsonl")) or any(workdir.glob("points")):
+            enough(workdir, config.steps, read_json(workdir / "summary.json").get("step", 0))
+            return known
+        if any(workdir.glob("metrics.jsonl")) or any(workdir.glob("points")):
             raise WorkdirError(f"workdir {workdir} holds a run but no config.json")
-        else:
-            write(workdir / "config.json", text)
+        write(workdir / "config.json", text)
+        return json.loads(text)
     except OSError as error:
-        raise WorkdirError(f"workdir {workdir}: cannot be written ({_line(error)})") from error
+        raise WorkdirError(f"workdir {workdir}: cannot be written ({line_of(error)})") from error
+
+
+def free(config: ConfigDict) -> tuple[str, ...]:
+    """Keys that may change where a config's workdir goes on."""
+    kept = ["steps"] if config.replicas.count else []  # of a recording, one array
+    kept += ["log_every"] if config.probes.steer else []  # it steers when it logs
+    return tuple(key for key in FREE if key not in kept)
+
+
+def enough(workdir: Path, steps: int, done: int) -> None:
+    """Raises `WorkdirError` if a workdir has done more than so many steps."""
+    if steps < done:
+        raise WorkdirError(
+            f"workdir {workdir} has done {done:,} steps: config.steps = {steps} must be as many or "
+            "more; give another --workdir for fewer"
+        )
+
+
+def tag(name: str) -> str:
+    """TensorBoard's name of a logged figure: with the group that it is shown in."""
+    kind, _, rest = name.partition("_")
+    if name in ("epoch", "simulated_seconds", "wall_seconds"):
+        return f"time/{name}"
+    if kind in ("train", "test") and rest:  # the loss of both sets side by side
+        return f"{rest}/{kind}"
+    if name == "learning_rate" or name.startswith("effective"):
+        return f"learning_rate/{name}"
+    if kind == "staleness":
+        return f"staleness/{rest}"
+    return f"momentum/{name}" if "momentum" in name else f"probes/{name}"
 
 
 class Metrics:
     """`metrics.jsonl` and the TensorBoard event file, which repeats it.
 
     Opening keeps the rows up to `step` and rewrites the event file from them, so that a killed run
-    leaves neither a torn line nor a log point twice.
+    leaves neither a torn line nor a log point twice. Raises `DiskFull`.
     """
 
     def __init__(self, workdir: Path, step: int):
-        path = workdir / "metrics.jsonl"
-        self.rows = [row for row in rows(path) if row["step"] <= step]
-        write(path, "".join(json.dumps(row) + "\n" for row in self.rows))
-        stale = list(workdir.glob("events.out.tfevents.*"))
+        self._path = workdir / "metrics.jsonl"
+        self.rows = [row for row in rows(self._path, "step") if row["step"] <= step]
+        write(self._path, "".join(json.dumps(row) + "\n" for row in self.rows))
+        stale = set(workdir.glob(EVENTS))
         suffix = f".{time.time_ns()}"  # the default name holds whole seconds only
-        self._events = SummaryWriter(str(workdir), flush_secs=10, filename_suffix=suffix)
-        for row in self.rows:
-            self._write_events(row)
-        self._events.flush()
-        for old in stale:
-            old.unlink()
-        self._file = path.open("a")
+        try:
+            with writing(workdir / "events.out.tfevents"):
+                # Not a SummaryWriter: its thread would die of a full disk, and nobody hear of it.
+                self._events = EventsWriter(str(workdir / "events"), suffix)
+                for row in self.rows:
+                    self._write_events(row)
+                self._flush()
+        except DiskFull:
+            stale = set(workdir.glob(EVENTS)) - stale
+            raise
+        finally:
+            for old in stale:
+                old.unlink()
+        self._file = self._path.open("a")
 
     def append(self, row: dict[str, Any]) -> None:
         self.rows.append(row)
-        self._file.write(json.dumps(_finite(row)) + "\n")
-        self._file.flush()
-        self._write_events(_finite(row))
+        with writing(self._path):
+            self._file.write(json.dumps(finite(row)) + "\n")
+            self._file.flush()
+        self._write_events(finite(row))
+        if time.monotonic() - self._flushed > SHOWN:
+            self._flush()
+
+    def end(self, config: ConfigDict, summary: Mapping[str, Any]) -> None:
+        """What TensorBoard's page of hyperparameters shows of a run: to be written once."""
+        usual, given = (json.loads(configs.to_json(c)) for c in (configs.default(), config))
+        changed = {*configs.differences(usual, given), "optimizer.learning_rate", "seed"}
+        values = {name: _value(given, name) for name in sorted(changed)}
+        figures = {tag(name): value for name, value in summary.items() if _is_tagged(name)}
+        for made in events.hparams(values, figures):
+            self._put(Event(summary=made), 0)
+        self._flush()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-        self._events.close()
+    def __exit__(self, kind: object, *_: object) -> None:
+        for file in (self._file, self._events):
+            with writing(self._path), contextlib.suppress(*([OSError] if kind else [])):
+                file.close()
 
     def _write_events(self, row: dict[str, Any]) -> None:
         for name, value in row.items():
             if name != "step" and isinstance(value, (int, float)):
-                self._events.add_scalar(name, value, row["step"])
+                self._put(Event(summary=events.scalar(tag(name), value)), row["step"])
+
+    def _put(self, event: Event, step: int) -> None:
+        event.wall_time, event.step = time.time(), step
+        with writing(self._path.with_name("events.out.tfevents")):
+            self._events.write_event(event)
+
+    def _flush(self) -> None:
+        with writing(self._path.with_name("events.out.tfevents")):
+            self._events.flush()
+        self._flushed = time.monotonic()
 
 
-def _object(text: str) -> dict[str, Any]:
-    value = json.loads(text)
-    if not isinstance(value, dict):
-        raise ValueError("not a JSON object")
-    return value
+def _is_tagged(name: str) -> bool:
+    return name.startswith(("train_", "test_")) or name == "simulated_seconds"
 
 
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def rows(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a metrics file."""
-    if not path.exists():
-        return []
-    try:
-        lines = path.read_text().split("\n")[:-1]  # what follows the last newline is torn
-        return [_object(line) for line in lines if line]
-    except (OSError, ValueError) as error:
-        raise WorkdirError(f"{path}: cannot be read ({_line(error)})") from error
+def _value(config: Mapping[str, Any], name: str) -> Any:
+    """Of a dotted key, as TensorBoard can show it."""
+    found: Any = config
+    for part in name.split("."):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found if isinstance(found, (bool, int, float, str)) else json.dumps(found)
 
 
 def _flat(tree: Any) -> Any:
@@ -186,27 +230,36 @@ class Checkpoints:
             if not (self.path / str(step) / SUMS).exists():  # killed before it was whole
                 shutil.rmtree(self.path / str(step))
         self._verify()
-        self.path.mkdir(exist_ok=True)
-        process = jax.process_index()  # each by itself: states are whole on every process
+        with writing(self.path):
+            self.path.mkdir(exist_ok=True)
         options = ocp.CheckpointManagerOptions(
             max_to_keep=2,
             create=False,
             enable_async_checkpointing=False,
             cleanup_tmp_directories=True,
-            multiprocessing_options=ocp.options.MultiprocessingOptions(
-                primary_host=process,
-                active_processes={process},
-                barrier_sync_key_prefix=f"process{process}",
-            ),
+            multiprocessing_options=_alone(jax.process_index()),
         )
         self._manager = ocp.CheckpointManager(self.path, options=options)
 
     def save(self, step: int, state: Any) -> None:
         if step == self.latest():
             return
-        self._manager.save(step, args=ocp.args.StandardSave(_flat(state)))
         folder = self.path / str(step)
-        write_json(folder / SUMS, _file_sums(folder))
+        try:
+            with writing(self.path):
+                self._has_room(state)
+                self._manager.save(step, args=ocp.args.StandardSave(_flat(state)))
+                write_json(folder / SUMS, _file_sums(folder))
+        except DiskFull:
+            for torn in (folder, *self.path.glob(f"{step}.*")):  # it takes space that is wanted
+                shutil.rmtree(torn, ignore_errors=True)
+            raise
+
+    def _has_room(self, state: Any) -> None:
+        """Raises `DiskFull` before anything is written: Orbax may not survive a stop midway."""
+        needed = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(state)) + FILES
+        if shutil.disk_usage(self.path).free < needed:
+            raise DiskFull(self.path)
 
     def restore(self, like: Any) -> tuple[int, Any] | None:
         """(step, state) of the latest checkpoint, shaped as `like`; None if there is none."""
@@ -217,7 +270,7 @@ class Checkpoints:
             found = self._manager.restore(step, args=ocp.args.StandardRestore(_flat(like)))
             return step, _nested(like, found)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise self._unusable(step, _line(error)) from error
+            raise self._unusable(step, line_of(error)) from error
 
     def latest(self) -> int | None:
         """The step of the latest checkpoint."""
@@ -240,7 +293,7 @@ class Checkpoints:
         try:
             expected, sums = read_json(folder / SUMS), _file_sums(folder)
         except (OSError, WorkdirError) as error:
-            raise self._unusable(step, _line(error)) from error
+            raise self._unusable(step, line_of(error)) from error
         damaged = [name for name in expected if sums.get(name) != expected[name]]
         if damaged or not expected:
             raise self._unusable(step, f"{damaged[0] if damaged else SUMS} is not as written")
@@ -254,6 +307,66 @@ class Checkpoints:
         )
 
 
+def latest(workdir: Path) -> int | None:
+    """The step of a workdir's latest whole checkpoint, which is only looked at."""
+    whole = (path.parent.name for path in workdir.glob(f"checkpoints/*/{SUMS}"))
+    return max((int(name) for name in whole if name.isdigit()), default=None)
+
+
+@contextlib.contextmanager
+def saving(workdir: Path) -> Iterator[None]:
+    """Inside, `DiskFull` says up to which step the run is whole."""
+    try:
+        with writing(workdir):
+            yield
+    except DiskFull as error:
+        whole = f"what was saved up to step {latest(workdir) or 0:,} is whole"
+        raise DiskFull(error.what, whole) from error
+
+
+def parameters(workdir: Path) -> tuple[int, Any]:
+    """(step, parameters) of another run's latest checkpoint, whatever its method and layout.
+
+    Raises `WorkdirError` if there is none, or it is none of a run's.
+    """
+    step = latest(workdir)
+    if step is None:
+        raise WorkdirError(f"{workdir}: no checkpoint in it; give the workdir of a run")
+    folder = workdir / "checkpoints" / str(step)
+    sums, expected = _file_sums(folder), read_json(folder / SUMS)
+    if damaged := [name for name in expected if sums.get(name) != expected[name]]:
+        raise WorkdirError(f"checkpoint {folder} is corrupt ({damaged[0]} is not as written)")
+    process = jax.process_index()
+    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=_alone(process))
+    try:
+        path = (folder / "default").absolute()
+        tree = handler.metadata(path).tree
+        whole = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+        saved = handler.restore(path, args=ocp.args.PyTreeRestore(restore_args=whole))
+        return step, _parameters(saved)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise WorkdirError(f"checkpoint {folder}: no parameters ({line_of(error)})") from error
+
+
+def _parameters(saved: Mapping[str, Any]) -> Any:
+    """Those of a state as it is saved: of the first of several nodes, the newest of a table."""
+    if "state" in saved:
+        return _parameters(jax.tree.map(lambda leaf: leaf[0], saved["state"]))
+    if "slots" not in saved:
+        return saved["params"]
+    fields = {name: saved.get(name, {}) for name in asynchronous.State._fields}
+    return asynchronous.State(**fields).params
+
+
+def _alone(process: int) -> ocp.options.MultiprocessingOptions:
+    """Each process by itself: states are whole on every one."""
+    return ocp.options.MultiprocessingOptions(
+        primary_host=process,
+        active_processes={process},
+        barrier_sync_key_prefix=f"process{process}",
+    )
+
+
 def _file_sums(folder: Path) -> dict[str, int]:
     files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != SUMS)
     return {str(path.relative_to(folder)): zlib.crc32(path.read_bytes()) for path in files}
@@ -263,9 +376,3 @@ def fingerprint(tree: Any) -> int:
     """One number for all bits of a pytree of arrays: equal for equal floats."""
     sums = [zlib.crc32(np.ascontiguousarray(leaf).tobytes()) for leaf in jax.tree.leaves(tree)]
     return zlib.crc32(json.dumps(sums).encode())
-
-
-def _line(error: BaseException) -> str:
-    """An exception's message, first line, shortened."""
-    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return text.strip().split("\n")[0][:160]

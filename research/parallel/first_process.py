@@ -3,15 +3,17 @@
 import contextlib
 import pickle
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from research.outputs.hold import LOCK, held
 from research.parallel.processes import is_writer
+from research.values import InputError
 
 T = TypeVar("T")
 
@@ -27,11 +29,33 @@ def agreed(value: T) -> T:
     return pickle.loads(np.asarray(multihost_utils.broadcast_one_to_all(padded)).tobytes())
 
 
-@contextlib.contextmanager
-def own(workdir: Path) -> Iterator[Path]:
-    """The workdir for the first process, folders that are thrown away for the others."""
+def verdict(act: Callable[[], T]) -> T:
+    """What `act()` returns on the first process, on every process, or the `InputError` it raises.
+
+    All must call this in the same order; the others do not act.
+    """
+    found: T | InputError | None = None
     if is_writer():
-        yield workdir
-    else:
-        with tempfile.TemporaryDirectory(prefix="optdyn-") as folder:
-            yield Path(folder)
+        try:
+            found = act()
+        except InputError as error:
+            found = error
+    found = agreed(found)
+    if isinstance(found, InputError):
+        raise found
+    return cast(T, found)
+
+
+@contextlib.contextmanager
+def own(workdir: Path, name: str = LOCK) -> Iterator[Path]:
+    """The workdir, held, for the first process; folders that are thrown away for the others.
+
+    Raises `WorkdirError` on all of them if another process holds it.
+    """
+    with contextlib.ExitStack() as stack:
+        verdict(lambda: stack.enter_context(held(workdir, name)))
+        if is_writer():
+            yield workdir
+        else:
+            folder = tempfile.TemporaryDirectory(prefix="optdyn-")
+            yield Path(stack.enter_context(folder))

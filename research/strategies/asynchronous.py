@@ -2,13 +2,14 @@
 
     x_{t+1} = x_t - alpha grad f(stale_{r(t)}, fresh_t)     x_t = (stale_t, fresh_t)
 
-r(t): the version the arriving group had read. Synchronous inside a group (one gradient a group),
-asynchronous across. Staleness is nowhere in this file: it is the order of arrivals, which the
-timeline decides. Fresh are the blocks that one server computes as well as keeps, so that nobody
-holds an old copy: the merged fully-connected servers of 1606.04487. By default there are none.
+r(t) is the version that the arriving group had read. The workers of a group take one gradient
+together; the groups do not wait for one another. Staleness is nowhere in this file: it follows from
+the order of arrivals, which the timeline decides. Fresh blocks are those that one server both keeps
+and computes, so that nobody holds an old copy: the merged fully-connected servers of 1606.04487. By
+default there are none.
 
 Where the gradient is local (`local.py`) no block waits for another, so each has a server and an
-order of arrivals of its own: r(t) is a number a block, and so is the momentum that it is worth.
+order of arrivals of its own. Then r(t), and the momentum that it is worth, differ by block.
 """
 
 from collections.abc import Mapping
@@ -25,7 +26,7 @@ from research.strategies.base import Batch, Event, Gradient, Info, Params, Strat
 from research.strategies.method import Chosen, Method, Setting, of_config
 from research.timeline.base import Timeline
 from research.timeline.compute_groups import make
-from research.timeline.service import DRAWN
+from research.timeline.service import DRAWN, is_drawn
 from research.values import ConfigError, one_of, require
 
 Slot = Any  # int32, of all stale blocks, or a dict of one a block
@@ -40,10 +41,8 @@ class State(NamedTuple):
     def at(self, slot: Slot) -> Params:
         """The parameters as a group sees them that had read `slot`."""
         each = slot if isinstance(slot, dict) else dict.fromkeys(self.slots, slot)
-        return {
-            name: jax.tree.map(lambda leaf, s=each[name]: leaf[s], block)
-            for name, block in self.slots.items()
-        } | self.fresh
+        host = all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(self.slots))
+        return (rows if host else compiled_rows)(self.slots, each) | self.fresh
 
     @property
     def params(self) -> Params:
@@ -55,6 +54,17 @@ class State(NamedTuple):
         stale = {name: params[name] for name in self.slots}
         slots = put(self.slots, self.newest, stale)
         return self._replace(slots=slots, fresh={name: params[name] for name in self.fresh})
+
+
+def rows(table: Params, slots: Mapping[str, Any]) -> Params:
+    """Row `slots[name]` of each block of the table."""
+    return {
+        name: jax.tree.map(lambda leaf, s=slots[name]: leaf[s], block)
+        for name, block in table.items()
+    }
+
+
+compiled_rows = jax.jit(rows, inline=True)  # where it is in no program: one, and not a dozen
 
 
 def put(table: Params, slot: Slot, blocks: Params) -> Params:
@@ -177,13 +187,13 @@ def check(config: ConfigDict, methods: Chosen) -> None:
             "(config.cluster.nodes x config.cluster.devices_per_node)"
         )
     local = methods.gradient and methods.gradient.servers
-    if local:
+    if local and not is_drawn(cluster.service):
         one_of(config, "cluster.service", (*DRAWN, "geometric"))
     if local and any(cluster.pieces.values()):
         raise ConfigError("config.cluster.pieces: no block of local learning has such a server")
     if strategy.staleness_bound < 0:
         return
-    if cluster.service not in DRAWN or any(cluster.pieces.values()):
+    if not is_drawn(cluster.service) or any(cluster.pieces.values()):
         raise ConfigError(
             "config.strategy.staleness_bound: groups wait for one another only where their times "
             f"are drawn, config.cluster.service one of {', '.join(DRAWN)} and no pieces"

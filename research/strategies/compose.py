@@ -1,4 +1,4 @@
-"""A strategy put together of the pieces of its methods, and of plain SGD's where none says more."""
+"""A strategy, put together of the pieces of its methods; what none replaces is plain SGD's."""
 
 import optax
 

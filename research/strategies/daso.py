@@ -2,11 +2,11 @@
 
     x <- (2 S x + sum_p x_p(sent)) / (2 S + P)
 
-x: parameters of a node; x_p(sent): what the P nodes sent S batches before. Gradients are averaged
-inside a node at every batch, nodes meet only in this merge, which is the rule of `outer.py` with
-the weights 2 S and 1. When they send and receive is the timeline's. S = 0 is the blocking
-synchronization of warm-up and cool-down, the plain mean (heat, the authors' implementation, weighs
-x there by 1 if it is received as the others are).
+x are the parameters of a node, and x_p(sent) what the P nodes sent S batches before. The devices of
+a node average their gradients at every batch; nodes meet only in this merge, which is the rule of
+`outer.py` with the weights 2 S and 1. The timeline decides when they send and receive. S = 0 is the
+blocking synchronization of warm-up and cool-down, the plain mean (heat, the authors'
+implementation, gives x the weight 1 there if it is received as the others are).
 """
 
 import numpy as np

@@ -2,8 +2,8 @@
 
     grad theta_j = sum over the groups (a, b) with a <= j < b of d L_ab / d theta_j
 
-Its equations are those of `truncated.py`; here is what makes a method of them. Blocks are updated
-one by one, so with several servers (`asynchronous.py`) none waits for another.
+The gradients are made in `truncated.py`; this file makes a method of them. Blocks are updated one
+by one, so with several servers (`asynchronous.py`) none waits for another.
 """
 
 from functools import partial

@@ -1,7 +1,8 @@
 """What a way of parallelising SGD puts in place of plain SGD's pieces, and what it asks for.
 
-A method is a file with a `METHOD`. Methods of different pieces combine: `daso+dynamic_batch` is
-DASO whose nodes divide their batch by speed. What no method names is plain SGD's.
+A method is a file with a `METHOD`. Methods that replace different pieces combine:
+`daso+dynamic_batch` is DASO whose nodes divide their batch by speed. Pieces that no method
+replaces are plain SGD's.
 """
 
 import pkgutil
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 from ml_collections import ConfigDict
 
+from research import named
 from research.problem import Examples, Params, Problem
 from research.strategies.base import Gradient, Strategy
 from research.timeline.base import Timeline
@@ -142,30 +144,26 @@ class Chosen(NamedTuple):
 
 
 @cache
+def _methods() -> Mapping[str, Method]:
+    """Those of the files beside this one, plain SGD's first."""
+    beside = sorted(module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]))
+    files = {name: import_module(f"{PACKAGE}.{name}") for name in (PLAIN, *beside)}
+    return {name: file.METHOD for name, file in files.items() if hasattr(file, "METHOD")}
+
+
 def built_in() -> tuple[str, ...]:
     """Names of the files beside this one that have a `METHOD`, plain SGD's first."""
-    beside = [module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)])]
-    having = [name for name in beside if hasattr(import_module(f"{PACKAGE}.{name}"), "METHOD")]
-    return (PLAIN, *(name for name in having if name != PLAIN))
+    return tuple(_methods())
 
 
 def load(name: str) -> Method:
     """The method called `name`: a built-in one, or MODULE:METHOD of a file of the user's own."""
-    module, _, attribute = name.partition(":")
-    if not attribute:
-        if name not in built_in():
-            raise ConfigError(
-                f"config.strategy.name = {name!r}: must be one of {', '.join(built_in())}, several "
-                "of them joined by '+', or MODULE:NAME of your own"
-            )
-        module, attribute = f"{PACKAGE}.{name}", "METHOD"
-    key = f"config.strategy.name = {name!r}"
-    try:
-        found = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{key}: cannot be imported ({error})") from error
+    found = named.find("config.strategy.name", name, _methods())
     if not isinstance(found, Method):
-        raise ConfigError(f"{key}: must be a Method of research.strategies")
+        raise ConfigError(
+            f"config.strategy.name = {name!r}: must be a Method of research.strategies, and is "
+            f"{named.shown(found)}"
+        )
     return found
 
 

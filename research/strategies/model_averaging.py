@@ -2,30 +2,28 @@
 
     x_i <- 1/P sum_j x_j        every H updates, of P nodes
 
-The rule of `outer.py` with the weights 0 and 1, waited for. H = 1 is synchronous SGD, but not with
-Adam. Streaming (Douillard et al., arXiv 2501.18512) is the same of every fragment of the parameters
-by itself, in turns, of what was sent tau updates before:
+This is the rule of `outer.py` with the weights 0 and 1, and nodes wait for it. H = 1 is synchronous
+SGD, but not with Adam. Post-local SGD (Lin et al., arXiv 1808.07217) has H = 1 in its first T_0
+updates. Streaming (Douillard et al., arXiv 2501.18512) does the same with fragments of the
+parameters, which take turns, and with what was sent tau updates before:
 
     x_i <- (1 - a) 1/P sum_j x_j(t - tau) + a x_i
 """
 
-from typing import Any
+from collections.abc import Sequence
 
-import jax
-import numpy as np
 import optax
 from jax import lax
 from ml_collections import ConfigDict
 
+from research.strategies import compression
 from research.strategies.base import Strategy
-from research.strategies.fragments import cut
-from research.strategies.method import Chosen, Keys, Method, Setting
-from research.strategies.nodes import check, inside
-from research.strategies.outer import outer
-from research.timeline.base import Timeline
-from research.timeline.network import between_nodes, broadcast
+from research.strategies.meetings import clock
+from research.strategies.method import Keys, Method
+from research.strategies.nodes import check
+from research.strategies.outer import INNER_STATES, outer
 from research.timeline.service import DRAWN
-from research.values import require
+from research.values import ConfigError, one_of, require
 
 
 def averaging(
@@ -33,8 +31,14 @@ def averaging(
     keys: Keys,
     senders: str | None = None,
     optimizer: optax.GradientTransformation | None = None,
+    numbers: Sequence[str] = (),
 ) -> Strategy:
-    """The rule around what a node does by itself; DiLoCo with an outer `optimizer`."""
+    """The rule around what a node does by itself, with an outer `optimizer` and its `numbers`.
+
+    Without one nodes take the mean. `numbers` are those of `event.control` that it gets as further
+    arguments.
+    """
+    keys = {**METHOD.keys, **keys}
     a = keys["mixing"]
     return outer(
         inner,
@@ -42,82 +46,57 @@ def averaging(
         optimizer,
         senders=senders,
         fragments=keys["fragments"],
+        inner_state=keys["inner_state"],
+        compression=compression.make(keys),
+        numbers=numbers,
     )
-
-
-def turns(steps: int, period: int, fragments: int, delay: int) -> dict[str, np.ndarray]:
-    """The control of `outer.py`, (steps, fragments): `send`, `receive` (bool), `waited` (int32).
-
-    Fragment q is sent after update q H / fragments, rounded down, and then every H updates; after
-    the last update all are, at once and without delay. What would arrive then or later is not sent.
-    """
-    send, waited = np.zeros((steps, fragments), bool), np.zeros((steps, fragments), np.int32)
-    receive = np.zeros_like(send)
-    updates = np.arange(1, max(steps - delay, 1))  # after which is sent what arrives before the end
-    t, q = np.nonzero((updates[:, None] - np.arange(fragments) * period // fragments) % period == 0)
-    send[t, q] = receive[t + delay, q] = True
-    waited[t + delay, q] = delay
-    send[-1] = receive[-1] = True
-    return {"send": send, "receive": receive, "waited": waited}
-
-
-def clock(setting: Setting, methods: Chosen) -> Timeline:
-    """Nodes run apart until they receive; then each waits for the message if it is not there.
-
-    A fragment's message leaves when the last node has sent it and the message before has arrived,
-    takes an all-reduce over the nodes, and is handed on inside them. So with delay 0 all wait for
-    the last node and for the all-reduce. Raises `ConfigError` as `cut` does.
-    """
-    config, cluster, strategy = setting.config, setting.config.cluster, setting.config.strategy
-    steps, fragments = config.steps, methods.keys(strategy).get("fragments", 1)
-    ready, done, more = inside(setting, methods)(steps)
-    sizes = _sizes(setting, fragments)
-    transfer = [between_nodes(cluster, size) for size in sizes]
-    handed_on = np.array([broadcast(cluster, size) for size in sizes])
-    control: dict[str, Any] = turns(steps, strategy.period, fragments, strategy.delay)
-    now, seconds = np.zeros(cluster.nodes), np.zeros(steps)
-    arrival, last = np.zeros(fragments), 0.0
-    for t in range(steps):
-        first, now = now + ready[t], now + done[t]
-        for q in np.flatnonzero(control["send"][t]):
-            arrival[q] = last = max(now.max(), max(first.max(), last) + transfer[q])
-        if (due := control["receive"][t]).any():
-            now = np.maximum(now, arrival[due].max()) + handed_on[due].sum()
-        seconds[t] = now.max()
-    none = np.zeros(steps, np.int32)
-    slots = int(more["read"].max()) + 1 if "read" in more else 1
-    staleness = more.pop("staleness", control["waited"].max(1))
-    return Timeline(none, none, none, staleness, seconds, slots, control | more)
-
-
-def _sizes(setting: Setting, fragments: int) -> list[float]:
-    """Bytes of the fragments."""
-    assert setting.network
-    parts = map(jax.tree.leaves, cut(setting.network.params, fragments))
-    sizes = np.array([sum(leaf.size for leaf in leaves) for leaves in parts])
-    return list(setting.update_bytes * (sizes / sizes.sum()))
 
 
 def values(config: ConfigDict) -> None:
     """Raises `ConfigError`."""
-    period = config.strategy.period
+    strategy = config.strategy
+    period = strategy.period
     require(config, "strategy.period", lambda v: v >= 1, "at least 1")
     wanted = f"from 1 to config.strategy.period = {period}"
     require(config, "strategy.fragments", lambda v: 1 <= v <= period, wanted)
-    turn = period // config.strategy.fragments
+    turn = period // strategy.fragments
     wanted = f"from 0 to {turn - 1}, less than config.strategy.period // config.strategy.fragments"
     require(config, "strategy.delay", lambda v: 0 <= v < turn, wanted)
     require(config, "strategy.mixing", lambda v: 0 <= v <= 1, "from 0 to 1")
+    require(config, "strategy.synchronous_updates", lambda v: v >= 0, "at least 0")
+    one_of(config, "strategy.inner_state", INNER_STATES)
+    one_of(config, "strategy.compression", tuple(compression.NAMES))
+    require(config, "strategy.compression_share", lambda v: 0 < v <= 1, "above 0 and at most 1")
+    require(config, "strategy.compression_rank", lambda v: v >= 1, "at least 1")
+    apart = "fragments" if strategy.fragments > 1 else "delay" if strategy.delay else ""
+    if strategy.inner_state != "kept" and apart:
+        raise ConfigError(
+            f"config.strategy.inner_state = {strategy.inner_state!r}: must be 'kept' with "
+            f"config.strategy.{apart} = {strategy[apart]}, as the state of an optimizer is of all "
+            "parameters and of now"
+        )
 
 
 METHOD = Method(
     keys={
         "period": 8,  # H, updates from one average of a fragment to the next
+        "synchronous_updates": 0,  # T_0, the first updates, with an average after each
         "fragments": 1,  # of the parameters, which take turns; at most the period
         "delay": 0,  # tau, updates from the sending of a fragment to its receipt
         "mixing": 0.0,  # a, the part that nodes keep of their own parameters
+        "inner_state": "kept",  # 'averaged', 'reset': of a node's optimizer where it receives
+        "compression": "",  # of messages: 'bfloat16', 'top_k', 'sign', 'powersgd'
+        "compression_share": 0.01,  # top_k: of an array's numbers that are sent
+        "compression_rank": 2,  # powersgd: r, columns of the two factors of a matrix
     },
-    compiled=("fragments", "mixing"),
+    compiled=(
+        "fragments",
+        "mixing",
+        "inner_state",
+        "compression",
+        "compression_share",
+        "compression_rank",
+    ),
     mix=averaging,
     clock=clock,
     laws=DRAWN,

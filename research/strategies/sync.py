@@ -2,7 +2,7 @@
 
     x_{t+1} = x_t - alpha grad f(x_t)
 
-The reference of all others: each has a limit in which it is this one.
+All other methods are compared with it, and each has a limit in which it is this one.
 """
 
 from typing import NamedTuple

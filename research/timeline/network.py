@@ -35,6 +35,14 @@ def between_nodes(cluster: Any, size: float) -> float:
     return 2 * (nodes - 1) * float(np.max(messages(cluster, size / nodes)[np.arange(nodes), to]))
 
 
+def to_all_nodes(cluster: Any, size: float) -> float:
+    """Seconds until every node has the `size` bytes of every other, around the ring of nodes.
+
+    These are half the rounds of an all-reduce, each of a whole message and not of a part.
+    """
+    return between_nodes(cluster, cluster.nodes * size) / 2
+
+
 def messages(cluster: Any, size: Any) -> np.ndarray:
     """(nodes, nodes) seconds of a message of `size` bytes from the one node to the other.
 

@@ -1,11 +1,15 @@
 """Service-time laws: how long a worker takes over one gradient. Unit mean, seeded draws."""
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from research import named
 from research.timeline.base import TimelineError
+from research.values import ConfigError
 
 Law = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 
@@ -35,18 +39,65 @@ def with_exchange(compute: Any, exchange: Any, overlap: float) -> Any:
     return np.maximum(compute, compute * (1 - overlap) + exchange)
 
 
-DRAWN = ("constant", "exponential", "lognormal")
+LAWS: Mapping[str, Callable[..., Law]] = {
+    "constant": constant,
+    "exponential": exponential,
+    "lognormal": lognormal,
+}
+DRAWN = tuple(LAWS)
+KEY = "config.cluster.service"
+SAMPLE, ERRORS = 10_000, 5  # draws of one's own law that are looked at; standard errors of the mean
+
+
+def is_drawn(name: str) -> bool:
+    """Whether times are drawn independently, from a law of these or of the user's own."""
+    return name in DRAWN or named.is_own(name)
 
 
 def law(cluster: Any) -> Law:
-    """The law called `cluster.service`; raises `TimelineError` if it is not one of `DRAWN`."""
-    if cluster.service not in DRAWN:
-        raise TimelineError(
-            f"config.cluster.service = {cluster.service!r}: must be one of {', '.join(DRAWN)} here"
+    """The law called `cluster.service`; raises `TimelineError` if times are not drawn from one.
+
+    One's own is `make(**cluster.service_options)` and returns `(rng, shape) -> numbers` of unit
+    mean that depend on `rng` only. Raises `ConfigError` where it cannot be used.
+    """
+    if not is_drawn(cluster.service):
+        raise TimelineError(f"{KEY} = {cluster.service!r}: must be one of {', '.join(DRAWN)} here")
+    function = named.find(KEY, cluster.service, LAWS)
+    if named.is_own(cluster.service):
+        options = named.options(cluster.service_options)
+        made = named.call(KEY, cluster.service, function, **options)
+        return partial(_drawn, cluster.service, made)
+    return lognormal(cluster.variation) if function is lognormal else function()
+
+
+def check(cluster: Any) -> None:
+    """Looks at a sample of the user's own law: `ConfigError`, or a warning if its mean is not 1."""
+    if not named.is_own(cluster.service):
+        if cluster.service_options:
+            raise ConfigError(
+                f"config.cluster.service_options: of laws of your own, not of {cluster.service!r}"
+            )
+        return
+    drawn = law(cluster)(np.random.default_rng(0), (SAMPLE // 10, 10))
+    mean, error = float(drawn.mean()), float(drawn.std()) / SAMPLE**0.5
+    if abs(mean - 1) > ERRORS * error + 1e-6:  # where all draws are equal, their sum is rounded
+        logging.warning(
+            f"{KEY} = {cluster.service!r}: the mean of {SAMPLE:,} draws is {mean:.3g} +- "
+            f"{error:.1g} and should be 1, so its seconds are off by that factor"
         )
-    laws = {
-        "constant": constant,
-        "exponential": exponential,
-        "lognormal": lambda: lognormal(cluster.variation),
-    }
-    return laws[cluster.service]()
+
+
+def _drawn(name: str, made: Any, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Draws of the user's own law, checked."""
+    values = np.asarray(named.call(KEY, name, made, rng, shape))
+    if values.shape != shape or values.dtype.kind not in "fiu":
+        raise ConfigError(
+            f"{KEY} = {name!r}: of shape {shape} its law draws {values.dtype} {values.shape}, and "
+            "must draw as many numbers"
+        )
+    if not (np.isfinite(values).all() and (values > 0).all()):
+        raise ConfigError(
+            f"{KEY} = {name!r}: its law draws {values.min():g} to {values.max():g}, "
+            "and must draw finite numbers above 0"
+        )
+    return values.astype(np.float64)

@@ -6,11 +6,11 @@ only while
 
     c <= min over groups of c + s
 
-and otherwise waits, without parameters, until the slowest group's next update. s = 0 has everybody
-wait for everybody after each update, s = infinity nobody ever.
+and otherwise waits, without parameters, until the slowest group's next update. With s = 0 everybody
+waits for everybody after each update, and with s = infinity nobody ever waits.
 
-The update rule is that of `strategies/asynchronous.py`: only the order of arrivals is another, and
-what is read. A group that waited reads what there is when it goes on.
+The update rule is that of `strategies/asynchronous.py`. Only the order of arrivals differs, and
+what is read: a group that waited reads the parameters as they are when it goes on.
 """
 
 import heapq

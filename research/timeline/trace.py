@@ -6,10 +6,9 @@ A real run records itself in such a file.
 """
 
 from collections.abc import Mapping
-from pathlib import Path
+from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from research.timeline.base import Timeline, TimelineError, from_arrivals
 
@@ -18,6 +17,8 @@ PREFIX = "control."
 
 def trace(path: str, groups: int, steps: int) -> Timeline:
     """The first `steps` arrivals of the file; `TimelineError` in one line if it cannot serve."""
+    import pandas as pd  # here, for it takes long and few runs need it
+
     try:
         table = pd.read_csv(path)
         worker = table["worker"].to_numpy(np.float64)  # a fraction or a blank is found below
@@ -27,7 +28,8 @@ def trace(path: str, groups: int, steps: int) -> Timeline:
         raise TimelineError(f"trace {path}: {error.strerror or error}") from error
     except (KeyError, ValueError) as error:
         raise TimelineError(
-            f"trace {path}: not a CSV file with the columns worker (integers) and seconds"
+            f"trace {path}: not a CSV file with the columns worker (integers) and seconds, "
+            f"and {PREFIX}NAME (integers) if any"
         ) from error
     if len(worker) < steps:
         raise TimelineError(f"trace {path}: {len(worker)} arrivals, the run has {steps} steps")
@@ -60,7 +62,7 @@ def replay(path: str, steps: int, needed: Mapping[str, int]) -> Timeline:
     return made
 
 
-def _control(table: pd.DataFrame) -> dict[str, np.ndarray]:
+def _control(table: Any) -> dict[str, np.ndarray]:
     """(steps,) or (steps, n) int32 by name."""
     columns: dict[str, list[str]] = {}
     for column in table.columns:
@@ -68,33 +70,11 @@ def _control(table: pd.DataFrame) -> dict[str, np.ndarray]:
             columns.setdefault(column.split(".")[1], []).append(column)
 
     def values(name: str, of: list[str]) -> np.ndarray:
-        if of == [PREFIX + name]:
-            return table[of[0]].to_numpy(np.int32)
-        return table[[f"{PREFIX}{name}.{n}" for n in range(len(of))]].to_numpy(np.int32)
+        alone = of == [PREFIX + name]
+        own = table[of[0] if alone else [f"{PREFIX}{name}.{n}" for n in range(len(of))]]
+        found = own.to_numpy(np.float64)
+        if not np.all((found == np.floor(found)) & (np.abs(found) < 2**31)):
+            raise ValueError(f"{PREFIX}{name} are no whole numbers")
+        return found.astype(np.int32)
 
     return {name: values(name, of) for name, of in columns.items()}
-
-
-class Recorder:
-    """The file `trace` of a real run, an update a row; opening keeps the first `step`."""
-
-    def __init__(self, path: Path, step: int):
-        kept = pd.read_csv(path)[:step] if step and path.exists() else pd.DataFrame()
-        self._path, self._seconds = path, float(kept["seconds"].iloc[-1]) if len(kept) else 0.0
-        kept.to_csv(path, index=False) if len(kept) else path.unlink(missing_ok=True)
-
-    def append(self, made: Timeline, window: slice, seconds: float) -> None:
-        """The updates of the window, which took `seconds` together."""
-        count = len(made.worker[window])
-        rows = {"worker": made.worker[window]}
-        rows["seconds"] = self._seconds + seconds * np.arange(1, count + 1) / count
-        for name, values in (made.control or {}).items():
-            values = values[window].astype(np.int32)
-            if values.ndim == 1:
-                rows[PREFIX + name] = values
-            else:
-                columns = values.reshape(count, -1).T
-                rows |= {f"{PREFIX}{name}.{n}": column for n, column in enumerate(columns)}
-        table = pd.DataFrame(rows)
-        table.to_csv(self._path, mode="a", header=not self._path.exists(), index=False)
-        self._seconds += seconds

@@ -23,8 +23,12 @@ from ml_collections import ConfigDict
 
 from research import data as datasets
 from research import program, seeds, strategies, trainer
-from research.outputs.progress import Progress, stoppable
-from research.outputs.workdir import claim, read_json, write_json, write_npz
+from research.config import ConfigError
+from research.outputs import history
+from research.outputs.files import read_json, write_json, write_npz
+from research.outputs.progress import Progress, say, stoppable
+from research.outputs.workdir import claim, free, saving
+from research.parallel.first_process import own
 from research.problem import Examples, Params, Problem
 from research.program import Program
 from research.strategies.base import Event
@@ -54,11 +58,20 @@ def record(config: ConfigDict, workdir: Path) -> dict[str, Any]:
     `matching_displacements` (M, R, T, q): as many synchronous replicas at each mu, with learning
     rate alpha (1 - mu). Interrupted or killed, the same call goes on from the parts on disk.
     """
+    if config.init_from:
+        raise ConfigError("config.init_from: of a run, not of replicas (config.replicas.count)")
     run = trainer.prepare(config, replicas=config.replicas.count)
-    claim(workdir, config)
-    finished = read_json(workdir / "summary.json")
-    if finished:
-        return finished
+    with own(workdir) as folder, saving(folder):
+        claim(folder, config, free(config))
+        if finished := read_json(folder / "summary.json"):
+            say(f"already finished: {workdir}")
+            return finished
+        return _recorded(run, folder)
+
+
+def _recorded(run: Run, workdir: Path) -> dict[str, Any]:
+    config = run.config
+    history.started(workdir, 0, config.steps)
     parts = workdir / "parts"
     parts.mkdir(exist_ok=True)
     size = -(-PART // config.replicas.block) * config.replicas.block
@@ -73,6 +86,7 @@ def record(config: ConfigDict, workdir: Path) -> dict[str, Any]:
                     write_npz(path, _part(run, series, start, size))
                 progress.show(len(list(parts.glob("*.npz"))))
                 if stopped():
+                    say("saved: the same command goes on")
                     return {"status": "interrupted", "signal": stopped()}
     arrays = _join(config, parts, [series.name for series in every], starts)
     write_npz(workdir / "trajectories.npz", arrays)
@@ -86,6 +100,7 @@ def record(config: ConfigDict, workdir: Path) -> dict[str, Any]:
         "staleness_mean": float(run.timeline.staleness.mean()),
         "staleness_histogram": np.bincount(run.timeline.staleness.ravel()).tolist(),
         **trainer.provenance(run),
+        **history.told(workdir),
     }
     write_json(workdir / "summary.json", summary)
     shutil.rmtree(parts)

@@ -2,7 +2,7 @@
 
 synchronous    one group, its momentum and learning rate by TPE
 asynchronous   the same for as many groups as there can be
-random         random search (Bergstra and Bengio, JMLR 2012) of groups, momentum and learning rate
+random         random search (Bergstra and Bengio, JMLR 2012) of groups, momentum and rate
 tpe            the same space, searched by optuna's tree-structured Parzen estimator
 """
 

@@ -79,6 +79,8 @@ def prepare(config: ConfigDict) -> Cluster:
         raise ConfigError(f"config.optimizer.name = {config.optimizer.name!r}: has no momentum")
     if config.optimizer.schedule != "constant" or config.optimizer.warmup_steps:
         raise ConfigError("config.optimizer.schedule: learning rates are constant while tuned")
+    if config.init_from:
+        raise ConfigError("config.init_from: of a run, not of what is tuned")
     groups = _groups(config.cluster.nodes * config.cluster.devices_per_node)
     every = config.copy_and_resolve_references()
     every.strategy.groups = groups[-1]

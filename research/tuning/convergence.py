@@ -5,9 +5,9 @@ the learning rate tuned for every mini-batch of B examples,
 
     updates(B) = U_min (1 + B_noise / B) = U_min + E_min / B        B_noise = E_min / U_min
 
-U_min updates are enough for however large a mini-batch, E_min examples for however small a one; at
-the gradient noise scale B_noise it takes twice of either. So B_noise = 0 makes a larger mini-batch
-useless, and an infinite one makes all take as many examples.
+However large the mini-batch, training takes U_min updates at least; however small it is, E_min
+examples at least. At the gradient noise scale B_noise it takes twice as many of both. If B_noise is
+0 a larger mini-batch is useless, and if it is infinite all mini-batches take as many examples.
 
 Each function below returns updates(B) as an interval of level `planner.LEVEL`.
 """

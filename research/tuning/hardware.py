@@ -10,9 +10,10 @@ queue itself.
 The FC server is saturated when T_fc is the maximum. Unmerged it is the server of the FC model that
 saturates: HE = max(T_fc_network, (T_conv + T_fc + T_fc_network) / g).
 
-The closed form lets no group wait before the server is saturated, and the server never idle after.
-That is exact for constant service and a lower bound for any other: batches meet at the server at
-times and leave it idle at others, and the slowest of k workers takes longer than the mean one.
+In the closed form no group waits before the server is saturated, and the server is never idle
+after. That is exact for constant service and a lower bound for any other: batches meet at the
+server at times and leave it idle at others, and the slowest of k workers takes longer than the
+mean.
 """
 
 import math

@@ -1,18 +1,19 @@
 """The tuner's memory: every attempt and every decision is a line of `decisions.jsonl`.
 
-Tuning is deterministic, so a killed tuner resumes by deciding everything again: while there are
-lines from before, they are what its attempts return, and nothing is run.
+Tuning is deterministic, so a killed tuner resumes by deciding everything again. As long as there
+are lines from before, its attempts return what they say, and nothing is run.
 """
 
 import json
 import math
-import sys
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from research.outputs.workdir import Checkpoints, WorkdirError, rows, write
+from research.outputs.files import WorkdirError, append, rows, write
+from research.outputs.progress import number, say
+from research.outputs.workdir import Checkpoints
 from research.tuning import bench
 from research.tuning.bench import Checkpoint, Cluster
 from research.tuning.choice import Choice, Measures, Outcome, Point
@@ -23,30 +24,38 @@ Line = dict[str, Any]
 class Journal:
     """`journal(line, found)`: the line with what `found()` adds, from the file or by calling it.
 
+    New ones are shown on standard error, with how many of `seconds` a method has trained for.
+
     Opening drops the first line whose `checkpoint` is beyond the latest, and those after it: the
     tuner was killed before that state was written.
     """
 
-    def __init__(self, path: Path, latest: int):
+    def __init__(self, path: Path, latest: int, seconds: float):
         before = rows(path)
         lost = [n for n, line in enumerate(before) if line.get("checkpoint", 0) > latest]
         self.lines = before[: lost[0] if lost else None]
-        self._path, self._done = path, 0
+        self._path, self._done, self._seconds = path, 0, seconds
         write(path, "".join(json.dumps(line) + "\n" for line in self.lines))
 
     def __call__(self, line: Line, found: Callable[[], Line] = dict) -> Line:
         """Raises `WorkdirError` if the file has another line here."""
         if self._done == len(self.lines):
             whole = line | found()
-            with self._path.open("a") as file:
-                file.write(json.dumps(whole) + "\n")
+            append(self._path, json.dumps(whole) + "\n")
             self.lines.append(whole)
-            print(_shown(whole), file=sys.stderr, flush=True)
+            say(_shown(whole) + self._trained(whole))
         whole = self.lines[self._done]
         self._done += 1
         if line.items() <= whole.items():
             return whole
         raise WorkdirError(f"{self._path}: line {self._done} is not what is decided there")
+
+    def _trained(self, line: Line) -> str:
+        if line["what"] != "train":
+            return ""
+        own = [other for other in self.lines if other["method"] == line["method"]]
+        done = sum(other["seconds"] for other in own if other["what"] == "train")
+        return f"; trained {number(done)} of {number(self._seconds)} s at most"
 
 
 class Method:

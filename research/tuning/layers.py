@@ -5,10 +5,10 @@ Zou et al., "Distributed training of large-scale deep architectures" (arXiv 1709
     T_il, M_il         seconds and bytes of convolution i by algorithm l
     M_FM, M_MP, M_C    bytes of feature maps, of parameters, and of the classifier
 
-Convolutions are measured where they stand, in the trainer's own program: by themselves they are
-compiled otherwise (on a CPU, XLA makes other and slower code of its own between neighbours). T_il
-and M_il are what the program takes more with algorithm l in place of its own. Equal convolutions
-change together.
+Convolutions are measured where they stand, in the trainer's own program, because by themselves they
+are compiled to other code (on a CPU, XLA's own is slower between neighbours). T_il and M_il are
+what the program takes in addition with algorithm l in place of its own. Equal convolutions change
+together.
 """
 
 import math

@@ -1,9 +1,9 @@
 """Omnivore's automatic optimizer (Hadjis et al., arXiv 1606.04487), as decisions only.
 
 A setting is (g, mu, alpha): compute groups, explicit momentum, learning rate. More groups are
-staler, and staleness is momentum already (arXiv 1605.09774), so what suits g groups is as large as
-what can suit more. (alpha, mu) are ordered by alpha, then mu. This is the order and these are the
-constants of the authors' program (HazyResearch/Omnivore, omnivore.py).
+staler, and staleness acts like momentum (arXiv 1605.09774). So what suits more groups is at most as
+large as what suits g. (alpha, mu) are ordered by alpha, then mu. The order and the constants are
+those of the authors' program (HazyResearch/Omnivore, omnivore.py).
 
     grid           from the smallest setting up. Left out are what is larger than the best of the
                    grid before, what is smaller in both numbers, and what is larger in both than one

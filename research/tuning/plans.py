@@ -1,8 +1,8 @@
 """A plan of one device: the mini-batch and the algorithms that train soonest, measured here.
 
-What is planned from programs with one exchange each is measured once more as a whole, in turn with
-the config's own algorithms, and falls back to those where its gain is below the noise. Of the
-mini-batches so measured the one with the least updates(B) seconds(B) is taken.
+A plan is made from programs in which one algorithm each was exchanged. It is then measured as a
+whole, in turn with the config's own algorithms, and given up for those where its gain is below the
+noise. Of the mini-batches so measured the one with the least updates(B) seconds(B) is taken.
 """
 
 import math

@@ -5,15 +5,15 @@
     1 / alpha*(g, B) = (1 + B_noise / B) / alpha_max  +  kappa lambda / a*(g, law)
                        noise limits the step             staleness limits the step
 
-alpha: long-run steps, rate over 1 - momentum, of which a loss takes a given sum. The first term is
-arXiv 1812.06162, updates(B) = updates_min (1 + B_noise / B); the second a quadratic's stability at
-the sharpness lambda, with the limit a* of the cluster's own arrivals
+alpha are long-run steps, rate over 1 - momentum: a loss takes a given sum of them. The first term
+is that of arXiv 1812.06162, updates(B) = updates_min (1 + B_noise / B). The second is a quadratic's
+stability at the sharpness lambda, with the limit a* of the cluster's own arrivals
 (`research/dynamics/stability.py`), infinite for one group. So
 
     P_SE(g, B) = 1 + kappa lambda alpha_max / (a*(g, law) (1 + B_noise / B))
 
-All but kappa is measured along one synchronous run or drawn; KAPPA was fitted on a perceptron
-(`research/tuning/when_asynchrony_pays.md`) and is below 1, since the sharpness of a network gives
+All but kappa is measured along one synchronous run, or drawn. KAPPA was fitted on a perceptron
+(`research/tuning/when_asynchrony_pays.md`). It is below 1, since the sharpness of a network gives
 way where a step is too large for it.
 """
 

@@ -3,12 +3,12 @@
     total time of g groups ~ HE(g) P_SE(g)          the least is trained
     long-run step of one group: measured.step; of g groups, measured.step / P_SE(g)
 
-HE(g) is the cluster's seconds an update. The step and P_SE(g), the updates that staleness costs,
-are predicted by `prediction.py` from the gradient noise scale, the sharpness and the law of
-staleness, measured at the initialization before anything is tried (`segments.measure`); it takes
-simulated seconds that count. Long-run steps are alpha / (1 - mu). The best total momentum is
-predicted with them, less the more noise limits them; explicit momentum is that less 1 - 1/g
-(arXiv 1605.09774), and not below 0.
+HE(g) is the cluster's seconds an update, and P_SE(g) the factor by which staleness raises the
+number of updates. `prediction.py` predicts P_SE(g) and the step from the gradient noise scale, the
+sharpness and the law of staleness. These are measured at the initialization, before anything is
+tried (`bench.measure`), in simulated seconds that count. Long-run steps are alpha / (1 - mu). The
+best total momentum is predicted with them, and is smaller the more noise limits them. Explicit
+momentum is that less 1 - 1/g (arXiv 1605.09774), and not below 0.
 
     an epoch       Each is twice as long as the one before. One that does not lower the loss (the
                    first: below that of the start, and of chance) ends early and is repeated from
@@ -17,16 +17,16 @@ predicted with them, less the more noise limits them; explicit momentum is that 
                    One that lowers it by less than 15 % is held up by the noise of its step: the
                    next has half of it.
     a challenger   of each other epoch: twice the step, the next momentum up or down, in turn, for
-                   as long as one wins. Choice and challenger are probed for an equal share of the
-                   epoch, and the better trains it.
+                   as long as one wins. Choice and challenger each have a probe, a short run, of an
+                   equal share of the epoch, and the better trains it.
     the guard      Before the third epoch, or as soon as there is a challenge, several groups are
                    challenged by one group with its own predicted setting, twice as long, and
                    against half their step too. So synchronous training competes.
     settling       Where the mean of the latest parameters is at the target and they are not, what
                    is left is the noise of the step: it falls to a quarter.
 
-What moves less looks better for a while, whatever it is later. So a shorter step, less momentum or
-one group has to win by 15 %, anything else by 2 %.
+What moves less looks better for a while, whatever comes of it later. So a shorter step, less
+momentum or one group has to win by 15 %, anything else by 2 %.
 """
 
 import math

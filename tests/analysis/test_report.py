@@ -37,31 +37,36 @@ def written(sweep) -> tuple[str, Page]:
 
 def test_the_table_has_the_figures_worked_out_by_hand(written):
     # The worst completed run reaches 0.3. g1 passes it between updates 20 (0.5) and 30 (0.25), at
-    # 20 + 10 * (0.5 - 0.3) / 0.25 = 28, and 0.1 simulated seconds an update make 2.8 seconds.
+    # 20 + 10 * (0.5 - 0.3) / 0.25 = 28, and 0.1 simulated seconds an update make 2.8 seconds. The
+    # log has a point every 10 updates, one simulated second: so it is shown as 30, and as 3.
     text, parsed = written
     table = {(row["method"], row["momentum"]): row for row in rows(parsed.tables[0])}
     assert "a training loss of 0.3," in text
     reached = {key: row["updates to target"] for key, row in table.items()}
     assert reached == {
-        ("g = 1", "0.9"): "28",
+        ("g = 1", "0.9"): "30",
         ("g = 4", "0.2"): "30",
         ("g = 4", "0.9"): "not reached",
         ("g = 16", "0.9"): "not reached",
     }
     first = table["g = 1", "0.9"]
-    assert first["simulated seconds to target"] == "2.8"
+    assert first["simulated seconds to target"] == "3"
+    assert text.count('data-sort="28.0">30<') == 1  # but sorted by what it is
     assert first["simulated seconds an update"] == "0.1"
     assert first["final training loss"] == "0.25"
     assert table["g = 4", "0.9"]["status"] == "diverged"
     assert table["g = 16", "0.9"]["status"] == "interrupted"
     assert "4 runs: 2 completed, 1 diverged, 1 interrupted." in text
-    assert "Fewest updates to the target: 28, g = 1, momentum 0.9." in text
+    # The reference is the synchronous one, which one group is: 28 / 30 of it, with one seed.
+    first = "G = 1, momentum 0.9, the synchronous one, itself takes the fewest updates: 30; "
+    assert first + "next g = 4, momentum 0.2, 30, 1.1 times; one seed, so no interval." in text
 
 
 def test_a_given_target_is_used(tmp_path):
     run(tmp_path / "w", [2.0, 1.0, 0.5])
     text, parsed = page(tmp_path / "w", target=1.5)
-    assert rows(parsed.tables[0])[0]["updates to target"] == "5"
+    assert rows(parsed.tables[0])[0]["updates to target"] == "under 10"
+    assert 'data-sort="5.0">under 10<' in text
     assert "as asked for" in text
 
 
@@ -98,17 +103,24 @@ def test_pictures_are_files_as_well(sweep, written):
 def test_pictures_are_inside_the_file_and_said_in_words(written):
     _, parsed = written
     alts = [image["alt"] for image in parsed.images]
-    assert [alt.split(".")[0] for alt in alts[:4]] == [
+    assert [alt.split(".")[0] for alt in alts[:6]] == [
         "Training loss against updates",
         "Training loss against simulated seconds",
+        "Updates to a training loss, against that loss",
+        "Simulated seconds to a training loss, against that loss",
         "Updates to the target against seconds an update",
         "Pareto fronts of training loss against simulated seconds",
     ]
-    assert "g = 1, momentum 0.9: 28 updates, 2.8 seconds; g = 4, momentum 0.2: 30" in alts[2]
-    assert alts[3].endswith("g = 1 gets to 0.25; g = 4 gets to 0.2; g = 16 gets to 1.2.")
+    assert "g = 1, momentum 0.9: 30 updates, 3 seconds; g = 4, momentum 0.2: 30" in alts[4]
+    assert alts[2].endswith(
+        "g = 1, momentum 0.9 gets to 0.25; g = 4, momentum 0.2 gets to 0.3; "
+        "g = 16, momentum 0.9 gets to 1.2."
+    )
+    assert alts[5].endswith("g = 1 gets to 0.25; g = 4 gets to 0.2; g = 16 gets to 1.2.")
     # 1e4 draws of the law itself, rounded: their mean is 3 within rounding.
-    assert alts[4] == "Histogram of staleness. g = 4: mean 3; over it the geometric law of mean 3."
-    assert alts[5].endswith("0.74 (0.71 to 0.78) at g = 4.")
+    assert alts[6].startswith("Test accuracy against updates. g = 1, momentum 0.9 ends at 0.5;")
+    assert alts[7] == "Histogram of staleness. g = 4: mean 3; over it the geometric law of mean 3."
+    assert alts[8].endswith("0.74 (0.71 to 0.78) at g = 4.")
     for image in parsed.images:
         kind, data = image["src"].split(",", 1)
         assert kind == "data:image/svg+xml;base64"

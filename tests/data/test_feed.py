@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from research import run as runs
 from research import trainer
 from research.config import default
 from research.data import feed
@@ -157,7 +158,7 @@ def test_a_streamed_run_is_the_run_in_memory(train, monkeypatch, augment):
 
 def test_a_streamed_run_never_holds_the_training_set(train, monkeypatch):
     monkeypatch.setattr(feed, "BYTES", 16 * (28 * 28 + 4))
-    put, sizes = trainer.streamed, []
+    put, sizes = runs.streamed, []
 
     def watched(examples, to_device, *rest):
         def record(of):
@@ -166,7 +167,7 @@ def test_a_streamed_run_never_holds_the_training_set(train, monkeypatch):
 
         return put(examples, record, *rest)
 
-    monkeypatch.setattr(trainer, "streamed", watched)
-    monkeypatch.setattr(trainer, "whole", lambda *_: 1 / 0)
+    monkeypatch.setattr(runs, "streamed", watched)
+    monkeypatch.setattr(runs, "whole", lambda *_: 1 / 0)
     train(streaming=True)
     assert set(sizes) == {16} and 60 <= len(sizes) <= 62  # a batch each; two were prefetched

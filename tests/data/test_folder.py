@@ -142,7 +142,7 @@ WRONG = {
         lambda where: [write_idx(where), (where / "train-images-idx3-ubyte.gz").write_bytes(b"x")],
         "cannot read .*idx3-ubyte.gz: ",
     ),
-    "names": (npz(x=IMAGES, y=LABELS), "train.npz has no 'image', only x, y"),
+    "names": (npz(a=IMAGES, b=LABELS), "train.npz has no 'image', only a, b"),
     "floats": (
         npz(image=IMAGES / 255, label=LABELS),
         r"train images .* are float64 \(20, 6, 5\); they must be uint8",

@@ -15,7 +15,8 @@ def reporting(capsys, monkeypatch):
 @pytest.fixture
 def unreported(monkeypatch):
     """Without the report, which takes longer than these sweeps."""
-    monkeypatch.setattr(report, "write", lambda workdir: workdir / "report.html")
+    monkeypatch.setattr(report, "write", lambda workdir, target: workdir / "report.html")
+    monkeypatch.setattr(report, "best", lambda workdir, target: "")
 
 
 @pytest.fixture

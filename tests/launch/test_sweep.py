@@ -7,6 +7,7 @@ import signal
 import pandas as pd
 import pytest
 
+from analysis import tables
 from launch import sweep
 from research import batched_runs
 from research.outputs.workdir import Metrics
@@ -25,7 +26,9 @@ def whole(tmp_path_factory):
 def test_every_point_is_as_it_is_alone(reporting, whole, tmp_path, rows, threads):
     arguments = f"--config={whole[0]}", f"--workdir={tmp_path}", f"--threads={threads}"
     code, out, err = reporting(*arguments)
-    assert code == 0 and out == f"{tmp_path / 'report.html'}\n"
+    *best, path = out.splitlines()
+    assert code == 0 and path == str(tmp_path / "report.html")
+    assert best[0].startswith("best points") and 2 <= len(best) <= 6
     assert "<p>Is it noisy?</p>" in (tmp_path / "report.html").read_text()
     assert "update 360/360  6/6 points, 2 diverged" in err
     assert_same(rows, tmp_path, whole)
@@ -38,6 +41,35 @@ def test_every_point_is_as_it_is_alone(reporting, whole, tmp_path, rows, threads
         assert table.loc[name, "status"] == summary["status"]
         assert table.loc[name, "train_loss"] == pytest.approx(summary["train_loss"])
     assert not (tmp_path / "together").exists()
+
+
+def test_a_target_is_a_loss(sweeping, whole, tmp_path):
+    arguments = f"--config={whole[0]}", f"--workdir={tmp_path / 'w'}", "--target=nan"
+    code, _, err = sweeping(*arguments)
+    assert code == 2 and err.startswith("error: --target=nan: must be a finite")
+    assert not (tmp_path / "w").exists()
+
+
+def test_results_are_there_while_others_run(sweeping, whole, tmp_path, monkeypatch):
+    """Whenever it is written it is whole, of what has ended; the last is the final one."""
+    seen, path = [], tmp_path / "results.csv"
+    monkeypatch.setattr(tables, "SELDOM", 0)
+    follow = tables.following
+
+    def following(*arguments):
+        write = follow(*arguments)
+
+        def then(name):
+            write(name)
+            seen.append(pd.read_csv(path))
+            assert name in set(seen[-1]["point"])
+
+        return then
+
+    monkeypatch.setattr(tables, "following", following)
+    assert sweeping(f"--config={whole[0]}", f"--workdir={tmp_path}", "--threads=1")[0] == 0
+    assert [len(table) for table in seen] == list(range(1, len(whole[2]) + 1))
+    pd.testing.assert_frame_equal(seen[-1], pd.read_csv(path))
 
 
 def test_what_is_finished_is_left_and_a_grown_grid_runs_what_is_new(
@@ -53,6 +85,26 @@ def test_what_is_finished_is_left_and_a_grown_grid_runs_what_is_new(
     after = files(tmp_path / "points")
     assert {name: after[name] for name in before} == before
     assert len(summaries(tmp_path)) == 9 == len(pd.read_csv(tmp_path / "results.csv"))
+
+
+def test_with_more_steps_points_go_on(sweeping, whole, tmp_path, rows):
+    """And with fewer it is refused before anything runs."""
+    arguments = f"--config={whole[0]}", f"--workdir={tmp_path}"
+    assert sweeping(*arguments, "--config.base.steps=40")[0] == 0
+    code, out, _ = sweeping(*arguments, "--dry_run")
+    assert code == 0 and ": 6 to go on" in out
+    assert sweeping(*arguments)[0] == 0
+    found, expected = summaries(tmp_path), whole[2]
+    for name, one in found.items():
+        own = {"wall_seconds": 0, "starts": 0, "continued": 0}
+        assert {**one, **own} == {**expected[name], **own}
+        assert rows(tmp_path / "points" / name) == rows(whole[1] / name)
+        going_on = [] if one["status"] == "diverged" else [{"at": 40, "of": 40, "steps": 60}]
+        assert one.get("continued", []) == going_on
+    assert set(pd.read_csv(tmp_path / "results.csv")["steps"]) == {60}
+    code, _, err = sweeping(*arguments, "--config.base.steps=20")
+    assert code == 2 and err.count("\n") == 1
+    assert "has done 60 steps: config.steps = 20 must be as many or more" in err
 
 
 def test_as_lanes_floats_differ_by_rounding_and_the_choice_is_kept(
@@ -205,7 +257,9 @@ def test_a_signal_stops_all_that_run_at_a_checkpoint(
     assert stopped and all(every[name]["signal"] == signal.SIGTERM for name in stopped)
     for name, step in stopped.items():
         assert (tmp_path / "points" / name / "checkpoints" / str(step)).exists()
-    assert not (tmp_path / "results.csv").exists()
+    if (tmp_path / "results.csv").exists():  # of the points that had ended
+        ended = pd.read_csv(tmp_path / "results.csv")["point"]
+        assert set(ended) <= set(summaries(tmp_path))
     assert sweeping(*arguments)[0] == 0
     if way == "threads":
         assert_same(rows, tmp_path, whole, stopped)

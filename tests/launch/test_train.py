@@ -107,6 +107,13 @@ BAD_FILES = {
     "unknown.py": "get_config = nosuch\n",
     "misspelt.py": "from configs.quickstart import get_config as base\n"
     "def get_config():\n    config = base()\n    config.step = 3\n    return config\n",
+    "key.py": "CASES = {'a': 1}\ndef get_config(case):\n    return CASES[case]\n",
+    "missing.py": "def get_config():\n    return open('/nosuch/file')\n",
+    "value.py": "def get_config():\n    raise ValueError('two\\nlines')\n",
+    "deep.py": "import statistics\ndef get_config():\n    return statistics.mean(map(inverse, "
+    "[0]))\ndef inverse(x):\n    return 1 // x\n",
+    "given.py": "from research.grid import log_range\ndef get_config():\n"
+    "    return log_range(0, 1, 3)\n",
     "grid.py": "from ml_collections import ConfigDict\n"
     "def get_config():\n    return ConfigDict({'base': {}, 'points': ()})\n",
 }
@@ -115,16 +122,28 @@ BAD_FILES = {
 @pytest.mark.parametrize(
     "given, expected",
     [
-        (["--config.optimizer.learnin_rate=1"], "no key 'learnin_rate' Did you mean \"learning_"),
+        (
+            ["--config.optimizer.learnin_rate=1"],
+            "no key 'optimizer.learnin_rate'; did you mean optimizer.learning_rate",
+        ),
+        (["--config.base.steps=2"], "no key 'base.steps'; that of a run has 'steps'"),
+        (["--config.groups=2"], "no key 'groups'; did you mean strategy.groups"),
         (["--config.nosuch=1"], "no key 'nosuch'"),
-        (["--config.nosuch.key=1"], "no key 'nosuch'"),
+        (["--config.nosuch.key=1"], "no key 'nosuch.key'"),
+        (["--config.nosuch.options.key=1"], "no key 'nosuch.options.key'"),
+        (["--config.a..b=1"], "no key 'a..b'"),
         (["--config.steps.key=1"], "steps.key"),
-        (["--config.model.hidden=wide"], "config.model.hidden = ('wide',): must be widths"),
+        (["--config.model.hidden=wide"], "config.model.hidden = ('wide',): must be a list, of"),
         (["--nosuch=1"], "Unknown command line flag 'nosuch'"),
         (["config.steps=3"], "unexpected argument 'config.steps=3'"),
-        (["--config.steps=many"], "--config.steps=many: invalid literal for int"),
-        (["--config.steps=1.5"], "--config.steps=1.5: invalid literal for int"),
-        (["--config.optimizer.learning_rate=fast"], "could not convert string to float"),
+        (["--config.steps=many"], "--config.steps=many: must be a whole number\n"),
+        (["--config.steps=1.5"], "--config.steps=1.5: must be a whole number\n"),
+        (
+            ["--config.optimizer.learning_rate=fast: yes"],
+            "--config.optimizer.learning_rate=fast: yes: must be a number\n",
+        ),
+        (["--config.data.streaming=2"], "--config.data.streaming=2: must be true or false\n"),
+        (["--config.optimizer.options.nosuch=1"], "optax.sgd has no such argument"),
         (["--config.strategy.groups=0"], "config.strategy.groups = 0: must be at least 1"),
         (["--config.strategy.groups=7"], "config.strategy.groups = 7: must divide"),
         (["--config.batch_size=-64"], "config.batch_size = -64: must be at least 1"),
@@ -145,12 +164,21 @@ BAD_FILES = {
             "nosuch.csv: No such file",
         ),
         (["--config={tmp}/nosuch.py"], "config file {tmp}/nosuch.py: not found"),
-        (["--config={tmp}/none.py"], "config file {tmp}/none.py: not found, or its get_config"),
-        (["--config={tmp}/empty.py"], "has no attribute 'get_config'"),
-        (["--config={tmp}/broken.py"], "invalid syntax"),
-        (["--config={tmp}/unknown.py"], "name 'nosuch' is not defined"),
+        (["--config=quikstart"], "quikstart: not found; shipped are quickstart, "),
+        (["--config={tmp}/none.py"], "none.py: its get_config() returns no ConfigDict"),
+        (["--config={tmp}/empty.py"], "error: empty.py: has no attribute 'get_config'"),
+        (["--config={tmp}/broken.py"], "error: broken.py:1: SyntaxError: invalid syntax"),
+        (["--config={tmp}/unknown.py"], "unknown.py:1: NameError: name 'nosuch' is not defined"),
+        (["--config={tmp}/misspelt.py"], "error: misspelt.py:4: AttributeError: "),
         (["--config={tmp}/misspelt.py"], 'Did you mean "steps" instead of "step"?'),
-        (["--config={tmp}/grid.py"], "config.base: no such key"),
+        (["--config={tmp}/key.py:b"], "error: key.py:3: KeyError: 'b'\n"),
+        (["--config={tmp}/key.py"], "error: key.py: get_config() missing 1 required positional"),
+        (["--config={tmp}/missing.py"], "missing.py:2: FileNotFoundError: "),
+        (["--config={tmp}/missing.py", "--config.steps=3"], "missing.py:2: FileNotFoundError: "),
+        (["--config={tmp}/value.py"], "value.py:2: ValueError: two lines\n"),
+        (["--config={tmp}/deep.py"], "error: deep.py:5: ZeroDivisionError: integer division"),
+        (["--config={tmp}/given.py"], "error: grid: log_range(0, 1, 3): must go from"),
+        (["--config={tmp}/grid.py"], "the config is a grid of runs; `optdyn sweep`"),
         (["--workdir="], "--workdir is empty"),
     ],
 )
@@ -272,4 +300,4 @@ def test_killed_at_five_moments_and_resumed_is_whole(mnist, tmp_path, scalars, r
     assert scalars(tmp_path / "killed").keys() == scalars(whole[0]).keys()
     for step, row in scalars(whole[0]).items():
         resumed = scalars(tmp_path / "killed")[step]
-        assert {**resumed, "wall_seconds": 0} == {**row, "wall_seconds": 0}
+        assert {**resumed, "time/wall_seconds": 0} == {**row, "time/wall_seconds": 0}

@@ -131,7 +131,7 @@ def test_blocks_start_from_keys_of_their_own():
 
 
 def test_unknown_model():
-    with pytest.raises(ValueError, match="'nosuch': one of mlp, cnn, resmlp"):
+    with pytest.raises(ValueError, match="'nosuch': must be one of mlp, cnn, resmlp"):
         blocks("nosuch")
 
 

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from research import trainer
-from research.outputs.workdir import SUMS, Checkpoints, Metrics, WorkdirError, claim, write_npz
+from research.outputs.files import WorkdirError, write_npz
+from research.outputs.hold import LOCK
+from research.outputs.workdir import SUMS, Checkpoints, Metrics, claim
 from research.trainer import train
 
 
@@ -145,7 +147,7 @@ def test_unwritable_workdirs(config, tmp_path, files):
         assert str(workdir) in message and "cannot be written" in message
     (tmp_path / "taken" / "config.json").mkdir(parents=True)
     assert "config.json: cannot be read" in refusal(config(), tmp_path / "taken")
-    assert files(tmp_path) == {"file": b"not a folder"}
+    assert files(tmp_path) == {"file": b"not a folder", f"taken/{LOCK}": b""}
 
 
 @pytest.mark.parametrize("kept", [0, 1, -1])
@@ -182,7 +184,7 @@ def test_killed_while_writing(config, workdir, whole, rows):
     shutil.copytree(tmp, workdir / "checkpoints" / "50")  # committed, but without its sums
     assert_completes(config, workdir, whole, rows)
     assert sorted(path.name for path in (workdir / "checkpoints").iterdir()) == ["40", "60"]
-    assert not list(workdir.glob(".*"))
+    assert [path.name for path in workdir.glob(".*")] == [LOCK]
 
 
 DAMAGES = {

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from research.outputs.hold import LOCK, held
+
 ROOT = Path(__file__).parents[2]
 RUN = (
     "--config=configs/quickstart.py",
@@ -78,3 +80,13 @@ def test_one_of_four_is_killed(tmp_path, mnist, killed):
     found, expected = (json.loads((f / "summary.json").read_text()) for f in folders)
     assert found["parameters_crc32"] == expected["parameters_crc32"]
     assert found["status"] == "completed"
+
+
+def test_a_workdir_in_use_is_refused_on_all_processes(tmp_path, mnist):
+    """By the first, whose line it is; the others end as soon."""
+    with held(tmp_path / "run"):
+        job = start(tmp_path / "run", mnist["data.dir"])
+        _, errors = job.communicate()
+    assert job.returncode == 2 and "Traceback" not in errors
+    assert f"[0] error: workdir {tmp_path / 'run'} is in use by process {os.getpid()} on" in errors
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [LOCK]

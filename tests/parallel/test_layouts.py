@@ -106,6 +106,23 @@ METHODS = {
     "averaging": (DASO | {"strategy.name": "model_averaging"}, ("jit", "shard_map")),
     "streaming": (DASO | STREAMING, ("jit", "shard_map")),
     "streaming-nodes": (ONE_EACH | STREAMING, ("jit", "shard_map", "pmap")),
+    "diloco": (DASO | STREAMING | {"strategy.name": "diloco"}, ("shard_map",)),
+    "slowmo": (
+        DASO | {"strategy.name": "slowmo", "strategy.inner_state": "averaged"},
+        ("jit", "shard_map"),
+    ),
+    "top_k": (
+        DASO | {"strategy.name": "slowmo", "strategy.compression": "top_k"},
+        ("shard_map",),
+    ),
+    # A sign that the last bit turns, as sums in another order may, is another message.
+    "sign": (ONE_EACH | {"strategy.name": "diloco", "strategy.compression": "sign"}, ("pmap",)),
+    # The powers that it takes amplify: 10 times every 30 updates, from 2e-8 after 16.
+    "powersgd": (
+        DASO
+        | {"strategy.name": "model_averaging", "strategy.compression": "powersgd", "steps": 64},
+        ("jit", "shard_map"),
+    ),
     "asynchronous+local": (
         GROUPS | {"strategy.name": "asynchronous+local", "model.hidden": [16, 16]},
         ("jit", "shard_map", "pmap"),

@@ -29,6 +29,7 @@ class Case(NamedTuple):
     values: dict  # of the config, for it to be itself
     limit: dict | None  # those with which it is the synchronous strategy
     bits: bool = False  # to the bit
+    like: str = ""  # a method of the same piece and clock, whose pairs are run for this one too
 
 
 NODES = {"cluster.nodes": 2, "cluster.devices_per_node": 2}
@@ -41,6 +42,14 @@ CASES = {
         {**ONE, "strategy.wait": 0},
     ),
     "model_averaging": Case({"strategy.period": 3}, ONE),
+    "diloco": Case(
+        {"strategy.period": 3},
+        {**ONE, "strategy.outer_learning_rate": 1.0, "strategy.outer_momentum": 0.0},
+        like="model_averaging",
+    ),
+    "slowmo": Case(
+        {"strategy.period": 3}, {**ONE, "strategy.slow_momentum": 0.0}, like="model_averaging"
+    ),
     "dynamic_batch": Case({"cluster.speeds": (1.0, 2.0, 3.0, 4.0)}, {"strategy.adapt": False}),
     "local": Case({"strategy.variant": "greedy"}, {"strategy.variant": "backprop"}),
 }
@@ -54,7 +63,8 @@ def go_together(name):
 
 
 PLAIN, *OTHERS = CASES
-PAIRS = tuple(filter(go_together, map("+".join, itertools.combinations(OTHERS, 2))))
+PAIRED = [name for name in OTHERS if not CASES[name].like]
+PAIRS = tuple(filter(go_together, map("+".join, itertools.combinations(PAIRED, 2))))
 THREE = ("daso+asynchronous+local",)
 EVERY = (*CASES, *PAIRS, *THREE)
 
@@ -192,12 +202,16 @@ every = pytest.mark.parametrize("name", EVERY)
 
 def test_every_method_has_a_case_and_pairs_run_or_are_refused_in_a_line():
     assert set(CASES) == set(strategies.built_in())
-    apart = set(map("+".join, itertools.combinations(OTHERS, 2))) - set(PAIRS)
+    apart = set(map("+".join, itertools.combinations(PAIRED, 2))) - set(PAIRS)
     assert {"asynchronous+dynamic_batch", "dynamic_batch+local"} <= apart
     assert {"asynchronous+local", "asynchronous+daso", "daso+dynamic_batch"} <= set(PAIRS)
     for name in apart:
         with pytest.raises(ConfigError, match=rf"config.strategy.name = '{re.escape(name)}': \w"):
             strategies.chosen(name)
+    for name, like in ((name, case.like) for name, case in CASES.items() if case.like):
+        for other in set(PAIRED) - {like}:
+            assert go_together(f"{name}+{other}") == go_together(f"{like}+{other}")
+        assert not go_together(f"{name}+{like}")
     with pytest.raises(ConfigError, match="'nosuch': must be one of sync, asynchronous"):
         strategies.chosen("nosuch")
     assert strategies.chosen(PLAIN).simple

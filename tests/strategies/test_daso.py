@@ -16,7 +16,7 @@ from research import optimizers
 from research.config import default
 from research.parallel.simulated import Nodes, over_nodes
 from research.strategies import Event
-from research.strategies.outer import in_parts
+from research.strategies.messages import in_parts
 from research.timeline.daso import daso as phases
 from tests.strategies.composed import daso, sync
 

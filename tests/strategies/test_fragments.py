@@ -19,7 +19,8 @@ from research.parallel.simulated import over_nodes
 from research.program import parameter_bytes
 from research.strategies import Event, base
 from research.strategies.fragments import cut, join
-from research.strategies.model_averaging import averaging, turns
+from research.strategies.meetings import turns
+from research.strategies.model_averaging import averaging
 from research.strategies.sync import sync
 from tests.strategies import test_battery as battery
 from tests.strategies.test_daso import collectives

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from research import program, strategies
 from research.program import parameter_bytes
 from research.strategies.fragments import cut
-from research.strategies.model_averaging import turns
+from research.strategies.meetings import turns
 from research.timeline.daso import node_seconds
 from research.timeline.network import all_reduce
 from tests.strategies import test_battery as battery

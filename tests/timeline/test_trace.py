@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from research.outputs.recorder import Recorder
 from research.timeline import TimelineError, make
-from research.timeline.trace import Recorder, replay
+from research.timeline.trace import replay
 
 HEADER = "worker,seconds\n"
 

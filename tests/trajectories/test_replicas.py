@@ -10,6 +10,7 @@ import pytest
 from launch import app
 from research import program, seeds, trainer
 from research.models.quadratic import curvatures
+from research.outputs.hold import LOCK
 from research.strategies import Event
 from research.trajectories import replicas
 from research.trajectories.replicas import record, whole_gradient
@@ -35,8 +36,10 @@ def recorded(config, values, tmp_path_factory):
     """Prepared run, and arrays, of these replicas."""
     workdir = tmp_path_factory.mktemp("recorded")
     assert record(config(values), workdir)["status"] == "completed"
-    assert sorted(path.name for path in workdir.iterdir()) == [
+    content = [path.name for path in workdir.iterdir() if path.name != LOCK]
+    assert sorted(name for name in content if not name.endswith(".diff")) == [
         "config.json",
+        "history.json",
         "summary.json",
         "trajectories.npz",
     ]

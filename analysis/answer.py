@@ -1,0 +1,131 @@
+"""The first lines of a report: what was compared, and who gets to the target first, by how much.
+
+The reference is plain SGD, synchronous or of one group; where nobody ran that, the first method of
+the grid. Problems and clusters are compared by themselves, methods only within each.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from analysis import efficiency, sections
+from analysis.page import number
+from analysis.sections import GROUPS, NAME, describe, of_figure, varying
+from research.strategies import GROUPED, PLAIN
+
+PARTS = 4  # problems or clusters that are told of
+CLOCKS = {"updates": "updates", "seconds": "simulated seconds"}
+
+
+def lines(runs: pd.DataFrame, keys: Sequence[str], target: float) -> list[str]:
+    """The sentences; `runs` are those of `sections.prepared`, with figures to the target."""
+    methods = runs["method"].nunique()
+    if methods < 2:
+        return []
+    if not np.isfinite(target):
+        return [
+            f"{methods:,} methods, and no answer: no completed run gets below the training loss "
+            "that all start from."
+        ]
+    parts, place = _parts(runs, keys)
+    first = f"{methods:,} methods were compared by their way to a training loss of {number(target)}"
+    first += ", each at its best learning rate" if sections.tuned(runs) else ""
+    first += f", in {len(parts):,} places by themselves" if len(parts) > 1 else ""
+    seeds = int(runs.groupby("setting")["seed"].nunique().min())
+    first += f", with {seeds} seeds or more." if seeds > 1 else ", with one seed."
+    told = parts[:PARTS]
+    said = [first, *(line for its in told for line in _of_part(its, keys, place))]
+    if len(parts) > len(told):
+        said.append(f"And {len(parts) - len(told):,} places more, in the table below.")
+    return said
+
+
+def best(runs: pd.DataFrame, keys: Sequence[str], most: int = 5) -> str:
+    """A table, as text, of the settings that come first at the target, or at the end."""
+    reached = bool(np.isfinite(runs["updates_to_target"]).any())
+    titles = ["best points", "updates", "simulated seconds", "final loss"]
+    figures = ["updates_to_target", "seconds_to_target", "train_loss"]
+    if not reached:
+        titles, figures = [titles[0], titles[-1]], figures[-1:]
+    labels = varying(runs, keys)
+    rows = [titles]
+    for setting in sections.ranked(runs)[:most]:
+        its = runs[runs["setting"] == setting]
+        cells = [of_figure(its, figure) for figure in figures]
+        rows.append([describe(its.iloc[0], labels), *(cell.shown for cell in cells)])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows
+    )
+
+
+def _parts(runs: pd.DataFrame, keys: Sequence[str]) -> tuple[list[pd.DataFrame], list[str]]:
+    """The runs of each problem and cluster in which several methods ran, and the keys that tell."""
+    own = [key for key in keys if key.startswith(("strategy.", "optimizer.")) or key == "steps"]
+    told = varying(runs, [*own, *(key for key in keys if key not in own)])
+    place = [key for key in told if key not in own]
+    if place:
+        parts = [its for _, its in runs.groupby(place, sort=False, dropna=False)]
+        several = [its for its in parts if its["method"].nunique() > 1]
+        if several:
+            return several, place
+    return [runs], []
+
+
+def _of_part(runs: pd.DataFrame, keys: Sequence[str], place: Sequence[str]) -> list[str]:
+    start = f"{describe(runs.iloc[0], place)}: " if place else ""
+    labels = [key for key in varying(runs, keys) if key not in place]
+    said = []
+    for clock, unit in CLOCKS.items():
+        figure = f"{clock}_to_target"
+        order = runs.groupby("setting", sort=False)[figure].median().sort_values(kind="stable")
+        if not np.isfinite(order.iloc[0]):
+            return [f"{start}nobody reaches the target with most seeds."]
+        plain, what = _reference(runs, order)
+        method = runs.drop_duplicates("setting").set_index("setting")["method"]
+        if method[order.index[0]] == method[plain]:
+            others = [setting for setting in order.index if method[setting] != method[plain]]
+            above, below = others[0], plain
+            text = "{below}, {what}, itself takes the fewest {unit}: {its}; next {top}, {of}"
+        else:
+            above, below = order.index[0], plain
+            text = "fewest {unit}: {top}, {of}, against {its} of {below}, {what}"
+        one, other = (runs[runs["setting"] == setting] for setting in (above, below))
+        told = text.format(
+            unit=unit,
+            top=describe(one.iloc[0], labels),
+            below=describe(other.iloc[0], labels),
+            of=of_figure(one, figure).shown,
+            its=of_figure(other, figure).shown,
+            what=what,
+        )
+        said.append(start + (told if start else told[0].upper() + told[1:]))
+        said[-1] += _times(one, other, figure)
+    return said
+
+
+def _reference(runs: pd.DataFrame, order: pd.Series) -> tuple[str, str]:
+    """The setting that others are measured by, and what it is."""
+    plain = runs[NAME].eq(PLAIN) | (runs[NAME].eq(GROUPED) & runs[GROUPS].eq(1))
+    if plain.any():
+        its = set(runs.loc[plain, "setting"])
+        return next(setting for setting in order.index if setting in its), "the synchronous one"
+    its = set(runs.loc[runs["method"] == runs["method"].iloc[0], "setting"])
+    return next(setting for setting in order.index if setting in its), "the first of the grid"
+
+
+def _times(one: pd.DataFrame, other: pd.DataFrame, figure: str) -> str:
+    """`, 0.5 times [0.4, 0.6]`: medians, and a 95 % interval from drawing the seeds in pairs."""
+    a, b = (its.drop_duplicates("seed").set_index("seed")[figure] for its in (one, other))
+    both = sorted(set(a.index) & set(b.index))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ratio = a.median() / b.median()
+        if not np.isfinite(ratio) or ratio == 0:
+            return "."
+        if len(both) < 2:
+            return f", {ratio:.2g} times; one seed, so no interval."
+        drawn = efficiency.draws(len(both))
+        values = [np.median(its[both].to_numpy(float)[drawn], axis=1) for its in (a, b)]
+        low, high = efficiency.interval(values[0] / values[1])
+    return f", {ratio:.3g} times [{low:.3g}, {high:.3g}].".replace("inf", "∞")

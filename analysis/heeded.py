@@ -1,0 +1,53 @@
+"""The keys of a config that its run heeds: the others may differ and mean nothing."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from analysis.tables import Point
+from research import strategies
+from research.strategies.method import OPTIONAL
+from research.values import ConfigError
+
+# How a run is written down, and what other commands read.
+NEVER = ("note", "log_every", "checkpoint_every", "tune.", "plan.")
+# Keys that count only where another has a value.
+ONLY = {
+    "cluster.variation": ("cluster.service", "lognormal"),
+    "cluster.trace": ("cluster.service", "trace"),
+    "probes.window": ("probes.momentum", True),
+    "probes.every": ("probes.momentum", True),
+    "optimizer.decay_rate": ("optimizer.schedule", "exponential"),
+}
+
+
+def heeds(config: Mapping[str, Any], key: str) -> bool:
+    """Whether the run of this config (dotted keys) would be another with another value."""
+    if key.startswith(NEVER) or (key in ONLY and config.get(ONLY[key][0]) != ONLY[key][1]):
+        return False
+    if key.startswith("replicas."):
+        return bool(config.get("replicas.count"))
+    section, _, rest = key.partition(".")
+    name = config.get("strategy.name", "")
+    if section == "strategy" and rest.partition(".")[0] not in ("name", "options"):
+        return strategies.owns(name, rest)
+    if section == "cluster":
+        known = "disturbances" if rest.startswith("disturbance") else rest.partition(".")[0]
+        return known not in OPTIONAL or known in _of_clock(name)
+    return True
+
+
+def heeded(points: Sequence[Point]) -> list[Point]:
+    """The points without the keys of their configs that they do not heed."""
+    return [
+        point._replace(config={k: v for k, v in point.config.items() if heeds(point.config, k)})
+        for point in points
+    ]
+
+
+def _of_clock(name: str) -> set[str]:
+    """The optional keys of the cluster that methods of that name know; all, if they are unknown."""
+    try:
+        methods = strategies.chosen(name)
+    except ConfigError:
+        return set(OPTIONAL)
+    return {key for method in (methods.outermost, *methods.every) for key in method.cluster}

@@ -1,0 +1,78 @@
+"""Who computes when: the first updates of a run, group by group.
+
+Of a real run it is what it recorded, `trace.csv`. Of a simulated one the timeline is drawn again
+from the config, which decides it, and is believed only if it agrees with the seconds in the log.
+"""
+
+import json
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from ml_collections import ConfigDict
+
+from analysis.tables import Point
+from research import strategies
+from research.config import with_new_keys
+from research.values import InputError
+
+MOST = 1_000_000  # updates of a timeline that is drawn again
+LANES = 16
+ROUNDS = 4  # arrivals a group that are shown, about
+WORD = 4  # bytes of a parameter
+
+
+def first(point: Point) -> tuple[pd.DataFrame, list[str]] | None:
+    """(bars, lanes) of the first updates, or None if it is not known, or of one group.
+
+    Columns of the bars, one an arrival: `lane`, `start`, `end` (seconds), `staleness`, `text`. A
+    group is shown from where it read the parameters to where it delivered, so with what it waited.
+    """
+    found = _arrivals(point)
+    if found is None:
+        return None
+    worker, seconds = found
+    groups = int(worker.max()) + 1 if len(worker) else 0
+    if not 2 <= groups <= LANES:
+        return None
+    shown = seconds[min(ROUNDS * groups, len(seconds)) - 1]
+    rows, last, at = [], np.zeros(groups), np.zeros(groups, int)
+    for update, (group, second) in enumerate(zip(worker, seconds, strict=True), start=1):
+        start, staleness = last[group], update - 1 - at[group]
+        last[group], at[group] = second, update
+        if start >= shown:
+            if last.min() > shown:
+                break
+            continue
+        text = f"group {group}, update {update}: {start:.4g} to {second:.4g} s, "
+        text += f"staleness {staleness}"
+        rows.append((int(group), float(start), float(min(second, shown)), int(staleness), text))
+    bars = pd.DataFrame(rows, columns=["lane", "start", "end", "staleness", "text"])
+    return bars, [f"group {group}" for group in range(groups)]
+
+
+def _arrivals(point: Point) -> tuple[np.ndarray, np.ndarray] | None:
+    """(updates,) the groups that arrive, and when."""
+    path = point.folder / "trace.csv"
+    try:
+        if path.exists():
+            table = pd.read_csv(path)
+            return table["worker"].to_numpy(int), table["seconds"].to_numpy(float)
+        config = ConfigDict(with_new_keys(json.loads((point.folder / "config.json").read_text())))
+        methods = strategies.of_config(config)
+        simple = methods.simple and strategies.arrives(config.strategy.name)
+        if not simple or config.cluster.service == "geometric" or config.steps > MOST:
+            return None
+        size = WORD * int(point.summary.get("parameters", 0))
+        timeline = strategies.timeline_of(config, steps_per_epoch=1, update_bytes=size)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, InputError):
+        return None  # an old or a foreign file: the page does without the picture
+    return (timeline.worker, timeline.seconds) if _agrees(timeline.seconds, point.log) else None
+
+
+def _agrees(seconds: np.ndarray, log: list[dict[str, Any]]) -> bool:
+    """Whether every logged second is that of its update; the log has them in full."""
+    rows = [row for row in log if 0 < row["step"] <= len(seconds)]
+    logged = np.array([row["simulated_seconds"] for row in rows], float)
+    drawn = seconds[[row["step"] - 1 for row in rows]] if rows else logged
+    return bool(rows) and np.allclose(drawn, logged, rtol=1e-6, atol=0)

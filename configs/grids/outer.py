@@ -1,0 +1,113 @@
+"""Presets of the outer rule, 4 nodes of 2 devices: `--config=configs/grids/outer.py[:TABLE]`.
+
+    ladder  learning rates of every arm, one seed: which is best after 400 updates?
+    judged  that rate of every arm and half of it, three other seeds: training loss and simulated
+            seconds
+
+`python -m configs.grids.outer WORKDIR` prints the table of a finished workdir, medians and ranges.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from ml_collections import ConfigDict
+
+from configs import quickstart
+from research.grid import Point, grid, log_range
+
+RATES = log_range(0.00625, 0.8, 8)
+
+
+def _arm(name: str, **keys: Any) -> Point:
+    return {"strategy.name": name, **{f"strategy.{key}": value for key, value in keys.items()}}
+
+
+ARMS: Mapping[str, Point] = {
+    "synchronous": _arm("model_averaging", period=1),
+    "local": _arm("model_averaging"),
+    "post-local": _arm("model_averaging", synchronous_updates=100),
+    "averaged": _arm("model_averaging", inner_state="averaged"),
+    "reset": _arm("model_averaging", inner_state="reset"),
+    "diloco": _arm("diloco"),
+    "slowmo": _arm("slowmo"),
+    "bfloat16": _arm("model_averaging", compression="bfloat16"),
+    "top_k": _arm("model_averaging", compression="top_k"),
+    "sign": _arm("model_averaging", compression="sign"),
+    "powersgd": _arm("model_averaging", compression="powersgd"),
+    "synchronous-powersgd": _arm("model_averaging", period=1, compression="powersgd"),
+}
+
+
+# The best rung of `ladder`, whose neighbours are all worse.
+CHOSEN = {
+    "synchronous": 0.2,
+    "local": 0.1,
+    "post-local": 0.1,
+    "averaged": 0.1,
+    "reset": 0.2,
+    "diloco": 0.0125,
+    "slowmo": 0.05,
+    "bfloat16": 0.1,
+    "top_k": 0.1,
+    "sign": 0.1,
+    "powersgd": 0.05,
+    "synchronous-powersgd": 0.1,
+}
+
+
+def get_config(table: str = "ladder") -> ConfigDict:
+    """Raises KeyError if there is no such table."""
+    base = quickstart.get_config()
+    base.steps = 400
+    base.log_every = 400
+    base.checkpoint_every = 0
+    base.optimizer.momentum = 0.9
+    base.strategy.groups = 1
+    base.cluster.nodes = 4
+    base.cluster.devices_per_node = 2
+    base.cluster.bandwidth = 1e7
+    return grid(base, TABLES[table]())
+
+
+def ladder() -> Iterator[Point]:
+    for arm, keys in ARMS.items():
+        for rate in RATES:
+            yield {
+                "name": f"{arm}-{rate:.5g}",
+                **keys,
+                "optimizer.learning_rate": rate,
+                "seed": 100,
+            }
+
+
+def judged() -> Iterator[Point]:
+    for arm, keys in ARMS.items():
+        for rate, seed in product((CHOSEN[arm], CHOSEN[arm] / 2), range(3)):
+            name = f"{arm}-{rate:.5g}-{seed}"
+            yield {"name": name, **keys, "optimizer.learning_rate": rate, "seed": seed}
+
+
+TABLES = {"ladder": ladder, "judged": judged}
+
+
+def show(workdir: Path) -> None:
+    """A row an arm: its better rate; loss and seconds, median and range; megabytes a node sends."""
+    table = pd.read_csv(workdir / "results.csv")
+    rate_of = "optimizer.learning_rate"
+    for _, both in table.groupby(table["point"].str.split("-0", n=1).str[0], sort=False):
+        medians = both.groupby(rate_of)["train_loss"].median()
+        rows = both[both[rate_of] == medians.idxmin()]
+        loss, seconds = (
+            f"{rows[name].median():.3g} ({rows[name].min():.3g} to {rows[name].max():.3g})"
+            for name in ("train_loss", "simulated_seconds")
+        )
+        arm, sent = rows["point"].iloc[0].split("-0")[0], rows["sent_bytes"].iloc[0] / 1e6
+        print(f"| {arm} | {medians.idxmin():.3g} | {loss} | {seconds} | {sent:.3g} |")
+
+
+if __name__ == "__main__":
+    show(Path(sys.argv[1]))

@@ -1,0 +1,56 @@
+"""Compiled programs are kept on disk, so that the second start of a run compiles nothing."""
+
+import os
+import re
+import warnings
+import zlib
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+SIZE = 2**30  # bytes; what was not used for the longest time goes first
+CPU = Path("/proc/cpuinfo")
+DIR = "jax_compilation_cache_dir"
+SET, SWITCH = "JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE"
+
+
+def enable() -> None:
+    """Makes JAX keep compiled programs in `folder`, if the environment says nothing of it.
+
+    Whatever is wrong with the folder, programs are then compiled as without one.
+    """
+    import jax  # here, for it takes long
+
+    if SET in os.environ or SWITCH in os.environ or getattr(jax.config, DIR):
+        return
+    path = folder(os.environ, jax.__version__, jax.lib.__version__)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return
+    if not os.access(path, os.W_OK):
+        return
+    # JAX warns of an entry that it cannot read or write, and compiles.
+    warnings.filterwarnings("ignore", message="Error (read|writ)ing persistent compilation cache")
+    for name, value in {
+        DIR: str(path),
+        "jax_compilation_cache_max_size": SIZE,
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }.items():
+        jax.config.update(name, value)
+
+
+def folder(environ: Mapping[str, str], *versions: str) -> Path:
+    """Where programs are kept that these versions compiled for a CPU like this one."""
+    home = environ.get("XDG_CACHE_HOME") or Path(os.path.expanduser("~")) / ".cache"
+    return Path(home) / "optdyn" / "-".join(["jax", *versions, f"cpu{_cpu():08x}"])
+
+
+def _cpu() -> int:
+    """A number of what the CPU can do: a program compiled for another one may end in a fault."""
+    text = ""
+    with suppress(OSError):
+        text = CPU.read_text()
+    able = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.M)
+    return zlib.crc32(" ".join(sorted(able[1].split() if able else [])).encode())

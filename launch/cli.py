@@ -1,0 +1,159 @@
+"""The command `optdyn`: finds the command that is meant, and imports nothing of the others.
+
+`optdyn train ...` is `python -m launch.train ...`, wherever it is called.
+"""
+
+import os
+import re
+import runpy
+import signal
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple, NoReturn
+
+# Before the current folder is searched: one there may be called like one of these.
+import analysis  # noqa: F401
+import configs  # noqa: F401
+import research  # noqa: F401
+from launch import sources
+
+APP = ("launch.app",)  # whose flags are those of every command with a config
+
+
+class Command(NamedTuple):
+    """A module that is run as `__main__`, and those besides it whose flags it takes."""
+
+    module: str
+    about: str
+    also: tuple[str, ...] = ()
+
+
+COMMANDS = {
+    "train": Command("launch.train", "one run", APP),
+    "sweep": Command("launch.sweep", "a grid of runs", APP),
+    "report": Command("analysis.report", "a page of what was run"),
+    "export": Command("analysis.export", "runs, to W&B or MLflow"),
+    "tune": Command("launch.tune", "groups, momentum and learning rate, chosen in training", APP),
+    "plan": Command("launch.plan", "mini-batch, algorithms and devices to train with", APP),
+    "profile": Command("launch.profile", "what an update is made of on this machine", APP),
+    "papers": Command("launch.papers", "the papers' claims, judged"),
+    "local": Command("launch.local", "several processes on this machine as one job"),
+    "submit": Command("launch.submit", "shards of a grid as jobs", ("launch.sweep", *APP)),
+    "momentum": Command("analysis.implicit_momentum", "implicit momentum, fitted to recordings"),
+    "efficiency": Command("analysis.statistical_efficiency", "what staleness costs in updates"),
+    "pareto": Command("analysis.pareto", "loss against compute of local learning"),
+    "network": Command("analysis.network", "the time that DASO saves, by bandwidth"),
+    "prepare": Command("research.data.prepare", "a data set, for config.data.name=tfds:NAME"),
+    "config": Command("launch.show", "a config as it is resolved, or what differs in two", APP),
+    "list": Command("launch.listing", "what can be named in a config, shipped configs, keys"),
+    "completion": Command("launch.completion", "a script that completes commands in a shell"),
+}
+
+
+def main() -> None:
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # last: own modules are found, and none of ours is hidden
+    name, *rest = sys.argv[1:] or ["--help"]
+    if name in ("-h", "--help", "--helpfull", "help"):
+        print(usage())
+    elif name in ("-V", "--version", "version"):
+        print(f"optdyn {version()}")
+    elif name not in COMMANDS:
+        meant = [f"did you mean {close}?" for close in sources.closest(name, COMMANDS, 1)]
+        _fail(f"no command {name!r}; {' '.join(meant) or ', '.join(COMMANDS)}")
+    elif any(re.fullmatch("--?(h|help|helpshort)", argument) for argument in before(rest)):
+        print(described(name))
+    else:
+        if name in ("list", "config", "completion"):  # may be cut off, as by `| head`
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        if COMMANDS[name].also:
+            refuse(COMMANDS[name], rest)
+        sys.argv = [f"optdyn {name}", *rest]
+        runpy.run_module(COMMANDS[name].module, run_name="__main__", alter_sys=True)
+
+
+def usage() -> str:
+    """What `optdyn --help` prints."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:{width}}  {command.about}" for name, command in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: optdyn COMMAND [--NAME=VALUE ...]",
+            "",
+            *lines,
+            "",
+            "optdyn COMMAND --help explains a command, optdyn --version says which this is.",
+            "To begin with: optdyn train --config=quickstart --workdir=workdirs/first",
+        ]
+    )
+
+
+def described(name: str) -> str:
+    """What `optdyn COMMAND --help` prints: the module's words and its flags."""
+    command, text = COMMANDS[name], sources.doc(COMMANDS[name].module)
+    for other, (module, *_) in COMMANDS.items():
+        text = re.sub(rf"python -m {re.escape(module)}\b", f"optdyn {other}", text)
+    given = flags_of(command)
+    width = max(map(len, given), default=0)
+    lines = [text, "", *(f"  {flag:{width}}  {about}".rstrip() for flag, about in given.items())]
+    if command.also:
+        lines += [
+            "",
+            "--config takes a file, or a name that `optdyn list configs` shows; what follows a",
+            "colon goes to the config, as in --config=images:fashion_mnist. --config.KEY=VALUE",
+            "sets a key: `optdyn list keys [PREFIX]` shows them all, with their defaults.",
+            f"optdyn {name} --helpfull has the flags of all libraries too.",
+        ]
+    return "\n".join(lines)
+
+
+def flags_of(command: Command) -> dict[str, str]:
+    """The flags of a command, with the help of each."""
+    modules = (*reversed(command.also), command.module)
+    return {flag: about for module in modules for flag, about in sources.flags(module).items()}
+
+
+def refuse(command: Command, arguments: Sequence[str]) -> None:
+    """Fails at the first flag, key or name of a config that there is not, before the long import.
+
+    The command looks at all of it again.
+    """
+    from launch import app  # here, for it is not needed for help
+
+    given, options = app.split(before(arguments))
+    for key in [*app.unknown(given), *(f"{one.of}.{one.key}" for one in options)]:
+        if sources.unknown_key(key):
+            app.fail(sources.no_key(key))
+    own = [flag.lstrip("-") for flag in flags_of(command)]
+    known = {*own, *app.flags.FLAGS, "flagfile", "undefok"}
+    for argument in given:
+        match = re.match(r"--?([A-Za-z]\w*)(?=$|=)", argument)
+        if match and not {match[1], match[1].removeprefix("no")} & known:
+            meant = sources.closest(match[1], own, 1)
+            hint = f"did you mean --{meant[0]}?" if meant else f"there are --{', --'.join(own)}"
+            app.fail(f"Unknown command line flag {match[1]!r}; {hint}")
+
+
+def before(arguments: Sequence[str]) -> list[str]:
+    """The arguments before two dashes, which end those of this command."""
+    every = list(arguments)
+    return every[: every.index("--")] if "--" in every else every
+
+
+def version() -> str:
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as installed
+
+    try:
+        return installed("optdyn")
+    except PackageNotFoundError:
+        return "of a checkout that is not installed"
+
+
+def _fail(message: str) -> NoReturn:
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""What a run would take, measured before it: `launch.train --dry_run`. Nothing is written."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from research import batched_runs, program, resident, trainer
+from research.config import ConfigError
+from research.outputs.progress import clock, number
+from research.program import CHUNK, parameter_bytes
+
+SECONDS = 0.5  # of updates that are timed, at least
+
+
+def described(config: ConfigDict) -> Iterator[str]:
+    """Lines on a run's size, memory and time. Raises what `trainer.prepare` raises."""
+    if config.replicas.count:
+        raise ConfigError("config.replicas.count: --dry_run is of runs; recordings have none")
+    run = trainer.prepare(config)
+    parameters, size = trainer.provenance(run)["parameters"], parameter_bytes(run.params)
+    state = parameter_bytes(jax.eval_shape(run.program.strategy.init, run.params))
+    epochs = config.steps * config.batch_size / run.examples
+    yield f"parameters      {parameters:,}, {size:,} bytes"
+    yield f"state           {state:,} bytes: versions of the parameters and the optimizer's"
+    yield f"program         {batched_runs.memory(run):,} bytes besides the examples, by XLA"
+    each, evaluation = seconds_per_update(run), seconds_per_evaluation(run)
+    logged = config.steps // config.log_every + 1
+    yield f"updates         {config.steps:,}, {epochs:.3g} epochs of {run.examples:,} examples"
+    yield f"an update       {number(each)} s, {number(1 / each)} updates/s"
+    yield f"a log point     {number(evaluation)} s, {logged:,} of them"
+    yield f"in all          about {clock(config.steps * each + logged * evaluation)}"
+
+
+def seconds_per_update(run: trainer.Run) -> float:
+    """Measured over the first ones, after what is compiled at the first call."""
+    n = min(len(run.timeline.read), run.config.steps, CHUNK)
+    state, *rest, _ = trainer.first(run, n)
+    state = _after(run, state, rest, 1)[0]
+    updates, done, taken = 1, 0, 0.0
+    while taken < SECONDS:
+        state, spent = _after(run, state, rest, updates)
+        done, taken = done + updates, taken + spent
+        updates = min(2 * updates, n)
+    return taken / done
+
+
+def seconds_per_evaluation(run: trainer.Run) -> float:
+    """Of the log's figures of training and test examples, at the second time."""
+    _, sample, test = resident.put(run.data, run.program.layout.put_examples, run.config)
+    taken = 0.0
+    for _ in range(2):
+        begun = time.monotonic()
+        for examples in (sample, test):
+            program.evaluate(run.program, run.params, examples)
+        taken = time.monotonic() - begun
+    return taken
+
+
+def _after(run: trainer.Run, state: Any, rest: list[Any], n: int) -> tuple[Any, float]:
+    begun = time.monotonic()
+    state, infos = run.program.advance(state, *rest, n)
+    np.asarray(infos["loss"])
+    return state, time.monotonic() - begun

@@ -1,0 +1,75 @@
+"""What there is to choose from: `optdyn list KIND [PREFIX]`.
+
+KIND is one of models, data, losses, metrics, optimizers, schedules, methods, laws, configs and
+keys; PREFIX keeps the names that begin with it, as in `optdyn list keys strategy.`. Each line has a
+name and what it is, that of a key its default and what `research/config.py` or the method's file
+says of it.
+"""
+
+import ast
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from launch import sources
+
+Listed = Mapping[str, str]  # name: what it is, in a line
+
+
+def configs() -> Listed:
+    """The shipped config files."""
+    return {name: _first(path.read_text()) for name, path in sources.configs().items()}
+
+
+def keys() -> Listed:
+    """The keys of a run's config, with their defaults."""
+    from research.config import default
+
+    values, found = default(), {}
+    for name, about in sources.keys().items():
+        value: Any = values
+        for part in name.split("."):
+            value = value[part]
+        shown = "{}" if name.endswith("options") else repr(value)
+        found[name] = f"= {shown}" + f"  {about}" * bool(about)
+    return found
+
+
+def registered(kind: str) -> Listed:
+    """What can be chosen by name in a config."""
+    from research.listed import listed  # here, for it takes long
+
+    return listed(kind)
+
+
+OF_CONFIGS = ("models", "data", "losses", "metrics", "optimizers", "schedules", "methods", "laws")
+KINDS: dict[str, Callable[[], Listed]] = {
+    **{kind: partial(registered, kind) for kind in OF_CONFIGS},
+    "configs": configs,
+    "keys": keys,
+}
+
+
+def main(arguments: Sequence[str]) -> int:
+    kind, prefix, *more = [*arguments, "", ""]
+    if kind not in KINDS or any(more):
+        print(f"error: optdyn list KIND [PREFIX]: KIND is {', '.join(KINDS)}", file=sys.stderr)
+        return 2
+    found = {name: about for name, about in KINDS[kind]().items() if name.startswith(prefix)}
+    if not found:
+        print(f"error: there are no {kind} that begin with {prefix!r}", file=sys.stderr)
+        return 2
+    width = max(map(len, found))
+    for name, about in found.items():
+        print(f"{name:{width}}  {about}".rstrip())
+    return 0
+
+
+def _first(source: str) -> str:
+    """The first line of a file's docstring."""
+    return (ast.get_docstring(ast.parse(source)) or "").split("\n")[0]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

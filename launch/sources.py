@@ -1,0 +1,152 @@
+"""What the files say of commands, flags, keys and configs without being imported, which takes long.
+
+Help, typing errors and completion are answered from here in a tenth of a second.
+"""
+
+import ast
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent  # the packages lie beside one another
+CONFIGS = ROOT / "configs"
+
+
+@cache
+def tree(module: str) -> ast.Module:
+    """The syntax of a module of ours."""
+    return ast.parse(_text(module))
+
+
+def doc(module: str) -> str:
+    """The docstring of a module."""
+    return ast.get_docstring(tree(module)) or ""
+
+
+def flags(module: str) -> dict[str, str]:
+    """What a module defines by `flags.DEFINE_...` or `add_argument`: {"--name": its help}."""
+    found = {}
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            name = node.func.attr
+            if name.startswith("DEFINE_") or name == "add_argument":
+                more = [k.value for k in node.keywords if k.arg in ("help", "help_string")]
+                given = [n.value for n in (*node.args, *more) if isinstance(n, ast.Constant)]
+                first, *words = [text for text in given if isinstance(text, str)]
+                about = words[-1] if words else ""
+                found["--" * name.startswith("DEFINE_") + first] = about
+    return found
+
+
+def configs() -> dict[str, Path]:
+    """The shipped config files by name, such as `grids/quickstart`."""
+    files = sorted(CONFIGS.rglob("*.py"), key=lambda path: (len(path.parts), path))
+    given = (path for path in files if re.search(r"^def get_config\(", path.read_text(), re.M))
+    return {path.relative_to(CONFIGS).with_suffix("").as_posix(): path for path in given}
+
+
+def config_file(name: str) -> Path:
+    """The config file of a path, or of the name of a shipped one.
+
+    Raises FileNotFoundError, whose message says which there are, the most similar ones first.
+    """
+    shipped = configs()
+    if Path(name).is_file() or name not in shipped:
+        path = Path(name)
+        if path.is_file():
+            return path
+        known = dict.fromkeys([*closest(path.stem, shipped), *closest(name, shipped), *shipped])
+        raise FileNotFoundError(f"config file {name}: not found; shipped are {', '.join(known)}")
+    return shipped[name]
+
+
+def methods() -> dict[str, str]:
+    """The files of strategies that have a `METHOD`, with the first line of each."""
+    return {name: doc(f"research.strategies.{name}").split("\n")[0] for name in _methods()}
+
+
+@cache
+def keys() -> dict[str, str]:
+    """Dotted names of all keys of a run's config, with the comments that explain them."""
+    found = dict(_assigned("research.config"))
+    for name in _methods():
+        found |= {f"strategy.{key}": text for key, text in _of_method(name)}
+    return found
+
+
+def unknown_key(name: str) -> bool:
+    """Whether neither a run's config nor a grid's has such a key. Those of options are free."""
+    name = re.sub(r"\[.*", "", name).removeprefix("base.")
+    above = name.rpartition(".")[0]
+    sections = {key.rpartition(".")[0] for key in keys()} | {"base", "points", "note"}
+    return not (
+        name in keys() or name in sections or (above.endswith("options") and above in keys())
+    )
+
+
+def closest(name: str, names: Iterable[str], most: int = 3) -> list[str]:
+    """Those of the names that are most like it, by their last parts or as a whole."""
+    every = list(names)
+    last = name.rpartition(".")[2]
+    by_end = {key.rpartition(".")[2]: key for key in every}
+    found = [key for key in every if key.rpartition(".")[2] == last]
+    found += difflib.get_close_matches(name, every, most)
+    found += [by_end[end] for end in difflib.get_close_matches(last, by_end, 1)]
+    return list(dict.fromkeys(found))[:most]
+
+
+def no_key(name: str) -> str:
+    """A line on a key that there is not."""
+    meant = closest(name.removeprefix("base."), keys())
+    hint = f"did you mean {' or '.join(meant)}?" if meant else "`optdyn list keys` shows them all"
+    return f"config has no key {name!r}; {hint}"
+
+
+def _text(module: str) -> str:
+    return ROOT.joinpath(*module.split(".")).with_suffix(".py").read_text()
+
+
+def _methods() -> list[str]:
+    folder = ROOT / "research" / "strategies"
+    found = [p.stem for p in sorted(folder.glob("*.py")) if "\nMETHOD = " in p.read_text()]
+    return sorted(found, key=lambda name: name != "sync")
+
+
+def _assigned(module: str) -> Iterator[tuple[str, str]]:
+    """`config.A.B = value  # comment`; a section is none, but options are, whose keys are free."""
+    lines = _text(module).splitlines()
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).startswith("config."):
+            name = ast.unparse(node.targets[0]).removeprefix("config.")
+            section = ast.unparse(node.value) == "ConfigDict()"
+            if name.endswith("options") or not section:
+                yield name, _comment(lines, node)
+
+
+def _of_method(name: str) -> Iterator[tuple[str, str]]:
+    """The `keys` of a method: a dict where it is made, or one with a name in its file."""
+    module = f"research.strategies.{name}"
+    lines, named = _text(module).splitlines(), {}
+    for node in tree(module).body:
+        if isinstance(node, ast.Assign):
+            named[ast.unparse(node.targets[0])] = node.value
+    made = named["METHOD"]
+    assert isinstance(made, ast.Call)
+    for keyword in made.keywords:
+        if keyword.arg == "keys":
+            given = keyword.value
+            held = named[given.id] if isinstance(given, ast.Name) else given
+            assert isinstance(held, ast.Dict)
+            for key in held.keys:
+                assert isinstance(key, ast.Constant)
+                yield str(key.value), _comment(lines, key)
+
+
+def _comment(lines: Sequence[str], node: ast.stmt | ast.expr) -> str:
+    """What stands behind a line, or alone above it."""
+    behind = re.search(r"  # (.*)$", lines[(node.end_lineno or node.lineno) - 1])
+    above = re.fullmatch(r"\s*# (.*)", lines[node.lineno - 2])
+    found = behind or above
+    return found[1] if found else ""

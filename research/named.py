@@ -1,0 +1,149 @@
+"""From a name in a config to the thing: one of ours, or one of a file of the user's own.
+
+A name is that of a registry, or MODULE:ATTRIBUTE of a module that can be imported, also from the
+current folder, or some/folder/file.py:ATTRIBUTE. What the user's own code raises, on import or when
+it is called, becomes one line that says in which file and where.
+"""
+
+import importlib
+import importlib.util
+import sys
+import traceback
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from research.values import ConfigError, InputError
+
+OWN = "MODULE:NAME or path/to/file.py:NAME of your own"
+
+
+def is_own(name: str) -> bool:
+    """Whether it names something of the user's own."""
+    return ":" in str(name)
+
+
+def find(key: str, name: str, known: Mapping[str, Any]) -> Any:
+    """What `name`, the value of `key`, stands for: of `known`, or of the user's own.
+
+    Raises `ConfigError`, also where the user's file cannot be imported or has no such attribute.
+    """
+    if not is_own(name):
+        if name not in known:
+            raise ConfigError(f"{key} = {name!r}: must be one of {', '.join(known)}, or {OWN}")
+        return known[name]
+    where, _, attribute = name.rpartition(":")
+    said = f"{key} = {name!r}"
+    module = _file(said, Path(where)) if where.endswith(".py") else _module(said, where)
+    if not hasattr(module, attribute):
+        here = [n for n in vars(module) if not n.startswith("_") and _is_of(module, n)]
+        raise ConfigError(
+            f"{said}: {module.__file__} has no {attribute!r}, only {', '.join(here) or 'nothing'}"
+        )
+    return getattr(module, attribute)
+
+
+def call(key: str, name: str, function: Any, *args: Any, **kwargs: Any) -> Any:
+    """`function(*args, **kwargs)`; if it is the user's own, all that it raises is `ConfigError`."""
+    if not is_own(name):
+        return function(*args, **kwargs)
+    try:
+        return function(*args, **kwargs)
+    except InputError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{key} = {name!r}: {told(error, function)}") from error
+
+
+def told(error: BaseException, *functions: Any) -> str:
+    """One line: file and line, the exception and its message.
+
+    The place is the last one outside of installed libraries, or where one of `functions` begins.
+    """
+    frames = [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError) and error.filename:
+        frames.append((error.filename, error.lineno))
+    codes = [getattr(f, "__code__", None) for f in functions]
+    begun = [(code.co_filename, code.co_firstlineno) for code in codes if code]
+    mine = [frame for frame in (*begun, *frames) if _is_users(frame[0])]
+    where = f"{mine[-1][0]}, line {mine[-1][1]}: " if mine else ""
+    return f"{where}{type(error).__name__}: {shown(str(error), 300)}"
+
+
+def shown(thing: Any, most: int = 80) -> str:
+    """The start of its text, in one line."""
+    text = " ".join(str(thing).split())
+    return text if len(text) <= most else text[:most] + " ..."
+
+
+def options(given: Any) -> Any:
+    """Options as functions take them: plain dicts, and tuples for all sequences.
+
+    So they are the same whether they come from a config file or from a `config.json`.
+    """
+    if isinstance(given, ConfigDict):
+        given = given.to_dict()
+    if isinstance(given, Mapping):
+        return {key: options(value) for key, value in given.items()}
+    return tuple(map(options, given)) if isinstance(given, (list, tuple)) else given
+
+
+def summary(thing: Any) -> str:
+    """The first line of its docstring."""
+    return ((getattr(thing, "__doc__", "") or "").strip().splitlines() or [""])[0]
+
+
+def _module(said: str, name: str) -> ModuleType:
+    """Ours and those installed go before those of the current folder."""
+    _search(Path.cwd())
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and (name == error.name or name.startswith(error.name + ".")):
+            raise ConfigError(
+                f"{said}: no module {name!r}, neither installed nor in {Path.cwd()}"
+            ) from error
+        raise ConfigError(f"{said}: cannot be imported ({told(error)})") from error
+    except Exception as error:
+        raise ConfigError(f"{said}: cannot be imported ({told(error)})") from error
+
+
+def _file(said: str, path: Path) -> ModuleType:
+    """The module of a file, imported once a process."""
+    path = path.expanduser().resolve()
+    name = f"{path.stem}_{zlib.crc32(bytes(path)):08x}"
+    if name in sys.modules:
+        return sys.modules[name]
+    if not path.is_file():
+        raise ConfigError(f"{said}: no file {path}")
+    _search(path.parent)  # for what the file imports of its neighbours
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec and spec.loader
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise ConfigError(f"{said}: cannot be imported ({told(error)})") from error
+    return module
+
+
+def _search(folder: Path) -> None:
+    """Lets modules be imported from there, where no other place has them."""
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+
+
+def _is_of(module: ModuleType, name: str) -> bool:
+    return getattr(getattr(module, name), "__module__", None) == module.__name__
+
+
+def _is_users(filename: str) -> bool:
+    """Whether a file is neither a library's nor one of this package."""
+    ours = str(Path(__file__).parent)
+    library = "site-packages" in filename or filename.startswith((sys.base_prefix, "<"))
+    return not (library or filename.startswith(ours))

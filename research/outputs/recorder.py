@@ -1,0 +1,41 @@
+"""The file `trace` of a real run (`research/timeline/trace.py`), as it goes."""
+
+from pathlib import Path
+
+import numpy as np
+
+from research.outputs.files import append, write
+from research.timeline.base import Timeline
+from research.timeline.trace import PREFIX
+
+
+class Recorder:
+    """An update a row; opening keeps the first `step`. Raises `DiskFull`."""
+
+    def __init__(self, path: Path, step: int):
+        import pandas as pd  # here and below, for it takes long
+
+        kept = pd.read_csv(path)[:step] if step and path.exists() else pd.DataFrame()
+        self._path, self._seconds = path, float(kept["seconds"].iloc[-1]) if len(kept) else 0.0
+        if len(kept):
+            write(path, kept.to_csv(index=False))
+        else:
+            path.unlink(missing_ok=True)
+
+    def append(self, made: Timeline, window: slice, seconds: float) -> None:
+        """The updates of the window, which took `seconds` together."""
+        import pandas as pd
+
+        count = len(made.worker[window])
+        rows = {"worker": made.worker[window]}
+        rows["seconds"] = self._seconds + seconds * np.arange(1, count + 1) / count
+        for name, values in (made.control or {}).items():
+            values = values[window].astype(np.int32)
+            if values.ndim == 1:
+                rows[PREFIX + name] = values
+            else:
+                columns = values.reshape(count, -1).T
+                rows |= {f"{PREFIX}{name}.{n}": column for n, column in enumerate(columns)}
+        table = pd.DataFrame(rows)
+        append(self._path, table.to_csv(header=not self._path.exists(), index=False))
+        self._seconds += seconds

@@ -1,0 +1,122 @@
+"""Where a run starts: from the beginning, from where it was saved, or with more steps from its end.
+
+A run that is given more steps goes on if one that always had as many would have come to the same
+step as it is. Whether it would is not known by a table of methods and laws, but looked at: the
+timeline of as many steps must begin with what was done.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from research import program
+from research.config import to_json
+from research.outputs import history
+from research.outputs.files import WorkdirError, rows, write, write_json
+from research.outputs.workdir import enough, latest
+from research.parallel.first_process import agreed
+from research.parallel.processes import is_writer
+from research.run import Run, extended
+
+
+def begun(workdir: Path) -> bool:
+    """Whether the run has a checkpoint to go on from."""
+    return agreed(latest(workdir) is not None)
+
+
+def is_finished(summary: Mapping[str, Any], steps: int) -> bool:
+    """Whether a run has nothing left to do to have done so many steps, or to have diverged."""
+    status = summary.get("status")
+    return status == "diverged" or (status == "completed" and summary["step"] >= steps)
+
+
+def left(
+    folder: Path, config: ConfigDict, held: Mapping[str, Any], summary: dict[str, Any]
+) -> dict[str, Any]:
+    """The summary of a finished run: as it is, but one that diverged would have with more steps."""
+    if summary["status"] == "diverged" and held["steps"] != config.steps and is_writer():
+        summary = {**summary, "steps": config.steps}
+        write_json(folder / "summary.json", summary)
+        write(folder / "config.json", to_json(config))
+    return summary
+
+
+def go_on(
+    folder: Path,
+    run: Run,
+    held: Mapping[str, Any],
+    step: int,
+    before: Mapping[str, Any],
+    tell: Callable[[str], None],
+) -> None:
+    """Says where the run starts, and makes the workdir that of its config.
+
+    Raises `WorkdirError` if the run that its config asks for would not have come to this step as it
+    is, and changes nothing.
+    """
+    config, of = run.config, held["steps"]
+    enough(folder, config.steps, step)
+    if before.get("status") == "completed" and not step:
+        raise WorkdirError(
+            f"workdir {folder} has no checkpoint of its {before['step']:,} steps to go on from; "
+            "give another --workdir"
+        )
+    logged = rows(folder / "metrics.jsonl", "step")
+    changed: dict[str, Any] = {}
+    if of != config.steps and step:
+        past = [row for row in logged if row["step"] <= step]
+        changed = {"of": of} | _continued(folder, run, of, step, before, past)
+    history.started(
+        folder, step, config.steps, **changed, **({"init_from": run.origin} if run.origin else {})
+    )
+    if (text := to_json(config)) != (folder / "config.json").read_text():
+        write(folder / "config.json", text)
+    if step:
+        more = f", for {config.steps:,} steps in place of {of:,}" if changed else ""
+        tell(f"resuming at {step:,}{more}")
+    if "schedule" in changed:
+        tell(f"learning rates: {changed['schedule']}")
+
+
+def _continued(
+    folder: Path,
+    run: Run,
+    of: int,
+    step: int,
+    before: Mapping[str, Any],
+    logged: list[dict[str, Any]],
+) -> dict[str, Any]:
+    """What is another in a run of `of` steps from this one on than in one that always had as many
+    as now: nothing, or the `schedule` of learning rates.
+
+    Raises `WorkdirError` if it is what was done before: an exchange that ends a run, say.
+    """
+    config = run.config
+    earlier = config.copy_and_resolve_references()
+    earlier.steps = of
+    hypers = program.hypers(earlier)
+    past = run._replace(config=earlier, timeline=run.timeline_of(earlier), hypers=hypers)
+    lines = [extended(each, step - 1, logged).timeline for each in (run, past)]
+    arrays = [jax.tree.leaves(line._replace(slots=0)) for line in lines]
+    same = lines[0].slots == lines[1].slots and all(
+        np.array_equal(np.asarray(a)[:step], np.asarray(b)[:step])
+        for a, b in zip(*arrays, strict=True)
+        if np.ndim(a)
+    )
+    read_at_end = config.probes.steer and before.get("status") == "completed"
+    if not same or read_at_end:
+        why = "config.probes.steer" if read_at_end else f"strategy {config.strategy.name!r}"
+        raise WorkdirError(
+            f"workdir {folder}: its {step:,} updates are not the first of {config.steps:,} steps, "
+            f"since {why} ends a run of {of:,} in a way of its own; give another --workdir"
+        )
+    if all(np.array_equal(run.hypers[name][:step], hypers[name][:step]) for name in hypers):
+        return {}
+    return {
+        "schedule": f"{config.optimizer.schedule!r} of {config.steps:,} steps from update {step:,} "
+        f"on, before that of {of:,}"
+    }

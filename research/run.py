@@ -1,0 +1,110 @@
+"""A run: all that its config determines before the first update, and what its updates are given."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from research import data as datasets
+from research import problem, resident
+from research.data import parts
+from research.data.feed import Batches, Block, Feed, streamed, whole
+from research.outputs.meter import steered
+from research.program import CHUNK, Program
+from research.strategies.base import Event, Params
+from research.timeline import Timeline
+
+
+class Run(NamedTuple):
+    """All that a config determines before the first update."""
+
+    config: ConfigDict
+    data: datasets.Data
+    epoch: int  # updates that the timeline calls an epoch
+    timeline: Timeline
+    timeline_of: Callable[..., Timeline]  # (config, epochs) -> as far as their log decides it
+    program: Program
+    params: Params  # x_0
+    report: Mapping[str, Any]  # what its methods say of an update, for the summary
+    hypers: Mapping[str, np.ndarray]  # (steps,) each
+    columns: int = 0  # of a device, where the timeline's shares say whose examples are whose
+    origin: Mapping[str, Any] = MappingProxyType({})  # the run that x_0 is of, if it is of one
+
+    @property
+    def examples(self) -> int:
+        """Size of the training set."""
+        return len(next(iter(self.data.train.values())))
+
+
+def extended(run: Run, step: int, rows: list[dict[str, Any]]) -> Run:
+    """The run with as much of its timeline as the log decides: to beyond `step`, or to the end.
+
+    And with the momentum that the log's readings steer to.
+    """
+    if changes := momenta(run, rows):
+        momentum = np.zeros(run.config.steps, np.float32)
+        for since, explicit in changes:
+            momentum[since:] = explicit
+        run = run._replace(hypers={**run.hypers, "momentum": momentum})
+    if step < len(run.timeline.read) or step == run.config.steps:
+        return run
+    ends = range(run.epoch, step + 1, run.epoch)
+    logged = {row["step"]: row for row in rows}
+    line = run.timeline_of(run.config, epochs=[logged[end] for end in ends])
+    return run._replace(timeline=line, columns=columns_of(line))
+
+
+def momenta(run: Run, rows: list[dict[str, Any]]) -> list[tuple[int, float]]:
+    """(step, explicit momentum from then on), where the meter steers it; else []."""
+    return steered(rows, run.config.optimizer.momentum) if run.config.probes.steer else []
+
+
+def columns_of(line: Timeline) -> int:
+    shares = (line.control or {}).get("shares")
+    return 0 if shares is None else parts.columns(shares)
+
+
+def feed_of(run: Run) -> Feed:
+    """The training set on the run's devices, or what is needed of it."""
+    config, layout = run.config, run.program.layout
+    if config.data.streaming:
+        put = layout.put_rows or (lambda of: layout.put_examples(of(0)))
+        return streamed(run.data.train, put, layout.devices, config.batch_size, CHUNK)
+    return whole(resident.put(run.data, layout.put_examples, config).train)
+
+
+def batches_of(run: Run, independent: bool = False) -> Batches:
+    """What each device is given of every batch: an even part, or as the timeline's shares say.
+
+    Or of the second, `independent` ones, which the momentum meter takes a gradient of.
+    """
+    every = partial(problem.batches, run.config, run.examples, independent=independent)
+    shares = (run.timeline.control or {}).get("shares")
+    if shares is None:
+        return every
+
+    def batches(start: int, stop: int) -> np.ndarray:
+        own = shares[start:stop]
+        return parts.cut(every(start, start + len(own)), own, run.columns)
+
+    return batches
+
+
+def events_of(
+    run: Run, step: int, block: Block, n: int, chunk: int = CHUNK
+) -> tuple[Event, np.ndarray]:
+    """Updates step..step+n-1 and the examples of their batches, padded to `chunk`."""
+    window, indices = slice(step, step + n), block.batches(step, step + n)
+    hypers = {name: values[window] for name, values in run.hypers.items()}
+    control = {name: values[window] for name, values in (run.timeline.control or {}).items()}
+    line = run.timeline
+    events = Event(line.read[window], line.write[window], hypers, control, line.staleness[window])
+
+    def pad(leaf: np.ndarray) -> np.ndarray:
+        return np.concatenate([leaf, np.zeros((chunk - n, *leaf.shape[1:]), leaf.dtype)])
+
+    return jax.tree.map(pad, (events, indices))

@@ -1,0 +1,103 @@
+"""What nodes send in place of whole differences; what a message leaves out they keep (`outer.py`).
+
+    bfloat16   v rounded to 8 bits of precision; messages are added up on their way, rounded too
+    top_k      the share s of an array's numbers that is largest in absolute value
+    sign       sign(v) mean|v|, a bit a number (EF-signSGD, Karimireddy et al., arXiv 1901.09847)
+    powersgd   low rank (`powersgd.py`)
+
+Arrays are compressed each by itself. Sparse numbers and signs cannot be added up on their way:
+every node's message goes to all others.
+"""
+
+from collections.abc import Callable, Mapping
+from math import ceil
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from research.strategies.messages import Compression, Nodes, Tree
+from research.strategies.powersgd import powersgd
+
+
+def make(keys: Mapping[str, Any]) -> Compression | None:
+    """That of a method's keys, by one of `NAMES`; None if they name none."""
+    return NAMES[keys["compression"]](keys)
+
+
+def bfloat16() -> Compression:
+    def apply(nodes: Nodes, tree: Tree, state: Any) -> tuple[Tree, Tree, Any]:
+        short = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), tree)
+        mean, own = (
+            jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), each, tree)
+            for each in (nodes.sums(short), short)
+        )
+        return jax.tree.map(lambda leaf: leaf / jax.lax.axis_size("node"), mean), own, state
+
+    return Compression(lambda tree: (), apply, lambda tree: (2 * sum(_sizes(tree)),))
+
+
+def top_k(share: float) -> Compression:
+    """s of each array's numbers, rounded up, as (float32, int32)."""
+
+    def kept(size: int) -> int:
+        return ceil(share * size)
+
+    def encode(leaf: jax.Array) -> tuple[jax.Array, jax.Array]:
+        flat = leaf.reshape(-1)
+        _, where = jax.lax.top_k(jnp.abs(flat), kept(leaf.size))
+        return flat[where], where.astype(jnp.int32)
+
+    def decode(code: tuple[jax.Array, jax.Array], like: jax.Array) -> jax.Array:
+        values, where = code
+        return jnp.zeros(like.size, like.dtype).at[where].set(values).reshape(like.shape)
+
+    return _coded(encode, decode, lambda size: 8 * kept(size))
+
+
+def sign() -> Compression:
+    """A bit a number, and a float32 an array."""
+
+    def encode(leaf: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jnp.packbits(leaf.reshape(-1) >= 0), jnp.mean(jnp.abs(leaf))
+
+    def decode(code: tuple[jax.Array, jax.Array], like: jax.Array) -> jax.Array:
+        bits, scale = code
+        signs = 2 * jnp.unpackbits(bits, count=like.size).astype(like.dtype) - 1
+        return (scale * signs).reshape(like.shape)
+
+    return _coded(encode, decode, lambda size: ceil(size / 8) + 4)
+
+
+def _coded(
+    encode: Callable[..., Any], decode: Callable[..., jax.Array], size: Callable[[int], int]
+) -> Compression:
+    """Codes, one an array, that go to all nodes."""
+
+    def both(nodes: Nodes, leaf: jax.Array) -> tuple[jax.Array, jax.Array]:
+        code = encode(leaf)
+        every = jax.vmap(lambda one: decode(one, leaf))(nodes.gather(code))
+        return every.mean(axis=0), decode(code, leaf)
+
+    def apply(nodes: Nodes, tree: Tree, state: Any) -> tuple[Tree, Tree, Any]:
+        leaves, tree_of = jax.tree.flatten(tree)
+        mean, own = zip(*(both(nodes, leaf) for leaf in leaves), strict=True)
+        return jax.tree.unflatten(tree_of, mean), jax.tree.unflatten(tree_of, own), state
+
+    def messages(tree: Tree) -> tuple[int, ...]:
+        return (sum(map(size, _sizes(tree))),)
+
+    return Compression(lambda tree: (), apply, messages, gathered=True)
+
+
+def _sizes(tree: Tree) -> list[int]:
+    return [leaf.size for leaf in jax.tree.leaves(tree)]
+
+
+NAMES: Mapping[str, Callable[[Mapping[str, Any]], Compression | None]] = {
+    "": lambda keys: None,
+    "bfloat16": lambda keys: bfloat16(),
+    "top_k": lambda keys: top_k(keys["compression_share"]),
+    "sign": lambda keys: sign(),
+    "powersgd": lambda keys: powersgd(keys["compression_rank"]),
+}

@@ -1,0 +1,129 @@
+"""When nodes that train by themselves meet, and the seconds that it takes them."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from research import optimizers
+from research.strategies import compression
+from research.strategies.fragments import cut
+from research.strategies.method import Chosen, Keys, Setting
+from research.strategies.nodes import inside
+from research.timeline.base import Timeline
+from research.timeline.network import between_nodes, broadcast, to_all_nodes
+
+Clock = Callable[[Setting, Chosen], Timeline]
+
+
+def turns(
+    steps: int, period: int, fragments: int, delay: int, synchronous: int = 0
+) -> dict[str, np.ndarray]:
+    """The control of `outer.py`, (steps, fragments): `send`, `receive` (bool), `waited` (int32).
+
+    Fragment q is sent after update q H / fragments, rounded down, and then every H updates, counted
+    from the first `synchronous` ones, after each of which all fragments are, at once and without
+    delay. So they are after the last. What would arrive then or later is not sent.
+    """
+    send, waited = np.zeros((steps, fragments), bool), np.zeros((steps, fragments), np.int32)
+    receive = np.zeros_like(send)
+    first = min(synchronous, steps)
+    send[:first] = receive[:first] = True
+    updates = np.arange(1, max(steps - first - delay, 1))  # what is sent then arrives in time
+    t, q = np.nonzero((updates[:, None] - np.arange(fragments) * period // fragments) % period == 0)
+    send[first + t, q] = receive[first + t + delay, q] = True
+    waited[first + t + delay, q] = delay
+    send[-1] = receive[-1] = True
+    return {"send": send, "receive": receive, "waited": waited}
+
+
+def clock(setting: Setting, methods: Chosen) -> Timeline:
+    """Nodes run apart until they receive; then each waits for the message if it is not there.
+
+    A fragment's message leaves when the last node has sent it and the message before has arrived,
+    takes an all-reduce over the nodes, and is handed on inside them. So with delay 0 all wait for
+    the last node and for the all-reduce. Compressed messages that cannot be added up go from every
+    node to all others instead; computing what is sent takes no time. Raises `ConfigError` as `cut`
+    does.
+    """
+    config, cluster, strategy = setting.config, setting.config.cluster, setting.config.strategy
+    keys, steps = methods.keys(strategy), config.steps
+    fragments = keys.get("fragments", 1)
+    ready, done, more = inside(setting, methods)(steps)
+    sizes = _sizes(setting, fragments)
+    transfer = _transfers(setting, keys, sizes)
+    handed_on = np.array([broadcast(cluster, size) for size in sizes])
+    control: dict[str, Any] = turns(
+        steps, strategy.period, fragments, strategy.delay, strategy.synchronous_updates
+    )
+    now, seconds = np.zeros(cluster.nodes), np.zeros(steps)
+    arrival, last = np.zeros(fragments), 0.0
+    for t in range(steps):
+        first, now = now + ready[t], now + done[t]
+        for q in np.flatnonzero(control["send"][t]):
+            arrival[q] = last = max(now.max(), max(first.max(), last) + transfer[q])
+        if (due := control["receive"][t]).any():
+            now = np.maximum(now, arrival[due].max()) + handed_on[due].sum()
+        seconds[t] = now.max()
+    none = np.zeros(steps, np.int32)
+    slots = int(more["read"].max()) + 1 if "read" in more else 1
+    staleness = more.pop("staleness", control["waited"].max(1))
+    return Timeline(none, none, none, staleness, seconds, slots, control | more)
+
+
+def with_numbers(plain: Mapping[str, float]) -> Clock:
+    """The same, with these keys of config.strategy as numbers of the outer optimizer, in `control`.
+
+    They are of every update, (steps,) float32, and in the first, synchronous ones as in `plain`.
+    """
+
+    def numbered(setting: Setting, methods: Chosen) -> Timeline:
+        strategy, line = setting.config.strategy, clock(setting, methods)
+        synchronous = np.arange(setting.config.steps) < strategy.synchronous_updates
+        numbers = {
+            name: np.where(synchronous, value, strategy[name]).astype(np.float32)
+            for name, value in plain.items()
+        }
+        return line._replace(control=numbers | dict(line.control or {}))
+
+    return numbered
+
+
+def _sizes(setting: Setting, fragments: int) -> list[float]:
+    """Bytes of the fragments."""
+    assert setting.network
+    parts = map(jax.tree.leaves, cut(setting.network.params, fragments))
+    sizes = np.array([sum(leaf.size for leaf in leaves) for leaves in parts])
+    return list(setting.update_bytes * (sizes / sizes.sum()))
+
+
+def _transfers(setting: Setting, keys: Keys, sizes: list[float]) -> list[float]:
+    """Seconds of every fragment's exchange; `sizes`: bytes of the fragments."""
+    assert setting.network
+    cluster, params = setting.config.cluster, setting.network.params
+    small = compression.make({"compression": "", **keys})
+    seconds = []
+    for part, size in zip(cut(params, len(sizes)), sizes, strict=True):
+        whole = _bytes(part)
+        travel = to_all_nodes if small and small.gathered else between_nodes
+        messages = small.messages(part) if small else (whole,)
+        seconds.append(sum(travel(cluster, size * (sent / whole)) for sent in messages))
+    if keys.get("inner_state") == "averaged":  # a message more, of one fragment
+        state = _optimizer_bytes(setting.config, params)
+        seconds[0] += between_nodes(cluster, sizes[0] * (state / _bytes(params)))
+    return seconds
+
+
+def _optimizer_bytes(config: ConfigDict, params: Any) -> int:
+    """Of the floats in an optimizer's state."""
+    name = config.optimizer.name
+    hyper = ("learning_rate", *(("momentum",) if optimizers.takes_momentum(name) else ()))
+    made = optimizers.optimizer(name, hyper, optimizers.options(config))
+    state = jax.tree.leaves(jax.eval_shape(made.init, params))
+    return _bytes([leaf for leaf in state if np.issubdtype(leaf.dtype, np.floating)])
+
+
+def _bytes(tree: Any) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

@@ -1,0 +1,310 @@
+"""The command `optdyn`: what it finds, what it refuses at once, what it prints."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from absl import flags
+
+import analysis
+from launch import app, cli, completion, listing, sources, sweep, train
+from research import listed as registered
+from research import strategies
+from research.config import default, differences, to_json
+
+ROOT = Path(analysis.__file__).parent.parent
+# In this process modules were imported before; a shell starts a new one.
+pytestmark = pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
+SMALL = (
+    *("--config=quickstart", "--config.model.name=quadratic", "--config.model.noise=0.5"),
+    *("--config.batch_size=4", "--config.steps=40", "--config.log_every=10"),
+    "--config.checkpoint_every=0",
+)
+
+
+@pytest.fixture
+def optdyn(monkeypatch, capsys):
+    """`optdyn(*arguments)`: (exit code, stdout, stderr) of the command, in this process."""
+
+    def run(*arguments):
+        before, path = set(flags.FLAGS), list(sys.path)
+        monkeypatch.setattr(sys, "argv", ["optdyn", *map(str, arguments)])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as exited:
+            code = exited.code or 0
+        finally:
+            sys.path[:] = path
+            for name in set(flags.FLAGS) - before:
+                delattr(flags.FLAGS, name)
+            flags.FLAGS.unparse_flags()
+            sys.modules.pop("config_config", None)  # the config file, as a module
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return run
+
+
+def plain(config, prefix=""):
+    """{dotted name: value} of a config; dicts of options are values."""
+    found = {}
+    for key, value in config.to_dict().items() if hasattr(config, "to_dict") else config.items():
+        if isinstance(value, dict) and not key.endswith("options"):
+            found |= plain(value, f"{prefix}{key}.")
+        else:
+            found[prefix + key] = value
+    return found
+
+
+def test_the_keys_read_off_the_files_are_those_of_the_config():
+    assert set(sources.keys()) == set(plain(default()))
+    assert sources.keys()["strategy.groups"] == "compute groups, each synchronous inside"
+    assert sources.keys()["log_every"] == "updates between log points"
+
+
+@pytest.mark.parametrize("module", [sweep, train])
+def test_the_flags_read_off_the_files_are_those_that_are_defined(module):
+    before = set(flags.FLAGS)
+    module.define()
+    defined = set(flags.FLAGS) - before
+    for name in defined:
+        delattr(flags.FLAGS, name)
+    assert {f"--{name}" for name in defined} == set(sources.flags(module.__name__))
+
+
+def test_the_methods_and_configs_read_off_the_files_are_those_that_there_are():
+    assert tuple(sources.methods()) == strategies.built_in()
+    for name, path in sources.configs().items():
+        assert path == ROOT / "configs" / f"{name}.py" and "papers" not in name
+    assert {"quickstart", "images", "grids/quickstart"} <= set(sources.configs())
+
+
+def test_every_command_is_a_module_that_explains_itself(optdyn):
+    code, usage, _ = optdyn("--help")
+    assert code == 0
+    for name, command in cli.COMMANDS.items():
+        assert re.search(rf"^  {name} +{re.escape(command.about)}$", usage, re.M)
+        code, help_, _ = optdyn(name, "--help")
+        assert code == 0 and help_.startswith(sources.doc(command.module)[:9])
+        for flag, about in cli.flags_of(command).items():
+            assert f"  {flag}" in help_ and about in help_
+        assert "python -m launch" not in help_ or name == "local"
+        assert len(help_.splitlines()) < 50  # absl alone has a hundred flags
+    assert optdyn()[1] == usage
+
+
+def test_the_version_is_that_of_the_project(optdyn):
+    assert optdyn("--version") == (0, f"optdyn {cli.version()}\n", "")
+
+
+@pytest.mark.parametrize(
+    "given, expected",
+    [
+        (["trian"], "no command 'trian'; did you mean train?"),
+        (["train", "--config=quikstart", "--workdir=x"], "shipped are quickstart, grids/quick"),
+        (["train", "--config=quickstart", "--config.typo=3"], "config has no key 'typo'"),
+        (["sweep", "--config=quickstart", "--config.base.typo=3"], "no key 'base.typo'"),
+        (["tune", "--config=tune", "--nosuch"], "'nosuch'; there are --config, --workdir"),
+        (["train", "--wrkdir=x"], "flag 'wrkdir'; did you mean --workdir?"),
+        (["list", "things"], "KIND is models, data, losses"),
+        (["list", "keys", "nosuch"], "there are no keys that begin with 'nosuch'"),
+        (["completion", "csh"], "optdyn completion bash|zsh|fish"),
+        (["config", "{tmp}/a", "{tmp}/b"], "a/config.json: cannot be read"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(optdyn, tmp_path, given, expected):
+    code, out, errors = optdyn(*(argument.format(tmp=tmp_path) for argument in given))
+    assert code == 2 and out == ""
+    assert errors.startswith("error: ") and errors.count("\n") == 1 and expected in errors
+    assert not list(tmp_path.iterdir())
+
+
+def test_help_and_typing_errors_import_nothing_that_takes_long():
+    """Seconds are not asserted, but what they go into."""
+    script = """
+import sys
+from launch import cli
+for line in sys.argv[1:]:
+    sys.argv = line.split()
+    try:
+        cli.main()
+    except SystemExit as exited:
+        assert exited.code == (0 if "words" in line else 2), line
+long = {"jax", "flax", "optax", "orbax", "pandas", "scipy", "matplotlib"} & set(sys.modules)
+assert not long, long
+"""
+    lines = [
+        *("optdyn --help", "optdyn train --help", "optdyn sweep --help", "optdyn trian"),
+        *("optdyn train --config=quickstart --config.typo=3", "optdyn train --wrong=1"),
+        *("optdyn train --config=quikstart", "optdyn completion words optdyn"),
+    ]
+    subprocess.run([sys.executable, "-c", script, *lines], check=True, cwd=ROOT)
+
+
+def test_a_run_is_that_of_the_module(optdyn, tmp_path):
+    """And each option of its own arrives, as what it is written as."""
+    code, out, errors = optdyn("train", *SMALL, f"--workdir={tmp_path / 'a'}")
+    assert code == 0, errors
+    config = default()
+    values = json.loads((tmp_path / "a" / "config.json").read_text())
+    config.update_from_flattened_dict({k: v for k, v in plain(values).items() if v != {}})
+    again = train.run(config, tmp_path / "b")
+    assert json.loads(out)["parameters_crc32"] == again["parameters_crc32"]
+
+
+def test_it_finds_own_modules_and_nothing_hides_its_own(tmp_path):
+    """Started as an installed script is, in a folder with names like those of the packages."""
+    script = tmp_path / "bin" / "optdyn"
+    script.parent.mkdir()
+    script.write_text("from launch.cli import main\nmain()\n")
+    here = tmp_path / "here"
+    for name in ("analysis", "configs", "research", "launch"):
+        (here / name).mkdir(parents=True)
+        (here / name / "__init__.py").write_text("raise ImportError('not this one')")
+    (here / "mine.py").write_text("from research.strategies.sync import METHOD\n")
+    given = [*SMALL, "--config.strategy.name=mine:METHOD", "--workdir=work"]
+    subprocess.run(
+        [sys.executable, str(script), "train", *given],
+        cwd=here,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=True,
+        capture_output=True,
+    )
+    assert json.loads((here / "work" / "summary.json").read_text())["status"] == "completed"
+
+
+def test_a_config_has_a_path_or_a_name(tmp_path, monkeypatch):
+    """A file that is there goes before a shipped one of that name."""
+    monkeypatch.chdir(tmp_path)
+    shipped = ROOT / "configs" / "quickstart.py"
+    assert app.split(["x", "--config=quickstart:a:b"])[0] == ["x", f"--config={shipped}:a:b"]
+    assert app.split(["--config", "quickstart"])[0] == [f"--config={shipped}"]
+    (tmp_path / "quickstart").write_text("")
+    assert app.split(["--config=quickstart"])[0] == ["--config=quickstart"]
+
+
+@pytest.mark.parametrize(
+    "text, value",
+    [("0.9", 0.9), ("3", 3), ("true", True), ("(1, 2)", (1, 2)), ("adam", "adam"), ("", "")],
+)
+@pytest.mark.parametrize("between", ["=", " "])
+def test_options_are_set_key_by_key(optdyn, text, value, between):
+    key = "--config.optimizer.options.key"
+    given = [f"{key}={text}"] if between == "=" else [key, text]
+    rest = [f"--config.strategy.options.other={text}", "--changed"]
+    code, out, errors = optdyn("config", "--config=quickstart", *given, *rest)
+    assert code == 0, errors
+    changed = json.loads(out)
+    assert changed["optimizer.options.key"] == json.loads(json.dumps(value))
+    assert changed["strategy.options.other"] == json.loads(json.dumps(value))
+
+
+def test_options_of_a_grid(optdyn):
+    given = ["--config=grids/quickstart", "--config.base.optimizer.options.b1=0.5", "--changed"]
+    code, out, errors = optdyn("config", *given)
+    assert code == 0, errors
+    assert json.loads(out)["base"]["optimizer.options.b1"] == 0.5
+
+
+def test_the_config_that_is_printed_is_that_of_the_run(optdyn, tmp_path):
+    changes = ["--config.steps=7", "--config.model.hidden=(3,)"]
+    code, out, _ = optdyn("config", "--config=quickstart", *changes)
+    assert code == 0
+    expected = json.loads(to_json(default()))
+    found = json.loads(out)
+    names = differences(found, expected)
+    code, changed, _ = optdyn("config", "--config=quickstart", *changes, "--changed")
+    assert code == 0 and list(json.loads(changed)) == names
+    assert json.loads(changed)["model.hidden"] == [3] and json.loads(changed)["steps"] == 7
+    for folder, steps in (("a", 7), ("b", 8)):
+        (tmp_path / folder).mkdir()
+        held = {**found, "steps": steps}
+        if folder == "a":
+            del held["plan"]  # as one was written before that was there
+        (tmp_path / folder / "config.json").write_text(json.dumps(held))
+    assert optdyn("config", tmp_path / "a", tmp_path / "b") == (0, "steps: 7 -> 8\n", "")
+    assert optdyn("config", tmp_path / "a", tmp_path / "a")[1] == "the configs are the same\n"
+
+
+def test_a_dry_run_says_what_it_takes_and_writes_nothing(optdyn, tmp_path, monkeypatch):
+    """Of 784-8-10: 784 x 8 + 8 + 8 x 10 + 10 parameters; 4 groups hold as many versions of it."""
+    monkeypatch.chdir(tmp_path)
+    given = ["--config=quickstart", "--config.model.hidden=(8,)", "--config.strategy.groups=4"]
+    given += ["--config.steps=50", "--config.data.test_evaluated=100", "--workdir=new", "--dry_run"]
+    code, out, errors = optdyn("train", *given)
+    assert code == 0, errors
+    parameters = 784 * 8 + 8 + 8 * 10 + 10
+    said = dict(re.findall(r"^(\S.*?)  +([\d,.]*\d)", out, re.M))
+    assert said["parameters"] == f"{parameters:,}" and f"{4 * parameters:,} bytes" in out
+    state = int(said["state"].replace(",", ""))
+    assert 4 * 4 * parameters <= state < 4 * 6 * parameters
+    assert int(said["program"].replace(",", "")) > state
+    assert said["updates"] == "50" and "0.8 epochs of 4,000 examples" in out
+    assert float(said["an update"]) > 0 and "2 of them" in out
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_refuses_what_the_run_would(optdyn, tmp_path):
+    given = ["--config=quickstart", "--config.strategy.groups=7", f"--workdir={tmp_path / 'new'}"]
+    code, out, errors = optdyn("train", *given, "--dry_run")
+    assert (code, out) == (2, "") and "config.strategy.groups = 7: must divide" in errors
+
+
+@pytest.mark.parametrize("kind", listing.KINDS)
+def test_lists_have_a_line_each(optdyn, kind):
+    code, out, errors = optdyn("list", kind)
+    assert code == 0, errors
+    names = [line.split()[0] for line in out.splitlines()]
+    assert all(re.fullmatch(r"\S+ +\S.*|[\w.]+", line) for line in out.splitlines())
+    expected = {
+        **{kind: set(registered.listed(kind)) for kind in registered.KINDS},
+        "configs": {"quickstart", "grids/quickstart"},
+        "keys": set(plain(default())),
+    }
+    assert expected[kind] <= set(names) and len(names) == len(set(names))
+
+
+def test_keys_are_listed_with_defaults_and_comments(optdyn):
+    _, out, _ = optdyn("list", "keys", "strategy.gro")
+    assert out == "strategy.groups  = 1  compute groups, each synchronous inside\n"
+
+
+@pytest.mark.parametrize(
+    "line, expected",
+    [
+        ("optdyn tr", ["train"]),
+        ("optdyn list key", ["keys"]),
+        ("optdyn train --config=qu", ["--config=quickstart"]),
+        ("optdyn train --config.strategy.gr", ["--config.strategy.groups="]),
+        ("optdyn sweep --config.base.strategy.gr", ["--config.base.strategy.groups="]),
+        ("optdyn sweep --tog", ["--together="]),
+        ("optdyn report --tar", ["--target="]),
+        ("optdyn submit --sha", ["--shard=", "--shards="]),
+        ("optdyn nosuch --c", []),
+        ("optdyn train --config='a", []),
+        ("optdyn train --workdir=", ["--workdir="]),
+    ],
+)
+def test_words_that_may_follow(line, expected):
+    assert sorted(completion.words(line)) == expected
+
+
+def test_the_shell_completes_what_it_cuts_at_equals_signs(tmp_path):
+    """bash has `--config`, `=` and `qu` as words of their own, and replaces the last."""
+    program = tmp_path / "optdyn"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m launch.cli "$@"\n')
+    program.chmod(0o755)
+    script = f"""
+{completion.BASH}
+complete_line() {{ COMP_LINE=$1 COMP_POINT=${{#1}} _optdyn; echo "${{COMPREPLY[@]}}"; }}
+complete_line "optdyn train --config=qu" 2>/dev/null
+complete_line "optdyn train --config.strategy.gr" 2>/dev/null
+"""
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-c", script], env=environ, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["quickstart", "--config.strategy.groups="], done.stderr

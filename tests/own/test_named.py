@@ -1,0 +1,126 @@
+"""Names of registries and of the user's own files, and the one line where there is nothing."""
+
+import sys
+
+import pytest
+
+from research import named
+from research.config import ConfigError, default
+from research.listed import KINDS, listed
+
+KEY = "config.some.key"
+
+
+def refusal(call, *args, **kwargs):
+    with pytest.raises(ConfigError) as caught:
+        call(*args, **kwargs)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A current folder of the user's own, and Python's path and modules as they were."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None)).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+def test_a_name_is_of_the_registry_or_of_a_file(folder):
+    assert named.find(KEY, "a", {"a": 1, "b": 2}) == 1
+    (folder / "mine_here.py").write_text("thing = 7\n")
+    assert named.find(KEY, "mine_here:thing", {}) == 7
+    deep = folder / "deep" / "er"
+    deep.mkdir(parents=True)
+    (deep / "neighbour_of_it.py").write_text("value = 8\n")
+    (deep / "it.py").write_text("from neighbour_of_it import value\nthing = [value]\n")
+    found = named.find(KEY, "deep/er/it.py:thing", {})
+    assert found == [8]
+    assert named.find(KEY, f"{deep}/it.py:thing", {}) is found  # imported once
+    assert named.find(KEY, "json:loads", {}).__module__ == "json"
+
+
+def test_what_is_installed_goes_before_the_current_folder(folder):
+    (folder / "configs").mkdir()
+    (folder / "configs" / "__init__.py").write_text("")
+    (folder / "configs" / "quickstart.py").write_text("raise RuntimeError('the wrong one')\n")
+    assert named.find(KEY, "configs.quickstart:get_config", {})().batch_size == 64
+    # The folder is looked through last: nothing before it is displaced.
+    assert sys.path.index(str(folder)) == len(sys.path) - 1
+
+
+def test_what_cannot_be_found_is_one_line(folder):
+    assert refusal(named.find, KEY, "c", {"a": 1, "b": 2}) == (
+        f"config.some.key = 'c': must be one of a, b, or {named.OWN}"
+    )
+    assert "no module 'nosuch.deep'" in refusal(named.find, KEY, "nosuch.deep:x", {})
+    assert f"no file {folder}/nosuch.py" in refusal(named.find, KEY, "nosuch.py:x", {})
+    (folder / "halves.py").write_text("import math\n\n\ndef one():\n    pass\n")
+    for name in ("halves:two", "halves.py:two"):
+        said = refusal(named.find, KEY, name, {})
+        assert f"{folder}/halves.py has no 'two', only one" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x = 1\ny = nosuch\n", "line 2: NameError: name 'nosuch' is not defined"),
+        ("x = 1\n\ndef f(:\n", "line 3: SyntaxError"),
+        (
+            "import nosuch_lib\n",
+            "line 1: ModuleNotFoundError: No module named 'nosuch_lib'",
+        ),
+        ("import json\n\nx = json.loads('{')\n", "line 3: JSONDecodeError"),
+    ],
+)
+def test_an_error_in_the_file_says_where(folder, text, said):
+    (folder / "broken_one.py").write_text(text)
+    for name in ("broken_one:x", "broken_one.py:x"):
+        message = refusal(named.find, KEY, name, {})
+        assert message.startswith(f"{KEY} = {name!r}: ")
+        assert f"{folder}/broken_one.py, {said}" in message
+
+
+def test_what_a_call_raises_says_where(folder):
+    (folder / "calls.py").write_text("def make(a):\n    b = a\n    return 1 / b\n")
+    make = named.find(KEY, "calls:make", {})
+    assert named.call(KEY, "calls:make", make, 2) == 0.5
+    said = refusal(named.call, KEY, "calls:make", make, 0)
+    assert f"{folder}/calls.py, line 3: ZeroDivisionError" in said
+    said = refusal(named.call, KEY, "calls:make", make, 1, c=2)
+    assert f"{folder}/calls.py, line 1: TypeError" in said and "'c'" in said
+    with pytest.raises(ZeroDivisionError):  # ours are not disguised
+        named.call(KEY, "registered", make, 0)
+
+
+def test_options_are_the_same_from_a_config_and_from_its_json():
+    config = default()
+    config.model.options.widths = (1, 2)
+    config.model.options.deep = {"a": (3,), "b": "text"}
+    expected = {"widths": (1, 2), "deep": {"a": (3,), "b": "text"}}
+    assert named.options(config.model.options) == expected
+    assert named.options({"widths": [1, 2], "deep": {"a": [3], "b": "text"}}) == expected
+
+
+def test_everything_registered_is_listed_with_a_line():
+    some = {
+        "models": {"mlp", "transformer"},
+        "data": {"mnist5k", "tfds:NAME", "text:PATH"},
+        "losses": {"cross_entropy", "huber"},
+        "metrics": {"accuracy", "squared_error"},
+        "optimizers": {"adam", "contrib.muon", "closed_loop"},
+        "schedules": {"cosine", "piecewise"},
+        "methods": {"sync", "daso"},
+        "laws": {"constant", "geometric", "trace"},
+    }
+    assert set(some) == set(KINDS)
+    for kind, names in some.items():
+        lines = listed(kind)
+        assert names <= set(lines)
+        assert all(lines.values()), kind
+        assert not any("\n" in line for line in lines.values())
+    assert not any("scale_by" in name for name in listed("optimizers"))
+    assert "must be one of models" in refusal(listed, "nosuch")

@@ -1,0 +1,273 @@
+"""Pieces of the user's own, from files outside of the checkout, and what they are held against.
+
+What a file of one's own says again must give the floats of what is registered.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from research import checks, named, trainer
+from research.config import ConfigError
+from research.values import InputError
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "configs" / "own"
+# Everything registered once more, as one's own.
+AGAIN = """
+import jax, jax.numpy as jnp, optax
+from flax import linen as nn
+from research import data
+from research.models.mlp import mlp
+from research.strategies.method import load
+from research.timeline import service
+
+
+def model(classes, hidden):
+    return list(mlp(hidden, classes, "float32"))
+
+
+def loss(outputs, batch):
+    logits = outputs.astype(jnp.float32)
+    return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
+
+
+def right(outputs, batch):
+    return outputs.argmax(-1) == batch["label"]
+
+
+def images(folder):
+    return data.load("mnist5k", folder)
+
+
+def optimizer(learning_rate, momentum):
+    return optax.sgd(learning_rate, momentum)
+
+
+def schedule(learning_rate, steps):
+    return optax.cosine_decay_schedule(learning_rate, steps)
+
+
+def law():
+    return lambda rng, shape: rng.standard_exponential(shape)
+
+
+SYNC = load("asynchronous")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None)).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+def refusal(config):
+    with pytest.raises(InputError) as caught:
+        trainer.prepare(config)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_ones_own_gives_the_floats_of_what_is_registered(config, mnist, folder):
+    """All of them at once: were any not heeded or another, the parameters would differ."""
+    (folder / "again.py").write_text(AGAIN)
+    values = {**mnist, "optimizer.schedule": "cosine", "optimizer.warmup_steps": 5}
+    usual = config(values)
+    own = config(values)
+    own.model.name, own.loss, own.metrics = "again:model", "again:loss", ("again:right",)
+    own.model.options.hidden = (8,)
+    own.data.name = "again:images"
+    own.data.options.folder = mnist["data.dir"]
+    own.optimizer.name, own.optimizer.schedule = "again:optimizer", "again:schedule"
+    own.strategy.name = "again:SYNC"
+    own.strategy.options.groups = 4
+    own.cluster.service = "again:law"
+    one, other = trainer.train(usual, folder / "usual"), trainer.train(own, folder / "own")
+    for key in ("parameters_crc32", "simulated_seconds", "staleness_histogram", "learning_rate"):
+        assert one[key] == other[key]
+    for key in ("train_loss", "test_loss"):  # compiled apart, the sums may be in another order
+        assert one[key] == pytest.approx(other[key], rel=1e-6)
+    assert one["test_accuracy"] == other["test_right"] and "test_accuracy" not in other
+
+
+def started(folder, *arguments):
+    """`launch.train` with one's own config, as a command from that folder."""
+    return subprocess.run(
+        [sys.executable, "-m", "launch.train", "--config=my_all.py", *arguments],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_the_examples_run_outside_of_the_checkout_under_other_names(tmp_path, rows):
+    for path in EXAMPLES.glob("*.py"):
+        text = path.read_text().replace('WHERE = "configs.own."', 'WHERE = "my_"')
+        (tmp_path / f"my_{path.name}").write_text(text)
+    small = ["--config.steps=20", "--config.log_every=10", "--config.checkpoint_every=10"]
+    done = started(tmp_path, *small, "--workdir=run")
+    assert done.returncode == 0, done.stderr[-3000:]
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["status"] == "completed"
+    log = rows(tmp_path / "run")
+    assert {"test_worst", "test_absolute_error"} <= set(log[-1])
+    assert log[-1]["train_loss"] < log[0]["train_loss"]
+    # The largest of an example's two errors is their mean at least, and twice it at most.
+    for row in log:
+        mean = row["test_absolute_error"]
+        assert mean <= row["test_worst"] <= 2 * mean
+    rate = 0.1 / np.sqrt(1 + 9 / 50)  # update 19, the tenth after the warm-up
+    assert log[-1]["learning_rate"] == pytest.approx(rate, rel=1e-6)
+    # What is wrong with a file is one line, and nothing is written.
+    (tmp_path / "my_model.py").write_text("import flax\n\ndef make(classes, widths):\n    oh\n")
+    failed = started(tmp_path, *small, "--workdir=other")
+    assert failed.returncode == 2 and not (tmp_path / "other").exists()
+    (line,) = [line for line in failed.stderr.splitlines() if line.startswith("error: ")]
+    assert failed.stderr.splitlines()[-1] == line
+    assert f"{tmp_path}/my_model.py, line 4: NameError: name 'oh' is not defined" in line
+
+
+LINES = {
+    "model.name": {
+        "def f(classes): return 3": "must return a flax.linen module or a sequence",
+        "def f(classes): return []": "must return a flax.linen module or a sequence",
+        "def f(classes): return [('a', nn.Dense(2)), ('a', nn.Dense(2))]": "all names different",
+        "def f(classes, more): return nn.Dense(2)": "missing 1 required positional argument",
+        "def f(classes): return nn.Embed(3, 2)": "config.model: cannot be used on examples of x",
+        "def f(classes): return nn.BatchNorm(use_running_average=False)": "has variables 'batch_",
+        "def f(classes): return nn.Dense(2, param_dtype='bfloat16')": "must be float32",
+        "def f(classes): return nn.Dense(3)": "config.loss: cannot be used on examples of x (3,)",
+    },
+    "loss": {
+        "def f(outputs, batch): return outputs.sum()": "must return one number an example, (B,), n",
+        "def f(outputs, batch): return outputs": "one number an example, (B,), not (B, 2)",
+        "def f(outputs, batch): return batch['label']": "my_file.py, line 4: KeyError: 'label'",
+        "f = 3": "must be a function (outputs, batch)",
+    },
+    "metrics": {"def f(outputs, batch): return outputs.mean(0)": "metrics, 'f': must return"},
+    "optimizer.name": {
+        "def f(rate): return optax.sgd(rate)": "a function with an argument 'learning_rate'",
+        "def f(learning_rate): return 3": "my_file:f cannot be used",
+        "def f(learning_rate): return optax.lbfgs(learning_rate)": "my_file:f cannot be used",
+        "def f(learning_rate):\n"
+        "  grow = lambda g, s, p=None: (g, jnp.append(s, 0.))\n"
+        "  return optax.GradientTransformation(lambda p: jnp.zeros(1), grow)": "of its state)",
+    },
+    "optimizer.schedule": {
+        "def f(learning_rate, steps): return 3": "TypeError: 'int' object is not callable",
+        "def f(learning_rate): return lambda t: t": "TypeError",
+        "def f(learning_rate, steps): return lambda t: jnp.log(t - 5.)": "the rate of update 0 is",
+        "def f(learning_rate, steps): return lambda t: 0 if t else 1": "TracerBool",
+    },
+    "cluster.service": {
+        "def f(): return lambda rng, shape: rng.normal(size=shape)": "finite numbers above 0",
+        "def f(): return lambda rng, shape: 1.0": "must draw as many numbers",
+        "def f(): return lambda rng, shape: rng.nosuch(shape)": "AttributeError",
+        "def f(mean): return lambda rng, shape: 1": "missing 1 required positional argument",
+    },
+    "strategy.name": {"def f(): pass": "must be a Method of research.strategies"},
+    "data.name": {
+        "def f(): return 3": "is a int: must be research.data.Data, or a dict",
+        "def f(): return {'train': {'x': np.ones((4, 2))}, 'tests': 3}": "has 'tests': only",
+        "def f(): return {'train': {'z': np.ones(4)}}": "'z' of the train split",
+        "def f(): return {'train': {'y': np.ones(4)}}": "must have one of image, x, text",
+        "def f(): return 1 / 0": "my_file.py, line 4: ZeroDivisionError",
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "said"),
+    [(key, text, said) for key, lines in LINES.items() for text, said in lines.items()],
+)
+def test_what_cannot_be_used_is_one_line(config, folder, key, text, said):
+    imports = "import jax.numpy as jnp, numpy as np\nimport optax\nfrom flax import linen as nn\n"
+    module = f"my_file_{zlib.crc32(text.encode())}"  # programs are kept by names
+    (folder / f"{module}.py").write_text(imports + text)
+    name = f"{module}:f"
+    made = regression(config)
+    made.update_from_flattened_dict({key: (name,) if key == "metrics" else name})
+    if key == "optimizer.name":
+        made.optimizer.momentum = 0.0
+    message = refusal(made)
+    assert said in message.replace(module, "my_file")
+    assert "config." in message and "7919" not in message
+
+
+def regression(config, **values):
+    """A small MLP on the example of one's own data."""
+    made = config({"model.name": "mlp", "model.hidden": (4,), "data.train_examples": 0})
+    made.update_from_flattened_dict({"data.name": "configs.own.data:load", **values})
+    return made
+
+
+def test_options_of_what_is_registered_are_refused(config):
+    for key in ("model", "data"):
+        made = config()
+        made.model.name = "mlp"
+        made[key].options.nosuch = 1
+        assert f"config.{key}.options: of " in refusal(made)
+    made = config()
+    made.cluster.service_options.nosuch = 1
+    assert "config.cluster.service_options: of laws of your own" in refusal(made)
+    made = config()
+    made.optimizer.schedule_options.nosuch = 1
+    assert "'constant' takes nothing, and is given nosuch" in refusal(made)
+
+
+def test_two_metrics_of_one_name_are_refused(config, folder):
+    (folder / "my_file.py").write_text("def loss(outputs, batch): pass\ndef huber(o, b): pass\n")
+    made = regression(config)
+    for names in (("my_file:loss",), ("huber", "my_file:huber")):
+        made.metrics = names
+        with pytest.raises(ConfigError, match="each needs a name of its own"):
+            checks.check(made)
+
+
+def test_a_law_whose_mean_is_not_1_is_warned_of(config, folder, caplog):
+    text = "def right(): return lambda rng, shape: rng.gamma(4., 1 / 4, shape)\n"
+    text += "def double(): return lambda rng, shape: rng.gamma(4., 1 / 2, shape)\n"
+    text += "import numpy as np\ndef one(): return lambda rng, shape: np.ones(shape)\n"
+    (folder / "my_file.py").write_text(text)
+    made = config()
+    for name, warned in (("right", 0), ("one", 0), ("double", 1)):
+        caplog.clear()
+        made.cluster.service = f"my_file:{name}"
+        checks.check(made)
+        assert sum("should be 1" in record.message for record in caplog.records) == warned
+
+
+def test_a_run_of_ones_own_is_one_compilation_with_others_that_differ_in_numbers(config, folder):
+    from research import batched_runs
+
+    text = "def law(shape=2.0): return lambda rng, size: rng.gamma(shape, 1 / shape, size)\n"
+    text += "def rate(learning_rate, steps, by): return lambda t: learning_rate / by\n"
+    (folder / "my_file.py").write_text(text)
+    made = config()
+    same = {batched_runs.compilation(made)}
+    made.cluster.service, made.optimizer.schedule = "my_file:law", "my_file:rate"
+    made.optimizer.schedule_options.by = 3
+    same.add(batched_runs.compilation(made))
+    made.cluster.service_options.shape = 5.0
+    same.add(batched_runs.compilation(made))
+    assert len(same) == 1
+    made.loss = "my_file:law"
+    assert len(same | {batched_runs.compilation(made)}) == 2
+
+
+def test_a_method_from_a_path_is_imported_once(folder):
+    (folder / "my_file.py").write_text(AGAIN)
+    method = named.find("key", "my_file.py:SYNC", {})
+    assert named.find("key", f"{folder}/my_file.py:SYNC", {}) is method

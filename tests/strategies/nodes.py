@@ -1,0 +1,105 @@
+"""Nodes on least squares whose curvature differs from node to node, and the same in float64."""
+
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from research import optimizers
+from research.parallel.simulated import over_nodes
+from research.strategies import Event, base
+from research.strategies.sync import sync
+
+NODES, EACH, STEPS, P = 3, 4, 32, 14  # EACH: examples a node; P: parameters
+RATE = 0.05
+RNG = np.random.default_rng(7)
+BATCHES = {
+    "inputs": RNG.normal(size=(STEPS, NODES * EACH, P)).astype(np.float32),
+    "targets": RNG.normal(size=(STEPS, NODES * EACH)).astype(np.float32),
+}
+START = RNG.normal(size=P).astype(np.float32)
+SGD = optimizers.optimizer("sgd", ("learning_rate", "momentum"))
+ADAM = optimizers.optimizer("adam", ("learning_rate",))
+
+
+def tree(flat):
+    """A matrix (3, 4) and a vector (2,)."""
+    flat = jnp.asarray(flat)
+    return {"a": flat[..., :12].reshape(*flat.shape[:-1], 3, 4), "b": flat[..., 12:]}
+
+
+def flattened(params):
+    """(..., 14)."""
+    matrix = params["a"]
+    return np.concatenate([np.reshape(matrix, (*matrix.shape[:-2], 12)), params["b"]], axis=-1)
+
+
+def loss(params, batch):
+    flat = jnp.concatenate([params["a"].reshape(-1), params["b"]])
+    return 0.5 * jnp.mean((batch["inputs"] @ flat - batch["targets"]) ** 2)
+
+
+def inner(optimizer=SGD):
+    """What a node does by itself."""
+    return sync(base.averaged(base.whole(loss), "data"), base.together(optimizer))
+
+
+def events(control, rates=RATE, momentum=0.0):
+    slots = jnp.zeros(STEPS, jnp.int32)
+    hyper = {"learning_rate": jnp.broadcast_to(jnp.asarray(rates, float), STEPS)}
+    if momentum is not None:
+        hyper["momentum"] = jnp.full(STEPS, momentum)
+    return Event(slots, slots, hyper, {name: jnp.asarray(v) for name, v in control.items()})
+
+
+_over = cache(partial(over_nodes, devices=1))  # one strategy, one program
+
+
+@partial(jax.jit, static_argnums=0)
+def _scan(made, start, events, batches):
+    def body(state, inputs):
+        state, info = made.step(state, *inputs)
+        return state, (state.state, info["sent_bytes"])
+
+    return jax.lax.scan(body, made.init(start), (events, batches))[1]
+
+
+def ran(strategy, events, nodes=NODES, batches=BATCHES, start=None):
+    """(STEPS, nodes, ...) states of the nodes after every update, and (STEPS,) bytes sent."""
+    return _scan(_over(strategy, nodes), start or tree(START), events, batches)
+
+
+def gradient(x, t, rows):
+    """Of a node's examples, in float64."""
+    inputs = np.float64(BATCHES["inputs"][t, rows])
+    return inputs.T @ (inputs @ x - BATCHES["targets"][t, rows]) / (rows.stop - rows.start)
+
+
+def reference(send, step, rates=RATE, momentum=0.0, inner_state="kept", message=None):
+    """(STEPS, NODES, P): nodes with heavy ball that meet, at once, after updates `send`.
+
+    `step(theta, D, t) -> theta`, with a state of its own; `message(v) -> (C v, v - C v)` says
+    what of x_i - theta + e_i is sent and what is kept, where nodes do not send all.
+    """
+    rates = np.broadcast_to(np.float64(np.float32(rates)), STEPS)
+    nodes, velocity = [np.float64(START)] * NODES, [np.zeros(P)] * NODES
+    theta, errors, history = np.float64(START), [np.zeros(P)] * NODES, []
+    for t in range(STEPS):
+        for i in range(NODES):
+            grad = gradient(nodes[i], t, slice(i * EACH, (i + 1) * EACH))
+            velocity[i] = momentum * velocity[i] + grad
+            nodes[i] = nodes[i] - rates[t] * velocity[i]
+        if send[t]:
+            sent = [x - theta for x in nodes]
+            if message:
+                whole = [v + e for v, e in zip(sent, errors, strict=True)]
+                sent, errors = zip(*map(message, whole), strict=True)
+            theta = step(theta, -sum(sent) / NODES, t)
+            nodes = [theta] * NODES
+            if inner_state == "reset":
+                velocity = [np.zeros(P)] * NODES
+            if inner_state == "averaged":
+                velocity = [sum(velocity) / NODES] * NODES
+        history.append(list(nodes))
+    return np.array(history)

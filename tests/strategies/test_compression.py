@@ -1,0 +1,322 @@
+"""Compressed messages with error feedback: against float64, conservation, bytes, limits."""
+
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import AbstractMesh
+from jax.sharding import PartitionSpec as P
+
+from research.checks import check
+from research.config import ConfigError
+from research.strategies import compression
+from research.strategies.diloco import diloco
+from research.strategies.meetings import turns
+from research.strategies.messages import Compression, gathered, over_nodes
+from research.strategies.model_averaging import averaging
+from research.strategies.outer import outer
+from research.strategies.powersgd import low_rank, powersgd
+from research.strategies.slowmo import slowmo
+from tests.strategies import nodes
+from tests.strategies import test_battery as battery
+from tests.strategies.nodes import NODES, RATE, START, STEPS, flattened, reference, tree
+from tests.strategies.test_outer import (
+    CLOSE,
+    MESSAGES_ALONE,
+    control,
+    rule,
+    seconds,
+    sent_and_seconds,
+)
+
+NAMES = [name for name in compression.NAMES if name]
+KEYS = {"compression_share": 0.25, "compression_rank": 1}
+MAKERS = {"model_averaging": averaging, "diloco": diloco, "slowmo": slowmo}
+
+
+@cache
+def made(name, method="model_averaging", **keys):
+    return MAKERS[method](nodes.inner(), KEYS | {"compression": name} | keys)
+
+
+def parts(flat):
+    """The arrays of flat parameters, as they are compressed."""
+    return [flat[:12], flat[12:]]
+
+
+def message(name):
+    """(C v, v - C v) of flat v, in float64, by its definition."""
+
+    def of(part):
+        if name == "sign":
+            return np.where(part >= 0, 1.0, -1.0) * np.abs(part).mean()
+        kept = np.argsort(-np.abs(part))[: -(-len(part) // 4)]
+        return np.where(np.isin(np.arange(len(part)), kept), part, 0.0)
+
+    def both(v):
+        sent = np.concatenate([of(part) for part in parts(v)])
+        return sent, v - sent
+
+    return both
+
+
+@pytest.mark.parametrize("method", MAKERS)
+@pytest.mark.parametrize("name", ["top_k", "sign"])
+def test_compressed_messages_equal_the_reference(name, method):
+    states, _ = nodes.ran(made(name, method), nodes.events(control(method), RATE, 0.6))
+    send = turns(STEPS, 4, 1, 0)["send"][:, 0]
+    expected = reference(send, rule(method, RATE), RATE, 0.6, message=message(name))
+    np.testing.assert_allclose(flattened(states.params), expected, **CLOSE)
+    whole = reference(send, rule(method, RATE), RATE, 0.6)
+    assert np.abs(expected - whole).max() > 0.05  # it is another method than without
+
+
+def test_powersgd_equals_its_algorithm():
+    """By eigenvectors and not by QR: at rank 1 P is M Q over its length."""
+    states, _ = nodes.ran(made("powersgd"), nodes.events(control("model_averaging"), RATE, 0.6))
+    first = powersgd(1).init(tree(START))
+    state = {"q": np.float64(first[0])[:, 0]}
+    send = turns(STEPS, 4, 1, 0)["send"][:, 0]
+
+    # The mean of the messages is the message of the mean, as P is the same in all nodes.
+    errors, theta, velocity = np.zeros(12), np.float64(START), [np.zeros(14)] * NODES
+    x, found = [theta] * NODES, []
+    for t in range(STEPS):
+        for i in range(NODES):
+            rows = slice(i * nodes.EACH, (i + 1) * nodes.EACH)
+            velocity[i] = 0.6 * velocity[i] + nodes.gradient(x[i], t, rows)
+            x[i] = x[i] - np.float64(np.float32(RATE)) * velocity[i]
+        if send[t]:
+            mean = sum(x) / NODES - theta
+            matrix = (mean[:12] + errors).reshape(3, 4)
+            p = matrix @ state["q"]
+            p /= np.linalg.norm(p)
+            state["q"] = matrix.T @ p
+            low = np.outer(p, state["q"])
+            errors = (matrix - low).reshape(-1)
+            theta = theta + np.concatenate([low.reshape(-1), mean[12:]])
+            x = [theta] * NODES
+        found.append(list(x))
+    np.testing.assert_allclose(flattened(states.params), found, **CLOSE)
+    assert np.abs(errors).max() > 0.01
+
+
+IDENTITY = Compression(
+    lambda tree: (), lambda nodes, tree, state: (nodes.mean(tree), tree, state), lambda tree: (0,)
+)
+
+
+@pytest.mark.parametrize("delay, fragments, mixing", [(0, 1, 0.0), (2, 1, 0.3), (1, 2, 0.3)])
+def test_a_message_that_leaves_nothing_out_is_as_without(delay, fragments, mixing):
+    """C = id, of fragments and under way; and all of the numbers kept."""
+    events = nodes.events(turns(STEPS, 4, fragments, delay), RATE, 0.6)
+    keys = {"mixing": mixing, "fragments": fragments}
+    without, _ = nodes.ran(averaging(nodes.inner(), keys), events)
+    weights = lambda waited: (mixing * jax.lax.axis_size("node"), 1 - mixing)  # noqa: E731
+    same = outer(nodes.inner(), weights, fragments=fragments, compression=IDENTITY)
+    share = averaging(nodes.inner(), keys | {"compression": "top_k", "compression_share": 1.0})
+    for one in (same, share):
+        states, _ = nodes.ran(one, events)
+        # x - theta + theta: an ulp, 1e-7, a meeting, some twenty of them.
+        np.testing.assert_allclose(
+            flattened(states.params), flattened(without.params), rtol=0, atol=5e-6
+        )
+        for leaf in jax.tree.leaves(states.errors):
+            np.testing.assert_allclose(leaf, 0, atol=5e-6)
+
+
+def along(params, batch):
+    """A gradient that depends on the examples only, as a conservation law needs it."""
+    return jnp.mean(batch["inputs"] @ jnp.concatenate([params["a"].reshape(-1), params["b"]]))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_not_sent_is_kept(name):
+    """theta + mean_i e_i is what plain SGD would be at: the error is a debt, and none is lost."""
+    inner = nodes.sync(
+        nodes.base.averaged(nodes.base.whole(along), "data"), nodes.base.together(nodes.SGD)
+    )
+    every = averaging(inner, KEYS | {"compression": name})
+    states, _ = nodes.ran(every, nodes.events(turns(STEPS, 1, 1, 0)))
+    ((errors, _),) = states.errors
+    found = flattened(states.params)[:, 0] + flattened(errors).mean(1)
+    grads = np.float64(nodes.BATCHES["inputs"]).mean(1)
+    expected = START - RATE * np.cumsum(grads, 0)
+    # Float32 sums of 32 numbers of about one. With bfloat16 the sums of messages are rounded too,
+    # 2^-9 of a message of at most 0.05, and that is nobody's error.
+    np.testing.assert_allclose(
+        found, expected, rtol=0, atol=STEPS * 0.05 * 2**-9 if name == "bfloat16" else 1e-5
+    )
+    assert np.abs(flattened(errors)).max() > (1e-6 if name == "bfloat16" else 0.01)
+
+
+@partial(jax.jit, static_argnums=0)
+def messages_of(name, v):
+    """Mean and own messages of nodes that have v, leaves (nodes, ...)."""
+    one = compression.make({"compression": name, **KEYS})
+    return jax.vmap(lambda v: one.apply(over_nodes(), v, one.init(v))[:2], axis_name="node")(v)
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 2**16), st.sampled_from([1, 9]), st.sampled_from(NAMES))
+def test_a_message_is_nearer_than_none(seed, size, name):
+    """|v - C v| <= |v|: what error feedback needs to keep a bounded debt."""
+    rng = np.random.default_rng(seed)
+    v = {"a": rng.normal(size=(1, size, 5)), "b": rng.normal(size=(1, size)) * 1e-3}
+    v = jax.tree.map(np.float32, v)
+    mean, own = messages_of(name, v)
+    for leaf in v:
+        left = np.linalg.norm(v[leaf] - own[leaf])
+        assert left <= np.linalg.norm(v[leaf]) * (1 + 1e-6)  # some ulp
+        np.testing.assert_allclose(mean[leaf], own[leaf], rtol=1e-5, atol=1e-6)  # of one node
+
+
+@jax.jit
+def twice(matrices, state):
+    def node(matrix):
+        means, own, _, q = low_rank(over_nodes(), [matrix], [state], [])
+        again, *_ = low_rank(over_nodes(), [matrix], q, [])
+        return means[0], own[0], again[0]
+
+    return jax.vmap(node, axis_name="node")(matrices)
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 2**16), st.sampled_from([(1, 3), (3, 3), (4, 6)]), st.integers(0, 4))
+def test_at_full_rank_powersgd_is_an_all_reduce(seed, shape, true_rank):
+    """Also of matrices of low rank, whose Q loses its own."""
+    (rows, columns), rng = shape, np.random.default_rng(seed)
+    left, right = rng.normal(size=(3, rows, true_rank)), rng.normal(size=(true_rank, columns))
+    matrices = np.float32(left @ right)
+    means, own, again = twice(matrices, np.float32(rng.normal(size=(columns, rows))))
+    # Products of float32 matrices of numbers up to ten: some ulp of that.
+    close = partial(np.testing.assert_allclose, rtol=0, atol=1e-4)
+    close(own, matrices)
+    for found in (means, again):
+        close(found, np.broadcast_to(matrices.mean(0), found.shape))
+
+
+def test_powersgd_does_not_depend_on_how_a_batch_is_divided():
+    """Over 1, 2, 4 and 8 workers: the same batches, in float64, and it is no all-reduce."""
+    doubled = {k: np.concatenate([v, v[:, ::-1] ** 3], 1) for k, v in nodes.BATCHES.items()}  # 24
+    found = {}
+    with jax.enable_x64(True):
+        start, batches = jax.tree.map(np.float64, (jax.device_get(tree(START)), doubled))
+        events = nodes.events(turns(STEPS, 1, 1, 0), jnp.float64(0.01))
+        for workers in (1, 2, 4, 8):
+            states, _ = nodes.ran(made("powersgd"), events, workers, batches, start)
+            x = flattened(states.params)
+            assert x.dtype == np.float64 and np.ptp(x, axis=1).max() == 0
+            found[workers] = x[:, 0]
+        plain, _ = nodes.ran(averaging(nodes.inner(), {}), events, 1, batches, start)
+        top = [nodes.ran(made("top_k"), events, k, batches, start)[0].params for k in (1, 4)]
+    assert np.abs(flattened(plain.params)[:, 0] - found[1]).max() > 0.01
+    for workers in (2, 4, 8):
+        # The same sums in another order. Measured 7e-13 after 32 updates, in float32 1e-5.
+        np.testing.assert_allclose(found[workers], found[1], rtol=0, atol=1e-10)
+    # It is not so where messages are no linear function of what is sent.
+    assert np.abs(flattened(top[0])[:, 0] - flattened(top[1])[:, 0]).max() > 1e-3
+
+
+def collectives(jaxpr):
+    """Bytes that go into every collective over `node`."""
+    for equation in jaxpr.eqns:
+        axes = equation.params.get("axes", equation.params.get("axis_name", ()))
+        if equation.primitive.name.startswith(("psum", "all_gather")) and "node" in axes:
+            yield sum(v.aval.size * v.aval.dtype.itemsize for v in equation.invars)
+        for inner in equation.params.get("branches", ()):
+            yield from collectives(inner.jaxpr)
+        for name in ("jaxpr", "call_jaxpr"):
+            if name in equation.params:
+                inner = equation.params[name]
+                yield from collectives(getattr(inner, "jaxpr", inner))
+
+
+MESSAGES = {  # of 12 numbers (3, 4) and 2: a quarter is 3 and 1 of (float32, int32)
+    "bfloat16": 2 * 14,
+    "top_k": 8 * (3 + 1),
+    "sign": (2 + 4) + (1 + 4),  # bits in bytes, and a scale an array
+    "powersgd": 4 * (3 + 4 + 2),
+}
+
+
+@pytest.mark.parametrize("local", [1, 2])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_node_sends_so_many_bytes(name, local):
+    """Counted in the program of a real device: so many as the log says, shared by its devices."""
+    keys = KEYS | {"compression": name}
+    strategy = averaging(nodes.inner(), keys, "data" if local > 1 else None)
+    mesh = AbstractMesh((NODES, local), ("node", "data"))
+    event, batch = battery.at((nodes.events(turns(STEPS, 1, 1, 0)), nodes.BATCHES), 0)
+    specs = (P(), P(), P(("node", "data")))
+    step = jax.shard_map(strategy.step, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False)
+    jaxpr = jax.make_jaxpr(step)(strategy.init(tree(START)), event, batch).jaxpr
+    found = list(collectives(jaxpr))
+    arrays = 2 * len(found)  # each is padded to a multiple of the devices, a number of four bytes
+    assert MESSAGES[name] <= local * sum(found) <= MESSAGES[name] + (local - 1) * 4 * arrays
+    _, sent = nodes.ran(made(name), nodes.events(turns(STEPS, 1, 1, 0)))
+    np.testing.assert_array_equal(sent, MESSAGES[name])
+
+
+@pytest.mark.parametrize("name, fragments", [*((name, 1) for name in NAMES), ("powersgd", 2)])
+def test_the_clock_counts_the_same_bytes(name, fragments):
+    """Two nodes: a ring of two takes as long as a message, whether it is added up or gathered."""
+    values = {"strategy.compression": name, "strategy.fragments": fragments}
+    values |= {"strategy.compression_rank": 1}
+    sent, took, _ = sent_and_seconds("diloco", values)
+    assert sent.sum() > 0
+    np.testing.assert_allclose(took, sent, rtol=1e-12)  # whole numbers in float64
+
+
+@pytest.mark.parametrize("name, times", [("top_k", 3), ("sign", 3), ("bfloat16", 1.5)])
+def test_messages_that_cannot_be_added_up_go_to_all_others(name, times):
+    """(n - 1) whole messages and not 2 (n - 1) / n of them."""
+    params = battery.make_run("slowmo").params
+    values = {"strategy.compression": name, "strategy.compression_share": 0.25, "cluster.nodes": 4}
+    took = seconds("slowmo", params, MESSAGES_ALONE | values)
+    one = compression.make(KEYS | {"compression": name})
+    sent = sum(one.messages(params)) * np.tile([0, 0, 1], 4)
+    np.testing.assert_allclose(took, times * sent, rtol=1e-12)  # whole numbers in float64
+
+
+@pytest.mark.parametrize("size", [3, 8])
+def test_what_is_gathered_in_parts_is_what_each_node_has(size):
+    x = jnp.asarray(np.random.default_rng(0).integers(0, 9, (NODES, size)), jnp.int32)
+    inside = jax.vmap(lambda own, _: gathered(own, "data"), (None, 0), axis_name="data")
+    found = jax.vmap(inside, (0, None), axis_name="node")(x, jnp.arange(2))
+    np.testing.assert_array_equal(found, np.broadcast_to(x, (NODES, 2, NODES, size)))
+
+
+OWED = [
+    battery.test_step_is_pure,
+    battery.test_the_state_keeps_its_shapes_and_dtypes,
+    battery.test_a_run_in_two_parts_equals_the_whole,
+    battery.test_a_loss_without_gradient_moves_nothing,
+]
+
+
+@pytest.mark.parametrize("owed", OWED, ids=lambda owed: owed.__name__)
+@pytest.mark.parametrize("name", NAMES)
+def test_compression_owes_what_every_method_owes(monkeypatch, name, owed):
+    values = {"strategy.period": 3, "strategy.compression": name, "strategy.compression_rank": 1}
+    monkeypatch.setitem(battery.CASES, "diloco", battery.Case(values, None))
+    for optimizer in battery.OPTIMIZERS if "shapes" in owed.__name__ else (None,):
+        owed("diloco", optimizer) if optimizer else owed("diloco")
+
+
+@pytest.mark.parametrize(
+    "values, message",
+    [
+        ({"compression": "zip"}, "compression = 'zip': must be one of '', 'bfloat16', 'top_k'"),
+        ({"compression_share": 0.0}, "compression_share = 0.0: must be above 0 and at most 1"),
+        ({"compression_rank": 0}, "compression_rank = 0: must be at least 1"),
+    ],
+)
+def test_values_that_cannot_be_are_refused(config, values, message):
+    own = {f"strategy.{name}": value for name, value in values.items()}
+    with pytest.raises(ConfigError, match=message):
+        check(config({"strategy.name": "slowmo", **own}))

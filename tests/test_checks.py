@@ -1,0 +1,194 @@
+"""What is refused before any work: values of another kind, and what no memory holds."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+from analysis import report, tables
+from configs import images, plan, tune
+from configs.grids import daso, dynamic_batch, implicit_momentum, local, meter, momentum, staleness
+from research import program, room, trainer
+from research.checks import check, kinds
+from research.checks.doubts import doubts
+from research.config import default
+from research.grid import grid, named, resolve
+from research.values import ConfigError
+
+
+def refusal(config, act=check):
+    with pytest.raises(ConfigError) as caught:
+        act(config)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def given(name, value):
+    """The default with one value, of any kind, as a careless file may have it."""
+    whole = default().to_dict()
+    *path, last = name.split(".")
+    part = whole
+    for key in path:
+        part = part[key]
+    part[last] = value
+    return ConfigDict(whole)
+
+
+OTHER_KINDS = [
+    *((key, value) for key in ("steps", "model.width") for value in (64.0, True, "64", None, [64])),
+    *(("cluster.latency", value) for value in (True, "0.1", None, (0.1,), 1e31, 1e-31, 10**400)),
+    *(("probes.momentum", value) for value in (1, 0, "True", None)),
+    *(("data.name", value) for value in (None, 3, "a\nb", "a\0b", "\ud800", "x" * 5000, b"kjv")),
+    *(("data.mean", value) for value in (("0.1",), 0.1, (None,), (True,), ((0.1,),), "0.1")),
+    *(("model.hidden", value) for value in ((64.0,), ("64",), ((64,),), (True,), {1: 2}, "64")),
+    *(("tune.baselines", value) for value in ((1,), "tpe", None)),
+    *(("steps", value) for value in (2**31, 2**63, -(2**31), 10**5000)),
+    *(("plan.memory", value) for value in (2**63, 1.5)),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), OTHER_KINDS, ids=[f"{n}={type(v)!s}" for n, v in OTHER_KINDS]
+)
+def test_a_value_of_another_kind_is_refused_by_name(name, value):
+    said = refusal(given(name, value))
+    assert said.startswith(f"config.{name} = ") and ": must be " in said and len(said) < 300
+
+
+def test_kinds_are_of_any_reference():
+    """Whatever keys there are: what is locked is a tree, what is not holds plain values."""
+    reference = ConfigDict({"count": 1, "inner": {"rate": 0.5}, "options": {}}).lock()
+    reference.options.unlock()
+
+    def like(**values):
+        return ConfigDict({"count": 1, "inner": {"rate": 0.5}, "options": {}} | values)
+
+    kinds.check(like(inner={"rate": 2}, options={"a": [1, {"b": "x"}], "c": None}), reference)
+    for bad, name in (
+        ({"count": 1.0}, "config.count = 1.0"),
+        ({"inner": {"rate": "2"}}, "config.inner.rate = '2'"),
+        ({"inner": {}}, "config.inner.rate: missing"),
+        ({"inner": 3}, "config.inner: must hold keys"),
+        ({"options": {"a": float("nan")}}, "config.options.a = nan"),
+        ({"options": {"a": object}}, "config.options.a"),
+        ({"other": 1}, "config.other: no such key"),
+    ):
+        said = refusal(like(**bad), lambda config: kinds.check(config, reference))
+        assert said.startswith(name)
+
+
+def test_a_batch_has_each_example_once_at_most(config):
+    one = {"data.train_examples": 50, "batch_size": 50}
+    check(config(one))
+    check(config(one | {"batch_size": 51, "data.replacement": True}))
+    check(config(one | {"batch_size": 51, "model.noise": 0.0}))  # one objective, without examples
+    said = refusal(config(one | {"batch_size": 51}))
+    assert said.startswith("config.batch_size = 51: the training set has 50 examples")
+
+
+def test_a_batch_larger_than_what_is_loaded(config, mnist):
+    large = config(mnist | {"data.train_examples": 0, "batch_size": 4004, "cluster.nodes": 1})
+    large.strategy.groups = 1
+    said = refusal(large, trainer.prepare)
+    assert said.startswith("config.batch_size = 4,004: the training set has 4,000 examples")
+
+
+def test_what_cannot_fit_is_refused_with_its_bytes(config, mnist, monkeypatch):
+    """The least memory that suffices is what the arrays are worth, and a byte less does not."""
+    chosen = config(mnist | {"optimizer.momentum": 0.5})
+    run = trainer.prepare(chosen)
+    size = program.parameter_bytes(run.params)
+    state = run.program.strategy.init(run.params)
+    assert program.parameter_bytes(state) > 5 * size  # four versions and the velocity
+    need = sum(leaf.nbytes for leaf in jax.tree.leaves(state)) + 2 * size
+    monkeypatch.setattr(room, "available", lambda: need)
+    trainer.prepare(chosen)
+    monkeypatch.setattr(room, "available", lambda: need - 1)
+    said = refusal(chosen, trainer.prepare)
+    assert f" 4 versions, and their optimizer's state need {need:,} bytes" in said
+
+
+@pytest.mark.parametrize(
+    ("values", "name"),
+    [
+        ({"steps": 2**31 - 1}, "config.steps = 2,147,483,647, of 4 workers: their timeline"),
+        ({"replicas.count": 2**31 - 1}, "config.steps = 60 x config.replicas.count"),
+        ({"cluster.nodes": 2**20}, "config.steps = 60, of 1,048,576 workers"),
+        ({"batch_size": 2**30, "data.replacement": True}, "config.batch_size = 1,073,741,824"),
+        ({"data.train_examples": 2**31 - 1}, "config.data.train_examples = 2,147,483,647"),
+        ({"cluster.nodes": 2**20, "cluster.devices_per_node": 2}, "config.cluster.nodes x"),
+    ],
+)
+def test_arrays_that_nothing_holds_are_refused_before_they_are_made(
+    config, values, name, monkeypatch
+):
+    monkeypatch.setattr(room, "available", lambda: 2**30)
+    assert refusal(config(values)).startswith(name)
+
+
+def test_the_timeline_takes_no_less_than_is_said(config):
+    """A bound from below: a run is not refused that could have been."""
+    long = config({"steps": 20_000})
+    run = trainer.prepare(long)
+    kept = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(run.timeline))
+    assert kept < room.UPDATE * long.steps < 6 * kept  # sorting them takes some copies besides
+
+
+def test_a_rate_that_does_not_suit_deserves_a_word(config):
+    assert not doubts(config({"optimizer.learning_rate": 0.2}))
+    adam = {"optimizer.name": "adam", "optimizer.momentum": 0.0}
+    assert not doubts(config(adam | {"optimizer.learning_rate": 0.003}))
+    (said,) = doubts(config(adam | {"optimizer.learning_rate": 0.2}))
+    assert said.startswith("config.optimizer.learning_rate = 0.2: adam") and "\n" not in said
+
+
+def test_a_loss_far_above_the_first_is_marked(config, tmp_path):
+    """Gradient descent on curvature 1 by a rate of 2.5 multiplies the error by -1.5 an update."""
+    values = {"strategy.name": "sync", "cluster.nodes": 1, "optimizer.momentum": 0.0}
+    for rate in (2.5, 0.1):
+        chosen = config(values | {"optimizer.learning_rate": rate})
+        summary = trainer.train(chosen, tmp_path / str(rate))
+        assert summary["status"] == "completed" and summary.get("worse", False) == (rate == 2.5)
+        first, *_, last = map(json.loads, (tmp_path / str(rate) / "metrics.jsonl").open())
+        assert (last["train_loss"] > 100 * first["train_loss"]) == (rate == 2.5)
+    runs, _ = tables.load(tmp_path)
+    assert [
+        (point[-3:], worse is True) for point, worse in runs[["point", "worse"]].to_numpy()
+    ] == [
+        ("0.1", False),
+        ("2.5", True),
+    ]
+    text = report.write(tmp_path).read_text()
+    assert "completed, worse" in text and "over 100 times the first" in text
+
+
+ARGUMENTS = [
+    *((images, name) for name in ("fashion_mnist", "cifar10")),
+    *((plan, "lenet"), (tune, "small,server"), (daso, "rates"), (dynamic_batch, "disturbed")),
+    *((implicit_momentum, "matching"), (local, "pareto"), (meter, "constant"), (momentum, "mlp")),
+    (staleness, "laws"),
+]
+
+
+@pytest.mark.parametrize(("module", "name"), ARGUMENTS)
+def test_an_argument_of_a_config_is_one_of_those_listed(module, name):
+    module.get_config(name)
+    for wrong in ("nosuch", "", f"{name},x", name[:-1]):
+        assert name in refusal(wrong, module.get_config)
+
+
+def test_bad_points_are_named():
+    for values, said in (
+        ({"steps": 2**40}, "grid: point steps=1099511627776: config.steps = "),
+        ({"optimizer.learning_rate": 10**400, "name": "a"}, "grid: point a: "),
+        ({"data.mean": ("x",), "name": "b"}, "grid: point b: config.data.mean = ('x',): must be"),
+        ({"name": ".."}, "grid: a point is called '..'"),
+        ({"name": ""}, "grid: a point is called ''"),
+    ):
+        config = grid(default(), [values])
+        with pytest.raises(ConfigError) as caught:
+            for name, point in named(config):
+                resolve(config, name, point)
+        assert str(caught.value).startswith(said)

@@ -1,0 +1,325 @@
+"""Configs mutated at random: what cannot run is refused at once, in one line, and never crashes.
+
+Every case is a base config with one to three keys changed, deleted or added. It must be refused by
+an `InputError` of one line, or prepare, and if it is small do its first update. A few hundred cases
+are tried by default, 5,000 of `python -m pytest -m slow tests/test_fuzz.py`.
+"""
+
+import copy
+import random
+import sys
+import time
+import traceback
+from collections import Counter
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from absl import flags
+from ml_collections import ConfigDict
+
+from configs import images, plan, quickstart, tune
+from configs.grids import daso, dynamic_batch, local
+from launch import app
+from research import data, room, trainer
+from research.checks import check
+from research.config import default
+from research.grid import named, resolve
+from research.values import InputError
+
+ROOT = Path(__file__).parent.parent
+NAMES = (  # that some key takes
+    *("mlp", "cnn", "resmlp", "resnet", "transformer", "quadratic", "bfloat16", "batch", "group"),
+    *("sync", "asynchronous", "daso", "dynamic_batch", "model_averaging", "local", "greedy"),
+    *("daso+asynchronous", "local+asynchronous", "model_averaging+dynamic_batch", "backprop"),
+    *("sgd", "adam", "rmsprop", "lamb", "lbfgs", "closed_loop", "noisy_sgd", "adafactor", "sam"),
+    *("constant", "cosine", "linear", "exponential", "lognormal", "geometric", "trace", "measured"),
+    *("jit", "shard_map", "pmap", "gemm", "fft", "winograd", "gemm,fft", "crop", "crop_flip"),
+    *("kjv", "mnist5k", "byte", "character", "proportional", "overlapping", "chunked", "equal"),
+)
+
+MEMORY = 2**28  # bytes that the machine is said to have, so that no case takes long
+SECONDS = 30  # of this process's CPU, a case, compilation included: a hang, and no pace
+SMALL = 20_000  # parameters x updates of a batch, of cases that do an update
+
+NASTY = (
+    *(None, "", "x", -1, 0, 1, 0.5, 1e308, 1e-308, float("nan"), float("inf"), -float("inf")),
+    *(2**31 - 1, 2**31, 2**63, -(2**63), 10**30, 10**5000, True, False, 64.0, -0.0, 3, 7, 1e6),
+    *((), (1,), ("a",), ((1,), (2,)), ((1, 2), (3,)), [0], [[]], (None,), (True,), (1, "a")),
+    *({}, {"a": 1}, {"": {}}, {1: 2}, ConfigDict({"b1": 2.0}), ConfigDict({"nesterov": "x"})),
+    *("x" * 5000, "a\nb", "a\0b", "/nosuch", "..", "/proc/self/mem", "\ud800", "a+b", "+", ":"),
+    *(
+        "os:getcwd",
+        "research.strategies.daso:METHOD",
+        "folder:",
+        "folder:/nosuch",
+        "tfds:",
+        "tfds:../x",
+    ),
+    *(b"bytes", object(), np.float32(1), np.int64(3), np.zeros(2), 1j, {1, 2}, lambda: 0, int),
+    *((1.0,) * 3000, (1,) * 3000, range(3), float, "nan", "1", "adam", "daso+dynamic_batch"),
+)
+SOME = {  # sound by their kind
+    int: [0, 1, 2, 3, 5, 8, 16, 100, 1000, 10**6, 2**31 - 1, -1],
+    float: [0.0, 0.5, 1.0, 2.0, -0.5, 1e-30, 1e30, 1e-3, 1e9],
+    tuple: [(), (0,), (1, 2), (0.5,), ((0.0, 1.0), (1.0, 0.0)), (1.0, 1.0)],
+    bool: [True, False],
+    str: ["", *NAMES],
+}
+SIZED = {"batch_size": 8, "steps": 40, "log_every": 10, "checkpoint_every": 20}
+CHEAP = {**SIZED, "data.train_examples": 200, "data.train_evaluated": 50, "data.test_evaluated": 50}
+
+
+def made(values=(), base=None):
+    config = base or default()
+    config.update_from_flattened_dict({**CHEAP, **dict(values)})
+    return config
+
+
+def bases(folder):
+    """Configs by name, each with the data that are prepared in the folder."""
+    cnn = {"model.name": "cnn", "model.channels": (2, 4), "model.hidden": (8,)}
+    mlp = {"model.hidden": (8,)}
+    quadratic = {"model.name": "quadratic", "model.noise": 0.5, "model.dimension": 6}
+    grouped = {"strategy.name": "asynchronous", "strategy.groups": 2, "cluster.nodes": 4}
+    text = {"model.name": "transformer", "model.blocks": 2, "model.width": 8}
+    text |= {"model.attention_heads": 2, "data.name": "kjv", "data.sequence_length": 16}
+    learning = {"strategy.name": "local", "cluster.service": "constant", "model.name": "resmlp"}
+    learning |= {"model.width": 8, "model.blocks": 2}
+    of = {
+        "quickstart": made(mlp, quickstart.get_config()),
+        "images": made(cnn | {"data.name": "mnist5k"}, images.get_config()),
+        "daso": made(mlp, next(points(daso.get_config()))),
+        "dynamic_batch": made(
+            mlp
+            | {
+                "cluster.disturbances": ((0, 1, 2, 3.0),),
+                "cluster.nodes": 2,
+                "cluster.speeds": (1.0, 2.0),
+            },
+            next(points(dynamic_batch.get_config())),
+        ),
+        "local": made(learning, next(points(local.get_config("mlp")))),
+        "transformer": made(text),
+        "quadratic": made(quadratic | grouped),
+        "replicas": made(quadratic | grouped | {"replicas.count": 4, "replicas.matching": (0.5,)}),
+        "metered": made(quadratic | {"probes.momentum": True, "probes.window": 60, "steps": 400}),
+        "averaged": made(quadratic | {"strategy.name": "model_averaging", "cluster.nodes": 2}),
+        "plan": made(cnn, plan.get_config()),
+        "tune": made(mlp, tune.get_config()),
+        "default": made(mlp),
+    }
+    for config in of.values():
+        config.data.dir = folder
+    return of
+
+
+def points(config):
+    return (resolve(config, name, point) for name, point in named(config))
+
+
+def leaves(tree, prefix=""):
+    """Dotted names of all keys of a config, and of those that hold others."""
+    for key in filter(lambda key: isinstance(key, str), tree):
+        yield prefix + key
+        if isinstance(tree[key], ConfigDict):
+            yield from leaves(tree[key], f"{prefix}{key}.")
+
+
+def at(config, name):
+    """The part of the config that holds the key, and the key's last name."""
+    *path, last = name.split(".")
+    for key in path:
+        config = config[key]
+    return config, last
+
+
+def own(value):
+    """A copy, so that no case changes what another is made of."""
+    if isinstance(value, ConfigDict):
+        return value.copy_and_resolve_references()
+    return copy.deepcopy(value)
+
+
+def mutated(base, rng):
+    """The config with one to three changes, and what they are."""
+    config = base.copy_and_resolve_references().unlock()
+    changes = []
+    for _ in range(rng.randint(1, 3)):
+        name = rng.choice(sorted(leaves(config)))
+        part, last = at(config, name)
+        kind = rng.random()
+        if kind < 0.05:
+            with part.unlocked():
+                del part[last]
+            changes.append((name, "deleted"))
+            continue
+        if kind < 0.1 and isinstance(part[last], ConfigDict):
+            part, last, name = part[last], "added", f"{name}.added"
+        others = [part[last] for part, last in (at(base, key) for key in leaves(base))]
+        if kind >= 0.6 and last in part:  # so that more than the kind is wrong, or nothing is
+            others = [other for other in others if type(other) is type(part[last])]
+        value = own(
+            rng.choice(NASTY if kind < 0.4 else others + SOME.get(type(part.get(last)), []))
+        )
+        try:
+            with part.ignore_type():
+                part[last] = value
+        except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
+            continue  # no config file can do this either
+        changes.append((name, value))
+    return config, changes
+
+
+def tried(config):
+    """'refused', 'prepared' or 'trained'; raises what is no refusal in one line."""
+    try:
+        check(config)
+        if config.replicas.count:
+            trainer.prepare(config, config.replicas.count)
+            return "prepared"
+        run = trainer.prepare(config)
+    except InputError as error:
+        assert "\n" not in str(error) and len(str(error)) < 2000, str(error)
+        return "refused"
+    size = sum(leaf.size for leaf in jax.tree.leaves(run.params)) * config.batch_size
+    if size > SMALL * 64 or config.parallel.api or config.probes.momentum:
+        return "prepared"
+    run.program.advance(*trainer.first(run, 1))
+    return "trained"
+
+
+def outcomes(folder, seed, count, names=()):
+    """How many cases ended how; fails with all those that crashed, hung or said too much."""
+    rng, of, failed, counted = random.Random(seed), bases(folder), [], Counter()
+    for number in range(count):
+        name = rng.choice(names or sorted(of))
+        config, changes = mutated(of[name], rng)
+        begun = time.process_time()
+        try:
+            how = tried(config)
+        except Exception as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            text = f"{type(error).__name__}: {str(error)[:300]} ({where.filename}:{where.lineno})"
+            failed.append(f"{number} {name} {str(changes)[:300]}: {text}")
+            continue
+        counted[how] += 1
+        if (took := time.process_time() - begun) > SECONDS:
+            failed.append(f"{number} {name} {str(changes)[:300]}: {took:.0f} s")
+    assert not failed, "\n".join([f"{len(failed)} of {count}", *failed])
+    return counted
+
+
+@pytest.fixture
+def folder(tmp_path_factory, tmp_path, monkeypatch):
+    """Prepared data of the session, on a machine of little memory, where paths are of a test."""
+    here = tmp_path / "here"  # where `data.dir` may prepare data, as it may in `..`
+    here.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setattr(room, "available", lambda: MEMORY)
+    prepared = tmp_path_factory.getbasetemp() / "fuzzed"
+    data.load("mnist5k", str(prepared))
+    return str(prepared)
+
+
+QUICK = ("quadratic", "averaged", "replicas", "metered")  # bases that compile soon
+
+
+def test_a_few_hundred(folder):
+    counted = outcomes(folder, 0, 300, QUICK)
+    assert counted["refused"] > 150 and counted["trained"] > 5  # else nothing is tried
+
+
+@pytest.mark.slow
+def test_the_bases_are_sound(folder):
+    for name, config in bases(folder).items():
+        assert tried(config) in ("prepared", "trained"), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_five_thousand(folder, seed):
+    counted = outcomes(folder, seed, 1000)
+    assert counted["refused"] > 500 and counted["trained"] > 50
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """`command(arguments) -> (exit code, stderr)` of a command that only prepares the run."""
+
+    def run(arguments):
+        before = set(flags.FLAGS)
+        monkeypatch.setattr(sys, "argv", ["launch.train", *arguments])
+        try:
+            with pytest.raises(SystemExit) as exited:
+                app.run(checked)
+        finally:
+            for name in set(flags.FLAGS) - before:
+                delattr(flags.FLAGS, name)
+            flags.FLAGS.unparse_flags()
+            sys.modules.pop("config_config", None)  # the config file, as a module
+        return exited.value.code, capsys.readouterr().err
+
+    return run
+
+
+def checked(config, workdir):
+    check(config)
+    return 0
+
+
+WORDS = (
+    *("", "x", "-1", "0", "1", "1.5", "1e400", "nan", "inf", "None", "True", "()", "(1,)", "(1"),
+    *("{}", "{'a': 1}", "9" * 400, "1" + "0" * 5000, "a\nb", "\u00e9", "--", "=", "1,2", "0x10"),
+    *("__import__('os')", "1_0", "1 2", "'", "lambda: 0", "[" * 500, "-", "~", "$HOME", "{0}"),
+)
+FILES = (
+    *("", "x", "nosuch.py", ".", "/", "configs/quickstart.py:x", "configs/images.py:cifar", ":"),
+    *("configs/plan.py:", "configs/tune.py:small", "configs/grids/local.py:x", "configs", "a\nb"),
+)
+
+
+def words(rng, folder):
+    """Arguments of a command line, as nobody means them."""
+    keys = sorted(leaves(default()))
+    file = (
+        f"{ROOT}/configs/quickstart.py"
+        if rng.random() < 0.8
+        else rng.choice(FILES).replace("configs", f"{ROOT}/configs")
+    )
+    given = [f"--config={file}", f"--workdir={folder}/none"]
+    for _ in range(rng.randint(1, 3)):
+        key = rng.choice((*keys, "nosuch", "model.nosuch", "optimizer.options.b1", "", "."))
+        given.append(f"--config.{key}{rng.choice(('=', '=', '=', ' ', ''))}{rng.choice(WORDS)}")
+    return given
+
+
+def typed(command, folder, seed, count):
+    """Fails with command lines that end in a traceback or in several lines; how many are refused.
+
+    So many are tried.
+    """
+    rng, failed, refused = random.Random(seed), [], 0
+    for _ in range(count):
+        arguments = words(rng, folder)
+        shown = f"{arguments[0]} {str(arguments[2:])[:300]}"
+        try:
+            code, said = command(arguments)
+        except BaseException as error:
+            failed.append(f"{shown}: {type(error).__name__}: {str(error)[:300]}")
+            continue
+        refused += code == 2
+        if code not in (0, 2) or (code == 2 and said.count("\n") != 1):
+            failed.append(f"{shown}: {code} {said[:300]!r}")
+    assert not failed, "\n".join([f"{len(failed)} of {count}", *failed])
+    return refused
+
+
+def test_command_lines(command, folder):
+    assert typed(command, folder, seed=0, count=60) > 20
+
+
+@pytest.mark.slow
+def test_a_thousand_command_lines(command, folder):
+    assert typed(command, folder, seed=1, count=1000) > 300

@@ -1,0 +1,181 @@
+"""Files that are truncated or hold what nobody wrote there: one line from whoever reads them.
+
+Every case takes files that are well formed, spoils one at random, and has a command's own function
+read it. What it cannot use it refuses by an `InputError` of one line, and else it does its work.
+"""
+
+import gzip
+import json
+import random
+import shutil
+import traceback
+
+import numpy as np
+import pytest
+
+from analysis import report, tables
+from launch.plan import of_runs
+from launch.points import described, plan
+from research.data import folder as own_images
+from research.grid import grid
+from research.outputs.workdir import write_json
+from research.timeline.trace import replay, trace
+from research.trainer import train
+from research.values import InputError
+
+VALUES = (
+    *(None, True, -1, 0, 1, 0.5, 1e308, 10**30, "", "x", "completed", "diverged", "unfinished"),
+    *([], {}, [1], ["a"], {"a": 1}, [[1], [2, 3]], [None], float("nan"), float("inf"), "a\nb"),
+)
+TEXTS = (
+    *(
+        "",
+        "\n",
+        "null",
+        "[]",
+        "{}",
+        "1",
+        '"x"',
+        "{",
+        "[",
+        "{}\n{}",
+        "nan",
+        '{"step": 1}',
+        "\0" * 50,
+    ),
+    *("\ufeff{}", "[" * 100_000, '{"a": 1' + "0" * 5000 + "}", "worker,seconds\n", "worker\n1\n"),
+    *("a,b\n1,2\n", "worker,seconds\nx,y\n", "worker,seconds\n0,nan\n", "worker,seconds\n0,1,2\n"),
+)
+
+
+def spoilt(path, rng):
+    """Does something to the file; what it is."""
+    content, kind = path.read_bytes(), rng.choice(("cut", "bytes", "text", "json", "json", "json"))
+    if kind == "cut":
+        path.write_bytes(content[: rng.randrange(len(content) + 1)])
+    elif kind == "bytes":
+        spot = bytearray(content)
+        for _ in range(rng.randint(1, 5)):
+            spot[rng.randrange(len(spot))] = rng.randrange(256)
+        path.write_bytes(spot)
+    elif kind == "text" or path.suffix not in (".json", ".jsonl"):
+        path.write_bytes(rng.choice(TEXTS).encode())
+    else:
+        lines = content.decode().split("\n") if path.suffix == ".jsonl" else [content.decode()]
+        place = rng.choice([n for n, line in enumerate(lines) if line])
+        held = json.loads(lines[place])
+        part = held
+        while True:
+            key = rng.choice(sorted(part))
+            if not (isinstance(part[key], dict) and part[key] and rng.random() < 0.8):
+                break
+            part = part[key]
+        kind = f"{key} = {rng.choice(('gone', 'another'))}"
+        if kind.endswith("gone"):
+            del part[key]
+        else:
+            part[key] = rng.choice(VALUES)
+            kind = f"{key} = {part[key]!r}"
+        lines[place] = json.dumps(held)
+        path.write_text("\n".join(lines))
+    return f"{path.name} {kind}"
+
+
+def every(original, aside, uses, seed, count):
+    """Fails with what crashed; how many cases were refused, and how many were not."""
+    rng, failed, refused = random.Random(seed), [], 0
+    for _ in range(count):
+        shutil.rmtree(aside, ignore_errors=True)
+        shutil.copytree(original, aside)
+        path = rng.choice(sorted(p for p in aside.rglob("*") if p.name in NAMES))
+        what, use = spoilt(path, rng), rng.choice(sorted(uses))
+        try:
+            uses[use](aside)
+        except InputError as error:
+            refused += 1
+            if "\n" in str(error) or len(str(error)) > 1000:
+                failed.append(f"{use}, {what}: {error!r:.300}")
+        except Exception as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            failed.append(f"{use}, {what}: {error!r:.200} ({where.filename}:{where.lineno})")
+    assert not failed, "\n".join([f"{len(failed)} of {count}", *sorted(failed)])
+    return refused, count - refused
+
+
+NAMES = (
+    *("config.json", "metrics.jsonl", "summary.json", "trace.csv", "train.npz", "test.npz"),
+    *("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte"),
+)
+
+
+@pytest.fixture(scope="module")
+def workdir(config, tmp_path_factory):
+    """Two points, one of them interrupted."""
+    folder = tmp_path_factory.mktemp("grid")
+    for seed in range(2):
+        summary = train(config({"seed": seed}), folder / "points" / f"seed={seed}")
+    path = folder / "points" / "seed=1" / "summary.json"
+    write_json(path, {**summary, "status": "interrupted", "signal": 15})
+    return folder
+
+
+def uses_of_workdirs(config, aside):
+    chosen = config()
+    seeds = grid(config(), [{"seed": seed} for seed in range(2)])
+    chosen.plan.runs, chosen.plan.loss = str(aside), 0.3
+    return {
+        "train": lambda folder: train(config({"seed": 0}), folder / "points" / "seed=0"),
+        "resume": lambda folder: train(config({"seed": 1}), folder / "points" / "seed=1"),
+        "sweep": lambda folder: list(described(plan(seeds, folder), 1)),
+        "results": tables.write_results,
+        "plan": lambda folder: of_runs(chosen),
+    }
+
+
+def test_workdirs(config, workdir, tmp_path):
+    uses = uses_of_workdirs(config, tmp_path / "aside")
+    refused, not_refused = every(workdir, tmp_path / "aside", uses, seed=0, count=100)
+    assert refused > 20 and not_refused > 20
+
+
+@pytest.mark.slow
+def test_many_workdirs_and_their_reports(config, workdir, tmp_path):
+    uses = uses_of_workdirs(config, tmp_path / "aside") | {"report": report.write}
+    refused, not_refused = every(workdir, tmp_path / "aside", uses, seed=1, count=600)
+    assert refused > 100 and not_refused > 100
+
+
+def test_traces(tmp_path):
+    original = tmp_path / "original"
+    original.mkdir()
+    rng = np.random.default_rng(0)
+    rows = zip(
+        range(60), np.cumsum(rng.exponential(size=60)), rng.integers(5, size=60), strict=True
+    )
+    lines = [f"{n % 4},{at:.6f},{share},{8 - share}" for n, at, share in rows]
+    header = "worker,seconds,control.shares.0,control.shares.1"
+    (original / "trace.csv").write_text("\n".join([header, *lines, ""]))
+    uses = {
+        "arrivals": lambda folder: trace(str(folder / "trace.csv"), 4, 50),
+        "replay": lambda folder: replay(str(folder / "trace.csv"), 50, {"shares": 2}),
+    }
+    refused, _ = every(original, tmp_path / "aside", uses, seed=0, count=300)
+    assert refused > 100
+
+
+def test_own_images(tmp_path):
+    originals = tmp_path / "npz", tmp_path / "idx"
+    image, label = np.zeros((10, 4, 4), np.uint8), np.arange(10, dtype=np.uint8) % 3
+    for original in originals:
+        original.mkdir()
+    for split in ("train", "test"):
+        np.savez(originals[0] / f"{split}.npz", image=image, label=label)
+    header = b"\0\0\x08\x03" + np.array(image.shape, ">u4").tobytes()
+    packed = gzip.compress(header + image.tobytes())
+    (originals[1] / "train-images-idx3-ubyte.gz").write_bytes(packed)
+    header = b"\0\0\x08\x01" + np.array(label.shape, ">u4").tobytes()
+    (originals[1] / "train-labels-idx1-ubyte").write_bytes(header + label.tobytes())
+    for original in originals:
+        uses = {"images": own_images.load, "scaled": lambda folder: own_images.load(folder, 6)}
+        refused, _ = every(original, tmp_path / "aside", uses, seed=0, count=200)
+        assert refused > 50

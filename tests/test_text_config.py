@@ -1,0 +1,42 @@
+"""The shipped config for text learns at once, and evaluates little before it does."""
+
+import json
+
+import numpy as np
+import pytest
+
+from configs import text
+from research import trainer
+from research.data import load
+
+
+def unigram_entropy(tokens: np.ndarray) -> float:
+    """Nats a token of a model that knows only how often each occurs."""
+    share = np.bincount(tokens.ravel()) / tokens.size
+    return float(-np.sum(share[share > 0] * np.log(share[share > 0])))
+
+
+def test_learns_more_than_frequencies_in_few_updates(tmp_path):
+    config = text.get_config("small")
+    config.steps, config.log_every, config.checkpoint_every = 80, 80, 0
+    config.model.blocks, config.model.width, config.data.sequence_length = 1, 32, 32
+    config.batch_size = 16
+    config.data.train_evaluated = config.data.test_evaluated = 64
+    assert trainer.train(config, tmp_path)["status"] == "completed"
+    first, last = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    data = load("kjv", sequence_length=32)
+    # A sample of 64 sequences is some 0.03 nats off the whole text.
+    assert last["test_loss"] < unigram_entropy(data.train["text"]) - 0.1 < np.log(data.classes)
+    assert first["test_loss"] > np.log(data.classes) - 0.1  # an untrained model knows nothing
+
+
+def test_evaluates_less_than_it_trains_on_between_two_log_points():
+    for size in text.STEPS:
+        config = text.get_config(size)
+        evaluated = config.data.train_evaluated + config.data.test_evaluated
+        assert 0 < evaluated <= config.log_every * config.batch_size / 3
+
+
+def test_no_other_size():
+    with pytest.raises(KeyError):
+        text.get_config("large")
