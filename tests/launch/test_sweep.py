@@ -252,17 +252,17 @@ def test_a_signal_stops_all_that_run_at_a_checkpoint(
         arguments = f"--config={whole[0]}", f"--workdir={tmp_path}", f"--together={way}"
         code, out, err = sweeping(*arguments)
     assert (code, out) == (128 + signal.SIGTERM, "") and "stopping" in err
-    stopped = [one for one in summaries(tmp_path).values() if one["status"] == "interrupted"]
-    assert stopped and all(one["signal"] == signal.SIGTERM for one in stopped)
-    for name, one in summaries(tmp_path).items():
-        if one["status"] == "interrupted":
-            assert (tmp_path / "points" / name / "checkpoints" / str(one["step"])).exists()
+    every = summaries(tmp_path)
+    stopped = {name: one["step"] for name, one in every.items() if one["status"] == "interrupted"}
+    assert stopped and all(every[name]["signal"] == signal.SIGTERM for name in stopped)
+    for name, step in stopped.items():
+        assert (tmp_path / "points" / name / "checkpoints" / str(step)).exists()
     if (tmp_path / "results.csv").exists():  # of the points that had ended
         ended = pd.read_csv(tmp_path / "results.csv")["point"]
         assert set(ended) <= set(summaries(tmp_path))
     assert sweeping(*arguments)[0] == 0
     if way == "threads":
-        assert_same(rows, tmp_path, whole)
+        assert_same(rows, tmp_path, whole, stopped)
     else:
         assert {one["status"] for one in summaries(tmp_path).values()} == {"completed", "diverged"}
 

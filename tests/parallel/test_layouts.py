@@ -152,9 +152,7 @@ def train(configs, folder, data_dir, *launcher, devices=8):
     every = {name: RUN | {"data.dir": data_dir} | values for name, values in configs.items()}
     listed = folder / "configs.json"
     listed.write_text(json.dumps(every))
-    # Compilation is what takes time here: LLVM is to optimize nothing. What is compared is compiled
-    # alike, so that equal bits mean the same.
-    flags = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
+    flags = f"--xla_force_host_platform_device_count={devices}"
     start("tests.parallel.train_all", [str(listed), str(folder)], launcher, flags)
     return {name: np.load(folder / f"{name}.npz")["flat"] for name in configs}
 
