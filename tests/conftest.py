@@ -162,3 +162,14 @@ def _masked_crc32c(content):
             crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
     crc ^= 0xFFFFFFFF
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+@pytest.fixture(autouse=True, scope="module")
+def forgotten():
+    """What a file's tests compiled goes with them.
+
+    XLA maps memory for every program, and a process may have so many maps only (65,530 on Linux):
+    the suite in one process met that, and ended there without a word.
+    """
+    yield
+    jax.clear_caches()
