@@ -77,7 +77,7 @@ const nearest = (xs, x) => {  // index of the value of an ascending list that is
   return x - xs[low] <= xs[high] - x ? low : high;
 };
 
-const margin = {left: 52, right: 12, top: 10, bottom: 38};
+const margin = {left: 52, right: 24, top: 10, bottom: 38};
 
 class Chart {
   constructor(figure, data) {

@@ -198,6 +198,11 @@ def assert_close(one, other):
 
 
 every = pytest.mark.parametrize("name", EVERY)
+# What a pair owes is owed by its pieces, which do not know of one another: each method by itself,
+# and the one with a piece of every kind, are always run; the pairs by `make test-slow`.
+pieces = pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in PAIRS)) for n in EVERY]
+)
 
 
 def test_every_method_has_a_case_and_pairs_run_or_are_refused_in_a_line():
@@ -217,7 +222,7 @@ def test_every_method_has_a_case_and_pairs_run_or_are_refused_in_a_line():
     assert strategies.chosen(PLAIN).simple
 
 
-@every
+@pieces
 def test_step_is_pure(name):
     """Same inputs, same outputs, and the inputs are left as they were."""
     run = make_run(name)
@@ -246,7 +251,7 @@ def test_the_state_keeps_its_shapes_and_dtypes(name, optimizer):
     assert jax.tree.structure(params) == jax.tree.structure(run.params)
 
 
-@every
+@pieces
 def test_jit_equals_no_jit(name):
     run = make_run(name)
     state, losses = run.state, []
@@ -258,7 +263,7 @@ def test_jit_equals_no_jit(name):
     assert_close(jitted_losses, jnp.stack(losses))
 
 
-@every
+@pieces
 def test_vmap_equals_a_loop(name):
     """Replicas with their own parameters, arrivals, hyperparameters and batches."""
     runs = [make_run(name, seed=seed) for seed in range(3)]

@@ -207,7 +207,11 @@ OWED = [
     battery.test_nothing_recompiles_when_only_numbers_change,
     battery.test_a_loss_without_gradient_moves_nothing,
 ]
-WITH = [name for name in battery.EVERY if "model_averaging" in name]
+WITH = [  # pairs are of pieces that do not know of fragments: `make test-slow` runs them
+    pytest.param(name, marks=[pytest.mark.slow] * (name in battery.PAIRS))
+    for name in battery.EVERY
+    if "model_averaging" in name
+]
 
 
 @pytest.mark.parametrize("owed", OWED, ids=lambda owed: owed.__name__)
