@@ -110,8 +110,8 @@ def _text(module: str) -> str:
 
 def _methods() -> list[str]:
     folder = ROOT / "research" / "strategies"
-    found = [p.stem for p in sorted(folder.glob("*.py")) if "\nMETHOD = " in p.read_text()]
-    return sorted(found, key=lambda name: name != "sync")
+    made = re.compile(r"^METHOD\b.* = ", re.M)
+    return [path.stem for path in sorted(folder.glob("*.py")) if made.search(path.read_text())]
 
 
 def _assigned(module: str) -> Iterator[tuple[str, str]]:
@@ -132,6 +132,8 @@ def _of_method(name: str) -> Iterator[tuple[str, str]]:
     for node in tree(module).body:
         if isinstance(node, ast.Assign):
             named[ast.unparse(node.targets[0])] = node.value
+        elif isinstance(node, ast.AnnAssign) and node.value:
+            named[ast.unparse(node.target)] = node.value
     made = named["METHOD"]
     assert isinstance(made, ast.Call)
     for keyword in made.keywords:
@@ -139,9 +141,9 @@ def _of_method(name: str) -> Iterator[tuple[str, str]]:
             given = keyword.value
             held = named[given.id] if isinstance(given, ast.Name) else given
             assert isinstance(held, ast.Dict)
-            for key in held.keys:
-                assert isinstance(key, ast.Constant)
-                yield str(key.value), _comment(lines, key)
+            for key in held.keys:  # None stands for the keys of another method, of its own file
+                if isinstance(key, ast.Constant):
+                    yield str(key.value), _comment(lines, key)
 
 
 def _comment(lines: Sequence[str], node: ast.stmt | ast.expr) -> str:

@@ -265,7 +265,7 @@ class Checkpoints:
 
     def _has_room(self, state: Any) -> None:
         """Raises `DiskFull` before anything is written: Orbax may not survive a stop midway."""
-        needed = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(state)) + FILES
+        needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state)) + FILES
         if shutil.disk_usage(self.path).free < needed:
             raise DiskFull(self.path)
 

@@ -344,7 +344,7 @@ def test_an_inner_state_is_that_of_groups_and_blocks_too(name, inner_state):
             "config.strategy.outer_learning_rate = 0.0: must be above 0",
         ),
         ({"outer_momentum": 1.0}, "config.strategy.outer_momentum = 1.0: must be at least 0 and"),
-        ({"slow_learning_rate": float("nan")}, "slow_learning_rate = nan: must be above 0"),
+        ({"slow_learning_rate": float("nan")}, "slow_learning_rate = nan: must be a number"),
         ({"slow_momentum": -0.1}, "config.strategy.slow_momentum = -0.1: must be at least 0 and"),
     ],
 )
