@@ -127,7 +127,7 @@ def refuse(command: Command, arguments: Sequence[str]) -> None:
     own = [flag.lstrip("-") for flag in flags_of(command)]
     known = {*own, *app.flags.FLAGS, "flagfile", "undefok"}
     for argument in given:
-        match = re.match(r"--?([A-Za-z]\w*)(?=$|=)", argument)
+        match = re.match(r"--?([A-Za-z]\w*)(?=$|[=.])", argument)
         if match and not {match[1], match[1].removeprefix("no")} & known:
             meant = sources.closest(match[1], own, 1)
             hint = f"did you mean --{meant[0]}?" if meant else f"there are --{', --'.join(own)}"
