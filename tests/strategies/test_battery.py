@@ -104,7 +104,7 @@ def config_of(name, values=()):
     return config
 
 
-@cache  # one strategy a set of arguments, so that `scan` below compiles once for all tests
+@cache  # one strategy a set of arguments: `step` and `scan` below compile once for all tests
 def make_strategy(text, optimizer, slots, loss=None):
     config = default()
     config.update_from_flattened_dict(dict(text))
@@ -168,6 +168,11 @@ def flattened(config):
 def at(tree, index):
     """Cut by NumPy: JAX would compile a program for every shape."""
     return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[index]), tree)
+
+
+@partial(jax.jit, static_argnums=0)
+def step(strategy, state, event, batch):
+    return strategy.step(state, event, batch)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -253,14 +258,23 @@ def test_the_state_keeps_its_shapes_and_dtypes(name, optimizer):
 
 @pieces
 def test_jit_equals_no_jit(name):
-    run = make_run(name)
-    state, losses = run.state, []
+    """Update by update, where each kind of them is: at the end of the first epoch and after it."""
+    run, losses, params = make_run(name), [], []
+    state = run.state
     for t in range(STEPS):
-        state, info = run.strategy.step(state, *at((run.events, run.batches), t))
+        inputs = at((run.events, run.batches), t)
+        jitted, info = step(run.strategy, state, *inputs)
+        if EPOCH - 1 <= t < 2 * EPOCH + 1:
+            plain, its = run.strategy.step(state, *inputs)
+            assert_close(jitted, plain)
+            assert_close(info, its)
+        state = jitted
         losses.append(info["loss"])
-    jitted, (jitted_losses, _) = ran(run)
-    assert_close(jitted, state)
-    assert_close(jitted_losses, jnp.stack(losses))
+        params.append(state.params)
+    whole, (scanned, each) = ran(run)
+    assert_close(whole, state)
+    assert_close(scanned, np.stack(losses))
+    assert_close(each, jax.tree.map(lambda *leaves: np.stack(leaves), *params))
 
 
 @pieces
@@ -280,11 +294,10 @@ def test_vmap_equals_a_loop(name):
 def test_a_run_in_two_parts_equals_the_whole(name):
     """The state is all there is to resume from, to the bit."""
     run = make_run(name)
-    compiled = jax.jit(run.strategy.step)
 
     def advance(state, start, stop):
         for t in range(start, stop):
-            state, _ = compiled(state, *at((run.events, run.batches), t))
+            state, _ = step(run.strategy, state, *at((run.events, run.batches), t))
         return state
 
     half = jax.device_get(advance(run.state, 0, STEPS // 2))  # as from a checkpoint
