@@ -100,8 +100,8 @@ def _of_part(runs: pd.DataFrame, keys: Sequence[str], place: Sequence[str]) -> l
             its=of_figure(other, figure).shown,
             what=what,
         )
-        said.append(start + (told if start else told[0].upper() + told[1:]))
-        said[-1] += _times(one, other, figure)
+        begins = told if start or told.startswith("g =") else told[0].upper() + told[1:]
+        said.append(start + begins + _times(one, other, figure))
     return said
 
 

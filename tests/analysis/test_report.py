@@ -58,7 +58,7 @@ def test_the_table_has_the_figures_worked_out_by_hand(written):
     assert table["g = 16", "0.9"]["status"] == "interrupted"
     assert "4 runs: 2 completed, 1 diverged, 1 interrupted." in text
     # The reference is the synchronous one, which one group is: 28 / 30 of it, with one seed.
-    first = "G = 1, momentum 0.9, the synchronous one, itself takes the fewest updates: 30; "
+    first = "g = 1, momentum 0.9, the synchronous one, itself takes the fewest updates: 30; "
     assert first + "next g = 4, momentum 0.2, 30, 1.1 times; one seed, so no interval." in text
 
 
