@@ -12,10 +12,10 @@ import pandas as pd
 from analysis import efficiency, sections
 from analysis.page import number
 from analysis.sections import GROUPS, NAME, describe, of_figure, varying
+from analysis.times import CLOCKS
 from research.strategies import GROUPED, PLAIN
 
 PARTS = 4  # problems or clusters that are told of
-CLOCKS = {"updates": "updates", "seconds": "simulated seconds"}
 
 
 def lines(runs: pd.DataFrame, keys: Sequence[str], target: float) -> list[str]:

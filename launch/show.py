@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 
 from launch import app
 from research.config import default, differences, to_json, with_new_keys
+from research.outputs.files import read_json
 from research.values import InputError
 
 
@@ -58,13 +59,10 @@ def _text(value: Any) -> str:
 
 
 def _config(workdir: Path) -> dict[str, Any]:
-    try:
-        held = json.loads((workdir / "config.json").read_text())
-    except (OSError, ValueError) as error:
-        raise InputError(f"{workdir / 'config.json'}: cannot be read ({error})") from error
-    if not isinstance(held, dict):
-        raise InputError(f"{workdir / 'config.json'}: no JSON object")
-    return held
+    path = workdir / "config.json"
+    if held := read_json(path):
+        return held
+    raise InputError(f"{path}: cannot be read (there is none)")
 
 
 def _compared(folders: Sequence[str]) -> int:

@@ -53,10 +53,10 @@ def config_file(name: str) -> Path:
     Raises FileNotFoundError, whose message says which there are, the most similar ones first.
     """
     shipped = configs()
-    if Path(name).is_file() or name not in shipped:
-        path = Path(name)
-        if path.is_file():
-            return path
+    path = Path(name)
+    if path.is_file():
+        return path
+    if name not in shipped:
         known = dict.fromkeys([*closest(path.stem, shipped), *closest(name, shipped), *shipped])
         raise FileNotFoundError(f"config file {name}: not found; shipped are {', '.join(known)}")
     return shipped[name]

@@ -17,7 +17,7 @@ from optax import contrib
 
 from research import named
 from research.optimizers import closed_loop
-from research.optimizers.schedules import SCHEDULES, depends_on_steps, learning_rates
+from research.optimizers.schedules import SCHEDULES, learning_rates
 from research.strategies import groups_of
 from research.values import ConfigError
 
@@ -27,7 +27,6 @@ __all__ = [
     "SCHEDULES",
     "arguments",
     "check",
-    "depends_on_steps",
     "known",
     "learning_rates",
     "logged",

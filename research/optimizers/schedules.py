@@ -113,24 +113,18 @@ def learning_rates(
     return np.broadcast_to(values, (steps,))
 
 
-def of_config(config: Any, steps: int = 0) -> np.ndarray:
-    """The learning rates of a run, or of one of so many steps that is otherwise the same."""
+def of_config(config: Any) -> np.ndarray:
+    """The learning rates of a run."""
     chosen = config.optimizer
     return learning_rates(
         chosen.schedule,
         chosen.learning_rate,
-        steps or config.steps,
+        config.steps,
         warmup_steps=chosen.warmup_steps,
         decay_steps=chosen.decay_steps,
         decay_rate=chosen.decay_rate,
         options=chosen.schedule_options,
     )
-
-
-def depends_on_steps(config: Any) -> bool:
-    """Whether the rates of the run's updates would be others if it had more steps."""
-    rates, longer = of_config(config), of_config(config, 2 * config.steps)
-    return not np.array_equal(rates, longer[: len(rates)])
 
 
 def _vectorized(name: str, own: Any) -> optax.Schedule:

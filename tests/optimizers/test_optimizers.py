@@ -11,10 +11,10 @@ from research.config import ConfigError, default
 from research.optimizers import (
     SCHEDULES,
     arguments,
-    depends_on_steps,
     known,
     learning_rates,
     optimizer,
+    schedules,
     takes_momentum,
 )
 
@@ -204,7 +204,9 @@ def test_which_rates_depend_on_the_number_of_steps(schedule, decay_steps, depend
     config.steps, config.optimizer.schedule = 40, schedule
     config.optimizer.decay_steps, config.optimizer.warmup_steps = decay_steps, warmup
     config.optimizer.schedule_options.update(SCALED.get(schedule, {}))
-    assert depends_on_steps(config) == depends
+    rates = schedules.of_config(config)
+    config.steps *= 2
+    assert np.array_equal(rates, schedules.of_config(config)[:40]) != depends
 
 
 def by_length(learning_rate, steps):

@@ -18,17 +18,6 @@ def refusal(call, *args, **kwargs):
     return str(caught.value)
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """A current folder of the user's own, and Python's path and modules as they were."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    yield tmp_path
-    for name, module in list(sys.modules.items()):
-        if str(getattr(module, "__file__", None)).startswith(str(tmp_path)):
-            del sys.modules[name]
-
-
 def test_a_name_is_of_the_registry_or_of_a_file(folder):
     assert named.find(KEY, "a", {"a": 1, "b": 2}) == 1
     (folder / "mine_here.py").write_text("thing = 7\n")

@@ -62,16 +62,6 @@ SYNC = load("asynchronous")
 """
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    yield tmp_path
-    for name, module in list(sys.modules.items()):
-        if str(getattr(module, "__file__", None)).startswith(str(tmp_path)):
-            del sys.modules[name]
-
-
 def refusal(config):
     with pytest.raises(InputError) as caught:
         trainer.prepare(config)

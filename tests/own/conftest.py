@@ -1,0 +1,16 @@
+"""What the tests of one's own code share."""
+
+import sys
+
+import pytest
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A current folder of the user's own, and Python's path and modules as they were."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None)).startswith(str(tmp_path)):
+            del sys.modules[name]
