@@ -25,6 +25,7 @@ from research import trainer
 from research.checks import check
 from research.config import ConfigError
 from research.outputs.files import read_json, write_json
+from research.outputs.progress import end_line
 from research.outputs.workdir import claim
 from research.parallel.first_process import own
 from research.program import parameter_bytes
@@ -151,7 +152,9 @@ def cluster(config: ConfigDict, size: int, seconds: float) -> dict[str, Any]:
 
 def main(config: ConfigDict, workdir: Path) -> int:
     app.one_run(config)
-    print(plan_text.text(run(config, workdir)))
+    plan = run(config, workdir)
+    end_line()
+    print(plan_text.text(plan))
     return 0
 
 

@@ -6,7 +6,6 @@ noise. Of the mini-batches so measured the one with the least updates(B) seconds
 """
 
 import math
-import sys
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,11 +14,15 @@ from ml_collections import ConfigDict
 from research import strategies, trainer
 from research.config import ConfigError
 from research.models.convolution import LOWERINGS
+from research.outputs.progress import Progress
 from research.program import CHUNK
 from research.trainer import Run
 from research.tuning import convergence, layers, planner
 from research.tuning.layers import Choice, Layers, Updates
 from research.tuning.planner import Interval
+
+CANDIDATES = 3  # mini-batches, where the config has none
+SEARCHED = 4  # that tell the largest mini-batch
 
 
 class Device(NamedTuple):
@@ -74,7 +77,7 @@ def device(config: ConfigDict) -> Device:
     every = layers.convolutions(run)
     update, own = layers.updates(run, every), layers.own(config.model.lowering, every)
     first = min(config.batch_size, run.examples)
-    say("bytes of programs")
+    update = shown(update, programs(every, own, len(config.plan.batches) or CANDIDATES))
     least = layers.least(update, layers.distinct(every), own, first)
     try:
         fits = planner.largest(lambda b: update(b, least).bytes, config.plan.memory, run.examples)
@@ -107,7 +110,6 @@ def decision(wanted: Any, of: Device, updates: convergence.Updates) -> dict[str,
     first = min(of.batch, most)
     made = {}
     for b in wanted.batches or sorted({first, round(math.sqrt(first * most)), most}):
-        say(f"seconds of updates of {b} examples")
         around = of.own if of.update(b, of.own).bytes <= wanted.memory else of.least
         made[b] = layers.tables(of.update, kinds, around, b, wanted.memory, wanted.rounds)
     rows = planner.batches(
@@ -183,6 +185,20 @@ def tabled(of: Device, made: layers.Tables, taken: Choice) -> list[dict[str, Any
     ]
 
 
-def say(what: str) -> None:
-    """On standard error, for who waits."""
-    print(what, file=sys.stderr, flush=True)
+def programs(every: Layers, own: Choice, batches: int) -> int:
+    """How many are made, nearly: of each mini-batch one an exchange, and those that look for it."""
+    return (1 + len(layers.exchanged(layers.distinct(every), own))) * batches + SEARCHED
+
+
+def shown(update: Updates, total: int) -> Updates:
+    """The same, with a line on standard error that counts its programs."""
+    line, made = Progress("plan", total, unit="program"), set[tuple[int, Choice]]()
+
+    def counted(batch: int, choice: Choice) -> layers.Update:
+        found = update(batch, choice)
+        if (batch, choice) not in made:
+            made.add((batch, choice))
+            line.show(min(len(made), total - 1), f"mini-batch {batch:,}")
+        return found
+
+    return counted

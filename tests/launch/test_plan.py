@@ -9,6 +9,7 @@ import pytest
 from analysis.plan import text
 from launch import app, plan
 from research.config import to_json
+from research.outputs import progress
 from research.timeline.compute_groups import exchange
 from research.tuning import layers, phases, planner, plans
 from research.tuning.planner import Interval
@@ -183,6 +184,17 @@ class Clock:
     def measure(self, loops, rounds):
         noise = np.random.default_rng(0).normal(1, 0.01, (len(loops), rounds))
         return {name: loop.run() * noise[i] for i, (name, loop) in enumerate(loops.items())}
+
+
+def test_who_waits_sees_how_many_programs_are_left(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "PRINTED", 0.0)
+    update = plans.shown(lambda batch, choice: (batch, choice), 4)
+    for batch in (8, 8, 16):  # what is known already counts once
+        assert update(batch, ("xla",)) == (batch, ("xla",))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "plan  program 1/4  mini-batch 8"
+    assert len(lines) == 2 and lines[1].startswith("plan  program 2/4  mini-batch 16")
+    assert lines[1].endswith("left")
 
 
 @pytest.mark.parametrize(("planned", "kept"), [(2.0, True), (2.9999, False), (4.0, False)])
