@@ -82,6 +82,7 @@ STREAMING = {
     "strategy.delay": 1,
     "strategy.mixing": 0.25,
 }
+PUSH_SUM = {"strategy.name": "gossip", "strategy.graph": "push", "strategy.gossip_order": "adapt"}
 SPEEDS = {"cluster.speeds": [1.0, 3.0, 2.0, 2.0]}
 METHODS = {
     "groups": (GROUPS, ("jit", "shard_map", "pmap")),
@@ -111,6 +112,11 @@ METHODS = {
         DASO | {"strategy.name": "slowmo", "strategy.inner_state": "averaged"},
         ("jit", "shard_map"),
     ),
+    "gossip": (
+        DASO | {"strategy.name": "gossip", "strategy.gossip_order": "adapt"},
+        ("shard_map",),
+    ),
+    "push-sum": (ONE_EACH | {"strategy.name": "gossip", "strategy.graph": "push"}, ("jit", "pmap")),
     "top_k": (
         DASO | {"strategy.name": "slowmo", "strategy.compression": "top_k"},
         ("shard_map",),
