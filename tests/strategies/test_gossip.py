@@ -77,8 +77,8 @@ def test_it_equals_the_papers_x_w_and_z(name, order):
     messages = (to != np.arange(NODES)[:, None]).sum(axis=2).mean(axis=1)
     expected = 4 * P * messages[np.arange(STEPS) % len(to)]  # float32, 4 bytes a parameter
     np.testing.assert_allclose(sent, expected, rtol=1e-6)
-    if name != "ring":  # of three nodes everybody is a neighbour
-        assert np.ptp(found[-1], axis=0).max() > 0.05
+    if name != "ring":  # of three nodes everybody is a neighbour; else they part, by far more
+        assert np.ptp(found, axis=1).max() > 0.05
 
 
 def test_all_with_all_after_the_update_is_synchronous():
