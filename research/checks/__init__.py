@@ -42,6 +42,7 @@ def check(config: ConfigDict) -> None:
     _check_cluster(config)
     _check_pieces(config)
     _check_parallel(config)
+    _check_shards(config)
     _check_probes(config)
     _check_optimizer(config)
     for asked in (tune, plan):
@@ -154,6 +155,25 @@ def _check_parallel(config: ConfigDict) -> None:
         raise ConfigError(
             "config.replicas.count: replicas are recorded of strategies of one device "
             f"({', '.join(simple)}), with config.parallel.api = ''"
+        )
+
+
+def _check_shards(config: ConfigDict) -> None:
+    methods, nodes = strategies.of_config(config), config.cluster.nodes
+    if not config.data.dirichlet:
+        return
+    if not methods.mix and methods.outermost is not strategies.load(strategies.PLAIN):
+        mixing = [name for name in strategies.built_in() if strategies.load(name).mix]
+        raise ConfigError(
+            "config.data.dirichlet: nodes have shards of their own with config.strategy.name = "
+            f"{', '.join(map(repr, (strategies.PLAIN, *mixing)))}, not {methods.name!r}"
+        )
+    if config.replicas.count:
+        raise ConfigError("config.data.dirichlet: replicas are of one objective, without shards")
+    if config.batch_size % nodes:
+        raise ConfigError(
+            f"config.batch_size = {config.batch_size}: must be a multiple of config.cluster.nodes "
+            f"= {nodes}, each of which draws from a shard of its own (config.data.dirichlet)"
         )
 
 
