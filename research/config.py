@@ -126,6 +126,7 @@ def default() -> ConfigDict:
     config.probes.noise_scale = False  # of gradients, at log points: arXiv 1812.06162
     config.probes.sharpness = False  # largest eigenvalue of the loss's Hessian, at log points
     config.probes.similarity = False  # cosine of the gradients of nodes that drifted apart
+    config.probes.mean = False  # training loss of the mean of those nodes, at log points
 
     config.replicas = ConfigDict()
     config.replicas.count = 0  # > 0: record trajectories of this many replicas instead of one run

@@ -179,9 +179,10 @@ def _check_shards(config: ConfigDict) -> None:
 
 def _check_probes(config: ConfigDict) -> None:
     probes, methods = config.probes, strategies.of_config(config)
-    if probes.similarity and not methods.mix:
+    if (probes.similarity or probes.mean) and not methods.mix:
         raise ConfigError(
-            "config.probes.similarity: of nodes with parameters of their own, which "
+            f"config.probes.{'similarity' if probes.similarity else 'mean'}: of nodes with "
+            "parameters of their own, which "
             f"config.strategy.name = {methods.name!r} has none of"
         )
     if probes.steer and (not probes.momentum or config.optimizer.name != "sgd"):
