@@ -26,8 +26,8 @@ ARMS: Mapping[str, Point] = {
         for graph in ("complete", "exponential", "one_peer", "ring")
     },
 }
-# The best rung of `ladder`, whose neighbours are all worse.
-CHOSEN: Mapping[str, float] = {}
+# The best rung of `ladder` by `mean_loss`, with both kinds of data; its neighbours are all worse.
+CHOSEN: Mapping[str, float] = {arm: 0.8 if arm == "all-reduce" else 0.4 for arm in ARMS}
 
 
 def get_config(table: str = "ladder") -> ConfigDict:
@@ -57,7 +57,10 @@ def ladder() -> Iterator[Point]:
 
 
 def judged() -> Iterator[Point]:
-    near = {arm: [rate / 2, rate, rate * 2] for arm, rate in CHOSEN.items()}
+    near = {
+        f"{arm}-{shards}": [CHOSEN[arm] / 2, CHOSEN[arm], CHOSEN[arm] * 2]
+        for arm, shards in product(ARMS, SHARDS)
+    }
     return _points(near, [0, 1, 2])
 
 
@@ -65,12 +68,13 @@ TABLES = {"ladder": ladder, "judged": judged}
 
 
 def show(workdir: Path) -> None:
-    """A row an arm: its best rate; losses, distance and seconds, median and range; megabytes."""
+    """A row an arm: its best rate; medians and ranges of the losses of the mean and of node 0, the
+    distance and the seconds; megabytes that a node sends."""
     table = pd.read_csv(workdir / "results.csv")
     rate_of = "optimizer.learning_rate"
-    names = ("train_loss", "mean_loss", "node_distance", "simulated_seconds")
+    names = ("mean_loss", "train_loss", "node_distance", "simulated_seconds")
     for arm, rows in table.groupby(table["point"].str.rsplit("-", n=2).str[0], sort=False):
-        medians = rows.groupby(rate_of)["train_loss"].median()
+        medians = rows.groupby(rate_of)["mean_loss"].median()
         best = rows[rows[rate_of] == medians.idxmin()]
         cells = (
             f"{best[name].median():.3g} ({best[name].min():.3g} to {best[name].max():.3g})"

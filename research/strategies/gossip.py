@@ -17,6 +17,8 @@ knows P and hence w. What a node holds is z, and in terms of that with R_ij = P_
 -gamma g stands for whatever a node's own update does.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,7 +29,7 @@ from research import seeds
 from research.strategies import nodes
 from research.strategies.base import Batch, Event, Info, Params, State, Strategy
 from research.strategies.messages import over_nodes, own_event
-from research.strategies.method import Chosen, Keys, Method, Network, Setting
+from research.strategies.method import Chosen, Keys, Method, Setting
 from research.timeline import graphs
 from research.timeline.base import Timeline
 from research.timeline.network import broadcast, messages
@@ -36,14 +38,14 @@ from research.values import one_of, require
 
 OWN = ("to", "weight")  # of `event.control`; all else there is (nodes, ...)
 ORDERS = ("combine", "adapt")
-MOST = 1024  # nodes: each is sent a row of as many weights
+MOST = 256  # nodes: each is sent a row of as many weights
 
 
 def gossip(inner: Strategy, keys: Keys, senders: str | None = None) -> Strategy:
-    """The rule of one device over the axis `node`, around the strategy that a node does by itself.
+    """The rule of one device over the axis `node`, around what a node does by itself.
 
-    `event.control`: `to`, (nodes, k) int32, and `weight`, w, (nodes,), as in `timeline/graphs.py`,
-    the same on all nodes; and of every node what the inner strategy asks for.
+    `event.control`: `to`, (nodes, k) int32, whom each sends to, and `weight`, w, (nodes,), both the
+    same on all nodes; and of every node what the inner strategy asks for.
     """
     gather = over_nodes(senders).gather
     early = keys["gossip_order"] == "combine"
@@ -55,12 +57,9 @@ def gossip(inner: Strategy, keys: Keys, senders: str | None = None) -> Strategy:
         heard = (to == node).mean(axis=1) * w  # P_ij w_j of this row i
         row = heard / heard.sum()
 
-        def mixed(tree: Params) -> Params:
-            def one(every: jax.Array) -> jax.Array:
-                whole = lax.Precision.HIGHEST  # of float32, which accelerators would cut
-                return jnp.tensordot(row.astype(every.dtype), every, 1, precision=whole)
-
-            return jax.tree.map(one, gather(tree))
+        def mixed(tree: Params) -> Params:  # in float32, which accelerators would cut
+            product = partial(jnp.tensordot, row, axes=1, precision=lax.Precision.HIGHEST)
+            return jax.tree.map(lambda x, every: product(every).astype(x.dtype), tree, gather(tree))
 
         def sent(x: jax.Array, moved: jax.Array) -> jax.Array:
             return moved + (1 / w[node] - 1).astype(x.dtype) * (moved - x)
@@ -82,34 +81,18 @@ def gossip(inner: Strategy, keys: Keys, senders: str | None = None) -> Strategy:
 def clock(setting: Setting, methods: Chosen) -> Timeline:
     """Nodes wait for what is sent to them, and for nobody else (`graphs.arrivals`)."""
     config, strategy, size = setting.config, setting.config.strategy, setting.update_bytes
-    cluster, steps = config.cluster, config.steps
+    cluster, steps, name = config.cluster, config.steps, strategy.graph
     ready, done, more = nodes.inside(setting, methods)(steps)
-    rng = seeds.generator(config.seed, "graph")
-    to = graphs.graph(strategy.graph, cluster.nodes, steps, rng)
+    to = graphs.graph(name, cluster.nodes, steps, seeds.generator(config.seed, "graph"))
     links, handed_on = messages(cluster, size), broadcast(cluster, size)
     early = strategy.gossip_order == "combine"
     seconds = graphs.arrivals(to, ready, done, links, handed_on, early)
-    w = graphs.weights(to, steps) if strategy.graph == "push" else np.ones((1, cluster.nodes))
-    whole = to if len(to) in (1, steps) else to[np.arange(steps) % len(to)]
-    control = {
-        "to": np.broadcast_to(whole, (steps, *to.shape[1:])),
-        "weight": np.broadcast_to(w.astype(np.float32), (steps, cluster.nodes)),
-    }
+    w = graphs.weights(to, steps) if name == "push" else np.ones((steps, cluster.nodes))
+    control = {"to": graphs.each_update(to, steps), "weight": w.astype(np.float32)}
     none = np.zeros(steps, np.int32)
     slots = int(more["read"].max()) + 1 if "read" in more else 1
     staleness = more.pop("staleness", none)
     return Timeline(none, none, none, staleness, seconds, slots, control | more)
-
-
-def report(config: ConfigDict, network: Network) -> Keys:
-    """How fast the graph spreads what a node has: the gap, and of how many updates it is."""
-    graph, count = config.strategy.graph, config.cluster.nodes
-    drawn = graph in graphs.DRAWN
-    period = len(graphs.graph(graph, count, 1, np.random.default_rng(0)))
-    return {
-        "spectral_gap": graphs.spectral_gap(graph, count),
-        "graph_period": 1 if drawn else period,
-    }
 
 
 def check(config: ConfigDict, methods: Chosen) -> None:
@@ -122,7 +105,7 @@ def check(config: ConfigDict, methods: Chosen) -> None:
 METHOD = Method(
     keys={
         "graph": "ring",  # 'exponential', 'one_peer', 'complete', 'random', 'push'
-        "gossip_order": "combine",  # or 'adapt': what nodes send, from before or after their update
+        "gossip_order": "combine",  # or 'adapt': nodes send what they had before, or have after
     },
     compiled=("gossip_order",),
     mix=gossip,
@@ -132,5 +115,5 @@ METHOD = Method(
     info=("sent_bytes",),
     values=lambda config: one_of(config, "strategy.gossip_order", ORDERS),
     check=check,
-    report=report,
+    report=lambda config, _: graphs.report(config.strategy.graph, config.cluster.nodes),
 )

@@ -53,9 +53,19 @@ def _shifts(name: str, nodes: int) -> list[list[int]]:
     return [list(dict.fromkeys(shift % nodes for shift in once))]
 
 
+def each_update(to: np.ndarray, steps: int) -> np.ndarray:
+    """(steps, nodes, k), of a graph that stays the same without copies."""
+    if len(to) == 1:
+        return np.broadcast_to(to, (steps, *to.shape[1:]))
+    return to[np.arange(steps) % len(to)]
+
+
 def matrices(to: np.ndarray) -> np.ndarray:
     """P, (T, nodes, nodes) float64."""
-    return (to[..., None] == np.arange(to.shape[1])).mean(axis=2).swapaxes(1, 2)
+    turns, nodes, k = to.shape
+    p = np.zeros((turns, nodes, nodes))
+    np.add.at(p, (np.arange(turns)[:, None, None], to, np.arange(nodes)[:, None]), 1 / k)
+    return p
 
 
 def weights(to: np.ndarray, steps: int) -> np.ndarray:
@@ -65,6 +75,12 @@ def weights(to: np.ndarray, steps: int) -> np.ndarray:
         parts = np.broadcast_to(w[t, :, None] / to.shape[2], to.shape[1:])
         w[t + 1] = np.bincount(to[t % len(to)].ravel(), parts.ravel(), to.shape[1])
     return w
+
+
+def report(name: str, nodes: int) -> dict[str, float]:
+    """How fast nodes come to agree: the spectral gap, and the updates that it is of."""
+    period = 1 if name in DRAWN else len(graph(name, nodes, 1, np.random.default_rng(0)))
+    return {"spectral_gap": spectral_gap(name, nodes), "graph_period": period}
 
 
 def spectral_gap(name: str, nodes: int) -> float:
