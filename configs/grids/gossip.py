@@ -34,8 +34,8 @@ ARMS: Mapping[str, Point] = {
         for graph in ("one_peer", "ring")
     },
 }
-# The best rung of `ladder` by `mean_loss` with either kind of data, but 0.4 of `one_peer-adapt` with
-# shards.
+# The best rung of `ladder` by `mean_loss` with either kind of data (0.4 of `one_peer-adapt` with
+# shards).
 CHOSEN: Mapping[str, float] = {arm: 0.4 for arm in ARMS} | {
     arm: 0.8 for arm in ("all-reduce", "one_peer-adapt", "ring-adapt")
 }
