@@ -85,6 +85,7 @@ STREAMING = {
 SPEEDS = {"cluster.speeds": [1.0, 3.0, 2.0, 2.0]}
 METHODS = {
     "groups": (GROUPS, ("jit", "shard_map", "pmap")),
+    "elastic": (GROUPS | {"strategy.name": "elastic"}, ("shard_map",)),
     "shares": (VARIANTS["shares"], ("pmap",)),
     "local": (
         {"strategy.name": "local", "model.hidden": [16, 16], "cluster.devices_per_node": 4},
