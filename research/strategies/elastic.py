@@ -86,7 +86,7 @@ METHOD = own.WORKERS._replace(
         "period": 8,  # H, updates of a worker from one exchange to the next
         "elasticity": 0.9,  # p a, of p groups: an exchange moves both by a of their distance
     },
-    read=lambda gradient, update, keys, slots, servers: elastic(gradient, update, keys["groups"]),
+    read=lambda gradient, update, keys, *_: elastic(gradient, update, keys["groups"]),
     clock=clock,
     values=values,
 )

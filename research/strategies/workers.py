@@ -39,6 +39,7 @@ def row(table: Table, i: Array) -> Any:
 
 
 def put(table: Table, i: Array, tree: Any) -> Table:
+    """The table with this row; as it was, if it has so few that there is no row i."""
     return jax.tree.map(lambda leaf, own: leaf.at[i].set(own), table, tree)
 
 

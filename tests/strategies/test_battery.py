@@ -38,6 +38,13 @@ CASES = {
     "sync": Case({}, None),
     "asynchronous": Case({"strategy.groups": 2}, {"strategy.groups": 1}, bits=True),
     "elastic": Case({"strategy.groups": 2, "strategy.period": 2}, None, like="asynchronous"),
+    "async_local_sgd": Case(
+        {"strategy.groups": 2, "strategy.period": 2},
+        {"strategy.groups": 1, "strategy.period": 1}
+        | {"strategy.outer_learning_rate": 1.0, "strategy.outer_momentum": 0.0},
+        like="asynchronous",
+    ),
+    "ad_psgd": Case({"strategy.groups": 2}, {"strategy.groups": 1}, like="asynchronous"),
     "daso": Case(
         {"strategy.warmup_epochs": 1, "strategy.cooldown_epochs": 0, "strategy.max_batches": 2},
         {**ONE, "strategy.wait": 0},

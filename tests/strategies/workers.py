@@ -1,4 +1,4 @@
-"""Workers of their own on least squares, their arrivals as a clock makes them, and in float64."""
+"""Workers with parameters of their own on least squares, and the same in float64."""
 
 from functools import partial
 from types import SimpleNamespace
