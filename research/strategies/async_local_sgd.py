@@ -51,8 +51,8 @@ def async_local_sgd(gradient: Gradient, update: Update, workers: int) -> Strateg
     """
 
     def init(params: Params) -> State:
-        zeros, every = jax.tree.map(jnp.zeros_like, params), own.table(params, workers)
-        opt_state = own.table(update.init(params), workers)
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        every, opt_state = own.table((params, update.init(params)), workers)
         return State(params, zeros, zeros, every, every, opt_state, jnp.int32(workers))
 
     def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
@@ -64,38 +64,38 @@ def async_local_sgd(gradient: Gradient, update: Update, workers: int) -> Strateg
         w, opt_state = update.apply(grads, own.row(state.opt_state, i), w, event, w)
         outer = jax.tree.map(jnp.subtract, read, w)
         total = jax.tree.map(jnp.add, state.waiting, outer)
-        m = jax.tree.map(lambda m, d: b * m + d / n, state.momentum, total)
-        m = own.where(turn, m, state.momentum)
+        m = jax.tree.map(lambda m, d: jnp.where(turn, b * m + d / n, m), state.momentum, total)
         step = jax.tree.map(lambda m, g: control["part"] * b * m + g / n, m, outer)
         theta = jax.tree.map(lambda x, v: x - control["rate"] * v, state.params, step)
-        total = own.where(turn, jax.tree.map(jnp.zeros_like, total), total)
-        center = own.where(exchange, (theta, m, total), state[:3])
-        w, read = own.where(exchange, (theta, theta), (w, read))
-        every = own.put(state[3:6], i, (w, read, opt_state))
+        total = jax.tree.map(lambda d: jnp.where(turn, 0.0, d), total)
+        theta, m, total = own.where(exchange, (theta, m, total), state[:3])
+        now = *own.where(exchange, (theta, theta), (w, read)), opt_state
+        every, reads, opt_states = own.put(state[3:6], i, now)
+        newest = jnp.where(exchange, i, workers)
         info = {"loss": loss, "sent_bytes": own.both_ways(exchange, w)}
-        return State(*center, *every, newest=jnp.where(exchange, i, workers)), info
+        return State(theta, m, total, every, reads, opt_states, newest), info
 
     return Strategy(init, step)
 
 
 def clock(setting: Setting, methods: Chosen) -> Timeline:
     """The staleness is how often theta was updated since the worker had read it."""
-    config, strategy = setting.config, setting.config.strategy
+    strategy, steps = setting.config.strategy, setting.config.steps
     seconds = own.local_means(setting, methods, sent=False).max(axis=1)
     shares = seconds.min() / seconds if strategy.steps_by_speed else np.ones(len(seconds))
     periods = [max(int(strategy.period * share + 1e-9), 1) for share in shares]
     line, delay = own.timeline(setting, methods, periods), strategy.momentum_delay or len(periods)
     c = strategy.momentum_part / delay
     assert line.control
-    exchange = line.control["exchange"]
-    turn = exchange & (np.cumsum(exchange) % delay == 0)
+    count = np.cumsum(line.control["exchange"])
+    turn = line.control["exchange"] & (count % delay == 0)
     numbers = {
         "rate": strategy.outer_learning_rate,
         "decay": strategy.outer_momentum,
         "delay": delay,
         "part": np.where(turn, 1 - c * delay + c, c),
     }
-    control = {key: np.full(config.steps, v, np.float32) for key, v in numbers.items()}
+    control = {key: np.full(steps, v, np.float32) for key, v in numbers.items()}
     return line._replace(control={**line.control, "turn": turn, **control})
 
 

@@ -235,7 +235,7 @@ def test_every_method_has_a_case_and_pairs_run_or_are_refused_in_a_line():
         for other in set(PAIRED) - {like}:
             assert go_together(f"{name}+{other}") == go_together(f"{like}+{other}")
         assert not go_together(f"{name}+{like}")
-    with pytest.raises(ConfigError, match="'nosuch': must be one of sync, asynchronous"):
+    with pytest.raises(ConfigError, match="'nosuch': must be one of sync, ad_psgd"):
         strategies.chosen("nosuch")
     assert strategies.chosen(PLAIN).simple
 
