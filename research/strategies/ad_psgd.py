@@ -88,7 +88,7 @@ def clock(setting: Setting, methods: Chosen) -> Timeline:
     The staleness is how many others arrived since the worker had read.
     """
     strategy, rng = setting.config.strategy, seeds.generator(setting.config.seed, "peers")
-    line = own.timeline(setting, methods, [1] * strategy.groups)
+    line, _ = own.timeline(setting, methods, [1] * strategy.groups)
     return line._replace(control={"peer": peers(line.worker, strategy.groups, strategy.graph, rng)})
 
 

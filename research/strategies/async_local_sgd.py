@@ -84,11 +84,9 @@ def clock(setting: Setting, methods: Chosen) -> Timeline:
     seconds = own.local_means(setting, methods, sent=False).max(axis=1)
     shares = seconds.min() / seconds if strategy.steps_by_speed else np.ones(len(seconds))
     periods = [max(int(strategy.period * share + 1e-9), 1) for share in shares]
-    line, delay = own.timeline(setting, methods, periods), strategy.momentum_delay or len(periods)
-    c = strategy.momentum_part / delay
-    assert line.control
-    count = np.cumsum(line.control["exchange"])
-    turn = line.control["exchange"] & (count % delay == 0)
+    line, exchange = own.timeline(setting, methods, periods)
+    delay = strategy.momentum_delay or len(periods)
+    turn, c = exchange & (np.cumsum(exchange) % delay == 0), strategy.momentum_part / delay
     numbers = {
         "rate": strategy.outer_learning_rate,
         "decay": strategy.outer_momentum,
@@ -96,7 +94,7 @@ def clock(setting: Setting, methods: Chosen) -> Timeline:
         "part": np.where(turn, 1 - c * delay + c, c),
     }
     control = {key: np.full(steps, v, np.float32) for key, v in numbers.items()}
-    return line._replace(control={**line.control, "turn": turn, **control})
+    return line._replace(control={"exchange": exchange, "turn": turn, **control})
 
 
 def values(config: ConfigDict) -> None:

@@ -67,9 +67,9 @@ def clock(setting: Setting, methods: Chosen) -> Timeline:
     """All workers have one period; a gradient is taken at what its worker is, so none is stale."""
     config = setting.config
     groups = config.strategy.groups
-    line = own.timeline(setting, methods, [config.strategy.period] * groups)
+    line, exchange = own.timeline(setting, methods, [config.strategy.period] * groups)
     a = np.full(config.steps, config.strategy.elasticity / groups, np.float32)
-    control = {**(line.control or {}), "elasticity": a}
+    control = {"exchange": exchange, "elasticity": a}
     return line._replace(staleness=np.zeros_like(line.staleness), control=control)
 
 

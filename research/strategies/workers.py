@@ -86,12 +86,14 @@ def local_means(setting: Setting, methods: Chosen, sent: bool) -> np.ndarray:
     return service_means(cluster, config.strategy.groups, config.batch_size, size)
 
 
-def timeline(setting: Setting, methods: Chosen, periods: Sequence[int]) -> Timeline:
-    """Arrivals of local steps; worker i exchanges with every `periods[i]`-th of its own.
+def timeline(
+    setting: Setting, methods: Chosen, periods: Sequence[int]
+) -> tuple[Timeline, np.ndarray]:
+    """Arrivals of local steps, and (steps,) bool: which of them exchange.
 
-    Then its service has two messages of `update_bytes` in it, as those of `asynchronous` all have.
-    `control` has `exchange`, (steps,) bool. The staleness is how many exchanges of others there
-    were since the worker's own last one.
+    Those of worker i do at every `periods[i]`-th. Its service has two messages of `update_bytes` in
+    it then, as all of `asynchronous` have. The staleness is how many exchanges of others there were
+    since the worker's own last one.
     """
     config = setting.config
     alone, exchanged = (local_means(setting, methods, sent) for sent in (False, True))
@@ -108,7 +110,7 @@ def timeline(setting: Setting, methods: Chosen, periods: Sequence[int]) -> Timel
     for mine in each:
         last = np.maximum.accumulate(np.where(exchange[mine], before[mine] + 1, 0))
         staleness[mine] = before[mine] - np.append(0, last)[:-1]
-    return line._replace(staleness=staleness, control={"exchange": exchange})
+    return line._replace(staleness=staleness), exchange
 
 
 def check(config: ConfigDict, methods: Chosen) -> None:
