@@ -35,9 +35,9 @@ def default() -> ConfigDict:
     config.model.options = ConfigDict()  # arguments of a function of your own
     config.model.hidden = (256, 256)  # mlp: widths; cnn: widths of its dense layers
     config.model.channels = (6, 16)  # cnn: of its convolutions; resnet: of the blocks of each stage
-    config.model.blocks = 8  # resmlp, resnet, transformer: residual blocks
-    config.model.width = 256  # resmlp, transformer: of what the blocks add to
-    config.model.attention_heads = 4  # transformer
+    config.model.blocks = 8  # resmlp, resnet, both transformers: residual blocks
+    config.model.width = 256  # resmlp, both transformers: of what the blocks add to
+    config.model.attention_heads = 4  # transformer, modern_transformer
     config.model.norm = "group"  # resnet: 'group' or 'batch'
     config.model.dtype = "float32"  # of the computation; parameters stay float32
     config.model.lowering = ""  # of convolutions, or a list 'gemm,fft' in order; '': the backend's
