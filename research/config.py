@@ -46,7 +46,7 @@ def default() -> ConfigDict:
     config.model.noise = 0.0  # quadratic: standard deviation of an example's optimum
 
     config.data = ConfigDict()
-    config.data.name = "mnist5k"  # 'kjv' (text), 'tfds:NAME' (prepared), or your own:
+    config.data.name = "mnist5k"  # 'kjv', 'stdlib' (text), 'tfds:NAME' (prepared), or your own:
     # 'folder:PATH' (images, arrays), 'text:PATH' (a file or folder), MODULE:FUNCTION
     config.data.options = ConfigDict()  # arguments of a function of your own
     config.data.dir = ""  # where prepared data lies; '': OPTDYN_DATA_DIR or the default of tfds
@@ -59,7 +59,7 @@ def default() -> ConfigDict:
     config.data.std = ()  # and standard deviation: divided by
     config.data.augment = ""  # images trained on: 'crop', 'flip', 'crop_flip', at random
     config.data.streaming = False  # True: examples are brought to the devices as they are needed
-    config.data.tokenizer = "character"  # of text: 'character' or 'byte'
+    config.data.tokenizer = "character"  # of text: 'character', 'byte' or 'bpe:N'
     config.data.sequence_length = 128  # of text: tokens predicted an example
 
     config.optimizer = ConfigDict()
