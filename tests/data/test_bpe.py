@@ -1,6 +1,5 @@
 """Byte pairs: nothing is lost, merges are those of the definition, and what is kept is used."""
 
-import sys
 from collections import Counter
 from itertools import pairwise
 
@@ -10,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from research import data
-from research.data import bpe, tokenizers
+from research.data import bpe
 
-library = pytest.importorskip("tokenizers")
+pytest.importorskip("tokenizers")
 TRAINING = "low low low low low lower lower newest newest newest newest newest newest widest\n" * 3
 
 
@@ -92,16 +91,3 @@ def test_a_text_of_ones_own_in_byte_pairs(tmp_path):
     assert 256 < loaded.classes <= 270
     assert loaded.train["text"].max() < loaded.classes
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["tokenizers"]
-
-
-@pytest.mark.parametrize("name", ["bpe", "bpe:", "bpe:255", "bpe:-300", "bpe:3e3", "bpe:99999999"])
-def test_other_names_are_unknown(name):
-    assert not tokenizers.is_known(name)
-    with pytest.raises(data.DataError, match=r"unknown tokenizer .* 'bpe:N', of a vocabulary"):
-        data.load("kjv", tokenizer=name)
-
-
-def test_without_the_package_one_line_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(data.DataError, match=r"pip install 'optdyn\[bpe\]'"):
-        data.load("kjv", tokenizer="bpe:300")
