@@ -43,7 +43,10 @@ def trained(run, updates):
     return state.params
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(  # Muon's program takes over ten seconds to compile twice
+    "name",
+    [pytest.param("contrib.muon", marks=pytest.mark.slow), "contrib.schedule_free_sgd"],
+)
 def test_is_optax_on_gradients_one_update_old(name):
     """x_{t+1} = x_t + optax(gradient at x_{t-1}), and at x_0 for the first two."""
     run = trainer.prepare(config(name))
