@@ -11,8 +11,8 @@ from ml_collections import ConfigDict
 from research import losses, models, named, optimizers, room, strategies
 from research.checks import kinds, plan, ranges, tune
 from research.config import ConfigError, default, to_json
+from research.data import tokenizers
 from research.data.augment import NAMES as AUGMENTATIONS
-from research.data.tokenizers import NAMES as TOKENIZERS
 from research.models.convolution import LOWERINGS
 from research.models.resnet import NORMS
 from research.optimizers import schedules
@@ -35,7 +35,7 @@ def check(config: ConfigDict) -> None:
     one_of(config, "model.norm", NORMS)
     one_of(config, "parallel.api", ("", *APIS))
     one_of(config, "cluster.split", ("equal", "proportional"))
-    one_of(config, "data.tokenizer", TOKENIZERS)
+    require(config, "data.tokenizer", tokenizers.is_known, tokenizers.WANTED)
     one_of(config, "data.augment", AUGMENTATIONS)
     ranges.check(config)
     _check_model(config)
