@@ -120,7 +120,7 @@ def _optimizer_bytes(config: ConfigDict, params: Any) -> int:
     """Of the floats in an optimizer's state."""
     name = config.optimizer.name
     hyper = ("learning_rate", *(("momentum",) if optimizers.takes_momentum(name) else ()))
-    made = optimizers.optimizer(name, hyper, optimizers.options(config))
+    made = optimizers.optimizer(name, hyper, optimizers.options(config), optimizers.chain(config))
     state = jax.tree.leaves(jax.eval_shape(made.init, params))
     return _bytes([leaf for leaf in state if np.issubdtype(leaf.dtype, np.floating)])
 
