@@ -87,6 +87,7 @@ class Method(NamedTuple):
     slower: Callable[[ConfigDict, Network], float] | None = None  # a gradient, over plain SGD's
     laws: tuple[str, ...] = ()  # of config.cluster.service
     cluster: tuple[str, ...] = ()  # of OPTIONAL
+    single: bool = True  # whether an update is of one gradient, of the whole batch
     barrier: bool = True  # whether the workers wait for one another at every update
     follows: Callable[[ConfigDict], bool] = lambda config: False  # the log decides its timeline
     # What it says of itself.
@@ -120,7 +121,7 @@ class Chosen(NamedTuple):
     @property
     def simple(self) -> bool:
         """Whether an update is one gradient of the whole batch."""
-        return not self.mix and not self.gradient
+        return not self.mix and not self.gradient and (not self.read or self.read.single)
 
     @property
     def stages(self) -> bool:

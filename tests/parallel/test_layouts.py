@@ -85,6 +85,10 @@ STREAMING = {
 SPEEDS = {"cluster.speeds": [1.0, 3.0, 2.0, 2.0]}
 METHODS = {
     "groups": (GROUPS, ("jit", "shard_map", "pmap")),
+    "buffered": (
+        GROUPS | {"strategy.name": "buffered", "strategy.arrivals": 2},
+        ("jit", "shard_map", "pmap"),
+    ),
     "shares": (VARIANTS["shares"], ("pmap",)),
     "local": (
         {"strategy.name": "local", "model.hidden": [16, 16], "cluster.devices_per_node": 4},

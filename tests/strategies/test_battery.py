@@ -37,6 +37,12 @@ ONE = {"cluster.nodes": 1, "cluster.devices_per_node": 4}
 CASES = {
     "sync": Case({}, None),
     "asynchronous": Case({"strategy.groups": 2}, {"strategy.groups": 1}, bits=True),
+    "buffered": Case(
+        {"strategy.groups": 2, "strategy.arrivals": 3},
+        {"strategy.groups": 1, "strategy.arrivals": 1},
+        bits=True,
+        like="asynchronous",
+    ),
     "daso": Case(
         {"strategy.warmup_epochs": 1, "strategy.cooldown_epochs": 0, "strategy.max_batches": 2},
         {**ONE, "strategy.wait": 0},
