@@ -80,6 +80,7 @@ class Method(NamedTuple):
     # What the gradient is like.
     sums: bool = False  # itself, over the devices of `data`, whose parts of the batch may be uneven
     servers: Callable[[Problem], Mapping[str, int]] | None = None  # of each block, if by themselves
+    staged: bool = False  # the cluster's nodes are its stages, and none has all parameters
     heads: Callable[[Any, Keys], Sequence[str]] = nothing  # blocks that need an auxiliary head
     # What it asks of the cluster.
     clock: Callable[["Setting", "Chosen"], Timeline] | None = None
@@ -189,6 +190,11 @@ def chosen(name: str) -> Chosen:
         raise ConfigError(
             f"config.strategy.name = {name!r}: {taken['gradient']} divides the work of workers "
             f"that wait for one another, and those of {taken['read']} do not"
+        )
+    if found.gradient and found.gradient.staged and found.mix:
+        raise ConfigError(
+            f"config.strategy.name = {name!r}: {taken['gradient']} cuts one model over the nodes, "
+            f"and those of {taken['mix']} have a model each"
         )
     return found
 

@@ -57,6 +57,7 @@ CASES = {
         {"strategy.period": 3}, {**ONE, "strategy.slow_momentum": 0.0}, like="model_averaging"
     ),
     "dynamic_batch": Case({"cluster.speeds": (1.0, 2.0, 3.0, 4.0)}, {"strategy.adapt": False}),
+    "stale_pipeline": Case({}, ONE, bits=True),
     "local": Case({"strategy.variant": "greedy"}, {"strategy.variant": "backprop"}),
 }
 
