@@ -4,84 +4,29 @@
 
     stash      tau_s = S - s, forward and backward     PipeDream with weight stashing, 1806.03377
     2bw        tau_s = 1 of all stages                 PipeDream-2BW, 2006.09503
-    no_stash   forward as stash, backward at x_t:      PipeDream without stashing
-               h_{j+1} = f_j(x_{t - tau}, h_j), and its derivatives are those of f_j(x_t, h_j)
-    predict    stash, but forward and backward at      SpecTrain, 1809.02839; FTPipe
-               x_{t-tau} - (mu - mu^{tau+1}) / (1 - mu) (x_{t-tau-1} - x_{t-tau})
+    no_stash   likewise forward, backward at x_t       PipeDream without stashing
+    predict    as stash, of parameters predicted for   SpecTrain, 1809.02839; FTPipe
+               tau_s updates later
 
-The nodes of the cluster are the stages. Prediction is where heavy ball of momentum mu would be now
-if all gradients since were 0: x_{t-1} - x_t is its gamma v. A stage knows when it reads how late
-its gradient will be. That is asynchronous SGD whose blocks each have a slot of their own, which the
-clock decides; and each block has an optimizer of its own, with a staleness of its own.
+The nodes of the cluster are the stages. This is asynchronous SGD whose blocks have a slot each,
+which the clock decides, and what else stages do is in `late_stages.py`. Each block has an optimizer
+of its own, with a staleness of its own.
 """
 
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from ml_collections import ConfigDict
 
 from research import models
 from research.strategies import local
-from research.strategies.asynchronous import State, asynchronous
-from research.strategies.base import Batch, Event, Gradient, Info, Params, Strategy, Update, whole
-from research.strategies.method import Chosen, Keys, Method, Network, Setting
+from research.strategies.late_stages import gradient_of, reading
+from research.strategies.method import Chosen, Method, Network, Setting
 from research.timeline import pipeline
 from research.timeline.base import Timeline
 from research.values import ConfigError, one_of
 
 KINDS = ("stash", "2bw", "no_stash", "predict")
-
-
-def _gradient(problem: Any, keys: Keys) -> Gradient:
-    """At what was read; where `_read` says so, with derivatives at `newest` or further `ahead`."""
-    of = whole(problem.loss)
-
-    def late(new: Params, old: Params, batch: Batch) -> jax.Array:
-        h = problem.input(batch)
-        for name, module in problem.blocks:
-            now, then = (module.apply({"params": x[name]}, h) for x in (new, old))
-            h = lax.stop_gradient(then) + (now - lax.stop_gradient(now))
-        return jnp.mean(problem.losses(h, batch))
-
-    def gradient(params: Params, event: Event, batch: Batch) -> tuple[jax.Array, Params]:
-        control: Any = event.control or {}
-        if "newest" in control:
-            return jax.value_and_grad(late)(control["newest"], params, batch)
-        if "ahead" in control:
-            params = jax.tree.map(jnp.add, params, control["ahead"])
-        return of(params, event, batch)
-
-    return gradient
-
-
-def _read(gradient: Gradient, update: Update, keys: Keys, slots: int, servers: Any) -> Strategy:
-    """Of `event.control`: `read` and `write`, and for predictions `before`, (blocks,) int32."""
-    inner = asynchronous(gradient, update, slots, servers=servers)
-
-    def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
-        control: Any = dict(event.control or {})
-        if keys["pipeline"] == "no_stash":
-            control["newest"] = state.params
-        if keys["pipeline"] == "predict":
-            control["ahead"] = ahead(state, event)
-        return inner.step(state, event._replace(control=control), batch)
-
-    def ahead(state: State, event: Event) -> Params:
-        mu, control = event.hyper["momentum"], event.control or {}
-        factor = (mu - mu ** (jnp.asarray(event.staleness) + 1)) / (1 - mu)
-        read, before = (
-            state.at({name: control[when][block] for name, block in servers.items()})
-            for when in ("read", "before")
-        )
-        return {
-            name: jax.tree.map(lambda x, old, b=b: factor[b] * (x - old), read[name], before[name])
-            for name, b in servers.items()
-        }
-
-    return Strategy(inner.init, step)
 
 
 def delays(kind: str, stages: int, blocks: int) -> np.ndarray:
@@ -169,8 +114,8 @@ def report(config: ConfigDict, network: Network) -> dict[str, Any]:
 METHOD = Method(
     keys={"pipeline": "stash"},  # or '2bw', 'no_stash', 'predict': which parameters stages use
     compiled=("pipeline",),
-    gradient=_gradient,
-    read=_read,
+    gradient=gradient_of,
+    read=reading,
     servers=lambda problem: {name: place for place, (name, _) in enumerate(problem.blocks)},
     staged=True,
     clock=clock,
