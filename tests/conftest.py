@@ -59,10 +59,9 @@ def config():
 
     def make(values=()):
         config = default()
-        for key, value in dict(values).items():  # of those whose keys are open
-            *where, name = key.split(".")
-            if where in (["optimizer", "options"], ["optimizer", "chain_options"]):
-                config.optimizer[where[1]][name] = value
+        options = {k: v for k, v in dict(values).items() if k.startswith("optimizer.options.")}
+        for key, value in options.items():
+            config.optimizer.options[key.rpartition(".")[2]] = value
         config.update_from_flattened_dict({**RUN, **dict(values)})
         return config
 

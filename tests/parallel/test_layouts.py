@@ -87,7 +87,7 @@ METHODS = {
     "groups": (GROUPS, ("jit", "shard_map", "pmap")),
     "buffered": (
         GROUPS | {"strategy.name": "buffered", "strategy.arrivals": 2},
-        ("jit", "shard_map", "pmap"),
+        ("shard_map",),
     ),
     "shares": (VARIANTS["shares"], ("pmap",)),
     "local": (
