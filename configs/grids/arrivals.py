@@ -42,7 +42,20 @@ ARMS: Mapping[str, Point] = {
     **{f"rate-{law}": _chained("staleness_rate", law=law) for law in LATE},
     **{waiting: _waiting(waiting) for waiting in WAITING},
 }
-CHOSEN: Mapping[str, float] = dict.fromkeys(ARMS, 0.1)
+# The best rung of `ladder`, whose neighbours are both worse.
+CHOSEN = {
+    "synchronous": 0.8,
+    "asynchronous": 0.1,
+    "compensated": 0.1,
+    "compensated-adaptive": 0.2,
+    "rate-inverse": 0.4,
+    "rate-bounded": 0.2,
+    "rate-power": 0.1,
+    "k_sync": 0.8,
+    "k_batch_sync": 0.8,
+    "k_async": 0.8,
+    "k_batch_async": 0.4,
+}
 
 
 def get_config(table: str = "ladder") -> ConfigDict:
