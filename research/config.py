@@ -73,10 +73,9 @@ def default() -> ConfigDict:
     config.optimizer.decay_steps = 0  # 0: to the end
     config.optimizer.decay_rate = 0.1
     config.optimizer.options = ConfigDict()  # further arguments of the optimizer
-    # What gradients go through before it: 'delay_compensation', 'staleness_rate'
-    # (research/optimizers/staleness.py), transforms of optax ('clip', ...), or MODULE:FUNCTION.
-    config.optimizer.chain = ()
-    config.optimizer.chain_options = ConfigDict()  # of those in the chain, each takes its own
+    # Transforms: of research/optimizers/staleness.py, of optax, or MODULE:FUNCTION.
+    config.optimizer.chain = ()  # names of those that gradients go through before the optimizer
+    config.optimizer.chain_options = ConfigDict()  # their arguments, each takes its own
 
     config.strategy = ConfigDict()
     # Methods of research/strategies/, joined by '+', or MODULE:NAME; their files have their keys.

@@ -20,7 +20,7 @@ from research.grid import Point, grid, log_range
 
 STAGES = (2, 4, 8)  # or nodes
 PERIODS = (4, 16, 64)
-RATES = log_range(2**-9, 2**-2, 8)
+RATES = {0.9: log_range(2**-11, 2**-2, 10), 0.0: log_range(2**-8, 2**0, 9)}  # by momentum
 
 
 def _pipeline(stages: int, kind: str = "stash") -> Point:
@@ -66,9 +66,12 @@ def get_config(table: str = "ladder") -> ConfigDict:
 
 def ladder() -> Iterator[Point]:
     for arm, keys in ARMS.items():
-        for rate in RATES:
-            name = f"{arm},{rate:.5g}"
-            yield {"name": name, **keys, "optimizer.learning_rate": rate, "seed": 100}
+        for momentum, rates in RATES.items():
+            if arm.startswith("predict") and not momentum:
+                continue  # it is stash
+            for rate in rates:
+                own = {"optimizer.learning_rate": rate, "optimizer.momentum": momentum}
+                yield {"name": f"{arm},{momentum},{rate:.5g}", **keys, **own, "seed": 100}
 
 
 def judged() -> Iterator[Point]:

@@ -40,9 +40,10 @@ class MeanSquare(NamedTuple):
 def delay_compensation(
     lam: float = 0.04, adaptive: bool = False, decay: float = 0.95
 ) -> optax.GradientTransformationExtraArgs:
-    """Gradients, to first order, of where they are applied. `lam` 0 leaves them as they are.
+    """Gradients of where they are applied and not of where they were taken, to first order.
 
-    `decay` is m. The adaptive form, whose `lam` is about 2, keeps a copy of the parameters more.
+    `lam` is lambda; 0 leaves them as they are. `decay` is m. The adaptive form, whose `lam` is
+    about 2, keeps a copy of the parameters more.
     """
 
     def init(params: Params) -> Any:

@@ -112,7 +112,10 @@ def report(config: ConfigDict, network: Network) -> dict[str, Any]:
 
 
 METHOD = Method(
-    keys={"pipeline": "stash"},  # or '2bw', 'no_stash', 'predict': which parameters stages use
+    keys={
+        "pipeline": "stash",  # or '2bw', 'no_stash', 'predict': which parameters stages use
+        "micro_batches": 4,  # local, backprop on several nodes, or stale_pipeline, 2bw: of a batch
+    },
     compiled=("pipeline",),
     gradient=gradient_of,
     read=reading,
