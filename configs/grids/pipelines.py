@@ -19,7 +19,7 @@ from research.config import default
 from research.grid import Point, grid, log_range
 
 STAGES = (2, 4, 8)  # or nodes
-PERIODS = (4, 16, 64)
+PERIODS = (4, 16, 64, 256)
 RATES = {0.9: log_range(2**-11, 2**-2, 10), 0.0: log_range(2**-8, 2**0, 9)}  # by momentum
 
 
@@ -41,7 +41,28 @@ ARMS: Mapping[str, Point] = {
     **{f"{kind}-8": _pipeline(8, kind) for kind in ("2bw", "no_stash", "predict")},
     **{f"local-{p}-{h}": _local(p, h) for p in STAGES for h in PERIODS},
 }
-CHOSEN: Mapping[str, float] = dict.fromkeys(ARMS, 0.03125)
+# Momentum and rate: the best rung of `ladder`, whose neighbours are both worse.
+CHOSEN = {
+    "synchronous": (0.0, 0.0625),
+    "stash-2": (0.0, 0.0625),
+    "stash-4": (0.0, 0.125),
+    "stash-8": (0.0, 0.0625),
+    "2bw-8": (0.9, 0.00390625),
+    "no_stash-8": (0.0, 0.015625),
+    "predict-8": (0.9, 0.00195312),
+    "local-2-4": (0.9, 0.015625),
+    "local-2-16": (0.9, 0.0078125),
+    "local-2-64": (0.9, 0.015625),
+    "local-2-256": (0.9, 0.0078125),
+    "local-4-4": (0.9, 0.0078125),
+    "local-4-16": (0.9, 0.0078125),
+    "local-4-64": (0.9, 0.0078125),
+    "local-4-256": (0.9, 0.00390625),
+    "local-8-4": (0.9, 0.0078125),
+    "local-8-16": (0.9, 0.0078125),
+    "local-8-64": (0.9, 0.00390625),
+    "local-8-256": (0.9, 0.00390625),
+}
 
 
 def get_config(table: str = "ladder") -> ConfigDict:
@@ -77,8 +98,9 @@ def ladder() -> Iterator[Point]:
 def judged() -> Iterator[Point]:
     for arm, keys in ARMS.items():
         for seed in range(3):
-            rate = {"optimizer.learning_rate": CHOSEN[arm]}
-            yield {"name": f"{arm},{seed}", **keys, **rate, "seed": seed}
+            momentum, rate = CHOSEN[arm]
+            own = {"optimizer.learning_rate": rate, "optimizer.momentum": momentum}
+            yield {"name": f"{arm},{seed}", **keys, **own, "seed": seed}
 
 
 TABLES = {"ladder": ladder, "judged": judged}
