@@ -76,6 +76,9 @@ def default() -> ConfigDict:
     config.optimizer.decay_steps = 0  # 0: to the end
     config.optimizer.decay_rate = 0.1
     config.optimizer.options = ConfigDict()  # further arguments of the optimizer
+    # Transforms: of research/optimizers/staleness.py, of optax, or MODULE:FUNCTION.
+    config.optimizer.chain = ()  # names of those that gradients go through before the optimizer
+    config.optimizer.chain_options = ConfigDict()  # their arguments, each takes its own
 
     config.strategy = ConfigDict()
     # Methods of research/strategies/, joined by '+', or MODULE:NAME; their files have their keys.
@@ -163,6 +166,7 @@ def default() -> ConfigDict:
         config.model.options,
         config.data.options,
         config.optimizer.options,
+        config.optimizer.chain_options,
         config.optimizer.schedule_options,
         config.strategy.options,
         config.cluster.service_options,

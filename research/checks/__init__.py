@@ -225,6 +225,7 @@ def _check_optimizer(config: ConfigDict) -> None:
             raise ConfigError(f"config.optimizer.options.{key}: {made_by} has no such argument")
         if key in ("learning_rate", "momentum"):
             raise ConfigError(f"config.optimizer.options.{key}: set config.optimizer.{key} instead")
+    _check_chain(config)
     if name in optimizers.OWN:
         simple = [n for n in strategies.built_in() if strategies.chosen(n).simple]
         require(
@@ -233,12 +234,27 @@ def _check_optimizer(config: ConfigDict) -> None:
             lambda v: strategies.chosen(v).simple,
             f"one of {', '.join(map(repr, simple))}",
         )
-    if config.replicas.matching and (name != "sgd" or config.optimizer.options):
+    more = config.optimizer.options or config.optimizer.chain
+    if config.replicas.matching and (name != "sgd" or more):
         raise ConfigError(
             "config.replicas.matching: compares with plain momentum SGD, so it needs "
-            "config.optimizer.name = 'sgd' without options"
+            "config.optimizer.name = 'sgd' without options or a chain"
         )
     optimizers.check(config, {"x": jax.ShapeDtypeStruct((1,), np.float32)})
     chosen = config.optimizer
     of = chosen.learning_rate, 1, chosen.decay_rate, chosen.schedule_options
     schedules.schedule(chosen.schedule, *of)
+
+
+def _check_chain(config: ConfigDict) -> None:
+    """What gradients go through before the optimizer."""
+    texts = "of texts, names of transforms as ('delay_compensation',), or ()"
+    require(config, "optimizer.chain", lambda v: all(isinstance(n, str) for n in v), texts)
+    every = [options for _, options in optimizers.chain(config)]
+    for key in config.optimizer.chain_options:
+        takers = sum(key in options for options in every)
+        if takers != 1:
+            raise ConfigError(
+                f"config.optimizer.chain_options.{key}: taken by {takers} of config.optimizer."
+                f"chain = {tuple(config.optimizer.chain)}, must be by one"
+            )
