@@ -13,6 +13,7 @@ import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from threading import RLock
 from typing import Any, Self
 
 import jax
@@ -225,6 +226,11 @@ def _nested(like: Any, flat: Any) -> Any:
     )
 
 
+SAVING = (
+    RLock()
+)  # one checkpoint at a time, or others would take the room that it was found to have
+
+
 class Checkpoints:
     """The last two states of a run, with a checksum of every file.
 
@@ -254,7 +260,7 @@ class Checkpoints:
             return
         folder = self.path / str(step)
         try:
-            with writing(self.path):
+            with writing(self.path), SAVING:
                 self._has_room(state)
                 self._manager.save(step, args=ocp.args.StandardSave(_flat(state)))
                 write_json(folder / SUMS, _file_sums(folder))

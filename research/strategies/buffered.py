@@ -103,9 +103,8 @@ def check(config: ConfigDict, methods: Chosen) -> None:
             f"config.strategy.arrivals = {strategy.arrivals}: must be at most config.strategy."
             f"groups = {strategy.groups}, of which each delivers once with {strategy.waiting!r}"
         )
-    for key in ("fresh", "staleness_bound"):
-        if strategy[key] != one_each.METHOD.keys[key]:
-            raise ConfigError(f"config.strategy.{key}: of 'asynchronous', not of {methods.name!r}")
+    if strategy.fresh:
+        raise ConfigError(f"config.strategy.fresh: no block is merged of {methods.name!r}")
     parts = strategy.arrivals * config.parallel.accumulation
     parts *= nodes * devices if methods.mix else devices if config.parallel.api else 1
     if config.batch_size % parts:

@@ -57,13 +57,17 @@ class Disk:
 
 
 def full_before(monkeypatch, disk, owner, name, when=lambda *_: True):
-    """Has the disk full when that function is called, the first time that `when` holds."""
+    """Has the disk full when that function is called, the first time that `when` holds.
+
+    Not while another thread has half of a checkpoint written: Orbax may not survive that.
+    """
     function, done = getattr(owner, name), []
 
     def filled(*arguments, **named):
         if not done and when(*arguments):
             done.append(True)
-            disk.fill()
+            with workdir.SAVING:
+                disk.fill()
         return function(*arguments, **named)
 
     monkeypatch.setattr(owner, name, filled)

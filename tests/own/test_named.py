@@ -102,6 +102,7 @@ def test_everything_registered_is_listed_with_a_line():
         "metrics": {"accuracy", "squared_error"},
         "optimizers": {"adam", "contrib.muon", "closed_loop"},
         "schedules": {"cosine", "piecewise"},
+        "transforms": {"delay_compensation", "staleness_rate"},
         "methods": {"sync", "daso"},
         "laws": {"constant", "geometric", "trace"},
     }
