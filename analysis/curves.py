@@ -34,7 +34,7 @@ ALONG = {
     "test_loss": "test loss",
     "test_accuracy": "test accuracy",
     "learning_rate": "learning rate",
-    "staleness_mean": "mean staleness since the last log point",
+    "staleness_mean": "mean staleness",
 }
 COSTS = {
     "simulated_seconds": "simulated seconds",
@@ -192,7 +192,10 @@ def along(found: Sequence[Curve]) -> Section | None:
         )
     if not pictures:
         return None
-    text = "The same runs on test examples, and what their learning rates and staleness were."
+    text = (
+        "The same runs on test examples, and what their learning rates were, and their staleness, "
+        "a mean since the log point before."
+    )
     return Section("Along the way", text=text, pictures=pictures)
 
 

@@ -4,11 +4,13 @@ Its script is `page.js`. Without it, and on paper, charts are the pictures of th
 """
 
 import math
+import re
 from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any, NamedTuple
 
 from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup, escape
 
 
 class Column(NamedTuple):
@@ -91,14 +93,14 @@ TEMPLATE = """<!DOCTYPE html>
 <title>{{ title }}</title>
 <style>
 :root { color-scheme: light dark; --dark: 0; --paper: #fff; --ink: #1a1a1a; --soft: #444;
-  --rule: #ddd; --strong: #888; --bad: #a63d00; --link: #0072B2; --mix: 0%; }
+  --rule: #ddd; --strong: #888; --bad: #a63d00; --link: #0072B2; --least: 0; }
 @media screen and (prefers-color-scheme: dark) { :root:not([data-theme=light]) {
   --dark: 1; --paper: #16181b; --ink: #e6e6e6; --soft: #b4b4b4; --rule: #34383d; --strong: #777;
-  --bad: #ff9d5c; --link: #6cb8f0; --mix: 45%; }
+  --bad: #ff9d5c; --link: #6cb8f0; --least: .72; }
   :root:not([data-theme=light]) img { filter: invert(.9) hue-rotate(180deg); } }
 @media screen { :root[data-theme=dark] { color-scheme: dark;
   --dark: 1; --paper: #16181b; --ink: #e6e6e6; --soft: #b4b4b4; --rule: #34383d; --strong: #777;
-  --bad: #ff9d5c; --link: #6cb8f0; --mix: 45%; } :root[data-theme=light] { color-scheme: light; }
+  --bad: #ff9d5c; --link: #6cb8f0; --least: .72; } :root[data-theme=light] { color-scheme: light; }
   :root[data-theme=dark] img { filter: invert(.9) hue-rotate(180deg); }
   .live img { display: none; } }
 body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
@@ -145,17 +147,17 @@ img { width: 100%; height: auto; max-width: 34rem; background: #fff; border-radi
 .rule { stroke: var(--strong); }
 .level { stroke: var(--strong); stroke-dasharray: 2 3; }
 .curve, .faint { fill: none; stroke-width: 1.8; stroke-linejoin: round;
-  stroke: color-mix(in oklab, var(--c), white var(--mix)); }
+  stroke: oklch(from var(--c) max(l, var(--least)) c h); }
 .faint { stroke-width: .7; opacity: .6; }
-.band { fill: color-mix(in oklab, var(--c), white var(--mix)); opacity: .18; }
-.dot { fill: color-mix(in oklab, var(--c), white var(--mix)); }
+.band { fill: oklch(from var(--c) max(l, var(--least)) c h); opacity: .18; }
+.dot { fill: oklch(from var(--c) max(l, var(--least)) c h); }
 .work { fill: color-mix(in oklab, var(--link) var(--s), var(--paper)); }
 .tip { position: absolute; top: 12px; max-width: 60%; padding: .3rem .5rem; font-size: .8rem;
   line-height: 1.35; background: var(--paper); border: 1px solid var(--strong);
   border-radius: 4px; pointer-events: none; z-index: 3; }
 @media (max-width: 40rem) { .tip { position: static; max-width: none; } }
 .tip b, .tip span { display: block; }
-.tip span { border-left: 4px solid color-mix(in oklab, var(--c, gray), white var(--mix));
+.tip span { border-left: 4px solid oklch(from var(--c, gray) max(l, var(--least)) c h);
   padding-left: .4rem; margin-top: 2px; }
 .bar { display: flex; flex-wrap: wrap; gap: .3rem; margin: .3rem 0; }
 .bar button, .theme, select { font: inherit; font-size: .8rem; color: inherit;
@@ -163,7 +165,7 @@ img { width: 100%; height: auto; max-width: 34rem; background: #fff; border-radi
   padding: .1rem .5rem; cursor: pointer; text-align: left; max-width: 100%; }
 .bar button[style]::before { content: ""; display: inline-block; width: 1.6rem;
   margin-right: .4rem; vertical-align: middle;
-  border-top: 3px var(--dash) color-mix(in oklab, var(--c), white var(--mix)); }
+  border-top: 3px var(--dash) oklch(from var(--c) max(l, var(--least)) c h); }
 .bar button[aria-pressed=true] { border-color: var(--strong); }
 .bar button[aria-pressed=false] { opacity: .55; text-decoration: line-through; }
 .bar:not(:last-child) button[aria-pressed=false] { text-decoration: none; }
@@ -195,7 +197,7 @@ dd { margin: 0 0 .5rem; }
 <thead><tr>
 {% for column in table.columns %}
 <th scope="col"{% if column.text %} class="text"{% endif %}><button type="button">
-{{- column.title }}</button></th>
+{{- column.title | breakable }}</button></th>
 {% endfor %}
 </tr></thead>
 <tbody>
@@ -216,7 +218,7 @@ dd { margin: 0 0 .5rem; }
 </div>
 {% endmacro %}
 <header>
-<h1>{{ title }}</h1>
+<h1>{{ title | breakable }}</h1>
 <button type="button" class="theme" hidden>dark or light</button>
 </header>
 {% for note in notes %}
@@ -296,9 +298,15 @@ dd { margin: 0 0 .5rem; }
 """
 
 
+def breakable(text: str) -> Markup:
+    """A name of the config, which a narrow column may break after its dots and underscores."""
+    return Markup(re.sub(r"(?<=[._])", "<wbr>", str(escape(text))))
+
+
 def render(**given: Any) -> str:
     """The page; every value is escaped."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment.filters["breakable"] = breakable
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}
     content = {"answers": (), "differences": {}, **given}
     script = files("analysis").joinpath("page.js").read_text()

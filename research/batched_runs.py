@@ -40,7 +40,7 @@ TINY = 1e-30
 # Keys that are arguments of the program, or none of its business.
 TRACED = (
     *("seed", "steps", "log_every", "checkpoint_every", "init_from", "cluster", "tune"),
-    *("model.noise", "data.replacement"),
+    *("model.noise", "data.replacement", "data.dirichlet"),
     *(f"optimizer.{key}" for key in ("learning_rate", "momentum", "schedule")),
     *(f"optimizer.{key}" for key in ("schedule_options", "warmup_steps")),
     *(f"optimizer.{key}" for key in ("decay_steps", "decay_rate")),

@@ -44,6 +44,7 @@ def default() -> ConfigDict:
     config.model.dimension = 16  # quadratic
     config.model.condition = 10.0  # quadratic: largest over smallest curvature, largest = 1
     config.model.noise = 0.0  # quadratic: standard deviation of an example's optimum
+    config.model.spread = 0.0  # quadratic: of an example's curvatures, over their mean
 
     config.data = ConfigDict()
     config.data.name = "mnist5k"  # 'kjv' (text), 'tfds:NAME' (prepared), or your own:
@@ -54,6 +55,8 @@ def default() -> ConfigDict:
     config.data.train_evaluated = 5000  # examples that the log's train_loss is of, at most; 0: all
     config.data.test_evaluated = 0  # and its test figures; 0: all
     config.data.replacement = False  # True: batches drawn independently, as theory assumes
+    # Each node draws from a shard of its own, with labels in proportions drawn from a Dirichlet
+    config.data.dirichlet = 0.0  # of this concentration; 0: all from one set
     config.data.image_size = 0  # pixels a side that images are cut and scaled to; 0: as they are
     config.data.mean = ()  # of pixels from 0 to 1, a number a channel: taken off
     config.data.std = ()  # and standard deviation: divided by
@@ -123,6 +126,7 @@ def default() -> ConfigDict:
     config.probes.noise_scale = False  # of gradients, at log points: arXiv 1812.06162
     config.probes.sharpness = False  # largest eigenvalue of the loss's Hessian, at log points
     config.probes.similarity = False  # cosine of the gradients of nodes that drifted apart
+    config.probes.mean = False  # training loss of the mean of those nodes, at log points
 
     config.replicas = ConfigDict()
     config.replicas.count = 0  # > 0: record trajectories of this many replicas instead of one run

@@ -1,7 +1,7 @@
 """What is minimized: a model as a sequence of blocks, a loss, metrics and data."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from research import data as datasets
 from research import losses, models, named, seeds
 from research.data.augment import augment
 from research.models import base
-from research.models.quadratic import curvatures, optima
+from research.models.quadratic import centred, curvatures, factors, optima
 from research.values import ConfigError
 
 TEXT = ("transformer",)  # models of text; other built-in ones take images or numbers
@@ -88,7 +88,12 @@ def _input(pixels: Pixels, batch: Examples) -> jax.Array:
 
 def _quadratic(model: Any) -> losses.Each:
     h = jnp.asarray(curvatures(model.dimension, model.condition))
-    return lambda displacement, batch: jnp.sum(h * displacement**2, -1) / 2
+
+    def losses(displacement: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
+        own = h * batch["curvature"] if "curvature" in batch else h
+        return jnp.sum(own * displacement**2, -1) / 2
+
+    return losses
 
 
 def make(
@@ -145,9 +150,14 @@ def load_data(config: Any) -> datasets.Data:
     if model.name == "quadratic":
         rng = seeds.generator(config.seed, "quadratic")
         examples = config.data.train_examples or 1000
-        train = optima(rng, examples if model.noise else 1, model.dimension, model.noise)
-        test = np.zeros((1, model.dimension), np.float32)
-        return datasets.Data({"optimum": train}, {"optimum": test}, 0)
+        some = examples if model.noise or model.spread else 1
+        train = {"optimum": optima(rng, some, model.dimension, model.noise)}
+        test = {"optimum": np.zeros((1, model.dimension), np.float32)}
+        if model.spread:
+            s = factors(rng, some, model.dimension, model.spread)
+            train = {"optimum": centred(train["optimum"], s), "curvature": s}
+            test |= {"curvature": np.ones_like(test["optimum"])}
+        return datasets.Data(train, test, 0)
     chosen = config.data
     data = datasets.load(
         chosen.name,
@@ -188,23 +198,57 @@ def _check_pixels(chosen: Any, data: datasets.Data) -> None:
             )
 
 
+def shards(config: Any, data: datasets.Data) -> tuple[np.ndarray, ...]:
+    """The numbers of each node's own examples, where nodes have some (`config.data.dirichlet`).
+
+    By their labels, or where there are none one stretch of the training set after the other. Raises
+    `ConfigError` where there are fewer examples than nodes.
+    """
+    alpha, nodes = config.data.dirichlet, config.cluster.nodes
+    if not alpha:
+        return ()
+    labels, examples = data.train.get("label"), len(next(iter(data.train.values())))
+    if examples < nodes:
+        raise ConfigError(
+            f"config.data.dirichlet: {examples:,} examples are too few for shards of "
+            f"config.cluster.nodes = {nodes:,}"
+        )
+    if labels is None:
+        return datasets.contiguous(examples, nodes)
+    return datasets.dirichlet(labels, nodes, alpha, seeds.generator(config.seed, "shards"))
+
+
 def batches(
-    config: Any, examples: int, start: int, stop: int, independent: bool = False
+    config: Any,
+    examples: int,
+    start: int,
+    stop: int,
+    independent: bool = False,
+    shards: Sequence[np.ndarray] = (),
 ) -> np.ndarray:
     """What updates start..stop-1 are trained on: int32 (stop - start, B) numbers of examples.
 
     With augmentation (stop - start, B, 2), each with its seed, as `Problem.batch` takes it. With
-    `independent`, second mini-batches beside those, of the same conditional mean.
+    `independent`, second mini-batches beside those, of the same conditional mean. With `shards`
+    every node has an even part of B, from epochs over its own, one node after the other.
     """
-    names = ("batches", "augmentation", "second", "second augmentation")
-    order, pixels, second, seconds = (
-        int(seeds.generator(config.seed, name).integers(2**63)) for name in names
-    )
-    drawn = start, stop, config.batch_size, examples, config.data.replacement
-    if independent:
-        chosen, pixels = datasets.independent(second, order, *drawn), seconds
+
+    def seed(name: str) -> int:
+        return int(seeds.generator(config.seed, name).integers(2**63))
+
+    def drawn(size: int, count: int, of: str = "") -> np.ndarray:
+        order, many = seed("batches" + of), (start, stop, size, count, config.data.replacement)
+        if independent:
+            return datasets.independent(seed("second" + of), order, *many)
+        return datasets.batches(order, *many)
+
+    if shards:
+        size = config.batch_size // len(shards)
+        each = [own[drawn(size, len(own), f" of node {i}")] for i, own in enumerate(shards)]
+        chosen = np.concatenate(each, axis=1, dtype=np.int32)
     else:
-        chosen = datasets.batches(order, *drawn)
+        chosen = drawn(config.batch_size, examples)
     if not config.data.augment:
         return chosen
-    return np.stack([chosen, datasets.draws(pixels, *drawn[:3])], axis=-1)
+    pixels = seed("second augmentation" if independent else "augmentation")
+    return np.stack([chosen, datasets.draws(pixels, start, stop, config.batch_size)], axis=-1)

@@ -25,6 +25,7 @@ from research.strategies.base import Event, Info, State, Strategy
 
 CHUNK = 256  # events handed to the device at a time; how many of them are run is an argument
 EVALUATED = 1000  # examples evaluated at a time
+OF_THE_DATA = ("noise", "spread")  # of config.model
 
 
 @dataclass(frozen=True, eq=False)  # compared and hashed by identity, as a key of caches
@@ -112,13 +113,13 @@ def _static(config: ConfigDict) -> dict[str, Any]:
 
 
 def _model(config: ConfigDict, classes: int) -> str:
-    model = {key: value for key, value in config.model.to_dict().items() if key != "noise"}
+    model = {k: v for k, v in config.model.to_dict().items() if k not in OF_THE_DATA}
     gradient, auxiliary = strategies.of_config(config).gradient, tuple[str, ...]()
     if gradient:
         auxiliary = tuple(gradient.heads(models.make(config.model, classes), config.strategy))
     pixels = {name: config.data[name] for name in problem.Pixels._fields}
     asked = [model, classes, auxiliary, pixels, config.loss, config.metrics]
-    return json.dumps(asked, sort_keys=True)  # noise is of the data
+    return json.dumps(asked, sort_keys=True)
 
 
 @lru_cache(maxsize=32)

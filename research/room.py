@@ -57,8 +57,9 @@ def of_config(config: ConfigDict) -> None:
     _fits(chunk, f"config.batch_size = {config.batch_size:,}: numbers of examples need")
     examples = config.data.train_examples
     if config.model.name == "quadratic":
-        examples = (examples or 1000) if config.model.noise else 0
-        need = 4 * examples * config.model.dimension
+        spread = bool(config.model.spread)
+        examples = (examples or 1000) if config.model.noise or spread else 0
+        need = 4 * examples * config.model.dimension * (1 + spread)
         _fits(need, f"config.data.train_examples = {examples:,}: so many optima need")
     if examples:
         of_batch(config, examples)
@@ -66,7 +67,8 @@ def of_config(config: ConfigDict) -> None:
 
 def of_batch(config: ConfigDict, examples: int) -> None:
     """Raises `ConfigError` if a batch is larger than the training set, without replacement."""
-    drawn_alike = config.model.name == "quadratic" and not config.model.noise
+    model = config.model
+    drawn_alike = model.name == "quadratic" and not (model.noise or model.spread)
     if config.batch_size > examples and not (config.data.replacement or drawn_alike):
         raise ConfigError(
             f"config.batch_size = {config.batch_size:,}: the training set has {examples:,} "

@@ -33,6 +33,7 @@ class Run(NamedTuple):
     hypers: Mapping[str, np.ndarray]  # (steps,) each
     columns: int = 0  # of a device, where the timeline's shares say whose examples are whose
     origin: Mapping[str, Any] = MappingProxyType({})  # the run that x_0 is of, if it is of one
+    shards: tuple[np.ndarray, ...] = ()  # the numbers of each node's examples, where it has its own
 
     @property
     def examples(self) -> int:
@@ -82,7 +83,9 @@ def batches_of(run: Run, independent: bool = False) -> Batches:
 
     Or of the second, `independent` ones, which the momentum meter takes a gradient of.
     """
-    every = partial(problem.batches, run.config, run.examples, independent=independent)
+    every = partial(
+        problem.batches, run.config, run.examples, independent=independent, shards=run.shards
+    )
     shares = (run.timeline.control or {}).get("shares")
     if shares is None:
         return every

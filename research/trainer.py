@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from research import optimizers, program, resident, room, seeds, strategies
+from research import optimizers, problem, program, resident, room, seeds, strategies
 from research.checks import check
 from research.config import ConfigError
 from research.outputs import history
@@ -87,6 +87,7 @@ def prepare(config: ConfigDict, replicas: int = 0, begun: bool = False) -> Run:
     with resident.MAKING:
         program.check(config, data.classes, one)
     room.of_data(config, data)
+    shards = problem.shards(config, data)
     with resident.MAKING:
         params = program.init(config, data.classes, seeds.key(config.seed, "init"), one)
     origin: dict[str, Any] = {}
@@ -108,7 +109,7 @@ def prepare(config: ConfigDict, replicas: int = 0, begun: bool = False) -> Run:
     room.of_state(compiled.strategy, params, first.slots)
     hypers = program.hypers(config)
     run = Run(config, data, epoch, first, events, compiled, params, report, hypers)
-    return run._replace(columns=columns_of(first), origin=origin)
+    return run._replace(columns=columns_of(first), origin=origin, shards=shards)
 
 
 def _given(workdir: str, drawn: Params) -> tuple[Params, dict[str, Any]]:

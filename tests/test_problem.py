@@ -127,3 +127,36 @@ def test_descent_on_the_quadratic_contracts_each_coordinate():
     expected = (1 - 0.5 * curvatures(4, 8.0).astype(np.float64)) ** 20
     # Twenty roundings to float32, each relative.
     np.testing.assert_allclose(params["x"]["x"], expected, rtol=20 * 2**-23)
+
+
+@pytest.mark.parametrize("noise", [0.0, 2.0])
+def test_quadratic_with_spread_is_the_same_bowl_of_unlike_parts(noise):
+    values = config(name="quadratic", dimension=6, condition=20.0, noise=noise, spread=0.7)
+    values.data.train_examples = 4000
+    made, data = problem.make(values.model, 0), problem.load_data(values)
+    h, s = curvatures(6, 20.0).astype(np.float64), data.train["curvature"].astype(np.float64)
+    xi = data.train["optimum"].astype(np.float64)
+    # Float32 means of 4,000 numbers of about one; the deviation of as many draws.
+    np.testing.assert_allclose(s.mean(0), 1, rtol=1e-5)
+    np.testing.assert_allclose((s * xi).mean(0), 0, atol=1e-5)
+    assert s.std() == pytest.approx(0.7, rel=0.05)
+    x = np.random.default_rng(1).normal(size=6)
+    params = {"x": {"x": jnp.asarray(x, jnp.float32)}}
+    gradient = jax.jit(jax.grad(made.loss))
+    np.testing.assert_allclose(gradient(params, data.train)["x"]["x"], h * x, rtol=0, atol=2e-5)
+    part = {name: leaf[:8] for name, leaf in data.train.items()}
+    own = (h * s[:8] * (x - xi[:8])).mean(0)
+    np.testing.assert_allclose(gradient(params, part)["x"]["x"], own, rtol=1e-5, atol=1e-6)
+    assert np.abs(own - h * (x - xi[:8].mean(0))).max() > 0.1
+    loss = (h * x**2).sum() / 2
+    assert float(made.loss(params, data.test)) == pytest.approx(loss, rel=1e-6)
+
+
+def test_quadratic_without_spread_is_as_it_was():
+    """No array more, and the draws of the optima are the same with one."""
+    values = config(name="quadratic", dimension=6, noise=2.0)
+    plain = problem.load_data(values)
+    assert set(plain.train) == set(plain.test) == {"optimum"}
+    values.model.spread = 1.0
+    moved = problem.load_data(values).train["optimum"] - plain.train["optimum"]
+    np.testing.assert_allclose(moved, np.broadcast_to(moved[0], moved.shape), atol=1e-6)

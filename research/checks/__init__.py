@@ -42,6 +42,7 @@ def check(config: ConfigDict) -> None:
     _check_cluster(config)
     _check_pieces(config)
     _check_parallel(config)
+    _check_shards(config)
     _check_probes(config)
     _check_optimizer(config)
     for asked in (tune, plan):
@@ -157,11 +158,31 @@ def _check_parallel(config: ConfigDict) -> None:
         )
 
 
+def _check_shards(config: ConfigDict) -> None:
+    methods, nodes = strategies.of_config(config), config.cluster.nodes
+    if not config.data.dirichlet:
+        return
+    if not methods.mix and methods.outermost is not strategies.load(strategies.PLAIN):
+        mixing = [name for name in strategies.built_in() if strategies.load(name).mix]
+        raise ConfigError(
+            "config.data.dirichlet: nodes have shards of their own with config.strategy.name = "
+            f"{', '.join(map(repr, (strategies.PLAIN, *mixing)))}, not {methods.name!r}"
+        )
+    if config.replicas.count:
+        raise ConfigError("config.data.dirichlet: replicas are of one objective, without shards")
+    if config.batch_size % nodes:
+        raise ConfigError(
+            f"config.batch_size = {config.batch_size}: must be a multiple of config.cluster.nodes "
+            f"= {nodes}, each of which draws from a shard of its own (config.data.dirichlet)"
+        )
+
+
 def _check_probes(config: ConfigDict) -> None:
     probes, methods = config.probes, strategies.of_config(config)
-    if probes.similarity and not methods.mix:
+    if (probes.similarity or probes.mean) and not methods.mix:
         raise ConfigError(
-            "config.probes.similarity: of nodes with parameters of their own, which "
+            f"config.probes.{'similarity' if probes.similarity else 'mean'}: of nodes with "
+            "parameters of their own, which "
             f"config.strategy.name = {methods.name!r} has none of"
         )
     if probes.steer and (not probes.momentum or config.optimizer.name != "sgd"):

@@ -69,6 +69,7 @@ RULES: tuple[Rule, ...] = (
             "replicas.count",
             "parallel.devices",
             "model.noise",
+            "data.dirichlet",
             "cluster.latency",
             "cluster.variation",
             "cluster.bandwidth",
@@ -78,6 +79,7 @@ RULES: tuple[Rule, ...] = (
     ),
     ("more than 0", lambda v: v > 0, ("cluster.seconds_per_example", "optimizer.decay_rate")),
     ("at least 1", lambda v: v >= 1, ("model.condition",)),
+    ("from 0 to 10", lambda v: 0 <= v <= 10, ("model.spread",)),
     ("between -1 and 1", lambda v: -1 < v < 1, ("optimizer.momentum",)),
     (
         "between 0 and 1",

@@ -3,6 +3,7 @@
 from research.data.arrays import Data, DataError, Split
 from research.data.loading import load
 from research.data.order import away, batches, draws, independent, stratified
+from research.data.shards import contiguous, dirichlet, sizes
 
 __all__ = [
     "Data",
@@ -10,8 +11,11 @@ __all__ = [
     "Split",
     "away",
     "batches",
+    "contiguous",
+    "dirichlet",
     "draws",
     "independent",
     "load",
+    "sizes",
     "stratified",
 ]

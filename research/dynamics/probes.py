@@ -6,6 +6,7 @@ Logged are
     noise_scale                       their ratio, examples: a larger batch saves little beyond it
     sharpness                         largest eigenvalue of the Hessian of f
     gradient_similarity               mean cosine of the gradients of nodes that drifted apart
+    mean_loss                         loss of the mean of those nodes' parameters
 """
 
 from collections.abc import Callable, Mapping
@@ -41,6 +42,11 @@ def similarity_of(problem: Problem, _: Params, replicas: Params, examples: Examp
     return {"gradient_similarity": alignment(problem, replicas, _some(examples))}
 
 
+def mean_of(problem: Problem, _: Params, replicas: Params, examples: Examples) -> Found:
+    mean = jax.tree.map(lambda leaf: leaf.mean(axis=0), replicas)
+    return {"mean_loss": problem.loss(mean, examples)}
+
+
 def _some(examples: Examples) -> Examples:
     return {name: leaf[:CURVED] for name, leaf in examples.items()}
 
@@ -49,4 +55,5 @@ PROBES: Mapping[str, Measure] = {
     "noise_scale": noise_of,
     "sharpness": sharpness_of,
     "similarity": similarity_of,
+    "mean": mean_of,
 }

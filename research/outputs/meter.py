@@ -82,16 +82,21 @@ def read(
     found = []
     for start, stop in it.ended(since, step):
         moved, raw, gradients = np.array(rows[it.before(start) : it.before(stop)]).swapaxes(0, 1)
-        away = partial(
-            datasets.away,
-            start,
-            stop,
-            config.batch_size,
-            examples,
-            replacement=config.data.replacement,
-        )
+        away = partial(_away, config, examples, start, stop)
         found.append(Window(moved / rates[start:stop, None], raw, gradients, away))
     return found
+
+
+def _away(config: ConfigDict, examples: int, start: int, stop: int, past: int) -> np.ndarray:
+    """`data.away`; of nodes that have shards of their own, from the epoch that is nearest."""
+    nodes, replacement = (
+        config.cluster.nodes if config.data.dirichlet else 1,
+        config.data.replacement,
+    )
+    sizes = {int(size) for size in datasets.sizes(examples, nodes)}
+    batch = config.batch_size // nodes
+    each = [datasets.away(start, stop, batch, size, past, replacement) for size in sizes]
+    return np.minimum.reduce(each)
 
 
 class Meter:

@@ -1,6 +1,6 @@
 """What a node's device can ask of all nodes, and what a compression of their messages is."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.flatten_util import ravel_pytree
+
+from research.strategies.base import Event
 
 Tree = Any
 
@@ -30,6 +32,15 @@ class Compression(NamedTuple):
     apply: Callable[[Nodes, Tree, Any], tuple[Tree, Tree, Any]]
     messages: Callable[[Tree], tuple[int, ...]]  # bytes a node sends, one after the other
     gathered: bool = False  # every node's message goes to all others; else they are added up
+
+
+def own_event(event: Event, shared: Container[str]) -> Event:
+    """The event as this node's inner strategy sees it: its own of all that is not `shared`."""
+    node, staleness = lax.axis_index("node"), event.staleness
+    if staleness is not None and jnp.ndim(staleness):  # that of every node
+        staleness = staleness[node]
+    control = {name: v[node] for name, v in (event.control or {}).items() if name not in shared}
+    return event._replace(control=control, staleness=staleness)
 
 
 def over_nodes(senders: str | None = None) -> Nodes:

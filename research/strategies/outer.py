@@ -26,7 +26,7 @@ from jax import lax
 
 from research.strategies.base import Batch, Event, Info, Params, Strategy
 from research.strategies.fragments import cut, join
-from research.strategies.messages import Compression, over_nodes
+from research.strategies.messages import Compression, over_nodes, own_event
 
 Weights = Callable[[jax.Array], tuple[Any, Any]]
 
@@ -91,12 +91,7 @@ def outer(
     def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
         control = event.control or {}
         turns = [jnp.broadcast_to(control[name], fragments) for name in OWN]
-        node, staleness = lax.axis_index("node"), event.staleness
-        own = {name: v[node] for name, v in control.items() if name not in (*OWN, *numbers)}
-        if staleness is not None and jnp.ndim(staleness):  # that of every node
-            staleness = staleness[node]
-        own_event = event._replace(control=own, staleness=staleness)
-        after, info = inner.step(state.inner, own_event, batch)
+        after, info = inner.step(state.inner, own_event(event, (*OWN, *numbers)), batch)
         hyper = {**event.hyper, **{name: control[name] for name in numbers}}
         x, in_flight = cut(after.params, fragments), cut(state.in_flight, fragments)
         met = map(partial(meet, hyper), x, state.outer, state.errors, in_flight, *turns)

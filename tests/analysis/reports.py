@@ -7,7 +7,7 @@ from pathlib import Path
 
 from analysis import report
 
-VOID = {"meta", "img"}
+VOID = {"meta", "img", "wbr"}
 
 
 def run(folder: Path, losses, status="completed", histogram=(10,), **config) -> None:

@@ -79,12 +79,16 @@ def test_nodes_that_drift_apart_say_so(config, mnist, tmp_path):
         "checkpoint_every": 20,
         "optimizer.momentum": 0.0,
         "probes.similarity": True,
+        "probes.mean": True,
     }
     trainer.train(config(values), tmp_path)
     found = {row["step"]: row["gradient_similarity"] for row in rows(tmp_path)}
     met = [found[step] for step in (0, 10, 20, 30, 40)]
     np.testing.assert_allclose(met, 1, atol=1e-4)  # one set of parameters; float32 sums
     assert all(found[step] < 1 - 1e-3 for step in (5, 15, 25, 35))
+    for row in rows(tmp_path):  # the loss of one of them, unless they have just met
+        same = abs(row["mean_loss"] / row["train_loss"] - 1) < 1e-5  # float32 means of 200 losses
+        assert same == (row["step"] % 10 == 0)
 
 
 def test_runs_without_probes_compile_none(config):

@@ -280,8 +280,8 @@ def test_keys_are_listed_with_defaults_and_comments(optdyn):
         ("optdyn tr", ["train"]),
         ("optdyn list key", ["keys"]),
         ("optdyn train --config=qu", ["--config=quickstart"]),
-        ("optdyn train --config.strategy.gr", ["--config.strategy.groups="]),
-        ("optdyn sweep --config.base.strategy.gr", ["--config.base.strategy.groups="]),
+        ("optdyn train --config.strategy.gro", ["--config.strategy.groups="]),
+        ("optdyn sweep --config.base.strategy.gro", ["--config.base.strategy.groups="]),
         ("optdyn sweep --tog", ["--together="]),
         ("optdyn report --tar", ["--target="]),
         ("optdyn submit --sha", ["--shard=", "--shards="]),
@@ -303,7 +303,7 @@ def test_the_shell_completes_what_it_cuts_at_equals_signs(tmp_path):
 {completion.BASH}
 complete_line() {{ COMP_LINE=$1 COMP_POINT=${{#1}} _optdyn; echo "${{COMPREPLY[@]}}"; }}
 complete_line "optdyn train --config=qu" 2>/dev/null
-complete_line "optdyn train --config.strategy.gr" 2>/dev/null
+complete_line "optdyn train --config.strategy.gro" 2>/dev/null
 """
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     done = subprocess.run(["bash", "-c", script], env=environ, capture_output=True, text=True)

@@ -161,6 +161,7 @@ def test_folding_a_sketch_is_a_shorter_sketch():
         ({"probes.every": 80}, "config.probes.window = 230: at most config.probes.every = 80"),
         ({"probes.steer": True, "optimizer.name": "adam"}, "config.probes.steer: needs"),
         ({"probes.similarity": True}, "config.probes.similarity: of nodes with parameters"),
+        ({"probes.mean": True}, "config.probes.mean: of nodes with parameters"),
         ({"replicas.count": 2}, "config.probes.momentum: replicas are recorded whole"),
     ],
 )

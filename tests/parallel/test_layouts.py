@@ -82,6 +82,12 @@ STREAMING = {
     "strategy.delay": 1,
     "strategy.mixing": 0.25,
 }
+PUSH_SUM = {  # of nodes that have shards of their own
+    "strategy.name": "gossip",
+    "strategy.graph": "push",
+    "strategy.gossip_order": "adapt",
+    "data.dirichlet": 0.3,
+}
 SPEEDS = {"cluster.speeds": [1.0, 3.0, 2.0, 2.0]}
 METHODS = {
     "groups": (GROUPS, ("jit", "shard_map", "pmap")),
@@ -111,6 +117,8 @@ METHODS = {
         DASO | {"strategy.name": "slowmo", "strategy.inner_state": "averaged"},
         ("jit",),
     ),
+    "gossip": (DASO | {"strategy.name": "gossip"}, ("shard_map",)),
+    "push-sum": (ONE_EACH | PUSH_SUM, ("jit", "pmap")),
     "top_k": (
         DASO | {"strategy.name": "slowmo", "strategy.compression": "top_k"},
         ("shard_map",),
@@ -151,6 +159,7 @@ STREAMED = {
     "shares-real": VARIANTS["shares-real"],
     "shares pmap": VARIANTS["shares"] | {"parallel.api": "pmap"},
     "nodes pmap": ONE_EACH | {"parallel.api": "pmap"},
+    "push-sum pmap": ONE_EACH | PUSH_SUM | {"parallel.api": "pmap"},
     "daso+dynamic_batch shard_map": METHODS["daso+dynamic_batch"][0]
     | {"parallel.api": "shard_map"},
 }

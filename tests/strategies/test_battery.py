@@ -50,6 +50,7 @@ CASES = {
     "slowmo": Case(
         {"strategy.period": 3}, {**ONE, "strategy.slow_momentum": 0.0}, like="model_averaging"
     ),
+    "gossip": Case({"strategy.graph": "one_peer"}, ONE, like="model_averaging"),
     "dynamic_batch": Case({"cluster.speeds": (1.0, 2.0, 3.0, 4.0)}, {"strategy.adapt": False}),
     "local": Case({"strategy.variant": "greedy"}, {"strategy.variant": "backprop"}),
 }

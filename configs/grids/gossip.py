@@ -1,0 +1,99 @@
+"""Gossip on 8 nodes of one device: `--config=configs/grids/gossip.py[:TABLE]`.
+
+    ladder  learning rates of every graph, iid and with shards of unlike labels, one seed
+    judged  the best of these and its two neighbours, three other seeds
+
+`python -m configs.grids.gossip WORKDIR` prints the table of a finished workdir, medians and ranges.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping
+from itertools import product
+from pathlib import Path
+
+import pandas as pd
+from ml_collections import ConfigDict
+
+from configs import quickstart
+from research.grid import Point, grid, log_range
+
+RATES = log_range(0.05, 1.6, 6)
+SHARDS = {"iid": 0.0, "shards": 0.1}
+ARMS: Mapping[str, Point] = {
+    "all-reduce": {"strategy.name": "model_averaging", "strategy.period": 1},
+    **{
+        graph: {"strategy.name": "gossip", "strategy.graph": graph}
+        for graph in ("complete", "exponential", "one_peer", "ring")
+    },
+    **{
+        f"{graph}-adapt": {
+            "strategy.name": "gossip",
+            "strategy.graph": graph,
+            "strategy.gossip_order": "adapt",
+        }
+        for graph in ("one_peer", "ring")
+    },
+}
+# The best rung of `ladder` by `mean_loss` with either kind of data (0.4 of `one_peer-adapt` with
+# shards).
+CHOSEN: Mapping[str, float] = {arm: 0.4 for arm in ARMS} | {
+    arm: 0.8 for arm in ("all-reduce", "one_peer-adapt", "ring-adapt")
+}
+
+
+def get_config(table: str = "ladder") -> ConfigDict:
+    """Raises KeyError if there is no such table."""
+    base = quickstart.get_config()
+    base.steps = 400
+    base.log_every = 400
+    base.checkpoint_every = 0
+    base.strategy.groups = 1
+    base.cluster.nodes = 8
+    base.cluster.bandwidth = 1e7
+    base.probes.mean = True
+    return grid(base, TABLES[table]())
+
+
+def _points(rates: Mapping[str, list[float]], seeds: list[int]) -> Iterator[Point]:
+    for (shards, alpha), (arm, keys) in product(SHARDS.items(), ARMS.items()):
+        for rate, seed in product(rates[f"{arm}-{shards}"], seeds):
+            name = f"{arm}-{shards}-{rate:.3g}-{seed}"
+            own = {"data.dirichlet": alpha, "optimizer.learning_rate": rate, "seed": seed}
+            yield {"name": name, **keys, **own}
+
+
+def ladder() -> Iterator[Point]:
+    every = product(ARMS, SHARDS)
+    return _points({f"{arm}-{shards}": list(RATES) for arm, shards in every}, [100])
+
+
+def judged() -> Iterator[Point]:
+    near = {
+        f"{arm}-{shards}": [CHOSEN[arm] / 2, CHOSEN[arm], CHOSEN[arm] * 2]
+        for arm, shards in product(ARMS, SHARDS)
+    }
+    return _points(near, [0, 1, 2])
+
+
+TABLES = {"ladder": ladder, "judged": judged}
+
+
+def show(workdir: Path) -> None:
+    """A row an arm: its best rate; medians and ranges of the losses of the mean and of node 0, the
+    distance and the seconds; megabytes that a node sends."""
+    table = pd.read_csv(workdir / "results.csv")
+    rate_of = "optimizer.learning_rate"
+    names = ("mean_loss", "train_loss", "node_distance", "simulated_seconds")
+    for arm, rows in table.groupby(table["point"].str.rsplit("-", n=2).str[0], sort=False):
+        medians = rows.groupby(rate_of)["mean_loss"].median()
+        best = rows[rows[rate_of] == medians.idxmin()]
+        cells = (
+            f"{best[name].median():.3g} ({best[name].min():.3g} to {best[name].max():.3g})"
+            for name in names
+        )
+        print(f"| {arm} | {medians.idxmin():.3g} | {' | '.join(cells)} | ", end="")
+        print(f"{best['sent_bytes'].median() / 1e6:.3g} |")
+
+
+if __name__ == "__main__":
+    show(Path(sys.argv[1]))

@@ -1,0 +1,119 @@
+"""Gossip: nodes exchange parameters with neighbours after every update, and with nobody else.
+
+    combine   x_i <- sum_j W_ij x_j - gamma g_i(x_i)        D-PSGD (Lian et al., arXiv 1705.09056)
+    adapt     x_i <- sum_j W_ij (x_j - gamma g_j(x_j))
+
+W has rows and columns of sum 1, so that the mean over the nodes is kept. Where only the columns of
+P sum to 1, push-sum keeps it (SGP, Assran et al., arXiv 1811.10792): weights w travel along,
+
+    x <- P (x - gamma g(z))      w <- P w      z = x / w      or x <- P x - gamma g(z), and so on
+
+and gradients are taken at z. With W it has w = 1, so this file has push-sum only. The timeline
+knows P and hence w. What a node holds is z, and in terms of that with R_ij = P_ij w_j / w_i'
+
+    adapt   z_i <- sum_j R_ij (z_j - gamma g_j / w_j)
+    combine z_i <- sum_j R_ij z_j - gamma g_i / w_i'        w' = P w, so that rows of R sum to 1
+
+-gamma g stands for whatever a node's own update does.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from ml_collections import ConfigDict
+
+from research import seeds
+from research.strategies import nodes
+from research.strategies.base import Batch, Event, Info, Params, State, Strategy
+from research.strategies.messages import over_nodes, own_event
+from research.strategies.method import Chosen, Keys, Method, Setting
+from research.timeline import graphs
+from research.timeline.base import Timeline
+from research.timeline.network import broadcast, messages
+from research.timeline.service import DRAWN
+from research.values import one_of, require
+
+OWN = ("to", "weight")  # of `event.control`; all else there is (nodes, ...)
+ORDERS = ("combine", "adapt")
+MOST = 256  # nodes: each is sent a row of as many weights
+
+
+def gossip(inner: Strategy, keys: Keys, senders: str | None = None) -> Strategy:
+    """The rule of one device over the axis `node`, around what a node does by itself.
+
+    `event.control`: `to`, (nodes, k) int32, whom each sends to, and `weight`, w, (nodes,), both the
+    same on all nodes; and of every node what the inner strategy asks for.
+    """
+    gather = over_nodes(senders).gather
+    early = keys["gossip_order"] == "combine"
+
+    def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
+        node, control, before = lax.axis_index("node"), event.control or {}, state.params
+        after, info = inner.step(state, own_event(event, OWN), batch)
+        to, w = control["to"], control["weight"]
+        heard = (to == node).mean(axis=1) * w  # P_ij w_j of this row i
+        row = heard / heard.sum()
+
+        def mixed(tree: Params) -> Params:  # in float32, which accelerators would cut
+            product = partial(jnp.tensordot, row, axes=1, precision=lax.Precision.HIGHEST)
+            return jax.tree.map(lambda x, every: product(every).astype(x.dtype), tree, gather(tree))
+
+        def sent(x: jax.Array, moved: jax.Array) -> jax.Array:
+            return moved + (1 / w[node] - 1).astype(x.dtype) * (moved - x)
+
+        def added(mean: jax.Array, x: jax.Array, moved: jax.Array) -> jax.Array:
+            return mean + (moved - x) / heard.sum().astype(x.dtype)
+
+        if early:
+            z = jax.tree.map(added, mixed(before), before, after.params)
+        else:
+            z = mixed(jax.tree.map(sent, before, after.params))
+        size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(z))
+        sent_bytes = size * (to[node] != node).sum().astype(jnp.float32)
+        return after.moved_to(z), info | {"sent_bytes": sent_bytes}
+
+    return Strategy(inner.init, step)
+
+
+def clock(setting: Setting, methods: Chosen) -> Timeline:
+    """Nodes wait for what is sent to them, and for nobody else (`graphs.arrivals`)."""
+    config, strategy, size = setting.config, setting.config.strategy, setting.update_bytes
+    cluster, steps, name = config.cluster, config.steps, strategy.graph
+    ready, done, more = nodes.inside(setting, methods)(steps)
+    to = graphs.graph(name, cluster.nodes, steps, seeds.generator(config.seed, "graph"))
+    links, handed_on = messages(cluster, size), broadcast(cluster, size)
+    early = strategy.gossip_order == "combine"
+    seconds = graphs.arrivals(to, ready, done, links, handed_on, early)
+    w = graphs.weights(to, steps) if name == "push" else np.ones((steps, cluster.nodes))
+    control = {"to": graphs.each_update(to, steps), "weight": w.astype(np.float32)}
+    none = np.zeros(steps, np.int32)
+    slots = int(more["read"].max()) + 1 if "read" in more else 1
+    staleness = more.pop("staleness", none)
+    return Timeline(none, none, none, staleness, seconds, slots, control | more)
+
+
+def check(config: ConfigDict, methods: Chosen) -> None:
+    """Raises `ConfigError`."""
+    nodes.check(config, methods)
+    one_of(config, "strategy.graph", graphs.GRAPHS)
+    require(config, "cluster.nodes", lambda v: v <= MOST, f"at most {MOST:,} that gossip")
+
+
+METHOD = Method(
+    keys={
+        "graph": "ring",  # 'exponential', 'one_peer', 'complete', 'random', 'push'
+        "gossip_order": "combine",  # or 'adapt': nodes send what they had before, or have after
+    },
+    compiled=("gossip_order",),
+    mix=gossip,
+    clock=clock,
+    laws=DRAWN,
+    cluster=("overlap", "speeds", "latencies", "bandwidths"),
+    info=("sent_bytes",),
+    values=lambda config: one_of(config, "strategy.gossip_order", ORDERS),
+    check=check,
+    report=lambda config, _: graphs.report(config.strategy.graph, config.cluster.nodes),
+)

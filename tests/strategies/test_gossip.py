@@ -1,0 +1,295 @@
+"""Gossip against lists in float64, its limits, its graphs, and whom a node waits for."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from research import strategies, trainer
+from research.checks import check
+from research.config import ConfigError, default
+from research.strategies.gossip import METHOD, gossip
+from research.timeline.graphs import DRAWN, GRAPHS, arrivals, graph, matrices, spectral_gap, weights
+from tests.strategies import nodes
+from tests.strategies.nodes import EACH, RATE, START, STEPS, P, flattened, gradient
+
+NODES = nodes.NODES
+# Parameters of about one in float32, 1e-7 an operation, some ten of them in each of 32 updates.
+CLOSE = {"rtol": 0, "atol": 2e-5}
+SCHEDULE = RATE * np.linspace(1.0, 0.2, STEPS)
+
+
+def drawn(name, count=NODES, steps=STEPS, seed=3):
+    return graph(name, count, steps, np.random.default_rng(seed))
+
+
+def control(to):
+    """What the clock says of a graph, (T, nodes, k)."""
+    whole = to[np.arange(STEPS) % len(to)]
+    return {"to": whole, "weight": weights(to, STEPS).astype(np.float32)}
+
+
+@cache  # one program a number of messages
+def made(order):
+    return gossip(nodes.inner(), {"gossip_order": order})
+
+
+def ran(to, order, rates=RATE, momentum=0.6):
+    states, sent = nodes.ran(made(order), nodes.events(control(to), rates, momentum))
+    return np.float64(flattened(states.params)), np.asarray(sent)
+
+
+def push_sum(to, order, rates=RATE, momentum=0.6):
+    """(STEPS, NODES, P) z and (STEPS, P) sums of x: the paper's own x, w and z."""
+    p = [np.zeros((NODES, NODES)) for _ in to]
+    for t, j in np.ndindex(*to.shape[:2]):
+        for i in to[t, j]:
+            p[t][i, j] += 1 / to.shape[2]
+    x, w = np.tile(np.float64(START), (NODES, 1)), np.ones(NODES)
+    velocity, rates = np.zeros((NODES, P)), np.broadcast_to(np.float64(np.float32(rates)), STEPS)
+    history, sums = [], []
+    for t in range(STEPS):
+        z, mix = x / w[:, None], p[t % len(p)]
+        grads = [gradient(z[i], t, slice(i * EACH, (i + 1) * EACH)) for i in range(NODES)]
+        velocity = momentum * velocity + grads
+        moved = -rates[t] * velocity
+        x = mix @ x + moved if order == "combine" else mix @ (x + moved)
+        w = mix @ w
+        history.append(x / w[:, None])
+        sums.append(x.sum(0))
+    return np.array(history), np.array(sums)
+
+
+@pytest.mark.parametrize("order", ["combine", "adapt"])
+@pytest.mark.parametrize("name", ["ring", "one_peer", "random", "push"])
+def test_it_equals_the_papers_x_w_and_z(name, order):
+    """Push-sum; with rows of sum 1 that is D-PSGD, as w stays 1."""
+    to = drawn(name)
+    found, sent = ran(to, order, SCHEDULE)
+    expected, sums = push_sum(to, order, SCHEDULE)
+    np.testing.assert_allclose(found, expected, **CLOSE)
+    w = weights(to, STEPS + 1)
+    assert (name == "push") == (np.abs(w - 1).max() > 0.1)
+    # The weighted sum of the nodes is that of x, to which P adds nothing and takes nothing off.
+    np.testing.assert_allclose((w[1:, :, None] * found).sum(1), sums, rtol=0, atol=1e-4)
+    messages = (to != np.arange(NODES)[:, None]).sum(axis=2).mean(axis=1)
+    expected = 4 * P * messages[np.arange(STEPS) % len(to)]  # float32, 4 bytes a parameter
+    np.testing.assert_allclose(sent, expected, rtol=1e-6)
+    if name != "ring":  # of three nodes everybody is a neighbour; else they part, by far more
+        assert np.ptp(found, axis=1).max() > 0.05
+
+
+def test_all_with_all_after_the_update_is_synchronous():
+    whole, _ = ran(drawn("complete"), "adapt")
+    one = nodes.events(control(drawn("complete", 1)), RATE, 0.6)
+    alone, _ = nodes.ran(made("adapt"), one, nodes=1)  # with the whole batch
+    expected = np.repeat(flattened(alone.params), NODES, axis=1)
+    np.testing.assert_allclose(whole, expected, **CLOSE)
+    early, _ = ran(drawn("complete"), "combine")
+    assert np.abs(early - expected).max() > 1e-3  # what is sent is an update behind
+
+
+@pytest.mark.parametrize("order", ["combine", "adapt"])
+def test_who_sends_to_nobody_is_alone(order):
+    """W = I, whatever the others do."""
+    to = np.tile(np.arange(NODES)[:, None], (1, 1, 2))
+    found, sent = ran(to, order)
+    assert not sent.any()
+    for i in range(NODES):
+        rows = slice(i * EACH, (i + 1) * EACH)
+        own = {name: values[:, rows] for name, values in nodes.BATCHES.items()}
+        events = nodes.events(control(np.zeros((1, 1, 2), np.int32)), RATE, 0.6)
+        alone, _ = nodes.ran(made(order), events, nodes=1, batches=own)
+        np.testing.assert_allclose(found[:, i], flattened(alone.params)[:, 0], **CLOSE)
+
+
+@pytest.mark.parametrize("name", ["ring", "exponential", "one_peer", "complete"])
+def test_without_gradients_nodes_agree_as_fast_as_the_gap_says(name):
+    """They part in the first update, after which the learning rate is 0."""
+    count, rates = 6, np.where(np.arange(STEPS) == 0, 1.0, 0.0)
+    to = drawn(name, count)
+    events = nodes.events(control(to), rates)
+    states, _ = nodes.ran(made("combine"), events, nodes=count)
+    x = np.float64(flattened(states.params))
+    np.testing.assert_allclose(x.mean(1), np.repeat(x[:1].mean(1), STEPS, 0), rtol=0, atol=5e-6)
+    apart = np.linalg.norm(x - x.mean(1, keepdims=True), axis=(1, 2))
+    rho, period = 1 - spectral_gap(name, count), len(to)
+    assert apart[0] > 1
+    # Rounding leaves nodes 1e-7 apart, of parameters of about one.
+    bound = apart[0] * rho ** np.arange(len(apart[::period])) + 1e-5
+    assert (apart[::period] <= bound).all()
+    if name == "ring":  # of whose eigenvalues only the two largest below 1 matter later on
+        assert apart[12] / apart[6] == pytest.approx(rho**6, rel=1e-3)
+    if name == "complete":
+        assert apart[1] < 1e-5
+
+
+@pytest.mark.parametrize("count", [5, 8])
+@pytest.mark.parametrize("name", DRAWN)
+def test_the_gap_of_a_graph_that_is_drawn(name, count):
+    """In mean square: the direction that lasts longest under the mean of P'P."""
+    p = matrices(drawn(name, count, 8000))
+    centred = np.eye(count) - 1 / count
+    square = centred @ np.einsum("tij,tik->jk", p, p, optimize=True) @ centred / len(p)
+    # Entries of the mean are off by 1/2 / sqrt(8000) = 0.6 %, and the largest of some is above.
+    expected = (1 - spectral_gap(name, count)) ** 2
+    assert np.linalg.eigvalsh(square)[-1] == pytest.approx(expected, abs=0.02)
+
+
+def test_gaps_by_hand():
+    """Of a circle 1 - (1 + 2 cos(2 pi / n)) / 3; in log2 n updates with one peer all agree."""
+    for count in (4, 8, 16):
+        assert spectral_gap("ring", count) == pytest.approx(
+            2 / 3 * (1 - np.cos(2 * np.pi / count)), abs=1e-12
+        )
+        assert spectral_gap("one_peer", count) == pytest.approx(1, abs=1e-12)
+        assert spectral_gap("complete", count) == pytest.approx(1, abs=1e-12)
+        # arXiv 2110.13363: 2 / (1 + log2 n), n a power of two
+        expected = 2 / (1 + np.log2(count))
+        assert spectral_gap("exponential", count) == pytest.approx(expected, abs=1e-12)
+    assert spectral_gap("one_peer", 6) < 1
+
+
+@given(st.sampled_from(GRAPHS), st.integers(1, 17), st.integers(1, 9), st.integers(0, 99))
+def test_every_graph_keeps_the_sum(name, count, steps, seed):
+    to = drawn(name, count, steps, seed)
+    p = matrices(to)
+    np.testing.assert_array_equal(to[..., 0], np.broadcast_to(np.arange(count), to.shape[:2]))
+    np.testing.assert_allclose(p.sum(axis=1), 1, rtol=0, atol=1e-12)
+    if name != "push":
+        np.testing.assert_allclose(p.sum(axis=2), 1, rtol=0, atol=1e-12)
+    if name == "random":
+        np.testing.assert_array_equal(p, p.swapaxes(1, 2))
+    longer = drawn(name, count, steps + 5, seed)
+    np.testing.assert_array_equal(longer[: len(to)], to)  # as a run that goes on needs it
+    w = weights(to, steps)
+    np.testing.assert_allclose(w.sum(axis=1), count, rtol=1e-12)
+    assert (w > 0).all()
+
+
+def waited(to, ready, done, links, handed_on, early):
+    """Message by message, in dictionaries."""
+    count = ready.shape[1]
+    now, free, seconds = dict.fromkeys(range(count), 0.0), dict.fromkeys(range(count), 0.0), []
+    for t in range(len(ready)):
+        ended = {i: now[i] + done[t, i] for i in now}
+        there = {i: [ended[i]] for i in now}
+        for j in now:
+            clock = max(free[j], now[j] if early else now[j] + ready[t, j])
+            for i in to[t % len(to), j]:
+                if i != j:
+                    clock += links[j, i]
+                    there[i].append(clock if early else max(clock, ended[j]))
+            free[j] = clock
+        now = {i: max(there[i]) + handed_on for i in now}
+        seconds.append(max(now.values()))
+    return seconds
+
+
+@given(st.sampled_from(GRAPHS), st.integers(1, 7), st.booleans(), st.integers(0, 99))
+def test_a_node_waits_for_what_is_sent_to_it(name, count, early, seed):
+    rng = np.random.default_rng(seed)
+    to = drawn(name, count, 12, seed)
+    done = rng.exponential(size=(12, count))
+    ready = done * rng.uniform(size=(12, count))
+    links = rng.exponential(size=(count, count))
+    found = arrivals(to, ready, done, links, 0.1, early)
+    np.testing.assert_allclose(found, waited(to, ready, done, links, 0.1, early), rtol=1e-12)
+
+
+def test_a_slow_update_is_felt_by_neighbours_only():
+    """Not at once by all: that is what a barrier does."""
+    done = np.ones((6, 9))
+    done[0, 0] = 5.0
+    free = np.zeros((9, 9))
+    whole = arrivals(drawn("complete", 9), done, done, free, 0.0, early=False)
+    np.testing.assert_array_equal(whole, 5.0 + np.arange(6))
+    slow = np.where(np.arange(12)[:, None] % 3 == 0, np.eye(9)[np.arange(12) // 3 * 4 % 9] * 2, 0)
+    ring, complete = (
+        arrivals(drawn(name, 9), 1 + slow, 1 + slow, free, 0.0, early=False)[-1]
+        for name in ("ring", "complete")
+    )
+    assert ring < complete == 12 + 4 * 2
+
+
+def config_of(**values):
+    config = default()
+    config.update_from_flattened_dict(
+        {"strategy.name": "gossip", "cluster.nodes": 8, "batch_size": 64, "steps": 20}
+        | {key.replace("__", "."): value for key, value in values.items()}
+    )
+    return config
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"strategy__graph": "star"}, "config.strategy.graph = 'star': must be one of 'ring'"),
+        ({"strategy__gossip_order": ""}, "config.strategy.gossip_order = '': must be one of"),
+        ({"batch_size": 60}, "config.batch_size = 60: must be a multiple"),
+        ({"cluster__nodes": 2048, "batch_size": 2048}, "config.cluster.nodes = 2048: must be at"),
+    ],
+)
+def test_what_cannot_run_is_refused_in_one_line(values, line):
+    with pytest.raises(ConfigError) as error:
+        check(config_of(**values))
+    assert str(error.value).startswith(line) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("order", ["combine", "adapt"])
+def test_the_clock_of_a_run(order):
+    """Of constant service: 8 examples on each of 8 nodes, and two messages, one after the other."""
+    config = config_of(strategy__gossip_order=order, cluster__service="constant")
+    config.cluster.bandwidth = 1e6
+    line = strategies.timeline_of(config, steps_per_epoch=10, update_bytes=6000)
+    update = 0.012 if order == "combine" else 8e-3 + 0.012
+    np.testing.assert_allclose(line.seconds, update * np.arange(1, 21), rtol=1e-9)
+    assert line.control["to"].shape == (20, 8, 3)
+    config.cluster.bandwidth = 1e9  # where messages are short, computing takes all the time
+    quick = strategies.timeline_of(config, steps_per_epoch=10, update_bytes=6000).seconds[-1]
+    assert quick == pytest.approx(20 * 8e-3 + (order == "adapt") * 20 * 12e-6)
+
+
+def test_the_summary_says_the_gap():
+    config = config_of(strategy__graph="one_peer")
+    assert METHOD.report(config, None) == {
+        "spectral_gap": pytest.approx(1, abs=1e-12),
+        "graph_period": 3,
+    }
+
+
+BOWL = {
+    "model.name": "quadratic",
+    "model.dimension": 6,
+    "model.noise": 0.5,
+    "data.train_examples": 128,
+    "optimizer.learning_rate": 0.3,
+    "cluster.nodes": 4,
+    "batch_size": 8,
+    "steps": 60,
+}
+
+
+def mean_of(name, **values):
+    """(6,) parameters after 60 updates, the mean over the nodes."""
+    config = default()
+    config.update_from_flattened_dict(BOWL | {"strategy.name": name, **values})
+    run = trainer.prepare(config)
+    state, _ = run.program.advance(*trainer.first(run, 60))
+    x = np.asarray(getattr(state, "every", state.params)["x"]["x"])
+    return x.mean(axis=0) if x.ndim == 2 else x
+
+
+@pytest.mark.parametrize("values", [{}, {"data.dirichlet": 1.0}], ids=["whole", "shards"])
+def test_only_unlike_curvatures_show_that_nodes_part(values):
+    """With one curvature the gradient is linear in x, and the nodes' mean is synchronous SGD."""
+    ways = {"gossip": {}, "model_averaging": {"strategy.period": 7}}
+    for spread in (0.0, 1.0):
+        more = values | {"model.spread": spread}
+        expected = mean_of("sync", **more)
+        for name, own in ways.items():
+            apart = np.abs(mean_of(name, **own, **more) - expected).max()
+            # Float32, some operations in each of 60 updates; and what was seen, 0.009 to 0.031.
+            assert apart < 2e-6 if spread == 0 else apart > 5e-3
