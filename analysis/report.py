@@ -212,7 +212,8 @@ def _histogram(members: Sequence[Point], labels: Sequence[str]) -> Picture:
     mean = np.average(np.arange(len(counts)), weights=counts)
     config = members[0].config
     services = {point.config.get("cluster.service") for point in members}
-    memoryless = services <= set(MEMORYLESS) and strategies.arrives(config[NAME])
+    shared = strategies.arrives(config[NAME]) and strategies.is_shared(config[NAME])
+    memoryless = services <= set(MEMORYLESS) and shared
     groups = config[GROUPS] if memoryless else None
     caption = f"{sections.describe(config, labels)}: mean {mean:.3g}"
     alt = "Histogram of staleness. " + caption

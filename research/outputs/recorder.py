@@ -30,7 +30,9 @@ class Recorder:
         rows = {"worker": made.worker[window]}
         rows["seconds"] = self._seconds + seconds * np.arange(1, count + 1) / count
         for name, values in (made.control or {}).items():
-            values = values[window].astype(np.int32)
+            values = values[window]
+            if values.dtype == bool:
+                values = values.astype(np.int32)
             if values.ndim == 1:
                 rows[PREFIX + name] = values
             else:

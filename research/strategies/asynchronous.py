@@ -23,7 +23,7 @@ from ml_collections import ConfigDict
 
 from research import models, seeds
 from research.strategies.base import Batch, Event, Gradient, Info, Params, Strategy, Update
-from research.strategies.method import Chosen, Method, Setting, of_config
+from research.strategies.method import Chosen, Method, Setting, owns
 from research.timeline.base import Timeline
 from research.timeline.compute_groups import make
 from research.timeline.service import DRAWN, is_drawn
@@ -168,24 +168,31 @@ def values(config: ConfigDict) -> None:
     blocks = [name for name, _ in models.make(config.model, classes=2)]
     wanted = f"of the blocks {', '.join(blocks)}"
     require(config, "strategy.fresh", lambda v: set(v) <= set(blocks), wanted)
-    if config.strategy.staleness_bound >= 0 and not of_config(config).read:
+    bounded = owns(config.strategy.name, "staleness_bound")
+    if config.strategy.staleness_bound >= 0 and not bounded:
         raise ConfigError(
             "config.strategy.staleness_bound: only of config.strategy.name = 'asynchronous'"
+        )
+
+
+def divides(config: ConfigDict, methods: Chosen) -> None:
+    """Raises `ConfigError` if groups are not of equally many workers."""
+    groups, cluster = config.strategy.groups, config.cluster
+    workers = cluster.nodes * cluster.devices_per_node
+    if methods.mix:
+        workers = cluster.devices_per_node
+    if workers % groups:
+        where = "a node's" if methods.mix else "the cluster's"
+        raise ConfigError(
+            f"config.strategy.groups = {groups}: must divide {where} {workers} workers "
+            "(config.cluster.nodes x config.cluster.devices_per_node)"
         )
 
 
 def check(config: ConfigDict, methods: Chosen) -> None:
     """Raises `ConfigError`."""
     strategy, cluster = config.strategy, config.cluster
-    workers = cluster.nodes * cluster.devices_per_node
-    if methods.mix:
-        workers = cluster.devices_per_node
-    if workers % strategy.groups:
-        where = "a node's" if methods.mix else "the cluster's"
-        raise ConfigError(
-            f"config.strategy.groups = {strategy.groups}: must divide {where} {workers} workers "
-            "(config.cluster.nodes x config.cluster.devices_per_node)"
-        )
+    divides(config, methods)
     local = methods.gradient and methods.gradient.servers
     if local and not is_drawn(cluster.service):
         one_of(config, "cluster.service", (*DRAWN, "geometric"))

@@ -40,7 +40,9 @@ def compose(
             return methods.read.read(gradient, update, keys, slots, servers)
         return sync(gradient, update)
 
-    strategy = metered(one, gradient, update) if meter else one(gradient, update)
+    strategy = one(gradient, update)
+    if meter:
+        strategy = metered(one, gradient, update, methods.shared)
     if methods.mix and methods.mix.mix:
         strategy = methods.mix.mix(strategy, keys, axis if real else None)
     return strategy

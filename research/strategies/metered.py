@@ -1,6 +1,7 @@
 """What the momentum meter (`dynamics/moments.py`) needs of an update, in `SKETCH` numbers each.
 
-    displacement   x_{t+1} - x_t              of this device's own update, before nodes meet
+    displacement   x_{t+1} - x_t              of this device's own update, before nodes meet; of
+                                              what is evaluated, where groups have their own
     raw step       -g_t                       the gradient that arrived, before the optimizer
     gradient       G_t at x_t                 of a second mini-batch of the same conditional mean
 
@@ -32,12 +33,15 @@ METERED = ("displacement", "raw_step", "gradient")
 
 
 def metered(
-    make: Callable[[Gradient, Update], Strategy], gradient: Gradient, update: Update
+    make: Callable[[Gradient, Update], Strategy],
+    gradient: Gradient,
+    update: Update,
+    shared: bool = True,
 ) -> Strategy:
     """The strategy that `make` makes of these, saying `METERED` of each update, (q,) each.
 
     Its step takes a pair of batches, the update's own and a second one. Of the strategy's state it
-    uses `params` and `opt_state`.
+    uses `params`, and `opt_state` where what is updated are these parameters, `shared` by all.
     """
 
     def heard(params: Params, event: Event, batch: Batch) -> tuple[Any, Params]:
@@ -49,7 +53,7 @@ def metered(
         moved = jax.tree.map(jnp.subtract, after, params)
         return after, (opt_state, sketch(moved, params, SKETCH))
 
-    strategy = make(heard, Update(update.init, seen))
+    strategy = make(heard, Update(update.init, seen) if shared else update)
 
     def step(state: State, event: Event, batches: Any) -> tuple[State, Info]:
         own, second = batches
@@ -58,12 +62,17 @@ def metered(
         # The step comes after it, and so may change a table of versions in place.
         rate = _after(event.hyper["learning_rate"], independent)
         event = event._replace(hyper={**event.hyper, "learning_rate": rate})
-        opened = state._replace(opt_state=(state.opt_state, None))
+        opened = state._replace(opt_state=(state.opt_state, None)) if shared else state
         after, info = strategy.step(opened, event, own)
-        opt_state, moved = after.opt_state
+        if shared:
+            opt_state, moved = after.opt_state
+            after = after._replace(opt_state=opt_state)
+        else:
+            way = jax.tree.map(jnp.subtract, after.params, state.params)
+            moved = sketch(way, state.params, SKETCH)
         loss, arrived = info["loss"]
         said = dict(zip(METERED, (moved, -arrived, independent), strict=True))
-        return after._replace(opt_state=opt_state), info | {"loss": loss} | said
+        return after, info | {"loss": loss} | said
 
     return Strategy(strategy.init, step)
 

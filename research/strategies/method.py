@@ -88,6 +88,7 @@ class Method(NamedTuple):
     laws: tuple[str, ...] = ()  # of config.cluster.service
     cluster: tuple[str, ...] = ()  # of OPTIONAL
     barrier: bool = True  # whether the workers wait for one another at every update
+    workers: bool = False  # whether every group has parameters of its own (`workers.py`)
     follows: Callable[[ConfigDict], bool] = lambda config: False  # the log decides its timeline
     # What it says of itself.
     values: Callable[[ConfigDict], None] = nothing  # of its keys; raises `ConfigError`
@@ -119,8 +120,13 @@ class Chosen(NamedTuple):
 
     @property
     def simple(self) -> bool:
-        """Whether an update is one gradient of the whole batch."""
-        return not self.mix and not self.gradient
+        """Whether an update is one gradient of the whole batch, of the one set of parameters."""
+        return not self.mix and not self.gradient and self.shared
+
+    @property
+    def shared(self) -> bool:
+        """Whether groups share parameters, of which they read versions."""
+        return not (self.read and self.read.workers)
 
     @property
     def stages(self) -> bool:
@@ -213,6 +219,12 @@ def arrives(name: str) -> bool:
     """Whether methods of that name have groups that arrive by themselves."""
     methods = _seen(name)
     return bool(methods and methods.read and not methods.read.barrier)
+
+
+def is_shared(name: str) -> bool:
+    """Whether groups of methods of that name share parameters, of which they read versions."""
+    methods = _seen(name)
+    return bool(methods and methods.shared)
 
 
 def is_simple(name: str) -> bool:

@@ -69,9 +69,9 @@ def _groups(setting: Setting, methods: Chosen, steps: int) -> tuple[Any, Any, di
         lines.append(methods.read.clock(setting._replace(config=config, replicas=0), alone))
     each = np.stack([np.diff(line.seconds, prepend=0.0) for line in lines], axis=1)
 
-    def slots(name: str) -> np.ndarray:
-        own = [(line.control or {}).get(name, getattr(line, name)) for line in lines]
-        return np.stack(own, axis=1)
-
-    stale = np.stack([line.staleness for line in lines], axis=1)
-    return each, each, {"read": slots("read"), "write": slots("write"), "staleness": stale}
+    every = [
+        {name: getattr(line, name) for name in ("read", "write", "staleness")}
+        | dict(line.control or {})
+        for line in lines
+    ]
+    return each, each, {name: np.stack([own[name] for own in every], axis=1) for name in every[0]}

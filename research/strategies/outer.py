@@ -97,7 +97,7 @@ def outer(
         met = map(partial(meet, hyper), x, state.outer, state.errors, in_flight, *turns)
         x, theta, errors, in_flight, sent = zip(*met, strict=True)
         received = turns[1].any()
-        info |= {"sent_bytes": sum(sent)}
+        info |= {"sent_bytes": sum(sent) + info.get("sent_bytes", 0.0)}
         if inner_state == "averaged":
             size = _bytes(_floats(after.opt_state))
             info["sent_bytes"] += jnp.where(received, size, 0.0)

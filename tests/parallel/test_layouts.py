@@ -91,6 +91,12 @@ PUSH_SUM = {  # of nodes that have shards of their own
 SPEEDS = {"cluster.speeds": [1.0, 3.0, 2.0, 2.0]}
 METHODS = {
     "groups": (GROUPS, ("jit", "shard_map", "pmap")),
+    "elastic": (GROUPS | {"strategy.name": "elastic"}, ("shard_map",)),
+    "async_local_sgd": (
+        GROUPS | {"strategy.name": "async_local_sgd", "strategy.outer_momentum": 0.5},
+        ("jit",),
+    ),
+    "ad_psgd": (GROUPS | {"strategy.name": "ad_psgd"}, ("pmap",)),
     "shares": (VARIANTS["shares"], ("pmap",)),
     "local": (
         {"strategy.name": "local", "model.hidden": [16, 16], "cluster.devices_per_node": 4},

@@ -37,6 +37,14 @@ ONE = {"cluster.nodes": 1, "cluster.devices_per_node": 4}
 CASES = {
     "sync": Case({}, None),
     "asynchronous": Case({"strategy.groups": 2}, {"strategy.groups": 1}, bits=True),
+    "elastic": Case({"strategy.groups": 2, "strategy.period": 2}, None, like="asynchronous"),
+    "async_local_sgd": Case(
+        {"strategy.groups": 2, "strategy.period": 2},
+        {"strategy.groups": 1, "strategy.period": 1}
+        | {"strategy.outer_learning_rate": 1.0, "strategy.outer_momentum": 0.0},
+        like="asynchronous",
+    ),
+    "ad_psgd": Case({"strategy.groups": 2}, {"strategy.groups": 1}, like="asynchronous"),
     "daso": Case(
         {"strategy.warmup_epochs": 1, "strategy.cooldown_epochs": 0, "strategy.max_batches": 2},
         {**ONE, "strategy.wait": 0},
@@ -228,7 +236,7 @@ def test_every_method_has_a_case_and_pairs_run_or_are_refused_in_a_line():
         for other in set(PAIRED) - {like}:
             assert go_together(f"{name}+{other}") == go_together(f"{like}+{other}")
         assert not go_together(f"{name}+{like}")
-    with pytest.raises(ConfigError, match="'nosuch': must be one of sync, asynchronous"):
+    with pytest.raises(ConfigError, match="'nosuch': must be one of sync, ad_psgd"):
         strategies.chosen("nosuch")
     assert strategies.chosen(PLAIN).simple
 

@@ -1,6 +1,7 @@
 """Recorded arrivals: a file written from a timeline gives it back; a bad one says what is bad."""
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from research.outputs.recorder import Recorder
@@ -108,6 +109,17 @@ def test_a_recorded_run_is_replayed(made, tmp_path):
     for name, values in made.control.items():
         np.testing.assert_array_equal(again.control[name], values)
     assert len(replay(str(path), 5, {"waited": 0}).control["shares"]) == 5
+
+
+def test_numbers_are_recorded_as_they_were(made, tmp_path):
+    rates = np.linspace(0.3, 0.7, len(made.seconds), dtype=np.float32)
+    sent = np.arange(len(made.seconds)) % 2 == 0
+    numbered = made._replace(control={"outer_learning_rate": rates, "send": sent})
+    Recorder(tmp_path / "trace.csv", 0).append(numbered, slice(0, 12), 1.0)
+    table = pd.read_csv(tmp_path / "trace.csv")
+    found = table["control.outer_learning_rate"].to_numpy(np.float32)
+    np.testing.assert_array_equal(found, rates)
+    np.testing.assert_array_equal(table["control.send"], sent.astype(int))
 
 
 def test_a_new_run_begins_a_new_trace(made, tmp_path):

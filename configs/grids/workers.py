@@ -1,0 +1,101 @@
+"""Workers with parameters of their own, 8 of them: `--config=configs/grids/workers.py[:TABLE]`.
+
+    ladder  learning rates of every arm, one seed: which is best after 2000 updates?
+    judged  that rate of every arm, three other seeds: training loss and simulated seconds
+
+`python -m configs.grids.workers WORKDIR` prints the table of a finished workdir: of `ladder` the
+best rate of every arm, of `judged` medians and ranges.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from ml_collections import ConfigDict
+
+from configs import quickstart
+from research.grid import Point, grid, log_range
+
+RATES = log_range(0.00625, 6.4, 11)
+LOWER = {"nesterov": log_range(0.0000488281, 0.00625, 8)}  # of arms whose best is not among them
+
+
+def _arm(name: str, momentum: float = 0.0, **keys: Any) -> Point:
+    own = {f"strategy.{key}": value for key, value in keys.items()}
+    return {"strategy.name": name, "optimizer.momentum": momentum, **own}
+
+
+ARMS: Mapping[str, Point] = {
+    "asynchronous": _arm("asynchronous"),
+    "elastic": _arm("elastic"),
+    "elastic-every": _arm("elastic", period=1),
+    "elastic-momentum": _arm("elastic", momentum=0.9),
+    "delayed": _arm("async_local_sgd"),
+    "nesterov": _arm("async_local_sgd", momentum_delay=1),
+    "plain": _arm("async_local_sgd", outer_learning_rate=1.0, outer_momentum=0.0),
+    "ring": _arm("ad_psgd"),
+    "complete": _arm("ad_psgd", graph="complete"),
+    "ring-momentum": _arm("ad_psgd", momentum=0.9),
+}
+
+# The best rung of `ladder`, whose neighbours are all worse.
+CHOSEN: Mapping[str, float] = {
+    "asynchronous": 0.2,
+    "elastic": 0.8,
+    "elastic-every": 0.8,
+    "elastic-momentum": 0.2,
+    "delayed": 0.8,
+    "nesterov": 0.000390625,
+    "plain": 0.8,
+    "ring": 0.8,
+    "complete": 0.8,
+    "ring-momentum": 0.4,
+}
+
+
+def get_config(table: str = "ladder") -> ConfigDict:
+    """Raises KeyError if there is no such table."""
+    base = quickstart.get_config()
+    base.log_every = 2000
+    base.checkpoint_every = 0
+    base.cluster.nodes = 8
+    base.cluster.bandwidth = 1e7
+    return grid(base, TABLES[table]())
+
+
+def _point(arm: str, rate: float, seed: int) -> Point:
+    name = f"{arm}-{rate:.5g}-{seed}"
+    return {"name": name, **ARMS[arm], "optimizer.learning_rate": rate, "seed": seed}
+
+
+def ladder() -> Iterator[Point]:
+    return (_point(arm, rate, 100) for arm in ARMS for rate in LOWER.get(arm, RATES))
+
+
+def judged() -> Iterator[Point]:
+    return (_point(arm, rate, seed) for arm, rate in CHOSEN.items() for seed in range(3))
+
+
+TABLES = {"ladder": ladder, "judged": judged}
+
+
+def show(workdir: Path) -> None:
+    """A row an arm: its best rate; loss and seconds, median and range; megabytes sent by all."""
+    table = pd.read_csv(workdir / "results.csv")
+    table["arm"] = table["point"].str.replace(r"-[\d.]+-\d+$", "", regex=True)
+    rate_of = "optimizer.learning_rate"
+    for arm, every in table.groupby("arm", sort=False):
+        medians = every.groupby(rate_of)["train_loss"].median()
+        rows = every[every[rate_of] == medians.idxmin()]
+        loss, seconds = (
+            f"{rows[name].median():.3g} ({rows[name].min():.3g} to {rows[name].max():.3g})"
+            for name in ("train_loss", "simulated_seconds")
+        )
+        sent = rows["sent_bytes"].iloc[0] / 1e6
+        print(f"| {arm} | {medians.idxmin():.3g} | {loss} | {seconds} | {sent:.3g} |")
+
+
+if __name__ == "__main__":
+    show(Path(sys.argv[1]))

@@ -1,0 +1,92 @@
+"""Elastic averaging SGD, EASGD and EAMSGD (Zhang, Choromanska and LeCun, arXiv 1412.6651).
+
+    s   = a (w_i - w*)              with every H-th arrival of worker i, else 0
+    w*  <- w* + s                   the center, which is evaluated
+    w_i <- w_i - gamma g(w_i) - s   by its own optimizer: with momentum it is EAMSGD
+
+As in the paper's algorithm 1 the spring pulls at what w_i was before the local step. An exchange
+keeps w* + sum_i w_i. The paper's a is 0.9 / p for p workers: the key is p a, so that at 1 the
+center would be the workers' mean if all exchanged at once. It is 0 where workers are on their own.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from research.strategies import workers as own
+from research.strategies.base import Array, Batch, Event, Gradient, Info, Params, Strategy, Update
+from research.strategies.method import Chosen, Setting
+from research.timeline.base import Timeline
+from research.values import require
+
+
+class State(NamedTuple):
+    params: Params  # w*
+    workers: own.Table  # w_i
+    opt_state: own.Table
+
+    def moved_to(self, params: Params) -> "State":
+        """w* is other parameters; the workers stay, and are pulled there."""
+        return self._replace(params=params)
+
+    def logged(self) -> dict[str, float]:
+        return own.distance(self.workers)
+
+
+def pull(worker: Params, center: Params, a: Array) -> Params:
+    """s, which the center gains and the worker loses."""
+    return jax.tree.map(lambda w, c: a.astype(w.dtype) * (w - c), worker, center)
+
+
+def elastic(gradient: Gradient, update: Update, workers: int) -> Strategy:
+    """Strategy of a table of `workers`; `event.control`: `exchange` (bool), `elasticity`, a."""
+
+    def init(params: Params) -> State:
+        return State(params, own.table(params, workers), own.table(update.init(params), workers))
+
+    def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
+        assert event.control
+        i, exchange = own.arriving(event), event.control["exchange"]
+        w = own.row(state.workers, i)
+        loss, grads = gradient(w, event, batch)
+        after, opt_state = update.apply(grads, own.row(state.opt_state, i), w, event, w)
+        s = pull(w, state.params, event.control["elasticity"])
+        center = own.where(exchange, jax.tree.map(jnp.add, state.params, s), state.params)
+        after = own.where(exchange, jax.tree.map(jnp.subtract, after, s), after)
+        table = own.put(state.workers, i, after)
+        info = {"loss": loss, "sent_bytes": own.both_ways(exchange, w)}
+        return State(center, table, own.put(state.opt_state, i, opt_state)), info
+
+    return Strategy(init, step)
+
+
+def clock(setting: Setting, methods: Chosen) -> Timeline:
+    """All workers have one period; a gradient is taken at what its worker is, so none is stale."""
+    config = setting.config
+    groups = config.strategy.groups
+    line, exchange = own.timeline(setting, methods, [config.strategy.period] * groups)
+    a = np.full(config.steps, config.strategy.elasticity / groups, np.float32)
+    control = {"exchange": exchange, "elasticity": a}
+    return line._replace(staleness=np.zeros_like(line.staleness), control=control)
+
+
+def values(config: ConfigDict) -> None:
+    """Raises `ConfigError`."""
+    groups = config.strategy.groups
+    wanted = f"from 0 to config.strategy.groups = {groups}"
+    require(config, "strategy.elasticity", lambda v: 0 <= v <= max(groups, 1), wanted)
+
+
+METHOD = own.WORKERS._replace(
+    keys={
+        "groups": 1,  # compute groups, each synchronous inside
+        "period": 8,  # H, updates of a worker from one exchange to the next
+        "elasticity": 0.9,  # p a, of p groups: an exchange moves both by a of their distance
+    },
+    read=lambda gradient, update, keys, *_: elastic(gradient, update, keys["groups"]),
+    clock=clock,
+    values=values,
+)

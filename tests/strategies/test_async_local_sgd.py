@@ -1,0 +1,97 @@
+"""Delayed Nesterov against lists in float64, and what it is in its limits."""
+
+from functools import cache
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from research.strategies.async_local_sgd import async_local_sgd
+from tests.strategies import test_battery as battery
+from tests.strategies import workers
+from tests.strategies.nodes import BATCHES, RATE, START, STEPS, P, flattened, gradient, loss, tree
+from tests.strategies.workers import ALL, CLOSE, WORKERS, events_of, line_of, ran, reference
+
+strategy = cache(lambda groups=WORKERS: workers.made(async_local_sgd, groups))
+ETA, B = 0.7, 0.9
+SPEEDS = {"cluster.speeds": (1.0, 0.8, 0.4), "strategy.period": 4}
+
+
+def delayed(line, delay, c):
+    """A rule that counts for itself, and keeps `stale`, versions between what was read and now."""
+    kept = {"m": np.zeros(P), "delta": np.zeros(P), "version": 0, "stale": []}
+    theta_read, version_read = {}, {}
+
+    def arrival(now, i, t, step):
+        kept["stale"].append(kept["version"] - version_read.get(i, 0))
+        now.x[i] = now.read[i] = now.x[i] + step()
+        if not line.control["exchange"][t]:
+            return
+        outer = theta_read.get(i, np.float64(START)) - now.x[i]
+        kept["delta"] = kept["delta"] + outer
+        kept["version"] += 1
+        part = c
+        if kept["version"] % delay == 0:
+            kept["m"] = B * kept["m"] + kept["delta"] / delay
+            kept["delta"], part = np.zeros(P), 1 - c * delay + c
+        now.shown = now.shown - ETA * (part * B * kept["m"] + outer / delay)
+        now.x[i] = now.read[i] = theta_read[i] = now.shown
+        version_read[i] = kept["version"]
+
+    return arrival, kept
+
+
+@pytest.mark.parametrize(("delay", "part"), [(0, 0.0), (2, 0.5)])
+def test_every_update_equals_the_reference(delay, part):
+    asked = {"strategy.momentum_delay": delay, "strategy.momentum_part": part}
+    line = line_of("async_local_sgd", **SPEEDS, **asked)
+    rule, kept = delayed(line, delay or WORKERS, part / (delay or WORKERS))
+    x, theta = reference(line, rule)
+    states, info = ran(strategy(), events_of(line))
+    np.testing.assert_allclose(flattened(states.params), theta, **CLOSE)
+    np.testing.assert_allclose(flattened(states.workers), x, **CLOSE)
+    np.testing.assert_array_equal(line.staleness, kept["stale"])
+    assert line.staleness.max() >= 2  # others do come in between
+    assert info["sent_bytes"].sum() == kept["version"] * 2 * 4 * P
+
+
+def test_slower_workers_take_fewer_steps():
+    """As many as they have time for while the fastest takes H; at least one."""
+    asked = {"cluster.service": "constant", "cluster.speeds": (4.0, 2.0, 0.2)}
+    asked |= {"strategy.period": 8}
+    for by_speed, expected in ((True, (8, 4, 1)), (False, (8, 8, 8))):
+        asked["strategy.steps_by_speed"] = by_speed
+        line = line_of("async_local_sgd", steps=160, **asked)
+        for i, period in enumerate(expected):
+            each = line.control["exchange"][line.worker == i]
+            np.testing.assert_array_equal(each, np.arange(1, len(each) + 1) % period == 0)
+
+
+def test_a_worker_that_exchanges_at_every_step_has_nesterovs_momentum():
+    """One worker, H = N = 1, SGD inside: optax's of rate eta gamma."""
+    line = line_of("async_local_sgd", 1, **{"strategy.period": 1, "strategy.momentum_delay": 1})
+    states, _ = ran(strategy(1), events_of(line, momentum=0.0))
+    rule = optax.sgd(ETA * RATE, B, nesterov=True)
+    params, grad, expected = tree(START), jax.jit(jax.grad(loss)), []
+    state = rule.init(params)
+    for t in range(STEPS):
+        updates, state = rule.update(grad(params, battery.at(BATCHES, t)), state)
+        params = optax.apply_updates(params, updates)
+        expected.append(flattened(params))
+    np.testing.assert_allclose(flattened(states.params), expected, **CLOSE)
+    np.testing.assert_array_equal(flattened(states.workers)[:, 0], flattened(states.params))
+
+
+def test_equally_stale_arrivals_are_one_step_along_their_mean():
+    """All of N workers have read x_0; m is what it is, and no longer 0."""
+    asked = {"cluster.service": "constant", "strategy.period": 1}
+    line = line_of("async_local_sgd", **asked)
+    m = np.random.default_rng(5).normal(0, 0.1, P)
+    start = strategy().init(tree(START))._replace(momentum=tree(np.float32(m)))
+    states, _ = ran(strategy(), events_of(line, momentum=0.0), state=start)
+    mean = RATE * np.mean([gradient(np.float64(START), t, ALL) for t in range(WORKERS)], axis=0)
+    m = B * m + mean
+    np.testing.assert_allclose(flattened(states.momentum)[WORKERS - 1], m, **CLOSE)
+    after = np.float64(START) - ETA * (B * m + mean)
+    np.testing.assert_allclose(flattened(states.params)[WORKERS - 1], after, **CLOSE)
