@@ -212,8 +212,9 @@ def _histogram(members: Sequence[Point], labels: Sequence[str]) -> Picture:
     mean = np.average(np.arange(len(counts)), weights=counts)
     config = members[0].config
     services = {point.config.get("cluster.service") for point in members}
-    shared = strategies.arrives(config[NAME]) and strategies.is_shared(config[NAME])
-    memoryless = services <= set(MEMORYLESS) and shared
+    name = config[NAME]
+    each = strategies.arrives(name) and not strategies.owns(name, "arrivals")
+    memoryless = services <= set(MEMORYLESS) and each and strategies.is_shared(name)
     groups = config[GROUPS] if memoryless else None
     caption = f"{sections.describe(config, labels)}: mean {mean:.3g}"
     alt = "Histogram of staleness. " + caption

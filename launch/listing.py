@@ -1,9 +1,9 @@
 """What there is to choose from: `optdyn list KIND [PREFIX]`.
 
-KIND is one of models, data, losses, metrics, optimizers, schedules, methods, laws, configs and
-keys; PREFIX keeps the names that begin with it, as in `optdyn list keys strategy.`. Each line has a
-name and what it is, that of a key its default and what `research/config.py` or the method's file
-says of it.
+KIND is one of models, data, losses, metrics, optimizers, transforms, schedules, methods, laws,
+configs and keys; PREFIX keeps the names that begin with it, as in `optdyn list keys strategy.`.
+Each line has a name and what it is, that of a key its default and what `research/config.py` or the
+method's file says of it.
 """
 
 import ast
@@ -43,7 +43,10 @@ def registered(kind: str) -> Listed:
     return listed(kind)
 
 
-OF_CONFIGS = ("models", "data", "losses", "metrics", "optimizers", "schedules", "methods", "laws")
+OF_CONFIGS = (
+    *("models", "data", "losses", "metrics", "optimizers", "transforms", "schedules"),
+    *("methods", "laws"),
+)
 KINDS: dict[str, Callable[[], Listed]] = {
     **{kind: partial(registered, kind) for kind in OF_CONFIGS},
     "configs": configs,

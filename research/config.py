@@ -35,9 +35,9 @@ def default() -> ConfigDict:
     config.model.options = ConfigDict()  # arguments of a function of your own
     config.model.hidden = (256, 256)  # mlp: widths; cnn: widths of its dense layers
     config.model.channels = (6, 16)  # cnn: of its convolutions; resnet: of the blocks of each stage
-    config.model.blocks = 8  # resmlp, resnet, transformer: residual blocks
-    config.model.width = 256  # resmlp, transformer: of what the blocks add to
-    config.model.attention_heads = 4  # transformer
+    config.model.blocks = 8  # resmlp, resnet, both transformers: residual blocks
+    config.model.width = 256  # resmlp, both transformers: of what the blocks add to
+    config.model.attention_heads = 4  # transformer, modern_transformer
     config.model.norm = "group"  # resnet: 'group' or 'batch'
     config.model.dtype = "float32"  # of the computation; parameters stay float32
     config.model.lowering = ""  # of convolutions, or a list 'gemm,fft' in order; '': the backend's
@@ -47,7 +47,7 @@ def default() -> ConfigDict:
     config.model.spread = 0.0  # quadratic: of an example's curvatures, over their mean
 
     config.data = ConfigDict()
-    config.data.name = "mnist5k"  # 'kjv' (text), 'tfds:NAME' (prepared), or your own:
+    config.data.name = "mnist5k"  # 'kjv', 'stdlib' (text), 'tfds:NAME' (prepared), or your own:
     # 'folder:PATH' (images, arrays), 'text:PATH' (a file or folder), MODULE:FUNCTION
     config.data.options = ConfigDict()  # arguments of a function of your own
     config.data.dir = ""  # where prepared data lies; '': OPTDYN_DATA_DIR or the default of tfds
@@ -62,7 +62,7 @@ def default() -> ConfigDict:
     config.data.std = ()  # and standard deviation: divided by
     config.data.augment = ""  # images trained on: 'crop', 'flip', 'crop_flip', at random
     config.data.streaming = False  # True: examples are brought to the devices as they are needed
-    config.data.tokenizer = "character"  # of text: 'character' or 'byte'
+    config.data.tokenizer = "character"  # of text: 'character', 'byte' or 'bpe:N'
     config.data.sequence_length = 128  # of text: tokens predicted an example
 
     config.optimizer = ConfigDict()
@@ -76,6 +76,9 @@ def default() -> ConfigDict:
     config.optimizer.decay_steps = 0  # 0: to the end
     config.optimizer.decay_rate = 0.1
     config.optimizer.options = ConfigDict()  # further arguments of the optimizer
+    # Transforms: of research/optimizers/staleness.py, of optax, or MODULE:FUNCTION.
+    config.optimizer.chain = ()  # names of those that gradients go through before the optimizer
+    config.optimizer.chain_options = ConfigDict()  # their arguments, each takes its own
 
     config.strategy = ConfigDict()
     # Methods of research/strategies/, joined by '+', or MODULE:NAME; their files have their keys.
@@ -163,6 +166,7 @@ def default() -> ConfigDict:
         config.model.options,
         config.data.options,
         config.optimizer.options,
+        config.optimizer.chain_options,
         config.optimizer.schedule_options,
         config.strategy.options,
         config.cluster.service_options,

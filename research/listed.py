@@ -52,6 +52,7 @@ KINDS: Mapping[str, Callable[[], Lines]] = {
     "losses": lambda: _of(losses.LOSSES),
     "metrics": lambda: _of(losses.METRICS),
     "optimizers": _optimizers,
+    "transforms": lambda: _of(optimizers.TRANSFORMS),
     "schedules": lambda: _of(optimizers.SCHEDULES),
     "methods": _methods,
     "laws": _laws,

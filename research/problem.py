@@ -16,7 +16,7 @@ from research.models import base
 from research.models.quadratic import centred, curvatures, factors, optima
 from research.values import ConfigError
 
-TEXT = ("transformer",)  # models of text; other built-in ones take images or numbers
+TEXT = ("transformer", "modern_transformer")  # other built-in models take images or numbers
 HELD = {"text": "text", "image": "images", "x": "numbers"}
 SEVERAL = 7919  # examples of a batch that is only traced: a size that nothing else has
 

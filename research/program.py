@@ -85,7 +85,10 @@ def make(config: ConfigDict, classes: int, slots: int) -> Program:
     optimizer = config.optimizer
     static = {
         "model": _model(config, classes),
-        "optimizer": (optimizer.name, hyper_names(config), optimizers.options(config)),
+        "optimizer": (
+            *(optimizer.name, hyper_names(config), optimizers.options(config)),
+            optimizers.chain(config),
+        ),
         "strategy": _static(config),
         "slots": slots,
         "meter": config.probes.momentum,
@@ -139,9 +142,9 @@ def _checked(static: str, shapes: Sequence[tuple[str, tuple[int, ...], Any]]) ->
 @lru_cache(maxsize=32)
 def _make(static: str) -> Program:
     values = json.loads(static)
-    name, names, options = values["optimizer"]
+    name, names, options, chain = values["optimizer"]
     whole, _ = _problem(values["model"])
-    optimizer = optimizers.optimizer(name, tuple(names), options)
+    optimizer = optimizers.optimizer(name, tuple(names), options, chain)
     asked = values["strategy"], whole, optimizer, values["slots"]
     strategy, layout = parallel.make(lambda one: partial(_advance, whole, one), *asked)
     strategy = strategy._replace(init=jax.jit(strategy.init))  # one program, not one a leaf

@@ -11,8 +11,8 @@ from ml_collections import ConfigDict
 from research import losses, models, named, optimizers, room, strategies
 from research.checks import kinds, plan, ranges, tune
 from research.config import ConfigError, default, to_json
+from research.data import tokenizers
 from research.data.augment import NAMES as AUGMENTATIONS
-from research.data.tokenizers import NAMES as TOKENIZERS
 from research.models.convolution import LOWERINGS
 from research.models.resnet import NORMS
 from research.optimizers import schedules
@@ -35,7 +35,7 @@ def check(config: ConfigDict) -> None:
     one_of(config, "model.norm", NORMS)
     one_of(config, "parallel.api", ("", *APIS))
     one_of(config, "cluster.split", ("equal", "proportional"))
-    one_of(config, "data.tokenizer", TOKENIZERS)
+    require(config, "data.tokenizer", tokenizers.is_known, tokenizers.WANTED)
     one_of(config, "data.augment", AUGMENTATIONS)
     ranges.check(config)
     _check_model(config)
@@ -225,6 +225,7 @@ def _check_optimizer(config: ConfigDict) -> None:
             raise ConfigError(f"config.optimizer.options.{key}: {made_by} has no such argument")
         if key in ("learning_rate", "momentum"):
             raise ConfigError(f"config.optimizer.options.{key}: set config.optimizer.{key} instead")
+    _check_chain(config)
     if name in optimizers.OWN:
         simple = [n for n in strategies.built_in() if strategies.chosen(n).simple]
         require(
@@ -233,12 +234,27 @@ def _check_optimizer(config: ConfigDict) -> None:
             lambda v: strategies.chosen(v).simple,
             f"one of {', '.join(map(repr, simple))}",
         )
-    if config.replicas.matching and (name != "sgd" or config.optimizer.options):
+    more = config.optimizer.options or config.optimizer.chain
+    if config.replicas.matching and (name != "sgd" or more):
         raise ConfigError(
             "config.replicas.matching: compares with plain momentum SGD, so it needs "
-            "config.optimizer.name = 'sgd' without options"
+            "config.optimizer.name = 'sgd' without options or a chain"
         )
     optimizers.check(config, {"x": jax.ShapeDtypeStruct((1,), np.float32)})
     chosen = config.optimizer
     of = chosen.learning_rate, 1, chosen.decay_rate, chosen.schedule_options
     schedules.schedule(chosen.schedule, *of)
+
+
+def _check_chain(config: ConfigDict) -> None:
+    """What gradients go through before the optimizer."""
+    texts = "of texts, names of transforms as ('delay_compensation',), or ()"
+    require(config, "optimizer.chain", lambda v: all(isinstance(n, str) for n in v), texts)
+    every = [options for _, options in optimizers.chain(config)]
+    for key in config.optimizer.chain_options:
+        takers = sum(key in options for options in every)
+        if takers != 1:
+            raise ConfigError(
+                f"config.optimizer.chain_options.{key}: taken by {takers} of config.optimizer."
+                f"chain = {tuple(config.optimizer.chain)}, must be by one"
+            )

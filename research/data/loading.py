@@ -46,6 +46,7 @@ def load(
     """Reads the data set `name`.
 
     - `name`: "mnist5k" (images, prepared at first use), "kjv" (the King James Bible),
+      "stdlib" (the sources of Python's standard library, 10 MB),
       "tfds:NAME[/CONFIG][:VERSION]", any data set that TFDS has prepared on this disk as
       array_record and that has an image and a label, or a text and no image, "folder:PATH", a
       folder that holds such records, or images as idx or arrays as npz files (`folder.py`),
@@ -57,7 +58,7 @@ def load(
       first so many of a seeded stratified order of the training split, of the rest the first so
       many; so smaller ones lie within larger ones. A text of TFDS is read no further, in the test
       split either, and its characters are those read: compare sizes of it by "byte".
-    - `tokenizer`: of text, "character" or "byte".
+    - `tokenizer`: of text, "character", "byte" or "bpe:N" (`bpe.py`), which is kept in `data_dir`.
     - `sequence_length`: T of text, inputs (and targets) a sequence.
     - `image_size`: if positive, images are cut to squares and scaled to so many pixels a side.
     - `options`: arguments of a function of the user's own.
@@ -73,8 +74,8 @@ def load(
         raise DataError(f"config.data.options: of functions of your own, not of {name!r}")
     if bool(path) == (kind in NAMED):
         raise DataError(
-            f"unknown data set {name!r}: use 'mnist5k', 'kjv', 'tfds:NAME' for a TFDS one, "
-            "'folder:PATH' or 'text:PATH' for files of one's own, or MODULE:FUNCTION"
+            f"unknown data set {name!r}: use 'mnist5k', 'kjv', 'stdlib', 'tfds:NAME' for "
+            "TFDS, 'folder:PATH' or 'text:PATH' for files of one's own, or MODULE:FUNCTION"
         )
     data = SOURCES[kind](path, asked) if kind in SOURCES else own.load(name, options)
     available = len(next(iter(data.train.values())))
@@ -93,7 +94,12 @@ def mnist5k(_: str, asked: Asked) -> Data:
 
 def kjv(_: str, asked: Asked) -> Data:
     """The King James Bible, 4 million characters, the last twentieth held out."""
-    return text.bible(asked.tokenizer, asked.sequence_length)
+    return text.bible(asked.tokenizer, asked.sequence_length, _kept(asked))
+
+
+def stdlib(_: str, asked: Asked) -> Data:
+    """The sources of Python's standard library, 10 million characters, as this Python has them."""
+    return text.sources_of_python(asked.tokenizer, asked.sequence_length, _kept(asked))
 
 
 def tfds(path: str, asked: Asked) -> Data:
@@ -109,11 +115,12 @@ def folder(path: str, asked: Asked) -> Data:
 
 def texts(path: str, asked: Asked) -> Data:
     """A text file of one's own, or all *.txt of a folder, the last twentieth of lines held out."""
-    return text.own(Path(path).expanduser(), asked.tokenizer, asked.sequence_length)
+    where = Path(path).expanduser()
+    return text.own(where, asked.tokenizer, asked.sequence_length, _kept(asked))
 
 
 Source = Callable[[str, Asked], Data]
-NAMED: Mapping[str, Source] = {"mnist5k": mnist5k, "kjv": kjv}  # by themselves
+NAMED: Mapping[str, Source] = {"mnist5k": mnist5k, "kjv": kjv, "stdlib": stdlib}
 SOURCES: Mapping[str, Source] = {**NAMED, "tfds": tfds, "folder": folder, "text": texts}
 
 
@@ -121,8 +128,13 @@ def _records(where: Path, asked: Asked) -> Data:
     """The images in a folder of TFDS's records, or as much of a text as is asked for."""
     if feature := text.feature(where):
         reading = asked.tokenizer, asked.sequence_length, asked.train_examples
-        return text.records(where, feature, *reading)
+        return text.records(where, feature, *reading, _kept(asked))
     return records.load(where, asked.image_size)
+
+
+def _kept(asked: Asked) -> Path:
+    """Where byte pairs are kept, beside the data."""
+    return asked.root / "tokenizers"
 
 
 def data_root(data_dir: str | None = None) -> Path:

@@ -1,4 +1,4 @@
-"""Text as windows of tokens for next-token prediction: the King James Bible, one's own, and TFDS's.
+"""Text as windows of tokens for next-token prediction: shipped ones, one's own, and TFDS's.
 
 A corpus is lines (verses, examples) joined by newlines, as tokens w_0 .. w_{L-1}. With sequences
 of T tokens, example n is w_{nT} .. w_{nT+T}: its first T tokens are the inputs, its last T their
@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from research.data import tokenizers
+from research.data import stdlib, tokenizers
 from research.data.arrays import Data, DataError, Split
 from research.data.records import CACHE, held_out, opened, unreadable
 
@@ -48,16 +48,22 @@ def verses() -> list[str]:
     ]
 
 
-def bible(tokenizer: str, sequence_length: int) -> Data:
-    """All verses, the last twentieth of them held out."""
+def bible(tokenizer: str, sequence_length: int, kept: Path | None = None) -> Data:
+    """All verses, the last twentieth of them held out; `kept` keeps byte pairs, here as below."""
     check(tokenizer, sequence_length)
     lines = verses()
     cut = len(lines) * 19 // 20
     train, test = "\n".join(lines[:cut]), "\n".join(lines[cut:])
-    return _data(train, test, tokenizer, sequence_length, "of 'kjv'")
+    return _data(train, test, tokenizer, sequence_length, "of 'kjv'", kept)
 
 
-def own(path: Path, tokenizer: str, sequence_length: int) -> Data:
+def sources_of_python(tokenizer: str, sequence_length: int, kept: Path | None = None) -> Data:
+    """The standard library of the Python that runs, every twentieth file held out."""
+    check(tokenizer, sequence_length)
+    return _data(*stdlib.split(), tokenizer, sequence_length, "of 'stdlib'", kept)
+
+
+def own(path: Path, tokenizer: str, sequence_length: int, kept: Path | None = None) -> Data:
     """The lines of a file in UTF-8, or of all *.txt in a folder by name, a twentieth held out.
 
     Raises DataError.
@@ -76,7 +82,7 @@ def own(path: Path, tokenizer: str, sequence_length: int) -> Data:
         raise DataError(f"the text of {path} must have 2 lines or more, as the last are held out")
     cut = min(max(len(lines) * 19 // 20, 1), len(lines) - 1)
     train, test = "\n".join(lines[:cut]), "\n".join(lines[cut:])
-    return _data(train, test, tokenizer, sequence_length, f"of {path}")
+    return _data(train, test, tokenizer, sequence_length, f"of {path}", kept)
 
 
 def feature(folder: Path) -> str:
@@ -112,15 +118,21 @@ def sources(folder: Path) -> tuple[Any, Any]:
 
 
 def records(
-    folder: Path, name: str, tokenizer: str, sequence_length: int, examples: int = 0
+    folder: Path,
+    name: str,
+    tokenizer: str,
+    sequence_length: int,
+    examples: int = 0,
+    kept: Path | None = None,
 ) -> Data:
     """The feature `name` of the records in `folder`.
 
-    examples: if positive, neither split is read further than so many sequences need. Raises
-    DataError.
+    examples: if positive, neither split is read further than so many sequences need; but byte pairs
+    are those of the whole text. Raises DataError.
     """
     check(tokenizer, sequence_length)
-    needed = examples * sequence_length + 1 if examples > 0 else 0
+    whole = examples <= 0 or tokenizer not in tokenizers.NAMES
+    needed = 0 if whole else examples * sequence_length + 1
 
     def text(source: Iterable[Any]) -> str:
         lines = (example[name].decode(errors="replace") for example in source)
@@ -130,15 +142,13 @@ def records(
         train, test = map(text, sources(folder))
     except (OSError, RuntimeError) as error:
         raise unreadable(folder, error) from error
-    return _data(train, test, tokenizer, sequence_length, f"in {folder}")
+    return _data(train, test, tokenizer, sequence_length, f"in {folder}", kept)
 
 
 def check(tokenizer: str, sequence_length: int) -> None:
     """Raises DataError, before anything is read."""
-    if tokenizer not in tokenizers.NAMES:
-        raise DataError(
-            f"unknown tokenizer {tokenizer!r}: use one of {', '.join(map(repr, tokenizers.NAMES))}"
-        )
+    if not tokenizers.is_known(tokenizer):
+        raise DataError(f"unknown tokenizer {tokenizer!r}: use {tokenizers.WANTED}")
     if sequence_length < 1:
         raise DataError(f"sequence_length={sequence_length}: must be at least 1")
 
@@ -158,9 +168,11 @@ def _enough(lines: Iterable[str], tokenizer: str, needed: int) -> Iterator[str]:
             return
 
 
-def _data(train: str, test: str, tokenizer: str, sequence_length: int, where: str) -> Data:
+def _data(
+    train: str, test: str, tokenizer: str, sequence_length: int, where: str, kept: Path | None
+) -> Data:
     """Both texts in windows of the tokens made for the first."""
-    made = tokenizers.make(tokenizer, train)
+    made = tokenizers.make(tokenizer, train, kept)
 
     def split(name: str, text: str) -> Split:
         tokens = made.encode(text)

@@ -1,11 +1,17 @@
-"""Texts as integers and back: UTF-8 bytes, or the characters of a training text."""
+"""Texts as integers and back: UTF-8 bytes, the characters of a training text, or pairs of bytes."""
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from research.data import bpe
+
 NAMES = ("character", "byte")
+WANTED = "'character', 'byte' or 'bpe:N', of a vocabulary of N from 256 up"
+PAIRS = re.compile(r"bpe:(\d{1,7})")
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"  # what an unknown character decodes to
 CODE_POINTS = 0x110000
 
@@ -18,13 +24,26 @@ class Tokenizer(NamedTuple):
     decode: Callable[[np.ndarray], str]
 
 
-def make(name: str, text: str) -> Tokenizer:
-    """The tokenizer `name`, one of NAMES, for a training text."""
+def is_known(name: str) -> bool:
+    """Whether it is one of NAMES, or `bpe:N` with N from 256 up."""
+    return name in NAMES or pairs(name) >= bpe.LEAST
+
+
+def pairs(name: str) -> int:
+    """The N of `bpe:N`, 0 for other names."""
+    match = PAIRS.fullmatch(str(name))
+    return int(match[1]) if match else 0
+
+
+def make(name: str, text: str, folder: Path | None = None) -> Tokenizer:
+    """The tokenizer `name` for a training text; `folder` keeps byte pairs. Raises DataError."""
+    if vocabulary := pairs(name):
+        return Tokenizer(*bpe.bpe(vocabulary, text, folder))
     return character(text) if name == "character" else byte()
 
 
 def length(name: str, text: str) -> int:
-    """How many tokens the tokenizer `name` makes of a text, whatever it was made for."""
+    """How many tokens one of NAMES makes of a text, whatever it was made for."""
     return len(text) if name == "character" else len(text.encode())
 
 

@@ -10,6 +10,7 @@ from research import named
 from research.models.base import Blocks
 from research.models.cnn import cnn
 from research.models.mlp import mlp
+from research.models.modern_transformer import modern_transformer
 from research.models.quadratic import quadratic
 from research.models.resmlp import resmlp
 from research.models.resnet import resnet
@@ -20,7 +21,8 @@ __all__ = ["MODELS", "Blocks", "make"]
 
 # Their arguments are keys of `config.model`, and `classes`.
 MODELS: Mapping[str, Callable[..., Blocks]] = {
-    model.__name__: model for model in (mlp, cnn, resmlp, resnet, transformer, quadratic)
+    model.__name__: model
+    for model in (mlp, cnn, resmlp, resnet, transformer, modern_transformer, quadratic)
 }
 KEY = "config.model.name"
 

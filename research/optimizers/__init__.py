@@ -16,7 +16,7 @@ import optax
 from optax import contrib
 
 from research import named
-from research.optimizers import closed_loop
+from research.optimizers import closed_loop, staleness
 from research.optimizers.schedules import SCHEDULES, learning_rates
 from research.strategies import groups_of
 from research.values import ConfigError
@@ -25,7 +25,9 @@ __all__ = [
     "KEY",
     "OWN",
     "SCHEDULES",
+    "TRANSFORMS",
     "arguments",
+    "chain",
     "check",
     "known",
     "learning_rates",
@@ -34,9 +36,13 @@ __all__ = [
     "optimizer",
     "options",
     "takes_momentum",
+    "transform",
 ]
 
 OWN: Mapping[str, Callable[..., Any]] = {"closed_loop": closed_loop.closed_loop}
+TRANSFORMS: Mapping[str, Callable[..., Any]] = {
+    make.__name__: make for make in (staleness.delay_compensation, staleness.staleness_rate)
+}
 CONTRIB = "contrib."  # before the name of one of optax.contrib
 KEY = "config.optimizer.name"
 
@@ -92,27 +98,59 @@ def options(config: Any) -> dict[str, Any]:
     return {"staleness": groups_of(config) - 1} | given
 
 
+def transform(name: str) -> Callable[..., Any]:
+    """The function that makes the transform `name` of `config.optimizer.chain`.
+
+    One of TRANSFORMS, of optax or of the user's own. Raises `ConfigError` if there is none.
+    """
+    if not named.is_own(name) and name not in TRANSFORMS:
+        of_optax = getattr(optax, name, None)
+        if inspect.isfunction(of_optax) and not name.startswith("_"):
+            return of_optax
+    return named.find("config.optimizer.chain", name, TRANSFORMS)
+
+
+def chain(config: Any) -> list[tuple[str, dict[str, Any]]]:
+    """The names in `config.optimizer.chain`, each with those of `chain_options` that it takes."""
+    given = config.optimizer.chain_options.to_dict()
+    taken = [(name, _parameters(transform(name))) for name in config.optimizer.chain]
+    return [(name, {k: v for k, v in given.items() if k in of}) for name, of in taken]
+
+
 def logged(state: Any) -> dict[str, float]:
     """What the log shows of a strategy's state: mu and mu_T of a closed loop's last update."""
-    loop = getattr(state, "opt_state", None)
-    if not isinstance(loop, closed_loop.State):
+    states = jax.tree.leaves(getattr(state, "opt_state", None), is_leaf=_is_loop)
+    loop = next(filter(_is_loop, states), None)  # after a chain of others, or alone
+    if loop is None:
         return {}
     return {"explicit_momentum": float(loop.explicit), "total_momentum": float(loop.total)}
 
 
+def _is_loop(state: Any) -> bool:
+    return isinstance(state, closed_loop.State)
+
+
 def optimizer(
-    name: str, hyper_names: tuple[str, ...], options: Mapping[str, Any] = {}
+    name: str,
+    hyper_names: tuple[str, ...],
+    options: Mapping[str, Any] = {},
+    chain: Sequence[tuple[str, Mapping[str, Any]]] = (),
 ) -> optax.GradientTransformationExtraArgs:
     """The optimizer called `name`; `update(grads, state, params, **hyper)` takes its numbers.
 
     `hyper_names` are the arguments given at each update, `options` those fixed at compile time.
     `optax.sgd` keeps the heavy-ball form v <- g + mu v, x <- x - alpha v; mu may be negative.
+    Gradients go through the transforms of a `chain` before, names with options.
     """
     make, options = maker(name), named.options(options)
+    before = [transform(other)(**named.options(given)) for other, given in chain]
+
+    def chained(hyper: Mapping[str, Any]) -> optax.GradientTransformationExtraArgs:
+        one = optax.with_extra_args_support(make(**hyper, **options))
+        return optax.chain(*before, one) if before else one
 
     def init(params: Any) -> optax.OptState:
-        state = make(**dict.fromkeys(hyper_names, 0.0), **options).init(params)
-        return _apart(state, params)
+        return _apart(chained(dict.fromkeys(hyper_names, 0.0)).init(params), params)
 
     def update(
         grads: Any,
@@ -123,9 +161,8 @@ def optimizer(
         read_params: Any = None,
         **hyper: Any,
     ) -> Any:
-        made = optax.with_extra_args_support(make(**hyper, **options))
         more = {"staleness": staleness, "read_params": read_params}
-        return made.update(grads, state, params, **more)
+        return chained(hyper).update(grads, state, params, **more)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -149,20 +186,23 @@ def check(config: Any, params: Any) -> None:
     the next update could not take. Once for all configs of that optimizer and such parameters.
     """
     leaves, structure = jax.tree.flatten(params)
-    given = json.dumps(options(config), sort_keys=True)
+    given = json.dumps([options(config), chain(config)], sort_keys=True)
     _checked(config.optimizer.name, given, structure, tuple((x.shape, x.dtype) for x in leaves))
 
 
 @lru_cache(maxsize=64)
 def _checked(name: str, given: str, structure: Any, leaves: Sequence[tuple[Any, Any]]) -> None:
-    taken, own = arguments(name), named.is_own(name)
-    made_by = name if own or name in OWN else f"optax.{name}"
+    taken, (options, chain) = arguments(name), json.loads(given)
+    own = any(map(named.is_own, (name, *(other for other, _ in chain))))
+    makers = [maker(name), *(transform(other) for other, _ in chain)]
+    made_by = name if named.is_own(name) or name in OWN else f"optax.{name}"
+    made_by = " after ".join((made_by, *(other for other, _ in reversed(chain))))
     number = jax.ShapeDtypeStruct((), jnp.float32)
     hyper = {key: number for key in ("learning_rate", "momentum") if key in taken}
     params = structure.unflatten([jax.ShapeDtypeStruct(*leaf) for leaf in leaves])
 
     def updated(params: Any, hyper: Any) -> Any:
-        made = optimizer(name, tuple(hyper), json.loads(given))
+        made = optimizer(name, tuple(hyper), options, chain)
         before = made.init(params)
         more = {"staleness": jnp.int32(0), "read_params": params}
         updates, after = made.update(params, before, params, **hyper, **more)
@@ -171,7 +211,7 @@ def _checked(name: str, given: str, structure: Any, leaves: Sequence[tuple[Any, 
     try:
         before, after = jax.eval_shape(updated, params, hyper)
     except Exception as error:
-        why = named.told(error, maker(name)) if own else named.shown(str(error), 300)
+        why = named.told(error, *makers) if own else named.shown(str(error), 300)
         raise ConfigError(f"config.optimizer: {made_by} cannot be used ({why})") from error
 
     def shapes(tree: Any) -> Any:

@@ -173,13 +173,16 @@ def rate(config: ConfigDict, step: int) -> float:
 def is_plain(config: ConfigDict) -> bool:
     """Whether displacements over their learning rates are the raw steps, and need no second fit."""
     optimizer = config.optimizer
-    return optimizer.name == "sgd" and not optimizer.momentum and not optimizer.options
+    more = optimizer.momentum or optimizer.options or optimizer.get("chain")
+    return optimizer.name == "sgd" and not more
 
 
 def lags(config: ConfigDict) -> int:
     """Terms of heavy-ball SGD on these groups; 0 for optimizers that have no such polynomial."""
     optimizer = config.optimizer
-    if optimizer.name not in ("sgd", *optimizers.OWN) or optimizer.options:
+    if optimizer.name not in ("sgd", *optimizers.OWN):
+        return 0
+    if optimizer.options or optimizer.get("chain"):
         return 0
     return 1 + bool(optimizer.momentum and strategies.groups_of(config) > 1)
 

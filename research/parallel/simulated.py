@@ -4,9 +4,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
-from research.strategies.base import Batch, Event, Info, Params, Strategy
+from research.strategies.base import Batch, Event, Info, Params, Strategy, distance
 
 
 class Nodes(NamedTuple):
@@ -25,11 +24,8 @@ class Nodes(NamedTuple):
         return jax.vmap(lambda state: state.params)(self.state)
 
     def logged(self) -> dict[str, float]:
-        """How far nodes are from their mean, over its length, root mean square."""
-        means = jax.tree.map(lambda leaf: leaf.mean(0), self.every)
-        apart = jax.tree.map(lambda leaf, mean: leaf - mean, self.every, means)
-        ratio = optax.global_norm(apart) / (len(jax.tree.leaves(apart)[0]) ** 0.5)
-        return {"node_distance": float(ratio / optax.global_norm(means))}
+        """How far nodes are from their mean."""
+        return {"node_distance": distance(self.every)}
 
 
 def over_nodes(strategy: Strategy, nodes: int, devices: int) -> Strategy:

@@ -48,7 +48,7 @@ class State(NamedTuple):
         return self._replace(workers=every, read=read)
 
     def logged(self) -> dict[str, float]:
-        return own.distance(self.workers)
+        return own.logged(self.workers)
 
 
 def ad_psgd(gradient: Gradient, update: Update, workers: int) -> Strategy:

@@ -40,7 +40,7 @@ class State(NamedTuple):
         return self._replace(params=params, workers=workers, read=read)
 
     def logged(self) -> dict[str, float]:
-        return own.distance(self.workers)
+        return own.logged(self.workers)
 
 
 def async_local_sgd(gradient: Gradient, update: Update, workers: int) -> Strategy:

@@ -136,3 +136,16 @@ def all_reduce(tree: Any, axis: str) -> Any:
     """Sum of a pytree over the devices of an axis, as one message and not one a leaf."""
     vector, tree_of = ravel_pytree(tree)
     return tree_of(jax.lax.psum(vector, axis))
+
+
+def distance(every: Params) -> float:
+    """How far rows, leaves (n, ...), are from their mean, over its length, root mean square."""
+    return float(_distance(every))
+
+
+@jax.jit
+def _distance(every: Params) -> jax.Array:
+    means = jax.tree.map(lambda leaf: leaf.mean(0), every)
+    apart = jax.tree.map(lambda leaf, mean: leaf - mean, every, means)
+    count = len(jax.tree.leaves(apart)[0])
+    return optax.global_norm(apart) / count**0.5 / optax.global_norm(means)

@@ -33,7 +33,7 @@ class State(NamedTuple):
         return self._replace(params=params)
 
     def logged(self) -> dict[str, float]:
-        return own.distance(self.workers)
+        return own.logged(self.workers)
 
 
 def pull(worker: Params, center: Params, a: Array) -> Params:

@@ -68,9 +68,9 @@ def clock(setting: Setting, methods: Chosen) -> Timeline:
             now = np.maximum(now, arrival[due].max()) + handed_on[due].sum()
         seconds[t] = now.max()
     none = np.zeros(steps, np.int32)
-    slots = int(more["read"].max()) + 1 if "read" in more else 1
+    used = [int(more[name].max()) + 1 for name in ("read", "write") if name in more]
     staleness = more.pop("staleness", control["waited"].max(1))
-    return Timeline(none, none, none, staleness, seconds, slots, control | more)
+    return Timeline(none, none, none, staleness, seconds, max(used, default=1), control | more)
 
 
 def with_numbers(plain: Mapping[str, float]) -> Clock:
@@ -120,7 +120,7 @@ def _optimizer_bytes(config: ConfigDict, params: Any) -> int:
     """Of the floats in an optimizer's state."""
     name = config.optimizer.name
     hyper = ("learning_rate", *(("momentum",) if optimizers.takes_momentum(name) else ()))
-    made = optimizers.optimizer(name, hyper, optimizers.options(config))
+    made = optimizers.optimizer(name, hyper, optimizers.options(config), optimizers.chain(config))
     state = jax.tree.leaves(jax.eval_shape(made.init, params))
     return _bytes([leaf for leaf in state if np.issubdtype(leaf.dtype, np.floating)])
 

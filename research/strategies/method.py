@@ -80,6 +80,7 @@ class Method(NamedTuple):
     # What the gradient is like.
     sums: bool = False  # itself, over the devices of `data`, whose parts of the batch may be uneven
     servers: Callable[[Problem], Mapping[str, int]] | None = None  # of each block, if by themselves
+    staged: bool = False  # the cluster's nodes are its stages, and none has all parameters
     heads: Callable[[Any, Keys], Sequence[str]] = nothing  # blocks that need an auxiliary head
     # What it asks of the cluster.
     clock: Callable[["Setting", "Chosen"], Timeline] | None = None
@@ -87,6 +88,7 @@ class Method(NamedTuple):
     slower: Callable[[ConfigDict, Network], float] | None = None  # a gradient, over plain SGD's
     laws: tuple[str, ...] = ()  # of config.cluster.service
     cluster: tuple[str, ...] = ()  # of OPTIONAL
+    single: bool = True  # whether an update is of one gradient, of the whole batch
     barrier: bool = True  # whether the workers wait for one another at every update
     workers: bool = False  # whether every group has parameters of its own (`workers.py`)
     follows: Callable[[ConfigDict], bool] = lambda config: False  # the log decides its timeline
@@ -121,7 +123,8 @@ class Chosen(NamedTuple):
     @property
     def simple(self) -> bool:
         """Whether an update is one gradient of the whole batch, of the one set of parameters."""
-        return not self.mix and not self.gradient and self.shared
+        own = self.read and (self.read.workers or not self.read.single)
+        return not self.mix and not self.gradient and not own
 
     @property
     def shared(self) -> bool:
@@ -194,6 +197,11 @@ def chosen(name: str) -> Chosen:
         raise ConfigError(
             f"config.strategy.name = {name!r}: {taken['gradient']} divides the work of workers "
             f"that wait for one another, and those of {taken['read']} do not"
+        )
+    if found.gradient and found.gradient.staged and found.mix:
+        raise ConfigError(
+            f"config.strategy.name = {name!r}: {taken['gradient']} cuts one model over the nodes, "
+            f"and those of {taken['mix']} have a model each"
         )
     return found
 

@@ -13,12 +13,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from ml_collections import ConfigDict
 
 from research import seeds
 from research.strategies.asynchronous import divides
-from research.strategies.base import Array, Event, Params
+from research.strategies.base import Array, Event, Params, distance
 from research.strategies.method import Chosen, Method, Setting
 from research.timeline.arrivals import arrivals
 from research.timeline.base import Timeline
@@ -63,12 +62,9 @@ def both_ways(exchange: Array, params: Params) -> jax.Array:
     return jnp.where(exchange, jnp.float32(2 * size), 0.0)
 
 
-def distance(workers: Table) -> dict[str, float]:
-    """For the log: how far workers are from their mean, over its length, root mean square."""
-    middle = mean(workers)
-    apart = jax.tree.map(lambda leaf, m: leaf - m, workers, middle)
-    ratio = optax.global_norm(apart) / (len(jax.tree.leaves(apart)[0]) ** 0.5)
-    return {"worker_distance": float(ratio / optax.global_norm(middle))}
+def logged(workers: Table) -> dict[str, float]:
+    """For the log: how far workers are from their mean."""
+    return {"worker_distance": distance(workers)}
 
 
 def local_means(setting: Setting, methods: Chosen, sent: bool) -> np.ndarray:

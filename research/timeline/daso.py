@@ -102,7 +102,8 @@ def daso(
     staleness = more.pop("staleness", flat["waited"])[:known]
     flat |= {name: values[:known] for name, values in more.items()}
     made = _timeline(clock.reshape(-1)[:known], staleness, flat)
-    return made._replace(slots=int(more["read"].max()) + 1) if "read" in more else made
+    used = [int(more[name].max()) + 1 for name in ("read", "write") if name in more]
+    return made._replace(slots=max(used, default=made.slots))
 
 
 def synchronous(

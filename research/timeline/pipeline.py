@@ -149,14 +149,8 @@ def of_cluster(
 
     `micro_batches`: 0 for local learning, else those of `gpipe`.
     """
-    devices, parts = cluster.devices_per_node, micro_batches or 1
-    unit = cluster.seconds_per_example * batch_size / devices / parts
-    stage = np.arange(cluster.nodes - 1)
-    each = [messages(cluster, size / devices / parts) for size in work.sent]
-    transfer = np.array([whole[j, j + 1] for j, whole in zip(stage, each, strict=True)])
-    inside = cluster.local_bandwidth, cluster.local_latency
-    update = all_reduce(devices, work.parameters, *inside)
-    forward, backward, few = work.forward * unit, work.backward * unit, min(steps, 2)
+    parts, few = micro_batches or 1, min(steps, 2)
+    forward, backward, transfer, update = _on(cluster, work, batch_size, parts)
     if micro_batches:
         made = gpipe(forward, backward, transfer, micro_batches, few, update)
     else:
@@ -164,6 +158,35 @@ def of_cluster(
     every = seconds(made)
     ends = every[0] + (every[-1] - every[0]) * np.arange(steps)  # they follow at equal intervals
     return from_arrivals(np.zeros(steps, np.int32), ends, 1)
+
+
+def never_flushed(
+    cluster: Any, micro_batches: int, work: Work, *, steps: int, batch_size: int
+) -> np.ndarray:
+    """(steps,) when the first stage, the last to know, has made each of the updates.
+
+    `one_f_one_b` of all updates as if they were one: in the long run an update takes as long as the
+    slowest stage is at work for it, unless the way there and back is longer than what is under way.
+    A stage makes its part of an update with its backward, before it hands the gradient on.
+    """
+    forward, backward, transfer, update = _on(cluster, work, batch_size, micro_batches)
+    after = steps + np.size(forward)  # so that none of `steps` is of the drain
+    back = backward + update / micro_batches
+    made = one_f_one_b(forward, back, transfer, micro_batches * after, 1)
+    ends = made.end[(made.kind == BACKWARD) & (made.stage == 0)]
+    return ends.reshape(-1, micro_batches)[:steps, -1]
+
+
+def _on(cluster: Any, work: Work, batch_size: int, parts: int) -> tuple[np.ndarray, ...]:
+    """Seconds of a part of the batch forward, backward and between stages; those of an update."""
+    devices = cluster.devices_per_node
+    unit = cluster.seconds_per_example * batch_size / devices / parts
+    stage = np.arange(cluster.nodes - 1)
+    each = [messages(cluster, size / devices / parts) for size in work.sent]
+    transfer = np.array([whole[j, j + 1] for j, whole in zip(stage, each, strict=True)])
+    inside = cluster.local_bandwidth, cluster.local_latency
+    update = all_reduce(devices, work.parameters, *inside)
+    return work.forward * unit, work.backward * unit, transfer, update
 
 
 def _schedule(

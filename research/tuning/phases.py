@@ -173,14 +173,15 @@ def updates(
     """A loop of a phase's updates, as the trainer's, but for steps of length 0."""
     config, whole = run.config, run.program.problem
     options, hypers = optimizers.options(config), program.hyper_names(config)
-    optimizer = optimizers.optimizer(config.optimizer.name, hypers, options)
+    chain = optimizers.chain(config)
+    optimizer = optimizers.optimizer(config.optimizer.name, hypers, options, chain)
     hyper = dict.fromkeys(hypers, jnp.float32(0))
     given = block.examples, block.batches(0, block.stop)
 
     @jax.jit
     def loop(params: Params, given: Any, handed: jax.Array, hyper: Any, n: Any) -> Any:
         examples, indices = given
-        event = Event(jnp.int32(0), jnp.int32(0), hyper)
+        event = Event(jnp.int32(0), jnp.int32(0), hyper, staleness=jnp.int32(0))
 
         def body(i: jax.Array, carry: Any) -> Any:
             params, opt_state, _ = carry

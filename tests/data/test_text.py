@@ -110,7 +110,7 @@ def test_the_bible_needs_neither_tfds_nor_a_folder(tmp_path, start, succeeds):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"tokenizer": "word"}, "unknown tokenizer 'word': use one of 'character', 'byte'"),
+        ({"tokenizer": "word"}, "unknown tokenizer 'word': use 'character', 'byte' or 'bpe:N'"),
         ({"sequence_length": 0}, "sequence_length=0: must be at least 1"),
         (
             {"sequence_length": 199_114},

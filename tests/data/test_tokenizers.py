@@ -1,10 +1,13 @@
 """Tokenizers against Python's own strings and bytes."""
 
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from research import data
 from research.data import tokenizers
 
 TEXTS = st.text()  # of all of Unicode but surrogates, which no UTF-8 has
@@ -53,3 +56,16 @@ def test_the_smallest_integers_that_hold_the_last_id(characters, dtype):
     tokens = tokenizers.character(training).encode(training + "a")
     assert tokens.dtype == dtype
     assert tokens.tolist() == list(range(characters + 1))
+
+
+@pytest.mark.parametrize("name", ["bpe", "bpe:", "bpe:255", "bpe:-300", "bpe:3e3", "bpe:99999999"])
+def test_other_names_are_unknown(name):
+    assert not tokenizers.is_known(name)
+    with pytest.raises(data.DataError, match=r"unknown tokenizer .* 'bpe:N', of a vocabulary"):
+        data.load("kjv", tokenizer=name)
+
+
+def test_without_the_package_one_line_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(data.DataError, match=r"pip install 'optdyn\[bpe\]'"):
+        data.load("kjv", tokenizer="bpe:300")

@@ -97,6 +97,10 @@ METHODS = {
         ("jit",),
     ),
     "ad_psgd": (GROUPS | {"strategy.name": "ad_psgd"}, ("pmap",)),
+    "buffered": (
+        GROUPS | {"strategy.name": "buffered", "strategy.arrivals": 2},
+        ("shard_map",),
+    ),
     "shares": (VARIANTS["shares"], ("pmap",)),
     "local": (
         {"strategy.name": "local", "model.hidden": [16, 16], "cluster.devices_per_node": 4},

@@ -45,6 +45,12 @@ CASES = {
         like="asynchronous",
     ),
     "ad_psgd": Case({"strategy.groups": 2}, {"strategy.groups": 1}, like="asynchronous"),
+    "buffered": Case(
+        {"strategy.groups": 2, "strategy.arrivals": 3},
+        {"strategy.groups": 1, "strategy.arrivals": 1},
+        bits=True,
+        like="asynchronous",
+    ),
     "daso": Case(
         {"strategy.warmup_epochs": 1, "strategy.cooldown_epochs": 0, "strategy.max_batches": 2},
         {**ONE, "strategy.wait": 0},
@@ -60,6 +66,7 @@ CASES = {
     ),
     "gossip": Case({"strategy.graph": "one_peer"}, ONE, like="model_averaging"),
     "dynamic_batch": Case({"cluster.speeds": (1.0, 2.0, 3.0, 4.0)}, {"strategy.adapt": False}),
+    "stale_pipeline": Case({}, ONE, bits=True),
     "local": Case({"strategy.variant": "greedy"}, {"strategy.variant": "backprop"}),
 }
 

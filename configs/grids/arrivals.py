@@ -1,0 +1,89 @@
+"""What to do about late gradients of 16 groups: `--config=configs/grids/arrivals.py:TABLE`.
+
+    ladder  learning rates of every arm, one seed: which is best after 400 updates?
+    judged  that rate of every arm, three other seeds: training loss and simulated seconds
+
+Arms compensate for the delay, give late gradients a smaller rate, or wait for several (K = 8).
+Arrivals are memoryless and the network is free. `python -m configs.grids.arrivals WORKDIR` prints
+the table of a finished workdir.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from configs import quickstart
+from configs.grids.pipelines import show
+from research.grid import Point, grid, log_range
+from research.timeline.several import WAITING
+
+RATES = log_range(0.0125, 3.2, 9)
+LATE = ("inverse", "bounded", "power")
+
+
+def _chained(name: str, **options: Any) -> Point:
+    options = {f"optimizer.chain_options.{key}": value for key, value in options.items()}
+    return {"optimizer.chain": (name,), **options}
+
+
+def _waiting(waiting: str) -> Point:
+    keys = {"arrivals": 8, "waiting": waiting}
+    return {"strategy.name": "buffered", **{f"strategy.{k}": v for k, v in keys.items()}}
+
+
+ARMS: Mapping[str, Point] = {
+    "synchronous": {"strategy.name": "sync"},
+    "asynchronous": {},
+    "compensated": _chained("delay_compensation"),
+    "compensated-adaptive": _chained("delay_compensation", adaptive=True, lam=2.0),
+    **{f"rate-{law}": _chained("staleness_rate", law=law) for law in LATE},
+    **{waiting: _waiting(waiting) for waiting in WAITING},
+}
+# The best rung of `ladder`, whose neighbours are both worse.
+CHOSEN = {
+    "synchronous": 0.8,
+    "asynchronous": 0.1,
+    "compensated": 0.1,
+    "compensated-adaptive": 0.2,
+    "rate-inverse": 0.4,
+    "rate-bounded": 0.2,
+    "rate-power": 0.1,
+    "k_sync": 0.8,
+    "k_batch_sync": 0.8,
+    "k_async": 0.8,
+    "k_batch_async": 0.4,
+}
+
+
+def get_config(table: str = "ladder") -> ConfigDict:
+    """Raises KeyError if there is no such table."""
+    base = quickstart.get_config()
+    base.steps = 400
+    base.log_every = 400
+    base.checkpoint_every = 0
+    base.strategy.groups = 16
+    return grid(base, TABLES[table]())
+
+
+def ladder() -> Iterator[Point]:
+    for arm, keys in ARMS.items():
+        for rate in RATES:
+            name = f"{arm},{rate:.5g}"
+            yield {"name": name, **keys, "optimizer.learning_rate": rate, "seed": 100}
+
+
+def judged() -> Iterator[Point]:
+    for arm, keys in ARMS.items():
+        for seed in range(3):
+            rate = {"optimizer.learning_rate": CHOSEN[arm]}
+            yield {"name": f"{arm},{seed}", **keys, **rate, "seed": seed}
+
+
+TABLES = {"ladder": ladder, "judged": judged}
+
+
+if __name__ == "__main__":
+    show(Path(sys.argv[1]))

@@ -1,0 +1,120 @@
+"""Local SGD or a pipeline, as periods and stages grow: `--config=configs/grids/pipelines.py:TABLE`.
+
+    ladder  learning rates of every arm, one seed: which is best after 300 updates?
+    judged  that rate of every arm, three other seeds: training loss and simulated seconds
+
+The question is that of arXiv 2606.03498, with as many workers on either side: local SGD on P nodes
+that meet every H updates, against the stages of a residual MLP of 8 blocks that is never flushed.
+`python -m configs.grids.pipelines WORKDIR` prints the table of a finished workdir.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pandas as pd
+from ml_collections import ConfigDict
+
+from research.config import default
+from research.grid import Point, grid, log_range
+
+STAGES = (2, 4, 8)  # or nodes
+PERIODS = (4, 16, 64, 256)
+RATES = {0.9: log_range(2**-11, 2**-2, 10), 0.0: log_range(2**-8, 2**0, 9)}  # by momentum
+
+
+def _pipeline(stages: int, kind: str = "stash") -> Point:
+    return {"strategy.name": "stale_pipeline", "cluster.nodes": stages, "strategy.pipeline": kind}
+
+
+def _local(nodes: int, period: int) -> Point:
+    return {
+        "strategy.name": "model_averaging",
+        "cluster.nodes": nodes,
+        "strategy.period": period,
+    }
+
+
+ARMS: Mapping[str, Point] = {
+    "synchronous": _local(8, 1),
+    **{f"stash-{s}": _pipeline(s) for s in STAGES},
+    **{f"{kind}-8": _pipeline(8, kind) for kind in ("2bw", "no_stash", "predict")},
+    **{f"local-{p}-{h}": _local(p, h) for p in STAGES for h in PERIODS},
+}
+# Momentum and rate: the best rung of `ladder`, whose neighbours are both worse.
+CHOSEN = {
+    "synchronous": (0.0, 0.0625),
+    "stash-2": (0.0, 0.0625),
+    "stash-4": (0.0, 0.125),
+    "stash-8": (0.0, 0.0625),
+    "2bw-8": (0.9, 0.00390625),
+    "no_stash-8": (0.0, 0.015625),
+    "predict-8": (0.9, 0.00195312),
+    "local-2-4": (0.9, 0.015625),
+    "local-2-16": (0.9, 0.0078125),
+    "local-2-64": (0.9, 0.015625),
+    "local-2-256": (0.9, 0.0078125),
+    "local-4-4": (0.9, 0.0078125),
+    "local-4-16": (0.9, 0.0078125),
+    "local-4-64": (0.9, 0.0078125),
+    "local-4-256": (0.9, 0.00390625),
+    "local-8-4": (0.9, 0.0078125),
+    "local-8-16": (0.9, 0.0078125),
+    "local-8-64": (0.9, 0.00390625),
+    "local-8-256": (0.9, 0.00390625),
+}
+
+
+def get_config(table: str = "ladder") -> ConfigDict:
+    """Raises KeyError if there is no such table."""
+    base = default()
+    base.steps = 300
+    base.log_every = 300
+    base.checkpoint_every = 0
+    base.batch_size = 64
+    base.model.name = "resmlp"
+    base.model.blocks = 8
+    base.model.width = 64
+    base.data.image_size = 14
+    base.data.train_evaluated = 1000
+    base.data.test_evaluated = 1000
+    base.optimizer.momentum = 0.9
+    base.strategy.micro_batches = 8
+    base.cluster.service = "constant"
+    base.cluster.bandwidth = 1e7
+    return grid(base, TABLES[table]())
+
+
+def ladder() -> Iterator[Point]:
+    for arm, keys in ARMS.items():
+        for momentum, rates in RATES.items():
+            if arm.startswith("predict") and not momentum:
+                continue  # it is stash
+            for rate in rates:
+                own = {"optimizer.learning_rate": rate, "optimizer.momentum": momentum}
+                yield {"name": f"{arm},{momentum},{rate:.5g}", **keys, **own, "seed": 100}
+
+
+def judged() -> Iterator[Point]:
+    for arm, keys in ARMS.items():
+        for seed in range(3):
+            momentum, rate = CHOSEN[arm]
+            own = {"optimizer.learning_rate": rate, "optimizer.momentum": momentum}
+            yield {"name": f"{arm},{seed}", **keys, **own, "seed": seed}
+
+
+TABLES = {"ladder": ladder, "judged": judged}
+
+
+def show(workdir: Path) -> None:
+    """A row an arm and rate: training loss, median and range; seconds of all updates."""
+    table = pd.read_csv(workdir / "results.csv")
+    arm = table["point"].str.split(",").str[0]
+    for (name, rate), rows in table.groupby([arm, "optimizer.learning_rate"], sort=False):
+        loss, seconds = rows["train_loss"], rows["simulated_seconds"].median()
+        spread = f"{loss.median():.3f} ({loss.min():.3f} to {loss.max():.3f})"
+        print(f"| {name} | {rate:.3g} | {spread} | {seconds:.3g} |")
+
+
+if __name__ == "__main__":
+    show(Path(sys.argv[1]))

@@ -1,0 +1,76 @@
+"""The rule of pipelines that are never flushed (`stale_pipeline.py`): what a stage computes with.
+
+Every block is read at a slot of its own (`asynchronous.py`), forward and backward alike. Without
+stashing the derivatives are those of the newest parameters, at the activations of the old ones:
+
+    h_{j+1} = stop(f_j(old, h_j)) + f_j(new, h_j) - stop(f_j(new, h_j))
+
+Predicted parameters are where heavy ball of momentum mu would be if all gradients in between were
+0, from a displacement and not from the velocity, as x_{t-1} - x_t is gamma v:
+
+    x_t - (mu - mu^{tau+1}) / (1 - mu) (x_{t-1} - x_t)          tau updates on
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from research.models import base
+from research.problem import Problem
+from research.strategies.asynchronous import State, asynchronous
+from research.strategies.base import Batch, Event, Gradient, Info, Params, Strategy, Update, whole
+from research.strategies.method import Keys
+
+
+def gradient_of(problem: Problem, keys: Keys) -> Gradient:
+    """At what was read; by `reading`, with the derivatives of the `newest`, or further `ahead`."""
+    of = whole(problem.loss)
+
+    def late(new: Params, old: Params, batch: Batch) -> jax.Array:
+        h: Any = problem.input(batch)
+        for name, module in problem.blocks:
+            now, then = (base.apply(((name, module),), x, h) for x in (new, old))
+            h = lax.stop_gradient(then) + (now - lax.stop_gradient(now))
+        return jnp.mean(problem.losses(h, batch))
+
+    def gradient(params: Params, event: Event, batch: Batch) -> tuple[jax.Array, Params]:
+        control: Any = event.control or {}
+        if "newest" in control:
+            return jax.value_and_grad(late)(control["newest"], params, batch)
+        if "ahead" in control:
+            params = jax.tree.map(jnp.add, params, control["ahead"])
+        return of(params, event, batch)
+
+    return gradient
+
+
+def reading(
+    gradient: Gradient, update: Update, keys: Keys, slots: int, servers: Mapping[str, int]
+) -> Strategy:
+    """Of `event.control`: `read` and `write`, and for predictions `before`, (blocks,) int32."""
+    inner = asynchronous(gradient, update, slots, servers=servers)
+
+    def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
+        control: Any = dict(event.control or {})
+        if keys["pipeline"] == "no_stash":
+            control["newest"] = state.params
+        if keys["pipeline"] == "predict":
+            control["ahead"] = ahead(state, event)
+        return inner.step(state, event._replace(control=control), batch)
+
+    def ahead(state: State, event: Event) -> Params:
+        mu, control = event.hyper["momentum"], event.control or {}
+        factor = (mu - mu ** (jnp.asarray(event.staleness) + 1)) / (1 - mu)
+        read, before = (
+            state.at({name: control[when][block] for name, block in servers.items()})
+            for when in ("read", "before")
+        )
+        return {
+            name: jax.tree.map(lambda x, old, b=b: factor[b] * (x - old), read[name], before[name])
+            for name, b in servers.items()
+        }
+
+    return Strategy(inner.init, step)

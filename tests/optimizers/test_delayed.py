@@ -1,0 +1,90 @@
+"""Newer optimizers under a delay of one update, by the config: against optax, and learning."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+from optax import contrib
+
+from research import program, resident, trainer
+from research.checks import check
+from research.config import default
+from research.evidence.trial import trial
+
+OPTIMIZERS = {
+    "contrib.muon": (contrib.muon, {"consistent_rms": 0.2}),
+    "contrib.schedule_free_sgd": (contrib.schedule_free_sgd, {"b1": 0.8}),
+}
+RATES = {"contrib.muon": 2e-2, "contrib.schedule_free_sgd": 1.0}
+UPDATES = 5
+
+
+def config(name):
+    made = default()
+    made.model.name = "modern_transformer"
+    made.model.blocks, made.model.width, made.model.attention_heads = 1, 16, 2
+    made.data.name, made.data.sequence_length = "kjv", 16
+    made.data.train_evaluated = made.data.test_evaluated = 128
+    made.batch_size, made.steps = 16, 150
+    made.optimizer.name, made.optimizer.options = name, OPTIMIZERS[name][1]
+    made.optimizer.learning_rate = RATES[name]
+    made.strategy.name, made.strategy.groups = "asynchronous", 2
+    made.cluster.nodes, made.cluster.service = 2, "constant"
+    check(made)
+    return made
+
+
+def trained(run, updates):
+    put = run.program.layout
+    state = put.put_state(run.program.strategy.init(run.params))
+    block = trainer.feed_of(run)(0, trainer.batches_of(run))
+    events = trainer.events_of(run, 0, block, updates)
+    state, _ = run.program.advance(state, block.examples, *events, updates)
+    return state.params
+
+
+@pytest.mark.parametrize(  # Muon's program takes over ten seconds to compile twice
+    "name",
+    [pytest.param("contrib.muon", marks=pytest.mark.slow), "contrib.schedule_free_sgd"],
+)
+def test_is_optax_on_gradients_one_update_old(name):
+    """x_{t+1} = x_t + optax(gradient at x_{t-1}), and at x_0 for the first two."""
+    run = trainer.prepare(config(name))
+    problem = program.problem_of(run.config, run.data.classes)
+    batches = trainer.batches_of(run)(0, UPDATES)
+    gradient = jax.jit(jax.grad(problem.loss))
+    make, options = OPTIMIZERS[name]
+    made = make(RATES[name], **options)
+    xs, state = [run.params], made.init(run.params)
+    update = jax.jit(made.update)
+    for t, chosen in enumerate(batches):
+        batch = {key: leaf[chosen] for key, leaf in run.data.train.items()}
+        step, state = update(gradient(xs[max(t - 1, 0)], batch), state, xs[t])
+        xs.append(optax.apply_updates(xs[t], step))
+    found = trained(run, UPDATES)
+    moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), xs[-1], xs[0])
+    assert min(jax.tree.leaves(moved)) > 0
+    # Programs of other shapes sum in other orders: float32 to 1e-6 of numbers of size 1.
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=2e-5), found, xs[-1])
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_tiny_modern_transformer_learns_under_delay(name):
+    """More than how often each character occurs, as the text's own frequencies tell."""
+    made = config(name)
+    curve = trial(made)
+    tokens = resident.load(made).train["text"]
+    share = np.bincount(tokens.ravel()) / tokens.size
+    entropy = -np.sum(share[share > 0] * np.log(share[share > 0]))
+    assert curve.status == "ended" and curve.losses[-1] < entropy - 0.1
+
+
+@pytest.mark.slow  # 12 s, nearly all of them of compiling
+def test_its_blocks_learn_locally_in_groups_that_take_turns():
+    made = config("contrib.schedule_free_sgd")
+    made.strategy.name, made.strategy.variant = "asynchronous+local", "greedy"
+    made.model.blocks, made.model.width, made.steps = 2, 8, 100
+    made.optimizer.learning_rate = 0.3
+    check(made)
+    curve = trial(made)
+    assert curve.status == "ended" and curve.losses[-1] < curve.losses[0] - 0.5
