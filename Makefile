@@ -12,7 +12,7 @@ test: .venv/.installed
 	$(BIN)/python -m pytest -n auto --dist=loadfile
 
 test-slow: .venv/.installed
-	$(BIN)/python -m pytest -m slow
+	XLA_FLAGS= $(BIN)/python -m pytest -m slow
 
 bench: .venv/.installed
 	$(BIN)/python -m tests.benchmarks.step_time

@@ -36,6 +36,9 @@ RUN = {
 }
 
 COMPILED = "JAX_COMPILATION_CACHE_DIR"
+# The suite compiles for most of its time, with XLA's optimizations for twice as long: what is
+# tested, our equations, does not depend on them. `XLA_FLAGS= make test` compiles as users do.
+QUICKLY = "--xla_backend_optimization_level=1 --xla_cpu_use_fusion_emitters=false"
 
 
 def pytest_configure(config):
@@ -44,6 +47,7 @@ def pytest_configure(config):
     It begins empty and goes with the session, unless the environment names one of its own. Workers
     take all cores: threads of BLAS beside them would only wait for one another, and busily.
     """
+    os.environ.setdefault("XLA_FLAGS", QUICKLY)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if COMPILED not in os.environ:  # a worker of xdist inherits that of its session
         os.environ[COMPILED] = folder = tempfile.mkdtemp(prefix="optdyn-compiled-")

@@ -10,11 +10,12 @@ ROOT = Path(__file__).parents[2]
 
 
 def start(module: str, arguments: Sequence[str], launcher: Sequence[str], flags: str) -> None:
-    """Runs `python -m module` to its end: by the launcher, or else with those XLA_FLAGS."""
+    """Runs `python -m module` to its end: by the launcher, or else with more XLA_FLAGS."""
+    given = os.environ.get("XLA_FLAGS", "")
     done = subprocess.run(
         [*launcher, sys.executable, "-m", module, *arguments],
         cwd=ROOT,
-        env=os.environ | ({} if launcher else {"XLA_FLAGS": flags}),
+        env=os.environ | ({} if launcher else {"XLA_FLAGS": f"{given} {flags}"}),
         capture_output=True,
         text=True,
     )
