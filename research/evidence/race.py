@@ -158,9 +158,12 @@ def _is_on(arm: Arm, size: float) -> bool:
 
 
 def _metered(study: Study, arm: Arm, setting: Point) -> dict[str, Any]:
-    """The implicit momentum of the first updates of some reporting seeds, and how far nodes are."""
+    """The implicit momentum of the first updates of some reporting seeds, and how far nodes are.
+
+    Batches are drawn with replacement there: the meter has little to read of short epochs.
+    """
     changed = {"steps": METERED, "log_every": LOOKS, "checkpoint_every": 0, "probes.momentum": True}
-    changed |= {"probes.window": METERED, "probes.every": METERED}
+    changed |= {"probes.window": METERED, "probes.every": METERED, "data.replacement": True}
     said = []
     for seed in study.report[:METERS]:
         config = at(arm.config, {**setting, **changed}, seed)
