@@ -10,12 +10,12 @@ as many devices as the arm has.
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Lock
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
 from ml_collections import ConfigDict
 
 from research import program, trainer
@@ -32,7 +32,6 @@ from research.timeline import Timeline
 from research.timeline.daso import synchronous
 
 METERED, LOOKS, METERS = 400, 25, 3  # updates of a metered run and of a log point, seeds
-ONE_AT_A_TIME = Lock()  # metered runs, beside the trials
 SHAPE = ("nodes", "devices_per_node")
 DISTANCES = ("node_distance", "worker_distance")
 FASTER, SLOWER, SAME, MISSED = "faster", "slower", "no difference seen", "missed"
@@ -91,14 +90,12 @@ def measure(study: Study, race: Race) -> dict[str, Any]:
             "updates": updates,
             "over": {loss: list(ratio(updates[loss], plain[loss])) for loss in updates},
             "networks": networks,
-            "like": _metered(study, arm, setting),
         }
 
-    return {
-        "losses": list(race.losses),
-        "opponents": opponents,
-        "rows": study.map(run, race.arms),
-    }
+    rows = study.map(run, race.arms)
+    for row in rows:  # one after the other, since it is here that they run
+        row["like"] = _metered(study, race.arms[row["arm"]], found[row["arm"]].point)
+    return {"losses": list(race.losses), "opponents": opponents, "rows": rows}
 
 
 def timed(
@@ -167,8 +164,7 @@ def _metered(study: Study, arm: Arm, setting: Point) -> dict[str, Any]:
     said = []
     for seed in study.report[:METERS]:
         config = at(arm.config, {**setting, **changed}, seed)
-        with ONE_AT_A_TIME:
-            said.append(study.remember(f"race {to_json(config)}", _logged, config))
+        said.append(study.remember(f"race {to_json(config)}", _logged, config))
     names = sorted({name for each in said for name in each})
     return {name: [each[name] for each in said if name in each] for name in names}
 
@@ -307,8 +303,12 @@ def picture(result: Mapping[str, Any], figure: Figure) -> None:
             axes.plot(value, y, "o", color=COLOURS[kind], ms=4)
         axes.axvline(1, color="#666666", lw=0.8)
         axes.set(xscale="log", title=title)
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 3), numticks=20))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_locator(NullLocator())
     panels[0].set_yticks(range(len(rows)), [row["arm"] for row in reversed(rows)], fontsize=7)
-    figure.supxlabel("over synchronous: updates; simulated seconds, by network", fontsize=8)
+    said = "over synchronous: updates; simulated seconds, by network"
+    figure.supxlabel(f"{said} (green: fewer, orange: more)", fontsize=8)
 
 
 def _seconds(of: Mapping[str, Any]) -> tuple[Any, Any]:
