@@ -4,8 +4,8 @@ Every claim is a file of `configs/papers/`: a sentence, what is measured against
 opponent, and the rule of the verdict, which is committed before the run that counts. Settings are
 chosen on some seeds and judged on others; `--seed=N` takes other seeds for both. `--scale=full`
 measures more and longer. Writes `scoreboard.json`, and as pages with a picture a claim
-`scoreboard.html` and `scoreboard.md`. Interrupted or killed, the same command goes on: trials that
-ended are remembered.
+`scoreboard.html` and `scoreboard.md`. Claims that are `LONG` are judged only where they are named.
+Interrupted or killed, the same command goes on: trials that ended are remembered.
 """
 
 import importlib
@@ -40,6 +40,11 @@ def names() -> list[str]:
     """Of all claims, in the order of the scoreboard."""
     found = [module.name for module in pkgutil.iter_modules(configs.papers.__path__)]
     return sorted(found, key=lambda name: load(name).CLAIM.number)
+
+
+def usual() -> list[str]:
+    """Names of those that do not take hours."""
+    return [name for name in names() if not getattr(load(name), "LONG", False)]
 
 
 def load(name: str) -> ModuleType:
@@ -133,7 +138,7 @@ def main(_: Sequence[str]) -> int:
         logging.set_verbosity(logging.WARNING)
     given = flags.FLAGS
     every = names()
-    chosen = given.only or every
+    chosen = given.only or usual()
     for name in chosen:
         if name not in every:
             app.fail(f"--only={name}: no such claim; there are {', '.join(every)}")
@@ -154,7 +159,7 @@ def main(_: Sequence[str]) -> int:
 
 if __name__ == "__main__":
     flags.DEFINE_string("workdir", None, "Folder to write to and to resume from.")
-    flags.DEFINE_list("only", None, "Claims to judge; all by default.")
+    flags.DEFINE_list("only", None, "Claims to judge; by default all that do not take hours.")
     flags.DEFINE_enum("scale", "small", list(SCALES), "How much is measured.")
     flags.DEFINE_integer("seed", 0, "Which seeds: those of two numbers have none in common.")
     flags.mark_flag_as_required("workdir")

@@ -22,6 +22,7 @@ WORSE = 1.02  # a rung that is worse by less than this ratio is as good
 MOVES = 40  # of a search, at most
 LONGER, ROUNDS = 4, 3  # trials are so many times longer, so often, where none reaches the target
 RATE, MOMENTUM = "optimizer.learning_rate", "optimizer.momentum"
+OUTER = "strategy.outer_momentum"
 STEP = "long_run_step"  # a ladder of alpha / (1 - mu), which sets the learning rate
 
 Ladder = Callable[[int], float]
@@ -84,11 +85,14 @@ def sgd(config: ConfigDict, step: float, momentum: float | None = None) -> Arm:
 
 
 def point(arm: Arm, rungs: Sequence[int]) -> Point:
-    """The values of a setting, by key of the config."""
+    """The values of a setting, by key of the config.
+
+    Where an outer momentum has a ladder too, a step is over 1 - mu of both.
+    """
     values = {key: ladder(i) for (key, ladder), i in zip(arm.ladders.items(), rungs, strict=True)}
     if STEP in values:
         momentum = values.get(MOMENTUM, arm.config.optimizer.momentum)
-        values[RATE] = values.pop(STEP) * (1 - momentum)
+        values[RATE] = values.pop(STEP) * (1 - momentum) * (1 - values.get(OUTER, 0.0))
     return values
 
 

@@ -47,14 +47,15 @@ def trial(
     """Trains until the training loss is at most `target`, or to the end of `config.steps`.
 
     It also ends where more than `most` of the clock have passed, 'updates' or simulated 'seconds'.
-    Raises what `trainer.prepare` raises, and `ConfigError` for a config of real devices.
+    With `config.probes.mean` the loss is that of the nodes' mean, which they would have if they met
+    then. Raises what `trainer.prepare` raises, and `ConfigError` for a config of real devices.
     """
     if config.parallel.api:
         raise ConfigError("config.parallel.api: trials are of one device")
     if config.probes.momentum:  # what the meter logs may steer the run
         return _logged(config, target, most, clock)
     run = trainer.prepare(config)
-    put, loss = run.program.layout.put_examples, _loss(run.program)
+    put, loss = run.program.layout.put_examples, _loss(run.program, config.probes.mean)
     _, sample, test = resident.put(run.data, put, config)
     state = run.program.layout.put_state(run.program.strategy.init(run.params))
     feed, step, status = trainer.feed_of(run), 0, ""
@@ -152,9 +153,16 @@ def _row(run: Run, step: int, loss: float) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=64)
-def _loss(of: Program) -> Callable[[State, Examples], float]:
+def _loss(of: Program, mean_of_nodes: bool) -> Callable[[State, Examples], float]:
     """The mean loss of a state's parameters, compiled whole: it is asked for at every log point."""
-    total = jax.jit(lambda state, examples: of.evaluate(state.params, examples)[0])
+
+    @jax.jit
+    def total(state: State, examples: Examples) -> jax.Array:
+        if mean_of_nodes:
+            params = jax.tree.map(lambda leaf: leaf.mean(axis=0), state.every)
+        else:
+            params = state.params
+        return of.evaluate(params, examples)[0]
 
     def mean(state: State, examples: Examples) -> float:
         count = len(next(iter(examples.values())))
