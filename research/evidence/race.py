@@ -28,6 +28,7 @@ from research.evidence.trial import SILENT, Curve, to_loss
 from research.grid import Point
 from research.outputs.workdir import rows as rows_of
 from research.run import Run, extended
+from research.strategies.method import PLAIN
 from research.timeline import Timeline
 from research.timeline.daso import synchronous
 
@@ -113,7 +114,7 @@ def timed(
     curves = []
     for own, curve in zip(every, trained, strict=True):
         there = at(own, {"cluster.bandwidth": race.networks[network]}, own.seed)
-        if own.strategy.name == "sync":
+        if own.strategy.name == PLAIN:
             there.cluster.update({k: like.config.cluster[k] for k in SHAPE})
             curves.append(_with(curve, all_reduced(there)))
             continue

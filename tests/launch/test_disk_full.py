@@ -131,6 +131,9 @@ def test_the_meters_space_is_taken_before_it_measures(config, disk):
         train(config({**values, "model.dimension": 400, "steps": 300}), disk.path / "run")
 
 
+# Slow, in a process that ran little before: a worker of the suite ended here without a word, in at
+# least one of six runs, and by itself in none of ninety. Orbax on a full disk is suspected.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "what"),
     [
