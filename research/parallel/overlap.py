@@ -39,7 +39,7 @@ def overlap(advance: Advance, apart: Apart, mesh: Mesh, streamed: bool = False) 
 
     Raises `DeviceError` where a process has a part of a node, or more nodes than another.
     """
-    own = _own_nodes(mesh)
+    own = own_nodes(mesh)
     everywhere, first, of_node = P(), P("node"), NamedSharding(mesh, P("node"))
     split = P(None, mesh.axis_names)
     held = P(mesh.axis_names) if streamed else P()
@@ -79,7 +79,7 @@ def overlap(advance: Advance, apart: Apart, mesh: Mesh, streamed: bool = False) 
 
     def carried(vector: jax.Array, turn: int) -> np.ndarray:
         """The sum of the messages of this process's nodes, from a device of each."""
-        return np.sum([_on(vector, row[turn % row.size])[0] for row in own], axis=0)
+        return np.sum([_on(vector, device)[0] for device in senders(own, turn)], axis=0)
 
     def land(nodes: Nodes, fragment: int, flight: "Future[np.ndarray]") -> Nodes:
         total = flight.result()
@@ -128,6 +128,11 @@ def overlap(advance: Advance, apart: Apart, mesh: Mesh, streamed: bool = False) 
     return with_rows(laid_out, mesh) if streamed else laid_out
 
 
+def senders(own: list[np.ndarray], turn: int) -> list[Any]:
+    """Of the devices of each node the one whose turn it is to send."""
+    return [row[turn % row.size] for row in own]
+
+
 def _turns(events: Event, fragments: int) -> tuple[np.ndarray, ...]:
     """`send`, `receive`, `waited` of `outer.py`, (events, fragments)."""
     control = events.control or {}
@@ -155,7 +160,7 @@ def _means(said: list[tuple[slice, Any]], events: int, own: list[np.ndarray]) ->
     return jax.tree.map(one, *(infos for _, infos in said))
 
 
-def _own_nodes(mesh: Mesh) -> list[np.ndarray]:
+def own_nodes(mesh: Mesh) -> list[np.ndarray]:
     """The devices of each of this process's nodes."""
     nodes = [{device.process_index for device in row} for row in mesh.devices]
     own = [row for row, of in zip(mesh.devices, nodes, strict=True) if of == {jax.process_index()}]
