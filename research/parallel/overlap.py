@@ -7,9 +7,10 @@ receipt the host waits for what is still under way, and the compiled merge takes
 is what it is in all layouts: what is under way when it is asked for is waited for.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from functools import partial
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import jax
@@ -40,13 +41,13 @@ def overlap(advance: Advance, apart: Apart, mesh: Mesh, streamed: bool = False) 
     Raises `DeviceError` where a process has a part of a node, or more nodes than another.
     """
     own = own_nodes(mesh)
-    everywhere, first, of_node = P(), P("node"), NamedSharding(mesh, P("node"))
+    everywhere, node = P(), P("node")
     split = P(None, mesh.axis_names)
     held = P(mesh.axis_names) if streamed else P()
 
     def laid(piece: Callable[..., Any], *specs: P, donate: bool = True) -> Callable[..., Any]:
         mapped = jax.shard_map(
-            piece, mesh=mesh, in_specs=(first, *specs), out_specs=first, check_vma=False
+            piece, mesh=mesh, in_specs=(node, *specs), out_specs=node, check_vma=False
         )
         return jax.jit(mapped, donate_argnums=0 if donate else ())
 
@@ -59,8 +60,7 @@ def overlap(advance: Advance, apart: Apart, mesh: Mesh, streamed: bool = False) 
         return nodes, jax.tree.map(lambda leaf: lax.pmean(leaf, "data")[None], infos)
 
     def message(fragment: int, blocking: bool, nodes: Nodes) -> jax.Array:
-        # A copy, since the next updates are written over what it is of.
-        return jnp.copy(apart.message(_state(nodes), fragment, blocking))[None]
+        return apart.message(_state(nodes), fragment, blocking)[None]
 
     def landed(fragment: int, nodes: Nodes, total: jax.Array) -> Nodes:
         return _nodes(apart.landed(_state(nodes), fragment, total[0]))
@@ -70,8 +70,9 @@ def overlap(advance: Advance, apart: Apart, mesh: Mesh, streamed: bool = False) 
 
     every = range(apart.fragments)
     update = laid(between, held, P(), split, P(), P())
+    # Nothing is donated to a message: the next updates are written over what it was made of.
     messages = [[laid(partial(message, q, b), donate=False) for b in (False, True)] for q in every]
-    landings = [laid(partial(landed, q), first) for q in every]
+    landings = [laid(partial(landed, q), node) for q in every]
     merging = laid(merge, P(), P())
 
     def put(leaf: Any, spec: P = everywhere) -> Any:
@@ -79,12 +80,13 @@ def overlap(advance: Advance, apart: Apart, mesh: Mesh, streamed: bool = False) 
 
     def carried(vector: jax.Array, turn: int) -> np.ndarray:
         """The sum of the messages of this process's nodes, from a device of each."""
-        return np.sum([_on(vector, device)[0] for device in senders(own, turn)], axis=0)
+        first, *others = (_on(vector, device)[0] for device in senders(own, turn))
+        return reduce(np.add, others, first.copy())
 
     def land(nodes: Nodes, fragment: int, flight: "Future[np.ndarray]") -> Nodes:
         total = flight.result()
         shape = len(mesh.devices), len(total)
-        sums = jax.make_array_from_callback(shape, of_node, lambda _: total[None])
+        sums = jax.make_array_from_callback(shape, NamedSharding(mesh, node), lambda _: total[None])
         return landings[fragment](nodes, sums)
 
     def run(running: Running, examples: Any, events: Event, indices: Any, n: int) -> Any:
@@ -115,7 +117,7 @@ def overlap(advance: Advance, apart: Apart, mesh: Mesh, streamed: bool = False) 
 
     def put_state(state: Nodes) -> Running:
         ring.joined()  # here, where all processes are
-        return Running(put(state, first), {}, 0)
+        return Running(put(state, node), {}, 0)
 
     def get(running: Running) -> Nodes:
         whole = gathered(running.nodes)
@@ -141,8 +143,7 @@ def _turns(events: Event, fragments: int) -> tuple[np.ndarray, ...]:
 
 
 def _cuts(meets: np.ndarray, n: int) -> list[int]:
-    """The ends of the stretches of the first n updates, after each of which nodes meet but perhaps
-    the last; one there always is."""
+    """Where the first n updates are cut: after those that nodes meet after, and at the end."""
     ends: list[int] = (1 + np.flatnonzero(meets[:n].any(axis=1))).tolist()
     return ends if ends and ends[-1] == n else [*ends, n]
 
@@ -153,8 +154,8 @@ def _means(said: list[tuple[slice, Any]], events: int, own: list[np.ndarray]) ->
     def one(*leaves: jax.Array) -> np.ndarray:
         every = np.zeros((len(own), events, *leaves[0].shape[2:]), np.float32)
         for (window, _), leaf in zip(said, leaves, strict=True):
-            for node, row in enumerate(own):
-                every[node, window] = _on(leaf, row[0])[0, : window.stop - window.start]
+            for i, row in enumerate(own):
+                every[i, window] = _on(leaf, row[0])[0, : window.stop - window.start]
         return np.asarray(multihost_utils.process_allgather(every, tiled=True)).mean(axis=0)
 
     return jax.tree.map(one, *(infos for _, infos in said))
@@ -162,15 +163,15 @@ def _means(said: list[tuple[slice, Any]], events: int, own: list[np.ndarray]) ->
 
 def own_nodes(mesh: Mesh) -> list[np.ndarray]:
     """The devices of each of this process's nodes."""
-    nodes = [{device.process_index for device in row} for row in mesh.devices]
-    own = [row for row, of in zip(mesh.devices, nodes, strict=True) if of == {jax.process_index()}]
-    if any(len(of) > 1 for of in nodes) or len(own) * jax.process_count() != len(nodes):
+    of = [tuple({device.process_index for device in row}) for row in mesh.devices]
+    counts = Counter(of)
+    if max(map(len, of)) > 1 or len(set(counts.values())) > 1 or len(counts) < jax.process_count():
         shape = " x ".join(map(str, mesh.devices.shape))
         raise DeviceError(
             f"config.parallel.api = 'overlap': {shape} devices over {jax.process_count()} "
             "processes; each must have as many whole nodes as all others"
         )
-    return own
+    return [row for row, its in zip(mesh.devices, of, strict=True) if its == (jax.process_index(),)]
 
 
 def _on(array: jax.Array, device: Any) -> np.ndarray:
