@@ -43,6 +43,7 @@ UPDATES = PERIOD * EXCHANGES + 1  # the first is sent after the first, the last 
 SHAPER = "tc qdisc replace dev lo root tbf burst 256kb limit 512kb rate"
 OWN = "ip link set lo up && tc qdisc add dev lo root tbf burst 256kb limit 512kb rate 100gbit"
 LINKS = ("tbf on lo in a network namespace", "a transport that sleeps")
+PROMPT = ring.all_reduce
 WANTED = 0.65
 
 
@@ -108,14 +109,13 @@ def slowed(link: str, rate: float) -> None:
         if processes.is_writer():  # both directions go through the one queue of the loopback
             subprocess.run([*SHAPER.split(), f"{16 * rate:.0f}bit"], check=True)
     else:
-        plain = ring.all_reduce.func if isinstance(ring.all_reduce, partial) else ring.all_reduce
-        ring.all_reduce = partial(_slept, plain, rate)
+        ring.all_reduce = partial(_slept, rate)
     multihost_utils.sync_global_devices("slowed")
 
 
-def _slept(plain: Callable[..., None], rate: float, whole: np.ndarray, *rest: Any) -> None:
+def _slept(rate: float, whole: np.ndarray, *rest: Any) -> None:
     begun = time.monotonic()
-    plain(whole, *rest)
+    PROMPT(whole, *rest)
     time.sleep(max(0.0, whole.nbytes / rate - (time.monotonic() - begun)))
 
 
@@ -141,10 +141,10 @@ def work(arguments: argparse.Namespace) -> None:
         timers["in the loop"] = updates(inside, True, PERIOD)
     for timer in timers.values():
         timer()  # compiles
-    rate = EXCHANGES * size / median(timers["computing"], 5)
+    rate = EXCHANGES * size / median(timers["computing"], 9)
     for _ in range(2):  # the second time by what came of the first
         slowed(arguments.link, rate)
-        ratio = median(timers["exchange"], 3) / median(timers["computing"], 5)
+        ratio = median(timers["exchange"], 3) / median(timers["computing"], 9)
         rate *= ratio
     slowed(arguments.link, rate)
     seconds = in_turn(timers, arguments.rounds)
@@ -169,7 +169,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--hidden", type=int, default=1024, help="units of the MLP's two layers")
-    parser.add_argument("--batch", type=int, default=128, help="examples of two processes together")
+    parser.add_argument("--batch", type=int, default=256, help="examples of two processes together")
     parser.add_argument("--out", type=Path, default=Path("workdirs/overlap.json"))
     parser.add_argument("--link", choices=LINKS, help="which; without it, the first there is")
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
