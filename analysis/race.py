@@ -24,21 +24,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis import figures, laws, tables, windows
+from analysis import figures, laws, raced, tables, windows
 from analysis.lags import geometric_distance
 from analysis.laws import Law
-from analysis.raced import (
-    BATCH,
-    Race,
-    begun,
-    distance,
-    geometric,
-    histogram,
-    load,
-    memoryless,
-    only,
-    rate,
-)
+from analysis.raced import BATCH, Race, load, only
 from analysis.tables import Point, TableError, shown
 from research.config import default
 from research.dynamics.moments import equivalent_momentum
@@ -80,7 +69,9 @@ def keys(race: Race, law: Law, source: Race) -> dict[str, Any]:
 
 
 def simulated(race: Race, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The simulator's updates a second (seeds,), and histogram of staleness (seeds, longest)."""
+    """The simulator's updates a second (seeds,), and in every tenth of the updates (seeds, 10); and
+    its histogram of staleness (seeds, longest).
+    """
     config, batch = default(), race.point.config[BATCH]
     config.update_from_flattened_dict(dict(values))
     lines = [
@@ -94,10 +85,11 @@ def simulated(race: Race, values: Mapping[str, Any]) -> dict[str, Any]:
         )
         for seed in range(SEEDS)
     ]
-    counts = [histogram(line.worker, line.staleness) for line in lines]
+    counts = [raced.histogram(line.worker, line.staleness) for line in lines]
     size = max(map(len, counts))
     return {
-        "updates_a_second": np.array([rate(line.worker, line.seconds) for line in lines]),
+        "updates_a_second": np.array([raced.rate(line.worker, line.seconds) for line in lines]),
+        "tenths": np.stack([raced.tenths(line.worker, line.seconds) for line in lines]),
         "histogram": np.stack([np.pad(each, (0, size - len(each))) for each in counts]),
     }
 
@@ -106,25 +98,25 @@ def summarize(
     race: Race, source: Race | None = None, against: Point | None = None
 ) -> dict[str, Any]:
     """All that the command reports, as JSON has it."""
-    own = race.groups, [race.point.folder.resolve().name, source and source.point.folder.name]
-    fitted = laws.fit(laws.ratios((source or race).services), (source or race).groups)
-    values = keys(race, fitted[0], source or race)
+    taken = source or race
+    fitted = laws.fit(laws.ratios(taken.services), taken.groups)
+    values = keys(race, fitted[0], taken)
     made = simulated(race, values)
-    counts, real = histogram(race.worker, race.staleness), rate(race.worker, race.seconds)
+    counts = raced.histogram(race.worker, race.staleness)
+    real = raced.rate(race.worker, race.seconds)
     rates, drawn = made["updates_a_second"], made["histogram"]
-    first = begun(race.worker)
-    ends = np.linspace(first, len(race.seconds) - 1, 11).astype(int)
-    tenths = np.diff(ends) / np.diff(race.seconds[ends])
+    first = raced.begun(race.worker)
+    parts = raced.tenths(race.worker, race.seconds)
     setup = max(float(race.seconds[first] - (first + 1) / real), 0.0)
-    chance = [distance(one, drawn.sum(0) - one) for one in drawn]
+    chance = [raced.distance(one, drawn.sum(0) - one) for one in drawn]
     found = {
-        "workdir": own[1][0],
-        "law_from": own[1][1],
+        "workdir": race.point.folder.resolve().name,
+        "law_from": source and source.point.folder.resolve().name,
         "groups": race.groups,
         "updates": len(race.seconds),
         "setup_seconds": setup,
         "updates_a_second": real,
-        "tenths": [float(tenths.min()), float(tenths.max())],
+        "tenths": parts.tolist(),
         "workers": [
             {
                 "worker": w,
@@ -138,14 +130,15 @@ def summarize(
         "laws": [law._asdict() for law in fitted],
         "staleness_mean": float(counts @ np.arange(len(counts)) / counts.sum()),
         "staleness_histogram": counts.tolist(),
-        "geometric": memoryless(counts, race.groups),
+        "geometric": raced.memoryless(counts, race.groups),
         "simulated": {
             "seeds": SEEDS,
             "updates_a_second": [float(f(rates)) for f in (np.median, np.min, np.max)],
+            "tenths": made["tenths"].tolist(),
             "relative_error": float(np.median(rates) / real - 1),
             "staleness_histogram": drawn.tolist(),
             "staleness_mean": float(drawn.sum(0) @ np.arange(drawn.shape[1]) / drawn.sum()),
-            "distance": distance(counts, drawn.sum(0)),
+            "distance": raced.distance(counts, drawn.sum(0)),
             "chance": float(np.median(chance)),
             "keys": values,
             "command": command(race, values),
@@ -259,6 +252,13 @@ def notes(race: Race, source: Race | None, found: Mapping[str, Any]) -> list[str
             f"A service is like the worker's last one (correlation {correlation:.2f}, {error:.1g} "
             "by chance), and the laws assume that it is not: the machine's pace changes."
         )
+    parts = np.array(found["simulated"]["tenths"])
+    pace = found["updates_a_second"], np.median(found["simulated"]["updates_a_second"])
+    if min(found["tenths"]) / pace[0] < parts.min() / pace[1]:
+        said.append(
+            "The pace changes more from tenth to tenth than the law makes it: something slows "
+            "all workers together."
+        )
     counts = np.array(found["staleness_histogram"])
     if race.groups > 1 and counts.max() == counts.sum():
         said.append(
@@ -311,7 +311,7 @@ def picture(found: Mapping[str, Any]) -> Figure:
             pd.DataFrame({"x": k, "value": alone, "low": alone, "high": alone}),
         ),
     ]
-    theory = {"memoryless workers, (1 − 1/g)ᵏ / g": (k, geometric(groups, size)[:-1])}
+    theory = {"memoryless workers, (1 − 1/g)ᵏ / g": (k, raced.geometric(groups, size)[:-1])}
     return figures.against(series, "staleness k", "share of the updates", theory)
 
 
@@ -359,23 +359,19 @@ def _print(found: Mapping[str, Any]) -> None:
         for law in found["laws"]
     ]
     print("\n" + pd.DataFrame(rows).to_string(index=False))
+    parts = np.array(drawn["tenths"])
+    slow, fast = np.sort(parts.min(axis=1)), np.sort(parts.max(axis=1))
     rows = [
-        {
-            "": "updates a second",
-            "race": shown(found["updates_a_second"], found["tenths"]),
-            "simulated": shown(middle, (low, high)),
-            "off by": f"{100 * drawn['relative_error']:.2g} %",
-        },
-        {
-            "": "mean staleness",
-            "race": shown(found["staleness_mean"]),
-            "simulated": shown(drawn["staleness_mean"]),
-            "off by": "",
-        },
+        _row("updates a second", found["updates_a_second"], middle, low, high),
+        _row("in the slowest tenth", min(found["tenths"]), np.median(slow), slow[0], slow[-1]),
+        _row("in the fastest tenth", max(found["tenths"]), np.median(fast), fast[0], fast[-1]),
     ]
     print("\n" + pd.DataFrame(rows).to_string(index=False))
-    print("(in brackets: the race's slowest and fastest tenth; the simulator's seeds)")
-    print(f"\nstaleness against the geometric law: total variation {exact['distance']:.3f}", end="")
+    print(f"(simulated: median, least and most of {drawn['seeds']} seeds)")
+    print(
+        f"\nmean staleness {found['staleness_mean']:.4g}, simulated {drawn['staleness_mean']:.4g}"
+    )
+    print(f"staleness against the geometric law: total variation {exact['distance']:.3f}", end="")
     if exact["p"] is not None:
         print(f", chi-squared {exact['chi_square']:.4g} of {exact['freedom']}", end="")
         print(f", p = {exact['p']:.2g}", end="")
@@ -386,6 +382,11 @@ def _print(found: Mapping[str, Any]) -> None:
         _print_losses(found["against"])
     print("\n".join(found["notes"]))
     print(f"\nThe whole simulated run, for --against:\n\n{drawn['command']}")
+
+
+def _row(name: str, real: float, middle: float, low: float, high: float) -> dict[str, str]:
+    off = f"{100 * (middle / real - 1):+.2g} %"
+    return {"": name, "race": shown(real), "simulated": shown(middle, (low, high)), "off by": off}
 
 
 def _print_momentum(found: Mapping[str, Any]) -> None:

@@ -92,6 +92,12 @@ def rate(worker: np.ndarray, seconds: np.ndarray) -> float:
     return float((len(seconds) - 1 - first) / (seconds[-1] - seconds[first]))
 
 
+def tenths(worker: np.ndarray, seconds: np.ndarray) -> np.ndarray:
+    """(10,) the same of every tenth of the updates from then on."""
+    ends = np.linspace(begun(worker), len(seconds) - 1, 11).astype(int)
+    return np.diff(ends) / np.diff(seconds[ends])
+
+
 def histogram(worker: np.ndarray, staleness: np.ndarray) -> np.ndarray:
     """How often every staleness from 0 up came since then."""
     return np.bincount(staleness[begun(worker) + 1 :])
