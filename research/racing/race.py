@@ -23,7 +23,7 @@ from ml_collections import ConfigDict
 
 from research import program, resident, trainer
 from research.outputs.files import WorkdirError
-from research.racing.worker import numbered
+from research.racing.worker import Compute, numbered
 from research.resuming import begun
 from research.run import Run
 from research.strategies.base import Event, Message, Params, State
@@ -133,15 +133,18 @@ def server(run: Run, versions: Versions, workers: Workers) -> Callable[[Ask], An
     return answer
 
 
-def one_by_one(compute: Callable[[Params, int], Message], order: Any) -> Workers:
-    """Groups that arrive in the given order, each gradient taken when it is due, in this process."""
-    asked, arriving = dict[int, tuple[Params, int]](), iter(order)
+def in_turn(compute: Compute, choose: Callable[[list[int]], int | None]) -> Workers:
+    """Groups of this process, one gradient at a time: of those at work `choose` says who is next.
+
+    None: nobody yet.
+    """
+    asked: dict[int, tuple[Params, int]] = {}
 
     def send(group: int, params: Params, batch: int) -> None:
         asked[group] = params, batch
 
     def receive(seconds: float) -> tuple[int, Message] | None:
-        group = next(arriving, None)
+        group = choose(sorted(asked))
         return None if group is None else (group, compute(*asked.pop(group)))
 
     return Workers(send, receive)
