@@ -56,14 +56,13 @@ def supervised(arguments: list[str], workdir: str) -> int:
     command = [sys.executable, "-m", "launch.race", *arguments]
     deaths, saved = 0, -1
     while True:
-        process = subprocess.Popen(
+        process: subprocess.Popen[bytes] = subprocess.Popen(
             command,
             env={**os.environ, SERVER: "1"},
             start_new_session=True,  # signals come through this process, once
             preexec_fn=bound_to_parent(),
         )
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda number, frame: process.send_signal(number))
+        _pass_on_to(process)
         code = process.wait()
         if code >= 0 or -code in (signal.SIGINT, signal.SIGTERM):
             return code if code >= 0 else 128 - code
@@ -74,6 +73,11 @@ def supervised(arguments: list[str], workdir: str) -> int:
             print(f"error: {how}, {deaths} times at {found:,} saved updates", file=sys.stderr)
             return 128 - code
         print(f"{how}; it starts again where it was saved", file=sys.stderr, flush=True)
+
+
+def _pass_on_to(process: subprocess.Popen[bytes]) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, frame: process.send_signal(number))
 
 
 def _saved(workdir: str) -> int:

@@ -58,8 +58,8 @@ class Raced(NamedTuple):
     """A run's update in two compiled halves, for workers that race and the server they send to.
 
     `gradient(params, examples, chosen) -> Message` of the examples with those numbers, (B,) int32
-    or (B, 2); `update(state, event, message, examples, second) -> (state, info)`, where `second`
-    are the numbers of a second mini-batch if it is of the program that is metered, else None.
+    or (B, 2); `update(state, event, message) -> (state, info)`. `metered`, which says what the
+    momentum meter needs, also takes the examples and the numbers of a second mini-batch.
     """
 
     gradient: Callable[..., Message]
@@ -196,14 +196,16 @@ def _raced(static: str) -> Raced:
         nothing = jnp.int32(0)
         return Message(*of(params, Event(nothing, nothing, {}), whole.batch(examples, chosen)))
 
-    def update(state: State, event: Event, message: Message, *_: Any) -> tuple[State, Info]:
-        return strategies.compose(*asked, race=True).step(state, event, message)
+    def step_of(meter: bool) -> Callable[..., tuple[State, Info]]:
+        return strategies.compose(*asked, meter=meter, race=True).step
+
+    def update(state: State, event: Event, message: Message) -> tuple[State, Info]:
+        return step_of(meter=False)(state, event, message)
 
     def metered(
         state: State, event: Event, message: Message, examples: Examples, second: jax.Array
     ) -> tuple[State, Info]:
-        strategy = strategies.compose(*asked, meter=True, race=True)
-        return strategy.step(state, event, (message, whole.batch(examples, second)))
+        return step_of(meter=True)(state, event, (message, whole.batch(examples, second)))
 
     return Raced(
         jax.jit(gradient),

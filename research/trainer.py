@@ -71,9 +71,7 @@ Infos = Mapping[str, np.ndarray]
 Training = Generator[Ask, tuple[State, Infos], dict[str, Any]]  # returns the summary
 
 
-def prepare(
-    config: ConfigDict, replicas: int = 0, begun: bool = False, race: bool = False
-) -> Run:
+def prepare(config: ConfigDict, replicas: int = 0, begun: bool = False, race: bool = False) -> Run:
     """Checks the config, loads data, draws the timeline and the initial parameters.
 
     Raises `ConfigError`, `DataError` or `TimelineError`; touches no workdir. With `replicas` > 0

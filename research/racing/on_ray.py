@@ -52,17 +52,20 @@ def ray_workers(run: Run, address: str = "", gpus: float = 0.0) -> Iterator[Work
     except ImportError as error:
         raise RayError("Ray is not installed: pip install 'optdyn[ray]'") from error
     groups = run.config.strategy.groups
-    quiet = {"log_to_driver": False, "logging_level": "ERROR", "include_dashboard": False}
+    own: dict[str, Any] = {} if address else {"logging_level": "ERROR", "include_dashboard": False}
     try:
-        # Of its own processes, which are started before any thread of JAX's could hold a lock.
+        # Python fears for JAX's threads, but what Ray forks only becomes another program.
         warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
-        ray.init(address=address or "local", **(quiet if not address else {"log_to_driver": False}))
+        ray.init(address=address or "local", log_to_driver=False, **own)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise RayError(f"--address={address}: no Ray there ({' '.join(str(error).split())})") from error
+        raise RayError(
+            f"--address={address}: no Ray there ({' '.join(str(error).split())})"
+        ) from error
     try:
         threads = str(max((os.cpu_count() or 1) // groups, 1))  # of XLA, on a machine of its own
         variables = {} if address else {"NPROC": threads, "OMP_NUM_THREADS": threads}
-        actor = ray.remote(Worker).options(
+        actor: Any = ray.remote(Worker)
+        actor = actor.options(
             num_cpus=0,  # more groups than cores may share them
             num_gpus=gpus,
             scheduling_strategy="SPREAD",

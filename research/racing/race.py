@@ -12,7 +12,7 @@ what was before it: each group takes the gradient again that it was at.
 import contextlib
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from ml_collections import ConfigDict
 
 from research import program, resident, trainer
 from research.outputs.files import WorkdirError
-from research.racing.worker import Compute, numbered
+from research.racing.worker import Compute, numbered, worker
 from research.resuming import begun
 from research.run import Run
 from research.strategies.base import Event, Message, Params, State
@@ -117,11 +117,10 @@ def server(run: Run, versions: Versions, workers: Workers) -> Callable[[Ask], An
             hyper = {name: values[i] for name, values in hypers.items()}
             event = Event(line.read[t], line.write[t], hyper, control, line.staleness[t])
             if ask.metered:
-                more = halves.metered, examples, second(had.batch)
+                more = examples, second(had.batch)
+                state, info = halves.metered(state, event, message, *more)
             else:
-                more = halves.update, None, None
-            update, *rest = more
-            state, info = update(state, event, message, *rest)
+                state, info = halves.update(state, event, message)
             if readers:
                 newest = jax.device_get(state.params)
             for other in readers:
@@ -131,6 +130,12 @@ def server(run: Run, versions: Versions, workers: Workers) -> Callable[[Ask], An
         return state, {name: np.array([info[name] for info in said]) for name in names}
 
     return answer
+
+
+def replaying(order: Iterable[int]) -> Connect:
+    """The groups of a race in this process, arriving in that order, by the same two programs."""
+    arriving = iter(order)
+    return lambda run: contextlib.nullcontext(in_turn(worker(run), lambda _: next(arriving, None)))
 
 
 def in_turn(compute: Compute, choose: Callable[[list[int]], int | None]) -> Workers:

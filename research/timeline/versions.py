@@ -1,9 +1,9 @@
 """Which version each group has read, kept up as they arrive: what their order alone decides.
 
 A group that arrives reads the version it makes, or waits (`stale_synchronous.py`) and reads a later
-one. So the order of the arrivals, drawn or raced, says all: slots, staleness, who goes on, and which
-batch is whose. Batch 0, 1, ... of the order of examples goes to the first, second, ... reader, for
-a group that races has to know its batch before anybody knows the number of its update.
+one. So the order of the arrivals, drawn or raced, says all: slots, staleness, who goes on, and
+which batch is whose. Batches 0, 1, ... of the order of examples go to the first, second, ...
+reader, for a group that races has to know its batch before anybody knows the number of its update.
 """
 
 import math
@@ -58,18 +58,18 @@ def empty(groups: int, steps: int) -> Timeline:
 
     Its `control` has the batch of each update, (steps,).
     """
-    numbers = (np.zeros(steps, np.int32) for _ in range(5))
-    *events, batch = numbers
-    return Timeline(*events, np.zeros(steps), groups, {"batch": batch})
+    worker, read, write, staleness, batch = np.zeros((5, steps), np.int32)
+    return Timeline(worker, read, write, staleness, np.zeros(steps), groups, {"batch": batch})
 
 
 def put(line: Timeline, t: int, group: int, seconds: float, had: Reading, write: int) -> None:
     """Writes update t into the arrays of the timeline."""
     line.worker[t], line.seconds[t] = group, seconds
     line.read[t], line.write[t], line.staleness[t] = had.slot, write, t - had.version
+    control = line.control or {}
     for name, value in {"batch": had.batch, "read": had.slot, "write": write}.items():
-        if name in (line.control or {}):
-            line.control[name][t] = value  # of every server
+        if name in control:
+            control[name][t] = value  # of every server
 
 
 def fill(

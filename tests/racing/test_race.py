@@ -1,4 +1,4 @@
-"""A race, its groups computing in turn in this process: its trace replays to the same parameters."""
+"""A race, its groups computing in turn in this process; its trace has the same parameters."""
 
 import contextlib
 
@@ -10,7 +10,7 @@ import pytest
 from research import trainer
 from research.outputs.files import WorkdirError
 from research.outputs.workdir import parameters
-from research.racing.race import in_turn, race
+from research.racing.race import in_turn, race, replaying
 from research.racing.worker import worker
 from research.timeline import TimelineError
 from research.timeline.base import from_arrivals
@@ -27,26 +27,19 @@ CASES = {
 }
 
 
-def connect(choose):
-    return lambda run: contextlib.nullcontext(in_turn(worker(run), choose))
-
-
 def at_random(seed):
+    """Any of those at work arrives next."""
     rng = np.random.default_rng(seed)
-    return lambda working: int(rng.choice(working))
-
-
-def in_order(workers):
-    arriving = iter(workers)
-    return lambda working: next(arriving, None)
+    choose = lambda working: int(rng.choice(working))  # noqa: E731
+    return lambda run: contextlib.nullcontext(in_turn(worker(run), choose))
 
 
 def vector(workdir):
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(parameters(workdir)[1])])
 
 
-def raced(config, values, workdir, choose):
-    summary = race(config({**values, "cluster.service": "race"}), workdir, connect(choose))
+def raced(config, values, workdir, connect):
+    summary = race(config({**values, "cluster.service": "race"}), workdir, connect)
     return summary, pd.read_csv(workdir / "trace.csv")
 
 
@@ -87,7 +80,7 @@ def test_every_batch_is_of_one_update_and_of_whom_the_order_says(config, tmp_pat
 
 
 def test_a_bound_holds(config, tmp_path):
-    summary, trace = raced(config, {"strategy.staleness_bound": 0}, tmp_path, at_random(9))
+    _, trace = raced(config, {"strategy.staleness_bound": 0}, tmp_path, at_random(9))
     # Everybody waits for everybody: rounds of four, all at the version of the last one.
     np.testing.assert_array_equal(trace["version"], np.arange(60) // 4 * 4)
     assert np.all(np.sort(trace["worker"].to_numpy().reshape(-1, 4)) == np.arange(4))
@@ -98,10 +91,10 @@ def test_it_goes_on_where_it_was_saved(config, tmp_path):
     whole, trace = raced(config, {}, tmp_path / "whole", at_random(11))
     order = trace["worker"].tolist()
     begun = config({"steps": 20, "cluster.service": "race"})
-    race(begun, tmp_path / "parts", connect(in_order(order)))
+    race(begun, tmp_path / "parts", replaying(order))
     with open(tmp_path / "parts/trace.csv", "a") as file:  # a server that died without a checkpoint
         file.write("0,99.0,19,23\n")
-    parts, again = raced(config, {}, tmp_path / "parts", in_order(order[20:]))
+    parts, again = raced(config, {}, tmp_path / "parts", replaying(order[20:]))
     assert parts["parameters_crc32"] == whole["parameters_crc32"]
     columns = ["worker", "version", "control.batch"]
     pd.testing.assert_frame_equal(again[columns], trace[columns])
@@ -109,7 +102,7 @@ def test_it_goes_on_where_it_was_saved(config, tmp_path):
 
 
 def test_it_does_not_go_on_without_its_trace(config, tmp_path):
-    race(config({"steps": 20, "cluster.service": "race"}), tmp_path, connect(at_random(1)))
+    race(config({"steps": 20, "cluster.service": "race"}), tmp_path, at_random(1))
     (tmp_path / "trace.csv").unlink()
     with pytest.raises(WorkdirError, match="must have the 20 arrivals of the checkpoint"):
         raced(config, {}, tmp_path, at_random(1))
@@ -120,7 +113,7 @@ def test_a_trace_that_contradicts_itself_is_refused(config, tmp_path):
     trace.loc[30, "version"] -= 1
     trace.to_csv(tmp_path / "wrong.csv", index=False)
     source = {"cluster.service": "trace", "cluster.trace": str(tmp_path / "wrong.csv")}
-    with pytest.raises(TimelineError, match="arrival 30, of worker ., says version"):
+    with pytest.raises(TimelineError, match=r"arrival 30, of worker ., says version"):
         trainer.prepare(config(source))
 
 
@@ -141,5 +134,5 @@ def test_what_cannot_race(config, tmp_path, values, message):
 
 
 def test_nothing_else_takes_a_race(config):
-    with pytest.raises(ConfigError, match="launch.race"):
+    with pytest.raises(ConfigError, match=r"launch\.race"):
         trainer.prepare(config({"cluster.service": "race"}))
