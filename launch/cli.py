@@ -30,6 +30,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "train": Command("launch.train", "one run", APP),
+    "race": Command("launch.race", "one run of real workers that race", APP),
     "sweep": Command("launch.sweep", "a grid of runs", APP),
     "report": Command("analysis.report", "a page of what was run"),
     "export": Command("analysis.export", "runs, to W&B or MLflow"),
