@@ -85,11 +85,13 @@ def simulated(race: Race, values: Mapping[str, Any]) -> dict[str, Any]:
         )
         for seed in range(SEEDS)
     ]
-    counts = [raced.histogram(line.worker, line.staleness) for line in lines]
+    counts = [raced.histogram(line.worker, line.staleness, race.stops) for line in lines]
     size = max(map(len, counts))
     return {
-        "updates_a_second": np.array([raced.rate(line.worker, line.seconds) for line in lines]),
-        "tenths": np.stack([raced.tenths(line.worker, line.seconds) for line in lines]),
+        "updates_a_second": np.array(
+            [raced.rate(line.worker, line.seconds, race.stops) for line in lines]
+        ),
+        "tenths": np.stack([raced.tenths(line.worker, line.seconds, race.stops) for line in lines]),
         "histogram": np.stack([np.pad(each, (0, size - len(each))) for each in counts]),
     }
 
@@ -102,11 +104,12 @@ def summarize(
     fitted = laws.fit(laws.ratios(taken.services), taken.groups)
     values = keys(race, fitted[0], taken)
     made = simulated(race, values)
-    counts = raced.histogram(race.worker, race.staleness)
-    real = raced.rate(race.worker, race.seconds)
+    counts = raced.histogram(race.worker, race.staleness, race.stops)
+    real = raced.rate(race.worker, race.seconds, race.stops)
+    whole = raced.rate(race.worker, race.seconds, np.zeros(0, int))
     rates, drawn = made["updates_a_second"], made["histogram"]
     first = raced.begun(race.worker)
-    parts = raced.tenths(race.worker, race.seconds)
+    parts = raced.tenths(race.worker, race.seconds, race.stops)
     setup = max(float(race.seconds[first] - (first + 1) / real), 0.0)
     chance = [raced.distance(one, drawn.sum(0) - one) for one in drawn]
     found = {
@@ -115,7 +118,9 @@ def summarize(
         "groups": race.groups,
         "updates": len(race.seconds),
         "setup_seconds": setup,
+        "stops": len(race.stops),
         "updates_a_second": real,
+        "updates_a_second_with_stops": whole,
         "tenths": parts.tolist(),
         "workers": [
             {
@@ -273,11 +278,16 @@ def notes(race: Race, source: Race | None, found: Mapping[str, Any]) -> list[str
             + ("no sign that workers are not" if agrees else "workers are not")
             + " memoryless and alike."
         )
-    starts = history.starts(race.point.folder)
-    if len(starts) > 1:
+    if not found["stops"]:
         said.append(
-            f"The run was started {len(starts)} times, and workers begin anew each time: some "
-            "services have a start in them."
+            "The server's stops, as to log, come too often to leave out what is near them, and "
+            "services have them in them. A larger config.log_every would tell them apart."
+        )
+    else:
+        share = 1 - found["updates_a_second_with_stops"] / found["updates_a_second"]
+        said.append(
+            f"The server's stops, to log, to save and to read the meter, take {share:.0%} of the "
+            "time; the simulator has none."
         )
     if found["against"] and found["against"]["differ"]:
         names = ", ".join(found["against"]["differ"])
@@ -342,7 +352,8 @@ def _print(found: Mapping[str, Any]) -> None:
     drawn, exact = found["simulated"], found["geometric"]
     workers = pd.DataFrame(found["workers"])
     middle, low, high = drawn["updates_a_second"]
-    print(f"{found['updates']} updates of {_workers(found['groups'])}, after the first of each:\n")
+    who = _workers(found["groups"])
+    print(f"{found['updates']} updates of {who}, away from {found['stops']} stops:\n")
     print(workers.to_string(index=False, float_format="{:.4g}".format))
     correlation, error = found["serial_correlation"]
     print(f"\ncorrelation of a worker's services in a row: {correlation:.3f} (chance {error:.2g})")
@@ -363,6 +374,7 @@ def _print(found: Mapping[str, Any]) -> None:
     slow, fast = np.sort(parts.min(axis=1)), np.sort(parts.max(axis=1))
     rows = [
         _row("updates a second", found["updates_a_second"], middle, low, high),
+        _row("with its stops", found["updates_a_second_with_stops"], middle, low, high),
         _row("in the slowest tenth", min(found["tenths"]), np.median(slow), slow[0], slow[-1]),
         _row("in the fastest tenth", max(found["tenths"]), np.median(fast), fast[0], fast[-1]),
     ]

@@ -13,8 +13,10 @@ from scipy import stats
 from analysis import laws, tables
 from analysis.tables import Point, TableError
 from research import strategies
+from research.outputs import history
 from research.timeline.base import from_arrivals
 
+LATE = 5  # updates a worker by which nearly every gradient that is at work arrives
 EXPECTED = 5  # in a bin of the chi-squared test, at least
 GROUPS, BATCH = "strategy.groups", "batch_size"
 
@@ -26,7 +28,8 @@ class Race(NamedTuple):
     worker: np.ndarray
     seconds: np.ndarray
     staleness: np.ndarray
-    services: list[np.ndarray]  # seconds, by worker, without its first
+    services: list[np.ndarray]  # seconds, by worker, without its first and those near a stop
+    stops: np.ndarray  # updates; none where there are too many to leave out what is near them
 
     @property
     def groups(self) -> int:
@@ -42,7 +45,9 @@ def load(folder: Path) -> Race:
     """The race in a workdir; raises `TableError`.
 
     A gradient is at work from when its version was made, which its worker then read, until it
-    arrives: the time since the worker's last arrival, less what it waited for others.
+    arrives: the time since the worker's last arrival, less what it waited for others. Which are
+    near a stop of the server is decided by when they begin, since of those that end before the next
+    stop long ones would be missing.
     """
     point = only(folder)
     path = folder / "trace.csv"
@@ -74,11 +79,39 @@ def load(folder: Path) -> Race:
     staleness = made.staleness if version is None else t - version
     if not ((staleness >= 0) & (staleness <= t) & (staleness == np.floor(staleness))).all():
         raise TableError(f"{path}: version must be a whole number, at most that of the row")
-    read = np.concatenate([[0.0], seconds])[t - staleness.astype(int)]
-    each = [(seconds - read)[made.worker == w][1:] for w in range(groups)]
-    if min(own.min() for own in each) <= 0:
+    late, halts = staleness.astype(int), stops(point, len(table))
+    version = t - late
+    services = seconds - np.concatenate([[0.0], seconds])[version]
+    first = np.zeros(len(t), bool)
+    first[np.unique(worker, return_index=True)[1]] = True
+    if services[~first].min() <= 0:
         raise TableError(f"{path}: two arrivals of one worker at one time")
-    return Race(point, made.worker, seconds, staleness.astype(int), each)
+    calm = ~first & quiet(halts, version, groups, LATE * groups - 1)
+    if np.bincount(made.worker[calm], minlength=groups).min() < laws.FEWEST:
+        halts, calm = np.zeros(0, int), ~first
+    each = [services[calm & (made.worker == w)] for w in range(groups)]
+    return Race(point, made.worker, seconds, late, each, halts)
+
+
+def stops(point: Point, updates: int) -> np.ndarray:
+    """The updates before which the server did something else, in order.
+
+    Log points, checkpoints, where windows of the meter begin and end, and where the run started.
+    Then all workers wait for the server, and what they sent meanwhile comes at once.
+    """
+    config, at = point.config, {int(start.get("at", 0)) for start in history.starts(point.folder)}
+    cycles = [(config.get(f"{name}_every"), 0) for name in ("log", "checkpoint")]
+    if config.get("probes.momentum"):
+        cycles += [(config["probes.every"], shift) for shift in (0, config["probes.window"])]
+    for every, shift in cycles:
+        at |= set(range(shift, updates, every) if every else ())
+    return np.array(sorted({0} | at))
+
+
+def quiet(stops: np.ndarray, at: np.ndarray, before: int, after: int = 0) -> np.ndarray:
+    """Whether there is no stop from `before` updates before each of `at` to `after` after it."""
+    following = np.append(stops.astype(float), np.inf)[np.searchsorted(stops, at - before)]
+    return following > at + after
 
 
 def begun(worker: np.ndarray) -> int:
@@ -86,21 +119,27 @@ def begun(worker: np.ndarray) -> int:
     return int(max(np.unique(worker, return_index=True)[1]))
 
 
-def rate(worker: np.ndarray, seconds: np.ndarray) -> float:
-    """Updates a second from then on."""
-    first = begun(worker)
-    return float((len(seconds) - 1 - first) / (seconds[-1] - seconds[first]))
+def gaps(worker: np.ndarray, seconds: np.ndarray, stops: np.ndarray) -> np.ndarray:
+    """Seconds from one update to the next, from `begun` on, but for those that a stop has made."""
+    at = np.arange(begun(worker) + 1, len(worker))
+    return np.diff(seconds)[at - 1][quiet(stops, at, int(worker.max()) + 1)]
 
 
-def tenths(worker: np.ndarray, seconds: np.ndarray) -> np.ndarray:
-    """(10,) the same of every tenth of the updates from then on."""
-    ends = np.linspace(begun(worker), len(seconds) - 1, 11).astype(int)
-    return np.diff(ends) / np.diff(seconds[ends])
+def rate(worker: np.ndarray, seconds: np.ndarray, stops: np.ndarray) -> float:
+    """Updates a second of these; with no `stops` of all."""
+    return float(1 / gaps(worker, seconds, stops).mean())
 
 
-def histogram(worker: np.ndarray, staleness: np.ndarray) -> np.ndarray:
-    """How often every staleness from 0 up came since then."""
-    return np.bincount(staleness[begun(worker) + 1 :])
+def tenths(worker: np.ndarray, seconds: np.ndarray, stops: np.ndarray) -> np.ndarray:
+    """(10,) the same of every tenth of the updates."""
+    parts = np.array_split(gaps(worker, seconds, stops), 10)
+    return np.array([1 / part.mean() for part in parts])
+
+
+def histogram(worker: np.ndarray, staleness: np.ndarray, stops: np.ndarray) -> np.ndarray:
+    """How often every staleness from 0 up came, from `begun` on, but for what a stop has made."""
+    at = np.arange(begun(worker) + 1, len(worker))
+    return np.bincount(staleness[at][quiet(stops, at, LATE * (int(worker.max()) + 1))])
 
 
 def geometric(groups: int, size: int) -> np.ndarray:
