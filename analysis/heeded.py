@@ -6,23 +6,24 @@ from typing import Any
 from analysis.tables import Point
 from research import strategies
 from research.strategies.method import OPTIONAL
+from research.timeline.service import VARIED
 from research.values import ConfigError
 
 # How a run is written down, and what other commands read.
 NEVER = ("note", "log_every", "checkpoint_every", "tune.", "plan.")
-# Keys that count only where another has a value.
+# Keys that count only where another has one of some values.
 ONLY = {
-    "cluster.variation": ("cluster.service", "lognormal"),
-    "cluster.trace": ("cluster.service", "trace"),
-    "probes.window": ("probes.momentum", True),
-    "probes.every": ("probes.momentum", True),
-    "optimizer.decay_rate": ("optimizer.schedule", "exponential"),
+    "cluster.variation": ("cluster.service", VARIED),
+    "cluster.trace": ("cluster.service", ("trace",)),
+    "probes.window": ("probes.momentum", (True,)),
+    "probes.every": ("probes.momentum", (True,)),
+    "optimizer.decay_rate": ("optimizer.schedule", ("exponential",)),
 }
 
 
 def heeds(config: Mapping[str, Any], key: str) -> bool:
     """Whether the run of this config (dotted keys) would be another with another value."""
-    if key.startswith(NEVER) or (key in ONLY and config.get(ONLY[key][0]) != ONLY[key][1]):
+    if key.startswith(NEVER) or (key in ONLY and config.get(ONLY[key][0]) not in ONLY[key][1]):
         return False
     if key.startswith("replicas."):
         return bool(config.get("replicas.count"))

@@ -30,6 +30,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "train": Command("launch.train", "one run", APP),
+    "race": Command("launch.race", "one run of real workers that race", APP),
     "sweep": Command("launch.sweep", "a grid of runs", APP),
     "report": Command("analysis.report", "a page of what was run"),
     "export": Command("analysis.export", "runs, to W&B or MLflow"),
@@ -39,6 +40,7 @@ COMMANDS = {
     "papers": Command("launch.papers", "the papers' claims, judged"),
     "local": Command("launch.local", "several processes on this machine as one job"),
     "submit": Command("launch.submit", "shards of a grid as jobs", ("launch.sweep", *APP)),
+    "reality": Command("analysis.race", "a race of real workers, held against theory"),
     "momentum": Command("analysis.implicit_momentum", "implicit momentum, fitted to recordings"),
     "efficiency": Command("analysis.statistical_efficiency", "what staleness costs in updates"),
     "pareto": Command("analysis.pareto", "loss against compute of local learning"),

@@ -137,12 +137,15 @@ def _start(command: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[b
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
-        preexec_fn=_bound_to_parent(),
+        preexec_fn=bound_to_parent(),
     )
 
 
-def _bound_to_parent() -> Callable[[], None] | None:
-    """What a new process does first, so that the kernel kills it should this one be killed."""
+def bound_to_parent() -> Callable[[], None] | None:
+    """What a new process does first, so that the kernel kills it should this one be killed.
+
+    It is for `preexec_fn`.
+    """
     if sys.platform != "linux":
         return None
     prctl, parent, set_death_signal = ctypes.CDLL(None).prctl, os.getpid(), 1

@@ -94,7 +94,7 @@ def default() -> ConfigDict:
     config.cluster.split = "equal"  # of a group's batch, or 'proportional' to its workers' speeds
     config.cluster.service = "exponential"  # law of times, or MODULE:FUNCTION
     config.cluster.service_options = ConfigDict()  # arguments of a function of your own
-    config.cluster.variation = 1.0  # lognormal: standard deviation over mean
+    config.cluster.variation = 1.0  # lognormal, gamma: standard deviation over mean
     config.cluster.trace = ""  # trace: CSV file, columns worker,seconds; real runs write trace.csv
     config.cluster.seconds_per_example = 1e-3  # on a worker of speed 1
     config.cluster.latency = 0.0  # seconds a message

@@ -43,6 +43,7 @@ def _laws() -> Lines:
     others = {"geometric": summary(sys.modules[geometric.__module__])}
     others["trace"] = summary(sys.modules[trace.__module__])
     others["measured"] = "Real workers of dynamic batches, timed while they train."
+    others["race"] = "Real workers that race, of launch.race."
     return _of(service.LAWS) | others
 
 

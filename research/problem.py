@@ -148,6 +148,11 @@ def load_data(config: Any) -> datasets.Data:
     """The examples of `config.data`, or those of the quadratic (whose test set is noiseless)."""
     model = config.model
     if model.name == "quadratic":
+        if config.data.augment:
+            raise datasets.DataError(
+                f"config.data.augment = {config.data.augment!r}: only of images, not of "
+                "config.model.name = 'quadratic'"
+            )
         rng = seeds.generator(config.seed, "quadratic")
         examples = config.data.train_examples or 1000
         some = examples if model.noise or model.spread else 1

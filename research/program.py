@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from research.optimizers import schedules
 from research.parallel import devices as parallel
 from research.parallel.layout import Layout
 from research.problem import Examples, Params, Problem
-from research.strategies.base import Event, Info, State, Strategy
+from research.strategies.base import Event, Info, Message, State, Strategy
 
 CHUNK = 256  # events handed to the device at a time; how many of them are run is an argument
 EVALUATED = 1000  # examples evaluated at a time
@@ -54,6 +54,19 @@ class Program:
         return self.layout.advance
 
 
+class Raced(NamedTuple):
+    """A run's update in two compiled halves, for workers that race and the server they send to.
+
+    `gradient(params, examples, chosen) -> Message` of the examples with those numbers, (B,) int32
+    or (B, 2); `update(state, event, message) -> (state, info)`. `metered`, which says what the
+    momentum meter needs, also takes the examples and the numbers of a second mini-batch.
+    """
+
+    gradient: Callable[..., Message]
+    update: Callable[..., tuple[State, Info]]
+    metered: Callable[..., tuple[State, Info]]
+
+
 def init(config: ConfigDict, classes: int, key: jax.Array, examples: Examples) -> Params:
     """x_0 of a config's model for examples like these, compiled once a model."""
     _, compiled = _problem(_model(config, classes))
@@ -82,6 +95,15 @@ def check(config: ConfigDict, classes: int, examples: Examples) -> None:
 
 def make(config: ConfigDict, classes: int, slots: int) -> Program:
     """The program of a config: the same object for configs that differ in traced numbers only."""
+    return _make(_static_of(config, classes, slots))
+
+
+def raced(config: ConfigDict, classes: int, slots: int) -> Raced:
+    """The two halves of the update that `make` makes one program of."""
+    return _raced(_static_of(config, classes, slots))
+
+
+def _static_of(config: ConfigDict, classes: int, slots: int) -> str:
     optimizer = config.optimizer
     static = {
         "model": _model(config, classes),
@@ -94,7 +116,7 @@ def make(config: ConfigDict, classes: int, slots: int) -> Program:
         "meter": config.probes.momentum,
         "probes": [name for name in PROBES if config.probes[name]],
     }
-    return _make(json.dumps(static, sort_keys=True))
+    return json.dumps(static, sort_keys=True)
 
 
 def _static(config: ConfigDict) -> dict[str, Any]:
@@ -157,6 +179,38 @@ def _make(static: str) -> Program:
     sums = tuple(name for method in methods.every for name in method.info)
     return Program(
         whole, strategy, layout, metered, jax.jit(partial(_evaluate, whole)), probe, sums
+    )
+
+
+@lru_cache(maxsize=32)
+def _raced(static: str) -> Raced:
+    values = json.loads(static)
+    name, names, options, chain = values["optimizer"]
+    whole, _ = _problem(values["model"])
+    methods, keys = strategies.chosen(values["strategy"]["name"]), values["strategy"]["keys"]
+    optimizer = optimizers.optimizer(name, tuple(names), options, chain)
+    asked = methods, keys, whole, optimizer, values["slots"], None
+    of = strategies.gradient_of(methods, keys, whole)
+
+    def gradient(params: Params, examples: Examples, chosen: jax.Array) -> Message:
+        nothing = jnp.int32(0)
+        return Message(*of(params, Event(nothing, nothing, {}), whole.batch(examples, chosen)))
+
+    def step_of(meter: bool) -> Callable[..., tuple[State, Info]]:
+        return strategies.compose(*asked, meter=meter, race=True).step
+
+    def update(state: State, event: Event, message: Message) -> tuple[State, Info]:
+        return step_of(meter=False)(state, event, message)
+
+    def metered(
+        state: State, event: Event, message: Message, examples: Examples, second: jax.Array
+    ) -> tuple[State, Info]:
+        return step_of(meter=True)(state, event, (message, whole.batch(examples, second)))
+
+    return Raced(
+        jax.jit(gradient),
+        jax.jit(update, donate_argnums=0),
+        jax.jit(metered, donate_argnums=0),
     )
 
 

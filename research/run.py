@@ -86,7 +86,10 @@ def batches_of(run: Run, independent: bool = False) -> Batches:
     every = partial(
         problem.batches, run.config, run.examples, independent=independent, shards=run.shards
     )
-    shares = (run.timeline.control or {}).get("shares")
+    control = run.timeline.control or {}
+    if "batch" in control:  # it is its reader's, and so was decided before the update's number
+        return lambda start, stop: by_number(every, control["batch"][start:stop])
+    shares = control.get("shares")
     if shares is None:
         return every
 
@@ -95,6 +98,12 @@ def batches_of(run: Run, independent: bool = False) -> Batches:
         return parts.cut(every(start, start + len(own)), own, run.columns)
 
     return batches
+
+
+def by_number(every: Batches, numbers: np.ndarray) -> np.ndarray:
+    """The batches with those numbers."""
+    first, last = (int(numbers.min()), int(numbers.max()) + 1) if len(numbers) else (0, 0)
+    return every(first, last)[numbers - first]
 
 
 def events_of(

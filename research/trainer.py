@@ -63,20 +63,27 @@ class Ask(NamedTuple):
     examples: Any  # likewise
     events: Callable[[int], tuple[Event, Any]]  # the first so many, as `advance` takes them
     n: int  # 0: only compile
+    step: int  # updates that the state has had
+    metered: bool  # whether `advance` is the metered one
 
 
 Infos = Mapping[str, np.ndarray]
 Training = Generator[Ask, tuple[State, Infos], dict[str, Any]]  # returns the summary
 
 
-def prepare(config: ConfigDict, replicas: int = 0, begun: bool = False) -> Run:
+def prepare(config: ConfigDict, replicas: int = 0, begun: bool = False, race: bool = False) -> Run:
     """Checks the config, loads data, draws the timeline and the initial parameters.
 
     Raises `ConfigError`, `DataError` or `TimelineError`; touches no workdir. With `replicas` > 0
     the timeline is (replicas, steps). Of a run that has `begun`, whose checkpoint has all of it,
-    the run that it was started from is not looked for.
+    the run that it was started from is not looked for. A `race` has a timeline that is empty yet.
     """
     check(config)
+    if config.cluster.service == "race" and not race:
+        raise ConfigError(
+            "config.cluster.service = 'race': of real workers, which `optdyn race` (python -m "
+            "launch.race) starts; here it must be a law that is simulated"
+        )
     if jax.process_count() > 1 and not config.parallel.api:
         raise ConfigError(
             f"config.parallel.api is empty: {jax.process_count()} processes need one of "
@@ -288,7 +295,8 @@ def _loop(
                 event, indices = events_of(run, at, block, n, METERED_CHUNK)
                 return event, (indices, events_of(run, at, other, n, METERED_CHUNK)[1])
 
-        return Ask(run.program, advance, state, examples, events, most - at)
+        is_metered = advance is not run.program.advance
+        return Ask(run.program, advance, state, examples, events, most - at, at, is_metered)
 
     status, number = "", 0
     last = max(step - 1, 0)  # its batch is decided wherever the run goes on
@@ -307,7 +315,9 @@ def _loop(
                 meter.append(step, infos)
             for name in infos.keys() - {"loss", *METERED}:
                 sums[name] = sums.get(name, 0.0) + float(infos[name].sum(dtype=np.float64))
-            if config.parallel.api:
+            if config.cluster.service == "race":
+                recorder.raced(run.timeline, slice(step, step + n))
+            elif config.parallel.api:
                 recorder.append(run.timeline, slice(step, step + n), time.monotonic() - called)
             if not good.all():
                 step, status = step + int(good.argmin()), "diverged"

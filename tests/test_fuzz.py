@@ -34,7 +34,8 @@ NAMES = (  # that some key takes
     *("sync", "asynchronous", "daso", "dynamic_batch", "model_averaging", "local", "greedy"),
     *("daso+asynchronous", "local+asynchronous", "model_averaging+dynamic_batch", "backprop"),
     *("sgd", "adam", "rmsprop", "lamb", "lbfgs", "closed_loop", "noisy_sgd", "adafactor", "sam"),
-    *("constant", "cosine", "linear", "exponential", "lognormal", "geometric", "trace", "measured"),
+    *("constant", "cosine", "linear", "exponential", "geometric", "trace", "measured"),
+    *("lognormal", "gamma"),
     *("jit", "shard_map", "pmap", "gemm", "fft", "winograd", "gemm,fft", "crop", "crop_flip"),
     *("kjv", "mnist5k", "byte", "character", "proportional", "overlapping", "chunked", "equal"),
 )

@@ -1,6 +1,7 @@
 """The file `trace` of a real run (`research/timeline/trace.py`), as it goes."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,11 +25,22 @@ class Recorder:
 
     def append(self, made: Timeline, window: slice, seconds: float) -> None:
         """The updates of the window, which took `seconds` together."""
+        count = len(made.worker[window])
+        self._append(made, window, self._seconds + seconds * np.arange(1, count + 1) / count)
+        self._seconds += seconds
+
+    def raced(self, made: Timeline, window: slice) -> None:
+        """Those of a race, each with its own time and the version that it had read."""
+        late = made.staleness[window]
+        late = late if late.ndim == 1 else late[:, 0]
+        version = np.arange(window.start, window.stop) - late
+        self._append(made, window, made.seconds[window], version=version)
+
+    def _append(self, made: Timeline, window: slice, seconds: np.ndarray, **more: Any) -> None:
         import pandas as pd
 
-        count = len(made.worker[window])
-        rows = {"worker": made.worker[window]}
-        rows["seconds"] = self._seconds + seconds * np.arange(1, count + 1) / count
+        count = len(seconds)
+        rows = {"worker": made.worker[window], "seconds": seconds, **more}
         for name, values in (made.control or {}).items():
             values = values[window]
             if values.dtype == bool:
@@ -40,4 +52,3 @@ class Recorder:
                 rows |= {f"{PREFIX}{name}.{n}": column for n, column in enumerate(columns)}
         table = pd.DataFrame(rows)
         append(self._path, table.to_csv(header=not self._path.exists(), index=False))
-        self._seconds += seconds

@@ -29,6 +29,7 @@ from research.timeline.compute_groups import make
 from research.timeline.service import DRAWN, is_drawn
 from research.values import ConfigError, one_of, require
 
+RECORDED = ("trace", "race")  # laws of service: arrivals that were, or are being, recorded
 Slot = Any  # int32, of all stale blocks, or a dict of one a block
 
 
@@ -139,9 +140,15 @@ def clock(setting: Setting, methods: Chosen) -> Timeline:
     if not local or not local.servers:
         return make(config.cluster, seed=config.seed, **size)
     assert local.slower and setting.network
+    of, sent = local.servers(setting.network.problem), dict[int, int]()
+    if config.cluster.service in RECORDED:  # in one order, that of all servers
+        line = make(config.cluster, **size)
+        every = {name: getattr(line, name) for name in ("read", "write", "staleness")}
+        every = {k: np.repeat(v[:, None], len(set(of.values())), 1) for k, v in every.items()}
+        staleness = every.pop("staleness")
+        return line._replace(staleness=staleness, control={**(line.control or {}), **every})
     cluster = config.cluster.copy_and_resolve_references()
     cluster.seconds_per_example *= local.slower(config, setting.network)
-    of, sent = local.servers(setting.network.problem), dict[int, int]()
     for name, block in setting.network.params.items():
         bytes_of = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(block))
         sent[of[name]] = sent.get(of[name], 0) + bytes_of
@@ -195,18 +202,37 @@ def check(config: ConfigDict, methods: Chosen) -> None:
     divides(config, methods)
     local = methods.gradient and methods.gradient.servers
     if local and not is_drawn(cluster.service):
-        one_of(config, "cluster.service", (*DRAWN, "geometric"))
+        one_of(config, "cluster.service", (*DRAWN, *RECORDED, "geometric"))
     if local and any(cluster.pieces.values()):
         raise ConfigError("config.cluster.pieces: no block of local learning has such a server")
+    if cluster.service == "race":
+        races(config, methods)
     if strategy.staleness_bound < 0:
         return
-    if not is_drawn(cluster.service) or any(cluster.pieces.values()):
+    ordered = is_drawn(cluster.service) or cluster.service in RECORDED
+    if not ordered or any(cluster.pieces.values()):
         raise ConfigError(
             "config.strategy.staleness_bound: groups wait for one another only where their times "
-            f"are drawn, config.cluster.service one of {', '.join(DRAWN)} and no pieces"
+            f"are drawn or recorded, config.cluster.service one of "
+            f"{', '.join((*DRAWN, *RECORDED))} and no pieces"
         )
     if config.replicas.count:
         raise ConfigError("config.strategy.staleness_bound: only of runs, not of replicas")
+
+
+def races(config: ConfigDict, methods: Chosen) -> None:
+    """Raises `ConfigError` where groups cannot race on real workers (`research/racing`)."""
+    wanted = "config.cluster.service = 'race':"
+    if config.strategy.fresh:
+        raise ConfigError(
+            f"{wanted} config.strategy.fresh must be (), for workers take whole gradients"
+        )
+    if config.parallel.api or config.parallel.accumulation > 1:
+        raise ConfigError(f"{wanted} config.parallel must be as it is by default")
+    if config.replicas.count:
+        raise ConfigError(f"{wanted} config.replicas.count must be 0, one race is one run")
+    if config.data.streaming:
+        raise ConfigError(f"{wanted} config.data.streaming must be False")
 
 
 METHOD = Method(
@@ -220,7 +246,7 @@ METHOD = Method(
         gradient, update, slots, tuple(keys["fresh"]), servers
     ),
     clock=clock,
-    laws=(*DRAWN, "trace", "geometric"),
+    laws=(*DRAWN, *RECORDED, "geometric"),
     cluster=("pieces", "split", "overlap", "speeds"),
     barrier=False,
     values=values,

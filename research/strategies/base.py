@@ -98,6 +98,22 @@ def whole(loss: Loss, parts: int = 1) -> Gradient:
     return gradient
 
 
+class Message(NamedTuple):
+    """What a worker sends that computed a gradient by itself."""
+
+    loss: jax.Array
+    grads: Params
+
+
+def received(gradient: Gradient) -> Gradient:
+    """The gradient; but of a batch that is a `Message` it is what the message says."""
+
+    def given(params: Params, event: Event, batch: Any) -> tuple[jax.Array, Params]:
+        return tuple(batch) if isinstance(batch, Message) else gradient(params, event, batch)
+
+    return given
+
+
 def averaged(gradient: Gradient, axis: str, message: bool = False) -> Gradient:
     """The mean of the gradients over the devices of an axis; the loss stays each one's own.
 

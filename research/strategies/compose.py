@@ -20,19 +20,21 @@ def compose(
     parts: int = 1,
     real: bool = False,
     meter: bool = False,
+    race: bool = False,
 ) -> Strategy:
     """The strategy of one device, put together of the methods' pieces and plain SGD's.
 
     `axis`: the devices that share its batch, if there are others, `real` or simulated. `parts`: of
     its part of the batch, one after the other. With `meter` its step takes a pair of batches and
-    says what the momentum meter asks for.
+    says what the momentum meter asks for. In a `race` the batch of an update may be the `Message`
+    of a worker.
     """
-    gradient, servers = base.whole(problem.loss, parts), None
-    if methods.gradient and methods.gradient.gradient:
-        gradient = methods.gradient.gradient(problem, keys)
-        servers = methods.gradient.servers and methods.gradient.servers(problem)
+    gradient = gradient_of(methods, keys, problem, parts)
+    servers = methods.gradient and methods.gradient.servers and methods.gradient.servers(problem)
     if axis and not (methods.gradient and methods.gradient.sums):
         gradient = base.averaged(gradient, axis, real)
+    if race:
+        gradient = base.received(gradient)
     update = base.by_block(optimizer) if servers else base.together(optimizer)
 
     def one(gradient: Gradient, update: Update) -> Strategy:
@@ -46,3 +48,10 @@ def compose(
     if methods.mix and methods.mix.mix:
         strategy = methods.mix.mix(strategy, keys, axis if real else None)
     return strategy
+
+
+def gradient_of(methods: Chosen, keys: Keys, problem: Problem, parts: int = 1) -> Gradient:
+    """The gradient of one device's part of the batch, as the methods take it."""
+    if methods.gradient and methods.gradient.gradient:
+        return methods.gradient.gradient(problem, keys)
+    return base.whole(problem.loss, parts)

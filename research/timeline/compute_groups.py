@@ -1,5 +1,6 @@
 """From `config.cluster` to the arrivals of its groups, by the law of their service."""
 
+import math
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from research.timeline.geometric import geometric
 from research.timeline.server import pieces_of, server
 from research.timeline.stale_synchronous import stale_synchronous
 from research.timeline.trace import trace
+from research.timeline.versions import empty
 
 
 def make(
@@ -39,7 +41,7 @@ def make(
     With `cluster.pieces` the groups queue for a server instead (`server.py`), `merged` or not, with
     draws from the same law. Pieces are seconds for a whole batch, so neither `batch_size` nor
     `update_bytes` counts. With `staleness_bound` from 0 up they wait for one another
-    (`stale_synchronous.py`).
+    (`stale_synchronous.py`). Of groups that race, `service` "race", it is empty: the race fills it.
 
     `replicas` > 0 gives arrays (replicas, steps): consecutive windows of one long timeline, each
     starting from version 0 in every slot.
@@ -52,16 +54,17 @@ def make(
         shape = (replicas, steps) if replicas else (steps,)
         interval = 1 / np.sum(1 / means.max(axis=1))  # the rates of the groups add up
         return geometric(seeds.generator(seed, "arrivals"), groups, float(interval), shape)
+    bound = staleness_bound if staleness_bound >= 0 else math.inf
+    if cluster.service == "race":
+        return empty(groups, steps)
     if cluster.service == "trace":
-        whole = trace(cluster.trace, groups, count)
+        whole = trace(cluster.trace, groups, count, bound)
     elif pieces:
         rng = seeds.generator(seed, "arrivals")
         whole, _ = server(pieces, groups, workers // groups, count, service.law(cluster), rng)
     else:
         stream = int(seeds.generator(seed, "arrivals").integers(2**63))
-        order = arrivals
-        if staleness_bound >= 0:
-            order = partial(stale_synchronous, bound=staleness_bound)
+        order = arrivals if bound == math.inf else partial(stale_synchronous, bound=bound)
         whole = order(stream, service.law(cluster), means, count)
     if not replicas:
         return whole

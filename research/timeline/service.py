@@ -30,6 +30,16 @@ def lognormal(variation: float) -> Law:
     return lambda rng, shape: rng.lognormal(-(sigma**2) / 2, sigma, shape)
 
 
+def gamma(variation: float) -> Law:
+    """Gamma with coefficient of variation `variation`; with 1 it is exponential."""
+    numbers = np.finfo(np.float64)
+    if variation < numbers.eps:
+        return constant()
+    shape, least = variation**-2.0, numbers.tiny
+    # Of shapes far below 1 some draws are less than a float can be: no service takes no time.
+    return lambda rng, size: np.maximum(rng.standard_gamma(shape, size) / shape, least)
+
+
 def with_exchange(compute: Any, exchange: Any, overlap: float) -> Any:
     """Seconds of computing and of the exchange that follows, numbers or arrays.
 
@@ -43,7 +53,9 @@ LAWS: Mapping[str, Callable[..., Law]] = {
     "constant": constant,
     "exponential": exponential,
     "lognormal": lognormal,
+    "gamma": gamma,
 }
+VARIED = ("lognormal", "gamma")  # by `cluster.variation`
 DRAWN = tuple(LAWS)
 KEY = "config.cluster.service"
 SAMPLE, ERRORS = 10_000, 5  # draws of one's own law that are looked at; standard errors of the mean
@@ -67,7 +79,7 @@ def law(cluster: Any) -> Law:
         options = named.options(cluster.service_options)
         made = named.call(KEY, cluster.service, function, **options)
         return partial(_drawn, cluster.service, made)
-    return lognormal(cluster.variation) if function is lognormal else function()
+    return function(cluster.variation) if cluster.service in VARIED else function()
 
 
 def check(cluster: Any) -> None:

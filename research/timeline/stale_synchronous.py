@@ -21,6 +21,7 @@ import numpy as np
 from research.timeline.arrivals import BLOCK
 from research.timeline.base import Timeline
 from research.timeline.service import Law
+from research.timeline.versions import Versions, empty, put
 
 
 def stale_synchronous(
@@ -42,20 +43,11 @@ def stale_synchronous(
     service = [services(group) for group in range(groups)]
     working = [(next(service[group]), group) for group in range(groups)]
     heapq.heapify(working)
-    waiting: list[int] = []
-    clock, held, version = [0] * groups, [0] * groups, [0] * groups
-    events = np.empty((steps, 4), np.int32)  # worker, read, write, staleness
-    seconds = np.empty(steps)
+    line, versions = empty(groups, steps), Versions(groups, bound)
     for t in range(steps):
-        seconds[t], group = heapq.heappop(working)
-        write = min(set(range(groups)) - {held[other] for _, other in working})
-        events[t] = group, held[group], write, t - version[group]
-        clock[group] += 1
-        waiting.append(group)
-        goes_on = min(clock) + bound
-        for other in [other for other in waiting if clock[other] <= goes_on]:
-            waiting.remove(other)
-            held[other], version[other] = write, t + 1
-            heapq.heappush(working, (seconds[t] + next(service[other]), other))
-    worker, read, written, staleness = events.T
-    return Timeline(worker, read, written, staleness, seconds, groups)
+        now, group = heapq.heappop(working)
+        had, write, readers = versions.arrive(group)
+        put(line, t, group, now, had, write)
+        for other in readers:
+            heapq.heappush(working, (now + next(service[other]), other))
+    return line._replace(control=None)  # batches are of updates here, not of readers

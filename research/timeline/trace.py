@@ -1,22 +1,28 @@
 """Arrivals recorded elsewhere: a CSV file with a header and the columns `worker,seconds`.
 
 One row an arrival: the group that delivered (0, 1, ...) and when, in seconds from the start.
-Columns `control.NAME` and `control.NAME.0`, `control.NAME.1`, ... hold what else was decided then.
-A real run records itself in such a file.
+Columns `control.NAME` and `control.NAME.0`, `control.NAME.1`, ... hold what else was decided then,
+and `version`, if it is there, how many updates the gradient's parameters had. A real run records
+itself in such a file.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from research.timeline.base import Timeline, TimelineError, from_arrivals
+from research.timeline.versions import empty, fill
 
 PREFIX = "control."
 
 
-def trace(path: str, groups: int, steps: int) -> Timeline:
-    """The first `steps` arrivals of the file; `TimelineError` in one line if it cannot serve."""
+def trace(path: str, groups: int, steps: int, bound: float = math.inf) -> Timeline:
+    """The first `steps` arrivals of the file; `TimelineError` in one line if it cannot serve.
+
+    With a finite `bound` of the staleness groups waited for one another (`versions.py`).
+    """
     import pandas as pd  # here, for it takes long and few runs need it
 
     try:
@@ -44,6 +50,21 @@ def trace(path: str, groups: int, steps: int) -> Timeline:
     if not np.all(np.isfinite(seconds)) or np.any(np.diff(seconds) < 0) or seconds[0] < 0:
         raise TimelineError(f"trace {path}: seconds must be finite, from 0 up and in order")
     made = from_arrivals(worker[:steps], seconds[:steps], groups)
+    if bound < math.inf:
+        made = empty(groups, steps)
+        try:
+            fill(made, worker[:steps].astype(int).tolist(), seconds, bound)
+        except TimelineError as error:
+            raise TimelineError(f"trace {path}: {error}") from error
+    if "version" in table:
+        read = np.arange(steps) - made.staleness
+        others = np.flatnonzero(table["version"].to_numpy()[:steps] != read)
+        if len(others):
+            t = others[0]
+            raise TimelineError(
+                f"trace {path}: arrival {t}, of worker {worker[t]:g}, says version "
+                f"{table['version'][t]}, and by the order of arrivals it had read {read[t]}"
+            )
     return made._replace(control={name: values[:steps] for name, values in control.items()})
 
 

@@ -103,6 +103,8 @@ def test_only_keys_that_are_heeded_tell_settings_apart(tmp_path):
     assert len(parsed.tables[0]) == 2 and "with the worst of its seeds" in text
     config = {"strategy.name": "sync", "cluster.service": "lognormal"}
     assert heeded.heeds(config, "cluster.variation")
+    assert heeded.heeds(config | {"cluster.service": "gamma"}, "cluster.variation")
+    assert not heeded.heeds(config | {"cluster.service": "constant"}, "cluster.variation")
     assert not heeded.heeds(config, "strategy.groups") and heeded.heeds(config, "model.hidden")
     assert heeded.heeds(config | {"strategy.name": "asynchronous"}, "strategy.groups")
     own = {"strategy.name": "not.there:METHOD"}

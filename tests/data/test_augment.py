@@ -168,6 +168,13 @@ def test_what_the_examples_cannot_have_is_one_clear_line(mnist, values, message)
     assert "\n" not in str(error.value)
 
 
+def test_a_quadratic_has_no_images():
+    chosen = config(augment="flip")
+    chosen.model.name = "quadratic"
+    with pytest.raises(data.DataError, match=r"not of config\.model\.name"):
+        problem.load_data(chosen)
+
+
 # Runs.
 
 RUN = {

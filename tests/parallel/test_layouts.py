@@ -160,7 +160,13 @@ SLOW = {
     "asynchronous+local": ("jit", "pmap"),
 }
 METERED = {"probes.momentum": True, "probes.window": 60, "probes.every": 80}
-REAL = [(name, api) for name, (_, apis) in METHODS.items() for api in apis]
+# Each way through a layout has a method here; `test_all_methods_in_all_idioms`, which is slow, has
+# the others: workers as groups do, outer rules and compressions as streaming DiLoCo in nodes.
+OFTEN = (
+    *("groups", "buffered", "shares", "local", "nodes", "daso+dynamic_batch", "daso+local"),
+    *("daso+asynchronous", "diloco", "push-sum", "top_k"),
+)
+REAL = [(name, api) for name in OFTEN for api in METHODS[name][1]]
 # The meter makes a second program of every run: always tried where groups arrive, shares divide a
 # batch, nodes have their own, and blocks learn locally in nodes; with all others if slow.
 PROBED = ("groups", "shares", "nodes", "daso+local")
@@ -219,7 +225,7 @@ def both(name, more, slow=()):
 def parameters(folder, data_dir):
     configs = {"sync": {}, **SYNC, **VARIANTS, "daso": DASO, "daso-real": REAL_DASO}
     configs["longer"] = {"steps": DASO["steps"]}
-    for name in METHODS:
+    for name in OFTEN:
         configs |= both(name, METERED if name in PROBED else {})
     for name in ("shares-real", "nodes pmap"):
         configs[f"{name} metered streamed"] = STREAMED[name] | METERED | {"data.streaming": True}

@@ -72,7 +72,7 @@ def test_without_elasticity_workers_are_on_their_own():
     np.testing.assert_allclose(flattened(states.workers), reference(line, alone)[0], **CLOSE)
 
 
-@pytest.mark.parametrize("service", ["exponential", "lognormal"])
+@pytest.mark.parametrize("service", ["exponential", "lognormal", "gamma"])
 def test_with_period_one_arrivals_are_those_of_groups(service):
     """To the bit: the workers are groups that send as often."""
     asked = {"cluster.service": service, "cluster.latency": 0.1, "cluster.bandwidth": 100.0}

@@ -108,7 +108,7 @@ def reference(fresh, staleness, learning_rate=0.1):
 @given(
     subsets,
     st.integers(1, 5),
-    st.sampled_from(["constant", "exponential", "lognormal"]),
+    st.sampled_from(["constant", "exponential", "lognormal", "gamma"]),
     st.integers(0, 2**32 - 1),
 )
 def test_fresh_blocks_are_read_now_and_the_others_when_the_staleness_says(

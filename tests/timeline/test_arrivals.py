@@ -113,7 +113,7 @@ def simulate(seed, law, means, steps):
     return [np.array(column) for column in zip(*events, strict=True)]
 
 
-@pytest.mark.parametrize("law", [service.exponential(), service.lognormal(2.0)])
+@pytest.mark.parametrize("law", [service.exponential(), service.lognormal(2.0), service.gamma(2.0)])
 @pytest.mark.parametrize("k", [1, 3])
 def test_arrivals_equal_a_simulation_event_by_event(law, k):
     means = np.random.default_rng(1).uniform(0.1, 3.0, (5, k))
@@ -137,7 +137,7 @@ def test_blocks_of_draws_leave_no_seam():
         assert stats.kstest(services / mean, "expon").pvalue > P
 
 
-@pytest.mark.parametrize("name", ["constant", "exponential", "lognormal"])
+@pytest.mark.parametrize("name", ["constant", "exponential", "lognormal", "gamma"])
 def test_arrivals_are_proportional_to_speed(cluster, name):
     speeds, steps = np.array([1.0, 2.0, 5.0, 0.5]), 100_000
     values = cluster(nodes=4, service=name, speeds=tuple(speeds), variation=0.8)
@@ -169,6 +169,26 @@ def test_lognormal_has_unit_mean_and_the_coefficient_of_variation(variation):
     if variation:
         z = (np.log(draws) - np.log(draws).mean()) / np.log(draws).std()
         assert stats.kstest(z[:50_000], "norm").pvalue > P
+
+
+@pytest.mark.parametrize("variation", [0.3, 1.0, 3.0])
+def test_gamma_has_unit_mean_and_the_coefficient_of_variation(variation):
+    draws = service.gamma(variation)(np.random.default_rng(0), (1_000_000,))
+    # The mean of a million is right to 0.3 %; the kurtosis is 3 + 6 cv^2, so their cv to 0.4 %.
+    assert draws.mean() == pytest.approx(1, rel=0.012)
+    assert draws.std() == pytest.approx(variation, rel=0.015)
+    assert stats.kstest(draws[:50_000], "gamma", (variation**-2, 0, variation**2)).pvalue > P
+
+
+def test_gamma_between_its_limits():
+    """1 is exponential, n^-1/2 the mean of n such, 0 constant; no draw is 0 or infinite."""
+    rng = np.random.default_rng(0)
+    assert stats.kstest(service.gamma(1.0)(rng, (50_000,)), "expon").pvalue > P
+    means = service.exponential()(rng, (50_000, 9)).mean(axis=1)
+    assert stats.ks_2samp(service.gamma(1 / 3)(rng, (50_000,)), means).pvalue > P
+    np.testing.assert_array_equal(service.gamma(0.0)(rng, (2, 3)), np.ones((2, 3)))
+    wild = service.gamma(30.0)(rng, (10_000,))
+    assert wild.min() > 0 and np.isfinite(wild).all()
 
 
 def test_exponential_services_are_exponential():

@@ -155,7 +155,7 @@ def test_a_loss_more_lengthens_the_timeline_and_changes_nothing_before(data):
     assert np.all(np.diff(whole.seconds, prepend=0) > 0)
 
 
-LAWS = ["constant", "exponential", "lognormal"]
+LAWS = ["constant", "exponential", "lognormal", "gamma"]
 
 
 @settings(deadline=None, max_examples=100)

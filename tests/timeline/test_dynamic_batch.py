@@ -235,7 +235,7 @@ def test_communication_does_not_count_as_speed(run):
     np.testing.assert_array_equal(slow.control["shares"], fast.control["shares"])
 
 
-@pytest.mark.parametrize("service", ["constant", "exponential", "lognormal"])
+@pytest.mark.parametrize("service", ["constant", "exponential", "lognormal", "gamma"])
 def test_every_step_divides_the_batch_and_takes_time(run, service):
     made, _ = run(12, 5, service=service, variation=0.8, disturbance_probability=0.3)
     taken = made.control["shares"]

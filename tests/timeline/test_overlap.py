@@ -11,7 +11,7 @@ from research.timeline.daso import daso, synchronous
 from research.timeline.dynamic_batch import dynamic_batch
 from research.timeline.service import with_exchange
 
-LAWS = ("constant", "exponential", "lognormal")
+LAWS = ("constant", "exponential", "lognormal", "gamma")
 STEPS, PER_EPOCH, BATCH, BYTES = 60, 15, 8, 1000
 positive = st.floats(1e-3, 1e3)
 fractions = st.floats(0, 1)

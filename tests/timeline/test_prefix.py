@@ -15,7 +15,7 @@ from research.config import default
 EPOCH, BATCH, WORKERS = 7, 24, 4
 GROUPS = {"strategy.name": "asynchronous", "strategy.groups": 4}
 NODES = {"cluster.nodes": 2, "cluster.devices_per_node": 2}
-LAWS = ("constant", "exponential", "lognormal")
+LAWS = ("constant", "exponential", "lognormal", "gamma")
 DRAWN = {
     **{f"sync, {law}": {"cluster.service": law} for law in LAWS},
     **{f"groups, {law}": {**GROUPS, "cluster.service": law} for law in LAWS},

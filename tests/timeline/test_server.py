@@ -70,7 +70,7 @@ def test_a_longer_run_begins_with_the_shorter():
     assert not np.array_equal(other.seconds, short.seconds)
 
 
-LAWS = {"constant": 0.0, "exponential": 1.0, "lognormal": 0.4}
+LAWS = {"constant": 0.0, "exponential": 1.0, "lognormal": 0.4, "gamma": 0.4}
 
 
 @given(

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from research.config import default
 from research.timeline import make
 from research.timeline.base import from_arrivals
+from research.timeline.service import DRAWN
 
 
 @st.composite
@@ -17,7 +18,7 @@ def clusters(draw):
     cluster.update(
         nodes=groups,
         devices_per_node=k,
-        service=draw(st.sampled_from(["constant", "exponential", "lognormal", "geometric"])),
+        service=draw(st.sampled_from((*DRAWN, "geometric"))),
         variation=draw(st.floats(0, 3)),
         speeds=draw(
             st.just(())

@@ -16,6 +16,7 @@ LAWS = {
     "constant": service.constant(),
     "exponential": service.exponential(),
     "lognormal": service.lognormal(1.5),
+    "gamma": service.gamma(1.5),
 }
 drawn = given(
     st.sampled_from(list(LAWS)),

@@ -28,7 +28,7 @@ def test_limits(found, batch, limit):
     np.testing.assert_allclose(half, (whole - 1) / 2, rtol=1e-6)
 
 
-@pytest.mark.parametrize("service", ["constant", "exponential", "lognormal"])
+@pytest.mark.parametrize("service", ["constant", "exponential", "lognormal", "gamma"])
 def test_more_groups_allow_smaller_steps(config, service):
     cluster = config({"cluster.nodes": 16, "cluster.service": service})
     limits = [stability(cluster, groups) for groups in (1, 2, 4, 16)]

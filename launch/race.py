@@ -1,0 +1,101 @@
+"""A real race: `python -m launch.race --config=configs/quickstart.py --workdir=DIR`.
+
+The compute groups of `config.strategy.groups` are workers that compute at their own pace, actors
+of Ray (pip install 'optdyn[ray]'), and this process is the server that applies each gradient as it
+arrives. The workdir, the log and the report are those of `launch.train`; the seconds are real.
+`trace.csv` there has who arrived when, with which version. The simulator replays it:
+
+    python -m launch.train --config=... --workdir=DIR2 --config.cluster.service=trace
+        --config.cluster.trace=DIR/trace.csv
+
+A worker that dies is replaced. A server that dies is started again from its last checkpoint
+(config.checkpoint_every). Ctrl-C saves, and the same command goes on.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from absl import flags
+from ml_collections import ConfigDict
+
+SERVER = "OPTDYN_RACE_SERVER"  # set in the process that is the server
+DEATHS = 3  # one after the other without a new checkpoint, after which it is given up
+
+
+def served(config: ConfigDict, workdir: Path) -> int:
+    """The server, in a process of its own."""
+    import json
+    from functools import partial
+
+    from launch import app
+    from research.racing.on_ray import ray_workers
+    from research.racing.race import race
+
+    app.one_run(config)
+    config.cluster.service = "race"
+    given = flags.FLAGS.address, flags.FLAGS.gpus_per_worker
+    summary = race(config, workdir, partial(ray_workers, address=given[0], gpus=given[1]))
+    figures = {k: v for k, v in summary.items() if isinstance(v, (int, float, str))}
+    print(json.dumps(figures, indent=2))
+    return app.exit_code(summary)
+
+
+def define() -> None:
+    """The flags of this command besides those of all (`app.run`)."""
+    flags.DEFINE_string("address", "", "Ray cluster, or 'auto'; by default one on this machine.")
+    flags.DEFINE_float("gpus_per_worker", 0.0, "GPUs of each worker, 0.5 for two on one.")
+
+
+def supervised(arguments: list[str], workdir: str) -> int:
+    """Runs the server, and anew from its last checkpoint if it is killed; its exit code."""
+    from launch.local import bound_to_parent
+
+    command = [sys.executable, "-m", "launch.race", *arguments]
+    deaths, saved = 0, -1
+    while True:
+        process: subprocess.Popen[bytes] = subprocess.Popen(
+            command,
+            env={**os.environ, SERVER: "1"},
+            start_new_session=True,  # signals come through this process, once
+            preexec_fn=bound_to_parent(),
+        )
+        _pass_on_to(process)
+        code = process.wait()
+        if code >= 0 or -code in (signal.SIGINT, signal.SIGTERM):
+            return code if code >= 0 else 128 - code
+        found = _saved(workdir)
+        deaths, saved = (1 if found > saved else deaths + 1), found
+        how = f"the server was ended by signal {-code}"
+        if deaths == DEATHS:
+            print(f"error: {how}, {deaths} times at {found:,} saved updates", file=sys.stderr)
+            return 128 - code
+        print(f"{how}; it starts again where it was saved", file=sys.stderr, flush=True)
+
+
+def _pass_on_to(process: subprocess.Popen[bytes]) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, frame: process.send_signal(number))
+
+
+def _saved(workdir: str) -> int:
+    """The last checkpoint's updates, 0 where there is none."""
+    steps = (path.parent.name for path in Path(workdir).glob("checkpoints/*/crc32.json"))
+    return max((int(step) for step in steps if step.isdecimal()), default=0)
+
+
+def main() -> None:
+    if os.environ.get(SERVER):
+        from launch import app
+
+        define()
+        app.run(served)
+    else:
+        named = [a.partition("=")[2] for a in sys.argv if a.startswith("--workdir=")]
+        sys.exit(supervised(sys.argv[1:], (named or [""])[-1]))
+
+
+if __name__ == "__main__":
+    main()

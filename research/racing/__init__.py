@@ -1,0 +1,1 @@
+"""Real asynchrony: workers that race, and the server that applies the strategy's own update."""

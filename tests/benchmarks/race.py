@@ -1,0 +1,175 @@
+"""Real races on this machine: `python -m tests.benchmarks.race [--only=replay,overhead,kills]`.
+
+    replay      4 workers race for 2,000 updates, an MLP and LeNet-5; the parameters of the replay
+                over the race's, by the same two programs and by the simulator's one
+    overhead    seconds an update of a race with one worker over those of `launch.train`
+    kills       one race in which 20 workers and 5 servers are killed at random times
+
+Differences are the largest of a parameter, over the largest parameter. XLA sums in an order that
+depends on its threads, so this process takes as many as a worker has, and the simulator's takes all
+that there are. Needs the extra `ray`.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pandas as pd
+from ml_collections import ConfigDict
+
+from configs import quickstart
+from research.outputs.files import rows
+from research.outputs.workdir import parameters
+from research.racing.race import race, replaying
+from tests.benchmarks.record import publish
+from tests.racing.test_ray import servers, step, workers
+
+STEPS, EARLY, GROUPS = 2000, 200, 4
+MODELS: dict[str, dict[str, Any]] = {
+    "mlp": {},
+    "cnn": {"model.name": "cnn", "optimizer.learning_rate": 0.05},
+}
+OVERHEAD = {"model.hidden": (128, 128), "steps": 400, "log_every": 100, "checkpoint_every": 400}
+ROUNDS = 5
+
+
+def config_of(groups: int, steps: int, values: dict[str, Any]) -> ConfigDict:
+    config = quickstart.get_config()
+    shared = {"strategy.name": "asynchronous", "strategy.groups": groups, "cluster.nodes": groups}
+    config.update_from_flattened_dict({**shared, "steps": steps, **values})
+    return config
+
+
+def started(module: str, workdir: Path, groups: int, steps: int, values: dict[str, Any]) -> Any:
+    """The command for what `config_of` says, started."""
+    given = {"strategy.name": "asynchronous", "strategy.groups": groups, "cluster.nodes": groups}
+    keys = (f"--config.{key}={value}" for key, value in {**given, "steps": steps, **values}.items())
+    line = [sys.executable, "-m", module, "--config=configs/quickstart.py", f"--workdir={workdir}"]
+    quiet, env = subprocess.DEVNULL, {k: v for k, v in os.environ.items() if k != "NPROC"}
+    return subprocess.Popen([*line, *keys], env=env, stdout=quiet, stderr=quiet)
+
+
+def ended(process: Any) -> None:
+    if process.wait():
+        raise RuntimeError(f"{' '.join(process.args)} ended with {process.returncode}")
+
+
+def difference(one: Path, other: Path) -> float:
+    a, b = (
+        np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(parameters(path)[1])])
+        for path in (one, other)
+    )
+    return float(np.abs(a - b).max() / np.abs(a).max())
+
+
+def replay(folder: Path) -> list[dict[str, Any]]:
+    """One row a model and length."""
+    found = []
+    for model, values in MODELS.items():
+        raced = folder / model
+        ended(started("launch.race", raced, GROUPS, STEPS, values))
+        order = pd.read_csv(raced / "trace.csv")["worker"].tolist()
+        source = {"cluster.service": "trace", "cluster.trace": str(raced / "trace.csv")}
+        for steps in (EARLY, STEPS):
+            halves, whole = raced / f"halves{steps}", raced / f"whole{steps}"
+            again = config_of(GROUPS, steps, {**values, "cluster.service": "race"})
+            race(again, halves, replaying(order))
+            ended(started("launch.train", whole, GROUPS, steps, {**values, **source}))
+            about: dict[str, Any] = {"model": model, "updates": steps}
+            about["replay by the simulator"] = f"{difference(halves, whole):.1e}"
+            if steps == STEPS:
+                about["replay by the same programs"] = f"{difference(raced, halves):.1e}"
+            found.append(about)
+    return found
+
+
+def overhead(folder: Path, batch: int) -> list[dict[str, Any]]:
+    """Seconds an update after the first log point, evaluation included in both; runs in turn."""
+    seconds: dict[str, list[float]] = {"launch.train": [], "launch.race": []}
+    values = {**OVERHEAD, "batch_size": batch}
+    for i in range(ROUNDS):
+        for module, every in seconds.items():
+            workdir = folder / f"{module}{i}"
+            ended(started(module, workdir, 1, OVERHEAD["steps"], values))
+            log = rows(workdir / "metrics.jsonl")
+            done = log[-1]["step"] - log[1]["step"]
+            every.append((log[-1]["wall_seconds"] - log[1]["wall_seconds"]) / done)
+    simulated, real = (np.array(each) for each in seconds.values())
+    ratios = real / simulated
+    return [
+        {
+            "batch": batch,
+            "ms, launch.train": 1000 * float(np.median(simulated)),
+            "ms, launch.race": 1000 * float(np.median(real)),
+            "ratio": float(np.median(ratios)),
+            "from": float(ratios.min()),
+            "to": float(ratios.max()),
+            "wanted": "at most 1.3",
+        }
+    ]
+
+
+def kills(folder: Path, of_workers: int = 20, of_servers: int = 5) -> list[dict[str, Any]]:
+    """One row: how many were killed, and that each update is there once."""
+    rng, workdir, steps = random.Random(0), folder / "kills", 20_000
+    process = started("launch.race", workdir, GROUPS, steps, {"checkpoint_every": 100})
+    done = {"workers": 0, "servers": 0}
+    for kind in rng.sample([workers] * of_workers + [servers] * of_servers, 25):
+        while len(workers(process.pid)) < GROUPS or not step(workdir):
+            time.sleep(0.1)
+            if process.poll() is not None:
+                raise RuntimeError("it ended before all were killed")
+        time.sleep(rng.uniform(0, 3))
+        if victims := kind(process.pid):
+            os.kill(rng.choice(victims), signal.SIGKILL)
+            done[kind.__name__] += 1
+        if kind is servers:
+            time.sleep(1)
+    ended(process)
+    trace = pd.read_csv(workdir / "trace.csv")
+    again = config_of(GROUPS, steps, {"checkpoint_every": 100, "cluster.service": "race"})
+    halves = folder / "again"
+    race(again, halves, replaying(trace["worker"]))
+    batches = trace["control.batch"]
+    return [
+        {
+            **done,
+            "updates": len(trace),
+            "wanted": steps,
+            "batches used twice": int(batches.duplicated().sum()),
+            "batches left out": int(batches.max()) + 1 - len(batches),
+            "race and replay": difference(workdir, halves),
+            "status": json.loads((workdir / "summary.json").read_text())["status"],
+        }
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="replay,overhead,kills")
+    parser.add_argument("--batch", type=int, default=2500, help="of the overhead's gradient")
+    parser.add_argument("--out", type=Path, default=Path("tests/benchmarks/records"))
+    given = parser.parse_args()
+    os.environ["NPROC"] = str(max((os.cpu_count() or 1) // GROUPS, 1))
+    parts = {
+        "replay": replay,
+        "overhead": lambda folder: overhead(folder, given.batch),
+        "kills": kills,
+    }
+    for name in given.only.split(","):
+        with tempfile.TemporaryDirectory(prefix="optdyn-race-") as folder:
+            publish(pd.DataFrame(parts[name](Path(folder))), given.out / f"race_{name}.json")
+
+
+if __name__ == "__main__":
+    main()
