@@ -5,7 +5,7 @@ after P - 1 turns has one part whole, which goes round likewise: 2 (P - 1) / P o
 by each, and all have the same bits.
 
 Why sockets of our own: XLA's all-reduce on the CPU blocks the program beside it, from a second
-thread too (two processes over a link of 50 Mb/s: 0.96 to 1.01 times the sum of both). MPI would
+thread too (two processes over a link of 50 Mb/s: 0.91 to 1.18 times the sum of both). MPI would
 have to start the processes, and makes progress only while it is called. Ray is 259 MB.
 """
 
