@@ -116,7 +116,8 @@ def default() -> ConfigDict:
     config.cluster.disturbance_epochs = (4, 20)  # least and most epochs that it lasts
 
     config.parallel = ConfigDict()
-    config.parallel.api = ""  # 'jit', 'shard_map', 'pmap': real devices; '': one, others simulated
+    # 'jit', 'shard_map', 'pmap', 'overlap': real devices; '': one, others simulated
+    config.parallel.api = ""
     config.parallel.devices = 0  # sync: how many; 0: all
     config.parallel.accumulation = 1  # sync: parts of a device's batch, one after the other
     config.parallel.shard_optimizer = False  # sync, jit: optimizer state split over the devices

@@ -8,6 +8,7 @@ from jax.sharding import PartitionSpec as P
 from research import strategies
 from research.parallel import layout
 from research.parallel.layout import Advance, Layout
+from research.parallel.overlap import overlap
 from research.parallel.simulated import one_node, over_nodes, over_workers
 from research.parallel.worker_seconds import measure
 from research.problem import Problem
@@ -57,6 +58,10 @@ def make(
         return simulated, layout.jit(advance, mesh, static["shard_optimizer"], bool(methods.mix))
     # A mean over one device would not be free: XLA copies all gradients through it.
     device = strategy("data" if devices > 1 or methods.sums else None, real=True)
+    apart = device.apart
+    if api == "overlap":
+        assert apart
+        device = Strategy(device.init, apart.update)
     if methods.sums and devices == 1:
         device = over_workers(device, 1)
     if methods.mix:
@@ -64,6 +69,8 @@ def make(
     if api == "pmap":
         one, several = ("node", True) if methods.mix else ("data", False)
         return simulated, layout.pmap(loop(device), one, mesh.size, several, streamed)
+    if apart and api == "overlap":
+        return simulated, overlap(loop(device), apart, mesh, streamed)
     state = P("node") if methods.mix else P()
     laid = layout.shard_map(loop(device), mesh, state, P(None, axes), streamed)
     if methods.gradient and methods.gradient.timed and not methods.mix:

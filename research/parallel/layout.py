@@ -1,9 +1,10 @@
-"""Real devices: one loop over events, laid over a mesh in one of three idioms.
+"""Real devices: one loop over events, laid over a mesh in one of several idioms.
 
     jit         arrays carry their sharding and XLA places the collectives (today's pjit); examples
                 are whole on every device, since XLA's gather may read any of them
     shard_map   each device runs the loop on its part; collectives are written over axis names
     pmap        the same, with a leading axis of devices on every array
+    overlap     the loop is cut where nodes exchange, which the hosts do meanwhile (`overlap.py`)
 
 Each takes the loop `advance(state, examples, events, indices, n) -> (state, losses)` and lays it
 over devices; the loop itself is the same function everywhere.
@@ -22,7 +23,7 @@ from jax.sharding import PartitionSpec as P
 
 from research.values import InputError
 
-APIS = ("jit", "shard_map", "pmap")
+APIS = ("jit", "shard_map", "pmap", "overlap")
 Advance = Callable[..., tuple[Any, Any]]
 
 
@@ -102,16 +103,15 @@ def jit(advance: Advance, mesh: Mesh, shard_optimizer: bool = False, nodes: bool
     compiled = jax.jit(laid, donate_argnums=0)
 
     def run(state: Any, examples: Any, events: Any, indices: Any, n: Any) -> tuple[Any, Any]:
-        state, losses = compiled(
-            state, examples, _put(events, whole), _put(indices, split), _put(np.int32(n), whole)
-        )
-        return state, _get(losses)
+        inputs = spread(events, whole), spread(indices, split), spread(np.int32(n), whole)
+        state, losses = compiled(state, examples, *inputs)
+        return state, gathered(losses)
 
     return Layout(
         run,
         lambda state: jax.tree.map(_put_leaf, state, shardings(state)),
-        lambda examples: _put(examples, whole),
-        _get,
+        lambda examples: spread(examples, whole),
+        gathered,
     )
 
 
@@ -129,25 +129,31 @@ def shard_map(advance: Advance, mesh: Mesh, state: P, indices: P, streamed: bool
     specs = (state, P(mesh.axis_names) if streamed else P(), P(), indices, P())
     mapped = jax.shard_map(laid, mesh=mesh, in_specs=specs, out_specs=(state, P()), check_vma=False)
     compiled = jax.jit(mapped, donate_argnums=0)
-    put = [lambda tree, spec=spec: _put(tree, NamedSharding(mesh, spec)) for spec in specs]
+    put = [lambda tree, spec=spec: spread(tree, NamedSharding(mesh, spec)) for spec in specs]
 
     def run(state: Any, examples: Any, events: Any, indices: Any, n: Any) -> tuple[Any, Any]:
         inputs = put[2](events), put[3](indices), put[4](np.int32(n))
         state, losses = compiled(state, examples, *inputs)
-        return state, _get(losses)
+        return state, gathered(losses)
+
+    laid_out = Layout(run, put[0], put[1], gathered)
+    return with_rows(laid_out, mesh) if streamed else laid_out
+
+
+def with_rows(layout: Layout, mesh: Mesh) -> Layout:
+    """The same, whose devices hold streamed examples of their own."""
 
     def put_rows(of: Callable[[int], Any]) -> Any:
         def joined(*own: jax.Array) -> jax.Array:
             shape = (mesh.size * len(own[0]), *own[0].shape[1:])
             return jax.make_array_from_single_device_arrays(shape, split, list(own))
 
-        split = NamedSharding(mesh, specs[1])
+        split = NamedSharding(mesh, P(mesh.axis_names))
         every = enumerate(mesh.devices.flat)
         own = [jax.device_put(of(i), d) for i, d in every if d in mesh.local_devices]
         return jax.tree.map(joined, *own)
 
-    laid_out = Layout(run, put[0], put[1], _get)
-    return laid_out._replace(put_rows=put_rows, devices=mesh.size) if streamed else laid_out
+    return layout._replace(put_rows=put_rows, devices=mesh.size)
 
 
 def pmap(
@@ -198,14 +204,15 @@ def pmap(
     def get(state: Any) -> Any:
         if not nodes:
             return jax.tree.map(first, state)
-        gathered = multihost_utils.process_allgather(state) if jax.process_count() > 1 else state
-        return jax.tree.map(lambda leaf: np.asarray(leaf).reshape(-1, *leaf.shape[2:]), gathered)
+        every = multihost_utils.process_allgather(state) if jax.process_count() > 1 else state
+        return jax.tree.map(lambda leaf: np.asarray(leaf).reshape(-1, *leaf.shape[2:]), every)
 
     laid_out = Layout(run, put_state, put, get)
     return laid_out._replace(put_rows=put_rows, devices=devices) if streamed else laid_out
 
 
-def _put(tree: Any, sharding: NamedSharding) -> Any:
+def spread(tree: Any, sharding: NamedSharding) -> Any:
+    """Global arrays of what every process holds whole."""
     return jax.tree.map(lambda leaf: _put_leaf(leaf, sharding), tree)
 
 
@@ -215,7 +222,9 @@ def _put_leaf(leaf: Any, sharding: NamedSharding) -> jax.Array:
     return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
 
 
-def _get(tree: Any) -> Any:
+def gathered(tree: Any) -> Any:
+    """Global arrays whole, on every process."""
+
     def whole(leaf: jax.Array) -> np.ndarray:
         if leaf.is_fully_replicated:
             return np.asarray(leaf.addressable_data(0))

@@ -8,6 +8,7 @@ MPI and TPU pods say the same in variables of their own, which JAX reads.
 import contextlib
 import os
 import signal
+import socket
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
@@ -45,6 +46,20 @@ def initialize() -> None:
                 f"this is one of several processes, but JAX cannot find the others ({error}); "
                 "set OPTDYN_COORDINATOR, OPTDYN_PROCESSES and OPTDYN_PROCESS"
             ) from error
+
+
+def own_address(environ: Mapping[str, str]) -> str:
+    """Where this machine is reached by the other processes: from its side of the coordinator's.
+
+    Else its name: only `described` jobs say where their coordinator is.
+    """
+    if "OPTDYN_COORDINATOR" not in environ:
+        return socket.gethostname()
+    host, _, port = environ["OPTDYN_COORDINATOR"].rpartition(":")
+    family, kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)  # of datagrams: nothing is sent
+        return str(probe.getsockname()[0])
 
 
 def is_writer() -> bool:

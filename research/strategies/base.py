@@ -40,11 +40,26 @@ class Event(NamedTuple):
     staleness: Any = None  # int32, updates between the read and the arrival; or a dict by block
 
 
+class Apart(NamedTuple):
+    """The step of a node, cut where nodes exchange: for a host that carries the messages itself.
+
+    A step is `update`, then of every fragment that is sent `message`, of every one that is received
+    `landed`, given the sum of its messages over the nodes, and `merge`. No piece asks other nodes.
+    """
+
+    update: Callable[[State, Event, Batch], tuple[State, Info]]
+    message: Callable[..., jax.Array]  # (state, fragment, blocking) -> (numbers,)
+    landed: Callable[..., State]  # (state, fragment, total), the sum of what was sent last
+    merge: Callable[[State, Event], State]  # of what landed last
+    fragments: int
+
+
 class Strategy(NamedTuple):
     """`init(params) -> state`; `step(state, event, batch) -> (state, info)`."""
 
     init: Callable[[Params], State]
     step: Callable[[State, Event, Batch], tuple[State, Info]]
+    apart: Apart | None = None  # the same step in pieces, where it can be cut
 
 
 # The batch's loss and its gradient, means over the examples: devices average what they have.

@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 
 from research.strategies import nodes
 from research.strategies.base import Strategy
+from research.strategies.messages import Messages
 from research.strategies.method import Chosen, Keys, Method, Setting
 from research.strategies.outer import outer
 from research.timeline import daso as phases
@@ -32,9 +33,7 @@ def daso(inner: Strategy, keys: Keys, senders: str | None = None) -> Strategy:
     return outer(
         inner,
         lambda waited: (2 * waited, 1),
-        transfer_dtype=keys["transfer_dtype"] or None,
-        blocking_dtype=keys["blocking_dtype"] or None,
-        senders=senders,
+        messages=Messages(keys["transfer_dtype"], keys["blocking_dtype"], senders=senders),
     )
 
 
@@ -98,6 +97,7 @@ METHOD = Method(
     laws=(*DRAWN, "trace"),
     cluster=("overlap", "speeds", "latencies", "bandwidths"),
     info=("sent_bytes",),
+    kept_inside=lambda keys: "",
     follows=lambda config: config.cluster.service != "trace",
     values=values,
     check=check,

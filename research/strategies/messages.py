@@ -1,4 +1,8 @@
-"""What a node's device can ask of all nodes, and what a compression of their messages is."""
+"""What a node's device can ask of all nodes, and what nodes send that meet now and then.
+
+With a compression C (`compression.py`) a node sends M = C(x - theta + e), so that x(sent) is
+theta + M, and keeps what it left out, e <- x - theta + e - M, for its next message.
+"""
 
 from collections.abc import Callable, Container
 from functools import partial
@@ -9,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.flatten_util import ravel_pytree
 
-from research.strategies.base import Event
+from research.strategies.base import Event, Params
 
 Tree = Any
 
@@ -32,6 +36,69 @@ class Compression(NamedTuple):
     apply: Callable[[Nodes, Tree, Any], tuple[Tree, Tree, Any]]
     messages: Callable[[Tree], tuple[int, ...]]  # bytes a node sends, one after the other
     gathered: bool = False  # every node's message goes to all others; else they are added up
+
+
+class Messages(NamedTuple):
+    """How parameters travel: in which types, or compressed, and from which of a node's devices.
+
+    A node sends its message once: each of its real devices, those of the axis `senders`, sends its
+    own part of it and gets the rest from the others.
+    """
+
+    dtype: str = ""  # of messages and their sums; '': that of the parameters
+    blocking: str = ""  # of those that nobody computes behind; '': as all others
+    compression: Compression | None = None  # whose messages are in types of their own
+    senders: str | None = None
+
+    def travelling(self, x: Params, blocking: bool = False) -> Params:
+        """x as it is sent."""
+        dtype = (self.blocking if blocking else "") or self.dtype
+        return jax.tree.map(lambda leaf: leaf.astype(dtype or leaf.dtype), x)
+
+    def kept(self, x: Params) -> Any:
+        """What no message of x has said yet: of a compression e and its state."""
+        if not self.compression:
+            return ()
+        return jax.tree.map(jnp.zeros_like, x), self.compression.init(x)
+
+    def size(self, x: Params, blocking: jax.Array) -> jax.Array:
+        """Bytes of a message of x, float32."""
+        if self.compression:
+            return jnp.float32(sum(self.compression.messages(x)))
+        short, usual = (
+            size(jax.eval_shape(partial(self.travelling, blocking=now), x)) for now in (True, False)
+        )
+        return jnp.where(blocking, short, usual)
+
+    def total(self, x: Params, theta: Any, kept: Any, blocking: jax.Array) -> tuple[Params, Any]:
+        """The sum over the nodes of what each has sent, x or theta + M, and what is `kept` then."""
+        over = over_nodes(self.senders)
+
+        def usual(x: Params) -> Params:
+            return over.sums(self.travelling(x))
+
+        def short(x: Params) -> Params:
+            now = over.sums(self.travelling(x, blocking=True))
+            return jax.tree.map(lambda now, leaf: now.astype(leaf.dtype), now, self.travelling(x))
+
+        if self.compression:
+            return self._compressed(over, self.compression, x, theta, kept)
+        return (lax.cond(blocking, short, usual, x) if self.blocking else usual(x)), kept
+
+    def _compressed(
+        self, over: Nodes, compression: Compression, x: Params, theta: Any, kept: Any
+    ) -> tuple[Params, Any]:
+        (center, _), (error, state) = theta, kept
+        whole = jax.tree.map(lambda x, center, error: x - center + error, x, center, error)
+        mean, own, state = compression.apply(over, whole, state)
+        error = jax.tree.map(jnp.subtract, whole, own)
+        nodes = lax.axis_size("node")
+        return jax.tree.map(lambda c, m: nodes * (c + m), center, mean), (error, state)
+
+
+def size(tree: Tree) -> jax.Array:
+    """Bytes of the arrays, float32."""
+    return jnp.float32(sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)))
 
 
 def own_event(event: Event, shared: Container[str]) -> Event:

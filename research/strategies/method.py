@@ -99,6 +99,8 @@ class Method(NamedTuple):
     info: tuple[str, ...] = ()  # what its updates say of themselves, which the log sums up
     probe: Callable[[Problem, Keys], Any] = lambda problem, keys: None  # (params, train, test)
     layout: Callable[..., Any] | None = None  # on real devices, if not like all others
+    # Why the exchange of its nodes cannot leave the compiled loop; "" if it can.
+    kept_inside: Callable[[Keys], str] = lambda keys: "exchanges otherwise than by sums"
     timed: Callable[[Problem, Keys], Any] | None = None  # a worker's part alone, to be timed
 
 
@@ -273,6 +275,11 @@ def refused(config: Any) -> str:
         return "gives every worker a loop of its own length, which 'jit' has not"
     if api != "shard_map" and methods.stages and nodes > 1:
         return "runs unlike programs on its stages, which only 'shard_map' can"
+    if api == "overlap":
+        if not methods.mix:
+            return "has no nodes that train by themselves while they exchange"
+        if why := methods.mix.kept_inside(methods.keys(config.strategy)):
+            return f"{why}, which cannot leave the compiled loop; 'shard_map' keeps it there"
     if api == "pmap" and methods.mix and devices > 1:
         return "is laid over nodes and their devices, and 'pmap' has one axis only"
     return ""

@@ -19,6 +19,7 @@ from ml_collections import ConfigDict
 from research.strategies import compression
 from research.strategies.base import Strategy
 from research.strategies.meetings import clock
+from research.strategies.messages import Messages
 from research.strategies.method import Keys, Method
 from research.strategies.nodes import check
 from research.strategies.outer import INNER_STATES, outer
@@ -44,10 +45,9 @@ def averaging(
         inner,
         lambda waited: (a * lax.axis_size("node"), 1 - a),
         optimizer,
-        senders=senders,
+        Messages(compression=compression.make(keys), senders=senders),
         fragments=keys["fragments"],
         inner_state=keys["inner_state"],
-        compression=compression.make(keys),
         numbers=numbers,
     )
 
@@ -77,6 +77,15 @@ def values(config: ConfigDict) -> None:
         )
 
 
+def kept_inside(keys: Keys) -> str:
+    """Of what takes more of the nodes than one sum of messages."""
+    if keys["compression"]:
+        return f"compresses its messages (config.strategy.compression = {keys['compression']!r})"
+    if keys["inner_state"] == "averaged":
+        return "averages its optimizers' states too (config.strategy.inner_state = 'averaged')"
+    return ""
+
+
 METHOD = Method(
     keys={
         "period": 8,  # H, updates from one average of a fragment to the next
@@ -102,6 +111,7 @@ METHOD = Method(
     laws=DRAWN,
     cluster=("overlap", "speeds", "latencies", "bandwidths"),
     info=("sent_bytes",),
+    kept_inside=kept_inside,
     values=values,
     check=check,
 )

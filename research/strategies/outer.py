@@ -7,15 +7,16 @@
 The mixing is w / (w + v P): it is 0 where nodes take over theta, and 1 where they ignore it. In
 between every node makes updates by itself, by any strategy.
 
-With a compression C (`compression.py`) a node sends M = C(x - theta + e), so that x(sent) is
-theta + M, and keeps what it left out, e <- x - theta + e - M, for its next message.
-
 As in streaming DiLoCo (arXiv 2501.18512) the rule holds for every fragment of the parameters by
 itself. Each has an outer optimizer of its own and may have its own times of meeting. At most one
 message of a fragment is in flight. Nodes exchange nothing of a fragment that is not sent.
+
+A step is three pieces, one after the other: `update`, the node by itself; `exchange`, the sum of
+what the nodes send; `merge`, what a receipt does. Only the second hears of other nodes (and, where
+the states of the nodes' optimizers are averaged, the third).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,10 +24,11 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
+from jax.flatten_util import ravel_pytree
 
-from research.strategies.base import Batch, Event, Info, Params, Strategy
+from research.strategies.base import Apart, Batch, Event, Info, Params, Strategy
 from research.strategies.fragments import cut, join
-from research.strategies.messages import Compression, over_nodes, own_event
+from research.strategies.messages import Messages, over_nodes, own_event, size
 
 Weights = Callable[[jax.Array], tuple[Any, Any]]
 
@@ -49,12 +51,9 @@ def outer(
     inner: Strategy,
     weights: Weights,
     optimizer: optax.GradientTransformation | None = None,
-    transfer_dtype: str | None = None,
-    blocking_dtype: str | None = None,
-    senders: str | None = None,
+    messages: Messages | None = None,
     fragments: int = 1,
     inner_state: str = "kept",
-    compression: Compression | None = None,
     numbers: Sequence[str] = (),
 ) -> Strategy:
     """The rule of one device over the axis `node`, around the strategy that a node does by itself.
@@ -68,106 +67,74 @@ def outer(
 
     Where a node receives, the state of its inner optimizer is `kept`, `averaged` over the nodes
     (numbers that are no floats, such as counts, are the same in all) or `reset`.
-
-    Messages and their sums are of `transfer_dtype`, by default of the type of the parameters, and
-    those that nobody computes behind (`waited` = 0) of `blocking_dtype`; those of a `compression`
-    are its own. A node sends its message once: each of its real devices, those of the axis
-    `senders`, sends its own part of it and gets the rest from the others.
     """
-    over = over_nodes(senders)
-    if compression and not optimizer:  # theta is what messages are differences from
+    messages = messages or Messages()
+    if messages.compression and not optimizer:  # theta is what messages are differences from
         optimizer = optax.sgd(1.0)
     rule = optax.with_extra_args_support(optimizer) if optimizer else None
 
+    def parts(tree: Params) -> tuple[Params, ...]:
+        return cut(tree, fragments)
+
     def init(params: Params) -> State:
-        nothing = jax.tree.map(lambda leaf: jnp.zeros_like(travelling(leaf)), params)
-        theta = tuple((x, rule.init(x)) if rule else () for x in cut(params, fragments))
-        errors = tuple(
-            (jax.tree.map(jnp.zeros_like, x), compression.init(x)) if compression else ()
-            for x in cut(params, fragments)
-        )
-        return State(inner.init(params), nothing, theta, errors)
+        nothing = jax.tree.map(jnp.zeros_like, messages.travelling(params))
+        theta = tuple((x, rule.init(x)) if rule else () for x in parts(params))
+        return State(inner.init(params), nothing, theta, tuple(map(messages.kept, parts(params))))
+
+    def turns(event: Event) -> tuple[jax.Array, ...]:
+        """Of every fragment `send`, `receive` and `waited`."""
+        control = event.control or {}
+        return tuple(jnp.broadcast_to(control[name], fragments) for name in OWN)
 
     def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
-        control = event.control or {}
-        turns = [jnp.broadcast_to(control[name], fragments) for name in OWN]
+        after, info = update(state, event, batch)
+        return merge(exchange(after, event), event, state.in_flight), info
+
+    def update(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
+        """Of the node by itself; `info` counts the bytes that it is about to send."""
         after, info = inner.step(state.inner, own_event(event, (*OWN, *numbers)), batch)
-        hyper = {**event.hyper, **{name: control[name] for name in numbers}}
-        x, in_flight = cut(after.params, fragments), cut(state.in_flight, fragments)
-        met = map(partial(meet, hyper), x, state.outer, state.errors, in_flight, *turns)
-        x, theta, errors, in_flight, sent = zip(*met, strict=True)
-        received = turns[1].any()
-        info |= {"sent_bytes": sum(sent) + info.get("sent_bytes", 0.0)}
+        send, receive, waited = turns(event)
+        blocking = receive & (waited == 0)
+        each = [messages.size(*of) for of in zip(parts(after.params), blocking, strict=True)]
+        sent = jnp.where(send, jnp.stack(each), 0.0).sum()
         if inner_state == "averaged":
-            size = _bytes(_floats(after.opt_state))
-            info["sent_bytes"] += jnp.where(received, size, 0.0)
+            sent += jnp.where(receive.any(), size(_floats(after.opt_state)), 0.0)
+        info |= {"sent_bytes": sent + info.get("sent_bytes", 0.0)}
+        return state._replace(inner=after), info
+
+    def exchange(state: State, event: Event) -> State:
+        """What was just sent is in flight, of the fragments that were."""
+        send, receive, waited = turns(event)
+
+        def of(send: jax.Array, before: Params, *own: Any) -> tuple[Params, Any]:
+            return lax.cond(send, messages.total, lambda x, theta, kept, _: (before, kept), *own)
+
+        own = parts(state.params), state.outer, state.errors, receive & (waited == 0)
+        sent = map(of, send, parts(state.in_flight), *own)
+        in_flight, errors = zip(*sent, strict=True)
+        return state._replace(in_flight=join(in_flight), errors=errors)
+
+    def merge(state: State, event: Event, before: Params) -> State:
+        """Of the fragments that are received; `before`: what was in flight before this update."""
+        _, receive, waited = turns(event)
+        hyper = {**event.hyper, **{name: (event.control or {})[name] for name in numbers}}
+
+        def of(receive: jax.Array, *own: Any) -> tuple[Params, Any]:
+            return lax.cond(receive, partial(merged, hyper), lambda x, theta, *_: (x, theta), *own)
+
+        after = state.inner
+        own = parts(after.params), state.outer, parts(before), parts(state.in_flight), waited
+        x, theta = zip(*map(of, receive, *own), strict=True)
         if inner_state != "kept":
             after = after._replace(
-                opt_state=lax.cond(received, settled, lambda after: after.opt_state, after)
+                opt_state=lax.cond(receive.any(), settled, lambda after: after.opt_state, after)
             )
-        return State(after.moved_to(join(x)), join(in_flight), theta, errors), info
-
-    def meet(
-        hyper: Mapping[str, Any],
-        x: Params,
-        theta: Any,
-        errors: Any,
-        before: Params,
-        send: jax.Array,
-        receive: jax.Array,
-        waited: jax.Array,
-    ) -> tuple[Params, Any, Any, Params, jax.Array]:
-        """One fragment: what it is, its theta, its errors, what is in flight of it, bytes sent."""
-        blocking = receive & (waited == 0)
-
-        def unsent(x: Params, theta: Any, errors: Any, *_: Any) -> tuple[Params, Any]:
-            return before, errors
-
-        in_flight, errors = lax.cond(send, total, unsent, x, theta, errors, blocking)
-        meeting = x, theta, before, in_flight, waited
-        take = partial(merged, hyper)
-        x, theta = lax.cond(receive, take, lambda x, theta, *_: (x, theta), *meeting)
-        sent = jnp.where(blocking, _bytes(in_flight, blocking_dtype), _bytes(in_flight))
-        if compression:
-            sent = jnp.float32(sum(compression.messages(x)))
-        return x, theta, errors, in_flight, jnp.where(send, sent, 0.0)
-
-    def travelling(leaf: jax.Array) -> jax.Array:
-        return leaf.astype(transfer_dtype or leaf.dtype)
-
-    def total(x: Params, theta: Any, errors: Any, blocking: jax.Array) -> tuple[Params, Any]:
-        def sums(params: Params) -> Params:
-            return over.sums(jax.tree.map(travelling, params))
-
-        def short(params: Params) -> Params:
-            messages = jax.tree.map(lambda leaf: leaf.astype(blocking_dtype), params)
-            return jax.tree.map(
-                lambda now, leaf: now.astype(travelling(leaf).dtype),
-                over.sums(messages),
-                params,
-            )
-
-        if compression:
-            return compressed(x, theta, errors)
-        return (lax.cond(blocking, short, sums, x) if blocking_dtype else sums(x)), errors
-
-    def compressed(x: Params, theta: Any, errors: Any) -> tuple[Params, Any]:
-        assert compression
-        (center, _), (error, state) = theta, errors
-        whole = jax.tree.map(lambda x, center, error: x - center + error, x, center, error)
-        mean, own, state = compression.apply(over, whole, state)
-        error = jax.tree.map(jnp.subtract, whole, own)
-        nodes = lax.axis_size("node")
-        return jax.tree.map(lambda c, m: nodes * (c + m), center, mean), (error, state)
+        return state._replace(inner=after.moved_to(join(x)), outer=theta)
 
     def merged(
-        hyper: Mapping[str, Any],
-        x: Params,
-        theta: Any,
-        before: Params,
-        now: Params,
-        waited: jax.Array,
+        hyper: dict[str, Any], x: Params, theta: Any, before: Params, now: Params, waited: jax.Array
     ) -> tuple[Params, Any]:
+        """The rule, of a fragment: what the node's parameters and theta become."""
         nodes = lax.axis_size("node")
 
         def due(x: jax.Array, before: jax.Array, now: jax.Array) -> jax.Array:
@@ -191,10 +158,23 @@ def outer(
         """What the inner optimizer's state is where its node receives."""
         if inner_state == "reset":
             return inner.init(after.params).opt_state
-        means = iter(over.mean(_floats(after.opt_state)))
+        means = iter(over_nodes(messages.senders).mean(_floats(after.opt_state)))
         return jax.tree.map(lambda leaf: next(means) if _is_float(leaf) else leaf, after.opt_state)
 
-    return Strategy(init, step)
+    def message(state: State, fragment: int, blocking: bool) -> jax.Array:
+        vector, _ = ravel_pytree(messages.travelling(parts(state.params)[fragment], blocking))
+        return vector
+
+    def landed(state: State, fragment: int, total: jax.Array) -> State:
+        in_flight = list(parts(state.in_flight))
+        vector, tree_of = ravel_pytree(in_flight[fragment])
+        in_flight[fragment] = tree_of(total.astype(vector.dtype))
+        return state._replace(in_flight=join(in_flight))
+
+    alone = not messages.compression and inner_state != "averaged"
+    carried = lambda state, event: merge(state, event, state.in_flight)  # noqa: E731
+    apart = Apart(update, message, landed, carried, fragments) if alone else None
+    return Strategy(init, step, apart)
 
 
 def _is_float(leaf: jax.Array) -> bool:
@@ -203,9 +183,3 @@ def _is_float(leaf: jax.Array) -> bool:
 
 def _floats(tree: Any) -> list[jax.Array]:
     return list(filter(_is_float, jax.tree.leaves(tree)))
-
-
-def _bytes(tree: Params, dtype: str | None = None) -> jax.Array:
-    """Of a message, float32; of its own types where there is no other."""
-    leaves = jax.tree.leaves(tree)
-    return jnp.float32(sum(leaf.size * jnp.dtype(dtype or leaf.dtype).itemsize for leaf in leaves))

@@ -27,12 +27,12 @@ import pandas as pd
 from ml_collections import ConfigDict
 
 from research.parallel import processes
-from research.parallel.layout import APIS
 from research.program import CHUNK
 from tests.benchmarks.record import publish
 from tests.benchmarks.step_time import BATCH, Timer, by_hand, config_of, in_turn, ours, spread
 
 MODELS = ("mlp", "cnn")
+APIS = ("jit", "shard_map", "pmap")
 PROCESSES = 2
 UPDATES = CHUNK  # between two readings of the clock; what the trainer hands over at a time
 Job = Callable[[str], float]  # of a model's name: seconds an update

@@ -106,8 +106,8 @@ METHODS = {
         {"strategy.name": "local", "model.hidden": [16, 16], "cluster.devices_per_node": 4},
         ("pmap",),
     ),
-    "nodes": (ONE_EACH, ("jit", "pmap")),
-    "nodes-of-two": (DASO, ("jit",)),
+    "nodes": (ONE_EACH, ("jit", "pmap", "overlap")),
+    "nodes-of-two": (DASO, ("jit", "overlap")),
     "daso+dynamic_batch": (DASO | SPEEDS | {"strategy.name": "daso+dynamic_batch"}, ("shard_map",)),
     "daso+local": (
         DASO | {"strategy.name": "daso+local", "model.hidden": [16, 16]},
@@ -120,7 +120,7 @@ METHODS = {
         ("shard_map",),
     ),
     "averaging": (DASO | {"strategy.name": "model_averaging"}, ("shard_map",)),
-    "streaming": (DASO | STREAMING, ("jit",)),
+    "streaming": (DASO | STREAMING, ("jit", "overlap")),
     "streaming-nodes": (ONE_EACH | STREAMING, ("pmap",)),
     "diloco": (DASO | STREAMING | {"strategy.name": "diloco"}, ("shard_map",)),
     "slowmo": (
@@ -149,7 +149,9 @@ METHODS = {
 # Idioms of the same methods that take much the same way through a layout as one of those above.
 SLOW = {
     "local": ("jit",),
-    "daso+asynchronous": ("jit",),
+    "daso+asynchronous": ("jit", "overlap"),
+    "daso+dynamic_batch": ("overlap",),
+    "diloco": ("overlap",),
     "averaging": ("jit",),
     "streaming": ("shard_map",),
     "streaming-nodes": ("jit", "shard_map"),
@@ -175,6 +177,7 @@ STREAMED = {
     "shares-real": VARIANTS["shares-real"],
     "shares pmap": VARIANTS["shares"] | {"parallel.api": "pmap"},
     "nodes pmap": ONE_EACH | {"parallel.api": "pmap"},
+    "nodes overlap": ONE_EACH | {"parallel.api": "overlap"},
     "push-sum pmap": ONE_EACH | PUSH_SUM | {"parallel.api": "pmap"},
     "daso+dynamic_batch shard_map": METHODS["daso+dynamic_batch"][0]
     | {"parallel.api": "shard_map"},
@@ -325,15 +328,20 @@ def test_processes_agree_with_one(tmp_path, data_dir, parameters, processes, dev
     launcher += [f"--devices_per_process={devices}", "--"]
     configs = {api: {"parallel.api": api} for api in ("jit", "shard_map", "pmap")}
     if processes * devices == 4:
+        configs["nodes overlap"] = ONE_EACH | {"parallel.api": "overlap"}
         configs |= {"daso": REAL_DASO, "shares": VARIANTS["shares-real"], "measured": MEASURED}
         streamed = {name: configs[name] for name in ("shard_map", "pmap", "daso", "measured")}
         configs |= {f"{k} streamed": v | {"data.streaming": True} for k, v in streamed.items()}
+    if devices == 2:
+        configs["streaming overlap"] = DASO | STREAMING | {"parallel.api": "overlap"}
     groups = GROUPS | {"cluster.nodes": 2 * processes * devices}
     configs |= {f"groups {api}": groups | {"parallel.api": api} for api in METHODS["groups"][1]}
     found = train(configs, tmp_path, data_dir, *launcher)
     simulated = train({"groups": groups}, tmp_path, data_dir) | parameters
     for name, flat in found.items():
-        expected = simulated[next((kind for kind in ("daso", "groups") if kind in name), "sync")]
+        kinds = (kind for kind in ("daso", "groups", "nodes", "streaming") if kind in name)
+        kind = next(kinds, "sync")
+        expected = simulated[f"{kind} simulated" if kind in METHODS and kind != "groups" else kind]
         np.testing.assert_allclose(flat, expected, **CLOSE)
 
 

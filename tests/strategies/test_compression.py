@@ -16,7 +16,7 @@ from research.config import ConfigError
 from research.strategies import compression
 from research.strategies.diloco import diloco
 from research.strategies.meetings import turns
-from research.strategies.messages import Compression, gathered, over_nodes
+from research.strategies.messages import Compression, Messages, gathered, over_nodes
 from research.strategies.model_averaging import averaging
 from research.strategies.outer import outer
 from research.strategies.powersgd import low_rank, powersgd
@@ -117,7 +117,8 @@ def test_a_message_that_leaves_nothing_out_is_as_without(delay, fragments, mixin
     keys = {"mixing": mixing, "fragments": fragments}
     without, _ = nodes.ran(averaging(nodes.inner(), keys), events)
     weights = lambda waited: (mixing * jax.lax.axis_size("node"), 1 - mixing)  # noqa: E731
-    same = outer(nodes.inner(), weights, fragments=fragments, compression=IDENTITY)
+    whole = Messages(compression=IDENTITY)
+    same = outer(nodes.inner(), weights, messages=whole, fragments=fragments)
     share = averaging(nodes.inner(), keys | {"compression": "top_k", "compression_share": 1.0})
     for one in (same, share):
         states, _ = nodes.ran(one, events)
