@@ -19,6 +19,14 @@ from research.strategies.base import Message, Params
 from research.trainer import prepare
 from research.values import InputError
 
+# Bytes up to which a message goes by itself, and not through Ray's store of shared memory: with
+# 200 kB each way a call takes 1.9 ms in place of 3.6.
+DIRECT = 2**20
+
+# A gradient's temporaries stay with the worker. By default glibc gives them back to the kernel
+# after each, which takes a third of the time where a batch is 44 MB.
+MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**32)}
+
 
 class RayError(InputError):
     """Workers that cannot be had; the message is one line."""
@@ -48,6 +56,7 @@ def ray_workers(run: Run, address: str = "", gpus: float = 0.0) -> Iterator[Work
     """
     try:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_max_direct_call_object_size", str(DIRECT))
         import ray
     except ImportError as error:
         raise RayError("Ray is not installed: pip install 'optdyn[ray]'") from error
@@ -63,7 +72,7 @@ def ray_workers(run: Run, address: str = "", gpus: float = 0.0) -> Iterator[Work
         ) from error
     try:
         threads = str(max((os.cpu_count() or 1) // groups, 1))  # of XLA, on a machine of its own
-        variables = {} if address else {"NPROC": threads, "OMP_NUM_THREADS": threads}
+        variables = MEMORY if address else {**MEMORY, "NPROC": threads, "OMP_NUM_THREADS": threads}
         actor: Any = ray.remote(Worker)
         actor = actor.options(
             num_cpus=0,  # more groups than cores may share them

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -26,7 +27,7 @@ from research.outputs.files import WorkdirError
 from research.racing.worker import Compute, numbered, worker
 from research.resuming import begun
 from research.run import Run
-from research.strategies.base import Event, Message, Params, State
+from research.strategies.base import Event, Info, Message, Params, State
 from research.timeline.base import TimelineError
 from research.timeline.versions import Versions, fill, put
 from research.trainer import Ask, Infos
@@ -93,8 +94,27 @@ def server(run: Run, versions: Versions, workers: Workers) -> Callable[[Ask], An
     second, line = numbered(run, independent=True), run.timeline
     begun = math.nan
 
+    def event(t: int, hyper: Mapping[str, Any]) -> Event:
+        control = {name: values[t] for name, values in (line.control or {}).items()}
+        return Event(line.read[t], line.write[t], hyper, control, line.staleness[t])
+
+    def update(ask: Ask, state: State, at: Event, sent: Message, batch: int) -> tuple[State, Info]:
+        if ask.metered:
+            return halves.metered(state, at, sent, examples, second(batch))
+        return halves.update(state, at, sent)
+
+    def compiled(ask: Ask) -> None:
+        """Both programs, before the clock of the race begins."""
+        hyper = {name: values[0] for name, values in ask.events(0)[0].hyper.items()}
+        shapes = jax.eval_shape(halves.gradient, ask.state.params, examples, second(0))
+        nothing = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+        for metered in {False, run.config.probes.momentum}:
+            state = jax.tree.map(jnp.copy, ask.state)
+            update(ask._replace(metered=metered), state, event(0, hyper), nothing, 0)
+
     def begin(ask: Ask) -> Answer:
         nonlocal begun
+        compiled(ask)
         begun = time.monotonic() - (line.seconds[ask.step - 1] if ask.step else 0.0)
         for group, reading in versions.working.items():
             workers.send(group, jax.device_get(ask.state.at(reading.slot)), reading.batch)
@@ -113,14 +133,8 @@ def server(run: Run, versions: Versions, workers: Workers) -> Callable[[Ask], An
             (group, message), t = arrived, ask.step + i
             had, write, readers = versions.arrive(group)
             put(line, t, group, time.monotonic() - begun, had, write)
-            control = {name: values[t] for name, values in (line.control or {}).items()}
             hyper = {name: values[i] for name, values in hypers.items()}
-            event = Event(line.read[t], line.write[t], hyper, control, line.staleness[t])
-            if ask.metered:
-                more = examples, second(had.batch)
-                state, info = halves.metered(state, event, message, *more)
-            else:
-                state, info = halves.update(state, event, message)
+            state, info = update(ask, state, event(t, hyper), message, had.batch)
             if readers:
                 newest = jax.device_get(state.params)
             for other in readers:
