@@ -1,5 +1,6 @@
 """What the report says of trained runs: the table, and the words for settings."""
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ import pandas as pd
 from analysis import efficiency
 from analysis.efficiency import MOMENTUM
 from analysis.page import Cell, Column, Section, Table, cell, number
+from research.strategies import GROUPED
 
 NAME, GROUPS, VARIANT = "strategy.name", "strategy.groups", "strategy.variant"
 KIND = (NAME, GROUPS, VARIANT)
@@ -158,10 +160,10 @@ def ranked(runs: pd.DataFrame) -> list[str]:
 
 
 def describe(values: Mapping[str, Any], keys: Iterable[str]) -> str:
-    """A setting in words: `sync, momentum 0.9`; asynchronous runs go by their groups, `g = 4`."""
+    """A setting in words: `elastic, g = 8`; plain asynchronous runs go by their groups, `g = 4`."""
     known = {k: _of_key(values[k]).shown for k in keys if k in values and not pd.isna(values[k])}
-    if GROUPS in known:
-        known.pop(NAME, None)
+    if GROUPS in known and known.get(NAME) == GROUPED:
+        known.pop(NAME)
     phrases = {NAME: "{}", GROUPS: "g = {}", VARIANT: "{}"}
     return ", ".join(
         phrases.get(key, TITLES.get(key, key) + " {}").format(value) for key, value in known.items()
@@ -222,6 +224,10 @@ def _changing(runs: pd.DataFrame, keys: Sequence[str]) -> list[str]:
 
 
 def _of_key(value: Any) -> Cell:
+    if value in ("", "[]"):
+        return Cell("none", value)
+    if isinstance(value, str) and value.startswith('["'):
+        value = ", ".join(json.loads(value))
     if isinstance(value, str) and len(value) > LONG:
         return Cell(value[: LONG - 1] + "…", value)
     return cell(value)

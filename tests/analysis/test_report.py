@@ -315,3 +315,17 @@ def test_bad_input_is_one_line_and_2(tmp_path, capsys, rubbish):
     assert report.main([f"--workdir={tmp_path}"]) == 2
     said = "/metrics.jsonl: is not JSON" if rubbish else ": no run in it"
     assert re.fullmatch(rf"error: {tmp_path}{said}.*\n", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"strategy.name": "asynchronous", "strategy.groups": 4}, "g = 4"),
+        ({"strategy.name": "elastic", "strategy.groups": 8}, "elastic, g = 8"),
+        ({"strategy.name": "daso+asynchronous", "strategy.groups": 2}, "daso+asynchronous, g = 2"),
+        ({"strategy.name": "sync", "optimizer.chain": "[]"}, "sync, optimizer.chain none"),
+        ({"strategy.name": "sync", "optimizer.chain": '["a", "b"]'}, "sync, optimizer.chain a, b"),
+    ],
+)
+def test_a_setting_says_which_method_it_is(values, words):
+    assert sections.describe(values, list(values)) == words
