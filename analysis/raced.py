@@ -55,8 +55,8 @@ def load(folder: Path) -> Race:
     alone = strategies.arrives(name or "") and strategies.is_simple(name or "")
     if not (path.exists() and alone and groups and batch):
         raise TableError(
-            f"{folder}: no race in it; needs a run of config.strategy.name = 'asynchronous' with "
-            "the trace.csv that real workers leave"
+            f"{folder}: no race in it; needs a run of `optdyn race`, with the trace.csv that its "
+            "workers leave"
         )
     try:
         table = pd.read_csv(path)

@@ -231,8 +231,10 @@ def equations(jaxpr, loops=()):
     for equation in jaxpr.eqns:
         yield equation, loops
         inside = (*loops, equation.primitive.name) if equation.primitive.name == "while" else loops
-        for inner in jax.core.jaxprs_in_params(equation.params):
-            yield from equations(inner, inside)
+        for held in jax.tree.leaves(list(equation.params.values())):
+            inner = getattr(held, "jaxpr", held)  # of a closed one
+            if hasattr(inner, "eqns"):
+                yield from equations(inner, inside)
 
 
 def test_workers_meet_once_and_after_the_loop():
