@@ -61,11 +61,13 @@ def ray_workers(run: Run, address: str = "", gpus: float = 0.0) -> Iterator[Work
     except ImportError as error:
         raise RayError("Ray is not installed: pip install 'optdyn[ray]'") from error
     groups = run.config.strategy.groups
-    own: dict[str, Any] = {} if address else {"logging_level": "ERROR", "include_dashboard": False}
+    given: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    if not address:
+        given["include_dashboard"] = False
     try:
         # Python fears for JAX's threads, but what Ray forks only becomes another program.
         warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
-        ray.init(address=address or "local", log_to_driver=False, **own)
+        ray.init(address=address or "local", **given)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise RayError(
             f"--address={address}: no Ray there ({' '.join(str(error).split())})"

@@ -23,9 +23,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from research import program, resident, trainer
-from research.outputs.files import WorkdirError
+from research.outputs.files import WorkdirError, read_json
 from research.racing.worker import Compute, numbered, worker
-from research.resuming import begun
+from research.resuming import begun, is_finished
 from research.run import Run
 from research.strategies.base import Event, Info, Message, Params, State
 from research.timeline.base import TimelineError
@@ -53,14 +53,18 @@ def race(config: ConfigDict, workdir: Path, connect: Connect) -> dict[str, Any]:
     """
     run = trainer.prepare(config, begun=begun(workdir), race=True)
     training = trainer.training(run, workdir)
-    with contextlib.closing(training):
+    with contextlib.ExitStack() as stack:
+        # Workers that cannot be had are known before the workdir is touched.
+        done = is_finished(read_json(workdir / "summary.json"), config.steps)
+        workers = None if done else stack.enter_context(connect(run))
+        stack.enter_context(contextlib.closing(training))
         ask = trainer.proceed(training, None)
-        if isinstance(ask, Ask):  # else it has been finished before
+        if workers and isinstance(ask, Ask):
             versions = so_far(run, workdir / "trace.csv", ask.step)
-            with connect(run) as workers:
-                answer = server(run, versions, workers)
-                while isinstance(ask, Ask):
-                    ask = trainer.proceed(training, answer(ask))
+            answer = server(run, versions, workers)
+            while isinstance(ask, Ask):
+                ask = trainer.proceed(training, answer(ask))
+    assert not isinstance(ask, Ask)
     return ask
 
 
