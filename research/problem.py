@@ -14,7 +14,7 @@ from research import losses, models, named, seeds
 from research.data.augment import augment
 from research.models import base
 from research.models.quadratic import centred, curvatures, factors, optima
-from research.values import ConfigError
+from research.values import ConfigError, shown
 
 TEXT = ("transformer", "modern_transformer")  # other built-in models take images or numbers
 HELD = {"text": "text", "image": "images", "x": "numbers"}
@@ -197,9 +197,9 @@ def _check_pixels(chosen: Any, data: datasets.Data) -> None:
         values = tuple(chosen[name])
         if len(values) != channels or not all(least < value < math.inf for value in values):
             raise datasets.DataError(
-                f"config.data.{name} = {values}: must be a finite number{' above 0' * (not least)} "
-                f"for each of the {channels} channels of {chosen.name!r}, as research.data.prepare "
-                "prints them"
+                f"config.data.{name} = {shown(values)}: must be a finite number"
+                f"{' above 0' * (not least)} for each of the {channels} channels of "
+                f"{chosen.name!r}, as research.data.prepare prints them"
             )
 
 

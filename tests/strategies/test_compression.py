@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 from research.checks import check
@@ -251,7 +251,7 @@ def test_a_node_sends_so_many_bytes(name, local):
     """Counted in the program of a real device: so many as the log says, shared by its devices."""
     keys = KEYS | {"compression": name}
     strategy = averaging(nodes.inner(), keys, "data" if local > 1 else None)
-    mesh = AbstractMesh((NODES, local), ("node", "data"))
+    mesh = AbstractMesh((NODES, local), ("node", "data"), (AxisType.Auto,) * 2)
     event, batch = battery.at((nodes.events(turns(STEPS, 1, 1, 0)), nodes.BATCHES), 0)
     specs = (P(), P(), P(("node", "data")))
     step = jax.shard_map(strategy.step, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False)

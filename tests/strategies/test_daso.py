@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 from research import optimizers
@@ -234,7 +234,7 @@ def test_replicas_with_schedules_of_their_own_equal_one_by_one(batches):
 
 def test_quiet_steps_use_the_local_network_only():
     """On a mesh: the one collective over `node` is in the branch of a step that sends."""
-    mesh = AbstractMesh((NODES, LOCAL), ("node", "data"))
+    mesh = AbstractMesh((NODES, LOCAL), ("node", "data"), (AxisType.Auto,) * 2)
     strategy = daso(loss, SGD)
     state = strategy.init(START)
     event = jax.tree.map(lambda leaf: leaf[0], events_of(control_of()))
@@ -249,7 +249,7 @@ def test_quiet_steps_use_the_local_network_only():
 @pytest.mark.parametrize("dtype", ["", "bfloat16"])
 def test_a_node_sends_its_message_once(dtype):
     """Counted in the program of a device: the clock's bytes, where without turns all would send."""
-    mesh = AbstractMesh((NODES, LOCAL), ("node", "data"))
+    mesh = AbstractMesh((NODES, LOCAL), ("node", "data"), (AxisType.Auto,) * 2)
     event = jax.tree.map(lambda leaf: leaf[0], events_of(control_of()))
     batch = jax.tree.map(lambda leaf: leaf[0], nothing(1))
     sent = {}

@@ -9,7 +9,7 @@ import optax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 from research import optimizers
@@ -245,7 +245,7 @@ def test_more_fragments_than_arrays_are_refused():
 def test_a_device_sends_the_fragments_whose_turn_it_is(fragments, local):
     """In the program: over `node` one collective a fragment, each in a branch of its own."""
     made = averaging(INNER, {"fragments": fragments, "mixing": 0.0}, "data")
-    mesh = AbstractMesh((NODES, local), ("node", "data"))
+    mesh = AbstractMesh((NODES, local), ("node", "data"), (AxisType.Auto,) * 2)
     control = {name: v[0] for name, v in turns(STEPS, 4, fragments, 0).items()}
     event = Event(0, 0, {"learning_rate": jnp.float32(RATE)}, control)
     specs = (P(), P(), P(("node", "data")))
