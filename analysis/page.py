@@ -127,7 +127,6 @@ th { vertical-align: bottom; position: sticky; top: 0; z-index: 1; min-width: 3.
 th:first-child, td:first-child { position: sticky; left: 0; padding-left: 0; }
 th:first-child { z-index: 2; }
 th.text, td.text { text-align: left; }
-td:not(.text) { white-space: nowrap; }
 td.text { max-width: 16rem; overflow-wrap: break-word; }
 th button { all: unset; cursor: pointer; font-weight: 600; }
 th button:hover { text-decoration: underline; }
