@@ -1,6 +1,7 @@
 """Command lines: absl flags, a config file, and one line for each thing that is wrong."""
 
 import ast
+import json
 import re
 import signal
 import sys
@@ -84,6 +85,16 @@ def run(main: Callable[[ConfigDict, Path], int], workdir: str | None = None) -> 
             return 128 + signal.SIGINT
 
     app.run(guarded, argv=argv, flags_parser=partial(_parse, options=options))
+
+
+def ended(summary: Mapping[str, Any]) -> int:
+    """Prints a run's figures and returns its exit code."""
+    from research.parallel.processes import is_writer  # here, for it imports jax
+
+    figures = {k: v for k, v in summary.items() if isinstance(v, (int, float, str))}
+    if is_writer():
+        print(json.dumps(figures, indent=2))
+    return exit_code(summary)
 
 
 def exit_code(summary: Mapping[str, Any]) -> int:

@@ -27,7 +27,6 @@ DEATHS = 3  # one after the other without a new checkpoint, after which it is gi
 
 def served(config: ConfigDict, workdir: Path) -> int:
     """The server, in a process of its own."""
-    import json
     from functools import partial
 
     from launch import app
@@ -36,11 +35,8 @@ def served(config: ConfigDict, workdir: Path) -> int:
 
     app.one_run(config)
     config.cluster.service = "race"
-    given = flags.FLAGS.address, flags.FLAGS.gpus_per_worker
-    summary = race(config, workdir, partial(ray_workers, address=given[0], gpus=given[1]))
-    figures = {k: v for k, v in summary.items() if isinstance(v, (int, float, str))}
-    print(json.dumps(figures, indent=2))
-    return app.exit_code(summary)
+    address, gpus = flags.FLAGS.address, flags.FLAGS.gpus_per_worker
+    return app.ended(race(config, workdir, partial(ray_workers, address=address, gpus=gpus)))
 
 
 def define() -> None:
@@ -66,7 +62,9 @@ def supervised(arguments: list[str], workdir: str) -> int:
         code = process.wait()
         if code >= 0 or -code in (signal.SIGINT, signal.SIGTERM):
             return code if code >= 0 else 128 - code
-        found = _saved(workdir)
+        from research.outputs.workdir import latest  # only here, for it takes long
+
+        found = latest(Path(workdir)) or 0
         deaths, saved = (1 if found > saved else deaths + 1), found
         how = f"the server was ended by signal {-code}"
         if deaths == DEATHS:
@@ -78,12 +76,6 @@ def supervised(arguments: list[str], workdir: str) -> int:
 def _pass_on_to(process: subprocess.Popen[bytes]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: process.send_signal(number))
-
-
-def _saved(workdir: str) -> int:
-    """The last checkpoint's updates, 0 where there is none."""
-    steps = (path.parent.name for path in Path(workdir).glob("checkpoints/*/crc32.json"))
-    return max((int(step) for step in steps if step.isdecimal()), default=0)
 
 
 def main() -> None:

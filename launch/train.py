@@ -6,7 +6,6 @@ The same command resumes an interrupted or killed run and leaves a finished one 
 the run would take: its memory, its updates and epochs, and its time. It writes nothing.
 """
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -32,11 +31,7 @@ def run(config: ConfigDict, workdir: Path) -> dict[str, Any]:
 
 def main(config: ConfigDict, workdir: Path) -> int:
     app.one_run(config)
-    summary = run(config, workdir)
-    figures = {k: v for k, v in summary.items() if isinstance(v, (int, float, str))}
-    if is_writer():
-        print(json.dumps(figures, indent=2))
-    return app.exit_code(summary)
+    return app.ended(run(config, workdir))
 
 
 def asked(config: ConfigDict, workdir: Path) -> int:

@@ -164,9 +164,8 @@ def _checked(static: str, shapes: Sequence[tuple[str, tuple[int, ...], Any]]) ->
 @lru_cache(maxsize=32)
 def _make(static: str) -> Program:
     values = json.loads(static)
-    name, names, options, chain = values["optimizer"]
     whole, _ = _problem(values["model"])
-    optimizer = optimizers.optimizer(name, tuple(names), options, chain)
+    optimizer = _optimizer(*values["optimizer"])
     asked = values["strategy"], whole, optimizer, values["slots"]
     strategy, layout = parallel.make(lambda one: partial(_advance, whole, one), *asked)
     strategy = strategy._replace(init=jax.jit(strategy.init))  # one program, not one a leaf
@@ -182,13 +181,16 @@ def _make(static: str) -> Program:
     )
 
 
+def _optimizer(name: str, names: Sequence[str], options: Any, chain: Any) -> Any:
+    return optimizers.optimizer(name, tuple(names), options, chain)
+
+
 @lru_cache(maxsize=32)
 def _raced(static: str) -> Raced:
     values = json.loads(static)
-    name, names, options, chain = values["optimizer"]
     whole, _ = _problem(values["model"])
     methods, keys = strategies.chosen(values["strategy"]["name"]), values["strategy"]["keys"]
-    optimizer = optimizers.optimizer(name, tuple(names), options, chain)
+    optimizer = _optimizer(*values["optimizer"])
     asked = methods, keys, whole, optimizer, values["slots"], None
     of = strategies.gradient_of(methods, keys, whole)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from research.outputs.hold import LOCK, held
+from tests.proc import parents, read
 
 ROOT = Path(__file__).parents[2]
 RUN = (
@@ -40,15 +41,9 @@ def saved(workdir):
 def workers(pid):
     """Ranks and process ids of the launcher's children."""
     found = {}
-    for status in Path("/proc").glob("[0-9]*/status"):
-        try:
-            parent = re.search(r"^PPid:\t(\d+)$", status.read_text(), re.M)
-            environ = (status.parent / "environ").read_bytes().decode(errors="replace")
-        except OSError:  # it has ended
-            continue
-        rank = re.search(r"(?:^|\0)OPTDYN_PROCESS=(\d+)", environ)
-        if parent and int(parent[1]) == pid and rank:
-            found[int(rank[1])] = int(status.parent.name)
+    for child in (child for child, parent in parents().items() if parent == pid):
+        if rank := re.search(r"(?:^|\0)OPTDYN_PROCESS=(\d+)", read(child, "environ")):
+            found[int(rank[1])] = child
     return found
 
 

@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import pandas as pd
 import pytest
 
 from research.outputs.workdir import parameters
+from tests.proc import parents, read
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.slow  # Ray takes ten seconds to start, and two cores for each race
@@ -36,18 +36,11 @@ def start(workdir, **values):
 
 def descendants(pid):
     """Processes that the command started, with their command lines."""
-    parents = {}
-    for status in Path("/proc").glob("[0-9]*/status"):
-        try:
-            parent = re.search(r"^PPid:\t(\d+)$", status.read_text(), re.M)
-            line = (status.parent / "cmdline").read_bytes().decode(errors="replace")
-        except OSError:  # it has ended
-            continue
-        parents[int(status.parent.name)] = (int(parent[1]), line)
-    found, of = {}, {pid}
-    while of:
-        of = {child for child, (parent, _) in parents.items() if parent in of}
-        found |= {child: parents[child][1] for child in of}
+    of, found = parents(), {}
+    below = {pid}
+    while below:
+        below = {child for child, parent in of.items() if parent in below}
+        found |= {child: read(child, "cmdline") for child in below}
     return found
 
 
