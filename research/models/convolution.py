@@ -48,8 +48,25 @@ def _gemm(x: jax.Array, kernel: jax.Array, strides: Sequence[int], padding: str)
         columns = jnp.concatenate(
             [lax.slice_in_dim(columns, i, i + span, stride, axis) for i in range(size)]
         )
-    # The batch stays an axis of its own: where it is split over devices, so are the columns.
-    return _batch_last(jnp.tensordot(kernel.reshape(-1, features).T, columns, 1))
+    return _batch_last(_product(kernel.reshape(-1, features), columns))
+
+
+@jax.custom_vjp
+def _product(kernel: jax.Array, columns: jax.Array) -> jax.Array:
+    """(n, O) and (n, H, W, B) to (O, H, W, B).
+
+    The batch stays an axis of its own: where it is split over devices, so are the columns.
+    """
+    return jnp.tensordot(kernel.T, columns, 1)
+
+
+def _gradients(inputs: tuple[jax.Array, jax.Array], dy: jax.Array) -> tuple[jax.Array, jax.Array]:
+    # Columns first: JAX's own order has dy first, for which XLA lays out all the columns anew.
+    kernel, columns = inputs
+    return jnp.tensordot(columns, dy, ((1, 2, 3), (1, 2, 3))), jnp.tensordot(kernel, dy, 1)
+
+
+_product.defvjp(lambda *inputs: (jnp.tensordot(inputs[0].T, inputs[1], 1), inputs), _gradients)
 
 
 LOWERINGS: dict[str, Lowering] = {"xla": _xla, "gemm": _gemm, "fft": fft, "winograd": winograd}
