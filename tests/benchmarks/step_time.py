@@ -2,7 +2,8 @@
 
     asynchronous   one simulated asynchronous update, 16 groups, over one synchronous update
     hand-written   the trainer's update over a `lax.scan` of the same update in plain jax and optax
-    torch          the trainer's update over torch eager (`--torch=PYTHON`, one that has torch)
+    torch          the trainer's update over torch's, eager and by `torch.compile`
+                   (`--torch=PYTHON`, one that has torch)
 
 MLP 784-256-256-10 and LeNet-5 (channels 6 and 16, dense layers 120 and 84) on MNIST, batch 64, SGD
 with momentum 0.9. Every round runs all programs once, in random order, and gives one of each ratio;
@@ -125,10 +126,10 @@ def by_hand(model: str, updates: int) -> Timer:
     return once
 
 
-def torch_eager(python: str, model: str, updates: int) -> Timer:
-    """`torch_eager.py` under another interpreter, with as many threads as there are cores."""
-    script = Path(__file__).with_name("torch_eager.py")
-    command = [python, str(script), str(os.cpu_count())]
+def by_torch(python: str, form: str, model: str, updates: int) -> Timer:
+    """`torch_updates.py` under another interpreter, with as many threads as there are cores."""
+    script = Path(__file__).with_name("torch_updates.py")
+    command = [python, str(script), str(os.cpu_count()), form]
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
     if process.stdin is None or process.stdout is None:
@@ -169,11 +170,11 @@ def measure(rounds: int, updates: dict[str, int], python: str | None) -> pd.Data
             "asynchronous": ours(config_of(model, 16), n),
             "hand-written": by_hand(model, n),
         }
-        if python:
-            timers["torch"] = torch_eager(python, model, n)
+        forms = {"torch eager": "eager", "torch.compile": "compiled"} if python else {}
+        timers |= {name: by_torch(python, form, model, n) for name, form in forms.items()}
         seconds = in_turn(timers, rounds)
         pairs = [("asynchronous", "sync", 1.10), ("sync", "hand-written", 1.03)]
-        pairs += [("sync", "torch", 0.8 if model == "mlp" else 1.0)] if python else []
+        pairs += [("sync", name, 0.7) for name in forms]
         for name, over, wanted in pairs:
             rows.append(
                 {

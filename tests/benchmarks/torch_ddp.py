@@ -1,9 +1,10 @@
 """The same updates in torch DistributedDataParallel over gloo, for `sharded`.
 
-`torch_ddp.py BATCH UPDATES FOLDER` under `launch.local` and any Python that has torch: one thread
-a process, the global batch split over the processes. Each line of the pipe FOLDER/RANK is a
+`torch_ddp.py BATCH UPDATES FORM FOLDER` under `launch.local` and any Python that has torch: one
+thread a process, the global batch split over the processes; FORM is `eager`, or `compiled` for
+`torch.compile` of the model. Each line of the pipe FOLDER/RANK is a
 model's name; process 0 answers `seconds` and those of one update. Batches lie ready as float
-tensors, as in `torch_eager`.
+tensors, as in `torch_updates`.
 """
 
 import os
@@ -15,11 +16,16 @@ import torch
 from torch import distributed
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
-from torch_eager import lenet, mlp
+from torch_updates import lenet, mlp
 
 
 def main():
-    batch, updates, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    batch, updates, form, folder = (
+        int(sys.argv[1]),
+        int(sys.argv[2]),
+        sys.argv[3],
+        Path(sys.argv[4]),
+    )
     rank, processes = (int(os.environ[f"OPTDYN_{name}"]) for name in ("PROCESS", "PROCESSES"))
     torch.set_num_threads(1)
     distributed.init_process_group(
@@ -34,7 +40,8 @@ def main():
     models = {}
     for name, make in (("mlp", mlp), ("cnn", lenet)):
         model = DistributedDataParallel(make())  # which gives all processes the weights of one
-        models[name] = model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        models[name] = torch.compile(model) if form == "compiled" else model, optimizer
     with open(folder / str(rank)) as requests:
         for line in requests:
             model, optimizer = models[line.strip()]

@@ -1,12 +1,15 @@
-"""The same updates in torch eager, for `step_time`; runs under any Python that has torch.
+"""The same updates in torch, for `step_time`; runs under any Python that has torch.
 
-Reads `NAME UPDATES` lines and answers each with the seconds of one update. Batches lie ready as
+`torch_updates.py THREADS FORM`, FORM being `eager`, or `compiled` for `torch.compile` of the loss
+and of the optimizer. Reads `NAME UPDATES` lines and answers each with the seconds of one update.
+Batches lie ready as
 float tensors: torch is not charged for choosing and scaling them, as our side is.
 """
 
 import itertools
 import sys
 import time
+from functools import partial
 
 import torch
 from torch import nn
@@ -33,23 +36,30 @@ def dense(*widths):
     return layers[:-1]
 
 
+def loss_of(model, images, labels):
+    return cross_entropy(model(images), labels)
+
+
 def main():
-    torch.set_num_threads(int(sys.argv[1]))
+    threads, form = sys.argv[1:]
+    torch.set_num_threads(int(threads))
     torch.manual_seed(0)
     batches = [(torch.rand(BATCH, 1, 28, 28), torch.randint(0, 10, (BATCH,))) for _ in range(62)]
+    wrap = torch.compile if form == "compiled" else lambda function: function
     models = {}
     for name, make in (("mlp", mlp), ("cnn", lenet)):
         model = make()
-        models[name] = model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        models[name] = optimizer, wrap(partial(loss_of, model)), wrap(optimizer.step)
     for line in sys.stdin:
         name, updates = line.split()
-        model, optimizer = models[name]
+        optimizer, loss, step = models[name]
         start = time.perf_counter()
         for i in range(int(updates)):
             images, labels = batches[i % len(batches)]
             optimizer.zero_grad()
-            cross_entropy(model(images), labels).backward()
-            optimizer.step()
+            loss(images, labels).backward()
+            step()
         print((time.perf_counter() - start) / int(updates), flush=True)
 
 
