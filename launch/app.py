@@ -74,6 +74,7 @@ def run(main: Callable[[ConfigDict, Path], int], workdir: str | None = None) -> 
                     if quiet and not processes.is_writer():
                         logging.set_verbosity(logging.ERROR)
                     with writing():
+                        _measure(chosen, Path(folder.value))
                         return main(chosen, Path(folder.value))
                 except InputError as error:
                     end_line()
@@ -165,6 +166,18 @@ def _found(argument: str) -> str:
         return f"{match[1]}{sources.config_file(match[2])}{match[3] or ''}"
     except FileNotFoundError as error:
         fail(str(error))
+
+
+def _measure(config: ConfigDict, workdir: Path) -> None:
+    """Writes the lowerings into a config that wants them measured; those of a grid's base."""
+    asked = config.base if is_grid(config) else config
+    model = asked.get("model")
+    if isinstance(model, ConfigDict) and model.get("lowering") == "measured":
+        from research.parallel.first_process import verdict
+        from research.tuning.lowered import resolved
+
+        kept = cache.place() / "lowerings.json"
+        asked.model.lowering = verdict(lambda: resolved(asked, kept, workdir))
 
 
 def _set(config: ConfigDict, option: Option) -> None:

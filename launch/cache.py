@@ -23,7 +23,7 @@ def enable() -> None:
 
     if SET in os.environ or SWITCH in os.environ or getattr(jax.config, DIR):
         return
-    path = folder(os.environ, jax.__version__, jax.lib.__version__)
+    path = place()
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError:
@@ -39,6 +39,13 @@ def enable() -> None:
         "jax_persistent_cache_min_entry_size_bytes": -1,
     }.items():
         jax.config.update(name, value)
+
+
+def place() -> Path:
+    """`folder` for this process's JAX."""
+    import jax
+
+    return folder(os.environ, jax.__version__, jax.lib.__version__)
 
 
 def folder(environ: Mapping[str, str], *versions: str) -> Path:

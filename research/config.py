@@ -40,7 +40,8 @@ def default() -> ConfigDict:
     config.model.attention_heads = 4  # transformer, modern_transformer
     config.model.norm = "group"  # resnet: 'group' or 'batch'
     config.model.dtype = "float32"  # of the computation; parameters stay float32
-    config.model.lowering = ""  # of convolutions, or a list 'gemm,fft' in order; '': the backend's
+    # Of convolutions, or a list 'gemm,fft' in order; '': the backend's; 'measured': here
+    config.model.lowering = ""
     config.model.dimension = 16  # quadratic
     config.model.condition = 10.0  # quadratic: largest over smallest curvature, largest = 1
     config.model.noise = 0.0  # quadratic: standard deviation of an example's optimum

@@ -31,7 +31,8 @@ def check(config: ConfigDict) -> None:
     kinds.check(config, default())
     one_of(config, "model.dtype", ("float32", "bfloat16"))
     names = ("", *LOWERINGS)
-    require(config, "model.lowering", lambda v: {*str(v).split(",")} <= {*names}, f"of {names}")
+    wanted = f"of {names}, or with a command of optdyn 'measured'"
+    require(config, "model.lowering", lambda v: {*str(v).split(",")} <= {*names}, wanted)
     one_of(config, "model.norm", NORMS)
     one_of(config, "parallel.api", ("", *APIS))
     one_of(config, "cluster.split", ("equal", "proportional"))
