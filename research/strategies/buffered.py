@@ -10,6 +10,8 @@ it is elsewhere: with K = n all of `k_sync` is synchronous SGD, and `k_batch_asy
 asynchronous SGD.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -17,14 +19,17 @@ from ml_collections import ConfigDict
 
 from research import seeds
 from research.strategies import asynchronous as one_each
-from research.strategies.asynchronous import State, asynchronous, put
+from research.strategies import base
+from research.strategies.asynchronous import RECORDED, State, asynchronous, put
 from research.strategies.base import Batch, Event, Gradient, Info, Strategy, Update
-from research.strategies.method import Chosen, Method, Setting, devices_of
+from research.strategies.method import Chosen, Method, Racing, Setting, devices_of, slowed
 from research.timeline import service
 from research.timeline.base import Timeline
 from research.timeline.compute_groups import service_means
 from research.timeline.service import DRAWN
-from research.timeline.several import WAITING, several
+from research.timeline.several import blank, several
+from research.timeline.trace import trace
+from research.timeline.versions import WAITING, Versions
 from research.values import ConfigError, one_of, require
 
 
@@ -55,10 +60,7 @@ def buffered(gradient: Gradient, update: Update, slots: int, arrivals: int) -> S
         def add(total: tuple, arrival: tuple) -> tuple[tuple, None]:
             return jax.tree.map(jnp.add, total, one(arrival)), None
 
-        parts = jax.tree.map(
-            lambda leaf: leaf.reshape(-1, arrivals, *leaf.shape[1:]).swapaxes(0, 1), batch
-        )
-        every = control["read"], parts
+        every = control["read"], base.parts(batch, arrivals)
         shapes = jax.eval_shape(one, jax.tree.map(lambda leaf: leaf[0], every))
         total, _ = lax.scan(add, jax.tree.map(jnp.zeros_like, shapes), every)
         loss, grads, seen = jax.tree.map(lambda leaf: leaf / arrivals, total)
@@ -77,15 +79,22 @@ def clock(setting: Setting, methods: Chosen) -> Timeline:
     Whoever is dropped stops at once. Where the gradient is local a group sends all blocks together.
     """
     config, strategy = setting.config, setting.config.strategy
-    cluster = config.cluster.copy_and_resolve_references()
-    if methods.gradient and methods.gradient.slower:
-        assert setting.network
-        cluster.seconds_per_example *= methods.gradient.slower(config, setting.network)
+    asked, cluster = (strategy.arrivals, strategy.waiting), slowed(setting, methods)
+    if cluster.service == "race":
+        return blank(strategy.groups, config.steps, *asked)
+    if cluster.service == "trace":
+        return trace(cluster.trace, strategy.groups, config.steps, math.inf, *asked)
     examples = config.batch_size // strategy.arrivals
     means = service_means(cluster, strategy.groups, examples, setting.update_bytes)
     seed = int(seeds.generator(config.seed, "arrivals").integers(2**63))
-    law, asked = service.law(cluster), (strategy.arrivals, strategy.waiting)
-    return several(seed, law, means, config.steps, *asked)
+    return several(seed, service.law(cluster), means, config.steps, *asked)
+
+
+def order(config: ConfigDict, line: Timeline) -> Versions:
+    """Who reads when in a race."""
+    strategy = config.strategy
+    asked = {"arrivals": strategy.arrivals, "waiting": strategy.waiting}
+    return Versions(line, strategy.groups, **asked)
 
 
 def values(config: ConfigDict) -> None:
@@ -125,11 +134,12 @@ METHOD = Method(
         gradient, update, slots, keys["arrivals"]
     ),
     clock=clock,
-    laws=DRAWN,
+    laws=(*DRAWN, *RECORDED),
     cluster=("split", "overlap", "speeds"),
     barrier=False,
     single=False,
     values=values,
     check=check,
     info=("sent_bytes",),
+    race=Racing(order, base.alone),
 )

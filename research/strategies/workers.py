@@ -18,11 +18,14 @@ from ml_collections import ConfigDict
 from research import seeds
 from research.strategies.asynchronous import divides
 from research.strategies.base import Array, Event, Params, distance
-from research.strategies.method import Chosen, Method, Setting
+from research.strategies.method import Chosen, Method, Setting, slowed
 from research.timeline.arrivals import arrivals
-from research.timeline.base import Timeline
+from research.timeline.base import Timeline, from_arrivals
 from research.timeline.compute_groups import service_means
+from research.timeline.exchanges import exchanges
 from research.timeline.service import DRAWN, law
+from research.timeline.trace import recorded, verify
+from research.timeline.versions import empty
 from research.values import ConfigError
 
 Table = Any  # a pytree, leaves (workers, ...)
@@ -33,7 +36,7 @@ def table(tree: Any, workers: int) -> Table:
     return jax.tree.map(lambda leaf: jnp.repeat(leaf[None], workers, axis=0), tree)
 
 
-def row(table: Table, i: Array) -> Any:
+def row(table: Table, i: Array | int) -> Any:
     return jax.tree.map(lambda leaf: leaf[i], table)
 
 
@@ -72,10 +75,7 @@ def local_means(setting: Setting, methods: Chosen, sent: bool) -> np.ndarray:
 
     A gradient that is slower, as a local one may be, is so here too.
     """
-    config = setting.config
-    cluster = config.cluster.copy_and_resolve_references()
-    if methods.gradient and methods.gradient.slower and setting.network:
-        cluster.seconds_per_example *= methods.gradient.slower(config, setting.network)
+    config, cluster = setting.config, slowed(setting, methods)
     if not sent:
         cluster.latency = 0.0
     size = setting.update_bytes if sent else 0
@@ -91,22 +91,23 @@ def timeline(
     it then, as all of `asynchronous` have. The staleness is how many exchanges of others there were
     since the worker's own last one.
     """
-    config = setting.config
+    config, groups = setting.config, len(periods)
+    if config.cluster.service == "race":
+        return empty(groups, config.steps), np.zeros(config.steps, bool)
+    if config.cluster.service == "trace":
+        held = recorded(config.cluster.trace, groups, config.steps)
+        exchange, late, version = exchanges(held.worker, periods)
+        verify(held, held.worker, version)
+        line = from_arrivals(held.worker, held.seconds, groups)
+        return line._replace(staleness=late, control=held.control), exchange
     alone, exchanged = (local_means(setting, methods, sent) for sent in (False, True))
     cycles = [
         np.stack([alone[i]] * (period - 1) + [exchanged[i]]) for i, period in enumerate(periods)
     ]
     stream = int(seeds.generator(config.seed, "arrivals").integers(2**63))
     line = arrivals(stream, law(config.cluster), cycles, config.steps)
-    each = [np.flatnonzero(line.worker == i) for i in range(len(periods))]
-    exchange, staleness = np.zeros(config.steps, bool), np.zeros_like(line.staleness)
-    for mine, period in zip(each, periods, strict=True):
-        exchange[mine[period - 1 :: period]] = True
-    before = np.cumsum(exchange) - exchange
-    for mine in each:
-        last = np.maximum.accumulate(np.where(exchange[mine], before[mine] + 1, 0))
-        staleness[mine] = before[mine] - np.append(0, last)[:-1]
-    return line._replace(staleness=staleness), exchange
+    exchange, late, _ = exchanges(line.worker, periods)
+    return line._replace(staleness=late), exchange
 
 
 def check(config: ConfigDict, methods: Chosen) -> None:

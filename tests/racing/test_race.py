@@ -14,9 +14,18 @@ from research.racing.race import in_turn, race, replaying
 from research.racing.worker import worker
 from research.timeline import TimelineError
 from research.timeline.base import from_arrivals
+from research.timeline.versions import WAITING
 from research.trainer import train
 from research.values import ConfigError
 
+
+def several(waiting):
+    return {"strategy.name": "buffered", "strategy.arrivals": 2, "strategy.waiting": waiting}
+
+
+# Of 5, 5, 2 and 1 local steps: exchanges are in the middle of log points and of checkpoints.
+LOCAL = {"strategy.name": "async_local_sgd", "strategy.period": 5, "strategy.momentum_delay": 2}
+LOCAL |= {"cluster.speeds": (1.0, 1.0, 0.5, 0.25), "strategy.momentum_part": 0.5}
 CASES = {
     "plain": {},
     "one group": {"strategy.groups": 1},
@@ -24,6 +33,14 @@ CASES = {
     "compensated": {"optimizer.chain": ("delay_compensation",), "optimizer.learning_rate": 0.05},
     "bounded": {"strategy.staleness_bound": 1},
     "metered": {"probes.momentum": True},
+    "buffered, metered": {
+        **several("k_batch_async"),
+        **{"probes.momentum": True, "optimizer.chain": ("delay_compensation", "staleness_rate")},
+    },
+    **{waiting: several(waiting) for waiting in WAITING},
+    "one arrival, others dropped": {**several("k_sync"), "strategy.arrivals": 1},
+    "local steps": LOCAL,
+    "local steps, adam": {**LOCAL, "optimizer.name": "adam", "optimizer.momentum": 0.0},
 }
 
 
@@ -57,8 +74,13 @@ def test_the_simulator_replays_it(config, tmp_path, rows, case):
         assert mine["step"] == theirs["step"] and mine["staleness_mean"] == theirs["staleness_mean"]
 
 
-def test_local_gradients_race_too(config, mnist, tmp_path):
-    values = {**mnist, "strategy.name": "asynchronous+local", "strategy.groups": 3}
+@pytest.mark.parametrize(
+    "values",
+    [{"strategy.name": "asynchronous"}, several("k_async"), LOCAL | {"cluster.speeds": ()}],
+)
+def test_local_gradients_race_too(config, mnist, tmp_path, values):
+    name = f"{values['strategy.name']}+local"
+    values = {**mnist, **values, "strategy.name": name, "strategy.groups": 3}
     values |= {"model.hidden": (8, 8), "cluster.nodes": 3}
     raced(config, values, tmp_path / "race", at_random(5))
     source = {"cluster.service": "trace", "cluster.trace": str(tmp_path / "race/trace.csv")}
@@ -86,19 +108,62 @@ def test_a_bound_holds(config, tmp_path):
     assert np.all(np.sort(trace["worker"].to_numpy().reshape(-1, 4)) == np.arange(4))
 
 
-def test_it_goes_on_where_it_was_saved(config, tmp_path):
-    """Whoever was at work takes the gradient again; what came after the checkpoint is gone."""
-    whole, trace = raced(config, {}, tmp_path / "whole", at_random(11))
-    order = trace["worker"].tolist()
-    begun = config({"steps": 20, "cluster.service": "race"})
-    race(begun, tmp_path / "parts", replaying(order))
-    with open(tmp_path / "parts/trace.csv", "a") as file:  # a server that died without a checkpoint
-        file.write("0,99.0,19,23\n")
-    parts, again = raced(config, {}, tmp_path / "parts", replaying(order[20:]))
+@pytest.mark.parametrize("case", ["plain", *WAITING, "local steps", "local steps, adam"])
+def test_it_goes_on_where_it_was_saved(config, tmp_path, case):
+    """Whoever was at work does it again; what came after the checkpoint is gone."""
+    values = CASES[case]
+    whole, trace = raced(config, values, tmp_path / "whole", at_random(11))
+    begun = config({**values, "steps": 20, "cluster.service": "race"})
+    race(begun, tmp_path / "parts", replaying(messages(trace)))
+    # A server that died without a checkpoint.
+    trace[-1:].to_csv(tmp_path / "parts/trace.csv", mode="a", header=False, index=False)
+    rest = replaying(messages(trace[20:]))
+    parts, again = raced(config, values, tmp_path / "parts", rest)
     assert parts["parameters_crc32"] == whole["parameters_crc32"]
-    columns = ["worker", "version", "control.batch"]
-    pd.testing.assert_frame_equal(again[columns], trace[columns])
+    pd.testing.assert_frame_equal(again.drop(columns="seconds"), trace.drop(columns="seconds"))
     assert again["seconds"].is_monotonic_increasing
+
+
+def messages(trace):
+    """Who sent one, in order, as the columns of the trace say."""
+    if "control.exchange" in trace:
+        return trace["worker"][trace["control.exchange"] == 1].tolist()
+    each = [name for name in trace if name.startswith("control.worker")]
+    return trace[each or ["worker"]].to_numpy().ravel().tolist()
+
+
+@pytest.mark.parametrize("waiting", WAITING)
+def test_who_waits_and_who_is_dropped(config, tmp_path, waiting):
+    """Two arrivals an update of four groups, their batches parts of two: each once."""
+    _, trace = raced(config, several(waiting), tmp_path, at_random(15))
+    workers, parts = (
+        trace.filter(like=f"control.{name}.").to_numpy() for name in ("worker", "batch")
+    )
+    assert workers.shape == parts.shape == (60, 2) and len(np.unique(parts)) == 120
+    # Whose gradient is dropped takes another of the same part, so none is left out for good.
+    assert parts.max() < 120 + 4
+    np.testing.assert_array_equal(trace["worker"], workers[:, -1])
+    twice = workers[:, 0] == workers[:, 1]
+    assert twice.any() == ("batch" in waiting)
+    newest = trace["version"] == np.arange(60)
+    assert newest.all() == waiting.endswith("_sync")
+
+
+def test_local_steps_are_of_their_readers_batches(config, tmp_path):
+    """The k-th to read has the next H of them; a worker reads at once when it exchanges."""
+    _, trace = raced(config, LOCAL, tmp_path, at_random(17))
+    periods, version = (5, 5, 2, 1), 0
+    read = [(first, 0) for first in (0, 5, 10, 12)]  # batch and version
+    done, unread = [0] * 4, 13
+    names = ["worker", "control.batch", "version", "control.exchange"]
+    for i, batch, had, exchange in trace[names].itertuples(index=False):
+        assert (batch - done[i], had) == read[i]
+        done[i] += 1
+        assert exchange == (done[i] == periods[i])
+        if exchange:
+            version += 1
+            read[i], done[i], unread = (unread, version), 0, unread + periods[i]
+    assert version > 15 and trace["control.batch"].is_unique
 
 
 def test_it_does_not_go_on_without_its_trace(config, tmp_path):
@@ -108,13 +173,31 @@ def test_it_does_not_go_on_without_its_trace(config, tmp_path):
         raced(config, {}, tmp_path, at_random(1))
 
 
-def test_a_trace_that_contradicts_itself_is_refused(config, tmp_path):
-    _, trace = raced(config, {}, tmp_path, at_random(13))
+@pytest.mark.parametrize("case", ["plain", "k_async", "local steps"])
+def test_a_trace_that_contradicts_itself_is_refused(config, tmp_path, case):
+    _, trace = raced(config, CASES[case], tmp_path, at_random(13))
     trace.loc[30, "version"] -= 1
     trace.to_csv(tmp_path / "wrong.csv", index=False)
     source = {"cluster.service": "trace", "cluster.trace": str(tmp_path / "wrong.csv")}
     with pytest.raises(TimelineError, match=r"arrival 30, of worker ., says version"):
-        trainer.prepare(config(source))
+        trainer.prepare(config({**CASES[case], **source}))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda trace: trace.drop(columns="control.worker.1"), r"control\.worker\.0 to \.1"),
+        (lambda trace: trace.assign(**{"control.worker.1": 7}), r"worker 7, but groups are 0\.\.3"),
+        (lambda trace: trace.assign(**{"control.worker.0": 1}), "arrival .: worker . waits"),
+    ],
+)
+def test_a_trace_of_several_arrivals_says_whose_they_are(config, tmp_path, change, message):
+    values = several("k_async")
+    _, trace = raced(config, values, tmp_path, at_random(19))
+    change(trace).to_csv(tmp_path / "wrong.csv", index=False)
+    source = {"cluster.service": "trace", "cluster.trace": str(tmp_path / "wrong.csv")}
+    with pytest.raises(TimelineError, match=message):
+        trainer.prepare(config({**values, **source}))
 
 
 @pytest.mark.parametrize(
@@ -124,7 +207,13 @@ def test_a_trace_that_contradicts_itself_is_refused(config, tmp_path):
         ({"replicas.count": 2}, "config.replicas.count"),
         ({"data.streaming": True}, "config.data.streaming"),
         ({"strategy.name": "sync", "strategy.groups": 1}, "config.cluster.service"),
-        ({"strategy.name": "buffered"}, "config.cluster.service"),
+        ({"strategy.name": "elastic"}, "config.cluster.service"),
+        ({"strategy.name": "buffered", "parallel.api": "jit"}, "config.parallel"),
+        ({**LOCAL, "parallel.api": "jit"}, "config.parallel"),
+        ({**LOCAL, "optimizer.schedule": "cosine"}, "config.optimizer.schedule"),
+        ({**LOCAL, "optimizer.warmup_steps": 5}, "config.optimizer.schedule"),
+        ({**LOCAL, "optimizer.chain": ("staleness_rate",)}, "config.optimizer.chain"),
+        ({**LOCAL, "probes.momentum": True}, "config.probes.momentum"),
     ],
 )
 def test_what_cannot_race(config, tmp_path, values, message):
