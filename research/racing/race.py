@@ -26,6 +26,7 @@ from ml_collections import ConfigDict
 
 from research import program, resident, trainer
 from research.outputs.files import WorkdirError, read_json
+from research.outputs.hold import free
 from research.racing.worker import Compute, numbered, order_of, parts_of, worker
 from research.resuming import begun, is_finished
 from research.run import Run, joined
@@ -60,7 +61,9 @@ def race(config: ConfigDict, workdir: Path, connect: Connect) -> dict[str, Any]:
     run = trainer.prepare(config, begun=begun(workdir), race=True)
     training = trainer.training(run, workdir)
     with contextlib.ExitStack() as stack:
-        # Workers that cannot be had are known before the workdir is touched.
+        # Workers that cannot be had are known before the workdir is touched, and before they are
+        # started whether it is in use.
+        free(workdir)
         done = is_finished(read_json(workdir / "summary.json"), config.steps)
         workers = None if done else stack.enter_context(connect(run))
         stack.enter_context(contextlib.closing(training))

@@ -24,6 +24,7 @@ from research.strategies import workers as own
 from research.strategies.asynchronous import RECORDED
 from research.strategies.base import Batch, Event, Gradient, Info, Params, Strategy, Update
 from research.strategies.method import Chosen, Racing, Setting, of_config
+from research.strategies.worker_clock import by_speed, timeline
 from research.timeline.base import Timeline
 from research.timeline.exchanges import Exchanges
 from research.values import require
@@ -90,15 +91,15 @@ def async_local_sgd(gradient: Gradient, update: Update, workers: int) -> Strateg
 def periods(setting: Setting, methods: Chosen) -> list[int]:
     """H_i."""
     strategy = setting.config.strategy
-    seconds = own.local_means(setting, methods, sent=False).max(axis=1)
-    shares = seconds.min() / seconds if strategy.steps_by_speed else np.ones(len(seconds))
-    return [max(int(strategy.period * share + 1e-9), 1) for share in shares]
+    if strategy.steps_by_speed:
+        return by_speed(setting, methods, strategy.period)
+    return [max(strategy.period, 1)] * strategy.groups
 
 
 def clock(setting: Setting, methods: Chosen) -> Timeline:
     """The staleness is how often theta was updated since the worker had read it."""
     strategy, steps = setting.config.strategy, setting.config.steps
-    line, exchange = own.timeline(setting, methods, periods(setting, methods))
+    line, exchange = timeline(setting, methods, periods(setting, methods))
     numbers = {
         "rate": strategy.outer_learning_rate,
         "decay": strategy.outer_momentum,

@@ -10,25 +10,19 @@ it is elsewhere: with K = n all of `k_sync` is synchronous SGD, and `k_batch_asy
 asynchronous SGD.
 """
 
-import math
-
 import jax
 import jax.numpy as jnp
 from jax import lax
 from ml_collections import ConfigDict
 
-from research import seeds
 from research.strategies import asynchronous as one_each
 from research.strategies import base
 from research.strategies.asynchronous import RECORDED, State, asynchronous, put
 from research.strategies.base import Batch, Event, Gradient, Info, Strategy, Update
 from research.strategies.method import Chosen, Method, Racing, Setting, devices_of, slowed
-from research.timeline import service
 from research.timeline.base import Timeline
-from research.timeline.compute_groups import service_means
+from research.timeline.compute_groups import make
 from research.timeline.service import DRAWN
-from research.timeline.several import blank, several
-from research.timeline.trace import trace
 from research.timeline.versions import WAITING, Versions
 from research.values import ConfigError, one_of, require
 
@@ -79,22 +73,21 @@ def clock(setting: Setting, methods: Chosen) -> Timeline:
     Whoever is dropped stops at once. Where the gradient is local a group sends all blocks together.
     """
     config, strategy = setting.config, setting.config.strategy
-    asked, cluster = (strategy.arrivals, strategy.waiting), slowed(setting, methods)
-    if cluster.service == "race":
-        return blank(strategy.groups, config.steps, *asked)
-    if cluster.service == "trace":
-        return trace(cluster.trace, strategy.groups, config.steps, math.inf, *asked)
-    examples = config.batch_size // strategy.arrivals
-    means = service_means(cluster, strategy.groups, examples, setting.update_bytes)
-    seed = int(seeds.generator(config.seed, "arrivals").integers(2**63))
-    return several(seed, service.law(cluster), means, config.steps, *asked)
+    return make(
+        slowed(setting, methods),
+        groups=strategy.groups,
+        steps=config.steps,
+        batch_size=config.batch_size // strategy.arrivals,
+        update_bytes=setting.update_bytes,
+        seed=config.seed,
+        several_of=(strategy.arrivals, strategy.waiting),
+    )
 
 
 def order(config: ConfigDict, line: Timeline) -> Versions:
     """Who reads when in a race."""
-    strategy = config.strategy
-    asked = {"arrivals": strategy.arrivals, "waiting": strategy.waiting}
-    return Versions(line, strategy.groups, **asked)
+    of = config.strategy
+    return Versions(line, of.groups, arrivals=of.arrivals, waiting=of.waiting)
 
 
 def values(config: ConfigDict) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from research.timeline.base import Timeline
+from research.timeline.base import Timeline, from_arrivals
+from research.timeline.trace import recorded, verify
 from research.timeline.versions import Arrived, Reading
 
 # (whether arrivals exchange, how many have so far) -> what else is decided of them, by name
@@ -72,3 +73,15 @@ def exchanges(
         last = np.maximum.accumulate(np.where(exchange[mine], before[mine] + 1, 0))
         read[mine] = np.append(0, last)[:-1]
     return exchange, (before - read).astype(np.int32), read
+
+
+def replayed(path: str, steps: int, periods: Sequence[int]) -> tuple[Timeline, np.ndarray]:
+    """The first `steps` local steps of a race's trace, and whether each exchanges.
+
+    Raises `TimelineError`.
+    """
+    held = recorded(path, len(periods), steps, every=False)
+    exchange, late, version = exchanges(held.worker, periods)
+    verify(held, held.worker, version)
+    line = from_arrivals(held.worker, held.seconds, len(periods))
+    return line._replace(staleness=late, control=held.control), exchange

@@ -9,6 +9,7 @@ import pytest
 
 from research import trainer
 from research.outputs.files import WorkdirError
+from research.outputs.hold import held
 from research.outputs.workdir import parameters
 from research.racing.race import in_turn, race, replaying
 from research.racing.worker import worker
@@ -164,6 +165,14 @@ def test_local_steps_are_of_their_readers_batches(config, tmp_path):
             version += 1
             read[i], done[i], unread = (unread, version), 0, unread + periods[i]
     assert version > 15 and trace["control.batch"].is_unique
+
+
+def test_no_worker_starts_where_another_race_is(config, tmp_path):
+    def connect(run):
+        raise AssertionError("started")
+
+    with held(tmp_path), pytest.raises(WorkdirError, match="is in use by process"):
+        race(config({"cluster.service": "race"}), tmp_path, connect)
 
 
 def test_it_does_not_go_on_without_its_trace(config, tmp_path):
