@@ -8,8 +8,7 @@ its update. Where an update is of several arrivals these are parts of batches.
 """
 
 import math
-from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -96,7 +95,9 @@ class Versions:
             self._newest = min(set(range(self._groups)) - held)
             put(self._line, self._updates, seconds, self._had, self._newest)
             self._updates, self._had = self._updates + 1, []
-        goes_on = min(self._clock) + self._bound if update or self._again else -1
+        if not (update or self._again):
+            return Arrived(False, False, [])
+        goes_on = min(self._clock) + self._bound
         readers = [other for other in self._waiting if self._clock[other] <= goes_on]
         self._waiting = [other for other in self._waiting if self._clock[other] > goes_on]
         for other in readers:
@@ -122,22 +123,19 @@ def empty(slots: int, steps: int, arrivals: int = 1) -> Timeline:
 def put(line: Timeline, t: int, seconds: float, had: list[tuple[int, Reading]], write: int) -> None:
     """Writes update t, of groups and what they had read, into the arrays of the timeline."""
 
-    def each(values: Iterable[int]) -> int | list[int]:
-        return list(values) if len(had) > 1 else next(iter(values))
-
     (_, first), (last, _) = had[0], had[-1]
     line.worker[t], line.seconds[t] = last, seconds
     line.read[t], line.write[t] = first.slot, write
-    line.staleness[t] = each([t - reading.version for _, reading in had])
-    control = line.control or {}
-    for name, value in {
-        "batch": each([reading.batch for _, reading in had]),
-        "worker": each([group for group, _ in had]),
-        "read": each([reading.slot for _, reading in had]),
-        "write": write,
-    }.items():
-        if name in control:
-            control[name][t] = value  # of every server
+    if len(had) == 1:
+        each: dict[str, Any] = {"batch": first.batch, "read": first.slot}
+        line.staleness[t] = t - first.version
+    else:
+        each = {"worker": [group for group, _ in had]}
+        each |= {"batch": [own.batch for _, own in had], "read": [own.slot for _, own in had]}
+        line.staleness[t] = [t - own.version for _, own in had]
+    for name, value in (each | {"write": write}).items():
+        if line.control and name in line.control:
+            line.control[name][t] = value  # of every server
 
 
 def fill(order: Order, worker: np.ndarray, seconds: np.ndarray) -> None:
