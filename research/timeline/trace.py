@@ -43,17 +43,16 @@ def trace(
     With a finite `bound` of the staleness groups waited for one another (`versions.py`), and
     updates are of K `arrivals` for which groups wait as `waiting` says (`several.py`).
     """
-    free = bound == math.inf and (arrivals, waiting) == (1, NOBODY)
-    held = recorded(path, groups, steps, every=free)
+    single = (arrivals, waiting) == (1, NOBODY)
+    held = recorded(path, groups, steps, every=single)
     if arrivals > 1:
         held = held._replace(worker=_whose(held, arrivals, groups))
-    if free:
+    if single and bound == math.inf:
         made = from_arrivals(held.worker, held.seconds, groups)
     else:
         try:
             made = blank(groups, steps, arrivals, waiting)
-            order = Versions(made, groups, bound, arrivals, waiting)
-            fill(order, held.worker, held.seconds)
+            fill(Versions(made, groups, bound, arrivals, waiting), held.worker, held.seconds)
         except TimelineError as error:
             raise TimelineError(f"trace {path}: {error}") from error
     late = made.staleness if arrivals == 1 else made.staleness[:, -1]

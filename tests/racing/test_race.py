@@ -13,6 +13,8 @@ from research.outputs.hold import held
 from research.outputs.workdir import parameters
 from research.racing.race import in_turn, race, replaying
 from research.racing.worker import worker
+from research.run import by_number
+from research.strategies import base
 from research.timeline import TimelineError
 from research.timeline.base import from_arrivals
 from research.timeline.versions import WAITING
@@ -131,6 +133,21 @@ def messages(trace):
         return trace["worker"][trace["control.exchange"] == 1].tolist()
     each = [name for name in trace if name.startswith("control.worker")]
     return trace[each or ["worker"]].to_numpy().ravel().tolist()
+
+
+def test_a_batch_is_put_together_of_its_parts():
+    """As the simulator cuts it: example i of a batch is of part i mod K."""
+    rng = np.random.default_rng(0)
+    order = rng.permutation(8 * 12 * 2).reshape(8, 12, 2)  # examples and seeds of eight batches
+    every = lambda start, stop: order[start:stop]  # noqa: E731
+    for k in (1, 2, 3, 12):
+        numbers = np.arange(8 * k).reshape(8, k)
+        np.testing.assert_array_equal(by_number(every, numbers), order)
+        some = rng.choice(8 * k, (2, k))
+        cut = base.parts({"x": by_number(every, some).swapaxes(0, 1)}, k)["x"]  # (k, ., 2 batches)
+        for (t, j), number in np.ndenumerate(some):
+            whose = base.parts({"x": order[number // k]}, k)["x"][number % k]
+            np.testing.assert_array_equal(cut[j][:, t], whose)
 
 
 @pytest.mark.parametrize("waiting", WAITING)
