@@ -110,8 +110,9 @@ OTHERS = {
 OTHERS["local steps"] = {"strategy.name": "async_local_sgd", "cluster.speeds": "(1.0,1.0,0.4)"}
 
 
-@pytest.mark.parametrize("values", [{}, *OTHERS.values()], ids=["plain", *OTHERS])
-def test_three_race_and_the_simulator_replays_them(tmp_path, values):
+@pytest.mark.parametrize("name", ["plain", "k_batch_sync", "k_async"])  # others are below
+def test_three_race_and_the_simulator_replays_them(tmp_path, name):
+    values = OTHERS.get(name, {})
     job = start(tmp_path / "race", steps=400, **values)
     output, errors = job.communicate(timeout=300)
     assert job.returncode == 0, errors[-3000:]
@@ -122,12 +123,11 @@ def test_three_race_and_the_simulator_replays_them(tmp_path, values):
 
 
 @pytest.mark.parametrize(
-    ("values", "dying"),
-    [({}, 6), (OTHERS["k_sync"], 2), (OTHERS["k_batch_async"], 2), (OTHERS["local steps"], 2)],
-    ids=["plain", "k_sync", "k_batch_async", "local steps"],
+    ("name", "dying"), [("plain", 6), ("k_sync", 2), ("k_batch_async", 2), ("local steps", 2)]
 )
-def test_workers_and_servers_die(tmp_path, values, dying):
+def test_workers_and_servers_die(tmp_path, name, dying):
     """So many workers and two servers, at random times, in a race that is ended after the last."""
+    values = OTHERS.get(name, {})
     rng, folder = random.Random(5), tmp_path / "race"
     job, deaths = start(folder, steps=1_000_000, **values), []
     for kind in rng.sample([workers] * dying + [servers] * 2, dying + 2):
