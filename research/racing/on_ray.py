@@ -89,12 +89,13 @@ def ray_workers(run: Run, address: str = "", gpus: float = 0.0) -> Iterator[Work
         config = run.config.to_dict()
         actors = [actor.remote(config, group) for group in range(groups)]
         ray.get([each.ready.remote() for each in actors])
-        yield _workers(ray, actors)
+        yield actors_at_work(ray, actors)
     finally:
         ray.shutdown()
 
 
-def _workers(ray: Any, actors: list[Any]) -> Workers:
+def actors_at_work(ray: Any, actors: list[Any]) -> Workers:
+    """The groups as these actors, one call of each at a time."""
     coming: dict[Any, int] = {}  # the oldest first, so that none is passed over
     # What a group is to do that is at something which it is to drop: a call cannot be interrupted,
     # so its message is let go.

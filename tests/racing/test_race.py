@@ -1,6 +1,7 @@
 """A race, its groups computing in turn in this process; its trace has the same parameters."""
 
 import contextlib
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -11,6 +12,7 @@ from research import trainer
 from research.outputs.files import WorkdirError
 from research.outputs.hold import held
 from research.outputs.workdir import parameters
+from research.racing import on_ray
 from research.racing.race import in_turn, race, replaying
 from research.racing.worker import worker
 from research.run import by_number
@@ -182,6 +184,34 @@ def test_local_steps_are_of_their_readers_batches(config, tmp_path):
             version += 1
             read[i], done[i], unread = (unread, version), 0, unread + periods[i]
     assert version > 15 and trace["control.batch"].is_unique
+
+
+def test_of_a_call_that_was_dropped_nothing_is_received():
+    """A group has one call at a time; of what it was sent meanwhile it gets the last."""
+    called, ended = [], []
+
+    def actor(group):
+        def remote(given, numbers):
+            called.append((group, given, numbers))
+            return len(called) - 1
+
+        return SimpleNamespace(work=SimpleNamespace(remote=remote))
+
+    def wait(calls, timeout):
+        return [call for call in calls if call in ended][:1], []
+
+    ray = SimpleNamespace(wait=wait, get=lambda call: called[call][1])
+    workers = on_ray.actors_at_work(ray, [actor(0), actor(1)])
+    workers.send(0, "old", range(1))
+    workers.send(1, "other", range(1, 2))
+    for given in ("newer", "newest"):
+        workers.send(0, given, range(1))
+    assert [given for _, given, _ in called] == ["old", "other"]
+    ended.append(0)
+    assert workers.receive(0.0) is None  # the old one is let go
+    assert called[2:] == [(0, "newest", range(1))]
+    ended += [1, 2]
+    assert workers.receive(0.0) == (1, "other") and workers.receive(0.0) == (0, "newest")
 
 
 def test_no_worker_starts_where_another_race_is(config, tmp_path):
