@@ -56,7 +56,7 @@ def load(folder: Path) -> Race:
     if not (path.exists() and alone and groups and batch):
         raise TableError(
             f"{folder}: no race in it; needs a run of `optdyn race`, with the trace.csv that its "
-            "workers leave"
+            "workers leave, of updates that are one gradient of the whole batch each"
         )
     try:
         table = pd.read_csv(path)

@@ -88,6 +88,15 @@ def run(main: Callable[[ConfigDict, Path], int], workdir: str | None = None) -> 
     app.run(guarded, argv=argv, flags_parser=partial(_parse, options=options))
 
 
+def warn(config: ConfigDict) -> None:
+    """A line on standard error for everything in a checked config that is hardly meant."""
+    from research.checks.doubts import doubts  # here, for they import jax
+    from research.parallel.processes import is_writer
+
+    for doubt in doubts(config) if is_writer() else ():
+        print(f"warning: {doubt}", file=sys.stderr, flush=True)
+
+
 def ended(summary: Mapping[str, Any]) -> int:
     """Prints a run's figures and returns its exit code."""
     from research.parallel.processes import is_writer  # here, for it imports jax

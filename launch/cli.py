@@ -50,6 +50,8 @@ COMMANDS = {
     "list": Command("launch.listing", "what can be named in a config, shipped configs, keys"),
     "completion": Command("launch.completion", "a script that completes commands in a shell"),
 }
+# May be cut off, as by `| head`: they print when all that they write is written.
+CUT = ("list", "config", "completion", "reality", "momentum", "efficiency", "pareto", "network")
 
 
 def main() -> None:
@@ -66,7 +68,7 @@ def main() -> None:
     elif any(re.fullmatch("--?(h|help|helpshort)", argument) for argument in before(rest)):
         print(described(name))
     else:
-        if name in ("list", "config", "completion"):  # may be cut off, as by `| head`
+        if name in CUT:
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         if COMMANDS[name].also:
             refuse(COMMANDS[name], rest)

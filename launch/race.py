@@ -30,11 +30,14 @@ def served(config: ConfigDict, workdir: Path) -> int:
     from functools import partial
 
     from launch import app
+    from research.checks import check
     from research.racing.on_ray import ray_workers
     from research.racing.race import race
 
     app.one_run(config)
     config.cluster.service = "race"
+    check(config)
+    app.warn(config)
     address, gpus = flags.FLAGS.address, flags.FLAGS.gpus_per_worker
     return app.ended(race(config, workdir, partial(ray_workers, address=address, gpus=gpus)))
 

@@ -20,9 +20,13 @@ set -euo pipefail
 
 python="${PYTHON:-.venv/bin/python}"
 ray="$(dirname "$python")/ray"
-head="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
+mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+head="${nodes[0]}"
 export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"
 export RAY_USAGE_STATS_ENABLED=0 PYTHONUNBUFFERED=1
+# A secret of this job: others of the cluster could run programs here without.
+RAY_AUTH_TOKEN="$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')"
+export RAY_AUTH_MODE=token RAY_AUTH_TOKEN
 
 srun --nodes=1 --ntasks=1 --nodelist="$head" "$ray" start --head --port=6379 --block &
 sleep 10

@@ -6,7 +6,6 @@ The same command resumes an interrupted or killed run and leaves a finished one 
 the run would take: its memory, its updates and epochs, and its time. It writes nothing.
 """
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from ml_collections import ConfigDict
 
 from launch import app, dry
 from research.checks import check
-from research.checks.doubts import doubts
 from research.parallel.processes import is_writer
 from research.trainer import train
 from research.trajectories.replicas import record
@@ -24,8 +22,7 @@ from research.trajectories.replicas import record
 def run(config: ConfigDict, workdir: Path) -> dict[str, Any]:
     """Trains, or records replicas if the config asks for any; returns the summary."""
     check(config)
-    for doubt in doubts(config) if is_writer() else ():
-        print(f"warning: {doubt}", file=sys.stderr, flush=True)
+    app.warn(config)
     return record(config, workdir) if config.replicas.count else train(config, workdir)
 
 

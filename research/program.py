@@ -21,7 +21,7 @@ from research.optimizers import schedules
 from research.parallel import devices as parallel
 from research.parallel.layout import Layout
 from research.problem import Examples, Params, Problem
-from research.strategies.base import Event, Info, Message, State, Strategy
+from research.strategies.base import Event, Info, State, Strategy
 
 CHUNK = 256  # events handed to the device at a time; how many of them are run is an argument
 EVALUATED = 1000  # examples evaluated at a time
@@ -57,12 +57,12 @@ class Program:
 class Raced(NamedTuple):
     """A run's update in two compiled halves, for workers that race and the server they send to.
 
-    `gradient(params, examples, chosen) -> Message` of the examples with those numbers, (B,) int32
-    or (B, 2); `update(state, event, message) -> (state, info)`. `metered`, which says what the
-    momentum meter needs, also takes the examples and the numbers of a second mini-batch.
+    `work(given, hyper, examples, chosen) -> message` of batches of the examples with those numbers,
+    (n, B) int32 or (n, B, 2); `update(state, event, message) -> (state, info)`. `metered`, which
+    says what the momentum meter needs, also takes the examples and the numbers of a second batch.
     """
 
-    gradient: Callable[..., Message]
+    work: Callable[..., Any]
     update: Callable[..., tuple[State, Info]]
     metered: Callable[..., tuple[State, Info]]
 
@@ -192,25 +192,25 @@ def _raced(static: str) -> Raced:
     methods, keys = strategies.chosen(values["strategy"]["name"]), values["strategy"]["keys"]
     optimizer = _optimizer(*values["optimizer"])
     asked = methods, keys, whole, optimizer, values["slots"], None
-    of = strategies.gradient_of(methods, keys, whole)
+    assert methods.read and methods.read.race
+    of = methods.read.race.work(*strategies.pieces(methods, keys, whole, optimizer))
 
-    def gradient(params: Params, examples: Examples, chosen: jax.Array) -> Message:
-        nothing = jnp.int32(0)
-        return Message(*of(params, Event(nothing, nothing, {}), whole.batch(examples, chosen)))
+    def work(given: Any, hyper: Any, examples: Examples, chosen: jax.Array) -> Any:
+        return of(given, hyper, partial(whole.batch, examples), chosen)
 
     def step_of(meter: bool) -> Callable[..., tuple[State, Info]]:
         return strategies.compose(*asked, meter=meter, race=True).step
 
-    def update(state: State, event: Event, message: Message) -> tuple[State, Info]:
+    def update(state: State, event: Event, message: Any) -> tuple[State, Info]:
         return step_of(meter=False)(state, event, message)
 
     def metered(
-        state: State, event: Event, message: Message, examples: Examples, second: jax.Array
+        state: State, event: Event, message: Any, examples: Examples, second: jax.Array
     ) -> tuple[State, Info]:
         return step_of(meter=True)(state, event, (message, whole.batch(examples, second)))
 
     return Raced(
-        jax.jit(gradient),
+        jax.jit(work),
         jax.jit(update, donate_argnums=0),
         jax.jit(metered, donate_argnums=0),
     )

@@ -101,9 +101,29 @@ def batches_of(run: Run, independent: bool = False) -> Batches:
 
 
 def by_number(every: Batches, numbers: np.ndarray) -> np.ndarray:
-    """The batches with those numbers."""
+    """The batches with those numbers, (n,), or those put together of K parts each, (n, K)."""
+    if numbers.ndim == 2:
+        return joined(parted(every, numbers.ravel(), numbers.shape[1]), numbers.shape[1])
     first, last = (int(numbers.min()), int(numbers.max()) + 1) if len(numbers) else (0, 0)
     return every(first, last)[numbers - first]
+
+
+def parted(every: Batches, numbers: np.ndarray, count: int) -> np.ndarray:
+    """Parts of batches, each cut into `count` in the order of examples: (n, B / count) and so on.
+
+    Example i of batch b is in part b count + i mod count.
+    """
+    whole = by_number(every, numbers // count)
+    n, size, *rest = whole.shape
+    cut = whole.reshape(n, size // count, count, *rest)
+    return cut[np.arange(n), :, numbers % count]
+
+
+def joined(parts: np.ndarray, count: int) -> np.ndarray:
+    """The batches of which `count` parts each lie in a row."""
+    n, size, *rest = parts.shape
+    rows = parts.reshape(n // count, count, size, *rest).swapaxes(1, 2)
+    return rows.reshape(n // count, count * size, *rest)
 
 
 def events_of(

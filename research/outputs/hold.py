@@ -57,6 +57,13 @@ def held(workdir: Path, name: str = LOCK) -> Iterator[None]:
         lock.release()
 
 
+def free(workdir: Path) -> None:
+    """Raises `WorkdirError` if another process holds the workdir; makes none."""
+    if (workdir / LOCK).exists():
+        with held(workdir):
+            pass
+
+
 def _holder(path: Path) -> str:
     """`process 1234 on HOST since 14:03`, as far as it is known."""
     try:

@@ -30,11 +30,18 @@ class Recorder:
         self._seconds += seconds
 
     def raced(self, made: Timeline, window: slice) -> None:
-        """Those of a race, each with its own time and the version that it had read."""
-        late = made.staleness[window]
-        late = late if late.ndim == 1 else late[:, 0]
-        version = np.arange(window.start, window.stop) - late
-        self._append(made, window, made.seconds[window], version=version)
+        """Those of a race, each with its own time and the version that it had read.
+
+        Of several arrivals it is that of the last one.
+        """
+        late, control = made.staleness[window], made.control or {}
+        late = late if late.ndim == 1 else late[:, -1]
+        updates = np.arange(window.start, window.stop)
+        if "exchange" in control:
+            updates = (np.cumsum(control["exchange"]) - control["exchange"])[window]
+        whole = {name: of for name, of in control.items() if of.dtype.kind != "f"}  # the config's
+        made = made._replace(control=whole)
+        self._append(made, window, made.seconds[window], version=updates - late)
 
     def _append(self, made: Timeline, window: slice, seconds: np.ndarray, **more: Any) -> None:
         import pandas as pd

@@ -1,11 +1,12 @@
 """The workers of a race as Ray actors, on this machine or on a cluster that Ray runs.
 
-Ray starts an actor anew that has died, and gives it the gradient again that it was at: the server
-hears of each gradient once, whatever dies.
+Ray starts an actor anew that has died, and gives it again what it was at: the server hears of it
+once, whatever dies.
 """
 
 import contextlib
 import os
+import time
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -13,9 +14,8 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from research.racing.race import Workers
-from research.racing.worker import worker
+from research.racing.worker import order_of, worker
 from research.run import Run
-from research.strategies.base import Message, Params
 from research.trainer import prepare
 from research.values import InputError
 
@@ -35,16 +35,18 @@ class RayError(InputError):
 class Worker:
     """An actor: a compute group, which reads its data and compiles its gradient by itself."""
 
-    def __init__(self, config: dict[str, Any]):
+    def __init__(self, config: dict[str, Any], group: int):
         run = prepare(ConfigDict(config), race=True)
         self._compute = worker(run)
-        self._compute(run.params, 0)  # compiled
+        first = order_of(run).working[group]
+        given = run.program.strategy.init(run.params).at(first.slot)
+        self._compute(given, first.numbers)  # compiled
 
     def ready(self) -> None:
         """Returns when the worker is there."""
 
-    def gradient(self, params: Params, batch: int) -> Message:
-        return self._compute(params, batch)
+    def work(self, given: Any, numbers: range) -> Any:
+        return self._compute(given, numbers)
 
 
 @contextlib.contextmanager
@@ -85,26 +87,40 @@ def ray_workers(run: Run, address: str = "", gpus: float = 0.0) -> Iterator[Work
             runtime_env={"env_vars": variables},
         )
         config = run.config.to_dict()
-        actors = [actor.remote(config) for _ in range(groups)]
+        actors = [actor.remote(config, group) for group in range(groups)]
         ray.get([each.ready.remote() for each in actors])
-        yield _workers(ray, actors)
+        yield actors_at_work(ray, actors)
     finally:
         ray.shutdown()
 
 
-def _workers(ray: Any, actors: list[Any]) -> Workers:
+def actors_at_work(ray: Any, actors: list[Any]) -> Workers:
+    """The groups as these actors, one call of each at a time."""
     coming: dict[Any, int] = {}  # the oldest first, so that none is passed over
+    # What a group is to do that is at something which it is to drop: a call cannot be interrupted,
+    # so its message is let go.
+    later: dict[int, tuple[Any, range]] = {}
 
-    def send(group: int, params: Params, batch: int) -> None:
-        coming[actors[group].gradient.remote(params, batch)] = group
+    def send(group: int, given: Any, numbers: range) -> None:
+        if group in coming.values():
+            later[group] = given, numbers
+        else:
+            coming[actors[group].work.remote(given, numbers)] = group
 
-    def receive(seconds: float) -> tuple[int, Message] | None:
-        ready, _ = ray.wait(list(coming), timeout=seconds)
-        if not ready:
-            return None
-        group = coming.pop(ready[0])
+    def receive(seconds: float) -> tuple[int, Any] | None:
+        until = time.monotonic() + seconds
+        while True:
+            ready, _ = ray.wait(list(coming), timeout=max(until - time.monotonic(), 0.0))
+            if not ready:
+                return None
+            group = coming.pop(ready[0])
+            if group not in later:
+                return group, received(ready[0], group)
+            send(group, *later.pop(group))
+
+    def received(message: Any, group: int) -> Any:
         try:
-            return group, ray.get(ready[0])
+            return ray.get(message)
         except ray.exceptions.RayActorError as error:
             said = " ".join(str(error).split())
             raise RayError(f"worker {group} cannot work: {said}") from error

@@ -1,18 +1,20 @@
-"""A race: groups compute gradients by themselves, and a server applies them as they arrive.
+"""A race: groups compute by themselves, and a server applies what they send as it arrives.
 
-    server   x_{t+1} = step(x_t, grad f(x_r))      the strategy's own update rule
-    group    grad f(x_r) of its batch              x_r: the version that it read last
+    server   x_{t+1} = step(x_t, message)      the strategy's own update rule
+    group    grad f(x_r) of its batch          x_r: the version that it read last
+             or where H local steps lead to from there
 
 The run is the trainer's own, with its log, its checkpoints and its files. Only who makes the next
-update is not drawn: it is whoever arrives. Their order says all else (`timeline/versions.py`), so
-`trace.csv` replays the race in the simulator, and a race goes on from a checkpoint and the trace of
-what was before it: each group takes the gradient again that it was at.
+update is not drawn: it is whoever arrives. Their order says all else (`timeline/versions.py`,
+`timeline/exchanges.py`), so `trace.csv` replays the race in the simulator, and a race goes on from
+a checkpoint and the trace of what was before it: each group does again what it was at.
 """
 
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,22 +26,27 @@ from ml_collections import ConfigDict
 
 from research import program, resident, trainer
 from research.outputs.files import WorkdirError, read_json
-from research.racing.worker import Compute, numbered, worker
+from research.outputs.hold import free
+from research.racing.worker import Compute, numbered, order_of, parts_of, worker
 from research.resuming import begun, is_finished
-from research.run import Run
-from research.strategies.base import Event, Info, Message, Params, State
+from research.run import Run, joined
+from research.strategies.base import Event, Info, State
 from research.timeline.base import TimelineError
-from research.timeline.versions import Versions, fill, put
+from research.timeline.trace import arrived
+from research.timeline.versions import Order, fill
 from research.trainer import Ask, Infos
 
 PATIENCE = 0.5  # seconds until the run looks whether it is to stop
 
 
 class Workers(NamedTuple):
-    """The groups: `send` starts a gradient, and `receive` waits for one, or for so many seconds."""
+    """The groups: `send` sets one to work, and `receive` waits for a message, or for so long.
 
-    send: Callable[[int, Params, int], None]  # (group, parameters, number of the batch)
-    receive: Callable[[float], tuple[int, Message] | None]
+    A group that is sent something is to drop what it was at, of which nothing is received any more.
+    """
+
+    send: Callable[[int, Any, range], None]  # (group, what it is given, numbers of its batches)
+    receive: Callable[[float], tuple[int, Any] | None]  # (seconds) -> group and message
 
 
 Connect = Callable[[Run], AbstractContextManager[Workers]]
@@ -54,36 +61,37 @@ def race(config: ConfigDict, workdir: Path, connect: Connect) -> dict[str, Any]:
     run = trainer.prepare(config, begun=begun(workdir), race=True)
     training = trainer.training(run, workdir)
     with contextlib.ExitStack() as stack:
-        # Workers that cannot be had are known before the workdir is touched.
+        # Workers that cannot be had are known before the workdir is touched, and before they are
+        # started whether it is in use.
+        free(workdir)
         done = is_finished(read_json(workdir / "summary.json"), config.steps)
         workers = None if done else stack.enter_context(connect(run))
         stack.enter_context(contextlib.closing(training))
         ask = trainer.proceed(training, None)
         if workers and isinstance(ask, Ask):
-            versions = so_far(run, workdir / "trace.csv", ask.step)
-            answer = server(run, versions, workers)
+            order = so_far(run, workdir / "trace.csv", ask.step)
+            answer = server(run, order, workers)
             while isinstance(ask, Ask):
                 ask = trainer.proceed(training, answer(ask))
     assert not isinstance(ask, Ask)
     return ask
 
 
-def so_far(run: Run, trace: Path, step: int) -> Versions:
-    """Where the groups are after the first `step` arrivals, which it writes into the timeline.
+def so_far(run: Run, trace: Path, step: int) -> Order:
+    """Where the groups are after the first `step` updates, which it writes into the timeline.
 
     Raises `WorkdirError` if the trace does not have them.
     """
     import pandas as pd  # here, for it takes long
 
-    bound = run.config.strategy.staleness_bound
-    worker, seconds = [], np.zeros(0)
+    order = order_of(run)
     try:
         if step:
             rows = pd.read_csv(trace)[:step]
-            worker, seconds = rows["worker"].tolist(), rows["seconds"].to_numpy()
-        if len(worker) < step:
-            raise ValueError(f"{len(worker):,} arrivals")
-        return fill(run.timeline, worker, seconds, bound if bound >= 0 else math.inf)
+            if len(rows) < step:
+                raise ValueError(f"{len(rows):,} arrivals")
+            fill(order, arrived(rows), rows["seconds"].to_numpy())
+        return order
     except (OSError, ValueError, KeyError, IndexError, TimelineError) as error:
         raise WorkdirError(
             f"{trace} must have the {step:,} arrivals of the checkpoint ({error}); give another "
@@ -91,38 +99,59 @@ def so_far(run: Run, trace: Path, step: int) -> Versions:
         ) from error
 
 
-def server(run: Run, versions: Versions, workers: Workers) -> Callable[[Ask], Answer]:
-    """What answers the run: updates as gradients arrive, for about as long as PATIENCE."""
+def server(run: Run, order: Order, workers: Workers) -> Callable[[Ask], Answer]:
+    """What answers the run: updates as messages arrive, for about as long as PATIENCE."""
     halves = program.raced(run.config, run.data.classes, run.timeline.slots)
     examples = resident.put(run.data, run.program.layout.put_examples, run.config).train
-    second, line = numbered(run, independent=True), run.timeline
+    chosen, second, line = numbered(run), numbered(run, independent=True), run.timeline
+    parts, control = parts_of(run), line.control or {}
     begun = math.nan
+    come = deque[tuple[int, Any, float]]()  # arrivals that are not in the timeline yet
+    gathered = list[Any]()  # messages of the next update
 
     def event(t: int, hyper: Mapping[str, Any]) -> Event:
-        control = {name: values[t] for name, values in (line.control or {}).items()}
-        return Event(line.read[t], line.write[t], hyper, control, line.staleness[t])
+        decided = {name: values[t] for name, values in control.items()}
+        return Event(line.read[t], line.write[t], hyper, decided, line.staleness[t])
 
-    def update(ask: Ask, state: State, at: Event, sent: Message, batch: int) -> tuple[State, Info]:
+    def update(ask: Ask, state: State, at: Event, sent: list[Any], t: int) -> tuple[State, Info]:
+        message = jax.tree.map(lambda *each: np.stack(each), *sent) if parts > 1 else sent[0]
         if ask.metered:
-            return halves.metered(state, at, sent, examples, second(batch))
-        return halves.update(state, at, sent)
+            numbers = np.ravel(control["batch"][t])
+            other = joined(second(numbers), parts)[0]
+            return halves.metered(state, at, message, examples, other)
+        return halves.update(state, at, message)
+
+    def send(state: State, groups: Iterable[int]) -> None:
+        slots = {order.working[group].slot for group in groups}
+        given = {slot: jax.device_get(state.at(slot)) for slot in slots}
+        for group in groups:
+            reading = order.working[group]
+            workers.send(group, given[reading.slot], reading.numbers)
 
     def compiled(ask: Ask) -> None:
         """Both programs, before the clock of the race begins."""
         hyper = {name: values[0] for name, values in ask.events(0)[0].hyper.items()}
-        shapes = jax.eval_shape(halves.gradient, ask.state.params, examples, second(0))
+        given = jax.eval_shape(lambda state: state.at(0), ask.state)
+        shapes = jax.eval_shape(halves.work, given, hyper, examples, chosen(range(1)))
+        shapes = shapes._replace(loss=jax.ShapeDtypeStruct((), shapes.loss.dtype))
         nothing = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
         for metered in {False, run.config.probes.momentum}:
             state = jax.tree.map(jnp.copy, ask.state)
-            update(ask._replace(metered=metered), state, event(0, hyper), nothing, 0)
+            one = ask._replace(metered=metered)
+            update(one, state, event(0, hyper), [nothing] * parts, 0)
 
     def begin(ask: Ask) -> Answer:
         nonlocal begun
         compiled(ask)
         begun = time.monotonic() - (line.seconds[ask.step - 1] if ask.step else 0.0)
-        for group, reading in versions.working.items():
-            workers.send(group, jax.device_get(ask.state.at(reading.slot)), reading.batch)
+        send(ask.state, list(order.working))
         return ask.state, {"loss": np.zeros(0)}
+
+    def arrivals(group: int, message: Any) -> Iterator[tuple[int, Any, float]]:
+        """What a message is, one arrival after the other: a gradient, or local steps."""
+        now = time.monotonic() - begun
+        for loss in np.ravel(message.loss)[-order.left(group) :]:
+            yield group, message._replace(loss=loss), now
 
     def answer(ask: Ask) -> Answer:
         if not ask.n:
@@ -130,20 +159,24 @@ def server(run: Run, versions: Versions, workers: Workers) -> Callable[[Ask], An
         state, said = ask.state, list[Mapping[str, Any]]()
         hypers = ask.events(ask.n)[0].hyper
         until = time.monotonic() + PATIENCE
-        for i in range(ask.n):
-            arrived = workers.receive(max(until - time.monotonic(), 0.0))
-            if arrived is None:
-                break
-            (group, message), t = arrived, ask.step + i
-            had, write, readers = versions.arrive(group)
-            put(line, t, group, time.monotonic() - begun, had, write)
-            hyper = {name: values[i] for name, values in hypers.items()}
-            state, info = update(ask, state, event(t, hyper), message, had.batch)
-            if readers:
-                newest = jax.device_get(state.params)
-            for other in readers:
-                workers.send(other, newest, versions.working[other].batch)
-            said.append(info)
+        while len(said) < ask.n:
+            if not come:
+                heard = workers.receive(max(until - time.monotonic(), 0.0))
+                if heard is None:
+                    break
+                come.extend(arrivals(*heard))
+            group, message, seconds = come.popleft()
+            did = order.arrive(group, seconds)
+            gathered.append(message)
+            info: Mapping[str, Any] = {"loss": message.loss} | dict.fromkeys(run.program.sums, 0.0)
+            if did.update:
+                i, t = len(said), ask.step + len(said)
+                hyper = {name: values[i] for name, values in hypers.items()}
+                state, info = update(ask, state, event(t, hyper), gathered, t)
+            send(state, did.readers)
+            if did.row:
+                said.append(info)
+                gathered.clear()
         names = said[0] if said else ("loss",)
         return state, {name: np.array([info[name] for info in said]) for name in names}
 
@@ -157,16 +190,16 @@ def replaying(order: Iterable[int]) -> Connect:
 
 
 def in_turn(compute: Compute, choose: Callable[[list[int]], int | None]) -> Workers:
-    """Groups of this process, one gradient at a time: of those at work `choose` says who is next.
+    """Groups of this process, one message at a time: of those at work `choose` says who is next.
 
     None: nobody yet.
     """
-    asked: dict[int, tuple[Params, int]] = {}
+    asked: dict[int, tuple[Any, range]] = {}
 
-    def send(group: int, params: Params, batch: int) -> None:
-        asked[group] = params, batch
+    def send(group: int, given: Any, numbers: range) -> None:
+        asked[group] = given, numbers
 
-    def receive(seconds: float) -> tuple[int, Message] | None:
+    def receive(seconds: float) -> tuple[int, Any] | None:
         group = choose(sorted(asked))
         return None if group is None else (group, compute(*asked.pop(group)))
 

@@ -1,7 +1,7 @@
 """Ways of parallelising SGD, one a file, and what they are put together of."""
 
 from research.strategies.base import Event, Strategy
-from research.strategies.compose import compose, gradient_of
+from research.strategies.compose import compose, pieces
 from research.strategies.method import (
     GROUPED,
     PLAIN,
@@ -39,13 +39,13 @@ __all__ = [
     "compose",
     "devices_of",
     "follows",
-    "gradient_of",
     "groups_of",
     "is_shared",
     "is_simple",
     "load",
     "of_config",
     "owns",
+    "pieces",
     "refused",
     "timeline_of",
 ]

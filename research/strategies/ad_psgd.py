@@ -20,6 +20,7 @@ from research import seeds
 from research.strategies import workers as own
 from research.strategies.base import Batch, Event, Gradient, Info, Params, Strategy, Update
 from research.strategies.method import Chosen, Setting
+from research.strategies.worker_clock import timeline
 from research.timeline.base import Timeline
 from research.values import one_of
 
@@ -88,7 +89,7 @@ def clock(setting: Setting, methods: Chosen) -> Timeline:
     The staleness is how many others arrived since the worker had read.
     """
     strategy, rng = setting.config.strategy, seeds.generator(setting.config.seed, "peers")
-    line, _ = own.timeline(setting, methods, [1] * strategy.groups)
+    line, _ = timeline(setting, methods, [1] * strategy.groups)
     return line._replace(control={"peer": peers(line.worker, strategy.groups, strategy.graph, rng)})
 
 

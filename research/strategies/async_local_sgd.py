@@ -11,17 +11,22 @@ Nesterov's. A worker of speed v_i takes H_i = H v_i / max v local steps, rounded
 one, so that slow workers are not the stalest (the paper's dynamic local updates).
 """
 
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
+from research.strategies import local_steps
 from research.strategies import workers as own
+from research.strategies.asynchronous import RECORDED
 from research.strategies.base import Batch, Event, Gradient, Info, Params, Strategy, Update
-from research.strategies.method import Chosen, Setting
+from research.strategies.method import Chosen, Racing, Setting, of_config
+from research.strategies.worker_clock import by_speed, timeline
 from research.timeline.base import Timeline
+from research.timeline.exchanges import Exchanges
 from research.values import require
 
 
@@ -39,6 +44,10 @@ class State(NamedTuple):
         workers, read = (own.put(table, self.newest, params) for table in self[3:5])
         return self._replace(params=params, workers=workers, read=read)
 
+    def at(self, worker: int) -> tuple[Params, Any]:
+        """What a worker begins with that has just read: theta, and the state of its optimizer."""
+        return own.row((self.workers, self.opt_state), worker)
+
     def logged(self) -> dict[str, float]:
         return own.logged(self.workers)
 
@@ -50,6 +59,8 @@ def async_local_sgd(gradient: Gradient, update: Update, workers: int) -> Strateg
     `decay` b, `delay` N and `part`, of b m: c or 1 - c N + c.
     """
 
+    local = local_steps.local_step(gradient, update)
+
     def init(params: Params) -> State:
         zeros = jax.tree.map(jnp.zeros_like, params)
         every, opt_state = own.table((params, update.init(params)), workers)
@@ -60,8 +71,7 @@ def async_local_sgd(gradient: Gradient, update: Update, workers: int) -> Strateg
         i, control, b = own.arriving(event), event.control, event.control["decay"]
         exchange, turn, n = control["exchange"], control["turn"], control["delay"]
         w, read = own.row(state.workers, i), own.row(state.read, i)
-        loss, grads = gradient(w, event, batch)
-        w, opt_state = update.apply(grads, own.row(state.opt_state, i), w, event, w)
+        loss, w, opt_state = local(w, own.row(state.opt_state, i), event, batch)
         outer = jax.tree.map(jnp.subtract, read, w)
         total = jax.tree.map(jnp.add, state.waiting, outer)
         m = jax.tree.map(lambda m, d: jnp.where(turn, b * m + d / n, m), state.momentum, total)
@@ -78,29 +88,57 @@ def async_local_sgd(gradient: Gradient, update: Update, workers: int) -> Strateg
     return Strategy(init, step)
 
 
+def periods(setting: Setting, methods: Chosen) -> list[int]:
+    """H_i."""
+    strategy = setting.config.strategy
+    if strategy.steps_by_speed:
+        return by_speed(setting, methods, strategy.period)
+    return [max(strategy.period, 1)] * strategy.groups
+
+
 def clock(setting: Setting, methods: Chosen) -> Timeline:
     """The staleness is how often theta was updated since the worker had read it."""
     strategy, steps = setting.config.strategy, setting.config.steps
-    seconds = own.local_means(setting, methods, sent=False).max(axis=1)
-    shares = seconds.min() / seconds if strategy.steps_by_speed else np.ones(len(seconds))
-    periods = [max(int(strategy.period * share + 1e-9), 1) for share in shares]
-    line, exchange = own.timeline(setting, methods, periods)
-    delay = strategy.momentum_delay or len(periods)
-    turn, c = exchange & (np.cumsum(exchange) % delay == 0), strategy.momentum_part / delay
+    line, exchange = timeline(setting, methods, periods(setting, methods))
     numbers = {
         "rate": strategy.outer_learning_rate,
         "decay": strategy.outer_momentum,
-        "delay": delay,
-        "part": np.where(turn, 1 - c * delay + c, c),
+        "delay": delay(strategy),
     }
     control = {key: np.full(steps, v, np.float32) for key, v in numbers.items()}
-    return line._replace(control={"exchange": exchange, "turn": turn, **control})
+    control |= {"exchange": exchange, **turns(strategy, exchange, np.cumsum(exchange))}
+    return line._replace(control={**(line.control or {}), **control})
+
+
+def delay(strategy: Any) -> int:
+    """N."""
+    return strategy.momentum_delay or strategy.groups
+
+
+def turns(strategy: Any, exchange: Any, count: Any) -> dict[str, np.ndarray]:
+    """Which exchanges are N-th ones, by their count, and the part of b m that comes with each."""
+    n = delay(strategy)
+    turn, c = exchange & (count % n == 0), strategy.momentum_part / n
+    return {"turn": turn, "part": np.where(turn, 1 - c * n + c, c).astype(np.float32)}
+
+
+def order(config: ConfigDict, line: Timeline) -> Exchanges:
+    """Who reads when in a race."""
+    each = periods(Setting(config, 0, 0), of_config(config))
+    return Exchanges(line, each, partial(turns, config.strategy))
 
 
 def values(config: ConfigDict) -> None:
     """Raises `ConfigError`."""
     require(config, "strategy.momentum_delay", lambda v: v >= 0, "at least 1, or 0 for the groups")
     require(config, "strategy.momentum_part", lambda v: 0 <= v <= 1, "from 0 to 1")
+
+
+def check(config: ConfigDict, methods: Chosen) -> None:
+    """Raises `ConfigError`."""
+    own.check(config, methods)
+    if config.cluster.service == "race":
+        local_steps.races(config, methods)
 
 
 METHOD = own.WORKERS._replace(
@@ -115,5 +153,8 @@ METHOD = own.WORKERS._replace(
     },
     read=lambda gradient, update, keys, *_: async_local_sgd(gradient, update, keys["groups"]),
     clock=clock,
+    laws=(*own.WORKERS.laws, *RECORDED),
     values=values,
+    check=check,
+    race=Racing(order, local_steps.local_steps),
 )

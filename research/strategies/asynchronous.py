@@ -12,6 +12,7 @@ Where the gradient is local (`local.py`) no block waits for another, so each has
 order of arrivals of its own. Then r(t), and the momentum that it is worth, differ by block.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -22,11 +23,12 @@ import optax
 from ml_collections import ConfigDict
 
 from research import models, seeds
-from research.strategies.base import Batch, Event, Gradient, Info, Params, Strategy, Update
-from research.strategies.method import Chosen, Method, Setting, owns
+from research.strategies.base import Batch, Event, Gradient, Info, Params, Strategy, Update, alone
+from research.strategies.method import Chosen, Method, Racing, Setting, owns
 from research.timeline.base import Timeline
 from research.timeline.compute_groups import make
 from research.timeline.service import DRAWN, is_drawn
+from research.timeline.versions import Versions
 from research.values import ConfigError, one_of, require
 
 RECORDED = ("trace", "race")  # laws of service: arrivals that were, or are being, recorded
@@ -235,6 +237,13 @@ def races(config: ConfigDict, methods: Chosen) -> None:
         raise ConfigError(f"{wanted} config.data.streaming must be False")
 
 
+def order(config: ConfigDict, line: Timeline) -> Versions:
+    """Who reads when in a race."""
+    strategy = config.strategy
+    bound = strategy.staleness_bound if strategy.staleness_bound >= 0 else math.inf
+    return Versions(line, strategy.groups, bound)
+
+
 METHOD = Method(
     keys={
         "groups": 1,  # compute groups, each synchronous inside
@@ -251,4 +260,5 @@ METHOD = Method(
     barrier=False,
     values=values,
     check=check,
+    race=Racing(order, alone),
 )

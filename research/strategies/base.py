@@ -105,6 +105,23 @@ class Message(NamedTuple):
     grads: Params
 
 
+def alone(gradient: Gradient, update: Update) -> Callable[..., Message]:
+    """What a worker of a race does that sends a gradient of one batch."""
+
+    def work(given: Params, hyper: Any, batch: Callable[..., Batch], chosen: Array) -> Message:
+        nothing = jnp.int32(0)
+        return Message(*gradient(given, Event(nothing, nothing, hyper), batch(chosen[0])))
+
+    return work
+
+
+def parts(batch: Any, count: int) -> Any:
+    """(count, ...) of each leaf: example i is of part i mod `count`; or so many messages."""
+    if isinstance(batch, Message):
+        return batch
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, count, *leaf.shape[1:]).swapaxes(0, 1), batch)
+
+
 def received(gradient: Gradient) -> Gradient:
     """The gradient; but of a batch that is a `Message` it is what the message says."""
 

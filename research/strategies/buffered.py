@@ -15,16 +15,15 @@ import jax.numpy as jnp
 from jax import lax
 from ml_collections import ConfigDict
 
-from research import seeds
 from research.strategies import asynchronous as one_each
-from research.strategies.asynchronous import State, asynchronous, put
+from research.strategies import base
+from research.strategies.asynchronous import RECORDED, State, asynchronous, put
 from research.strategies.base import Batch, Event, Gradient, Info, Strategy, Update
-from research.strategies.method import Chosen, Method, Setting, devices_of
-from research.timeline import service
+from research.strategies.method import Chosen, Method, Racing, Setting, devices_of, slowed
 from research.timeline.base import Timeline
-from research.timeline.compute_groups import service_means
+from research.timeline.compute_groups import make
 from research.timeline.service import DRAWN
-from research.timeline.several import WAITING, several
+from research.timeline.versions import WAITING, Versions
 from research.values import ConfigError, one_of, require
 
 
@@ -55,10 +54,7 @@ def buffered(gradient: Gradient, update: Update, slots: int, arrivals: int) -> S
         def add(total: tuple, arrival: tuple) -> tuple[tuple, None]:
             return jax.tree.map(jnp.add, total, one(arrival)), None
 
-        parts = jax.tree.map(
-            lambda leaf: leaf.reshape(-1, arrivals, *leaf.shape[1:]).swapaxes(0, 1), batch
-        )
-        every = control["read"], parts
+        every = control["read"], base.parts(batch, arrivals)
         shapes = jax.eval_shape(one, jax.tree.map(lambda leaf: leaf[0], every))
         total, _ = lax.scan(add, jax.tree.map(jnp.zeros_like, shapes), every)
         loss, grads, seen = jax.tree.map(lambda leaf: leaf / arrivals, total)
@@ -77,15 +73,21 @@ def clock(setting: Setting, methods: Chosen) -> Timeline:
     Whoever is dropped stops at once. Where the gradient is local a group sends all blocks together.
     """
     config, strategy = setting.config, setting.config.strategy
-    cluster = config.cluster.copy_and_resolve_references()
-    if methods.gradient and methods.gradient.slower:
-        assert setting.network
-        cluster.seconds_per_example *= methods.gradient.slower(config, setting.network)
-    examples = config.batch_size // strategy.arrivals
-    means = service_means(cluster, strategy.groups, examples, setting.update_bytes)
-    seed = int(seeds.generator(config.seed, "arrivals").integers(2**63))
-    law, asked = service.law(cluster), (strategy.arrivals, strategy.waiting)
-    return several(seed, law, means, config.steps, *asked)
+    return make(
+        slowed(setting, methods),
+        groups=strategy.groups,
+        steps=config.steps,
+        batch_size=config.batch_size // strategy.arrivals,
+        update_bytes=setting.update_bytes,
+        seed=config.seed,
+        several_of=(strategy.arrivals, strategy.waiting),
+    )
+
+
+def order(config: ConfigDict, line: Timeline) -> Versions:
+    """Who reads when in a race."""
+    of = config.strategy
+    return Versions(line, of.groups, arrivals=of.arrivals, waiting=of.waiting)
 
 
 def values(config: ConfigDict) -> None:
@@ -125,11 +127,12 @@ METHOD = Method(
         gradient, update, slots, keys["arrivals"]
     ),
     clock=clock,
-    laws=DRAWN,
+    laws=(*DRAWN, *RECORDED),
     cluster=("split", "overlap", "speeds"),
     barrier=False,
     single=False,
     values=values,
     check=check,
     info=("sent_bytes",),
+    race=Racing(order, base.alone),
 )

@@ -1,5 +1,7 @@
 """A strategy, put together of the pieces of its methods; what none replaces is plain SGD's."""
 
+from collections.abc import Mapping
+
 import optax
 
 from research.problem import Problem
@@ -29,13 +31,12 @@ def compose(
     says what the momentum meter asks for. In a `race` the batch of an update may be the `Message`
     of a worker.
     """
-    gradient = gradient_of(methods, keys, problem, parts)
-    servers = methods.gradient and methods.gradient.servers and methods.gradient.servers(problem)
+    gradient, update = pieces(methods, keys, problem, optimizer, parts)
+    servers = _servers(methods, problem)
     if axis and not (methods.gradient and methods.gradient.sums):
         gradient = base.averaged(gradient, axis, real)
     if race:
         gradient = base.received(gradient)
-    update = base.by_block(optimizer) if servers else base.together(optimizer)
 
     def one(gradient: Gradient, update: Update) -> Strategy:
         if methods.read and methods.read.read:
@@ -48,6 +49,24 @@ def compose(
     if methods.mix and methods.mix.mix:
         strategy = methods.mix.mix(strategy, keys, axis if real else None)
     return strategy
+
+
+def pieces(
+    methods: Chosen,
+    keys: Keys,
+    problem: Problem,
+    optimizer: optax.GradientTransformationExtraArgs,
+    parts: int = 1,
+) -> tuple[Gradient, Update]:
+    """The gradient of one device's part of the batch as the methods take it, and the update."""
+    update = base.by_block if _servers(methods, problem) else base.together
+    return gradient_of(methods, keys, problem, parts), update(optimizer)
+
+
+def _servers(methods: Chosen, problem: Problem) -> Mapping[str, int] | None:
+    """The number of each block's, where blocks learn by themselves."""
+    of = methods.gradient and methods.gradient.servers
+    return of(problem) if of else None
 
 
 def gradient_of(methods: Chosen, keys: Keys, problem: Problem, parts: int = 1) -> Gradient:

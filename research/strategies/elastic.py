@@ -19,6 +19,7 @@ from ml_collections import ConfigDict
 from research.strategies import workers as own
 from research.strategies.base import Array, Batch, Event, Gradient, Info, Params, Strategy, Update
 from research.strategies.method import Chosen, Setting
+from research.strategies.worker_clock import timeline
 from research.timeline.base import Timeline
 from research.values import require
 
@@ -67,7 +68,7 @@ def clock(setting: Setting, methods: Chosen) -> Timeline:
     """All workers have one period; a gradient is taken at what its worker is, so none is stale."""
     config = setting.config
     groups = config.strategy.groups
-    line, exchange = own.timeline(setting, methods, [config.strategy.period] * groups)
+    line, exchange = timeline(setting, methods, [config.strategy.period] * groups)
     a = np.full(config.steps, config.strategy.elasticity / groups, np.float32)
     control = {"exchange": exchange, "elasticity": a}
     return line._replace(staleness=np.zeros_like(line.staleness), control=control)

@@ -20,6 +20,7 @@ from research import named
 from research.problem import Examples, Params, Problem
 from research.strategies.base import Gradient, Strategy
 from research.timeline.base import Timeline
+from research.timeline.versions import Order
 from research.values import ConfigError
 
 PLAIN, GROUPED = "sync", "asynchronous"  # the limit of all methods; groups that arrive alone
@@ -57,6 +58,27 @@ class Setting(NamedTuple):
     replicas: int = 0
     epochs: Sequence[Mapping[str, Any]] = ()  # the log at the end of each past one
     network: Network | None = None
+
+
+def slowed(setting: Setting, methods: "Chosen") -> ConfigDict:
+    """The cluster, where a gradient takes as long as the methods' own does."""
+    cluster = setting.config.cluster.copy_and_resolve_references()
+    if methods.gradient and methods.gradient.slower and setting.network:
+        cluster.seconds_per_example *= methods.gradient.slower(setting.config, setting.network)
+    return cluster
+
+
+class Racing(NamedTuple):
+    """How the groups of a method race (`research/racing`).
+
+    A group is given what the state is `at` the slot that it reads, and the server's step takes its
+    message in place of the batch.
+    """
+
+    order: Callable[[ConfigDict, Timeline], Order]  # who reads when, written into the timeline
+    # (gradient, update) -> (given, hyper, batch, numbers of its batches, (n, B)) -> message, where
+    # `batch` makes one of (B,)
+    work: Callable[..., Callable[..., Any]]
 
 
 def nothing(*_: Any) -> Any:
@@ -102,6 +124,7 @@ class Method(NamedTuple):
     # Why the exchange of its nodes cannot leave the compiled loop; "" if it can.
     kept_inside: Callable[[Keys], str] = lambda keys: "exchanges otherwise than by sums"
     timed: Callable[[Problem, Keys], Any] | None = None  # a worker's part alone, to be timed
+    race: Racing | None = None  # if its groups can be workers that race
 
 
 class Chosen(NamedTuple):

@@ -1,28 +1,22 @@
-"""Workers with parameters of their own that arrive by themselves: their table and their clock.
+"""Workers with parameters of their own that arrive by themselves: their table.
 
     w_i <- w_i - gamma grad f(w_i)      an arrival of worker i: a local step, by an optimizer of its
                                         own; with every H_i-th it exchanges, by its method's rule
 
-A worker is a compute group of `asynchronous.py`, with its law of service. A row of a table is what
-worker i has: parameters, what it has read, an optimizer's state.
+A worker is a compute group of `asynchronous.py`, with its law of service (`worker_clock.py`). A row
+of a table is what worker i has: parameters, what it has read, an optimizer's state.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from ml_collections import ConfigDict
 
-from research import seeds
 from research.strategies.asynchronous import divides
 from research.strategies.base import Array, Event, Params, distance
-from research.strategies.method import Chosen, Method, Setting
-from research.timeline.arrivals import arrivals
-from research.timeline.base import Timeline
-from research.timeline.compute_groups import service_means
-from research.timeline.service import DRAWN, law
+from research.strategies.method import Chosen, Method
+from research.timeline.service import DRAWN
 from research.values import ConfigError
 
 Table = Any  # a pytree, leaves (workers, ...)
@@ -33,7 +27,7 @@ def table(tree: Any, workers: int) -> Table:
     return jax.tree.map(lambda leaf: jnp.repeat(leaf[None], workers, axis=0), tree)
 
 
-def row(table: Table, i: Array) -> Any:
+def row(table: Table, i: Array | int) -> Any:
     return jax.tree.map(lambda leaf: leaf[i], table)
 
 
@@ -65,48 +59,6 @@ def both_ways(exchange: Array, params: Params) -> jax.Array:
 def logged(workers: Table) -> dict[str, float]:
     """For the log: how far workers are from their mean."""
     return {"worker_distance": distance(workers)}
-
-
-def local_means(setting: Setting, methods: Chosen, sent: bool) -> np.ndarray:
-    """(workers, k) mean seconds of a worker's devices for a local step, its exchange `sent` or not.
-
-    A gradient that is slower, as a local one may be, is so here too.
-    """
-    config = setting.config
-    cluster = config.cluster.copy_and_resolve_references()
-    if methods.gradient and methods.gradient.slower and setting.network:
-        cluster.seconds_per_example *= methods.gradient.slower(config, setting.network)
-    if not sent:
-        cluster.latency = 0.0
-    size = setting.update_bytes if sent else 0
-    return service_means(cluster, config.strategy.groups, config.batch_size, size)
-
-
-def timeline(
-    setting: Setting, methods: Chosen, periods: Sequence[int]
-) -> tuple[Timeline, np.ndarray]:
-    """Arrivals of local steps, and (steps,) bool: which of them exchange.
-
-    Those of worker i do at every `periods[i]`-th. Its service has two messages of `update_bytes` in
-    it then, as all of `asynchronous` have. The staleness is how many exchanges of others there were
-    since the worker's own last one.
-    """
-    config = setting.config
-    alone, exchanged = (local_means(setting, methods, sent) for sent in (False, True))
-    cycles = [
-        np.stack([alone[i]] * (period - 1) + [exchanged[i]]) for i, period in enumerate(periods)
-    ]
-    stream = int(seeds.generator(config.seed, "arrivals").integers(2**63))
-    line = arrivals(stream, law(config.cluster), cycles, config.steps)
-    each = [np.flatnonzero(line.worker == i) for i in range(len(periods))]
-    exchange, staleness = np.zeros(config.steps, bool), np.zeros_like(line.staleness)
-    for mine, period in zip(each, periods, strict=True):
-        exchange[mine[period - 1 :: period]] = True
-    before = np.cumsum(exchange) - exchange
-    for mine in each:
-        last = np.maximum.accumulate(np.where(exchange[mine], before[mine] + 1, 0))
-        staleness[mine] = before[mine] - np.append(0, last)[:-1]
-    return line._replace(staleness=staleness), exchange
 
 
 def check(config: ConfigDict, methods: Chosen) -> None:

@@ -13,9 +13,10 @@ from research.timeline.base import Timeline, from_arrivals
 from research.timeline.dynamic_batch import shares
 from research.timeline.geometric import geometric
 from research.timeline.server import pieces_of, server
+from research.timeline.several import blank, several
 from research.timeline.stale_synchronous import stale_synchronous
 from research.timeline.trace import trace
-from research.timeline.versions import empty
+from research.timeline.versions import NOBODY
 
 
 def make(
@@ -29,6 +30,7 @@ def make(
     replicas: int = 0,
     merged: bool = False,
     staleness_bound: int = -1,
+    several_of: tuple[int, str] = (1, ""),
 ) -> Timeline:
     """The timeline of `steps` updates by `groups` groups of the cluster's workers.
 
@@ -41,7 +43,8 @@ def make(
     With `cluster.pieces` the groups queue for a server instead (`server.py`), `merged` or not, with
     draws from the same law. Pieces are seconds for a whole batch, so neither `batch_size` nor
     `update_bytes` counts. With `staleness_bound` from 0 up they wait for one another
-    (`stale_synchronous.py`). Of groups that race, `service` "race", it is empty: the race fills it.
+    (`stale_synchronous.py`). With `several_of`, (K, who waits), an update is of K arrivals
+    (`several.py`). Of groups that race, `service` "race", it is empty: the race fills it.
 
     `replicas` > 0 gives arrays (replicas, steps): consecutive windows of one long timeline, each
     starting from version 0 in every slot.
@@ -55,16 +58,19 @@ def make(
         interval = 1 / np.sum(1 / means.max(axis=1))  # the rates of the groups add up
         return geometric(seeds.generator(seed, "arrivals"), groups, float(interval), shape)
     bound = staleness_bound if staleness_bound >= 0 else math.inf
+    several_arrivals, waiting = several_of
     if cluster.service == "race":
-        return empty(groups, steps)
+        return blank(groups, steps, several_arrivals, waiting)
     if cluster.service == "trace":
-        whole = trace(cluster.trace, groups, count, bound)
+        whole = trace(cluster.trace, groups, count, bound, several_arrivals, waiting or NOBODY)
     elif pieces:
         rng = seeds.generator(seed, "arrivals")
         whole, _ = server(pieces, groups, workers // groups, count, service.law(cluster), rng)
     else:
         stream = int(seeds.generator(seed, "arrivals").integers(2**63))
         order = arrivals if bound == math.inf else partial(stale_synchronous, bound=bound)
+        if waiting:
+            order = partial(several, arrivals=several_arrivals, waiting=waiting)
         whole = order(stream, service.law(cluster), means, count)
     if not replicas:
         return whole

@@ -16,8 +16,7 @@ import numpy as np
 from research.timeline.arrivals import BLOCK
 from research.timeline.base import Timeline, TimelineError
 from research.timeline.service import Law
-
-WAITING = ("k_sync", "k_batch_sync", "k_async", "k_batch_async")
+from research.timeline.versions import WAITING, Versions, empty
 
 
 def several(
@@ -31,8 +30,7 @@ def several(
     K is 1. Raises `TimelineError` if K gradients never come.
     """
     groups = len(mean_seconds)
-    again, dropped = "batch" in waiting, waiting.endswith("_sync")
-    if waiting not in WAITING or arrivals < 1 or (arrivals > groups and not again):
+    if waiting not in WAITING or arrivals < 1 or (arrivals > groups and "batch" not in waiting):
         raise TimelineError(f"{arrivals} arrivals of {groups} groups, {waiting!r}: never come")
 
     def services(group: int) -> Iterator[float]:
@@ -42,35 +40,24 @@ def several(
             yield from draws.max(axis=1).tolist()
 
     service = [services(group) for group in range(groups)]
-    working = list[tuple[float, int]]()
-    held, version, newest = [0] * groups, [0] * groups, 0
-    read, staleness = np.empty((2, steps, arrivals), np.int32)
-    worker, write = np.empty((2, steps), np.int32)
-    seconds = np.empty(steps)
+    working = [(next(service[group]), group) for group in range(groups)]
+    heapq.heapify(working)
+    line = blank(groups, steps, arrivals, waiting)
+    versions = Versions(line, groups, arrivals=arrivals, waiting=waiting)
+    for _ in range(steps * arrivals):
+        now, group = heapq.heappop(working)
+        readers = versions.arrive(group, now).readers
+        if len(readers) > 1:  # some of them may be at work, and drop that
+            working = [entry for entry in working if entry[1] not in readers]
+            heapq.heapify(working)
+        for other in readers:
+            heapq.heappush(working, (now + next(service[other]), other))
+    # Batches are of updates here, not of readers.
+    return line._replace(
+        control={"read": line.control["read"]} if line.control and arrivals > 1 else None
+    )
 
-    def begin(group: int, now: float, updates: int) -> None:
-        held[group], version[group] = newest, updates
-        heapq.heappush(working, (now + next(service[group]), group))
 
-    for group in range(groups):
-        begin(group, 0.0, 0)
-    for t in range(steps):
-        idle = list[int]()
-        for i in range(arrivals):
-            now, group = heapq.heappop(working)
-            read[t, i], staleness[t, i] = held[group], t - version[group]
-            if again and i < arrivals - 1:
-                begin(group, now, t)
-            else:
-                idle.append(group)
-        if dropped:
-            idle, working = list(range(groups)), []
-        seconds[t], worker[t] = now, group
-        # A slot that no group at work has read: there are at most n - 1 of these.
-        write[t] = newest = min(set(range(groups)) - {held[other] for _, other in working})
-        for group in idle:
-            begin(group, now, t + 1)
-    slots = 1 if dropped else groups
-    if arrivals == 1:
-        return Timeline(worker, read[:, 0], write, staleness[:, 0], seconds, slots)
-    return Timeline(worker, read[:, 0], write, staleness, seconds, slots, {"read": read})
+def blank(groups: int, steps: int, arrivals: int, waiting: str) -> Timeline:
+    """Such a timeline before anybody has arrived. Where all others are dropped, one slot does."""
+    return empty(1 if waiting.endswith("_sync") else groups, steps, arrivals)

@@ -21,7 +21,7 @@ import numpy as np
 from research.timeline.arrivals import BLOCK
 from research.timeline.base import Timeline
 from research.timeline.service import Law
-from research.timeline.versions import Versions, empty, put
+from research.timeline.versions import Versions, empty
 
 
 def stale_synchronous(
@@ -43,11 +43,10 @@ def stale_synchronous(
     service = [services(group) for group in range(groups)]
     working = [(next(service[group]), group) for group in range(groups)]
     heapq.heapify(working)
-    line, versions = empty(groups, steps), Versions(groups, bound)
-    for t in range(steps):
+    line = empty(groups, steps)
+    versions = Versions(line, groups, bound)
+    for _ in range(steps):
         now, group = heapq.heappop(working)
-        had, write, readers = versions.arrive(group)
-        put(line, t, group, now, had, write)
-        for other in readers:
+        for other in versions.arrive(group, now).readers:
             heapq.heappush(working, (now + next(service[other]), other))
     return line._replace(control=None)  # batches are of updates here, not of readers

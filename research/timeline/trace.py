@@ -2,26 +2,69 @@
 
 One row an arrival: the group that delivered (0, 1, ...) and when, in seconds from the start.
 Columns `control.NAME` and `control.NAME.0`, `control.NAME.1`, ... hold what else was decided then,
-and `version`, if it is there, how many updates the gradient's parameters had. A real run records
-itself in such a file.
+and `version`, if it is there, how many updates the gradient's parameters had. Where an update is of
+K arrivals the row is that of the last, and `control.worker.0` and so on say whose all of them are.
+A real run records itself in such a file.
 """
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from research.timeline.base import Timeline, TimelineError, from_arrivals
-from research.timeline.versions import empty, fill
+from research.timeline.several import blank
+from research.timeline.versions import NOBODY, Versions, fill
 
 PREFIX = "control."
 
 
-def trace(path: str, groups: int, steps: int, bound: float = math.inf) -> Timeline:
+class Recorded(NamedTuple):
+    """The first updates of a file."""
+
+    path: str
+    worker: np.ndarray  # (steps,) int, or (steps, K) of updates of K arrivals
+    seconds: np.ndarray  # (steps,)
+    control: dict[str, np.ndarray]
+    version: np.ndarray | None  # (steps,)
+
+
+def trace(
+    path: str,
+    groups: int,
+    steps: int,
+    bound: float = math.inf,
+    arrivals: int = 1,
+    waiting: str = NOBODY,
+) -> Timeline:
     """The first `steps` arrivals of the file; `TimelineError` in one line if it cannot serve.
 
-    With a finite `bound` of the staleness groups waited for one another (`versions.py`).
+    With a finite `bound` of the staleness groups waited for one another (`versions.py`), and
+    updates are of K `arrivals` for which groups wait as `waiting` says (`several.py`).
+    """
+    single = (arrivals, waiting) == (1, NOBODY)
+    held = recorded(path, groups, steps, every=single)
+    if arrivals > 1:
+        held = held._replace(worker=_whose(held, arrivals, groups))
+    if single and bound == math.inf:
+        made = from_arrivals(held.worker, held.seconds, groups)
+    else:
+        try:
+            made = blank(groups, steps, arrivals, waiting)
+            fill(Versions(made, groups, bound, arrivals, waiting), held.worker, held.seconds)
+        except TimelineError as error:
+            raise TimelineError(f"trace {path}: {error}") from error
+    late = made.staleness if arrivals == 1 else made.staleness[:, -1]
+    verify(held, made.worker, np.arange(steps) - late)
+    known = {"read": (made.control or {})["read"]} if arrivals > 1 else {}
+    return made._replace(control={**held.control, **known})
+
+
+def recorded(path: str, groups: int, steps: int, every: bool = True) -> Recorded:
+    """The first `steps` rows of the file; with `every` group among its arrivals.
+
+    Raises `TimelineError`.
     """
     import pandas as pd  # here, for it takes long and few runs need it
 
@@ -39,33 +82,54 @@ def trace(path: str, groups: int, steps: int, bound: float = math.inf) -> Timeli
         ) from error
     if len(worker) < steps:
         raise TimelineError(f"trace {path}: {len(worker)} arrivals, the run has {steps} steps")
+    _known(path, worker, groups)
+    missing = np.setdiff1d(np.arange(groups), worker)
+    if every and len(missing):
+        raise TimelineError(f"trace {path}: no arrival of worker {missing[0]} of {groups}")
+    if not np.all(np.isfinite(seconds)) or np.any(np.diff(seconds) < 0) or seconds[0] < 0:
+        raise TimelineError(f"trace {path}: seconds must be finite, from 0 up and in order")
+    control = {name: values[:steps] for name, values in control.items()}
+    version = table["version"].to_numpy()[:steps] if "version" in table else None
+    return Recorded(path, worker[:steps].astype(np.int32), seconds[:steps], control, version)
+
+
+def verify(held: Recorded, worker: np.ndarray, read: np.ndarray) -> None:
+    """Raises `TimelineError` where a version in the file is not that `read` by the order."""
+    if held.version is None:
+        return
+    others = np.flatnonzero(held.version != read)
+    if len(others):
+        t = others[0]
+        raise TimelineError(
+            f"trace {held.path}: arrival {t}, of worker {worker[t]}, says version "
+            f"{held.version[t]}, and by the order of arrivals it had read {read[t]}"
+        )
+
+
+def arrived(table: Any) -> np.ndarray:
+    """Whose the arrivals of a race's trace are, as `fill` takes them: (n,), or (n, K)."""
+    whose = _control(table).get("worker")
+    return table["worker"].to_numpy(np.int32) if whose is None else whose
+
+
+def _known(path: str, worker: np.ndarray, groups: int) -> None:
     strangers = worker[~np.isin(worker, np.arange(groups))]
     if len(strangers):
         raise TimelineError(
             f"trace {path}: worker {strangers[0]:g}, but groups are 0..{groups - 1}"
         )
-    missing = np.setdiff1d(np.arange(groups), worker)
-    if len(missing):
-        raise TimelineError(f"trace {path}: no arrival of worker {missing[0]} of {groups}")
-    if not np.all(np.isfinite(seconds)) or np.any(np.diff(seconds) < 0) or seconds[0] < 0:
-        raise TimelineError(f"trace {path}: seconds must be finite, from 0 up and in order")
-    made = from_arrivals(worker[:steps], seconds[:steps], groups)
-    if bound < math.inf:
-        made = empty(groups, steps)
-        try:
-            fill(made, worker[:steps].astype(int).tolist(), seconds, bound)
-        except TimelineError as error:
-            raise TimelineError(f"trace {path}: {error}") from error
-    if "version" in table:
-        read = np.arange(steps) - made.staleness
-        others = np.flatnonzero(table["version"].to_numpy()[:steps] != read)
-        if len(others):
-            t = others[0]
-            raise TimelineError(
-                f"trace {path}: arrival {t}, of worker {worker[t]:g}, says version "
-                f"{table['version'][t]}, and by the order of arrivals it had read {read[t]}"
-            )
-    return made._replace(control={name: values[:steps] for name, values in control.items()})
+
+
+def _whose(held: Recorded, arrivals: int, groups: int) -> np.ndarray:
+    """(steps, K) groups, in the order of arrival."""
+    found = held.control.get("worker", held.worker)
+    if found.shape != (len(held.worker), arrivals):
+        raise TimelineError(
+            f"trace {held.path}: needs the columns {PREFIX}worker.0 to .{arrivals - 1}, whose the "
+            f"arrivals of an update are"
+        )
+    _known(held.path, found, groups)
+    return found
 
 
 def replay(path: str, steps: int, needed: Mapping[str, int]) -> Timeline:

@@ -1,88 +1,150 @@
 """Which version each group has read, kept up as they arrive: what their order alone decides.
 
-A group that arrives reads the version it makes, or waits (`stale_synchronous.py`) and reads a later
-one. So the order of the arrivals, drawn or raced, says all: slots, staleness, who goes on, and
-which batch is whose. Batches 0, 1, ... of the order of examples go to the first, second, ...
-reader, for a group that races has to know its batch before anybody knows the number of its update.
+A group that arrives reads the version it makes, or waits (`stale_synchronous.py`, `several.py`) and
+reads a later one. So the order of the arrivals, drawn or raced, says all: slots, staleness, who
+goes on, and which batch is whose. Batches 0, 1, ... of the order of examples go to the first,
+second, ... reader, for a group that races has to know its batch before anybody knows the number of
+its update. Where an update is of several arrivals these are parts of batches.
 """
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from research.timeline.base import Timeline, TimelineError
+
+# Who waits where an update is of K arrivals (`several.py`).
+WAITING = ("k_sync", "k_batch_sync", "k_async", "k_batch_async")
+NOBODY = "k_batch_async"
 
 
 class Reading(NamedTuple):
     """What a group is working on."""
 
     slot: int
-    version: int  # updates before its read
-    batch: int
+    version: int  # updates of what it has read, before its read
+    batch: int  # the first of its batches
+    batches: int = 1
+
+    @property
+    def numbers(self) -> range:
+        """Those of its batches."""
+        return range(self.batch, self.batch + self.batches)
+
+
+class Arrived(NamedTuple):
+    """What an arrival did."""
+
+    row: bool  # whether the timeline has an entry more
+    update: bool  # whether it is one that changes what others read
+    readers: list[int]  # groups that begin now, and drop what they were at
+
+
+class Order(Protocol):
+    """Who reads what when: it writes the entries of a timeline as groups arrive."""
+
+    working: dict[int, Reading]
+
+    def left(self, group: int) -> int:
+        """In how many arrivals the group has done what it is at."""
+
+    def arrive(self, group: int, seconds: float) -> Arrived:
+        """The group is at work, and has come one arrival further."""
 
 
 class Versions:
-    """Versions that `groups` groups hold, none further ahead than `bound` of the slowest."""
+    """An `Order` of groups that share parameters, none further ahead than `bound` of the slowest.
 
-    def __init__(self, groups: int, bound: float = math.inf):
-        self._groups, self._bound = groups, bound
+    With K `arrivals` an update the others wait for it as `waiting` says. Who is dropped keeps its
+    batch. A new version is written to a slot that no group at work has read, so that as many slots
+    as groups do.
+    """
+
+    def __init__(
+        self,
+        line: Timeline,
+        groups: int,
+        bound: float = math.inf,
+        arrivals: int = 1,
+        waiting: str = NOBODY,
+    ):
+        self._line, self._groups, self._bound = line, groups, bound
+        self._arrivals, self._again = arrivals, "batch" in waiting
+        self._dropped = waiting.endswith("_sync")
         self._clock = [0] * groups
-        self._updates, self._batches = 0, groups
+        self._updates, self._batches, self._newest = 0, groups, 0
         self.working = {group: Reading(0, 0, group) for group in range(groups)}
-        self._waiting: list[int] = []
+        self._had = list[tuple[int, Reading]]()  # arrivals of the next update
+        self._waiting = list[int]()
 
-    def arrive(self, group: int) -> tuple[Reading, int, list[int]]:
-        """An update by a group that is working: what it had read, the slot written, who reads now.
+    def left(self, group: int) -> int:
+        return 1
 
-        A new version is written to a slot that no group at work has read, so `groups` slots do.
-        """
-        had = self.working.pop(group)
-        held = {reading.slot for reading in self.working.values()}
-        write = min(set(range(self._groups)) - held)
-        self._updates += 1
+    def arrive(self, group: int, seconds: float) -> Arrived:
+        self._had.append((group, self.working.pop(group)))
         self._clock[group] += 1
         self._waiting.append(group)
+        update = len(self._had) == self._arrivals
+        kept = dict[int, Reading]()
+        if update and self._dropped:
+            kept, self._waiting = self.working, list(range(self._groups))
+            self.working = {}
+        if update:
+            held = {reading.slot for reading in self.working.values()}
+            self._newest = min(set(range(self._groups)) - held)
+            put(self._line, self._updates, seconds, self._had, self._newest)
+            self._updates, self._had = self._updates + 1, []
+        if not (update or self._again):
+            return Arrived(False, False, [])
         goes_on = min(self._clock) + self._bound
         readers = [other for other in self._waiting if self._clock[other] <= goes_on]
+        self._waiting = [other for other in self._waiting if self._clock[other] > goes_on]
         for other in readers:
-            self._waiting.remove(other)
-            self.working[other] = Reading(write, self._updates, self._batches)
-            self._batches += 1
-        return had, write, readers
+            batch = kept[other].batch if other in kept else self._batches
+            self._batches += other not in kept
+            self.working[other] = Reading(self._newest, self._updates, batch)
+        return Arrived(update, update, readers)
 
 
-def empty(groups: int, steps: int) -> Timeline:
-    """The timeline of a race before it is run: `put` writes its updates as they come.
+def empty(slots: int, steps: int, arrivals: int = 1) -> Timeline:
+    """The timeline of a race before it is run: an `Order` writes its updates as they come.
 
-    Its `control` has the batch of each update, (steps,).
+    Its `control` has the batch of each update, (steps,). With several `arrivals` K these are parts,
+    (steps, K), as is the staleness, and whose they are and what they had `read` is there too.
     """
-    worker, read, write, staleness, batch = np.zeros((5, steps), np.int32)
-    return Timeline(worker, read, write, staleness, np.zeros(steps), groups, {"batch": batch})
+    worker, read, write = np.zeros((3, steps), np.int32)
+    shape = (steps,) if arrivals == 1 else (steps, arrivals)
+    staleness, batch, who, slot = np.zeros((4, *shape), np.int32)
+    control = {"batch": batch} if arrivals == 1 else {"batch": batch, "worker": who, "read": slot}
+    return Timeline(worker, read, write, staleness, np.zeros(steps), slots, control)
 
 
-def put(line: Timeline, t: int, group: int, seconds: float, had: Reading, write: int) -> None:
-    """Writes update t into the arrays of the timeline."""
-    line.worker[t], line.seconds[t] = group, seconds
-    line.read[t], line.write[t], line.staleness[t] = had.slot, write, t - had.version
-    control = line.control or {}
-    for name, value in {"batch": had.batch, "read": had.slot, "write": write}.items():
-        if name in control:
-            control[name][t] = value  # of every server
+def put(line: Timeline, t: int, seconds: float, had: list[tuple[int, Reading]], write: int) -> None:
+    """Writes update t, of groups and what they had read, into the arrays of the timeline."""
+
+    (_, first), (last, _) = had[0], had[-1]
+    line.worker[t], line.seconds[t] = last, seconds
+    line.read[t], line.write[t] = first.slot, write
+    if len(had) == 1:
+        each: dict[str, Any] = {"batch": first.batch, "read": first.slot}
+        line.staleness[t] = t - first.version
+    else:
+        each = {"worker": [group for group, _ in had]}
+        each |= {"batch": [own.batch for _, own in had], "read": [own.slot for _, own in had]}
+        line.staleness[t] = [t - own.version for _, own in had]
+    for name, value in (each | {"write": write}).items():
+        if line.control and name in line.control:
+            line.control[name][t] = value  # of every server
 
 
-def fill(
-    line: Timeline, worker: Sequence[int], seconds: np.ndarray, bound: float = math.inf
-) -> Versions:
-    """Writes arrivals in that order into the timeline; returns where the groups are after them.
+def fill(order: Order, worker: np.ndarray, seconds: np.ndarray) -> None:
+    """Arrivals in that order, (n,) or, of n updates, (n, K); `seconds`, (n,), are an update's.
 
     Raises `TimelineError` where a group arrives that waits for others.
     """
-    versions = Versions(line.slots, bound)
-    for t, group in enumerate(worker):
-        if group not in versions.working:
-            raise TimelineError(f"arrival {t}: worker {group} waits, with staleness bound {bound}")
-        had, write, _ = versions.arrive(group)
-        put(line, t, group, seconds[t], had, write)
-    return versions
+    for t, groups in enumerate(worker.tolist()):
+        for group in groups if isinstance(groups, list) else [groups]:
+            if group not in order.working:
+                raise TimelineError(f"arrival {t}: worker {group} waits for others then")
+            order.arrive(group, float(seconds[t]))

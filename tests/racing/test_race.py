@@ -1,6 +1,7 @@
 """A race, its groups computing in turn in this process; its trace has the same parameters."""
 
 import contextlib
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -9,14 +10,27 @@ import pytest
 
 from research import trainer
 from research.outputs.files import WorkdirError
+from research.outputs.hold import held
 from research.outputs.workdir import parameters
+from research.racing import on_ray
 from research.racing.race import in_turn, race, replaying
 from research.racing.worker import worker
+from research.run import by_number
+from research.strategies import base
 from research.timeline import TimelineError
 from research.timeline.base import from_arrivals
+from research.timeline.versions import WAITING
 from research.trainer import train
 from research.values import ConfigError
 
+
+def several(waiting):
+    return {"strategy.name": "buffered", "strategy.arrivals": 2, "strategy.waiting": waiting}
+
+
+# Of 5, 5, 2 and 1 local steps: exchanges are in the middle of log points and of checkpoints.
+LOCAL = {"strategy.name": "async_local_sgd", "strategy.period": 5, "strategy.momentum_delay": 2}
+LOCAL |= {"cluster.speeds": (1.0, 1.0, 0.5, 0.25), "strategy.momentum_part": 0.5}
 CASES = {
     "plain": {},
     "one group": {"strategy.groups": 1},
@@ -24,6 +38,14 @@ CASES = {
     "compensated": {"optimizer.chain": ("delay_compensation",), "optimizer.learning_rate": 0.05},
     "bounded": {"strategy.staleness_bound": 1},
     "metered": {"probes.momentum": True},
+    "buffered, metered": {
+        **several("k_batch_async"),
+        **{"probes.momentum": True, "optimizer.chain": ("delay_compensation", "staleness_rate")},
+    },
+    **{waiting: several(waiting) for waiting in WAITING},
+    "one arrival, others dropped": {**several("k_sync"), "strategy.arrivals": 1},
+    "local steps": LOCAL,
+    "local steps, adam": {**LOCAL, "optimizer.name": "adam", "optimizer.momentum": 0.0},
 }
 
 
@@ -57,8 +79,13 @@ def test_the_simulator_replays_it(config, tmp_path, rows, case):
         assert mine["step"] == theirs["step"] and mine["staleness_mean"] == theirs["staleness_mean"]
 
 
-def test_local_gradients_race_too(config, mnist, tmp_path):
-    values = {**mnist, "strategy.name": "asynchronous+local", "strategy.groups": 3}
+@pytest.mark.parametrize(
+    "values",
+    [{"strategy.name": "asynchronous"}, several("k_async"), LOCAL | {"cluster.speeds": ()}],
+)
+def test_local_gradients_race_too(config, mnist, tmp_path, values):
+    name = f"{values['strategy.name']}+local"
+    values = {**mnist, **values, "strategy.name": name, "strategy.groups": 3}
     values |= {"model.hidden": (8, 8), "cluster.nodes": 3}
     raced(config, values, tmp_path / "race", at_random(5))
     source = {"cluster.service": "trace", "cluster.trace": str(tmp_path / "race/trace.csv")}
@@ -86,19 +113,113 @@ def test_a_bound_holds(config, tmp_path):
     assert np.all(np.sort(trace["worker"].to_numpy().reshape(-1, 4)) == np.arange(4))
 
 
-def test_it_goes_on_where_it_was_saved(config, tmp_path):
-    """Whoever was at work takes the gradient again; what came after the checkpoint is gone."""
-    whole, trace = raced(config, {}, tmp_path / "whole", at_random(11))
-    order = trace["worker"].tolist()
-    begun = config({"steps": 20, "cluster.service": "race"})
-    race(begun, tmp_path / "parts", replaying(order))
-    with open(tmp_path / "parts/trace.csv", "a") as file:  # a server that died without a checkpoint
-        file.write("0,99.0,19,23\n")
-    parts, again = raced(config, {}, tmp_path / "parts", replaying(order[20:]))
+@pytest.mark.parametrize("case", ["plain", *WAITING, "local steps", "local steps, adam"])
+def test_it_goes_on_where_it_was_saved(config, tmp_path, case):
+    """Whoever was at work does it again; what came after the checkpoint is gone."""
+    values = CASES[case]
+    whole, trace = raced(config, values, tmp_path / "whole", at_random(11))
+    begun = config({**values, "steps": 20, "cluster.service": "race"})
+    race(begun, tmp_path / "parts", replaying(messages(trace)))
+    # A server that died without a checkpoint.
+    trace[-1:].to_csv(tmp_path / "parts/trace.csv", mode="a", header=False, index=False)
+    rest = replaying(messages(trace[20:]))
+    parts, again = raced(config, values, tmp_path / "parts", rest)
     assert parts["parameters_crc32"] == whole["parameters_crc32"]
-    columns = ["worker", "version", "control.batch"]
-    pd.testing.assert_frame_equal(again[columns], trace[columns])
+    pd.testing.assert_frame_equal(again.drop(columns="seconds"), trace.drop(columns="seconds"))
     assert again["seconds"].is_monotonic_increasing
+
+
+def messages(trace):
+    """Who sent one, in order, as the columns of the trace say."""
+    if "control.exchange" in trace:
+        return trace["worker"][trace["control.exchange"] == 1].tolist()
+    each = [name for name in trace if name.startswith("control.worker")]
+    return trace[each or ["worker"]].to_numpy().ravel().tolist()
+
+
+def test_a_batch_is_put_together_of_its_parts():
+    """As the simulator cuts it: example i of a batch is of part i mod K."""
+    rng = np.random.default_rng(0)
+    order = rng.permutation(8 * 12 * 2).reshape(8, 12, 2)  # examples and seeds of eight batches
+    every = lambda start, stop: order[start:stop]  # noqa: E731
+    for k in (1, 2, 3, 12):
+        numbers = np.arange(8 * k).reshape(8, k)
+        np.testing.assert_array_equal(by_number(every, numbers), order)
+        some = rng.choice(8 * k, (2, k))
+        cut = base.parts({"x": by_number(every, some).swapaxes(0, 1)}, k)["x"]  # (k, ., 2 batches)
+        for (t, j), number in np.ndenumerate(some):
+            whose = base.parts({"x": order[number // k]}, k)["x"][number % k]
+            np.testing.assert_array_equal(cut[j][:, t], whose)
+
+
+@pytest.mark.parametrize("waiting", WAITING)
+def test_who_waits_and_who_is_dropped(config, tmp_path, waiting):
+    """Two arrivals an update of four groups, their batches parts of two: each once."""
+    _, trace = raced(config, several(waiting), tmp_path, at_random(15))
+    workers, parts = (
+        trace.filter(like=f"control.{name}.").to_numpy() for name in ("worker", "batch")
+    )
+    assert workers.shape == parts.shape == (60, 2) and len(np.unique(parts)) == 120
+    # Whose gradient is dropped takes another of the same part, so none is left out for good.
+    assert parts.max() < 120 + 4
+    np.testing.assert_array_equal(trace["worker"], workers[:, -1])
+    twice = workers[:, 0] == workers[:, 1]
+    assert twice.any() == ("batch" in waiting)
+    newest = trace["version"] == np.arange(60)
+    assert newest.all() == waiting.endswith("_sync")
+
+
+def test_local_steps_are_of_their_readers_batches(config, tmp_path):
+    """The k-th to read has the next H of them; a worker reads at once when it exchanges."""
+    _, trace = raced(config, LOCAL, tmp_path, at_random(17))
+    periods, version = (5, 5, 2, 1), 0
+    read = [(first, 0) for first in (0, 5, 10, 12)]  # batch and version
+    done, unread = [0] * 4, 13
+    names = ["worker", "control.batch", "version", "control.exchange"]
+    for i, batch, had, exchange in trace[names].itertuples(index=False):
+        assert (batch - done[i], had) == read[i]
+        done[i] += 1
+        assert exchange == (done[i] == periods[i])
+        if exchange:
+            version += 1
+            read[i], done[i], unread = (unread, version), 0, unread + periods[i]
+    assert version > 15 and trace["control.batch"].is_unique
+
+
+def test_of_a_call_that_was_dropped_nothing_is_received():
+    """A group has one call at a time; of what it was sent meanwhile it gets the last."""
+    called, ended = [], []
+
+    def actor(group):
+        def remote(given, numbers):
+            called.append((group, given, numbers))
+            return len(called) - 1
+
+        return SimpleNamespace(work=SimpleNamespace(remote=remote))
+
+    def wait(calls, timeout):
+        return [call for call in calls if call in ended][:1], []
+
+    ray = SimpleNamespace(wait=wait, get=lambda call: called[call][1])
+    workers = on_ray.actors_at_work(ray, [actor(0), actor(1)])
+    workers.send(0, "old", range(1))
+    workers.send(1, "other", range(1, 2))
+    for given in ("newer", "newest"):
+        workers.send(0, given, range(1))
+    assert [given for _, given, _ in called] == ["old", "other"]
+    ended.append(0)
+    assert workers.receive(0.0) is None  # the old one is let go
+    assert called[2:] == [(0, "newest", range(1))]
+    ended += [1, 2]
+    assert workers.receive(0.0) == (1, "other") and workers.receive(0.0) == (0, "newest")
+
+
+def test_no_worker_starts_where_another_race_is(config, tmp_path):
+    def connect(run):
+        raise AssertionError("started")
+
+    with held(tmp_path), pytest.raises(WorkdirError, match="is in use by process"):
+        race(config({"cluster.service": "race"}), tmp_path, connect)
 
 
 def test_it_does_not_go_on_without_its_trace(config, tmp_path):
@@ -108,13 +229,31 @@ def test_it_does_not_go_on_without_its_trace(config, tmp_path):
         raced(config, {}, tmp_path, at_random(1))
 
 
-def test_a_trace_that_contradicts_itself_is_refused(config, tmp_path):
-    _, trace = raced(config, {}, tmp_path, at_random(13))
+@pytest.mark.parametrize("case", ["plain", "k_async", "local steps"])
+def test_a_trace_that_contradicts_itself_is_refused(config, tmp_path, case):
+    _, trace = raced(config, CASES[case], tmp_path, at_random(13))
     trace.loc[30, "version"] -= 1
     trace.to_csv(tmp_path / "wrong.csv", index=False)
     source = {"cluster.service": "trace", "cluster.trace": str(tmp_path / "wrong.csv")}
     with pytest.raises(TimelineError, match=r"arrival 30, of worker ., says version"):
-        trainer.prepare(config(source))
+        trainer.prepare(config({**CASES[case], **source}))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda trace: trace.drop(columns="control.worker.1"), r"control\.worker\.0 to \.1"),
+        (lambda trace: trace.assign(**{"control.worker.1": 7}), r"worker 7, but groups are 0\.\.3"),
+        (lambda trace: trace.assign(**{"control.worker.0": 1}), "arrival .: worker . waits"),
+    ],
+)
+def test_a_trace_of_several_arrivals_says_whose_they_are(config, tmp_path, change, message):
+    values = several("k_async")
+    _, trace = raced(config, values, tmp_path, at_random(19))
+    change(trace).to_csv(tmp_path / "wrong.csv", index=False)
+    source = {"cluster.service": "trace", "cluster.trace": str(tmp_path / "wrong.csv")}
+    with pytest.raises(TimelineError, match=message):
+        trainer.prepare(config({**values, **source}))
 
 
 @pytest.mark.parametrize(
@@ -124,7 +263,13 @@ def test_a_trace_that_contradicts_itself_is_refused(config, tmp_path):
         ({"replicas.count": 2}, "config.replicas.count"),
         ({"data.streaming": True}, "config.data.streaming"),
         ({"strategy.name": "sync", "strategy.groups": 1}, "config.cluster.service"),
-        ({"strategy.name": "buffered"}, "config.cluster.service"),
+        ({"strategy.name": "elastic"}, "config.cluster.service"),
+        ({"strategy.name": "buffered", "parallel.api": "jit"}, "config.parallel"),
+        ({**LOCAL, "parallel.api": "jit"}, "config.parallel"),
+        ({**LOCAL, "optimizer.schedule": "cosine"}, "config.optimizer.schedule"),
+        ({**LOCAL, "optimizer.warmup_steps": 5}, "config.optimizer.schedule"),
+        ({**LOCAL, "optimizer.chain": ("staleness_rate",)}, "config.optimizer.chain"),
+        ({**LOCAL, "probes.momentum": True}, "config.probes.momentum"),
     ],
 )
 def test_what_cannot_race(config, tmp_path, values, message):

@@ -13,7 +13,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from research.outputs.hold import LOCK, held
 from research.outputs.workdir import parameters
+from research.timeline.versions import WAITING
 from tests.proc import parents, read
 
 pytest.importorskip("ray")
@@ -23,7 +25,13 @@ RUN = ("--config=configs/quickstart.py", "--config.strategy.name=asynchronous")
 
 
 def command(module, workdir, **values):
-    given = {"strategy.groups": 3, "cluster.nodes": 3, "log_every": 50, "checkpoint_every": 100}
+    given = {
+        "strategy.groups": 3,
+        "cluster.nodes": 3,
+        "cluster.devices_per_node": 1,
+        "log_every": 50,
+        "checkpoint_every": 100,
+    }
     keys = (f"--config.{key}={value}" for key, value in {**given, **values}.items())
     return [sys.executable, "-m", module, *RUN, f"--workdir={workdir}", *keys]
 
@@ -87,26 +95,42 @@ def consistent(workdir, steps):
     """Every update once, in order, each of a batch of its own."""
     trace = pd.read_csv(workdir / "trace.csv")
     assert len(trace) == steps and trace["seconds"].is_monotonic_increasing
-    assert trace["control.batch"].is_unique and trace["control.batch"].max() < steps + 3
+    batches = trace.filter(like="control.batch").to_numpy()
+    # Those that were not used are what three workers were at, of up to eight local steps each.
+    unused = 3 * (8 if "control.exchange" in trace else 1)
+    assert len(np.unique(batches)) == batches.size and batches.max() < batches.size + unused
     assert (trace["version"] <= np.arange(steps)).all()
-    return trace
 
 
-def test_three_race_and_the_simulator_replays_them(tmp_path):
-    job = start(tmp_path / "race", steps=400)
+OTHERS = {
+    waiting: {"strategy.name": "buffered", "strategy.waiting": waiting, "strategy.arrivals": 2}
+    for waiting in WAITING
+}
+# One of the workers is slower, and so takes fewer steps.
+OTHERS["local steps"] = {"strategy.name": "async_local_sgd", "cluster.speeds": "(1.0,1.0,0.4)"}
+
+
+@pytest.mark.parametrize("name", ["plain", "k_batch_sync", "k_async"])  # others are below
+def test_three_race_and_the_simulator_replays_them(tmp_path, name):
+    values = OTHERS.get(name, {})
+    job = start(tmp_path / "race", steps=400, **values)
     output, errors = job.communicate(timeout=300)
     assert job.returncode == 0, errors[-3000:]
     assert json.loads(output)["status"] == "completed" and "Traceback" not in errors
     consistent(tmp_path / "race", 400)
-    assert replayed(tmp_path / "race", tmp_path / "replay", steps=400) <= 1e-5
+    assert replayed(tmp_path / "race", tmp_path / "replay", steps=400, **values) <= 1e-5
     assert not descendants(job.pid)
 
 
-def test_workers_and_servers_die(tmp_path):
-    """Six workers and two servers, at random times, in a race that is ended after the last."""
+@pytest.mark.parametrize(
+    ("name", "dying"), [("plain", 6), ("k_sync", 2), ("k_batch_async", 2), ("local steps", 2)]
+)
+def test_workers_and_servers_die(tmp_path, name, dying):
+    """So many workers and two servers, at random times, in a race that is ended after the last."""
+    values = OTHERS.get(name, {})
     rng, folder = random.Random(5), tmp_path / "race"
-    job, deaths = start(folder, steps=1_000_000), []
-    for kind in rng.sample([workers] * 6 + [servers] * 2, 8):
+    job, deaths = start(folder, steps=1_000_000, **values), []
+    for kind in rng.sample([workers] * dying + [servers] * 2, dying + 2):
         until(lambda: len(workers(job.pid)) == 3 and step(folder) > 50, job)
         time.sleep(rng.random())
         victims = kind(job.pid)
@@ -120,11 +144,11 @@ def test_workers_and_servers_die(tmp_path):
     job.send_signal(signal.SIGINT)
     _, errors = job.communicate(timeout=60)
     assert job.returncode == 128 + signal.SIGINT, errors[-3000:]
-    assert len(deaths) == 8 and errors.count("the server was ended by signal 9") == 2
+    assert len(deaths) == dying + 2 and errors.count("the server was ended by signal 9") == 2
     done = json.loads((folder / "summary.json").read_text())["step"]
     consistent(folder, done)
     # One program rounds otherwise than two, by 1e-7 of a number an update.
-    assert replayed(folder, tmp_path / "replay", steps=done) <= 1e-4
+    assert replayed(folder, tmp_path / "replay", steps=done, **values) <= 1e-4
 
 
 def test_it_ends_soon_when_told_and_goes_on(tmp_path):
@@ -140,6 +164,16 @@ def test_it_ends_soon_when_told_and_goes_on(tmp_path):
     _, errors = job.communicate(timeout=300)
     assert job.returncode == 0 and f"resuming at {done:,}" in errors
     consistent(tmp_path / "race", done - done % 50 + 200)
+
+
+def test_it_doubts_what_training_doubts_and_leaves_a_workdir_to_who_has_it(tmp_path):
+    with held(tmp_path):
+        job = start(tmp_path, **{"optimizer.name": "adam", "optimizer.learning_rate": 0.3})
+        _, errors = job.communicate(timeout=60)
+    doubt, refusal = errors.splitlines()  # and no word of Ray, which is not started
+    assert doubt.startswith("warning: config.optimizer.learning_rate = 0.3: adam moves")
+    assert refusal.startswith("error: ") and f"is in use by process {os.getpid()}" in refusal
+    assert job.returncode == 2 and {path.name for path in tmp_path.iterdir()} == {LOCK}
 
 
 def test_a_bad_config_is_one_line(tmp_path):

@@ -1,0 +1,74 @@
+"""Local steps of a worker with parameters of its own, in a simulated run and in a race.
+
+    w <- w - gamma grad f(w)      by an optimizer of its own
+
+In a race a worker takes all steps up to its next exchange by itself, and sends where it is then.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from ml_collections import ConfigDict
+
+from research.strategies import asynchronous
+from research.strategies.base import Array, Event, Gradient, Params, Update
+from research.strategies.method import Chosen
+from research.values import ConfigError
+
+
+class Trained(NamedTuple):
+    """What a worker of a race sends that has taken local steps."""
+
+    loss: jax.Array  # of each, or of the last
+    params: Params
+    opt_state: Any
+
+
+def local_step(gradient: Gradient, update: Update) -> Callable[..., Trained]:
+    """(w_i, state of its optimizer, event, batch) -> after a local step.
+
+    Or, in place of the batch, what the worker says that has taken it by itself.
+    """
+
+    def step(params: Params, opt_state: Any, event: Event, batch: Any) -> Trained:
+        if isinstance(batch, Trained):
+            return batch
+        loss, grads = gradient(params, event, batch)
+        return Trained(loss, *update.apply(grads, opt_state, params, event, params))
+
+    return step
+
+
+def local_steps(gradient: Gradient, update: Update) -> Callable[..., Trained]:
+    """What a worker of a race does: as many as it is given batches."""
+    step = local_step(gradient, update)
+
+    def work(given: Any, hyper: Any, batch: Callable[..., Any], chosen: Array) -> Trained:
+        nothing = jnp.int32(0)
+
+        def one(own: Any, numbers: Any) -> tuple[Any, jax.Array]:
+            after = step(*own, Event(nothing, nothing, hyper), batch(numbers))
+            return tuple(after[1:]), after.loss
+
+        after, losses = lax.scan(one, tuple(given), chosen)
+        return Trained(losses, *after)
+
+    return work
+
+
+def races(config: ConfigDict, methods: Chosen) -> None:
+    """Raises `ConfigError` where local steps would depend on what their worker cannot know."""
+    asynchronous.races(config, methods)
+    optimizer, wanted = config.optimizer, "config.cluster.service = 'race':"
+    if optimizer.schedule != "constant" or optimizer.warmup_steps:
+        raise ConfigError(
+            f"{wanted} config.optimizer.schedule must be 'constant', without warmup_steps, for "
+            "workers that take local steps do not know the number of an update"
+        )
+    if "staleness_rate" in optimizer.chain:
+        raise ConfigError(f"{wanted} config.optimizer.chain: local steps know no staleness")
+    if config.probes.momentum:
+        raise ConfigError(f"{wanted} config.probes.momentum must be False, of local steps unseen")

@@ -1,0 +1,57 @@
+"""When workers with parameters of their own arrive, and with which arrivals they exchange."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from research import seeds
+from research.strategies.method import Chosen, Setting, slowed
+from research.timeline.arrivals import arrivals
+from research.timeline.base import Timeline
+from research.timeline.compute_groups import service_means
+from research.timeline.exchanges import exchanges, replayed
+from research.timeline.service import law
+from research.timeline.versions import empty
+
+
+def local_means(setting: Setting, methods: Chosen, sent: bool) -> np.ndarray:
+    """(workers, k) mean seconds of a worker's devices for a local step, its exchange `sent` or not.
+
+    A gradient that is slower, as a local one may be, is so here too.
+    """
+    config, cluster = setting.config, slowed(setting, methods)
+    if not sent:
+        cluster.latency = 0.0
+    size = setting.update_bytes if sent else 0
+    return service_means(cluster, config.strategy.groups, config.batch_size, size)
+
+
+def timeline(
+    setting: Setting, methods: Chosen, periods: Sequence[int]
+) -> tuple[Timeline, np.ndarray]:
+    """Arrivals of local steps, and (steps,) bool: which of them exchange.
+
+    Those of worker i do at every `periods[i]`-th. Its service has two messages of `update_bytes` in
+    it then, as all of `asynchronous` have. The staleness is how many exchanges of others there were
+    since the worker's own last one.
+    """
+    config = setting.config
+    if config.cluster.service == "race":
+        return empty(len(periods), config.steps), np.zeros(config.steps, bool)
+    if config.cluster.service == "trace":
+        return replayed(config.cluster.trace, config.steps, periods)
+    alone, exchanged = (local_means(setting, methods, sent) for sent in (False, True))
+    cycles = [
+        np.stack([alone[i]] * (period - 1) + [exchanged[i]]) for i, period in enumerate(periods)
+    ]
+    stream = int(seeds.generator(config.seed, "arrivals").integers(2**63))
+    line = arrivals(stream, law(config.cluster), cycles, config.steps)
+    exchange, late, _ = exchanges(line.worker, periods)
+    return line._replace(staleness=late), exchange
+
+
+def by_speed(setting: Setting, methods: Chosen, period: int) -> list[int]:
+    """How many local steps each worker takes while the fastest takes `period`; at least one."""
+    seconds = local_means(setting, methods, sent=False).max(axis=1)
+    shares = seconds.min() / seconds
+    return [max(int(period * share + 1e-9), 1) for share in shares]

@@ -1,0 +1,87 @@
+"""Workers that exchange with every H_i-th local step, kept up as they arrive.
+
+Of a race a worker is heard of when it exchanges, and its H_i local steps are then listed together:
+what workers do by themselves in between has no order that would change anything.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from research.timeline.base import Timeline, from_arrivals
+from research.timeline.trace import recorded, verify
+from research.timeline.versions import Arrived, Reading
+
+# (whether arrivals exchange, how many have so far) -> what else is decided of them, by name
+Decided = Callable[[Any, Any], Mapping[str, Any]]
+
+
+class Exchanges:
+    """An `Order` of workers with parameters of their own; an arrival is a local step.
+
+    A worker's slot is its own, and it reads as it exchanges. The staleness is how many exchanges of
+    others there were since.
+    """
+
+    def __init__(self, line: Timeline, periods: Sequence[int], decided: Decided):
+        self._line, self._periods, self._decided = line, periods, decided
+        self._steps, self._exchanges, self._batches = 0, 0, 0
+        self.working: dict[int, Reading] = {}
+        self._done = [0] * len(periods)  # local steps since a worker's last exchange
+        for worker in range(len(periods)):
+            self._read(worker)
+
+    def _read(self, worker: int) -> None:
+        period = self._periods[worker]
+        self.working[worker] = Reading(worker, self._exchanges, self._batches, period)
+        self._done[worker], self._batches = 0, self._batches + period
+
+    def left(self, group: int) -> int:
+        return self._periods[group] - self._done[group]
+
+    def arrive(self, group: int, seconds: float) -> Arrived:
+        line, t, had = self._line, self._steps, self.working[group]
+        exchange = self.left(group) == 1
+        line.worker[t] = line.read[t] = line.write[t] = group
+        line.seconds[t], line.staleness[t] = seconds, self._exchanges - had.version
+        self._exchanges += exchange
+        decided = {"exchange": exchange, "batch": had.batch + self._done[group]}
+        decided |= self._decided(exchange, self._exchanges)
+        for name, value in decided.items():
+            if line.control and name in line.control:
+                line.control[name][t] = value
+        self._steps, self._done[group] = t + 1, self._done[group] + 1
+        if exchange:
+            self._read(group)
+        return Arrived(True, exchange, [group] if exchange else [])
+
+
+def exchanges(
+    worker: np.ndarray, periods: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of local steps in that order, (steps,): whether each exchanges, its staleness, its version.
+
+    The version is how many exchanges there had been when its worker read.
+    """
+    exchange, read = np.zeros(len(worker), bool), np.zeros(len(worker), np.int32)
+    each = [np.flatnonzero(worker == i) for i in range(len(periods))]
+    for mine, period in zip(each, periods, strict=True):
+        exchange[mine[period - 1 :: period]] = True
+    before = np.cumsum(exchange) - exchange
+    for mine in each:
+        last = np.maximum.accumulate(np.where(exchange[mine], before[mine] + 1, 0))
+        read[mine] = np.append(0, last)[:-1]
+    return exchange, (before - read).astype(np.int32), read
+
+
+def replayed(path: str, steps: int, periods: Sequence[int]) -> tuple[Timeline, np.ndarray]:
+    """The first `steps` local steps of a race's trace, and whether each exchanges.
+
+    Raises `TimelineError`.
+    """
+    held = recorded(path, len(periods), steps, every=False)
+    exchange, late, version = exchanges(held.worker, periods)
+    verify(held, held.worker, version)
+    line = from_arrivals(held.worker, held.seconds, len(periods))
+    return line._replace(staleness=late, control=held.control), exchange
