@@ -10,6 +10,9 @@ default there are none.
 
 Where the gradient is local (`local.py`) no block waits for another, so each has a server and an
 order of arrivals of its own. Then r(t), and the momentum that it is worth, differ by block.
+
+The table may be of rounded versions: then a group reads x_{r(t)} rounded, and x_t itself is kept
+beside them. Or it lies in the host's memory (`research/parallel/paged.py`), exact.
 """
 
 from collections.abc import Mapping
@@ -23,12 +26,13 @@ from ml_collections import ConfigDict
 
 from research import models, seeds
 from research.strategies.base import Batch, Event, Gradient, Info, Params, Strategy, Update
-from research.strategies.method import Chosen, Method, Setting, owns
+from research.strategies.method import Chosen, Keys, Method, Setting, owns
 from research.timeline.base import Timeline
 from research.timeline.compute_groups import make
 from research.timeline.service import DRAWN, is_drawn
 from research.values import ConfigError, one_of, require
 
+SNAPSHOTS = ("", "bfloat16", "host")  # how versions are kept
 RECORDED = ("trace", "race")  # laws of service: arrivals that were, or are being, recorded
 Slot = Any  # int32, of all stale blocks, or a dict of one a block
 
@@ -37,24 +41,30 @@ class State(NamedTuple):
     slots: Params  # stale blocks, leaves (slots, ...): the versions that are still to be read
     newest: Slot  # of stale_t
     opt_state: optax.OptState
-    fresh: Params  # fresh_t
+    fresh: Params  # fresh_t; of a table of rounded versions all of x_t
 
     def at(self, slot: Slot) -> Params:
         """The parameters as a group sees them that had read `slot`."""
         each = slot if isinstance(slot, dict) else dict.fromkeys(self.slots, slot)
         host = all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(self.slots))
-        return (rows if host else compiled_rows)(self.slots, each) | self.fresh
+        seen = (rows if host else compiled_rows)(self.slots, each)
+        for name in seen.keys() & self.fresh.keys():  # rounded
+            seen[name] = like(self.fresh[name], seen[name])
+        return seen | {name: own for name, own in self.fresh.items() if name not in seen}
 
     @property
     def params(self) -> Params:
         """x_t."""
-        return self.at(self.newest)
+        return self.at(self.newest) | self.fresh
+
+    def after(self, params: Params, opt_state: optax.OptState, slot: Slot) -> "State":
+        """x_{t+1} is these parameters, in this slot."""
+        slots = put(self.slots, slot, {name: params[name] for name in self.slots})
+        return State(slots, slot, opt_state, {name: params[name] for name in self.fresh})
 
     def moved_to(self, params: Params) -> "State":
         """x_t is other parameters; the versions that were read stay."""
-        stale = {name: params[name] for name in self.slots}
-        slots = put(self.slots, self.newest, stale)
-        return self._replace(slots=slots, fresh={name: params[name] for name in self.fresh})
+        return self.after(params, self.opt_state, self.newest)
 
 
 def rows(table: Params, slots: Mapping[str, Any]) -> Params:
@@ -72,9 +82,16 @@ def put(table: Params, slot: Slot, blocks: Params) -> Params:
     """The table with these blocks in the slot."""
     each = slot if isinstance(slot, dict) else dict.fromkeys(table, slot)
     return {
-        name: jax.tree.map(lambda t, leaf, s=each[name]: t.at[s].set(leaf), block, blocks[name])
+        name: jax.tree.map(
+            lambda t, leaf, s=each[name]: t.at[s].set(leaf), block, like(block, blocks[name])
+        )
         for name, block in table.items()
     }
+
+
+def like(other: Params, params: Params) -> Params:
+    """The parameters in the other's dtypes."""
+    return jax.tree.map(lambda leaf, to: leaf.astype(to.dtype), params, other)
 
 
 def asynchronous(
@@ -83,22 +100,28 @@ def asynchronous(
     slots: int,
     fresh: tuple[str, ...] = (),
     servers: Mapping[str, int] | None = None,
+    dtype: str = "",
 ) -> Strategy:
     """Strategy over a table of `slots` snapshots of the stale blocks, all x_0 at the start.
 
     The slot written holds what depends on the slots read, so XLA updates the table in place: a step
     costs a synchronous one plus a copy of the stale blocks. `event.control` may have `read` and
     `write` in place of the event's own; with `servers`, the number of each block's server, they are
-    (servers,) int32. `init` raises ValueError if a name in `fresh` is not a key of the parameters.
+    (servers,) int32. Versions are kept in `dtype`, '': as they are; then x_t is kept in the slot
+    that it was written to, and else beside them, one copy more.
+
+    `init` raises ValueError if a name in `fresh` is not a key of the parameters.
     """
 
     def init(params: Params) -> State:
         if unknown := sorted(set(fresh) - set(params)):
             raise ValueError(f"fresh block {unknown[0]!r}: one of {', '.join(params)}")
-        stale, newest = split(params)
-        table = jax.tree.map(lambda leaf: jnp.repeat(leaf[None], slots, axis=0), stale)
+        stale = {name: block for name, block in params.items() if name not in fresh}
+        rounded = jax.tree.map(lambda leaf: leaf.astype(dtype or leaf.dtype), stale)
+        table = jax.tree.map(lambda leaf: jnp.repeat(leaf[None], slots, axis=0), rounded)
         first = {name: jnp.int32(0) for name in stale} if servers else jnp.int32(0)
-        return State(table, first, update.init(params), newest)
+        kept = {name: block for name, block in params.items() if dtype or name in fresh}
+        return State(table, first, update.init(params), kept)
 
     def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
         read, write = slot_of(event, "read"), slot_of(event, "write")
@@ -109,8 +132,7 @@ def asynchronous(
             stale_by = {block: each[server] for block, server in servers.items()}
             event = event._replace(staleness=stale_by)
         params, opt_state = update.apply(grads, state.opt_state, state.params, event, seen)
-        stale, newest = split(params)
-        return State(put(state.slots, write, stale), write, opt_state, newest), {"loss": loss}
+        return state.after(params, opt_state, write), {"loss": loss}
 
     def slot_of(event: Event, name: str) -> Slot:
         slots = jnp.asarray((event.control or {}).get(name, getattr(event, name)), jnp.int32)
@@ -118,11 +140,12 @@ def asynchronous(
             return slots
         return {block: slots[server] for block, server in servers.items() if block not in fresh}
 
-    def split(params: Params) -> tuple[Params, Params]:
-        stale = {name: block for name, block in params.items() if name not in fresh}
-        return stale, {name: block for name, block in params.items() if name in fresh}
-
     return Strategy(init, step)
+
+
+def rounding(keys: Keys) -> str:
+    """The dtype of the table's versions; '': the parameters' own."""
+    return "bfloat16" if keys["snapshots"] == "bfloat16" else ""
 
 
 def clock(setting: Setting, methods: Chosen) -> Timeline:
@@ -175,6 +198,12 @@ def values(config: ConfigDict) -> None:
     blocks = [name for name, _ in models.make(config.model, classes=2)]
     wanted = f"of the blocks {', '.join(blocks)}"
     require(config, "strategy.fresh", lambda v: set(v) <= set(blocks), wanted)
+    one_of(config, "strategy.snapshots", SNAPSHOTS)
+    if config.strategy.snapshots and not owns(config.strategy.name, "snapshots"):
+        raise ConfigError(
+            f"config.strategy.snapshots = {config.strategy.snapshots!r}: config.strategy.name = "
+            f"{config.strategy.name!r} keeps no table of versions; it must be ''"
+        )
     bounded = owns(config.strategy.name, "staleness_bound")
     if config.strategy.staleness_bound >= 0 and not bounded:
         raise ConfigError(
@@ -207,6 +236,8 @@ def check(config: ConfigDict, methods: Chosen) -> None:
         raise ConfigError("config.cluster.pieces: no block of local learning has such a server")
     if cluster.service == "race":
         races(config, methods)
+    if strategy.snapshots == "host":
+        in_host_memory(config, methods)
     if strategy.staleness_bound < 0:
         return
     ordered = is_drawn(cluster.service) or cluster.service in RECORDED
@@ -220,6 +251,23 @@ def check(config: ConfigDict, methods: Chosen) -> None:
         raise ConfigError("config.strategy.staleness_bound: only of runs, not of replicas")
 
 
+def in_host_memory(config: ConfigDict, methods: Chosen) -> None:
+    """Raises `ConfigError` where versions cannot lie in the host's memory."""
+    wanted = "config.strategy.snapshots = 'host':"
+    if methods.mix or not methods.read or not methods.read.single:
+        raise ConfigError(
+            f"{wanted} of one set of parameters and one version an update, not of "
+            f"config.strategy.name = {methods.name!r}; 'bfloat16' halves the table of all"
+        )
+    if config.parallel.api:
+        raise ConfigError(
+            f"{wanted} of one device, config.parallel.api = ''; on several "
+            "config.parallel.shard_snapshots gives each a part of the table"
+        )
+    if config.replicas.count:
+        raise ConfigError(f"{wanted} config.replicas.count must be 0, replicas share a device")
+
+
 def races(config: ConfigDict, methods: Chosen) -> None:
     """Raises `ConfigError` where groups cannot race on real workers (`research/racing`)."""
     wanted = "config.cluster.service = 'race':"
@@ -227,6 +275,8 @@ def races(config: ConfigDict, methods: Chosen) -> None:
         raise ConfigError(
             f"{wanted} config.strategy.fresh must be (), for workers take whole gradients"
         )
+    if config.strategy.snapshots:
+        raise ConfigError(f"{wanted} config.strategy.snapshots must be '', as workers are sent x_t")
     if config.parallel.api or config.parallel.accumulation > 1:
         raise ConfigError(f"{wanted} config.parallel must be as it is by default")
     if config.replicas.count:
@@ -240,10 +290,11 @@ METHOD = Method(
         "groups": 1,  # compute groups, each synchronous inside
         "staleness_bound": -1,  # updates a group may be ahead of the slowest; -1: any
         "fresh": (),  # blocks of a merged server, which groups read fresh
+        "snapshots": "",  # versions: float32 on the device, rounded to 'bfloat16', or on the 'host'
     },
-    compiled=("fresh",),
+    compiled=("fresh", "snapshots"),
     read=lambda gradient, update, keys, slots, servers: asynchronous(
-        gradient, update, slots, tuple(keys["fresh"]), servers
+        gradient, update, slots, tuple(keys["fresh"]), servers, rounding(keys)
     ),
     clock=clock,
     laws=(*DRAWN, *RECORDED, "geometric"),

@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from research import seeds
 from research.strategies import asynchronous as one_each
-from research.strategies.asynchronous import State, asynchronous, put
+from research.strategies.asynchronous import State, asynchronous, rounding
 from research.strategies.base import Batch, Event, Gradient, Info, Strategy, Update
 from research.strategies.method import Chosen, Method, Setting, devices_of
 from research.timeline import service
@@ -28,14 +28,16 @@ from research.timeline.several import WAITING, several
 from research.values import ConfigError, one_of, require
 
 
-def buffered(gradient: Gradient, update: Update, slots: int, arrivals: int) -> Strategy:
+def buffered(
+    gradient: Gradient, update: Update, slots: int, arrivals: int, dtype: str = ""
+) -> Strategy:
     """Strategy of K `arrivals` an update; `event.control["read"]`, (K,), is where each had read.
 
     Example i of a device's part of a batch is of arrival i mod K, however many devices there are.
     The optimizer is given the means of what was read and of how late it is. A step also says the
-    bytes that groups send (`sent_bytes`).
+    bytes that groups send (`sent_bytes`). Versions are kept in `dtype`, as in `asynchronous`.
     """
-    alone = asynchronous(gradient, update, slots)
+    alone = asynchronous(gradient, update, slots, dtype=dtype)
 
     def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
         after, info = (
@@ -66,7 +68,7 @@ def buffered(gradient: Gradient, update: Update, slots: int, arrivals: int) -> S
         event = event._replace(staleness=late)
         params, opt_state = update.apply(grads, state.opt_state, state.params, event, seen)
         slot = jnp.asarray(control.get("write", event.write), jnp.int32)
-        return State(put(state.slots, slot, params), slot, opt_state, {}), {"loss": loss}
+        return state.after(params, opt_state, slot), {"loss": loss}
 
     return Strategy(alone.init, step)
 
@@ -119,10 +121,11 @@ METHOD = Method(
         "groups": 1,  # compute groups, each synchronous inside
         "arrivals": 1,  # K, gradients of an update, a Kth of the batch each
         "waiting": "k_batch_async",  # or 'k_async', 'k_sync', 'k_batch_sync'
+        "snapshots": "",  # versions: float32 on the device, or rounded to 'bfloat16'
     },
-    compiled=("arrivals",),
+    compiled=("arrivals", "snapshots"),
     read=lambda gradient, update, keys, slots, servers: buffered(
-        gradient, update, slots, keys["arrivals"]
+        gradient, update, slots, keys["arrivals"], rounding(keys)
     ),
     clock=clock,
     laws=DRAWN,
