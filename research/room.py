@@ -96,7 +96,7 @@ def of_data(config: ConfigDict, data: datasets.Data) -> None:
 
 
 class Need(NamedTuple):
-    """Bytes of a run's arrays, of which those of the table of versions lie elsewhere or in parts."""
+    """Bytes of a run's arrays; the table of versions may lie elsewhere, or in parts."""
 
     device: int  # of the first
     host: int  # besides; on a CPU both are of one memory

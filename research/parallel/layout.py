@@ -131,7 +131,7 @@ def jit(
 
 
 def part_axis(shape: Sequence[int], devices: int) -> int:
-    """The first axis of the versions (slots, ...) that divides by the number of devices; 0: none."""
+    """The first axis of versions (slots, ...) that divides by the number of devices; 0: none."""
     return next((i for i, size in enumerate(shape) if i and size % devices == 0), 0)
 
 
