@@ -123,7 +123,7 @@ def need_of(config: ConfigDict, strategy: Strategy, params: Any) -> Need:
     if config.strategy.snapshots == "host":
         row = size(state.slots) // max(len(leaf) for leaf in jax.tree.leaves(state.slots))
         host = size(state.slots)
-        device += (2 + paged.ROWS) * row - host
+        device += (1 + paged.ROWS) * row - host
     if config.parallel.shard_snapshots and not one_memory:
         _, devices = strategies.devices_of(config)
         parts = [(leaf, part_axis(leaf.shape, devices)) for leaf in jax.tree.leaves(state.slots)]

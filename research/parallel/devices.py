@@ -53,7 +53,7 @@ def make(
         simulated = strategy(None)
     if keys.get("snapshots") == "host":
         servers = methods.gradient and methods.gradient.servers
-        laid = paged(loop(strategy(None, slots=2)), servers(whole) if servers else None)
+        laid = paged(loop(strategy(None, slots=1)), servers(whole) if servers else None)
         return simulated, laid._replace(init=on_host())
     if not api:
         return simulated, layout.one_device(loop(simulated))

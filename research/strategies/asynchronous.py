@@ -107,8 +107,9 @@ def asynchronous(
     The slot written holds what depends on the slots read, so XLA updates the table in place: a step
     costs a synchronous one plus a copy of the stale blocks. `event.control` may have `read` and
     `write` in place of the event's own; with `servers`, the number of each block's server, they are
-    (servers,) int32. Versions are kept in `dtype`, '': as they are; then x_t is kept in the slot
-    that it was written to, and else beside them, one copy more.
+    (servers,) int32. It may have `seen`, blocks as they were read, in place of the slot's. Versions
+    are kept in `dtype`, '': as they are; then x_t is kept in the slot that it was written to, and
+    else beside them, one copy more.
 
     `init` raises ValueError if a name in `fresh` is not a key of the parameters.
     """
@@ -125,7 +126,7 @@ def asynchronous(
 
     def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
         read, write = slot_of(event, "read"), slot_of(event, "write")
-        seen = state.at(read)
+        seen = state.at(read) | (event.control or {}).get("seen", {})
         loss, grads = gradient(seen, event, batch)
         if servers and event.staleness is not None:
             each = jnp.asarray(event.staleness)
