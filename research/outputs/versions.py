@@ -39,7 +39,7 @@ def read(checkpoint: Path, like: Any) -> Any:
     """
 
     def one(keys: tuple[str, ...], other: Any) -> Any:
-        leaf = _load(checkpoint.joinpath(FOLDER, *keys).with_name(f"{keys[-1]}.npy"))
+        leaf = np.load(checkpoint.joinpath(FOLDER, *keys).with_name(f"{keys[-1]}.npy"))
         if (leaf.shape, leaf.dtype) != (other.shape, other.dtype):
             raise ValueError(f"{'.'.join(keys)} is {leaf.dtype}{list(leaf.shape)}")
         return jnp.array(leaf) if isinstance(other, jax.Array) else leaf
@@ -52,10 +52,5 @@ def mapped(checkpoint: Path) -> Any:
     folder = checkpoint / FOLDER
     found = {path.relative_to(folder).parts: path for path in folder.rglob("*.npy")}
     return unflatten_dict(
-        {(*keys[:-1], keys[-1][:-4]): _load(path, "r") for keys, path in found.items()}
+        {(*keys[:-1], keys[-1][:-4]): np.load(path, mmap_mode="r") for keys, path in found.items()}
     )
-
-
-def _load(path: Path, mode: Any = None) -> np.ndarray:
-    found = np.load(path, mmap_mode=mode)
-    return found.view(jnp.bfloat16) if found.dtype == "V2" else found  # it has no name in NumPy

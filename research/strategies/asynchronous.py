@@ -33,6 +33,7 @@ from research.timeline.service import DRAWN, is_drawn
 from research.values import ConfigError, one_of, require
 
 SNAPSHOTS = ("", "bfloat16", "host")  # how versions are kept
+BITS = jnp.uint16
 RECORDED = ("trace", "race")  # laws of service: arrivals that were, or are being, recorded
 Slot = Any  # int32, of all stale blocks, or a dict of one a block
 
@@ -48,14 +49,15 @@ class State(NamedTuple):
         each = slot if isinstance(slot, dict) else dict.fromkeys(self.slots, slot)
         host = all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(self.slots))
         seen = (rows if host else compiled_rows)(self.slots, each)
-        for name in seen.keys() & self.fresh.keys():  # rounded
-            seen[name] = like(self.fresh[name], seen[name])
+        for name in seen.keys() & self.fresh.keys():
+            seen[name] = jax.tree.map(_unpacked, seen[name], self.fresh[name])
         return seen | {name: own for name, own in self.fresh.items() if name not in seen}
 
     @property
     def params(self) -> Params:
         """x_t."""
-        return self.at(self.newest) | self.fresh
+        rounded = self.slots.keys() <= self.fresh.keys()
+        return self.fresh if rounded else self.at(self.newest)
 
     def after(self, params: Params, opt_state: optax.OptState, slot: Slot) -> "State":
         """x_{t+1} is these parameters, in this slot."""
@@ -83,15 +85,22 @@ def put(table: Params, slot: Slot, blocks: Params) -> Params:
     each = slot if isinstance(slot, dict) else dict.fromkeys(table, slot)
     return {
         name: jax.tree.map(
-            lambda t, leaf, s=each[name]: t.at[s].set(leaf), block, like(block, blocks[name])
+            lambda t, leaf, s=each[name]: t.at[s].set(_packed(leaf) if t.dtype == BITS else leaf),
+            block,
+            blocks[name],
         )
         for name, block in table.items()
     }
 
 
-def like(other: Params, params: Params) -> Params:
-    """The parameters in the other's dtypes."""
-    return jax.tree.map(lambda leaf, to: leaf.astype(to.dtype), params, other)
+def _packed(leaf: jax.Array) -> jax.Array:
+    """Rounded to bfloat16, as integers: to write those XLA converts a whole table on a CPU."""
+    return jax.lax.bitcast_convert_type(leaf.astype(jnp.bfloat16), BITS)
+
+
+def _unpacked(bits: jax.Array, exact: jax.Array) -> jax.Array:
+    """What was rounded, in the dtype of what was not."""
+    return jax.lax.bitcast_convert_type(bits, jnp.bfloat16).astype(exact.dtype)
 
 
 def asynchronous(
@@ -100,7 +109,7 @@ def asynchronous(
     slots: int,
     fresh: tuple[str, ...] = (),
     servers: Mapping[str, int] | None = None,
-    dtype: str = "",
+    rounded: bool = False,
 ) -> Strategy:
     """Strategy over a table of `slots` snapshots of the stale blocks, all x_0 at the start.
 
@@ -108,8 +117,7 @@ def asynchronous(
     costs a synchronous one plus a copy of the stale blocks. `event.control` may have `read` and
     `write` in place of the event's own; with `servers`, the number of each block's server, they are
     (servers,) int32. It may have `seen`, blocks as they were read, in place of the slot's. Versions
-    are kept in `dtype`, '': as they are; then x_t is kept in the slot that it was written to, and
-    else beside them, one copy more.
+    are exact, and x_t is that in its slot, or `rounded` to bfloat16, and x_t is kept besides.
 
     `init` raises ValueError if a name in `fresh` is not a key of the parameters.
     """
@@ -118,10 +126,10 @@ def asynchronous(
         if unknown := sorted(set(fresh) - set(params)):
             raise ValueError(f"fresh block {unknown[0]!r}: one of {', '.join(params)}")
         stale = {name: block for name, block in params.items() if name not in fresh}
-        rounded = jax.tree.map(lambda leaf: leaf.astype(dtype or leaf.dtype), stale)
-        table = jax.tree.map(lambda leaf: jnp.repeat(leaf[None], slots, axis=0), rounded)
+        row = jax.tree.map(_packed, stale) if rounded else stale
+        table = jax.tree.map(lambda leaf: jnp.repeat(leaf[None], slots, axis=0), row)
         first = {name: jnp.int32(0) for name in stale} if servers else jnp.int32(0)
-        kept = {name: block for name, block in params.items() if dtype or name in fresh}
+        kept = {name: block for name, block in params.items() if rounded or name in fresh}
         return State(table, first, update.init(params), kept)
 
     def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
@@ -144,9 +152,9 @@ def asynchronous(
     return Strategy(init, step)
 
 
-def rounding(keys: Keys) -> str:
-    """The dtype of the table's versions; '': the parameters' own."""
-    return "bfloat16" if keys["snapshots"] == "bfloat16" else ""
+def is_rounded(keys: Keys) -> bool:
+    """Whether the table is of rounded versions."""
+    return keys["snapshots"] == "bfloat16"
 
 
 def clock(setting: Setting, methods: Chosen) -> Timeline:
@@ -295,7 +303,7 @@ METHOD = Method(
     },
     compiled=("fresh", "snapshots"),
     read=lambda gradient, update, keys, slots, servers: asynchronous(
-        gradient, update, slots, tuple(keys["fresh"]), servers, rounding(keys)
+        gradient, update, slots, tuple(keys["fresh"]), servers, is_rounded(keys)
     ),
     clock=clock,
     laws=(*DRAWN, *RECORDED, "geometric"),

@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from research import seeds
 from research.strategies import asynchronous as one_each
-from research.strategies.asynchronous import State, asynchronous, rounding
+from research.strategies.asynchronous import State, asynchronous, is_rounded
 from research.strategies.base import Batch, Event, Gradient, Info, Strategy, Update
 from research.strategies.method import Chosen, Method, Setting, devices_of
 from research.timeline import service
@@ -29,15 +29,15 @@ from research.values import ConfigError, one_of, require
 
 
 def buffered(
-    gradient: Gradient, update: Update, slots: int, arrivals: int, dtype: str = ""
+    gradient: Gradient, update: Update, slots: int, arrivals: int, rounded: bool = False
 ) -> Strategy:
     """Strategy of K `arrivals` an update; `event.control["read"]`, (K,), is where each had read.
 
     Example i of a device's part of a batch is of arrival i mod K, however many devices there are.
     The optimizer is given the means of what was read and of how late it is. A step also says the
-    bytes that groups send (`sent_bytes`). Versions are kept in `dtype`, as in `asynchronous`.
+    bytes that groups send (`sent_bytes`). Versions are exact or `rounded`, as in `asynchronous`.
     """
-    alone = asynchronous(gradient, update, slots, dtype=dtype)
+    alone = asynchronous(gradient, update, slots, rounded=rounded)
 
     def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
         after, info = (
@@ -125,7 +125,7 @@ METHOD = Method(
     },
     compiled=("arrivals", "snapshots"),
     read=lambda gradient, update, keys, slots, servers: buffered(
-        gradient, update, slots, keys["arrivals"], rounding(keys)
+        gradient, update, slots, keys["arrivals"], is_rounded(keys)
     ),
     clock=clock,
     laws=DRAWN,

@@ -57,11 +57,13 @@ def rounded(x):
     return kept.astype(np.uint32).view(np.float32)
 
 
-def run(name, dtype, momentum=MOMENTUM):
+def run(name, kept, momentum=MOMENTUM):
     """The (STEPS, DIMENSION) parameters after each update of heavy ball on a noisy quadratic."""
     made = arrivals(name)
     update = base.together(optimizers.optimizer("sgd", ("learning_rate", "momentum")))
-    strategy = asynchronous(base.whole(QUADRATIC.loss), update, made.slots, dtype=dtype)
+    strategy = asynchronous(
+        base.whole(QUADRATIC.loss), update, made.slots, rounded=kept == "bfloat16"
+    )
     hyper = {"learning_rate": np.full(STEPS, ALPHA), "momentum": np.full(STEPS, momentum)}
     hyper = {key: values.astype(np.float32) for key, values in hyper.items()}
 
@@ -84,14 +86,15 @@ def test_a_group_reads_rounded_parameters_and_x_is_not_rounded(name):
         read = rounded(past[t - made.staleness[t]])
         v = MOMENTUM * v + H * (read - OPTIMA[t].mean(0, dtype=np.float64))
         past.append(past[-1] - ALPHA * v)
-    # float32 against float64: 2^-24 an update, held for 2 by momentum, of 120 updates; but where
-    # that turns the rounding of what is read, it is off by one of 2^-8 |x|, times alpha H, for a
-    # while: below 2^-8 0.05 0.3, as |x| is about 0.3 here.
-    np.testing.assert_allclose(found, np.array(past[1:]), rtol=0, atol=6e-5)
+    # float32 against float64, 6e-8 an update of |x| <= 1, which momentum holds for 2 and the bowl
+    # for up to 1 / (0.05 0.1); where that turns the rounding of what is read, alpha H 2^-8 |x| more,
+    # seldom. Measured as 1.6e-6; versions that are not rounded are 2e-4 off.
+    np.testing.assert_allclose(found, np.array(past[1:]), rtol=0, atol=2e-5)
     table = np.ones((made.slots, DIMENSION), np.float32)
     for t, slot in enumerate(made.write):
         table[slot] = found[t]
-    np.testing.assert_array_equal(state.slots["x"]["x"].astype(jnp.float32), rounded(table))
+    bits = np.asarray(state.slots["x"]["x"]).astype(np.uint32) << 16  # of floats
+    np.testing.assert_array_equal(bits.view(np.float32), rounded(table))
     assert state.slots["x"]["x"].nbytes * 2 == table.nbytes
     np.testing.assert_array_equal(state.params["x"]["x"], found[-1])
     assert (found[-1] != rounded(found[-1])).any()
@@ -99,7 +102,7 @@ def test_a_group_reads_rounded_parameters_and_x_is_not_rounded(name):
 
 def test_the_distance_to_an_exact_run_is_at_most_that_of_what_is_read():
     """One group, SGD: e' = (1 - alpha h) e - alpha h d with |d| <= 2^-9 |x|, so |e| is, too."""
-    exact, found = (run("one group", dtype, momentum=0.0)[2] for dtype in ("", "bfloat16"))
+    exact, found = (run("one group", kept, momentum=0.0)[2] for kept in ("", "bfloat16"))
     largest = np.maximum(np.abs(found).max(), 1.0)
     # By float32's own rounding both are off by 2^-24 an update, 120 times at most.
     assert 1e-5 < np.abs(found - exact).max() < 2.0**-9 * largest + STEPS * 2.0**-24
@@ -196,11 +199,11 @@ print(json.dumps(updated(40, sys.argv[2], 64)))
 def test_the_memory_that_is_said_is_what_is_taken(mnist, kept):
     """64 versions of 0.5 million parameters; a small run before it loads and compiles the rest.
 
-    What is said is at least half of what is taken besides XLA's scratch, for the allocator keeps
-    some of what is given back, and at most all of it: x_0 was there before.
+    It is measured as 0.96 to 0.99 of what is taken. XLA's scratch, an activation and the allocator
+    may have a fifth more; that the table is copied, which would be half, they may not.
     """
     values = mnist | {"model.hidden": (512, 128), "strategy.name": "asynchronous", "batch_size": 4}
     asked = [sys.executable, "-c", MEASURED, json.dumps(values), kept]
     done = subprocess.run(asked, capture_output=True, text=True, check=True)
     said, taken = json.loads(done.stdout.splitlines()[-1])
-    assert 0.5 < said / taken < 1.3, (said, taken)
+    assert 0.8 < said / taken < 1.2, (said, taken)
