@@ -87,8 +87,8 @@ def test_a_group_reads_rounded_parameters_and_x_is_not_rounded(name):
         v = MOMENTUM * v + H * (read - OPTIMA[t].mean(0, dtype=np.float64))
         past.append(past[-1] - ALPHA * v)
     # float32 against float64, 6e-8 an update of |x| <= 1, which momentum holds for 2 and the bowl
-    # for up to 1 / (0.05 0.1); where that turns the rounding of what is read, alpha H 2^-8 |x| more,
-    # seldom. Measured as 1.6e-6; versions that are not rounded are 2e-4 off.
+    # for up to 1 / (0.05 0.1); where that turns the rounding of what is read, seldom, it is
+    # alpha H 2^-8 |x| more. Measured as 1.6e-6; versions that are not rounded are 2e-4 off.
     np.testing.assert_allclose(found, np.array(past[1:]), rtol=0, atol=2e-5)
     table = np.ones((made.slots, DIMENSION), np.float32)
     for t, slot in enumerate(made.write):
