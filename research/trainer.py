@@ -209,6 +209,7 @@ def training(run: Run, workdir: Path, watch: Watch | None = None) -> Training:
             verdict(lambda: go_on(folder, run, held, step, before, tell))
             if step == 0 and run.origin:  # it may have moved on, or away, when this is resumed
                 checkpoints.save(0, jax.device_get(fresh))
+            state = run.program.layout.put_state(state)
             del fresh  # a state may fill the memory
             with Metrics(folder, step) as metrics:
                 metrics.rows[:] = agreed(metrics.rows)
@@ -241,7 +242,6 @@ def _loop(
     config, steps, layout = run.config, run.config.steps, run.program.layout
     _, sample, test_set = resident.put(run.data, layout.put_examples, config)
     feed, second = feed_of(run), feed_of(run)
-    state = layout.put_state(state)
     begun = time.monotonic() - (metrics.rows[-1]["wall_seconds"] if metrics.rows else 0.0)
     # Sums of what updates say of themselves: those logged, and if stopped in between, since then.
     sums = dict.fromkeys(run.program.sums, 0.0)

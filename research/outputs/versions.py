@@ -1,7 +1,7 @@
 """A large table of versions in a checkpoint: a plain array a leaf, `versions/BLOCK/.../LEAF.npy`.
 
 Orbax holds twice what it writes besides, measured: too much of a table that fills the memory. These
-are written from where they lie, and read into their place.
+are written from where they lie, and read to where they go.
 """
 
 from pathlib import Path
@@ -33,13 +33,14 @@ def write(checkpoint: Path, slots: Any) -> None:
 
 
 def read(checkpoint: Path, like: Any) -> Any:
-    """The table, an array at a time where the other one's are on a device.
+    """The table: an array at a time on a device, where the other is, or as it lies on the disk.
 
     Raises ValueError if it is not of the other's shapes and dtypes.
     """
 
     def one(keys: tuple[str, ...], other: Any) -> Any:
-        leaf = np.load(checkpoint.joinpath(FOLDER, *keys).with_name(f"{keys[-1]}.npy"))
+        path = checkpoint.joinpath(FOLDER, *keys).with_name(f"{keys[-1]}.npy")
+        leaf = np.load(path, mmap_mode="r")
         if (leaf.shape, leaf.dtype) != (other.shape, other.dtype):
             raise ValueError(f"{'.'.join(keys)} is {leaf.dtype}{list(leaf.shape)}")
         return jnp.array(leaf) if isinstance(other, jax.Array) else leaf
