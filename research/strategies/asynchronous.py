@@ -49,9 +49,9 @@ class State(NamedTuple):
         each = slot if isinstance(slot, dict) else dict.fromkeys(self.slots, slot)
         host = all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(self.slots))
         seen = (rows if host else compiled_rows)(self.slots, each)
-        for name in seen.keys() & self.fresh.keys():
-            seen[name] = jax.tree.map(_unpacked, seen[name], self.fresh[name])
-        return seen | {name: own for name, own in self.fresh.items() if name not in seen}
+        for name, exact in self.fresh.items():
+            seen[name] = jax.tree.map(_unpacked, seen[name], exact) if name in seen else exact
+        return seen
 
     @property
     def params(self) -> Params:
