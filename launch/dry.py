@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from research import batched_runs, program, resident, trainer
+from research import batched_runs, program, resident, room, trainer
 from research.config import ConfigError
 from research.outputs.progress import clock, number
 from research.program import CHUNK, parameter_bytes
@@ -23,10 +23,15 @@ def described(config: ConfigDict) -> Iterator[str]:
     run = trainer.prepare(config)
     parameters, size = trainer.provenance(run)["parameters"], parameter_bytes(run.params)
     state = parameter_bytes(jax.eval_shape(run.program.strategy.init, run.params))
+    need = room.need_of(config, run.program.strategy, run.params)
     epochs = config.steps * config.batch_size / run.examples
     yield f"parameters      {parameters:,}, {size:,} bytes"
     yield f"state           {state:,} bytes: versions of the parameters and the optimizer's"
-    yield f"program         {batched_runs.memory(run):,} bytes besides the examples, by XLA"
+    yield f"memory          {need.device:,} bytes of arrays at least" + (
+        f", and {need.host:,} of the host's" * bool(need.host)
+    )
+    if config.strategy.snapshots != "host":  # whose loop is not of one program
+        yield f"program         {batched_runs.memory(run):,} bytes besides the examples, by XLA"
     each, evaluation = seconds_per_update(run), seconds_per_evaluation(run)
     logged = config.steps // config.log_every + 1
     yield f"updates         {config.steps:,}, {epochs:.3g} epochs of {run.examples:,} examples"

@@ -83,6 +83,7 @@ def compilation(config: ConfigDict) -> str:
 def is_batched(config: ConfigDict) -> bool:
     """Whether the run can be a lane: of one device, and whole before its first update."""
     follows = strategies.follows(config) or config.data.streaming or config.probes.momentum
+    follows |= config.strategy.snapshots == "host"
     return not (config.parallel.api or config.replicas.count or follows)
 
 

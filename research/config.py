@@ -122,6 +122,7 @@ def default() -> ConfigDict:
     config.parallel.devices = 0  # sync: how many; 0: all
     config.parallel.accumulation = 1  # sync: parts of a device's batch, one after the other
     config.parallel.shard_optimizer = False  # sync, jit: optimizer state split over the devices
+    config.parallel.shard_snapshots = False  # jit: versions of the parameters, likewise
 
     config.probes = ConfigDict()  # what is measured beside training
     config.probes.momentum = False  # the implicit one, in windows of updates, with its interval

@@ -53,6 +53,11 @@ class Program:
     def advance(self) -> Callable[..., tuple[State, Info]]:
         return self.layout.advance
 
+    @property
+    def init(self) -> Callable[[Params], State]:
+        """The state that a run starts from."""
+        return self.layout.init or self.strategy.init
+
 
 class Raced(NamedTuple):
     """A run's update in two compiled halves, for workers that race and the server they send to.
@@ -133,6 +138,7 @@ def _static(config: ConfigDict) -> dict[str, Any]:
         "devices": devices,
         "accumulation": real.accumulation,
         "shard_optimizer": real.shard_optimizer,
+        "shard_snapshots": real.shard_snapshots,
         "streamed": bool(real.api) and config.data.streaming,
     }
 

@@ -6,13 +6,15 @@ The bytes are lower bounds: what the run's own arrays take, without what XLA nee
 import contextlib
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from ml_collections import ConfigDict
 
 from research import data as datasets
 from research import program, seeds, strategies
+from research.parallel import paged
+from research.parallel.layout import part_axis
 from research.strategies.base import Strategy
 from research.timeline.arrivals import BLOCK
 from research.values import ConfigError
@@ -27,8 +29,11 @@ def available() -> float:
     """Bytes free on the device, or for the CPU in the machine and in the control group."""
     device = jax.devices()[0]
     stats = device.memory_stats() if device.platform != "cpu" else None
-    if stats:
-        return stats["bytes_limit"] - stats["bytes_in_use"]
+    return stats["bytes_limit"] - stats["bytes_in_use"] if stats else host_memory()
+
+
+def host_memory() -> float:
+    """Bytes free in the machine and in the control group."""
     free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 4  # where Linux does not say
     with contextlib.suppress(OSError):
         lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
@@ -90,18 +95,44 @@ def of_data(config: ConfigDict, data: datasets.Data) -> None:
     _fits(need, f"config.model: {_count(params):,} parameters and their gradient need")
 
 
-def of_state(strategy: Strategy, params: Any, slots: int) -> None:
+class Need(NamedTuple):
+    """Bytes of a run's arrays; the table of versions may lie elsewhere, or in parts."""
+
+    device: int  # of the first
+    host: int  # besides; on a CPU both are of one memory
+
+
+def of_state(config: ConfigDict, strategy: Strategy, params: Any, slots: int) -> None:
     """Raises `ConfigError` if the state, with all versions of the parameters, cannot fit."""
-    state = jax.eval_shape(strategy.init, params)
+    need = need_of(config, strategy, params)
     versions = f", {slots:,} versions" if slots > 1 else ""
-    need = program.parameter_bytes(state) + REFERENCES * program.parameter_bytes(params)
     _fits(
-        need, f"config: {_count(params):,} parameters{versions}, and their optimizer's state need"
+        need.device,
+        f"config: {_count(params):,} parameters{versions}, and their optimizer's state need",
     )
+    if need.host:
+        _fits(need.host, f"config.strategy.snapshots: {slots:,} versions need", host_memory())
 
 
-def _fits(need: int, what: str) -> None:
-    free = available()
+def need_of(config: ConfigDict, strategy: Strategy, params: Any) -> Need:
+    """Of the state, x_0 and a gradient, and where versions come and go, of those on the way."""
+    state = jax.eval_shape(strategy.init, params)
+    size = program.parameter_bytes
+    device, host = size(state) + REFERENCES * size(params), 0
+    one_memory = jax.devices()[0].platform == "cpu"
+    if config.strategy.snapshots == "host":
+        row = size(state.slots) // max(len(leaf) for leaf in jax.tree.leaves(state.slots))
+        host = size(state.slots)
+        device += (1 + paged.ROWS) * row - host
+    if config.parallel.shard_snapshots and not one_memory:
+        _, devices = strategies.devices_of(config)
+        parts = [(leaf, part_axis(leaf.shape, devices)) for leaf in jax.tree.leaves(state.slots)]
+        device -= sum(size(leaf) * (devices - 1) // devices for leaf, axis in parts if axis)
+    return Need(device + host, 0) if one_memory else Need(device, host)
+
+
+def _fits(need: int, what: str, free: float | None = None) -> None:
+    free = available() if free is None else free
     if need > free:
         raise ConfigError(f"{what} {need:,} bytes, and {int(free):,} are free")
 

@@ -113,7 +113,7 @@ def prepare(config: ConfigDict, replicas: int = 0, begun: bool = False, race: bo
     with resident.MAKING:
         compiled = program.make(config, data.classes, first.slots)
     optimizers.check(config, params)
-    room.of_state(compiled.strategy, params, first.slots)
+    room.of_state(config, compiled.strategy, params, first.slots)
     hypers = program.hypers(config)
     run = Run(config, data, epoch, first, events, compiled, params, report, hypers)
     return run._replace(columns=columns_of(first), origin=origin, shards=shards)
@@ -172,7 +172,7 @@ def alone(run: Training) -> dict[str, Any]:
 def first(run: Run, n: int) -> tuple[Any, ...]:
     """Arguments of `advance` for the first n updates of the run, which stays as it is."""
     layout = run.program.layout
-    state = run.program.strategy.init(jax.tree.map(jnp.copy, run.params))
+    state = run.program.init(jax.tree.map(jnp.copy, run.params))
     block = feed_of(run)(0, batches_of(run))
     return layout.put_state(state), block.examples, *events_of(run, 0, block, n), n
 
@@ -204,11 +204,13 @@ def training(run: Run, workdir: Path, watch: Watch | None = None) -> Training:
             tell(f"already finished at {before['step']:,}: {workdir}")
             return left(folder, config, held, before)
         with Checkpoints(folder) as checkpoints:
-            fresh = run.program.strategy.init(run.params)
+            fresh = run.program.init(run.params)
             step, state = agreed(checkpoints.restore(fresh) or (0, fresh))
             verdict(lambda: go_on(folder, run, held, step, before, tell))
             if step == 0 and run.origin:  # it may have moved on, or away, when this is resumed
                 checkpoints.save(0, jax.device_get(fresh))
+            state = run.program.layout.put_state(state)
+            del fresh  # a state may fill the memory
             with Metrics(folder, step) as metrics:
                 metrics.rows[:] = agreed(metrics.rows)
                 recorder = Recorder(folder / "trace.csv", step)
@@ -240,7 +242,6 @@ def _loop(
     config, steps, layout = run.config, run.config.steps, run.program.layout
     _, sample, test_set = resident.put(run.data, layout.put_examples, config)
     feed, second = feed_of(run), feed_of(run)
-    state = layout.put_state(state)
     begun = time.monotonic() - (metrics.rows[-1]["wall_seconds"] if metrics.rows else 0.0)
     # Sums of what updates say of themselves: those logged, and if stopped in between, since then.
     sums = dict.fromkeys(run.program.sums, 0.0)

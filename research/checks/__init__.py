@@ -137,6 +137,12 @@ def _check_parallel(config: ConfigDict) -> None:
             "config.parallel.shard_optimizer: only of config.parallel.api = 'jit' and nodes that "
             "hold the same parameters"
         )
+    tabled = methods.read and methods.read.read and "snapshots" in methods.read.keys
+    if real.shard_snapshots and (real.api != "jit" or methods.mix or not tabled):
+        raise ConfigError(
+            "config.parallel.shard_snapshots: only of config.parallel.api = 'jit' and one table "
+            "of versions, as config.strategy.name = 'asynchronous' has"
+        )
     parts = max(real.devices, 1) * real.accumulation
     nodes, devices = strategies.devices_of(config)
     if methods.mix:

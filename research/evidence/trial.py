@@ -52,6 +52,11 @@ def trial(
     """
     if config.parallel.api:
         raise ConfigError("config.parallel.api: trials are of one device")
+    if config.strategy.snapshots == "host":
+        raise ConfigError(
+            "config.strategy.snapshots = 'host': trials hold versions on the device, which trains "
+            "the same; it must be ''"
+        )
     if config.probes.momentum:  # what the meter logs may steer the run
         return _logged(config, target, most, clock)
     run = trainer.prepare(config)

@@ -25,6 +25,7 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event
 
 from research import config as configs
+from research.outputs import versions
 from research.outputs.figures import missing, unlike
 from research.outputs.files import (
     DiskFull,
@@ -262,7 +263,11 @@ class Checkpoints:
         try:
             with writing(self.path), SAVING:
                 self._has_room(state)
-                self._manager.save(step, args=ocp.args.StandardSave(_flat(state)))
+                large = versions.has_large(state)
+                kept = state._replace(slots={}) if large else state
+                self._manager.save(step, args=ocp.args.StandardSave(_flat(kept)))
+                if large:
+                    versions.write(folder, state.slots)
                 write_json(folder / SUMS, _file_sums(folder))
         except DiskFull:
             for torn in (folder, *self.path.glob(f"{step}.*")):  # it takes space that is wanted
@@ -281,8 +286,14 @@ class Checkpoints:
         if step is None:
             return None
         try:
-            found = self._manager.restore(step, args=ocp.args.StandardRestore(_flat(like)))
-            return step, _nested(like, found)
+            folder, large = (
+                self.path / str(step),
+                (self.path / str(step) / versions.FOLDER).exists(),
+            )
+            kept = like._replace(slots={}) if large else like
+            found = self._manager.restore(step, args=ocp.args.StandardRestore(_flat(kept)))
+            whole = _nested(kept, found)
+            return step, whole._replace(slots=versions.read(folder, like.slots)) if large else whole
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise self._unusable(step, line_of(error)) from error
 
@@ -357,7 +368,8 @@ def parameters(workdir: Path) -> tuple[int, Any]:
         tree = handler.metadata(path).tree
         whole = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
         saved = handler.restore(path, args=ocp.args.PyTreeRestore(restore_args=whole))
-        return step, _parameters(saved)
+        large = (folder / versions.FOLDER).exists()
+        return step, _parameters({**saved, "slots": versions.mapped(folder)} if large else saved)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise WorkdirError(f"checkpoint {folder}: no parameters ({line_of(error)})") from error
 
@@ -383,7 +395,16 @@ def _alone(process: int) -> ocp.options.MultiprocessingOptions:
 
 def _file_sums(folder: Path) -> dict[str, int]:
     files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != SUMS)
-    return {str(path.relative_to(folder)): zlib.crc32(path.read_bytes()) for path in files}
+    return {str(path.relative_to(folder)): _sum(path) for path in files}
+
+
+def _sum(path: Path) -> int:
+    """Read in pieces: a table of versions is as large as the memory that it takes."""
+    total = 0
+    with path.open("rb") as file:
+        while piece := file.read(2**20):
+            total = zlib.crc32(piece, total)
+    return total
 
 
 def fingerprint(tree: Any) -> int:

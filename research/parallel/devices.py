@@ -3,12 +3,14 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 from jax.sharding import PartitionSpec as P
 
 from research import strategies
 from research.parallel import layout
 from research.parallel.layout import Advance, Layout
 from research.parallel.overlap import overlap
+from research.parallel.paged import initial, paged
 from research.parallel.simulated import one_node, over_nodes, over_workers
 from research.parallel.worker_seconds import measure
 from research.problem import Problem
@@ -36,9 +38,12 @@ def make(
     api, nodes, devices = static["api"], static["nodes"], static["devices"]
     streamed = static["streamed"]
 
-    def strategy(axis: str | None, real: bool = False) -> Strategy:
+    def strategy(axis: str | None, real: bool = False, slots: int = slots) -> Strategy:
         parts = static["accumulation"]
         return strategies.compose(methods, keys, whole, optimizer, slots, axis, parts, real, meter)
+
+    def on_host() -> Callable[[Any], Any]:
+        return initial(jax.jit(strategy(None, slots=1).init), slots)
 
     if methods.mix:
         simulated = over_nodes(strategy("data"), nodes, devices)
@@ -46,6 +51,10 @@ def make(
         simulated = over_workers(strategy("data"), devices)
     else:
         simulated = strategy(None)
+    if keys.get("snapshots") == "host":
+        servers = methods.gradient and methods.gradient.servers
+        laid = paged(loop(strategy(None, slots=1)), servers(whole) if servers else None)
+        return simulated, laid._replace(init=on_host())
     if not api:
         return simulated, layout.one_device(loop(simulated))
     if methods.stages and api == "shard_map":
@@ -55,7 +64,9 @@ def make(
     mesh = layout.mesh(axes, shape)
     if api == "jit":
         advance = loop(simulated)
-        return simulated, layout.jit(advance, mesh, static["shard_optimizer"], bool(methods.mix))
+        shards = static["shard_optimizer"], bool(methods.mix), static["shard_snapshots"]
+        laid = layout.jit(advance, mesh, *shards)
+        return simulated, laid._replace(init=on_host() if static["shard_snapshots"] else None)
     # A mean over one device would not be free: XLA copies all gradients through it.
     device = strategy("data" if devices > 1 or methods.sums else None, real=True)
     apart = device.apart

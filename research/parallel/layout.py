@@ -39,6 +39,7 @@ class Layout(NamedTuple):
     Where devices hold streamed examples of their own, `put_rows(of)` takes `of(i)`, those of device
     i of `devices`, for the devices of this process; indices are then numbers among them.
     `measure(state, examples, events, indices, n)` times the workers, where they can be timed.
+    `init` makes the state that a run starts from, where a device might not hold it whole.
     """
 
     advance: Advance
@@ -48,6 +49,7 @@ class Layout(NamedTuple):
     put_rows: Callable[[Callable[[int], Any]], Any] | None = None
     devices: int = 1
     measure: Callable[..., np.ndarray] | None = None
+    init: Callable[[Any], Any] | None = None
 
 
 def one_device(advance: Advance) -> Layout:
@@ -76,12 +78,19 @@ def mesh(axes: Sequence[str], shape: Sequence[int]) -> Mesh:
     return Mesh(devices, axes, axis_types=(AxisType.Auto,) * len(axes))
 
 
-def jit(advance: Advance, mesh: Mesh, shard_optimizer: bool = False, nodes: bool = False) -> Layout:
+def jit(
+    advance: Advance,
+    mesh: Mesh,
+    shard_optimizer: bool = False,
+    nodes: bool = False,
+    shard_snapshots: bool = False,
+) -> Layout:
     """`advance` is written for the whole batch, which is split over the mesh.
 
     With `nodes` the state's first axis is, too, over the mesh's `node`. With `shard_optimizer` each
     optimizer buffer whose first axis divides by the number of devices is split as well: XLA
-    scatters gradients to its parts and gathers the updates.
+    scatters gradients to its parts and gathers the updates. With `shard_snapshots` so is every
+    version in the state's `slots`, by its first axis that divides: what is read is gathered.
     """
     whole, split = NamedSharding(mesh, P()), NamedSharding(mesh, P(None, mesh.axis_names))
     part = NamedSharding(mesh, P(mesh.axis_names))
@@ -94,7 +103,13 @@ def jit(advance: Advance, mesh: Mesh, shard_optimizer: bool = False, nodes: bool
         every = jax.tree.map(lambda _: own, state)
         if shard_optimizer:
             every = every._replace(opt_state=jax.tree.map(of, state.opt_state))
+        if shard_snapshots:
+            every = every._replace(slots=jax.tree.map(of_version, state.slots))
         return every
+
+    def of_version(leaf: Any) -> NamedSharding:
+        axis = part_axis(leaf.shape, mesh.size)
+        return NamedSharding(mesh, P(*[None] * axis, mesh.axis_names)) if axis else whole
 
     def laid(state: Any, *rest: Any) -> tuple[Any, Any]:
         state, losses = advance(state, *rest)
@@ -113,6 +128,11 @@ def jit(advance: Advance, mesh: Mesh, shard_optimizer: bool = False, nodes: bool
         lambda examples: spread(examples, whole),
         gathered,
     )
+
+
+def part_axis(shape: Sequence[int], devices: int) -> int:
+    """The first axis of versions (slots, ...) that divides by the number of devices; 0: none."""
+    return next((i for i, size in enumerate(shape) if i and size % devices == 0), 0)
 
 
 def shard_map(advance: Advance, mesh: Mesh, state: P, indices: P, streamed: bool = False) -> Layout:

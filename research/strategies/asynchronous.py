@@ -10,6 +10,9 @@ default there are none.
 
 Where the gradient is local (`local.py`) no block waits for another, so each has a server and an
 order of arrivals of its own. Then r(t), and the momentum that it is worth, differ by block.
+
+The table may be of rounded versions: then a group reads x_{r(t)} rounded, and x_t itself is kept
+beside them. Or it lies in the host's memory (`research/parallel/paged.py`), exact.
 """
 
 import math
@@ -24,13 +27,15 @@ from ml_collections import ConfigDict
 
 from research import models, seeds
 from research.strategies.base import Batch, Event, Gradient, Info, Params, Strategy, Update, alone
-from research.strategies.method import Chosen, Method, Racing, Setting, owns
+from research.strategies.method import Chosen, Keys, Method, Racing, Setting, owns
 from research.timeline.base import Timeline
 from research.timeline.compute_groups import make
 from research.timeline.service import DRAWN, is_drawn
 from research.timeline.versions import Versions
 from research.values import ConfigError, one_of, require
 
+SNAPSHOTS = ("", "bfloat16", "host")  # how versions are kept
+BITS = jnp.uint16
 RECORDED = ("trace", "race")  # laws of service: arrivals that were, or are being, recorded
 Slot = Any  # int32, of all stale blocks, or a dict of one a block
 
@@ -39,24 +44,31 @@ class State(NamedTuple):
     slots: Params  # stale blocks, leaves (slots, ...): the versions that are still to be read
     newest: Slot  # of stale_t
     opt_state: optax.OptState
-    fresh: Params  # fresh_t
+    fresh: Params  # fresh_t; of a table of rounded versions all of x_t
 
     def at(self, slot: Slot) -> Params:
         """The parameters as a group sees them that had read `slot`."""
         each = slot if isinstance(slot, dict) else dict.fromkeys(self.slots, slot)
         host = all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(self.slots))
-        return (rows if host else compiled_rows)(self.slots, each) | self.fresh
+        seen = (rows if host else compiled_rows)(self.slots, each)
+        for name, exact in self.fresh.items():
+            seen[name] = jax.tree.map(_unpacked, seen[name], exact) if name in seen else exact
+        return seen
 
     @property
     def params(self) -> Params:
         """x_t."""
-        return self.at(self.newest)
+        rounded = self.slots.keys() <= self.fresh.keys()
+        return self.fresh if rounded else self.at(self.newest)
+
+    def after(self, params: Params, opt_state: optax.OptState, slot: Slot) -> "State":
+        """x_{t+1} is these parameters, in this slot."""
+        slots = put(self.slots, slot, {name: params[name] for name in self.slots})
+        return State(slots, slot, opt_state, {name: params[name] for name in self.fresh})
 
     def moved_to(self, params: Params) -> "State":
         """x_t is other parameters; the versions that were read stay."""
-        stale = {name: params[name] for name in self.slots}
-        slots = put(self.slots, self.newest, stale)
-        return self._replace(slots=slots, fresh={name: params[name] for name in self.fresh})
+        return self.after(params, self.opt_state, self.newest)
 
 
 def rows(table: Params, slots: Mapping[str, Any]) -> Params:
@@ -74,9 +86,23 @@ def put(table: Params, slot: Slot, blocks: Params) -> Params:
     """The table with these blocks in the slot."""
     each = slot if isinstance(slot, dict) else dict.fromkeys(table, slot)
     return {
-        name: jax.tree.map(lambda t, leaf, s=each[name]: t.at[s].set(leaf), block, blocks[name])
+        name: jax.tree.map(
+            lambda t, leaf, s=each[name]: t.at[s].set(_packed(leaf) if t.dtype == BITS else leaf),
+            block,
+            blocks[name],
+        )
         for name, block in table.items()
     }
+
+
+def _packed(leaf: jax.Array) -> jax.Array:
+    """Rounded to bfloat16, as integers: to write those XLA converts a whole table on a CPU."""
+    return jax.lax.bitcast_convert_type(leaf.astype(jnp.bfloat16), BITS)
+
+
+def _unpacked(bits: jax.Array, exact: jax.Array) -> jax.Array:
+    """What was rounded, in the dtype of what was not."""
+    return jax.lax.bitcast_convert_type(bits, jnp.bfloat16).astype(exact.dtype)
 
 
 def asynchronous(
@@ -85,34 +111,39 @@ def asynchronous(
     slots: int,
     fresh: tuple[str, ...] = (),
     servers: Mapping[str, int] | None = None,
+    rounded: bool = False,
 ) -> Strategy:
     """Strategy over a table of `slots` snapshots of the stale blocks, all x_0 at the start.
 
     The slot written holds what depends on the slots read, so XLA updates the table in place: a step
     costs a synchronous one plus a copy of the stale blocks. `event.control` may have `read` and
     `write` in place of the event's own; with `servers`, the number of each block's server, they are
-    (servers,) int32. `init` raises ValueError if a name in `fresh` is not a key of the parameters.
+    (servers,) int32. It may have `seen`, blocks as they were read, in place of the slot's. Versions
+    are exact, and x_t is that in its slot, or `rounded` to bfloat16, and x_t is kept besides.
+
+    `init` raises ValueError if a name in `fresh` is not a key of the parameters.
     """
 
     def init(params: Params) -> State:
         if unknown := sorted(set(fresh) - set(params)):
             raise ValueError(f"fresh block {unknown[0]!r}: one of {', '.join(params)}")
-        stale, newest = split(params)
-        table = jax.tree.map(lambda leaf: jnp.repeat(leaf[None], slots, axis=0), stale)
+        stale = {name: block for name, block in params.items() if name not in fresh}
+        row = jax.tree.map(_packed, stale) if rounded else stale
+        table = jax.tree.map(lambda leaf: jnp.repeat(leaf[None], slots, axis=0), row)
         first = {name: jnp.int32(0) for name in stale} if servers else jnp.int32(0)
-        return State(table, first, update.init(params), newest)
+        kept = {name: block for name, block in params.items() if rounded or name in fresh}
+        return State(table, first, update.init(params), kept)
 
     def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
         read, write = slot_of(event, "read"), slot_of(event, "write")
-        seen = state.at(read)
+        seen = state.at(read) | (event.control or {}).get("seen", {})
         loss, grads = gradient(seen, event, batch)
         if servers and event.staleness is not None:
             each = jnp.asarray(event.staleness)
             stale_by = {block: each[server] for block, server in servers.items()}
             event = event._replace(staleness=stale_by)
         params, opt_state = update.apply(grads, state.opt_state, state.params, event, seen)
-        stale, newest = split(params)
-        return State(put(state.slots, write, stale), write, opt_state, newest), {"loss": loss}
+        return state.after(params, opt_state, write), {"loss": loss}
 
     def slot_of(event: Event, name: str) -> Slot:
         slots = jnp.asarray((event.control or {}).get(name, getattr(event, name)), jnp.int32)
@@ -120,11 +151,12 @@ def asynchronous(
             return slots
         return {block: slots[server] for block, server in servers.items() if block not in fresh}
 
-    def split(params: Params) -> tuple[Params, Params]:
-        stale = {name: block for name, block in params.items() if name not in fresh}
-        return stale, {name: block for name, block in params.items() if name in fresh}
-
     return Strategy(init, step)
+
+
+def is_rounded(keys: Keys) -> bool:
+    """Whether the table is of rounded versions."""
+    return keys["snapshots"] == "bfloat16"
 
 
 def clock(setting: Setting, methods: Chosen) -> Timeline:
@@ -177,6 +209,12 @@ def values(config: ConfigDict) -> None:
     blocks = [name for name, _ in models.make(config.model, classes=2)]
     wanted = f"of the blocks {', '.join(blocks)}"
     require(config, "strategy.fresh", lambda v: set(v) <= set(blocks), wanted)
+    one_of(config, "strategy.snapshots", SNAPSHOTS)
+    if config.strategy.snapshots and not owns(config.strategy.name, "snapshots"):
+        raise ConfigError(
+            f"config.strategy.snapshots = {config.strategy.snapshots!r}: config.strategy.name = "
+            f"{config.strategy.name!r} keeps no table of versions; it must be ''"
+        )
     bounded = owns(config.strategy.name, "staleness_bound")
     if config.strategy.staleness_bound >= 0 and not bounded:
         raise ConfigError(
@@ -209,6 +247,8 @@ def check(config: ConfigDict, methods: Chosen) -> None:
         raise ConfigError("config.cluster.pieces: no block of local learning has such a server")
     if cluster.service == "race":
         races(config, methods)
+    if strategy.snapshots == "host":
+        in_host_memory(config, methods)
     if strategy.staleness_bound < 0:
         return
     ordered = is_drawn(cluster.service) or cluster.service in RECORDED
@@ -222,6 +262,23 @@ def check(config: ConfigDict, methods: Chosen) -> None:
         raise ConfigError("config.strategy.staleness_bound: only of runs, not of replicas")
 
 
+def in_host_memory(config: ConfigDict, methods: Chosen) -> None:
+    """Raises `ConfigError` where versions cannot lie in the host's memory."""
+    wanted = "config.strategy.snapshots = 'host':"
+    if methods.mix or not methods.read or not methods.read.single:
+        raise ConfigError(
+            f"{wanted} of one set of parameters and one version an update, not of "
+            f"config.strategy.name = {methods.name!r}; 'bfloat16' halves the table of all"
+        )
+    if config.parallel.api:
+        raise ConfigError(
+            f"{wanted} of one device, config.parallel.api = ''; on several "
+            "config.parallel.shard_snapshots gives each a part of the table"
+        )
+    if config.replicas.count:
+        raise ConfigError(f"{wanted} config.replicas.count must be 0, replicas share a device")
+
+
 def races(config: ConfigDict, methods: Chosen) -> None:
     """Raises `ConfigError` where groups cannot race on real workers (`research/racing`)."""
     wanted = "config.cluster.service = 'race':"
@@ -229,6 +286,8 @@ def races(config: ConfigDict, methods: Chosen) -> None:
         raise ConfigError(
             f"{wanted} config.strategy.fresh must be (), for workers take whole gradients"
         )
+    if config.strategy.snapshots:
+        raise ConfigError(f"{wanted} config.strategy.snapshots must be '', as workers are sent x_t")
     if config.parallel.api or config.parallel.accumulation > 1:
         raise ConfigError(f"{wanted} config.parallel must be as it is by default")
     if config.replicas.count:
@@ -249,10 +308,11 @@ METHOD = Method(
         "groups": 1,  # compute groups, each synchronous inside
         "staleness_bound": -1,  # updates a group may be ahead of the slowest; -1: any
         "fresh": (),  # blocks of a merged server, which groups read fresh
+        "snapshots": "",  # versions: float32 on the device, rounded to 'bfloat16', or on the 'host'
     },
-    compiled=("fresh",),
+    compiled=("fresh", "snapshots"),
     read=lambda gradient, update, keys, slots, servers: asynchronous(
-        gradient, update, slots, tuple(keys["fresh"]), servers
+        gradient, update, slots, tuple(keys["fresh"]), servers, is_rounded(keys)
     ),
     clock=clock,
     laws=(*DRAWN, *RECORDED, "geometric"),

@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from research.strategies import asynchronous as one_each
 from research.strategies import base
-from research.strategies.asynchronous import RECORDED, State, asynchronous, put
+from research.strategies.asynchronous import RECORDED, State, asynchronous, is_rounded
 from research.strategies.base import Batch, Event, Gradient, Info, Strategy, Update
 from research.strategies.method import Chosen, Method, Racing, Setting, devices_of, slowed
 from research.timeline.base import Timeline
@@ -27,14 +27,16 @@ from research.timeline.versions import WAITING, Versions
 from research.values import ConfigError, one_of, require
 
 
-def buffered(gradient: Gradient, update: Update, slots: int, arrivals: int) -> Strategy:
+def buffered(
+    gradient: Gradient, update: Update, slots: int, arrivals: int, rounded: bool = False
+) -> Strategy:
     """Strategy of K `arrivals` an update; `event.control["read"]`, (K,), is where each had read.
 
     Example i of a device's part of a batch is of arrival i mod K, however many devices there are.
     The optimizer is given the means of what was read and of how late it is. A step also says the
-    bytes that groups send (`sent_bytes`).
+    bytes that groups send (`sent_bytes`). Versions are exact or `rounded`, as in `asynchronous`.
     """
-    alone = asynchronous(gradient, update, slots)
+    alone = asynchronous(gradient, update, slots, rounded=rounded)
 
     def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
         after, info = (
@@ -62,7 +64,7 @@ def buffered(gradient: Gradient, update: Update, slots: int, arrivals: int) -> S
         event = event._replace(staleness=late)
         params, opt_state = update.apply(grads, state.opt_state, state.params, event, seen)
         slot = jnp.asarray(control.get("write", event.write), jnp.int32)
-        return State(put(state.slots, slot, params), slot, opt_state, {}), {"loss": loss}
+        return state.after(params, opt_state, slot), {"loss": loss}
 
     return Strategy(alone.init, step)
 
@@ -121,10 +123,11 @@ METHOD = Method(
         "groups": 1,  # compute groups, each synchronous inside
         "arrivals": 1,  # K, gradients of an update, a Kth of the batch each
         "waiting": "k_batch_async",  # or 'k_async', 'k_sync', 'k_batch_sync'
+        "snapshots": "",  # versions: float32 on the device, or rounded to 'bfloat16'
     },
-    compiled=("arrivals",),
+    compiled=("arrivals", "snapshots"),
     read=lambda gradient, update, keys, slots, servers: buffered(
-        gradient, update, slots, keys["arrivals"]
+        gradient, update, slots, keys["arrivals"], is_rounded(keys)
     ),
     clock=clock,
     laws=(*DRAWN, *RECORDED),

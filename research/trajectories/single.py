@@ -37,7 +37,7 @@ def record(config: ConfigDict) -> Recording:
     assert laid
     feeds = trainer.feed_of(run), trainer.feed_of(run)
     batches = trainer.batches_of(run), trainer.batches_of(run, independent=True)
-    state = laid.put_state(run.program.strategy.init(jax.tree.map(jnp.copy, run.params)))
+    state = laid.put_state(run.program.init(jax.tree.map(jnp.copy, run.params)))
     parts: list[list[np.ndarray]] = []
     step = 0
     while step < config.steps:

@@ -104,7 +104,7 @@ def _at(program: Program) -> Callable[[Params, Examples], tuple[Moments, jax.Arr
 def _along(run: Run) -> Iterator[Params]:
     """The parameters in the middle of each of POINTS equal parts of the run."""
     layout, feed = run.program.layout, trainer.feed_of(run)
-    state, step = layout.put_state(run.program.strategy.init(run.params)), 0
+    state, step = layout.put_state(run.program.init(run.params)), 0
     for part in range(POINTS):
         until = max((2 * part + 1) * run.config.steps // (2 * POINTS), step)
         while step < until:

@@ -225,6 +225,7 @@ def both(name, more, slow=()):
 def parameters(folder, data_dir):
     configs = {"sync": {}, **SYNC, **VARIANTS, "daso": DASO, "daso-real": REAL_DASO}
     configs["longer"] = {"steps": DASO["steps"]}
+    configs["groups in parts"] = GROUPS | {"parallel.api": "jit", "parallel.shard_snapshots": True}
     for name in OFTEN:
         configs |= both(name, METERED if name in PROBED else {})
     for name in ("shares-real", "nodes pmap"):
@@ -258,6 +259,11 @@ def test_every_method_is_simulated_as_it_is(parameters, name, api):
     real, simulated = parameters[f"{name} {api}"], parameters[f"{name} simulated"]
     np.testing.assert_allclose(real, simulated, **CLOSE)
     assert np.abs(simulated[: len(parameters["sync"])] - parameters["sync"][: len(simulated)]).max()
+
+
+def test_versions_in_parts_over_the_devices_are_read_as_whole_ones(parameters):
+    found, whole = parameters["groups in parts"], parameters["groups simulated"]
+    np.testing.assert_allclose(found, whole, **CLOSE)
 
 
 @pytest.mark.parametrize(
