@@ -55,7 +55,9 @@ def remat(blocks: Blocks) -> Blocks:
     """The same function and parameters; for the gradient blocks keep their inputs only.
 
     What else it needs they compute once more. The last block does not: its gradient comes first,
-    so that there is nothing to save.
+    so that there is nothing to save. On a CPU memory falls only where XLA schedules for it, and not
+    for concurrency: with XLA_FLAGS=--xla_cpu_enable_concurrency_optimized_scheduler=false 8 blocks
+    of a transformer need 83 MB rather than 365, and as XLA is by default 696 rather than 716.
     """
     return (*((name, _again(module)) for name, module in blocks[:-1]), blocks[-1])
 
