@@ -322,7 +322,8 @@ def main() -> None:
         for row in found:
             print("  ", row["what"], *([f"{row['median']:.4g}"] if "median" in row else []))
         rows += found
-    publish(pd.DataFrame(rows), given.out, seconds=time.monotonic() - begun, parts=asked)
+    table = pd.DataFrame(rows).fillna({"quartiles": "", "wanted": ""})
+    publish(table, given.out, seconds=time.monotonic() - begun, parts=asked)
     return None
 
 
