@@ -3,13 +3,25 @@ PYTHON ?= python3
 BIN = .venv/bin
 WORKDIR ?= workdirs/quickstart
 
-.PHONY: demo test test-slow bench notebooks docs lint lock clean
+.PHONY: demo test test-device test-slow bench notebooks docs lint lock clean
 
 demo: .venv/.installed
 	$(BIN)/python -m launch.sweep --config=configs/grids/quickstart.py --workdir=$(WORKDIR)
 
 test: .venv/.installed
 	$(BIN)/python -m pytest -n auto --dist=loadfile
+
+# The suite on whatever device JAX finds. Its tolerances are for sums in float32, so products are not
+# to be shortened, and many tests are of floats that are the same each time. Tests that need several
+# devices or processes have those of the CPU.
+TESTS ?= tests
+WORKERS ?= 4
+test-device: export XLA_FLAGS = --xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0
+test-device: export JAX_DEFAULT_MATMUL_PRECISION = highest
+test-device: export XLA_PYTHON_CLIENT_PREALLOCATE = false
+test-device: .venv/.installed
+	$(BIN)/python -c 'import jax; print("on", *jax.devices())'
+	$(BIN)/python -m pytest -n $(WORKERS) --dist=loadfile $(TESTS)
 
 test-slow: .venv/.installed
 	XLA_FLAGS= $(BIN)/python -m pytest -m slow

@@ -39,7 +39,11 @@ def default() -> ConfigDict:
     config.model.width = 256  # resmlp, both transformers: of what the blocks add to
     config.model.attention_heads = 4  # transformer, modern_transformer
     config.model.norm = "group"  # resnet: 'group' or 'batch'
+    config.model.stages = ()  # resnet: blocks of each stage, as (3, 4, 6, 3); (): `blocks` evenly
+    config.model.stem = "half"  # resnet: 3 x 3 at 'half' or the 'whole' size; 'quarter': ImageNet's
+    config.model.bottleneck = False  # resnet: blocks of 1 x 1, 3 x 3 and 1 x 1
     config.model.dtype = "float32"  # of the computation; parameters stay float32
+    config.model.remat = False  # True: blocks keep their inputs only, and compute the rest again
     # Of convolutions, or a list 'gemm,fft' in order; '': the backend's; 'measured': here
     config.model.lowering = ""
     config.model.dimension = 16  # quadratic
@@ -48,8 +52,8 @@ def default() -> ConfigDict:
     config.model.spread = 0.0  # quadratic: of an example's curvatures, over their mean
 
     config.data = ConfigDict()
-    config.data.name = "mnist5k"  # 'kjv', 'stdlib' (text), 'tfds:NAME' (prepared), or your own:
-    # 'folder:PATH' (images, arrays), 'text:PATH' (a file or folder), MODULE:FUNCTION
+    config.data.name = "mnist5k"  # 'kjv', 'stdlib' (text), 'packages' (text) and 'tfds:NAME'
+    # (both prepared), your own: 'folder:PATH' (images, arrays), 'text:PATH', MODULE:FUNCTION
     config.data.options = ConfigDict()  # arguments of a function of your own
     config.data.dir = ""  # where prepared data lies; '': OPTDYN_DATA_DIR or the default of tfds
     config.data.train_examples = 0  # images, or sequences of text; 0: all
@@ -120,7 +124,7 @@ def default() -> ConfigDict:
     # 'jit', 'shard_map', 'pmap', 'overlap': real devices; '': one, others simulated
     config.parallel.api = ""
     config.parallel.devices = 0  # sync: how many; 0: all
-    config.parallel.accumulation = 1  # sync: parts of a device's batch, one after the other
+    config.parallel.accumulation = 1  # parts of a device's batch, one after the other
     config.parallel.shard_optimizer = False  # sync, jit: optimizer state split over the devices
     config.parallel.shard_snapshots = False  # jit: versions of the parameters, likewise
 

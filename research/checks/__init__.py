@@ -14,7 +14,7 @@ from research.config import ConfigError, default, to_json
 from research.data import tokenizers
 from research.data.augment import NAMES as AUGMENTATIONS
 from research.models.convolution import LOWERINGS
-from research.models.resnet import NORMS
+from research.models.resnet import NORMS, STEMS
 from research.optimizers import schedules
 from research.parallel.layout import APIS
 from research.strategies.method import OPTIONAL
@@ -34,6 +34,7 @@ def check(config: ConfigDict) -> None:
     wanted = f"of {names}, or with a command of optdyn 'measured'"
     require(config, "model.lowering", lambda v: {*str(v).split(",")} <= {*names}, wanted)
     one_of(config, "model.norm", NORMS)
+    one_of(config, "model.stem", tuple(STEMS))
     one_of(config, "parallel.api", ("", *APIS))
     one_of(config, "cluster.split", ("equal", "proportional"))
     require(config, "data.tokenizer", tokenizers.is_known, tokenizers.WANTED)

@@ -17,6 +17,10 @@ def _widths(value: Any) -> bool:
     return len(value) <= BLOCKS and all(1 <= width <= WIDTH for width in value)
 
 
+def _counts(value: Any) -> bool:
+    return all(type(entry) is int and 1 <= entry <= BLOCKS for entry in value)
+
+
 def _numbers(value: Any) -> bool:
     return all(isinstance(entry, (int, float)) for entry in value)
 
@@ -96,6 +100,7 @@ RULES: tuple[Rule, ...] = (
         _widths,
         ("model.hidden", "model.channels"),
     ),
+    (f"whole numbers from 1 to {BLOCKS:,}, or ()", _counts, ("model.stages",)),
     ("numbers, one a channel, or ()", _numbers, ("data.mean", "data.std")),
     ("names, or ()", lambda v: all(isinstance(name, str) for name in v), ("metrics",)),
     ("numbers, one a worker, or ()", _numbers, ("cluster.speeds",)),

@@ -46,7 +46,8 @@ def load(
     """Reads the data set `name`.
 
     - `name`: "mnist5k" (images, prepared at first use), "kjv" (the King James Bible),
-      "stdlib" (the sources of Python's standard library, 10 MB),
+      "stdlib" (the sources of Python's standard library, 10 MB), "packages" (those of the
+      installed packages, 174 MB of the set-up's, once they are prepared),
       "tfds:NAME[/CONFIG][:VERSION]", any data set that TFDS has prepared on this disk as
       array_record and that has an image and a label, or a text and no image, "folder:PATH", a
       folder that holds such records, or images as idx or arrays as npz files (`folder.py`),
@@ -74,8 +75,8 @@ def load(
         raise DataError(f"config.data.options: of functions of your own, not of {name!r}")
     if bool(path) == (kind in NAMED):
         raise DataError(
-            f"unknown data set {name!r}: use 'mnist5k', 'kjv', 'stdlib', 'tfds:NAME' for "
-            "TFDS, 'folder:PATH' or 'text:PATH' for files of one's own, or MODULE:FUNCTION"
+            f"unknown data set {name!r}: use 'mnist5k', 'kjv', 'stdlib', 'packages', 'tfds:NAME' "
+            "for TFDS, 'folder:PATH' or 'text:PATH' for files of one's own, or MODULE:FUNCTION"
         )
     data = SOURCES[kind](path, asked) if kind in SOURCES else own.load(name, options)
     available = len(next(iter(data.train.values())))
@@ -102,6 +103,11 @@ def stdlib(_: str, asked: Asked) -> Data:
     return text.sources_of_python(asked.tokenizer, asked.sequence_length, _kept(asked))
 
 
+def packages(_: str, asked: Asked) -> Data:
+    """The sources of the installed packages, 100 MB and more, once `prepare packages` was run."""
+    return text.of_packages(asked.root, asked.tokenizer, asked.sequence_length, _kept(asked))
+
+
 def tfds(path: str, asked: Asked) -> Data:
     """Images or text that TFDS has prepared on this disk (`python -m research.data.prepare`)."""
     return _records(_find(path, asked.root), asked)
@@ -120,7 +126,12 @@ def texts(path: str, asked: Asked) -> Data:
 
 
 Source = Callable[[str, Asked], Data]
-NAMED: Mapping[str, Source] = {"mnist5k": mnist5k, "kjv": kjv, "stdlib": stdlib}
+NAMED: Mapping[str, Source] = {
+    "mnist5k": mnist5k,
+    "kjv": kjv,
+    "stdlib": stdlib,
+    "packages": packages,
+}
 SOURCES: Mapping[str, Source] = {**NAMED, "tfds": tfds, "folder": folder, "text": texts}
 
 

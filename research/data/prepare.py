@@ -2,12 +2,13 @@
 
     python -m research.data.prepare NAME[/CONFIG][:VERSION] [--data_dir=DIR] [--image_size=N]
     python -m research.data.prepare fashion_mnist           [--data_dir=DIR] [--source=FOLDER]
+    python -m research.data.prepare packages                [--data_dir=DIR]
 
 What TFDS knows (mnist, cifar10, cifar100, imagenet2012, lm1b, ...) is downloaded and prepared by
 TFDS, which needs a network, and TensorFlow for most; the archives of imagenet2012 are put into
 DIR/downloads/manual by hand. With --source it is the images of a folder (`folder.py`), under any
 name, and needs neither; fashion_mnist is taken from Debian's package dataset-fashion-mnist if no
-other folder is named.
+other folder is named. `packages` is the text of the installed Python packages (`packages.py`).
 
 Ends with one line: what is ready and where, or what is in the way (exit status 1). Of images it
 says the mean and standard deviation of every channel, for config.data.mean and .std.
@@ -25,7 +26,7 @@ import numpy as np
 
 from research.data import builder as own
 from research.data import folder as files
-from research.data import records, text
+from research.data import packages, records, text
 from research.data.arrays import DataError, one_line
 from research.data.loading import data_root
 
@@ -41,6 +42,10 @@ def prepare(spec: str, data_dir: str | None = None, source: str = "", image_size
     Raises DataError: there is no such data set, it cannot be had, or it cannot be used.
     """
     root = data_root(data_dir)
+    if spec == packages.FOLDER and not source:
+        folder = packages.prepare(root)
+        sizes = " + ".join(f"{len(part) / 1e6:.1f}" for part in packages.split(root))
+        return f"packages is ready under {folder}: {sizes} million characters of text"
     if source or spec in DEBIAN:
         folder = _of_folder(spec, Path(source) if source else DEBIAN[spec], root)
     else:

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from research.data import stdlib, tokenizers
+from research.data import packages, stdlib, tokenizers
 from research.data.arrays import Data, DataError, Split
 from research.data.records import CACHE, held_out, opened, unreadable
 
@@ -61,6 +61,12 @@ def sources_of_python(tokenizer: str, sequence_length: int, kept: Path | None = 
     """The standard library of the Python that runs, every twentieth file held out."""
     check(tokenizer, sequence_length)
     return _data(*stdlib.split(), tokenizer, sequence_length, "of 'stdlib'", kept)
+
+
+def of_packages(root: Path, tokenizer: str, sequence_length: int, kept: Path | None = None) -> Data:
+    """The sources of the packages that were installed when they were prepared below `root`."""
+    check(tokenizer, sequence_length)
+    return _data(*packages.split(root), tokenizer, sequence_length, "of 'packages'", kept)
 
 
 def own(path: Path, tokenizer: str, sequence_length: int, kept: Path | None = None) -> Data:

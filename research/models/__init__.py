@@ -7,7 +7,7 @@ from typing import Any
 import flax.linen as nn
 
 from research import named
-from research.models.base import Blocks
+from research.models.base import Blocks, remat
 from research.models.cnn import cnn
 from research.models.mlp import mlp
 from research.models.modern_transformer import modern_transformer
@@ -30,9 +30,15 @@ KEY = "config.model.name"
 def make(model: Any, classes: int) -> Blocks:
     """The blocks of `config.model`; `classes` is what its outputs are to count, in `data.Data`.
 
+    With `config.model.remat` those of `base.remat`.
     A model of the user's own is `make(classes, **config.model.options)` and returns a flax module
     or a sequence of (name, module). Raises ValueError for numbers that do not make a model.
     """
+    blocks = _made(model, classes)
+    return remat(blocks) if model.get("remat") else blocks
+
+
+def _made(model: Any, classes: int) -> Blocks:
     function = named.find(KEY, model.name, MODELS)
     if named.is_own(model.name):
         options = named.options(model.get("options", {}))

@@ -72,6 +72,72 @@ def test_number_of_parameters(norm):
     }
 
 
+@pytest.mark.parametrize(
+    ("stages", "bottleneck", "published"),
+    [((2, 2, 2, 2), False, 11_689_512), ((3, 4, 6, 3), True, 25_557_032)],
+)
+def test_the_published_networks_on_imagenet(stages, bottleneck, published):
+    """He et al.'s, as torchvision counts them, but for biases and the place of the norms."""
+    widths, wider = (64, 128, 256, 512), 4 if bottleneck else 1
+    x = jnp.zeros((2, 224, 224, 3))
+    blocks = resnet(widths, 8, "batch", 1000, "float32", None, stages, "quarter", bottleneck)
+    params = shapes(blocks, x)
+    kernels = [leaf.shape for leaf in jax.tree.leaves(params) if leaf.ndim == 4]
+    biases = sum(shape[-1] for shape in kernels)
+    # Theirs have a norm of two numbers a channel after every convolution, ours have one before
+    # every convolution but the stem and the shortcuts, and one before the mean over pixels.
+    theirs = 2 * biases
+    mine, before = 2 * widths[-1] * wider, 64
+    for width, depth in zip(widths, stages, strict=True):
+        for _ in range(depth):
+            mine += 2 * (before + (2 if bottleneck else 1) * width)
+            before = width * wider
+    assert count(params) == published + biases + mine - theirs
+    assert abs(count(params) / published - 1) < 1e-3
+    assert len(kernels) == 1 + (3 if bottleneck else 2) * sum(stages) + (4 if bottleneck else 3)
+    sizes = jax.eval_shape(lambda p: base.activations(blocks, p, x), params)
+    ends = np.cumsum(stages)
+    assert [sizes[end].shape[1:] for end in ends] == [
+        (56 // 2**k, 56 // 2**k, width * wider) for k, width in enumerate(widths)
+    ]
+
+
+def test_a_stem_keeps_the_size_or_quarters_it():
+    x = jnp.zeros((2, 28, 28, 1))
+    for stem, size, kernel in (("whole", 28, 3), ("half", 14, 3), ("quarter", 7, 7)):
+        blocks = resnet((4,), 1, "group", 10, "float32", stem=stem)
+        params = shapes(blocks, x)
+        made = jax.eval_shape(lambda p, b=blocks: base.activations(b, p, x)[1], params)
+        assert made.shape == (2, size, size, 4)
+        assert params["block0"]["stem"]["kernel"].shape == (kernel, kernel, 1, 4)
+
+
+def test_bottleneck_and_pooling_are_their_equations():
+    blocks = resnet((4, 8), 9, "group", CLASSES, "float32", None, (2, 1), "quarter", True)
+    x = images(2, 13, 12, 2)
+    params = some(blocks, x)
+    wide = jax.tree.map(lambda leaf: leaf.astype(np.float64), params)
+    h = convolution(np.asarray(x, np.float64), **wide["block0"]["stem"], stride=2)
+    assert h.shape[1:3] == (7, 6)
+    # The largest of 3 x 3 at every second pixel: 7 rows lack one before and one after, 6 columns
+    # one after.
+    h = np.pad(h, ((0, 0), (1, 1), (0, 1), (0, 0)), constant_values=-np.inf)
+    h = np.lib.stride_tricks.sliding_window_view(h, (3, 3), (1, 2))[:, ::2, ::2].max((-2, -1))
+    for k, stride in enumerate((1, 1, 2)):
+        block = wide[f"block{k}"]
+        y = norm_relu(h, "group", **block["GroupNorm_0"])
+        if k != 1:  # the number of channels or the size changes
+            h = convolution(y, **block["shortcut"], stride=stride)
+        y = norm_relu(convolution(y, **block["conv0"]), "group", **block["GroupNorm_1"])
+        y = convolution(y, **block["conv1"], stride=stride)
+        h = h + convolution(norm_relu(y, "group", **block["GroupNorm_2"]), **block["conv2"])
+    y = norm_relu(h, "group", **wide["output"]["GroupNorm_0"]).mean((1, 2))
+    expected = y @ wide["output"]["Dense_0"]["kernel"] + wide["output"]["Dense_0"]["bias"]
+    # As above: numbers of size 1 to 10 through 14 layers, 1e-5 of which is a hundred roundings.
+    made = jax.jit(lambda params: base.apply(blocks, params, x))(params)
+    np.testing.assert_allclose(made, expected, rtol=0, atol=1e-5 * max(1, np.abs(expected).max()))
+
+
 @every_norm
 def test_is_its_equation(norm):
     """16 channels are eight groups of two; 7 x 6 pixels are padded on both sides or on one."""
@@ -197,3 +263,16 @@ def test_head_applies_after_every_block(norm, dtype):
 def test_what_cannot_be_is_one_line(channels, blocks, norm, message):
     with pytest.raises(ValueError, match=message):
         resnet(channels, blocks, norm, CLASSES, "float32")
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"stages": (1,)}, r"^resnet of stages \(1,\): must be one number .* of its 2 channels$"),
+        ({"stages": (1, 0)}, r"^resnet of stages \(1, 0\): "),
+        ({"stem": "third"}, "^stem 'third' .*: one of half, whole, quarter$"),
+    ],
+)
+def test_stages_and_stems_that_cannot_be_are_one_line(more, message):
+    with pytest.raises(ValueError, match=message):
+        resnet((4, 8), 2, "group", CLASSES, "float32", **more)

@@ -10,12 +10,16 @@ ROOT = Path(__file__).parents[2]
 
 
 def start(module: str, arguments: Sequence[str], launcher: Sequence[str], flags: str) -> None:
-    """Runs `python -m module` to its end: by the launcher, or else with more XLA_FLAGS."""
+    """Runs `python -m module` to its end: by the launcher, or else with more XLA_FLAGS.
+
+    Whatever the tests run on, on CPUs: those can be as many as a test needs.
+    """
     given = os.environ.get("XLA_FLAGS", "")
+    flags_of = {} if launcher else {"XLA_FLAGS": f"{given} {flags}"}
     done = subprocess.run(
         [*launcher, sys.executable, "-m", module, *arguments],
         cwd=ROOT,
-        env=os.environ | ({} if launcher else {"XLA_FLAGS": f"{given} {flags}"}),
+        env=os.environ | {"JAX_PLATFORMS": "cpu"} | flags_of,
         capture_output=True,
         text=True,
     )

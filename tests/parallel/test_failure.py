@@ -31,7 +31,8 @@ def start(workdir, data_dir):
     command += [sys.executable, "-m", "launch.train", *RUN, f"--workdir={workdir}"]
     command += [f"--config.data.dir={data_dir}"]
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True)
+    env = os.environ | {"JAX_PLATFORMS": "cpu"}  # four of which there are wherever tests run
+    return subprocess.Popen(command, cwd=ROOT, env=env, stdout=pipe, stderr=pipe, text=True)
 
 
 def saved(workdir):
