@@ -9,11 +9,10 @@ n groups compute gradients, and an update is made when K are there.
 """
 
 import heapq
-from collections.abc import Iterator
 
 import numpy as np
 
-from research.timeline.arrivals import BLOCK
+from research.timeline.arrivals import services
 from research.timeline.base import Timeline, TimelineError
 from research.timeline.service import Law
 
@@ -35,13 +34,7 @@ def several(
     if waiting not in WAITING or arrivals < 1 or (arrivals > groups and not again):
         raise TimelineError(f"{arrivals} arrivals of {groups} groups, {waiting!r}: never come")
 
-    def services(group: int) -> Iterator[float]:
-        rng = np.random.default_rng((seed, group))
-        while True:
-            draws = law(rng, (min(BLOCK, steps), mean_seconds.shape[1])) * mean_seconds[group]
-            yield from draws.max(axis=1).tolist()
-
-    service = [services(group) for group in range(groups)]
+    service = [services(seed, law, mean_seconds, steps, group) for group in range(groups)]
     working = list[tuple[float, int]]()
     held, version, newest = [0] * groups, [0] * groups, 0
     read, staleness = np.empty((2, steps, arrivals), np.int32)

@@ -6,6 +6,7 @@ which batch is whose. Batches 0, 1, ... of the order of examples go to the first
 reader, for a group that races has to know its batch before anybody knows the number of its update.
 """
 
+import heapq
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -23,15 +24,38 @@ class Reading(NamedTuple):
     batch: int
 
 
+class Slots:
+    """Slots of a table of versions, which those hold who have read one."""
+
+    def __init__(self, slots: int):
+        self._holders, self._free = [0] * slots, list(range(slots))
+
+    def hold(self, slot: int) -> None:
+        self._holders[slot] += 1
+
+    def release(self, slot: int) -> None:
+        self._holders[slot] -= 1
+        if not self._holders[slot]:
+            heapq.heappush(self._free, slot)
+
+    def next(self) -> int:
+        """The first slot that nobody holds; it is the next one again until somebody holds it."""
+        while self._holders[self._free[0]]:
+            heapq.heappop(self._free)
+        return self._free[0]
+
+
 class Versions:
     """Versions that `groups` groups hold, none further ahead than `bound` of the slowest."""
 
     def __init__(self, groups: int, bound: float = math.inf):
-        self._groups, self._bound = groups, bound
+        self._bound, self._slots = bound, Slots(groups)
         self._clock = [0] * groups
         self._updates, self._batches = 0, groups
         self.working = {group: Reading(0, 0, group) for group in range(groups)}
         self._waiting: list[int] = []
+        for _ in range(groups):
+            self._slots.hold(0)
 
     def arrive(self, group: int) -> tuple[Reading, int, list[int]]:
         """An update by a group that is working: what it had read, the slot written, who reads now.
@@ -39,15 +63,16 @@ class Versions:
         A new version is written to a slot that no group at work has read, so `groups` slots do.
         """
         had = self.working.pop(group)
-        held = {reading.slot for reading in self.working.values()}
-        write = min(set(range(self._groups)) - held)
+        self._slots.release(had.slot)
+        write = self._slots.next()
         self._updates += 1
         self._clock[group] += 1
         self._waiting.append(group)
-        goes_on = min(self._clock) + self._bound
+        goes_on = math.inf if self._bound == math.inf else min(self._clock) + self._bound
         readers = [other for other in self._waiting if self._clock[other] <= goes_on]
         for other in readers:
             self._waiting.remove(other)
+            self._slots.hold(write)
             self.working[other] = Reading(write, self._updates, self._batches)
             self._batches += 1
         return had, write, readers

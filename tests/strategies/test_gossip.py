@@ -195,7 +195,7 @@ def test_a_node_waits_for_what_is_sent_to_it(name, count, early, seed):
     done = rng.exponential(size=(12, count))
     ready = done * rng.uniform(size=(12, count))
     links = rng.exponential(size=(count, count))
-    found = arrivals(to, ready, done, links, 0.1, early)
+    found = arrivals(to, ready, done, lambda one, other: links[one, other], 0.1, early)
     np.testing.assert_allclose(found, waited(to, ready, done, links, 0.1, early), rtol=1e-12)
 
 
@@ -203,7 +203,10 @@ def test_a_slow_update_is_felt_by_neighbours_only():
     """Not at once by all: that is what a barrier does."""
     done = np.ones((6, 9))
     done[0, 0] = 5.0
-    free = np.zeros((9, 9))
+
+    def free(one, other):
+        return np.zeros(np.broadcast(one, other).shape)
+
     whole = arrivals(drawn("complete", 9), done, done, free, 0.0, early=False)
     np.testing.assert_array_equal(whole, 5.0 + np.arange(6))
     slow = np.where(np.arange(12)[:, None] % 3 == 0, np.eye(9)[np.arange(12) // 3 * 4 % 9] * 2, 0)
