@@ -85,7 +85,7 @@ PROBLEMS: Mapping[str, Problem] = {
         },
         target=50.2,
         rate=0.5,
-        updates=1024,
+        updates=2048,
     ),
     "transformer": Problem(
         "a transformer of one block, 32 wide, on sequences of 32 characters of the King James "

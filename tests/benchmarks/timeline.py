@@ -9,9 +9,9 @@ makes none. The kinds:
     nodes       nodes that meet after every 8th update, with all of that but the server
                 (`research/strategies/meetings.py`); an event is one node's update
 
-Exponents are of a fit to log seconds, s = c events^a workers^b, over the last two decades of events,
-as start-up dominates what is smaller, and likewise of the memory beyond the start.
-The limits of `--check` are those that the project set itself: a million events of 10,000 workers
+Exponents are of a fit to log seconds, s = c events^a workers^b, over the last two decades of
+events, as start-up dominates what is smaller, and likewise of the memory beyond the start. The
+limits of `--check` are those that the project set itself: a million events of 10,000 workers
 within 60 s and 4 GiB.
 """
 
