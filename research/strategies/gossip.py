@@ -31,7 +31,7 @@ from research.strategies import nodes
 from research.strategies.base import Batch, Event, Info, Params, State, Strategy
 from research.strategies.messages import over_nodes, own_event
 from research.strategies.method import Chosen, Keys, Method, Setting
-from research.timeline import graphs, regions
+from research.timeline import graphs, habits
 from research.timeline.base import Timeline
 from research.timeline.network import broadcast, links
 from research.timeline.service import DRAWN
@@ -95,7 +95,7 @@ def clock(setting: Setting, methods: Chosen) -> Timeline:
     to = graphs.graph(name, cluster.nodes, steps, seeds.generator(config.seed, "graph"))
     early = strategy.gossip_order == "combine"
     between, handed_on = links(cluster, size), broadcast(cluster, size)
-    load = regions.load(cluster)
+    load = habits.load(cluster)
     seconds = graphs.arrivals(to, ready, done, between, handed_on, early, load)
     w = graphs.weights(to, steps) if name == "push" else np.ones((steps, cluster.nodes))
     control = {"to": graphs.each_update(to, steps), "weight": w.astype(np.float32)}

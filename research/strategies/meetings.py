@@ -12,7 +12,7 @@ from research.strategies import compression
 from research.strategies.fragments import cut
 from research.strategies.method import Chosen, Keys, Setting
 from research.strategies.nodes import inside
-from research.timeline import regions
+from research.timeline import habits
 from research.timeline.base import Timeline
 from research.timeline.network import between_nodes, broadcast, to_all_nodes
 
@@ -63,7 +63,7 @@ def clock(setting: Setting, methods: Chosen) -> Timeline:
     control: dict[str, Any] = turns(
         steps, strategy.period, fragments, strategy.delay, strategy.synchronous_updates
     )
-    load, there = regions.load(cluster), regions.presence(cluster, config.seed)
+    load, there = habits.load(cluster), habits.presence(cluster, config.seed)
     now, seconds, since = np.zeros(cluster.nodes), np.zeros(steps), 0.0
     arrival, last = np.zeros(fragments), 0.0
     counts, parts = np.ones(cluster.nodes, bool), np.ones((steps, cluster.nodes), np.float32)

@@ -61,7 +61,7 @@ def outer(
     `event.control`: `send`, `receive` (bool) and `waited` (int32, updates), the same on all nodes,
     (fragments,) or scalars for all fragments alike; the outer optimizer's `numbers`, scalars, which
     it gets as further arguments beside the event's hyperparameters; and of every node what the
-    inner strategy asks for. Where not all nodes have a part in a meeting (`timeline/regions.py`)
+    inner strategy asks for. Where not all nodes have a part in a meeting (`timeline/habits.py`)
     there is `part`, (nodes,): by how much what each sends is multiplied, P in sum.
     The order of a step: the node's own update, the sending of its result,
     the receipt and merge of what was sent `waited` updates before, which is what was just sent if

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from research import seeds
-from research.timeline import regions, service
+from research.timeline import habits, regions, service
 from research.timeline.arrivals import arrivals
 from research.timeline.base import Timeline, from_arrivals
 from research.timeline.dynamic_batch import shares
@@ -16,7 +16,7 @@ from research.timeline.server import pieces_of, server
 from research.timeline.stale_synchronous import stale_synchronous
 from research.timeline.trace import trace
 from research.timeline.versions import empty
-from research.timeline.volunteers import Habits, volunteers
+from research.timeline.volunteers import volunteers
 
 
 def make(
@@ -65,9 +65,9 @@ def make(
     elif pieces:
         rng = seeds.generator(seed, "arrivals")
         whole, _ = server(pieces, groups, workers // groups, count, service.law(cluster), rng)
-    elif habits := habits_of(cluster, groups, update_bytes):
+    elif as_volunteers := habits_of(cluster, groups, update_bytes):
         stream = int(seeds.generator(seed, "arrivals").integers(2**63))
-        whole, _ = volunteers(stream, service.law(cluster), means, count, habits)
+        whole, _ = volunteers(stream, service.law(cluster), means, count, as_volunteers)
     else:
         stream = int(seeds.generator(seed, "arrivals").integers(2**63))
         order = arrivals if bound == math.inf else partial(stale_synchronous, bound=bound)
@@ -99,16 +99,16 @@ def service_means(cluster: Any, groups: int, batch_size: int, update_bytes: int)
     return service.with_exchange(compute, both_ways, cluster.overlap)
 
 
-def habits_of(cluster: Any, groups: int, update_bytes: int) -> Habits | None:
+def habits_of(cluster: Any, groups: int, update_bytes: int) -> habits.Habits | None:
     """Of groups that are volunteers. A group has the hour of its first worker's node."""
     if not (cluster.diurnal or cluster.presence or cluster.server_bandwidth):
         return None
-    load = regions.load(cluster)
+    load = habits.load(cluster)
     if load:
         load = load._replace(phase=load.phase[np.arange(groups) * cluster.nodes // groups])
     width = cluster.server_bandwidth
     sending = 2 * update_bytes / width if width else 0.0
-    return Habits(load, cluster.presence, cluster.absence, sending)
+    return habits.Habits(load, cluster.presence, cluster.absence, sending)
 
 
 def exchange(cluster: Any, size: int) -> Any:

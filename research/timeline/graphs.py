@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from research.timeline.regions import Load
+from research.timeline.habits import Load
 
 GRAPHS = ("ring", "exponential", "one_peer", "complete", "random", "push")
 DRAWN = ("random", "push")

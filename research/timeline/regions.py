@@ -1,4 +1,4 @@
-"""Workers all over the earth: how far apart, how wide their links, whose day it is, who is there.
+"""Workers all over the earth: how far apart they are, and how wide their links.
 
 Worker i of n lives in region i R // n of R. Regions are numbered by longitude and lie between 60
 degrees south and north, drawn evenly over that part of a sphere. A message between them travels
@@ -93,54 +93,3 @@ def all_reduce(cluster: Any, size: float) -> float:
     number = len(first)
     around = links(cluster, size / number, first, np.roll(first, -1))
     return float(inside.max() + 2 * (number - 1) * around.max())
-
-
-def load(cluster: Any) -> "Load | None":
-    """By how much longer nodes take at a second; None where all hours are alike.
-
-    1 + a sin(2 pi t / day + longitude), a = `cluster.diurnal`: computers that are also used.
-    """
-    if not cluster.diurnal:
-        return None
-    longitude = np.zeros(cluster.nodes)
-    if cluster.regions:
-        longitude = of_cluster(cluster).longitude[of_workers(cluster)]
-    return Load(cluster.diurnal, 2 * np.pi / cluster.day, longitude)
-
-
-class Load(NamedTuple):
-    amplitude: float
-    speed: float  # radians a second
-    phase: np.ndarray  # (nodes,) radians
-
-    def __call__(self, now: np.ndarray) -> np.ndarray:
-        """(nodes,) factors, at the second of each node."""
-        return 1 + self.amplitude * np.sin(self.speed * now + self.phase)
-
-
-class Presence:
-    """Who is there when: presences and absences of each node, exponential, in turns.
-
-    All are there at second 0. `left` is when a node leaves, or has left, and `back` when it comes
-    back after that, (nodes,) seconds.
-    """
-
-    def __init__(self, rng: np.random.Generator, nodes: int, presence: float, absence: float):
-        self._rng, self._presence, self._absence = rng, presence, absence
-        self.left = rng.exponential(presence, nodes)
-        self.back = self.left + rng.exponential(absence, nodes)
-
-    def at(self, now: float) -> np.ndarray:
-        """(nodes,) bool, who is there at that second, which is no earlier than any asked for."""
-        while (again := np.flatnonzero(self.back <= now)).size:
-            self.left[again] = self.back[again] + self._rng.exponential(self._presence, again.size)
-            self.back[again] = self.left[again] + self._rng.exponential(self._absence, again.size)
-        return now < self.left
-
-
-def presence(cluster: Any, seed: int) -> Presence | None:
-    """Who is there; None where nobody ever leaves."""
-    if not cluster.presence:
-        return None
-    rng = seeds.generator(seed, "presence")
-    return Presence(rng, cluster.nodes, cluster.presence, cluster.absence)

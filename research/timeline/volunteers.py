@@ -1,6 +1,6 @@
 """Asynchronous arrivals of volunteers: their pace follows the hour, and they come and go.
 
-    service   a draw times the load at the second at which it begins (`regions.Load`)
+    service   a draw times the load at the second at which it begins (`habits.Load`)
     presence  a group leaves after an exponential time, loses what it was at, and when it is back
               reads what is newest then and begins anew
     server    one link, which every arrival holds for `sending` seconds, in order of arrival; then
@@ -12,24 +12,17 @@ to the rounding of a sum.
 
 import heapq
 from math import sin
-from typing import NamedTuple
 
 import numpy as np
 
 from research.timeline.arrivals import services
-from research.timeline.base import Timeline
-from research.timeline.regions import Load
+from research.timeline.base import Timeline, TimelineError
+from research.timeline.habits import Habits
 from research.timeline.service import Law
 from research.timeline.versions import Slots
 
+LOST = 100  # absences an update, at most
 JOINS, DELIVERS, IS_DONE = range(3)  # kinds of events
-
-
-class Habits(NamedTuple):
-    load: Load | None = None  # phases (groups,)
-    presence: float = 0.0  # mean seconds; 0: for ever
-    absence: float = 0.0  # likewise; 0: back at once
-    sending: float = 0.0  # of the server's link, an arrival
 
 
 def volunteers(
@@ -39,7 +32,8 @@ def volunteers(
 
     Other arguments as those of `arrivals`, whose draws these are. A group leaves, and has its hour,
     as a whole. All are there at second 0. A new version is written to a slot that no group needs,
-    so `groups` slots do. Longer runs begin with shorter ones.
+    so `groups` slots do. Longer runs begin with shorter ones. Raises `TimelineError` where groups
+    leave before they get anything done.
     """
     groups, (load, presence, absence, sending) = len(mean_seconds), habits
     service = [services(seed, law, mean_seconds, steps, group) for group in range(groups)]
@@ -66,6 +60,11 @@ def volunteers(
             back = left + comings[group].exponential(absence)
             leaves[group] = back + comings[group].exponential(presence)
             away.append((group, left, back))
+            if len(away) > LOST * (updates + groups):
+                raise TimelineError(
+                    f"config.cluster.presence = {presence:g}: after {updates:,} updates groups have "
+                    f"left {len(away):,} times, and must be there for longer to get anything done"
+                )
             if back > now:
                 return back, group, JOINS
         held[group], version[group] = newest, updates

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from research import room, seeds, strategies
 from research.checks import check
 from research.config import ConfigError, default
-from research.timeline import network, regions
-from research.timeline.regions import LIGHT, RADIUS, Presence, great_circle
+from research.timeline import TimelineError, habits, network, regions
+from research.timeline.habits import Presence
+from research.timeline.regions import LIGHT, RADIUS, great_circle
 from tests.strategies import test_battery as battery
 from tests.timeline.test_streaming import streaming
 
@@ -88,12 +89,12 @@ def test_the_server_is_where_it_has_the_least_far_to_all(cluster):
 
 def test_hours_add_up_to_a_day(cluster):
     made = cluster(nodes=7, diurnal=0.6, day=24.0, **EARTH)
-    factors = np.array([regions.load(made)(np.full(7, hour)) for hour in np.arange(24.0)])
+    factors = np.array([habits.load(made)(np.full(7, hour)) for hour in np.arange(24.0)])
     np.testing.assert_allclose(factors.mean(axis=0), 1, rtol=1e-12)
     assert factors.min() == pytest.approx(0.4, abs=0.02)  # at one of 24 hours, nearly the least
     later = factors.argmax(axis=0)  # the sun goes west: who is further east has noon sooner
     assert len(set(later.tolist())) > 3
-    assert regions.load(cluster(nodes=7, **EARTH)) is None
+    assert habits.load(cluster(nodes=7, **EARTH)) is None
 
 
 def test_of_a_long_time_everybody_is_there_for_the_part_that_the_means_say():
@@ -109,6 +110,12 @@ def test_of_a_long_time_everybody_is_there_for_the_part_that_the_means_say():
     before, after = near.at(50.0), near.at(51.0)
     decay = np.exp(-(1 / presence + 1 / absence))
     assert after[before].mean() == pytest.approx(0.6 + 0.4 * decay, abs=0.02)
+
+
+def test_who_comes_and_goes_all_the_time_is_refused():
+    there = Presence(np.random.default_rng(0), 3, 1e-9, 1e-9)
+    with pytest.raises(TimelineError, match="presence = 1e-09"):
+        there.at(1.0)
 
 
 def meeting(values, steps=40):

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from research.timeline import make, service
+from research.timeline import TimelineError, make, service
 from research.timeline.arrivals import arrivals
-from research.timeline.regions import Load
-from research.timeline.volunteers import Habits, volunteers
+from research.timeline.habits import Habits, Load
+from research.timeline.volunteers import volunteers
 from tests.timeline.test_slots import check
 
 LAWS = [service.constant(), service.exponential(), service.lognormal(0.5), service.gamma(2.0)]
@@ -119,6 +119,12 @@ def test_a_servers_link_bounds_the_rate_however_many_workers_there_are():
         rates.append(4000 / line.seconds[-1])
     assert rates[0] == pytest.approx(2, rel=0.12)  # 4,000 arrivals: 1.6 %; and some wait
     assert rates[2:] == pytest.approx([20, 20], rel=0.01)
+
+
+def test_who_never_gets_anything_done_is_told_so():
+    habits = Habits(presence=0.02, absence=1.0)
+    with pytest.raises(TimelineError, match="presence = 0.02"):
+        volunteers(0, service.constant(), np.ones((3, 1)), 10, habits)
 
 
 def test_the_config_decides(cluster):
