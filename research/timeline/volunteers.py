@@ -62,8 +62,8 @@ def volunteers(
             away.append((group, left, back))
             if len(away) > LOST * (updates + groups):
                 raise TimelineError(
-                    f"config.cluster.presence = {presence:g}: after {updates:,} updates groups have "
-                    f"left {len(away):,} times, and must be there for longer to get anything done"
+                    f"config.cluster.presence = {presence:g}: after {updates:,} updates groups "
+                    f"have left {len(away):,} times, and must be there for longer than a service"
                 )
             if back > now:
                 return back, group, JOINS

@@ -123,7 +123,7 @@ def test_a_servers_link_bounds_the_rate_however_many_workers_there_are():
 
 def test_who_never_gets_anything_done_is_told_so():
     habits = Habits(presence=0.02, absence=1.0)
-    with pytest.raises(TimelineError, match="presence = 0.02"):
+    with pytest.raises(TimelineError, match=r"presence = 0\.02"):
         volunteers(0, service.constant(), np.ones((3, 1)), 10, habits)
 
 
