@@ -106,6 +106,17 @@ def default() -> ConfigDict:
     config.cluster.bandwidth = 0.0  # bytes a second; 0: transfers take no time
     config.cluster.latencies = ()  # seconds from the row's node to the column's; (): as above
     config.cluster.bandwidths = ()  # bytes a second, likewise
+    # Nodes all over the earth (research/timeline/regions.py)
+    config.cluster.regions = (
+        0  # that nodes are spread over, for latencies beside those above; 0: off
+    )
+    config.cluster.bandwidth_variation = 0.0  # of regions' links: standard deviation over mean
+    config.cluster.diurnal = 0.0  # amplitude of the load by the hour, which makes nodes slower
+    config.cluster.day = 86_400.0  # seconds of a day
+    config.cluster.presence = 0.0  # mean seconds until a node leaves, exponential; 0: never
+    config.cluster.absence = 0.0  # mean seconds until it is back
+    # asynchronous: bytes a second of the one link of the server that all queue for; 0: no limit
+    config.cluster.server_bandwidth = 0.0
     config.cluster.overlap = 0.0  # last fraction of the computing that an exchange may run behind
     # sync, asynchronous: seconds of a whole batch_size in place of the three above; 0: not so
     config.cluster.pieces = ConfigDict()

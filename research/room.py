@@ -16,7 +16,7 @@ from research import program, seeds, strategies
 from research.parallel import paged
 from research.parallel.layout import part_axis
 from research.strategies.base import Strategy
-from research.timeline.arrivals import BLOCK
+from research.timeline.arrivals import drawn
 from research.values import ConfigError
 
 GROUP = Path("/sys/fs/cgroup")
@@ -52,7 +52,8 @@ def of_config(config: ConfigDict) -> None:
     cluster, methods = config.cluster, strategies.of_config(config)
     updates = config.steps * max(config.replicas.count, 1)
     kept = methods.mix or methods.gradient or any(cluster.pieces.values())
-    draws = (updates if kept else min(updates, BLOCK)) * cluster.nodes * cluster.devices_per_node
+    rows = updates if kept else drawn(updates, strategies.groups_of(config))
+    draws = rows * cluster.nodes * cluster.devices_per_node
     many = f" x config.replicas.count = {config.replicas.count:,}" * bool(config.replicas.count)
     _fits(
         UPDATE * updates + DRAW * draws,

@@ -37,6 +37,7 @@ from research.values import ConfigError, one_of, require
 SNAPSHOTS = ("", "bfloat16", "host")  # how versions are kept
 BITS = jnp.uint16
 RECORDED = ("trace", "race")  # laws of service: arrivals that were, or are being, recorded
+HABITS = ("diurnal", "presence", "server_bandwidth")  # of `timeline/volunteers.py`
 Slot = Any  # int32, of all stale blocks, or a dict of one a block
 
 
@@ -249,6 +250,14 @@ def check(config: ConfigDict, methods: Chosen) -> None:
         races(config, methods)
     if strategy.snapshots == "host":
         in_host_memory(config, methods)
+    habit = next((key for key in HABITS if cluster[key]), "")
+    bound = local or strategy.staleness_bound >= 0 or any(cluster.pieces.values())
+    if habit and (bound or config.replicas.count or not is_drawn(cluster.service)):
+        raise ConfigError(
+            f"config.cluster.{habit}: of one run of groups by themselves, whose times are drawn "
+            "from a law, without config.cluster.pieces, a staleness bound, or blocks with servers "
+            "of their own"
+        )
     if strategy.staleness_bound < 0:
         return
     ordered = is_drawn(cluster.service) or cluster.service in RECORDED
@@ -316,7 +325,10 @@ METHOD = Method(
     ),
     clock=clock,
     laws=(*DRAWN, *RECORDED, "geometric"),
-    cluster=("pieces", "split", "overlap", "speeds"),
+    cluster=(
+        *("pieces", "split", "overlap", "speeds"),
+        *("regions", "diurnal", "presence", "server_bandwidth"),
+    ),
     barrier=False,
     values=values,
     check=check,

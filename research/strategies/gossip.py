@@ -18,6 +18,7 @@ knows P and hence w. What a node holds is z, and in terms of that with R_ij = P_
 """
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,22 +31,24 @@ from research.strategies import nodes
 from research.strategies.base import Batch, Event, Info, Params, State, Strategy
 from research.strategies.messages import over_nodes, own_event
 from research.strategies.method import Chosen, Keys, Method, Setting
-from research.timeline import graphs
+from research.timeline import graphs, habits
 from research.timeline.base import Timeline
-from research.timeline.network import broadcast, messages
+from research.timeline.network import broadcast, links
 from research.timeline.service import DRAWN
 from research.values import one_of, require
 
-OWN = ("to", "weight")  # of `event.control`; all else there is (nodes, ...)
+OWN = ("to", "weight", "from")  # of `event.control`; all else there is (nodes, ...)
 ORDERS = ("combine", "adapt")
-MOST = 256  # nodes: each is sent a row of as many weights
+ROWS = 256  # nodes at most that each hold a whole row of R; of more those that are not 0
 
 
 def gossip(inner: Strategy, keys: Keys, senders: str | None = None) -> Strategy:
     """The rule of one device over the axis `node`, around what a node does by itself.
 
     `event.control`: `to`, (nodes, k) int32, whom each sends to, and `weight`, w, (nodes,), both the
-    same on all nodes; and of every node what the inner strategy asks for.
+    same on all nodes; of every node what the inner strategy asks for; and of many nodes `from`,
+    (nodes, k), who sends to each. Then a node takes the mean of those messages, and no row of P has
+    an entry for every node; sums are in another order.
     """
     gather = over_nodes(senders).gather
     early = keys["gossip_order"] == "combine"
@@ -54,12 +57,18 @@ def gossip(inner: Strategy, keys: Keys, senders: str | None = None) -> Strategy:
         node, control, before = lax.axis_index("node"), event.control or {}, state.params
         after, info = inner.step(state, own_event(event, OWN), batch)
         to, w = control["to"], control["weight"]
-        heard = (to == node).mean(axis=1) * w  # P_ij w_j of this row i
+        if "from" in control:
+            others: Any = control["from"][node]
+            heard = w[others] / to.shape[1]
+        else:
+            others, heard = slice(None), (to == node).mean(axis=1) * w  # P_ij w_j of this row i
         row = heard / heard.sum()
 
         def mixed(tree: Params) -> Params:  # in float32, which accelerators would cut
             product = partial(jnp.tensordot, row, axes=1, precision=lax.Precision.HIGHEST)
-            return jax.tree.map(lambda x, every: product(every).astype(x.dtype), tree, gather(tree))
+            return jax.tree.map(
+                lambda x, every: product(every[others]).astype(x.dtype), tree, gather(tree)
+            )
 
         def sent(x: jax.Array, moved: jax.Array) -> jax.Array:
             return moved + (1 / w[node] - 1).astype(x.dtype) * (moved - x)
@@ -84,11 +93,14 @@ def clock(setting: Setting, methods: Chosen) -> Timeline:
     cluster, steps, name = config.cluster, config.steps, strategy.graph
     ready, done, more = nodes.inside(setting, methods)(steps)
     to = graphs.graph(name, cluster.nodes, steps, seeds.generator(config.seed, "graph"))
-    links, handed_on = messages(cluster, size), broadcast(cluster, size)
     early = strategy.gossip_order == "combine"
-    seconds = graphs.arrivals(to, ready, done, links, handed_on, early)
+    between, handed_on = links(cluster, size), broadcast(cluster, size)
+    load = habits.load(cluster)
+    seconds = graphs.arrivals(to, ready, done, between, handed_on, early, load)
     w = graphs.weights(to, steps) if name == "push" else np.ones((steps, cluster.nodes))
     control = {"to": graphs.each_update(to, steps), "weight": w.astype(np.float32)}
+    if cluster.nodes > ROWS:
+        control["from"] = graphs.each_update(graphs.senders(to), steps)
     none = np.zeros(steps, np.int32)
     slots = int(more["read"].max()) + 1 if "read" in more else 1
     staleness = more.pop("staleness", none)
@@ -99,7 +111,9 @@ def check(config: ConfigDict, methods: Chosen) -> None:
     """Raises `ConfigError`."""
     nodes.check(config, methods)
     one_of(config, "strategy.graph", graphs.GRAPHS)
-    require(config, "cluster.nodes", lambda v: v <= MOST, f"at most {MOST:,} that gossip")
+    pushes = config.strategy.graph in ("push", "complete")
+    wanted = f"at most {ROWS:,} that gossip on {config.strategy.graph!r}, where many send to one"
+    require(config, "cluster.nodes", lambda v: v <= ROWS or not pushes, wanted)
 
 
 METHOD = Method(
@@ -111,7 +125,7 @@ METHOD = Method(
     mix=gossip,
     clock=clock,
     laws=DRAWN,
-    cluster=("overlap", "speeds", "latencies", "bandwidths"),
+    cluster=("overlap", "speeds", "latencies", "bandwidths", "regions", "diurnal"),
     info=("sent_bytes",),
     values=lambda config: one_of(config, "strategy.gossip_order", ORDERS),
     check=check,

@@ -12,6 +12,7 @@ from research.strategies import compression
 from research.strategies.fragments import cut
 from research.strategies.method import Chosen, Keys, Setting
 from research.strategies.nodes import inside
+from research.timeline import habits
 from research.timeline.base import Timeline
 from research.timeline.network import between_nodes, broadcast, to_all_nodes
 
@@ -47,6 +48,10 @@ def clock(setting: Setting, methods: Chosen) -> Timeline:
     the last node and for the all-reduce. Compressed messages that cannot be added up go from every
     node to all others instead; computing what is sent takes no time. Raises `ConfigError` as `cut`
     does.
+
+    Who comes and goes (`config.cluster.presence`) has a part in a meeting if it was there all the
+    time since the one before. Nobody waits for the others; who is there when it ends goes on from
+    what was agreed, like all. Where all were lost, the first to be back does its part again.
     """
     config, cluster, strategy = setting.config, setting.config.cluster, setting.config.strategy
     keys, steps = methods.keys(strategy), config.steps
@@ -58,15 +63,30 @@ def clock(setting: Setting, methods: Chosen) -> Timeline:
     control: dict[str, Any] = turns(
         steps, strategy.period, fragments, strategy.delay, strategy.synchronous_updates
     )
-    now, seconds = np.zeros(cluster.nodes), np.zeros(steps)
+    load, there = habits.load(cluster), habits.presence(cluster, config.seed)
+    now, seconds, since = np.zeros(cluster.nodes), np.zeros(steps), 0.0
     arrival, last = np.zeros(fragments), 0.0
+    counts, parts = np.ones(cluster.nodes, bool), np.ones((steps, cluster.nodes), np.float32)
     for t in range(steps):
-        first, now = now + ready[t], now + done[t]
+        factor = load(now) if load else 1.0
+        first, now = now + ready[t] * factor, now + done[t] * factor
+        if there:
+            counts &= now < there.left
+            if not counts.any() and control["send"][t].any():
+                late = there.back.min() - since
+                counts[there.back.argmin()], first, now = True, first + late, now + late
+            parts[t] = counts * (cluster.nodes / max(counts.sum(), 1))
         for q in np.flatnonzero(control["send"][t]):
-            arrival[q] = last = max(now.max(), max(first.max(), last) + transfer[q])
+            whole = first[counts].max(), now[counts].max()
+            arrival[q] = last = max(whole[1], max(whole[0], last) + transfer[q])
         if (due := control["receive"][t]).any():
+            since = arrival[due].max() + handed_on[due].sum()
             now = np.maximum(now, arrival[due].max()) + handed_on[due].sum()
-        seconds[t] = now.max()
+            if there:
+                now, counts = np.full_like(now, since), there.at(since)
+        seconds[t] = now[counts].max(initial=since)
+    if there:  # whom nobody waits for in the end has not been waited for before
+        seconds, control["part"] = np.minimum.accumulate(seconds[::-1])[::-1], parts
     none = np.zeros(steps, np.int32)
     used = [int(more[name].max()) + 1 for name in ("read", "write") if name in more]
     staleness = more.pop("staleness", control["waited"].max(1))

@@ -36,6 +36,10 @@ OPTIONAL = {
     "latencies": "links of nodes",
     "bandwidths": "links of nodes",
     "speeds": "workers of unlike speed",
+    "regions": "nodes in regions of the earth",
+    "diurnal": "a load by the hour",
+    "presence": "absences",
+    "server_bandwidth": "a server's link",
     "disturbances": "slowdowns by epoch",
     "disturbance_probability": "slowdowns by chance",
 }

@@ -16,12 +16,11 @@ import optax
 from jax import lax
 from ml_collections import ConfigDict
 
-from research.strategies import compression
+from research.strategies import compression, nodes
 from research.strategies.base import Strategy
 from research.strategies.meetings import clock
 from research.strategies.messages import Messages
-from research.strategies.method import Keys, Method
-from research.strategies.nodes import check
+from research.strategies.method import Chosen, Keys, Method
 from research.strategies.outer import INNER_STATES, outer
 from research.timeline.service import DRAWN
 from research.values import ConfigError, one_of, require
@@ -77,6 +76,23 @@ def values(config: ConfigDict) -> None:
         )
 
 
+def check(config: ConfigDict, methods: Chosen) -> None:
+    """Raises `ConfigError`."""
+    nodes.check(config, methods)
+    if not config.cluster.presence:
+        return
+    strategy = config.strategy
+    more = [key for key in ("delay", "mixing", "compression") if strategy[key]]
+    more += ["fragments"] * (strategy.fragments > 1)
+    more += ["inner_state"] * (strategy.inner_state == "averaged")
+    if more or config.parallel.api == "overlap":
+        which = f"strategy.{more[0]}" if more else "parallel.api"
+        raise ConfigError(
+            f"config.{which}: must be as it is by default with config.cluster.presence, where "
+            "nodes meet whole and at once, those that are there"
+        )
+
+
 def kept_inside(keys: Keys) -> str:
     """Of what takes more of the nodes than one sum of messages."""
     if keys["compression"]:
@@ -109,7 +125,10 @@ METHOD = Method(
     mix=averaging,
     clock=clock,
     laws=DRAWN,
-    cluster=("overlap", "speeds", "latencies", "bandwidths"),
+    cluster=(
+        *("overlap", "speeds", "latencies", "bandwidths"),
+        *("regions", "diurnal", "presence"),
+    ),
     info=("sent_bytes",),
     kept_inside=kept_inside,
     values=values,

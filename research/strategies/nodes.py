@@ -21,6 +21,15 @@ def check(config: ConfigDict, methods: Chosen) -> None:
             f"config.batch_size = {config.batch_size}: must be a multiple of the cluster's "
             f"{devices} devices (config.cluster.nodes x config.cluster.devices_per_node)"
         )
+    far = [key for key in ("regions", "diurnal", "presence") if config.cluster[key]]
+    if far and methods.read:
+        raise ConfigError(
+            f"config.cluster.{far[0]}: of nodes that compute as a whole, not of groups inside them"
+        )
+    if config.cluster.regions and (config.cluster.latencies or config.cluster.bandwidths):
+        raise ConfigError("config.cluster.regions: says all links, beside latencies and bandwidths")
+    if config.cluster.server_bandwidth:
+        raise ConfigError("config.cluster.server_bandwidth: nodes that meet have no server")
 
 
 def inside(setting: Setting, methods: Chosen) -> Inside:

@@ -61,7 +61,9 @@ def outer(
     `event.control`: `send`, `receive` (bool) and `waited` (int32, updates), the same on all nodes,
     (fragments,) or scalars for all fragments alike; the outer optimizer's `numbers`, scalars, which
     it gets as further arguments beside the event's hyperparameters; and of every node what the
-    inner strategy asks for. The order of a step: the node's own update, the sending of its result,
+    inner strategy asks for. Where not all nodes have a part in a meeting (`timeline/habits.py`)
+    there is `part`, (nodes,): by how much what each sends is multiplied, P in sum.
+    The order of a step: the node's own update, the sending of its result,
     the receipt and merge of what was sent `waited` updates before, which is what was just sent if
     that is 0. `weights(waited)` is (w, v). Raises `ConfigError` with more fragments than leaves.
 
@@ -109,7 +111,11 @@ def outer(
         def of(send: jax.Array, before: Params, *own: Any) -> tuple[Params, Any]:
             return lax.cond(send, messages.total, lambda x, theta, kept, _: (before, kept), *own)
 
-        own = parts(state.params), state.outer, state.errors, receive & (waited == 0)
+        x, control = state.params, event.control or {}
+        if "part" in control:
+            part = control["part"][lax.axis_index("node")]
+            x = jax.tree.map(lambda leaf: (part * leaf).astype(leaf.dtype), x)
+        own = parts(x), state.outer, state.errors, receive & (waited == 0)
         sent = map(of, send, parts(state.in_flight), *own)
         in_flight, errors = zip(*sent, strict=True)
         return state._replace(in_flight=join(in_flight), errors=errors)

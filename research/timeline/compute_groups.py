@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from research import seeds
-from research.timeline import service
+from research.timeline import habits, regions, service
 from research.timeline.arrivals import arrivals
 from research.timeline.base import Timeline, from_arrivals
 from research.timeline.dynamic_batch import shares
@@ -17,6 +17,7 @@ from research.timeline.several import blank, several
 from research.timeline.stale_synchronous import stale_synchronous
 from research.timeline.trace import trace
 from research.timeline.versions import NOBODY
+from research.timeline.volunteers import volunteers
 
 
 def make(
@@ -44,7 +45,9 @@ def make(
     draws from the same law. Pieces are seconds for a whole batch, so neither `batch_size` nor
     `update_bytes` counts. With `staleness_bound` from 0 up they wait for one another
     (`stale_synchronous.py`). With `several_of`, (K, who waits), an update is of K arrivals
-    (`several.py`). Of groups that race, `service` "race", it is empty: the race fills it.
+    (`several.py`). With a load by the hour, absences or a server whose link has a width they are
+    volunteers (`volunteers.py`). Of groups that race, `service` "race", it is empty: the race fills
+    it.
 
     `replicas` > 0 gives arrays (replicas, steps): consecutive windows of one long timeline, each
     starting from version 0 in every slot.
@@ -66,6 +69,9 @@ def make(
     elif pieces:
         rng = seeds.generator(seed, "arrivals")
         whole, _ = server(pieces, groups, workers // groups, count, service.law(cluster), rng)
+    elif as_volunteers := habits_of(cluster, groups, update_bytes):
+        stream = int(seeds.generator(seed, "arrivals").integers(2**63))
+        whole, _ = volunteers(stream, service.law(cluster), means, count, as_volunteers)
     else:
         stream = int(seeds.generator(seed, "arrivals").integers(2**63))
         order = arrivals if bound == math.inf else partial(stale_synchronous, bound=bound)
@@ -93,10 +99,27 @@ def service_means(cluster: Any, groups: int, batch_size: int, update_bytes: int)
     else:
         share = np.full(speeds.shape, batch_size / speeds.shape[1])
     compute = cluster.seconds_per_example * share / speeds
-    return service.with_exchange(compute, exchange(cluster, update_bytes), cluster.overlap)
+    both_ways = exchange(cluster, update_bytes)
+    if cluster.regions:
+        both_ways = np.repeat(both_ways, cluster.devices_per_node).reshape(speeds.shape)
+    return service.with_exchange(compute, both_ways, cluster.overlap)
 
 
-def exchange(cluster: Any, size: int) -> float:
-    """Seconds to send `size` bytes and to receive as many."""
+def habits_of(cluster: Any, groups: int, update_bytes: int) -> habits.Habits | None:
+    """Of groups that are volunteers. A group has the hour of its first worker's node."""
+    if not (cluster.diurnal or cluster.presence or cluster.server_bandwidth):
+        return None
+    load = habits.load(cluster)
+    if load:
+        load = load._replace(phase=load.phase[np.arange(groups) * cluster.nodes // groups])
+    width = cluster.server_bandwidth
+    sending = 2 * update_bytes / width if width else 0.0
+    return habits.Habits(load, cluster.presence, cluster.absence, sending)
+
+
+def exchange(cluster: Any, size: int) -> Any:
+    """Seconds to send `size` bytes and to receive as many; of each node between regions."""
+    if cluster.regions:
+        return 2 * regions.to_server(cluster, size)
     transfer = size / cluster.bandwidth if cluster.bandwidth else 0.0
     return 2 * (cluster.latency + transfer)

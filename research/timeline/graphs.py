@@ -15,12 +15,16 @@ so the columns of P sum to 1. In all graphs but `push` the rows do, too. Nodes a
 a circle.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from research.timeline.habits import Load
+
 GRAPHS = ("ring", "exponential", "one_peer", "complete", "random", "push")
 DRAWN = ("random", "push")
+Links = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (from, to) -> seconds, of broadcast nodes
 
 
 def graph(name: str, nodes: int, steps: int, rng: np.random.Generator) -> np.ndarray:
@@ -60,6 +64,15 @@ def each_update(to: np.ndarray, steps: int) -> np.ndarray:
     return to[np.arange(steps) % len(to)]
 
 
+def senders(to: np.ndarray) -> np.ndarray:
+    """(T, nodes, k) int32: who sends to each node, of graphs in which all are sent k messages.
+
+    Those are all but `push`.
+    """
+    order = np.argsort(to.reshape(len(to), -1), axis=1, kind="stable")
+    return (order // to.shape[2]).reshape(to.shape).astype(np.int32)
+
+
 def matrices(to: np.ndarray) -> np.ndarray:
     """P, (T, nodes, nodes) float64."""
     turns, nodes, k = to.shape
@@ -96,38 +109,41 @@ def spectral_gap(name: str, nodes: int) -> float:
         return 1 - square**0.5
     if name == "push":  # 1/2 on the diagonal of E P'P, and elsewhere what is taken off
         return 1 - (1 / 2 - 1 / (2 * (n - 1)) - (n - 2) / (4 * (n - 1) ** 2)) ** 0.5
-    product = np.eye(nodes)
-    for p in matrices(graph(name, nodes, 1, np.random.default_rng(0))):
-        product = p @ product
-    return float(1 - np.linalg.norm(product - product.mean(axis=1, keepdims=True), 2))
+    sizes = np.ones(nodes)
+    for shifts in _shifts(name, nodes):  # the eigenvalues of a circulant are a Fourier transform
+        sizes *= np.abs(np.fft.fft(np.bincount(shifts, minlength=nodes) / len(shifts)))
+    return float(1 - sizes[1:].max())
 
 
 def arrivals(
     to: np.ndarray,
     ready: np.ndarray,
     done: np.ndarray,
-    links: np.ndarray,
+    links: Links,
     handed_on: float,
     early: bool,
+    load: Load | None = None,
 ) -> np.ndarray:
     """(steps,) seconds at which the last node has its parameters after every update.
 
     `ready`, `done`: (steps, nodes) seconds of a node's own update until its first message may leave
-    and until its end; `links`: (nodes, nodes) seconds of a message from the row's node to the
-    column's. A node sends its messages one after the other, and begins the next update when it has
-    its own and those that are sent to it, which takes the seconds `handed_on` inside it. With
-    `early` it sends what it had before the update, so that messages travel beside the computing.
+    and until its end, times the `load` at the second at which it begins; `links`: seconds of a
+    message from the one node to the other. A node sends its messages one after the other, and
+    begins the next update when it has its own and those that are sent to it, which takes the
+    seconds `handed_on` inside it. With `early` it sends what it had before the update, so that
+    messages travel beside the computing.
     """
     steps, nodes = ready.shape
     every = np.arange(nodes)
-    cost = np.where(to == every[:, None], 0.0, links[every[:, None], to])
+    cost = np.where(to == every[:, None], 0.0, links(every[:, None], to))
     travel = cost.cumsum(axis=2)
     now, free, seconds = np.zeros(nodes), np.zeros(nodes), np.zeros(steps)
     for t in range(steps):
         peers, took = to[t % len(to)], travel[t % len(to)]
-        leave = np.maximum(free, now if early else now + ready[t])
+        factor = load(now) if load else 1.0
+        leave = np.maximum(free, now if early else now + ready[t] * factor)
         free = leave + took[:, -1]
-        now = now + done[t]
+        now = now + done[t] * factor
         there = leave[:, None] + took
         if not early:  # its last layer leaves last
             there = np.maximum(there, now[:, None])

@@ -1,9 +1,12 @@
 """Seconds of messages: over one kind of link, or over the links between nodes, each its own."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from research.timeline import regions
 from research.timeline.base import TimelineError
 
 
@@ -26,9 +29,12 @@ def broadcast(cluster: Any, size: float) -> float:
 def between_nodes(cluster: Any, size: float) -> float:
     """Seconds of an all-reduce over the nodes, by one device of each, around the ring of nodes.
 
-    Every round ends with the slowest link of the ring.
+    Every round ends with the slowest link of the ring. Between regions of the earth it has two
+    levels (`regions.all_reduce`).
     """
     nodes = cluster.nodes
+    if cluster.regions:
+        return regions.all_reduce(cluster, size)
     if not (cluster.bandwidths or cluster.latencies):
         return all_reduce(nodes, size, cluster.bandwidth, cluster.latency)
     to = (np.arange(nodes) + 1) % nodes
@@ -41,6 +47,20 @@ def to_all_nodes(cluster: Any, size: float) -> float:
     These are half the rounds of an all-reduce, each of a whole message and not of a part.
     """
     return between_nodes(cluster, cluster.nodes * size) / 2
+
+
+def links(cluster: Any, size: float) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    """Seconds of a message of `size` bytes from the one nodes to the others, arrays that broadcast.
+
+    A matrix of all nodes is there only where the config has one. `TimelineError` as `messages`.
+    """
+    if cluster.regions:
+        return partial(regions.links, cluster, size)
+    if cluster.bandwidths or cluster.latencies:
+        every = messages(cluster, size)
+        return lambda one, other: every[one, other]
+    alike = cluster.latency + (size / cluster.bandwidth if cluster.bandwidth > 0 else 0.0)
+    return lambda one, other: np.full(np.broadcast(one, other).shape, alike)
 
 
 def messages(cluster: Any, size: Any) -> np.ndarray:

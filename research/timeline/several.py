@@ -9,11 +9,10 @@ n groups compute gradients, and an update is made when K are there.
 """
 
 import heapq
-from collections.abc import Iterator
 
 import numpy as np
 
-from research.timeline.arrivals import BLOCK
+from research.timeline.arrivals import services
 from research.timeline.base import Timeline, TimelineError
 from research.timeline.service import Law
 from research.timeline.versions import WAITING, Versions, empty
@@ -33,13 +32,7 @@ def several(
     if waiting not in WAITING or arrivals < 1 or (arrivals > groups and "batch" not in waiting):
         raise TimelineError(f"{arrivals} arrivals of {groups} groups, {waiting!r}: never come")
 
-    def services(group: int) -> Iterator[float]:
-        rng = np.random.default_rng((seed, group))
-        while True:
-            draws = law(rng, (min(BLOCK, steps), mean_seconds.shape[1])) * mean_seconds[group]
-            yield from draws.max(axis=1).tolist()
-
-    service = [services(group) for group in range(groups)]
+    service = [services(seed, law, mean_seconds, steps, group) for group in range(groups)]
     working = [(next(service[group]), group) for group in range(groups)]
     heapq.heapify(working)
     line = blank(groups, steps, arrivals, waiting)

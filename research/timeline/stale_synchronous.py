@@ -14,11 +14,10 @@ what is read: a group that waited reads the parameters as they are when it goes 
 """
 
 import heapq
-from collections.abc import Iterator
 
 import numpy as np
 
-from research.timeline.arrivals import BLOCK
+from research.timeline.arrivals import services
 from research.timeline.base import Timeline
 from research.timeline.service import Law
 from research.timeline.versions import Versions, empty
@@ -34,13 +33,7 @@ def stale_synchronous(
     """
     groups = len(mean_seconds)
 
-    def services(group: int) -> Iterator[float]:
-        rng = np.random.default_rng((seed, group))
-        while True:
-            draws = law(rng, (min(BLOCK, steps), mean_seconds.shape[1])) * mean_seconds[group]
-            yield from draws.max(axis=1).tolist()
-
-    service = [services(group) for group in range(groups)]
+    service = [services(seed, law, mean_seconds, steps, group) for group in range(groups)]
     working = [(next(service[group]), group) for group in range(groups)]
     heapq.heapify(working)
     line = empty(groups, steps)

@@ -7,6 +7,7 @@ second, ... reader, for a group that races has to know its batch before anybody 
 its update. Where an update is of several arrivals these are parts of batches.
 """
 
+import heapq
 import math
 from typing import Any, NamedTuple, Protocol
 
@@ -53,6 +54,27 @@ class Order(Protocol):
         """The group is at work, and has come one arrival further."""
 
 
+class Slots:
+    """Slots of a table of versions, which those hold who have read one."""
+
+    def __init__(self, slots: int):
+        self._holders, self._free = [0] * slots, list(range(slots))
+
+    def hold(self, slot: int) -> None:
+        self._holders[slot] += 1
+
+    def release(self, slot: int) -> None:
+        self._holders[slot] -= 1
+        if not self._holders[slot]:
+            heapq.heappush(self._free, slot)
+
+    def next(self) -> int:
+        """The first slot that nobody holds; it is the next one again until somebody holds it."""
+        while self._holders[self._free[0]]:
+            heapq.heappop(self._free)
+        return self._free[0]
+
+
 class Versions:
     """An `Order` of groups that share parameters, none further ahead than `bound` of the slowest.
 
@@ -72,17 +94,22 @@ class Versions:
         self._line, self._groups, self._bound = line, groups, bound
         self._arrivals, self._again = arrivals, "batch" in waiting
         self._dropped = waiting.endswith("_sync")
+        self._slots = Slots(groups)
         self._clock = [0] * groups
         self._updates, self._batches, self._newest = 0, groups, 0
         self.working = {group: Reading(0, 0, group) for group in range(groups)}
         self._had = list[tuple[int, Reading]]()  # arrivals of the next update
         self._waiting = list[int]()
+        for _ in range(groups):
+            self._slots.hold(0)
 
     def left(self, group: int) -> int:
         return 1
 
     def arrive(self, group: int, seconds: float) -> Arrived:
-        self._had.append((group, self.working.pop(group)))
+        had = self.working.pop(group)
+        self._slots.release(had.slot)
+        self._had.append((group, had))
         self._clock[group] += 1
         self._waiting.append(group)
         update = len(self._had) == self._arrivals
@@ -90,19 +117,21 @@ class Versions:
         if update and self._dropped:
             kept, self._waiting = self.working, list(range(self._groups))
             self.working = {}
+            for reading in kept.values():
+                self._slots.release(reading.slot)
         if update:
-            held = {reading.slot for reading in self.working.values()}
-            self._newest = min(set(range(self._groups)) - held)
+            self._newest = self._slots.next()
             put(self._line, self._updates, seconds, self._had, self._newest)
             self._updates, self._had = self._updates + 1, []
         if not (update or self._again):
             return Arrived(False, False, [])
-        goes_on = min(self._clock) + self._bound
+        goes_on = math.inf if self._bound == math.inf else min(self._clock) + self._bound
         readers = [other for other in self._waiting if self._clock[other] <= goes_on]
         self._waiting = [other for other in self._waiting if self._clock[other] > goes_on]
         for other in readers:
             batch = kept[other].batch if other in kept else self._batches
             self._batches += other not in kept
+            self._slots.hold(self._newest)
             self.working[other] = Reading(self._newest, self._updates, batch)
         return Arrived(update, update, readers)
 

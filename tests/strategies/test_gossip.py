@@ -11,6 +11,7 @@ from research import strategies, trainer
 from research.checks import check
 from research.config import ConfigError, default
 from research.strategies.gossip import METHOD, gossip
+from research.timeline import graphs
 from research.timeline.graphs import DRAWN, GRAPHS, arrivals, graph, matrices, spectral_gap, weights
 from tests.strategies import nodes
 from tests.strategies.nodes import EACH, RATE, START, STEPS, P, flattened, gradient
@@ -79,6 +80,38 @@ def test_it_equals_the_papers_x_w_and_z(name, order):
     np.testing.assert_allclose(sent, expected, rtol=1e-6)
     if name != "ring":  # of three nodes everybody is a neighbour; else they part, by far more
         assert np.ptp(found, axis=1).max() > 0.05
+
+
+@pytest.mark.parametrize("order", ["combine", "adapt"])
+@pytest.mark.parametrize("name", ["ring", "one_peer", "random"])
+def test_of_many_nodes_each_knows_only_who_sends_to_it(name, order):
+    """The same sums as with a whole row of weights, in another order."""
+    to = drawn(name)
+    whole, sent = ran(to, order)
+    every = control(to) | {"from": graphs.senders(to)[np.arange(STEPS) % len(to)]}
+    states, ours = nodes.ran(made(order), nodes.events(every, RATE, 0.6))
+    np.testing.assert_allclose(flattened(states.params), whole, **CLOSE)
+    np.testing.assert_array_equal(ours, sent)
+
+
+@given(st.sampled_from(["ring", "exponential", "one_peer", "random"]), st.integers(1, 40))
+def test_who_is_sent_to_knows_from_whom(name, count):
+    to = drawn(name, count, 4)
+    for turn, others in zip(to, graphs.senders(to), strict=True):
+        expected = [
+            [j for j in range(count) for i in turn[j] if i == node] for node in range(count)
+        ]
+        assert [sorted(row) for row in others.tolist()] == expected
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 12])
+@pytest.mark.parametrize("name", ["ring", "exponential", "one_peer", "complete"])
+def test_the_gap_is_that_of_the_matrices(name, count):
+    product = np.eye(count)
+    for p in matrices(drawn(name, count)):
+        product = p @ product
+    expected = 1 - np.linalg.norm(product - product.mean(axis=1, keepdims=True), 2)
+    assert spectral_gap(name, count) == pytest.approx(expected, abs=1e-12)
 
 
 def test_all_with_all_after_the_update_is_synchronous():
@@ -195,7 +228,7 @@ def test_a_node_waits_for_what_is_sent_to_it(name, count, early, seed):
     done = rng.exponential(size=(12, count))
     ready = done * rng.uniform(size=(12, count))
     links = rng.exponential(size=(count, count))
-    found = arrivals(to, ready, done, links, 0.1, early)
+    found = arrivals(to, ready, done, lambda one, other: links[one, other], 0.1, early)
     np.testing.assert_allclose(found, waited(to, ready, done, links, 0.1, early), rtol=1e-12)
 
 
@@ -203,7 +236,10 @@ def test_a_slow_update_is_felt_by_neighbours_only():
     """Not at once by all: that is what a barrier does."""
     done = np.ones((6, 9))
     done[0, 0] = 5.0
-    free = np.zeros((9, 9))
+
+    def free(one, other):
+        return np.zeros(np.broadcast(one, other).shape)
+
     whole = arrivals(drawn("complete", 9), done, done, free, 0.0, early=False)
     np.testing.assert_array_equal(whole, 5.0 + np.arange(6))
     slow = np.where(np.arange(12)[:, None] % 3 == 0, np.eye(9)[np.arange(12) // 3 * 4 % 9] * 2, 0)
@@ -229,7 +265,10 @@ def config_of(**values):
         ({"strategy__graph": "star"}, "config.strategy.graph = 'star': must be one of 'ring'"),
         ({"strategy__gossip_order": ""}, "config.strategy.gossip_order = '': must be one of"),
         ({"batch_size": 60}, "config.batch_size = 60: must be a multiple"),
-        ({"cluster__nodes": 2048, "batch_size": 2048}, "config.cluster.nodes = 2048: must be at"),
+        (
+            {"strategy__graph": "push", "cluster__nodes": 2048, "batch_size": 2048},
+            "config.cluster.nodes = 2048: must be at",
+        ),
     ],
 )
 def test_what_cannot_run_is_refused_in_one_line(values, line):

@@ -76,6 +76,22 @@ def test_a_preset_equals_the_reference(name, inner_state, rates):
         assert np.abs(expected - kept).max() > 1e-2
 
 
+@pytest.mark.parametrize("name", MAKERS)
+def test_who_has_no_part_in_a_meeting_takes_over_what_the_others_agree_on(name):
+    """Against the reference, whose nodes send as many times as much as their part says."""
+    rng = np.random.default_rng(0)
+    counts = rng.permuted(np.tile(np.arange(NODES) < NODES - 1, (STEPS, 1)), axis=1)
+    part = (counts * NODES / counts.sum(1, keepdims=True)).astype(np.float32)
+    send = turns(STEPS, 4, 1, 0)["send"][:, 0]
+    states, _ = nodes.ran(made(name), nodes.events(control(name) | {"part": part}, RATE, 0.6))
+    parts = iter(part[send].ravel())
+    message = lambda v: (next(parts) * v, 0.0)  # noqa: E731
+    expected = reference(send, rule(name, RATE), RATE, 0.6, message=message)
+    np.testing.assert_allclose(flattened(states.params), expected, **CLOSE)
+    all_meet = reference(send, rule(name, RATE), RATE, 0.6)
+    assert np.abs(expected - all_meet).max() > 1e-2
+
+
 @pytest.mark.parametrize("name", ["diloco", "slowmo"])
 def test_without_slow_momentum_it_is_model_averaging(name):
     plain = {

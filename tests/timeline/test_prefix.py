@@ -123,7 +123,6 @@ def test_longer_runs_begin_with_shorter_ones(network, name, one, other, seed):
 
 def test_also_beyond_what_is_drawn_at_a_time(network, monkeypatch):
     monkeypatch.setattr("research.timeline.arrivals.BLOCK", 16)
-    monkeypatch.setattr("research.timeline.stale_synchronous.BLOCK", 16)
     for name in ("groups, exponential", "stale synchronous, lognormal"):
         lines = [line_of(config_of(DRAWN[name], n), network) for n in (20, 150, 151, 400)]
         for short, long in pairwise(lines):

@@ -1,0 +1,221 @@
+"""Toward the internet: what a cluster of volunteers all over the earth gains as it grows.
+
+    python -m configs.internet WORKDIR --problem=quadratic --sizes 8 64 512 4096
+    python -m configs.internet WORKDIR --problem=transformer --sizes 8 64
+
+Nodes live in 100 regions (`research/timeline/regions.py`), each with one example's gradient at a
+time, which takes it 30 seconds in the mean, log-normal with deviation 1, and 30 % more or less by
+the hour. All parameters take 30 seconds through the median link, or 100 million float32 parameters
+through 107 Mb/s, and regions' links vary by a deviation of 1. Nodes leave after two hours in the
+mean and are back after one. Models are small, so bandwidths are scaled to their bytes.
+
+    synchronous   an all-reduce after every update, of one example of every node
+    DiLoCo        after every 8th, outer momentum tuned too
+    asynchronous  one server, in the region with the least far to all, with a link 1,000 times the
+                  median one (107 Gb/s), which all queue for
+    gossip        one peer of the exponential graph after every update; nobody leaves, as it has no
+                  rule for that
+
+Every arm has its own learning rate at every size, a rung of powers of 2 whose neighbours are both
+worse by simulated seconds to the target on the seeds that choose; others report. What breaks is
+told from the same clock with parts of the cluster left out: `computing` alone, all alike and
+nothing to send; what `volunteers` add, who are unequal, follow the hour and leave; and the network.
+Seconds are simulated.
+"""
+
+import argparse
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from configs.race import WORKERS, bandwidth, not_negative
+from research import trainer
+from research.config import default
+from research.evidence.arms import OUTER, RATE, STEP, Arm, at, momenta, rates, reported, rung, tuned
+from research.evidence.intervals import spread
+from research.evidence.study import Study
+from research.evidence.trial import to_loss
+from research.grid import Point
+from research.outputs.workdir import write_json
+
+SIZES = (8, 64, 512, 4096)
+SECONDS = 30.0  # of a gradient, and of all parameters through the median link
+SERVER = 1000  # times the median link
+EARTH: Point = {
+    "cluster.regions": 100,
+    "cluster.latency": 0.01,
+    "cluster.bandwidth_variation": 1.0,
+    "cluster.service": "lognormal",
+    "cluster.variation": 1.0,
+    "cluster.seconds_per_example": SECONDS,
+    "cluster.diurnal": 0.3,
+}
+LEAVING: Point = {"cluster.presence": 7200.0, "cluster.absence": 3600.0}
+ALIKE: Point = {"cluster.service": "constant", "cluster.diurnal": 0.0, "cluster.presence": 0.0}
+FREE: Point = {
+    "cluster.regions": 0,
+    "cluster.latency": 0.0,
+    "cluster.bandwidth": 0.0,
+    "cluster.server_bandwidth": 0.0,
+}
+
+
+class Problem(NamedTuple):
+    what: str
+    config: Point
+    target: float  # training loss
+    rate: float  # of synchronous training, that searches start from
+    updates: int  # of synchronous training, at most
+
+
+PROBLEMS: Mapping[str, Problem] = {
+    "quadratic": Problem(
+        "a noisy quadratic of 256 dimensions, condition 100, SGD; from 55.3 to 28, of which 27.7 "
+        "is noise of the examples (with a deviation of 0.03 from seed to seed)",
+        {
+            "model.name": "quadratic",
+            "model.dimension": 256,
+            "model.condition": 100.0,
+            "model.noise": 1.0,
+            "data.train_examples": 20_000,
+            "data.train_evaluated": 20_000,
+        },
+        target=28.0,
+        rate=0.5,
+        updates=2048,
+    ),
+    "transformer": Problem(
+        "a transformer of one block, 32 wide, on sequences of 32 characters of the King James "
+        "Bible, to 2.6 nats a character; Adam",
+        {
+            "model.name": "transformer",
+            "model.blocks": 1,
+            "model.width": 32,
+            "data.name": "kjv",
+            "data.train_examples": 4000,
+            "data.sequence_length": 32,
+            "data.train_evaluated": 256,
+            "data.test_evaluated": 64,
+            "optimizer.name": "adam",
+        },
+        target=2.6,
+        rate=0.008,
+        updates=1024,
+    ),
+}
+ARMS: Mapping[str, Point] = {
+    "synchronous": {"strategy.name": "model_averaging", "strategy.period": 1, **LEAVING},
+    "DiLoCo": {"strategy.name": "diloco", "strategy.period": 8, **LEAVING},
+    "asynchronous": {"strategy.name": "asynchronous", **LEAVING},
+    "gossip": {
+        "strategy.name": "gossip",
+        "strategy.graph": "one_peer",
+        "strategy.gossip_order": "adapt",
+    },
+}
+ALONE = "asynchronous"  # arm whose updates are of one node, not of all
+
+
+def config_of(problem: str, arm: str, size: int) -> ConfigDict:
+    """An arm on a cluster of so many nodes."""
+    of, alone = PROBLEMS[problem], arm == ALONE
+    config = at(default(), {**EARTH, **of.config, **ARMS[arm]}, 0)
+    config.data.replacement = True
+    config.cluster.nodes = size
+    config.batch_size = 1 if alone else size
+    config.steps = of.updates * (max(size // 32, 8) if alone else 1)
+    config.cluster.bandwidth = bandwidth(config, 2 * (1 - 1 / WORKERS) * SECONDS)  # one message
+    if alone:
+        config.strategy.groups = size
+        config.cluster.server_bandwidth = SERVER * config.cluster.bandwidth
+    config.probes.mean = not alone
+    return config
+
+
+def arm_of(problem: str, name: str, size: int) -> Arm:
+    """What is tuned. The rate of n asynchronous workers is searched from 2 / n of the usual on."""
+    config, usual = config_of(problem, name, size), PROBLEMS[problem].rate
+    start = round(math.log2(usual * min(1, 2 / size) if name == ALONE else usual))
+    if name == "DiLoCo":
+        ladders = {STEP: rates, OUTER: not_negative}
+        return Arm(config, ladders, {STEP: start, OUTER: rung(momenta, 0.3)})
+    return Arm(config, {RATE: rates}, {RATE: start})
+
+
+def clocks(config: ConfigDict, updates: int) -> dict[str, float]:
+    """Seconds to that many updates, of computing alone, with volunteers, and with their network."""
+    parts = {"computing": {**ALIKE, **FREE}, "volunteers": FREE, "network": {}}
+    found = {}
+    for name, point in parts.items():
+        chosen = at(config, point, config.seed)
+        chosen.steps = updates
+        line = trainer.prepare(chosen).timeline
+        found[name] = float(line.seconds[-1])
+    return found | {"staleness": float(np.mean(line.staleness))}
+
+
+def row(study: Study, problem: str, name: str, size: int) -> dict[str, Any]:
+    """An arm at a size: its setting, and median, least and most of what it takes."""
+    arm, target = arm_of(problem, name, size), PROBLEMS[problem].target
+    best = tuned(study, arm, target, "seconds")
+    curves = reported(study, arm, best.point, target)
+    updates, seconds = (
+        spread([to_loss(curve, target, clock) for curve in curves])
+        for clock in ("updates", "seconds")
+    )
+    found = {"arm": name, "nodes": size, "updates": updates, "seconds": seconds}
+    found |= {"rate": best.point[RATE], "interior": best.interior, "tried": best.tried}
+    found |= {"outer_momentum": best.point.get(OUTER), "seeds": len(curves)}
+    if math.isfinite(updates[0]):
+        config = at(arm.config, best.point, study.report[0])
+        found |= clocks(config, max(round(updates[0]), 1))
+    return found
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """In Markdown."""
+    lines = [
+        "| arm | nodes | rate | updates | seconds | computing | + volunteers | + network |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for of in rows:
+        cells = [
+            f"{v:.3g} ({low:.3g} to {high:.3g})" for v, low, high in (of["updates"], of["seconds"])
+        ]
+        clock = [f"{of[name]:.3g}" if name in of else "" for name in PARTS]
+        rate = f"{of['rate']:.3g}" + ("" if of["interior"] else " (at the end of its ladder)")
+        lines.append(f"| {of['arm']} | {of['nodes']:,} | {' | '.join([rate, *cells, *clock])} |")
+    return "\n".join(lines)
+
+
+PARTS = ("computing", "volunteers", "network")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("workdir", type=Path)
+    parser.add_argument("--problem", choices=PROBLEMS, default="quadratic")
+    parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES))
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument("--choose", type=int, nargs="+", default=[100, 101])
+    parser.add_argument("--report", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=Path("workdirs/internet.json"))
+    asked = parser.parse_args()
+    rows = []
+    with Study(asked.workdir, "internet", asked.choose, asked.report, asked.processes) as study:
+        for size in asked.sizes:
+            for name in asked.arms:
+                rows.append(row(study, asked.problem, name, size))
+                print(table(rows[-1:]).split("\n")[-1], flush=True)
+    said = {"problem": PROBLEMS[asked.problem].what, "target": PROBLEMS[asked.problem].target}
+    write_json(asked.out, said | {"choose": asked.choose, "report": asked.report, "rows": rows})
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()

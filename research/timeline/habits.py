@@ -1,0 +1,78 @@
+"""What volunteers do that machines of one's own don't: they follow the hour, and come and go."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from research import seeds
+from research.timeline import regions
+from research.timeline.base import TimelineError
+
+TURNS = 10_000  # of a node, from one second that is asked for to the next
+
+
+class Load(NamedTuple):
+    amplitude: float
+    speed: float  # radians a second
+    phase: np.ndarray  # (nodes,) radians
+
+    def __call__(self, now: np.ndarray) -> np.ndarray:
+        """(nodes,) factors, at the second of each node."""
+        return 1 + self.amplitude * np.sin(self.speed * now + self.phase)
+
+
+def load(cluster: Any) -> Load | None:
+    """By how much longer nodes take at a second; None where all hours are alike.
+
+    1 + a sin(2 pi t / day + longitude), a = `cluster.diurnal`: computers that are also used.
+    """
+    if not cluster.diurnal:
+        return None
+    longitude = np.zeros(cluster.nodes)
+    if cluster.regions:
+        longitude = regions.of_cluster(cluster).longitude[regions.of_workers(cluster)]
+    return Load(cluster.diurnal, 2 * np.pi / cluster.day, longitude)
+
+
+class Habits(NamedTuple):
+    load: Load | None = None  # phases (groups,)
+    presence: float = 0.0  # mean seconds; 0: for ever
+    absence: float = 0.0  # likewise; 0: back at once
+    sending: float = 0.0  # of the server's link, an arrival
+
+
+class Presence:
+    """Who is there when: presences and absences of each node, exponential, in turns.
+
+    All are there at second 0. `left` is when a node leaves, or has left, and `back` when it comes
+    back after that, (nodes,) seconds.
+    """
+
+    def __init__(self, rng: np.random.Generator, nodes: int, presence: float, absence: float):
+        self._rng, self._presence, self._absence = rng, presence, absence
+        self.left = rng.exponential(presence, nodes)
+        self.back = self.left + rng.exponential(absence, nodes)
+
+    def at(self, now: float) -> np.ndarray:
+        """(nodes,) bool, who is there at that second, which is no earlier than any asked for.
+
+        Raises `TimelineError` where they come and go far more often than is asked for.
+        """
+        for _ in range(TURNS):
+            again = np.flatnonzero(self.back <= now)
+            if not again.size:
+                return now < self.left
+            self.left[again] = self.back[again] + self._rng.exponential(self._presence, again.size)
+            self.back[again] = self.left[again] + self._rng.exponential(self._absence, again.size)
+        raise TimelineError(
+            f"config.cluster.presence = {self._presence:g}: nodes come and go {TURNS:,} times from "
+            "one meeting to the next, and must be there for longer"
+        )
+
+
+def presence(cluster: Any, seed: int) -> Presence | None:
+    """Who is there; None where nobody ever leaves."""
+    if not cluster.presence:
+        return None
+    rng = seeds.generator(seed, "presence")
+    return Presence(rng, cluster.nodes, cluster.presence, cluster.absence)

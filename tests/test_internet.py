@@ -1,0 +1,44 @@
+"""The study of volunteers all over the earth: what runs in it, and its clocks."""
+
+import itertools
+
+import pytest
+
+from configs import internet
+from research import room, strategies
+from research.checks import check
+
+CASES = list(itertools.product(internet.PROBLEMS, internet.ARMS, (*internet.SIZES, 10_000)))
+
+
+@pytest.fixture(autouse=True)
+def enough(monkeypatch):
+    """Whether a machine is large enough is not what is asked."""
+    monkeypatch.setattr(room, "available", lambda: 2.0**40)
+
+
+@pytest.mark.parametrize(("problem", "arm", "size"), CASES)
+def test_all_arms_can_run_at_every_size(problem, arm, size):
+    found = internet.arm_of(problem, arm, size)
+    check(found.config)
+    workers = size if arm == internet.ALONE else 1
+    assert strategies.groups_of(found.config) == workers
+    assert found.config.cluster.nodes == size and found.config.cluster.regions == 100
+
+
+@pytest.mark.parametrize("arm", internet.ARMS)
+def test_the_parts_of_the_clock_add_up(arm):
+    """Alike and with nothing to send, n nodes take 30 seconds for an update, or for n of them."""
+    config = internet.config_of("quadratic", arm, 8)
+    found = internet.clocks(config, 24)
+    updates = 3 if arm == internet.ALONE else 24
+    assert found["computing"] == pytest.approx(30 * updates)
+    assert found["network"] > found["volunteers"] > 0.5 * found["computing"]
+
+
+def test_a_table_says_where_a_rate_is_not_known_to_be_the_best():
+    one = {"arm": "gossip", "nodes": 4096, "updates": (3, 2, 4), "seconds": (9, 8, 10)}
+    rows = [one | {"rate": 0.5, "interior": interior} for interior in (True, False)]
+    best, end = internet.table(rows).split("\n")[2:]
+    assert best.startswith("| gossip | 4,096 | 0.5 | 3 (2 to 4) | 9 (8 to 10) |")
+    assert "0.5 (at the end of its ladder)" in end

@@ -1,0 +1,199 @@
+"""Clusters all over the earth: its geometry, its links, its hours, and who is there when."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from research import room, seeds, strategies
+from research.checks import check
+from research.config import ConfigError, default
+from research.timeline import TimelineError, habits, network, regions
+from research.timeline.habits import Presence
+from research.timeline.regions import LIGHT, RADIUS, great_circle
+from tests.strategies import test_battery as battery
+from tests.timeline.test_streaming import streaming
+
+EARTH = {"regions": 7, "latency": 0.01, "bandwidth": 1e6, "bandwidth_variation": 1.0}
+FOREVER = 1e12  # seconds
+
+
+@given(st.integers(1, 60))
+@settings(max_examples=20, deadline=None)
+def test_distances_are_those_of_a_sphere(number):
+    earth = regions.regions(number)
+    longitude, latitude = earth.longitude, earth.latitude
+    assert (np.diff(longitude) >= 0).all() and np.abs(latitude).max() <= np.pi / 3
+    # Another formula, of navigators.
+    across = np.sin((latitude[:, None] - latitude) / 2) ** 2
+    along = np.sin((longitude[:, None] - longitude) / 2) ** 2
+    half = across + np.cos(latitude[:, None]) * np.cos(latitude) * along
+    angles = great_circle(longitude, latitude)
+    np.testing.assert_allclose(angles, 2 * np.arcsin(np.sqrt(half)), rtol=0, atol=1e-7)
+    np.testing.assert_array_equal(angles, angles.T)
+    # No way over a third place is shorter.
+    assert (angles[:, None] <= angles[:, :, None] + angles.T[None] + 1e-12).all()
+    np.testing.assert_array_equal(earth.latency, angles * RADIUS / LIGHT)
+
+
+def test_to_the_other_side_of_the_earth_light_takes_a_tenth_of_a_second():
+    angle = great_circle(np.array([0.0, np.pi]), np.zeros(2))[0, 1]
+    assert angle * RADIUS / LIGHT == pytest.approx(0.1, rel=2e-3)  # 20,015 km at 199,862 km/s
+
+
+def test_links_vary_as_asked_for():
+    width = np.log(regions.regions(900, 1.0).width)
+    # Of 900 draws mean and deviation are known to 3.3 and 2.4 % of the deviation: 4 of these.
+    assert abs(width.mean()) < 0.11 and width.std() == pytest.approx(np.log(2) ** 0.5, rel=0.1)
+    assert (regions.regions(40).width == 1).all()
+
+
+@given(st.integers(1, 50), st.integers(1, 50))
+def test_nodes_are_spread_evenly(nodes, number):
+    cluster = default().cluster
+    cluster.update(nodes=nodes, regions=number)
+    of = regions.of_workers(cluster)
+    assert (np.diff(of) >= 0).all() and of.max() < number
+    assert np.ptp(np.bincount(of, minlength=number)) <= 1
+
+
+def test_links_are_those_of_the_matrices_that_they_stand_for(cluster):
+    made = cluster(nodes=12, **EARTH)
+    one, other = np.arange(12)[:, None], np.arange(12)[None]
+    every = network.links(made, 3e6)(one, other)
+    rest = regions.links(made, 0.0, one, other)
+    given = cluster(
+        nodes=12,
+        latencies=tuple(map(tuple, rest)),
+        bandwidths=tuple(map(tuple, 3e6 / (every - rest))),
+    )
+    np.testing.assert_allclose(network.links(given, 3e6)(one, other), every, rtol=1e-12)
+    np.testing.assert_array_equal(every, every.T)
+    assert (rest[regions.of_workers(made)[:, None] == regions.of_workers(made)] == 0.01).all()
+
+
+def test_an_all_reduce_has_the_two_rings_as_limits(cluster):
+    alone = cluster(nodes=9, **EARTH | {"regions": 1, "bandwidth_variation": 0.0})
+    assert regions.all_reduce(alone, 1e6) == pytest.approx(network.all_reduce(9, 1e6, 1e6, 0.01))
+    apart = cluster(nodes=7, **EARTH)
+    ring = regions.links(apart, 1e6 / 7, np.arange(7), (np.arange(7) + 1) % 7)
+    assert regions.all_reduce(apart, 1e6) == pytest.approx(12 * ring.max())
+    assert network.between_nodes(apart, 1e6) == regions.all_reduce(apart, 1e6)
+
+
+def test_the_server_is_where_it_has_the_least_far_to_all(cluster):
+    made = cluster(nodes=70, **EARTH | {"bandwidth": 0.0})
+    every = regions.links(made, 0.0, np.arange(70)[:, None], np.arange(70))
+    assert regions.to_server(made, 1e6).sum() == pytest.approx(every.sum(axis=1).min())
+
+
+def test_hours_add_up_to_a_day(cluster):
+    made = cluster(nodes=7, diurnal=0.6, day=24.0, **EARTH)
+    factors = np.array([habits.load(made)(np.full(7, hour)) for hour in np.arange(24.0)])
+    np.testing.assert_allclose(factors.mean(axis=0), 1, rtol=1e-12)
+    assert factors.min() == pytest.approx(0.4, abs=0.02)  # at one of 24 hours, nearly the least
+    later = factors.argmax(axis=0)  # the sun goes west: who is further east has noon sooner
+    assert len(set(later.tolist())) > 3
+    assert habits.load(cluster(nodes=7, **EARTH)) is None
+
+
+def test_of_a_long_time_everybody_is_there_for_the_part_that_the_means_say():
+    nodes, presence, absence = 400, 3.0, 2.0
+    there = Presence(np.random.default_rng(0), nodes, presence, absence)
+    assert there.at(0.0).all()
+    seconds = np.linspace(10, 1000, 400)
+    found = np.array([there.at(now) for now in seconds])
+    # 400 nodes times 800 renewals of deviation about 1: 0.2 % of the time, of which this is 4.
+    assert found.mean() == pytest.approx(0.6, abs=0.005)
+    # Who is there at one second is there at another that is near, by the rates of both.
+    near = Presence(np.random.default_rng(1), 20_000, presence, absence)
+    before, after = near.at(50.0), near.at(51.0)
+    decay = np.exp(-(1 / presence + 1 / absence))
+    assert after[before].mean() == pytest.approx(0.6 + 0.4 * decay, abs=0.02)
+
+
+def test_who_comes_and_goes_all_the_time_is_refused():
+    there = Presence(np.random.default_rng(0), 3, 1e-9, 1e-9)
+    with pytest.raises(TimelineError, match="presence = 1e-09"):
+        there.at(1.0)
+
+
+def meeting(values, steps=40):
+    own = {"cluster.nodes": 4, "cluster.service": "exponential", "cluster.seconds_per_example": 0.5}
+    return streaming(1, steps, own | {f"cluster.{key}": v for key, v in values.items()})
+
+
+def test_who_never_leaves_and_has_no_hours_meets_as_ever():
+    usual, ours, flat = (
+        meeting(values)[2]
+        for values in ({}, {"presence": FOREVER, "absence": 1.0}, {"diurnal": 1e-30})
+    )
+    np.testing.assert_array_equal(usual.seconds, ours.seconds)
+    assert (ours.control["part"] == 1).all() and "part" not in usual.control
+    np.testing.assert_array_equal(usual.seconds, flat.seconds)
+
+
+def test_nobody_waits_for_who_is_away():
+    """By hand: a period of 4 updates of a constant 3 seconds, an all-reduce that takes no time."""
+    values = {"presence": 20.0, "absence": 15.0, "service": "constant"}
+    config, _, line = meeting(values, 81)
+    every = Presence(seeds.generator(config.seed, "presence"), 4, 20.0, 15.0)
+    part, meets = line.control["part"], np.flatnonzero(line.control["send"][:, 0])
+    update, since, there, found = 3.0, 0.0, np.ones(4, bool), []
+    for t, before in zip(meets, [-1, *meets], strict=False):
+        done = since + (t - before) * update
+        whole = there & (done < every.left)
+        found.append(whole.sum())
+        if not whole.any():  # the first to be back does its part again
+            whole[every.back.argmin()] = True
+            done += every.back.min() - since
+        np.testing.assert_allclose(part[t], 4 * whole / whole.sum(), rtol=1e-6)
+        assert line.seconds[t] == pytest.approx(done)
+        since, there = line.seconds[t], every.at(line.seconds[t])
+    assert set(found) >= {0, 1, 2} and (np.diff(line.seconds) >= 0).all()
+
+
+def test_a_later_hour_is_felt_at_the_barrier():
+    values = {"diurnal": 0.5, "day": 40.0, "service": "constant"}
+    line = meeting(values)[2]
+    update, now = 3.0, 0.0
+    for seconds in line.seconds:  # all have the hour of longitude 0, and the same services
+        now += update * (1 + 0.5 * np.sin(2 * np.pi * now / 40))
+        assert seconds == pytest.approx(now)
+
+
+REFUSED = [
+    ("model_averaging", {"presence": 1.0}, {"delay": 1}, "strategy.delay"),
+    ("model_averaging", {"presence": 1.0}, {"compression": "sign"}, "strategy.compression"),
+    ("model_averaging", {"server_bandwidth": 1.0}, {}, "cluster.server_bandwidth"),
+    ("model_averaging", {"regions": 2, "latencies": ((0.0, 1.0), (1.0, 0.0))}, {}, "regions"),
+    ("gossip", {"presence": 1.0}, {}, "cluster.presence"),
+    ("daso", {"regions": 3}, {}, "cluster.regions"),
+    ("asynchronous", {"diurnal": 1.0}, {}, "cluster.diurnal"),
+    ("asynchronous", {"presence": 1.0}, {"staleness_bound": 1}, "cluster.presence"),
+    ("asynchronous", {"diurnal": 0.5, "service": "geometric"}, {}, "cluster.diurnal"),
+]
+
+
+@pytest.mark.parametrize(("name", "cluster", "strategy", "said"), REFUSED)
+def test_what_no_clock_knows_is_refused(name, cluster, strategy, said):
+    config = default()
+    config.strategy.name = name
+    config.cluster.nodes, config.batch_size = 2, 64
+    config.cluster.update(cluster)
+    config.strategy.update(strategy)
+    with pytest.raises(ConfigError, match=said):
+        check(config)
+
+
+def test_ten_thousand_workers_are_not_refused_for_memory():
+    config = default()
+    config.model.name, config.steps = "quadratic", 1_000_000
+    config.strategy.name, config.strategy.groups = "asynchronous", 10_000
+    config.cluster.nodes = 10_000
+    room.of_config(config)
+
+
+def test_methods_know_of_regions():
+    assert strategies.load("diloco").cluster == strategies.load("model_averaging").cluster
+    assert battery.config_of("model_averaging").cluster.regions == 0
