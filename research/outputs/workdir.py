@@ -38,7 +38,7 @@ from research.outputs.files import (
     write_json,
     writing,
 )
-from research.strategies import asynchronous
+from research.strategies import snapshots
 
 # Of a run: keys that cannot change its floats, and its length.
 FREE = ("note", "steps", "log_every", "checkpoint_every", "plan", "tune")
@@ -380,8 +380,8 @@ def _parameters(saved: Mapping[str, Any]) -> Any:
         return _parameters(jax.tree.map(lambda leaf: leaf[0], saved["state"]))
     if "slots" not in saved:
         return saved["params"]
-    fields = {name: saved.get(name, {}) for name in asynchronous.State._fields}
-    return asynchronous.State(**fields).params
+    fields = {name: saved.get(name, {}) for name in snapshots.State._fields}
+    return snapshots.State(**fields).params
 
 
 def _alone(process: int) -> ocp.options.MultiprocessingOptions:

@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from research.parallel.layout import Advance, Layout
-from research.strategies.asynchronous import Slot, State, rows
 from research.strategies.base import Event, Info, Params
+from research.strategies.snapshots import Slot, State, rows
 
 ROWS = 4  # on the device, besides its slot: brought for two updates, and made by two
 ALIGNED = 64  # bytes; a CPU then reads a row where it is

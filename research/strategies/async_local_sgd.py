@@ -21,8 +21,8 @@ from ml_collections import ConfigDict
 
 from research.strategies import local_steps
 from research.strategies import workers as own
-from research.strategies.asynchronous import RECORDED
 from research.strategies.base import Batch, Event, Gradient, Info, Params, Strategy, Update
+from research.strategies.groups import RECORDED
 from research.strategies.method import Chosen, Racing, Setting, of_config
 from research.strategies.worker_clock import by_speed, timeline
 from research.timeline.base import Timeline

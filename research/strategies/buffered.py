@@ -15,11 +15,11 @@ import jax.numpy as jnp
 from jax import lax
 from ml_collections import ConfigDict
 
-from research.strategies import asynchronous as one_each
-from research.strategies import base
-from research.strategies.asynchronous import RECORDED, State, asynchronous, is_rounded
+from research.strategies import base, groups
+from research.strategies.asynchronous import asynchronous
 from research.strategies.base import Batch, Event, Gradient, Info, Strategy, Update
 from research.strategies.method import Chosen, Method, Racing, Setting, devices_of, slowed
+from research.strategies.snapshots import State, is_rounded
 from research.timeline.base import Timeline
 from research.timeline.compute_groups import make
 from research.timeline.service import DRAWN
@@ -100,7 +100,7 @@ def values(config: ConfigDict) -> None:
 
 def check(config: ConfigDict, methods: Chosen) -> None:
     """Raises `ConfigError`."""
-    one_each.check(config, methods)
+    groups.check(config, methods)
     strategy, (nodes, devices) = config.strategy, devices_of(config)
     if strategy.arrivals > strategy.groups and "batch" not in strategy.waiting:
         raise ConfigError(
@@ -130,7 +130,7 @@ METHOD = Method(
         gradient, update, slots, keys["arrivals"], is_rounded(keys)
     ),
     clock=clock,
-    laws=(*DRAWN, *RECORDED),
+    laws=(*DRAWN, *groups.RECORDED),
     cluster=("split", "overlap", "speeds"),
     barrier=False,
     single=False,

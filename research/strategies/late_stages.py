@@ -20,9 +20,10 @@ from jax import lax
 
 from research.models import base
 from research.problem import Problem
-from research.strategies.asynchronous import State, asynchronous
+from research.strategies.asynchronous import asynchronous
 from research.strategies.base import Batch, Event, Gradient, Info, Params, Strategy, Update, whole
 from research.strategies.method import Keys
+from research.strategies.snapshots import State
 
 
 def gradient_of(problem: Problem, keys: Keys) -> Gradient:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from ml_collections import ConfigDict
 
-from research.strategies import asynchronous
+from research.strategies import groups
 from research.strategies.base import Array, Event, Gradient, Params, Update
 from research.strategies.method import Chosen
 from research.values import ConfigError
@@ -61,7 +61,7 @@ def local_steps(gradient: Gradient, update: Update) -> Callable[..., Trained]:
 
 def races(config: ConfigDict, methods: Chosen) -> None:
     """Raises `ConfigError` where local steps would depend on what their worker cannot know."""
-    asynchronous.races(config, methods)
+    groups.races(config, methods)
     optimizer, wanted = config.optimizer, "config.cluster.service = 'race':"
     if optimizer.schedule != "constant" or optimizer.warmup_steps:
         raise ConfigError(

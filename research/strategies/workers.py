@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from research.strategies.asynchronous import divides
 from research.strategies.base import Array, Event, Params, distance
+from research.strategies.groups import divides
 from research.strategies.method import Chosen, Method
 from research.timeline.service import DRAWN
 from research.values import ConfigError

@@ -1,0 +1,171 @@
+"""Compute groups that arrive by themselves: when they do, and what they ask of a config."""
+
+import math
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from research import models, seeds
+from research.strategies.method import Chosen, Setting, owns
+from research.strategies.snapshots import SNAPSHOTS
+from research.timeline.base import Timeline
+from research.timeline.compute_groups import make
+from research.timeline.service import DRAWN, is_drawn
+from research.timeline.versions import Versions
+from research.values import ConfigError, one_of, require
+
+RECORDED = ("trace", "race")  # laws of service: arrivals that were, or are being, recorded
+HABITS = ("diurnal", "presence", "server_bandwidth")  # of `timeline/volunteers.py`
+
+
+def clock(setting: Setting, methods: Chosen) -> Timeline:
+    """Arrivals of `groups` groups, of every server by itself where the gradient is local.
+
+    Then update t is the t-th arrival at each of them, `control` has `read` and `write`,
+    (steps, servers), and the seconds are those of the last. A group sends each server its block,
+    all of them when it has computed all.
+    """
+    config, local = setting.config, methods.gradient
+    strategy = config.strategy
+    size = {"groups": strategy.groups, "steps": config.steps, "batch_size": config.batch_size}
+    size |= {"update_bytes": setting.update_bytes, "replicas": setting.replicas}
+    size |= {"staleness_bound": strategy.staleness_bound, "merged": bool(strategy.fresh)}
+    if not local or not local.servers:
+        return make(config.cluster, seed=config.seed, **size)
+    assert local.slower and setting.network
+    of, sent = local.servers(setting.network.problem), dict[int, int]()
+    if config.cluster.service in RECORDED:  # in one order, that of all servers
+        line = make(config.cluster, **size)
+        every = {name: getattr(line, name) for name in ("read", "write", "staleness")}
+        every = {k: np.repeat(v[:, None], len(set(of.values())), 1) for k, v in every.items()}
+        staleness = every.pop("staleness")
+        return line._replace(staleness=staleness, control={**(line.control or {}), **every})
+    cluster = config.cluster.copy_and_resolve_references()
+    cluster.seconds_per_example *= local.slower(config, setting.network)
+    for name, block in setting.network.params.items():
+        bytes_of = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(block))
+        sent[of[name]] = sent.get(of[name], 0) + bytes_of
+    drawn = [config.seed]
+    for server in range(1, len(sent)):
+        drawn.append(int(seeds.generator(config.seed, f"server {server}").integers(2**32)))
+    each = [
+        make(cluster, seed=seed, **size | {"update_bytes": sent[server]})
+        for server, seed in enumerate(drawn)
+    ]
+    read, write, staleness = (
+        np.stack([getattr(line, name) for line in each], axis=-1)
+        for name in ("read", "write", "staleness")
+    )
+    last = np.max([line.seconds for line in each], axis=0)
+    control = {"read": read, "write": write}
+    return each[0]._replace(seconds=last, staleness=staleness, control=control)
+
+
+def values(config: ConfigDict) -> None:
+    """Raises `ConfigError`."""
+    require(config, "strategy.groups", lambda v: v >= 1, "at least 1")
+    require(config, "strategy.staleness_bound", lambda v: v >= -1, "at least 0, or -1 for none")
+    blocks = [name for name, _ in models.make(config.model, classes=2)]
+    wanted = f"of the blocks {', '.join(blocks)}"
+    require(config, "strategy.fresh", lambda v: set(v) <= set(blocks), wanted)
+    one_of(config, "strategy.snapshots", SNAPSHOTS)
+    if config.strategy.snapshots and not owns(config.strategy.name, "snapshots"):
+        raise ConfigError(
+            f"config.strategy.snapshots = {config.strategy.snapshots!r}: config.strategy.name = "
+            f"{config.strategy.name!r} keeps no table of versions; it must be ''"
+        )
+    bounded = owns(config.strategy.name, "staleness_bound")
+    if config.strategy.staleness_bound >= 0 and not bounded:
+        raise ConfigError(
+            "config.strategy.staleness_bound: only of config.strategy.name = 'asynchronous'"
+        )
+
+
+def divides(config: ConfigDict, methods: Chosen) -> None:
+    """Raises `ConfigError` if groups are not of equally many workers."""
+    groups, cluster = config.strategy.groups, config.cluster
+    workers = cluster.nodes * cluster.devices_per_node
+    if methods.mix:
+        workers = cluster.devices_per_node
+    if workers % groups:
+        where = "a node's" if methods.mix else "the cluster's"
+        raise ConfigError(
+            f"config.strategy.groups = {groups}: must divide {where} {workers} workers "
+            "(config.cluster.nodes x config.cluster.devices_per_node)"
+        )
+
+
+def check(config: ConfigDict, methods: Chosen) -> None:
+    """Raises `ConfigError`."""
+    strategy, cluster = config.strategy, config.cluster
+    divides(config, methods)
+    local = methods.gradient and methods.gradient.servers
+    if local and not is_drawn(cluster.service):
+        one_of(config, "cluster.service", (*DRAWN, *RECORDED, "geometric"))
+    if local and any(cluster.pieces.values()):
+        raise ConfigError("config.cluster.pieces: no block of local learning has such a server")
+    if cluster.service == "race":
+        races(config, methods)
+    if strategy.snapshots == "host":
+        in_host_memory(config, methods)
+    habit = next((key for key in HABITS if cluster[key]), "")
+    bound = local or strategy.staleness_bound >= 0 or any(cluster.pieces.values())
+    if habit and (bound or config.replicas.count or not is_drawn(cluster.service)):
+        raise ConfigError(
+            f"config.cluster.{habit}: of one run of groups by themselves, whose times are drawn "
+            "from a law, without config.cluster.pieces, a staleness bound, or blocks with servers "
+            "of their own"
+        )
+    if strategy.staleness_bound < 0:
+        return
+    ordered = is_drawn(cluster.service) or cluster.service in RECORDED
+    if not ordered or any(cluster.pieces.values()):
+        raise ConfigError(
+            "config.strategy.staleness_bound: groups wait for one another only where their times "
+            f"are drawn or recorded, config.cluster.service one of "
+            f"{', '.join((*DRAWN, *RECORDED))} and no pieces"
+        )
+    if config.replicas.count:
+        raise ConfigError("config.strategy.staleness_bound: only of runs, not of replicas")
+
+
+def in_host_memory(config: ConfigDict, methods: Chosen) -> None:
+    """Raises `ConfigError` where versions cannot lie in the host's memory."""
+    wanted = "config.strategy.snapshots = 'host':"
+    if methods.mix or not methods.read or not methods.read.single:
+        raise ConfigError(
+            f"{wanted} of one set of parameters and one version an update, not of "
+            f"config.strategy.name = {methods.name!r}; 'bfloat16' halves the table of all"
+        )
+    if config.parallel.api:
+        raise ConfigError(
+            f"{wanted} of one device, config.parallel.api = ''; on several "
+            "config.parallel.shard_snapshots gives each a part of the table"
+        )
+    if config.replicas.count:
+        raise ConfigError(f"{wanted} config.replicas.count must be 0, replicas share a device")
+
+
+def races(config: ConfigDict, methods: Chosen) -> None:
+    """Raises `ConfigError` where groups cannot race on real workers (`research/racing`)."""
+    wanted = "config.cluster.service = 'race':"
+    if config.strategy.fresh:
+        raise ConfigError(
+            f"{wanted} config.strategy.fresh must be (), for workers take whole gradients"
+        )
+    if config.strategy.snapshots:
+        raise ConfigError(f"{wanted} config.strategy.snapshots must be '', as workers are sent x_t")
+    if config.parallel.api or config.parallel.accumulation > 1:
+        raise ConfigError(f"{wanted} config.parallel must be as it is by default")
+    if config.replicas.count:
+        raise ConfigError(f"{wanted} config.replicas.count must be 0, one race is one run")
+    if config.data.streaming:
+        raise ConfigError(f"{wanted} config.data.streaming must be False")
+
+
+def order(config: ConfigDict, line: Timeline) -> Versions:
+    """Who reads when in a race."""
+    strategy = config.strategy
+    bound = strategy.staleness_bound if strategy.staleness_bound >= 0 else math.inf
+    return Versions(line, strategy.groups, bound)

@@ -1,0 +1,91 @@
+"""The table of parameter versions that groups have read, one row a slot.
+
+Of it a group sees the row that it had read. Rows are exact, or rounded to bfloat16, and then x_t
+itself is kept beside them. Where they lie in the host's memory, `research/parallel/paged.py` brings
+them.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from research.strategies.base import Params
+from research.strategies.method import Keys
+
+SNAPSHOTS = ("", "bfloat16", "host")  # how versions are kept
+BITS = jnp.uint16
+Slot = Any  # int32, of all stale blocks, or a dict of one a block
+
+
+class State(NamedTuple):
+    slots: Params  # stale blocks, leaves (slots, ...): the versions that are still to be read
+    newest: Slot  # of stale_t
+    opt_state: optax.OptState
+    fresh: Params  # fresh_t; of a table of rounded versions all of x_t
+
+    def at(self, slot: Slot) -> Params:
+        """The parameters as a group sees them that had read `slot`."""
+        each = slot if isinstance(slot, dict) else dict.fromkeys(self.slots, slot)
+        host = all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(self.slots))
+        seen = (rows if host else compiled_rows)(self.slots, each)
+        for name, exact in self.fresh.items():
+            seen[name] = jax.tree.map(unpacked, seen[name], exact) if name in seen else exact
+        return seen
+
+    @property
+    def params(self) -> Params:
+        """x_t."""
+        rounded = self.slots.keys() <= self.fresh.keys()
+        return self.fresh if rounded else self.at(self.newest)
+
+    def after(self, params: Params, opt_state: optax.OptState, slot: Slot) -> "State":
+        """x_{t+1} is these parameters, in this slot."""
+        slots = put(self.slots, slot, {name: params[name] for name in self.slots})
+        return State(slots, slot, opt_state, {name: params[name] for name in self.fresh})
+
+    def moved_to(self, params: Params) -> "State":
+        """x_t is other parameters; the versions that were read stay."""
+        return self.after(params, self.opt_state, self.newest)
+
+
+def rows(table: Params, slots: Mapping[str, Any]) -> Params:
+    """Row `slots[name]` of each block of the table."""
+    return {
+        name: jax.tree.map(lambda leaf, s=slots[name]: leaf[s], block)
+        for name, block in table.items()
+    }
+
+
+compiled_rows = jax.jit(rows, inline=True)  # where it is in no program: one, and not a dozen
+
+
+def put(table: Params, slot: Slot, blocks: Params) -> Params:
+    """The table with these blocks in the slot."""
+    each = slot if isinstance(slot, dict) else dict.fromkeys(table, slot)
+    return {
+        name: jax.tree.map(
+            lambda t, leaf, s=each[name]: t.at[s].set(packed(leaf) if t.dtype == BITS else leaf),
+            block,
+            blocks[name],
+        )
+        for name, block in table.items()
+    }
+
+
+def packed(leaf: jax.Array) -> jax.Array:
+    """Rounded to bfloat16, as integers: to write those XLA converts a whole table on a CPU."""
+    return jax.lax.bitcast_convert_type(leaf.astype(jnp.bfloat16), BITS)
+
+
+def unpacked(bits: jax.Array, exact: jax.Array) -> jax.Array:
+    """What was rounded, in the dtype of what was not."""
+    return jax.lax.bitcast_convert_type(bits, jnp.bfloat16).astype(exact.dtype)
+
+
+def is_rounded(keys: Keys) -> bool:
+    """Whether the table is of rounded versions."""
+    return keys["snapshots"] == "bfloat16"
