@@ -1,8 +1,10 @@
 """Asynchronous updates as groups and parameters grow: `python -m tests.benchmarks.snapshots`.
 
 MLPs 784-h-h-10 of 10^4 to 10^7 parameters on MNIST, batch 16, SGD with momentum 0.9, groups from 4
-to 1,024 whose versions are kept as `config.strategy.snapshots` says. A process each of a way and a
-size, in which groups only become more, so that its peak is that of the last. Per row:
+to 1,024 whose versions are kept as `config.strategy.snapshots` says; or, by
+`--parameters transformer`, `configs/gpt.py:10m` on 8 drawn sequences of 64 tokens. A process each
+of a way and a size, in which groups only become more, so that its peak is that of the last. Per
+row:
 
     seconds     an update, the median of the rounds
     over sync   of the synchronous one that was run in turn, the median of ratios
@@ -23,10 +25,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pandas as pd
 from ml_collections import ConfigDict
 
+from configs import gpt
 from research import room, trainer
 from research.config import default
 from research.program import CHUNK
@@ -37,17 +41,33 @@ SECONDS = 0.2  # of updates in a row that are timed together
 FITTED = 3  # points of an exponent
 
 
-def config_of(size: int, groups: int, kept: str = "") -> ConfigDict:
-    """795 h + 10 parameters of one hidden layer, h^2 + 796 h + 10 of two: whichever is wider."""
-    config = default()
-    width = (math.sqrt(796**2 + 4 * size) - 796) / 2
-    config.model.hidden = (size // 795,) if size < 2**18 else (int(width), int(width))
+def config_of(size: str, groups: int, kept: str = "") -> ConfigDict:
+    """Of a number of parameters, or 'transformer'."""
+    config = transformer() if size == "transformer" else mlp(int(float(size)))
     config.steps = config.log_every = CHUNK
-    config.checkpoint_every, config.batch_size = 0, 16
+    config.checkpoint_every = 0
     config.optimizer.momentum, config.optimizer.learning_rate = 0.9, 0.01
     config.cluster.nodes = groups
     if groups > 1:
         config.strategy.update(name="asynchronous", groups=groups, snapshots=kept)
+    return config
+
+
+def mlp(size: int) -> ConfigDict:
+    """795 h + 10 parameters of one hidden layer, h^2 + 796 h + 10 of two: whichever is wider."""
+    config = default()
+    width = (math.sqrt(796**2 + 4 * size) - 796) / 2
+    config.model.hidden = (size // 795,) if size < 2**18 else (int(width), int(width))
+    config.batch_size = 16
+    return config
+
+
+def transformer() -> ConfigDict:
+    config = default()
+    whole = gpt.get_config("10m,synthetic")
+    config.model, config.data = whole.model, whole.data
+    config.data.sequence_length, config.data.train_examples = 64, 256
+    config.batch_size = 8
     return config
 
 
@@ -60,7 +80,9 @@ class Updates:
         self.seconds(1)  # compiles
 
     def seconds(self, n: int) -> float:
-        """An update, of the first n."""
+        """An update, of the next n."""
+        examples, *events = self.rest
+        self.rest = examples, *jax.tree.map(lambda leaf: np.roll(leaf, -n, axis=0), events)
         begun = time.perf_counter()
         self.state, infos = self.run.program.advance(self.state, *self.rest, n)
         np.asarray(infos["loss"])
@@ -72,7 +94,7 @@ def resident(kind: str) -> int:
     return 1024 * int(Path("/proc/self/status").read_text().split(kind)[1].split()[0])
 
 
-def rows_of(kept: str, size: int, groups: list[int], rounds: int, most: float) -> Iterator[dict]:
+def rows_of(kept: str, size: str, groups: list[int], rounds: int, most: float) -> Iterator[dict]:
     """A row a number of groups, as long as they fit."""
     plain = Updates(config_of(size, 1))
     Updates(config_of(size, 2, KEPT[kept]))
@@ -115,7 +137,7 @@ def exponents(table: pd.DataFrame) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--kept", nargs="+", choices=KEPT, default=list(KEPT))
-    parser.add_argument("--parameters", type=float, nargs="+", default=[1e4, 1e5, 1e6, 1e7])
+    parser.add_argument("--parameters", nargs="+", default=["1e4", "1e5", "1e6", "1e7"])
     parser.add_argument("--groups", type=int, nargs="+", default=[4, 16, 64, 256, 1024])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--memory", type=float, default=4.0, help="GiB of a table, at most")
@@ -124,8 +146,7 @@ def main() -> None:
     arguments = parser.parse_args()
     counts, rounds, most = sorted(arguments.groups), arguments.rounds, arguments.memory * 2**30
     if arguments.here:
-        size = int(arguments.parameters[0])
-        for row in rows_of(arguments.kept[0], size, counts, rounds, most):
+        for row in rows_of(arguments.kept[0], arguments.parameters[0], counts, rounds, most):
             print(json.dumps(row), flush=True)
         return
     found = []
