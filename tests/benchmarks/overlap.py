@@ -169,7 +169,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--hidden", type=int, default=1024, help="units of the MLP's two layers")
-    parser.add_argument("--batch", type=int, default=256, help="examples of two processes together")
+    parser.add_argument("--batch", type=int, default=512, help="examples of two processes together")
     parser.add_argument("--out", type=Path, default=Path("workdirs/overlap.json"))
     parser.add_argument("--link", choices=LINKS, help="which; without it, the first there is")
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)

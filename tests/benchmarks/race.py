@@ -40,7 +40,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "cnn": {"model.name": "cnn", "optimizer.learning_rate": 0.05},
 }
 OVERHEAD = {"data.replacement": True, "log_every": 100, "checkpoint_every": 400}
-BATCH = {"mlp": 14_000, "cnn": 256}  # of a gradient that takes some 20 ms on 2 cores
+BATCH = {"mlp": 14_000, "cnn": 448}  # of a gradient that takes some 20 ms on 2 cores
 ROUNDS = 5
 
 
