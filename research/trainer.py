@@ -65,6 +65,7 @@ class Ask(NamedTuple):
     n: int  # 0: only compile
     step: int  # updates that the state has had
     metered: bool  # whether `advance` is the metered one
+    hypers: Mapping[str, np.ndarray]  # of every update of the run, (steps,) each
 
 
 Infos = Mapping[str, np.ndarray]
@@ -297,7 +298,9 @@ def _loop(
                 return event, (indices, events_of(run, at, other, n, METERED_CHUNK)[1])
 
         is_metered = advance is not run.program.advance
-        return Ask(run.program, advance, state, examples, events, most - at, at, is_metered)
+        return Ask(
+            run.program, advance, state, examples, events, most - at, at, is_metered, run.hypers
+        )
 
     status, number = "", 0
     last = max(step - 1, 0)  # its batch is decided wherever the run goes on

@@ -130,7 +130,7 @@ def server(run: Run, order: Order, workers: Workers) -> Callable[[Ask], Answer]:
 
     def compiled(ask: Ask) -> None:
         """Both programs, before the clock of the race begins."""
-        hyper = {name: values[0] for name, values in ask.events(0)[0].hyper.items()}
+        hyper = {name: values[0] for name, values in ask.hypers.items()}
         given = jax.eval_shape(lambda state: state.at(0), ask.state)
         shapes = jax.eval_shape(halves.work, given, hyper, examples, chosen(range(1)))
         shapes = shapes._replace(loss=jax.ShapeDtypeStruct((), shapes.loss.dtype))
@@ -157,7 +157,6 @@ def server(run: Run, order: Order, workers: Workers) -> Callable[[Ask], Answer]:
         if not ask.n:
             return begin(ask)
         state, said = ask.state, list[Mapping[str, Any]]()
-        hypers = ask.events(ask.n)[0].hyper
         until = time.monotonic() + PATIENCE
         while len(said) < ask.n:
             if not come:
@@ -170,8 +169,8 @@ def server(run: Run, order: Order, workers: Workers) -> Callable[[Ask], Answer]:
             gathered.append(message)
             info: Mapping[str, Any] = {"loss": message.loss} | dict.fromkeys(run.program.sums, 0.0)
             if did.update:
-                i, t = len(said), ask.step + len(said)
-                hyper = {name: values[i] for name, values in hypers.items()}
+                t = ask.step + len(said)
+                hyper = {name: values[t] for name, values in ask.hypers.items()}
                 state, info = update(ask, state, event(t, hyper), gathered, t)
             send(state, did.readers)
             if did.row:
