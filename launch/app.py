@@ -186,7 +186,7 @@ def _measure(config: ConfigDict, workdir: Path) -> None:
         from research.tuning.lowered import resolved
 
         kept = cache.place() / "lowerings.json"
-        asked.model.lowering = verdict(lambda: resolved(asked, kept, workdir))
+        model.lowering = verdict(lambda: resolved(asked, kept, workdir))
 
 
 def _set(config: ConfigDict, option: Option) -> None:

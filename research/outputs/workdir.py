@@ -286,10 +286,8 @@ class Checkpoints:
         if step is None:
             return None
         try:
-            folder, large = (
-                self.path / str(step),
-                (self.path / str(step) / versions.FOLDER).exists(),
-            )
+            folder = self.path / str(step)
+            large = (folder / versions.FOLDER).exists()
             kept = like._replace(slots={}) if large else like
             found = self._manager.restore(step, args=ocp.args.StandardRestore(_flat(kept)))
             whole = _nested(kept, found)

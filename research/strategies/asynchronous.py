@@ -89,10 +89,7 @@ METHOD = Method(
     ),
     clock=groups.clock,
     laws=(*DRAWN, *groups.RECORDED, "geometric"),
-    cluster=(
-        *("pieces", "split", "overlap", "speeds"),
-        *("regions", "diurnal", "presence", "server_bandwidth"),
-    ),
+    cluster=("pieces", "split", "overlap", "speeds", "regions", *groups.HABITS),
     barrier=False,
     values=groups.values,
     check=groups.check,

@@ -7,7 +7,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from research import models, seeds
-from research.strategies.method import Chosen, Setting, owns
+from research.strategies.method import Chosen, Setting, owns, slowed
 from research.strategies.snapshots import SNAPSHOTS
 from research.timeline.base import Timeline
 from research.timeline.compute_groups import make
@@ -33,7 +33,7 @@ def clock(setting: Setting, methods: Chosen) -> Timeline:
     size |= {"staleness_bound": strategy.staleness_bound, "merged": bool(strategy.fresh)}
     if not local or not local.servers:
         return make(config.cluster, seed=config.seed, **size)
-    assert local.slower and setting.network
+    assert setting.network
     of, sent = local.servers(setting.network.problem), dict[int, int]()
     if config.cluster.service in RECORDED:  # in one order, that of all servers
         line = make(config.cluster, **size)
@@ -41,8 +41,7 @@ def clock(setting: Setting, methods: Chosen) -> Timeline:
         every = {k: np.repeat(v[:, None], len(set(of.values())), 1) for k, v in every.items()}
         staleness = every.pop("staleness")
         return line._replace(staleness=staleness, control={**(line.control or {}), **every})
-    cluster = config.cluster.copy_and_resolve_references()
-    cluster.seconds_per_example *= local.slower(config, setting.network)
+    cluster = slowed(setting, methods)
     for name, block in setting.network.params.items():
         bytes_of = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(block))
         sent[of[name]] = sent.get(of[name], 0) + bytes_of

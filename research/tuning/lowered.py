@@ -21,8 +21,6 @@ from research.outputs.files import WorkdirError, read_json, write_json
 from research.strategies.method import devices_of
 from research.tuning import layers, planner, plans
 
-MEASURED = "measured"
-
 
 def resolved(config: ConfigDict, kept: Path, workdir: Path) -> str:
     """What stands for 'measured' in a run's config: as its workdir or the file `kept` has it.
