@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from analysis import laws, race, raced
+from analysis import laws, race, raced, reality
 from analysis.tables import TableError
 from research.config import default, to_json
 
@@ -160,7 +160,7 @@ def test_a_worker_that_waited_is_not_slow(tmp_path):
 def test_the_simulator_with_the_fitted_law_repeats_the_race(tmp_path, name, variation):
     """Rates of workers add up, and the staleness is another than that of memoryless ones."""
     held = raced.load(made(tmp_path, name, variation))
-    found = race.summarize(held)
+    found = reality.summarize(held)
     drawn = found["simulated"]
     whole = sum(1 / mean for mean in held.means)
     # 3,000 services of variation v leave each mean uncertain by v / 30: 4 % at most, of the sum
@@ -177,7 +177,7 @@ def test_the_simulator_with_the_fitted_law_repeats_the_race(tmp_path, name, vari
 
 def test_constant_service_is_told(tmp_path):
     services = np.full((4, 50), 0.25)
-    found = race.summarize(raced.load(workdir(tmp_path, *arrivals(services))))
+    found = reality.summarize(raced.load(workdir(tmp_path, *arrivals(services))))
     assert found["laws"][0]["name"] == "constant" and len(found["laws"]) == 1
     assert found["staleness_histogram"] == [0, 0, 0, 179]
     assert found["simulated"]["relative_error"] == pytest.approx(0, abs=1e-5)  # six digits
@@ -189,7 +189,7 @@ def test_constant_service_is_told(tmp_path):
 
 
 def test_memoryless_workers_are_told(tmp_path):
-    found = race.summarize(raced.load(made(tmp_path, "exponential", 1.0, means=(0.1,) * 4)))
+    found = reality.summarize(raced.load(made(tmp_path, "exponential", 1.0, means=(0.1,) * 4)))
     assert found["laws"][0]["name"] == "exponential" and found["geometric"]["p"] > 1e-3
     assert "agrees with the geometric law" in " ".join(found["notes"])
     assert found["momentum"]["distance"] < 0.05
@@ -198,9 +198,9 @@ def test_memoryless_workers_are_told(tmp_path):
 def test_a_setup_is_no_part_of_the_pace(tmp_path):
     """Each worker compiles for 7 seconds first."""
     services = draws("gamma", 0.3, (2, 800), 1)
-    plain = race.summarize(raced.load(workdir(tmp_path / "a", *arrivals(services))))
+    plain = reality.summarize(raced.load(workdir(tmp_path / "a", *arrivals(services))))
     services[:, 0] += 7
-    late = race.summarize(raced.load(workdir(tmp_path / "b", *arrivals(services))))
+    late = reality.summarize(raced.load(workdir(tmp_path / "b", *arrivals(services))))
     for old, new in zip(plain["workers"], late["workers"], strict=True):
         assert new == pytest.approx(old)
     assert late["staleness_histogram"] == plain["staleness_histogram"]
@@ -229,7 +229,7 @@ def test_stops_of_the_server_are_left_out(tmp_path):
     # Half of the services are left, 600 a worker, of variation 0.5: errors of 2 % each.
     assert 400 < min(map(len, held.services)) < 800
     np.testing.assert_allclose(held.means, 0.1, rtol=0.08)
-    found = race.summarize(held)
+    found = reality.summarize(held)
     law = found["laws"][0]
     assert law["name"] == "gamma" and law["variation"] == pytest.approx(0.5, rel=0.08)
     assert found["updates_a_second"] == pytest.approx(40, rel=0.03)
@@ -237,7 +237,7 @@ def test_stops_of_the_server_are_left_out(tmp_path):
     assert found["updates_a_second_with_stops"] == pytest.approx(50 / (46 / 40 + pause), rel=0.03)
     assert found["simulated"]["distance"] < 2 * found["simulated"]["chance"]
     every = raced.load(workdir(tmp_path / "b", np.array(worker), seconds, log_every=5))
-    assert len(every.stops) == 0 and "come too often" in " ".join(race.summarize(every)["notes"])
+    assert len(every.stops) == 0 and "come too often" in " ".join(reality.summarize(every)["notes"])
     assert laws.fit(laws.ratios(every.services), 4)[0].variation > 0.7
 
 
@@ -267,7 +267,7 @@ def test_command(tmp_path, capsys):
     kept = {"cluster.service": flags.pop("cluster.service")}
     values = kept | {key: ast.literal_eval(value) for key, value in flags.items()}
     assert values["cluster.service"] == "gamma" and values["strategy.groups"] == 4
-    again = race.simulated(raced.load(four), values)["updates_a_second"]
+    again = reality.simulated(raced.load(four), values)["updates_a_second"]
     assert np.median(again) == found["simulated"]["updates_a_second"][0]
 
 
