@@ -30,7 +30,7 @@ def described(config: ConfigDict) -> Iterator[str]:
     yield f"memory          {need.device:,} bytes of arrays at least" + (
         f", and {need.host:,} of the host's" * bool(need.host)
     )
-    if config.strategy.snapshots != "host":  # whose loop is not of one program
+    if batched_runs.is_one_program(config):
         yield f"program         {batched_runs.memory(run):,} bytes besides the examples, by XLA"
     each, evaluation = seconds_per_update(run), seconds_per_evaluation(run)
     logged = config.steps // config.log_every + 1

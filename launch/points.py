@@ -114,7 +114,7 @@ def _entry(config: ConfigDict, workdir: Path, name: str, point: Point) -> Entry:
         updates=resolved.steps * max(replicas, 1),
         examples=resolved.batch_size,
         batched=batched_runs.is_batched(resolved),
-        threaded=not (resolved.parallel.api or replicas or resolved.strategy.snapshots == "host"),
+        threaded=batched_runs.is_one_program(resolved),
         status=status,
         seconds_per_update=(summary.get("wall_seconds") or 0.0) / max(summary.get("step") or 0, 1),
     )

@@ -83,8 +83,13 @@ def compilation(config: ConfigDict) -> str:
 def is_batched(config: ConfigDict) -> bool:
     """Whether the run can be a lane: of one device, and whole before its first update."""
     follows = strategies.follows(config) or config.data.streaming or config.probes.momentum
-    follows |= config.strategy.snapshots == "host"
-    return not (config.parallel.api or config.replicas.count or follows)
+    return is_one_program(config) and not follows
+
+
+def is_one_program(config: ConfigDict) -> bool:
+    """Whether the loop over updates is one compiled program of one device."""
+    on_host = config.strategy.snapshots == "host"
+    return not (config.parallel.api or config.replicas.count or on_host)
 
 
 def train(
@@ -139,7 +144,7 @@ def lanes_of(runs: Sequence[Run], most: int, budget: float) -> int:
 
 
 def memory(run: Run) -> int:
-    """Bytes that one run needs on its device besides the examples, by XLA's analysis."""
+    """Bytes that one run needs besides the examples, by XLA's analysis, where it is one program."""
     sets = resident.put(run.data, run.program.layout.put_examples, run.config)
     some = {name: leaf[:EVALUATED] for name, leaf in sets.test_evaluated.items()}
     evaluation = _bytes(run.program.evaluate, run.params, some)

@@ -249,6 +249,20 @@ def test_a_dry_run_says_what_it_takes_and_writes_nothing(optdyn, tmp_path, monke
     assert not list(tmp_path.iterdir())
 
 
+def test_a_dry_run_of_real_devices_says_what_is_known_of_them(optdyn, tmp_path):
+    """Their loop is not one program whose memory XLA could tell; the arrays are as in any run."""
+    small = ["--config.steps=50", "--config.data.test_evaluated=100", f"--workdir={tmp_path / 'a'}"]
+    small += ["--config=quickstart", "--config.strategy.name=sync", "--config.cluster.nodes=1"]
+    said = {}
+    for api in ("", "shard_map"):
+        code, out, errors = optdyn("train", *small, f"--config.parallel.api={api}", "--dry_run")
+        assert code == 0, errors
+        said[api] = dict(re.findall(r"^(\S.*?)  +([\d,.]*\d)", out, re.M))
+    assert set(said[""]) - set(said["shard_map"]) == {"program"}
+    for same in ("parameters", "state", "memory", "updates"):
+        assert said[""][same] == said["shard_map"][same]
+
+
 def test_a_dry_run_refuses_what_the_run_would(optdyn, tmp_path):
     given = ["--config=quickstart", "--config.strategy.groups=7", f"--workdir={tmp_path / 'new'}"]
     code, out, errors = optdyn("train", *given, "--dry_run")
