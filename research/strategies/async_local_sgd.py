@@ -71,7 +71,7 @@ def async_local_sgd(gradient: Gradient, update: Update, workers: int) -> Strateg
         i, control, b = own.arriving(event), event.control, event.control["decay"]
         exchange, turn, n = control["exchange"], control["turn"], control["delay"]
         w, read = own.row(state.workers, i), own.row(state.read, i)
-        loss, w, opt_state = local(w, own.row(state.opt_state, i), event, batch)
+        loss, w, opt_state, _ = local(w, own.row(state.opt_state, i), event, batch)
         outer = jax.tree.map(jnp.subtract, read, w)
         total = jax.tree.map(jnp.add, state.waiting, outer)
         m = jax.tree.map(lambda m, d: jnp.where(turn, b * m + d / n, m), state.momentum, total)
@@ -134,13 +134,6 @@ def values(config: ConfigDict) -> None:
     require(config, "strategy.momentum_part", lambda v: 0 <= v <= 1, "from 0 to 1")
 
 
-def check(config: ConfigDict, methods: Chosen) -> None:
-    """Raises `ConfigError`."""
-    own.check(config, methods)
-    if config.cluster.service == "race":
-        local_steps.races(config, methods)
-
-
 METHOD = own.WORKERS._replace(
     keys={
         "groups": 1,  # compute groups, each synchronous inside
@@ -155,6 +148,5 @@ METHOD = own.WORKERS._replace(
     clock=clock,
     laws=(*own.WORKERS.laws, *RECORDED),
     values=values,
-    check=check,
     race=Racing(order, local_steps.local_steps),
 )

@@ -9,18 +9,22 @@ keeps w* + sum_i w_i. The paper's a is 0.9 / p for p workers: the key is p a, so
 center would be the workers' mean if all exchanged at once. It is 0 where workers are on their own.
 """
 
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
+from research.strategies import local_steps
 from research.strategies import workers as own
 from research.strategies.base import Array, Batch, Event, Gradient, Info, Params, Strategy, Update
-from research.strategies.method import Chosen, Setting
+from research.strategies.groups import RECORDED
+from research.strategies.method import Chosen, Racing, Setting
 from research.strategies.worker_clock import timeline
 from research.timeline.base import Timeline
+from research.timeline.exchanges import Exchanges
 from research.values import require
 
 
@@ -32,6 +36,10 @@ class State(NamedTuple):
     def moved_to(self, params: Params) -> "State":
         """w* is other parameters; the workers stay, and are pulled there."""
         return self._replace(params=params)
+
+    def at(self, worker: int) -> tuple[Params, Any]:
+        """What a worker goes on with that has exchanged: w_i, and the state of its optimizer."""
+        return own.row((self.workers, self.opt_state), worker)
 
     def logged(self) -> dict[str, float]:
         return own.logged(self.workers)
@@ -45,6 +53,8 @@ def pull(worker: Params, center: Params, a: Array) -> Params:
 def elastic(gradient: Gradient, update: Update, workers: int) -> Strategy:
     """Strategy of a table of `workers`; `event.control`: `exchange` (bool), `elasticity`, a."""
 
+    local = local_steps.local_step(gradient, update)
+
     def init(params: Params) -> State:
         return State(params, own.table(params, workers), own.table(update.init(params), workers))
 
@@ -52,8 +62,7 @@ def elastic(gradient: Gradient, update: Update, workers: int) -> Strategy:
         assert event.control
         i, exchange = own.arriving(event), event.control["exchange"]
         w = own.row(state.workers, i)
-        loss, grads = gradient(w, event, batch)
-        after, opt_state = update.apply(grads, own.row(state.opt_state, i), w, event, w)
+        loss, after, opt_state, w = local(w, own.row(state.opt_state, i), event, batch)
         s = pull(w, state.params, event.control["elasticity"])
         center = own.where(exchange, jax.tree.map(jnp.add, state.params, s), state.params)
         after = own.where(exchange, jax.tree.map(jnp.subtract, after, s), after)
@@ -67,11 +76,20 @@ def elastic(gradient: Gradient, update: Update, workers: int) -> Strategy:
 def clock(setting: Setting, methods: Chosen) -> Timeline:
     """All workers have one period; a gradient is taken at what its worker is, so none is stale."""
     config = setting.config
-    groups = config.strategy.groups
-    line, exchange = timeline(setting, methods, [config.strategy.period] * groups)
-    a = np.full(config.steps, config.strategy.elasticity / groups, np.float32)
-    control = {"exchange": exchange, "elasticity": a}
-    return line._replace(staleness=np.zeros_like(line.staleness), control=control)
+    line, exchange = timeline(setting, methods, periods(config), is_stale=False)
+    a = config.strategy.elasticity / config.strategy.groups
+    control = {"exchange": exchange, "elasticity": np.full(config.steps, a, np.float32)}
+    return line._replace(control={**(line.control or {}), **control})
+
+
+def periods(config: ConfigDict) -> list[int]:
+    """H of every worker."""
+    return [config.strategy.period] * config.strategy.groups
+
+
+def order(config: ConfigDict, line: Timeline) -> Exchanges:
+    """Who exchanges when in a race."""
+    return Exchanges(line, periods(config), is_stale=False)
 
 
 def values(config: ConfigDict) -> None:
@@ -89,5 +107,7 @@ METHOD = own.WORKERS._replace(
     },
     read=lambda gradient, update, keys, *_: elastic(gradient, update, keys["groups"]),
     clock=clock,
+    laws=(*own.WORKERS.laws, *RECORDED),
     values=values,
+    race=Racing(order, partial(local_steps.local_steps, before=True)),
 )

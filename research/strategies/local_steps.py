@@ -25,6 +25,7 @@ class Trained(NamedTuple):
     loss: jax.Array  # of each, or of the last
     params: Params
     opt_state: Any
+    before: Params = ()  # parameters that the last step began at, for methods that ask for them
 
 
 def local_step(gradient: Gradient, update: Update) -> Callable[..., Trained]:
@@ -37,24 +38,28 @@ def local_step(gradient: Gradient, update: Update) -> Callable[..., Trained]:
         if isinstance(batch, Trained):
             return batch
         loss, grads = gradient(params, event, batch)
-        return Trained(loss, *update.apply(grads, opt_state, params, event, params))
+        return Trained(loss, *update.apply(grads, opt_state, params, event, params), params)
 
     return step
 
 
-def local_steps(gradient: Gradient, update: Update) -> Callable[..., Trained]:
-    """What a worker of a race does: as many as it is given batches."""
+def local_steps(gradient: Gradient, update: Update, before: bool = False) -> Callable[..., Trained]:
+    """What a worker of a race does: as many as it is given batches.
+
+    With `before` it also says where the last of them began, which is as much again to send.
+    """
     step = local_step(gradient, update)
 
     def work(given: Any, hyper: Any, batch: Callable[..., Any], chosen: Array) -> Trained:
         nothing = jnp.int32(0)
 
         def one(own: Any, numbers: Any) -> tuple[Any, jax.Array]:
-            after = step(*own, Event(nothing, nothing, hyper), batch(numbers))
+            after = step(*own[:2], Event(nothing, nothing, hyper), batch(numbers))
             return tuple(after[1:]), after.loss
 
-        after, losses = lax.scan(one, tuple(given), chosen)
-        return Trained(losses, *after)
+        params, opt_state = given
+        after, losses = lax.scan(one, (params, opt_state, params), chosen)
+        return Trained(losses, *(after if before else after[:2]))
 
     return work
 

@@ -27,26 +27,26 @@ def local_means(setting: Setting, methods: Chosen, sent: bool) -> np.ndarray:
 
 
 def timeline(
-    setting: Setting, methods: Chosen, periods: Sequence[int]
+    setting: Setting, methods: Chosen, periods: Sequence[int], is_stale: bool = True
 ) -> tuple[Timeline, np.ndarray]:
     """Arrivals of local steps, and (steps,) bool: which of them exchange.
 
     Those of worker i do at every `periods[i]`-th. Its service has two messages of `update_bytes` in
     it then, as all of `asynchronous` have. The staleness is how many exchanges of others there were
-    since the worker's own last one.
+    since the worker's own last one; none where what it read then does not count (`is_stale`).
     """
     config = setting.config
     if config.cluster.service == "race":
         return empty(len(periods), config.steps), np.zeros(config.steps, bool)
     if config.cluster.service == "trace":
-        return replayed(config.cluster.trace, config.steps, periods)
+        return replayed(config.cluster.trace, config.steps, periods, is_stale)
     alone, exchanged = (local_means(setting, methods, sent) for sent in (False, True))
     cycles = [
         np.stack([alone[i]] * (period - 1) + [exchanged[i]]) for i, period in enumerate(periods)
     ]
     stream = int(seeds.generator(config.seed, "arrivals").integers(2**63))
     line = arrivals(stream, law(config.cluster), cycles, config.steps)
-    exchange, late, _ = exchanges(line.worker, periods)
+    exchange, late, _ = exchanges(line.worker, periods, is_stale)
     return line._replace(staleness=late), exchange
 
 

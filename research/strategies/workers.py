@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
+from research.strategies import local_steps
 from research.strategies.base import Array, Event, Params, distance
 from research.strategies.groups import divides
 from research.strategies.method import Chosen, Method
@@ -62,8 +63,10 @@ def logged(workers: Table) -> dict[str, float]:
 
 
 def check(config: ConfigDict, methods: Chosen) -> None:
-    """Raises `ConfigError` where workers are not of equally many devices, or draw no times."""
+    """Raises `ConfigError` where workers are not of equally many devices, or cannot race."""
     divides(config, methods)
+    if config.cluster.service == "race":
+        local_steps.races(config, methods)
     if any(config.cluster.pieces.values()):
         raise ConfigError(
             f"config.cluster.pieces: no server queues with config.strategy.name = {methods.name!r}"

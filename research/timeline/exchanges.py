@@ -21,11 +21,18 @@ class Exchanges:
     """An `Order` of workers with parameters of their own; an arrival is a local step.
 
     A worker's slot is its own, and it reads as it exchanges. The staleness is how many exchanges of
-    others there were since.
+    others there were since, or none where what it has read does not count (`is_stale`).
     """
 
-    def __init__(self, line: Timeline, periods: Sequence[int], decided: Decided):
+    def __init__(
+        self,
+        line: Timeline,
+        periods: Sequence[int],
+        decided: Decided = lambda *_: {},
+        is_stale: bool = True,
+    ):
         self._line, self._periods, self._decided = line, periods, decided
+        self._is_stale = is_stale
         self._steps, self._exchanges, self._batches = 0, 0, 0
         self.working: dict[int, Reading] = {}
         self._done = [0] * len(periods)  # local steps since a worker's last exchange
@@ -44,7 +51,8 @@ class Exchanges:
         line, t, had = self._line, self._steps, self.working[group]
         exchange = self.left(group) == 1
         line.worker[t] = line.read[t] = line.write[t] = group
-        line.seconds[t], line.staleness[t] = seconds, self._exchanges - had.version
+        line.seconds[t] = seconds
+        line.staleness[t] = self._exchanges - had.version if self._is_stale else 0
         self._exchanges += exchange
         decided = {"exchange": exchange, "batch": had.batch + self._done[group]}
         decided |= self._decided(exchange, self._exchanges)
@@ -58,30 +66,35 @@ class Exchanges:
 
 
 def exchanges(
-    worker: np.ndarray, periods: Sequence[int]
+    worker: np.ndarray, periods: Sequence[int], is_stale: bool = True
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Of local steps in that order, (steps,): whether each exchanges, its staleness, its version.
 
-    The version is how many exchanges there had been when its worker read.
+    The version is how many exchanges there had been when its worker read, or where nothing
+    `is_stale`, so far.
     """
     exchange, read = np.zeros(len(worker), bool), np.zeros(len(worker), np.int32)
     each = [np.flatnonzero(worker == i) for i in range(len(periods))]
     for mine, period in zip(each, periods, strict=True):
         exchange[mine[period - 1 :: period]] = True
     before = np.cumsum(exchange) - exchange
+    if not is_stale:
+        return exchange, np.zeros(len(worker), np.int32), before
     for mine in each:
         last = np.maximum.accumulate(np.where(exchange[mine], before[mine] + 1, 0))
         read[mine] = np.append(0, last)[:-1]
     return exchange, (before - read).astype(np.int32), read
 
 
-def replayed(path: str, steps: int, periods: Sequence[int]) -> tuple[Timeline, np.ndarray]:
+def replayed(
+    path: str, steps: int, periods: Sequence[int], is_stale: bool = True
+) -> tuple[Timeline, np.ndarray]:
     """The first `steps` local steps of a race's trace, and whether each exchanges.
 
     Raises `TimelineError`.
     """
     held = recorded(path, len(periods), steps, every=False)
-    exchange, late, version = exchanges(held.worker, periods)
+    exchange, late, version = exchanges(held.worker, periods, is_stale)
     verify(held, held.worker, version)
     line = from_arrivals(held.worker, held.seconds, len(periods))
     return line._replace(staleness=late, control=held.control), exchange

@@ -31,6 +31,7 @@ def several(waiting):
 # Of 5, 5, 2 and 1 local steps: exchanges are in the middle of log points and of checkpoints.
 LOCAL = {"strategy.name": "async_local_sgd", "strategy.period": 5, "strategy.momentum_delay": 2}
 LOCAL |= {"cluster.speeds": (1.0, 1.0, 0.5, 0.25), "strategy.momentum_part": 0.5}
+ELASTIC = {"strategy.name": "elastic", "strategy.period": 3}
 CASES = {
     "plain": {},
     "one group": {"strategy.groups": 1},
@@ -46,6 +47,8 @@ CASES = {
     "one arrival, others dropped": {**several("k_sync"), "strategy.arrivals": 1},
     "local steps": LOCAL,
     "local steps, adam": {**LOCAL, "optimizer.name": "adam", "optimizer.momentum": 0.0},
+    "elastic": ELASTIC,
+    "elastic, every step": {**ELASTIC, "strategy.period": 1},
 }
 
 
@@ -113,7 +116,7 @@ def test_a_bound_holds(config, tmp_path):
     assert np.all(np.sort(trace["worker"].to_numpy().reshape(-1, 4)) == np.arange(4))
 
 
-@pytest.mark.parametrize("case", ["plain", *WAITING, "local steps", "local steps, adam"])
+@pytest.mark.parametrize("case", ["plain", *WAITING, "local steps", "local steps, adam", "elastic"])
 def test_it_goes_on_where_it_was_saved(config, tmp_path, case):
     """Whoever was at work does it again; what came after the checkpoint is gone."""
     values = CASES[case]
@@ -229,7 +232,7 @@ def test_it_does_not_go_on_without_its_trace(config, tmp_path):
         raced(config, {}, tmp_path, at_random(1))
 
 
-@pytest.mark.parametrize("case", ["plain", "k_async", "local steps"])
+@pytest.mark.parametrize("case", ["plain", "k_async", "local steps", "elastic"])
 def test_a_trace_that_contradicts_itself_is_refused(config, tmp_path, case):
     _, trace = raced(config, CASES[case], tmp_path, at_random(13))
     trace.loc[30, "version"] -= 1
@@ -263,9 +266,10 @@ def test_a_trace_of_several_arrivals_says_whose_they_are(config, tmp_path, chang
         ({"replicas.count": 2}, "config.replicas.count"),
         ({"data.streaming": True}, "config.data.streaming"),
         ({"strategy.name": "sync", "strategy.groups": 1}, "config.cluster.service"),
-        ({"strategy.name": "elastic"}, "config.cluster.service"),
+        ({"strategy.name": "ad_psgd"}, "config.cluster.service"),
         ({"strategy.name": "buffered", "parallel.api": "jit"}, "config.parallel"),
         ({**LOCAL, "parallel.api": "jit"}, "config.parallel"),
+        ({**ELASTIC, "optimizer.schedule": "cosine"}, "config.optimizer.schedule"),
         ({**LOCAL, "optimizer.schedule": "cosine"}, "config.optimizer.schedule"),
         ({**LOCAL, "optimizer.warmup_steps": 5}, "config.optimizer.schedule"),
         ({**LOCAL, "optimizer.chain": ("staleness_rate",)}, "config.optimizer.chain"),
