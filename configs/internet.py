@@ -16,26 +16,27 @@ mean and are back after one. Models are small, so bandwidths are scaled to their
     gossip        one peer of the exponential graph after every update; nobody leaves, as it has no
                   rule for that
 
-Every arm has its own learning rate at every size, a rung of powers of 2 whose neighbours are both
-worse by simulated seconds to the target on the seeds that choose; others report. What breaks is
+Every exchange may run behind the last two thirds of the computing before it. Every arm has its own
+learning rate and momentum at every size (of DiLoCo the outer one, of Adam b1), whose neighbours are
+all worse by simulated seconds to the target on the seeds that choose; others report. What breaks is
 told from the same clock with parts of the cluster left out: `computing` alone, all alike and
 nothing to send; what `volunteers` add, who are unequal, follow the hour and leave; and the network.
 Seconds are simulated.
 """
 
 import argparse
-import math
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from ml_collections import ConfigDict
 
-from configs.race import WORKERS, bandwidth, not_negative
+from configs.race import WORKERS, bandwidth, tuned_of
 from research import trainer
 from research.config import default
-from research.evidence.arms import OUTER, RATE, STEP, Arm, at, momenta, rates, reported, rung, tuned
+from research.evidence.arms import MOMENTUM, OUTER, RATE, Arm, at, reported, tuned
 from research.evidence.intervals import spread
 from research.evidence.study import Study
 from research.evidence.trial import to_loss
@@ -53,6 +54,7 @@ EARTH: Point = {
     "cluster.variation": 1.0,
     "cluster.seconds_per_example": SECONDS,
     "cluster.diurnal": 0.3,
+    "cluster.overlap": 2 / 3,
 }
 LEAVING: Point = {"cluster.presence": 7200.0, "cluster.absence": 3600.0}
 ALIKE: Point = {"cluster.service": "constant", "cluster.diurnal": 0.0, "cluster.presence": 0.0}
@@ -100,7 +102,8 @@ PROBLEMS: Mapping[str, Problem] = {
             "data.sequence_length": 32,
             "data.train_evaluated": 256,
             "data.test_evaluated": 64,
-            "optimizer.name": "adam",
+            "optimizer.name": "configs.race:adam",
+            "optimizer.momentum": 0.9,
         },
         target=2.6,
         rate=0.008,
@@ -138,12 +141,10 @@ def config_of(problem: str, arm: str, size: int) -> ConfigDict:
 
 def arm_of(problem: str, name: str, size: int) -> Arm:
     """What is tuned. The rate of n asynchronous workers is searched from 2 / n of the usual on."""
-    config, usual = config_of(problem, name, size), PROBLEMS[problem].rate
-    start = round(math.log2(usual * min(1, 2 / size) if name == ALONE else usual))
-    if name == "DiLoCo":
-        ladders = {STEP: rates, OUTER: not_negative}
-        return Arm(config, ladders, {STEP: start, OUTER: rung(momenta, 0.3)})
-    return Arm(config, {RATE: rates}, {RATE: start})
+    usual = PROBLEMS[problem].rate
+    return tuned_of(
+        config_of(problem, name, size), 4 * usual * min(1, 2 / size) if name == ALONE else usual
+    )
 
 
 def clocks(config: ConfigDict, updates: int) -> dict[str, float]:
@@ -169,8 +170,8 @@ def row(study: Study, problem: str, name: str, size: int) -> dict[str, Any]:
     )
     found = {"arm": name, "nodes": size, "updates": updates, "seconds": seconds}
     found |= {"rate": best.point[RATE], "interior": best.interior, "tried": best.tried}
-    found |= {"outer_momentum": best.point.get(OUTER), "seeds": len(curves)}
-    if math.isfinite(updates[0]):
+    found |= {"momentum": best.point.get(OUTER, best.point.get(MOMENTUM)), "seeds": len(curves)}
+    if isfinite(updates[0]):
         config = at(arm.config, best.point, study.report[0])
         found |= clocks(config, max(round(updates[0]), 1))
     return found
@@ -179,7 +180,8 @@ def row(study: Study, problem: str, name: str, size: int) -> dict[str, Any]:
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """In Markdown."""
     lines = [
-        "| arm | nodes | rate | updates | seconds | computing | + volunteers | + network |",
+        "| arm | nodes | rate, momentum | updates | seconds | computing | + volunteers | "
+        "+ network |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for of in rows:
@@ -187,7 +189,8 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
             f"{v:.3g} ({low:.3g} to {high:.3g})" for v, low, high in (of["updates"], of["seconds"])
         ]
         clock = [f"{of[name]:.3g}" if name in of else "" for name in PARTS]
-        rate = f"{of['rate']:.3g}" + ("" if of["interior"] else " (at the end of its ladder)")
+        rate = f"{of['rate']:.3g}, {of['momentum']:.3g}"
+        rate += "" if of["interior"] else " (not interior)"
         lines.append(f"| {of['arm']} | {of['nodes']:,} | {' | '.join([rate, *cells, *clock])} |")
     return "\n".join(lines)
 
@@ -207,7 +210,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("workdirs/internet.json"))
     asked = parser.parse_args()
     rows = []
-    with Study(asked.workdir, "internet", asked.choose, asked.report, asked.processes) as study:
+    seeds, looks = (asked.choose, asked.report), 1  # a large cluster is there in a dozen updates
+    with Study(asked.workdir, "internet", *seeds, asked.processes, first=looks) as study:
         for size in asked.sizes:
             for name in asked.arms:
                 rows.append(row(study, asked.problem, name, size))

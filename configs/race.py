@@ -193,12 +193,17 @@ def bandwidth(config: ConfigDict, ratio: float) -> float:
 
 
 def arm_of(problem: str, name: str) -> Arm:
-    """What is tuned of an arm: its step, and the momentum that it is about.
+    """What is tuned of an arm."""
+    return tuned_of(config_of(problem, name), PROBLEMS[problem].step)
+
+
+def tuned_of(config: ConfigDict, step: float) -> Arm:
+    """What is tuned of a method: its step, and the momentum that it is about.
 
     Steps are over 1 - mu of SGD and of an outer momentum, which may not be negative. That of Adam
-    is its rate, as its step depends little on b1.
+    is its rate, as its step depends little on b1. The search starts from `step`, a fourth of it
+    where gradients are late.
     """
-    config, step = config_of(problem, name), PROBLEMS[problem].step
     method, adaptive = config.strategy.name, config.optimizer.name != "sgd"
     stale = method in STALE
     start = {STEP: round(log2(step / 4 if stale else step))}

@@ -18,6 +18,7 @@ import research  # noqa: F401
 from launch import sources
 
 APP = ("launch.app",)  # whose flags are those of every command with a config
+DRY = ("launch.dry", *APP)  # likewise of those that can say what they would take
 
 
 class Command(NamedTuple):
@@ -29,13 +30,13 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "train": Command("launch.train", "one run", APP),
+    "train": Command("launch.train", "one run", DRY),
     "race": Command("launch.race", "one run of real workers that race", APP),
     "sweep": Command("launch.sweep", "a grid of runs", APP),
     "report": Command("analysis.report", "a page of what was run"),
     "export": Command("analysis.export", "runs, to W&B or MLflow"),
-    "tune": Command("launch.tune", "groups, momentum and learning rate, chosen in training", APP),
-    "plan": Command("launch.plan", "mini-batch, algorithms and devices to train with", APP),
+    "tune": Command("launch.tune", "groups, momentum and learning rate, chosen in training", DRY),
+    "plan": Command("launch.plan", "mini-batch, algorithms and devices to train with", DRY),
     "profile": Command("launch.profile", "what an update is made of on this machine", APP),
     "papers": Command("launch.papers", "the papers' claims, judged"),
     "local": Command("launch.local", "several processes on this machine as one job"),

@@ -1,19 +1,45 @@
-"""What a run would take, measured before it: `launch.train --dry_run`. Nothing is written."""
+"""What a command would take, measured before it: `--dry_run`. Nothing is written."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from absl import flags
 from ml_collections import ConfigDict
 
+from launch import app
 from research import batched_runs, program, resident, room, trainer
 from research.config import ConfigError
 from research.outputs.progress import clock, number
+from research.parallel.processes import is_writer
 from research.program import CHUNK, parameter_bytes
 
 SECONDS = 0.5  # of updates that are timed, at least
+Main = Callable[[ConfigDict, Path], int]
+
+
+def define() -> None:
+    """The flag that a command has besides those of `app.run`."""
+    flags.DEFINE_bool("dry_run", False, "Only say what it would take; write nothing.")
+
+
+def asked(main: Main, said: Callable[[ConfigDict], Iterator[str]]) -> Main:
+    """`main`, or with `--dry_run` the lines that say what it would take."""
+    define()
+
+    def run(config: ConfigDict, workdir: Path) -> int:
+        if not flags.FLAGS.dry_run:
+            return main(config, workdir)
+        app.one_run(config)
+        lines = list(said(config))
+        if is_writer():
+            print(*lines, sep="\n")
+        return 0
+
+    return run
 
 
 def described(config: ConfigDict) -> Iterator[str]:

@@ -9,9 +9,12 @@ a table and DIR/plan.json; the same command prints it again.
 
 Updates to train are those at `config.batch_size`; what they are at another mini-batch is known from
 `config.plan.noise_scale`, or from `config.plan.runs` at several mini-batches. For want of both the
-worst of all noise scales is reckoned with, under which no larger mini-batch pays.
+worst of all noise scales is reckoned with, under which no larger mini-batch pays. `--dry_run` says
+what would be measured.
 """
 
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +23,17 @@ from ml_collections import ConfigDict
 
 from analysis import efficiency, tables
 from analysis import plan as plan_text
-from launch import app
+from launch import app, dry
 from research import trainer
 from research.checks import check
 from research.config import ConfigError
 from research.outputs.files import read_json, write_json
-from research.outputs.progress import end_line
+from research.outputs.progress import clock, end_line, number
 from research.outputs.workdir import claim
 from research.parallel.first_process import own
 from research.program import parameter_bytes
 from research.timeline.compute_groups import exchange
-from research.tuning import convergence, planner, plans
+from research.tuning import convergence, layers, planner, plans
 from research.tuning.convergence import Updates
 from research.tuning.planner import Interval
 
@@ -150,6 +153,25 @@ def cluster(config: ConfigDict, size: int, seconds: float) -> dict[str, Any]:
     }
 
 
+def described(config: ConfigDict) -> Iterator[str]:
+    """Lines on what is measured and about how long that takes. Raises what `run` raises."""
+    check(config)
+    (known, source), of = updates_to_train(config), plans.prepare(config)
+    every = layers.convolutions(of)
+    own, batch = layers.own(config.model.lowering, every), min(config.batch_size, of.examples)
+    begun = time.monotonic()
+    need = layers.updates(of, every)(batch, own).bytes
+    each = time.monotonic() - begun
+    count = plans.programs(every, own, len(config.plan.batches) or plans.CANDIDATES)
+    wanted = ", ".join(f"{b:,}" for b in config.plan.batches)
+    yield f"convolutions    {len(every)}, of {len(layers.distinct(every))} kinds"
+    yield f"memory          {config.plan.memory:,} bytes; an update of {batch:,} takes {need:,}"
+    yield f"mini-batches    {wanted or f'{batch:,}, the largest that fits, and one in between'}"
+    yield f"updates         {known(batch).median:,.0f} at {batch:,}, from {source}"
+    yield f"programs        about {count}; the config's own took {number(each)} s to make"
+    yield f"in all          about {clock(count * each)}, and then as long again to measure them"
+
+
 def main(config: ConfigDict, workdir: Path) -> int:
     app.one_run(config)
     plan = run(config, workdir)
@@ -159,4 +181,4 @@ def main(config: ConfigDict, workdir: Path) -> int:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(dry.asked(main, described))

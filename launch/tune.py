@@ -6,11 +6,11 @@ the authors of Omnivore's automatic optimizer do it (`omnivore.py`). With `confi
 other ways to choose a setting (`baselines.py`) get as many seconds of probes, and then train with
 their choice from the start. `decisions.jsonl` has every probe and decision as it is made;
 interrupted or killed, the same command goes on from there. At the end: `results.csv` and
-`summary.json`.
+`summary.json`. `--dry_run` says what there is to choose from and how long it can take, at most.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,11 @@ import pandas as pd
 from ml_collections import ConfigDict
 
 from analysis.tables import replace
-from launch import app
+from launch import app, dry
 from research import seeds, trainer
 from research.outputs import history
 from research.outputs.files import read_json, write_json
-from research.outputs.progress import say
+from research.outputs.progress import clock, number, say
 from research.outputs.workdir import Checkpoints, claim, saving
 from research.parallel.first_process import own
 from research.tuning import bench
@@ -125,6 +125,24 @@ def _seconds(attempts: Sequence[Line]) -> float:
     return sum(longest.values())
 
 
+def described(config: ConfigDict) -> Iterator[str]:
+    """Lines on what is tried and how long it can take. Raises what `bench.prepare` raises."""
+    cluster, given = bench.prepare(config), rules(config.tune)
+    ways = [config.tune.mode, *config.tune.baselines]
+    most = len(ways) * given.seconds / bench.seconds_per_update(cluster, cluster.groups[-1])
+    each = dry.seconds_per_update(cluster.run)
+    yield f"groups          {', '.join(map(str, cluster.groups))}"
+    yield f"momentum        {', '.join(f'{value:g}' for value in given.momenta)}"
+    yield f"learning rates  {', '.join(f'{rate:g}' for rate in given.learning_rates)}, at first"
+    yield f"ways            {', '.join(ways)}: each tunes and trains to {config.tune.target:g}"
+    yield f"seconds         {number(given.seconds)} of training each at most, simulated"
+    yield f"an update       {number(each)} s, {number(1 / each)} updates/s"
+    yield (
+        f"in all          {clock(most * each)} at most, besides probes: {most:,.0f} updates, if "
+        f"{cluster.groups[-1]} groups never get there"
+    )
+
+
 def main(config: ConfigDict, workdir: Path) -> int:
     app.one_run(config)
     table = pd.DataFrame(tune(config, workdir)["methods"])
@@ -133,4 +151,4 @@ def main(config: ConfigDict, workdir: Path) -> int:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(dry.asked(main, described))

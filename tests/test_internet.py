@@ -38,7 +38,8 @@ def test_the_parts_of_the_clock_add_up(arm):
 
 def test_a_table_says_where_a_rate_is_not_known_to_be_the_best():
     one = {"arm": "gossip", "nodes": 4096, "updates": (3, 2, 4), "seconds": (9, 8, 10)}
-    rows = [one | {"rate": 0.5, "interior": interior} for interior in (True, False)]
+    one |= {"rate": 0.5, "momentum": 0.3}
+    rows = [one | {"interior": interior} for interior in (True, False)]
     best, end = internet.table(rows).split("\n")[2:]
-    assert best.startswith("| gossip | 4,096 | 0.5 | 3 (2 to 4) | 9 (8 to 10) |")
-    assert "0.5 (at the end of its ladder)" in end
+    assert best.startswith("| gossip | 4,096 | 0.5, 0.3 | 3 (2 to 4) | 9 (8 to 10) |")
+    assert "0.5, 0.3 (not interior)" in end

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Self
 
 from ml_collections import ConfigDict
 
-from research.evidence.trial import Curve, cut, trial
+from research.evidence.trial import FIRST, Curve, cut, trial
 from research.outputs.files import append, rows, write
 
 ARMS = 16  # that are tuned at a time: each waits for its own trials
@@ -36,6 +36,7 @@ class Study:
     """Trials and measurements of one workdir; a context, as it holds processes.
 
     `choose` are the seeds that settings are chosen by, `report` the others, that figures are of.
+    `first` is the first log point of its trials.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Study:
         choose: Sequence[int],
         report: Sequence[int],
         processes: int = 0,
+        first: int = FIRST,
     ):
         if set(choose) & set(report):
             raise ValueError("seeds that choose must not report")
@@ -52,7 +54,7 @@ class Study:
         self.choose, self.report = tuple(choose), tuple(report)
         self._trials = _Lines(workdir / "trials.jsonl")
         self._measured = _Lines(workdir / "measured.jsonl")
-        self._processes = processes or cores()
+        self._processes, self._first = processes or cores(), first
         self._pool: ProcessPoolExecutor | None = None
         self._lock = RLock()
 
@@ -64,7 +66,8 @@ class Study:
             key: job for key, job in zip(keys, every, strict=True) if not self._known(key, job)
         }
         asked = {
-            self._executor().submit(_trial, job): (key, job.most) for key, job in unknown.items()
+            self._executor().submit(trial, *job, self._first): (key, job.most)
+            for key, job in unknown.items()
         }
         for future in as_completed(asked):  # so that a kill loses none that has ended
             key, most = asked[future]
@@ -163,10 +166,6 @@ def _end_with_parent() -> None:
     if parent:
         parent.join()
         os._exit(1)
-
-
-def _trial(job: Job) -> Curve:
-    return trial(*job)
 
 
 def _key(value: Any) -> str:

@@ -42,9 +42,15 @@ class Curve(NamedTuple):
 
 
 def trial(
-    config: ConfigDict, target: float = -math.inf, most: float = math.inf, clock: str = "updates"
+    config: ConfigDict,
+    target: float = -math.inf,
+    most: float = math.inf,
+    clock: str = "updates",
+    first: int = FIRST,
 ) -> Curve:
     """Trains until the training loss is at most `target`, or to the end of `config.steps`.
+
+    It looks whether it is there at geometric log points, of which `first` is the first.
 
     It also ends where more than `most` of the clock have passed, 'updates' or simulated 'seconds'.
     With `config.probes.mean` the loss is that of the nodes' mean, which they would have if they met
@@ -65,7 +71,7 @@ def trial(
     state = run.program.layout.put_state(run.program.strategy.init(run.params))
     feed, step, status = trainer.feed_of(run), 0, ""
     rows = [_row(run, 0, loss(state, sample))]
-    for until in _log_points(config.steps, [] if _is_whole(run) else [run.epoch]):
+    for until in _log_points(first, config.steps, [] if _is_whole(run) else [run.epoch]):
         run = trainer.extended(run, step, rows)
         while step < until and not status:
             block = feed(step, trainer.batches_of(run))
@@ -137,9 +143,9 @@ def to_loss(curve: Curve, loss: float, clock: str = "updates") -> float:
     return float(times[after - 1] + part * (times[after] - times[after - 1]))
 
 
-def _log_points(steps: int, epochs: Sequence[int]) -> list[int]:
+def _log_points(first: int, steps: int, epochs: Sequence[int]) -> list[int]:
     """Geometric, and where a timeline follows the log at the end of every epoch, those too."""
-    points, point = {steps}, FIRST
+    points, point = {steps}, first
     while point < steps:
         points.add(point)
         point = max(point + 1, math.ceil(point * SPACING))

@@ -42,6 +42,16 @@ def test_it_ends_at_the_target_or_when_too_much_has_passed():
     assert late.updates == whole.updates[:3]
 
 
+def test_looking_sooner_changes_no_loss_and_finds_a_crossing_that_was_between_looks():
+    late, soon = trial(small()), trial(small(), first=1)
+    assert late.updates[1] == 16 and soon.updates[:6] == [0, 1, 2, 3, 4, 5]
+    seen = dict(zip(soon.updates, soon.losses, strict=True))
+    common = {t: loss for t, loss in zip(late.updates, late.losses, strict=True) if t in seen}
+    assert len(common) > 3 and all(seen[t] == loss for t, loss in common.items())
+    target = soon.losses[4]
+    assert to_loss(soon, target) == 4 < trial(small(), target).updates[-1]
+
+
 def test_a_step_that_is_too_large_diverges_and_never_crosses():
     config = small()
     config.optimizer.learning_rate = 50.0

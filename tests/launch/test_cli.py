@@ -11,7 +11,7 @@ import pytest
 from absl import flags
 
 import analysis
-from launch import app, cli, completion, listing, sources, sweep, train
+from launch import app, cli, completion, dry, listing, sources, sweep, train
 from research import listed as registered
 from research import strategies
 from research.config import default, differences, to_json
@@ -67,7 +67,7 @@ def test_the_keys_read_off_the_files_are_those_of_the_config():
     assert sources.keys()["log_every"] == "updates between log points"
 
 
-@pytest.mark.parametrize("module", [sweep, train])
+@pytest.mark.parametrize("module", [sweep, dry])
 def test_the_flags_read_off_the_files_are_those_that_are_defined(module):
     before = set(flags.FLAGS)
     module.define()
@@ -267,10 +267,29 @@ def test_a_dry_run_of_real_devices_says_what_is_known_of_them(optdyn, tmp_path):
         assert said[""][same] == said["shard_map"][same]
 
 
+def test_a_dry_run_of_tuning_and_of_planning_writes_nothing(optdyn, tmp_path, monkeypatch):
+    """8 workers; a program for the config's own lowering and for each other one, and searches."""
+    monkeypatch.chdir(tmp_path)
+    code, out, errors = optdyn("tune", "--config=tune:small,server", "--workdir=new", "--dry_run")
+    assert code == 0, errors
+    assert re.search(r"^groups +1, 2, 4, 8$", out, re.M) and "synchronous" in out
+    given = ["--config=plan", "--config.plan.batches=(8,16)", "--config.plan.updates=(9,10,11)"]
+    code, out, errors = optdyn("plan", *given, "--workdir=new", "--dry_run")
+    assert code == 0, errors
+    assert re.search(r"^mini-batches +8, 16$", out, re.M)
+    assert re.search(r"^updates +10 at \d+, from config.plan.updates", out, re.M)
+    said = re.search(r"programs +about (\d+)", out)
+    kinds = int(re.search(r"convolutions +\d+, of (\d+) kinds", out)[1])
+    assert int(said[1]) > 2 * kinds
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_dry_run_refuses_what_the_run_would(optdyn, tmp_path):
     given = ["--config=quickstart", "--config.strategy.groups=7", f"--workdir={tmp_path / 'new'}"]
     code, out, errors = optdyn("train", *given, "--dry_run")
     assert (code, out) == (2, "") and "config.strategy.groups = 7: must divide" in errors
+    code, out, errors = optdyn("plan", "--config=quickstart", "--workdir=new", "--dry_run")
+    assert (code, out) == (2, "") and "config.strategy.name: a plan is of one device" in errors
 
 
 @pytest.mark.parametrize("kind", listing.KINDS)
