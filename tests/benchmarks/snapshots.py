@@ -1,10 +1,9 @@
 """Asynchronous updates as groups and parameters grow: `python -m tests.benchmarks.snapshots`.
 
 MLPs 784-h-h-10 of 10^4 to 10^7 parameters on MNIST, batch 16, SGD with momentum 0.9, groups from 4
-to 1,024 whose versions are kept as `config.strategy.snapshots` says; or, by
-`--parameters transformer`, `configs/gpt.py:10m` on 8 drawn sequences of 64 tokens. A process each
-of a way and a size, in which groups only become more, so that its peak is that of the last. Per
-row:
+to 1,024 whose versions are kept as `config.strategy.snapshots` says; or, by `--parameters 10m` or
+`124m`, that of `configs/gpt.py` in float32, on 8 drawn sequences of 64 tokens. A process each of a
+way and a size, in which groups only become more, so that its peak is that of the last. Per row:
 
     seconds     an update, the median of the rounds
     over sync   of the synchronous one that was run in turn, the median of ratios
@@ -42,8 +41,8 @@ FITTED = 3  # points of an exponent
 
 
 def config_of(size: str, groups: int, kept: str = "") -> ConfigDict:
-    """Of a number of parameters, or 'transformer'."""
-    config = transformer() if size == "transformer" else mlp(int(float(size)))
+    """Of a number of parameters, or a size of `configs/gpt.py`."""
+    config = transformer(size) if size in gpt.SIZES else mlp(int(float(size)))
     config.steps = config.log_every = CHUNK
     config.checkpoint_every = 0
     config.optimizer.momentum, config.optimizer.learning_rate = 0.9, 0.01
@@ -62,10 +61,11 @@ def mlp(size: int) -> ConfigDict:
     return config
 
 
-def transformer() -> ConfigDict:
+def transformer(size: str) -> ConfigDict:
     config = default()
-    whole = gpt.get_config("10m,synthetic")
+    whole = gpt.get_config(f"{size},synthetic")
     config.model, config.data = whole.model, whole.data
+    config.model.dtype = "float32"
     config.data.sequence_length, config.data.train_examples = 64, 256
     config.batch_size = 8
     return config
