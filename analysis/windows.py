@@ -15,10 +15,10 @@ from ml_collections import ConfigDict
 from analysis import tables
 from analysis.lags import groups_of, memoryless, theory
 from analysis.tables import TableError, natural
+from research import meter
 from research.config import with_new_keys
 from research.dynamics.moments import NotIdentified, equivalent_momentum
-from research.outputs import meter
-from research.outputs.meter import Window
+from research.meter import Window
 
 
 class Metered(NamedTuple):

@@ -60,9 +60,9 @@ def run(main: Callable[[ConfigDict, Path], int], workdir: str | None = None) -> 
             _set(chosen, option)
         cache.enable()
         # Here, for they import jax and numpy.
+        from research import processes
         from research.outputs.files import DiskFull, writing
         from research.outputs.progress import end_line
-        from research.parallel import processes
 
         try:
             # Not around the regular end: there the processes wait for one another.
@@ -91,7 +91,7 @@ def run(main: Callable[[ConfigDict, Path], int], workdir: str | None = None) -> 
 def warn(config: ConfigDict) -> None:
     """A line on standard error for everything in a checked config that is hardly meant."""
     from research.checks.doubts import doubts  # here, for they import jax
-    from research.parallel.processes import is_writer
+    from research.processes import is_writer
 
     for doubt in doubts(config) if is_writer() else ():
         print(f"warning: {doubt}", file=sys.stderr, flush=True)
@@ -99,7 +99,7 @@ def warn(config: ConfigDict) -> None:
 
 def ended(summary: Mapping[str, Any]) -> int:
     """Prints a run's figures and returns its exit code."""
-    from research.parallel.processes import is_writer  # here, for it imports jax
+    from research.processes import is_writer  # here, for it imports jax
 
     figures = {k: v for k, v in summary.items() if isinstance(v, (int, float, str))}
     if is_writer():

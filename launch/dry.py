@@ -14,7 +14,7 @@ from launch import app
 from research import batched_runs, program, resident, room, trainer
 from research.config import ConfigError
 from research.outputs.progress import clock, number
-from research.parallel.processes import is_writer
+from research.processes import is_writer
 from research.program import CHUNK, parameter_bytes
 
 SECONDS = 0.5  # of updates that are timed, at least

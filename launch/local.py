@@ -91,7 +91,7 @@ def run(command: Sequence[str], processes: int, devices: int | None = None) -> i
 def environment(
     base: Mapping[str, str], rank: int, processes: int, port: int, devices: int | None = None
 ) -> dict[str, str]:
-    """Environment of process `rank`: `base`, and what `research.parallel.processes` reads."""
+    """Environment of process `rank`: `base`, and what `research.processes` reads."""
     address = f"127.0.0.1:{port}"
     # One for each device, for all may wait in a collective at once; beyond the cores each takes
     # time from the others by watching for work.

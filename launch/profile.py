@@ -16,7 +16,7 @@ from launch import app
 from research.outputs.files import write_json
 from research.outputs.workdir import claim
 from research.parallel.first_process import own
-from research.parallel.processes import is_writer
+from research.processes import is_writer
 from research.tuning.phases import flags, measure, prepare
 
 

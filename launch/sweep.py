@@ -42,7 +42,7 @@ from research.grid import of_point, resolve
 from research.outputs.files import read_json, write_json
 from research.outputs.progress import Sweep, Watch, stoppable
 from research.parallel.first_process import agreed, own
-from research.parallel.processes import is_writer
+from research.processes import is_writer
 from research.room import available
 from research.trainer import Run
 from research.trajectories.replicas import record

@@ -19,7 +19,7 @@ from research.outputs import history
 from research.outputs.files import WorkdirError, rows, write, write_json
 from research.outputs.workdir import enough, latest
 from research.parallel.first_process import agreed
-from research.parallel.processes import is_writer
+from research.processes import is_writer
 from research.run import Run, extended
 
 

@@ -13,7 +13,7 @@ from research import data as datasets
 from research import problem, resident
 from research.data import parts
 from research.data.feed import Batches, Block, Feed, streamed, whole
-from research.outputs.meter import steered
+from research.meter import steered
 from research.program import CHUNK, Program
 from research.strategies.base import Event, Params
 from research.timeline import Timeline

@@ -22,9 +22,9 @@ from ml_collections import ConfigDict
 from research import optimizers, problem, program, resident, room, seeds, strategies
 from research.checks import check
 from research.config import ConfigError
+from research.meter import Meter
 from research.outputs import history
 from research.outputs.files import WorkdirError, read_json, write_json
-from research.outputs.meter import Meter
 from research.outputs.progress import Watch, say, watched
 from research.outputs.recorder import Recorder
 from research.outputs.workdir import (
@@ -38,7 +38,7 @@ from research.outputs.workdir import (
 )
 from research.parallel.first_process import agreed, own, verdict
 from research.parallel.layout import APIS
-from research.parallel.processes import is_writer
+from research.processes import is_writer
 from research.program import CHUNK, Program
 from research.resuming import begun, go_on, is_finished, left
 from research.run import Run, batches_of, columns_of, events_of, extended, feed_of, momenta

@@ -12,7 +12,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from research.outputs.hold import LOCK, held
-from research.parallel.processes import is_writer
+from research.processes import is_writer
 from research.values import InputError
 
 T = TypeVar("T")

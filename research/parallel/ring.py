@@ -23,7 +23,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from research.parallel.first_process import agreed
-from research.parallel.processes import own_address
+from research.processes import own_address
 
 LONGEST = 255  # bytes of an address, as text
 

@@ -8,7 +8,7 @@ import pytest
 from analysis import windows
 from analysis.tables import TableError
 from research import trainer
-from research.outputs.meter import FILE
+from research.meter import FILE
 from tests.analysis.simulation import deviation
 from tests.analysis.test_implicit_momentum import command
 

@@ -30,8 +30,7 @@ from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
 from configs import quickstart
-from research import trainer
-from research.parallel import processes
+from research import processes, trainer
 from research.program import CHUNK
 from research.timeline import service
 from research.timeline.server import t_conv

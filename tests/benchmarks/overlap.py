@@ -30,9 +30,9 @@ import numpy as np
 import pandas as pd
 from jax.experimental import multihost_utils
 
-from research import trainer
+from research import processes, trainer
 from research.config import default
-from research.parallel import processes, ring
+from research.parallel import ring
 from research.program import parameter_bytes
 from research.run import Run
 from tests.benchmarks.record import publish

@@ -96,7 +96,7 @@ def test_what_is_said_has_a_line_of_its_own(terminal, now):
 
 def test_another_process_than_the_writer_says_nothing(terminal, monkeypatch):
     shown = terminal(80)
-    monkeypatch.setattr("research.parallel.processes.is_writer", lambda: False)
+    monkeypatch.setattr("research.processes.is_writer", lambda: False)
     say("resuming at 3")
     assert shown.getvalue() == ""
 

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import jax
 
-from research import trainer
+from research import processes, trainer
 from research.config import default
 from research.data import feed
-from research.parallel import processes
 
 
 def main(values: str, folder: str) -> None:

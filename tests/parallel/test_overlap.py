@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from research import trainer
+from research import processes, trainer
 from research.checks import check
 from research.config import ConfigError
 from research.outputs.workdir import Checkpoints
-from research.parallel import overlap, processes, ring
+from research.parallel import overlap, ring
 from research.parallel.layout import DeviceError
 from tests.parallel.test_layouts import CLOSE
 

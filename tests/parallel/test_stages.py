@@ -20,8 +20,8 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import AbstractMesh
 from ml_collections import ConfigDict
 
-from research import optimizers, problem
-from research.parallel import layout, processes
+from research import optimizers, problem, processes
+from research.parallel import layout
 from research.parallel.stacked import form_of, ravel, unravel
 from research.parallel.stages import stages
 from research.program import _advance

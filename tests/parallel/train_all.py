@@ -12,10 +12,9 @@ import jax
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from research import trainer
+from research import processes, trainer
 from research.config import default
 from research.outputs.workdir import Checkpoints
-from research.parallel import processes
 
 
 def main(configs: str, folder: str) -> None:

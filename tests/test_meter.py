@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from research import trainer
 from research.config import ConfigError
-from research.outputs.meter import FILE, Windows, lags, shortened, steered
+from research.meter import FILE, Windows, lags, shortened, steered
 from research.outputs.progress import Watch
 from research.strategies.metered import METERED
 from research.trajectories import single
