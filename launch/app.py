@@ -22,6 +22,7 @@ NONE = "none"  # --workdir of a command that writes nothing
 TYPES = {"boolean": "true or false", "float": "a number", "int": "a whole number"}
 OPTION = re.compile(r"--?config\.(?P<of>(?:\w+\.)*\w*options)\.(?P<key>\w+)(=(?P<value>.*))?", re.S)
 KEY = re.compile(r"--?(?:no)?config\.([^=]+)")
+EXHAUSTED = "RESOURCE_EXHAUSTED"  # what XLA says where an allocation failed
 
 
 class Option(NamedTuple):
@@ -60,6 +61,8 @@ def run(main: Callable[[ConfigDict, Path], int], workdir: str | None = None) -> 
             _set(chosen, option)
         cache.enable()
         # Here, for they import jax and numpy.
+        import jax
+
         from research import processes
         from research.outputs.files import DiskFull, writing
         from research.outputs.progress import end_line
@@ -82,10 +85,25 @@ def run(main: Callable[[ConfigDict, Path], int], workdir: str | None = None) -> 
                 except DiskFull as error:
                     end_line()
                     fail(str(error), code=1)
+                except jax.errors.JaxRuntimeError as error:
+                    if EXHAUSTED not in str(error):
+                        raise
+                    end_line()
+                    fail(no_memory(str(error)), code=1)
         except KeyboardInterrupt:
             return 128 + signal.SIGINT
 
     app.run(guarded, argv=argv, flags_parser=partial(_parse, options=options))
+
+
+def no_memory(said: str) -> str:
+    """The line for what XLA says of an allocation that failed."""
+    wanted = re.search(r"allocating (\d+) bytes", said)
+    size = f", of {int(wanted[1]):,} bytes at once" if wanted else ""
+    return (
+        f"out of memory{size}; less is taken with a smaller config.batch_size or "
+        "config.data.sequence_length, config.parallel.accumulation, or config.model.remat"
+    )
 
 
 def warn(config: ConfigDict) -> None:

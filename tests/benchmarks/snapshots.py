@@ -2,7 +2,7 @@
 
 MLPs 784-h-h-10 of 10^4 to 10^7 parameters on MNIST, batch 16, SGD with momentum 0.9, groups from 4
 to 1,024 whose versions are kept as `config.strategy.snapshots` says; or, by `--parameters 10m` or
-`124m`, that of `configs/gpt.py` in float32, on 8 drawn sequences of 64 tokens. A process each of a
+`124m`, that of `configs/gpt.py` in float32, on 8 drawn sequences of 256 tokens. A process each of a
 way and a size, in which groups only become more, so that its peak is that of the last. Per row:
 
     seconds     an update, the median of the rounds
@@ -66,7 +66,7 @@ def transformer(size: str) -> ConfigDict:
     whole = gpt.get_config(f"{size},synthetic")
     config.model, config.data = whole.model, whole.data
     config.model.dtype = "float32"
-    config.data.sequence_length, config.data.train_examples = 64, 256
+    config.data.options.length, config.data.train_examples = 256, 256
     config.batch_size = 8
     return config
 

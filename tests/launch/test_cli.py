@@ -7,13 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 from absl import flags
 
 import analysis
 from launch import app, cli, completion, dry, listing, sources, sweep, train
 from research import listed as registered
-from research import strategies
+from research import strategies, trainer
 from research.config import default, differences, to_json
 
 ROOT = Path(analysis.__file__).parent.parent
@@ -282,6 +283,18 @@ def test_a_dry_run_of_tuning_and_of_planning_writes_nothing(optdyn, tmp_path, mo
     kinds = int(re.search(r"convolutions +\d+, of (\d+) kinds", out)[1])
     assert int(said[1]) > 2 * kinds
     assert not list(tmp_path.iterdir())
+
+
+def test_memory_that_runs_out_is_one_line(optdyn, tmp_path, monkeypatch):
+    def train(*_):
+        raise jax.errors.JaxRuntimeError(
+            "RESOURCE_EXHAUSTED: Out of memory allocating 26481283896 bytes."
+        )
+
+    monkeypatch.setattr(trainer, "train", train)
+    code, out, errors = optdyn("train", "--config=quickstart", f"--workdir={tmp_path / 'new'}")
+    assert (code, out) == (1, "") and "Traceback" not in errors
+    assert "out of memory, of 26,481,283,896 bytes at once; less is taken with" in errors
 
 
 def test_a_dry_run_refuses_what_the_run_would(optdyn, tmp_path):
