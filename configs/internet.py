@@ -46,6 +46,7 @@ from research.outputs.workdir import write_json
 SIZES = (8, 64, 512, 4096)
 SECONDS = 30.0  # of a gradient, and of all parameters through the median link
 SERVER = 1000  # times the median link
+LOOK = 1  # the first at the loss: a large cluster is there in a dozen updates
 EARTH: Point = {
     "cluster.regions": 100,
     "cluster.latency": 0.01,
@@ -210,8 +211,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("workdirs/internet.json"))
     asked = parser.parse_args()
     rows = []
-    seeds, looks = (asked.choose, asked.report), 1  # a large cluster is there in a dozen updates
-    with Study(asked.workdir, "internet", *seeds, asked.processes, first=looks) as study:
+    given = asked.workdir, "internet", asked.choose, asked.report, asked.processes
+    with Study(*given, first=LOOK) as study:
         for size in asked.sizes:
             for name in asked.arms:
                 rows.append(row(study, asked.problem, name, size))

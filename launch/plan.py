@@ -156,20 +156,17 @@ def cluster(config: ConfigDict, size: int, seconds: float) -> dict[str, Any]:
 def described(config: ConfigDict) -> Iterator[str]:
     """Lines on what is measured and about how long that takes. Raises what `run` raises."""
     check(config)
-    (known, source), of = updates_to_train(config), plans.prepare(config)
-    every = layers.convolutions(of)
-    own, batch = layers.own(config.model.lowering, every), min(config.batch_size, of.examples)
-    begun = time.monotonic()
-    need = layers.updates(of, every)(batch, own).bytes
+    (known, source), of = updates_to_train(config), plans.start(config)
+    kinds, batch, begun = layers.distinct(of.convolutions), of.batch, time.monotonic()
+    need = of.update(batch, of.own).bytes
     each = time.monotonic() - begun
-    count = plans.programs(every, own, len(config.plan.batches) or plans.CANDIDATES)
     wanted = ", ".join(f"{b:,}" for b in config.plan.batches)
-    yield f"convolutions    {len(every)}, of {len(layers.distinct(every))} kinds"
+    yield f"convolutions    {len(of.convolutions)}, of {len(kinds)} kinds"
     yield f"memory          {config.plan.memory:,} bytes; an update of {batch:,} takes {need:,}"
     yield f"mini-batches    {wanted or f'{batch:,}, the largest that fits, and one in between'}"
     yield f"updates         {known(batch).median:,.0f} at {batch:,}, from {source}"
-    yield f"programs        about {count}; the config's own took {number(each)} s to make"
-    yield f"in all          about {clock(count * each)}, and then as long again to measure them"
+    yield f"programs        about {of.programs}; the config's own took {number(each)} s to make"
+    yield f"in all          about {clock(of.programs * each)}, and as long again to measure them"
 
 
 def main(config: ConfigDict, workdir: Path) -> int:

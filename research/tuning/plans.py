@@ -25,6 +25,17 @@ CANDIDATES = 3  # mini-batches, where the config has none
 SEARCHED = 4  # that tell the largest mini-batch
 
 
+class Start(NamedTuple):
+    """What is known of a config before any program of it is made."""
+
+    run: Run
+    convolutions: Layers
+    update: Updates
+    own: Choice  # of the config
+    batch: int  # the config's, or all examples
+    programs: int  # that a plan makes, nearly
+
+
 class Device(NamedTuple):
     """What a config's plans are made of."""
 
@@ -68,16 +79,23 @@ def prepare(config: ConfigDict) -> Run:
     return trainer.prepare(measured)
 
 
+def start(config: ConfigDict) -> Start:
+    """Raises as `prepare`."""
+    run = prepare(config)
+    every = layers.convolutions(run)
+    own = layers.own(config.model.lowering, every)
+    count = programs(every, own, len(config.plan.batches) or CANDIDATES)
+    first = min(config.batch_size, run.examples)
+    return Start(run, every, layers.updates(run, every), own, first, count)
+
+
 def device(config: ConfigDict) -> Device:
     """The config's programs, and the largest mini-batch within `config.plan.memory`.
 
     Raises `ConfigError` if no update of one example fits, and as `prepare`.
     """
-    run = prepare(config)
-    every = layers.convolutions(run)
-    update, own = layers.updates(run, every), layers.own(config.model.lowering, every)
-    first = min(config.batch_size, run.examples)
-    update = shown(update, programs(every, own, len(config.plan.batches) or CANDIDATES))
+    run, every, update, own, first, count = start(config)
+    update = shown(update, count)
     least = layers.least(update, layers.distinct(every), own, first)
     try:
         fits = planner.largest(lambda b: update(b, least).bytes, config.plan.memory, run.examples)
