@@ -7,26 +7,21 @@
     w_i   <- theta,  theta_read <- theta
 
 Momentum of every stale G as it comes is worse than none, so it waits for N of them; N = 1 is
-Nesterov's. A worker of speed v_i takes H_i = H v_i / max v local steps, rounded down and at least
-one, so that slow workers are not the stalest (the paper's dynamic local updates).
+Nesterov's. When workers exchange, and which exchanges are N-th ones, is in `delayed_momentum.py`.
 """
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from ml_collections import ConfigDict
 
 from research.strategies import local_steps
 from research.strategies import workers as own
 from research.strategies.base import Batch, Event, Gradient, Info, Params, Strategy, Update
+from research.strategies.delayed_momentum import clock, order
 from research.strategies.groups import RECORDED
-from research.strategies.method import Chosen, Racing, Setting, of_config
-from research.strategies.worker_clock import by_speed, timeline
-from research.timeline.base import Timeline
-from research.timeline.exchanges import Exchanges
+from research.strategies.method import Racing
 from research.values import require
 
 
@@ -86,46 +81,6 @@ def async_local_sgd(gradient: Gradient, update: Update, workers: int) -> Strateg
         return State(theta, m, total, every, reads, opt_states, newest), info
 
     return Strategy(init, step)
-
-
-def periods(setting: Setting, methods: Chosen) -> list[int]:
-    """H_i."""
-    strategy = setting.config.strategy
-    if strategy.steps_by_speed:
-        return by_speed(setting, methods, strategy.period)
-    return [max(strategy.period, 1)] * strategy.groups
-
-
-def clock(setting: Setting, methods: Chosen) -> Timeline:
-    """The staleness is how often theta was updated since the worker had read it."""
-    strategy, steps = setting.config.strategy, setting.config.steps
-    line, exchange = timeline(setting, methods, periods(setting, methods))
-    numbers = {
-        "rate": strategy.outer_learning_rate,
-        "decay": strategy.outer_momentum,
-        "delay": delay(strategy),
-    }
-    control = {key: np.full(steps, v, np.float32) for key, v in numbers.items()}
-    control |= {"exchange": exchange, **turns(strategy, exchange, np.cumsum(exchange))}
-    return line._replace(control={**(line.control or {}), **control})
-
-
-def delay(strategy: Any) -> int:
-    """N."""
-    return strategy.momentum_delay or strategy.groups
-
-
-def turns(strategy: Any, exchange: Any, count: Any) -> dict[str, np.ndarray]:
-    """Which exchanges are N-th ones, by their count, and the part of b m that comes with each."""
-    n = delay(strategy)
-    turn, c = exchange & (count % n == 0), strategy.momentum_part / n
-    return {"turn": turn, "part": np.where(turn, 1 - c * n + c, c).astype(np.float32)}
-
-
-def order(config: ConfigDict, line: Timeline) -> Exchanges:
-    """Who reads when in a race."""
-    each = periods(Setting(config, 0, 0), of_config(config))
-    return Exchanges(line, each, partial(turns, config.strategy))
 
 
 def values(config: ConfigDict) -> None:

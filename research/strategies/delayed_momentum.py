@@ -1,0 +1,57 @@
+"""When workers of asynchronous local SGD exchange, and which exchanges step the momentum.
+
+A worker of speed v_i takes H_i = H v_i / max v local steps, rounded down and at least one, so that
+slow workers are not the stalest (the dynamic local updates of Liu et al., arXiv 2401.09135). Every
+N-th exchange of all workers together is a turn of the momentum (`async_local_sgd.py`).
+"""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from research.strategies.method import Chosen, Setting, of_config
+from research.strategies.worker_clock import by_speed, timeline
+from research.timeline.base import Timeline
+from research.timeline.exchanges import Exchanges
+
+
+def periods(setting: Setting, methods: Chosen) -> list[int]:
+    """H_i."""
+    strategy = setting.config.strategy
+    if strategy.steps_by_speed:
+        return by_speed(setting, methods, strategy.period)
+    return [max(strategy.period, 1)] * strategy.groups
+
+
+def clock(setting: Setting, methods: Chosen) -> Timeline:
+    """The staleness is how often theta was updated since the worker had read it."""
+    strategy, steps = setting.config.strategy, setting.config.steps
+    line, exchange = timeline(setting, methods, periods(setting, methods))
+    numbers = {
+        "rate": strategy.outer_learning_rate,
+        "decay": strategy.outer_momentum,
+        "delay": delay(strategy),
+    }
+    control = {key: np.full(steps, v, np.float32) for key, v in numbers.items()}
+    control |= {"exchange": exchange, **turns(strategy, exchange, np.cumsum(exchange))}
+    return line._replace(control={**(line.control or {}), **control})
+
+
+def delay(strategy: Any) -> int:
+    """N."""
+    return strategy.momentum_delay or strategy.groups
+
+
+def turns(strategy: Any, exchange: Any, count: Any) -> dict[str, np.ndarray]:
+    """Which exchanges are N-th ones, by their count, and the part of b m that comes with each."""
+    n = delay(strategy)
+    turn, c = exchange & (count % n == 0), strategy.momentum_part / n
+    return {"turn": turn, "part": np.where(turn, 1 - c * n + c, c).astype(np.float32)}
+
+
+def order(config: ConfigDict, line: Timeline) -> Exchanges:
+    """Who reads when in a race."""
+    each = periods(Setting(config, 0, 0), of_config(config))
+    return Exchanges(line, each, partial(turns, config.strategy))
