@@ -22,6 +22,7 @@ from research.parallel import devices as parallel
 from research.parallel.layout import Layout
 from research.problem import Examples, Params, Problem
 from research.strategies.base import Event, Info, State, Strategy
+from research.strategies.merged import Merged, cut, merged
 
 CHUNK = 256  # events handed to the device at a time; how many of them are run is an argument
 EVALUATED = 1000  # examples evaluated at a time
@@ -62,14 +63,18 @@ class Program:
 class Raced(NamedTuple):
     """A run's update in two compiled halves, for workers that race and the server they send to.
 
-    `work(given, hyper, examples, chosen) -> message` of batches of the examples with those numbers,
-    (n, B) int32 or (n, B, 2); `update(state, event, message) -> (state, info)`. `metered`, which
-    says what the momentum meter needs, also takes the examples and the numbers of a second batch.
+    `given(state, slot)` is what a worker gets that reads a slot, without the fresh blocks of a
+    `merged` server, with which the message is made in two places. `work(given, hyper, examples,
+    chosen) -> message` of batches of the examples with those numbers, (n, B) int32 or (n, B, 2);
+    `update(state, event, message) -> (state, info)`. `metered`, which says what the momentum meter
+    needs, also takes the examples and the numbers of a second batch.
     """
 
+    given: Callable[[State, Any], Any]
     work: Callable[..., Any]
     update: Callable[..., tuple[State, Info]]
     metered: Callable[..., tuple[State, Info]]
+    merged: Merged | None = None  # of examples and the numbers, (B,) or (B, 2), of those of a batch
 
 
 def init(config: ConfigDict, classes: int, key: jax.Array, examples: Examples) -> Params:
@@ -215,11 +220,31 @@ def _raced(static: str) -> Raced:
     ) -> tuple[State, Info]:
         return step_of(meter=True)(state, event, (message, whole.batch(examples, second)))
 
+    fresh = keys.get("fresh", ())
+
+    def given(state: State, slot: Any) -> Any:
+        seen = state.at(slot)
+        return {name: own for name, own in seen.items() if name not in fresh} if fresh else seen
+
     return Raced(
+        given,
         jax.jit(work),
         jax.jit(update, donate_argnums=0),
         jax.jit(metered, donate_argnums=0),
+        _merged(whole, fresh) if fresh else None,
     )
+
+
+def _merged(whole: Problem, fresh: Sequence[str]) -> Merged:
+    front, serve = merged(whole, cut([name for name, _ in whole.blocks], fresh))
+
+    def group(x: Params, examples: Examples, chosen: jax.Array) -> Any:
+        return front(x, whole.batch(examples, chosen))
+
+    def server(y: Params, h: jax.Array, examples: Examples, chosen: jax.Array) -> Any:
+        return serve(y, h, whole.batch(examples, chosen))
+
+    return Merged(jax.jit(group), jax.jit(server))
 
 
 def _probe(problem: Problem, own: Sequence[Callable[..., Any]], asked: Sequence[str]) -> Any:

@@ -13,8 +13,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from research.racing.race import Workers
-from research.racing.worker import order_of, worker
+from research.racing.worker import Workers, warm, worker
 from research.run import Run
 from research.trainer import prepare
 from research.values import InputError
@@ -43,9 +42,7 @@ class Worker:
     def __init__(self, config: dict[str, Any], group: int):
         run = prepare(ConfigDict(config), race=True)
         self._compute = worker(run)
-        first = order_of(run).working[group]
-        given = run.program.strategy.init(run.params).at(first.slot)
-        self._compute(given, first.numbers)  # compiled
+        warm(run, self._compute, group)
 
     def ready(self) -> None:
         """Returns when the worker is there."""

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,8 @@ from ml_collections import ConfigDict
 from research import program, resident, trainer
 from research.outputs.files import WorkdirError, read_json
 from research.outputs.hold import free
-from research.racing.worker import Compute, numbered, order_of, parts_of, worker
+from research.racing import merged
+from research.racing.worker import Compute, Workers, numbered, order_of, parts_of, worker
 from research.resuming import begun, is_finished
 from research.run import Run, joined
 from research.strategies.base import Event, Info, State
@@ -37,16 +38,6 @@ from research.timeline.versions import Order, fill
 from research.trainer import Ask, Infos
 
 PATIENCE = 0.5  # seconds until the run looks whether it is to stop
-
-
-class Workers(NamedTuple):
-    """The groups: `send` sets one to work, and `receive` waits for a message, or for so long.
-
-    A group that is sent something is to drop what it was at, of which nothing is received any more.
-    """
-
-    send: Callable[[int, Any, range], None]  # (group, what it is given, numbers of its batches)
-    receive: Callable[[float], tuple[int, Any] | None]  # (seconds) -> group and message
 
 
 Connect = Callable[[Run], AbstractContextManager[Workers]]
@@ -59,6 +50,8 @@ def race(config: ConfigDict, workdir: Path, connect: Connect) -> dict[str, Any]:
     `config.cluster.service` is 'race'. Raises what `trainer.train` raises.
     """
     run = trainer.prepare(config, begun=begun(workdir), race=True)
+    if config.strategy.fresh:
+        merged.check(run)
     training = trainer.training(run, workdir)
     with contextlib.ExitStack() as stack:
         # Workers that cannot be had are known before the workdir is touched, and before they are
@@ -109,8 +102,8 @@ def server(run: Run, order: Order, workers: Workers) -> Callable[[Ask], Answer]:
     come = deque[tuple[int, Any, float]]()  # arrivals that are not in the timeline yet
     gathered = list[Any]()  # messages of the next update
 
-    def event(t: int, hyper: Mapping[str, Any]) -> Event:
-        decided = {name: values[t] for name, values in control.items()}
+    def event(t: int, hypers: Mapping[str, np.ndarray]) -> Event:
+        hyper, decided = ({name: v[t] for name, v in of.items()} for of in (hypers, control))
         return Event(line.read[t], line.write[t], hyper, decided, line.staleness[t])
 
     def update(ask: Ask, state: State, at: Event, sent: list[Any], t: int) -> tuple[State, Info]:
@@ -123,7 +116,7 @@ def server(run: Run, order: Order, workers: Workers) -> Callable[[Ask], Answer]:
 
     def send(state: State, groups: Iterable[int]) -> None:
         slots = {order.working[group].slot for group in groups}
-        given = {slot: jax.device_get(state.at(slot)) for slot in slots}
+        given = {slot: jax.device_get(halves.given(state, slot)) for slot in slots}
         for group in groups:
             reading = order.working[group]
             workers.send(group, given[reading.slot], reading.numbers)
@@ -131,18 +124,28 @@ def server(run: Run, order: Order, workers: Workers) -> Callable[[Ask], Answer]:
     def compiled(ask: Ask) -> None:
         """Both programs, before the clock of the race begins."""
         hyper = {name: values[0] for name, values in ask.hypers.items()}
-        given = jax.eval_shape(lambda state: state.at(0), ask.state)
-        shapes = jax.eval_shape(halves.work, given, hyper, examples, chosen(range(1)))
+        seen = jax.eval_shape(lambda state: state.at(0), ask.state)
+        shapes = jax.eval_shape(halves.work, seen, hyper, examples, chosen(range(1)))
         shapes = shapes._replace(loss=jax.ShapeDtypeStruct((), shapes.loss.dtype))
         nothing = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
         for metered in {False, run.config.probes.momentum}:
             state = jax.tree.map(jnp.copy, ask.state)
             one = ask._replace(metered=metered)
-            update(one, state, event(0, hyper), [nothing] * parts, 0)
+            update(one, state, event(0, ask.hypers), [nothing] * parts, 0)
 
     def begin(ask: Ask) -> Answer:
-        nonlocal begun
+        nonlocal begun, workers
         compiled(ask)
+        if halves.merged:
+            workers = merged.serve(
+                workers,
+                halves,
+                order.working,
+                lambda numbers: (examples, chosen(numbers)[0]),
+                lambda t: event(t, ask.hypers) if t < run.config.steps else None,
+                ask.state,
+                ask.step,
+            )
         begun = time.monotonic() - (line.seconds[ask.step - 1] if ask.step else 0.0)
         send(ask.state, list(order.working))
         return ask.state, {"loss": np.zeros(0)}
@@ -170,8 +173,7 @@ def server(run: Run, order: Order, workers: Workers) -> Callable[[Ask], Answer]:
             info: Mapping[str, Any] = {"loss": message.loss} | dict.fromkeys(run.program.sums, 0.0)
             if did.update:
                 t = ask.step + len(said)
-                hyper = {name: values[t] for name, values in ask.hypers.items()}
-                state, info = update(ask, state, event(t, hyper), gathered, t)
+                state, info = update(ask, state, event(t, ask.hypers), gathered, t)
             send(state, did.readers)
             if did.row:
                 said.append(info)

@@ -1,13 +1,19 @@
-"""What a worker of a race does: of what it is given and of its batches it makes a message."""
+"""What a worker of a race does: of what it is given and of its batches it makes a message.
+
+With a merged server it makes that in two calls: first its activations, and of the answer to these
+the gradient of its own blocks.
+"""
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from research import problem, program, resident
+from research.program import Raced
 from research.run import Run, parted
+from research.strategies.base import Params
 from research.strategies.method import of_config
 from research.timeline.versions import Order
 
@@ -16,17 +22,76 @@ AHEAD = 64  # batches whose numbers are made at a time
 Compute = Callable[[Any, range], Any]
 
 
+class Workers(NamedTuple):
+    """The groups: `send` sets one to work, and `receive` waits for a message, or for so long.
+
+    A group that is sent something is to drop what it was at, of which nothing is received any more.
+    """
+
+    send: Callable[[int, Any, range], None]  # (group, what it is given, numbers of its batches)
+    receive: Callable[[float], tuple[int, Any] | None]  # (seconds) -> group and message
+
+
+class Activations(NamedTuple):
+    """What a group sends a merged server first."""
+
+    h: np.ndarray
+
+
+class Answer(NamedTuple):
+    """What it is given then: x_r once more, in case that it died meanwhile, and dl/dh."""
+
+    x: Params
+    slope: np.ndarray
+
+
 def worker(run: Run) -> Compute:
     """(what it is given, numbers of its batches) -> what it sends, NumPy arrays."""
     halves = program.raced(run.config, run.data.classes, run.timeline.slots)
     examples = resident.put(run.data, run.program.layout.put_examples, run.config).train
     chosen = numbered(run)
+    if halves.merged:
+        return _in_two(halves, examples, chosen)
     hyper = {name: values[0] for name, values in run.hypers.items()}  # which some methods need
 
     def compute(given: Any, numbers: range) -> Any:
         return jax.device_get(halves.work(given, hyper, examples, chosen(numbers)))
 
     return compute
+
+
+def _in_two(halves: Raced, examples: Any, chosen: Callable[[range], np.ndarray]) -> Compute:
+    assert halves.merged
+    front, held = halves.merged.front, dict[range, Any]()  # the way back of what it is at
+
+    def forward(x: Params, numbers: range) -> jax.Array:
+        held.clear()
+        h, held[numbers] = front(x, examples, chosen(numbers)[0])
+        return h
+
+    def compute(given: Any, numbers: range) -> Any:
+        if not isinstance(given, Answer):
+            return Activations(jax.device_get(forward(given, numbers)))
+        if numbers not in held:
+            forward(given.x, numbers)
+        return jax.device_get(_back(held.pop(numbers), given.slope))
+
+    return compute
+
+
+@jax.jit
+def _back(way: Any, slope: jax.Array) -> Params:
+    return way(slope)
+
+
+def warm(run: Run, compute: Compute, group: int) -> None:
+    """Compiles what the group will be asked for."""
+    halves = program.raced(run.config, run.data.classes, run.timeline.slots)
+    reading = order_of(run).working[group]
+    x = halves.given(run.program.strategy.init(run.params), reading.slot)
+    sent = compute(x, reading.numbers)
+    if isinstance(sent, Activations):
+        compute(Answer(x, sent.h), reading.numbers)
 
 
 def order_of(run: Run) -> Order:

@@ -7,6 +7,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from research import models, seeds
+from research.strategies.merged import cut
 from research.strategies.method import Chosen, Setting, owns, slowed
 from research.strategies.snapshots import SNAPSHOTS
 from research.timeline.base import Timeline
@@ -150,9 +151,7 @@ def races(config: ConfigDict, methods: Chosen) -> None:
     """Raises `ConfigError` where groups cannot race on real workers (`research/racing`)."""
     wanted = "config.cluster.service = 'race':"
     if config.strategy.fresh:
-        raise ConfigError(
-            f"{wanted} config.strategy.fresh must be (), for workers take whole gradients"
-        )
+        merges(config, methods)
     if config.strategy.snapshots:
         raise ConfigError(f"{wanted} config.strategy.snapshots must be '', as workers are sent x_t")
     if config.parallel.api or config.parallel.accumulation > 1:
@@ -161,6 +160,16 @@ def races(config: ConfigDict, methods: Chosen) -> None:
         raise ConfigError(f"{wanted} config.replicas.count must be 0, one race is one run")
     if config.data.streaming:
         raise ConfigError(f"{wanted} config.data.streaming must be False")
+
+
+def merges(config: ConfigDict, methods: Chosen) -> None:
+    """Raises `ConfigError` where a race can have no merged server."""
+    cut([name for name, _ in models.make(config.model, classes=2)], config.strategy.fresh)
+    wanted = f"config.strategy.fresh = {tuple(config.strategy.fresh)!r}: in a race"
+    if methods.gradient:
+        raise ConfigError(f"{wanted} with config.strategy.name = 'asynchronous' alone")
+    if config.probes.steer:
+        raise ConfigError(f"{wanted} config.probes.steer must be False, as these blocks are ahead")
 
 
 def order(config: ConfigDict, line: Timeline) -> Versions:

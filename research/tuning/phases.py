@@ -32,6 +32,7 @@ from research.parallel import layout
 from research.parallel.first_process import agreed
 from research.problem import Params, Problem
 from research.strategies.base import Event, all_reduce, together
+from research.strategies.merged import cut, merged
 from research.timeline.compute_groups import exchange
 
 ROUNDS = 15
@@ -56,21 +57,14 @@ class Work(NamedTuple):
     known: dict[str, float]  # seconds, of the others
 
 
-def cut(names: Sequence[str], fresh: Sequence[str]) -> int:
+def first_phase(names: Sequence[str], fresh: Sequence[str]) -> int:
     """How many of a model's blocks are the first phase.
 
     The last phase is `fresh`, the blocks of the merged server; without any, all blocks after the
-    last one called conv...; without any of those, there is none. `ConfigError` if the fresh blocks
-    are not the last ones, or are all.
+    last one called conv...; without any of those, there is none. Raises what `cut` raises.
     """
-    first = len(names) - len(set(fresh))
-    if not first or set(names[first:]) != set(fresh):
-        raise ConfigError(
-            f"config.strategy.fresh = {tuple(fresh)!r}: to be measured as a server they must be "
-            f"the last of the blocks {', '.join(names)}, and not all"
-        )
     convolutions = [i for i, name in enumerate(names) if name.startswith("conv")]
-    return convolutions[-1] + 1 if convolutions and not fresh else first
+    return convolutions[-1] + 1 if convolutions and not fresh else cut(names, fresh)
 
 
 def phases(whole: Problem, first: int) -> dict[str, Phase]:
@@ -79,22 +73,19 @@ def phases(whole: Problem, first: int) -> dict[str, Phase]:
     `conv` hands activations to `fc`, and gets the loss's gradient by them. Where all blocks are
     first ones, `conv` has the loss and hands nothing over.
     """
-    convolutions, dense = whole.blocks[:first], whole.blocks[first:]
+    pieces = merged(whole, first)
 
     def conv(params: Params, batch: Any, cotangent: Any) -> tuple[Params, Any]:
-        h, back = jax.vjp(lambda p: base.apply(convolutions, p, whole.input(batch)), params)
-        return back(cotangent)[0], h
+        h, back = pieces.front(params, batch)
+        return back(cotangent), h
 
     def fc(params: Params, batch: Any, h: Any) -> tuple[Params, Any]:
-        def loss(params: Params, h: jax.Array) -> jax.Array:
-            return jnp.mean(whole.losses(base.apply(dense, params, h), batch))
-
-        return jax.grad(loss, (0, 1))(params, h)
+        return pieces.serve(params, h, batch)[1:]
 
     def alone(params: Params, batch: Any, nothing: Any) -> tuple[Params, Any]:
         return jax.grad(whole.loss)(params, batch), nothing
 
-    return {"conv": conv, "fc": fc} if dense else {"conv": alone}
+    return {"conv": conv, "fc": fc} if whole.blocks[first:] else {"conv": alone}
 
 
 def prepare(config: ConfigDict) -> Work:
@@ -108,7 +99,7 @@ def prepare(config: ConfigDict) -> Work:
     run = trainer.prepare(config)
     whole = run.program.problem
     names = [name for name, _ in whole.blocks]
-    first = cut(names, config.strategy.fresh)
+    first = first_phase(names, config.strategy.fresh)
     blocks = {"conv": names[:first], "fc": names[first:]}
     block = _examples(run)
     # Activations as well as their gradient: numbers do not change how long a product takes.

@@ -31,6 +31,21 @@ def several(waiting):
 # Of 5, 5, 2 and 1 local steps: exchanges are in the middle of log points and of checkpoints.
 LOCAL = {"strategy.name": "async_local_sgd", "strategy.period": 5, "strategy.momentum_delay": 2}
 LOCAL |= {"cluster.speeds": (1.0, 1.0, 0.5, 0.25), "strategy.momentum_part": 0.5}
+FRESH = {"strategy.fresh": ("classifier", "hidden1"), "model.hidden": (8, 8)}
+FRESH |= {"strategy.groups": 3, "cluster.nodes": 3}
+CLIPPED = {"optimizer.chain": ("optax:clip_by_global_norm",)}
+CLIPPED |= {"optimizer.chain_options": {"max_norm": 1.0}}
+MERGED = {
+    "sgd": {"optimizer.learning_rate": 0.1},
+    "one group": {"strategy.groups": 1},
+    "adam, cosine": {"optimizer.name": "adam", "optimizer.momentum": 0.0}
+    | {"optimizer.learning_rate": 0.01, "optimizer.schedule": "cosine"},
+    "by staleness": {"optimizer.chain": ("delay_compensation", "staleness_rate")},
+    "bounded": {"strategy.staleness_bound": 0},
+    "metered": {"probes.momentum": True},
+    "augmented cnn": {"model.name": "cnn", "model.channels": (2, 2), "model.hidden": (5,)}
+    | {"strategy.fresh": ("hidden0", "classifier"), "data.augment": "crop"},
+}
 ELASTIC = {"strategy.name": "elastic", "strategy.period": 3}
 CASES = {
     "plain": {},
@@ -95,6 +110,63 @@ def test_local_gradients_race_too(config, mnist, tmp_path, values):
     train(config({**values, **source}), tmp_path / "replay")
     one, other = vector(tmp_path / "race"), vector(tmp_path / "replay")
     assert np.abs(one - other).max() <= 1e-5 * np.abs(one).max()  # two roundings, as above
+
+
+@pytest.mark.parametrize("case", MERGED)
+def test_a_merged_server_races_too(config, mnist, tmp_path, case):
+    """Halves of gradients arrive in any order; the simulator takes whole ones, fresh in part."""
+    values = {**mnist, **FRESH, **MERGED[case]}
+    summary, trace = raced(config, values, tmp_path / "race", at_random(21))
+    assert summary["status"] == "completed" and trace["control.batch"].is_unique
+    source = {"cluster.service": "trace", "cluster.trace": str(tmp_path / "race/trace.csv")}
+    again = train(config({**values, **source}), tmp_path / "replay")
+    assert again["staleness_histogram"] == summary["staleness_histogram"]
+    one, other = vector(tmp_path / "race"), vector(tmp_path / "replay")
+    assert np.abs(one - other).max() <= 1e-5 * np.abs(one).max()  # two roundings, as above
+    train(config({**values, **source, "strategy.fresh": ()}), tmp_path / "stale")
+    distance = np.abs(one - vector(tmp_path / "stale")).max()
+    exact = case in ("one group",)  # then nothing is stale
+    assert (distance <= 1e-5 * np.abs(one).max()) == exact
+
+
+def test_a_merged_server_goes_on_where_it_was_saved(config, mnist, tmp_path):
+    """Also the halves that it has had of updates after the checkpoint are taken again."""
+    values = {**mnist, **FRESH}
+    whole, trace = raced(config, values, tmp_path / "whole", at_random(23))
+    race(
+        config({**values, "steps": 20, "cluster.service": "race"}),
+        tmp_path / "parts",
+        at_random(23),
+    )
+    order = np.repeat(messages(trace)[20:], 2)  # one way and the other
+    parts, again = raced(config, values, tmp_path / "parts", replaying(order.tolist()))
+    assert parts["parameters_crc32"] == whole["parameters_crc32"]
+    pd.testing.assert_frame_equal(again.drop(columns="seconds"), trace.drop(columns="seconds"))
+
+
+def test_the_other_half_waits_for_those_before_it(config, mnist, tmp_path):
+    """Groups 0, 1, 2 send activations in turn, and the gradients of their own blocks backwards."""
+    turns = [0, 1, 2, 2, 1, 0] * 5
+    values = {**mnist, **FRESH, "steps": 12, "log_every": 4, "checkpoint_every": 4}
+    _, trace = raced(config, values, tmp_path, replaying(turns))
+    assert trace["worker"].tolist() == [0, 1, 2] * 4
+    # All read what they made: so at their next turn two others have come.
+    assert trace["version"].tolist() == [0, 0, 0, *range(1, 10)]
+
+
+def test_a_worker_that_died_answers_all_the_same(config, mnist, tmp_path):
+    """What it is given the second time is enough for a worker that has never had the first."""
+
+    def forgetful(run):
+        run = run._replace()
+        each = lambda given, numbers: worker(run)(given, numbers)  # noqa: E731
+        rng = np.random.default_rng(21)
+        return contextlib.nullcontext(in_turn(each, lambda working: int(rng.choice(working))))
+
+    values = {**mnist, **FRESH, "steps": 20}
+    one, _ = raced(config, values, tmp_path / "one", at_random(21))
+    other, _ = raced(config, values, tmp_path / "other", forgetful)
+    assert one["parameters_crc32"] == other["parameters_crc32"]
 
 
 def test_every_batch_is_of_one_update_and_of_whom_the_order_says(config, tmp_path):
@@ -274,6 +346,12 @@ def test_a_trace_of_several_arrivals_says_whose_they_are(config, tmp_path, chang
         ({**LOCAL, "optimizer.warmup_steps": 5}, "config.optimizer.schedule"),
         ({**LOCAL, "optimizer.chain": ("staleness_rate",)}, "config.optimizer.chain"),
         ({**LOCAL, "probes.momentum": True}, "config.probes.momentum"),
+        ({**FRESH, "model.name": "mlp", "strategy.fresh": ("hidden0",)}, "must be the last of"),
+        ({**FRESH, "model.name": "mlp", **CLIPPED}, "by the gradients of all"),
+        (
+            {**FRESH, "model.name": "mlp", "strategy.name": "asynchronous+local"},
+            "with config.strategy.name = 'asynchronous' alone",
+        ),
     ],
 )
 def test_what_cannot_race(config, tmp_path, values, message):

@@ -109,6 +109,7 @@ OTHERS = {
 # One of the workers is slower, and so takes fewer steps.
 OTHERS["local steps"] = {"strategy.name": "async_local_sgd", "cluster.speeds": "(1.0,1.0,0.4)"}
 OTHERS["elastic"] = {"strategy.name": "elastic"}
+OTHERS["merged server"] = {"strategy.fresh": "('classifier',)"}
 
 
 @pytest.mark.parametrize("name", ["plain", "k_batch_sync", "k_async"])  # others are below
@@ -125,7 +126,8 @@ def test_three_race_and_the_simulator_replays_them(tmp_path, name):
 
 @pytest.mark.parametrize(
     ("name", "dying"),
-    [("plain", 6), ("k_sync", 2), ("k_batch_async", 2), ("local steps", 2), ("elastic", 2)],
+    [("plain", 6), ("k_sync", 2), ("k_batch_async", 2), ("local steps", 2), ("elastic", 2)]
+    + [("merged server", 4)],
 )
 def test_workers_and_servers_die(tmp_path, name, dying):
     """So many workers and two servers, at random times, in a race that is ended after the last."""

@@ -20,7 +20,7 @@ from research.models import base
 from research.strategies import timeline_of
 from research.tuning import phases as timing
 from research.tuning.hardware import Pieces, seconds_per_iteration
-from research.tuning.phases import Loop, Work, cut, measure, phases, prepare
+from research.tuning.phases import Loop, Work, first_phase, measure, phases, prepare
 from tests.parallel.started import ROOT, start
 
 LENET = ("conv0", "conv1", "hidden0", "hidden1", "classifier")
@@ -45,14 +45,14 @@ NETWORK = {
         (("hidden0", "classifier"), ("classifier",), 1),
     ],
 )
-def test_cut(names, fresh, first):
-    assert cut(names, fresh) == first
+def test_the_first_phase(names, fresh, first):
+    assert first_phase(names, fresh) == first
 
 
 @pytest.mark.parametrize("fresh", [("hidden1",), ("conv0", "classifier"), LENET])
 def test_a_server_has_the_last_blocks_but_not_all(fresh):
     with pytest.raises(ConfigError, match=r"^config\.strategy\.fresh = .* must be the last of"):
-        cut(LENET, fresh)
+        first_phase(LENET, fresh)
 
 
 @pytest.fixture(scope="module")
