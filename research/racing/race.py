@@ -185,9 +185,17 @@ def server(run: Run, order: Order, workers: Workers) -> Callable[[Ask], Answer]:
 
 
 def replaying(order: Iterable[int]) -> Connect:
-    """The groups of a race in this process, arriving in that order, by the same two programs."""
-    arriving = iter(order)
-    return lambda run: contextlib.nullcontext(in_turn(worker(run), lambda _: next(arriving, None)))
+    """The groups of a race in this process, arriving in that order, by the same two programs.
+
+    With a merged server each comes with both halves of its gradient, one after the other.
+    """
+
+    def connect(run: Run) -> AbstractContextManager[Workers]:
+        halves = 2 if run.config.strategy.fresh else 1
+        arriving = (group for group in order for _ in range(halves))
+        return contextlib.nullcontext(in_turn(worker(run), lambda _: next(arriving, None)))
+
+    return connect
 
 
 def in_turn(compute: Compute, choose: Callable[[list[int]], int | None]) -> Workers:

@@ -1,7 +1,8 @@
 """Real races on this machine: `python -m tests.benchmarks.race [--only=replay,overhead,kills]`.
 
-    replay      4 workers race for 2,000 updates, an MLP and LeNet-5; the parameters of the replay
-                over the race's, by the same two programs and by the simulator's one
+    replay      4 workers race for 2,000 updates, an MLP and LeNet-5, whose dense blocks a merged
+                server has or not; the parameters of the replay over the race's, by the same two
+                programs and by the simulator's one
     overhead    seconds an update of a race with one worker over those of `launch.train`
     kills       one race in which 20 workers and 5 servers are killed at random times
 
@@ -39,6 +40,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "mlp": {},
     "cnn": {"model.name": "cnn", "optimizer.learning_rate": 0.05},
 }
+MERGED = {**MODELS["cnn"], "strategy.fresh": ("hidden0", "classifier")}
 OVERHEAD = {"data.replacement": True, "log_every": 100, "checkpoint_every": 400}
 BATCH = {"mlp": 14_000, "cnn": 448}  # of a gradient that takes some 20 ms on 2 cores
 ROUNDS = 5
@@ -76,7 +78,7 @@ def difference(one: Path, other: Path) -> float:
 def replay(folder: Path) -> list[dict[str, Any]]:
     """One row a model and length."""
     found = []
-    for model, values in MODELS.items():
+    for model, values in {**MODELS, "cnn, merged": MERGED}.items():
         raced = folder / model
         ended(started("launch.race", raced, GROUPS, STEPS, values))
         order = pd.read_csv(raced / "trace.csv")["worker"].tolist()
