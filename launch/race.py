@@ -8,6 +8,9 @@ arrives. The workdir, the log and the report are those of `launch.train`; the se
     python -m launch.train --config=... --workdir=DIR2 --config.cluster.service=trace
         --config.cluster.trace=DIR/trace.csv
 
+With --servers=S its blocks are spread over S processes, which workers send their gradients to. All
+of them have one order of updates.
+
 A worker that dies is replaced. A server that dies is started again from its last checkpoint
 (config.checkpoint_every). Ctrl-C saves, and the same command goes on.
 """
@@ -22,6 +25,7 @@ from absl import flags
 from ml_collections import ConfigDict
 
 SERVER = "OPTDYN_RACE_SERVER"  # set in the process that is the server
+LOST = 75  # exit status of a server of which a part died
 DEATHS = 3  # one after the other without a new checkpoint, after which it is given up
 
 
@@ -31,21 +35,26 @@ def served(config: ConfigDict, workdir: Path) -> int:
 
     from launch import app
     from research.checks import check
-    from research.racing.on_ray import ray_workers
+    from research.racing.on_ray import PartLost, ray_workers
     from research.racing.race import race
 
     app.one_run(config)
     config.cluster.service = "race"
     check(config)
     app.warn(config)
-    address, gpus = flags.FLAGS.address, flags.FLAGS.gpus_per_worker
-    return app.ended(race(config, workdir, partial(ray_workers, address=address, gpus=gpus)))
+    given, servers = flags.FLAGS, flags.FLAGS.servers
+    connect = partial(ray_workers, gpus=given.gpus_per_worker, servers=servers)
+    try:
+        return app.ended(race(config, workdir, partial(connect, address=given.address), servers))
+    except PartLost:
+        return LOST
 
 
 def define() -> None:
     """The flags of this command besides those of all (`app.run`)."""
     flags.DEFINE_string("address", "", "Ray cluster, or 'auto'; by default one on this machine.")
     flags.DEFINE_float("gpus_per_worker", 0.0, "GPUs of each worker, 0.5 for two on one.")
+    flags.DEFINE_integer("servers", 1, "Processes that the server's blocks are spread over.")
 
 
 def supervised(arguments: list[str], workdir: str) -> int:
@@ -63,16 +72,16 @@ def supervised(arguments: list[str], workdir: str) -> int:
         )
         _pass_on_to(process)
         code = process.wait()
-        if code >= 0 or -code in (signal.SIGINT, signal.SIGTERM):
+        if code != LOST and (code >= 0 or -code in (signal.SIGINT, signal.SIGTERM)):
             return code if code >= 0 else 128 - code
         from research.outputs.workdir import latest  # only here, for it takes long
 
         found = latest(Path(workdir)) or 0
         deaths, saved = (1 if found > saved else deaths + 1), found
-        how = f"the server was ended by signal {-code}"
+        how = f"the server was ended by signal {-code}" if code < 0 else "a part of the server died"
         if deaths == DEATHS:
             print(f"error: {how}, {deaths} times at {found:,} saved updates", file=sys.stderr)
-            return 128 - code
+            return 128 - code if code < 0 else code
         print(f"{how}; it starts again where it was saved", file=sys.stderr, flush=True)
 
 

@@ -20,13 +20,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from research import program
 from research.program import Raced
 from research.racing.worker import Activations, Answer, Workers
-from research.run import Run
 from research.strategies.base import Event, Message, Params, State
 from research.timeline.versions import Reading
-from research.values import ConfigError
 
 
 def serve(
@@ -83,35 +80,3 @@ def serve(
                 back[group] = sent
 
     return Workers(send, receive)
-
-
-def check(run: Run) -> None:
-    """Raises `ConfigError` if fresh blocks are moved by what the gradients of others are.
-
-    An optimizer that scales all blocks by the norm of all cannot be ahead in some.
-    """
-    halves = program.raced(run.config, run.data.classes, run.timeline.slots)
-    rng, fresh = np.random.default_rng(0), run.config.strategy.fresh
-    grads = jax.tree.map(lambda x: rng.standard_normal(x.shape).astype(x.dtype), run.params)
-    zeros = jax.tree.map(np.zeros_like, grads)
-    hypers, control = (
-        {name: values[0] for name, values in of.items()}
-        for of in (run.hypers, run.timeline.control or {})
-    )
-    nothing = np.zeros((), np.int32)
-    event = Event(nothing, nothing, hypers, control, nothing)
-
-    def moved(others: Params) -> Params:
-        state = run.program.strategy.init(run.params)
-        message = Message(jnp.zeros(()), {**others, **{n: grads[n] for n in fresh}})
-        for _ in range(2):  # once more, for an optimizer with a memory
-            state, _ = halves.update(state, event, message)
-        return jax.device_get(state.fresh)
-
-    pairs = zip(jax.tree.leaves(moved(grads)), jax.tree.leaves(moved(zeros)), strict=True)
-    if not all(np.array_equal(one, other) for one, other in pairs):
-        raise ConfigError(
-            f"config.strategy.fresh = {tuple(fresh)!r}: in a race a merged server moves its blocks "
-            "before the others, and this optimizer moves a block by the gradients of all; take one "
-            "that does not"
-        )

@@ -13,8 +13,10 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from research.racing.worker import Workers, warm, worker
+from research.racing.shards import Part, parted, shards
+from research.racing.worker import Shards, Workers, warm, worker
 from research.run import Run
+from research.strategies.base import Message
 from research.trainer import prepare
 from research.values import InputError
 
@@ -36,12 +38,17 @@ class RayError(InputError):
     """Workers that cannot be had; the message is one line."""
 
 
+class PartLost(Exception):
+    """A part of the server died, and with it the updates since the last checkpoint."""
+
+
 class Worker:
     """An actor: a compute group, which reads its data and compiles its gradient by itself."""
 
-    def __init__(self, config: dict[str, Any], group: int):
+    def __init__(self, config: dict[str, Any], group: int, servers: int):
         run = prepare(ConfigDict(config), race=True)
         self._compute = worker(run)
+        self._in_parts = parted(self._compute, run, servers)
         warm(run, self._compute, group)
 
     def ready(self) -> None:
@@ -50,13 +57,29 @@ class Worker:
     def work(self, given: Any, numbers: range) -> Any:
         return self._compute(given, numbers)
 
+    def work_in_parts(self, numbers: range, *given: Any) -> tuple[Any, ...]:
+        return self._in_parts(numbers, *given)
+
+
+class Keeper(Part):
+    """An actor: a part of the server."""
+
+    def __init__(self, config: dict[str, Any], number: int, servers: int):
+        super().__init__(prepare(ConfigDict(config), race=True), number, servers)
+
+    def ready(self) -> None:
+        """Returns when it is there."""
+
 
 @contextlib.contextmanager
-def ray_workers(run: Run, address: str = "", gpus: float = 0.0) -> Iterator[Workers]:
+def ray_workers(
+    run: Run, address: str = "", gpus: float = 0.0, servers: int = 1
+) -> Iterator[Workers]:
     """Inside, an actor a group; afterwards they are gone, whatever they were at.
 
     `address`: of a Ray cluster ('auto': the one that this machine is of); '' starts one here.
-    `gpus`: of each worker. Raises `RayError`.
+    `gpus`: of each worker. With several `servers` each is an actor too. Raises `RayError`, and
+    inside it may raise `PartLost`.
     """
     try:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -79,35 +102,59 @@ def ray_workers(run: Run, address: str = "", gpus: float = 0.0) -> Iterator[Work
     try:
         threads = str(max((os.cpu_count() or 1) // groups, 1))  # of XLA, on a machine of its own
         variables = MEMORY if address else {**MEMORY, "NPROC": threads, "OMP_NUM_THREADS": threads}
-        actor: Any = ray.remote(Worker)
-        actor = actor.options(
-            num_cpus=0,  # more groups than cores may share them
-            num_gpus=gpus,
-            scheduling_strategy="SPREAD",
-            max_restarts=-1,
-            max_task_retries=-1,
-            runtime_env={"env_vars": variables},
-        )
-        config = run.config.to_dict()
-        actors = [actor.remote(config, group) for group in range(groups)]
-        ray.get([each.ready.remote() for each in actors])
-        yield actors_at_work(ray, actors)
+        shared = {
+            "num_cpus": 0,  # more groups than cores may share them
+            "scheduling_strategy": "SPREAD",
+            "runtime_env": {"env_vars": variables},
+        }
+        config, parts = run.config.to_dict(), servers if servers > 1 else 0
+        kind: Any = ray.remote(Worker)
+        kind = kind.options(num_gpus=gpus, max_restarts=-1, max_task_retries=-1, **shared)
+        actors = [kind.remote(config, group, servers) for group in range(groups)]
+        keeps: Any = ray.remote(Keeper).options(**shared)
+        keepers = [keeps.remote(config, number, servers) for number in range(parts)]
+        ray.get([each.ready.remote() for each in actors + keepers])
+        yield actors_at_work(ray, actors, keepers_at_work(ray, keepers, run) if parts else None)
     finally:
         ray.shutdown()
 
 
-def actors_at_work(ray: Any, actors: list[Any]) -> Workers:
-    """The groups as these actors, one call of each at a time."""
-    coming: dict[Any, int] = {}  # the oldest first, so that none is passed over
+def keepers_at_work(ray: Any, keepers: list[Any], run: Run) -> Shards:
+    """The server's parts as these actors, whose calls are done in the order that they come in."""
+
+    def fetch(handles: list[Any]) -> list[Any]:
+        try:
+            return ray.get(handles)
+        except ray.exceptions.RayActorError as error:
+            raise PartLost from error
+
+    parts = [
+        lambda name, *given, keeper=keeper: getattr(keeper, name).remote(*given)
+        for keeper in keepers
+    ]
+    return shards(parts, fetch, run.program.init(run.params))
+
+
+def actors_at_work(ray: Any, actors: list[Any], server: Shards | None = None) -> Workers:
+    """The groups as these actors, one call of each at a time, and the server if it has parts."""
+    # Of a call its group, and handles of gradients. The oldest first, so that none is passed over.
+    coming: dict[Any, tuple[int, list[Any]]] = {}
     # What a group is to do that is at something which it is to drop: a call cannot be interrupted,
     # so its message is let go.
     later: dict[int, tuple[Any, range]] = {}
 
+    def call(group: int, given: Any, numbers: range) -> list[Any]:
+        if server is None:
+            return [actors[group].work.remote(given, numbers)]
+        work = actors[group].work_in_parts.options(num_returns=1 + len(given))
+        return work.remote(numbers, *given)
+
     def send(group: int, given: Any, numbers: range) -> None:
-        if group in coming.values():
+        if any(group == other for other, _ in coming.values()):
             later[group] = given, numbers
         else:
-            coming[actors[group].work.remote(given, numbers)] = group
+            sent, *grads = call(group, given, numbers)
+            coming[sent] = group, grads
 
     def receive(seconds: float) -> tuple[int, Any] | None:
         until = time.monotonic() + seconds
@@ -115,16 +162,19 @@ def actors_at_work(ray: Any, actors: list[Any]) -> Workers:
             ready, _ = ray.wait(list(coming), timeout=max(until - time.monotonic(), 0.0))
             if not ready:
                 return None
-            group = coming.pop(ready[0])
+            group, grads = coming.pop(ready[0])
             if group not in later:
-                return group, received(ready[0], group)
+                sent = received(ready[0], group)
+                return group, Message(sent, grads) if server else sent
             send(group, *later.pop(group))
 
     def received(message: Any, group: int) -> Any:
         try:
             return ray.get(message)
         except ray.exceptions.RayActorError as error:
+            if server:  # workers are replaced, and what it keeps is not
+                raise PartLost from error
             said = " ".join(str(error).split())
             raise RayError(f"worker {group} cannot work: {said}") from error
 
-    return Workers(send, receive)
+    return Workers(send, receive, server)

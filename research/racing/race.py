@@ -27,7 +27,7 @@ from ml_collections import ConfigDict
 from research import program, resident, trainer
 from research.outputs.files import WorkdirError, read_json
 from research.outputs.hold import free
-from research.racing import merged
+from research.racing import merged, separable, shards
 from research.racing.worker import Compute, Workers, numbered, order_of, parts_of, worker
 from research.resuming import begun, is_finished
 from research.run import Run, joined
@@ -44,14 +44,16 @@ Connect = Callable[[Run], AbstractContextManager[Workers]]
 Answer = tuple[State, Infos]
 
 
-def race(config: ConfigDict, workdir: Path, connect: Connect) -> dict[str, Any]:
+def race(config: ConfigDict, workdir: Path, connect: Connect, servers: int = 1) -> dict[str, Any]:
     """Runs the config in the workdir, or goes on with it, and returns its summary.
 
-    `config.cluster.service` is 'race'. Raises what `trainer.train` raises.
+    `config.cluster.service` is 'race', and `connect` gives workers of so many `servers`. Raises
+    what `trainer.train` raises.
     """
     run = trainer.prepare(config, begun=begun(workdir), race=True)
-    if config.strategy.fresh:
-        merged.check(run)
+    if fresh := config.strategy.fresh:
+        separable.check(run, fresh, f"config.strategy.fresh = {tuple(fresh)!r}")
+    shards.check(run, servers)
     training = trainer.training(run, workdir)
     with contextlib.ExitStack() as stack:
         # Workers that cannot be had are known before the workdir is touched, and before they are
@@ -112,11 +114,15 @@ def server(run: Run, order: Order, workers: Workers) -> Callable[[Ask], Answer]:
             numbers = np.ravel(control["batch"][t])
             other = joined(second(numbers), parts)[0]
             return halves.metered(state, at, message, examples, other)
+        if workers.shards:
+            workers.shards.step(at, message.grads)
+            return state, {"loss": message.loss}
         return halves.update(state, at, message)
 
     def send(state: State, groups: Iterable[int]) -> None:
+        at = workers.shards.at if workers.shards else lambda slot: halves.given(state, slot)
         slots = {order.working[group].slot for group in groups}
-        given = {slot: jax.device_get(halves.given(state, slot)) for slot in slots}
+        given = {slot: jax.device_get(at(slot)) for slot in slots}
         for group in groups:
             reading = order.working[group]
             workers.send(group, given[reading.slot], reading.numbers)
@@ -135,7 +141,10 @@ def server(run: Run, order: Order, workers: Workers) -> Callable[[Ask], Answer]:
 
     def begin(ask: Ask) -> Answer:
         nonlocal begun, workers
-        compiled(ask)
+        if workers.shards:
+            workers.shards.put(ask.state)
+        else:
+            compiled(ask)
         if halves.merged:
             workers = merged.serve(
                 workers,
@@ -178,6 +187,8 @@ def server(run: Run, order: Order, workers: Workers) -> Callable[[Ask], Answer]:
             if did.row:
                 said.append(info)
                 gathered.clear()
+        if workers.shards:
+            state = workers.shards.get()
         names = said[0] if said else ("loss",)
         return state, {name: np.array([info[name] for info in said]) for name in names}
 

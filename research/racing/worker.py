@@ -4,7 +4,7 @@ With a merged server it makes that in two calls: first its activations, and of t
 the gradient of its own blocks.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,13 +13,22 @@ import numpy as np
 from research import problem, program, resident
 from research.program import Raced
 from research.run import Run, parted
-from research.strategies.base import Params
+from research.strategies.base import Event, Params, State
 from research.strategies.method import of_config
 from research.timeline.versions import Order
 
 AHEAD = 64  # batches whose numbers are made at a time
 
 Compute = Callable[[Any, range], Any]
+
+
+class Shards(NamedTuple):
+    """A server in parts. Handles are what workers are given, and resolved where they are."""
+
+    put: Callable[[State], None]  # this is the state
+    step: Callable[[Event, Sequence[Any]], None]  # an update of handles of gradients
+    at: Callable[[Any], list[Any]]  # handles of what a worker sees that reads the slot
+    get: Callable[[], State]
 
 
 class Workers(NamedTuple):
@@ -30,6 +39,7 @@ class Workers(NamedTuple):
 
     send: Callable[[int, Any, range], None]  # (group, what it is given, numbers of its batches)
     receive: Callable[[float], tuple[int, Any] | None]  # (seconds) -> group and message
+    shards: Shards | None = None  # if they send to these; then messages are of handles
 
 
 class Activations(NamedTuple):

@@ -57,7 +57,7 @@ def asynchronous(
         return State(table, first, update.init(params), kept)
 
     def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
-        read, write = slot_of(event, "read"), slot_of(event, "write")
+        read, write = (slot_of(event, name, state.slots) for name in ("read", "write"))
         seen = state.at(read) | (event.control or {}).get("seen", {})
         loss, grads = gradient(seen, event, batch)
         if servers and event.staleness is not None:
@@ -67,11 +67,11 @@ def asynchronous(
         params, opt_state = update.apply(grads, state.opt_state, state.params, event, seen)
         return state.after(params, opt_state, write), {"loss": loss}
 
-    def slot_of(event: Event, name: str) -> Slot:
+    def slot_of(event: Event, name: str, stale: Params) -> Slot:
         slots = jnp.asarray((event.control or {}).get(name, getattr(event, name)), jnp.int32)
         if servers is None:
             return slots
-        return {block: slots[server] for block, server in servers.items() if block not in fresh}
+        return {block: slots[server] for block, server in servers.items() if block in stale}
 
     return Strategy(init, step)
 

@@ -12,7 +12,7 @@ from research import trainer
 from research.outputs.files import WorkdirError
 from research.outputs.hold import held
 from research.outputs.workdir import parameters
-from research.racing import on_ray
+from research.racing import on_ray, shards
 from research.racing.race import in_turn, race, replaying
 from research.racing.worker import worker
 from research.run import by_number
@@ -167,6 +167,48 @@ def test_a_worker_that_died_answers_all_the_same(config, mnist, tmp_path):
     one, _ = raced(config, values, tmp_path / "one", at_random(21))
     other, _ = raced(config, values, tmp_path / "other", forgetful)
     assert one["parameters_crc32"] == other["parameters_crc32"]
+
+
+def in_parts(servers, seed):
+    """As `at_random`, with parts of the server in this process: what they say is its own handle."""
+
+    def connect(run):
+        parts = [shards.Part(run, number, servers) for number in range(servers)]
+        calls = [lambda name, *given, of=part: getattr(of, name)(*given) for part in parts]
+        compute = shards.parted(worker(run), run, servers)
+
+        def sent(given, numbers):
+            loss, *grads = compute(numbers, *given)
+            return base.Message(loss, grads)
+
+        rng = np.random.default_rng(seed)
+        made = in_turn(sent, lambda working: int(rng.choice(working)))
+        server = shards.shards(calls, lambda handles: handles, run.program.init(run.params))
+        return contextlib.nullcontext(made._replace(shards=server))
+
+    return connect
+
+
+@pytest.mark.parametrize("servers", [2, 3])
+@pytest.mark.parametrize("case", ["plain", "adam", "by staleness", "local"])
+def test_a_server_in_parts_makes_the_same_updates(config, mnist, tmp_path, case, servers):
+    cases = {"plain": {}, "local": {"strategy.name": "asynchronous+local"}, **CASES, **MERGED}
+    values = {**mnist, "model.hidden": (8, 8), "cluster.nodes": 4, **cases[case]}
+    values |= {"cluster.service": "race", "optimizer.learning_rate": 0.02}
+    whole = race(config(values), tmp_path / "whole", at_random(25))
+    race(config({**values, "steps": 20}), tmp_path / "parts", in_parts(servers, 25), servers)
+    one, other = (pd.read_csv(tmp_path / name / "trace.csv") for name in ("whole", "parts"))
+    pd.testing.assert_frame_equal(*(t[:20].drop(columns="seconds") for t in (one, other)))
+    # It goes on whole, from what the parts have put together.
+    again = race(config(values), tmp_path / "parts", replaying(one["worker"][20:]))
+    one, other = vector(tmp_path / "whole"), vector(tmp_path / "parts")
+    assert again["staleness_histogram"] == whole["staleness_histogram"]
+    assert np.abs(one - other).max() <= 1e-5 * np.abs(one).max()  # two roundings, as above
+
+
+def test_the_largest_part_is_small():
+    params = {name: np.zeros(size) for name, size in zip("abcde", (5, 9, 4, 3, 1), strict=True)}
+    assert shards.blocks(params, 2) == [["b", "d"], ["a", "c", "e"]]
 
 
 def test_every_batch_is_of_one_update_and_of_whom_the_order_says(config, tmp_path):
@@ -357,6 +399,25 @@ def test_a_trace_of_several_arrivals_says_whose_they_are(config, tmp_path, chang
 def test_what_cannot_race(config, tmp_path, values, message):
     with pytest.raises(ConfigError, match=message):
         raced(config, values, tmp_path / "none", at_random(0))
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    ("values", "servers", "message"),
+    [
+        ({}, 0, "must be from 1 to 3"),
+        ({}, 4, "must be from 1 to 3, the blocks of the model"),
+        ({"strategy.fresh": ("classifier",)}, 2, "only where an update is one gradient"),
+        ({"probes.momentum": True}, 2, "only where an update is one gradient"),
+        (several("k_async"), 2, "only where an update is one gradient"),
+        (LOCAL | {"cluster.speeds": ()}, 2, "only where an update is one gradient"),
+        (CLIPPED, 2, "by the gradients of all"),
+    ],
+)
+def test_what_no_server_in_parts_can_do(config, mnist, tmp_path, values, servers, message):
+    values = {**mnist, "model.hidden": (8, 8), **values, "cluster.service": "race"}
+    with pytest.raises(ConfigError, match=f"--servers={servers}: .*{message}"):
+        race(config(values), tmp_path / "none", in_parts(servers, 0), servers)
     assert not (tmp_path / "none").exists()
 
 

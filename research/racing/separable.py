@@ -1,0 +1,44 @@
+"""Whether some blocks can be moved apart from the others, as several servers of a race do it."""
+
+from collections.abc import Collection
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from research import program
+from research.run import Run
+from research.strategies.base import Event, Message, Params
+from research.values import ConfigError
+
+
+def check(run: Run, blocks: Collection[str], wanted: str) -> None:
+    """Raises `ConfigError` if how the blocks move depends on the gradients of others.
+
+    So it does with an optimizer that scales all by the norm of all. Two updates are made of random
+    gradients, the second for those that have a memory. `wanted` is the key that asks for it.
+    """
+    halves = program.raced(run.config, run.data.classes, run.timeline.slots)
+    rng = np.random.default_rng(0)
+    grads = jax.tree.map(lambda x: rng.standard_normal(x.shape).astype(x.dtype), run.params)
+    zeros = jax.tree.map(np.zeros_like, grads)
+    hypers, control = (
+        {name: values[0] for name, values in of.items()}
+        for of in (run.hypers, run.timeline.control or {})
+    )
+    nothing = np.zeros((), np.int32)
+    event = Event(nothing, nothing, hypers, control, run.timeline.staleness[0])
+
+    def moved(others: Params) -> list[jax.Array]:
+        state = run.program.strategy.init(run.params)
+        own = {name: grads[name] for name in blocks}
+        for _ in range(2):
+            state, _ = halves.update(state, event, Message(jnp.zeros(()), {**others, **own}))
+        return jax.tree.leaves({name: state.params[name] for name in blocks})
+
+    pairs = zip(moved(grads), moved(zeros), strict=True)
+    if not all(np.array_equal(one, other) for one, other in pairs):
+        raise ConfigError(
+            f"{wanted}: the servers of a race move their blocks one after the other, and this "
+            "optimizer moves a block by the gradients of all; take one that does not"
+        )

@@ -1,0 +1,120 @@
+"""A server of a race in parts: each keeps some of the blocks, and workers send to it directly.
+
+    part k    x_{t+1}[k] = step(x_t[k], g_t[k])      t: in the order that the command decides
+
+The command hears only that a gradient is there, and numbers it. So all parts have one order of
+updates, and what a worker reads is one version of all blocks.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from research import program
+from research.racing import separable
+from research.racing.worker import Compute, Shards
+from research.run import Run
+from research.strategies.base import Event, Message, Params, State, alone
+from research.strategies.method import of_config
+from research.values import ConfigError
+
+Call = Callable[..., Any]  # (method of a `Part`, its arguments) -> a handle of what it returns
+
+
+def blocks(params: Params, servers: int) -> list[list[str]]:
+    """Names by part, so that the largest is as small as this is likely to get: largest first."""
+    size = {name: sum(x.size for x in jax.tree.leaves(own)) for name, own in params.items()}
+    found: list[list[str]] = [[] for _ in range(servers)]
+    for name in sorted(size, key=lambda name: -size[name]):
+        min(found, key=lambda own: sum(size[other] for other in own)).append(name)
+    return found
+
+
+class Part:
+    """Keeps some blocks, versions that are still to be read among them."""
+
+    def __init__(self, run: Run, number: int, servers: int):
+        self._halves = program.raced(run.config, run.data.classes, run.timeline.slots)
+        own = {name: run.params[name] for name in blocks(run.params, servers)[number]}
+        self._state = run.program.strategy.init(own)
+
+    def put(self, state: Mapping[str, np.ndarray]) -> None:
+        """`state`: leaves of the whole one."""
+        self._state = filled(self._state, state)
+
+    def step(self, event: Event, grads: Params) -> None:
+        self._state, _ = self._halves.update(self._state, event, Message(jnp.zeros(()), grads))
+
+    def at(self, slot: Any) -> Params:
+        return jax.device_get(self._halves.given(self._state, slot))
+
+    def get(self) -> dict[str, np.ndarray]:
+        return leaves(self._state)
+
+
+def leaves(state: State) -> dict[str, np.ndarray]:
+    """Those of a state by path, which is the same in that of some blocks only."""
+    return {
+        jax.tree_util.keystr(path): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(jax.device_get(state))
+    }
+
+
+def filled(like: State, found: Mapping[str, np.ndarray]) -> State:
+    """A state like this one, of leaves by path."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: jnp.array(found[jax.tree_util.keystr(path)]), like
+    )
+
+
+def shards(parts: Sequence[Call], fetch: Callable[[list[Any]], list[Any]], like: State) -> Shards:
+    """`fetch`: what handles are of. `like`: a state of all blocks."""
+
+    def put(state: State) -> None:
+        of = leaves(state)
+        fetch([call("put", of) for call in parts])
+
+    def step(event: Event, grads: Sequence[Any]) -> None:
+        for call, own in zip(parts, grads, strict=True):
+            call("step", event, own)
+
+    def at(slot: Any) -> list[Any]:
+        return [call("at", slot) for call in parts]
+
+    def get() -> State:
+        each = fetch([call("get") for call in parts])
+        return filled(like, {path: leaf for own in each for path, leaf in own.items()})
+
+    return Shards(put, step, at, get)
+
+
+def parted(compute: Compute, run: Run, servers: int) -> Callable[..., tuple[Any, ...]]:
+    """(numbers of its batches, what it is given of every part) -> loss, and each one's gradient."""
+    names = blocks(run.params, servers)
+
+    def compute_parts(numbers: range, *given: Params) -> tuple[Any, ...]:
+        loss, grads = compute({name: own for part in given for name, own in part.items()}, numbers)
+        return loss, *({name: grads[name] for name in own} for own in names)
+
+    return compute_parts
+
+
+def check(run: Run, servers: int) -> None:
+    """Raises `ConfigError` if the server of this run cannot have so many parts."""
+    config, wanted = run.config, f"--servers={servers}"
+    if not 1 <= servers <= len(run.params):
+        raise ConfigError(f"{wanted}: must be from 1 to {len(run.params)}, the blocks of the model")
+    if servers == 1:
+        return
+    read = of_config(config).read
+    one = read and read.single and read.race and read.race.work is alone
+    if not one or config.strategy.fresh or config.probes.momentum:
+        raise ConfigError(
+            f"{wanted}: only where an update is one gradient of the whole batch, and the server "
+            "needs it for nothing else: without fresh blocks and config.probes.momentum"
+        )
+    for own in blocks(run.params, servers):
+        separable.check(run, own, wanted)
