@@ -36,9 +36,9 @@ def command(module, workdir, **values):
     return [sys.executable, "-m", module, *RUN, f"--workdir={workdir}", *keys]
 
 
-def start(workdir, **values):
+def start(workdir, parts=1, **values):
     pipe = subprocess.PIPE
-    line = command("launch.race", workdir, **values)
+    line = [*command("launch.race", workdir, **values), f"--servers={parts}"]
     return subprocess.Popen(line, cwd=ROOT, stdout=pipe, stderr=pipe, text=True)
 
 
@@ -54,6 +54,10 @@ def descendants(pid):
 
 def workers(pid):
     return [child for child, line in descendants(pid).items() if line.startswith("ray::Worker")]
+
+
+def keepers(pid):
+    return [child for child, line in descendants(pid).items() if line.startswith("ray::Keeper")]
 
 
 def servers(pid):
@@ -162,6 +166,27 @@ def test_workers_and_servers_die(tmp_path, name, dying):
     consistent(folder, done)
     # One program rounds otherwise than two, by 1e-7 of a number an update.
     assert replayed(folder, tmp_path / "replay", steps=done, **values) <= 1e-4
+
+
+def test_parts_of_a_server_die(tmp_path):
+    """One of them twice and a worker once; all begin again where it was saved."""
+    rng, folder = random.Random(7), tmp_path / "race"
+    job = start(folder, parts=2, steps=1_000_000)
+    for kind in (keepers, workers, keepers):
+        until(lambda: len(workers(job.pid)) == 3 and step(folder) > 150, job)
+        time.sleep(rng.random())
+        os.kill(rng.choice(kind(job.pid)), signal.SIGKILL)
+        if kind is keepers:
+            until(lambda: not workers(job.pid), job)
+    last = step(folder)
+    until(lambda: step(folder) > last + 200, job)
+    job.send_signal(signal.SIGINT)
+    _, errors = job.communicate(timeout=60)
+    assert job.returncode == 128 + signal.SIGINT, errors[-3000:]
+    assert errors.count("a part of the server died; it starts again where it was saved") == 2
+    done = json.loads((folder / "summary.json").read_text())["step"]
+    consistent(folder, done)
+    assert replayed(folder, tmp_path / "replay", steps=done) <= 1e-4  # as above
 
 
 def test_it_ends_soon_when_told_and_goes_on(tmp_path):
