@@ -36,12 +36,11 @@ FRESH |= {"strategy.groups": 3, "cluster.nodes": 3}
 CLIPPED = {"optimizer.chain": ("optax:clip_by_global_norm",)}
 CLIPPED |= {"optimizer.chain_options": {"max_norm": 1.0}}
 MERGED = {
-    "sgd": {"optimizer.learning_rate": 0.1},
     "one group": {"strategy.groups": 1},
     "adam, cosine": {"optimizer.name": "adam", "optimizer.momentum": 0.0}
     | {"optimizer.learning_rate": 0.01, "optimizer.schedule": "cosine"},
-    "by staleness": {"optimizer.chain": ("delay_compensation", "staleness_rate")},
-    "bounded": {"strategy.staleness_bound": 0},
+    "by staleness, bounded": {"optimizer.chain": ("delay_compensation", "staleness_rate")}
+    | {"strategy.staleness_bound": 1},
     "metered": {"probes.momentum": True},
     "augmented cnn": {"model.name": "cnn", "model.channels": (2, 2), "model.hidden": (5,)}
     | {"strategy.fresh": ("hidden0", "classifier"), "data.augment": "crop"},
@@ -123,10 +122,9 @@ def test_a_merged_server_races_too(config, mnist, tmp_path, case):
     assert again["staleness_histogram"] == summary["staleness_histogram"]
     one, other = vector(tmp_path / "race"), vector(tmp_path / "replay")
     assert np.abs(one - other).max() <= 1e-5 * np.abs(one).max()  # two roundings, as above
-    train(config({**values, **source, "strategy.fresh": ()}), tmp_path / "stale")
-    distance = np.abs(one - vector(tmp_path / "stale")).max()
-    exact = case in ("one group",)  # then nothing is stale
-    assert (distance <= 1e-5 * np.abs(one).max()) == exact
+    if case == "metered":  # and it is not what it would be if those blocks were stale
+        train(config({**values, **source, "strategy.fresh": ()}), tmp_path / "stale")
+        assert np.abs(one - vector(tmp_path / "stale")).max() > 1e-3 * np.abs(one).max()
 
 
 def test_a_merged_server_goes_on_where_it_was_saved(config, mnist, tmp_path):
@@ -189,11 +187,16 @@ def in_parts(servers, seed):
     return connect
 
 
-@pytest.mark.parametrize("servers", [2, 3])
-@pytest.mark.parametrize("case", ["plain", "adam", "by staleness", "local"])
-def test_a_server_in_parts_makes_the_same_updates(config, mnist, tmp_path, case, servers):
-    cases = {"plain": {}, "local": {"strategy.name": "asynchronous+local"}, **CASES, **MERGED}
-    values = {**mnist, "model.hidden": (8, 8), "cluster.nodes": 4, **cases[case]}
+@pytest.mark.parametrize(
+    ("own", "servers"),
+    [
+        (CASES["compensated"], 2),
+        ({"strategy.name": "asynchronous+local"}, 3),
+        ({"optimizer.name": "adam", "optimizer.momentum": 0.0}, 3),
+    ],
+)
+def test_a_server_in_parts_makes_the_same_updates(config, mnist, tmp_path, own, servers):
+    values = {**mnist, "model.hidden": (8, 8), "cluster.nodes": 4, **own}
     values |= {"cluster.service": "race", "optimizer.learning_rate": 0.02}
     whole = race(config(values), tmp_path / "whole", at_random(25))
     race(config({**values, "steps": 20}), tmp_path / "parts", in_parts(servers, 25), servers)
