@@ -22,24 +22,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
-from ml_collections import ConfigDict
 
-from research import seeds
-from research.strategies import nodes
+from research.strategies import gossip_clock
 from research.strategies.base import Batch, Event, Info, Params, State, Strategy
 from research.strategies.messages import over_nodes, own_event
-from research.strategies.method import Chosen, Keys, Method, Setting
-from research.timeline import graphs, habits
-from research.timeline.base import Timeline
-from research.timeline.network import broadcast, links
+from research.strategies.method import Keys, Method
+from research.timeline import graphs
 from research.timeline.service import DRAWN
-from research.values import one_of, require
+from research.values import one_of
 
 OWN = ("to", "weight", "from")  # of `event.control`; all else there is (nodes, ...)
 ORDERS = ("combine", "adapt")
-ROWS = 256  # nodes at most that each hold a whole row of R; of more those that are not 0
 
 
 def gossip(inner: Strategy, keys: Keys, senders: str | None = None) -> Strategy:
@@ -87,35 +81,6 @@ def gossip(inner: Strategy, keys: Keys, senders: str | None = None) -> Strategy:
     return Strategy(inner.init, step)
 
 
-def clock(setting: Setting, methods: Chosen) -> Timeline:
-    """Nodes wait for what is sent to them, and for nobody else (`graphs.arrivals`)."""
-    config, strategy, size = setting.config, setting.config.strategy, setting.update_bytes
-    cluster, steps, name = config.cluster, config.steps, strategy.graph
-    ready, done, more = nodes.inside(setting, methods)(steps)
-    to = graphs.graph(name, cluster.nodes, steps, seeds.generator(config.seed, "graph"))
-    early = strategy.gossip_order == "combine"
-    between, handed_on = links(cluster, size), broadcast(cluster, size)
-    load = habits.load(cluster)
-    seconds = graphs.arrivals(to, ready, done, between, handed_on, early, load)
-    w = graphs.weights(to, steps) if name == "push" else np.ones((steps, cluster.nodes))
-    control = {"to": graphs.each_update(to, steps), "weight": w.astype(np.float32)}
-    if cluster.nodes > ROWS:
-        control["from"] = graphs.each_update(graphs.senders(to), steps)
-    none = np.zeros(steps, np.int32)
-    slots = int(more["read"].max()) + 1 if "read" in more else 1
-    staleness = more.pop("staleness", none)
-    return Timeline(none, none, none, staleness, seconds, slots, control | more)
-
-
-def check(config: ConfigDict, methods: Chosen) -> None:
-    """Raises `ConfigError`."""
-    nodes.check(config, methods)
-    one_of(config, "strategy.graph", graphs.GRAPHS)
-    pushes = config.strategy.graph in ("push", "complete")
-    wanted = f"at most {ROWS:,} that gossip on {config.strategy.graph!r}, where many send to one"
-    require(config, "cluster.nodes", lambda v: v <= ROWS or not pushes, wanted)
-
-
 METHOD = Method(
     keys={
         "graph": "ring",  # 'exponential', 'one_peer', 'complete', 'random', 'push'
@@ -123,11 +88,11 @@ METHOD = Method(
     },
     compiled=("gossip_order",),
     mix=gossip,
-    clock=clock,
+    clock=gossip_clock.clock,
     laws=DRAWN,
     cluster=("overlap", "speeds", "latencies", "bandwidths", "regions", "diurnal"),
     info=("sent_bytes",),
     values=lambda config: one_of(config, "strategy.gossip_order", ORDERS),
-    check=check,
+    check=gossip_clock.check,
     report=lambda config, _: graphs.report(config.strategy.graph, config.cluster.nodes),
 )

@@ -167,7 +167,7 @@ def merges(config: ConfigDict, methods: Chosen) -> None:
     cut([name for name, _ in models.make(config.model, classes=2)], config.strategy.fresh)
     wanted = f"config.strategy.fresh = {tuple(config.strategy.fresh)!r}: in a race"
     if methods.gradient:
-        raise ConfigError(f"{wanted} with config.strategy.name = 'asynchronous' alone")
+        raise ConfigError(f"{wanted} groups must take the gradient of the whole model's loss")
     if config.probes.steer:
         raise ConfigError(f"{wanted} config.probes.steer must be False, as these blocks are ahead")
 

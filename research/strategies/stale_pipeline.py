@@ -15,7 +15,6 @@ of its own, with a staleness of its own.
 
 from typing import Any
 
-import numpy as np
 from ml_collections import ConfigDict
 
 from research import models
@@ -24,17 +23,8 @@ from research.strategies.late_stages import gradient_of, reading
 from research.strategies.method import Chosen, Method, Network, Setting
 from research.timeline import pipeline
 from research.timeline.base import Timeline
+from research.timeline.stale_stages import KINDS, stale_stages
 from research.values import ConfigError, one_of
-
-KINDS = ("stash", "2bw", "no_stash", "predict")
-
-
-def delays(kind: str, stages: int, blocks: int) -> np.ndarray:
-    """(blocks,) int32, tau of every block; the last is where the block before it is."""
-    trunk = np.minimum(np.arange(blocks), max(blocks - 2, 0))
-    cuts = [(blocks - 1) * stage // stages for stage in range(stages)]
-    behind = stages - np.searchsorted(cuts, trunk, side="right")
-    return np.minimum(behind.max(), 1) + 0 * behind if kind == "2bw" else behind
 
 
 def clock(setting: Setting, methods: Chosen) -> Timeline:
@@ -45,19 +35,10 @@ def clock(setting: Setting, methods: Chosen) -> Timeline:
     config, strategy = setting.config, setting.config.strategy
     assert setting.network
     blocks, stages = len(setting.network.problem.blocks), config.cluster.nodes
-    late = delays(strategy.pipeline, stages, blocks)
-    t = np.arange(config.steps)[:, None]
-    staleness = np.minimum(late, t).astype(np.int32)
-    slots = int(late.max()) + 1 + (strategy.pipeline == "predict")
-    versions = {"read": t - staleness, "write": t + 1 + 0 * late}
-    if strategy.pipeline == "predict":
-        versions["before"] = np.maximum(t - staleness - 1, 0)
-    control = {name: (version % slots).astype(np.int32) for name, version in versions.items()}
     size = {"steps": config.steps, "batch_size": config.batch_size}
     parts = strategy.micro_batches if strategy.pipeline == "2bw" else 1
     seconds = pipeline.never_flushed(config.cluster, parts, _work(config, setting.network), **size)
-    none = np.zeros(config.steps, np.int32)
-    return Timeline(none, none, none, staleness, seconds, slots, control)
+    return stale_stages(strategy.pipeline, stages, blocks, seconds)
 
 
 def _work(config: ConfigDict, network: Network) -> pipeline.Work:

@@ -395,7 +395,7 @@ def test_a_trace_of_several_arrivals_says_whose_they_are(config, tmp_path, chang
         ({**FRESH, "model.name": "mlp", **CLIPPED}, "by the gradients of all"),
         (
             {**FRESH, "model.name": "mlp", "strategy.name": "asynchronous+local"},
-            "with config.strategy.name = 'asynchronous' alone",
+            "the gradient of the whole model's loss",
         ),
     ],
 )

@@ -12,8 +12,9 @@ from research.checks import check
 from research.config import ConfigError
 from research.strategies import Event, base
 from research.strategies.late_stages import reading
-from research.strategies.stale_pipeline import KINDS, METHOD, delays
+from research.strategies.stale_pipeline import METHOD
 from research.timeline import pipeline
+from research.timeline.stale_stages import KINDS, delays
 
 STEPS, BATCH, STAGES, RATE, MU = 12, 6, 3, 0.1, 0.5
 BLOCKS = ("hidden0", "hidden1", "hidden2", "classifier")
