@@ -32,7 +32,7 @@ from research.timeline import graphs
 from research.timeline.service import DRAWN
 from research.values import one_of
 
-OWN = ("to", "weight", "from")  # of `event.control`; all else there is (nodes, ...)
+OWN = ("to", "weight", "from", "stand")  # of `event.control`; all else there is (nodes, ...)
 ORDERS = ("combine", "adapt")
 
 
@@ -42,7 +42,8 @@ def gossip(inner: Strategy, keys: Keys, senders: str | None = None) -> Strategy:
     `event.control`: `to`, (nodes, k) int32, whom each sends to, and `weight`, w, (nodes,), both the
     same on all nodes; of every node what the inner strategy asks for; and of many nodes `from`,
     (nodes, k), who sends to each. Then a node takes the mean of those messages, and no row of P has
-    an entry for every node; sums are in another order.
+    an entry for every node; sums are in another order. Where nodes come and go there is `stand`,
+    (nodes,) int32: who is away has the row of R of another, and makes no update.
     """
     gather = over_nodes(senders).gather
     early = keys["gossip_order"] == "combine"
@@ -50,12 +51,18 @@ def gossip(inner: Strategy, keys: Keys, senders: str | None = None) -> Strategy:
     def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
         node, control, before = lax.axis_index("node"), event.control or {}, state.params
         after, info = inner.step(state, own_event(event, OWN), batch)
-        to, w = control["to"], control["weight"]
+        to, w, i = control["to"], control["weight"], node
+        if "stand" in control:
+            i = control["stand"][node]
+            after = jax.tree.map(partial(jnp.where, i == node), after, state)
         if "from" in control:
-            others: Any = control["from"][node]
+            others: Any = control["from"][i]
             heard = w[others] / to.shape[1]
+            if "stand" in control:  # and what it has kept, of its messages to who is away
+                kept = (to[i] == i).sum() / (others == i).sum()
+                heard *= jnp.where(others == i, kept, control["stand"][others] == others)
         else:
-            others, heard = slice(None), (to == node).mean(axis=1) * w  # P_ij w_j of this row i
+            others, heard = slice(None), (to == i).mean(axis=1) * w  # P_ij w_j of this row i
         row = heard / heard.sum()
 
         def mixed(tree: Params) -> Params:  # in float32, which accelerators would cut
@@ -90,7 +97,7 @@ METHOD = Method(
     mix=gossip,
     clock=gossip_clock.clock,
     laws=DRAWN,
-    cluster=("overlap", "speeds", "latencies", "bandwidths", "regions", "diurnal"),
+    cluster=("overlap", "speeds", "latencies", "bandwidths", "regions", "diurnal", "presence"),
     info=("sent_bytes",),
     values=lambda config: one_of(config, "strategy.gossip_order", ORDERS),
     check=gossip_clock.check,

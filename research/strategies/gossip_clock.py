@@ -15,19 +15,28 @@ ROWS = 256  # nodes at most that each hold a whole row of R; of more those that 
 
 
 def clock(setting: Setting, methods: Chosen) -> Timeline:
-    """Nodes wait for what is sent to them, and for nobody else (`graphs.arrivals`)."""
+    """Nodes wait for what is sent to them, and for nobody else (`graphs.arrivals`).
+
+    Who is away (`config.cluster.presence`) sends all to itself, as do those to whom it would have
+    been sent. It `stand`s where the next on the circle does that is there.
+    """
     config, strategy, size = setting.config, setting.config.strategy, setting.update_bytes
     cluster, steps, name = config.cluster, config.steps, strategy.graph
     ready, done, more = nodes.inside(setting, methods)(steps)
     to = graphs.graph(name, cluster.nodes, steps, seeds.generator(config.seed, "graph"))
     early = strategy.gossip_order == "combine"
     between, handed_on = links(cluster, size), broadcast(cluster, size)
-    load = habits.load(cluster)
-    seconds = graphs.arrivals(to, ready, done, between, handed_on, early, load)
-    w = graphs.weights(to, steps) if name == "push" else np.ones((steps, cluster.nodes))
-    control = {"to": graphs.each_update(to, steps), "weight": w.astype(np.float32)}
+    habit = habits.load(cluster), habits.presence(cluster, config.seed)
+    seconds, there = graphs.arrivals(to, ready, done, between, handed_on, early, *habit)
+    control = {}
     if cluster.nodes > ROWS:
         control["from"] = graphs.each_update(graphs.senders(to), steps)
+    if cluster.presence:
+        to = graphs.staying(graphs.each_update(to, steps), there)
+        control["stand"] = graphs.stands(there)
+    uneven = name == "push" or cluster.presence
+    w = graphs.weights(to, steps) if uneven else np.ones((steps, cluster.nodes))
+    control |= {"to": graphs.each_update(to, steps), "weight": w.astype(np.float32)}
     none = np.zeros(steps, np.int32)
     slots = int(more["read"].max()) + 1 if "read" in more else 1
     staleness = more.pop("staleness", none)

@@ -20,7 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from research.timeline.habits import Load
+from research.timeline.base import TimelineError
+from research.timeline.habits import TURNS, Load, Presence
 
 GRAPHS = ("ring", "exponential", "one_peer", "complete", "random", "push")
 DRAWN = ("random", "push")
@@ -123,8 +124,10 @@ def arrivals(
     handed_on: float,
     early: bool,
     load: Load | None = None,
-) -> np.ndarray:
-    """(steps,) seconds at which the last node has its parameters after every update.
+    presence: Presence | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """(steps,) seconds at which the last node has its parameters after every update, and who was in
+    it, (steps, nodes) bool.
 
     `ready`, `done`: (steps, nodes) seconds of a node's own update until its first message may leave
     and until its end, times the `load` at the second at which it begins; `links`: seconds of a
@@ -132,15 +135,25 @@ def arrivals(
     begins the next update when it has its own and those that are sent to it, which takes the
     seconds `handed_on` inside it. With `early` it sends what it had before the update, so that
     messages travel beside the computing.
+
+    Who leaves before the end of its own update is not in it: it sends to nobody, and nobody to it.
+    Who is back is in the first update that all who are there begin later, when it has fetched what
+    the next of them has. Where all have left, the first to be back makes the update alone. Raises
+    `TimelineError` where nobody stays for as long as an update takes.
     """
     steps, nodes = ready.shape
     every = np.arange(nodes)
     cost = np.where(to == every[:, None], 0.0, links(every[:, None], to))
     travel = cost.cumsum(axis=2)
     now, free, seconds = np.zeros(nodes), np.zeros(nodes), np.zeros(steps)
+    who, here = np.ones((steps, nodes), bool), np.ones(nodes, bool)
     for t in range(steps):
         peers, took = to[t % len(to)], travel[t % len(to)]
-        factor = load(now) if load else 1.0
+        if presence:
+            here = who[t] = _lasting(here, now, done[t], links, load, presence)
+            peers = staying(peers, here)
+            took = np.where(peers == every[:, None], 0.0, cost[t % len(to)]).cumsum(axis=1)
+        factor, before = load(now) if load else 1.0, (now, free)
         leave = np.maximum(free, now if early else now + ready[t] * factor)
         free = leave + took[:, -1]
         now = now + done[t] * factor
@@ -150,5 +163,51 @@ def arrivals(
         sent: Any = peers != every[:, None]
         np.maximum.at(now, peers[sent], there[sent])
         now = now + handed_on
-        seconds[t] = now.max()
-    return seconds
+        if presence:
+            now, free = (np.where(here, *each) for each in zip((now, free), before, strict=True))
+        seconds[t] = now[here].max()
+    # Whom nobody waits for in the end has not been waited for before.
+    return np.minimum.accumulate(seconds[::-1])[::-1], who
+
+
+def staying(peers: np.ndarray, here: np.ndarray) -> np.ndarray:
+    """(..., nodes, k) whom each sends to: itself, in place of who is not `here`, (..., nodes)."""
+    every = np.arange(here.shape[-1])[:, None]
+    received = np.take_along_axis(here[..., None], peers.reshape(*here.shape[:-1], -1, 1), -2)
+    return np.where(received.reshape(peers.shape) & here[..., None], peers, every)
+
+
+def stands(there: np.ndarray) -> np.ndarray:
+    """(steps, nodes) int32: itself, or of who is not `there` the next on the circle who is."""
+    nodes = there.shape[1]
+    twice = np.where(np.tile(there, 2), np.arange(2 * nodes), 2 * nodes)
+    following = np.minimum.accumulate(twice[:, ::-1], axis=1)[:, ::-1]
+    return (following[:, :nodes] % nodes).astype(np.int32)
+
+
+def _lasting(
+    here: np.ndarray,
+    now: np.ndarray,
+    done: np.ndarray,
+    links: Links,
+    load: Load | None,
+    presence: Presence,
+) -> np.ndarray:
+    """Who is in the next update, of who was in the last; sets the second `now` of who is back."""
+    every = np.arange(len(here))
+    for _ in range(TURNS):
+        here = here & (now < presence.left)
+        if here.any():
+            start, source = now[here].min(), stands(here[None])[0]
+            come = ~here & (presence.back + links(source, every) <= start)
+        else:
+            start, come = presence.back.min(), every == presence.back.argmin()
+        now[come] = start
+        here |= come & presence.at(np.where(come, start, -np.inf))
+        here &= now + done * (load(now) if load else 1.0) < presence.left
+        if here.any():
+            return here
+    raise TimelineError(
+        f"config.cluster.presence: no node is there for the {done.min():.3g} seconds of an update, "
+        f"{TURNS:,} times one after the other; must be longer"
+    )

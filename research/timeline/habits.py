@@ -53,8 +53,10 @@ class Presence:
         self.left = rng.exponential(presence, nodes)
         self.back = self.left + rng.exponential(absence, nodes)
 
-    def at(self, now: float) -> np.ndarray:
-        """(nodes,) bool, who is there at that second, which is no earlier than any asked for.
+    def at(self, now: float | np.ndarray) -> np.ndarray:
+        """(nodes,) bool, who is there at that second, or each at its own, (nodes,).
+
+        It is no earlier than any that a node was asked for, or -inf, at which nobody comes or goes.
 
         Raises `TimelineError` where they come and go far more often than is asked for.
         """

@@ -11,7 +11,7 @@ from research import strategies, trainer
 from research.checks import check
 from research.config import ConfigError, default
 from research.strategies.gossip import METHOD, gossip
-from research.timeline import graphs
+from research.timeline import TimelineError, graphs
 from research.timeline.graphs import DRAWN, GRAPHS, arrivals, graph, matrices, spectral_gap, weights
 from tests.strategies import nodes
 from tests.strategies.nodes import EACH, RATE, START, STEPS, P, flattened, gradient
@@ -42,8 +42,12 @@ def ran(to, order, rates=RATE, momentum=0.6):
     return np.float64(flattened(states.params)), np.asarray(sent)
 
 
-def push_sum(to, order, rates=RATE, momentum=0.6):
-    """(STEPS, NODES, P) z and (STEPS, P) sums of x: the paper's own x, w and z."""
+def push_sum(to, order, rates=RATE, momentum=0.6, stand=None):
+    """(STEPS, NODES, P) z and (STEPS, P) sums of x: the paper's own x, w and z.
+
+    Who stands where another does makes no update, and has what that one has heard.
+    """
+    stand = np.tile(np.arange(NODES), (STEPS, 1)) if stand is None else stand
     p = [np.zeros((NODES, NODES)) for _ in to]
     for t, j in np.ndindex(*to.shape[:2]):
         for i in to[t, j]:
@@ -54,10 +58,12 @@ def push_sum(to, order, rates=RATE, momentum=0.6):
     for t in range(STEPS):
         z, mix = x / w[:, None], p[t % len(p)]
         grads = [gradient(z[i], t, slice(i * EACH, (i + 1) * EACH)) for i in range(NODES)]
-        velocity = momentum * velocity + grads
-        moved = -rates[t] * velocity
-        x = mix @ x + moved if order == "combine" else mix @ (x + moved)
-        w = mix @ w
+        away = stand[t] != np.arange(NODES)
+        velocity = np.where(away[:, None], velocity, momentum * velocity + grads)
+        moved = np.where(away[:, None], 0.0, -rates[t] * velocity)
+        heard = mix @ x if order == "combine" else mix @ (x + moved)
+        x, w = heard + (moved if order == "combine" else 0.0), mix @ w
+        x[away] = w[away, None] * (heard / w[:, None])[stand[t, away]]
         history.append(x / w[:, None])
         sums.append(x.sum(0))
     return np.array(history), np.array(sums)
@@ -92,6 +98,99 @@ def test_of_many_nodes_each_knows_only_who_sends_to_it(name, order):
     states, ours = nodes.ran(made(order), nodes.events(every, RATE, 0.6))
     np.testing.assert_allclose(flattened(states.params), whole, **CLOSE)
     np.testing.assert_array_equal(ours, sent)
+
+
+@pytest.mark.parametrize("order", ["combine", "adapt"])
+@pytest.mark.parametrize("name", ["ring", "one_peer", "random", "push"])
+def test_who_is_away_sends_and_is_sent_nothing(name, order):
+    """By half of the nodes in each update, and what they hold as that of the next who is there."""
+    rng = np.random.default_rng(8)
+    there = rng.random((STEPS, NODES)) < 0.5
+    there[np.arange(STEPS), rng.integers(NODES, size=STEPS)] = True
+    assert not there.all(axis=1).all() and (there.sum(axis=1) == 1).any()
+    whole, stand = drawn(name)[np.arange(STEPS) % len(drawn(name))], graphs.stands(there)
+    to = graphs.staying(whole, there)
+    for t, i in np.ndindex(STEPS, NODES):
+        expected = [j if there[t, i] and there[t, j] else i for j in whole[t, i]]
+        assert to[t, i].tolist() == expected
+        ahead = [(i + k) % NODES for k in range(NODES) if there[t, (i + k) % NODES]]
+        assert stand[t, i] == ahead[0]
+    every = control(to) | {"stand": stand}
+    states, sent = nodes.ran(made(order), nodes.events(every, SCHEDULE, 0.6))
+    expected, _ = push_sum(to, order, SCHEDULE, stand=stand)
+    np.testing.assert_allclose(flattened(states.params), expected, **CLOSE)
+    assert sent[there.sum(axis=1) == 1].sum() == 0
+    if name != "push":
+        every["from"] = graphs.senders(whole)
+        states, _ = nodes.ran(made(order), nodes.events(every, SCHEDULE, 0.6))
+        np.testing.assert_allclose(flattened(states.params), expected, **CLOSE)
+
+
+class Known:
+    """Absences that are given, (nodes, n, 2) seconds from and until, in place of drawn ones."""
+
+    def __init__(self, absences):
+        self._every = [[*map(tuple, own), (np.inf, np.inf)] for own in absences]
+        self.left, self.back = np.transpose([own[0] for own in self._every])
+
+    def at(self, now):
+        for i in np.flatnonzero(self.back <= now):
+            while self.back[i] <= np.broadcast_to(now, self.back.shape)[i]:
+                self._every[i].pop(0)
+                self.left[i], self.back[i] = self._every[i][0]
+        return now < self.left
+
+
+def test_nobody_waits_for_who_is_away():
+    """Updates of a second on a ring of four, and of node 1 of two."""
+    done = np.tile([1.0, 2.0, 1.0, 1.0], (10, 1))
+    links = lambda one, other: np.zeros(np.broadcast(one, other).shape)  # noqa: E731
+    away = Known([[], [(2.5, 5.2), (5.3, 7.0)], [], []])
+    seconds, there = arrivals(drawn("ring", 4), done, done, links, 0.0, False, None, away)
+    # It leaves in its second update, is back at 5.2 for a tenth, then at 7, and all wait for it.
+    assert there[:, 1].tolist() == [True, *[False] * 5, True, True, True, True]
+    assert there[:, [0, 2, 3]].all()
+    np.testing.assert_allclose(seconds[:6], [2, 3, 4, 5, 6, 7])
+    np.testing.assert_allclose(seconds[6:], [9, 11, 13, 15])
+
+
+def test_where_all_have_left_the_first_to_be_back_goes_on():
+    done = np.ones((5, 2))
+    links = lambda one, other: np.full(np.broadcast(one, other).shape, 0.5)  # noqa: E731
+    away = Known([[(1.2, 9.0)], [(1.9, 4.0)]])
+    seconds, there = arrivals(drawn("ring", 2), done, done, links, 0.0, True, None, away)
+    # The first update ends at 1; the next begins at 4. The other has to fetch parameters first.
+    assert there.tolist() == [[True, True], *[[False, True]] * 4]
+    np.testing.assert_allclose(seconds, [1, 5, 6, 7, 8])
+
+
+def test_nodes_must_stay_for_an_update():
+    values = {"cluster__presence": 1e-5, "cluster__absence": 1.0}
+    with pytest.raises(TimelineError, match=r"presence: no node is there for the 0\.008 seconds"):
+        strategies.timeline_of(
+            config_of(**values, cluster__service="constant"), steps_per_epoch=10, update_bytes=1
+        )
+
+
+def test_a_run_whose_nodes_come_and_go():
+    """Who never leaves changes nothing; else weights stay positive and keep their sum."""
+    values = {"cluster__service": "lognormal", "cluster__bandwidth": 1e6, "steps": 200}
+    line = {
+        presence: strategies.timeline_of(
+            config_of(**values, cluster__presence=presence, cluster__absence=0.1),
+            steps_per_epoch=10,
+            update_bytes=6000,
+        )
+        for presence in (0.0, 1e9, 0.5)
+    }
+    np.testing.assert_array_equal(line[1e9].seconds, line[0.0].seconds)
+    np.testing.assert_array_equal(line[1e9].control["to"], line[0.0].control["to"])
+    w, stand = line[0.5].control["weight"], line[0.5].control["stand"]
+    away = stand != np.arange(8)
+    assert 0.05 < away.mean() < 0.4  # a sixth by itself; and they wait for an update to begin
+    np.testing.assert_allclose(w.sum(axis=1), 8, rtol=1e-5)
+    np.testing.assert_allclose(w, 1, rtol=1e-5)  # a ring is symmetric, whoever is away
+    assert np.all(np.diff(line[0.5].seconds) >= 0)
 
 
 @given(st.sampled_from(["ring", "exponential", "one_peer", "random"]), st.integers(1, 40))
@@ -228,7 +327,7 @@ def test_a_node_waits_for_what_is_sent_to_it(name, count, early, seed):
     done = rng.exponential(size=(12, count))
     ready = done * rng.uniform(size=(12, count))
     links = rng.exponential(size=(count, count))
-    found = arrivals(to, ready, done, lambda one, other: links[one, other], 0.1, early)
+    found, _ = arrivals(to, ready, done, lambda one, other: links[one, other], 0.1, early)
     np.testing.assert_allclose(found, waited(to, ready, done, links, 0.1, early), rtol=1e-12)
 
 
@@ -240,11 +339,11 @@ def test_a_slow_update_is_felt_by_neighbours_only():
     def free(one, other):
         return np.zeros(np.broadcast(one, other).shape)
 
-    whole = arrivals(drawn("complete", 9), done, done, free, 0.0, early=False)
+    whole, _ = arrivals(drawn("complete", 9), done, done, free, 0.0, early=False)
     np.testing.assert_array_equal(whole, 5.0 + np.arange(6))
     slow = np.where(np.arange(12)[:, None] % 3 == 0, np.eye(9)[np.arange(12) // 3 * 4 % 9] * 2, 0)
     ring, complete = (
-        arrivals(drawn(name, 9), 1 + slow, 1 + slow, free, 0.0, early=False)[-1]
+        arrivals(drawn(name, 9), 1 + slow, 1 + slow, free, 0.0, early=False)[0][-1]
         for name in ("ring", "complete")
     )
     assert ring < complete == 12 + 4 * 2
