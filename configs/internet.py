@@ -13,8 +13,7 @@ mean and are back after one. Models are small, so bandwidths are scaled to their
     DiLoCo        after every 8th, outer momentum tuned too
     asynchronous  one server, in the region with the least far to all, with a link 1,000 times the
                   median one (107 Gb/s), which all queue for
-    gossip        one peer of the exponential graph after every update; nobody leaves, as it has no
-                  rule for that
+    gossip        one peer of the exponential graph after every update; who is away sends to nobody
 
 Every exchange may run behind the last two thirds of the computing before it. Every arm has its own
 learning rate and momentum at every size (of DiLoCo the outer one, of Adam b1), whose neighbours are
@@ -56,8 +55,9 @@ EARTH: Point = {
     "cluster.seconds_per_example": SECONDS,
     "cluster.diurnal": 0.3,
     "cluster.overlap": 2 / 3,
+    "cluster.presence": 7200.0,
+    "cluster.absence": 3600.0,
 }
-LEAVING: Point = {"cluster.presence": 7200.0, "cluster.absence": 3600.0}
 ALIKE: Point = {"cluster.service": "constant", "cluster.diurnal": 0.0, "cluster.presence": 0.0}
 FREE: Point = {
     "cluster.regions": 0,
@@ -112,9 +112,9 @@ PROBLEMS: Mapping[str, Problem] = {
     ),
 }
 ARMS: Mapping[str, Point] = {
-    "synchronous": {"strategy.name": "model_averaging", "strategy.period": 1, **LEAVING},
-    "DiLoCo": {"strategy.name": "diloco", "strategy.period": 8, **LEAVING},
-    "asynchronous": {"strategy.name": "asynchronous", **LEAVING},
+    "synchronous": {"strategy.name": "model_averaging", "strategy.period": 1},
+    "DiLoCo": {"strategy.name": "diloco", "strategy.period": 8},
+    "asynchronous": {"strategy.name": "asynchronous"},
     "gossip": {
         "strategy.name": "gossip",
         "strategy.graph": "one_peer",
