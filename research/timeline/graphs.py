@@ -126,10 +126,9 @@ def arrivals(
     load: Load | None = None,
     presence: Presence | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(steps,) seconds at which the last node has its parameters after every update, and who was in
-    it, (steps, nodes) bool.
+    """(steps,) seconds at which every update ends, and (steps, nodes) bool, who was in it.
 
-    `ready`, `done`: (steps, nodes) seconds of a node's own update until its first message may leave
+    It ends when the last of these has its parameters. `ready`, `done`: (steps, nodes) seconds of a node's own update until its first message may leave
     and until its end, times the `load` at the second at which it begins; `links`: seconds of a
     message from the one node to the other. A node sends its messages one after the other, and
     begins the next update when it has its own and those that are sent to it, which takes the
