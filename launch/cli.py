@@ -31,7 +31,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "train": Command("launch.train", "one run", DRY),
-    "race": Command("launch.race", "one run of real workers that race", APP),
+    "race": Command("launch.race", "one run of real workers that race", DRY),
     "sweep": Command("launch.sweep", "a grid of runs", APP),
     "report": Command("analysis.report", "a page of what was run"),
     "export": Command("analysis.export", "runs, to W&B or MLflow"),

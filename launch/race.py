@@ -12,13 +12,16 @@ With --servers=S its blocks are spread over S processes, which workers send thei
 of them have one order of updates.
 
 A worker that dies is replaced. A server that dies is started again from its last checkpoint
-(config.checkpoint_every). Ctrl-C saves, and the same command goes on.
+(config.checkpoint_every). Ctrl-C saves, and the same command goes on. `--dry_run` says what workers
+compute and send, and starts none.
 """
 
 import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from absl import flags
@@ -29,18 +32,25 @@ LOST = 75  # exit status of a server of which a part died
 DEATHS = 3  # one after the other without a new checkpoint, after which it is given up
 
 
+def raced(config: ConfigDict) -> None:
+    """It is of a race from now on. Raises `ConfigError`."""
+    from launch import app
+    from research.checks import check
+
+    app.one_run(config)
+    config.cluster.service = "race"
+    check(config)
+
+
 def served(config: ConfigDict, workdir: Path) -> int:
     """The server, in a process of its own."""
     from functools import partial
 
     from launch import app
-    from research.checks import check
     from research.racing.on_ray import PartLost, ray_workers
     from research.racing.race import race
 
-    app.one_run(config)
-    config.cluster.service = "race"
-    check(config)
+    raced(config)
     app.warn(config)
     given, servers = flags.FLAGS, flags.FLAGS.servers
     connect = partial(ray_workers, gpus=given.gpus_per_worker, servers=servers)
@@ -48,6 +58,32 @@ def served(config: ConfigDict, workdir: Path) -> int:
         return app.ended(race(config, workdir, partial(connect, address=given.address), servers))
     except PartLost:
         return LOST
+
+
+def described(config: ConfigDict) -> Iterator[str]:
+    """Lines on what workers compute and send. Raises what a race raises before it begins."""
+    from launch.dry import SECONDS
+    from research.outputs.progress import clock, number
+    from research.program import parameter_bytes
+    from research.racing.race import prepared
+    from research.racing.worker import asked, parts_of, worker
+
+    raced(config)
+    run = prepared(config, flags.FLAGS.servers)
+    send, given, batches = asked(run, worker(run), 0)
+    sent, taken, done = send(), 0.0, 0
+    while taken < SECONDS:
+        begun = time.monotonic()
+        send()
+        taken, done = taken + time.monotonic() - begun, done + 1
+    each, updates = taken / done, batches / parts_of(run)
+    rate = config.strategy.groups * updates / each
+    yield f"parameters      {parameter_bytes(run.params):,} bytes"
+    yield f"a message       {number(each)} s of a worker alone with all cores, {updates:g} updates"
+    yield f"it is given     {parameter_bytes(given):,} bytes"
+    yield f"it sends        {parameter_bytes(sent):,} bytes"
+    yield f"at most         {number(rate)} updates/s, if nobody slowed or waited for anybody"
+    yield f"in all          {clock(config.steps / rate)} at least"
 
 
 def define() -> None:
@@ -92,10 +128,10 @@ def _pass_on_to(process: subprocess.Popen[bytes]) -> None:
 
 def main() -> None:
     if os.environ.get(SERVER):
-        from launch import app
+        from launch import app, dry
 
         define()
-        app.run(served)
+        app.run(dry.asked(served, described))
     else:
         named = [a.partition("=")[2] for a in sys.argv if a.startswith("--workdir=")]
         sys.exit(supervised(sys.argv[1:], (named or [""])[-1]))

@@ -14,7 +14,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from research.racing.shards import Part, parted, shards
-from research.racing.worker import Shards, Workers, warm, worker
+from research.racing.worker import Shards, Workers, asked, worker
 from research.run import Run
 from research.strategies.base import Message
 from research.trainer import prepare
@@ -49,7 +49,7 @@ class Worker:
         run = prepare(ConfigDict(config), race=True)
         self._compute = worker(run)
         self._in_parts = parted(self._compute, run, servers)
-        warm(run, self._compute, group)
+        asked(run, self._compute, group).send()
 
     def ready(self) -> None:
         """Returns when the worker is there."""

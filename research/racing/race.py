@@ -50,10 +50,7 @@ def race(config: ConfigDict, workdir: Path, connect: Connect, servers: int = 1) 
     `config.cluster.service` is 'race', and `connect` gives workers of so many `servers`. Raises
     what `trainer.train` raises.
     """
-    run = trainer.prepare(config, begun=begun(workdir), race=True)
-    if fresh := config.strategy.fresh:
-        separable.check(run, fresh, f"config.strategy.fresh = {tuple(fresh)!r}")
-    shards.check(run, servers)
+    run = prepared(config, servers, begun(workdir))
     training = trainer.training(run, workdir)
     with contextlib.ExitStack() as stack:
         # Workers that cannot be had are known before the workdir is touched, and before they are
@@ -70,6 +67,15 @@ def race(config: ConfigDict, workdir: Path, connect: Connect, servers: int = 1) 
                 ask = trainer.proceed(training, answer(ask))
     assert not isinstance(ask, Ask)
     return ask
+
+
+def prepared(config: ConfigDict, servers: int, begun: bool = False) -> Run:
+    """As `trainer.prepare`. Raises what that does, also where it cannot race with such servers."""
+    run = trainer.prepare(config, begun=begun, race=True)
+    if fresh := config.strategy.fresh:
+        separable.check(run, fresh, f"config.strategy.fresh = {tuple(fresh)!r}")
+    shards.check(run, servers)
+    return run
 
 
 def so_far(run: Run, trace: Path, step: int) -> Order:

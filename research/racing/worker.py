@@ -94,14 +94,27 @@ def _back(way: Any, slope: jax.Array) -> Params:
     return way(slope)
 
 
-def warm(run: Run, compute: Compute, group: int) -> None:
-    """Compiles what the group will be asked for."""
+class Asked(NamedTuple):
+    """What a group is asked for at the beginning."""
+
+    send: Callable[[], Any]  # makes the whole message
+    given: Any
+    batches: int
+
+
+def asked(run: Run, compute: Compute, group: int) -> Asked:
+    """Of the group; the first time that it is done it is compiled."""
     halves = program.raced(run.config, run.data.classes, run.timeline.slots)
     reading = order_of(run).working[group]
-    x = halves.given(run.program.strategy.init(run.params), reading.slot)
-    sent = compute(x, reading.numbers)
-    if isinstance(sent, Activations):
-        compute(Answer(x, sent.h), reading.numbers)
+    x = jax.device_get(halves.given(run.program.strategy.init(run.params), reading.slot))
+
+    def send() -> Any:
+        sent = compute(x, reading.numbers)
+        if isinstance(sent, Activations):
+            return sent, compute(Answer(x, sent.h), reading.numbers)
+        return sent
+
+    return Asked(send, x, reading.batches)
 
 
 def order_of(run: Run) -> Order:

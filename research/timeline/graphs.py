@@ -128,12 +128,12 @@ def arrivals(
 ) -> tuple[np.ndarray, np.ndarray]:
     """(steps,) seconds at which every update ends, and (steps, nodes) bool, who was in it.
 
-    It ends when the last of these has its parameters. `ready`, `done`: (steps, nodes) seconds of a node's own update until its first message may leave
-    and until its end, times the `load` at the second at which it begins; `links`: seconds of a
-    message from the one node to the other. A node sends its messages one after the other, and
-    begins the next update when it has its own and those that are sent to it, which takes the
-    seconds `handed_on` inside it. With `early` it sends what it had before the update, so that
-    messages travel beside the computing.
+    It ends when the last of these has its parameters. `ready`, `done`: (steps, nodes) seconds of a
+    node's own update until its first message may leave and until its end, times the `load` at the
+    second at which it begins; `links`: seconds of a message from the one node to the other. A node
+    sends its messages one after the other, and begins the next update when it has its own and those
+    that are sent to it, which takes the seconds `handed_on` inside it. With `early` it sends what
+    it had before the update, so that messages travel beside the computing.
 
     Who leaves before the end of its own update is not in it: it sends to nobody, and nobody to it.
     Who is back is in the first update that all who are there begin later, when it has fetched what

@@ -1,6 +1,9 @@
 """A race, its groups computing in turn in this process; its trace has the same parameters."""
 
 import contextlib
+import re
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import jax
@@ -422,6 +425,18 @@ def test_what_no_server_in_parts_can_do(config, mnist, tmp_path, values, servers
     with pytest.raises(ConfigError, match=f"--servers={servers}: .*{message}"):
         race(config(values), tmp_path / "none", in_parts(servers, 0), servers)
     assert not (tmp_path / "none").exists()
+
+
+def test_a_dry_run_says_what_workers_do_and_starts_none(tmp_path):
+    """Of 4 numbers in two messages each: a gradient and a loss, or those that a worker is given."""
+    given = ("--config.model.name=quadratic", "--config.model.dimension=4", "--config.steps=50")
+    line = [sys.executable, "-m", "launch.race", "--config=configs/quickstart.py", "--dry_run"]
+    line += [f"--workdir={tmp_path / 'none'}", "--config.strategy.groups=4", *given]
+    done = subprocess.run(line, capture_output=True, text=True, check=True)
+    said = dict(re.split(" {2,}", row, maxsplit=1) for row in done.stdout.splitlines())
+    assert said["parameters"] == said["it is given"] == "16 bytes"
+    assert said["it sends"] == "20 bytes" and said["a message"].endswith("all cores, 1 updates")
+    assert not (tmp_path / "none").exists() and not done.stderr
 
 
 def test_nothing_else_takes_a_race(config):
