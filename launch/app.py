@@ -89,20 +89,24 @@ def run(main: Callable[[ConfigDict, Path], int], workdir: str | None = None) -> 
                     if EXHAUSTED not in str(error):
                         raise
                     end_line()
-                    fail(no_memory(str(error)), code=1)
+                    fail(no_memory(str(error), chosen), code=1)
         except KeyboardInterrupt:
             return 128 + signal.SIGINT
 
     app.run(guarded, argv=argv, flags_parser=partial(_parse, options=options))
 
 
-def no_memory(said: str) -> str:
-    """The line for what XLA says of an allocation that failed."""
+def no_memory(said: str, config: ConfigDict) -> str:
+    """The line for what XLA says of an allocation that failed, with keys that take less."""
+    from research.problem import TEXT  # here, for it imports jax
+
+    text = (config.base if is_grid(config) else config).model.name in TEXT
     wanted = re.search(r"allocating (\d+) bytes", said)
     size = f", of {int(wanted[1]):,} bytes at once" if wanted else ""
     return (
-        f"out of memory{size}; less is taken with a smaller config.batch_size or "
-        "config.data.sequence_length, config.parallel.accumulation, or config.model.remat"
+        f"out of memory{size}; less is taken with a smaller config.batch_size"
+        f"{' or config.data.sequence_length' * text}, config.parallel.accumulation, or "
+        "config.model.remat"
     )
 
 
