@@ -13,7 +13,7 @@ mean and are back after one. Models are small, so bandwidths are scaled to their
     DiLoCo        after every 8th, outer momentum tuned too
     asynchronous  one server, in the region with the least far to all, with a link 1,000 times the
                   median one (107 Gb/s), which all queue for
-    gossip        one peer of the exponential graph after every update; who is away sends to nobody
+    gossip        one peer of the exponential graph after every update, the next who is there
 
 Every exchange may run behind the last two thirds of the computing before it. Every arm has its own
 learning rate and momentum at every size (of DiLoCo the outer one, of Adam b1), whose neighbours are

@@ -58,9 +58,6 @@ def gossip(inner: Strategy, keys: Keys, senders: str | None = None) -> Strategy:
         if "from" in control:
             others: Any = control["from"][i]
             heard = w[others] / to.shape[1]
-            if "stand" in control:  # and what it has kept, of its messages to who is away
-                kept = (to[i] == i).sum() / (others == i).sum()
-                heard *= jnp.where(others == i, kept, control["stand"][others] == others)
         else:
             others, heard = slice(None), (to == i).mean(axis=1) * w  # P_ij w_j of this row i
         row = heard / heard.sum()

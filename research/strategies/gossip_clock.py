@@ -17,8 +17,7 @@ ROWS = 256  # nodes at most that each hold a whole row of R; of more those that 
 def clock(setting: Setting, methods: Chosen) -> Timeline:
     """Nodes wait for what is sent to them, and for nobody else (`graphs.arrivals`).
 
-    Who is away (`config.cluster.presence`) sends all to itself, as do those to whom it would have
-    been sent. It `stand`s where the next on the circle does that is there.
+    Who is away (`config.cluster.presence`) `stand`s where the next on the circle does who is there.
     """
     config, strategy, size = setting.config, setting.config.strategy, setting.update_bytes
     cluster, steps, name = config.cluster, config.steps, strategy.graph
@@ -27,16 +26,13 @@ def clock(setting: Setting, methods: Chosen) -> Timeline:
     early = strategy.gossip_order == "combine"
     between, handed_on = links(cluster, size), broadcast(cluster, size)
     habit = habits.load(cluster), habits.presence(cluster, config.seed)
-    seconds, there = graphs.arrivals(to, ready, done, between, handed_on, early, *habit)
-    control = {}
+    seconds, to, there = graphs.arrivals(to, ready, done, between, handed_on, early, *habit)
+    w = graphs.weights(to, steps) if name == "push" else np.ones((steps, cluster.nodes))
+    control = {"to": graphs.each_update(to, steps), "weight": w.astype(np.float32)}
     if cluster.nodes > ROWS:
         control["from"] = graphs.each_update(graphs.senders(to), steps)
     if cluster.presence:
-        to = graphs.staying(graphs.each_update(to, steps), there)
         control["stand"] = graphs.stands(there)
-    uneven = name == "push" or cluster.presence
-    w = graphs.weights(to, steps) if uneven else np.ones((steps, cluster.nodes))
-    control |= {"to": graphs.each_update(to, steps), "weight": w.astype(np.float32)}
     none = np.zeros(steps, np.int32)
     slots = int(more["read"].max()) + 1 if "read" in more else 1
     staleness = more.pop("staleness", none)

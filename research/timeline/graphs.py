@@ -16,7 +16,7 @@ a circle.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -116,6 +116,12 @@ def spectral_gap(name: str, nodes: int) -> float:
     return float(1 - sizes[1:].max())
 
 
+class Gossiped(NamedTuple):
+    seconds: np.ndarray  # (steps,) at which the last node of an update has its parameters
+    to: np.ndarray  # (T, nodes, k) whom each sent to; where nodes come and go T is all steps
+    there: np.ndarray  # (steps, nodes) bool, whether a node was in it
+
+
 def arrivals(
     to: np.ndarray,
     ready: np.ndarray,
@@ -125,20 +131,20 @@ def arrivals(
     early: bool,
     load: Load | None = None,
     presence: Presence | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """(steps,) seconds at which every update ends, and (steps, nodes) bool, who was in it.
+) -> Gossiped:
+    """When every update ends, and among whom it was.
 
-    It ends when the last of these has its parameters. `ready`, `done`: (steps, nodes) seconds of a
+    `ready`, `done`: (steps, nodes) seconds of a
     node's own update until its first message may leave and until its end, times the `load` at the
     second at which it begins; `links`: seconds of a message from the one node to the other. A node
     sends its messages one after the other, and begins the next update when it has its own and those
     that are sent to it, which takes the seconds `handed_on` inside it. With `early` it sends what
     it had before the update, so that messages travel beside the computing.
 
-    Who leaves before the end of its own update is not in it: it sends to nobody, and nobody to it.
-    Who is back is in the first update that all who are there begin later, when it has fetched what
-    the next of them has. Where all have left, the first to be back makes the update alone. Raises
-    `TimelineError` where nobody stays for as long as an update takes.
+    Who leaves before the end of its own update is not in it, and `passed_on` is what would have
+    been sent to it. Who is back is in the first update that all who are there begin later, when it
+    has fetched what the next of them has. Where all have left, the first to be back makes the
+    update alone. Raises `TimelineError` where nobody stays for as long as an update takes.
     """
     steps, nodes = ready.shape
     every = np.arange(nodes)
@@ -146,12 +152,14 @@ def arrivals(
     travel = cost.cumsum(axis=2)
     now, free, seconds = np.zeros(nodes), np.zeros(nodes), np.zeros(steps)
     who, here = np.ones((steps, nodes), bool), np.ones(nodes, bool)
+    used = np.empty((steps, *to.shape[1:]), np.int32) if presence else to
     for t in range(steps):
         peers, took = to[t % len(to)], travel[t % len(to)]
         if presence:
             here = who[t] = _lasting(here, now, done[t], links, load, presence)
-            peers = staying(peers, here)
-            took = np.where(peers == every[:, None], 0.0, cost[t % len(to)]).cumsum(axis=1)
+            peers = used[t] = passed_on(peers, here)
+            among = links(every[:, None], peers)
+            took = np.where(peers == every[:, None], 0.0, among).cumsum(axis=1)
         factor, before = load(now) if load else 1.0, (now, free)
         leave = np.maximum(free, now if early else now + ready[t] * factor)
         free = leave + took[:, -1]
@@ -166,14 +174,23 @@ def arrivals(
             now, free = (np.where(here, *each) for each in zip((now, free), before, strict=True))
         seconds[t] = now[here].max()
     # Whom nobody waits for in the end has not been waited for before.
-    return np.minimum.accumulate(seconds[::-1])[::-1], who
+    return Gossiped(np.minimum.accumulate(seconds[::-1])[::-1], used, who)
 
 
-def staying(peers: np.ndarray, here: np.ndarray) -> np.ndarray:
-    """(..., nodes, k) whom each sends to: itself, in place of who is not `here`, (..., nodes)."""
-    every = np.arange(here.shape[-1])[:, None]
-    received = np.take_along_axis(here[..., None], peers.reshape(*here.shape[:-1], -1, 1), -2)
-    return np.where(received.reshape(peers.shape) & here[..., None], peers, every)
+def passed_on(peers: np.ndarray, here: np.ndarray) -> np.ndarray:
+    """(nodes, k) whom each sends to where only those `here`, (nodes,), take part.
+
+    In place of who is away it is the one whom that one would have sent to, and so on. So where all
+    are sent as much as they send, that stays so. Who is away, or finds nobody, sends to itself.
+    """
+    every, nodes = np.arange(len(here))[:, None], len(here)
+    found = np.where(here[:, None], peers, every)
+    for _ in range(nodes):
+        lost = here[:, None] & ~here[found]
+        if not lost.any():
+            return found
+        found = np.where(lost, np.take_along_axis(peers, found, axis=0), found)
+    return np.where(lost, every, found)
 
 
 def stands(there: np.ndarray) -> np.ndarray:
