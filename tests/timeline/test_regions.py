@@ -167,7 +167,7 @@ REFUSED = [
     ("model_averaging", {"presence": 1.0}, {"compression": "sign"}, "strategy.compression"),
     ("model_averaging", {"server_bandwidth": 1.0}, {}, "cluster.server_bandwidth"),
     ("model_averaging", {"regions": 2, "latencies": ((0.0, 1.0), (1.0, 0.0))}, {}, "regions"),
-    ("gossip", {"presence": 1.0}, {}, "cluster.presence"),
+    ("daso", {"presence": 1.0}, {}, "cluster.presence"),
     ("daso", {"regions": 3}, {}, "cluster.regions"),
     ("asynchronous", {"diurnal": 1.0}, {}, "cluster.diurnal"),
     ("asynchronous", {"presence": 1.0}, {"staleness_bound": 1}, "cluster.presence"),
