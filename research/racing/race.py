@@ -193,7 +193,7 @@ def server(run: Run, order: Order, workers: Workers) -> Callable[[Ask], Answer]:
             if did.row:
                 said.append(info)
                 gathered.clear()
-        if workers.shards:
+        if workers.shards and said:
             state = workers.shards.get()
         names = said[0] if said else ("loss",)
         return state, {name: np.array([info[name] for info in said]) for name in names}

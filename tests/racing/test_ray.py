@@ -77,6 +77,16 @@ def until(done, job):
         time.sleep(0.05)
 
 
+def told_to_end(job, folder):
+    """After 200 updates more; what it has said on standard error."""
+    last = step(folder)
+    until(lambda: step(folder) > last + 200, job)
+    job.send_signal(signal.SIGINT)
+    _, errors = job.communicate(timeout=60)
+    assert job.returncode == 128 + signal.SIGINT, errors[-3000:]
+    return errors
+
+
 def replayed(workdir, folder, **values):
     """Largest difference of a parameter between the race and its replay, over the largest one.
 
@@ -156,11 +166,7 @@ def test_workers_and_servers_die(tmp_path, name, dying):
             deaths.append(kind)
         if kind is servers:
             until(lambda: not workers(job.pid), job)
-    last = step(folder)
-    until(lambda: step(folder) > last + 200, job)
-    job.send_signal(signal.SIGINT)
-    _, errors = job.communicate(timeout=60)
-    assert job.returncode == 128 + signal.SIGINT, errors[-3000:]
+    errors = told_to_end(job, folder)
     assert len(deaths) == dying + 2 and errors.count("the server was ended by signal 9") == 2
     done = json.loads((folder / "summary.json").read_text())["step"]
     consistent(folder, done)
@@ -178,11 +184,7 @@ def test_parts_of_a_server_die(tmp_path):
         os.kill(rng.choice(kind(job.pid)), signal.SIGKILL)
         if kind is keepers:
             until(lambda: not workers(job.pid), job)
-    last = step(folder)
-    until(lambda: step(folder) > last + 200, job)
-    job.send_signal(signal.SIGINT)
-    _, errors = job.communicate(timeout=60)
-    assert job.returncode == 128 + signal.SIGINT, errors[-3000:]
+    errors = told_to_end(job, folder)
     assert errors.count("a part of the server died; it starts again where it was saved") == 2
     done = json.loads((folder / "summary.json").read_text())["step"]
     consistent(folder, done)
