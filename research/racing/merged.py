@@ -13,35 +13,31 @@ before it waits for that one, and reads the version that it made itself.
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from research.program import Raced
-from research.racing.worker import Activations, Answer, Workers
-from research.strategies.base import Event, Message, Params, State
+from research import program, resident
+from research.racing.server import event_of
+from research.racing.worker import Activations, Answer, Workers, numbered
+from research.run import Run
+from research.strategies.base import Message, Params
 from research.timeline.versions import Reading
+from research.trainer import Ask
 
 
-def serve(
-    workers: Workers,
-    halves: Raced,
-    working: Mapping[int, Reading],
-    batch: Callable[[range], tuple[Any, np.ndarray]],
-    event: Callable[[int], Event | None],
-    state: State,
-    step: int,
-) -> Workers:
+def serve(run: Run, working: Mapping[int, Reading], workers: Workers, begins: Ask) -> Workers:
     """Groups whose messages are whole gradients, in the order of the updates that they are of.
 
-    `working`: what each is at; `batch(numbers)`: examples, and which are of it; `event(t)`: update
-    t, if the run has it; `state`: that after `step` updates. y is computed by the run's own
-    compiled update, with zeros for the gradients of the other blocks.
+    `working`: what each is at. y is computed by the run's own compiled update, with zeros for the
+    gradients of the other blocks.
     """
+    halves = program.raced(run.config, run.data.classes, run.timeline.slots)
     assert halves.merged
+    examples = resident.put(run.data, run.program.layout.put_examples, run.config).train
+    chosen, state, step = numbered(run), begins.state, begins.step
     pieces, numbers = halves.merged, itertools.count(step)
     ahead = jax.tree.map(jnp.copy, state)
     nothing = jax.tree.map(np.zeros_like, jax.device_get(state.params))
@@ -55,12 +51,13 @@ def serve(
     def first_half(group: int, h: np.ndarray) -> None:
         nonlocal ahead
         t, reading = next(numbers), working[group]
-        at = event(t)
-        if at is None:
+        if t >= run.config.steps:
             return  # the run has all its updates
-        loss, grads, slope = jax.device_get(pieces.serve(ahead.fresh, h, *batch(reading.numbers)))
+        batch = chosen(reading.numbers)[0]
+        loss, grads, slope = jax.device_get(pieces.serve(ahead.fresh, h, examples, batch))
         workers.send(group, Answer(read[group], slope), reading.numbers)
         begun.append((group, Message(loss, grads)))
+        at = event_of(run, t, begins.hypers)
         at = at._replace(staleness=np.asarray(t - reading.version, np.int32))
         ahead, _ = halves.update(ahead, at, Message(loss, {**nothing, **grads}))
 

@@ -11,7 +11,6 @@ a checkpoint and the trace of what was before it: each group does again what it 
 """
 
 import contextlib
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,19 +18,17 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from research import program, resident, trainer
+from research import trainer
 from research.outputs.files import WorkdirError, read_json
 from research.outputs.hold import free
-from research.racing import merged, separable, shards
-from research.racing.worker import Compute, Workers, numbered, order_of, parts_of, worker
+from research.racing import merged, separable, server, shards
+from research.racing.worker import Compute, Workers, order_of, worker
 from research.resuming import begun, is_finished
-from research.run import Run, joined
-from research.strategies.base import Event, Info, State
+from research.run import Run
+from research.strategies.base import State
 from research.timeline.base import TimelineError
 from research.timeline.trace import arrived
 from research.timeline.versions import Order, fill
@@ -62,7 +59,7 @@ def race(config: ConfigDict, workdir: Path, connect: Connect, servers: int = 1) 
         ask = trainer.proceed(training, None)
         if workers and isinstance(ask, Ask):
             order = so_far(run, workdir / "trace.csv", ask.step)
-            answer = server(run, order, workers)
+            answer = serving(run, order, workers, ask)
             while isinstance(ask, Ask):
                 ask = trainer.proceed(training, answer(ask))
     assert not isinstance(ask, Ask)
@@ -100,80 +97,33 @@ def so_far(run: Run, trace: Path, step: int) -> Order:
         ) from error
 
 
-def server(run: Run, order: Order, workers: Workers) -> Callable[[Ask], Answer]:
-    """What answers the run: updates as messages arrive, for about as long as PATIENCE."""
-    halves = program.raced(run.config, run.data.classes, run.timeline.slots)
-    examples = resident.put(run.data, run.program.layout.put_examples, run.config).train
-    chosen, second, line = numbered(run), numbered(run, independent=True), run.timeline
-    parts, control = parts_of(run), line.control or {}
-    begun = math.nan
+def serving(run: Run, order: Order, workers: Workers, begins: Ask) -> Callable[[Ask], Answer]:
+    """What answers the run: updates as messages arrive, for about as long as PATIENCE.
+
+    All groups are at work when it returns.
+    """
+    made = server.of_run(run, workers.shards)
+    made.begin(begins)
+    if run.config.strategy.fresh:
+        workers = merged.serve(run, order.working, workers, begins)
+    line, step = run.timeline, begins.step
+    clock = time.monotonic() - (line.seconds[step - 1] if step else 0.0)
     come = deque[tuple[int, Any, float]]()  # arrivals that are not in the timeline yet
     gathered = list[Any]()  # messages of the next update
 
-    def event(t: int, hypers: Mapping[str, np.ndarray]) -> Event:
-        hyper, decided = ({name: v[t] for name, v in of.items()} for of in (hypers, control))
-        return Event(line.read[t], line.write[t], hyper, decided, line.staleness[t])
-
-    def update(ask: Ask, state: State, at: Event, sent: list[Any], t: int) -> tuple[State, Info]:
-        message = jax.tree.map(lambda *each: np.stack(each), *sent) if parts > 1 else sent[0]
-        if ask.metered:
-            numbers = np.ravel(control["batch"][t])
-            other = joined(second(numbers), parts)[0]
-            return halves.metered(state, at, message, examples, other)
-        if workers.shards:
-            workers.shards.step(at, message.grads)
-            return state, {"loss": message.loss}
-        return halves.update(state, at, message)
-
     def send(state: State, groups: Iterable[int]) -> None:
-        at = workers.shards.at if workers.shards else lambda slot: halves.given(state, slot)
-        slots = {order.working[group].slot for group in groups}
-        given = {slot: jax.device_get(at(slot)) for slot in slots}
+        at = order.working
+        given = made.given(state, {at[group].slot for group in groups})
         for group in groups:
-            reading = order.working[group]
-            workers.send(group, given[reading.slot], reading.numbers)
-
-    def compiled(ask: Ask) -> None:
-        """Both programs, before the clock of the race begins."""
-        hyper = {name: values[0] for name, values in ask.hypers.items()}
-        seen = jax.eval_shape(lambda state: state.at(0), ask.state)
-        shapes = jax.eval_shape(halves.work, seen, hyper, examples, chosen(range(1)))
-        shapes = shapes._replace(loss=jax.ShapeDtypeStruct((), shapes.loss.dtype))
-        nothing = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
-        for metered in {False, run.config.probes.momentum}:
-            state = jax.tree.map(jnp.copy, ask.state)
-            one = ask._replace(metered=metered)
-            update(one, state, event(0, ask.hypers), [nothing] * parts, 0)
-
-    def begin(ask: Ask) -> Answer:
-        nonlocal begun, workers
-        if workers.shards:
-            workers.shards.put(ask.state)
-        else:
-            compiled(ask)
-        if halves.merged:
-            workers = merged.serve(
-                workers,
-                halves,
-                order.working,
-                lambda numbers: (examples, chosen(numbers)[0]),
-                lambda t: event(t, ask.hypers) if t < run.config.steps else None,
-                ask.state,
-                ask.step,
-            )
-        begun = time.monotonic() - (line.seconds[ask.step - 1] if ask.step else 0.0)
-        send(ask.state, list(order.working))
-        return ask.state, {"loss": np.zeros(0)}
+            workers.send(group, given[at[group].slot], at[group].numbers)
 
     def arrivals(group: int, message: Any) -> Iterator[tuple[int, Any, float]]:
         """What a message is, one arrival after the other: a gradient, or local steps."""
-        now = time.monotonic() - begun
+        now = time.monotonic() - clock
         for loss in np.ravel(message.loss)[-order.left(group) :]:
             yield group, message._replace(loss=loss), now
 
     def answer(ask: Ask) -> Answer:
-        if not ask.n:
-            return begin(ask)
         state, said = ask.state, list[Mapping[str, Any]]()
         until = time.monotonic() + PATIENCE
         while len(said) < ask.n:
@@ -187,17 +137,16 @@ def server(run: Run, order: Order, workers: Workers) -> Callable[[Ask], Answer]:
             gathered.append(message)
             info: Mapping[str, Any] = {"loss": message.loss} | dict.fromkeys(run.program.sums, 0.0)
             if did.update:
-                t = ask.step + len(said)
-                state, info = update(ask, state, event(t, ask.hypers), gathered, t)
+                state, info = made.update(ask, state, ask.step + len(said), gathered)
             send(state, did.readers)
             if did.row:
                 said.append(info)
                 gathered.clear()
-        if workers.shards and said:
-            state = workers.shards.get()
         names = said[0] if said else ("loss",)
-        return state, {name: np.array([info[name] for info in said]) for name in names}
+        infos = {name: np.array([info[name] for info in said]) for name in names}
+        return made.collected(state) if said else state, infos
 
+    send(begins.state, list(order.working))
     return answer
 
 

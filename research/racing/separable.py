@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from research import program
+from research.racing.server import event_of
 from research.run import Run
-from research.strategies.base import Event, Message, Params
+from research.strategies.base import Message, Params
 from research.values import ConfigError
 
 
@@ -22,12 +23,7 @@ def check(run: Run, blocks: Collection[str], wanted: str) -> None:
     rng = np.random.default_rng(0)
     grads = jax.tree.map(lambda x: rng.standard_normal(x.shape).astype(x.dtype), run.params)
     zeros = jax.tree.map(np.zeros_like, grads)
-    hypers, control = (
-        {name: values[0] for name, values in of.items()}
-        for of in (run.hypers, run.timeline.control or {})
-    )
-    nothing = np.zeros((), np.int32)
-    event = Event(nothing, nothing, hypers, control, run.timeline.staleness[0])
+    event = event_of(run, 0, run.hypers)
 
     def moved(others: Params) -> list[jax.Array]:
         state = run.program.strategy.init(run.params)

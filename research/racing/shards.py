@@ -15,6 +15,7 @@ import numpy as np
 
 from research import program
 from research.racing import separable
+from research.racing.server import event_of
 from research.racing.worker import Compute, Shards
 from research.run import Run
 from research.strategies.base import Event, Message, Params, State, alone
@@ -40,6 +41,8 @@ class Part:
         self._halves = program.raced(run.config, run.data.classes, run.timeline.slots)
         own = {name: run.params[name] for name in blocks(run.params, servers)[number]}
         self._state = run.program.strategy.init(own)
+        # Compiled before the clock of the race begins, of which `put` leaves nothing.
+        self.step(event_of(run, 0, run.hypers), jax.tree.map(np.zeros_like, jax.device_get(own)))
 
     def put(self, state: Mapping[str, np.ndarray]) -> None:
         """`state`: leaves of the whole one."""

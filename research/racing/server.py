@@ -1,0 +1,82 @@
+"""Who makes the updates of a race: this process, or the parts that keep some blocks each.
+
+x_{t+1} = step(x_t, message)      the strategy's own update rule
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from research import program, resident
+from research.racing.worker import Shards, numbered, parts_of
+from research.run import Run, joined
+from research.strategies.base import Event, Info, State
+from research.trainer import Ask
+
+
+class Server(NamedTuple):
+    """What a race asks of it. A state passes through, and is that of the trainer's run."""
+
+    begin: Callable[[Ask], None]  # all that is not to be on the clock of the race
+    update: Callable[[Ask, State, int, Sequence[Any]], tuple[State, Info]]  # t, of such messages
+    given: Callable[[State, Iterable[Any]], Mapping[Any, Any]]  # what a worker reads, by slot
+    collected: Callable[[State], State]  # the state after updates
+
+
+def of_run(run: Run, parts: Shards | None = None) -> Server:
+    """The server of a run's race, in those parts if there are any."""
+    return _in_parts(run, parts) if parts else _whole(run)
+
+
+def event_of(run: Run, t: int, hypers: Mapping[str, np.ndarray]) -> Event:
+    """Update t as `Raced` takes it, with hyperparameters of every update, (steps,) each."""
+    line, control = run.timeline, run.timeline.control or {}
+    hyper, decided = ({name: v[t] for name, v in of.items()} for of in (hypers, control))
+    return Event(line.read[t], line.write[t], hyper, decided, line.staleness[t])
+
+
+def _whole(run: Run) -> Server:
+    halves = program.raced(run.config, run.data.classes, run.timeline.slots)
+    examples = resident.put(run.data, run.program.layout.put_examples, run.config).train
+    chosen, second, parts = numbered(run), numbered(run, independent=True), parts_of(run)
+
+    def begin(ask: Ask) -> None:
+        hyper = {name: values[0] for name, values in run.hypers.items()}
+        seen = jax.eval_shape(lambda state: state.at(0), ask.state)
+        shapes = jax.eval_shape(halves.work, seen, hyper, examples, chosen(range(1)))
+        shapes = shapes._replace(loss=jax.ShapeDtypeStruct((), shapes.loss.dtype))
+        nothing = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+        for metered in {False, run.config.probes.momentum}:
+            state = jax.tree.map(jnp.copy, ask.state)
+            update(ask._replace(metered=metered), state, 0, [nothing] * parts)
+
+    def update(ask: Ask, state: State, t: int, sent: Sequence[Any]) -> tuple[State, Info]:
+        message = jax.tree.map(lambda *each: np.stack(each), *sent) if parts > 1 else sent[0]
+        at = event_of(run, t, ask.hypers)
+        if not ask.metered:
+            return halves.update(state, at, message)
+        numbers = np.ravel((at.control or {})["batch"])
+        other = joined(second(numbers), parts)[0]
+        return halves.metered(state, at, message, examples, other)
+
+    def given(state: State, slots: Iterable[Any]) -> dict[Any, Any]:
+        return {slot: jax.device_get(halves.given(state, slot)) for slot in slots}
+
+    return Server(begin, update, given, lambda state: state)
+
+
+def _in_parts(run: Run, parts: Shards) -> Server:
+    """The parts have the state; that of the run is what they said when they were last asked."""
+
+    def update(ask: Ask, state: State, t: int, sent: Sequence[Any]) -> tuple[State, Info]:
+        (message,) = sent
+        parts.step(event_of(run, t, ask.hypers), message.grads)
+        return state, {"loss": message.loss}
+
+    def given(state: State, slots: Iterable[Any]) -> dict[Any, Any]:
+        return {slot: parts.at(slot) for slot in slots}
+
+    return Server(lambda ask: parts.put(ask.state), update, given, lambda state: parts.get())
