@@ -37,7 +37,8 @@ RUN = {
 
 COMPILED = "JAX_COMPILATION_CACHE_DIR"
 # The suite compiles for most of its time, with XLA's optimizations for twice as long: what is
-# tested, our equations, does not depend on them. `XLA_FLAGS= make test` compiles as users do.
+# tested, our equations, does not depend on them. It also cuts programs to compile the pieces at a
+# time, while all cores are taken by tests. `XLA_FLAGS= make test` compiles as users do.
 QUICKLY = "--xla_backend_optimization_level=1"
 if jax.__version_info__ < (0, 11):  # XLA ends a process that gives it a flag which it has no more
     QUICKLY += " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"

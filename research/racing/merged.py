@@ -19,9 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from research import program, resident
 from research.racing.server import event_of
-from research.racing.worker import Activations, Answer, Workers, numbered
+from research.racing.worker import Activations, Answer, Workers, examples_of, halves_of, numbered
 from research.run import Run
 from research.strategies.base import Message, Params
 from research.timeline.versions import Reading
@@ -34,9 +33,9 @@ def serve(run: Run, working: Mapping[int, Reading], workers: Workers, begins: As
     `working`: what each is at. y is computed by the run's own compiled update, with zeros for the
     gradients of the other blocks.
     """
-    halves = program.raced(run.config, run.data.classes, run.timeline.slots)
+    halves = halves_of(run)
     assert halves.merged
-    examples = resident.put(run.data, run.program.layout.put_examples, run.config).train
+    examples = examples_of(run)
     chosen, state, step = numbered(run), begins.state, begins.step
     pieces, numbers = halves.merged, itertools.count(step)
     ahead = jax.tree.map(jnp.copy, state)

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from research import program
 from research.racing.server import event_of
+from research.racing.worker import halves_of
 from research.run import Run
 from research.strategies.base import Message, Params
 from research.values import ConfigError
@@ -19,7 +19,7 @@ def check(run: Run, blocks: Collection[str], wanted: str) -> None:
     So it does with an optimizer that scales all by the norm of all. Two updates are made of random
     gradients, the second for those that have a memory. `wanted` is the key that asks for it.
     """
-    halves = program.raced(run.config, run.data.classes, run.timeline.slots)
+    halves = halves_of(run)
     rng = np.random.default_rng(0)
     grads = jax.tree.map(lambda x: rng.standard_normal(x.shape).astype(x.dtype), run.params)
     zeros = jax.tree.map(np.zeros_like, grads)

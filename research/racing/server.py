@@ -1,6 +1,8 @@
 """Who makes the updates of a race: this process, or the parts that keep some blocks each.
 
-x_{t+1} = step(x_t, message)      the strategy's own update rule
+    x_{t+1} = step(x_t, message)      the strategy's own update rule
+
+Both answer the same questions, so that a race only has to put arrivals in order.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,8 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from research import program, resident
-from research.racing.worker import Shards, numbered, parts_of
+from research.racing.worker import Shards, examples_of, halves_of, numbered, parts_of
 from research.run import Run, joined
 from research.strategies.base import Event, Info, State
 from research.trainer import Ask
@@ -39,14 +40,14 @@ def event_of(run: Run, t: int, hypers: Mapping[str, np.ndarray]) -> Event:
 
 
 def _whole(run: Run) -> Server:
-    halves = program.raced(run.config, run.data.classes, run.timeline.slots)
-    examples = resident.put(run.data, run.program.layout.put_examples, run.config).train
-    chosen, second, parts = numbered(run), numbered(run, independent=True), parts_of(run)
+    halves = halves_of(run)
+    examples = examples_of(run)
+    second, parts = numbered(run, independent=True), parts_of(run)
 
     def begin(ask: Ask) -> None:
         hyper = {name: values[0] for name, values in run.hypers.items()}
         seen = jax.eval_shape(lambda state: state.at(0), ask.state)
-        shapes = jax.eval_shape(halves.work, seen, hyper, examples, chosen(range(1)))
+        shapes = jax.eval_shape(halves.work, seen, hyper, examples, numbered(run)(range(1)))
         shapes = shapes._replace(loss=jax.ShapeDtypeStruct((), shapes.loss.dtype))
         nothing = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
         for metered in {False, run.config.probes.momentum}:

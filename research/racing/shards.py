@@ -13,10 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from research import program
 from research.racing import separable
 from research.racing.server import event_of
-from research.racing.worker import Compute, Shards
+from research.racing.worker import Compute, Shards, halves_of
 from research.run import Run
 from research.strategies.base import Event, Message, Params, State, alone
 from research.strategies.method import of_config
@@ -38,7 +37,7 @@ class Part:
     """Keeps some blocks, versions that are still to be read among them."""
 
     def __init__(self, run: Run, number: int, servers: int):
-        self._halves = program.raced(run.config, run.data.classes, run.timeline.slots)
+        self._halves = halves_of(run)
         own = {name: run.params[name] for name in blocks(run.params, servers)[number]}
         self._state = run.program.strategy.init(own)
         # Compiled before the clock of the race begins, of which `put` leaves nothing.

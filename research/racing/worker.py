@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from research import problem, program, resident
+from research.problem import Examples
 from research.program import Raced
 from research.run import Run, parted
 from research.strategies.base import Event, Params, State
@@ -55,10 +56,20 @@ class Answer(NamedTuple):
     slope: np.ndarray
 
 
+def halves_of(run: Run) -> Raced:
+    """The run's update in two compiled halves, the same ones each time."""
+    return program.raced(run.config, run.data.classes, run.timeline.slots)
+
+
+def examples_of(run: Run) -> Examples:
+    """The training set on this process's devices, put there once."""
+    return resident.put(run.data, run.program.layout.put_examples, run.config).train
+
+
 def worker(run: Run) -> Compute:
     """(what it is given, numbers of its batches) -> what it sends, NumPy arrays."""
-    halves = program.raced(run.config, run.data.classes, run.timeline.slots)
-    examples = resident.put(run.data, run.program.layout.put_examples, run.config).train
+    halves = halves_of(run)
+    examples = examples_of(run)
     chosen = numbered(run)
     if halves.merged:
         return _in_two(halves, examples, chosen)
@@ -104,7 +115,7 @@ class Asked(NamedTuple):
 
 def asked(run: Run, compute: Compute, group: int) -> Asked:
     """Of the group; the first time that it is done it is compiled."""
-    halves = program.raced(run.config, run.data.classes, run.timeline.slots)
+    halves = halves_of(run)
     reading = order_of(run).working[group]
     x = jax.device_get(halves.given(run.program.strategy.init(run.params), reading.slot))
 
