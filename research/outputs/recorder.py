@@ -1,5 +1,6 @@
 """The file `trace` of a real run (`research/timeline/trace.py`), as it goes."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ class Recorder:
             if values.ndim == 1:
                 rows[PREFIX + name] = values
             else:
-                columns = values.reshape(count, -1).T
+                columns = values.reshape(count, math.prod(values.shape[1:])).T
                 rows |= {f"{PREFIX}{name}.{n}": column for n, column in enumerate(columns)}
         table = pd.DataFrame(rows)
         append(self._path, table.to_csv(header=not self._path.exists(), index=False))

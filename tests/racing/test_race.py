@@ -1,6 +1,7 @@
 """A race, its groups computing in turn in this process; its trace has the same parameters."""
 
 import contextlib
+import itertools
 import re
 import subprocess
 import sys
@@ -250,6 +251,20 @@ def test_it_goes_on_where_it_was_saved(config, tmp_path, case):
     assert parts["parameters_crc32"] == whole["parameters_crc32"]
     pd.testing.assert_frame_equal(again.drop(columns="seconds"), trace.drop(columns="seconds"))
     assert again["seconds"].is_monotonic_increasing
+
+
+@pytest.mark.parametrize("case", ["plain", *WAITING, "local steps", "elastic"])
+def test_it_waits_where_nobody_arrives(config, tmp_path, case):
+    """Longer than the server is patient: what it has until then may be no update at all."""
+    whole, trace = raced(config, CASES[case], tmp_path / "whole", at_random(11))
+    order = iter(messages(trace))
+    turns = itertools.cycle([True, False, False])
+    connect = lambda run: contextlib.nullcontext(  # noqa: E731
+        in_turn(worker(run), lambda _: next(order, None) if next(turns) else None)
+    )
+    paused, again = raced(config, CASES[case], tmp_path / "paused", connect)
+    assert paused["parameters_crc32"] == whole["parameters_crc32"]
+    pd.testing.assert_frame_equal(again.drop(columns="seconds"), trace.drop(columns="seconds"))
 
 
 def messages(trace):
