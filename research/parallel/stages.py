@@ -111,10 +111,10 @@ def _advance(
     (chunk, size), stage, count = indices.shape[:2], lax.axis_index("stage"), len(parts)
     if size % micro_batches:
         raise ValueError(f"{size} examples a device: no multiple of {micro_batches} micro-batches")
-    sent, h = _sent(problem, parts, state, examples, indices[0, : size // micro_batches])
+    sent, h = sent_by(problem, parts, state.forms, examples, indices[0, : size // micro_batches])
     grads_of = gradient(problem, parts, state.forms, sent)
     updates: list[Callable[..., Any]] = [
-        *(partial(_update, optimizer, forms) for forms in state.forms),
+        *(partial(update, optimizer, forms) for forms in state.forms),
         lambda params, opt_state, *_: (params, opt_state),
     ]
 
@@ -138,12 +138,19 @@ def _advance(
     return after, {"loss": lax.psum(losses, "stage")}  # zero but in the last stage
 
 
-def _update(
-    optimizer: Any, forms: Forms, params: Any, opt_state: Any, grads: Any, event: Event
+def update(
+    optimizer: Any,
+    forms: Forms,
+    params: Any,
+    opt_state: Any,
+    grads: Any,
+    event: Event,
+    read: Any = None,
 ) -> tuple[jax.Array, jax.Array]:
+    """A stage's vectors after its update; `read`: what the gradient was taken at, if not these."""
     x, state = unravel(forms.params, params), unravel(forms.opt_state, opt_state)
-    grad = unravel(forms.params, grads)
-    after = State(*by_block(optimizer).apply(grad, state, x, event, x))
+    grad, seen = unravel(forms.params, grads), x if read is None else unravel(forms.params, read)
+    after = State(*by_block(optimizer).apply(grad, state, x, event, seen))
     return ravel(after.params, len(params)), ravel(after.opt_state, len(opt_state))
 
 
@@ -197,13 +204,17 @@ def _backprop(
     return tick
 
 
-def _sent(
-    problem: Problem, parts: Sequence[Stage], state: Stacked, examples: Examples, own: jax.Array
+def sent_by(
+    problem: Problem,
+    parts: Sequence[Stage],
+    every: Sequence[Forms],
+    examples: Examples,
+    own: jax.Array,
 ) -> tuple[list[Form], jax.Array]:
     """What each stage but the last sends, and zeros as long as the longest of that."""
     x: Any = jax.eval_shape(lambda: problem.input(problem.batch(examples, own)))
     sent = []
-    for part, forms in zip(parts[:-1], state.forms[:-1], strict=True):
+    for part, forms in zip(parts[:-1], every[:-1], strict=True):
         params = jax.tree.unflatten(forms.params.tree, forms.params.leaves)
         x = jax.eval_shape(partial(base.apply, part.blocks), params, x)
         sent.append(form_of(x))

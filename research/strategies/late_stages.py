@@ -9,6 +9,9 @@ Predicted parameters are where heavy ball of momentum mu would be if all gradien
 0, from a displacement and not from the velocity, as x_{t-1} - x_t is gamma v:
 
     x_t - (mu - mu^{tau+1}) / (1 - mu) (x_{t-1} - x_t)          tau updates on
+
+Here one device computes all stages in turn; `research/parallel/never_flushed.py` has them on
+devices of their own.
 """
 
 from collections.abc import Mapping
@@ -18,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from research.models import base
+from research.models import Blocks, base
 from research.problem import Problem
 from research.strategies.asynchronous import asynchronous
 from research.strategies.base import Batch, Event, Gradient, Info, Params, Strategy, Update, whole
@@ -26,16 +29,26 @@ from research.strategies.method import Keys
 from research.strategies.snapshots import State
 
 
+def through(blocks: Blocks, new: Params, old: Params, h: jax.Array) -> jax.Array:
+    """What the blocks make of h with the `old` parameters, with the derivatives of the `new`."""
+    for block in blocks:
+        now, then = (base.apply((block,), x, h) for x in (new, old))
+        h = lax.stop_gradient(then) + (now - lax.stop_gradient(now))
+    return h
+
+
+def distance(momentum: Any, staleness: Any) -> jax.Array:
+    """How many of its last displacements heavy ball goes on in so many updates."""
+    return (momentum - momentum ** (jnp.asarray(staleness) + 1)) / (1 - momentum)
+
+
 def gradient_of(problem: Problem, keys: Keys) -> Gradient:
     """At what was read; by `reading`, with the derivatives of the `newest`, or further `ahead`."""
     of = whole(problem.loss)
 
     def late(new: Params, old: Params, batch: Batch) -> jax.Array:
-        h: Any = problem.input(batch)
-        for name, module in problem.blocks:
-            now, then = (base.apply(((name, module),), x, h) for x in (new, old))
-            h = lax.stop_gradient(then) + (now - lax.stop_gradient(now))
-        return jnp.mean(problem.losses(h, batch))
+        outputs = through(problem.blocks, new, old, problem.input(batch))
+        return jnp.mean(problem.losses(outputs, batch))
 
     def gradient(params: Params, event: Event, batch: Batch) -> tuple[jax.Array, Params]:
         control: Any = event.control or {}
@@ -63,8 +76,7 @@ def reading(
         return inner.step(state, event._replace(control=control), batch)
 
     def ahead(state: State, event: Event) -> Params:
-        mu, control = event.hyper["momentum"], event.control or {}
-        factor = (mu - mu ** (jnp.asarray(event.staleness) + 1)) / (1 - mu)
+        factor, control = distance(event.hyper["momentum"], event.staleness), event.control or {}
         read, before = (
             state.at({name: control[when][block] for name, block in servers.items()})
             for when in ("read", "before")

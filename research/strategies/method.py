@@ -163,7 +163,8 @@ class Chosen(NamedTuple):
     @property
     def stages(self) -> bool:
         """Whether the cluster's nodes are stages that blocks are spread over."""
-        return bool(self.gradient and self.gradient.layout and not self.read and not self.mix)
+        own = self.read in (None, self.gradient) and not self.mix
+        return bool(self.gradient and self.gradient.layout and own)
 
     def keys(self, strategy: Any) -> dict[str, Any]:
         """Those of config.strategy that its program depends on."""

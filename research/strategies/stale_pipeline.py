@@ -18,12 +18,15 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from research import models
+from research.parallel.layout import mesh
+from research.parallel.never_flushed import never_flushed
+from research.problem import Problem
 from research.strategies import local
 from research.strategies.late_stages import gradient_of, reading
-from research.strategies.method import Chosen, Method, Network, Setting
+from research.strategies.method import Chosen, Keys, Method, Network, Setting
 from research.timeline import pipeline
 from research.timeline.base import Timeline
-from research.timeline.stale_stages import KINDS, stale_stages
+from research.timeline.stale_stages import KINDS, cuts, stale_stages
 from research.values import ConfigError, one_of
 
 
@@ -62,11 +65,6 @@ def check(config: ConfigDict, methods: Chosen) -> None:
             f"config.cluster.nodes = {cluster.nodes}: stages of a pipeline, must be from 1 to the "
             f"model's {blocks} blocks before its last"
         )
-    if config.parallel.api:
-        raise ConfigError(
-            f"config.parallel.api = {config.parallel.api!r}: {methods.name!r} is simulated only, "
-            "must be ''"
-        )
     parts = cluster.devices_per_node
     if strategy.pipeline == "2bw":
         parts *= strategy.micro_batches
@@ -92,12 +90,20 @@ def report(config: ConfigDict, network: Network) -> dict[str, Any]:
     return {"communicated_bytes": int(2 * _work(config, network).sent.sum())}
 
 
+def layout(problem: Problem, optimizer: Any, keys: Keys, nodes: int, devices: int) -> Any:
+    """A stage a device, or several that share its batches."""
+    kind, blocks = keys["pipeline"], len(problem.blocks)
+    parts = keys["micro_batches"] if kind == "2bw" else 1
+    on = mesh(("stage", "data"), (nodes, devices))
+    return never_flushed(problem, optimizer, kind, cuts(nodes, blocks), on, parts)
+
+
 METHOD = Method(
     keys={
         "pipeline": "stash",  # or '2bw', 'no_stash', 'predict': which parameters stages use
         "micro_batches": 4,  # local, backprop on several nodes, or stale_pipeline, 2bw: of a batch
     },
-    compiled=("pipeline",),
+    compiled=("pipeline", "micro_batches"),
     gradient=gradient_of,
     read=reading,
     servers=lambda problem: {name: place for place, (name, _) in enumerate(problem.blocks)},
@@ -108,4 +114,5 @@ METHOD = Method(
     values=values,
     check=check,
     report=report,
+    layout=layout,
 )

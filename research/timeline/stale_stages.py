@@ -11,11 +11,15 @@ from research.timeline.base import Timeline
 KINDS = ("stash", "2bw", "no_stash", "predict")
 
 
+def cuts(stages: int, blocks: int) -> list[int]:
+    """The first block of every stage."""
+    return [(blocks - 1) * stage // stages for stage in range(stages)]
+
+
 def delays(kind: str, stages: int, blocks: int) -> np.ndarray:
     """(blocks,) int32, tau of every block; the last is where the block before it is."""
     trunk = np.minimum(np.arange(blocks), max(blocks - 2, 0))
-    cuts = [(blocks - 1) * stage // stages for stage in range(stages)]
-    behind = stages - np.searchsorted(cuts, trunk, side="right")
+    behind = stages - np.searchsorted(cuts(stages, blocks), trunk, side="right")
     return np.minimum(behind.max(), 1) + 0 * behind if kind == "2bw" else behind
 
 

@@ -5,8 +5,9 @@
                  the part of greedy's excess that its small heads are when they run alone
     schedules    four stages whose tasks last as long as they have operations (simulated): how busy
                  the stages are in the mean, the fill and drain of 100 updates included
-    four stages  an update of greedy stages over one of backpropagation in micro-batches (GPipe), on
-                 four virtual devices of this CPU and in four processes: from traces of real runs
+    four stages  an update of greedy stages, and of a pipeline that is never flushed, over one of
+                 backpropagation in micro-batches (GPipe), on four virtual devices of this CPU and
+                 in four processes: from traces of real runs
 
 Residual MLP of 8 blocks of width 256 on MNIST, batch 128, SGD with momentum. Every round runs all
 programs once; the tables have medians and quartiles of the rounds' ratios.
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "chunked, 4": {"strategy.variant": "chunked", "strategy.chunks": 4},
     "overlapping, 2": {"strategy.variant": "overlapping"},
     "greedy": {"strategy.variant": "greedy"},
+}
+ON_STAGES: dict[str, dict[str, Any]] = {
+    "greedy": VARIANTS["greedy"],
+    "never flushed": {"strategy.name": "stale_pipeline"},
+    "GPipe": VARIANTS["backprop"],
 }
 FLAGS = "--xla_force_host_platform_device_count"
 LAUNCHERS = {
@@ -170,9 +177,9 @@ def schedules() -> pd.DataFrame:
     )
 
 
-def real(variant: str, launcher: list[str], environment: dict[str, str]) -> float:
+def real(own: Mapping[str, Any], launcher: list[str], environment: dict[str, str]) -> float:
     """Median seconds an update of a run on four stages. Raises CalledProcessError if it fails."""
-    values = BASE | VARIANTS[variant] | {"cluster.nodes": STAGES, "parallel.api": "shard_map"}
+    values = BASE | dict(own) | {"cluster.nodes": STAGES, "parallel.api": "shard_map"}
     with tempfile.TemporaryDirectory() as folder:
         train = ["-m", "launch.train", "--config=configs/quickstart.py", f"--workdir={folder}"]
         flags = [f"--config.{name}={value}" for name, value in values.items()]
@@ -189,15 +196,16 @@ def real(variant: str, launcher: list[str], environment: dict[str, str]) -> floa
 
 def four_stages(rounds: int) -> pd.DataFrame:
     rows = []
-    for name, launcher in LAUNCHERS.items():
-        times = np.array(
-            [[real(v, *launcher) for v in ("greedy", "backprop")] for _ in range(rounds)]
-        )
-        greedy, back = times.T
-        row = {"on": name, "ratio": "greedy / GPipe", **spread(greedy / back)}
-        rows.append(
-            row | {"greedy, ms": 1e3 * np.median(greedy), "GPipe, ms": 1e3 * np.median(back)}
-        )
+    for on, launcher in LAUNCHERS.items():
+        every = [[real(own, *launcher) for own in ON_STAGES.values()] for _ in range(rounds)]
+        times = dict(zip(ON_STAGES, np.array(every).T, strict=True))
+        for name in [name for name in times if name != "GPipe"]:
+            row = {"on": on, "over GPipe": name, **spread(times[name] / times["GPipe"])}
+            row |= {
+                "ms": 1e3 * np.median(times[name]),
+                "GPipe, ms": 1e3 * np.median(times["GPipe"]),
+            }
+            rows.append(row)
     return pd.DataFrame(rows)
 
 

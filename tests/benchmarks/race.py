@@ -3,7 +3,8 @@
     replay      4 workers race for 2,000 updates, an MLP and LeNet-5, whose dense blocks a merged
                 server has or not; the parameters of the replay over the race's, by the same two
                 programs and by the simulator's one
-    overhead    seconds an update of a race with one worker over those of `launch.train`
+    overhead    seconds an update of a race with one worker over those of `launch.train`, of
+                batches so large that the latter are 20 ms
     kills       one race in which 20 workers and 5 servers are killed at random times
 
 Differences are the largest of a parameter, over the largest parameter. XLA sums in an order that
@@ -42,7 +43,8 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 MERGED = {**MODELS["cnn"], "strategy.fresh": ("hidden0", "classifier")}
 OVERHEAD = {"data.replacement": True, "log_every": 100, "checkpoint_every": 400}
-BATCH = {"mlp": 14_000, "cnn": 448}  # of a gradient that takes some 20 ms on 2 cores
+BATCH = {"mlp": 14_000, "cnn": 448}  # about as large as takes so long:
+SECONDS = 0.020  # an update
 ROUNDS = 5
 
 
@@ -98,17 +100,22 @@ def replay(folder: Path) -> list[dict[str, Any]]:
 
 def overhead(folder: Path) -> list[dict[str, Any]]:
     """One row a model: an update after the first log point, with its evaluation; runs in turn."""
+
+    def measured(module: str, workdir: Path, values: dict[str, Any]) -> float:
+        ended(started(module, workdir, 1, 400, values))
+        log = rows(workdir / "metrics.jsonl")
+        done = log[-1]["step"] - log[1]["step"]
+        return (log[-1]["wall_seconds"] - log[1]["wall_seconds"]) / done
+
     found = []
     for model, batch in BATCH.items():
         values = {**MODELS[model], **OVERHEAD, "batch_size": batch}
+        first = measured("launch.train", folder / f"{model} first", values)
+        values["batch_size"] = batch = round(batch * SECONDS / first)
         seconds: dict[str, list[float]] = {"launch.train": [], "launch.race": []}
         for i in range(ROUNDS):
             for module, every in seconds.items():
-                workdir = folder / f"{model}{module}{i}"
-                ended(started(module, workdir, 1, 400, values))
-                log = rows(workdir / "metrics.jsonl")
-                done = log[-1]["step"] - log[1]["step"]
-                every.append((log[-1]["wall_seconds"] - log[1]["wall_seconds"]) / done)
+                every.append(measured(module, folder / f"{model}{module}{i}", values))
         simulated, real = (np.array(each) for each in seconds.values())
         ratios = real / simulated
         about: dict[str, Any] = {"model": model, "batch": batch}

@@ -89,7 +89,31 @@ PUSH_SUM = {  # of nodes that have shards of their own
     "data.dirichlet": 0.3,
 }
 SPEEDS = {"cluster.speeds": [1.0, 3.0, 2.0, 2.0]}
+# Three stages of two devices each.
+PIPELINE = {
+    "strategy.name": "stale_pipeline",
+    "model.hidden": [16, 12, 14],
+    "cluster.nodes": 3,
+    "cluster.devices_per_node": 2,
+}
+CONVOLUTIONS = {"model.name": "cnn", "model.channels": [2, 3], "model.hidden": [8]}
+PIPELINES = {
+    "stash": {"optimizer.chain": ["delay_compensation", "staleness_rate"]},
+    "2bw": {"strategy.micro_batches": 4, **CONVOLUTIONS},
+    # Adam's updates are of one size, so that of what is nearly 0 rounding has the say; small ones.
+    "no_stash": {
+        "optimizer.name": "adam",
+        "optimizer.momentum": 0.0,
+        "optimizer.learning_rate": 1e-4,
+        "cluster.nodes": 2,
+    },
+    "predict": {},
+}
 METHODS = {
+    **{
+        kind: (PIPELINE | values | {"strategy.pipeline": kind}, ("shard_map",))
+        for kind, values in PIPELINES.items()
+    },
     "groups": (GROUPS, ("jit", "shard_map", "pmap")),
     "elastic": (GROUPS | {"strategy.name": "elastic"}, ("shard_map",)),
     "async_local_sgd": (
@@ -164,7 +188,7 @@ METERED = {"probes.momentum": True, "probes.window": 60, "probes.every": 80}
 # the others: workers as groups do, outer rules and compressions as streaming DiLoCo in nodes.
 OFTEN = (
     *("groups", "buffered", "shares", "local", "nodes", "daso+dynamic_batch", "daso+local"),
-    *("daso+asynchronous", "diloco", "push-sum", "top_k"),
+    *("daso+asynchronous", "diloco", "push-sum", "top_k", *PIPELINES),
 )
 REAL = [(name, api) for name in OFTEN for api in METHODS[name][1]]
 # The meter makes a second program of every run: always tried where groups arrive, shares divide a
@@ -281,7 +305,7 @@ def test_the_momentum_meter_records_the_same(parameters, folder, real, simulated
 @pytest.mark.slow
 def test_all_methods_in_all_idioms(tmp_path, data_dir):
     """Parameters, and what the momentum meter records."""
-    others = [name for name in METHODS if name not in PROBED]
+    others = [name for name in METHODS if name not in (*PROBED, *PIPELINES)]
     configs = {name: both(name, METERED, SLOW.get(name, ())) for name in others}
     found = train({k: v for each in configs.values() for k, v in each.items()}, tmp_path, data_dir)
     for simulated, *real in configs.values():

@@ -262,7 +262,7 @@ def test_a_run_resumes_and_the_meter_reads_it(config, mnist, tmp_path):
     [
         ({"strategy.pipeline": "nosuch"}, "pipeline = 'nosuch': must be one of 'stash', '2bw'"),
         ({"cluster.nodes": 4}, "nodes = 4: stages of a pipeline, must be from 1 to the model's 3"),
-        ({"parallel.api": "jit"}, "api = 'jit': 'stale_pipeline' is simulated only"),
+        ({"parallel.api": "jit"}, "runs unlike programs on its stages, which only 'shard_map' can"),
         ({"strategy.pipeline": "2bw", "strategy.micro_batches": 2}, "micro_batches = 2: must be"),
         ({"cluster.devices_per_node": 4}, "batch_size = 6: must be a multiple of 4"),
         (

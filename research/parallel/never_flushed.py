@@ -1,0 +1,266 @@
+"""Stages of a pipeline that is never flushed, on devices of their own (arXiv 1806.03377, 1F1B).
+
+    stage j, micro-batch i        forward in beat 2 i + j, backward in beat 2 i + 2 S - 1 - j
+
+In every beat neighbours work in pairs, one forward and one backward, and then they swap what they
+made: activations for their gradient. So stage j makes S - 1 - j updates between a batch's forward
+and its backward. Which version of its parameters it computes with is not left to that: the
+timeline says it (`research/timeline/stale_stages.py`), and the stage has kept it. So a call of
+`advance` may end with the pipeline drained, and the updates are those of one device.
+
+A stage is a row of vectors, as in `stages.py`. It keeps what it received of the micro-batches that
+are under way, and computes the rest again on the way back.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from research.models import base
+from research.parallel import layout
+from research.parallel.layout import Layout
+from research.parallel.stacked import Form, Forms, Stacked, merge, ravel, stack, unravel
+from research.parallel.stages import Stage, sent_by, update
+from research.problem import Examples, Problem
+from research.strategies import sync
+from research.strategies.base import Event, Info
+from research.strategies.late_stages import distance, through
+from research.strategies.snapshots import State
+
+
+class Part(NamedTuple):
+    """What one stage holds."""
+
+    first: int  # the number of its first block
+    stage: Stage
+
+
+class Versions(NamedTuple):
+    """`State` in parts: row j is of stage j."""
+
+    rows: Stacked  # its params (S, slots, P), all versions
+    newest: Any  # (S,) int32, the slot of x_t
+
+
+def never_flushed(
+    problem: Problem, optimizer: Any, kind: str, cuts: Sequence[int], mesh: Mesh, micro_batches: int
+) -> Layout:
+    """The loop over events on a mesh of the axes `stage` and `data`.
+
+    Takes and gives back the state of `stale_pipeline` on one device. Stage j has the blocks from
+    `cuts[j]` on; the last of them is also in charge of the model's last block. A batch goes through
+    in `micro_batches`, and normalization over a batch sees one of them.
+    """
+    parts = []
+    for a, b in pairwise([*cuts, len(problem.blocks)]):
+        names = tuple(name for name, _ in problem.blocks[a:b])
+        parts.append(Part(a, Stage(problem.blocks[a:b], (), names)))
+    advance = partial(_advance, problem, optimizer, kind, parts, micro_batches)
+    laid = layout.shard_map(advance, mesh, P("stage"), P(None, "data"))
+
+    def put_state(state: State) -> Versions:
+        return laid.put_state(_apart([part.stage.names for part in parts], jax.device_get(state)))
+
+    return laid._replace(put_state=put_state, get=lambda state: _whole(laid.get(state)))
+
+
+def _apart(names: Sequence[Sequence[str]], state: State) -> Versions:
+    """Of NumPy arrays."""
+    slots = range(len(jax.tree.leaves(state.slots)[0]))
+    every = [stack(names, sync.State(state.at(slot), state.opt_state)) for slot in slots]
+    one = every[0]
+    rows = Stacked(np.stack([each.params for each in every], 1), one.opt_state, one.forms)
+    return Versions(rows, np.array([state.newest[own[0]] for own in names], np.int32))
+
+
+def _whole(state: Versions) -> State:
+    """Of NumPy arrays."""
+    (every, opt_state), forms = (state.rows.params, state.rows.opt_state), state.rows.forms
+    merged = [merge(Stacked(every[:, slot], opt_state, forms)) for slot in range(every.shape[1])]
+    slots = jax.tree.map(lambda *leaves: np.stack(leaves), *(each.params for each in merged))
+    own = zip(forms, state.newest, strict=True)
+    newest = {name: slot for form, slot in own for name in _names(form)}
+    return State(slots, newest, merged[0].opt_state, {})
+
+
+def _names(forms: Forms) -> Sequence[str]:
+    return list(jax.tree.unflatten(forms.params.tree, forms.params.leaves))
+
+
+class Carry(NamedTuple):
+    """What a stage has at the beginning of a beat."""
+
+    versions: jax.Array  # (slots, P)
+    newest: jax.Array  # int32
+    opt_state: jax.Array  # (Q,)
+    received: jax.Array  # (S, H), of the micro-batches under way
+    message: jax.Array  # (H,), what a neighbour made in the last beat
+    total: jax.Array  # (P,), the gradient so far of the batch that is on its way back
+    losses: jax.Array  # (chunk,)
+
+
+def _advance(
+    problem: Problem,
+    optimizer: Any,
+    kind: str,
+    parts: Sequence[Part],
+    micro_batches: int,
+    state: Versions,
+    examples: Examples,
+    events: Event,
+    indices: jax.Array,
+    n: jax.Array,
+) -> tuple[Versions, Info]:
+    """The loop on one device: (1, ...) of the state, its part of the indices."""
+    chunk, stage, count = len(indices), lax.axis_index("stage"), len(parts)
+    if indices.shape[1] % micro_batches:
+        raise ValueError(
+            f"{indices.shape[1]} examples a device: no multiple of {micro_batches} micro-batches"
+        )
+    numbers = indices.reshape(chunk, micro_batches, -1, *indices.shape[2:])
+    forms, first = state.rows.forms, jnp.array([part.first for part in parts])[stage]
+    stages = [part.stage for part in parts]
+    sent, message = sent_by(problem, stages, forms, examples, numbers[0, 0])
+    programs = _programs(problem, kind, stages, forms, sent)
+    updates: list[Callable[..., Any]] = [
+        *(partial(_update, optimizer, *own) for own in zip(parts, forms, strict=True)),
+        lambda params, opt_state, *_: (params, opt_state),
+    ]
+
+    def beat(number: jax.Array, has: Carry) -> Carry:
+        forward = (number - stage) % 2 == 0
+        i = jnp.where(forward, number - stage, number - (2 * count - 1 - stage)) // 2
+        t, m = jnp.clip(i // micro_batches, 0, chunk - 1), i % micro_batches
+        works = (i >= 0) & (i < n * micro_batches)
+        event = jax.tree.map(lambda leaf: leaf[t], events)
+
+        place = jnp.where(works & forward, i % count, count)  # the last is no place
+        received = has.received.at[place].set(has.message, mode="drop")
+        read = has.versions[event.control["read"][first]]
+        seen, new = _seen(kind, has.versions, read, event, first), has.versions[has.newest]
+        which = jnp.where(works, jnp.where(forward, stage, count + stage), 2 * count)
+        given = seen, new, received[i % count], has.message, examples, numbers[t, m]
+        grads, message, loss = lax.switch(which, programs, *given)
+
+        total = has.total + grads / micro_batches
+        ends = works & ~forward & (m == micro_batches - 1)
+        mean = lax.pmean(total, "data") if lax.axis_size("data") > 1 else total
+        which = jnp.where(ends, stage, count)
+        params, opt_state = lax.switch(which, updates, new, has.opt_state, mean, event, read)
+        slot = event.control["write"][first]
+        return Carry(
+            has.versions.at[jnp.where(ends, slot, len(has.versions))].set(params, mode="drop"),
+            jnp.where(ends, slot, has.newest),
+            opt_state,
+            received,
+            message,
+            jnp.where(ends, 0, total),
+            has.losses.at[t].add(loss / micro_batches),
+        )
+
+    def two(pair: jax.Array, has: Carry) -> Carry:
+        for which in range(2):
+            has = beat(2 * pair + which, has)
+            has = has._replace(message=lax.ppermute(has.message, "stage", _pairs(which, count)))
+        return has
+
+    start = Carry(
+        versions=state.rows.params[0],
+        newest=state.newest[0],
+        opt_state=state.rows.opt_state[0],
+        received=jnp.stack([message] * count),
+        message=message,
+        total=jnp.zeros_like(state.rows.params[0, 0]),
+        losses=jnp.zeros(chunk, jnp.float32),
+    )
+    end = lax.fori_loop(0, n * micro_batches + count - 1, two, start)
+    rows = Stacked(end.versions[None], end.opt_state[None], forms)
+    return Versions(rows, end.newest[None]), {"loss": lax.psum(end.losses, "stage")}
+
+
+def _pairs(first: int, stages: int) -> list[tuple[int, int]]:
+    """Who swaps with whom: stages `first` and the next, the two after these, and so on."""
+    lower = range(first, stages - 1, 2)
+    return [pair for j in lower for pair in ((j, j + 1), (j + 1, j))]
+
+
+def _seen(kind: str, versions: jax.Array, read: jax.Array, event: Event, first: Any) -> jax.Array:
+    """What a stage computes with that reads a version."""
+    if kind != "predict":
+        return read
+    control: Any = event.control
+    far = distance(event.hyper["momentum"], event.staleness[first])
+    return read + far * (read - versions[control["before"][first]])
+
+
+def _update(
+    optimizer: Any,
+    part: Part,
+    forms: Forms,
+    params: Any,
+    opt_state: Any,
+    grads: Any,
+    event: Event,
+    read: Any,
+) -> tuple[jax.Array, jax.Array]:
+    """By blocks, each with a staleness of its own."""
+    stale = {name: event.staleness[part.first + k] for k, name in enumerate(part.stage.names)}
+    event = event._replace(staleness=stale)
+    return update(optimizer, forms, params, opt_state, grads, event, read)
+
+
+def _programs(
+    problem: Problem,
+    kind: str,
+    stages: Sequence[Stage],
+    forms: Sequence[Forms],
+    sent: Sequence[Form],
+) -> list[Callable[..., Any]]:
+    """`(seen, new, received, message, examples, own) -> (gradient, message, loss)`.
+
+    Of every stage forward, of every stage backward, and of one that has nothing to do.
+    """
+    last = len(stages) - 1
+
+    def input_of(j: int, received: Any, examples: Examples, own: Any) -> Any:
+        return unravel(sent[j - 1], received) if j else problem.input(problem.batch(examples, own))
+
+    def forward(j: int, seen: Any, new: Any, received: Any, message: Any, *of: Any) -> Any:
+        if j == last:  # computes it with the derivatives
+            return idle(seen, new, received, message)
+        params = unravel(forms[j].params, seen)
+        h = base.apply(stages[j].blocks, params, input_of(j, received, *of))
+        return jnp.zeros_like(seen), ravel(h, len(message), message.dtype), jnp.float32(0)
+
+    def backward(j: int, seen: Any, new: Any, received: Any, message: Any, *of: Any) -> Any:
+        blocks, old = stages[j].blocks, unravel(forms[j].params, seen)
+
+        def made(params: Any, h: Any) -> Any:
+            if kind == "no_stash":
+                h = through(blocks, params, old, h)
+            else:
+                h = base.apply(blocks, params, h)
+            return h if j < last else jnp.mean(problem.losses(h, problem.batch(*of)))
+
+        params = unravel(forms[j].params, new) if kind == "no_stash" else old
+        out, back = jax.vjp(made, params, input_of(j, received, *of))
+        grads, delta = back(unravel(sent[j], message) if j < last else jnp.ones_like(out))
+        return (
+            ravel(grads, len(seen)),
+            ravel(delta, len(message), message.dtype) if j else message,
+            out if j == last else jnp.float32(0),
+        )
+
+    def idle(seen: Any, new: Any, received: Any, message: Any, *_: Any) -> Any:
+        return jnp.zeros_like(seen), message, jnp.float32(0)
+
+    every = range(len(stages))
+    return [*(partial(forward, j) for j in every), *(partial(backward, j) for j in every), idle]
