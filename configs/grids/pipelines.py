@@ -1,23 +1,27 @@
 """Local SGD or a pipeline, as periods and stages grow: `--config=configs/grids/pipelines.py:TABLE`.
 
-    ladder  learning rates of every arm, one seed: which is best after 300 updates?
-    judged  that rate of every arm, three other seeds: training loss and simulated seconds
+    ladder  learning rates of every arm, three seeds: which is best after 300 updates?
+    judged  that rate of every arm, five other seeds: training loss and simulated seconds
 
 The question is that of arXiv 2606.03498, with as many workers on either side: local SGD on P nodes
 that meet every H updates, against the stages of a residual MLP of 8 blocks that is never flushed.
-`python -m configs.grids.pipelines WORKDIR` prints the table of a finished workdir.
+`python -m configs.grids.pipelines WORKDIR` prints the table of a finished workdir, of `ladder` what
+is best, for `CHOSEN`.
 """
 
 import sys
 from collections.abc import Iterator, Mapping
+from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 from ml_collections import ConfigDict
 
 from research.config import default
 from research.grid import Point, grid, log_range
 
+RATE = "optimizer.learning_rate"
 STAGES = (2, 4, 8)  # or nodes
 PERIODS = (4, 16, 64, 256)
 RATES = {0.9: log_range(2**-11, 2**-2, 10), 0.0: log_range(2**-8, 2**0, 9)}  # by momentum
@@ -41,7 +45,7 @@ ARMS: Mapping[str, Point] = {
     **{f"{kind}-8": _pipeline(8, kind) for kind in ("2bw", "no_stash", "predict")},
     **{f"local-{p}-{h}": _local(p, h) for p in STAGES for h in PERIODS},
 }
-# Momentum and rate: the best rung of `ladder`, whose neighbours are both worse.
+# Momentum and rate: the rung of `ladder` with the least median, inside the range that was tried.
 CHOSEN = {
     "synchronous": (0.0, 0.0625),
     "stash-2": (0.0, 0.0625),
@@ -90,16 +94,16 @@ def ladder() -> Iterator[Point]:
         for momentum, rates in RATES.items():
             if arm.startswith("predict") and not momentum:
                 continue  # it is stash
-            for rate in rates:
-                own = {"optimizer.learning_rate": rate, "optimizer.momentum": momentum}
-                yield {"name": f"{arm},{momentum},{rate:.5g}", **keys, **own, "seed": 100}
+            for rate, seed in product(rates, (100, 101, 102)):
+                own = {RATE: rate, "optimizer.momentum": momentum}
+                yield {"name": f"{arm},{momentum},{rate:.5g},{seed}", **keys, **own, "seed": seed}
 
 
 def judged() -> Iterator[Point]:
     for arm, keys in ARMS.items():
-        for seed in range(3):
+        for seed in range(5):
             momentum, rate = CHOSEN[arm]
-            own = {"optimizer.learning_rate": rate, "optimizer.momentum": momentum}
+            own = {RATE: rate, "optimizer.momentum": momentum}
             yield {"name": f"{arm},{seed}", **keys, **own, "seed": seed}
 
 
@@ -107,13 +111,21 @@ TABLES = {"ladder": ladder, "judged": judged}
 
 
 def show(workdir: Path) -> None:
-    """A row an arm and rate: training loss, median and range; seconds of all updates."""
+    """A row an arm: training loss, median and range; seconds of all updates. Or the best rungs."""
     table = pd.read_csv(workdir / "results.csv")
-    arm = table["point"].str.split(",").str[0]
-    for (name, rate), rows in table.groupby([arm, "optimizer.learning_rate"], sort=False):
-        loss, seconds = rows["train_loss"], rows["simulated_seconds"].median()
+    arm, setting = table["point"].str.split(",").str[0], ["optimizer.momentum", RATE]
+    for name, rows in table.groupby(arm, sort=False):
+        ladders = rows.groupby(setting)["train_loss"].median().fillna(np.inf)
+        if len(ladders) > 1:
+            momentum, rate = ladders.idxmin()
+            rates = ladders[momentum].index
+            edge = "" if rates[0] < rate < rates[-1] else "  # on an edge"
+            print(f'    "{name}": ({momentum}, {rate:.6g}),{edge}')
+            continue
+        (momentum, rate), loss = ladders.idxmin(), rows["train_loss"]
         spread = f"{loss.median():.3f} ({loss.min():.3f} to {loss.max():.3f})"
-        print(f"| {name} | {rate:.3g} | {spread} | {seconds:.3g} |")
+        seconds = rows["simulated_seconds"].median()
+        print(f"| {name} | {momentum:g}, {rate:.2g} | {spread} | {seconds:.3g} |")
 
 
 if __name__ == "__main__":

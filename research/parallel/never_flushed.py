@@ -36,13 +36,6 @@ from research.strategies.late_stages import distance, through
 from research.strategies.snapshots import State
 
 
-class Part(NamedTuple):
-    """What one stage holds."""
-
-    first: int  # the number of its first block
-    stage: Stage
-
-
 class Versions(NamedTuple):
     """`State` in parts: row j is of stage j."""
 
@@ -59,21 +52,22 @@ def never_flushed(
     `cuts[j]` on; the last of them is also in charge of the model's last block. A batch goes through
     in `micro_batches`, and normalization over a batch sees one of them.
     """
-    parts = []
+    parts = list[Stage]()
     for a, b in pairwise([*cuts, len(problem.blocks)]):
         names = tuple(name for name, _ in problem.blocks[a:b])
-        parts.append(Part(a, Stage(problem.blocks[a:b], (), names)))
+        parts.append(Stage(problem.blocks[a:b], (), names, a))
     advance = partial(_advance, problem, optimizer, kind, parts, micro_batches)
     laid = layout.shard_map(advance, mesh, P("stage"), P(None, "data"))
+    every = [part.names for part in parts]
 
     def put_state(state: State) -> Versions:
-        return laid.put_state(_apart([part.stage.names for part in parts], jax.device_get(state)))
+        return laid.put_state(apart(every, jax.device_get(state)))
 
-    return laid._replace(put_state=put_state, get=lambda state: _whole(laid.get(state)))
+    return laid._replace(put_state=put_state, get=lambda state: together(every, laid.get(state)))
 
 
-def _apart(names: Sequence[Sequence[str]], state: State) -> Versions:
-    """Of NumPy arrays."""
+def apart(names: Sequence[Sequence[str]], state: State) -> Versions:
+    """Row j holds the blocks `names[j]`; NumPy arrays."""
     slots = range(len(jax.tree.leaves(state.slots)[0]))
     every = [stack(names, sync.State(state.at(slot), state.opt_state)) for slot in slots]
     one = every[0]
@@ -81,18 +75,13 @@ def _apart(names: Sequence[Sequence[str]], state: State) -> Versions:
     return Versions(rows, np.array([state.newest[own[0]] for own in names], np.int32))
 
 
-def _whole(state: Versions) -> State:
-    """Of NumPy arrays."""
+def together(names: Sequence[Sequence[str]], state: Versions) -> State:
+    """The state whole, of NumPy arrays."""
     (every, opt_state), forms = (state.rows.params, state.rows.opt_state), state.rows.forms
     merged = [merge(Stacked(every[:, slot], opt_state, forms)) for slot in range(every.shape[1])]
     slots = jax.tree.map(lambda *leaves: np.stack(leaves), *(each.params for each in merged))
-    own = zip(forms, state.newest, strict=True)
-    newest = {name: slot for form, slot in own for name in _names(form)}
+    newest = {name: slot for own, slot in zip(names, state.newest, strict=True) for name in own}
     return State(slots, newest, merged[0].opt_state, {})
-
-
-def _names(forms: Forms) -> Sequence[str]:
-    return list(jax.tree.unflatten(forms.params.tree, forms.params.leaves))
 
 
 class Carry(NamedTuple):
@@ -111,7 +100,7 @@ def _advance(
     problem: Problem,
     optimizer: Any,
     kind: str,
-    parts: Sequence[Part],
+    parts: Sequence[Stage],
     micro_batches: int,
     state: Versions,
     examples: Examples,
@@ -127,9 +116,8 @@ def _advance(
         )
     numbers = indices.reshape(chunk, micro_batches, -1, *indices.shape[2:])
     forms, first = state.rows.forms, jnp.array([part.first for part in parts])[stage]
-    stages = [part.stage for part in parts]
-    sent, message = sent_by(problem, stages, forms, examples, numbers[0, 0])
-    programs = _programs(problem, kind, stages, forms, sent)
+    sent, message = sent_by(problem, parts, forms, examples, numbers[0, 0])
+    programs = _programs(problem, kind, parts, forms, sent)
     updates: list[Callable[..., Any]] = [
         *(partial(_update, optimizer, *own) for own in zip(parts, forms, strict=True)),
         lambda params, opt_state, *_: (params, opt_state),
@@ -203,7 +191,7 @@ def _seen(kind: str, versions: jax.Array, read: jax.Array, event: Event, first: 
 
 def _update(
     optimizer: Any,
-    part: Part,
+    part: Stage,
     forms: Forms,
     params: Any,
     opt_state: Any,
@@ -212,7 +200,7 @@ def _update(
     read: Any,
 ) -> tuple[jax.Array, jax.Array]:
     """By blocks, each with a staleness of its own."""
-    stale = {name: event.staleness[part.first + k] for k, name in enumerate(part.stage.names)}
+    stale = {name: event.staleness[part.first + k] for k, name in enumerate(part.names)}
     event = event._replace(staleness=stale)
     return update(optimizer, forms, params, opt_state, grads, event, read)
 
@@ -220,7 +208,7 @@ def _update(
 def _programs(
     problem: Problem,
     kind: str,
-    stages: Sequence[Stage],
+    parts: Sequence[Stage],
     forms: Sequence[Forms],
     sent: Sequence[Form],
 ) -> list[Callable[..., Any]]:
@@ -228,7 +216,7 @@ def _programs(
 
     Of every stage forward, of every stage backward, and of one that has nothing to do.
     """
-    last = len(stages) - 1
+    last = len(parts) - 1
 
     def input_of(j: int, received: Any, examples: Examples, own: Any) -> Any:
         return unravel(sent[j - 1], received) if j else problem.input(problem.batch(examples, own))
@@ -237,11 +225,11 @@ def _programs(
         if j == last:  # computes it with the derivatives
             return idle(seen, new, received, message)
         params = unravel(forms[j].params, seen)
-        h = base.apply(stages[j].blocks, params, input_of(j, received, *of))
+        h = base.apply(parts[j].blocks, params, input_of(j, received, *of))
         return jnp.zeros_like(seen), ravel(h, len(message), message.dtype), jnp.float32(0)
 
     def backward(j: int, seen: Any, new: Any, received: Any, message: Any, *of: Any) -> Any:
-        blocks, old = stages[j].blocks, unravel(forms[j].params, seen)
+        blocks, old = parts[j].blocks, unravel(forms[j].params, seen)
 
         def made(params: Any, h: Any) -> Any:
             if kind == "no_stash":
@@ -262,5 +250,5 @@ def _programs(
     def idle(seen: Any, new: Any, received: Any, message: Any, *_: Any) -> Any:
         return jnp.zeros_like(seen), message, jnp.float32(0)
 
-    every = range(len(stages))
+    every = range(len(parts))
     return [*(partial(forward, j) for j in every), *(partial(backward, j) for j in every), idle]

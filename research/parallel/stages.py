@@ -40,6 +40,7 @@ class Stage(NamedTuple):
     blocks: Blocks  # of the trunk; with the model's last block in the last stage
     groups: Groups  # those of the trunk's groups that lie in it
     names: tuple[str, ...]  # keys of its part of `State.params`
+    first: int  # number of its first block
 
 
 def stages(
@@ -90,7 +91,7 @@ def _share(blocks: Blocks, groups: Groups, count: int, whole: bool) -> tuple[Sta
         own = blocks[start:stop] + (blocks[-1:] if stop == trunk else ())
         names = [name for name, _ in own]
         names += [base.head_of(name) for name in heads(blocks, mine, False)]
-        parts.append(Stage(own, mine, tuple(names)))
+        parts.append(Stage(own, mine, tuple(names), start))
     return tuple(parts)
 
 

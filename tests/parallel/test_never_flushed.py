@@ -7,7 +7,7 @@ import pytest
 from research import trainer
 from research.config import default
 from research.outputs.workdir import Checkpoints
-from research.parallel.never_flushed import _apart, _pairs, _whole
+from research.parallel.never_flushed import _pairs, apart, together
 from research.timeline.stale_stages import KINDS
 
 
@@ -46,7 +46,8 @@ def test_a_state_is_its_rows_to_the_bit(mnist, tmp_path, kind):
     with Checkpoints(tmp_path) as checkpoints:
         _, state = checkpoints.restore(run.program.strategy.init(run.params))
     state = jax.device_get(state)
-    again = _whole(_apart([("hidden0",), ("hidden1", "hidden2", "classifier")], state))
+    names = ("hidden0",), ("hidden1", "hidden2", "classifier")
+    again = together(names, apart(names, state))
     assert again.newest == state.newest
     jax.tree.map(np.testing.assert_array_equal, tuple(again), tuple(state))
     kernels = state.slots["hidden0"]["Dense_0"]["kernel"]
