@@ -113,9 +113,10 @@ TABLES = {"ladder": ladder, "judged": judged}
 def show(workdir: Path) -> None:
     """A row an arm: training loss, median and range; seconds of all updates. Or the best rungs."""
     table = pd.read_csv(workdir / "results.csv")
+    table["train_loss"] = table["train_loss"].where(table["status"] == "completed", np.inf)
     arm, setting = table["point"].str.split(",").str[0], ["optimizer.momentum", RATE]
     for name, rows in table.groupby(arm, sort=False):
-        ladders = rows.groupby(setting)["train_loss"].median().fillna(np.inf)
+        ladders = rows.groupby(setting)["train_loss"].median()
         if len(ladders) > 1:
             momentum, rate = ladders.idxmin()
             rates = ladders[momentum].index

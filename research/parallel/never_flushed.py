@@ -28,7 +28,7 @@ from research.models import base
 from research.parallel import layout
 from research.parallel.layout import Layout
 from research.parallel.stacked import Form, Forms, Stacked, merge, ravel, stack, unravel
-from research.parallel.stages import Stage, sent_by, update
+from research.parallel.stages import Stage, in_micro_batches, sent_by, update
 from research.problem import Examples, Problem
 from research.strategies import sync
 from research.strategies.base import Event, Info
@@ -110,11 +110,7 @@ def _advance(
 ) -> tuple[Versions, Info]:
     """The loop on one device: (1, ...) of the state, its part of the indices."""
     chunk, stage, count = len(indices), lax.axis_index("stage"), len(parts)
-    if indices.shape[1] % micro_batches:
-        raise ValueError(
-            f"{indices.shape[1]} examples a device: no multiple of {micro_batches} micro-batches"
-        )
-    numbers = indices.reshape(chunk, micro_batches, -1, *indices.shape[2:])
+    numbers = in_micro_batches(indices, micro_batches)
     forms, first = state.rows.forms, jnp.array([part.first for part in parts])[stage]
     sent, message = sent_by(problem, parts, forms, examples, numbers[0, 0])
     programs = _programs(problem, kind, parts, forms, sent)

@@ -109,10 +109,9 @@ def _advance(
     n: jax.Array,
 ) -> tuple[Stacked, Info]:
     """The loop on one device: (1, P) and (1, Q) of the state, its part of the indices."""
-    (chunk, size), stage, count = indices.shape[:2], lax.axis_index("stage"), len(parts)
-    if size % micro_batches:
-        raise ValueError(f"{size} examples a device: no multiple of {micro_batches} micro-batches")
-    sent, h = sent_by(problem, parts, state.forms, examples, indices[0, : size // micro_batches])
+    chunk, stage, count = len(indices), lax.axis_index("stage"), len(parts)
+    numbers = in_micro_batches(indices, micro_batches)
+    sent, h = sent_by(problem, parts, state.forms, examples, numbers[0, 0])
     grads_of = gradient(problem, parts, state.forms, sent)
     updates: list[Callable[..., Any]] = [
         *(partial(update, optimizer, forms) for forms in state.forms),
@@ -124,12 +123,11 @@ def _advance(
         t = tick - lag * stage
         at = jnp.clip(t, 0, chunk - 1)
         program = jnp.where((t >= 0) & (t < n), stage, count)
-        own = indices[at].reshape(micro_batches, -1, *indices.shape[2:])
-        grads, h, loss = grads_of(program, params, h, examples, own)
+        grads, h, loss = grads_of(program, params, h, examples, numbers[at])
         if lax.axis_size("data") > 1:
             grads = lax.pmean(grads, "data")
         event = jax.tree.map(lambda leaf: leaf[at], events)
-        params, opt_state = lax.switch(program, updates, params, opt_state, grads, event)
+        params, opt_state = lax.switch(program, updates, params, opt_state, grads, event, params)
         return params, opt_state, h, losses.at[at].add(loss)
 
     carry = (state.params[0], state.opt_state[0], h, jnp.zeros(chunk, jnp.float32))
@@ -139,6 +137,14 @@ def _advance(
     return after, {"loss": lax.psum(losses, "stage")}  # zero but in the last stage
 
 
+def in_micro_batches(indices: jax.Array, count: int) -> jax.Array:
+    """(chunk, M, B / M, ...) of (chunk, B, ...). Raises ValueError if M does not divide B."""
+    chunk, size = indices.shape[:2]
+    if size % count:
+        raise ValueError(f"{size} examples a device: no multiple of {count} micro-batches")
+    return indices.reshape(chunk, count, -1, *indices.shape[2:])
+
+
 def update(
     optimizer: Any,
     forms: Forms,
@@ -146,11 +152,11 @@ def update(
     opt_state: Any,
     grads: Any,
     event: Event,
-    read: Any = None,
+    read: Any,
 ) -> tuple[jax.Array, jax.Array]:
-    """A stage's vectors after its update; `read`: what the gradient was taken at, if not these."""
-    x, state = unravel(forms.params, params), unravel(forms.opt_state, opt_state)
-    grad, seen = unravel(forms.params, grads), x if read is None else unravel(forms.params, read)
+    """A stage's vectors after its update; `read`: the parameters that the gradient was taken at."""
+    x, grad, seen = (unravel(forms.params, each) for each in (params, grads, read))
+    state = unravel(forms.opt_state, opt_state)
     after = State(*by_block(optimizer).apply(grad, state, x, event, seen))
     return ravel(after.params, len(params)), ravel(after.opt_state, len(opt_state))
 

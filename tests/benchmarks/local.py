@@ -19,7 +19,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -177,9 +176,9 @@ def schedules() -> pd.DataFrame:
     )
 
 
-def real(own: Mapping[str, Any], launcher: list[str], environment: dict[str, str]) -> float:
+def real(own: dict[str, Any], launcher: list[str], environment: dict[str, str]) -> float:
     """Median seconds an update of a run on four stages. Raises CalledProcessError if it fails."""
-    values = BASE | dict(own) | {"cluster.nodes": STAGES, "parallel.api": "shard_map"}
+    values = BASE | own | {"cluster.nodes": STAGES, "parallel.api": "shard_map"}
     with tempfile.TemporaryDirectory() as folder:
         train = ["-m", "launch.train", "--config=configs/quickstart.py", f"--workdir={folder}"]
         flags = [f"--config.{name}={value}" for name, value in values.items()]
