@@ -25,6 +25,7 @@ Seconds are simulated.
 
 import argparse
 from collections.abc import Mapping, Sequence
+from itertools import product
 from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -210,13 +211,15 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("workdirs/internet.json"))
     asked = parser.parse_args()
-    rows = []
     given = asked.workdir, "internet", asked.choose, asked.report, asked.processes
     with Study(*given, first=LOOK) as study:
-        for size in asked.sizes:
-            for name in asked.arms:
-                rows.append(row(study, asked.problem, name, size))
-                print(table(rows[-1:]).split("\n")[-1], flush=True)
+
+        def made(size: int, name: str) -> dict[str, Any]:
+            found = row(study, asked.problem, name, size)
+            print(table([found]).split("\n")[-1], flush=True)
+            return found
+
+        rows = study.map(made, *zip(*product(asked.sizes, asked.arms), strict=True))
     said = {"problem": PROBLEMS[asked.problem].what, "target": PROBLEMS[asked.problem].target}
     write_json(asked.out, said | {"choose": asked.choose, "report": asked.report, "rows": rows})
     print(table(rows))
