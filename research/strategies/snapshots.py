@@ -5,13 +5,15 @@ itself is kept beside them. Where they lie in the host's memory, `research/paral
 them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax import lax
 
 from research.strategies.base import Params
 from research.strategies.method import Keys
@@ -29,18 +31,21 @@ class State(NamedTuple):
 
     def at(self, slot: Slot) -> Params:
         """The parameters as a group sees them that had read `slot`."""
-        each = slot if isinstance(slot, dict) else dict.fromkeys(self.slots, slot)
-        host = all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(self.slots))
-        seen = (rows if host else compiled_rows)(self.slots, each)
-        for name, exact in self.fresh.items():
-            seen[name] = jax.tree.map(unpacked, seen[name], exact) if name in seen else exact
-        return seen
+        return self._read(slot, rows_first)
 
     @property
     def params(self) -> Params:
         """x_t."""
         rounded = self.slots.keys() <= self.fresh.keys()
-        return self.fresh if rounded else self.at(self.newest)
+        return self.fresh if rounded else self._read(self.newest, compiled_rows)
+
+    def _read(self, slot: Slot, compiled: Callable[..., Params]) -> Params:
+        each = slot if isinstance(slot, dict) else dict.fromkeys(self.slots, slot)
+        host = all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(self.slots))
+        seen = (rows if host else compiled)(self.slots, each)
+        for name, exact in self.fresh.items():
+            seen[name] = jax.tree.map(unpacked, seen[name], exact) if name in seen else exact
+        return seen
 
     def after(self, params: Params, opt_state: optax.OptState, slot: Slot) -> "State":
         """x_{t+1} is these parameters, in this slot."""
@@ -61,6 +66,27 @@ def rows(table: Params, slots: Mapping[str, Any]) -> Params:
 
 
 compiled_rows = jax.jit(rows, inline=True)  # where it is in no program: one, and not a dozen
+
+
+@partial(jax.jit, inline=True)
+def rows_first(table: Params, slots: Mapping[str, Any]) -> Params:
+    """`rows`, for a program that writes into the table afterwards.
+
+    XLA reads a row anew wherever it is used. Where such a use might come after the write, it copies
+    the whole table at every update. A barrier makes it read once, but on a CPU XLA drops barriers
+    before it decides on copies, so there a branch that is always taken does.
+    """
+
+    def branch(*given: Any) -> Params:
+        always = jnp.asarray(jax.tree.leaves(slots)[0]) >= 0
+        return lax.cond(
+            always, rows, lambda *given: jax.tree.map(jnp.zeros_like, rows(*given)), *given
+        )
+
+    def barrier(*given: Any) -> Params:
+        return lax.optimization_barrier(rows(*given))
+
+    return lax.platform_dependent(table, slots, cpu=branch, default=barrier)
 
 
 def put(table: Params, slot: Slot, blocks: Params) -> Params:

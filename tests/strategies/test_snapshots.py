@@ -1,6 +1,7 @@
 """Versions that are rounded, or lie in the host's memory: what is kept of an exact run's floats."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -207,3 +208,29 @@ def test_the_memory_that_is_said_is_what_is_taken(mnist, kept):
     done = subprocess.run(asked, capture_output=True, text=True, check=True)
     said, taken = json.loads(done.stdout.splitlines()[-1])
     assert 0.8 < said / taken < 1.2, (said, taken)
+
+
+@pytest.mark.parametrize("compensated", [False, True])
+@pytest.mark.parametrize(
+    "of",
+    [
+        {"model.name": "quadratic", "model.dimension": 6, "model.noise": 0.5},
+        {"model.name": "cnn", "data.name": "mnist5k"},
+        {"model.name": "transformer", "data.name": "kjv"},
+    ],
+    ids=["quadratic", "cnn", "transformer"],
+)
+@pytest.mark.parametrize("name", ["asynchronous", "buffered", "asynchronous+local"])
+def test_an_update_copies_no_table(config, of, name, compensated):
+    """Else its cost grows with the groups: of 10,000 on a quadratic it was 1,300 times as high."""
+    groups = 13  # as no other size here
+    asked = {"strategy.name": name, "strategy.groups": groups, "cluster.nodes": groups}
+    asked |= {"strategy.arrivals": 2} if name == "buffered" else {}
+    asked |= {"optimizer.chain": ("delay_compensation",)} if compensated else {}
+    if name == "asynchronous+local" and of["model.name"] == "quadratic":
+        pytest.skip("it has one block")
+    run = trainer.prepare(config({"steps": 40, "batch_size": 4, **asked, **of}))
+    state, *rest, _ = trainer.first(run, 40)
+    program = run.program.advance.lower(state, *rest, 40).compile().as_text()
+    tables = re.findall(rf"= \w+\[{run.timeline.slots},.*?\]\S* (\S+?)\(", program)
+    assert "copy" not in tables and any("fusion" in made for made in tables)
