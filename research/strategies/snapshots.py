@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax import lax
 
 from research.strategies.base import Params
+from research.strategies.in_place import read_first
 from research.strategies.method import Keys
 
 SNAPSHOTS = ("", "bfloat16", "host")  # how versions are kept
@@ -31,7 +31,7 @@ class State(NamedTuple):
 
     def at(self, slot: Slot) -> Params:
         """The parameters as a group sees them that had read `slot`."""
-        return self._read(slot, rows_first)
+        return self._read(slot, partial(read_first, rows))
 
     @property
     def params(self) -> Params:
@@ -66,27 +66,6 @@ def rows(table: Params, slots: Mapping[str, Any]) -> Params:
 
 
 compiled_rows = jax.jit(rows, inline=True)  # where it is in no program: one, and not a dozen
-
-
-@partial(jax.jit, inline=True)
-def rows_first(table: Params, slots: Mapping[str, Any]) -> Params:
-    """`rows`, for a program that writes into the table afterwards.
-
-    XLA reads a row anew wherever it is used. Where such a use might come after the write, it copies
-    the whole table at every update. A barrier makes it read once, but on a CPU XLA drops barriers
-    before it decides on copies, so there a branch that is always taken does.
-    """
-
-    def branch(*given: Any) -> Params:
-        always = jnp.asarray(jax.tree.leaves(slots)[0]) >= 0
-        return lax.cond(
-            always, rows, lambda *given: jax.tree.map(jnp.zeros_like, rows(*given)), *given
-        )
-
-    def barrier(*given: Any) -> Params:
-        return lax.optimization_barrier(rows(*given))
-
-    return lax.platform_dependent(table, slots, cpu=branch, default=barrier)
 
 
 def put(table: Params, slot: Slot, blocks: Params) -> Params:
