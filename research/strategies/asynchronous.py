@@ -37,7 +37,7 @@ def asynchronous(
 ) -> Strategy:
     """Strategy over a table of `slots` snapshots of the stale blocks, all x_0 at the start.
 
-    The slot written holds what depends on the slots read, so XLA updates the table in place: a step
+    Slots are read before one is written (`in_place.py`), so XLA updates the table in place: a step
     costs a synchronous one plus a copy of the stale blocks. `event.control` may have `read` and
     `write` in place of the event's own; with `servers`, the number of each block's server, they are
     (servers,) int32. It may have `seen`, blocks as they were read, in place of the slot's. Versions
