@@ -220,7 +220,7 @@ MODELS = {
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", TABLES)
 def test_an_update_copies_no_table(config, name, model):
-    """Else its cost grows with the groups: of 10,000 on a quadratic it was 1,300 times as high."""
+    """Else its cost grows with the groups: of 10,000 on a quadratic it was 70 times as high."""
     if name == "asynchronous+local" and model == "quadratic":
         pytest.skip("it has one block")
     groups = 13  # as no other size here
