@@ -13,6 +13,11 @@ import jax.numpy as jnp
 from jax import lax
 
 
+def row(table: Any, i: Any) -> Any:
+    """Row i of every leaf."""
+    return jax.tree.map(lambda leaf: leaf[i], table)
+
+
 @partial(jax.jit, static_argnums=0, inline=True)
 def read_first(read: Callable[[Any, Any], Any], table: Any, i: Any) -> Any:
     """`read(table, i)`, once: what uses it uses what was read. `i` are numbers of rows.

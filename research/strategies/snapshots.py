@@ -15,7 +15,7 @@ import numpy as np
 import optax
 
 from research.strategies.base import Params
-from research.strategies.in_place import read_first
+from research.strategies.in_place import read_first, row
 from research.strategies.method import Keys
 
 SNAPSHOTS = ("", "bfloat16", "host")  # how versions are kept
@@ -59,10 +59,7 @@ class State(NamedTuple):
 
 def rows(table: Params, slots: Mapping[str, Any]) -> Params:
     """Row `slots[name]` of each block of the table."""
-    return {
-        name: jax.tree.map(lambda leaf, s=slots[name]: leaf[s], block)
-        for name, block in table.items()
-    }
+    return {name: row(block, slots[name]) for name, block in table.items()}
 
 
 compiled_rows = jax.jit(rows, inline=True)  # where it is in no program: one, and not a dozen

@@ -13,10 +13,9 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from research.strategies import local_steps
+from research.strategies import in_place, local_steps
 from research.strategies.base import Array, Event, Params, distance
 from research.strategies.groups import divides
-from research.strategies.in_place import read_first
 from research.strategies.method import Chosen, Method
 from research.timeline.service import DRAWN
 from research.values import ConfigError
@@ -31,11 +30,7 @@ def table(tree: Any, workers: int) -> Table:
 
 def row(table: Table, i: Array | int) -> Any:
     """Row i, all of which is read before anything is written into the table."""
-    return read_first(_row, table, jnp.asarray(i))
-
-
-def _row(table: Table, i: Array) -> Any:
-    return jax.tree.map(lambda leaf: leaf[i], table)
+    return in_place.read_first(in_place.row, table, jnp.asarray(i))
 
 
 def put(table: Table, i: Array, tree: Any) -> Table:

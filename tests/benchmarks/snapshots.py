@@ -89,6 +89,12 @@ class Updates:
         return (time.perf_counter() - begun) / n
 
 
+def in_turn(updates: Updates, plain: Updates, n: int, rounds: int) -> tuple[float, float]:
+    """Medians, of rounds of n updates each: seconds an update, and their ratio."""
+    pairs = np.array([(updates.seconds(n), plain.seconds(n)) for _ in range(rounds)])
+    return float(np.median(pairs[:, 0])), float(np.median(pairs[:, 0] / pairs[:, 1]))
+
+
 def resident(kind: str) -> int:
     """Bytes of this process, as Linux shows them."""
     return 1024 * int(Path("/proc/self/status").read_text().split(kind)[1].split()[0])
@@ -105,14 +111,14 @@ def rows_of(kept: str, size: str, groups: list[int], rounds: int, most: float) -
         if 4 * parameters * count / (2 if kept == "bfloat16" else 1) > most:
             return
         updates = Updates(config_of(size, count, KEPT[kept]))
-        pairs = np.array([(updates.seconds(n), plain.seconds(n)) for _ in range(rounds)])
+        seconds, ratio = in_turn(updates, plain, n, rounds)
         need = room.need_of(updates.run.config, updates.run.program.strategy, updates.run.params)
         yield {
             "kept": kept,
             "parameters": parameters,
             "groups": count,
-            "seconds": float(np.median(pairs[:, 0])),
-            "over sync": float(np.median(pairs[:, 0] / pairs[:, 1])),
+            "seconds": seconds,
+            "over sync": ratio,
             "GiB": (resident("VmHWM:") - before) / 2**30,
             "said": (need.device + need.host) / 2**30,
         }

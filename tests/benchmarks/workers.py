@@ -22,7 +22,7 @@ from ml_collections import ConfigDict
 from research.config import default
 from research.program import CHUNK
 from tests.benchmarks.record import publish
-from tests.benchmarks.snapshots import SECONDS, Updates
+from tests.benchmarks.snapshots import SECONDS, Updates, in_turn
 
 METHODS = ("asynchronous", "buffered", "elastic", "async_local_sgd", "ad_psgd")
 QUADRATIC = {
@@ -57,13 +57,13 @@ def rows_of(model: str, method: str, counts: list[int], rounds: int) -> Iterator
     for count in counts:
         updates = Updates(config_of(model, method, count))
         updates.seconds(n)  # which touches rows for the first time
-        pairs = np.array([(updates.seconds(n), plain.seconds(n)) for _ in range(rounds)])
+        seconds, ratio = in_turn(updates, plain, n, rounds)
         yield {
             "model": model,
             "method": method,
             "workers": count,
-            "ms": 1000 * float(np.median(pairs[:, 0])),
-            "over sync": float(np.median(pairs[:, 0] / pairs[:, 1])),
+            "ms": 1000 * seconds,
+            "over sync": ratio,
         }
         del updates
 
