@@ -20,7 +20,7 @@ def row(table: Any, i: Any) -> Any:
 
 @partial(jax.jit, static_argnums=0, inline=True)
 def read_first(read: Callable[[Any, Any], Any], table: Any, i: Any) -> Any:
-    """`read(table, i)`, once: what uses it uses what was read. `i` are numbers of rows.
+    """`read(table, i)`, once: what uses it uses what was read. `i` are numbers of rows, from 0 on.
 
     On a CPU it is read in a branch that is always taken, as XLA drops barriers there before it
     decides what to copy.
