@@ -10,23 +10,23 @@ through 107 Mb/s, and regions' links vary by a deviation of 1. Nodes leave after
 mean and are back after one. Models are small, so bandwidths are scaled to their bytes.
 
     synchronous   an all-reduce after every update, of one example of every node
-    DiLoCo        after every 8th, outer momentum tuned too
+    DiLoCo        after every h-th; h and both momenta are tuned too
     asynchronous  one server, in the region with the least far to all, with a link 1,000 times the
                   median one (107 Gb/s), which all queue for
     gossip        one peer of the exponential graph after every update, the next who is there
 
 Every exchange may run behind the last two thirds of the computing before it. Every arm has its own
-learning rate and momentum at every size (of DiLoCo the outer one, of Adam b1), whose neighbours are
-all worse by simulated seconds to the target on the seeds that choose; others report. What breaks is
+learning rate and momentum at every size (of Adam b1), whose neighbours are all worse by simulated
+seconds to the target on the seeds that choose; others report. What breaks is
 told from the same clock with parts of the cluster left out: `computing` alone, all alike and
 nothing to send; what `volunteers` add, who are unequal, follow the hour and leave; and the network.
-Seconds are simulated.
+Seconds are simulated. They end with a meeting of all nodes, after which there is one model.
 """
 
 import argparse
 from collections.abc import Mapping, Sequence
 from itertools import product
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,10 +36,21 @@ from ml_collections import ConfigDict
 from configs.race import WORKERS, bandwidth, tuned_of
 from research import trainer
 from research.config import default
-from research.evidence.arms import MOMENTUM, OUTER, RATE, Arm, at, reported, tuned
+from research.evidence.arms import (
+    MOMENTUM,
+    OUTER,
+    RATE,
+    SLACK,
+    Arm,
+    at,
+    momenta,
+    reported,
+    rung,
+    tuned,
+)
 from research.evidence.intervals import spread
 from research.evidence.study import Study
-from research.evidence.trial import to_loss
+from research.evidence.trial import meeting, to_loss
 from research.grid import Point
 from research.outputs.workdir import write_json
 
@@ -123,6 +134,7 @@ ARMS: Mapping[str, Point] = {
     },
 }
 ALONE = "asynchronous"  # arm whose updates are of one node, not of all
+PERIOD = "strategy.period"
 
 
 def config_of(problem: str, arm: str, size: int) -> ConfigDict:
@@ -143,10 +155,17 @@ def config_of(problem: str, arm: str, size: int) -> ConfigDict:
 
 def arm_of(problem: str, name: str, size: int) -> Arm:
     """What is tuned. The rate of n asynchronous workers is searched from 2 / n of the usual on."""
-    usual = PROBLEMS[problem].rate
-    return tuned_of(
-        config_of(problem, name, size), 4 * usual * min(1, 2 / size) if name == ALONE else usual
-    )
+    usual, config = PROBLEMS[problem].rate, config_of(problem, name, size)
+    arm = tuned_of(config, 4 * usual * min(1, 2 / size) if name == ALONE else usual)
+    if OUTER not in arm.ladders:
+        return arm
+    inner = {MOMENTUM: rung(momenta, config.optimizer.momentum), PERIOD: rung(periods, 8)}
+    return Arm(config, {**arm.ladders, MOMENTUM: momenta, PERIOD: periods}, {**arm.start, **inner})
+
+
+def periods(i: int) -> int:
+    """1, 2, 4, ... updates; below rung 0 there is 1 again."""
+    return 2 ** max(i, 0)
 
 
 def clocks(config: ConfigDict, updates: int) -> dict[str, float]:
@@ -156,23 +175,25 @@ def clocks(config: ConfigDict, updates: int) -> dict[str, float]:
     for name, point in parts.items():
         chosen = at(config, point, config.seed)
         chosen.steps = updates
-        line = trainer.prepare(chosen).timeline
-        found[name] = float(line.seconds[-1])
-    return found | {"staleness": float(np.mean(line.staleness))}
+        run = trainer.prepare(chosen)
+        found[name] = float(run.timeline.seconds[-1]) + meeting(run, updates)
+    return found | {"staleness": float(np.mean(run.timeline.staleness))}
 
 
 def row(study: Study, problem: str, name: str, size: int) -> dict[str, Any]:
     """An arm at a size: its setting, and median, least and most of what it takes."""
     arm, target = arm_of(problem, name, size), PROBLEMS[problem].target
-    best = tuned(study, arm, target, "seconds")
+    best = tuned(study, arm, target, "met", inf if PERIOD in arm.ladders else SLACK)
     curves = reported(study, arm, best.point, target)
     updates, seconds = (
-        spread([to_loss(curve, target, clock) for curve in curves])
-        for clock in ("updates", "seconds")
+        spread([to_loss(curve, target, clock) for curve in curves]) for clock in ("updates", "met")
     )
     found = {"arm": name, "nodes": size, "updates": updates, "seconds": seconds}
     found |= {"rate": best.point[RATE], "interior": best.interior, "tried": best.tried}
-    found |= {"momentum": best.point.get(OUTER, best.point.get(MOMENTUM)), "seeds": len(curves)}
+    found |= {"momentum": best.point[MOMENTUM], "seeds": len(curves)}
+    found |= (
+        {"outer": best.point[OUTER], "period": best.point[PERIOD]} if OUTER in best.point else {}
+    )
     if isfinite(updates[0]):
         config = at(arm.config, best.point, study.report[0])
         found |= clocks(config, max(round(updates[0]), 1))
@@ -192,6 +213,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         ]
         clock = [f"{of[name]:.3g}" if name in of else "" for name in PARTS]
         rate = f"{of['rate']:.3g}, {of['momentum']:.3g}"
+        rate += f", {of['outer']:.3g} outside, every {of['period']}" if "period" in of else ""
         rate += "" if of["interior"] else " (not interior)"
         lines.append(f"| {of['arm']} | {of['nodes']:,} | {' | '.join([rate, *cells, *clock])} |")
     return "\n".join(lines)

@@ -43,3 +43,17 @@ def test_a_table_says_where_a_rate_is_not_known_to_be_the_best():
     best, end = internet.table(rows).split("\n")[2:]
     assert best.startswith("| gossip | 4,096 | 0.5, 0.3 | 3 (2 to 4) | 9 (8 to 10) |")
     assert "0.5, 0.3 (not interior)" in end
+
+
+def test_a_table_says_how_often_nodes_meet_where_that_was_tuned():
+    one = {"arm": "DiLoCo", "nodes": 8, "updates": (3, 2, 4), "seconds": (9, 8, 10)}
+    one |= {"rate": 0.5, "momentum": 0.3, "outer": 0.6, "period": 16, "interior": True}
+    assert "| 0.5, 0.3, 0.6 outside, every 16 |" in internet.table([one])
+
+
+def test_the_period_is_tuned_of_diloco_only():
+    found = {arm: internet.arm_of("quadratic", arm, 64) for arm in internet.ARMS}
+    assert [arm for arm in found if internet.PERIOD in found[arm].ladders] == ["DiLoCo"]
+    period = found["DiLoCo"].config.strategy.period
+    assert internet.periods(found["DiLoCo"].start[internet.PERIOD]) == period
+    assert [internet.periods(i) for i in (-1, 0, 1, 2)] == [1, 1, 2, 4]

@@ -17,7 +17,7 @@ from research.evidence.study import Job, Study
 from research.evidence.trial import Curve, to_loss
 from research.grid import Point
 
-SLACK = 1.5  # a trial ends after so many times what the best so far took
+SLACK = 1.5  # a trial ends after so many times the updates that the best so far took
 WORSE = 1.02  # a rung that is worse by less than this ratio is as good
 MOVES = 40  # of a search, at most
 LONGER, ROUNDS = 4, 3  # trials are so many times longer, so often, where none reaches the target
@@ -104,23 +104,27 @@ def at(config: ConfigDict, point: Point, seed: int) -> ConfigDict:
     return chosen
 
 
-def tuned(study: Study, arm: Arm, target: float, clock: str = "updates") -> Tuned:
+def tuned(
+    study: Study, arm: Arm, target: float, clock: str = "updates", slack: float = SLACK
+) -> Tuned:
     """The setting with the least cost to a training loss of `target`, on the seeds that choose.
 
     Trials are short at first: where none reaches the target, the setting of the least loss goes on
-    with trials that are longer, up to the steps of the config.
+    with trials that are longer, up to the steps of the config. They end after `slack` times the
+    updates that the best so far took, so this is infinite where settings are to take other seconds
+    for an update.
     """
     best = tuple(arm.start[key] for key in arm.ladders)
     budget = max(arm.config.steps / LONGER**ROUNDS, 1.0)
     while True:
-        best, costs = _search(study, arm, best, target, clock, budget)
+        best, costs = _search(study, arm, best, target, clock, budget, slack)
         if math.isfinite(costs[best].time) or budget >= arm.config.steps:
             return _found(arm, best, {rungs: cost.time for rungs, cost in costs.items()})
         budget *= LONGER
 
 
 def _search(
-    study: Study, arm: Arm, best: Rungs, target: float, clock: str, budget: float
+    study: Study, arm: Arm, best: Rungs, target: float, clock: str, budget: float, slack: float
 ) -> tuple[Rungs, dict[Rungs, Cost]]:
     """From `best` to a setting whose neighbours are all worse, by trials of `budget` updates."""
     costs: dict[Rungs, Cost] = {}
@@ -129,7 +133,7 @@ def _search(
         if not wanted:
             break
         for part in (wanted[:1], wanted[1:]) if not costs else (wanted,):
-            most = min([budget, *(SLACK * cost.updates for cost in costs.values())])
+            most = min([budget, *(slack * cost.updates for cost in costs.values())])
             for rungs, curves in zip(part, _trials(study, arm, part, target, most), strict=True):
                 costs[rungs] = _cost(curves, target, clock)
         least = min(costs, key=lambda rungs: costs[rungs])

@@ -101,7 +101,7 @@ class Study:
 
     def _curve(self, key: str) -> Curve:
         line = self._trials.at(key)
-        return Curve(**{name: line[name] for name in Curve._fields})
+        return Curve(**{name: line[name] for name in Curve._fields if name in line})
 
     def _known(self, key: str, job: Job) -> bool:
         """Whether what is remembered says all that the job asks for."""

@@ -22,13 +22,13 @@ from research.outputs.workdir import rows as rows_of
 from research.problem import Examples
 from research.program import CHUNK, EVALUATED, Program
 from research.strategies.base import State
+from research.timeline.network import between_nodes, broadcast
 from research.trainer import Run
 
 SPACING = 1.08  # updates from one log point to the next
 FIRST = 16  # the first log point after the start
 BLOWN_UP = 100.0  # times the first loss: what is above has diverged
 SILENT = Watch(lambda: 0, lambda step, text: None)  # nobody waits for it, nobody stops it
-CLOCKS = ("updates", "seconds")
 
 
 class Curve(NamedTuple):
@@ -39,6 +39,7 @@ class Curve(NamedTuple):
     losses: list[float]  # training loss of the examples that `config.data.train_evaluated` says
     status: str  # 'reached' the target, 'ended' before it, 'diverged'
     test: dict[str, float]  # metrics of the test set at the end; {} if it diverged or was cut short
+    met: Sequence[float] = ()  # simulated seconds, with a last meeting where the loss is of a mean
 
 
 def trial(
@@ -54,7 +55,8 @@ def trial(
 
     It also ends where more than `most` of the clock have passed, 'updates' or simulated 'seconds'.
     With `config.probes.mean` the loss is that of the nodes' mean, which they would have if they met
-    then. Raises what `trainer.prepare` raises, and `ConfigError` for a config of real devices.
+    then; the seconds `met` have this `meeting`. Raises what `trainer.prepare` raises, and
+    `ConfigError` for a config of real devices.
     """
     if config.parallel.api:
         raise ConfigError("config.parallel.api: trials are of one device")
@@ -93,6 +95,7 @@ def trial(
         losses=[row["train_loss"] for row in finite],
         status=status or "ended",
         test=program.evaluate(run.program, state.params, test) if whole else {},
+        met=[row["met"] for row in finite],
     )
 
 
@@ -114,6 +117,7 @@ def _logged(config: ConfigDict, target: float, most: float, clock: str) -> Curve
         losses=[row["train_loss"] for row in kept],
         status=status if reached is None else "reached",
         test={k[5:]: v for k, v in kept[-1].items() if k.startswith("test_")} if whole else {},
+        met=[row["simulated_seconds"] for row in kept],
     )
 
 
@@ -123,7 +127,9 @@ def cut(curve: Curve, most: float, clock: str = "updates") -> Curve:
     if not passed.size or (passed[0] == len(curve.updates) - 1 and curve.status == "reached"):
         return curve
     end = int(passed[0]) + 1
-    return Curve(curve.updates[:end], curve.seconds[:end], curve.losses[:end], "ended", {})
+    return Curve(
+        curve.updates[:end], curve.seconds[:end], curve.losses[:end], "ended", {}, curve.met[:end]
+    )
 
 
 def to_loss(curve: Curve, loss: float, clock: str = "updates") -> float:
@@ -160,7 +166,22 @@ def _is_whole(run: Run) -> bool:
 
 def _row(run: Run, step: int, loss: float) -> dict[str, Any]:
     seconds = float(run.timeline.seconds[step - 1]) if step else 0.0
-    return {"step": step, "simulated_seconds": seconds, "train_loss": loss}
+    met = seconds + meeting(run, step)
+    return {"step": step, "simulated_seconds": seconds, "met": met, "train_loss": loss}
+
+
+def meeting(run: Run, step: int) -> float:
+    """Seconds of an all-reduce after which all nodes have the mean of what they have.
+
+    None for parameters that are not the mean of nodes, and where all have just met.
+    """
+    if not (run.config.probes.mean and step):
+        return 0.0
+    received = (run.timeline.control or {}).get("receive")
+    if received is not None and received[step - 1].all():
+        return 0.0
+    cluster, size = run.config.cluster, program.parameter_bytes(run.params)
+    return between_nodes(cluster, size) + broadcast(cluster, size)
 
 
 @lru_cache(maxsize=64)

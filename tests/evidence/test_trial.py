@@ -78,3 +78,28 @@ def test_the_crossing_of_an_exponential_is_exact(rate, loss):
         assert to_loss(curve, loss, "seconds") == pytest.approx(2 * expected, rel=1e-6)
     else:
         assert math.isinf(to_loss(curve, loss))
+
+
+@pytest.mark.parametrize("method", ["model_averaging", "gossip"])
+def test_seconds_to_a_mean_have_the_meeting_that_it_takes(method):
+    """A run that ends between two meetings meets once more, so its clock is the reference."""
+    config = small(1)
+    config.strategy.name, config.cluster.nodes, config.batch_size = method, 4, 4
+    config.cluster.service, config.cluster.bandwidth = "constant", 1e3
+    config.probes.mean = True
+    if method == "model_averaging":
+        config.strategy.period = 4
+    curve = trial(config, first=1)
+    more = dict(zip(curve.updates, np.subtract(curve.met, curve.seconds), strict=True))
+    reference = small(1)
+    reference.strategy.name, reference.strategy.period = "model_averaging", 40
+    reference.cluster, reference.steps = config.cluster, 7
+    line = trainer.prepare(reference).timeline
+    meeting = line.seconds[-1] - line.seconds[-2] * 7 / 6
+    assert meeting > 0 and more[0] == 0
+    for update in range(1, 12):
+        just_met = method == "model_averaging" and update % 4 == 0
+        assert more[update] == pytest.approx(0 if just_met else meeting)
+    config.probes.mean = False
+    alone = trial(config, first=1)
+    assert alone.met == alone.seconds
