@@ -191,9 +191,8 @@ def row(study: Study, problem: str, name: str, size: int) -> dict[str, Any]:
     found = {"arm": name, "nodes": size, "updates": updates, "seconds": seconds}
     found |= {"rate": best.point[RATE], "interior": best.interior, "tried": best.tried}
     found |= {"momentum": best.point[MOMENTUM], "seeds": len(curves)}
-    found |= (
-        {"outer": best.point[OUTER], "period": best.point[PERIOD]} if OUTER in best.point else {}
-    )
+    if PERIOD in best.point:
+        found |= {"outer": best.point[OUTER], "period": best.point[PERIOD]}
     if isfinite(updates[0]):
         config = at(arm.config, best.point, study.report[0])
         found |= clocks(config, max(round(updates[0]), 1))
