@@ -17,7 +17,7 @@ from research.evidence.study import Job, Study
 from research.evidence.trial import Curve, to_loss
 from research.grid import Point
 
-SLACK = 1.5  # a trial ends after so many times the updates that the best so far took
+SLACK = 1.5  # a trial ends after so many times what the best so far took
 WORSE = 1.02  # a rung that is worse by less than this ratio is as good
 MOVES = 40  # of a search, at most
 LONGER, ROUNDS = 4, 3  # trials are so many times longer, so often, where none reaches the target
@@ -105,36 +105,47 @@ def at(config: ConfigDict, point: Point, seed: int) -> ConfigDict:
 
 
 def tuned(
-    study: Study, arm: Arm, target: float, clock: str = "updates", slack: float = SLACK
+    study: Study, arm: Arm, target: float, clock: str = "updates", ends: str = "updates"
 ) -> Tuned:
     """The setting with the least cost to a training loss of `target`, on the seeds that choose.
 
     Trials are short at first: where none reaches the target, the setting of the least loss goes on
-    with trials that are longer, up to the steps of the config. They end after `slack` times the
-    updates that the best so far took, so this is infinite where settings are to take other seconds
-    for an update.
+    with trials that are longer, up to the steps of the config. They end after `SLACK` times the
+    updates that the best so far took. Where some settings take longer for an update than others,
+    `ends` = 'seconds': the search then goes on from there with trials that end by those.
     """
     best = tuple(arm.start[key] for key in arm.ladders)
     budget = max(arm.config.steps / LONGER**ROUNDS, 1.0)
     while True:
-        best, costs = _search(study, arm, best, target, clock, budget, slack)
+        best, costs = _search(study, arm, best, target, clock, budget)
         if math.isfinite(costs[best].time) or budget >= arm.config.steps:
-            return _found(arm, best, {rungs: cost.time for rungs, cost in costs.items()})
+            break
         budget *= LONGER
+    if ends == "seconds" and math.isfinite(costs[best].time):
+        best, costs = _search(study, arm, best, target, clock, SLACK * costs[best].time, ends)
+    return _found(arm, best, {rungs: cost.time for rungs, cost in costs.items()})
 
 
 def _search(
-    study: Study, arm: Arm, best: Rungs, target: float, clock: str, budget: float, slack: float
+    study: Study,
+    arm: Arm,
+    best: Rungs,
+    target: float,
+    clock: str,
+    budget: float,
+    ends: str = "updates",
 ) -> tuple[Rungs, dict[Rungs, Cost]]:
-    """From `best` to a setting whose neighbours are all worse, by trials of `budget` updates."""
+    """From `best` to a setting whose neighbours are all worse, by trials of `budget` of `ends`."""
     costs: dict[Rungs, Cost] = {}
     for _ in range(MOVES):
         wanted = [rungs for rungs in (best, *_neighbours(best)) if rungs not in costs]
         if not wanted:
             break
         for part in (wanted[:1], wanted[1:]) if not costs else (wanted,):
-            most = min([budget, *(slack * cost.updates for cost in costs.values())])
-            for rungs, curves in zip(part, _trials(study, arm, part, target, most), strict=True):
+            took = (c.updates if ends == "updates" else c.time for c in costs.values())
+            most = min([budget, *(SLACK * each for each in took)])
+            of = _trials(study, arm, part, target, most, ends)
+            for rungs, curves in zip(part, of, strict=True):
                 costs[rungs] = _cost(curves, target, clock)
         least = min(costs, key=lambda rungs: costs[rungs])
         if (costs[least].time, costs[least].loss) < (costs[best].time / WORSE, costs[best].loss):
@@ -146,11 +157,11 @@ def _search(
 
 
 def _trials(
-    study: Study, arm: Arm, wanted: Sequence[Rungs], target: float, most: float
+    study: Study, arm: Arm, wanted: Sequence[Rungs], target: float, most: float, ends: str
 ) -> list[list[Curve]]:
     """The curves of every setting, on the seeds that choose."""
     every = [at(arm.config, point(arm, rungs), seed) for rungs in wanted for seed in study.choose]
-    curves = study.trials([Job(config, target, most) for config in every])
+    curves = study.trials([Job(config, target, most, ends) for config in every])
     n = len(study.choose)
     return [curves[i : i + n] for i in range(0, len(curves), n)]
 

@@ -53,6 +53,30 @@ def test_the_least_of_a_bowl_is_found_wherever_it_lies(step, momentum, start):
     assert found.cost == pytest.approx(100.5)  # the median of two seeds
 
 
+class Unequal(Known):
+    """A rung of momentum up doubles the updates, each in a third of the seconds, up to rung 3."""
+
+    def _curve(self, job):
+        k = rung(momenta, job.config.optimizer.momentum)
+        each = 3.0 ** -min(k, 3)
+        limit = job.most / each if job.clock == "seconds" else job.most
+        curve = super()._curve(job._replace(most=limit))
+        return curve._replace(seconds=[each * n for n in curve.updates])
+
+
+def test_what_takes_more_updates_in_fewer_seconds_is_found_by_trials_that_end_by_seconds():
+    def taken(step, momentum):
+        return 100 * 1.2 ** (step**2) * 2.0**momentum
+
+    arm = sgd(problems.network("mlp", 64), 1.0, 0.0)
+    arm.config.steps = 12_800  # at first trials are of 200 updates
+    by_updates = tuned(Unequal(taken), arm, 0.25, "seconds")
+    assert by_updates.rungs[MOMENTUM] == 0  # where 200 updates seemed too many
+    found = tuned(Unequal(taken), arm, 0.25, "seconds", ends="seconds")
+    assert found.interior and found.rungs == {"long_run_step": 0, MOMENTUM: 3}
+    assert found.cost == pytest.approx(100.5 * (2 / 3) ** 3)
+
+
 def test_steps_beyond_stability_are_left_behind():
     def unstable(step, momentum):
         return math.inf if step > -5 else bowl(-6, 2)(step, momentum)

@@ -201,12 +201,13 @@ def test_the_memory_that_is_said_is_what_is_taken(mnist, kept):
     """64 versions of 0.5 million parameters; a small run before it loads and compiles the rest.
 
     It is measured as 0.96 to 0.99 of what is taken. XLA's scratch, an activation and the allocator
-    may have a fifth more; that the table is copied, which would be half, they may not.
+    may have a fifth more; that the table is copied, which would be half, they may not. The lesser
+    of two counts: a busy system may take pages back that the peak then has once more.
     """
     values = mnist | {"model.hidden": (512, 128), "strategy.name": "asynchronous", "batch_size": 4}
     asked = [sys.executable, "-c", MEASURED, json.dumps(values), kept]
-    done = subprocess.run(asked, capture_output=True, text=True, check=True)
-    said, taken = json.loads(done.stdout.splitlines()[-1])
+    runs = [subprocess.run(asked, capture_output=True, text=True, check=True) for _ in range(2)]
+    said, taken = min(json.loads(done.stdout.splitlines()[-1]) for done in runs)
     assert 0.8 < said / taken < 1.2, (said, taken)
 
 
