@@ -24,7 +24,7 @@ test-device: .venv/.installed
 	$(BIN)/python -m pytest -n $(WORKERS) --dist=loadfile $(TESTS)
 
 test-slow: .venv/.installed
-	XLA_FLAGS= $(BIN)/python -m pytest -m slow
+	XLA_FLAGS= $(BIN)/python -m pytest -m slow --timeout=3600
 
 bench: .venv/.installed
 	$(BIN)/python -m tests.benchmarks.step_time

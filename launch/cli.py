@@ -8,7 +8,8 @@ import re
 import runpy
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import NamedTuple, NoReturn
 
 # Before the current folder is searched: one there may be called like one of these.
@@ -51,14 +52,38 @@ COMMANDS = {
     "list": Command("launch.listing", "what can be named in a config, shipped configs, keys"),
     "completion": Command("launch.completion", "a script that completes commands in a shell"),
 }
-# May be cut off, as by `| head`: they print when all that they write is written.
+# These may be cut off, as by `| head`: they have written all their files before they print.
 CUT = ("list", "config", "completion", "reality", "momentum", "efficiency", "pareto", "network")
 
 
 def main() -> None:
+    """Runs the command that `sys.argv` names; the process is afterwards as it was before."""
+    argv, path = sys.argv, list(sys.path)
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # last: own modules are found, and none of ours is hidden
-    name, *rest = sys.argv[1:] or ["--help"]
+    try:
+        with cut_off() if argv[1:2] and argv[1] in CUT else nullcontext():
+            _run(argv)
+    finally:
+        sys.argv, sys.path[:] = argv, path
+
+
+@contextmanager
+def cut_off() -> Iterator[None]:
+    """Ends the command without a word where nobody reads what it prints any more."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # What is still in the buffer would fail once more as Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)
+
+
+def _run(argv: Sequence[str]) -> None:
+    name, *rest = argv[1:] or ["--help"]
     if name in ("-h", "--help", "--helpfull", "help"):
         print(usage())
     elif name in ("-V", "--version", "version"):
@@ -69,8 +94,6 @@ def main() -> None:
     elif any(re.fullmatch("--?(h|help|helpshort)", argument) for argument in before(rest)):
         print(described(name))
     else:
-        if name in CUT:
-            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         if COMMANDS[name].also:
             refuse(COMMANDS[name], rest)
         sys.argv = [f"optdyn {name}", *rest]

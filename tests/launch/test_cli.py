@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -32,7 +33,7 @@ def optdyn(monkeypatch, capsys):
     """`optdyn(*arguments)`: (exit code, stdout, stderr) of the command, in this process."""
 
     def run(*arguments):
-        before, path = set(flags.FLAGS), list(sys.path)
+        before = set(flags.FLAGS)
         monkeypatch.setattr(sys, "argv", ["optdyn", *map(str, arguments)])
         code = 0
         try:
@@ -40,7 +41,6 @@ def optdyn(monkeypatch, capsys):
         except SystemExit as exited:
             code = exited.code or 0
         finally:
-            sys.path[:] = path
             for name in set(flags.FLAGS) - before:
                 delattr(flags.FLAGS, name)
             flags.FLAGS.unparse_flags()
@@ -145,6 +145,25 @@ assert not long, long
         *("optdyn train --config=quikstart", "optdyn completion words optdyn"),
     ]
     subprocess.run([sys.executable, "-c", script, *lines], check=True, cwd=ROOT)
+
+
+def test_a_command_leaves_the_process_as_it_was(optdyn):
+    """Signals above all: one that dies of a broken pipe later on takes its tests with it."""
+    handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    path, folder = list(sys.path), os.getcwd()
+    for given in (["list", "keys"], ["config", "--config=quickstart"], ["trian"]):
+        optdyn(*given)
+        assert handlers == {number: signal.getsignal(number) for number in handlers}
+        assert (sys.argv[1:], sys.path, os.getcwd()) == (given, path, folder)
+
+
+def test_what_is_cut_off_ends_without_a_word():
+    """As by `| head -1`, of more than a pipe holds."""
+    command = [sys.executable, "-c", "from launch import cli; cli.main()", "list", "keys"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+        run.stdout.close()
+        assert run.stderr.read() == b""
+    assert run.returncode == 128 + signal.SIGPIPE
 
 
 def test_a_run_is_that_of_the_module(optdyn, tmp_path):
