@@ -1,18 +1,62 @@
 """Asynchronous arrivals: each group works by itself and delivers when its slowest worker is done.
 
 Groups never wait for one another, so each is a renewal process of its own and the order of
-arrivals is the merge of their arrival times.
+arrivals is the merge of their arrival times. Arrivals at the same second, which constant services
+have, are in the order of the groups: speeds of 1, 2 and 3 meet every second, whatever the rounding
+of their sums says.
 """
 
-from collections.abc import Iterator, Sequence
+import heapq
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from research.timeline.base import Timeline, from_arrivals
-from research.timeline.service import Law
+from research.timeline.service import Law, is_constant
 
 BLOCK = 1 << 16  # services of a group that are added up on their own
 SPARE = 16  # services drawn beyond what a group is likely to need
+ROUNDING = 1e-10  # relative; constant services, of which up to 10^5 are added, differ by less
+
+
+def rounding(law: Law) -> float:
+    """By how much, relatively, arrivals at the same second may differ; 0 where times are drawn."""
+    return ROUNDING if is_constant(law) else 0.0
+
+
+class Queue:
+    """Deliveries to come, (seconds, group, ...), which are taken in order.
+
+    Those whose seconds differ by the `rounding` only are taken in the order of their groups.
+    """
+
+    def __init__(self, entries: list[tuple], rounding: float):
+        self._heap, self._limit = entries, 1 + rounding
+        self._now = list[tuple]()  # those of one second, the next of them last
+        heapq.heapify(self._heap)
+
+    def push(self, entry: tuple) -> None:
+        heapq.heappush(self._heap, entry)
+
+    def pop(self) -> tuple:
+        if not self._now:
+            self._now.append(heapq.heappop(self._heap))
+            end = self._now[0][0] * self._limit
+            while self._heap and self._heap[0][0] <= end:
+                self._now.append(heapq.heappop(self._heap))
+            if len(self._now) > 1:  # their seconds in order, whosever each of them was
+                seconds = [entry[0] for entry in self._now]
+                ordered = sorted(entry[1:] for entry in self._now)
+                self._now = [(s, *of) for s, of in zip(seconds, ordered, strict=True)][::-1]
+        return self._now.pop()
+
+    def drop(self, dropped: Callable[[tuple], bool]) -> None:
+        """Takes deliveries out that will not be made."""
+        self._heap, self._now = (
+            [entry for entry in entries if not dropped(entry)]
+            for entries in (self._heap, self._now)
+        )
+        heapq.heapify(self._heap)
 
 
 def drawn(steps: int, groups: int) -> int:
@@ -58,19 +102,23 @@ def arrivals(
         sums = np.cumsum(np.append(since[group], longest))[1:]
         times[group], since[group] = np.append(times[group], begun[group] + sums), sums[-1]
 
-    short = list(range(groups))
+    short, same = list(range(groups)), rounding(law)
     while True:
         for group in short:
             extend(group)
         # Only up to the horizon that every group has reached is the merge known.
         ends = np.array([group[-1] for group in times])
-        counts = [np.searchsorted(group, ends.min(), side="right") - 1 for group in times]
+        horizon = ends.min() * (1 - 2 * same)
+        counts = [np.searchsorted(group, horizon, side="right") - 1 for group in times]
         if sum(counts) >= steps:
             break
         short = np.flatnonzero(ends <= 1.5 * ends.min()).tolist()
 
     seconds = np.concatenate([group[1 : 1 + n] for group, n in zip(times, counts, strict=True)])
     worker = np.repeat(np.arange(groups, dtype=np.int32), counts)
-    # Stable: simultaneous arrivals (constant service) keep the order of the groups.
-    first = np.argsort(seconds, kind="stable")[:steps]
-    return from_arrivals(worker[first], seconds[first], groups)
+    order = np.argsort(seconds, kind="stable")
+    worker, seconds = worker[order], seconds[order]
+    if same:
+        second = np.cumsum(np.diff(seconds, prepend=0.0) > same * seconds)  # the number of it
+        worker = worker[np.lexsort((worker, second))]
+    return from_arrivals(worker[:steps], seconds[:steps], groups)

@@ -14,7 +14,6 @@ from research.timeline.dynamic_batch import shares
 from research.timeline.geometric import geometric
 from research.timeline.server import pieces_of, server
 from research.timeline.several import blank, several
-from research.timeline.stale_synchronous import stale_synchronous
 from research.timeline.trace import trace
 from research.timeline.versions import NOBODY
 from research.timeline.volunteers import volunteers
@@ -43,11 +42,10 @@ def make(
 
     With `cluster.pieces` the groups queue for a server instead (`server.py`), `merged` or not, with
     draws from the same law. Pieces are seconds for a whole batch, so neither `batch_size` nor
-    `update_bytes` counts. With `staleness_bound` from 0 up they wait for one another
-    (`stale_synchronous.py`). With `several_of`, (K, who waits), an update is of K arrivals
-    (`several.py`). With a load by the hour, absences or a server whose link has a width they are
-    volunteers (`volunteers.py`). Of groups that race, `service` "race", it is empty: the race fills
-    it.
+    `update_bytes` counts. With `staleness_bound` from 0 up they wait for one another, and with
+    `several_of`, (K, who waits), an update is of K arrivals (`several.py`). With a load by the
+    hour, absences or a server whose link has a width they are volunteers (`volunteers.py`). Of
+    groups that race, `service` "race", it is empty: the race fills it.
 
     `replicas` > 0 gives arrays (replicas, steps): consecutive windows of one long timeline, each
     starting from version 0 in every slot.
@@ -74,9 +72,11 @@ def make(
         whole, _ = volunteers(stream, service.law(cluster), means, count, as_volunteers)
     else:
         stream = int(seeds.generator(seed, "arrivals").integers(2**63))
-        order = arrivals if bound == math.inf else partial(stale_synchronous, bound=bound)
-        if waiting:
-            order = partial(several, arrivals=several_arrivals, waiting=waiting)
+        order = arrivals
+        if waiting or bound < math.inf:
+            order = partial(
+                several, arrivals=several_arrivals, waiting=waiting or NOBODY, bound=bound
+            )
         whole = order(stream, service.law(cluster), means, count)
     if not replicas:
         return whole

@@ -15,11 +15,11 @@ authors' program lays it out, every group computes its FC part on a machine of i
 what the groups queue for is the server of the FC model, T_fc_network a batch.
 """
 
-import heapq
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from research.timeline.arrivals import Queue, rounding
 from research.timeline.base import Timeline, from_arrivals
 from research.timeline.service import Law
 
@@ -70,14 +70,14 @@ def server(
     alone += law(own_stream, (phases,)) * own
     services = law(server_stream, (steps,)) * served
 
-    queue = list(zip(alone[:groups].tolist(), range(groups), strict=True))
-    heapq.heapify(queue)
+    entries = list(zip(alone[:groups].tolist(), range(groups), strict=True))
+    queue = Queue(entries, rounding(law))
     worker, seconds = np.empty(steps, np.int32), np.empty(steps)
     free = 0.0  # second at which the server has dealt with all who came before
     events = zip(services.tolist(), alone[groups:].tolist(), strict=True)
     for t, (service, phase) in enumerate(events):
-        arrival, group = queue[0]
+        arrival, group = queue.pop()
         free = max(free, arrival) + service
         worker[t], seconds[t] = group, free
-        heapq.heapreplace(queue, (free + phase, group))
+        queue.push((free + phase, group))
     return from_arrivals(worker, seconds, groups), services

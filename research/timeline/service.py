@@ -40,6 +40,11 @@ def gamma(variation: float) -> Law:
     return lambda rng, size: np.maximum(rng.standard_gamma(shape, size) / shape, least)
 
 
+def is_constant(law: Law) -> bool:
+    """Whether every service takes its mean, so that two groups may arrive at the same second."""
+    return bool(np.ptp(law(np.random.default_rng(0), (SAMPLE // 100,))) == 0)
+
+
 def with_exchange(compute: Any, exchange: Any, overlap: float) -> Any:
     """Seconds of computing and of the exchange that follows, numbers or arrays.
 

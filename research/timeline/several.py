@@ -1,50 +1,66 @@
-"""Updates that wait for several gradients of asynchronous groups (Dutta et al., arXiv 1803.01113).
+"""Groups that wait for one another: for K gradients an update, and for those that lag behind.
 
-n groups compute gradients, and an update is made when K are there.
+n groups compute gradients, and an update is made when K are there (Dutta et al., arXiv 1803.01113).
 
     k_sync          all begin at the newest parameters; the n - K others are dropped
     k_batch_sync    likewise, but a group that has delivered begins another at once
     k_async         who has delivered waits for the update; the others go on, and count for a later
     k_batch_async   nobody waits: who has delivered reads and begins another at once
+
+*Stale synchronous parallel* (Ho et al., "More effective distributed ML via a stale synchronous
+parallel parameter server", NIPS 2013): a group's clock c is the number of its deliveries so far.
+With staleness bound s it goes on only while
+
+    c <= min over groups of c + s
+
+and otherwise waits, without parameters, until the slowest group's next update. With s = 0 everybody
+waits for everybody after each update, and with s = infinity nobody ever waits. A group that waited
+reads the parameters as they are when it goes on.
 """
 
-import heapq
+import math
 
 import numpy as np
 
-from research.timeline.arrivals import services
+from research.timeline.arrivals import Queue, rounding, services
 from research.timeline.base import Timeline, TimelineError
 from research.timeline.service import Law
-from research.timeline.versions import WAITING, Versions, empty
+from research.timeline.versions import NOBODY, WAITING, Versions, empty
 
 
 def several(
-    seed: int, law: Law, mean_seconds: np.ndarray, steps: int, arrivals: int, waiting: str
+    seed: int,
+    law: Law,
+    mean_seconds: np.ndarray,
+    steps: int,
+    arrivals: int = 1,
+    waiting: str = NOBODY,
+    bound: float = math.inf,
 ) -> Timeline:
-    """The first `steps` updates, of `arrivals` (K) gradients each.
+    """The first `steps` updates, of `arrivals` (K) gradients each, with staleness bound `bound`.
 
-    Other arguments as those of `timeline.arrivals`, whose draws these are: with K = 1
-    `k_batch_async` is the same. `worker` is the group that delivers last. `staleness`, and
-    `control["read"]`, are (steps, K), in the order of delivery; the one before, (steps,), where
-    K is 1. Raises `TimelineError` if K gradients never come.
+    Other arguments as those of `timeline.arrivals`, whose draws these are: by default it is the
+    same. `worker` is the group that delivers last. `staleness`, and `control["read"]`, are
+    (steps, K), in the order of delivery; the one before, (steps,), where K is 1. A new version is
+    written to a slot that no group at work has read, so `groups` slots do. Raises `TimelineError`
+    if K gradients never come.
     """
     groups = len(mean_seconds)
     if waiting not in WAITING or arrivals < 1 or (arrivals > groups and "batch" not in waiting):
         raise TimelineError(f"{arrivals} arrivals of {groups} groups, {waiting!r}: never come")
 
     service = [services(seed, law, mean_seconds, steps, group) for group in range(groups)]
-    working = [(next(service[group]), group) for group in range(groups)]
-    heapq.heapify(working)
+    working = Queue([(next(service[group]), group) for group in range(groups)], rounding(law))
     line = blank(groups, steps, arrivals, waiting)
-    versions = Versions(line, groups, arrivals=arrivals, waiting=waiting)
+    versions = Versions(line, groups, bound, arrivals, waiting)
     for _ in range(steps * arrivals):
-        now, group = heapq.heappop(working)
+        now, group = working.pop()
         readers = versions.arrive(group, now).readers
-        if len(readers) > 1:  # some of them may be at work, and drop that
-            working = [entry for entry in working if entry[1] not in readers]
-            heapq.heapify(working)
+        if waiting.endswith("_sync") and len(readers) > 1:  # they may be at work, and drop that
+            again = set(readers)
+            working.drop(lambda entry, again=again: entry[1] in again)
         for other in readers:
-            heapq.heappush(working, (now + next(service[other]), other))
+            working.push((now + next(service[other]), other))
     # Batches are of updates here, not of readers.
     return line._replace(
         control={"read": line.control["read"]} if line.control and arrivals > 1 else None

@@ -1,6 +1,6 @@
 """Which version each group has read, kept up as they arrive: what their order alone decides.
 
-A group that arrives reads the version it makes, or waits (`stale_synchronous.py`, `several.py`) and
+A group that arrives reads the version it makes, or waits (`several.py`) and
 reads a later one. So the order of the arrivals, drawn or raced, says all: slots, staleness, who
 goes on, and which batch is whose. Batches 0, 1, ... of the order of examples go to the first,
 second, ... reader, for a group that races has to know its batch before anybody knows the number of

@@ -6,16 +6,15 @@
     server    one link, which every arrival holds for `sending` seconds, in order of arrival; then
               the update is made, and the group reads it
 
-Event by event, from a heap: O(log groups) an event. Without any of the three it is `arrivals.py`,
+Event by event, from a queue: O(log groups) an event. Without any of the three it is `arrivals.py`,
 to the rounding of a sum.
 """
 
-import heapq
 from math import sin
 
 import numpy as np
 
-from research.timeline.arrivals import services
+from research.timeline.arrivals import Queue, rounding, services
 from research.timeline.base import Timeline, TimelineError
 from research.timeline.habits import Habits
 from research.timeline.service import Law
@@ -71,13 +70,12 @@ def volunteers(
         slots.hold(newest)
         return now + takes, group, DELIVERS
 
-    events = [next_of(group, 0.0) for group in range(groups)]
-    heapq.heapify(events)
+    events = Queue([next_of(group, 0.0) for group in range(groups)], rounding(law))
     while t < steps:
-        now, group, kind = events[0]
+        now, group, kind = events.pop()
         if kind == DELIVERS and sending:
             free = max(free, now) + sending
-            heapq.heapreplace(events, (free, group, IS_DONE))
+            events.push((free, group, IS_DONE))
             continue
         if kind != JOINS:
             worker[t], read[t], staleness[t] = group, held[group], t - version[group]
@@ -86,6 +84,6 @@ def volunteers(
             seconds[t] = now
             t += 1
             updates = t
-        heapq.heapreplace(events, next_of(group, now))
+        events.push(next_of(group, now))
     absences = np.array(away).reshape(-1, 3)
     return Timeline(worker, read, write, staleness, seconds, groups), absences

@@ -7,14 +7,20 @@ program, and none of the wrong ones tried (constant service, a skewed choice of 
 import heapq
 import math
 import time
+from fractions import Fraction
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 
 from research.timeline import make, service
 from research.timeline.arrivals import BLOCK, arrivals
 from research.timeline.compute_groups import service_means
+from research.timeline.habits import Habits
+from research.timeline.several import several
+from research.timeline.volunteers import volunteers
 
 GROUPS = [2, 3, 8, 32]
 P = 1e-3
@@ -223,3 +229,42 @@ def test_ten_million_events_for_sixteen_groups(cluster):
     assert timeline.worker.shape == (10_000_000,)
     # The sums of gaps miss only the ends of the run, at most 16 gaps of a few hundred.
     assert timeline.staleness.mean() == pytest.approx(15, rel=1e-4)
+
+
+def exact(service, steps):
+    """Groups in the order of their arrivals, with times that are fractions and have no rounding."""
+    queue = [(each, group) for group, each in enumerate(service)]
+    heapq.heapify(queue)
+    order = []
+    for _ in range(steps):
+        now, group = heapq.heappop(queue)
+        order.append(group)
+        heapq.heappush(queue, (now + service[group], group))
+    return order
+
+
+ORDERS = {
+    "arrivals": arrivals,
+    "several": several,
+    "volunteers": lambda *given: volunteers(*given, Habits())[0],
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@given(
+    st.lists(st.integers(1, 12), min_size=2, max_size=5),
+    st.sampled_from([1.0, 0.1, 1 / 3, 64e-3]),
+    st.integers(1, 400),
+)
+def test_arrivals_at_the_same_second_are_in_the_order_of_the_groups(order, speeds, unit, steps):
+    """Constant services at rational speeds meet often, and sums of floats disagree on when."""
+    means = np.array([[unit / speed] for speed in speeds])
+    line = ORDERS[order](0, service.constant(), means, steps)
+    assert line.worker.tolist() == exact([Fraction(1, speed) for speed in speeds], steps)
+    assert np.all(np.diff(line.seconds) >= 0)
+
+
+def test_speeds_of_1_2_and_3_meet_every_second(cluster):
+    values = cluster(nodes=3, service="constant", seconds_per_example=1.0, speeds=(1.0, 2.0, 3.0))
+    worker = make(values, groups=3, steps=6 * 33, batch_size=1).worker
+    np.testing.assert_array_equal(worker, np.tile([2, 1, 2, 0, 1, 2], 33))

@@ -9,7 +9,7 @@ from research.config import default
 from research.strategies import timeline_of
 from research.timeline import service
 from research.timeline.arrivals import arrivals
-from research.timeline.stale_synchronous import stale_synchronous
+from research.timeline.several import several
 from tests.timeline.test_slots import versions_read
 
 LAWS = {
@@ -28,7 +28,7 @@ drawn = given(
 
 
 def made(law, means, bound, steps, seed):
-    return stale_synchronous(seed, LAWS[law], np.array(means)[:, None], steps, bound)
+    return several(seed, LAWS[law], np.array(means)[:, None], steps, bound=bound)
 
 
 def clocks(timeline, groups):
