@@ -7,7 +7,7 @@ of their sums says.
 """
 
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
@@ -31,7 +31,7 @@ class Queue:
     """
 
     def __init__(self, entries: list[tuple], rounding: float):
-        self._heap, self._limit = entries, 1 + rounding
+        self._heap, self._rounding = entries, rounding
         self._now = list[tuple]()  # those of one second, the next of them last
         heapq.heapify(self._heap)
 
@@ -39,9 +39,11 @@ class Queue:
         heapq.heappush(self._heap, entry)
 
     def pop(self) -> tuple:
+        if not self._rounding:
+            return heapq.heappop(self._heap)
         if not self._now:
             self._now.append(heapq.heappop(self._heap))
-            end = self._now[0][0] * self._limit
+            end = self._now[0][0] * (1 + self._rounding)
             while self._heap and self._heap[0][0] <= end:
                 self._now.append(heapq.heappop(self._heap))
             if len(self._now) > 1:  # their seconds in order, whosever each of them was
@@ -50,10 +52,10 @@ class Queue:
                 self._now = [(s, *of) for s, of in zip(seconds, ordered, strict=True)][::-1]
         return self._now.pop()
 
-    def drop(self, dropped: Callable[[tuple], bool]) -> None:
-        """Takes deliveries out that will not be made."""
+    def drop(self, groups: Collection[int]) -> None:
+        """Takes the deliveries of these groups out."""
         self._heap, self._now = (
-            [entry for entry in entries if not dropped(entry)]
+            [entry for entry in entries if entry[1] not in groups]
             for entries in (self._heap, self._now)
         )
         heapq.heapify(self._heap)

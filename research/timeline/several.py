@@ -57,8 +57,7 @@ def several(
         now, group = working.pop()
         readers = versions.arrive(group, now).readers
         if waiting.endswith("_sync") and len(readers) > 1:  # they may be at work, and drop that
-            again = set(readers)
-            working.drop(lambda entry, again=again: entry[1] in again)
+            working.drop(set(readers))
         for other in readers:
             working.push((now + next(service[other]), other))
     # Batches are of updates here, not of readers.

@@ -47,7 +47,7 @@ def volunteers(
     held, version = [0] * groups, [0] * groups
     worker, read, write, staleness = np.empty((4, steps), np.int32)
     seconds, away = np.empty(steps), list[tuple[int, float, float]]()
-    events, free, t = list[tuple[float, int, int]](), 0.0, 0
+    free, t = 0.0, 0
 
     def next_of(group: int, now: float) -> tuple[float, int, int]:
         """What becomes of a group that begins at this second."""
