@@ -68,7 +68,7 @@ def described(config: ConfigDict) -> Iterator[str]:
 
 def seconds_per_update(run: trainer.Run) -> float:
     """Measured over the first ones, after what is compiled at the first call."""
-    n = min(len(run.timeline.read), run.config.steps, CHUNK)
+    n = min(len(run.timeline.seconds), run.config.steps, CHUNK)
     state, *rest, _ = trainer.first(run, n)
     state = _after(run, state, rest, 1)[0]
     updates, done, taken = 1, 0, 0.0

@@ -9,7 +9,7 @@ from research.data import loading
 from research.named import summary
 from research.timeline import service
 from research.timeline.geometric import geometric
-from research.timeline.trace import trace
+from research.timeline.trace import Held
 from research.values import ConfigError
 
 Lines = dict[str, str]
@@ -41,7 +41,7 @@ def _methods() -> Lines:
 
 def _laws() -> Lines:
     others = {"geometric": summary(sys.modules[geometric.__module__])}
-    others["trace"] = summary(sys.modules[trace.__module__])
+    others["trace"] = summary(sys.modules[Held.__module__])
     others["measured"] = "Real workers of dynamic batches, timed while they train."
     others["race"] = "Real workers that race, of launch.race."
     return _of(service.LAWS) | others

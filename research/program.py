@@ -302,9 +302,8 @@ def _loop(
         return state, jax.tree.map(lambda leaf, one: leaf.at[i].set(one), every, info)
 
     _, info = jax.eval_shape(step, state, 0)
-    nothing = jax.tree.map(
-        lambda leaf: jnp.zeros((len(events.read), *leaf.shape), jnp.float32), info
-    )
+    size = len(jax.tree.leaves(events)[0])
+    nothing = jax.tree.map(lambda leaf: jnp.zeros((size, *leaf.shape), jnp.float32), info)
     return jax.lax.fori_loop(0, n, body, (state, nothing))
 
 

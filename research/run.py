@@ -17,6 +17,7 @@ from research.meter import steered
 from research.program import CHUNK, Program
 from research.strategies.base import Event, Params
 from research.timeline import Timeline
+from research.timeline.base import Shares, chosen
 
 
 class Run(NamedTuple):
@@ -51,7 +52,7 @@ def extended(run: Run, step: int, rows: list[dict[str, Any]]) -> Run:
         for since, explicit in changes:
             momentum[since:] = explicit
         run = run._replace(hypers={**run.hypers, "momentum": momentum})
-    if step < len(run.timeline.read) or step == run.config.steps:
+    if step < len(run.timeline.seconds) or step == run.config.steps:
         return run
     ends = range(run.epoch, step + 1, run.epoch)
     logged = {row["step"]: row for row in rows}
@@ -65,8 +66,8 @@ def momenta(run: Run, rows: list[dict[str, Any]]) -> list[tuple[int, float]]:
 
 
 def columns_of(line: Timeline) -> int:
-    shares = (line.control or {}).get("shares")
-    return 0 if shares is None else parts.columns(shares)
+    divided = chosen(line, Shares)
+    return parts.columns(divided.shares) if divided else 0
 
 
 def feed_of(run: Run) -> Feed:
@@ -86,12 +87,13 @@ def batches_of(run: Run, independent: bool = False) -> Batches:
     every = partial(
         problem.batches, run.config, run.examples, independent=independent, shards=run.shards
     )
-    control = run.timeline.control or {}
-    if "batch" in control:  # it is its reader's, and so was decided before the update's number
-        return lambda start, stop: by_number(every, control["batch"][start:stop])
-    shares = control.get("shares")
-    if shares is None:
+    batch = run.timeline.batch
+    if batch is not None:  # it is its reader's, and so was decided before the update's number
+        return lambda start, stop: by_number(every, batch[start:stop])
+    divided = chosen(run.timeline, Shares)
+    if not divided:
         return every
+    shares = divided.shares
 
     def batches(start: int, stop: int) -> np.ndarray:
         own = shares[start:stop]
@@ -132,9 +134,9 @@ def events_of(
     """Updates step..step+n-1 and the examples of their batches, padded to `chunk`."""
     window, indices = slice(step, step + n), block.batches(step, step + n)
     hypers = {name: values[window] for name, values in run.hypers.items()}
-    control = {name: values[window] for name, values in (run.timeline.control or {}).items()}
     line = run.timeline
-    events = Event(line.read[window], line.write[window], hypers, control, line.staleness[window])
+    choice, late = jax.tree.map(lambda leaf: leaf[window], (line.choice, line.staleness))
+    events = Event(choice, hypers, late)
 
     def pad(leaf: np.ndarray) -> np.ndarray:
         return np.concatenate([leaf, np.zeros((chunk - n, *leaf.shape[1:]), leaf.dtype)])

@@ -311,7 +311,9 @@ def _loop(
             log()
         while not status:
             run = extended(run, step, metrics.rows)
-            until = min(step - step % config.log_every + config.log_every, len(run.timeline.read))
+            until = min(
+                step - step % config.log_every + config.log_every, len(run.timeline.seconds)
+            )
             called = time.monotonic()
             state, infos = yield asked(step, until, step)
             n, good = len(infos["loss"]), np.isfinite(infos["loss"])

@@ -85,7 +85,7 @@ def _check_cluster(config: ConfigDict) -> None:
         lambda v: len(v) in (0, workers) and all(0 < speed < math.inf for speed in v),
         f"{workers} positive numbers, one a worker, or ()",
     )
-    laws = methods.outermost.laws
+    laws = (*methods.outermost.laws, "trace")  # what has been recorded can be replayed
     wanted = f"one of {', '.join(map(repr, laws))} of config.strategy.name = {methods.name!r}"
     own_law = named.is_own(cluster.service) and set(service.DRAWN) <= set(laws)
     require(config, "cluster.service", lambda v: own_law or v in laws, wanted)

@@ -22,12 +22,13 @@ def limit(arrivals: Timeline) -> float:
     """
     if not arrivals.staleness.any():
         return np.inf
-    replicas, updates = arrivals.read.shape
+    replicas, updates = arrivals.worker.shape
     every = np.arange(replicas)
     x = np.ones((replicas, len(STEPS)))
     slots = np.ones((arrivals.slots, *x.shape))
     sizes = np.zeros((2, len(STEPS)))  # sums of E x^2 over the second and the last quarter
-    for t, (read, write) in enumerate(zip(arrivals.read.T, arrivals.write.T, strict=True)):
+    slots_of = zip(arrivals.choice.read.T, arrivals.choice.write.T, strict=True)
+    for t, (read, write) in enumerate(slots_of):
         x = x - STEPS * slots[read, every]
         slots[write, every] = x
         quarter = 4 * t // updates

@@ -22,6 +22,7 @@ from research.outputs.workdir import rows as rows_of
 from research.problem import Examples
 from research.program import CHUNK, EVALUATED, Program
 from research.strategies.base import State
+from research.timeline.base import Meeting, chosen
 from research.timeline.network import between_nodes, broadcast
 from research.trainer import Run
 
@@ -161,7 +162,7 @@ def _log_points(first: int, steps: int, epochs: Sequence[int]) -> list[int]:
 
 
 def _is_whole(run: Run) -> bool:
-    return len(run.timeline.read) == run.config.steps
+    return len(run.timeline.seconds) == run.config.steps
 
 
 def _row(run: Run, step: int, loss: float) -> dict[str, Any]:
@@ -177,8 +178,8 @@ def meeting(run: Run, step: int) -> float:
     """
     if not (run.config.probes.mean and step):
         return 0.0
-    received = (run.timeline.control or {}).get("receive")
-    if received is not None and received[step - 1].all():
+    met = chosen(run.timeline, Meeting)
+    if met and met.receive[step - 1].all():
         return 0.0
     cluster, size = run.config.cluster, program.parameter_bytes(run.params)
     return between_nodes(cluster, size) + broadcast(cluster, size)

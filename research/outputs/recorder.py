@@ -1,6 +1,5 @@
 """The file `trace` of a real run (`research/timeline/trace.py`), as it goes."""
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ import numpy as np
 
 from research.outputs.files import append, write
 from research.timeline.base import Timeline
-from research.timeline.trace import PREFIX
+from research.timeline.trace import PREFIX, columns, versions
 
 
 class Recorder:
@@ -35,28 +34,16 @@ class Recorder:
 
         Of several arrivals it is that of the last one.
         """
-        late, control = made.staleness[window], made.control or {}
-        late = late if late.ndim == 1 else late[:, -1]
-        updates = np.arange(window.start, window.stop)
-        if "exchange" in control:
-            updates = (np.cumsum(control["exchange"]) - control["exchange"])[window]
-        whole = {name: of for name, of in control.items() if of.dtype.kind != "f"}  # the config's
-        made = made._replace(control=whole)
-        self._append(made, window, made.seconds[window], version=updates - late)
+        self._append(made, window, made.seconds[window], version=versions(made)[window])
 
     def _append(self, made: Timeline, window: slice, seconds: np.ndarray, **more: Any) -> None:
         import pandas as pd
 
-        count = len(seconds)
         rows = {"worker": made.worker[window], "seconds": seconds, **more}
-        for name, values in (made.control or {}).items():
-            values = values[window]
-            if values.dtype == bool:
-                values = values.astype(np.int32)
+        for name, values in columns(made, window).items():
             if values.ndim == 1:
                 rows[PREFIX + name] = values
             else:
-                columns = values.reshape(count, math.prod(values.shape[1:])).T
-                rows |= {f"{PREFIX}{name}.{n}": column for n, column in enumerate(columns)}
+                rows |= {f"{PREFIX}{name}.{n}": column for n, column in enumerate(values.T)}
         table = pd.DataFrame(rows)
         append(self._path, table.to_csv(header=not self._path.exists(), index=False))

@@ -128,7 +128,7 @@ def _advance(
 
         place = jnp.where(works & forward, i % count, count)  # the last is no place
         received = has.received.at[place].set(has.message, mode="drop")
-        read = has.versions[event.control["read"][first]]
+        read = has.versions[event.choice.read[first]]
         seen, new = _seen(kind, has.versions, read, event, first), has.versions[has.newest]
         which = jnp.where(works, jnp.where(forward, stage, count + stage), 2 * count)
         given = seen, new, received[i % count], has.message, examples, numbers[t, m]
@@ -139,7 +139,7 @@ def _advance(
         mean = lax.pmean(total, "data") if lax.axis_size("data") > 1 else total
         which = jnp.where(ends, stage, count)
         params, opt_state = lax.switch(which, updates, new, has.opt_state, mean, event, read)
-        slot = event.control["write"][first]
+        slot = event.choice.write[first]
         return Carry(
             has.versions.at[jnp.where(ends, slot, len(has.versions))].set(params, mode="drop"),
             jnp.where(ends, slot, has.newest),
@@ -180,9 +180,8 @@ def _seen(kind: str, versions: jax.Array, read: jax.Array, event: Event, first: 
     """What a stage computes with that reads a version."""
     if kind != "predict":
         return read
-    control: Any = event.control
     far = distance(event.hyper["momentum"], event.staleness[first])
-    return read + far * (read - versions[control["before"][first]])
+    return read + far * (read - versions[event.choice.before[first]])
 
 
 def _update(

@@ -137,8 +137,7 @@ def senders(own: list[np.ndarray], turn: int) -> list[Any]:
 
 def _turns(events: Event, fragments: int) -> tuple[np.ndarray, ...]:
     """`send`, `receive`, `waited` of `outer.py`, (events, fragments)."""
-    control = events.control or {}
-    each = (np.asarray(control[name]) for name in ("send", "receive", "waited"))
+    each = map(np.asarray, (events.choice.send, events.choice.receive, events.choice.waited))
     return tuple(np.broadcast_to(x.reshape(len(x), -1), (len(x), fragments)) for x in each)
 
 

@@ -59,7 +59,7 @@ def paged(advance: Advance, servers: Mapping[str, int] | None = None) -> Layout:
         state: State, seen: Params, examples: Any, event: Event, indices: Any, n: Any
     ) -> tuple[State, Params, Info]:
         seen = jax.tree.map(lambda leaf: leaf[None], seen)
-        event = event._replace(control={**(event.control or {}), "seen": seen})
+        event = event._replace(choice=event.choice._replace(seen=seen))
         state, info = advance(state, examples, event, indices, n)
         return state, rows(state.slots, dict.fromkeys(state.slots, 0)), info
 
@@ -74,13 +74,10 @@ def paged(advance: Advance, servers: Mapping[str, int] | None = None) -> Layout:
                 leaf[slot] = new
 
     def run(state: Paged, examples: Any, events: Event, indices: Any, n: Any) -> tuple[Paged, Info]:
-        table, device, control = state.slots, state.device, dict(events.control or {})
-        read, write = (
-            np.asarray(control.pop(name, getattr(events, name))) for name in ("read", "write")
-        )
+        table, device, choice = state.slots, state.device, events.choice
+        read, write = np.asarray(choice.read), np.asarray(choice.write)
         none = np.zeros_like(read)  # the device's one slot
-        control |= {"read": none, "write": none}
-        events = events._replace(read=none, write=none, control=control)
+        events = events._replace(choice=choice._replace(read=none, write=none))
         seen, last, made, said = bring(table, each(table, read[0])), write[0], None, list[Info]()
         for t in range(max(int(n), 1)):  # of no update it is only compiled
             event, chosen = jax.tree.map(lambda leaf, t=t: leaf[t : t + 1], (events, indices))

@@ -25,12 +25,13 @@ from research import trainer
 from research.outputs.files import WorkdirError, read_json
 from research.outputs.hold import free
 from research.racing import merged, separable, server, shards
-from research.racing.worker import Compute, Workers, order_of, worker
+from research.racing.worker import Compute, Workers, order_of, parts_of, worker
 from research.resuming import begun, is_finished
 from research.run import Run
 from research.strategies.base import State
+from research.strategies.method import groups_of
 from research.timeline.base import TimelineError
-from research.timeline.trace import arrived
+from research.timeline.trace import read
 from research.timeline.versions import Order, fill
 from research.trainer import Ask, Infos
 
@@ -80,17 +81,14 @@ def so_far(run: Run, trace: Path, step: int) -> Order:
 
     Raises `WorkdirError` if the trace does not have them.
     """
-    import pandas as pd  # here, for it takes long
-
     order = order_of(run)
     try:
         if step:
-            rows = pd.read_csv(trace)[:step]
-            if len(rows) < step:
-                raise ValueError(f"{len(rows):,} arrivals")
-            fill(order, arrived(rows), rows["seconds"].to_numpy())
+            held, parts = read(str(trace), step), parts_of(run)
+            worker = held.workers((parts,), groups_of(run.config)) if parts > 1 else held.worker
+            fill(order, worker, held.seconds)
         return order
-    except (OSError, ValueError, KeyError, IndexError, TimelineError) as error:
+    except TimelineError as error:
         raise WorkdirError(
             f"{trace} must have the {step:,} arrivals of the checkpoint ({error}); give another "
             "--workdir"

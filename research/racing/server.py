@@ -34,9 +34,10 @@ def of_run(run: Run, parts: Shards | None = None) -> Server:
 
 def event_of(run: Run, t: int, hypers: Mapping[str, np.ndarray]) -> Event:
     """Update t as `Raced` takes it, with hyperparameters of every update, (steps,) each."""
-    line, control = run.timeline, run.timeline.control or {}
-    hyper, decided = ({name: v[t] for name, v in of.items()} for of in (hypers, control))
-    return Event(line.read[t], line.write[t], hyper, decided, line.staleness[t])
+    choice, hyper, staleness = jax.tree.map(
+        lambda leaf: leaf[t], (run.timeline.choice, dict(hypers), run.timeline.staleness)
+    )
+    return Event(choice, hyper, staleness)
 
 
 def _whole(run: Run) -> Server:
@@ -59,7 +60,8 @@ def _whole(run: Run) -> Server:
         at = event_of(run, t, ask.hypers)
         if not ask.metered:
             return halves.update(state, at, message)
-        numbers = np.ravel((at.control or {})["batch"])
+        assert run.timeline.batch is not None
+        numbers = np.ravel(run.timeline.batch[t])
         other = joined(second(numbers), parts)[0]
         return halves.metered(state, at, message, examples, other)
 

@@ -160,5 +160,5 @@ def numbered(run: Run, independent: bool = False) -> Callable[[Iterable[int]], n
 
 def parts_of(run: Run) -> int:
     """Arrivals of an update, each of a part of a batch."""
-    batch = (run.timeline.control or {})["batch"]
-    return 1 if batch.ndim == 1 else batch.shape[1]
+    batch = run.timeline.batch
+    return 1 if batch is None or batch.ndim == 1 else batch.shape[1]

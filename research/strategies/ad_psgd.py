@@ -9,7 +9,7 @@ gradient is stale. Meeting keeps the mean of all x_i, which is evaluated; a grad
 gamma / p, of p workers.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,13 @@ from research.timeline.base import Timeline
 from research.values import one_of
 
 GRAPHS = ("ring", "complete")
+
+
+class Encounter(NamedTuple):
+    """The gradient of worker i, and whom it meets."""
+
+    worker: Any  # int32, i
+    peer: Any  # int32, j; i itself where it is alone
 
 
 class State(NamedTuple):
@@ -53,15 +60,14 @@ class State(NamedTuple):
 
 
 def ad_psgd(gradient: Gradient, update: Update, workers: int) -> Strategy:
-    """Strategy of a table of `workers`; `event.control`: the `peer`, int32, itself if alone."""
+    """Strategy of a table of `workers`; `event.choice` is an `Encounter`."""
 
     def init(params: Params) -> State:
         every, opt_state = own.table(params, workers), own.table(update.init(params), workers)
         return State(every, every, opt_state, jnp.int32(workers))
 
     def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
-        assert event.control
-        i, j = own.arriving(event), event.control["peer"]
+        i, j = event.choice
         x, read = own.row(state.workers, i), own.row(state.read, i)
         loss, grads = gradient(read, event, batch)
         met = jax.tree.map(lambda x, y: (x + y) / 2, x, own.row(state.workers, j))
@@ -90,7 +96,8 @@ def clock(setting: Setting, methods: Chosen) -> Timeline:
     """
     strategy, rng = setting.config.strategy, seeds.generator(setting.config.seed, "peers")
     line, _ = timeline(setting, methods, [1] * strategy.groups)
-    return line._replace(control={"peer": peers(line.worker, strategy.groups, strategy.graph, rng)})
+    each = peers(line.worker, strategy.groups, strategy.graph, rng)
+    return line._replace(choice=Encounter(line.worker, each))
 
 
 def check(config: ConfigDict, methods: Chosen) -> None:

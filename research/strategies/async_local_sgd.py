@@ -20,7 +20,6 @@ from research.strategies import local_steps
 from research.strategies import workers as own
 from research.strategies.base import Batch, Event, Gradient, Info, Params, Strategy, Update
 from research.strategies.delayed_momentum import clock, order
-from research.strategies.groups import RECORDED
 from research.strategies.method import Racing
 from research.values import require
 
@@ -48,11 +47,7 @@ class State(NamedTuple):
 
 
 def async_local_sgd(gradient: Gradient, update: Update, workers: int) -> Strategy:
-    """Strategy of a table of `workers`.
-
-    `event.control`: `exchange` and `turn`, that it is an N-th one (bool); float32 `rate` eta,
-    `decay` b, `delay` N and `part`, of b m: c or 1 - c N + c.
-    """
+    """Strategy of a table of `workers`; `event.choice` is a `Turn`."""
 
     local = local_steps.local_step(gradient, update)
 
@@ -62,16 +57,14 @@ def async_local_sgd(gradient: Gradient, update: Update, workers: int) -> Strateg
         return State(params, zeros, zeros, every, every, opt_state, jnp.int32(workers))
 
     def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
-        assert event.control
-        i, control, b = own.arriving(event), event.control, event.control["decay"]
-        exchange, turn, n = control["exchange"], control["turn"], control["delay"]
+        i, exchange, turn, part, rate, b, n = event.choice
         w, read = own.row(state.workers, i), own.row(state.read, i)
         loss, w, opt_state, _ = local(w, own.row(state.opt_state, i), event, batch)
         outer = jax.tree.map(jnp.subtract, read, w)
         total = jax.tree.map(jnp.add, state.waiting, outer)
         m = jax.tree.map(lambda m, d: jnp.where(turn, b * m + d / n, m), state.momentum, total)
-        step = jax.tree.map(lambda m, g: control["part"] * b * m + g / n, m, outer)
-        theta = jax.tree.map(lambda x, v: x - control["rate"] * v, state.params, step)
+        step = jax.tree.map(lambda m, g: part * b * m + g / n, m, outer)
+        theta = jax.tree.map(lambda x, v: x - rate * v, state.params, step)
         total = jax.tree.map(lambda d: jnp.where(turn, 0.0, d), total)
         theta, m, total = own.where(exchange, (theta, m, total), state[:3])
         now = *own.where(exchange, (theta, theta), (w, read)), opt_state
@@ -101,7 +94,7 @@ METHOD = own.WORKERS._replace(
     },
     read=lambda gradient, update, keys, *_: async_local_sgd(gradient, update, keys["groups"]),
     clock=clock,
-    laws=(*own.WORKERS.laws, *RECORDED),
+    laws=(*own.WORKERS.laws, "race"),
     values=values,
     race=Racing(order, local_steps.local_steps),
 )

@@ -21,7 +21,17 @@ import jax
 import jax.numpy as jnp
 
 from research.strategies import groups
-from research.strategies.base import Batch, Event, Gradient, Info, Params, Strategy, Update, alone
+from research.strategies.base import (
+    Array,
+    Batch,
+    Event,
+    Gradient,
+    Info,
+    Params,
+    Strategy,
+    Update,
+    alone,
+)
 from research.strategies.method import Method, Racing
 from research.strategies.snapshots import Slot, State, is_rounded, packed
 from research.timeline.service import DRAWN
@@ -38,10 +48,9 @@ def asynchronous(
     """Strategy over a table of `slots` snapshots of the stale blocks, all x_0 at the start.
 
     Slots are read before one is written (`in_place.py`), so XLA updates the table in place: a step
-    costs a synchronous one plus a copy of the stale blocks. `event.control` may have `read` and
-    `write` in place of the event's own; with `servers`, the number of each block's server, they are
-    (servers,) int32. It may have `seen`, blocks as they were read, in place of the slot's. Versions
-    are exact, and x_t is that in its slot, or `rounded` to bfloat16, and x_t is kept besides.
+    costs a synchronous one plus a copy of the stale blocks. `event.choice` is an `Arrival`; with
+    `servers`, the number of each block's server, its slots are (servers,). Versions are exact, and
+    x_t is that in its slot, or `rounded` to bfloat16, and x_t is kept besides.
 
     `init` raises ValueError if a name in `fresh` is not a key of the parameters.
     """
@@ -57,8 +66,9 @@ def asynchronous(
         return State(table, first, update.init(params), kept)
 
     def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
-        read, write = (slot_of(event, name, state.slots) for name in ("read", "write"))
-        seen = state.at(read) | (event.control or {}).get("seen", {})
+        choice = event.choice
+        read, write = (slot_of(slots, state.slots) for slots in (choice.read, choice.write))
+        seen = state.at(read) | (choice.seen or {})
         loss, grads = gradient(seen, event, batch)
         if servers and event.staleness is not None:
             each = jnp.asarray(event.staleness)
@@ -67,8 +77,8 @@ def asynchronous(
         params, opt_state = update.apply(grads, state.opt_state, state.params, event, seen)
         return state.after(params, opt_state, write), {"loss": loss}
 
-    def slot_of(event: Event, name: str, stale: Params) -> Slot:
-        slots = jnp.asarray((event.control or {}).get(name, getattr(event, name)), jnp.int32)
+    def slot_of(slots: Array, stale: Params) -> Slot:
+        slots = jnp.asarray(slots, jnp.int32)
         if servers is None:
             return slots
         return {block: slots[server] for block, server in servers.items() if block in stale}
@@ -88,7 +98,7 @@ METHOD = Method(
         gradient, update, slots, tuple(keys["fresh"]), servers, is_rounded(keys)
     ),
     clock=groups.clock,
-    laws=(*DRAWN, *groups.RECORDED, "geometric"),
+    laws=(*DRAWN, "race", "geometric"),
     cluster=("pieces", "split", "overlap", "speeds", "regions", *groups.HABITS),
     barrier=False,
     values=groups.values,

@@ -33,10 +33,8 @@ Loss = Callable[[Params, Batch], jax.Array]
 class Event(NamedTuple):
     """One update, as the update rule sees it. All leaves are scalars inside the scan."""
 
-    read: Array  # int32, slot whose parameters the gradient is taken at
-    write: Array  # int32, slot that receives the new parameters
+    choice: Any  # what the timeline decides of it, a NamedTuple of the method's own
     hyper: Mapping[str, Array]  # float32, hyperparameters of this update, `learning_rate`, ...
-    control: Mapping[str, Array] | None = None  # what else the timeline decides, by name
     staleness: Any = None  # int32, updates between the read and the arrival; or a dict by block
 
 
@@ -109,8 +107,7 @@ def alone(gradient: Gradient, update: Update) -> Callable[..., Message]:
     """What a worker of a race does that sends a gradient of one batch."""
 
     def work(given: Params, hyper: Any, batch: Callable[..., Batch], chosen: Array) -> Message:
-        nothing = jnp.int32(0)
-        return Message(*gradient(given, Event(nothing, nothing, hyper), batch(chosen[0])))
+        return Message(*gradient(given, Event((), hyper), batch(chosen[0])))
 
     return work
 

@@ -25,7 +25,7 @@ from research.timeline.service import DRAWN
 def buffered(
     gradient: Gradient, update: Update, slots: int, arrivals: int, rounded: bool = False
 ) -> Strategy:
-    """Strategy of K `arrivals` an update; `event.control["read"]`, (K,), is where each had read.
+    """Strategy of K `arrivals` an update; `event.choice` is an `Arrival` of as many reads, (K,).
 
     Example i of a device's part of a batch is of arrival i mod K, however many devices there are.
     The optimizer is given the means of what was read and of how late it is. A step also says the
@@ -41,8 +41,6 @@ def buffered(
         return after, info | {"sent_bytes": jnp.float32(arrivals * size)}
 
     def mean(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
-        control = event.control or {}
-
         def one(arrival: tuple) -> tuple:
             slot, examples = arrival
             seen = state.at(slot)
@@ -51,14 +49,14 @@ def buffered(
         def add(total: tuple, arrival: tuple) -> tuple[tuple, None]:
             return jax.tree.map(jnp.add, total, one(arrival)), None
 
-        every = control["read"], base.parts(batch, arrivals)
+        every = event.choice.read, base.parts(batch, arrivals)
         shapes = jax.eval_shape(one, jax.tree.map(lambda leaf: leaf[0], every))
         total, _ = lax.scan(add, jax.tree.map(jnp.zeros_like, shapes), every)
         loss, grads, seen = jax.tree.map(lambda leaf: leaf / arrivals, total)
         late = None if event.staleness is None else jnp.mean(event.staleness)
         event = event._replace(staleness=late)
         params, opt_state = update.apply(grads, state.opt_state, state.params, event, seen)
-        slot = jnp.asarray(control.get("write", event.write), jnp.int32)
+        slot = jnp.asarray(event.choice.write, jnp.int32)
         return state.after(params, opt_state, slot), {"loss": loss}
 
     return Strategy(alone.init, step)
@@ -76,7 +74,7 @@ METHOD = Method(
         gradient, update, slots, keys["arrivals"], is_rounded(keys)
     ),
     clock=gathering.clock,
-    laws=(*DRAWN, *groups.RECORDED),
+    laws=(*DRAWN, "race"),
     cluster=("split", "overlap", "speeds"),
     barrier=False,
     single=False,

@@ -18,10 +18,10 @@ from research.strategies.messages import Messages
 from research.strategies.method import Chosen, Keys, Method, Setting
 from research.strategies.outer import outer
 from research.timeline import daso as phases
-from research.timeline.base import Timeline
+from research.timeline.base import Meeting, Timeline
 from research.timeline.service import DRAWN
-from research.timeline.trace import replay
-from research.values import ConfigError, one_of, require
+from research.timeline.trace import Held
+from research.values import one_of, require
 
 
 def daso(inner: Strategy, keys: Keys, senders: str | None = None) -> Strategy:
@@ -40,8 +40,9 @@ def daso(inner: Strategy, keys: Keys, senders: str | None = None) -> Strategy:
 def clock(setting: Setting, methods: Chosen) -> Timeline:
     """Phases that follow the losses (`timeline/daso.py`), over nodes that do what `methods` say."""
     config = setting.config
-    if config.cluster.service == "trace":
-        return replay(config.cluster.trace, config.steps, {"send": 0, "receive": 0, "waited": 0})
+    if held := setting.held:
+        within = nodes.inside(setting, methods)(config.steps)
+        return phases.timeline(_recorded(held), within, held.seconds)
     return phases.daso(
         config.cluster,
         config.strategy,
@@ -53,6 +54,30 @@ def clock(setting: Setting, methods: Chosen) -> Timeline:
         epoch_losses=[row["train_loss"] for row in setting.epochs],
         inside=nodes.inside(setting, methods),
     )
+
+
+def _recorded(held: Held) -> Meeting:
+    """When nodes met in the run that a trace holds, which followed losses. Raises `TimelineError`.
+
+    Every receipt is of the last message that was sent, and every message but the last is received.
+    """
+    send, receive = held.flags("send"), held.flags("receive")
+    t = np.arange(len(send))
+    waited = held.whole("waited", (), 0, len(send))
+    held.require("waited", receive | (waited == 0), "0 where nothing is received")
+    sent = t - waited
+    held.require("waited", ~receive | (sent >= 0) & send[sent], "the updates since a sending")
+    number = np.cumsum(send) - 1  # of the last message sent so far
+    received = np.where(receive, number[sent], -1)
+    newest = np.where(waited > 0, np.append(-1, number)[:-1], number)
+    held.require("waited", ~receive | (received == newest), "the updates since the last sending")
+    held.require(
+        "receive",
+        ~receive | (received == np.cumsum(receive) - 1),
+        "1 once for every message that was sent",
+    )
+    held.require("send", ~send | (np.cumsum(receive) >= number), "1 when none is under way")
+    return Meeting(send, receive, waited)
 
 
 def values(config: ConfigDict) -> None:
@@ -74,8 +99,6 @@ def values(config: ConfigDict) -> None:
 def check(config: ConfigDict, methods: Chosen) -> None:
     """Raises `ConfigError`."""
     nodes.check(config, methods)
-    if config.cluster.service == "trace" and (methods.read or methods.gradient):
-        raise ConfigError("config.cluster.service = 'trace': of 'daso' by itself")
 
 
 METHOD = Method(
@@ -94,7 +117,7 @@ METHOD = Method(
     compiled=("transfer_dtype", "blocking_dtype"),
     mix=daso,
     clock=clock,
-    laws=(*DRAWN, "trace"),
+    laws=DRAWN,
     cluster=("overlap", "speeds", "latencies", "bandwidths"),
     info=("sent_bytes",),
     kept_inside=lambda keys: "",

@@ -6,7 +6,7 @@ N-th exchange of all workers together is a turn of the momentum (`async_local_sg
 """
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -15,6 +15,18 @@ from research.strategies.method import Chosen, Setting, of_config
 from research.strategies.worker_clock import by_speed, timeline
 from research.timeline.base import Timeline
 from research.timeline.exchanges import Exchanges
+
+
+class Turn(NamedTuple):
+    """A local step of worker i, and what it does to theta where it exchanges."""
+
+    worker: Any  # int32, i
+    exchange: Any  # bool
+    turn: Any  # bool, whether it is an N-th exchange
+    momentum_part: Any  # float32, of b m that comes with it: c, or 1 - c N + c at a turn
+    rate: Any  # float32, eta
+    decay: Any  # float32, b
+    delay: Any  # float32, N
 
 
 def periods(setting: Setting, methods: Chosen) -> list[int]:
@@ -29,14 +41,15 @@ def clock(setting: Setting, methods: Chosen) -> Timeline:
     """The staleness is how often theta was updated since the worker had read it."""
     strategy, steps = setting.config.strategy, setting.config.steps
     line, exchange = timeline(setting, methods, periods(setting, methods))
-    numbers = {
-        "rate": strategy.outer_learning_rate,
-        "decay": strategy.outer_momentum,
-        "delay": delay(strategy),
-    }
-    control = {key: np.full(steps, v, np.float32) for key, v in numbers.items()}
-    control |= {"exchange": exchange, **turns(strategy, exchange, np.cumsum(exchange))}
-    return line._replace(control={**(line.control or {}), **control})
+    choice = Turn(
+        line.worker,
+        exchange,
+        **turns(strategy, exchange, np.cumsum(exchange)),
+        rate=np.full(steps, strategy.outer_learning_rate, np.float32),
+        decay=np.full(steps, strategy.outer_momentum, np.float32),
+        delay=np.full(steps, delay(strategy), np.float32),
+    )
+    return line._replace(choice=choice)
 
 
 def delay(strategy: Any) -> int:
@@ -48,7 +61,7 @@ def turns(strategy: Any, exchange: Any, count: Any) -> dict[str, np.ndarray]:
     """Which exchanges are N-th ones, by their count, and the part of b m that comes with each."""
     n = delay(strategy)
     turn, c = exchange & (count % n == 0), strategy.momentum_part / n
-    return {"turn": turn, "part": np.where(turn, 1 - c * n + c, c).astype(np.float32)}
+    return {"turn": turn, "momentum_part": np.where(turn, 1 - c * n + c, c).astype(np.float32)}
 
 
 def order(config: ConfigDict, line: Timeline) -> Exchanges:

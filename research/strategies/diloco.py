@@ -45,7 +45,7 @@ def nesterov() -> optax.GradientTransformationExtraArgs:
 
 def diloco(inner: Strategy, keys: Keys, senders: str | None = None) -> Strategy:
     """The rule around what a node does by itself."""
-    return averaging(inner, keys, senders, nesterov(), tuple(PLAIN))
+    return averaging(inner, keys, senders, nesterov())
 
 
 def values(config: ConfigDict) -> None:

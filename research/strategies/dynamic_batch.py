@@ -5,7 +5,7 @@
 g_i is the mean gradient of worker i's b_i examples, so the update is the whole batch's gradient
 however the batch is split. With weights 'equal' it is sum_i g_i / N over the N workers, which is
 what the authors' code does without its option of weights: examples of small shares count more. The
-shares b_i are the timeline's (`Event.control["shares"]`), from how fast each worker was.
+shares b_i are the timeline's (`Shares`), from how fast each worker was.
 
 The shares are numbers, not shapes: a worker goes through its part in micro-batches of a fixed size,
 as many as its part needs, and meets the others once, in the sum of the gradients. It is given no
@@ -17,17 +17,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from ml_collections import ConfigDict
 
 from research.strategies.base import Batch, Event, Gradient, Params, all_reduce
 from research.strategies.method import Chosen, Method, Setting
 from research.timeline import dynamic_batch as clocks
-from research.timeline.base import Timeline
+from research.timeline.base import Shares, Timeline, from_arrivals
 from research.timeline.service import DRAWN
-from research.timeline.trace import replay
+from research.timeline.trace import Held
 from research.values import ConfigError, one_of, require
 
+MOST_WORK = 1000  # times that a worker may go through its part to be slow
 WEIGHTS = ("share", "equal")  # of the workers' mean gradients: b_i / B or 1 / N
 
 Losses = Callable[[Params, Batch], jax.Array]
@@ -46,7 +48,7 @@ def shares(losses: Losses, micro_batch: int, weights: str = "share") -> Gradient
     def gradient(params: Params, event: Event, batch: Batch) -> tuple[jax.Array, Params]:
         worker = lax.axis_index("data")
         value, grads = own(params, event, batch, worker)
-        shares = jnp.asarray((event.control or {})["shares"])
+        shares = jnp.asarray(event.choice.shares)
         total = shares.sum()
         if weights == "equal":
             examples = jnp.maximum(shares[worker], 1)  # 0 / 1, no NaN
@@ -62,18 +64,18 @@ def shares(losses: Losses, micro_batch: int, weights: str = "share") -> Gradient
 def part(losses: Losses, micro_batch: int) -> Part:
     """`(params, event, batch, worker) ->` sum of the worker's losses, float32, and its gradient.
 
-    `batch` is what the worker is given, C examples: the first `event.control["shares"][worker]`,
-    (workers,) int32 (`KeyError` without), are its own, and the rest counts nothing.
-    `event.control["work"]`, likewise, is how often a worker goes through each micro-batch: once, or
-    oftener to be slow for real. The surplus is computed and counts nothing.
+    `batch` is what the worker is given, C examples: of the event's `Shares` the first
+    `shares[worker]` are its own, and the rest counts nothing. It goes `work[worker]` times through
+    each micro-batch: once, or oftener to be slow for real. The surplus is computed and counts
+    nothing.
     """
 
     def sums(
         params: Params, event: Event, batch: Batch, worker: jax.Array
     ) -> tuple[jax.Array, Params]:
-        control = event.control or {}
-        shares = jnp.asarray(control["shares"])
-        work = jnp.asarray(control.get("work", jnp.ones_like(shares)))[worker]
+        choice: Shares = event.choice
+        shares = jnp.asarray(choice.shares)
+        work = 1 if choice.work is None else jnp.asarray(choice.work)[worker]
         given = len(jax.tree.leaves(batch)[0])
         size, share = min(micro_batch, given), shares[worker]
 
@@ -107,9 +109,11 @@ def clock(setting: Setting, methods: Chosen) -> Timeline:
     config, cluster = setting.config, setting.config.cluster
     run = {"steps": config.steps, "batch_size": config.batch_size}
     run["steps_per_epoch"] = setting.steps_per_epoch
-    if cluster.service == "trace":
-        workers = cluster.nodes * cluster.devices_per_node
-        return replay(cluster.trace, config.steps, {"shares": workers})
+    workers = cluster.nodes * cluster.devices_per_node
+    if held := setting.held:
+        choice = _recorded(held, (workers,), config.batch_size)
+        line = from_arrivals(np.zeros(config.steps, np.int32), held.seconds, 1)
+        return line._replace(choice=choice)
     if cluster.service == "measured":
         taken = [row["worker_seconds"] for row in setting.epochs]
         return clocks.measured(cluster, config.strategy, worker_seconds=taken, **run)
@@ -117,9 +121,21 @@ def clock(setting: Setting, methods: Chosen) -> Timeline:
     return clocks.dynamic_batch(cluster, config.strategy, **run)
 
 
-def work(setting: Setting, draws: Any) -> tuple[Any, dict[str, Any]]:
+def _recorded(held: Held, shape: tuple[int, ...], batch_size: int) -> Shares:
+    """The shares of a run that a trace holds, which followed speeds. Raises `TimelineError`."""
+    taken = held.whole("shares", shape, 1, batch_size)
+    whole = taken.sum(axis=-1, keepdims=True) == batch_size
+    held.require("shares", whole, f"{batch_size} in sum, the examples of a batch")
+    work = held.whole("work", shape, 1, MOST_WORK) if held.has("work") else None
+    return Shares(taken, work)
+
+
+def work(setting: Setting, draws: Any) -> tuple[Any, Shares]:
     """Seconds of every device, (steps, nodes, k), of nodes that divide each their own batch."""
     config = setting.config
+    if held := setting.held:
+        nodes = draws.shape[1]
+        return draws, _recorded(held.inner, draws.shape[1:], config.batch_size // nodes)
     each, taken = clocks.in_nodes(
         config.cluster,
         config.strategy,
@@ -128,7 +144,7 @@ def work(setting: Setting, draws: Any) -> tuple[Any, dict[str, Any]]:
         batch_size=config.batch_size,
         seed=config.seed,
     )
-    return each, {"shares": taken}
+    return each, Shares(taken)
 
 
 def values(config: ConfigDict) -> None:
@@ -166,7 +182,7 @@ METHOD = Method(
     timed=lambda problem, keys: part(problem.each_loss, keys["micro_batch"]),
     clock=clock,
     work=work,
-    laws=(*DRAWN, "trace", "measured"),
+    laws=(*DRAWN, "measured"),
     cluster=("overlap", "speeds", "disturbances", "disturbance_probability"),
     follows=lambda config: config.cluster.service == "measured",
     values=values,

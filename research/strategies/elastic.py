@@ -20,12 +20,19 @@ from ml_collections import ConfigDict
 from research.strategies import local_steps
 from research.strategies import workers as own
 from research.strategies.base import Array, Batch, Event, Gradient, Info, Params, Strategy, Update
-from research.strategies.groups import RECORDED
 from research.strategies.method import Chosen, Racing, Setting
 from research.strategies.worker_clock import timeline
 from research.timeline.base import Timeline
 from research.timeline.exchanges import Exchanges
 from research.values import require
+
+
+class Exchange(NamedTuple):
+    """A local step of worker i, and whether it exchanges."""
+
+    worker: Any  # int32, i
+    exchange: Any  # bool
+    elasticity: Any  # float32, a
 
 
 class State(NamedTuple):
@@ -51,7 +58,7 @@ def pull(worker: Params, center: Params, a: Array) -> Params:
 
 
 def elastic(gradient: Gradient, update: Update, workers: int) -> Strategy:
-    """Strategy of a table of `workers`; `event.control`: `exchange` (bool), `elasticity`, a."""
+    """Strategy of a table of `workers`; `event.choice` is an `Exchange`."""
 
     local = local_steps.local_step(gradient, update)
 
@@ -59,11 +66,10 @@ def elastic(gradient: Gradient, update: Update, workers: int) -> Strategy:
         return State(params, own.table(params, workers), own.table(update.init(params), workers))
 
     def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
-        assert event.control
-        i, exchange = own.arriving(event), event.control["exchange"]
+        i, exchange, a = event.choice
         w = own.row(state.workers, i)
         loss, after, opt_state, w = local(w, own.row(state.opt_state, i), event, batch)
-        s = pull(w, state.params, event.control["elasticity"])
+        s = pull(w, state.params, a)
         center = own.where(exchange, jax.tree.map(jnp.add, state.params, s), state.params)
         after = own.where(exchange, jax.tree.map(jnp.subtract, after, s), after)
         table = own.put(state.workers, i, after)
@@ -78,8 +84,8 @@ def clock(setting: Setting, methods: Chosen) -> Timeline:
     config = setting.config
     line, exchange = timeline(setting, methods, periods(config), is_stale=False)
     a = config.strategy.elasticity / config.strategy.groups
-    control = {"exchange": exchange, "elasticity": np.full(config.steps, a, np.float32)}
-    return line._replace(control={**(line.control or {}), **control})
+    choice = Exchange(line.worker, exchange, np.full(config.steps, a, np.float32))
+    return line._replace(choice=choice)
 
 
 def periods(config: ConfigDict) -> list[int]:
@@ -107,7 +113,7 @@ METHOD = own.WORKERS._replace(
     },
     read=lambda gradient, update, keys, *_: elastic(gradient, update, keys["groups"]),
     clock=clock,
-    laws=(*own.WORKERS.laws, *RECORDED),
+    laws=(*own.WORKERS.laws, "race"),
     values=values,
     race=Racing(order, partial(local_steps.local_steps, before=True)),
 )

@@ -24,6 +24,7 @@ def clock(setting: Setting, methods: Chosen) -> Timeline:
         update_bytes=setting.update_bytes,
         seed=config.seed,
         several_of=(strategy.arrivals, strategy.waiting),
+        held=setting.held,
     )
 
 

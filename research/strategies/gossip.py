@@ -32,31 +32,29 @@ from research.timeline import graphs
 from research.timeline.service import DRAWN
 from research.values import one_of
 
-OWN = ("to", "weight", "from", "stand")  # of `event.control`; all else there is (nodes, ...)
 ORDERS = ("combine", "adapt")
 
 
 def gossip(inner: Strategy, keys: Keys, senders: str | None = None) -> Strategy:
     """The rule of one device over the axis `node`, around what a node does by itself.
 
-    `event.control`: `to`, (nodes, k) int32, whom each sends to, and `weight`, w, (nodes,), both the
-    same on all nodes; of every node what the inner strategy asks for; and of many nodes `from`,
-    (nodes, k), who sends to each. Then a node takes the mean of those messages, and no row of P has
-    an entry for every node; sums are in another order. Where nodes come and go there is `stand`,
-    (nodes,) int32: who is away has the row of R of another, and makes no update.
+    `event.choice` is `Neighbours`, the same on all nodes but for what is `inner` there. With its
+    `senders` a node takes the mean of their messages, and no row of P has an entry for every node;
+    sums are in another order. With its `stand` who is away has the row of R of another, and makes
+    no update.
     """
     gather = over_nodes(senders).gather
     early = keys["gossip_order"] == "combine"
 
     def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
-        node, control, before = lax.axis_index("node"), event.control or {}, state.params
-        after, info = inner.step(state, own_event(event, OWN), batch)
-        to, w, i = control["to"], control["weight"], node
-        if "stand" in control:
-            i = control["stand"][node]
+        node, choice, before = lax.axis_index("node"), event.choice, state.params
+        after, info = inner.step(state, own_event(event), batch)
+        to, w, i = choice.to, choice.weight, node
+        if choice.stand is not None:
+            i = choice.stand[node]
             after = jax.tree.map(partial(jnp.where, i == node), after, state)
-        if "from" in control:
-            others: Any = control["from"][i]
+        if choice.senders is not None:
+            others: Any = choice.senders[i]
             heard = w[others] / to.shape[1]
         else:
             others, heard = slice(None), (to == i).mean(axis=1) * w  # P_ij w_j of this row i

@@ -1,5 +1,7 @@
 """When nodes that gossip (`gossip.py`) have heard from whom, and what they ask of a config."""
 
+from typing import Any, NamedTuple
+
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -9,9 +11,20 @@ from research.strategies.method import Chosen, Setting
 from research.timeline import graphs, habits
 from research.timeline.base import Timeline
 from research.timeline.network import broadcast, links
+from research.timeline.trace import Held
 from research.values import one_of, require
 
 ROWS = 256  # nodes at most that each hold a whole row of R; of more those that are not 0
+
+
+class Neighbours(NamedTuple):
+    """Among whom an update of gossip is."""
+
+    to: Any  # (nodes, k) int32, whom each sends to
+    weight: Any  # (nodes,) float32, w
+    inner: Any = ()  # what is decided for each node, (nodes, ...)
+    senders: Any = None  # (nodes, k) int32, who sends to each; only of many nodes
+    stand: Any = None  # (nodes,) int32, itself, or of who is away another; only if nodes leave
 
 
 def clock(setting: Setting, methods: Chosen) -> Timeline:
@@ -21,22 +34,39 @@ def clock(setting: Setting, methods: Chosen) -> Timeline:
     """
     config, strategy, size = setting.config, setting.config.strategy, setting.update_bytes
     cluster, steps, name = config.cluster, config.steps, strategy.graph
-    ready, done, more = nodes.inside(setting, methods)(steps)
+    within = nodes.inside(setting, methods)(steps)
     to = graphs.graph(name, cluster.nodes, steps, seeds.generator(config.seed, "graph"))
-    early = strategy.gossip_order == "combine"
-    between, handed_on = links(cluster, size), broadcast(cluster, size)
-    habit = habits.load(cluster), habits.presence(cluster, config.seed)
-    seconds, to, there = graphs.arrivals(to, ready, done, between, handed_on, early, *habit)
+    if held := setting.held:
+        seconds, there = held.seconds, np.ones((steps, cluster.nodes), bool)
+        if cluster.presence:
+            there = _recorded(held, cluster.nodes)
+            to = graphs.among(to, there)
+    else:
+        early = strategy.gossip_order == "combine"
+        between, handed_on = links(cluster, size), broadcast(cluster, size)
+        habit = habits.load(cluster), habits.presence(cluster, config.seed)
+        ready, done = within.ready, within.done
+        seconds, to, there = graphs.arrivals(to, ready, done, between, handed_on, early, *habit)
     w = graphs.weights(to, steps) if name == "push" else np.ones((steps, cluster.nodes))
-    control = {"to": graphs.each_update(to, steps), "weight": w.astype(np.float32)}
-    if cluster.nodes > ROWS:
-        control["from"] = graphs.each_update(graphs.senders(to), steps)
-    if cluster.presence:
-        control["stand"] = graphs.stands(there)
+    choice = Neighbours(
+        graphs.each_update(to, steps),
+        w.astype(np.float32),
+        within.choice,
+        graphs.each_update(graphs.senders(to), steps) if cluster.nodes > ROWS else None,
+        graphs.stands(there) if cluster.presence else None,
+    )
     none = np.zeros(steps, np.int32)
-    slots = int(more["read"].max()) + 1 if "read" in more else 1
-    staleness = more.pop("staleness", none)
-    return Timeline(none, none, none, staleness, seconds, slots, control | more)
+    staleness = none if within.staleness is None else within.staleness
+    return Timeline(none, staleness, seconds, within.slots, choice)
+
+
+def _recorded(held: Held, nodes: int) -> np.ndarray:
+    """(steps, nodes) bool, who was there in a run that a trace holds. Raises `TimelineError`."""
+    stand = held.whole("stand", (nodes,), 0, nodes - 1)
+    there = stand == np.arange(nodes)
+    good = there.any(axis=1, keepdims=True) & (graphs.stands(there) == stand)
+    held.require("stand", good, "its own number of each node that is there, and the next one's")
+    return there
 
 
 def check(config: ConfigDict, methods: Chosen) -> None:

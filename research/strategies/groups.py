@@ -1,6 +1,7 @@
 """Compute groups that arrive by themselves: when they do, and what they ask of a config."""
 
 import math
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -23,25 +24,28 @@ HABITS = ("diurnal", "presence", "server_bandwidth")  # of `timeline/volunteers.
 def clock(setting: Setting, methods: Chosen) -> Timeline:
     """Arrivals of `groups` groups, of every server by itself where the gradient is local.
 
-    Then update t is the t-th arrival at each of them, `control` has `read` and `write`,
-    (steps, servers), and the seconds are those of the last. A group sends each server its block,
-    all of them when it has computed all.
+    Then update t is the t-th arrival at each of them, its choice is (steps, servers), and the
+    seconds are those of the last. A group sends each server its block, all of them when it has
+    computed all.
     """
     config, local = setting.config, methods.gradient
     strategy = config.strategy
     size = {"groups": strategy.groups, "steps": config.steps, "batch_size": config.batch_size}
     size |= {"update_bytes": setting.update_bytes, "replicas": setting.replicas}
     size |= {"staleness_bound": strategy.staleness_bound, "merged": bool(strategy.fresh)}
+    held = setting.held
     if not local or not local.servers:
-        return make(config.cluster, seed=config.seed, **size)
+        return make(config.cluster, seed=config.seed, held=held, **size)
     assert setting.network
     of, sent = local.servers(setting.network.problem), dict[int, int]()
-    if config.cluster.service in RECORDED:  # in one order, that of all servers
-        line = make(config.cluster, **size)
-        every = {name: getattr(line, name) for name in ("read", "write", "staleness")}
-        every = {k: np.repeat(v[:, None], len(set(of.values())), 1) for k, v in every.items()}
-        staleness = every.pop("staleness")
-        return line._replace(staleness=staleness, control={**(line.control or {}), **every})
+    servers = len(set(of.values()))
+    if config.cluster.service == "race" or (held and not held.has("worker")):
+        line = make(config.cluster, held=held, **size)  # in one order, that of all servers
+        return _of_servers([line] * servers)._replace(batch=line.batch)
+    if held:
+        orders = held.workers((servers,), strategy.groups)
+        own = [held._replace(worker=order) for order in orders.T]
+        return _of_servers([make(config.cluster, held=each, **size) for each in own])
     cluster = slowed(setting, methods)
     for name, block in setting.network.params.items():
         bytes_of = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(block))
@@ -53,13 +57,16 @@ def clock(setting: Setting, methods: Chosen) -> Timeline:
         make(cluster, seed=seed, **size | {"update_bytes": sent[server]})
         for server, seed in enumerate(drawn)
     ]
-    read, write, staleness = (
-        np.stack([getattr(line, name) for line in each], axis=-1)
-        for name in ("read", "write", "staleness")
+    return _of_servers(each)
+
+
+def _of_servers(each: Sequence[Timeline]) -> Timeline:
+    """The timeline of servers by themselves, whose update is the last of theirs."""
+    choice, staleness = jax.tree.map(
+        lambda *leaves: np.stack(leaves, axis=-1), *((line.choice, line.staleness) for line in each)
     )
     last = np.max([line.seconds for line in each], axis=0)
-    control = {"read": read, "write": write}
-    return each[0]._replace(seconds=last, staleness=staleness, control=control)
+    return each[0]._replace(seconds=last, staleness=staleness, choice=choice, batch=None)
 
 
 def values(config: ConfigDict) -> None:

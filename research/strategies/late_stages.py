@@ -51,11 +51,11 @@ def gradient_of(problem: Problem, keys: Keys) -> Gradient:
         return jnp.mean(problem.losses(outputs, batch))
 
     def gradient(params: Params, event: Event, batch: Batch) -> tuple[jax.Array, Params]:
-        control: Any = event.control or {}
-        if "newest" in control:
-            return jax.value_and_grad(late)(control["newest"], params, batch)
-        if "ahead" in control:
-            params = jax.tree.map(jnp.add, params, control["ahead"])
+        newest, further = event.choice.newest, event.choice.ahead
+        if newest is not None:
+            return jax.value_and_grad(late)(newest, params, batch)
+        if further is not None:
+            params = jax.tree.map(jnp.add, params, further)
         return of(params, event, batch)
 
     return gradient
@@ -64,22 +64,22 @@ def gradient_of(problem: Problem, keys: Keys) -> Gradient:
 def reading(
     gradient: Gradient, update: Update, keys: Keys, slots: int, servers: Mapping[str, int]
 ) -> Strategy:
-    """Of `event.control`: `read` and `write`, and for predictions `before`, (blocks,) int32."""
+    """The strategy of `asynchronous.py`, a server a block; `event.choice` is of `Stages`."""
     inner = asynchronous(gradient, update, slots, servers=servers)
 
     def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
-        control: Any = dict(event.control or {})
+        choice = event.choice
         if keys["pipeline"] == "no_stash":
-            control["newest"] = state.params
+            choice = choice._replace(newest=state.params)
         if keys["pipeline"] == "predict":
-            control["ahead"] = ahead(state, event)
-        return inner.step(state, event._replace(control=control), batch)
+            choice = choice._replace(ahead=ahead(state, event))
+        return inner.step(state, event._replace(choice=choice), batch)
 
     def ahead(state: State, event: Event) -> Params:
-        factor, control = distance(event.hyper["momentum"], event.staleness), event.control or {}
+        factor = distance(event.hyper["momentum"], event.staleness)
         read, before = (
-            state.at({name: control[when][block] for name, block in servers.items()})
-            for when in ("read", "before")
+            state.at({name: slots[block] for name, block in servers.items()})
+            for slots in (event.choice.read, event.choice.before)
         )
         return {
             name: jax.tree.map(lambda x, old, b=b: factor[b] * (x - old), read[name], before[name])

@@ -91,12 +91,12 @@ def clock(setting: Setting, methods: Chosen) -> Timeline:
     return pipeline.of_cluster(config.cluster, micro_batches, work, **size)
 
 
-def work(setting: Setting, draws: Any) -> tuple[Any, dict[str, Any]]:
+def work(setting: Setting, draws: Any) -> tuple[Any, tuple]:
     """Seconds of every device, (steps, nodes, k), that computes all blocks of its examples."""
     config = setting.config
     assert setting.network
     each = equal_parts(config.cluster, config.batch_size)
-    return draws * each * slower(config, setting.network), {}
+    return draws * each * slower(config, setting.network), ()
 
 
 def values(config: ConfigDict) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 from ml_collections import ConfigDict
 
@@ -51,10 +50,8 @@ def local_steps(gradient: Gradient, update: Update, before: bool = False) -> Cal
     step = local_step(gradient, update)
 
     def work(given: Any, hyper: Any, batch: Callable[..., Any], chosen: Array) -> Trained:
-        nothing = jnp.int32(0)
-
         def one(own: Any, numbers: Any) -> tuple[Any, jax.Array]:
-            after = step(*own[:2], Event(nothing, nothing, hyper), batch(numbers))
+            after = step(*own[:2], Event((), hyper), batch(numbers))
             return tuple(after[1:]), after.loss
 
         params, opt_state = given

@@ -13,16 +13,16 @@ from research.strategies.fragments import cut
 from research.strategies.method import Chosen, Keys, Setting
 from research.strategies.nodes import inside
 from research.timeline import habits
-from research.timeline.base import Timeline
+from research.timeline.base import Meeting, Timeline
+from research.timeline.daso import Within, timeline
 from research.timeline.network import between_nodes, broadcast, to_all_nodes
+from research.timeline.trace import Held
 
 Clock = Callable[[Setting, Chosen], Timeline]
 
 
-def turns(
-    steps: int, period: int, fragments: int, delay: int, synchronous: int = 0
-) -> dict[str, np.ndarray]:
-    """The control of `outer.py`, (steps, fragments): `send`, `receive` (bool), `waited` (int32).
+def turns(steps: int, period: int, fragments: int, delay: int, synchronous: int = 0) -> Meeting:
+    """When nodes meet, (steps, fragments).
 
     Fragment q is sent after update q H / fragments, rounded down, and then every H updates, counted
     from the first `synchronous` ones, after each of which all fragments are, at once and without
@@ -37,7 +37,7 @@ def turns(
     send[first + t, q] = receive[first + t + delay, q] = True
     waited[first + t + delay, q] = delay
     send[-1] = receive[-1] = True
-    return {"send": send, "receive": receive, "waited": waited}
+    return Meeting(send, receive, waited)
 
 
 def clock(setting: Setting, methods: Chosen) -> Timeline:
@@ -53,16 +53,27 @@ def clock(setting: Setting, methods: Chosen) -> Timeline:
     time since the one before. Nobody waits for the others; who is there when it ends goes on from
     what was agreed, like all. Where all were lost, the first to be back does its part again.
     """
-    config, cluster, strategy = setting.config, setting.config.cluster, setting.config.strategy
-    keys, steps = methods.keys(strategy), config.steps
+    config, strategy, steps = setting.config, setting.config.strategy, setting.config.steps
+    keys = methods.keys(strategy)
     fragments = keys.get("fragments", 1)
-    ready, done, more = inside(setting, methods)(steps)
+    within = inside(setting, methods)(steps)
+    meeting = turns(steps, strategy.period, fragments, strategy.delay, strategy.synchronous_updates)
+    if held := setting.held:
+        parts = _recorded(held, config.cluster.nodes) if config.cluster.presence else None
+        return timeline(meeting._replace(present=parts), within, held.seconds)
+    seconds, parts = _seconds(setting, keys, within, meeting)
+    return timeline(meeting._replace(present=parts), within, seconds)
+
+
+def _seconds(
+    setting: Setting, keys: Keys, within: Within, meeting: Meeting
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """(steps,) seconds of the updates, and the parts that nodes have in meetings (`Meeting`)."""
+    config, cluster = setting.config, setting.config.cluster
+    (steps, fragments), (ready, done) = meeting.send.shape, within[:2]
     sizes = _sizes(setting, fragments)
     transfer = _transfers(setting, keys, sizes)
     handed_on = np.array([broadcast(cluster, size) for size in sizes])
-    control: dict[str, Any] = turns(
-        steps, strategy.period, fragments, strategy.delay, strategy.synchronous_updates
-    )
     load, there = habits.load(cluster), habits.presence(cluster, config.seed)
     now, seconds, since = np.zeros(cluster.nodes), np.zeros(steps), 0.0
     arrival, last = np.zeros(fragments), 0.0
@@ -72,29 +83,39 @@ def clock(setting: Setting, methods: Chosen) -> Timeline:
         first, now = now + ready[t] * factor, now + done[t] * factor
         if there:
             counts &= now < there.left
-            if not counts.any() and control["send"][t].any():
+            if not counts.any() and meeting.send[t].any():
                 late = there.back.min() - since
                 counts[there.back.argmin()], first, now = True, first + late, now + late
             parts[t] = counts * (cluster.nodes / max(counts.sum(), 1))
-        for q in np.flatnonzero(control["send"][t]):
+        for q in np.flatnonzero(meeting.send[t]):
             whole = first[counts].max(), now[counts].max()
             arrival[q] = last = max(whole[1], max(whole[0], last) + transfer[q])
-        if (due := control["receive"][t]).any():
+        if (due := meeting.receive[t]).any():
             since = arrival[due].max() + handed_on[due].sum()
             now = np.maximum(now, arrival[due].max()) + handed_on[due].sum()
             if there:
                 now, counts = np.full_like(now, since), there.at(since)
         seconds[t] = now[counts].max(initial=since)
-    if there:  # whom nobody waits for in the end has not been waited for before
-        seconds, control["part"] = np.minimum.accumulate(seconds[::-1])[::-1], parts
-    none = np.zeros(steps, np.int32)
-    used = [int(more[name].max()) + 1 for name in ("read", "write") if name in more]
-    staleness = more.pop("staleness", control["waited"].max(1))
-    return Timeline(none, none, none, staleness, seconds, max(used, default=1), control | more)
+    if not there:
+        return seconds, None
+    # A running minimum from the end: a straggler that nobody waits for delays no update.
+    return np.minimum.accumulate(seconds[::-1])[::-1], parts
+
+
+def _recorded(held: Held, nodes: int) -> np.ndarray:
+    """The parts that nodes had in the meetings of a run that a trace holds.
+
+    Raises `TimelineError`.
+    """
+    parts = held.numbers("present", (nodes,))
+    count = (parts > 0).sum(axis=1, keepdims=True)
+    good = np.isclose(parts, np.where(parts > 0, nodes / np.maximum(count, 1), 0.0), 1e-6, 0)
+    held.require("present", good, "0, or nodes over those that are there, of each node")
+    return parts.astype(np.float32)
 
 
 def with_numbers(plain: Mapping[str, float]) -> Clock:
-    """The same, with these keys of config.strategy as numbers of the outer optimizer, in `control`.
+    """The same, with these keys of config.strategy as hyperparameters of the outer optimizer.
 
     They are of every update, (steps,) float32, and in the first, synchronous ones as in `plain`.
     """
@@ -106,7 +127,7 @@ def with_numbers(plain: Mapping[str, float]) -> Clock:
             name: np.where(synchronous, value, strategy[name]).astype(np.float32)
             for name, value in plain.items()
         }
-        return line._replace(control=numbers | dict(line.control or {}))
+        return line._replace(choice=line.choice._replace(outer=numbers))
 
     return numbered
 

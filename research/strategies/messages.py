@@ -4,7 +4,7 @@ With a compression C (`compression.py`) a node sends M = C(x - theta + e), so th
 theta + M, and keeps what it left out, e <- x - theta + e - M, for its next message.
 """
 
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -101,13 +101,13 @@ def size(tree: Tree) -> jax.Array:
     return jnp.float32(sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)))
 
 
-def own_event(event: Event, shared: Container[str]) -> Event:
-    """The event as this node's inner strategy sees it: its own of all that is not `shared`."""
+def own_event(event: Event) -> Event:
+    """The event as this node's inner strategy sees it."""
     node, staleness = lax.axis_index("node"), event.staleness
     if staleness is not None and jnp.ndim(staleness):  # that of every node
         staleness = staleness[node]
-    control = {name: v[node] for name, v in (event.control or {}).items() if name not in shared}
-    return event._replace(control=control, staleness=staleness)
+    own = jax.tree.map(lambda leaf: leaf[node], event.choice.inner)
+    return event._replace(choice=own, staleness=staleness)
 
 
 def over_nodes(senders: str | None = None) -> Nodes:

@@ -20,6 +20,7 @@ from research import named
 from research.problem import Examples, Params, Problem
 from research.strategies.base import Gradient, Strategy
 from research.timeline.base import Timeline
+from research.timeline.trace import Held, checked, read
 from research.timeline.versions import Order
 from research.values import ConfigError
 
@@ -62,6 +63,7 @@ class Setting(NamedTuple):
     replicas: int = 0
     epochs: Sequence[Mapping[str, Any]] = ()  # the log at the end of each past one
     network: Network | None = None
+    held: Held | None = None  # a recorded run that is replayed: whose arrivals these are
 
 
 def slowed(setting: Setting, methods: "Chosen") -> ConfigDict:
@@ -110,7 +112,7 @@ class Method(NamedTuple):
     heads: Callable[[Any, Keys], Sequence[str]] = nothing  # blocks that need an auxiliary head
     # What it asks of the cluster.
     clock: Callable[["Setting", "Chosen"], Timeline] | None = None
-    work: Callable[..., Any] | None = None  # (setting, draws) -> each device's seconds, control
+    work: Callable[..., Any] | None = None  # (setting, draws) -> each device's seconds, choice
     slower: Callable[[ConfigDict, Network], float] | None = None  # a gradient, over plain SGD's
     laws: tuple[str, ...] = ()  # of config.cluster.service
     cluster: tuple[str, ...] = ()  # of OPTIONAL
@@ -323,4 +325,9 @@ def timeline_of(config: Any, **known: Any) -> Timeline:
     methods = of_config(config)
     clock = methods.outermost.clock
     assert clock
-    return clock(Setting(config, **known), methods)
+    if config.cluster.service != "trace":
+        return clock(Setting(config, **known), methods)
+    replay = config.copy_and_resolve_references()
+    replay.cluster.service = "constant"  # for what is asked for besides: seconds are the file's
+    held = read(config.cluster.trace, config.steps * max(known.get("replicas", 0), 1))
+    return checked(held, clock(Setting(replay, held=held, **known), methods))

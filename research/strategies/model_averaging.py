@@ -10,8 +10,6 @@ parameters, which take turns, and with what was sent tau updates before:
     x_i <- (1 - a) 1/P sum_j x_j(t - tau) + a x_i
 """
 
-from collections.abc import Sequence
-
 import optax
 from jax import lax
 
@@ -29,13 +27,8 @@ def averaging(
     keys: Keys,
     senders: str | None = None,
     optimizer: optax.GradientTransformation | None = None,
-    numbers: Sequence[str] = (),
 ) -> Strategy:
-    """The rule around what a node does by itself, with an outer `optimizer` and its `numbers`.
-
-    Without one nodes take the mean. `numbers` are those of `event.control` that it gets as further
-    arguments.
-    """
+    """The rule around what a node does by itself, with an outer `optimizer`; without, the mean."""
     keys = {**METHOD.keys, **keys}
     a = keys["mixing"]
     return outer(
@@ -45,7 +38,6 @@ def averaging(
         Messages(compression=compression.make(keys), senders=senders),
         fragments=keys["fragments"],
         inner_state=keys["inner_state"],
-        numbers=numbers,
     )
 
 

@@ -1,16 +1,18 @@
 """What nodes with parameters of their own do between their meetings, and how long it takes them."""
 
 from functools import partial
-from typing import Any
 
+import jax
 import numpy as np
 from ml_collections import ConfigDict
 
 from research import seeds
 from research.strategies.method import Chosen, Method, Setting
 from research.timeline import daso as hierarchy
-from research.timeline.daso import Inside
+from research.timeline.daso import Inside, Within
 from research.values import ConfigError
+
+SLOTS = ("worker", "read", "write")  # fields of a choice that are slots of a table
 
 
 def check(config: ConfigDict, methods: Chosen) -> None:
@@ -33,12 +35,7 @@ def check(config: ConfigDict, methods: Chosen) -> None:
 
 
 def inside(setting: Setting, methods: Chosen) -> Inside:
-    """The clock of the nodes by themselves.
-
-    `(steps) -> (ready, done, control)`: (steps, nodes) seconds of an update until its exchange may
-    start and until its end, and what else is decided for every node, (steps, nodes, ...) by name,
-    with the `staleness` there if there is any.
-    """
+    """The clock of the nodes by themselves."""
     if methods.read:
         return partial(_groups, setting, methods)
     if methods.gradient and methods.gradient.work:
@@ -46,22 +43,23 @@ def inside(setting: Setting, methods: Chosen) -> Inside:
     return partial(_equal, setting)
 
 
-def _equal(setting: Setting, steps: int) -> tuple[Any, Any, dict[str, Any]]:
+def _equal(setting: Setting, steps: int) -> Within:
     """Nodes whose devices take equal parts of a batch."""
     config, size = setting.config, setting.update_bytes
-    return *hierarchy.node_seconds(config.cluster, steps, config.batch_size, size, config.seed), {}
+    each = hierarchy.node_seconds(config.cluster, steps, config.batch_size, size, config.seed)
+    return Within(*each)
 
 
-def _devices(setting: Setting, gradient: Method, steps: int) -> tuple[Any, Any, dict[str, Any]]:
+def _devices(setting: Setting, gradient: Method, steps: int) -> Within:
     """Nodes whose devices wait for one another, each for so long as the gradient takes it."""
     assert gradient.work
     config = setting.config
     draws = hierarchy.draws(config.cluster, steps, config.seed)
-    seconds, control = gradient.work(setting, draws)
-    return *hierarchy.exchanged(config.cluster, seconds, setting.update_bytes), control
+    seconds, choice = gradient.work(setting, draws)
+    return Within(*hierarchy.exchanged(config.cluster, seconds, setting.update_bytes), choice)
 
 
-def _groups(setting: Setting, methods: Chosen, steps: int) -> tuple[Any, Any, dict[str, Any]]:
+def _groups(setting: Setting, methods: Chosen, steps: int) -> Within:
     """Nodes inside which groups arrive by themselves: every node has a clock of its own."""
     assert methods.read and methods.read.clock
     whole, lines = setting.config, []
@@ -74,13 +72,11 @@ def _groups(setting: Setting, methods: Chosen, steps: int) -> tuple[Any, Any, di
         config.cluster.latency = config.cluster.local_latency
         config.cluster.bandwidth = config.cluster.local_bandwidth
         config.seed = int(seeds.generator(whole.seed, f"node {node}").integers(2**32))
-        alone = methods._replace(mix=None)
-        lines.append(methods.read.clock(setting._replace(config=config, replicas=0), alone))
+        held = setting.held and setting.held.node(node, whole.cluster.nodes)
+        own = setting._replace(config=config, replicas=0, held=held)
+        lines.append(methods.read.clock(own, methods._replace(mix=None)))
     each = np.stack([np.diff(line.seconds, prepend=0.0) for line in lines], axis=1)
-
-    every = [
-        {name: getattr(line, name) for name in ("read", "write", "staleness")}
-        | dict(line.control or {})
-        for line in lines
-    ]
-    return each, each, {name: np.stack([own[name] for own in every], axis=1) for name in every[0]}
+    decided = [(line.choice, line.staleness) for line in lines]
+    choice, staleness = jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *decided)
+    slots = [getattr(choice, name).max() for name in SLOTS if hasattr(choice, name)]
+    return Within(each, each, choice, staleness, 1 + int(max(slots)))

@@ -16,7 +16,7 @@ what the nodes send; `merge`, what a receipt does. Only the second hears of othe
 the states of the nodes' optimizers are averaged, the third).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -32,7 +32,6 @@ from research.strategies.messages import Messages, over_nodes, own_event, size
 
 Weights = Callable[[jax.Array], tuple[Any, Any]]
 
-OWN = ("send", "receive", "waited")  # of `event.control`; all else there is (nodes, ...)
 INNER_STATES = ("kept", "averaged", "reset")
 
 
@@ -54,18 +53,14 @@ def outer(
     messages: Messages | None = None,
     fragments: int = 1,
     inner_state: str = "kept",
-    numbers: Sequence[str] = (),
 ) -> Strategy:
     """The rule of one device over the axis `node`, around the strategy that a node does by itself.
 
-    `event.control`: `send`, `receive` (bool) and `waited` (int32, updates), the same on all nodes,
-    (fragments,) or scalars for all fragments alike; the outer optimizer's `numbers`, scalars, which
-    it gets as further arguments beside the event's hyperparameters; and of every node what the
-    inner strategy asks for. Where not all nodes have a part in a meeting (`timeline/habits.py`)
-    there is `part`, (nodes,): by how much what each sends is multiplied, P in sum.
-    The order of a step: the node's own update, the sending of its result,
-    the receipt and merge of what was sent `waited` updates before, which is what was just sent if
-    that is 0. `weights(waited)` is (w, v). Raises `ConfigError` with more fragments than leaves.
+    `event.choice` is a `Meeting`, the same on all nodes but for what is `inner` there. The outer
+    optimizer gets the hyperparameters of `outer` beside those of the event. The order of a step:
+    the node's own update, the sending of its result, the receipt and merge of what was sent
+    `waited` updates before, which is what was just sent if that is 0. `weights(waited)` is (w, v).
+    Raises `ConfigError` with more fragments than leaves.
 
     Where a node receives, the state of its inner optimizer is `kept`, `averaged` over the nodes
     (numbers that are no floats, such as counts, are the same in all) or `reset`.
@@ -85,8 +80,9 @@ def outer(
 
     def turns(event: Event) -> tuple[jax.Array, ...]:
         """Of every fragment `send`, `receive` and `waited`."""
-        control = event.control or {}
-        return tuple(jnp.broadcast_to(control[name], fragments) for name in OWN)
+        choice = event.choice
+        each = choice.send, choice.receive, choice.waited
+        return tuple(jnp.broadcast_to(turn, fragments) for turn in each)
 
     def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
         after, info = update(state, event, batch)
@@ -94,7 +90,7 @@ def outer(
 
     def update(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
         """Of the node by itself; `info` counts the bytes that it is about to send."""
-        after, info = inner.step(state.inner, own_event(event, (*OWN, *numbers)), batch)
+        after, info = inner.step(state.inner, own_event(event), batch)
         send, receive, waited = turns(event)
         blocking = receive & (waited == 0)
         each = [messages.size(*of) for of in zip(parts(after.params), blocking, strict=True)]
@@ -111,9 +107,9 @@ def outer(
         def of(send: jax.Array, before: Params, *own: Any) -> tuple[Params, Any]:
             return lax.cond(send, messages.total, lambda x, theta, kept, _: (before, kept), *own)
 
-        x, control = state.params, event.control or {}
-        if "part" in control:
-            part = control["part"][lax.axis_index("node")]
+        x, present = state.params, event.choice.present
+        if present is not None:
+            part = present[lax.axis_index("node")]
             x = jax.tree.map(lambda leaf: (part * leaf).astype(leaf.dtype), x)
         own = parts(x), state.outer, state.errors, receive & (waited == 0)
         sent = map(of, send, parts(state.in_flight), *own)
@@ -123,7 +119,7 @@ def outer(
     def merge(state: State, event: Event, before: Params) -> State:
         """Of the fragments that are received; `before`: what was in flight before this update."""
         _, receive, waited = turns(event)
-        hyper = {**event.hyper, **{name: (event.control or {})[name] for name in numbers}}
+        hyper = {**event.hyper, **dict(event.choice.outer)}
 
         def of(receive: jax.Array, *own: Any) -> tuple[Params, Any]:
             return lax.cond(receive, partial(merged, hyper), lambda x, theta, *_: (x, theta), *own)

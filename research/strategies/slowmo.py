@@ -52,7 +52,7 @@ def slow() -> optax.GradientTransformationExtraArgs:
 
 def slowmo(inner: Strategy, keys: Keys, senders: str | None = None) -> Strategy:
     """The rule around what a node does by itself."""
-    return averaging(inner, keys, senders, slow(), tuple(PLAIN))
+    return averaging(inner, keys, senders, slow())
 
 
 def values(config: ConfigDict) -> None:

@@ -53,6 +53,4 @@ def clock(setting: Setting, methods: Chosen) -> Timeline:
     )
 
 
-METHOD = Method(
-    clock=clock, laws=(*DRAWN, "trace"), cluster=("pieces", "split", "overlap", "speeds")
-)
+METHOD = Method(clock=clock, laws=DRAWN, cluster=("pieces", "split", "overlap", "speeds"))

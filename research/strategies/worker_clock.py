@@ -7,9 +7,9 @@ import numpy as np
 from research import seeds
 from research.strategies.method import Chosen, Setting, slowed
 from research.timeline.arrivals import arrivals
-from research.timeline.base import Timeline
+from research.timeline.base import Timeline, from_arrivals
 from research.timeline.compute_groups import service_means
-from research.timeline.exchanges import exchanges, replayed
+from research.timeline.exchanges import batches, exchanges
 from research.timeline.service import law
 from research.timeline.versions import empty
 
@@ -38,8 +38,11 @@ def timeline(
     config = setting.config
     if config.cluster.service == "race":
         return empty(len(periods), config.steps), np.zeros(config.steps, bool)
-    if config.cluster.service == "trace":
-        return replayed(config.cluster.trace, config.steps, periods, is_stale)
+    if held := setting.held:
+        held.groups(held.worker, len(periods))
+        line = from_arrivals(held.worker, held.seconds, len(periods))
+        exchange, late, _ = exchanges(line.worker, periods, is_stale)
+        return line._replace(staleness=late, batch=batches(line.worker, periods)), exchange
     alone, exchanged = (local_means(setting, methods, sent) for sent in (False, True))
     cycles = [
         np.stack([alone[i]] * (period - 1) + [exchanged[i]]) for i, period in enumerate(periods)

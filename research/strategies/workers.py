@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from research.strategies import in_place, local_steps
-from research.strategies.base import Array, Event, Params, distance
+from research.strategies.base import Array, Params, distance
 from research.strategies.groups import divides
 from research.strategies.method import Chosen, Method
 from research.timeline.service import DRAWN
@@ -45,11 +45,6 @@ def mean(table: Table) -> Any:
 def where(condition: Array, tree: Any, other: Any) -> Any:
     """One of two pytrees, in the types of the second; of the other one no number counts."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b).astype(b.dtype), tree, other)
-
-
-def arriving(event: Event) -> jax.Array:
-    """int32, the worker whose update it is; inside nodes every node has its own."""
-    return jnp.asarray((event.control or {}).get("read", event.read), jnp.int32)
 
 
 def both_ways(exchange: Array, params: Params) -> jax.Array:

@@ -1,25 +1,85 @@
-"""The events of a run, as arrays of one entry an update, or (replicas, steps)."""
+"""The events of a run, as arrays of one entry an update, or (replicas, steps).
 
-from collections.abc import Mapping
-from typing import NamedTuple
+What a timeline decides of an update, besides when it is, has a type: that of the method whose clock
+made it. The types that several methods share are here, the others beside their method. Inside nodes
+a choice is the `inner` of what the nodes do, with an axis of nodes, just as their states are.
+"""
+
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from research.values import InputError
+
+T = TypeVar("T")
 
 
 class TimelineError(InputError):
     """A timeline that cannot be made; the message is one line."""
 
 
+class Arrival(NamedTuple):
+    """Whose gradient an update is of, the version that it was taken at, and where the new one goes.
+
+    int32. `worker` and `read` are (K,) of an update of K gradients, and all three (servers,) where
+    blocks have servers of their own.
+    """
+
+    worker: Any
+    read: Any  # slot
+    write: Any  # slot
+    seen: Any = None  # blocks as they were read, where they are not in the table any more
+
+
+class Shares(NamedTuple):
+    """How the examples of a batch are divided among workers, (workers,) int32."""
+
+    shares: Any  # examples of each, the size of the batch in sum
+    work: Any = None  # how often each goes through its own, to be slow for real
+
+
+class Meeting(NamedTuple):
+    """Whether nodes send and receive after an update, of every fragment (fragments,) or a scalar.
+
+    What is received was sent `waited` updates before; 0: it is what was just sent.
+    """
+
+    send: Any  # bool
+    receive: Any  # bool
+    waited: Any  # int32, updates; 0 where nothing is received
+    inner: Any = ()  # what is decided for each node, (nodes, ...)
+    present: Any = None  # (nodes,) float32, by how much what each sends is multiplied, P in sum
+    outer: Any = ()  # hyperparameters of the outer optimizer by name, float32
+
+
 class Timeline(NamedTuple):
-    worker: np.ndarray  # (..., steps) int32, group that arrives
-    read: np.ndarray  # (..., steps) int32, slot its gradient was taken at
-    write: np.ndarray  # (..., steps) int32, slot that receives the new parameters
+    worker: np.ndarray  # (..., steps) int32, group that arrives, of several the last
     staleness: np.ndarray  # (..., steps) int32, updates between the read and the arrival
     seconds: np.ndarray  # (..., steps) float64, simulated time of the arrival
-    slots: int  # snapshots that the slots address
-    control: Mapping[str, np.ndarray] | None = None  # (..., steps, ...) what else it decides
+    slots: int  # snapshots that the slots of a choice address
+    choice: Any = ()  # what else it decides: a NamedTuple of arrays (..., steps, ...)
+    batch: np.ndarray | None = None  # (steps,) its number, or (steps, K) those of its parts
+
+
+def chosen(line: Timeline, kind: type[T]) -> T | None:
+    """The choice of that type, wherever it is nested; None if there is none."""
+    choice = line.choice
+    while not isinstance(choice, kind) and hasattr(choice, "inner"):
+        choice = choice.inner
+    return choice if isinstance(choice, kind) else None
+
+
+def staleness_of(read: np.ndarray, write: np.ndarray) -> np.ndarray:
+    """Updates between the writing and the reading of a slot, (steps,); slots begin with version 0.
+
+    `read` and `write` are (steps,): update t reads a slot and then writes one.
+    """
+    version = dict[int, int]()
+    stale = np.empty(len(read), np.int32)
+    for t, (seen, made) in enumerate(zip(read.tolist(), write.tolist(), strict=True)):
+        stale[t] = t - version.get(seen, 0)
+        version[made] = t + 1
+    return stale
 
 
 def from_arrivals(worker: np.ndarray, seconds: np.ndarray, workers: int) -> Timeline:
@@ -37,4 +97,4 @@ def from_arrivals(worker: np.ndarray, seconds: np.ndarray, workers: int) -> Time
     previous = np.empty_like(order)
     np.put_along_axis(previous, order, before, -1)
     staleness = np.arange(worker.shape[-1], dtype=np.int32) - previous - 1
-    return Timeline(worker, worker, worker, staleness, seconds, workers)
+    return Timeline(worker, staleness, seconds, workers, Arrival(worker, worker, worker))

@@ -14,7 +14,7 @@ from research.timeline.dynamic_batch import shares
 from research.timeline.geometric import geometric
 from research.timeline.server import pieces_of, server
 from research.timeline.several import blank, several
-from research.timeline.trace import trace
+from research.timeline.trace import Held, arrived
 from research.timeline.versions import NOBODY
 from research.timeline.volunteers import volunteers
 
@@ -31,6 +31,7 @@ def make(
     merged: bool = False,
     staleness_bound: int = -1,
     several_of: tuple[int, str] = (1, ""),
+    held: Held | None = None,
 ) -> Timeline:
     """The timeline of `steps` updates by `groups` groups of the cluster's workers.
 
@@ -45,7 +46,8 @@ def make(
     `update_bytes` counts. With `staleness_bound` from 0 up they wait for one another, and with
     `several_of`, (K, who waits), an update is of K arrivals (`several.py`). With a load by the
     hour, absences or a server whose link has a width they are volunteers (`volunteers.py`). Of
-    groups that race, `service` "race", it is empty: the race fills it.
+    groups that race, `service` "race", it is empty: the race fills it. With `held` it is that of
+    the arrivals that a trace holds.
 
     `replicas` > 0 gives arrays (replicas, steps): consecutive windows of one long timeline, each
     starting from version 0 in every slot.
@@ -62,8 +64,13 @@ def make(
     several_arrivals, waiting = several_of
     if cluster.service == "race":
         return blank(groups, steps, several_arrivals, waiting)
-    if cluster.service == "trace":
-        whole = trace(cluster.trace, groups, count, bound, several_arrivals, waiting or NOBODY)
+    if held:
+        worker = held.worker
+        if several_arrivals > 1:
+            worker = held.workers((several_arrivals,), groups)
+        elif bound == math.inf and not waiting:
+            held.has_all(groups)
+        whole = arrived(held, groups, bound, several_arrivals, waiting or NOBODY, worker)
     elif pieces:
         rng = seeds.generator(seed, "arrivals")
         whole, _ = server(pieces, groups, workers // groups, count, service.law(cluster), rng)

@@ -14,15 +14,26 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from research import seeds
 from research.timeline import service
-from research.timeline.base import Timeline
+from research.timeline.base import Meeting, Timeline
 from research.timeline.network import all_reduce, between_nodes, broadcast
 
-# (steps) -> the two of `node_seconds`, and what else is decided, (steps, nodes, ...) by name.
-Inside = Callable[[int], tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]]
+
+class Within(NamedTuple):
+    """What nodes do by themselves."""
+
+    ready: np.ndarray  # (steps, nodes) seconds of an update until its exchange may start
+    done: np.ndarray  # (steps, nodes) seconds of an update until its end
+    choice: Any = ()  # what is decided for each node, (steps, nodes, ...)
+    staleness: np.ndarray | None = None  # (steps, nodes, ...), if there is any inside
+    slots: int = 1  # that the choice addresses
+
+
+Inside = Callable[[int], Within]  # of so many steps
 
 
 class Phase(NamedTuple):
@@ -70,40 +81,44 @@ def daso(
     """The timeline of the epochs whose phases the losses of the ones before decide.
 
     With k `epoch_losses` it covers k + 1 epochs, at most `steps` updates; one loss more lengthens
-    it and changes nothing before. `control`: `send`, `receive` (bool) and `waited` (int32, batches
-    between the receipt and its sending), as `strategies/outer.py` has it; `staleness` is `waited`,
-    or that inside the nodes.
+    it and changes nothing before. Its choice is a `Meeting`; `staleness` is `waited`, or that
+    inside the nodes.
 
     A node is done with a batch when its slowest device is and the gradients are averaged. The
     nodes' clocks run apart until a receipt, for which each waits if the message is not there yet:
     it leaves with the last node and takes an all-reduce over the nodes by one device of each. In
     bfloat16 it has half the bytes. The others of a node then get the merged parameters from that
     device. Averaging and sending start before the batch is done, by `overlap` (`node_seconds`).
-    `seconds` is when the last node is done. `inside`: what a node does instead, whose control is
-    added.
+    `seconds` is when the last node is done. `inside`: what a node does instead.
     """
-    control = _control(strategy, steps, steps_per_epoch, epoch_losses)
-    epochs, known = len(control["send"]), min(len(control["send"]) * steps_per_epoch, steps)
+    meeting = _meetings(strategy, steps, steps_per_epoch, epoch_losses)
+    epochs, known = len(meeting.send), min(meeting.send.size, steps)
     most = epochs * steps_per_epoch
-    more: dict[str, np.ndarray] = {}
     if inside:
-        *each, more = inside(most)
+        within = inside(most)
     else:
-        each = list(node_seconds(cluster, most, batch_size, update_bytes, seed))
+        within = Within(*node_seconds(cluster, most, batch_size, update_bytes, seed))
+    each = within.ready, within.done
     ready, done = (part.reshape(epochs, steps_per_epoch, cluster.nodes) for part in each)
     travelling, waited_for = (
         between_nodes(cluster, update_bytes / (2 if dtype == "bfloat16" else 1))
         for dtype in (strategy.transfer_dtype, strategy.blocking_dtype or strategy.transfer_dtype)
     )
-    blocking = control["receive"] & (control["waited"] == 0)
+    blocking = meeting.receive & (meeting.waited == 0)
     transfer = np.where(blocking, waited_for, travelling)
-    clock = _clock(ready, done, control, transfer, broadcast(cluster, update_bytes))
-    flat = {name: values.reshape(-1)[:known] for name, values in control.items()}
-    staleness = more.pop("staleness", flat["waited"])[:known]
-    flat |= {name: values[:known] for name, values in more.items()}
-    made = _timeline(clock.reshape(-1)[:known], staleness, flat)
-    used = [int(more[name].max()) + 1 for name in ("read", "write") if name in more]
-    return made._replace(slots=max(used, default=made.slots))
+    clock = _clock(ready, done, meeting, transfer, broadcast(cluster, update_bytes))
+    flat = Meeting(*(part.reshape(-1)[:known] for part in meeting[:3]))
+    return timeline(flat, within, clock.reshape(-1)[:known])
+
+
+def timeline(meeting: Meeting, within: Within, seconds: np.ndarray) -> Timeline:
+    """The timeline of nodes that meet so, and do what they do inside, at these seconds."""
+    known = len(seconds)
+    staleness, inner = jax.tree.map(lambda leaf: leaf[:known], (within.staleness, within.choice))
+    if staleness is None:
+        staleness = meeting.waited.reshape(known, -1).max(axis=1)
+    none = np.zeros(known, np.int32)
+    return Timeline(none, staleness, seconds, within.slots, meeting._replace(inner=inner))
 
 
 def synchronous(
@@ -117,7 +132,8 @@ def synchronous(
     ready, done = (part.max(axis=1) for part in each)
     exchange = between_nodes(cluster, update_bytes)
     seconds = np.maximum(done, ready + exchange)
-    return _timeline(np.cumsum(seconds), np.zeros(steps, np.int32))
+    none = np.zeros(steps, np.int32)
+    return Timeline(none, none, np.cumsum(seconds), 1)
 
 
 def node_seconds(
@@ -159,9 +175,7 @@ def exchanged(
     return ready, np.maximum(slowest, ready)
 
 
-def _control(
-    strategy: Any, steps: int, steps_per_epoch: int, losses: Sequence[float]
-) -> dict[str, np.ndarray]:
+def _meetings(strategy: Any, steps: int, steps_per_epoch: int, losses: Sequence[float]) -> Meeting:
     """Arrays (epochs, steps_per_epoch); after the last step of all there is nothing."""
     epochs = -(-steps // steps_per_epoch)
     phase = Phase(0, strategy.max_batches, strategy.wait)
@@ -178,13 +192,13 @@ def _control(
         send[epoch, sent] = receive[epoch, sent + wait] = True
         send[epoch, last] = receive[epoch, last] = True
         waited[epoch, sent + wait] = wait
-    return {"send": send, "receive": receive, "waited": waited}
+    return Meeting(send, receive, waited)
 
 
 def _clock(
     ready: np.ndarray,
     seconds: np.ndarray,
-    control: dict[str, np.ndarray],
+    meeting: Meeting,
     transfer: np.ndarray,
     broadcast: float,
 ) -> np.ndarray:
@@ -196,7 +210,7 @@ def _clock(
     now, arrival = np.zeros_like(seconds[:, 0]), np.zeros(len(seconds))
     done = np.zeros(seconds.shape[:2])
     for t in range(seconds.shape[1]):
-        send, receive, waited = (control[name][:, t] for name in ("send", "receive", "waited"))
+        send, receive, waited = (part[:, t] for part in meeting[:3])
         first, now = now + ready[:, t], now + seconds[:, t]
         # One message at a time: a new one leaves when the one before has arrived.
         leaves = np.maximum(first.max(axis=1), arrival)
@@ -208,10 +222,3 @@ def _clock(
         done[:, t] = now.max(axis=1)
     starts = np.concatenate([[0.0], np.cumsum(done[:-1, -1])])
     return starts[:, None] + done
-
-
-def _timeline(
-    seconds: np.ndarray, staleness: np.ndarray, control: dict[str, np.ndarray] | None = None
-) -> Timeline:
-    slot = np.zeros(len(seconds), np.int32)
-    return Timeline(slot, slot, slot, staleness, seconds, 1, control)

@@ -14,7 +14,7 @@ import numpy as np
 
 from research import seeds
 from research.timeline import service
-from research.timeline.base import Timeline, TimelineError, from_arrivals
+from research.timeline.base import Shares, Timeline, TimelineError, from_arrivals
 
 CHANGE = 0.1  # relative; a rate that moved by more is another speed and not noise
 
@@ -138,7 +138,7 @@ def clocked(
 
     And, (steps, workers), the seconds that each of them is at work in each.
 
-    `control["shares"]`, (steps, workers) int32: equal in the first epoch, then what the rates of
+    Its choice is `Shares`, (steps, workers): equal in the first epoch, then what the rates of
     the epochs before make of them, or always equal if `strategy.adapt` is false (the baseline: the
     same draws and disturbances). An example takes its cost times a draw of unit mean from the law
     `service`, one draw a worker and step; the all-reduce takes two messages of `update_bytes`,
@@ -189,7 +189,7 @@ def in_nodes(
 
         batch = batch_size // nodes
         made, busy = _followed(strategy, steps, steps_per_epoch, batch, k, seconds, update)
-        return busy, (made.control or {})["shares"]
+        return busy, made.choice.shares
 
     each, taken = zip(*map(divided, range(nodes)), strict=True)
     return np.stack(each, axis=1), np.stack(taken, axis=1)
@@ -208,8 +208,8 @@ def measured(
 
     `worker_seconds`, (epochs past, workers): seconds an update without communication. The timeline
     ends with the epoch after those, or with the run. Its own seconds are those that the epoch
-    before predicts, in the first epoch `seconds_per_example`. `control["work"]`: the
-    disturbances, as whole numbers of times that a worker really goes through its examples
+    before predicts, in the first epoch `seconds_per_example`. The `work` of its shares is the
+    disturbances, whole numbers of times that a worker really goes through its examples
     (`TimelineError` if they are not whole).
     """
     workers = cluster.nodes * cluster.devices_per_node
@@ -228,15 +228,14 @@ def measured(
         return compute.max(axis=1)
 
     made, _ = _followed(strategy, known, steps_per_epoch, batch_size, workers, seconds, update)
-    share = (made.control or {})["shares"]
+    share = made.choice.shares
     an_example = np.full((len(factors), workers), cluster.seconds_per_example)
     past = np.reshape(worker_seconds, (-1, workers))[: len(factors) - 1]
     an_example[1:] = past / share[::steps_per_epoch][: len(past)]
     each = np.repeat(an_example, steps_per_epoch, axis=0)[:known]
     work = np.repeat(factors, steps_per_epoch, axis=0)[:known].astype(np.int32)
-    return made._replace(
-        seconds=np.cumsum((share * each).max(axis=1)), control={"shares": share, "work": work}
-    )
+    seconds_of = np.cumsum((share * each).max(axis=1))
+    return made._replace(seconds=seconds_of, choice=Shares(share, work))
 
 
 def _followed(
@@ -265,7 +264,7 @@ def _followed(
             rates = found if rates is None else smooth(rates, found, strategy.smoothing)
             share = shares(rates, batch_size)
     alone = np.zeros(steps, np.int32)  # one group, that of all workers
-    made = from_arrivals(alone, np.cumsum(lengths), 1)._replace(control={"shares": taken})
+    made = from_arrivals(alone, np.cumsum(lengths), 1)._replace(choice=Shares(taken))
     return made, busy
 
 

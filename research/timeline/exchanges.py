@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from research.timeline.base import Timeline, from_arrivals
-from research.timeline.trace import recorded, verify
+from research.timeline.base import Timeline
 from research.timeline.versions import Arrived, Reading
 
 # (whether arrivals exchange, how many have so far) -> what else is decided of them, by name
@@ -50,15 +49,15 @@ class Exchanges:
     def arrive(self, group: int, seconds: float) -> Arrived:
         line, t, had = self._line, self._steps, self.working[group]
         exchange = self.left(group) == 1
-        line.worker[t] = line.read[t] = line.write[t] = group
-        line.seconds[t] = seconds
+        line.worker[t], line.seconds[t] = group, seconds
         line.staleness[t] = self._exchanges - had.version if self._is_stale else 0
         self._exchanges += exchange
-        decided = {"exchange": exchange, "batch": had.batch + self._done[group]}
+        decided = {"worker": group, "exchange": exchange}
         decided |= self._decided(exchange, self._exchanges)
         for name, value in decided.items():
-            if line.control and name in line.control:
-                line.control[name][t] = value
+            getattr(line.choice, name)[t] = value
+        if line.batch is not None:
+            line.batch[t] = had.batch + self._done[group]
         self._steps, self._done[group] = t + 1, self._done[group] + 1
         if exchange:
             self._read(group)
@@ -86,15 +85,16 @@ def exchanges(
     return exchange, (before - read).astype(np.int32), read
 
 
-def replayed(
-    path: str, steps: int, periods: Sequence[int], is_stale: bool = True
-) -> tuple[Timeline, np.ndarray]:
-    """The first `steps` local steps of a race's trace, and whether each exchanges.
+def batches(worker: np.ndarray, periods: Sequence[int]) -> np.ndarray:
+    """(steps,) int32: the number of each local step's batch in a race of that order.
 
-    Raises `TimelineError`.
+    A worker that begins takes the numbers of all its local steps up to its next exchange.
     """
-    held = recorded(path, len(periods), steps, every=False)
-    exchange, late, version = exchanges(held.worker, periods, is_stale)
-    verify(held, held.worker, version)
-    line = from_arrivals(held.worker, held.seconds, len(periods))
-    return line._replace(staleness=late, control=held.control), exchange
+    batch, free = np.empty(len(worker), np.int32), sum(periods)
+    first = np.cumsum([0, *periods[:-1]]).tolist()
+    done = [0] * len(periods)
+    for t, i in enumerate(worker.tolist()):
+        batch[t], done[i] = first[i] + done[i], done[i] + 1
+        if done[i] == periods[i]:
+            first[i], done[i], free = free, 0, free + periods[i]
+    return batch

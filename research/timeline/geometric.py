@@ -7,7 +7,7 @@ Update t reads version max(t - tau, 0) from a ring of past versions.
 
 import numpy as np
 
-from research.timeline.base import Timeline
+from research.timeline.base import Arrival, Timeline
 
 TAIL = 1e-6  # probability of the staleness that the ring cuts off (and redraws)
 
@@ -34,4 +34,5 @@ def geometric(
     seconds = np.cumsum(clock.exponential(mean_seconds, shape), axis=-1)
     write = np.broadcast_to((t + 1) % slots, shape).astype(np.int32)
     read = ((t - staleness) % slots).astype(np.int32)
-    return Timeline(np.zeros(shape, np.int32), read, write, staleness, seconds, slots)
+    worker = np.zeros(shape, np.int32)
+    return Timeline(worker, staleness, seconds, slots, Arrival(worker, read, write))

@@ -173,8 +173,13 @@ def arrivals(
         if presence:
             now, free = (np.where(here, *each) for each in zip((now, free), before, strict=True))
         seconds[t] = now[here].max()
-    # Whom nobody waits for in the end has not been waited for before.
+    # A running minimum from the end: a straggler that nobody waits for delays no update.
     return Gossiped(np.minimum.accumulate(seconds[::-1])[::-1], used, who)
+
+
+def among(to: np.ndarray, there: np.ndarray) -> np.ndarray:
+    """(steps, nodes, k) whom each sends to where only those `there`, (steps, nodes), take part."""
+    return np.stack([passed_on(to[t % len(to)], here) for t, here in enumerate(there)])
 
 
 def passed_on(peers: np.ndarray, here: np.ndarray) -> np.ndarray:

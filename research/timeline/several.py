@@ -40,8 +40,8 @@ def several(
     """The first `steps` updates, of `arrivals` (K) gradients each, with staleness bound `bound`.
 
     Other arguments as those of `timeline.arrivals`, whose draws these are: by default it is the
-    same. `worker` is the group that delivers last. `staleness`, and `control["read"]`, are
-    (steps, K), in the order of delivery; the one before, (steps,), where K is 1. A new version is
+    same. `worker` is the group that delivers last. `staleness`, and the workers and reads of its
+    choice, are (steps, K), in the order of delivery, or (steps,) where K is 1. A new version is
     written to a slot that no group at work has read, so `groups` slots do. Raises `TimelineError`
     if K gradients never come.
     """
@@ -60,10 +60,7 @@ def several(
             working.drop(set(readers))
         for other in readers:
             working.push((now + next(service[other]), other))
-    # Batches are of updates here, not of readers.
-    return line._replace(
-        control={"read": line.control["read"]} if line.control and arrivals > 1 else None
-    )
+    return line._replace(batch=None)  # batches are of updates here, not of readers
 
 
 def blank(groups: int, steps: int, arrivals: int, waiting: str) -> Timeline:

@@ -4,11 +4,24 @@ tau_s = S - s        stash, no_stash, predict
 tau_s = 1            2bw, of all stages but where there is one only
 """
 
+from typing import Any, NamedTuple
+
 import numpy as np
 
 from research.timeline.base import Timeline
 
 KINDS = ("stash", "2bw", "no_stash", "predict")
+
+
+class Stages(NamedTuple):
+    """The version that each block is read at and that the new one is, (blocks,) int32 slots."""
+
+    read: Any
+    write: Any
+    before: Any = None  # the version before the one that is read, which predictions ask for
+    newest: Any = None  # x_t, whose derivatives are taken (`strategies/late_stages.py`)
+    ahead: Any = None  # by how much parameters are predicted to move
+    seen: Any = None
 
 
 def cuts(stages: int, blocks: int) -> list[int]:
@@ -24,10 +37,7 @@ def delays(kind: str, stages: int, blocks: int) -> np.ndarray:
 
 
 def stale_stages(kind: str, stages: int, blocks: int, seconds: np.ndarray) -> Timeline:
-    """Of updates that end at these `seconds`, (steps,). By block, (steps, blocks), slots in a ring.
-
-    `control` has `read` and `write`, and where parameters are predicted the version `before`.
-    """
+    """Updates that end at these `seconds`, (steps,), and what every block reads: slots in a ring."""
     late, steps = delays(kind, stages, blocks), len(seconds)
     t = np.arange(steps)[:, None]
     staleness = np.minimum(late, t).astype(np.int32)
@@ -35,6 +45,5 @@ def stale_stages(kind: str, stages: int, blocks: int, seconds: np.ndarray) -> Ti
     versions = {"read": t - staleness, "write": t + 1 + 0 * late}
     if kind == "predict":
         versions["before"] = np.maximum(t - staleness - 1, 0)
-    control = {name: (version % slots).astype(np.int32) for name, version in versions.items()}
-    none = np.zeros(steps, np.int32)
-    return Timeline(none, none, none, staleness, seconds, slots, control)
+    choice = Stages(**{name: (v % slots).astype(np.int32) for name, v in versions.items()})
+    return Timeline(np.zeros(steps, np.int32), staleness, seconds, slots, choice)

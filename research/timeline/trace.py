@@ -1,165 +1,274 @@
 """Arrivals recorded elsewhere: a CSV file with a header and the columns `worker,seconds`.
 
-One row an arrival: the group that delivered (0, 1, ...) and when, in seconds from the start.
-Columns `control.NAME` and `control.NAME.0`, `control.NAME.1`, ... hold what else was decided then,
-and `version`, if it is there, how many updates the gradient's parameters had. Where an update is of
-K arrivals the row is that of the last, and `control.worker.0` and so on say whose all of them are.
-A real run records itself in such a file.
+One row an update: the group that delivered (0, 1, ...; of several the last) and when, in seconds from
+the start. `version`, if it is there, is how many updates the gradient's parameters had. The fields of
+what the run's timeline decided are columns `control.FIELD`, or `control.FIELD.0`, `control.FIELD.1`,
+... where a field has several numbers, and those of nodes are `control.inner.FIELD.0` and so on. A
+real run records itself in such a file.
+
+Nothing in the file is believed that something else decides. A clock makes the timeline of a replay
+as it makes all others, from the order of the arrivals, and asks the file only for what it can't know,
+such as measured shares. What the file says of anything else must be what the clock has found.
 """
 
-import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from research.timeline.base import Timeline, TimelineError, from_arrivals
-from research.timeline.several import blank
-from research.timeline.versions import NOBODY, Versions, fill
+from research.timeline.base import Arrival, Timeline, TimelineError, from_arrivals, staleness_of
+from research.timeline.versions import Versions, empty, fill
 
 PREFIX = "control."
+COLUMN = re.compile(r"control\.(?P<name>.+?)(?:\.(?P<number>\d+))?")
+BATCH = "batch"
+CLOSE = 1e-6  # relative, of numbers that are float32
 
 
-class Recorded(NamedTuple):
+class Held(NamedTuple):
     """The first updates of a file."""
 
     path: str
-    worker: np.ndarray  # (steps,) int, or (steps, K) of updates of K arrivals
-    seconds: np.ndarray  # (steps,)
-    control: dict[str, np.ndarray]
-    version: np.ndarray | None  # (steps,)
+    worker: np.ndarray  # (steps,) int32
+    seconds: np.ndarray  # (steps,) float64
+    fields: Mapping[str, np.ndarray]  # (steps,) or (steps, n) float64, by name
+    version: np.ndarray | None = None  # (steps,)
+    inside: str = ""  # before the names of the fields of a choice inside nodes
+    named: frozenset[int] = frozenset()  # workers in the whole file
+
+    @property
+    def inner(self) -> "Held":
+        """What is asked of it now is of the choice inside nodes."""
+        return self._replace(inside=self.inside + "inner.")
+
+    def node(self, node: int, nodes: int) -> "Held":
+        """What it says of the arrivals inside one of so many nodes, whose seconds it hasn't."""
+        worker = self.inner.inside + "worker"
+        found = self.fields.get(worker)
+        width = found.shape[1] // nodes if found is not None and found.ndim > 1 else 1
+        every = self.inner.numbers("worker", (nodes, width))[:, node]
+        self.require(worker, every == np.floor(every), "whole numbers")
+        fields = {"worker": every} if width > 1 else {}
+        order, clock = every[:, -1].astype(np.int32), np.arange(len(every), dtype=float)
+        return Held(self.path, order, clock, fields)
+
+    def has(self, field: str) -> bool:
+        return self.inside + field in self.fields
+
+    def numbers(self, field: str, shape: tuple[int, ...] = ()) -> np.ndarray:
+        """(steps, *shape) float64. Raises `TimelineError` if the file has not as many columns."""
+        name, steps = self.inside + field, len(self.seconds)
+        count = int(np.prod(shape))
+        found = self.fields.get(name)
+        if found is None or found.shape != ((steps, count) if shape else (steps,)):
+            many = f".0 to .{count - 1}" if shape else ""
+            raise TimelineError(f"trace {self.path}: needs the columns {PREFIX}{name}{many}")
+        return found.reshape(steps, *shape)
+
+    def whole(self, field: str, shape: tuple[int, ...], least: int, most: int) -> np.ndarray:
+        """Likewise, int32. Raises `TimelineError` also where a number isn't from `least` to `most`."""
+        found = self.numbers(field, shape)
+        good = (found == np.floor(found)) & (found >= least) & (found <= most)
+        self.require(field, good, f"whole numbers from {least} to {most}")
+        return found.astype(np.int32)
+
+    def flags(self, field: str, shape: tuple[int, ...] = ()) -> np.ndarray:
+        """Likewise, bool."""
+        return self.whole(field, shape, 0, 1).astype(bool)
+
+    def require(self, field: str, good: np.ndarray, wanted: str) -> None:
+        """Raises `TimelineError`, which names the first row where it isn't `good`, (steps, ...)."""
+        bad = np.flatnonzero(~good.reshape(len(good), -1).all(axis=1))
+        if len(bad):
+            t = bad[0]
+            has = np.atleast_1d(self.fields[self.inside + field][t])
+            shown = ", ".join(f"{number:g}" for number in has[:8]) + ", ..." * (len(has) > 8)
+            raise TimelineError(
+                f"trace {self.path}: update {t} has {PREFIX}{self.inside}{field} = {shown}: must be "
+                f"{wanted}"
+            )
+
+    def groups(self, worker: np.ndarray, groups: int) -> None:
+        """Raises `TimelineError` where a worker is no group of so many."""
+        strangers = worker[~np.isin(worker, np.arange(groups))]
+        if len(strangers):
+            raise TimelineError(
+                f"trace {self.path}: worker {strangers[0]:g}, but groups are 0..{groups - 1}"
+            )
+
+    def has_all(self, groups: int) -> None:
+        """Raises `TimelineError` if one of so many groups is not in the file."""
+        missing = sorted(set(range(groups)) - self.named)
+        if missing and self.named:
+            raise TimelineError(f"trace {self.path}: no arrival of worker {missing[0]} of {groups}")
+
+    def workers(self, shape: tuple[int, ...], groups: int) -> np.ndarray:
+        """(steps, *shape) int32: whose all the arrivals of an update are."""
+        found = self.numbers("worker", shape)
+        self.groups(found, groups)
+        return found.astype(np.int32)
 
 
-def trace(
-    path: str,
-    groups: int,
-    steps: int,
-    bound: float = math.inf,
-    arrivals: int = 1,
-    waiting: str = NOBODY,
-) -> Timeline:
-    """The first `steps` arrivals of the file; `TimelineError` in one line if it cannot serve.
-
-    With a finite `bound` of the staleness groups waited for one another (`versions.py`), and
-    updates are of K `arrivals` for which groups wait as `waiting` says (`several.py`).
-    """
-    single = (arrivals, waiting) == (1, NOBODY)
-    held = recorded(path, groups, steps, every=single)
-    if arrivals > 1:
-        held = held._replace(worker=_whose(held, arrivals, groups))
-    if single and bound == math.inf:
-        made = from_arrivals(held.worker, held.seconds, groups)
-    else:
-        try:
-            made = blank(groups, steps, arrivals, waiting)
-            fill(Versions(made, groups, bound, arrivals, waiting), held.worker, held.seconds)
-        except TimelineError as error:
-            raise TimelineError(f"trace {path}: {error}") from error
-    late = made.staleness if arrivals == 1 else made.staleness[:, -1]
-    verify(held, made.worker, np.arange(steps) - late)
-    known = {"read": (made.control or {})["read"]} if arrivals > 1 else {}
-    return made._replace(control={**held.control, **known})
-
-
-def recorded(path: str, groups: int, steps: int, every: bool = True) -> Recorded:
-    """The first `steps` rows of the file; with `every` group among its arrivals.
-
-    Raises `TimelineError`.
-    """
+def read(path: str, steps: int) -> Held:
+    """The first `steps` rows of the file. Raises `TimelineError`."""
     import pandas as pd  # here, for it takes long and few runs need it
 
     try:
         table = pd.read_csv(path)
         worker = table["worker"].to_numpy(np.float64)  # a fraction or a blank is found below
         seconds = table["seconds"].to_numpy(np.float64)
-        control = _control(table)
+        version = table["version"].to_numpy(np.float64)[:steps] if "version" in table else None
+        fields = {name: held[:steps] for name, held in _fields(table)}
     except OSError as error:
         raise TimelineError(f"trace {path}: {error.strerror or error}") from error
     except (KeyError, ValueError) as error:
         raise TimelineError(
             f"trace {path}: not a CSV file with the columns worker (integers) and seconds, "
-            f"and {PREFIX}NAME (integers) if any"
+            f"and {PREFIX}NAME (numbers) if any"
         ) from error
     if len(worker) < steps:
         raise TimelineError(f"trace {path}: {len(worker)} arrivals, the run has {steps} steps")
-    _known(path, worker, groups)
-    missing = np.setdiff1d(np.arange(groups), worker)
-    if every and len(missing):
-        raise TimelineError(f"trace {path}: no arrival of worker {missing[0]} of {groups}")
-    if not np.all(np.isfinite(seconds)) or np.any(np.diff(seconds) < 0) or seconds[0] < 0:
+    strange = worker[~((worker == np.floor(worker)) & (worker >= 0) & (worker < 2**31))]
+    if len(strange):
+        raise TimelineError(f"trace {path}: worker {strange[0]:g} is no whole number from 0 up")
+    if not np.all(np.isfinite(seconds)) or np.any(np.diff(seconds) < 0) or seconds[:1].sum() < 0:
         raise TimelineError(f"trace {path}: seconds must be finite, from 0 up and in order")
-    control = {name: values[:steps] for name, values in control.items()}
-    version = table["version"].to_numpy()[:steps] if "version" in table else None
-    return Recorded(path, worker[:steps].astype(np.int32), seconds[:steps], control, version)
+    for name, held in fields.items():
+        if not np.isfinite(held).all():
+            raise TimelineError(f"trace {path}: {PREFIX}{name} has what is no finite number")
+    named = frozenset(worker.astype(int).tolist())
+    return Held(
+        path, worker[:steps].astype(np.int32), seconds[:steps], fields, version, named=named
+    )
 
 
-def verify(held: Recorded, worker: np.ndarray, read: np.ndarray) -> None:
-    """Raises `TimelineError` where a version in the file is not that `read` by the order."""
-    if held.version is None:
-        return
-    others = np.flatnonzero(held.version != read)
-    if len(others):
-        t = others[0]
-        raise TimelineError(
-            f"trace {held.path}: arrival {t}, of worker {worker[t]}, says version "
-            f"{held.version[t]}, and by the order of arrivals it had read {read[t]}"
-        )
+def arrived(
+    held: Held, groups: int, bound: float, arrivals: int, waiting: str, worker: np.ndarray
+) -> Timeline:
+    """The timeline of arrivals in that order, (steps,) or, of K `arrivals` an update, (steps, K).
 
-
-def arrived(table: Any) -> np.ndarray:
-    """Whose the arrivals of a race's trace are, as `fill` takes them: (n,), or (n, K)."""
-    whose = _control(table).get("worker")
-    return table["worker"].to_numpy(np.int32) if whose is None else whose
-
-
-def _known(path: str, worker: np.ndarray, groups: int) -> None:
-    strangers = worker[~np.isin(worker, np.arange(groups))]
-    if len(strangers):
-        raise TimelineError(
-            f"trace {path}: worker {strangers[0]:g}, but groups are 0..{groups - 1}"
-        )
-
-
-def _whose(held: Recorded, arrivals: int, groups: int) -> np.ndarray:
-    """(steps, K) groups, in the order of arrival."""
-    found = held.control.get("worker", held.worker)
-    if found.shape != (len(held.worker), arrivals):
-        raise TimelineError(
-            f"trace {held.path}: needs the columns {PREFIX}worker.0 to .{arrivals - 1}, whose the "
-            f"arrivals of an update are"
-        )
-    _known(held.path, found, groups)
-    return found
-
-
-def replay(path: str, steps: int, needed: Mapping[str, int]) -> Timeline:
-    """A real run's trace of updates by all workers together.
-
-    `needed`: what must have been decided, by name, and how many columns it has (0: one without a
-    number). Raises `TimelineError`, also where one is missing.
+    With a finite `bound` of the staleness groups waited for one another, and where updates are of K
+    `arrivals` they wait as `waiting` says (`several.py`). Raises `TimelineError`.
     """
-    made = trace(path, 1, steps)
-    for name, columns in needed.items():
-        shape = (steps, columns) if columns else (steps,)
-        if np.shape((made.control or {}).get(name, ())) != shape:
-            numbers = f".0 to .{columns - 1}" if columns else ""
-            raise TimelineError(f"trace {path}: needs the columns {PREFIX}{name}{numbers}")
+    held.groups(worker, groups)
+    if worker.ndim == 1 and bound == np.inf:
+        if held.has("read"):
+            return _read(held, worker)
+        made = from_arrivals(worker, held.seconds, groups)
+        t, late = np.arange(len(worker), dtype=np.int32), made.staleness
+        # Its reader was the first, or read as many updates ago as it is late (`versions.py`).
+        return made._replace(batch=np.where(late == t, worker, groups + t - late - 1))
+    made = empty(1 if waiting.endswith("_sync") else groups, len(worker), arrivals)
+    try:
+        fill(Versions(made, groups, bound, arrivals, waiting), worker, held.seconds)
+    except TimelineError as error:
+        raise TimelineError(f"trace {held.path}: {error}") from error
     return made
 
 
-def _control(table: Any) -> dict[str, np.ndarray]:
-    """(steps,) or (steps, n) int32 by name."""
-    columns: dict[str, list[str]] = {}
+def _read(held: Held, worker: np.ndarray) -> Timeline:
+    """The timeline of arrivals whose reads do not follow from their order."""
+    read, write = (held.whole(name, (), 0, len(worker)) for name in ("read", "write"))
+    slots, late = 1 + int(max(read.max(), write.max())), staleness_of(read, write)
+    return Timeline(worker, late, held.seconds, slots, Arrival(worker, read, write))
+
+
+def versions(line: Timeline) -> np.ndarray:
+    """(steps,) int, how many updates that others read each gradient had in its parameters.
+
+    Of several gradients it is that of the last. Workers that take local steps are read from where
+    they exchange, and only then.
+    """
+    late = line.staleness.reshape(len(line.seconds), -1)[:, -1]
+    exchange = getattr(line.choice, "exchange", None)
+    updates = np.arange(len(late)) if exchange is None else np.cumsum(exchange) - exchange
+    return updates - late
+
+
+def checked(held: Held, line: Timeline) -> Timeline:
+    """The timeline that a clock has made of the file, at its seconds.
+
+    Raises `TimelineError` where the file says something else than that.
+    """
+    version = versions(line) if held.version is not None else None
+    wrong = _first(held.version, version)
+    if held.version is not None and version is not None and wrong is not None:
+        raise TimelineError(
+            f"trace {held.path}: arrival {wrong}, of worker {held.worker[wrong]}, says version "
+            f"{held.version[wrong]:g}, and by the order of arrivals it had read {version[wrong]}"
+        )
+    known = columns(line)
+    for name, found in held.fields.items():
+        if name not in known:
+            raise TimelineError(
+                f"trace {held.path}: {PREFIX}{name} is of another method, this one has "
+                f"{', '.join(PREFIX + each for each in known) or 'no such columns'}"
+            )
+        expected = known[name]
+        if found.shape != expected.shape:
+            many = f".0 to .{expected.shape[1] - 1}" if expected.ndim > 1 else ""
+            raise TimelineError(f"trace {held.path}: needs the columns {PREFIX}{name}{many}")
+        if (t := _first(found, expected)) is not None:
+            one, other = (np.ravel(each[t]) for each in (found, expected))
+            place = np.flatnonzero(~np.isclose(one, other, CLOSE, 0))[0]
+            raise TimelineError(
+                f"trace {held.path}: update {t} has {PREFIX}{name}{f'.{place}' * (len(one) > 1)} = "
+                f"{one[place]:g}, and by the config and the order of arrivals it is "
+                f"{other[place]:g}"
+            )
+    return line._replace(seconds=held.seconds, batch=line.batch if BATCH in held.fields else None)
+
+
+def columns(line: Timeline, window: slice = slice(None)) -> dict[str, np.ndarray]:
+    """What the file says of a timeline besides `worker` and `seconds`: (steps,) or (steps, n)."""
+    fields = {n: v for n, v in _leaves(line.choice) if n not in _by_order(line) or v.ndim > 1}
+    if line.batch is not None:
+        fields[BATCH] = line.batch
+    cut = {name: np.asarray(v[window]) for name, v in fields.items()}
+    cut = {name: v.astype(np.int32) if v.dtype == bool else v for name, v in cut.items()}
+    return {name: v if v.ndim == 1 else v.reshape(len(v), -1) for name, v in cut.items()}
+
+
+def _by_order(line: Timeline) -> tuple[str, ...]:
+    """Fields that the column `worker` says, where they are a number an update.
+
+    Its order also says which versions are read, in a race or where groups read when they write.
+    """
+    choice = line.choice
+    raced = line.batch is not None or getattr(choice, "read", None) is getattr(choice, "worker", 0)
+    return ("worker", "read", "write") if raced else ("worker",)
+
+
+def _leaves(choice: Any, inside: str = "") -> Iterator[tuple[str, np.ndarray]]:
+    """The arrays of a choice by the names that their columns have."""
+    for name, value in zip(getattr(choice, "_fields", ()), choice, strict=True):
+        if name == "inner":
+            yield from _leaves(value, f"{inside}inner.")
+        elif isinstance(value, Mapping):
+            yield from ((inside + key, leaf) for key, leaf in value.items())
+        elif hasattr(value, "shape"):
+            yield inside + name, value
+
+
+def _first(found: np.ndarray | None, expected: np.ndarray | None) -> int | None:
+    """The first row in which they differ, if there is one."""
+    if found is None or expected is None:
+        return None
+    same = np.isclose(found, expected, CLOSE, 0)
+    rows = np.flatnonzero(~same.reshape(len(same), -1).all(axis=1))
+    return int(rows[0]) if len(rows) else None
+
+
+def _fields(table: Any) -> Iterator[tuple[str, np.ndarray]]:
+    """(rows,) or (rows, n) float64 by name."""
+    numbers: dict[str, list[str]] = {}
     for column in table.columns:
-        if column.startswith(PREFIX):
-            columns.setdefault(column.split(".")[1], []).append(column)
-
-    def values(name: str, of: list[str]) -> np.ndarray:
-        alone = of == [PREFIX + name]
-        own = table[of[0] if alone else [f"{PREFIX}{name}.{n}" for n in range(len(of))]]
-        found = own.to_numpy(np.float64)
-        if not np.all((found == np.floor(found)) & (np.abs(found) < 2**31)):
-            raise ValueError(f"{PREFIX}{name} are no whole numbers")
-        return found.astype(np.int32)
-
-    return {name: values(name, of) for name, of in columns.items()}
+        if match := COLUMN.fullmatch(column):
+            numbers.setdefault(match["name"], []).append(column)
+    for name, of in numbers.items():
+        if of == [PREFIX + name]:
+            yield name, table[of[0]].to_numpy(np.float64)
+        else:
+            each = [f"{PREFIX}{name}.{n}" for n in range(len(of))]
+            yield name, table[each].to_numpy(np.float64)

@@ -9,11 +9,11 @@ its update. Where an update is of several arrivals these are parts of batches.
 
 import heapq
 import math
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from research.timeline.base import Timeline, TimelineError
+from research.timeline.base import Arrival, Timeline, TimelineError
 
 # Who waits where an update is of K arrivals (`several.py`).
 WAITING = ("k_sync", "k_batch_sync", "k_async", "k_batch_async")
@@ -139,32 +139,28 @@ class Versions:
 def empty(slots: int, steps: int, arrivals: int = 1) -> Timeline:
     """The timeline of a race before it is run: an `Order` writes its updates as they come.
 
-    Its `control` has the batch of each update, (steps,). With several `arrivals` K these are parts,
-    (steps, K), as is the staleness, and whose they are and what they had `read` is there too.
+    With several `arrivals` K an update is of parts of batches, and what is of each is (steps, K).
     """
-    worker, read, write = np.zeros((3, steps), np.int32)
+    worker, write = np.zeros((2, steps), np.int32)
     shape = (steps,) if arrivals == 1 else (steps, arrivals)
-    staleness, batch, who, slot = np.zeros((4, *shape), np.int32)
-    control = {"batch": batch} if arrivals == 1 else {"batch": batch, "worker": who, "read": slot}
-    return Timeline(worker, read, write, staleness, np.zeros(steps), slots, control)
+    staleness, batch, who, read = np.zeros((4, *shape), np.int32)
+    choice = Arrival(worker if arrivals == 1 else who, read, write)
+    return Timeline(worker, staleness, np.zeros(steps), slots, choice, batch)
 
 
 def put(line: Timeline, t: int, seconds: float, had: list[tuple[int, Reading]], write: int) -> None:
     """Writes update t, of groups and what they had read, into the arrays of the timeline."""
-
-    (_, first), (last, _) = had[0], had[-1]
-    line.worker[t], line.seconds[t] = last, seconds
-    line.read[t], line.write[t] = first.slot, write
-    if len(had) == 1:
-        each: dict[str, Any] = {"batch": first.batch, "read": first.slot}
-        line.staleness[t] = t - first.version
-    else:
-        each = {"worker": [group for group, _ in had]}
-        each |= {"batch": [own.batch for _, own in had], "read": [own.slot for _, own in had]}
-        line.staleness[t] = [t - own.version for _, own in had]
-    for name, value in (each | {"write": write}).items():
-        if line.control and name in line.control:
-            line.control[name][t] = value  # of every server
+    line.worker[t], line.seconds[t] = had[-1][0], seconds
+    assert line.batch is not None
+    single = len(had) == 1
+    for array, values in (
+        (line.choice.worker, [group for group, _ in had]),
+        (line.choice.read, [own.slot for _, own in had]),
+        (line.batch, [own.batch for _, own in had]),
+        (line.staleness, [t - own.version for _, own in had]),
+    ):
+        array[t] = values[0] if single else values  # of one, where there are several, all servers'
+    line.choice.write[t] = write
 
 
 def fill(order: Order, worker: np.ndarray, seconds: np.ndarray) -> None:

@@ -15,7 +15,7 @@ from math import sin
 import numpy as np
 
 from research.timeline.arrivals import Queue, rounding, services
-from research.timeline.base import Timeline, TimelineError
+from research.timeline.base import Arrival, Timeline, TimelineError
 from research.timeline.habits import Habits
 from research.timeline.service import Law
 from research.timeline.versions import Slots
@@ -86,4 +86,5 @@ def volunteers(
             updates = t
         events.push(next_of(group, now))
     absences = np.array(away).reshape(-1, 3)
-    return Timeline(worker, read, write, staleness, seconds, groups), absences
+    choice = Arrival(worker, read, write)
+    return Timeline(worker, staleness, seconds, groups, choice), absences

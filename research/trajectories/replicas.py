@@ -131,8 +131,7 @@ def _part(run: Run, series: Series, start: int, size: int) -> Arrays:
     config, count = run.config, run.config.replicas.count
     chosen = np.arange(start, start + size) % count
     events = Event(
-        run.timeline.read[chosen],
-        run.timeline.write[chosen],
+        jax.tree.map(lambda leaf: leaf[chosen], run.timeline.choice),
         {name: np.broadcast_to(v, (size, len(v))) for name, v in series.hypers.items()},
     )
     examples = {name: jnp.asarray(leaf) for name, leaf in run.data.train.items()}

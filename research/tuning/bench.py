@@ -242,11 +242,12 @@ def _advance(
     Donates the state.
     """
     run, done, finite = cluster.run, 0, True
+    ahead = jax.tree.map(lambda leaf: leaf[t:], line.choice)
     hyper = {name: np.full(CHUNK, getattr(setting, name), np.float32) for name in run.hypers}
     while done < updates and finite:
         n = min(CHUNK, updates - done)
-        window = slice(t + done, t + done + CHUNK)
-        events = Event(line.read[window], line.write[window], hyper)
+        choice = jax.tree.map(lambda leaf, at=done: leaf[at : at + CHUNK], ahead)
+        events = Event(choice, hyper)
         indices = _batches(run, t + done)
         state, infos = run.program.advance(state, cluster.examples, events, indices, n)
         good = np.isfinite(infos["loss"])[:n]

@@ -230,7 +230,7 @@ def updates(run: Run, layers: Layers) -> Updates:
     """
     examples = run.program.layout.put_examples(run.data.train)
     hypers = {name: values[:CHUNK] for name, values in run.hypers.items()}
-    events = Event(run.timeline.read[:CHUNK], run.timeline.write[:CHUNK], hypers)
+    events = Event(jax.tree.map(lambda leaf: leaf[:CHUNK], run.timeline.choice), hypers)
 
     @cache
     def update(batch: int, choice: Choice) -> Update:

@@ -172,7 +172,7 @@ def updates(
     @jax.jit
     def loop(params: Params, given: Any, handed: jax.Array, hyper: Any, n: Any) -> Any:
         examples, indices = given
-        event = Event(jnp.int32(0), jnp.int32(0), hyper, staleness=jnp.int32(0))
+        event = Event((), hyper, jnp.int32(0))
 
         def body(i: jax.Array, carry: Any) -> Any:
             params, opt_state, _ = carry
