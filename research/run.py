@@ -17,7 +17,7 @@ from research.meter import steered
 from research.program import CHUNK, Program
 from research.strategies.base import Event, Params
 from research.timeline import Timeline
-from research.timeline.base import Shares, chosen
+from research.timeline.base import Shares, at, chosen
 
 
 class Run(NamedTuple):
@@ -135,8 +135,7 @@ def events_of(
     window, indices = slice(step, step + n), block.batches(step, step + n)
     hypers = {name: values[window] for name, values in run.hypers.items()}
     line = run.timeline
-    choice, late = jax.tree.map(lambda leaf: leaf[window], (line.choice, line.staleness))
-    events = Event(choice, hypers, late)
+    events = Event(at(line.choice, window), hypers, line.staleness[window])
 
     def pad(leaf: np.ndarray) -> np.ndarray:
         return np.concatenate([leaf, np.zeros((chunk - n, *leaf.shape[1:]), leaf.dtype)])

@@ -19,7 +19,8 @@ from launch.points import described, plan
 from research.data import folder as own_images
 from research.grid import grid
 from research.outputs.workdir import write_json
-from research.timeline.trace import replay, trace
+from research.strategies import timeline_of
+from research.timeline.trace import read
 from research.trainer import train
 from research.values import InputError
 
@@ -145,20 +146,25 @@ def test_many_workdirs_and_their_reports(config, workdir, tmp_path):
     assert refused > 100 and not_refused > 100
 
 
-def test_traces(tmp_path):
+def test_traces(config, tmp_path):
     original = tmp_path / "original"
     original.mkdir()
     rng = np.random.default_rng(0)
     rows = zip(
-        range(60), np.cumsum(rng.exponential(size=60)), rng.integers(5, size=60), strict=True
+        range(60), np.cumsum(rng.exponential(size=60)), rng.integers(1, 8, size=60), strict=True
     )
-    lines = [f"{n % 4},{at:.6f},{share},{8 - share}" for n, at, share in rows]
+    lines = [f"0,{at:.6f},{share},{8 - share}" for n, at, share in rows]
     header = "worker,seconds,control.shares.0,control.shares.1"
     (original / "trace.csv").write_text("\n".join([header, *lines, ""]))
-    uses = {
-        "arrivals": lambda folder: trace(str(folder / "trace.csv"), 4, 50),
-        "replay": lambda folder: replay(str(folder / "trace.csv"), 50, {"shares": 2}),
-    }
+    values = {"strategy.name": "dynamic_batch", "cluster.nodes": 2, "batch_size": 8, "steps": 50}
+    chosen = config(values | {"cluster.service": "trace"})
+
+    def replay(folder):
+        chosen.cluster.trace = str(folder / "trace.csv")
+        return timeline_of(chosen, steps_per_epoch=10, update_bytes=0)
+
+    uses = {"arrivals": lambda folder: read(str(folder / "trace.csv"), 50), "replay": replay}
+    replay(original)
     refused, _ = every(original, tmp_path / "aside", uses, seed=0, count=300)
     assert refused > 100
 

@@ -8,6 +8,7 @@ import pytest
 from research import data as datasets
 from research import program, seeds, trainer
 from research.strategies import Event
+from research.timeline.base import at
 from research.trainer import train
 
 SYNC = {"strategy.name": "sync", "strategy.groups": 1}
@@ -50,7 +51,7 @@ def test_a_run_is_the_update_rule_looped_over_events_and_batches(
     state = run.program.strategy.init(run.params)
     for t, indices in enumerate(batch_indices(run)):
         hyper = {name: values[t] for name, values in run.hypers.items()}
-        event = Event(run.timeline.read[t], run.timeline.write[t], hyper)
+        event = Event(at(run.timeline.choice, t), hyper)
         state, _ = step(state, event, {k: v[indices] for k, v in run.data.train.items()})
     reached, saved = final(run, tmp_path)
     assert reached == chosen.steps

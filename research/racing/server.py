@@ -15,6 +15,7 @@ import numpy as np
 from research.racing.worker import Shards, examples_of, halves_of, numbered, parts_of
 from research.run import Run, joined
 from research.strategies.base import Event, Info, State
+from research.timeline.base import at
 from research.trainer import Ask
 
 
@@ -34,10 +35,8 @@ def of_run(run: Run, parts: Shards | None = None) -> Server:
 
 def event_of(run: Run, t: int, hypers: Mapping[str, np.ndarray]) -> Event:
     """Update t as `Raced` takes it, with hyperparameters of every update, (steps,) each."""
-    choice, hyper, staleness = jax.tree.map(
-        lambda leaf: leaf[t], (run.timeline.choice, dict(hypers), run.timeline.staleness)
-    )
-    return Event(choice, hyper, staleness)
+    line, hyper = run.timeline, {name: values[t] for name, values in hypers.items()}
+    return Event(at(line.choice, t), hyper, line.staleness[t])
 
 
 def _whole(run: Run) -> Server:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from research.strategies import base, gathering, groups
+from research.strategies import base, gathering
 from research.strategies.asynchronous import asynchronous
 from research.strategies.base import Batch, Event, Gradient, Info, Strategy, Update
 from research.strategies.method import Method, Racing

@@ -11,13 +11,15 @@ from research import models, seeds
 from research.strategies.merged import cut
 from research.strategies.method import Chosen, Setting, owns, slowed
 from research.strategies.snapshots import SNAPSHOTS
-from research.timeline.base import Timeline
+from research.timeline.base import Timeline, staleness_of
 from research.timeline.compute_groups import make
 from research.timeline.service import DRAWN, is_drawn
+from research.timeline.trace import Held
 from research.timeline.versions import Versions
 from research.values import ConfigError, one_of, require
 
 RECORDED = ("trace", "race")  # laws of service: arrivals that were, or are being, recorded
+SLOTS = ("read", "write")
 HABITS = ("diurnal", "presence", "server_bandwidth")  # of `timeline/volunteers.py`
 
 
@@ -40,11 +42,13 @@ def clock(setting: Setting, methods: Chosen) -> Timeline:
     of, sent = local.servers(setting.network.problem), dict[int, int]()
     servers = len(set(of.values()))
     if config.cluster.service == "race" or (held and not held.has("worker")):
-        line = make(config.cluster, held=held, **size)  # in one order, that of all servers
-        return _of_servers([line] * servers)._replace(batch=line.batch)
+        order = held and held.order(held.worker)
+        line = make(config.cluster, held=order, **size)  # in one order, that of all servers
+        same = _of_servers([line] * servers)._replace(batch=line.batch)
+        return _renumbered(held, same) if held and held.has("read") else same
     if held:
         orders = held.workers((servers,), strategy.groups)
-        own = [held._replace(worker=order) for order in orders.T]
+        own = [held.order(order) for order in orders.T]
         return _of_servers([make(config.cluster, held=each, **size) for each in own])
     cluster = slowed(setting, methods)
     for name, block in setting.network.params.items():
@@ -58,6 +62,18 @@ def clock(setting: Setting, methods: Chosen) -> Timeline:
         for server, seed in enumerate(drawn)
     ]
     return _of_servers(each)
+
+
+def _renumbered(held: Held, line: Timeline) -> Timeline:
+    """The timeline with the slots that a trace has, whose race numbered them by itself.
+
+    Raises `TimelineError` where they hold other versions.
+    """
+    read, write = (held.whole(n, line.staleness.shape[1:], 0, len(line.seconds)) for n in SLOTS)
+    late = [staleness_of(*own) for own in zip(read.T, write.T, strict=True)]
+    held.require("read", line.staleness == np.array(late).T, "where its version was written")
+    slots = max(line.slots, 1 + int(max(read.max(), write.max())))
+    return line._replace(slots=slots, choice=line.choice._replace(read=read, write=write))
 
 
 def _of_servers(each: Sequence[Timeline]) -> Timeline:

@@ -7,6 +7,7 @@ a choice is the `inner` of what the nodes do, with an axis of nodes, just as the
 
 from typing import Any, NamedTuple, TypeVar
 
+import jax
 import numpy as np
 
 from research.values import InputError
@@ -59,6 +60,11 @@ class Timeline(NamedTuple):
     slots: int  # snapshots that the slots of a choice address
     choice: Any = ()  # what else it decides: a NamedTuple of arrays (..., steps, ...)
     batch: np.ndarray | None = None  # (steps,) its number, or (steps, K) those of its parts
+
+
+def at(choice: T, index: Any) -> T:
+    """The choice of one update, of those of a slice, or of some replicas."""
+    return jax.tree.map(lambda leaf: leaf[index], choice)
 
 
 def chosen(line: Timeline, kind: type[T]) -> T | None:

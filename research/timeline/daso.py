@@ -14,12 +14,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from research import seeds
 from research.timeline import service
-from research.timeline.base import Meeting, Timeline
+from research.timeline.base import Meeting, Timeline, at
 from research.timeline.network import all_reduce, between_nodes, broadcast
 
 
@@ -114,11 +113,12 @@ def daso(
 def timeline(meeting: Meeting, within: Within, seconds: np.ndarray) -> Timeline:
     """The timeline of nodes that meet so, and do what they do inside, at these seconds."""
     known = len(seconds)
-    staleness, inner = jax.tree.map(lambda leaf: leaf[:known], (within.staleness, within.choice))
+    staleness = within.staleness
     if staleness is None:
         staleness = meeting.waited.reshape(known, -1).max(axis=1)
+    meeting = meeting._replace(inner=at(within.choice, slice(known)))
     none = np.zeros(known, np.int32)
-    return Timeline(none, staleness, seconds, within.slots, meeting._replace(inner=inner))
+    return Timeline(none, staleness[:known], seconds, within.slots, meeting)
 
 
 def synchronous(

@@ -179,7 +179,8 @@ def arrivals(
 
 def among(to: np.ndarray, there: np.ndarray) -> np.ndarray:
     """(steps, nodes, k) whom each sends to where only those `there`, (steps, nodes), take part."""
-    return np.stack([passed_on(to[t % len(to)], here) for t, here in enumerate(there)])
+    every = [passed_on(to[t % len(to)], here) for t, here in enumerate(there)]
+    return np.stack(every).astype(np.int32)
 
 
 def passed_on(peers: np.ndarray, here: np.ndarray) -> np.ndarray:

@@ -37,7 +37,7 @@ def delays(kind: str, stages: int, blocks: int) -> np.ndarray:
 
 
 def stale_stages(kind: str, stages: int, blocks: int, seconds: np.ndarray) -> Timeline:
-    """Updates that end at these `seconds`, (steps,), and what every block reads: slots in a ring."""
+    """Updates that end at these `seconds`, (steps,), each block with slots in a ring."""
     late, steps = delays(kind, stages, blocks), len(seconds)
     t = np.arange(steps)[:, None]
     staleness = np.minimum(late, t).astype(np.int32)

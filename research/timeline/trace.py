@@ -1,16 +1,17 @@
 """Arrivals recorded elsewhere: a CSV file with a header and the columns `worker,seconds`.
 
-One row an update: the group that delivered (0, 1, ...; of several the last) and when, in seconds from
-the start. `version`, if it is there, is how many updates the gradient's parameters had. The fields of
-what the run's timeline decided are columns `control.FIELD`, or `control.FIELD.0`, `control.FIELD.1`,
-... where a field has several numbers, and those of nodes are `control.inner.FIELD.0` and so on. A
-real run records itself in such a file.
+One row an update: the group that delivered (0, 1, ...; of several the last) and when, in seconds
+from the start. `version`, if it is there, is how many updates the gradient's parameters had. The
+fields of what the run's timeline decided are columns `control.FIELD`, or `control.FIELD.0`,
+`control.FIELD.1`, ... where a field has several numbers, and those of nodes are
+`control.inner.FIELD.0` and so on. A real run records itself in such a file.
 
 Nothing in the file is believed that something else decides. A clock makes the timeline of a replay
-as it makes all others, from the order of the arrivals, and asks the file only for what it can't know,
-such as measured shares. What the file says of anything else must be what the clock has found.
+as it makes all others, from the order of the arrivals, and asks the file only for what it cannot
+know, such as measured shares. What the file says besides must be what the clock has found.
 """
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from research.timeline.base import Arrival, Timeline, TimelineError, from_arrivals, staleness_of
-from research.timeline.versions import Versions, empty, fill
+from research.timeline.versions import NOBODY, Versions, empty, fill
 
 PREFIX = "control."
 COLUMN = re.compile(r"control\.(?P<name>.+?)(?:\.(?P<number>\d+))?")
@@ -42,6 +43,10 @@ class Held(NamedTuple):
         """What is asked of it now is of the choice inside nodes."""
         return self._replace(inside=self.inside + "inner.")
 
+    def order(self, worker: np.ndarray) -> "Held":
+        """That workers arrived in this order, and nothing else of what it says."""
+        return self._replace(worker=worker, fields={})
+
     def node(self, node: int, nodes: int) -> "Held":
         """What it says of the arrivals inside one of so many nodes, whose seconds it hasn't."""
         worker = self.inner.inside + "worker"
@@ -59,7 +64,7 @@ class Held(NamedTuple):
     def numbers(self, field: str, shape: tuple[int, ...] = ()) -> np.ndarray:
         """(steps, *shape) float64. Raises `TimelineError` if the file has not as many columns."""
         name, steps = self.inside + field, len(self.seconds)
-        count = int(np.prod(shape))
+        count = math.prod(shape)
         found = self.fields.get(name)
         if found is None or found.shape != ((steps, count) if shape else (steps,)):
             many = f".0 to .{count - 1}" if shape else ""
@@ -67,7 +72,7 @@ class Held(NamedTuple):
         return found.reshape(steps, *shape)
 
     def whole(self, field: str, shape: tuple[int, ...], least: int, most: int) -> np.ndarray:
-        """Likewise, int32. Raises `TimelineError` also where a number isn't from `least` to `most`."""
+        """Likewise, int32, from `least` to `most`; `TimelineError` where a number is not that."""
         found = self.numbers(field, shape)
         good = (found == np.floor(found)) & (found >= least) & (found <= most)
         self.require(field, good, f"whole numbers from {least} to {most}")
@@ -85,8 +90,8 @@ class Held(NamedTuple):
             has = np.atleast_1d(self.fields[self.inside + field][t])
             shown = ", ".join(f"{number:g}" for number in has[:8]) + ", ..." * (len(has) > 8)
             raise TimelineError(
-                f"trace {self.path}: update {t} has {PREFIX}{self.inside}{field} = {shown}: must be "
-                f"{wanted}"
+                f"trace {self.path}: update {t} has {PREFIX}{self.inside}{field} = {shown}: "
+                f"must be {wanted}"
             )
 
     def groups(self, worker: np.ndarray, groups: int) -> None:
@@ -100,7 +105,7 @@ class Held(NamedTuple):
     def has_all(self, groups: int) -> None:
         """Raises `TimelineError` if one of so many groups is not in the file."""
         missing = sorted(set(range(groups)) - self.named)
-        if missing and self.named:
+        if missing and self.named and not self.has("read"):
             raise TimelineError(f"trace {self.path}: no arrival of worker {missing[0]} of {groups}")
 
     def workers(self, shape: tuple[int, ...], groups: int) -> np.ndarray:
@@ -137,7 +142,7 @@ def read(path: str, steps: int) -> Held:
     for name, held in fields.items():
         if not np.isfinite(held).all():
             raise TimelineError(f"trace {path}: {PREFIX}{name} has what is no finite number")
-    named = frozenset(worker.astype(int).tolist())
+    named = frozenset(np.unique(worker).astype(int).tolist())
     return Held(
         path, worker[:steps].astype(np.int32), seconds[:steps], fields, version, named=named
     )
@@ -152,7 +157,7 @@ def arrived(
     `arrivals` they wait as `waiting` says (`several.py`). Raises `TimelineError`.
     """
     held.groups(worker, groups)
-    if worker.ndim == 1 and bound == np.inf:
+    if (worker.ndim, bound, waiting) == (1, np.inf, NOBODY):
         if held.has("read"):
             return _read(held, worker)
         made = from_arrivals(worker, held.seconds, groups)
@@ -180,7 +185,7 @@ def versions(line: Timeline) -> np.ndarray:
     Of several gradients it is that of the last. Workers that take local steps are read from where
     they exchange, and only then.
     """
-    late = line.staleness.reshape(len(line.seconds), -1)[:, -1]
+    late = line.staleness if line.staleness.ndim == 1 else line.staleness[:, -1]
     exchange = getattr(line.choice, "exchange", None)
     updates = np.arange(len(late)) if exchange is None else np.cumsum(exchange) - exchange
     return updates - late
@@ -191,6 +196,11 @@ def checked(held: Held, line: Timeline) -> Timeline:
 
     Raises `TimelineError` where the file says something else than that.
     """
+    if (t := _first(held.worker, line.worker)) is not None:
+        raise TimelineError(
+            f"trace {held.path}: update {t} has worker {held.worker[t]}, and it is that of "
+            f"{line.worker[t]}"
+        )
     version = versions(line) if held.version is not None else None
     wrong = _first(held.version, version)
     if held.version is not None and version is not None and wrong is not None:
@@ -198,7 +208,8 @@ def checked(held: Held, line: Timeline) -> Timeline:
             f"trace {held.path}: arrival {wrong}, of worker {held.worker[wrong]}, says version "
             f"{held.version[wrong]:g}, and by the order of arrivals it had read {version[wrong]}"
         )
-    known = columns(line)
+    line = line._replace(batch=line.batch if BATCH in held.fields else None)
+    known = _columns(line)
     for name, found in held.fields.items():
         if name not in known:
             raise TimelineError(
@@ -217,27 +228,32 @@ def checked(held: Held, line: Timeline) -> Timeline:
                 f"{one[place]:g}, and by the config and the order of arrivals it is "
                 f"{other[place]:g}"
             )
-    return line._replace(seconds=held.seconds, batch=line.batch if BATCH in held.fields else None)
+    return line._replace(seconds=held.seconds)
 
 
 def columns(line: Timeline, window: slice = slice(None)) -> dict[str, np.ndarray]:
-    """What the file says of a timeline besides `worker` and `seconds`: (steps,) or (steps, n)."""
-    fields = {n: v for n, v in _leaves(line.choice) if n not in _by_order(line) or v.ndim > 1}
-    if line.batch is not None:
-        fields[BATCH] = line.batch
+    """What a file says of a timeline besides `worker` and `seconds`: (steps,) or (steps, n).
+
+    That is all that these two don't say. In a race of single arrivals, and where groups read when
+    they write, the order of the workers also says which versions are read.
+    """
+    every, choice = _columns(line, window), line.choice
+    by_order: tuple[str, ...] = ("worker",)
+    if line.batch is not None or getattr(choice, "read", None) is getattr(choice, "worker", 0):
+        by_order = ("worker", "read", "write")
+    several = line.batch is None or line.batch.ndim > 1
+    return {n: v for n, v in every.items() if n not in by_order or (several and v.ndim > 1)}
+
+
+def _columns(line: Timeline, window: slice = slice(None)) -> dict[str, np.ndarray]:
+    """All that can be said of a timeline."""
+    fields = dict(_leaves(line.choice)) | ({} if line.batch is None else {BATCH: line.batch})
     cut = {name: np.asarray(v[window]) for name, v in fields.items()}
     cut = {name: v.astype(np.int32) if v.dtype == bool else v for name, v in cut.items()}
-    return {name: v if v.ndim == 1 else v.reshape(len(v), -1) for name, v in cut.items()}
-
-
-def _by_order(line: Timeline) -> tuple[str, ...]:
-    """Fields that the column `worker` says, where they are a number an update.
-
-    Its order also says which versions are read, in a race or where groups read when they write.
-    """
-    choice = line.choice
-    raced = line.batch is not None or getattr(choice, "read", None) is getattr(choice, "worker", 0)
-    return ("worker", "read", "write") if raced else ("worker",)
+    return {
+        name: v if v.ndim == 1 else v.reshape(len(v), math.prod(v.shape[1:]))
+        for name, v in cut.items()
+    }
 
 
 def _leaves(choice: Any, inside: str = "") -> Iterator[tuple[str, np.ndarray]]:

@@ -32,6 +32,7 @@ from research.parallel.first_process import own
 from research.problem import Examples, Params, Problem
 from research.program import Program
 from research.strategies.base import Event
+from research.timeline.base import at
 from research.trainer import Run
 
 SLICE = 1000  # examples at a time in the gradient of the whole objective
@@ -131,7 +132,7 @@ def _part(run: Run, series: Series, start: int, size: int) -> Arrays:
     config, count = run.config, run.config.replicas.count
     chosen = np.arange(start, start + size) % count
     events = Event(
-        jax.tree.map(lambda leaf: leaf[chosen], run.timeline.choice),
+        at(run.timeline.choice, chosen),
         {name: np.broadcast_to(v, (size, len(v))) for name, v in series.hypers.items()},
     )
     examples = {name: jnp.asarray(leaf) for name, leaf in run.data.train.items()}

@@ -25,6 +25,7 @@ from research.problem import Examples, Params
 from research.program import CHUNK, Program
 from research.strategies.base import Event, State
 from research.timeline import Timeline
+from research.timeline.base import at
 from research.trainer import Run
 from research.tuning.choice import Choice, Outcome
 from research.tuning.prediction import Measured, penalty, stability
@@ -242,12 +243,11 @@ def _advance(
     Donates the state.
     """
     run, done, finite = cluster.run, 0, True
-    ahead = jax.tree.map(lambda leaf: leaf[t:], line.choice)
     hyper = {name: np.full(CHUNK, getattr(setting, name), np.float32) for name in run.hypers}
     while done < updates and finite:
         n = min(CHUNK, updates - done)
-        choice = jax.tree.map(lambda leaf, at=done: leaf[at : at + CHUNK], ahead)
-        events = Event(choice, hyper)
+        window = slice(t + done, t + done + CHUNK)
+        events = Event(at(line.choice, window), hyper)
         indices = _batches(run, t + done)
         state, infos = run.program.advance(state, cluster.examples, events, indices, n)
         good = np.isfinite(infos["loss"])[:n]

@@ -28,6 +28,7 @@ from research.costs import block_costs
 from research.models.convolution import LOWERINGS, Conv, default_lowering, serves
 from research.program import CHUNK, parameter_bytes
 from research.strategies.base import Event
+from research.timeline.base import at
 from research.trainer import Run
 from research.tuning import phases, planner
 from research.tuning.phases import Loop
@@ -230,7 +231,7 @@ def updates(run: Run, layers: Layers) -> Updates:
     """
     examples = run.program.layout.put_examples(run.data.train)
     hypers = {name: values[:CHUNK] for name, values in run.hypers.items()}
-    events = Event(jax.tree.map(lambda leaf: leaf[:CHUNK], run.timeline.choice), hypers)
+    events = Event(at(run.timeline.choice, slice(CHUNK)), hypers)
 
     @cache
     def update(batch: int, choice: Choice) -> Update:

@@ -35,6 +35,7 @@ from research.config import default
 from research.parallel import ring
 from research.program import parameter_bytes
 from research.run import Run
+from research.timeline.base import Meeting
 from tests.benchmarks.record import publish
 from tests.benchmarks.step_time import Timer, in_turn, spread
 
@@ -60,20 +61,20 @@ def run_of(api: str, hidden: int, batch: int) -> Run:
     return trainer.prepare(config)
 
 
-def control(exchanged: bool, wait: int) -> dict[str, np.ndarray]:
-    """Of so many updates, padded as the trainer does."""
+def meetings(exchanged: bool, wait: int) -> Meeting:
+    """Those of so many updates, padded as the trainer does."""
     at = PERIOD * np.arange(EXCHANGES) if exchanged else np.arange(0)
     send, waited = np.zeros(trainer.CHUNK, bool), np.zeros(trainer.CHUNK, np.int32)
     receive = np.zeros_like(send)
     send[at + PERIOD - wait] = receive[at + PERIOD] = True
     waited[at + PERIOD] = wait
-    return {"send": send, "receive": receive, "waited": waited}
+    return Meeting(send, receive, waited)
 
 
 def updates(run: Run, exchanged: bool, wait: int) -> Timer:
     """Seconds of them all, as the trainer calls them; all of what is sent arrives."""
     state, examples, events, indices, n = trainer.first(run, UPDATES)
-    events = events._replace(control=control(exchanged, wait))
+    events = events._replace(choice=meetings(exchanged, wait))
 
     def work() -> None:
         nonlocal state

@@ -15,6 +15,7 @@ from research.config import default
 from research.models.quadratic import curvatures
 from research.optimizers.closed_loop import LIMIT, closed_loop, total_momentum
 from research.strategies import Event
+from research.timeline.base import at
 from tests.strategies.composed import asynchronous
 
 DIMENSION, CONDITION = 31, 10.0  # odd: the median is one of the ratios
@@ -38,7 +39,7 @@ def arrivals(groups, service, steps, replicas):
     return timeline.make(cluster, groups=groups, steps=steps, batch_size=1, replicas=replicas)
 
 
-def path(slots, staleness, gamma, read, write, hypers):
+def path(slots, staleness, gamma, choice, hypers):
     """explicit, total and x, (T, ...) each, from one run of the noiseless quadratic."""
     made = loop(gamma, staleness)
     strategy = asynchronous(QUADRATIC.loss, made, slots)
@@ -49,26 +50,26 @@ def path(slots, staleness, gamma, read, write, hypers):
         return state, (state.opt_state.explicit, state.opt_state.total, state.params["x"]["x"])
 
     start = strategy.init({"x": {"x": jnp.ones(DIMENSION)}})
-    return jax.lax.scan(body, start, (read, write, hypers))[1]
+    return jax.lax.scan(body, start, (choice, hypers))[1]
 
 
 @cache
 def compiled(slots, staleness, many):
-    def call(gamma, read, write, hypers):
-        return path(slots, staleness, gamma, read, write, hypers)
+    def call(gamma, choice, hypers):
+        return path(slots, staleness, gamma, choice, hypers)
 
-    return jax.jit(jax.vmap(call, in_axes=(None, 0, 0, None)) if many else call)
+    return jax.jit(jax.vmap(call, in_axes=(None, 0, None)) if many else call)
 
 
 def run(made, groups, gamma, learning_rate, momentum):
-    steps = made.read.shape[-1]
+    steps = made.worker.shape[-1]
     hypers = {
         "learning_rate": np.broadcast_to(learning_rate, steps).astype(np.float32),
         "momentum": np.broadcast_to(momentum, steps).astype(np.float32),
     }
-    many = made.read.ndim == 2
+    many = made.worker.ndim == 2
     call = compiled(made.slots, groups - 1, many)
-    return [np.asarray(a, np.float64) for a in call(gamma, made.read, made.write, hypers)]
+    return [np.asarray(a, np.float64) for a in call(gamma, made.choice, hypers)]
 
 
 def reference(staleness, tau, gamma, alpha, target):
@@ -183,7 +184,7 @@ def test_vmap_over_seeds_is_one_seed_at_a_time():
     made = arrivals(5, "exponential", 100, 3)
     together = run(made, 5, 0.05, 0.05, 0.9)
     for seed in range(3):
-        alone = made._replace(read=made.read[seed], write=made.write[seed])
+        alone = made._replace(worker=made.worker[seed], choice=at(made.choice, seed))
         for many, one in zip(together, run(alone, 5, 0.05, 0.05, 0.9), strict=True):
             # Another order of float32 operations, as in the comparison with the equations.
             np.testing.assert_allclose(many[seed], one, rtol=0, atol=1e-4)

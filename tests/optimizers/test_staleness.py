@@ -24,10 +24,10 @@ def trained(made, chain):
     """(STEPS, DIMENSION) parameters after each update of SGD with momentum behind a chain."""
     optimizer = optimizers.optimizer("sgd", NAMES, {}, chain)
     strategy = composed.asynchronous(QUADRATIC.loss, optimizer, made.slots)
-    steps = len(made.read)
+    steps = len(made.seconds)
     hyper = {"learning_rate": np.full(steps, RATE, np.float32)}
     hyper["momentum"] = np.full(steps, MU, np.float32)
-    events = Event(made.read, made.write, hyper, None, made.staleness)
+    events = Event(made.choice, hyper, made.staleness)
 
     def body(state, inputs):
         state, _ = strategy.step(state, inputs[0], {"optimum": inputs[1]})

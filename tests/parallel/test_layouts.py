@@ -190,6 +190,7 @@ OFTEN = (
     *("groups", "buffered", "shares", "local", "nodes", "daso+dynamic_batch", "daso+local"),
     *("daso+asynchronous", "diloco", "push-sum", "top_k", *PIPELINES),
 )
+OWN = [f"{name} {METHODS[name][1][0]}" for name in OFTEN]
 REAL = [(name, api) for name in OFTEN for api in METHODS[name][1]]
 # The meter makes a second program of every run: always tried where groups arrive, shares divide a
 # batch, nodes have their own, and blocks learn locally in nodes; with all others if slow.
@@ -228,9 +229,9 @@ def data_dir(mnist):
     return mnist["data.dir"]
 
 
-def replayed(values, trace):
-    """The same, simulated from what a real run recorded."""
-    return values | {"parallel.api": "", "cluster.service": "trace", "cluster.trace": str(trace)}
+def replayed(values, trace, api=""):
+    """The same, simulated or real, from what a real run recorded."""
+    return values | {"parallel.api": api, "cluster.service": "trace", "cluster.trace": str(trace)}
 
 
 @pytest.fixture(scope="module")
@@ -257,8 +258,12 @@ def parameters(folder, data_dir):
     configs["measured"] = MEASURED
     configs["measured streamed"] = MEASURED | {"data.streaming": True}
     configs |= {f"{name} streamed": v | {"data.streaming": True} for name, v in STREAMED.items()}
-    for name in ("shard_map2", "daso-real", "measured"):  # in order: these are trained before
+    # In order: these are trained before.
+    for name in ("shard_map2", "daso-real", "measured"):
         configs[f"{name}-replayed"] = replayed(configs[name], folder / name / "trace.csv")
+    for name in OWN:
+        trace, api = folder / name / "trace.csv", configs[name]["parallel.api"]
+        configs[f"{name} again"] = replayed(configs[name], trace, api)
     return train(configs, folder, data_dir)
 
 
@@ -349,6 +354,15 @@ def test_a_real_run_is_replayed_from_its_trace(parameters, folder, name):
     assert 0 < replay["simulated_seconds"] < real["wall_seconds"]
     columns = [column for column in trace if column.startswith("control.shares")]
     assert (trace[columns].sum(axis=1) == 64).all() or not columns
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_real_run_again_from_its_own_trace_is_the_same_to_the_bit(parameters, folder, name):
+    """By the same program: whatever its method decides besides who arrives when."""
+    np.testing.assert_array_equal(parameters[f"{name} again"], parameters[name])
+    trace = (folder / name / "trace.csv").read_text().splitlines()
+    again = (folder / f"{name} again" / "trace.csv").read_text().splitlines()
+    assert trace[0] == again[0] and len(trace) == len(again)
 
 
 @pytest.mark.slow

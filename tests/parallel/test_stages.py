@@ -133,9 +133,8 @@ def run(case, state, calls=EVERY):
         }
         if case.optimizer == "adam":
             del hyper["momentum"]
-        slots = np.zeros(CHUNK, np.int32)
         indices = rng.integers(0, EXAMPLES, (CHUNK, BATCH), np.int32)
-        state, each = laid.advance(state, held, Event(slots, slots, hyper), indices, CALLS[number])
+        state, each = laid.advance(state, held, Event((), hyper), indices, CALLS[number])
         losses.append(np.asarray(each["loss"]))
     return jax.device_get(laid.get(state)), np.array(losses)
 

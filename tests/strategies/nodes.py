@@ -45,12 +45,11 @@ def inner(optimizer=SGD):
     return sync(base.averaged(base.whole(loss), "data"), base.together(optimizer))
 
 
-def events(control, rates=RATE, momentum=0.0):
-    slots = jnp.zeros(STEPS, jnp.int32)
+def events(choice, rates=RATE, momentum=0.0):
     hyper = {"learning_rate": jnp.broadcast_to(jnp.asarray(rates, float), STEPS)}
     if momentum is not None:
         hyper["momentum"] = jnp.full(STEPS, momentum)
-    return Event(slots, slots, hyper, {name: jnp.asarray(v) for name, v in control.items()})
+    return Event(jax.tree.map(jnp.asarray, choice), hyper)
 
 
 _over = cache(partial(over_nodes, devices=1))  # one strategy, one program

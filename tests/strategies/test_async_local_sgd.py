@@ -26,7 +26,7 @@ def delayed(line, delay, c):
     def arrival(now, i, t, step):
         kept["stale"].append(kept["version"] - version_read.get(i, 0))
         now.x[i] = now.read[i] = now.x[i] + step()
-        if not line.control["exchange"][t]:
+        if not line.choice.exchange[t]:
             return
         outer = theta_read.get(i, np.float64(START)) - now.x[i]
         kept["delta"] = kept["delta"] + outer
@@ -64,7 +64,7 @@ def test_slower_workers_take_fewer_steps():
         asked["strategy.steps_by_speed"] = by_speed
         line = line_of("async_local_sgd", steps=160, **asked)
         for i, period in enumerate(expected):
-            each = line.control["exchange"][line.worker == i]
+            each = line.choice.exchange[line.worker == i]
             np.testing.assert_array_equal(each, np.arange(1, len(each) + 1) % period == 0)
 
 

@@ -20,6 +20,7 @@ from research.config import ConfigError, default
 from research.data.parts import columns, cut
 from research.parallel import devices as parallel
 from research.strategies import Event
+from research.timeline.base import Shares, chosen
 
 STEPS, BATCH, CLASSES = 12, 24, 5
 EPOCH = 4  # updates
@@ -160,16 +161,15 @@ def make_run(name, values=(), *, seed=0, optimizer="sgd", loss=weighted):
     known = {"steps_per_epoch": EPOCH, "update_bytes": 0, "network": network}
     ends = [{"train_loss": 1.0}] * (STEPS // EPOCH)
     line = strategies.timeline_of(config, epochs=ends, **known)
-    shares = (line.control or {}).get("shares")
-    if shares is not None:  # each device is given its own
+    divided = chosen(line, Shares)
+    if divided:  # each device is given its own
+        shares = divided.shares
         own = cut(np.tile(np.arange(BATCH), (STEPS, 1)), shares, columns(shares))
         batches = jax.tree.map(lambda leaf: leaf[np.arange(STEPS)[:, None], own], batches)
     flat = tuple(sorted(flattened(config).items()))
     events = Event(
-        jnp.asarray(line.read),
-        jnp.asarray(line.write),
+        jax.tree.map(jnp.asarray, line.choice),
         {name: jnp.asarray(hyper[name], jnp.float32) for name in OPTIMIZERS[optimizer]},
-        {name: jnp.asarray(leaf) for name, leaf in (line.control or {}).items()},
         jnp.asarray(line.staleness),
     )
     strategy = make_strategy(flat, optimizer, line.slots, loss)
@@ -401,15 +401,16 @@ def test_staleness_and_what_was_read_reach_the_optimizer(name):
     config = config_of(name)
     methods = strategies.of_config(config)
     whole = program.problem_of(config, CLASSES)
-    slots = int(np.max((run.events.control or {}).get("read", run.events.read))) + 1
+    choice = run.events.choice.inner if methods.mix else run.events.choice
+    slots = int(np.max(choice.read)) + 1
     keys = methods.keys(config.strategy)
     one = strategies.compose(methods._replace(mix=None), keys, whole, KEEPS, slots, None)
     state = one.init(run.params)
     for t in range(STEPS):
         event, batch = at((run.events, run.batches), t)
         if methods.mix:  # as the first node sees it
-            control = {k: v[0] for k, v in event.control.items() if k in ("read", "write")}
-            event = event._replace(control=control, staleness=event.staleness[0])
+            inner = jax.tree.map(lambda leaf: leaf[0], event.choice.inner)
+            event = event._replace(choice=inner, staleness=event.staleness[0])
         state, _ = one.step(state, event, batch)
         seen = {int(leaf) for leaf in jax.tree.leaves(state.opt_state)}
         assert seen <= {int(s) for s in np.ravel(event.staleness)}

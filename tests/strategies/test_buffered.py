@@ -26,11 +26,11 @@ def line_of(config, **values):
     return strategies.timeline_of(chosen, steps_per_epoch=10, update_bytes=0)
 
 
-def trained(strategy, line, control=None):
+def trained(strategy, line):
     """(STEPS, DIMENSION) parameters after each update, and losses."""
     hyper = {"learning_rate": np.full(STEPS, RATE, np.float32)}
     hyper["momentum"] = np.full(STEPS, MU, np.float32)
-    events = Event(line.read, line.write, hyper, control, line.staleness)
+    events = Event(line.choice, hyper, line.staleness)
 
     def body(state, inputs):
         state, info = strategy.step(state, inputs[0], {"optimum": inputs[1]})
@@ -46,7 +46,7 @@ def trained(strategy, line, control=None):
 
 def made(line, arrivals=K):
     gradient, update = base.whole(QUADRATIC.loss), base.together(SGD)
-    return trained(buffered(gradient, update, line.slots, arrivals), line, line.control)
+    return trained(buffered(gradient, update, line.slots, arrivals), line)
 
 
 @pytest.mark.parametrize("waiting", ["k_async", "k_batch_async"])

@@ -27,7 +27,7 @@ from tests.strategies.nodes import NODES, RATE, START, STEPS, flattened, referen
 from tests.strategies.test_outer import (
     CLOSE,
     MESSAGES_ALONE,
-    control,
+    meetings,
     rule,
     seconds,
     sent_and_seconds,
@@ -67,8 +67,8 @@ def message(name):
 @pytest.mark.parametrize("method", MAKERS)
 @pytest.mark.parametrize("name", ["top_k", "sign"])
 def test_compressed_messages_equal_the_reference(name, method):
-    states, _ = nodes.ran(made(name, method), nodes.events(control(method), RATE, 0.6))
-    send = turns(STEPS, 4, 1, 0)["send"][:, 0]
+    states, _ = nodes.ran(made(name, method), nodes.events(meetings(method), RATE, 0.6))
+    send = turns(STEPS, 4, 1, 0).send[:, 0]
     expected = reference(send, rule(method, RATE), RATE, 0.6, message=message(name))
     np.testing.assert_allclose(flattened(states.params), expected, **CLOSE)
     whole = reference(send, rule(method, RATE), RATE, 0.6)
@@ -77,10 +77,10 @@ def test_compressed_messages_equal_the_reference(name, method):
 
 def test_powersgd_equals_its_algorithm():
     """By eigenvectors and not by QR: at rank 1 P is M Q over its length."""
-    states, _ = nodes.ran(made("powersgd"), nodes.events(control("model_averaging"), RATE, 0.6))
+    states, _ = nodes.ran(made("powersgd"), nodes.events(meetings("model_averaging"), RATE, 0.6))
     first = powersgd(1).init(tree(START))
     state = {"q": np.float64(first[0])[:, 0]}
-    send = turns(STEPS, 4, 1, 0)["send"][:, 0]
+    send = turns(STEPS, 4, 1, 0).send[:, 0]
 
     # The mean of the messages is the message of the mean, as P is the same in all nodes.
     errors, theta, velocity = np.zeros(12), np.float64(START), [np.zeros(14)] * NODES

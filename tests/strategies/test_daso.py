@@ -17,6 +17,7 @@ from research.config import default
 from research.parallel.simulated import Nodes, over_nodes
 from research.strategies import Event
 from research.strategies.messages import in_parts
+from research.timeline.base import Meeting, at
 from research.timeline.daso import daso as phases
 from tests.strategies.composed import daso, sync
 
@@ -53,8 +54,8 @@ FLAT = over_nodes(daso(flat, SGD), NODES, LOCAL)
 START = {"w": jnp.array([0.3, 0.1, -0.2]), "c": jnp.float32(0.7)}
 
 
-def control_of(**values):
-    """The control of a run over the periods above, unless values say otherwise."""
+def meetings_of(**values):
+    """The meetings of a run over the periods above, unless values say otherwise."""
     strategy = default().strategy
     strategy.update({"wait": 2, "warmup_epochs": 1, "cooldown_epochs": 1, "patience": 0, **values})
     made = phases(
@@ -66,14 +67,13 @@ def control_of(**values):
         update_bytes=0,
         epoch_losses=[1.0] * EPOCHS,
     )
-    return made.control
+    return made.choice
 
 
-def events_of(control, momentum=MOMENTUM):
-    n = len(control["send"])
-    slots = jnp.zeros(n, jnp.int32)
+def events_of(choice, momentum=MOMENTUM):
+    n = len(choice.send)
     hyper = {"learning_rate": jnp.full(n, RATE), "momentum": jnp.full(n, momentum)}
-    return Event(slots, slots, hyper, {name: jnp.asarray(v) for name, v in control.items()})
+    return Event(jax.tree.map(jnp.asarray, choice), hyper)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -114,7 +114,7 @@ def reference(batches):
 
 
 def test_two_hundred_steps_through_all_phases_equal_the_reference(batches):
-    events = events_of(control_of())
+    events = events_of(meetings_of())
     _, (_, after) = scan(STRATEGY, STRATEGY.init(START), events, batches)
     params = np.concatenate([after.state.params["w"], after.state.params["c"][..., None]], -1)
     expected = reference(batches)
@@ -131,9 +131,9 @@ def test_without_wait_it_is_synchronous(batches, nodes, local, momentum):
 
     Velocities stay the nodes' own; their mean is the velocity of the mean.
     """
-    control = control_of(max_batches=1, wait=0)
-    assert control["send"].all() and control["receive"].all() and not control["waited"].any()
-    events = events_of(control, momentum)
+    choice = meetings_of(max_batches=1, wait=0)
+    assert choice.send.all() and choice.receive.all() and not choice.waited.any()
+    events = events_of(choice, momentum)
     strategy, one = over_nodes(daso(loss, SGD), nodes, local), sync(loss, SGD)
     _, (values, after) = scan(strategy, strategy.init(START), events, batches)
     _, (expected, alone) = scan(one, one.init(START), events, batches)
@@ -162,12 +162,12 @@ def test_a_merge_keeps_the_mean_and_shrinks_the_spread(wait, data):
     """Without gradients every receipt of weight 2 S = 2 W multiplies the distance from the mean by
     2 S / (2 S + P), a blocking one by 0, and the mean stays. So equal nodes stay as they are."""
     period = data.draw(st.integers(wait, 8))
-    control = control_of(max_batches=period, wait=wait, warmup_epochs=0, patience=EPOCHS)
-    window = {name: values[:EPOCH] for name, values in control.items()}
+    choice = meetings_of(max_batches=period, wait=wait, warmup_epochs=0, patience=EPOCHS)
+    window = at(choice, slice(EPOCH))
     state = apart(FLAT, data.draw(st.integers(0, 99)))
     before = np.float64(state.state.params["w"])
     _, (_, after) = scan(FLAT, state, events_of(window), nothing(EPOCH))
-    factor = np.where(window["receive"], 2 * wait / (2 * wait + NODES), 1.0)
+    factor = np.where(window.receive, 2 * wait / (2 * wait + NODES), 1.0)
     factor[-1] = 0.0
     mean = before.mean(0)
     expected = mean + np.cumprod(factor)[:, None, None] * (before - mean)
@@ -183,12 +183,12 @@ def test_a_single_node_waits_for_nobody_and_merges_with_its_past():
         return params["c"] + 0.0 * (params["w"].sum() + batch["y"].sum())
 
     strategy = over_nodes(daso(slope, SGD), 1, LOCAL)
-    control = {
-        "send": np.array([True, False, True]),
-        "receive": np.array([False, True, False]),
-        "waited": np.array([0, 1, 0], np.int32),
-    }
-    events = events_of(control, momentum=0.0)
+    choice = Meeting(
+        np.array([True, False, True]),
+        np.array([False, True, False]),
+        np.array([0, 1, 0], np.int32),
+    )
+    events = events_of(choice, momentum=0.0)
     _, (_, after) = scan(strategy, strategy.init(START), events, nothing(3))
     first = 0.7 - RATE
     second = (2 * (first - RATE) + first) / 3
@@ -205,8 +205,8 @@ def test_bfloat16_is_only_for_the_journey():
     state = apart(strategy, 0)
     sums = jax.tree.leaves(state.state.in_flight)
     assert {leaf.dtype for leaf in sums} == {jnp.dtype("bfloat16")}
-    control = {name: values[:1] for name, values in control_of().items()}  # blocking
-    after, _ = scan(strategy, state, events_of(control), nothing(1))
+    choice = at(meetings_of(), slice(1))  # blocking
+    after, _ = scan(strategy, state, events_of(choice), nothing(1))
     assert jax.tree.structure(after) == jax.tree.structure(state)
     for one, other in zip(jax.tree.leaves(state), jax.tree.leaves(after), strict=True):
         assert (one.shape, one.dtype) == (other.shape, other.dtype)
@@ -220,8 +220,8 @@ def test_replicas_with_schedules_of_their_own_equal_one_by_one(batches):
     """Mapped over, the flags are no scalars any more and nothing else may change."""
     window = {name: values[: 3 * EPOCH] for name, values in batches.items()}
     runs = [
-        events_of({name: values[: 3 * EPOCH] for name, values in control.items()})
-        for control in (control_of(), control_of(wait=1), control_of(warmup_epochs=0))
+        events_of(at(choice, slice(3 * EPOCH)))
+        for choice in (meetings_of(), meetings_of(wait=1), meetings_of(warmup_epochs=0))
     ]
     run = partial(scan, STRATEGY, STRATEGY.init(START), batches=window)
     every = jax.tree.map(lambda *leaves: jnp.stack(leaves), *runs)
@@ -237,7 +237,7 @@ def test_quiet_steps_use_the_local_network_only():
     mesh = AbstractMesh((NODES, LOCAL), ("node", "data"), (AxisType.Auto,) * 2)
     strategy = daso(loss, SGD)
     state = strategy.init(START)
-    event = jax.tree.map(lambda leaf: leaf[0], events_of(control_of()))
+    event = jax.tree.map(lambda leaf: leaf[0], events_of(meetings_of()))
     batch = jax.tree.map(lambda leaf: leaf[0], nothing(1))
     spec = (P(), P(), P(("node", "data")))
     step = jax.shard_map(strategy.step, mesh=mesh, in_specs=spec, out_specs=P(), check_vma=False)
@@ -250,7 +250,7 @@ def test_quiet_steps_use_the_local_network_only():
 def test_a_node_sends_its_message_once(dtype):
     """Counted in the program of a device: the clock's bytes, where without turns all would send."""
     mesh = AbstractMesh((NODES, LOCAL), ("node", "data"), (AxisType.Auto,) * 2)
-    event = jax.tree.map(lambda leaf: leaf[0], events_of(control_of()))
+    event = jax.tree.map(lambda leaf: leaf[0], events_of(meetings_of()))
     batch = jax.tree.map(lambda leaf: leaf[0], nothing(1))
     sent = {}
     for senders in (None, "data"):
@@ -291,12 +291,12 @@ def test_bfloat16_where_nodes_wait_only():
     strategy = over_nodes(daso(flat, SGD, blocking_dtype="bfloat16"), NODES, LOCAL)
     state = apart(strategy, 0)
     assert {leaf.dtype for leaf in jax.tree.leaves(state.state.in_flight)} == {jnp.dtype("float32")}
-    control = {"send": np.array([True]), "receive": np.array([False])}
-    control["waited"] = np.array([0], np.int32)
-    after, _ = scan(strategy, state, events_of(control), nothing(1))
+    choice = Meeting(np.array([True]), np.array([False]), np.array([0], np.int32))
+    after, _ = scan(strategy, state, events_of(choice), nothing(1))
     total = np.asarray(state.state.params["w"]).sum(0)
     np.testing.assert_allclose(after.state.in_flight["w"][0], total, rtol=1e-6)
-    after, _ = scan(strategy, state, events_of(control | {"receive": np.array([True])}), nothing(1))
+    blocking = choice._replace(receive=np.array([True]))
+    after, _ = scan(strategy, state, events_of(blocking), nothing(1))
     merged, mean = np.asarray(after.params["w"]), total / NODES
     np.testing.assert_allclose(merged, mean, rtol=0, atol=4 * 2**-7)
     assert np.abs(merged - mean).max() > 1e-4
@@ -325,8 +325,8 @@ def collectives(jaxpr, where=(), sizes=False):
 
 def test_the_periods_are_those_of_the_reference():
     """What the comparison above rests on: batches of the first send and receipt of every epoch."""
-    control = control_of()
+    choice = meetings_of()
     for epoch, (period, wait) in enumerate(PERIODS):
         window = slice(epoch * EPOCH, (epoch + 1) * EPOCH)
-        send, receive = (np.flatnonzero(control[name][window]) for name in ("send", "receive"))
+        send, receive = (np.flatnonzero(each[window]) for each in choice[:2])
         assert (send[1], receive[0]) == (period, wait)

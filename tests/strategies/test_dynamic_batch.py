@@ -16,6 +16,7 @@ from research.data.parts import columns, cut
 from research.parallel.simulated import over_workers
 from research.strategies.base import Event
 from research.strategies.dynamic_batch import WEIGHTS
+from research.timeline.base import Shares
 from tests.strategies.composed import by_shares, sync
 
 WORKERS, BATCH, CLASSES = 4, 22, 5
@@ -47,7 +48,7 @@ def make_params(rng, batch):
 
 
 def make_event(shares, **hyper):
-    return Event(jnp.int32(0), jnp.int32(0), hyper, {"shares": jnp.asarray(shares, jnp.int32)})
+    return Event(Shares(jnp.asarray(shares, jnp.int32)), hyper)
 
 
 def handed(shares, batch, room=None):
@@ -176,7 +177,7 @@ def test_a_run_equals_the_synchronous_one(name, names):
     steps, rng = 20, np.random.default_rng(3)
     shares = rng.multinomial(BATCH, (0.1, 0.2, 0.3, 0.4), steps)
     hyper = {key: jnp.asarray(rng.uniform(0.02, 0.1, steps), jnp.float32) for key in names}
-    events = Event(jnp.zeros(steps), jnp.zeros(steps), hyper, {"shares": jnp.asarray(shares)})
+    events = Event(Shares(jnp.asarray(shares)), hyper)
     batches = make_batch(rng, steps)
     optimizer = optimizers.optimizer(name, names)
     own = handed(shares, batches)
@@ -219,7 +220,7 @@ def test_no_micro_batch_more_than_the_part_needs(micro_batch):
     assert len(computed) == -(-BATCH // micro_batch)
     # Work is really done, as often as it is said, and is not seen in the sum.
     event = make_event([BATCH])
-    event.control["work"] = jnp.asarray([3])
+    event = event._replace(choice=event.choice._replace(work=jnp.asarray([3])))
     again, info = strategy.step(state, event, {"x": jnp.ones(BATCH)})
     jax.effects_barrier()
     assert len(computed) == 4 * -(-BATCH // micro_batch)
@@ -253,8 +254,8 @@ def test_workers_meet_once_and_after_the_loop():
 
 def test_shares_are_asked_for():
     strategy, batch = over_workers(by_shares(losses, KEEP, 4), WORKERS), handed(SPLITS[0], BATCHES)
-    with pytest.raises(KeyError, match="shares"):
-        strategy.step(strategy.init(PARAMS), Event(jnp.int32(0), jnp.int32(0), {}), batch)
+    with pytest.raises(AttributeError, match="shares"):
+        strategy.step(strategy.init(PARAMS), Event((), {}), batch)
 
 
 @pytest.mark.parametrize("shares", SPLITS)

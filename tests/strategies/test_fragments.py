@@ -22,6 +22,7 @@ from research.strategies.fragments import cut, join
 from research.strategies.meetings import turns
 from research.strategies.model_averaging import averaging
 from research.strategies.sync import sync
+from research.timeline.base import at
 from tests.strategies import test_battery as battery
 from tests.strategies.test_daso import collectives
 
@@ -71,15 +72,15 @@ def strategy(fragments=1, mixing=0.0, optimizer=None):
 
 
 @partial(jax.jit, static_argnums=0)
-def scan(made, control):
+def scan(made, choice):
     """(STEPS, NODES, ...) states of the nodes after every update and (STEPS,) bytes sent."""
-    slots, rate = jnp.zeros(STEPS, jnp.int32), {"learning_rate": jnp.full(STEPS, RATE)}
+    rate = {"learning_rate": jnp.full(STEPS, RATE)}
 
     def body(state, inputs):
         state, info = made.step(state, *inputs)
         return state, (state.state, info["sent_bytes"])
 
-    events = Event(slots, slots, rate, {name: jnp.asarray(v) for name, v in control.items()})
+    events = Event(jax.tree.map(jnp.asarray, choice), rate)
     return jax.lax.scan(body, made.init(tree(START)), (events, BATCHES))[1]
 
 
@@ -132,22 +133,22 @@ def test_streaming_diloco_equals_the_reference(period, delay, mixing, fragments)
 
 
 def test_a_fragments_outer_state_changes_only_when_it_is_received():
-    control = turns(STEPS, 4, 2, 1)
-    states, _ = scan(strategy(2, 0.0, NESTEROV), control)
+    choice = turns(STEPS, 4, 2, 1)
+    states, _ = scan(strategy(2, 0.0, NESTEROV), choice)
     for q, (theta, momentum) in enumerate(states.outer):
         for leaf in jax.tree.leaves((theta, momentum)):
             changed = (np.diff(leaf, axis=0) != 0).reshape(STEPS - 1, -1)
-            np.testing.assert_array_equal(changed.any(1), control["receive"][1:, q])
+            np.testing.assert_array_equal(changed.any(1), choice.receive[1:, q])
 
 
 @pytest.mark.parametrize("optimizer", [None, NESTEROV])
 @pytest.mark.parametrize("delay", [0, 2])
 def test_fragments_that_meet_together_are_one_to_the_bit(delay, optimizer):
     """However they are cut: what is done to a leaf does not depend on the others."""
-    control = turns(STEPS, 4, 1, delay)
-    whole, sent = scan(strategy(1, 0.25, optimizer), control)
+    choice = turns(STEPS, 4, 1, delay)
+    whole, sent = scan(strategy(1, 0.25, optimizer), choice)
     for fragments in (2, 3, 4):
-        parts, its = scan(strategy(fragments, 0.25, optimizer), control)
+        parts, its = scan(strategy(fragments, 0.25, optimizer), choice)
         jax.tree.map(np.testing.assert_array_equal, parts.params, whole.params)
         np.testing.assert_array_equal(its, sent)
 
@@ -246,8 +247,8 @@ def test_a_device_sends_the_fragments_whose_turn_it_is(fragments, local):
     """In the program: over `node` one collective a fragment, each in a branch of its own."""
     made = averaging(INNER, {"fragments": fragments, "mixing": 0.0}, "data")
     mesh = AbstractMesh((NODES, local), ("node", "data"), (AxisType.Auto,) * 2)
-    control = {name: v[0] for name, v in turns(STEPS, 4, fragments, 0).items()}
-    event = Event(0, 0, {"learning_rate": jnp.float32(RATE)}, control)
+    choice = at(turns(STEPS, 4, fragments, 0), 0)
+    event = Event(choice, {"learning_rate": jnp.float32(RATE)})
     specs = (P(), P(), P(("node", "data")))
     step = jax.shard_map(made.step, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False)
     batch = battery.at(BATCHES, 0)
@@ -268,7 +269,7 @@ def test_the_program_says_the_bytes_that_the_clock_counts():
         state, info = step(state, *battery.at((run.events, run.batches), t))
         said.append(float(info["sent_bytes"]))
     parts = [parameter_bytes(part) for part in cut(run.params, 2)]
-    np.testing.assert_array_equal(said, np.asarray(run.events.control["send"]) @ parts)
+    np.testing.assert_array_equal(said, np.asarray(run.events.choice.send) @ parts)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from research import strategies, trainer
 from research.checks import check
 from research.config import ConfigError, default
 from research.strategies.gossip import METHOD, gossip
+from research.strategies.gossip_clock import Neighbours
 from research.timeline import TimelineError, graphs
 from research.timeline.graphs import DRAWN, GRAPHS, arrivals, graph, matrices, spectral_gap, weights
 from tests.strategies import nodes
@@ -26,10 +27,10 @@ def drawn(name, count=NODES, steps=STEPS, seed=3):
     return graph(name, count, steps, np.random.default_rng(seed))
 
 
-def control(to):
+def neighbours(to):
     """What the clock says of a graph, (T, nodes, k)."""
     whole = to[np.arange(STEPS) % len(to)]
-    return {"to": whole, "weight": weights(to, STEPS).astype(np.float32)}
+    return Neighbours(whole, weights(to, STEPS).astype(np.float32))
 
 
 @cache  # one program a number of messages
@@ -38,7 +39,7 @@ def made(order):
 
 
 def ran(to, order, rates=RATE, momentum=0.6):
-    states, sent = nodes.ran(made(order), nodes.events(control(to), rates, momentum))
+    states, sent = nodes.ran(made(order), nodes.events(neighbours(to), rates, momentum))
     return np.float64(flattened(states.params)), np.asarray(sent)
 
 
@@ -94,7 +95,7 @@ def test_of_many_nodes_each_knows_only_who_sends_to_it(name, order):
     """The same sums as with a whole row of weights, in another order."""
     to = drawn(name)
     whole, sent = ran(to, order)
-    every = control(to) | {"from": graphs.senders(to)[np.arange(STEPS) % len(to)]}
+    every = neighbours(to)._replace(senders=graphs.senders(to)[np.arange(STEPS) % len(to)])
     states, ours = nodes.ran(made(order), nodes.events(every, RATE, 0.6))
     np.testing.assert_allclose(flattened(states.params), whole, **CLOSE)
     np.testing.assert_array_equal(ours, sent)
@@ -113,13 +114,13 @@ def test_who_is_away_sends_and_is_sent_nothing(name, order):
     for t, i in np.ndindex(STEPS, NODES):
         ahead = [(i + k) % NODES for k in range(NODES) if there[t, (i + k) % NODES]]
         assert stand[t, i] == ahead[0]
-    every = control(to) | {"stand": stand}
+    every = neighbours(to)._replace(stand=stand)
     states, sent = nodes.ran(made(order), nodes.events(every, SCHEDULE, 0.6))
     expected, _ = push_sum(to, order, SCHEDULE, stand=stand)
     np.testing.assert_allclose(flattened(states.params), expected, **CLOSE)
     assert sent[there.sum(axis=1) == 1].sum() == 0
     if name != "push":
-        every["from"] = graphs.senders(to)
+        every = every._replace(senders=graphs.senders(to))
         states, _ = nodes.ran(made(order), nodes.events(every, SCHEDULE, 0.6))
         np.testing.assert_allclose(flattened(states.params), expected, **CLOSE)
 
@@ -199,10 +200,10 @@ def test_a_run_whose_nodes_come_and_go():
         for presence in (0.0, 1e9, 0.5)
     }
     np.testing.assert_array_equal(line[1e9].seconds, line[0.0].seconds)
-    np.testing.assert_array_equal(line[1e9].control["to"], line[0.0].control["to"])
-    away = line[0.5].control["stand"] != np.arange(8)
+    np.testing.assert_array_equal(line[1e9].choice.to, line[0.0].choice.to)
+    away = line[0.5].choice.stand != np.arange(8)
     assert 0.05 < away.mean() < 0.4  # a sixth by itself; and they wait for an update to begin
-    np.testing.assert_array_equal(line[0.5].control["weight"], 1)  # whoever is away
+    np.testing.assert_array_equal(line[0.5].choice.weight, 1)  # whoever is away
     assert np.all(np.diff(line[0.5].seconds) >= 0)
 
 
@@ -228,7 +229,7 @@ def test_the_gap_is_that_of_the_matrices(name, count):
 
 def test_all_with_all_after_the_update_is_synchronous():
     whole, _ = ran(drawn("complete"), "adapt")
-    one = nodes.events(control(drawn("complete", 1)), RATE, 0.6)
+    one = nodes.events(neighbours(drawn("complete", 1)), RATE, 0.6)
     alone, _ = nodes.ran(made("adapt"), one, nodes=1)  # with the whole batch
     expected = np.repeat(flattened(alone.params), NODES, axis=1)
     np.testing.assert_allclose(whole, expected, **CLOSE)
@@ -245,7 +246,7 @@ def test_who_sends_to_nobody_is_alone(order):
     for i in range(NODES):
         rows = slice(i * EACH, (i + 1) * EACH)
         own = {name: values[:, rows] for name, values in nodes.BATCHES.items()}
-        events = nodes.events(control(np.zeros((1, 1, 2), np.int32)), RATE, 0.6)
+        events = nodes.events(neighbours(np.zeros((1, 1, 2), np.int32)), RATE, 0.6)
         alone, _ = nodes.ran(made(order), events, nodes=1, batches=own)
         np.testing.assert_allclose(found[:, i], flattened(alone.params)[:, 0], **CLOSE)
 
@@ -255,7 +256,7 @@ def test_without_gradients_nodes_agree_as_fast_as_the_gap_says(name):
     """They part in the first update, after which the learning rate is 0."""
     count, rates = 6, np.where(np.arange(STEPS) == 0, 1.0, 0.0)
     to = drawn(name, count)
-    events = nodes.events(control(to), rates)
+    events = nodes.events(neighbours(to), rates)
     states, _ = nodes.ran(made("combine"), events, nodes=count)
     x = np.float64(flattened(states.params))
     np.testing.assert_allclose(x.mean(1), np.repeat(x[:1].mean(1), STEPS, 0), rtol=0, atol=5e-6)
@@ -397,7 +398,7 @@ def test_the_clock_of_a_run(order):
     line = strategies.timeline_of(config, steps_per_epoch=10, update_bytes=6000)
     update = 0.012 if order == "combine" else 8e-3 + 0.012
     np.testing.assert_allclose(line.seconds, update * np.arange(1, 21), rtol=1e-9)
-    assert line.control["to"].shape == (20, 8, 3)
+    assert line.choice.to.shape == (20, 8, 3)
     config.cluster.bandwidth = 1e9  # where messages are short, computing takes all the time
     quick = strategies.timeline_of(config, steps_per_epoch=10, update_bytes=6000).seconds[-1]
     assert quick == pytest.approx(20 * 8e-3 + (order == "adapt") * 20 * 12e-6)

@@ -69,7 +69,7 @@ def compiled(groups, shared=False):
 
 def event(optimizer, **changed):
     hyper = {name: jnp.float32(value) for name, value in (HYPER[optimizer] | changed).items()}
-    return Event(jnp.int32(0), jnp.int32(0), hyper)
+    return Event((), hyper)
 
 
 def rule(optimizer):

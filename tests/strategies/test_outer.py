@@ -32,10 +32,10 @@ SCHEDULE = RATE * np.linspace(1.0, 0.2, STEPS)
 CLOSE = {"rtol": 0, "atol": 2e-5}
 
 
-def control(name, period=4, synchronous=0, **numbers):
+def meetings(name, period=4, synchronous=0, **numbers):
     line = turns(STEPS, period, 1, 0, synchronous)
     numbers = NUMBERS[name] | numbers
-    return line | {key: np.full(STEPS, v, np.float32) for key, v in numbers.items()}
+    return line._replace(outer={key: np.full(STEPS, v, np.float32) for key, v in numbers.items()})
 
 
 @cache  # so that one program is compiled for all numbers
@@ -64,9 +64,9 @@ def rule(name, rates):
 @pytest.mark.parametrize("inner_state", ["kept", "averaged", "reset"])
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_preset_equals_the_reference(name, inner_state, rates):
-    events = nodes.events(control(name), rates, 0.6)
+    events = nodes.events(meetings(name), rates, 0.6)
     states, _ = nodes.ran(made(name, inner_state=inner_state), events)
-    send = turns(STEPS, 4, 1, 0)["send"][:, 0]
+    send = turns(STEPS, 4, 1, 0).send[:, 0]
     expected = reference(send, rule(name, rates), rates, 0.6, inner_state)
     np.testing.assert_allclose(flattened(states.params), expected, **CLOSE)
     # The nodes do part in between, by far more than that, and what is done to the state is seen.
@@ -82,8 +82,9 @@ def test_who_has_no_part_in_a_meeting_takes_over_what_the_others_agree_on(name):
     rng = np.random.default_rng(0)
     counts = rng.permuted(np.tile(np.arange(NODES) < NODES - 1, (STEPS, 1)), axis=1)
     part = (counts * NODES / counts.sum(1, keepdims=True)).astype(np.float32)
-    send = turns(STEPS, 4, 1, 0)["send"][:, 0]
-    states, _ = nodes.ran(made(name), nodes.events(control(name) | {"part": part}, RATE, 0.6))
+    send = turns(STEPS, 4, 1, 0).send[:, 0]
+    some = meetings(name)._replace(present=part)
+    states, _ = nodes.ran(made(name), nodes.events(some, RATE, 0.6))
     parts = iter(part[send].ravel())
     message = lambda v: (next(parts) * v, 0.0)  # noqa: E731
     expected = reference(send, rule(name, RATE), RATE, 0.6, message=message)
@@ -98,9 +99,9 @@ def test_without_slow_momentum_it_is_model_averaging(name):
         "diloco": {"outer_learning_rate": 1.0, "outer_momentum": 0.0},
         "slowmo": {"slow_learning_rate": 1.0, "slow_momentum": 0.0},
     }[name]
-    one, _ = nodes.ran(made(name), nodes.events(control(name, **plain), RATE, 0.6))
+    one, _ = nodes.ran(made(name), nodes.events(meetings(name, **plain), RATE, 0.6))
     mean, _ = nodes.ran(
-        made("model_averaging"), nodes.events(control("model_averaging"), RATE, 0.6)
+        made("model_averaging"), nodes.events(meetings("model_averaging"), RATE, 0.6)
     )
     # theta - (theta - mean) for the mean: an ulp more, 1e-7, at each of eight meetings.
     np.testing.assert_allclose(flattened(one.params), flattened(mean.params), rtol=0, atol=5e-6)
@@ -109,8 +110,9 @@ def test_without_slow_momentum_it_is_model_averaging(name):
 @pytest.mark.parametrize("name", MAKERS)
 def test_with_mixing_one_nodes_are_on_their_own(name):
     """Whatever theta does meanwhile."""
-    heedless, sent = nodes.ran(made(name, mixing=1.0), nodes.events(control(name)))
-    quiet = control(name) | {key: np.zeros((STEPS, 1), bool) for key in ("send", "receive")}
+    heedless, sent = nodes.ran(made(name, mixing=1.0), nodes.events(meetings(name)))
+    never = np.zeros((STEPS, 1), bool)
+    quiet = meetings(name)._replace(send=never, receive=never)
     alone, _ = nodes.ran(made(name, mixing=1.0), nodes.events(quiet))
     assert sent.sum() > 0
     # (3 x + 0 theta) / 3 rounds twice where it rounds at all: an ulp or two, eight times.
@@ -138,7 +140,7 @@ LIKE = {
 @pytest.mark.parametrize("name", MAKERS)
 def test_meeting_after_every_update_is_the_outer_optimizer_of_the_mean_gradient(name):
     """D = gamma mean_i g_i: SGD, Nesterov's of rate eta gamma, heavy ball of rate a gamma."""
-    states, _ = nodes.ran(made(name), nodes.events(control(name, period=1)))
+    states, _ = nodes.ran(made(name), nodes.events(meetings(name, period=1)))
     expected = np.repeat(synchronous(LIKE[name])[:, None], NODES, 1)
     np.testing.assert_allclose(flattened(states.params), expected, **CLOSE)
 
@@ -166,7 +168,7 @@ def test_post_local_sgd_is_synchronous_and_then_local():
         np.testing.assert_array_equal(values[13:], later[name])
         np.testing.assert_array_equal(values[:13], name != "waited")
     whole, _ = nodes.ran(
-        made("model_averaging"), nodes.events(control("model_averaging", synchronous=20))
+        made("model_averaging"), nodes.events(meetings("model_averaging", synchronous=20))
     )
     expected = synchronous(LIKE["model_averaging"])
     spread = np.ptp(flattened(whole.params), axis=1).max(axis=1)
@@ -186,7 +188,7 @@ def test_synchronous_updates_of_a_config_take_the_mean(name):
 @pytest.mark.parametrize("reset", [False, True])
 def test_one_node_without_momentum_is_lookahead(reset):
     """optax.lookahead, whose slow parameters are theta; period 4, slow step 0.7."""
-    line = control("diloco", outer_momentum=0.0)
+    line = meetings("diloco", outer_momentum=0.0)
     keys = {"inner_state": "reset"} if reset else {}
     states, _ = nodes.ran(made("diloco", **keys), nodes.events(line, RATE, 0.6), nodes=1)
     fast = optax.lookahead(optax.sgd(RATE, 0.6), 4, ETA, reset_state=reset)
@@ -200,7 +202,7 @@ def test_one_node_without_momentum_is_lookahead(reset):
         np.testing.assert_allclose(found, flattened(params.fast), **CLOSE)
     # With momentum it is something else: one node is not the inner optimizer then.
     other, _ = nodes.ran(
-        made("diloco", **keys), nodes.events(control("diloco"), RATE, 0.6), nodes=1
+        made("diloco", **keys), nodes.events(meetings("diloco"), RATE, 0.6), nodes=1
     )
     assert np.abs(flattened(other.params) - flattened(states.params)).max() > 1e-2
 
@@ -208,9 +210,9 @@ def test_one_node_without_momentum_is_lookahead(reset):
 def test_slowmo_at_a_constant_rate_is_heavy_ball_of_the_outer_gradient():
     ball = averaging(nodes.inner(), {}, optimizer=optax.sgd(A, BETA))
     for rates, same in ((RATE, True), (SCHEDULE, False)):
-        events = nodes.events(control("slowmo"), rates)
+        events = nodes.events(meetings("slowmo"), rates)
         slow, _ = nodes.ran(made("slowmo"), events)
-        plain = events._replace(control=turns(STEPS, 4, 1, 0))
+        plain = events._replace(choice=turns(STEPS, 4, 1, 0))
         outer, _ = nodes.ran(ball, plain)
         apart = np.abs(flattened(slow.params) - flattened(outer.params)).max()
         # D / gamma times gamma: two roundings more, 1e-7, at each of eight meetings.
@@ -221,7 +223,7 @@ def test_slowmo_is_finite_where_the_learning_rate_is_nothing():
     """As before a warm-up, and where nodes meet: there they move by a D all the same."""
     rates = np.full(STEPS, RATE, np.float32)
     rates[[0, 3]] = 0.0
-    states, _ = nodes.ran(made("slowmo"), nodes.events(control("slowmo"), rates))
+    states, _ = nodes.ran(made("slowmo"), nodes.events(meetings("slowmo"), rates))
     x = flattened(states.params)
     assert np.isfinite(x).all()
     expected = START + A * (x[2].mean(0) - START)  # after the fourth update, the first meeting
@@ -262,7 +264,7 @@ def test_the_outer_rule_equals_drjax():
         updates, opt_state = outer.update(gap, opt_state, theta)
         return optax.apply_updates(theta, updates), opt_state
 
-    states, _ = nodes.ran(made("diloco"), nodes.events(control("diloco")))
+    states, _ = nodes.ran(made("diloco"), nodes.events(meetings("diloco")))
     theta = tree(START)
     opt_state = outer.init(theta)
     for start in range(0, STEPS, period):
@@ -282,7 +284,7 @@ def test_slow_numbers_are_arguments_of_one_program(name, key):
     configs = [battery.config_of(name, {f"strategy.{key}": value}) for value in (0.1, 0.8)]
     assert program.make(configs[0], 5, 1) is program.make(configs[1], 5, 1)
     one, other = (
-        flattened(nodes.ran(made(name), nodes.events(control(name, **{key: value})))[0].params)
+        flattened(nodes.ran(made(name), nodes.events(meetings(name, **{key: value})))[0].params)
         for value in (0.1, 0.8)
     )
     assert np.abs(one - other).max() > 1e-2

@@ -49,8 +49,8 @@ def line_of(chosen, problem):
 
 def events_of(line, momentum=MU):
     hyper = {"learning_rate": RATE, "momentum": momentum}
-    hyper = {name: np.full(len(line.read), v, np.float32) for name, v in hyper.items()}
-    return Event(line.read, line.write, hyper, dict(line.control), line.staleness)
+    hyper = {name: np.full(len(line.seconds), v, np.float32) for name, v in hyper.items()}
+    return Event(line.choice, hyper, line.staleness)
 
 
 def trained(config, kind, momentum=MU, chain=(), **values):
@@ -158,7 +158,7 @@ def test_predictions_are_exact_where_the_coming_gradients_are_0(config):
     line, servers = line_of(chosen, problem), METHOD.servers(problem)
 
     def given(params, event, batch):
-        seen = jax.tree.map(jnp.add, params, event.control["ahead"])
+        seen = jax.tree.map(jnp.add, params, event.choice.ahead)
         return seen, jax.tree.map(lambda leaf: batch * jnp.ones_like(leaf), params)
 
     sgd = base.by_block(optimizers.optimizer("sgd", ("learning_rate", "momentum")))

@@ -31,8 +31,7 @@ def line_of(name, groups=WORKERS, steps=STEPS, update_bytes=0, **values):
 
 def events_of(line, rate=RATE, momentum=MOMENTUM):
     hyper = {"learning_rate": jnp.full(STEPS, rate), "momentum": jnp.full(STEPS, momentum)}
-    control = jax.tree.map(jnp.asarray, line.control)
-    return Event(jnp.asarray(line.read), jnp.asarray(line.write), hyper, control, line.staleness)
+    return Event(jax.tree.map(jnp.asarray, line.choice), hyper, line.staleness)
 
 
 def made(make, groups=WORKERS, optimizer=SGD, meter=False):

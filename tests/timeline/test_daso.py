@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from research.config import default
 from research.timeline.daso import Phase, after_epoch, daso, synchronous
 from research.timeline.network import all_reduce
-
-NAMES = ("send", "receive", "waited")
+from tests.timeline.lines import begins_with
 
 
 def strategy_of(**values):
@@ -108,23 +107,23 @@ def flags(text):
 )
 def test_the_batches_of_an_epoch_by_hand(cluster, values, send, receive, waited):
     timeline = make(cluster(nodes=2), strategy_of(**values), steps=10, per_epoch=10)
-    control = timeline.control
-    assert control["send"].tolist() == flags(send)
-    assert control["receive"].tolist() == flags(receive)
-    assert control["waited"].tolist() == waited == timeline.staleness.tolist()
-    assert (control["waited"].dtype, control["send"].dtype) == (np.int32, bool)
-    assert not timeline.worker.any() and not timeline.read.any() and timeline.slots == 1
+    choice = timeline.choice
+    assert choice.send.tolist() == flags(send)
+    assert choice.receive.tolist() == flags(receive)
+    assert choice.waited.tolist() == waited == timeline.staleness.tolist()
+    assert (choice.waited.dtype, choice.send.dtype) == (np.int32, bool)
+    assert not timeline.worker.any() and timeline.slots == 1
 
 
 def test_warm_up_and_cool_down_block_and_the_last_epoch_may_be_cut(cluster):
     """Six epochs, the last one of 3 batches of 5; the message of batch 0 is received at 1."""
     strategy = strategy_of(warmup_epochs=2, cooldown_epochs=2)
     timeline = make(cluster(nodes=2), strategy, [1] * 9, steps=28, per_epoch=5)
-    assert timeline.control["send"].tolist() == flags("xxxxx xxxxx x...x x...x xxxxx xxx")
+    assert timeline.choice.send.tolist() == flags("xxxxx xxxxx x...x x...x xxxxx xxx")
     strategy = strategy_of(max_batches=2)
     timeline = make(cluster(nodes=2), strategy, [1] * 9, steps=13, per_epoch=5)
-    assert timeline.control["send"].tolist() == flags("x.x.x x.x.x x.x")
-    assert timeline.control["receive"].tolist() == flags(".x.xx .x.xx .xx")
+    assert timeline.choice.send.tolist() == flags("x.x.x x.x.x x.x")
+    assert timeline.choice.receive.tolist() == flags(".x.xx .x.xx .xx")
 
 
 @settings(deadline=None, max_examples=60)
@@ -148,10 +147,7 @@ def test_a_loss_more_lengthens_the_timeline_and_changes_nothing_before(data):
         part = make(cluster, strategy, losses[:k], steps=steps, per_epoch=per_epoch)
         n = len(part.seconds)
         assert n == min(steps, (k + 1) * per_epoch)
-        for name in ("worker", "read", "write", "staleness", "seconds"):
-            np.testing.assert_array_equal(getattr(part, name), getattr(whole, name)[:n])
-        for name in NAMES:
-            np.testing.assert_array_equal(part.control[name], whole.control[name][:n])
+        begins_with(whole, part)
     assert np.all(np.diff(whole.seconds, prepend=0) > 0)
 
 
@@ -166,7 +162,7 @@ def test_every_message_is_received_once_and_none_is_left_at_the_end_of_an_epoch(
     strategy = strategy_of(max_batches=period, wait=wait, patience=0)
     steps = data.draw(st.integers(per_epoch, 5 * per_epoch))
     timeline = make(default().cluster, strategy, [1.0] * 9, steps=steps, per_epoch=per_epoch)
-    send, receive, waited = (timeline.control[name] for name in NAMES)
+    send, receive, waited = timeline.choice[:3]
     sent_at = None
     for t in range(steps):
         before, sent_at = sent_at, t if send[t] else sent_at
@@ -238,17 +234,17 @@ def test_a_ring_needs_no_time_alone_and_twice_the_bytes_at_most():
     assert all_reduce(5, 0.0, 10.0, 0.5) == pytest.approx(4)
 
 
-def simulate(services, control, transfer):
+def simulate(services, choice, transfer):
     """Finish of the last node, one step after the other: nodes and one network in plain floats."""
     nodes, times, busy, message = [0.0] * services.shape[1], [], 0.0, None
     for t, work in enumerate(services):
         nodes = [now + seconds for now, seconds in zip(nodes, work, strict=True)]
         old = message
-        if control["send"][t]:
+        if choice.send[t]:
             busy = max(*nodes, busy) + transfer
             message = busy
-        if control["receive"][t]:
-            there = old if control["waited"][t] else message
+        if choice.receive[t]:
+            there = old if choice.waited[t] else message
             nodes = [max(now, there) for now in nodes]
         times.append(max(nodes))
     return times
@@ -264,7 +260,7 @@ def test_seconds_equal_a_simulation_of_the_whole_run(cluster, law, period, wait)
     losses = [3, 2, 2, 2, 2, 1, 1, 1]
     timeline = make(values, strategy, losses, steps=80, per_epoch=9, seed=4)
     services = node_services(values, 80, seed=4)
-    expected = simulate(services, timeline.control, 2 * 2 * 0.4)
+    expected = simulate(services, timeline.choice, 2 * 2 * 0.4)
     # Sums of 80 float64 numbers in another order.
     np.testing.assert_allclose(timeline.seconds, expected, rtol=1e-13)
 

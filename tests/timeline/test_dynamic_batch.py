@@ -116,7 +116,7 @@ def test_shares_that_cannot_be():
 
 def test_one_epoch_finds_the_ideal_when_nothing_is_noise(run):
     made, cost = run(3, 5)
-    taken = made.control["shares"]
+    taken = made.choice.shares
     np.testing.assert_array_equal(taken[:5], np.full((5, 4), BATCH // 4))
     np.testing.assert_array_equal(taken[5:], np.tile([32, 32, 64, 128], (10, 1)))
     # 256 examples over a total speed of 8 at a millisecond; float64 rounding.
@@ -126,7 +126,7 @@ def test_one_epoch_finds_the_ideal_when_nothing_is_noise(run):
 
 def test_equal_speeds_keep_equal_shares(run):
     made, _ = run(4, 3, speeds=())
-    np.testing.assert_array_equal(made.control["shares"], np.full((12, 4), BATCH // 4))
+    np.testing.assert_array_equal(made.choice.shares, np.full((12, 4), BATCH // 4))
 
 
 SLOWDOWN = {"disturbances": ((3, 5, 10, 4.0), (1, 8, 12, 1.3))}  # epochs 5..10 and 8..12
@@ -163,7 +163,7 @@ def test_five_percent_under_noise_too(run, seed):
     """Steps vary by 10 % a worker; an epoch of 50 gives rates to 1.4 %."""
     noise = {"service": "lognormal", "variation": 0.1}
     made, cost = run(16, 50, seed=seed, **noise, **SLOWDOWN)
-    taken = made.control["shares"][::50]
+    taken = made.choice.shares[::50]
     # The time that these shares take without the noise, which no division can avoid.
     ratio = (taken * cost.example).max(axis=1) / ideal_seconds(cost, BATCH)
     assert ratio[settled(16)].max() < 1.05
@@ -179,7 +179,7 @@ def test_noise_moves_smoothed_shares_less(run):
     spread = {}
     for smoothing in (0.0, 0.5):
         made, _ = run(400, 20, smoothing=smoothing, seed=1, **noise)
-        taken = made.control["shares"][20 * 10 :: 20]
+        taken = made.choice.shares[20 * 10 :: 20]
         spread[smoothing] = (taken / taken.mean(axis=0)).std()
     # 390 epochs and 4 workers give the ratio to some 4 %, and whole shares add 1/sqrt(12) of one.
     assert spread[0.5] / spread[0.0] == pytest.approx(0.58, rel=0.15)
@@ -210,7 +210,7 @@ def test_a_step_ends_with_the_slowest_worker_and_the_all_reduce(run):
     cluster.update(nodes=4, speeds=SPEEDS, service="constant", **network)
     other = make(cluster, groups=1, steps=12, batch_size=BATCH, update_bytes=1000)
     np.testing.assert_allclose(made.seconds, other.seconds, rtol=1e-13)  # sums in another order
-    for field in ("worker", "read", "write", "staleness", "slots"):
+    for field in ("worker", "staleness", "slots"):
         np.testing.assert_array_equal(getattr(made, field), getattr(other, field))
 
 
@@ -232,13 +232,13 @@ def test_waste_by_hand(cluster):
 def test_communication_does_not_count_as_speed(run):
     slow, _ = run(4, 5, latency=10.0)
     fast, _ = run(4, 5)
-    np.testing.assert_array_equal(slow.control["shares"], fast.control["shares"])
+    np.testing.assert_array_equal(slow.choice.shares, fast.choice.shares)
 
 
 @pytest.mark.parametrize("service", ["constant", "exponential", "lognormal", "gamma"])
 def test_every_step_divides_the_batch_and_takes_time(run, service):
     made, _ = run(12, 5, service=service, variation=0.8, disturbance_probability=0.3)
-    taken = made.control["shares"]
+    taken = made.choice.shares
     assert taken.dtype == np.int32 and taken.shape == (60, 4)
     assert np.all(taken.sum(axis=1) == BATCH) and taken.min() >= 1
     assert np.all(np.diff(made.seconds, prepend=0.0) > 0)
@@ -253,7 +253,7 @@ def test_a_longer_run_begins_with_the_shorter_and_seeds_differ(run):
     long, _ = run(25, 7, **values)
     other, _ = run(10, 7, seed=1, **values)
     np.testing.assert_array_equal(long.seconds[:70], short.seconds)
-    np.testing.assert_array_equal(long.control["shares"][:70], short.control["shares"])
+    np.testing.assert_array_equal(long.choice.shares[:70], short.choice.shares)
     assert not np.array_equal(other.seconds, short.seconds)
 
 

@@ -304,7 +304,7 @@ def test_timeline_of_a_schedule():
     made = timeline_of(schedule)
     np.testing.assert_array_equal(made.seconds, seconds(schedule))
     assert made.slots == 1
-    for name in ("worker", "read", "write", "staleness"):
+    for name in ("worker", "staleness"):
         np.testing.assert_array_equal(getattr(made, name), np.zeros(4, np.int32))
         assert getattr(made, name).dtype == np.int32
 

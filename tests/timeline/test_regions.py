@@ -129,7 +129,7 @@ def test_who_never_leaves_and_has_no_hours_meets_as_ever():
         for values in ({}, {"presence": FOREVER, "absence": 1.0}, {"diurnal": 1e-30})
     )
     np.testing.assert_array_equal(usual.seconds, ours.seconds)
-    assert (ours.control["part"] == 1).all() and "part" not in usual.control
+    assert (ours.choice.present == 1).all() and usual.choice.present is None
     np.testing.assert_array_equal(usual.seconds, flat.seconds)
 
 
@@ -138,7 +138,7 @@ def test_nobody_waits_for_who_is_away():
     values = {"presence": 20.0, "absence": 15.0, "service": "constant"}
     config, _, line = meeting(values, 81)
     every = Presence(seeds.generator(config.seed, "presence"), 4, 20.0, 15.0)
-    part, meets = line.control["part"], np.flatnonzero(line.control["send"][:, 0])
+    part, meets = line.choice.present, np.flatnonzero(line.choice.send[:, 0])
     update, since, there, found = 3.0, 0.0, np.ones(4, bool), []
     for t, before in zip(meets, [-1, *meets], strict=False):
         done = since + (t - before) * update

@@ -11,6 +11,7 @@ from research.strategies import timeline_of
 from research.timeline import make, service
 from research.timeline.server import Pieces, server
 from research.tuning.hardware import seconds_per_iteration
+from tests.timeline.lines import replica
 from tests.timeline.test_slots import check
 
 SEVEN_TO_ONE = Pieces(t_conv_compute_1=7.0, t_conv_network_1=0.0, t_fc=1.0)
@@ -88,7 +89,7 @@ def test_slots_hold_what_the_staleness_says(law, groups, k, seconds, merged, rep
     cluster.pieces.update(dict(zip(PIECES, seconds, strict=True)))
     many = make(cluster, groups=groups, steps=steps, batch_size=8, merged=merged, replicas=replicas)
     for i in range(replicas):
-        check(many._make([*(array[i] for array in many[:5]), many.slots, None]), groups, steps)
+        check(replica(many, i), groups, steps)
     if not replicas:
         check(many, groups, steps)
 

@@ -19,8 +19,8 @@ from tests.strategies import test_battery as battery
 def test_every_fragment_is_sent_once_in_every_period(period, fragments, steps, data):
     period = max(period, fragments)
     delay, steps = data.draw(st.integers(0, period // fragments - 1)), steps + 1
-    control = turns(steps, period, fragments, delay)
-    send, receive, waited = (control[name] for name in ("send", "receive", "waited"))
+    choice = turns(steps, period, fragments, delay)
+    send, receive, waited = choice[:3]
     before = max(steps - 1 - delay, 0)  # what is sent then arrives before the last update
     for start in range(before - period + 1):
         np.testing.assert_array_equal(send[start : start + period].sum(0), 1)
@@ -54,24 +54,24 @@ def test_all_bytes_are_those_of_one_fragment_and_the_most_at_once_are_a_part():
         whole = parameter_bytes(params)
         parts = [parameter_bytes(part) for part in cut(params, fragments)]
         # Sums of whole numbers in float64.
-        np.testing.assert_allclose(sent[fragments], line.control["send"] @ parts, rtol=1e-12)
+        np.testing.assert_allclose(sent[fragments], line.choice.send @ parts, rtol=1e-12)
         assert sent[fragments].sum() == pytest.approx(4 * whole)  # three turns and the end
         largest = max(map(parameter_bytes, jax.tree.leaves(params)))
         assert sent[fragments][:-1].max() <= whole / fragments + largest
     assert sent[4][:-1].max() < sent[2][:-1].max() < sent[1][:-1].max()
 
 
-def simulate(services, control, transfers):
+def simulate(services, choice, transfers):
     """Seconds of the last node after each update: nodes, a link and messages in plain floats."""
     nodes, free, messages, times = [0.0] * services.shape[1], 0.0, {}, []
     for t, work in enumerate(services):
         nodes = [now + seconds for now, seconds in zip(nodes, work, strict=True)]
         for q, transfer in enumerate(transfers):
-            if control["send"][t, q]:
+            if choice.send[t, q]:
                 free = max(*nodes, free) + transfer
                 messages[q] = free
         for q in range(len(transfers)):
-            if control["receive"][t, q]:
+            if choice.receive[t, q]:
                 there = messages.pop(q)
                 nodes = [max(now, there) for now in nodes]
         times.append(max(nodes))
@@ -95,9 +95,9 @@ def test_the_clock_equals_a_simulation(fragments, delay, latency):
     sizes = [parameter_bytes(part) for part in cut(params, fragments)]
     transfers = [all_reduce(3, size, 1e3, latency) for size in sizes]
     # Sums of 30 float64 numbers in another order.
-    expected = simulate(services, line.control, transfers)
+    expected = simulate(services, line.choice, transfers)
     np.testing.assert_allclose(line.seconds, expected, rtol=1e-12)
-    np.testing.assert_array_equal(line.staleness, line.control["waited"].max(1))
+    np.testing.assert_array_equal(line.staleness, line.choice.waited.max(1))
 
 
 def test_an_exchange_shorter_than_the_delay_is_behind_the_computing():

@@ -12,6 +12,7 @@ from research import program, seeds, trainer
 from research.models.quadratic import curvatures
 from research.outputs.hold import LOCK
 from research.strategies import Event
+from research.timeline.base import at
 from research.trajectories import replicas
 from research.trajectories.replicas import record, whole_gradient
 
@@ -62,7 +63,7 @@ def loop(run, replica):
     x = [flat(state.params)]
     for t, indices in enumerate(replicas._indices(run, f"replicas{replica}")):
         hyper = {name: values[t] for name, values in run.hypers.items()}
-        event = Event(run.timeline.read[replica, t], run.timeline.write[replica, t], hyper)
+        event = Event(at(run.timeline.choice, (replica, t)), hyper)
         state, _ = step(state, event, {k: v[indices] for k, v in run.data.train.items()})
         x.append(flat(state.params))
     return np.array(x)
@@ -96,7 +97,7 @@ def test_a_replica_is_a_plain_loop(recorded):
             )
     # And replicas are different draws.
     assert len({row.tobytes() for row in stored["displacements"][:, 0]}) == COUNT
-    assert len({row.tobytes() for row in run.timeline.read}) == COUNT
+    assert len({row.tobytes() for row in run.timeline.choice.read}) == COUNT
 
 
 def test_a_smaller_sketch_adds_up_the_coordinates(config, values, recorded, tmp_path):

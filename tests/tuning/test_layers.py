@@ -119,7 +119,7 @@ def test_the_program_is_the_trainers_update(dense):
     names = ("learning_rate", "momentum")
     strategy = sync(of.program.problem.loss, optimizers.optimizer("sgd", names))
     state, step = strategy.init(of.params), jax.jit(strategy.step)
-    event, expected = Event(0, 0, {name: of.hypers[name][0] for name in names}), []
+    event, expected = Event((), {name: of.hypers[name][0] for name in names}), []
     for chosen in problem.batches(config, of.examples, 0, 2):
         batch = {name: leaf[chosen] for name, leaf in of.data.train.items()}
         state, info = step(state, event, batch)

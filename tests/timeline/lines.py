@@ -1,0 +1,22 @@
+"""Timelines held against one another, whatever they decide."""
+
+import jax
+import numpy as np
+
+from research.timeline.base import at
+
+
+def arrays(line):
+    """All but the number of slots."""
+    return line._replace(slots=None)
+
+
+def begins_with(long, short):
+    """The longer of two timelines begins with the shorter one, to the bit."""
+    steps, both = len(short.seconds), (arrays(long), arrays(short))
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[:steps], b), *both)
+
+
+def replica(many, i):
+    """One of the replicas of a timeline."""
+    return at(arrays(many), i)._replace(slots=many.slots)
