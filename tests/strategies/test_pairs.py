@@ -153,8 +153,8 @@ def test_it_is_what_its_equations_say(name):
 def test_a_pair_trains_to_what_its_better_parent_reaches(name):
     """It may take four times the updates, as its delays and its rare meetings are those of both.
 
-    The loss is 1.6 where nothing is learned, and that of the better parents is 0.3 to 0.7 by then.
+    The loss is 1.6 where nothing is learned, and that of the better parents is 0.5 to 0.9 by then.
     """
     quarter = STEPS // 4
     of_parents = [trained(parent)[0][quarter - WINDOW : quarter] for parent in name.split("+")]
-    assert trained(name)[0][-WINDOW:].mean() < min(losses.mean() for losses in of_parents) < 0.8
+    assert trained(name)[0][-WINDOW:].mean() < min(losses.mean() for losses in of_parents) < 0.9
