@@ -1,7 +1,8 @@
 """What every update rule owes, run over all methods and all that go together.
 
 A new method joins by adding its line to `CASES`. A pair is tested at both limits: with one of the
-two doing nothing it is the other.
+two doing nothing it is the other. What it is between them, and that it trains, is in
+`test_pairs.py`, of all pairs.
 """
 
 import itertools
@@ -360,17 +361,24 @@ def test_the_limit_is_synchronous(name, optimizer):
         assert (name == "dynamic_batch") != (np.abs(beyond - sync[1][0]).max() > 1e-4)
 
 
-BOTH = [(pair, name) for pair in PAIRS for name in pair.split("+")]
+ALL = tuple(filter(go_together, map("+".join, itertools.combinations(OTHERS, 2))))
+BOTH = [
+    pytest.param(pair, name, marks=[pytest.mark.slow] * (pair not in PAIRS))
+    for pair in ALL
+    for name in pair.split("+")
+    if CASES[name].limit
+]
 
 
 @pytest.mark.parametrize(("pair", "name"), BOTH)
 def test_a_pair_with_one_at_its_limit_is_the_other(pair, name):
     (other,) = set(pair.split("+")) - {name}
     limit = CASES[name].limit
-    cluster = {key: value for key, value in limit.items() if key.startswith("cluster.")}
     groups = {"strategy.groups": 2} if "cluster.nodes" in limit else {}
     one = ran(make_run(pair, limit | groups))
-    alone = ran(make_run(other, cluster | groups))
+    # A key that both methods have is one key, with the value that the pair has.
+    both = {k: v for part in pair.split("+") for k, v in CASES[part].values.items()}
+    alone = ran(make_run(other, both | limit | groups))
     close_parameters(one[1], alone[1])
     # And with neither at its limit it is none of the two.
     if "dynamic_batch" not in pair:
