@@ -20,6 +20,8 @@ def default() -> ConfigDict:
     """All keys. Times in seconds, sizes in bytes, `batch_size` in examples an update."""
     config = ConfigDict()
     config.note = ""  # what the run is for, in words: on top of its report
+    # Of your own files, which config.json has the checksums of: a run goes on with no other code,
+    config.code = ""  # with 'any' it does
     config.seed = 0
     config.steps = 1000
     config.batch_size = 64

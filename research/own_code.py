@@ -81,7 +81,7 @@ def changed(before: Any, now: str) -> str:
         return ""
     held = entries(before)
     other = [what for what, checksum in entries(now).items() if held.get(what) != checksum]
-    return " and ".join(other) or "your own code"
+    return " and ".join(other) or "your own files"
 
 
 def check(config: ConfigDict) -> None:
@@ -89,9 +89,9 @@ def check(config: ConfigDict) -> None:
     if config.code in ("", ANY):
         return
     if said := changed(config.code, found := fingerprint(config)):
+        good = " or ".join(map(repr, dict.fromkeys((found, ANY, ""))))
         raise ConfigError(
-            f"config.code = {shown(config.code)}: {said} is other code now; must be {found!r}, "
-            f"{ANY!r} or ''"
+            f"config.code = {shown(config.code)}: the code of {said} is another; must be {good}"
         )
 
 
