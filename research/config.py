@@ -20,8 +20,7 @@ def default() -> ConfigDict:
     """All keys. Times in seconds, sizes in bytes, `batch_size` in examples an update."""
     config = ConfigDict()
     config.note = ""  # what the run is for, in words: on top of its report
-    # Of your own files, which config.json has the checksums of: a run goes on with no other code,
-    config.code = ""  # with 'any' it does
+    config.code = ""  # checksums of your own files, filled in by a run; 'any': go on with others
     config.seed = 0
     config.steps = 1000
     config.batch_size = 64

@@ -15,9 +15,11 @@ from launch.points import plan
 from research import checks, own_code, trainer
 from research.evidence.study import Job, Study
 from research.grid import grid
+from research.racing.race import race
 from research.trajectories.replicas import record
 from research.values import InputError
 from tests.own.test_own import ROOT, started
+from tests.racing.test_race import at_random
 
 LOSS = "from my_helper import PLUS\ndef f(outputs, batch): return (outputs**2).sum(-1) + PLUS\n"
 RUN = {"steps": 20, "log_every": 10, "checkpoint_every": 10}
@@ -243,6 +245,17 @@ def test_recordings_and_grids_are_refused_likewise(by_path, folder, files):
     assert files(folder / "grid") == before
     points.base.code = "any"
     assert [entry.status for entry in plan(points, folder / "grid")] == ["", "to go on"]
+
+
+def test_a_race_is_refused_likewise(by_path, folder):
+    values = {"cluster.service": "race"}
+    race(by_path(**values), folder / "race", at_random(0))
+    (folder / "my_helper.py").write_text("PLUS = 1000")
+    longer = {**values, "steps": 40}
+    connect = at_random(0)
+    assert "the code of my_loss.py" in refusal(race, by_path(**longer), folder / "race", connect)
+    told = by_path(**longer, code="any")
+    assert race(told, folder / "race", connect)["train_loss"] > 900
 
 
 def test_a_trial_of_other_code_is_run_again(by_path, folder):
