@@ -25,6 +25,7 @@ import pandas as pd
 
 from research.outputs.figures import unlike
 from research.outputs.files import write
+from research.own_code import entries
 from research.values import InputError
 
 if TYPE_CHECKING:
@@ -270,7 +271,9 @@ def _ended(folder: Path) -> Point:
 def _dotted(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in config.items():
-        if isinstance(value, Mapping):
+        if prefix + key == "code":  # a key a file, so that runs differ in those that both have
+            flat |= {f"code.{file}": checksum for file, checksum in entries(value).items()}
+        elif isinstance(value, Mapping):
             flat |= _dotted(value, f"{prefix}{key}.")
         else:
             flat[prefix + key] = json.dumps(value) if isinstance(value, list) else value

@@ -63,7 +63,7 @@ def run(main: Callable[[ConfigDict, Path], int], workdir: str | None = None) -> 
         # Here, for they import jax and numpy.
         import jax
 
-        from research import processes
+        from research import named, processes
         from research.outputs.files import DiskFull, writing
         from research.outputs.progress import end_line
 
@@ -76,7 +76,7 @@ def run(main: Callable[[ConfigDict, Path], int], workdir: str | None = None) -> 
                     # there are no parts of one to be merged, at every checkpoint.
                     if quiet and not processes.is_writer():
                         logging.set_verbosity(logging.ERROR)
-                    with writing():
+                    with writing(), named.once():
                         _measure(chosen, Path(folder.value))
                         return main(chosen, Path(folder.value))
                 except InputError as error:

@@ -27,9 +27,9 @@ from launch import app, dry
 from research import trainer
 from research.checks import check
 from research.config import ConfigError
-from research.outputs.files import read_json, write_json
+from research.outputs.files import read_json, write, write_json
 from research.outputs.progress import end_line, number
-from research.outputs.workdir import claim
+from research.outputs.workdir import claim, text_of
 from research.parallel.first_process import own
 from research.program import parameter_bytes
 from research.timeline.compute_groups import exchange
@@ -55,6 +55,7 @@ def run(config: ConfigDict, workdir: Path) -> dict[str, Any]:
     of = plans.device(config)
     with own(workdir) as folder:
         claim(folder, config)
+        write(folder / "config.json", text_of(config))
         return _measured(config, folder, of, updates, source)
 
 

@@ -13,8 +13,8 @@ import pandas as pd
 from ml_collections import ConfigDict
 
 from launch import app
-from research.outputs.files import write_json
-from research.outputs.workdir import claim
+from research.outputs.files import write, write_json
+from research.outputs.workdir import claim, text_of
 from research.parallel.first_process import own
 from research.processes import is_writer
 from research.tuning.phases import flags, measure, prepare
@@ -25,6 +25,7 @@ def main(config: ConfigDict, workdir: Path) -> int:
     work = prepare(config)
     with own(workdir) as folder:
         claim(folder, config)
+        write(folder / "config.json", text_of(config))
         taken = pd.DataFrame(measure(work)).sort_index(axis=1)
         table = taken.quantile([0.5, 0.25, 0.75]).T
         table.columns = ["seconds", "lower quartile", "upper quartile"]

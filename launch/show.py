@@ -18,6 +18,7 @@ from ml_collections import ConfigDict
 from launch import app
 from research.config import default, differences, to_json, with_new_keys
 from research.outputs.files import read_json
+from research.own_code import entries
 from research.values import InputError
 
 
@@ -35,10 +36,13 @@ def shown(config: ConfigDict, changed: bool) -> dict[str, Any]:
 def between(one: Path, other: Path) -> Iterator[str]:
     """A line for every key in which the configs of two workdirs differ. Raises `InputError`."""
     held = [with_new_keys(_config(workdir)) for workdir in (one, other)]
+    files = [entries(config.pop("code")) for config in held]
     names = differences(held[0], held[1])
     first, second = (dict(_values(config, names)) for config in held)
     for name in names:
         yield f"{name}: {_text(first.get(name))} -> {_text(second.get(name))}"
+    for name in differences(files[0], files[1]):
+        yield f"code.{name}: {_text(files[0].get(name))} -> {_text(files[1].get(name))}"
 
 
 def main(config: ConfigDict, workdir: Path) -> int:

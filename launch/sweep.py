@@ -25,6 +25,7 @@ import sys
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextvars import copy_context
 from pathlib import Path
 from threading import Event
 from typing import Any, NamedTuple
@@ -156,7 +157,9 @@ def _in_threads(going: Going, entries: Sequence[Entry]) -> None:
 
     with ThreadPoolExecutor(going.threads) as pool:
         try:
-            for future in as_completed([pool.submit(work, entry) for entry in entries]):
+            # In copies of the context, for `named.once`.
+            started = [pool.submit(copy_context().run, work, entry) for entry in entries]
+            for future in as_completed(started):
                 future.result()
         except KeyboardInterrupt:
             os._exit(128 + signal.SIGINT)  # at once: nothing that a thread leaves is harmful

@@ -22,9 +22,9 @@ from analysis.tables import replace
 from launch import app, dry
 from research import seeds, trainer
 from research.outputs import history
-from research.outputs.files import read_json, write_json
+from research.outputs.files import read_json, write, write_json
 from research.outputs.progress import clock, number, say
-from research.outputs.workdir import Checkpoints, claim, saving
+from research.outputs.workdir import Checkpoints, claim, saving, text_of
 from research.parallel.first_process import own
 from research.tuning import bench
 from research.tuning.baselines import choose
@@ -49,6 +49,7 @@ def tune(config: ConfigDict, workdir: Path) -> dict[str, Any]:
         if finished := read_json(folder / "summary.json"):
             say(f"already finished: {workdir}")
             return finished
+        write(folder / "config.json", text_of(config))
         return _tuned(config, cluster, given, folder)
 
 

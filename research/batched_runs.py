@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from research import resident, strategies, trainer
+from research import named, resident, strategies, trainer
 from research.outputs.progress import Watch
 from research.problem import Examples
 from research.program import CHUNK, EVALUATED, Program
@@ -39,7 +39,7 @@ COMPARED = 16  # updates after which the parameters of both ways are compared
 TINY = 1e-30
 # Keys that are arguments of the program, or none of its business.
 TRACED = (
-    *("seed", "steps", "log_every", "checkpoint_every", "init_from", "cluster", "tune"),
+    *("code", "seed", "steps", "log_every", "checkpoint_every", "init_from", "cluster", "tune"),
     *("model.noise", "data.replacement", "data.dirichlet"),
     *(f"optimizer.{key}" for key in ("learning_rate", "momentum", "schedule")),
     *(f"optimizer.{key}" for key in ("schedule_options", "warmup_steps")),
@@ -92,6 +92,7 @@ def is_one_program(config: ConfigDict) -> bool:
     return not (config.parallel.api or config.replicas.count or on_host)
 
 
+@named.once()
 def train(
     runs: Sequence[Run], workdirs: Sequence[Path], lanes: int, watches: Sequence[Watch]
 ) -> list[dict[str, Any]]:

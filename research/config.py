@@ -20,6 +20,7 @@ def default() -> ConfigDict:
     """All keys. Times in seconds, sizes in bytes, `batch_size` in examples an update."""
     config = ConfigDict()
     config.note = ""  # what the run is for, in words: on top of its report
+    config.code = ""  # checksums of your own files, filled in by a run; 'any': go on with others
     config.seed = 0
     config.steps = 1000
     config.batch_size = 64

@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Var
 
+from research import reached
 from research.models import base
 from research.problem import Problem
 from research.timeline.pipeline import Work
@@ -168,11 +169,13 @@ def _value(module: nn.Module, losses: Callable[..., Any] | None) -> Callable[...
 def _cost(name: str, module: nn.Module, losses: Any, arguments: Shapes) -> Cost:
     leaves, structure = jax.tree.flatten(arguments)
     shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
-    return Cost(name, *_analyzed(module, losses, structure, shapes))
+    return Cost(name, *_analyzed(module, reached.key(module), losses, structure, shapes))
 
 
 @lru_cache(maxsize=256)
-def _analyzed(module: nn.Module, losses: Any, structure: Any, shapes: tuple[Any, ...]) -> tuple:
+def _analyzed(
+    module: nn.Module, own: reached.Key, losses: Any, structure: Any, shapes: tuple[Any, ...]
+) -> tuple:
     """A `Cost` without the name, of arguments (params, h, batch) of these shapes."""
     arguments = jax.tree.unflatten(structure, shapes)
     value = _value(module, losses)

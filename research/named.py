@@ -3,6 +3,10 @@
 A name is that of a registry, or MODULE:ATTRIBUTE of a module that can be imported, also from the
 current folder, or some/folder/file.py:ATTRIBUTE. What the user's own code raises, on import or when
 it is called, becomes one line that says in which file and where.
+
+A module is what Python has of it in this process: after an edit `importlib.reload` is the user's to
+call. A file is looked at every time, and executed anew if it, or what it imports of the user's own,
+has been edited; `once` is for what must not change midway.
 """
 
 import importlib
@@ -10,16 +14,39 @@ import importlib.util
 import sys
 import traceback
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
+from threading import RLock
 from types import ModuleType
 from typing import Any
 
 from ml_collections import ConfigDict
 
+from research import sources
 from research.values import ConfigError, InputError
 
 OWN = "MODULE:NAME or path/to/file.py:NAME of your own"
+IMPORTING = RLock()
+_looked_at: ContextVar[dict[Path, ModuleType] | None] = ContextVar("looked_at", default=None)
+
+
+@contextmanager
+def once() -> Iterator[None]:
+    """Inside, every file is looked at once, so a run is of one code whatever is edited meanwhile.
+
+    Inside of another `once` it adds nothing. Threads of a pool have it where they are started in a
+    copy of the context.
+    """
+    if _looked_at.get() is not None:
+        yield
+        return
+    token = _looked_at.set({})
+    try:
+        yield
+    finally:
+        _looked_at.reset(token)
 
 
 def is_own(name: str) -> bool:
@@ -36,15 +63,20 @@ def find(key: str, name: str, known: Mapping[str, Any]) -> Any:
         if name not in known:
             raise ConfigError(f"{key} = {name!r}: must be one of {', '.join(known)}, or {OWN}")
         return known[name]
-    where, _, attribute = name.rpartition(":")
-    said = f"{key} = {name!r}"
-    module = _file(said, Path(where)) if where.endswith(".py") else _module(said, where)
+    module, attribute = module_of(key, name), name.rpartition(":")[2]
     if not hasattr(module, attribute):
         here = [n for n in vars(module) if not n.startswith("_") and _is_of(module, n)]
         raise ConfigError(
-            f"{said}: {module.__file__} has no {attribute!r}, only {', '.join(here) or 'nothing'}"
+            f"{key} = {name!r}: {getattr(module, '__file__', module.__name__)} has no "
+            f"{attribute!r}, only {', '.join(here) or 'nothing'}"
         )
     return getattr(module, attribute)
+
+
+def module_of(key: str, name: str) -> ModuleType:
+    """The module or file that a name of the user's own is of. Raises `ConfigError`."""
+    where, said = name.rpartition(":")[0], f"{key} = {name!r}"
+    return _file(said, Path(where)) if where.endswith(".py") else _module(said, where)
 
 
 def call(key: str, name: str, function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -69,7 +101,7 @@ def told(error: BaseException, *functions: Any) -> str:
         frames.append((error.filename, error.lineno))
     codes = [getattr(f, "__code__", None) for f in functions]
     begun = [(code.co_filename, code.co_firstlineno) for code in codes if code]
-    mine = [frame for frame in (*begun, *frames) if _is_users(frame[0])]
+    mine = [frame for frame in (*begun, *frames) if sources.is_users(frame[0])]
     where = f"{mine[-1][0]}, line {mine[-1][1]}: " if mine else ""
     return f"{where}{type(error).__name__}: {shown(str(error), 300)}"
 
@@ -100,8 +132,10 @@ def summary(thing: Any) -> str:
 def _module(said: str, name: str) -> ModuleType:
     """Ours and those installed go before those of the current folder."""
     _search(Path.cwd())
+    if name not in sys.modules:
+        importlib.invalidate_caches()  # it may have been written a moment ago
     try:
-        return importlib.import_module(name)
+        module = importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name and (name == error.name or name.startswith(error.name + ".")):
             raise ConfigError(
@@ -110,22 +144,36 @@ def _module(said: str, name: str) -> ModuleType:
         raise ConfigError(f"{said}: cannot be imported ({told(error)})") from error
     except Exception as error:
         raise ConfigError(f"{said}: cannot be imported ({told(error)})") from error
+    sources.note(module)
+    return module
 
 
 def _file(said: str, path: Path) -> ModuleType:
-    """The module of a file, imported once a process."""
-    path = path.expanduser().resolve()
+    """The module of a file as it is now, or inside `once` as it was when it was looked at."""
+    path, looked_at = path.expanduser().resolve(), _looked_at.get()
     name = f"{path.stem}_{zlib.crc32(bytes(path)):08x}"
-    if name in sys.modules:
-        return sys.modules[name]
+    with IMPORTING:
+        if looked_at is not None and path in looked_at:
+            return looked_at[path]
+        module = sys.modules.get(name)
+        if module is None or sources.is_old(module):
+            module = _executed(said, name, path, module)
+        if looked_at is not None:
+            looked_at[path] = module
+        return module
+
+
+def _executed(said: str, name: str, path: Path, before: ModuleType | None) -> ModuleType:
     if not path.is_file():
         raise ConfigError(f"{said}: no file {path}")
     _search(path.parent)  # for what the file imports of its neighbours
+    importlib.invalidate_caches()
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec and spec.loader
+    assert spec
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        sources.renew(module, before)
+        sources.run(module)
     except Exception as error:
         del sys.modules[name]
         raise ConfigError(f"{said}: cannot be imported ({told(error)})") from error
@@ -140,10 +188,3 @@ def _search(folder: Path) -> None:
 
 def _is_of(module: ModuleType, name: str) -> bool:
     return getattr(getattr(module, name), "__module__", None) == module.__name__
-
-
-def _is_users(filename: str) -> bool:
-    """Whether a file is neither a library's nor one of this package."""
-    ours = str(Path(__file__).parent)
-    library = "site-packages" in filename or filename.startswith((sys.base_prefix, "<"))
-    return not (library or filename.startswith(ours))

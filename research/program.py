@@ -15,12 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from research import models, optimizers, problem, strategies
+from research import models, optimizers, own_code, problem, strategies
 from research.dynamics.probes import PROBES
 from research.optimizers import schedules
 from research.parallel import devices as parallel
 from research.parallel.layout import Layout
 from research.problem import Examples, Params, Problem
+from research.reached import Key
 from research.strategies.base import Event, Info, State, Strategy
 from research.strategies.merged import Merged, cut, merged
 
@@ -77,6 +78,13 @@ class Raced(NamedTuple):
     merged: Merged | None = None  # of examples and the numbers, (B,) or (B, 2), of those of a batch
 
 
+class Static(NamedTuple):
+    """What a compilation depends on, as a key of caches."""
+
+    text: str  # JSON of values and names
+    own: Key  # what the names of the user's own stand for
+
+
 def init(config: ConfigDict, classes: int, key: jax.Array, examples: Examples) -> Params:
     """x_0 of a config's model for examples like these, compiled once a model."""
     _, compiled = _problem(_model(config, classes))
@@ -105,18 +113,18 @@ def check(config: ConfigDict, classes: int, examples: Examples) -> None:
 
 def make(config: ConfigDict, classes: int, slots: int) -> Program:
     """The program of a config: the same object for configs that differ in traced numbers only."""
-    return _make(_static_of(config, classes, slots))
+    return _make(_model(config, classes), _rest(config, slots))
 
 
 def raced(config: ConfigDict, classes: int, slots: int) -> Raced:
     """The two halves of the update that `make` makes one program of."""
-    return _raced(_static_of(config, classes, slots))
+    return _raced(_model(config, classes), _rest(config, slots))
 
 
-def _static_of(config: ConfigDict, classes: int, slots: int) -> str:
+def _rest(config: ConfigDict, slots: int) -> Static:
+    """What a program depends on besides its problem."""
     optimizer = config.optimizer
     static = {
-        "model": _model(config, classes),
         "optimizer": (
             *(optimizer.name, hyper_names(config), optimizers.options(config)),
             optimizers.chain(config),
@@ -126,7 +134,8 @@ def _static_of(config: ConfigDict, classes: int, slots: int) -> str:
         "meter": config.probes.momentum,
         "probes": [name for name in PROBES if config.probes[name]],
     }
-    return json.dumps(static, sort_keys=True)
+    own = own_code.objects(config, (*own_code.OPTIMIZER, *own_code.METHOD))
+    return Static(json.dumps(static, sort_keys=True), own)
 
 
 def _static(config: ConfigDict) -> dict[str, Any]:
@@ -148,34 +157,34 @@ def _static(config: ConfigDict) -> dict[str, Any]:
     }
 
 
-def _model(config: ConfigDict, classes: int) -> str:
+def _model(config: ConfigDict, classes: int) -> Static:
     model = {k: v for k, v in config.model.to_dict().items() if k not in OF_THE_DATA}
     gradient, auxiliary = strategies.of_config(config).gradient, tuple[str, ...]()
     if gradient:
         auxiliary = tuple(gradient.heads(models.make(config.model, classes), config.strategy))
     pixels = {name: config.data[name] for name in problem.Pixels._fields}
     asked = [model, classes, auxiliary, pixels, config.loss, config.metrics]
-    return json.dumps(asked, sort_keys=True)
+    return Static(json.dumps(asked, sort_keys=True), own_code.objects(config, own_code.MODEL))
 
 
 @lru_cache(maxsize=32)
-def _problem(static: str) -> tuple[Problem, Callable[..., Params]]:
-    model, classes, auxiliary, pixels, loss, metrics = json.loads(static)
+def _problem(static: Static) -> tuple[Problem, Callable[..., Params]]:
+    model, classes, auxiliary, pixels, loss, metrics = json.loads(static.text)
     chosen = classes, tuple(auxiliary), problem.Pixels(**pixels), loss, tuple(metrics)
     whole = problem.make(ConfigDict(model), *chosen)
     return whole, jax.jit(whole.init)
 
 
 @lru_cache(maxsize=32)
-def _checked(static: str, shapes: Sequence[tuple[str, tuple[int, ...], Any]]) -> None:
+def _checked(static: Static, shapes: Sequence[tuple[str, tuple[int, ...], Any]]) -> None:
     examples = {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape, dtype in shapes}
     problem.check(_problem(static)[0], examples)
 
 
 @lru_cache(maxsize=32)
-def _make(static: str) -> Program:
-    values = json.loads(static)
-    whole, _ = _problem(values["model"])
+def _make(model: Static, rest: Static) -> Program:
+    values = json.loads(rest.text)
+    whole, _ = _problem(model)
     optimizer = _optimizer(*values["optimizer"])
     asked = values["strategy"], whole, optimizer, values["slots"]
     strategy, layout = parallel.make(lambda one: partial(_advance, whole, one), *asked)
@@ -197,9 +206,9 @@ def _optimizer(name: str, names: Sequence[str], options: Any, chain: Any) -> Any
 
 
 @lru_cache(maxsize=32)
-def _raced(static: str) -> Raced:
-    values = json.loads(static)
-    whole, _ = _problem(values["model"])
+def _raced(model: Static, rest: Static) -> Raced:
+    values = json.loads(rest.text)
+    whole, _ = _problem(model)
     methods, keys = strategies.chosen(values["strategy"]["name"]), values["strategy"]["keys"]
     optimizer = _optimizer(*values["optimizer"])
     asked = methods, keys, whole, optimizer, values["slots"], None

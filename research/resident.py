@@ -12,9 +12,10 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from research import data as datasets
-from research import problem
+from research import own_code, problem
 from research.data.loading import data_root
 from research.problem import Examples
+from research.reached import Is, Key
 
 # Held while something is made that other threads then find in a cache.
 MAKING = RLock()
@@ -30,18 +31,6 @@ class Sets(NamedTuple):
     test_evaluated: Examples
 
 
-class _Same(NamedTuple):
-    """Data as a key of a cache, equal to itself only."""
-
-    data: datasets.Data
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.data is other.data
-
-    def __hash__(self) -> int:
-        return id(self.data)
-
-
 def is_drawn(config: ConfigDict) -> bool:
     """Whether every seed has examples of its own."""
     return config.model.name == "quadratic"
@@ -52,8 +41,9 @@ def load(config: ConfigDict) -> datasets.Data:
     if is_drawn(config):
         return problem.load_data(config)
     static = {"data": config.data.to_dict(), "model": {"name": config.model.name}}
+    text, own = json.dumps(static, sort_keys=True), own_code.objects(config, own_code.DATA)
     with MAKING:
-        return _loaded(json.dumps(static, sort_keys=True), data_root(config.data.dir))
+        return _loaded(text, own, data_root(config.data.dir))
 
 
 def put(data: datasets.Data, put_examples: Put, config: ConfigDict) -> Sets:
@@ -61,17 +51,17 @@ def put(data: datasets.Data, put_examples: Put, config: ConfigDict) -> Sets:
     chosen = config.data
     evaluated = chosen.train_evaluated, chosen.test_evaluated
     with MAKING:
-        return _put(_Same(data), put_examples, chosen.streaming, *evaluated)
+        return _put(Is(data), put_examples, chosen.streaming, *evaluated)
 
 
 @lru_cache(maxsize=KEPT)
-def _loaded(static: str, root: Path) -> datasets.Data:
+def _loaded(static: str, own: Key, root: Path) -> datasets.Data:
     return problem.load_data(ConfigDict(json.loads(static)))
 
 
 @lru_cache(maxsize=KEPT)
-def _put(of: _Same, put_examples: Put, streaming: bool, train: int, test: int) -> Sets:
-    train_set, test_set = of.data.train, of.data.test
+def _put(of: Is, put_examples: Put, streaming: bool, train: int, test: int) -> Sets:
+    train_set, test_set = of.thing.train, of.thing.test
     whole = {} if streaming else put_examples(train_set)
     return Sets(whole, _sample(train_set, train), _sample(test_set, test))
 

@@ -13,11 +13,10 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from research import program
-from research.config import to_json
+from research import own_code, program
 from research.outputs import history
 from research.outputs.files import WorkdirError, rows, write, write_json
-from research.outputs.workdir import enough, latest
+from research.outputs.workdir import enough, latest, text_of
 from research.parallel.first_process import agreed
 from research.processes import is_writer
 from research.run import Run, extended
@@ -28,12 +27,6 @@ def begun(workdir: Path) -> bool:
     return agreed(latest(workdir) is not None)
 
 
-def is_finished(summary: Mapping[str, Any], steps: int) -> bool:
-    """Whether a run has nothing left to do to have done so many steps, or to have diverged."""
-    status = summary.get("status")
-    return status == "diverged" or (status == "completed" and summary["step"] >= steps)
-
-
 def left(
     folder: Path, config: ConfigDict, held: Mapping[str, Any], summary: dict[str, Any]
 ) -> dict[str, Any]:
@@ -41,7 +34,7 @@ def left(
     if summary["status"] == "diverged" and held["steps"] != config.steps and is_writer():
         summary = {**summary, "steps": config.steps}
         write_json(folder / "summary.json", summary)
-        write(folder / "config.json", to_json(config))
+        write(folder / "config.json", text_of(config, held["code"]))
     return summary
 
 
@@ -70,16 +63,17 @@ def go_on(
     if of != config.steps and step:
         past = [row for row in logged if row["step"] <= step]
         changed = {"of": of} | _continued(folder, run, of, step, before, past)
-    history.started(
-        folder, step, config.steps, **changed, **({"init_from": run.origin} if run.origin else {})
-    )
-    if (text := to_json(config)) != (folder / "config.json").read_text():
+    about = {"init_from": run.origin, "own_code": run.code}
+    history.started(folder, step, config.steps, **changed, **{k: v for k, v in about.items() if v})
+    if (text := text_of(config, run.code)) != (folder / "config.json").read_text():
         write(folder / "config.json", text)
     if step:
         more = f", for {config.steps:,} steps in place of {of:,}" if changed else ""
         tell(f"resuming at {step:,}{more}")
     if "schedule" in changed:
         tell(f"learning rates: {changed['schedule']}")
+    if said := own_code.changed(held["code"], run.code):
+        tell(f"other code from here on: {said}")
 
 
 def _continued(

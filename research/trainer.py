@@ -19,7 +19,17 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from research import optimizers, problem, program, resident, room, seeds, strategies
+from research import (
+    named,
+    optimizers,
+    own_code,
+    problem,
+    program,
+    resident,
+    room,
+    seeds,
+    strategies,
+)
 from research.checks import check
 from research.config import ConfigError
 from research.meter import Meter
@@ -33,6 +43,7 @@ from research.outputs.workdir import (
     claim,
     fingerprint,
     free,
+    is_finished,
     parameters,
     saving,
 )
@@ -40,7 +51,7 @@ from research.parallel.first_process import agreed, own, verdict
 from research.parallel.layout import APIS
 from research.processes import is_writer
 from research.program import CHUNK, Program
-from research.resuming import begun, go_on, is_finished, left
+from research.resuming import begun, go_on, left
 from research.run import Run, batches_of, columns_of, events_of, extended, feed_of, momenta
 from research.strategies.base import Event, Info, Params, State
 from research.strategies.metered import METERED
@@ -72,6 +83,7 @@ Infos = Mapping[str, np.ndarray]
 Training = Generator[Ask, tuple[State, Infos], dict[str, Any]]  # returns the summary
 
 
+@named.once()
 def prepare(config: ConfigDict, replicas: int = 0, begun: bool = False, race: bool = False) -> Run:
     """Checks the config, loads data, draws the timeline and the initial parameters.
 
@@ -117,7 +129,8 @@ def prepare(config: ConfigDict, replicas: int = 0, begun: bool = False, race: bo
     room.of_state(config, compiled.strategy, params, first.slots)
     hypers = program.hypers(config)
     run = Run(config, data, epoch, first, events, compiled, params, report, hypers)
-    return run._replace(columns=columns_of(first), origin=origin, shards=shards)
+    code = own_code.fingerprint(config)
+    return run._replace(columns=columns_of(first), origin=origin, shards=shards, code=code)
 
 
 def _given(workdir: str, drawn: Params) -> tuple[Params, dict[str, Any]]:
@@ -146,14 +159,16 @@ def _given(workdir: str, drawn: Params) -> tuple[Params, dict[str, Any]]:
     return jax.tree.map(jnp.asarray, found), origin
 
 
+@named.once()
 def train(config: ConfigDict, workdir: Path) -> dict[str, Any]:
     """Runs the config in the workdir, or goes on with it, and returns its summary.
 
     `status` is `completed`, `diverged` (a loss is no longer finite) or `interrupted` (SIGINT or
     SIGTERM, `signal` says which; the same call resumes to the same floats). `worse`: True is there
     where the loss, though finite, is over 100 times the first. A finished run is returned as it is,
-    unless `config.steps` is more than it has done: then it goes on. Raises what `prepare` raises,
-    `WorkdirError` and `DiskFull`.
+    unless `config.steps` is more than it has done: then it goes on. With other code of the user's
+    own than it was started with it goes on only if `config.code` is 'any'. Raises what `prepare`
+    raises, `WorkdirError` and `DiskFull`.
     """
     return alone(training(prepare(config, begun=begun(workdir)), workdir))
 
@@ -199,10 +214,12 @@ def training(run: Run, workdir: Path, watch: Watch | None = None) -> Training:
     config = run.config
     tell: Callable[[str], None] = (lambda text: None) if watch else say
     with own(workdir) as folder, saving(folder):
-        held = verdict(lambda: claim(folder, config, free(config)))
+        held = verdict(lambda: claim(folder, config, free(config), run.code))
         before = agreed(read_json(folder / "summary.json"))
         if is_finished(before, config.steps):
-            tell(f"already finished at {before['step']:,}: {workdir}")
+            said = own_code.changed(held["code"], run.code)
+            other = f", with other code of {said}" if said else ""
+            tell(f"already finished at {before['step']:,}{other}: {workdir}")
             return left(folder, config, held, before)
         with Checkpoints(folder) as checkpoints:
             fresh = run.program.init(run.params)

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from research import losses, models, named, optimizers, room, strategies
+from research import losses, models, named, optimizers, own_code, room, strategies
 from research.checks import kinds, plan, ranges, tune
 from research.config import ConfigError, default, to_json
 from research.data import tokenizers
@@ -25,8 +25,8 @@ from research.values import one_of, require
 def check(config: ConfigDict) -> None:
     """Raises `ConfigError` at the first value that cannot run.
 
-    First the kinds of all values, then the range of each, then what must go together,
-    and whether it can fit into this machine's memory.
+    First the kinds of all values, then the range of each, then what must go together, whether it
+    can fit into this machine's memory, and whether the user's own code is what it asks for.
     """
     kinds.check(config, default())
     one_of(config, "model.dtype", ("float32", "bfloat16"))
@@ -55,6 +55,7 @@ def check(config: ConfigDict) -> None:
             f"config.log_every = {config.log_every}"
         )
     room.of_config(config)
+    own_code.check(config)
 
 
 def _check_model(config: ConfigDict) -> None:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Self
 
 from ml_collections import ConfigDict
 
+from research import own_code
 from research.evidence.trial import FIRST, Curve, cut, trial
 from research.outputs.files import append, rows, write
 
@@ -60,8 +61,8 @@ class Study:
 
     def trials(self, jobs: Iterable[Job]) -> list[Curve]:
         """The curves, in order; those that are not remembered run as processes become free."""
-        every = list(jobs)
-        keys = [_key([job.config.to_dict(), job.target, job.clock]) for job in every]
+        every = [_with_code(job) for job in jobs]
+        keys = [_of_job(job) for job in every]
         unknown = {
             key: job for key, job in zip(keys, every, strict=True) if not self._known(key, job)
         }
@@ -71,7 +72,9 @@ class Study:
         }
         for future in as_completed(asked):  # so that a kill loses none that has ended
             key, most = asked[future]
-            self._trials.put(key, {"most": most, **future.result()._asdict()})
+            code = unknown[key].config.code
+            line = {"most": most, **future.result()._asdict()}
+            self._trials.put(key, line | ({"code": code} if code else {}))
         return [
             cut(self._curve(key), job.most, job.clock) for key, job in zip(keys, every, strict=True)
         ]
@@ -106,7 +109,9 @@ class Study:
     def _known(self, key: str, job: Job) -> bool:
         """Whether what is remembered says all that the job asks for."""
         line = self._trials.at(key)
-        return line is not None and (line["status"] != "ended" or line["most"] >= job.most)
+        if line is None or own_code.changed(line.get("code"), job.config.code):
+            return False
+        return line["status"] != "ended" or line["most"] >= job.most
 
     def _executor(self) -> ProcessPoolExecutor:
         with self._lock:
@@ -166,6 +171,21 @@ def _end_with_parent() -> None:
     if parent:
         parent.join()
         os._exit(1)
+
+
+def _with_code(job: Job) -> Job:
+    """The job, of the user's code that there is now, whichever process runs it."""
+    if not (code := own_code.fingerprint(job.config)):
+        return job
+    config = job.config.copy_and_resolve_references()
+    config.code = code
+    return job._replace(config=config)
+
+
+def _of_job(job: Job) -> str:
+    """The key of a trial, as it was before there was `config.code`: its code is in its line."""
+    values = {name: value for name, value in job.config.to_dict().items() if name != "code"}
+    return _key([values, job.target, job.clock])
 
 
 def _key(value: Any) -> str:

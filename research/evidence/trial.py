@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from research import program, resident, trainer
+from research import named, program, resident, trainer
 from research.config import ConfigError
 from research.outputs.progress import Watch
 from research.outputs.workdir import rows as rows_of
@@ -43,6 +43,7 @@ class Curve(NamedTuple):
     met: Sequence[float] = ()  # simulated seconds, with a last meeting where the loss is of a mean
 
 
+@named.once()
 def trial(
     config: ConfigDict,
     target: float = -math.inf,

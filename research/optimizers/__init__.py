@@ -15,9 +15,10 @@ import jax.numpy as jnp
 import optax
 from optax import contrib
 
-from research import named
+from research import named, own_code
 from research.optimizers import closed_loop, staleness
 from research.optimizers.schedules import SCHEDULES, learning_rates
+from research.reached import Key
 from research.strategies import groups_of
 from research.values import ConfigError
 
@@ -187,13 +188,16 @@ def check(config: Any, params: Any) -> None:
     """
     leaves, structure = jax.tree.flatten(params)
     given = json.dumps([options(config), chain(config)], sort_keys=True)
-    _checked(config.optimizer.name, given, structure, tuple((x.shape, x.dtype) for x in leaves))
+    own = own_code.objects(config, own_code.OPTIMIZER)
+    shapes = tuple((x.shape, x.dtype) for x in leaves)
+    _checked(config.optimizer.name, given, own, structure, shapes)
 
 
 @lru_cache(maxsize=64)
-def _checked(name: str, given: str, structure: Any, leaves: Sequence[tuple[Any, Any]]) -> None:
+def _checked(
+    name: str, given: str, own: Key, structure: Any, leaves: Sequence[tuple[Any, Any]]
+) -> None:
     taken, (options, chain) = arguments(name), json.loads(given)
-    own = any(map(named.is_own, (name, *(other for other, _ in chain))))
     makers = [maker(name), *(transform(other) for other, _ in chain)]
     made_by = name if named.is_own(name) or name in OWN else f"optax.{name}"
     made_by = " after ".join((made_by, *(other for other, _ in reversed(chain))))

@@ -25,6 +25,7 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event
 
 from research import config as configs
+from research import own_code
 from research.outputs import versions
 from research.outputs.figures import missing, unlike
 from research.outputs.files import (
@@ -48,13 +49,18 @@ FILES = 2**16  # bytes that a checkpoint takes besides its arrays
 SHOWN = 10.0  # seconds after which TensorBoard sees a log point, at most
 
 
-def claim(workdir: Path, config: ConfigDict, free: Sequence[str] = ()) -> dict[str, Any]:
+def claim(
+    workdir: Path, config: ConfigDict, free: Sequence[str] = (), code: str | None = None
+) -> dict[str, Any]:
     """Makes the workdir this config's; the config that it held, which may differ in keys of `free`.
 
     Raises `WorkdirError` if it differs in others, and leaves the workdir as it is. `free`: dotted
     keys, or what they begin with. `steps` among them may be any number from those that are done.
+    Likewise if what is not finished was started with other code of the user's own than `code`
+    (None: what there is now), unless `config.code` is 'any'; before there were checksums a workdir
+    did not say.
     """
-    text = configs.to_json(config)
+    text = text_of(config, code)
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         held = read_json(workdir / "config.json")
@@ -63,7 +69,7 @@ def claim(workdir: Path, config: ConfigDict, free: Sequence[str] = ()) -> dict[s
             others = [
                 name
                 for name in configs.differences(known, json.loads(text))
-                if not any(f"{name}.".startswith(f"{key}.") for key in free)
+                if not any(f"{name}.".startswith(f"{key}.") for key in (*free, "code"))
             ]
             if others:
                 raise WorkdirError(
@@ -74,6 +80,8 @@ def claim(workdir: Path, config: ConfigDict, free: Sequence[str] = ()) -> dict[s
             if why := unlike(summary):
                 raise WorkdirError(f"{workdir / 'summary.json'}: {why}")
             enough(workdir, config.steps, summary.get("step") or 0)
+            if not is_finished(summary, config.steps):
+                _of_its_code(workdir, config, known["code"], json.loads(text)["code"])
             return known
         if any(workdir.glob("metrics.jsonl")) or any(workdir.glob("points")):
             raise WorkdirError(f"workdir {workdir} holds a run but no config.json")
@@ -81,6 +89,29 @@ def claim(workdir: Path, config: ConfigDict, free: Sequence[str] = ()) -> dict[s
         return json.loads(text)
     except OSError as error:
         raise WorkdirError(f"workdir {workdir}: cannot be written ({line_of(error)})") from error
+
+
+def text_of(config: ConfigDict, code: str | None = None) -> str:
+    """What `config.json` holds: the config with checksums of the user's code, by default of now."""
+    whole = config.copy_and_resolve_references()
+    whole.code = own_code.fingerprint(config) if code is None else code
+    return configs.to_json(whole)
+
+
+def is_finished(summary: Mapping[str, Any], steps: int) -> bool:
+    """Whether a run has nothing left to do to have done so many steps, or to have diverged."""
+    done = summary.get("step") or steps  # what `launch.tune` writes has none
+    status = summary.get("status")
+    return status == "diverged" or (status == "completed" and done >= steps)
+
+
+def _of_its_code(workdir: Path, config: ConfigDict, held: Any, now: str) -> None:
+    if config.code != own_code.ANY and (said := own_code.changed(held, now)):
+        raise WorkdirError(
+            f"workdir {workdir}: the code of {said}, or of what is imported there, is not what its "
+            "run was last started with; give another --workdir, or --config.code=any to go on with "
+            "other code"
+        )
 
 
 def free(config: ConfigDict) -> tuple[str, ...]:

@@ -108,6 +108,7 @@ def ray_workers(
             "runtime_env": {"env_vars": variables},
         }
         config, parts = run.config.to_dict(), servers if servers > 1 else 0
+        config["code"] = run.code  # an actor that is replaced later must have no other
         kind: Any = ray.remote(Worker)
         kind = kind.options(num_gpus=gpus, max_restarts=-1, max_task_retries=-1, **shared)
         actors = [kind.remote(config, group, servers) for group in range(groups)]

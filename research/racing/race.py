@@ -21,12 +21,13 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from research import trainer
+from research import named, trainer
 from research.outputs.files import WorkdirError, read_json
 from research.outputs.hold import free
+from research.outputs.workdir import is_finished
 from research.racing import merged, separable, server, shards
 from research.racing.worker import Compute, Workers, order_of, parts_of, worker
-from research.resuming import begun, is_finished
+from research.resuming import begun
 from research.run import Run
 from research.strategies.base import State
 from research.strategies.method import groups_of
@@ -42,6 +43,7 @@ Connect = Callable[[Run], AbstractContextManager[Workers]]
 Answer = tuple[State, Infos]
 
 
+@named.once()
 def race(config: ConfigDict, workdir: Path, connect: Connect, servers: int = 1) -> dict[str, Any]:
     """Runs the config in the workdir, or goes on with it, and returns its summary.
 

@@ -22,12 +22,12 @@ from jax.flatten_util import ravel_pytree
 from ml_collections import ConfigDict
 
 from research import data as datasets
-from research import program, seeds, strategies, trainer
+from research import named, program, seeds, strategies, trainer
 from research.config import ConfigError
 from research.outputs import history
-from research.outputs.files import read_json, write_json, write_npz
+from research.outputs.files import read_json, write, write_json, write_npz
 from research.outputs.progress import Progress, say, stoppable
-from research.outputs.workdir import claim, free, saving
+from research.outputs.workdir import claim, free, saving, text_of
 from research.parallel.first_process import own
 from research.problem import Examples, Params, Problem
 from research.program import Program
@@ -50,6 +50,7 @@ class Series(NamedTuple):
     trace: float | None = None  # the momentum buffer starts at trace * G_0
 
 
+@named.once()
 def record(config: ConfigDict, workdir: Path) -> dict[str, Any]:
     """Records `config.replicas.count` replicas of `config.steps` updates; returns the summary.
 
@@ -67,6 +68,7 @@ def record(config: ConfigDict, workdir: Path) -> dict[str, Any]:
         if finished := read_json(folder / "summary.json"):
             say(f"already finished: {workdir}")
             return finished
+        write(folder / "config.json", text_of(config))
         return _recorded(run, folder)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from research import room
+from research import own_code, room
 from research.config import default
 from research.outputs.files import WorkdirError, read_json, write_json
 from research.strategies.method import devices_of
@@ -58,7 +58,8 @@ def key(config: ConfigDict) -> str:
     data = {name: config.data[name] for name in ("name", "image_size")}
     device = [jax.devices()[0].device_kind, os.cpu_count(), os.environ.get("NPROC", "")]
     about = [_of(config.model.to_dict()), data, config.batch_size, device, jax.__version__]
-    return json.dumps(about, sort_keys=True)
+    own = own_code.fingerprint(config, ("model.name",))
+    return json.dumps([*about, own] if own else about, sort_keys=True)
 
 
 def fastest(config: ConfigDict) -> str:

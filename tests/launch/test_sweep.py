@@ -9,7 +9,7 @@ import pytest
 
 from analysis import tables
 from launch import sweep
-from research import batched_runs
+from research import batched_runs, program
 from research.outputs.workdir import Metrics
 from tests.launch.sweeping import alone, assert_same, config_of, grid_file, summaries
 
@@ -105,6 +105,51 @@ def test_with_more_steps_points_go_on(sweeping, whole, tmp_path, rows):
     code, _, err = sweeping(*arguments, "--config.base.steps=20")
     assert code == 2 and err.count("\n") == 1
     assert "has done 60 steps: config.steps = 20 must be as many or more" in err
+
+
+OWN = """
+from configs import quickstart
+from research.grid import grid, seeds
+
+def get_config(steps="20"):
+    base = quickstart.get_config()
+    base.update({"steps": int(steps), "batch_size": 4, "log_every": 10, "checkpoint_every": 10})
+    base.model.name, base.loss = "quadratic", "my_loss.py:f"
+    return grid(base, [{"seed": seed} for seed in seeds(3)])
+"""
+
+
+@pytest.mark.parametrize("together", ["threads", "vmap"])
+def test_a_sweep_is_of_one_code_whoever_edits_it_meanwhile(
+    sweeping, tmp_path, monkeypatch, files, together
+):
+    """An edit counts from the next command on, which then has to be told."""
+    monkeypatch.chdir(tmp_path)
+    mine = tmp_path / "my_loss.py"
+    loss = "def f(outputs, batch): return (outputs**2).sum(-1) + "
+    mine.write_text(f"{loss}0")
+    path, ended = grid_file(tmp_path, OWN), sweep.Going.end
+
+    def edited(going, entry, summary):
+        mine.write_text(f"{loss}1000")
+        ended(going, entry, summary)
+
+    monkeypatch.setattr(sweep.Going, "end", edited)
+    made = program._make.cache_info().misses
+    arguments = f"--workdir={tmp_path / 'w'}", "--threads=1", f"--together={together}"
+    assert sweeping(f"--config={path}", *arguments)[0] == 0
+    found = [one["train_loss"] for one in summaries(tmp_path / "w").values()]
+    assert len(found) == 3 and max(found) < 1000
+    assert program._make.cache_info().misses == made + 1
+    configs = [json.loads(file.read_text()) for file in (tmp_path / "w").rglob("config.json")]
+    assert len({held["code"] for held in configs}) == 1
+    before = files(tmp_path / "w" / "points")
+    assert sweeping(f"--config={path}", *arguments)[0] == 0  # there is nothing left to do
+    code, _, err = sweeping(f"--config={path}:40", *arguments)
+    assert code == 2 and err.count("\n") == 1 and "the code of my_loss.py" in err
+    assert files(tmp_path / "w" / "points") == before
+    assert sweeping(f"--config={path}:40", *arguments, "--config.base.code=any")[0] == 0
+    assert min(one["train_loss"] for one in summaries(tmp_path / "w").values()) > 1000
 
 
 def test_as_lanes_floats_differ_by_rounding_and_the_choice_is_kept(

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -184,15 +183,14 @@ LINES = {
 )
 def test_what_cannot_be_used_is_one_line(config, folder, key, text, said):
     imports = "import jax.numpy as jnp, numpy as np\nimport optax\nfrom flax import linen as nn\n"
-    module = f"my_file_{zlib.crc32(text.encode())}"  # programs are kept by names
-    (folder / f"{module}.py").write_text(imports + text)
-    name = f"{module}:f"
+    (folder / "my_file.py").write_text(imports + text)
+    name = "my_file:f"
     made = regression(config)
     made.update_from_flattened_dict({key: (name,) if key == "metrics" else name})
     if key == "optimizer.name":
         made.optimizer.momentum = 0.0
     message = refusal(made)
-    assert said in message.replace(module, "my_file")
+    assert said in message
     assert "config." in message and "7919" not in message
 
 
