@@ -19,9 +19,15 @@ from launch import cache, sources
 from research.values import ConfigError, InputError
 
 NONE = "none"  # --workdir of a command that writes nothing
-TYPES = {"boolean": "true or false", "float": "a number", "int": "a whole number"}
+TYPES = {
+    "boolean": "true or false",
+    "float": "a number",
+    "int": "a whole number",
+    "a ConfigDict": "set key by key",
+}
 OPTION = re.compile(r"--?config\.(?P<of>(?:\w+\.)*\w*options)\.(?P<key>\w+)(=(?P<value>.*))?", re.S)
 KEY = re.compile(r"--?(?:no)?config\.([^=]+)")
+LIBRARIES = ("absl", "orbax")  # define flags of their own
 EXHAUSTED = "RESOURCE_EXHAUSTED"  # what XLA says where an allocation failed
 
 
@@ -234,7 +240,7 @@ def _parse(argv: Sequence[str], options: Sequence[Option] = ()) -> list[str]:
     try:
         return flags.FLAGS(argv)
     except flags.UnrecognizedFlagError as error:
-        fail(str(error))
+        fail(sources.no_flag(error.flagname, _own_flags()))
     except Exception as error:
         path = next((a.partition("=")[2] for a in argv if re.match(r"--?config=", a)), "")
         _broken(error, path)
@@ -250,6 +256,13 @@ def _parse(argv: Sequence[str], options: Sequence[Option] = ()) -> list[str]:
             inner = error.args[0] if error.args else error
             fail(str(inner.args[0] if isinstance(inner, KeyError) else inner))
         raise
+
+
+def _own_flags() -> list[str]:
+    """Names of the flags that a command has of ours, without those of keys."""
+    modules = flags.FLAGS.flags_by_module_dict().items()
+    own = [its for module, its in modules if module.partition(".")[0] not in LIBRARIES]
+    return [flag.name for its in own for flag in its if "." not in flag.name]
 
 
 def _broken(error: BaseException | None, path: str) -> None:
@@ -285,6 +298,10 @@ def _misplaced(argv: Sequence[str], said: str) -> None:
 def _wrong_type(given: str, said: str) -> NoReturn:
     """Says which type is wanted, as absl says which of Python's functions could not read it."""
     said = said.removeprefix(f"flag {given}: ")
+    key, _, value = given.partition("=")
+    known = sources.keys()
+    if f"{key}.name".removeprefix("--config.") in known:
+        fail(f"{given}: has keys of its own; did you mean {key}.name={value}?")
     wanted = [text for name, text in TYPES.items() if f" {name}" in said]
     fail(f"{given}: must be {wanted[0]}" if wanted else f"{given}: {said}")
 

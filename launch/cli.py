@@ -16,6 +16,7 @@ import analysis  # noqa: F401
 import configs  # noqa: F401
 import research  # noqa: F401
 from launch import sources
+from research.likeness import meant
 
 APP = ("launch.app",)  # whose flags are those of every command with a config
 DRY = ("launch.dry", *APP)  # likewise of those that can say what they would take
@@ -64,8 +65,8 @@ def main() -> None:
     elif name in ("-V", "--version", "version"):
         print(f"optdyn {version()}")
     elif name not in COMMANDS:
-        meant = [f"did you mean {close}?" for close in sources.closest(name, COMMANDS, 1)]
-        _fail(f"no command {name!r}; {' '.join(meant) or ', '.join(COMMANDS)}")
+        hint = meant(name, COMMANDS) or f"; there are {', '.join(COMMANDS)}"
+        _fail(f"no command {name!r}{hint}")
     elif any(re.fullmatch("--?(h|help|helpshort)", argument) for argument in before(rest)):
         print(described(name))
     else:
@@ -132,11 +133,9 @@ def refuse(command: Command, arguments: Sequence[str]) -> None:
     own = [flag.lstrip("-") for flag in flags_of(command)]
     known = {*own, *app.flags.FLAGS, "flagfile", "undefok"}
     for argument in given:
-        match = re.match(r"--?([A-Za-z]\w*)(?=$|[=.])", argument)
+        match = re.match(r"--?([A-Za-z]\w*)([\w.]*)(?=$|=)", argument)
         if match and not {match[1], match[1].removeprefix("no")} & known:
-            meant = sources.closest(match[1], own, 1)
-            hint = f"did you mean --{meant[0]}?" if meant else f"there are --{', --'.join(own)}"
-            app.fail(f"Unknown command line flag {match[1]!r}; {hint}")
+            app.fail(sources.no_flag("".join(match.groups()), own))
 
 
 def before(arguments: Sequence[str]) -> list[str]:

@@ -29,6 +29,7 @@ from analysis.tables import replace
 from launch import app
 from research.evidence.claim import WORDS, Verdict
 from research.evidence.study import Study
+from research.likeness import meant
 from research.outputs.files import DiskFull, WorkdirError, read_json, write_json, writing
 from research.outputs.hold import held
 
@@ -141,7 +142,8 @@ def main(_: Sequence[str]) -> int:
     chosen = given.only or usual()
     for name in chosen:
         if name not in every:
-            app.fail(f"--only={name}: no such claim; there are {', '.join(every)}")
+            hint = meant(name, every) or f"; there are {', '.join(every)}"
+            app.fail(f"--only={name}: no such claim{hint}")
     try:
         with held(Path(given.workdir)), writing():
             board = run(Path(given.workdir), chosen, given.scale, given.seed)

@@ -8,8 +8,21 @@ import pytest
 from ml_collections import ConfigDict
 
 from analysis import report, tables
-from configs import images, plan, tune
-from configs.grids import daso, dynamic_batch, implicit_momentum, local, meter, momentum, staleness
+from configs import gpt, images, plan, resnet, text, tune
+from configs.grids import (
+    arrivals,
+    daso,
+    dynamic_batch,
+    gossip,
+    implicit_momentum,
+    local,
+    meter,
+    momentum,
+    outer,
+    pipelines,
+    staleness,
+    workers,
+)
 from research import program, room, trainer
 from research.checks import check, kinds
 from research.checks.doubts import doubts
@@ -169,7 +182,8 @@ ARGUMENTS = [
     *((images, name) for name in ("fashion_mnist", "cifar10")),
     *((plan, "lenet"), (tune, "small,server"), (daso, "rates"), (dynamic_batch, "disturbed")),
     *((implicit_momentum, "matching"), (local, "pareto"), (meter, "constant"), (momentum, "mlp")),
-    (staleness, "laws"),
+    *((staleness, "laws"), (arrivals, "judged"), (gossip, "ladder"), (outer, "judged")),
+    *((pipelines, "ladder"), (workers, "judged")),
 ]
 
 
@@ -178,6 +192,20 @@ def test_an_argument_of_a_config_is_one_of_those_listed(module, name):
     module.get_config(name)
     for wrong in ("nosuch", "", f"{name},x", name[:-1]):
         assert name in refusal(wrong, module.get_config)
+
+
+@pytest.mark.parametrize(
+    ("module", "wrong", "said"),
+    [
+        (text, "smal", "'smal': must be one of 'small', or left out; did you mean small?"),
+        (gpt, "50M,real", "'50M': must be one of '10m', '50m', '124m'; did you mean 50m?"),
+        (gpt, "50m,real", "'real': must be synthetic, or left out"),
+        (resnet, "34", "'34': must be one of '18', '50'"),
+        (resnet, "18,sintetic", "'imagenet2012', 'synthetic'; did you mean synthetic?"),
+    ],
+)
+def test_an_argument_of_two_parts_or_of_none_is_told_what_there_is(module, wrong, said):
+    assert refusal(wrong, module.get_config).endswith(said)
 
 
 def test_bad_points_are_named():
