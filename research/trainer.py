@@ -336,8 +336,7 @@ def _loop(
                 status = "completed"
             elif number and finite:
                 status = "interrupted"
-            every = config.checkpoint_every
-            if finite and (status or (every and step % every == 0)):
+            if finite and (status or is_due(step, config.log_every, config.checkpoint_every)):
                 checkpoints.save(step, layout.get(state))
             if is_writer():
                 watch.show(step, f"loss {metrics.rows[-1]['train_loss']:.4g}")
@@ -349,6 +348,16 @@ def _loop(
         return summary | {"kept_checkpoint": checkpoints.latest()}
     summary["parameters_crc32"] = fingerprint(layout.get(state).params)
     return summary | ({"signal": number, "sums": sums} if status == "interrupted" else {})
+
+
+def is_due(step: int, log_every: int, checkpoint_every: int) -> bool:
+    """Whether a checkpoint is: the first log point from a multiple of `checkpoint_every` on has it.
+
+    There the log's sums are those of the checkpoint. `checkpoint_every` 0: never.
+    """
+    if not checkpoint_every or step % log_every:
+        return False
+    return step // checkpoint_every > (step - log_every) // checkpoint_every
 
 
 def _meter(folder: Path, run: Run) -> Meter:

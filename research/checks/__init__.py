@@ -52,11 +52,6 @@ def check(config: ConfigDict) -> None:
     _check_optimizer(config)
     for asked in (tune, plan):
         asked.check(partial(require, config))
-    if config.checkpoint_every % config.log_every:
-        raise ConfigError(
-            f"config.checkpoint_every = {config.checkpoint_every}: must be a multiple of "
-            f"config.log_every = {config.log_every}"
-        )
     room.of_config(config)
 
 

@@ -158,7 +158,7 @@ BAD_FILES = {
         (["--config.strategy.groups=0"], "config.strategy.groups = 0: must be at least 1"),
         (["--config.strategy.groups=7"], "config.strategy.groups = 7: must divide"),
         (["--config.batch_size=-64"], "config.batch_size = -64: must be at least 1"),
-        (["--config.checkpoint_every=15"], "config.checkpoint_every = 15: must be a multiple"),
+        (["--config.checkpoint_every=-5"], "config.checkpoint_every = -5: must be at least 0"),
         (["--config.optimizer.learning_rate=nan"], "config.optimizer.learning_rate = nan"),
         (["--config.optimizer.name=nosuch"], "optax has no such optimizer"),
         (["--config.optimizer.name=lbfgs"], "optax.lbfgs cannot be used"),
