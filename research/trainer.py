@@ -146,16 +146,17 @@ def _given(workdir: str, drawn: Params) -> tuple[Params, dict[str, Any]]:
     return jax.tree.map(jnp.asarray, found), origin
 
 
-def train(config: ConfigDict, workdir: Path) -> dict[str, Any]:
+def train(config: ConfigDict, workdir: str | Path) -> dict[str, Any]:
     """Runs the config in the workdir, or goes on with it, and returns its summary.
 
     `status` is `completed`, `diverged` (a loss is no longer finite) or `interrupted` (SIGINT or
     SIGTERM, `signal` says which; the same call resumes to the same floats). `worse`: True is there
     where the loss, though finite, is over 100 times the first. A finished run is returned as it is,
     unless `config.steps` is more than it has done: then it goes on. Raises what `prepare` raises,
-    `WorkdirError` and `DiskFull`.
+    `WorkdirError` and `DiskFull`. In a thread that is not the main one no signal is heeded.
     """
-    return alone(training(prepare(config, begun=begun(workdir)), workdir))
+    folder = Path(workdir)
+    return alone(training(prepare(config, begun=begun(folder)), folder))
 
 
 def alone(run: Training) -> dict[str, Any]:
