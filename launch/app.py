@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, NoReturn
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
-from launch import cache, sources
+from launch import cache, interruptible, sources
 from research.values import ConfigError, InputError
 
 NONE = "none"  # --workdir of a command that writes nothing
@@ -71,13 +71,15 @@ def run(main: Callable[[ConfigDict, Path], int], workdir: str | None = None) -> 
 
         from research import processes
         from research.outputs.files import DiskFull, writing
-        from research.outputs.progress import end_line
+        from research.outputs.progress import end_line, say
 
+        interruptible()
         try:
             # Not around the regular end: there the processes wait for one another.
             with processes.leaving_on_failure():
                 try:
                     processes.initialize()
+                    processes.devices()
                     # Each process saves whole states by itself. Orbax warns all but the first that
                     # there are no parts of one to be merged, at every checkpoint.
                     if quiet and not processes.is_writer():
@@ -97,6 +99,8 @@ def run(main: Callable[[ConfigDict, Path], int], workdir: str | None = None) -> 
                     end_line()
                     fail(no_memory(str(error), chosen), code=1)
         except KeyboardInterrupt:
+            end_line()
+            say("interrupted")
             return 128 + signal.SIGINT
 
     app.run(guarded, argv=argv, flags_parser=partial(_parse, options=options))

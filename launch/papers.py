@@ -26,7 +26,8 @@ from matplotlib.figure import Figure
 import configs.papers
 from analysis import figures, scoreboard
 from analysis.tables import replace
-from launch import app
+from launch import app, interruptible
+from research import processes
 from research.evidence.claim import WORDS, Verdict
 from research.evidence.study import Study
 from research.likeness import meant
@@ -135,6 +136,7 @@ def opened(workdir: Path, scale: str, seed: int) -> dict[str, Any]:
 
 
 def main(_: Sequence[str]) -> int:
+    interruptible()
     if not flags.FLAGS["verbosity"].present:
         logging.set_verbosity(logging.WARNING)
     given = flags.FLAGS
@@ -145,6 +147,7 @@ def main(_: Sequence[str]) -> int:
             hint = meant(name, every) or f"; there are {', '.join(every)}"
             app.fail(f"--only={name}: no such claim{hint}")
     try:
+        processes.devices()
         with held(Path(given.workdir)), writing():
             board = run(Path(given.workdir), chosen, given.scale, given.seed)
     except app.InputError as error:

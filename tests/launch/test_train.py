@@ -1,6 +1,7 @@
 """The command line: one line for what is wrong, signals, and kills at any moment."""
 
 import json
+import os
 import random
 import shutil
 import signal
@@ -9,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import jax
 import pytest
 from absl import flags
 
@@ -245,6 +247,54 @@ def test_a_process_that_fails_says_one_line(tmp_path):
     assert process.returncode == 2
     assert errors == "error: config.batch_size = -64: must be at least 1\n"
     assert not (tmp_path / "new").exists()
+
+
+SLOW = """
+import pathlib, time
+try:
+    pathlib.Path(__file__).with_name("begun").touch()
+    time.sleep(600)
+except BaseException:
+    pass  # as libraries do that try what they import
+"""
+
+
+@pytest.mark.parametrize("script", [["-m", "launch.train"], ["optdyn", "train"]])
+def test_an_interrupt_while_modules_are_imported_is_one_line(tmp_path, script):
+    """Whatever the module that is being imported makes of a KeyboardInterrupt."""
+    (tmp_path / "jax").mkdir()
+    (tmp_path / "jax" / "__init__.py").write_text(SLOW)
+    (tmp_path / "optdyn").write_text("from launch.cli import main\nmain()\n")
+    script = [str(tmp_path / part) if part == "optdyn" else part for part in script]
+    process = subprocess.Popen(
+        [sys.executable, *script, *arguments(tmp_path / "new")],
+        cwd=CONFIG.parent.parent,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{CONFIG.parent.parent}"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not (tmp_path / "jax" / "begun").exists():
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    assert process.communicate()[1] == "interrupted\n" and process.returncode == 130
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="there are other devices than CPUs")
+@pytest.mark.parametrize("asked", ["cuda", "nosuch"])
+def test_devices_that_are_not_there_are_one_line(tmp_path, asked):
+    """JAX itself ends in an assertion for the one and in an error for the other."""
+    done = subprocess.run(
+        [sys.executable, "-m", "launch.train", *arguments(tmp_path / "new")],
+        cwd=CONFIG.parent.parent,
+        env={**os.environ, "JAX_PLATFORMS": asked},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith(f"error: JAX_PLATFORMS = '{asked}': there is no such device")
+    assert done.stderr.endswith("; there is cpu\n") and not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
