@@ -29,9 +29,15 @@ def begun(workdir: Path) -> bool:
 
 
 def is_finished(summary: Mapping[str, Any], steps: int) -> bool:
-    """Whether a run has nothing left to do to have done so many steps, or to have diverged."""
+    """Whether a run has nothing left to do to have done so many steps.
+
+    One whose loss is not finite has nothing left. One that ended `worse`, though it counts as
+    diverged, has a finite state to go on from.
+    """
     status = summary.get("status")
-    return status == "diverged" or (status == "completed" and summary["step"] >= steps)
+    if status == "diverged" and not summary.get("worse"):
+        return True
+    return status in ("completed", "diverged") and summary["step"] >= steps
 
 
 def left(
@@ -60,7 +66,7 @@ def go_on(
     """
     config, of = run.config, held["steps"]
     enough(folder, config.steps, step)
-    if before.get("status") == "completed" and not step:
+    if before.get("status") in ("completed", "diverged") and not step:
         raise WorkdirError(
             f"workdir {folder} has no checkpoint of its {before['step']:,} steps to go on from; "
             "give another --workdir"
@@ -107,7 +113,7 @@ def _continued(
         for a, b in zip(*arrays, strict=True)
         if np.ndim(a)
     )
-    read_at_end = config.probes.steer and before.get("status") == "completed"
+    read_at_end = config.probes.steer and before.get("status") in ("completed", "diverged")
     if not same or read_at_end:
         why = "config.probes.steer" if read_at_end else f"strategy {config.strategy.name!r}"
         raise WorkdirError(

@@ -158,24 +158,46 @@ def test_a_rate_that_does_not_suit_deserves_a_word(config):
     assert said.startswith("config.optimizer.learning_rate = 0.2: adam") and "\n" not in said
 
 
-def test_a_loss_far_above_the_first_is_marked(config, tmp_path):
-    """Gradient descent on curvature 1 by a rate of 2.5 multiplies the error by -1.5 an update."""
+@pytest.mark.parametrize(
+    ("rate", "status", "worse"),
+    [(0.1, "completed", 0), (2.1, "completed", 1), (2.5, "diverged", 1)],
+)
+def test_a_loss_far_above_the_first_is_marked(config, tmp_path, rate, status, worse):
+    """Gradient descent on curvature 1 multiplies the error by 1 - rate an update, 60 times.
+
+    So a loss grows 9e4 times, by 1.1^120, or 1e21 times, by 1.5^120, which is absurd. Every run
+    goes on to the floats of one that always had as many steps.
+    """
     values = {"strategy.name": "sync", "cluster.nodes": 1, "optimizer.momentum": 0.0}
-    for rate in (2.5, 0.1):
-        chosen = config(values | {"optimizer.learning_rate": rate})
-        summary = trainer.train(chosen, tmp_path / str(rate))
-        assert summary["status"] == "completed" and summary.get("worse", False) == (rate == 2.5)
-        first, *_, last = map(json.loads, (tmp_path / str(rate) / "metrics.jsonl").open())
-        assert (last["train_loss"] > 100 * first["train_loss"]) == (rate == 2.5)
+    values |= {"optimizer.learning_rate": rate}
+    summary = trainer.train(config(values), tmp_path / "a")
+    assert summary["status"] == status and summary.get("worse", False) == worse
+    first, *_, last = map(json.loads, (tmp_path / "a" / "metrics.jsonl").open())
+    assert (last["train_loss"] > 100 * first["train_loss"]) == worse
+    assert (last["train_loss"] > 1e6 * max(first["train_loss"], 1)) == (status == "diverged")
+    assert trainer.train(config(values), tmp_path / "a") == summary
     runs, _ = tables.load(tmp_path)
-    assert [
-        (point[-3:], worse is True) for point, worse in runs[["point", "worse"]].to_numpy()
-    ] == [
-        ("0.1", False),
-        ("2.5", True),
-    ]
+    assert ("worse" in runs and bool(runs["worse"][0])) == worse
     text = report.write(tmp_path).read_text()
-    assert "completed, worse" in text and "over 100 times the first" in text
+    assert (f"{status}, worse" in text) == worse and ("over 100 times the first" in text) == worse
+    longer = config(values | {"steps": 70})
+    grown, whole = (trainer.train(longer, tmp_path / name) for name in ("a", "whole"))
+    assert grown["parameters_crc32"] == whole["parameters_crc32"] != summary["parameters_crc32"]
+
+
+def test_a_loss_that_comes_down_again_has_not_diverged(config, tmp_path, rows):
+    """A rate of 4 multiplies the error by -3 for 20 updates, one of 1 then ends it at once."""
+    schedule = {
+        "schedule": "piecewise",
+        "schedule_options": {"boundaries": (20,), "scales": (0.2,)},
+    }
+    chosen = config({"strategy.name": "sync", "cluster.nodes": 1, "optimizer.momentum": 0.0})
+    chosen.optimizer.update(schedule)
+    chosen.optimizer.learning_rate, chosen.model.condition = 5.0, 1.0
+    summary = trainer.train(chosen, tmp_path)
+    losses = [row["train_loss"] for row in rows(tmp_path)]
+    assert max(losses) > 1e6 * max(losses[0], 1) and losses[-1] <= losses[0]
+    assert summary["status"] == "completed" and "worse" not in summary
 
 
 ARGUMENTS = [
