@@ -70,8 +70,10 @@ def run(main: Callable[[ConfigDict, Path], int], workdir: str | None = None) -> 
         import jax
 
         from research import processes
-        from research.outputs.files import DiskFull, writing
+        from research.outputs.files import DiskFull, permitted, writing
+        from research.outputs.hold import writable
         from research.outputs.progress import end_line, say
+        from research.parallel.first_process import verdict
 
         interruptible()
         try:
@@ -84,9 +86,12 @@ def run(main: Callable[[ConfigDict, Path], int], workdir: str | None = None) -> 
                     # there are no parts of one to be merged, at every checkpoint.
                     if quiet and not processes.is_writer():
                         logging.set_verbosity(logging.ERROR)
-                    with writing():
-                        _measure(chosen, Path(folder.value))
-                        return main(chosen, Path(folder.value))
+                    workdir = Path(folder.value)
+                    if folder.value != NONE:
+                        verdict(lambda: writable(workdir))
+                    with writing(), permitted():
+                        _measure(chosen, workdir)
+                        return main(chosen, workdir)
                 except InputError as error:
                     end_line()
                     fail(str(error))

@@ -31,8 +31,8 @@ from research import processes
 from research.evidence.claim import WORDS, Verdict
 from research.evidence.study import Study
 from research.likeness import meant
-from research.outputs.files import DiskFull, WorkdirError, read_json, write_json, writing
-from research.outputs.hold import held
+from research.outputs.files import DiskFull, WorkdirError, permitted, read_json, write_json, writing
+from research.outputs.hold import held, writable
 
 SCALES = {"small": (2, 5), "full": (3, 10)}  # seeds that choose and that report
 BETWEEN = 1000  # seeds of one --seed and the next
@@ -148,7 +148,8 @@ def main(_: Sequence[str]) -> int:
             app.fail(f"--only={name}: no such claim{hint}")
     try:
         processes.devices()
-        with held(Path(given.workdir)), writing():
+        writable(Path(given.workdir))
+        with held(Path(given.workdir)), writing(), permitted():
             board = run(Path(given.workdir), chosen, given.scale, given.seed)
     except app.InputError as error:
         app.fail(str(error))

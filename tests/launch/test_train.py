@@ -1,5 +1,6 @@
 """The command line: one line for what is wrong, signals, and kills at any moment."""
 
+import errno
 import json
 import os
 import random
@@ -16,6 +17,7 @@ from absl import flags
 
 from configs import quickstart
 from launch import app, train
+from research.outputs import history
 
 CONFIG = Path(__file__).parent.parent.parent / "configs" / "quickstart.py"
 # The quickstart, made small; a log point and a checkpoint every few updates, so that kills and
@@ -232,12 +234,36 @@ def test_workdirs_that_cannot_be_used_are_left_as_they_are(run, whole, tmp_path,
     before = files(tmp_path)
     for workdir, values, expected in [
         (other, {"seed": 5}, f"workdir {other} holds another run: its config differs in seed"),
-        (tmp_path / "file" / "new", {}, "file/new: cannot be written (Not a directory)"),
+        (tmp_path / "file", {}, f"cannot be written ({tmp_path}/file is no folder); give another"),
+        (tmp_path / "file" / "new", {}, f"written ({tmp_path}/file is no folder); give another"),
         (damaged, {}, f"checkpoint {damaged}/checkpoints/600 is corrupt"),
     ]:
         code, errors = run(arguments(workdir, values))
         assert code == 2 and expected in errors and errors.count("\n") == 1
     assert files(tmp_path) == before
+
+
+def test_a_folder_without_permission_is_one_line(run, whole, tmp_path, monkeypatch):
+    """Root may write everywhere, so the system answers otherwise here. A finished run is read."""
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    code, errors = run(arguments(tmp_path / "deep" / "new"))
+    assert code == 2 and errors.count("\n") == 1
+    assert f"new: cannot be written (no permission to write into {tmp_path}); give" in errors
+    assert not list(tmp_path.iterdir())
+    assert run(arguments(whole[0]))[0] == 0
+
+
+def test_a_file_without_permission_is_one_line(run, whole, tmp_path, monkeypatch):
+    other = shutil.copytree(whole[0], tmp_path / "other")
+    denied = PermissionError(errno.EACCES, "Permission denied", str(other / "history.json"))
+
+    def refuse(*_, **__):
+        raise denied
+
+    monkeypatch.setattr(history, "started", refuse)
+    code, errors = run(arguments(other, {"steps": 700}))
+    assert code == 2
+    assert errors == f"error: {other}/history.json: cannot be used (Permission denied)\n"
 
 
 def test_a_process_that_fails_says_one_line(tmp_path):
