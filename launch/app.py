@@ -209,7 +209,10 @@ def _found(argument: str) -> str:
     if not match:
         return argument
     try:
-        return f"{match[1]}{sources.config_file(match[2])}{match[3] or ''}"
+        file = sources.config_file(match[2])
+        if file.suffix == ".json":
+            return f"{match[1]}{sources.WRITTEN}:{file}"
+        return f"{match[1]}{file}{match[3] or ''}"
     except FileNotFoundError as error:
         fail(str(error))
 

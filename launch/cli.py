@@ -106,8 +106,9 @@ def described(name: str) -> str:
         lines += [
             "",
             "--config takes a file, or a name that `optdyn list configs` shows; what follows a",
-            "colon goes to the config, as in --config=images:fashion_mnist. --config.KEY=VALUE",
-            "sets a key: `optdyn list keys [PREFIX]` shows them all, with their defaults.",
+            "colon goes to the config, as in --config=images:fashion_mnist. The config.json of a",
+            "run is a config too. --config.KEY=VALUE sets a key: `optdyn list keys [PREFIX]` shows",
+            "them all, with their defaults.",
             f"optdyn {name} --helpfull has the flags of all libraries too.",
         ]
     return "\n".join(lines)

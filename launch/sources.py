@@ -13,6 +13,7 @@ from research.likeness import meant
 
 ROOT = Path(__file__).parent.parent  # the packages lie beside one another
 CONFIGS = ROOT / "configs"
+WRITTEN = ROOT / "launch" / "written.py"  # reads what runs wrote down
 
 
 @cache
@@ -57,6 +58,10 @@ def config_file(name: str) -> Path:
     path = Path(name)
     if path.is_file():
         return path
+    if (path / "config.json").is_file():
+        raise FileNotFoundError(
+            f"config file {name}: is a workdir; its config is {path}/config.json"
+        )
     if name not in shipped:
         hint = meant(name.removesuffix(".py"), shipped) or f"; shipped are {', '.join(shipped)}"
         raise FileNotFoundError(f"config file {name}: not found{hint}")

@@ -118,6 +118,9 @@ BAD_FILES = {
     "[0]))\ndef inverse(x):\n    return 1 // x\n",
     "given.py": "from research.grid import log_range\ndef get_config():\n"
     "    return log_range(0, 1, 3)\n",
+    "steps.json": '{"steps": "many"}',
+    "other.json": '{"status": "completed"}',
+    "torn.json": '{"steps": 3',
     "grid.py": "from ml_collections import ConfigDict\n"
     "def get_config():\n    return ConfigDict({'base': {}, 'points': ()})\n",
 }
@@ -196,12 +199,21 @@ BAD_FILES = {
         (["--config={tmp}/deep.py"], "error: deep.py:5: ZeroDivisionError: integer division"),
         (["--config={tmp}/given.py"], "error: grid: log_range(0, 1, 3): must go from"),
         (["--config={tmp}/grid.py"], "the config is a grid of runs; `optdyn sweep`"),
+        (["--config={tmp}/steps.json"], "steps.json: is no config of a run: config.steps = 'many'"),
+        (
+            ["--config={tmp}/other.json"],
+            "other.json: is no config of a run: config.status: no such",
+        ),
+        (["--config={tmp}/torn.json"], "torn.json: cannot be read (Expecting"),
+        (["--config={tmp}/run"], "is a workdir; its config is {tmp}/run/config.json"),
         (["--workdir="], "--workdir is empty"),
     ],
 )
 def test_bad_input_is_one_line_and_touches_nothing(run, tmp_path, monkeypatch, given, expected):
     for name, content in BAD_FILES.items():
         (tmp_path / name).write_text(content)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text("{}")
     there = sorted(tmp_path.iterdir())
     monkeypatch.chdir(tmp_path)
     given = [argument.format(tmp=tmp_path) for argument in given]
@@ -221,6 +233,21 @@ def test_required_flags(run, tmp_path, missing):
     code, errors = run(given)
     assert code == 2
     assert errors.count("\n") == 1 and f"{missing} must have a value" in errors
+
+
+def test_the_config_that_a_run_wrote_is_a_config(run, whole, tmp_path):
+    """It makes the same run, also where it lacks keys that came later, and with a key changed."""
+    held = whole[0] / "config.json"
+    assert run([f"--config={held}", f"--workdir={tmp_path / 'same'}"])[0] == 0
+    assert (tmp_path / "same" / "config.json").read_bytes() == held.read_bytes()
+    again = json.loads((tmp_path / "same" / "summary.json").read_text())
+    assert again["parameters_crc32"] == whole[1]["parameters_crc32"]
+    old = json.loads(held.read_text())
+    del old["plan"], old["model"]["remat"]
+    (tmp_path / "old.json").write_text(json.dumps(old | {"steps": 1}))
+    given = ["--config", tmp_path / "old.json", "--config.steps=600"]
+    assert run([*given, f"--workdir={tmp_path / 'same'}"])[0] == 0
+    assert (tmp_path / "same" / "config.json").read_bytes() == held.read_bytes()
 
 
 def test_workdirs_that_cannot_be_used_are_left_as_they_are(run, whole, tmp_path, files):
