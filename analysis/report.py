@@ -6,7 +6,6 @@ that holds them all: `DIR` itself, if it is one. Those that the page of before h
 The page stays of one size however many runs there are: it names the best and the worst of them.
 """
 
-import argparse
 import base64
 import os
 import re
@@ -37,6 +36,7 @@ from analysis.page import Cell, Column, Picture, Section, Table, cell, number
 from analysis.sections import GROUPS, NAME
 from analysis.tables import Point, TableError
 from research import strategies
+from research.arguments import Parser
 from research.outputs.figures import missing
 
 SIMULATED = (
@@ -356,12 +356,12 @@ def _svg(uri: str) -> bytes:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; 2 and one line on standard error for input it cannot use."""
-    parser = argparse.ArgumentParser(prog="analysis.report", description="Writes report.html.")
+    parser = Parser(prog="analysis.report", description="Writes report.html.")
     parser.add_argument("--workdir", type=Path, required=True, help="of a run or a sweep")
     parser.add_argument("more", type=Path, nargs="*", help="workdirs that are compared with it")
     parser.add_argument("--target", type=float, default=np.nan, help="training loss to reach")
     parser.add_argument("--out", type=Path, help="the page; report.html in their common folder")
-    flags = parser.parse_args(arguments)
+    flags = parser.read(arguments)
     try:
         print(write(flags.workdir, *flags.more, target=flags.target, out=flags.out))
     except (TableError, OSError) as error:

@@ -108,7 +108,7 @@ def run(main: Callable[[ConfigDict, Path], int], workdir: str | None = None) -> 
             say("interrupted")
             return 128 + signal.SIGINT
 
-    app.run(guarded, argv=argv, flags_parser=partial(_parse, options=options))
+    app.run(guarded, argv=argv, flags_parser=partial(parse, options=options))
 
 
 def no_memory(said: str, config: ConfigDict) -> str:
@@ -243,7 +243,8 @@ def _set(config: ConfigDict, option: Option) -> None:
         held[option.key] = value
 
 
-def _parse(argv: Sequence[str], options: Sequence[Option] = ()) -> list[str]:
+def parse(argv: Sequence[str], options: Sequence[Option] = ()) -> list[str]:
+    """What is left of the arguments once the flags are set. What is wrong is one line."""
     if any(argument.startswith(("--help", "-h")) for argument in argv):
         return flags.FLAGS(argv)
     for option in options:

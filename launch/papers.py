@@ -169,4 +169,4 @@ if __name__ == "__main__":
     flags.DEFINE_enum("scale", "small", list(SCALES), "How much is measured.")
     flags.DEFINE_integer("seed", 0, "Which seeds: those of two numbers have none in common.")
     flags.mark_flag_as_required("workdir")
-    absl_app.run(main)
+    absl_app.run(main, flags_parser=app.parse)
