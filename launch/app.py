@@ -1,7 +1,6 @@
 """Command lines: absl flags, a config file, and one line for each thing that is wrong."""
 
 import ast
-import json
 import re
 import signal
 import sys
@@ -134,13 +133,13 @@ def warn(config: ConfigDict) -> None:
         print(f"warning: {doubt}", file=sys.stderr, flush=True)
 
 
-def ended(summary: Mapping[str, Any]) -> int:
-    """Prints a run's figures and returns its exit code."""
+def ended(summary: Mapping[str, Any], workdir: Path, then: str = "report") -> int:
+    """Prints how a run ended, and that the command `then` reads it; returns its exit code."""
+    from launch import ending
     from research.processes import is_writer  # here, for it imports jax
 
-    figures = {k: v for k, v in summary.items() if isinstance(v, (int, float, str))}
     if is_writer():
-        print(json.dumps(figures, indent=2))
+        print(*ending.lines(summary, workdir, then), sep="\n")
     return exit_code(summary)
 
 

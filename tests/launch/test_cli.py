@@ -16,6 +16,7 @@ from launch import app, cli, completion, dry, listing, sources, sweep, train
 from research import listed as registered
 from research import strategies, trainer
 from research.config import default, differences, to_json
+from research.outputs.progress import number
 
 ROOT = Path(analysis.__file__).parent.parent
 # In this process modules were imported before; a shell starts a new one.
@@ -164,15 +165,22 @@ assert not long, long
     subprocess.run([sys.executable, "-c", script, *lines], check=True, cwd=ROOT)
 
 
-def test_a_run_is_that_of_the_module(optdyn, tmp_path):
+def test_a_run_is_that_of_the_module(optdyn, tmp_path, monkeypatch):
     """And each option of its own arrives, as what it is written as."""
+    monkeypatch.setattr(sys, "orig_argv", ["python", "/usr/bin/optdyn", "train"])
     code, out, errors = optdyn("train", *SMALL, f"--workdir={tmp_path / 'a'}")
     assert code == 0, errors
     config = default()
     values = json.loads((tmp_path / "a" / "config.json").read_text())
     config.update_from_flattened_dict({k: v for k, v in plain(values).items() if v != {}})
     again = train.run(config, tmp_path / "b")
-    assert json.loads(out)["parameters_crc32"] == again["parameters_crc32"]
+    made = json.loads((tmp_path / "a" / "summary.json").read_text())
+    assert made["parameters_crc32"] == again["parameters_crc32"]
+    assert out.splitlines() == [
+        f"completed: 40 updates, {number(made['simulated_seconds'])} simulated seconds",
+        f"training loss {made['train_loss']:.4g}, test loss {made['test_loss']:.4g}",
+        f"next: optdyn report --workdir={tmp_path / 'a'}",
+    ]
 
 
 def test_it_finds_own_modules_and_nothing_hides_its_own(tmp_path):
