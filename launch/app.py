@@ -129,7 +129,8 @@ def warn(config: ConfigDict) -> None:
     from research.checks.doubts import doubts  # here, for they import jax
     from research.processes import is_writer
 
-    for doubt in doubts(config) if is_writer() else ():
+    given = [match[1] for argument in sys.argv[1:] if (match := KEY.match(argument))]
+    for doubt in doubts(config, given) if is_writer() else ():
         print(f"warning: {doubt}", file=sys.stderr, flush=True)
 
 

@@ -23,7 +23,7 @@ from configs.grids import (
     staleness,
     workers,
 )
-from research import program, room, trainer
+from research import program, room, strategies, trainer
 from research.checks import check, kinds
 from research.checks.doubts import doubts
 from research.config import default
@@ -156,6 +156,41 @@ def test_a_rate_that_does_not_suit_deserves_a_word(config):
     assert not doubts(config(adam | {"optimizer.learning_rate": 0.003}))
     (said,) = doubts(config(adam | {"optimizer.learning_rate": 0.2}))
     assert said.startswith("config.optimizer.learning_rate = 0.2: adam") and "\n" not in said
+
+
+def test_a_key_that_nothing_reads_deserves_a_word(config):
+    """If the user has set it for this run; a config file may set those of several methods."""
+    values = {"strategy.name": "daso+asynchronous", "strategy.period": 777, "model.blocks": 3}
+    chosen = config(values)
+    assert not doubts(chosen)
+    read = ["strategy.groups", "strategy.max_batches", "strategy.name", "model.noise", "steps"]
+    assert not doubts(chosen, [*read, "model.remat", "optimizer.options.b1"])
+    period, blocks = doubts(chosen, [*read, "strategy.period", "model.blocks", "strategy.period"])
+    assert period.startswith(
+        "config.strategy.period = 777: ignored, 'daso+asynchronous' has no such key; async_local_"
+    )
+    assert blocks.startswith("config.model.blocks = 3: ignored, 'quadratic' has no such key; resm")
+    alone = config({"strategy.name": "gossip", "strategy.arrivals": 3, "cluster.nodes": 4})
+    (said,) = doubts(alone, ["strategy.arrivals", "strategy.graph"])
+    assert said.endswith("'gossip' has no such key; buffered has")
+
+
+@pytest.mark.parametrize("name", strategies.built_in())
+def test_what_a_method_does_not_have_it_does_not_read(config, name):
+    """Its program and its timeline are the same whatever the whole numbers of other methods are."""
+    clusters = {"stale_pipeline": "constant", "local": "constant"}
+    values = {"model.name": "resmlp", "model.blocks": 4, "model.width": 8, "data.image_size": 7}
+    values |= {"strategy.name": name, "strategy.groups": 4, "cluster.nodes": 4, "steps": 20}
+    values |= {"batch_size": 8, "cluster.service": clusters.get(name, "lognormal")}
+    plain, other = config(values), config(values)
+    own = strategies.load(name).keys
+    for key, value in default().strategy.items():
+        if type(value) is int and key not in (*own, "staleness_bound"):  # refused of other methods
+            other.strategy[key] = value + 1
+    one, two = trainer.prepare(plain), trainer.prepare(other)
+    assert one.program is two.program
+    for a, b in zip(jax.tree.leaves(one.timeline), jax.tree.leaves(two.timeline), strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize(

@@ -235,6 +235,16 @@ def test_required_flags(run, tmp_path, missing):
     assert errors.count("\n") == 1 and f"{missing} must have a value" in errors
 
 
+def test_a_key_that_nothing_reads_is_told(run, tmp_path):
+    """Of the command line only: the quickstart sets `groups`, which synchronous runs ignore."""
+    values = {"strategy.name": "sync", "steps": 20}
+    code, errors = run(arguments(tmp_path / "a", values))
+    assert code == 0 and "warning" not in errors
+    code, errors = run(arguments(tmp_path / "b", {**values, "strategy.period": 777}))
+    assert code == 0
+    assert "warning: config.strategy.period = 777: ignored, 'sync' has no such key; " in errors
+
+
 def test_the_config_that_a_run_wrote_is_a_config(run, whole, tmp_path):
     """It makes the same run, also where it lacks keys that came later, and with a key changed."""
     held = whole[0] / "config.json"
