@@ -30,6 +30,8 @@ from analysis import (
     tables,
     workers,
 )
+from analysis.arms import Comparison
+from analysis.curves import Compared
 from analysis.efficiency import MOMENTUM
 from analysis.heeded import heeded
 from analysis.page import Cell, Column, Picture, Section, Table, cell, number
@@ -90,8 +92,8 @@ def best(workdir: Path, target: float = np.nan) -> str:
     probed, plain = _probed(_told_apart(tables.points(workdir)))
     if not (plain or probed):
         return ""
-    it = curves.compared(plain or probed, target)
-    return answer.best(it.runs, it.keys)
+    it, _ = _compared(plain or probed, target)
+    return answer.best(it.runs, it.keys, it.target)
 
 
 def _probed(points: Sequence[Point]) -> tuple[list[Point], list[Point]]:
@@ -130,11 +132,10 @@ def _trained(points: Sequence[Point], target: float) -> tuple[list[str], list[Se
     for point in points:
         if why := missing(point.config, (NAME, MOMENTUM)):
             raise TableError(f"{point.folder / 'config.json'}: {why}")
-    it = curves.compared(points, target)
+    it, tuned = _compared(points, target)
     overview = sections.overview(it.runs, it.keys, it.target, it.why)
     if not it.curves:
         return [], [overview]
-    tuned = arms.comparisons(it.runs, it.log, it.keys, target)
     said = remains.answer(tuned, it.keys) or answer.lines(it.runs, it.keys, it.target)
     kinds = curves.kinds(it.runs, it.log, it.keys) if it.others else it.curves
     return said, [
@@ -146,6 +147,17 @@ def _trained(points: Sequence[Point], target: float) -> tuple[list[str], list[Se
         curves.pareto(it.runs, it.log, it.keys),
         curves.along(it.curves),
     ]
+
+
+def _compared(points: Sequence[Point], target: float) -> tuple[Compared, list[Comparison]]:
+    """The points and the arms among them, all by one target."""
+    it = curves.compared(points, target)
+    tuned = arms.comparisons(it.runs, it.log, it.keys, target) if it.curves else []
+    if tuned and np.isnan(target):
+        loss = tuned[0].losses[0]
+        why = "by which the settings above are chosen"
+        it = curves.compared(points, loss)._replace(why=why)
+    return it, tuned
 
 
 def _metered(points: Sequence[Point]) -> Section | None:
