@@ -84,6 +84,8 @@ def test_the_methods_and_configs_read_off_the_files_are_those_that_there_are():
     for name, path in sources.configs().items():
         assert path == ROOT / "configs" / f"{name}.py" and "papers" not in name
     assert {"quickstart", "images", "grids/quickstart"} <= set(sources.configs())
+    # Files of studies, which have no run's config.
+    assert not {"internet", "race", "problems"} & set(sources.configs())
 
 
 def test_every_command_is_a_module_that_explains_itself(optdyn):
