@@ -41,14 +41,16 @@ def lines(runs: pd.DataFrame, keys: Sequence[str], target: float) -> list[str]:
     return said
 
 
-def best(runs: pd.DataFrame, keys: Sequence[str], most: int = 5) -> str:
+def best(runs: pd.DataFrame, keys: Sequence[str], target: float, most: int = 5) -> str:
     """A table, as text, of the settings that come first at the target, or at the end."""
     reached = bool(np.isfinite(runs["updates_to_target"]).any())
-    titles = ["best points", "updates", "simulated seconds", "final loss"]
+    goal = f"to {number(target)}"
+    titles = ["best points", f"updates {goal}", f"simulated seconds {goal}", "final loss"]
     figures = ["updates_to_target", "seconds_to_target", "train_loss"]
     if not reached:
         titles, figures = [titles[0], titles[-1]], figures[-1:]
-    labels = varying(runs, keys)
+    batch = [key for key in ("batch_size",) if key in keys and runs[key].nunique() > 1]
+    labels = list(dict.fromkeys([*varying(runs, keys), *batch]))
     rows = [titles]
     for setting in sections.ranked(runs)[:most]:
         its = runs[runs["setting"] == setting]

@@ -104,6 +104,12 @@ def _beside(line: pd.Series, at: float) -> tuple[tuple[float, float] | None, ...
     )
 
 
+def judged_at(arm: Arm) -> pd.MultiIndex:
+    """The setting that each seed is judged at: the one best on the other seeds."""
+    seeds = np.arange(arm.figures.shape[-1])
+    return arm.settings[efficiency.picks(arm.figures[0], seeds)]
+
+
 def comparisons(
     runs: pd.DataFrame, log: pd.DataFrame, keys: Sequence[str], loss: float = np.nan
 ) -> list[Comparison]:

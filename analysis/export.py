@@ -11,7 +11,6 @@ Without --offline the libraries' own settings say where to (WANDB_*, MLFLOW_TRAC
 again makes the runs again.
 """
 
-import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -20,6 +19,7 @@ from typing import Any
 
 from analysis import tables
 from analysis.tables import Point, TableError
+from research.arguments import Parser
 
 LONGEST = 6000  # characters of a value that MLflow keeps
 AT_ONCE = 100  # values of a config that it takes
@@ -91,12 +91,12 @@ def figures(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; 2 and one line on standard error for input it cannot use."""
-    parser = argparse.ArgumentParser(prog="analysis.export", description="Exports logs.")
+    parser = Parser(prog="analysis.export", description="Exports logs.")
     parser.add_argument("--workdir", type=Path, required=True, help="of a run or a sweep")
     parser.add_argument("--to", choices=list(TRACKERS), required=True)
     parser.add_argument("--project", default="", help="the workdir's name")
     parser.add_argument("--offline", action="store_true", help="write into the workdir only")
-    flags = parser.parse_args(arguments)
+    flags = parser.read(arguments)
     try:
         count = export(flags.workdir, flags.to, flags.project, flags.offline)
     except (TableError, OSError) as error:

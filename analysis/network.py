@@ -24,6 +24,7 @@ from ml_collections import ConfigDict
 from analysis import figures, tables
 from analysis.tables import Point, TableError
 from research import strategies
+from research.arguments import Parser
 from research.config import default
 from research.timeline.daso import daso, synchronous
 
@@ -105,12 +106,12 @@ def picture(table: pd.DataFrame, marks: Sequence[float]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; 2 and one line on standard error for input it cannot use."""
-    parser = argparse.ArgumentParser(prog="analysis.network", description="Time that DASO saves.")
+    parser = Parser(prog="analysis.network", description="Time that DASO saves.")
     parser.add_argument("--workdir", type=Path, required=True, help="of a run or a sweep")
     parser.add_argument("--update_bytes", type=positive, help="of another model than the run's")
     parser.add_argument("--seconds_per_example", type=positive, help="on a device of speed 1")
     parser.add_argument("--name", default="network", help="of the files written")
-    flags = parser.parse_args(arguments)
+    flags = parser.read(arguments)
     try:
         table = pd.concat(_tables(flags), ignore_index=True)
         median = table.groupby("bandwidth")[["synchronous", "daso", "saved"]].median()

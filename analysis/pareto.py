@@ -10,7 +10,6 @@ of it. The best of more settings is better: variants compare if they were given 
 each compute there.
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from analysis import figures, planes, tables
 from analysis import fronts as fronts_of
 from analysis.tables import Point, TableError
 from research import strategies
+from research.arguments import Parser
 
 COMPUTE = tuple(fronts_of.FLOPS)
 VARIANT = "strategy.variant"
@@ -149,10 +149,10 @@ def picture(table: pd.DataFrame, compute: str) -> Figure:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; 2 and one line on standard error for input it cannot use."""
-    parser = argparse.ArgumentParser(prog="analysis.pareto", description="Loss against compute.")
+    parser = Parser(prog="analysis.pareto", description="Loss against compute.")
     parser.add_argument("--workdir", type=Path, required=True, help="of a sweep")
     parser.add_argument("--name", default="pareto", help="of the files written")
-    flags = parser.parse_args(arguments)
+    flags = parser.read(arguments)
     try:
         table = levels(runs(flags.workdir))
         names = _variants(table)

@@ -7,7 +7,6 @@ a metered race there is the implicit momentum too. Reads `config.json`, `trace.c
 and `sketches.npy`; writes `race.json` and `race.svg`.
 """
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from analysis import figures, raced, tables
 from analysis.raced import load, only
 from analysis.reality import summarize, workers
 from analysis.tables import shown
+from research.arguments import Parser
 from research.outputs.workdir import write_json
 from research.values import InputError
 
@@ -60,13 +60,13 @@ def picture(found: Mapping[str, Any]) -> Figure:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; 2 and one line on standard error for input it cannot use."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="analysis.race", description="A race of real workers, held against theory."
     )
     parser.add_argument("--workdir", type=Path, required=True, help="of a race")
     parser.add_argument("--from", dest="source", type=Path, help="workdir the law is taken from")
     parser.add_argument("--against", type=Path, help="workdir of the simulated run")
-    flags = parser.parse_args(arguments)
+    flags = parser.read(arguments)
     try:
         race = load(flags.workdir)
         source = load(flags.source) if flags.source else None

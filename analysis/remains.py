@@ -18,9 +18,11 @@ CONTEXTS = 6  # comparisons that are told apart in a picture
 METHOD = (
     "Each number of groups has a learning rate of its own, whether it keeps the momentum or has it "
     "tuned: the setting of fewest updates to a training loss of {loss}. Each of the {seeds} seeds "
-    "is judged at the setting that is best on the others. Figures are medians over the seeds, with "
-    "95 % intervals from drawing the seeds again, in pairs, and choosing again; a run that misses "
-    f"a loss counts as infinitely long. {INTERPOLATED}"
+    "is judged at the setting that is best on the others. A row names the setting that is best on "
+    "all seeds, and in brackets the least and the most that a seed was judged at, where some were "
+    "judged at another: so two rows of one setting may have unlike figures. Figures are medians "
+    "over the seeds, with 95 % intervals from drawing the seeds again, in pairs, and choosing "
+    f"again; a run that misses a loss counts as infinitely long. {INTERPOLATED}"
 )
 INSIDE = (
     "The setting best on all seeds, and what the next ones that were tried take: the learning "
@@ -118,7 +120,7 @@ def _results(
         n, least = len(losses), it.of(it.arms[0].groups, False)
         for place, (arm, choice) in enumerate(zip(it.arms, its, strict=True)):
             row = [cell(name)] * any(names)
-            row += [cell(arm.groups), cell(_momentum(arm, choice)), cell(choice.rate)]
+            row += [cell(arm.groups), *_setting(arm, choice)]
             row += [_figure(it.figure(place, i), it.apart[place, i]) for i in range(n)][::-1]
             row += [_figure(it.ratio(place, least)) if place != least else cell(1)]
             other = it.of(arm.groups, False)
@@ -164,6 +166,17 @@ def _optimum(choice: Choice) -> Cell:
 
 def _momentum(arm: Arm, choice: Choice) -> str:
     return f"{choice.momentum:g}, {'kept' if arm.kept else 'tuned'}"
+
+
+def _setting(arm: Arm, choice: Choice) -> list[Cell]:
+    """Momentum and rate, with the range of those that seeds are judged at."""
+    values = (cell(_momentum(arm, choice)), cell(choice.rate))
+    levels = (arms.judged_at(arm).get_level_values(i) for i in (0, 1))
+    ranges = ((level.min(), level.max()) for level in levels)
+    return [
+        it if low == high else it._replace(range=f"{number(low)} – {number(high)}")
+        for it, (low, high) in zip(values, ranges, strict=True)
+    ]
 
 
 def _figure(found: tuple[float, float, float], apart: float = 0.0) -> Cell:

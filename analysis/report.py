@@ -6,7 +6,6 @@ that holds them all: `DIR` itself, if it is one. Those that the page of before h
 The page stays of one size however many runs there are: it names the best and the worst of them.
 """
 
-import argparse
 import base64
 import os
 import re
@@ -31,12 +30,15 @@ from analysis import (
     tables,
     workers,
 )
+from analysis.arms import Comparison
+from analysis.curves import Compared
 from analysis.efficiency import MOMENTUM
 from analysis.heeded import heeded
 from analysis.page import Cell, Column, Picture, Section, Table, cell, number
 from analysis.sections import GROUPS, NAME
 from analysis.tables import Point, TableError
 from research import strategies
+from research.arguments import Parser
 from research.outputs.figures import missing
 
 SIMULATED = (
@@ -90,8 +92,8 @@ def best(workdir: Path, target: float = np.nan) -> str:
     probed, plain = _probed(_told_apart(tables.points(workdir)))
     if not (plain or probed):
         return ""
-    it = curves.compared(plain or probed, target)
-    return answer.best(it.runs, it.keys)
+    it, _ = _compared(plain or probed, target)
+    return answer.best(it.runs, it.keys, it.target)
 
 
 def _probed(points: Sequence[Point]) -> tuple[list[Point], list[Point]]:
@@ -130,11 +132,10 @@ def _trained(points: Sequence[Point], target: float) -> tuple[list[str], list[Se
     for point in points:
         if why := missing(point.config, (NAME, MOMENTUM)):
             raise TableError(f"{point.folder / 'config.json'}: {why}")
-    it = curves.compared(points, target)
+    it, tuned = _compared(points, target)
     overview = sections.overview(it.runs, it.keys, it.target, it.why)
     if not it.curves:
         return [], [overview]
-    tuned = arms.comparisons(it.runs, it.log, it.keys, target)
     said = remains.answer(tuned, it.keys) or answer.lines(it.runs, it.keys, it.target)
     kinds = curves.kinds(it.runs, it.log, it.keys) if it.others else it.curves
     return said, [
@@ -146,6 +147,17 @@ def _trained(points: Sequence[Point], target: float) -> tuple[list[str], list[Se
         curves.pareto(it.runs, it.log, it.keys),
         curves.along(it.curves),
     ]
+
+
+def _compared(points: Sequence[Point], target: float) -> tuple[Compared, list[Comparison]]:
+    """The points and the arms among them, all by one target."""
+    it = curves.compared(points, target)
+    tuned = arms.comparisons(it.runs, it.log, it.keys, target) if it.curves else []
+    if tuned and np.isnan(target):
+        loss = tuned[0].losses[0]
+        why = "by which the settings above are chosen"
+        it = curves.compared(points, loss)._replace(why=why)
+    return it, tuned
 
 
 def _metered(points: Sequence[Point]) -> Section | None:
@@ -356,12 +368,12 @@ def _svg(uri: str) -> bytes:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; 2 and one line on standard error for input it cannot use."""
-    parser = argparse.ArgumentParser(prog="analysis.report", description="Writes report.html.")
+    parser = Parser(prog="analysis.report", description="Writes report.html.")
     parser.add_argument("--workdir", type=Path, required=True, help="of a run or a sweep")
     parser.add_argument("more", type=Path, nargs="*", help="workdirs that are compared with it")
     parser.add_argument("--target", type=float, default=np.nan, help="training loss to reach")
     parser.add_argument("--out", type=Path, help="the page; report.html in their common folder")
-    flags = parser.parse_args(arguments)
+    flags = parser.read(arguments)
     try:
         print(write(flags.workdir, *flags.more, target=flags.target, out=flags.out))
     except (TableError, OSError) as error:

@@ -15,7 +15,6 @@ g that were run, a fitted SE(g) = a g^b interpolates. If points differ in more t
 --where=KEY=VALUE chooses among them. Writes statistical_efficiency.json and .svg there.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,6 +31,7 @@ from analysis import efficiency, figures, tables
 from analysis.efficiency import MOMENTUM, Tried
 from analysis.tables import Point, TableError
 from research import strategies
+from research.arguments import Parser
 from research.outputs.workdir import write_json
 
 RATE, GROUPS, NAME = "optimizer.learning_rate", "strategy.groups", "strategy.name"
@@ -221,14 +221,14 @@ def _bars(axes: Axes, rows: Sequence[dict[str, Any]], name: str, look: str, labe
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; 2 and one line on standard error for input it cannot use."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="analysis.statistical_efficiency", description="Updates to a loss by groups."
     )
     parser.add_argument("--workdir", type=Path, required=True, help="of a sweep")
     parser.add_argument("--target", type=float, required=True, help="training loss to reach")
     parser.add_argument("--fixed_momentum", type=float, default=0.9, help="that is not tuned")
     parser.add_argument("--where", action="append", default=[], help="KEY=VALUE, of the config")
-    flags = parser.parse_args(arguments)
+    flags = parser.read(arguments)
     try:
         every = tried(flags.workdir, flags.target, flags.where)
         summary = summarize(every, flags.fixed_momentum, flags.target)

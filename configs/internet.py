@@ -23,7 +23,6 @@ nothing to send; what `volunteers` add, who are unequal, follow the hour and lea
 Seconds are simulated. They end with a meeting of all nodes, after which there is one model.
 """
 
-import argparse
 from collections.abc import Mapping, Sequence
 from itertools import product
 from math import isfinite
@@ -35,6 +34,7 @@ from ml_collections import ConfigDict
 
 from configs.race import WORKERS, bandwidth, tuned_of
 from research import trainer
+from research.arguments import Parser
 from research.config import default
 from research.evidence.arms import (
     MOMENTUM,
@@ -221,7 +221,7 @@ PARTS = ("computing", "volunteers", "network")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = Parser(description=__doc__.split("\n")[0])
     parser.add_argument("workdir", type=Path)
     parser.add_argument("--problem", choices=PROBLEMS, default="quadratic")
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES))
@@ -230,7 +230,7 @@ def main() -> None:
     parser.add_argument("--report", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("workdirs/internet.json"))
-    asked = parser.parse_args()
+    asked = parser.read()
     given = asked.workdir, "internet", asked.choose, asked.report, asked.processes
     with Study(*given, first=LOOK) as study:
 

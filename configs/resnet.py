@@ -29,6 +29,7 @@ def get_config(variant: str = "18") -> ConfigDict:
     """DEPTH or DEPTH,DATA. Raises `ConfigError` if there is no such depth or data set."""
     depth, _, name = variant.partition(",")
     stages, name = entry(STAGES, depth), name or "fashion_mnist"
+    entry(dict.fromkeys((*images.STANDARD, SYNTHETIC)), name)
     config = drawn() if name == SYNTHETIC else images.get_config(name)
     large = name in (SYNTHETIC, "imagenet2012")
     if name == "imagenet2012":

@@ -15,14 +15,15 @@ has 2.10 to 2.24.) The 1,500 updates end at 1.49. `:small` is the same for 300 u
 from ml_collections import ConfigDict
 
 from research.config import default
+from research.values import entry
 
 STEPS = {"": 1500, "small": 300}
 
 
 def get_config(size: str = "") -> ConfigDict:
-    """Raises KeyError if there is no such size."""
+    """Raises `ConfigError` if there is no such size."""
     config = default()
-    config.steps = STEPS[size]
+    config.steps = entry(STEPS, size)
     config.batch_size = 32
     config.log_every = 50
     config.checkpoint_every = 500

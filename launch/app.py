@@ -1,7 +1,6 @@
 """Command lines: absl flags, a config file, and one line for each thing that is wrong."""
 
 import ast
-import json
 import re
 import signal
 import sys
@@ -15,13 +14,19 @@ from typing import Any, NamedTuple, NoReturn
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
-from launch import cache, sources
+from launch import cache, interruptible, sources
 from research.values import ConfigError, InputError
 
 NONE = "none"  # --workdir of a command that writes nothing
-TYPES = {"boolean": "true or false", "float": "a number", "int": "a whole number"}
+TYPES = {
+    "boolean": "true or false",
+    "float": "a number",
+    "int": "a whole number",
+    "a ConfigDict": "set key by key",
+}
 OPTION = re.compile(r"--?config\.(?P<of>(?:\w+\.)*\w*options)\.(?P<key>\w+)(=(?P<value>.*))?", re.S)
 KEY = re.compile(r"--?(?:no)?config\.([^=]+)")
+LIBRARIES = ("absl", "orbax")  # define flags of their own
 EXHAUSTED = "RESOURCE_EXHAUSTED"  # what XLA says where an allocation failed
 
 
@@ -64,21 +69,28 @@ def run(main: Callable[[ConfigDict, Path], int], workdir: str | None = None) -> 
         import jax
 
         from research import named, processes
-        from research.outputs.files import DiskFull, writing
-        from research.outputs.progress import end_line
+        from research.outputs.files import DiskFull, permitted, writing
+        from research.outputs.hold import writable
+        from research.outputs.progress import end_line, say
+        from research.parallel.first_process import verdict
 
+        interruptible()
         try:
             # Not around the regular end: there the processes wait for one another.
             with processes.leaving_on_failure():
                 try:
                     processes.initialize()
+                    processes.devices()
                     # Each process saves whole states by itself. Orbax warns all but the first that
                     # there are no parts of one to be merged, at every checkpoint.
                     if quiet and not processes.is_writer():
                         logging.set_verbosity(logging.ERROR)
-                    with writing(), named.once():
-                        _measure(chosen, Path(folder.value))
-                        return main(chosen, Path(folder.value))
+                    workdir = Path(folder.value)
+                    if folder.value != NONE:
+                        verdict(lambda: writable(workdir))
+                    with writing(), permitted(), named.once():
+                        _measure(chosen, workdir)
+                        return main(chosen, workdir)
                 except InputError as error:
                     end_line()
                     fail(str(error))
@@ -91,9 +103,11 @@ def run(main: Callable[[ConfigDict, Path], int], workdir: str | None = None) -> 
                     end_line()
                     fail(no_memory(str(error), chosen), code=1)
         except KeyboardInterrupt:
+            end_line()
+            say("interrupted")
             return 128 + signal.SIGINT
 
-    app.run(guarded, argv=argv, flags_parser=partial(_parse, options=options))
+    app.run(guarded, argv=argv, flags_parser=partial(parse, options=options))
 
 
 def no_memory(said: str, config: ConfigDict) -> str:
@@ -115,17 +129,18 @@ def warn(config: ConfigDict) -> None:
     from research.checks.doubts import doubts  # here, for they import jax
     from research.processes import is_writer
 
-    for doubt in doubts(config) if is_writer() else ():
+    given = [match[1] for argument in sys.argv[1:] if (match := KEY.match(argument))]
+    for doubt in doubts(config, given) if is_writer() else ():
         print(f"warning: {doubt}", file=sys.stderr, flush=True)
 
 
-def ended(summary: Mapping[str, Any]) -> int:
-    """Prints a run's figures and returns its exit code."""
+def ended(summary: Mapping[str, Any], workdir: Path, then: str = "report") -> int:
+    """Prints how a run ended, and that the command `then` reads it; returns its exit code."""
+    from launch import ending
     from research.processes import is_writer  # here, for it imports jax
 
-    figures = {k: v for k, v in summary.items() if isinstance(v, (int, float, str))}
     if is_writer():
-        print(json.dumps(figures, indent=2))
+        print(*ending.lines(summary, workdir, then), sep="\n")
     return exit_code(summary)
 
 
@@ -194,7 +209,10 @@ def _found(argument: str) -> str:
     if not match:
         return argument
     try:
-        return f"{match[1]}{sources.config_file(match[2])}{match[3] or ''}"
+        file = sources.config_file(match[2])
+        if file.suffix == ".json":
+            return f"{match[1]}{sources.WRITTEN}:{file}"
+        return f"{match[1]}{file}{match[3] or ''}"
     except FileNotFoundError as error:
         fail(str(error))
 
@@ -225,7 +243,8 @@ def _set(config: ConfigDict, option: Option) -> None:
         held[option.key] = value
 
 
-def _parse(argv: Sequence[str], options: Sequence[Option] = ()) -> list[str]:
+def parse(argv: Sequence[str], options: Sequence[Option] = ()) -> list[str]:
+    """What is left of the arguments once the flags are set. What is wrong is one line."""
     if any(argument.startswith(("--help", "-h")) for argument in argv):
         return flags.FLAGS(argv)
     for option in options:
@@ -234,7 +253,7 @@ def _parse(argv: Sequence[str], options: Sequence[Option] = ()) -> list[str]:
     try:
         return flags.FLAGS(argv)
     except flags.UnrecognizedFlagError as error:
-        fail(str(error))
+        fail(sources.no_flag(error.flagname, _own_flags()))
     except Exception as error:
         path = next((a.partition("=")[2] for a in argv if re.match(r"--?config=", a)), "")
         _broken(error, path)
@@ -250,6 +269,13 @@ def _parse(argv: Sequence[str], options: Sequence[Option] = ()) -> list[str]:
             inner = error.args[0] if error.args else error
             fail(str(inner.args[0] if isinstance(inner, KeyError) else inner))
         raise
+
+
+def _own_flags() -> list[str]:
+    """Names of the flags that a command has of ours, without those of keys."""
+    modules = flags.FLAGS.flags_by_module_dict().items()
+    own = [its for module, its in modules if module.partition(".")[0] not in LIBRARIES]
+    return [flag.name for its in own for flag in its if "." not in flag.name]
 
 
 def _broken(error: BaseException | None, path: str) -> None:
@@ -285,6 +311,10 @@ def _misplaced(argv: Sequence[str], said: str) -> None:
 def _wrong_type(given: str, said: str) -> NoReturn:
     """Says which type is wanted, as absl says which of Python's functions could not read it."""
     said = said.removeprefix(f"flag {given}: ")
+    key, _, value = given.partition("=")
+    known = sources.keys()
+    if f"{key}.name".removeprefix("--config.") in known:
+        fail(f"{given}: has keys of its own; did you mean {key}.name={value}?")
     wanted = [text for name, text in TYPES.items() if f" {name}" in said]
     fail(f"{given}: must be {wanted[0]}" if wanted else f"{given}: {said}")
 

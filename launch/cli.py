@@ -17,6 +17,7 @@ import analysis  # noqa: F401
 import configs  # noqa: F401
 import research  # noqa: F401
 from launch import sources
+from research.likeness import meant
 
 APP = ("launch.app",)  # whose flags are those of every command with a config
 DRY = ("launch.dry", *APP)  # likewise of those that can say what they would take
@@ -89,8 +90,8 @@ def _run(argv: Sequence[str]) -> None:
     elif name in ("-V", "--version", "version"):
         print(f"optdyn {version()}")
     elif name not in COMMANDS:
-        meant = [f"did you mean {close}?" for close in sources.closest(name, COMMANDS, 1)]
-        _fail(f"no command {name!r}; {' '.join(meant) or ', '.join(COMMANDS)}")
+        hint = meant(name, COMMANDS) or f"; there are {', '.join(COMMANDS)}"
+        _fail(f"no command {name!r}{hint}")
     elif any(re.fullmatch("--?(h|help|helpshort)", argument) for argument in before(rest)):
         print(described(name))
     else:
@@ -128,8 +129,9 @@ def described(name: str) -> str:
         lines += [
             "",
             "--config takes a file, or a name that `optdyn list configs` shows; what follows a",
-            "colon goes to the config, as in --config=images:fashion_mnist. --config.KEY=VALUE",
-            "sets a key: `optdyn list keys [PREFIX]` shows them all, with their defaults.",
+            "colon goes to the config, as in --config=images:fashion_mnist. The config.json of a",
+            "run is a config too. --config.KEY=VALUE sets a key: `optdyn list keys [PREFIX]` shows",
+            "them all, with their defaults.",
             f"optdyn {name} --helpfull has the flags of all libraries too.",
         ]
     return "\n".join(lines)
@@ -155,11 +157,9 @@ def refuse(command: Command, arguments: Sequence[str]) -> None:
     own = [flag.lstrip("-") for flag in flags_of(command)]
     known = {*own, *app.flags.FLAGS, "flagfile", "undefok"}
     for argument in given:
-        match = re.match(r"--?([A-Za-z]\w*)(?=$|[=.])", argument)
+        match = re.match(r"--?([A-Za-z]\w*)([\w.]*)(?=$|=)", argument)
         if match and not {match[1], match[1].removeprefix("no")} & known:
-            meant = sources.closest(match[1], own, 1)
-            hint = f"did you mean --{meant[0]}?" if meant else f"there are --{', --'.join(own)}"
-            app.fail(f"Unknown command line flag {match[1]!r}; {hint}")
+            app.fail(sources.no_flag("".join(match.groups()), own))
 
 
 def before(arguments: Sequence[str]) -> list[str]:

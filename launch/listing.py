@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from launch import sources
+from research.likeness import meant
 
 Listed = Mapping[str, str]  # name: what it is, in a line
 
@@ -57,7 +58,8 @@ KINDS: dict[str, Callable[[], Listed]] = {
 def main(arguments: Sequence[str]) -> int:
     kind, prefix, *more = [*arguments, "", ""]
     if kind not in KINDS or any(more):
-        print(f"error: optdyn list KIND [PREFIX]: KIND is {', '.join(KINDS)}", file=sys.stderr)
+        said = f"error: optdyn list KIND [PREFIX]: KIND is {', '.join(KINDS)}{meant(kind, KINDS)}"
+        print(said, file=sys.stderr)
         return 2
     found = {name: about for name, about in KINDS[kind]().items() if name.startswith(prefix)}
     if not found:

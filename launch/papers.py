@@ -26,11 +26,13 @@ from matplotlib.figure import Figure
 import configs.papers
 from analysis import figures, scoreboard
 from analysis.tables import replace
-from launch import app
+from launch import app, interruptible
+from research import processes
 from research.evidence.claim import WORDS, Verdict
 from research.evidence.study import Study
-from research.outputs.files import DiskFull, WorkdirError, read_json, write_json, writing
-from research.outputs.hold import held
+from research.likeness import meant
+from research.outputs.files import DiskFull, WorkdirError, permitted, read_json, write_json, writing
+from research.outputs.hold import held, writable
 
 SCALES = {"small": (2, 5), "full": (3, 10)}  # seeds that choose and that report
 BETWEEN = 1000  # seeds of one --seed and the next
@@ -134,6 +136,7 @@ def opened(workdir: Path, scale: str, seed: int) -> dict[str, Any]:
 
 
 def main(_: Sequence[str]) -> int:
+    interruptible()
     if not flags.FLAGS["verbosity"].present:
         logging.set_verbosity(logging.WARNING)
     given = flags.FLAGS
@@ -141,9 +144,12 @@ def main(_: Sequence[str]) -> int:
     chosen = given.only or usual()
     for name in chosen:
         if name not in every:
-            app.fail(f"--only={name}: no such claim; there are {', '.join(every)}")
+            hint = meant(name, every) or f"; there are {', '.join(every)}"
+            app.fail(f"--only={name}: no such claim{hint}")
     try:
-        with held(Path(given.workdir)), writing():
+        processes.devices()
+        writable(Path(given.workdir))
+        with held(Path(given.workdir)), writing(), permitted():
             board = run(Path(given.workdir), chosen, given.scale, given.seed)
     except app.InputError as error:
         app.fail(str(error))
@@ -163,4 +169,4 @@ if __name__ == "__main__":
     flags.DEFINE_enum("scale", "small", list(SCALES), "How much is measured.")
     flags.DEFINE_integer("seed", 0, "Which seeds: those of two numbers have none in common.")
     flags.mark_flag_as_required("workdir")
-    absl_app.run(main)
+    absl_app.run(main, flags_parser=app.parse)

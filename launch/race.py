@@ -53,9 +53,12 @@ def served(config: ConfigDict, workdir: Path) -> int:
     raced(config)
     app.warn(config)
     given, servers = flags.FLAGS, flags.FLAGS.servers
-    connect = partial(ray_workers, gpus=given.gpus_per_worker, servers=servers)
+    connect = partial(
+        ray_workers, gpus=given.gpus_per_worker, servers=servers, address=given.address
+    )
     try:
-        return app.ended(race(config, workdir, partial(connect, address=given.address), servers))
+        summary = race(config, workdir, connect, servers)
+        return app.ended(summary, workdir, "reality")
     except PartLost:
         return LOST
 

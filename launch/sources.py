@@ -4,14 +4,16 @@ Help, typing errors and completion are answered from here in a tenth of a second
 """
 
 import ast
-import difflib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
+from research.likeness import meant
+
 ROOT = Path(__file__).parent.parent  # the packages lie beside one another
 CONFIGS = ROOT / "configs"
+WRITTEN = ROOT / "launch" / "written.py"  # reads what runs wrote down
 
 
 @cache
@@ -50,15 +52,19 @@ def configs() -> dict[str, Path]:
 def config_file(name: str) -> Path:
     """The config file of a path, or of the name of a shipped one.
 
-    Raises FileNotFoundError, whose message says which there are, the most similar ones first.
+    Raises FileNotFoundError, whose message says which there are and which may be meant.
     """
     shipped = configs()
     path = Path(name)
     if path.is_file():
         return path
+    if (path / "config.json").is_file():
+        raise FileNotFoundError(
+            f"config file {name}: is a workdir; its config is {path}/config.json"
+        )
     if name not in shipped:
-        known = dict.fromkeys([*closest(path.stem, shipped), *closest(name, shipped), *shipped])
-        raise FileNotFoundError(f"config file {name}: not found; shipped are {', '.join(known)}")
+        hint = meant(name.removesuffix(".py"), shipped) or f"; shipped are {', '.join(shipped)}"
+        raise FileNotFoundError(f"config file {name}: not found{hint}")
     return shipped[name]
 
 
@@ -86,22 +92,26 @@ def unknown_key(name: str) -> bool:
     )
 
 
-def closest(name: str, names: Iterable[str], most: int = 3) -> list[str]:
-    """Those of the names that are most like it, by their last parts or as a whole."""
-    every = list(names)
-    last = name.rpartition(".")[2]
-    by_end = {key.rpartition(".")[2]: key for key in every}
-    found = [key for key in every if key.rpartition(".")[2] == last]
-    found += difflib.get_close_matches(name, every, most)
-    found += [by_end[end] for end in difflib.get_close_matches(last, by_end, 1)]
-    return list(dict.fromkeys(found))[:most]
-
-
 def no_key(name: str) -> str:
     """A line on a key that there is not."""
-    meant = closest(name.removeprefix("base."), keys())
-    hint = f"did you mean {' or '.join(meant)}?" if meant else "`optdyn list keys` shows them all"
-    return f"config has no key {name!r}; {hint}"
+    hint = meant(name.removeprefix("base."), keys()) or "; `optdyn list keys` shows them all"
+    return f"config has no key {name!r}{hint}"
+
+
+def no_flag(name: str, flags: Sequence[str]) -> str:
+    """A line on a flag that is none of these, and may be meant to be one or a key of the config.
+
+    The name is without its dashes.
+    """
+    of_config = keys() if "config" in flags else {}
+    every = [f"--{flag}" for flag in flags] + [f"--config.{key}" for key in of_config]
+    if f"{name}.name" in of_config:  # --model=cnn
+        hint = f"; did you mean --config.{name}.name?"
+    elif of_config and not unknown_key(name):  # also those of options
+        hint = f"; did you mean --config.{name}?"
+    else:
+        hint = meant(name, every) or f"; there are {', '.join(every[: len(flags)])}"
+    return f"Unknown command line flag {name!r}{hint}"
 
 
 def _text(module: str) -> str:

@@ -20,13 +20,14 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict
 
 from launch import app, sweep
 from launch.points import plan
+from research.arguments import Parser
 from research.config import ConfigError
 
 DAY = 24 * 60  # minutes; submitit's own limit is 5
@@ -58,11 +59,6 @@ class Shard:
         while self.process.poll() is None and time.monotonic() < begun + SAVING:
             time.sleep(0.2)
         return submitit.helpers.DelayedSubmission(Shard(self.command))
-
-
-class Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        app.fail(message)
 
 
 def arguments() -> tuple[argparse.Namespace, list[str]]:

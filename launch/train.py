@@ -26,7 +26,8 @@ def run(config: ConfigDict, workdir: Path) -> dict[str, Any]:
 
 def main(config: ConfigDict, workdir: Path) -> int:
     app.one_run(config)
-    return app.ended(run(config, workdir))
+    reader = "momentum" if config.replicas.count else "report"
+    return app.ended(run(config, workdir), workdir, reader)
 
 
 if __name__ == "__main__":

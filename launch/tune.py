@@ -35,6 +35,13 @@ from research.tuning.omnivore import omnivore
 from research.tuning.predictive import predictive
 from research.tuning.rules import Rules, rules
 
+SHOWN = {  # columns of the results that are printed
+    "method": "method",
+    "seconds_to_target": "seconds to the target",
+    "with_probes": "with probes",
+    "updates": "updates",
+    "picked": "picked: g/momentum/rate",
+}
 MODES = {"predictive": predictive, "omnivore": omnivore}
 
 
@@ -144,10 +151,22 @@ def described(config: ConfigDict) -> Iterator[str]:
     )
 
 
+def told(methods: Sequence[dict[str, Any]], workdir: Path) -> Iterator[str]:
+    """A row a method, where the rest is, and how to train with what was chosen."""
+    table = pd.DataFrame(methods)[list(SHOWN)].rename(columns=SHOWN)
+    yield table.to_string(index=False, float_format="{:.3g}".format)
+    yield f"{workdir}/results.csv: all that was measured, and the settings of every epoch"
+    if picked := methods[0]["picked"]:
+        groups, momentum, rate = picked.split("/")
+        yield (
+            f"next: train with --config.strategy.groups={groups} "
+            f"--config.optimizer.momentum={momentum} --config.optimizer.learning_rate={rate}"
+        )
+
+
 def main(config: ConfigDict, workdir: Path) -> int:
     app.one_run(config)
-    table = pd.DataFrame(tune(config, workdir)["methods"])
-    print(table.to_string(index=False, float_format="{:.3g}".format))
+    print(*told(tune(config, workdir)["methods"], workdir), sep="\n")
     return 0
 
 

@@ -25,7 +25,7 @@ def default() -> ConfigDict:
     config.steps = 1000
     config.batch_size = 64
     config.log_every = 50  # updates between log points
-    config.checkpoint_every = 500  # updates between checkpoints; 0: only at the end
+    config.checkpoint_every = 500  # updates between checkpoints, at log points; 0: only at the end
     config.init_from = ""  # workdir of a run whose latest parameters are x_0; '': drawn
     # (outputs, batch) -> a number an example: of research/losses.py, or MODULE:FUNCTION.
     config.loss = ""  # '': by the data's target, label, y or the next token of text

@@ -18,6 +18,7 @@ import jax
 
 from research.values import InputError
 
+PLATFORMS = "jax_platforms"  # of JAX's configuration, from the environment's JAX_PLATFORMS
 CONNECT = 300  # seconds until all processes must have come
 NOTICE = 15  # seconds until the user is told that they have not
 HEARTBEAT = 30  # seconds of silence after which a process counts as dead and the others end
@@ -46,6 +47,22 @@ def initialize() -> None:
                 f"this is one of several processes, but JAX cannot find the others ({error}); "
                 "set OPTDYN_COORDINATOR, OPTDYN_PROCESSES and OPTDYN_PROCESS"
             ) from error
+
+
+def devices() -> None:
+    """Raises `ProcessError` if there is none of the devices that JAX_PLATFORMS asks for."""
+    try:
+        jax.devices()
+    except (RuntimeError, AssertionError) as error:  # an assertion: a platform without a device
+        asked = getattr(jax.config, PLATFORMS)
+        if not asked:
+            raise
+        jax.config.update(PLATFORMS, "")
+        there = dict.fromkeys(device.platform for device in jax.devices())
+        raise ProcessError(
+            f"JAX_PLATFORMS = {asked!r}: there is no such device, or JAX is not installed for it; "
+            f"there is {', '.join(there)}"
+        ) from error
 
 
 def own_address(environ: Mapping[str, str]) -> str:

@@ -53,7 +53,7 @@ def go_on(
     """
     config, of = run.config, held["steps"]
     enough(folder, config.steps, step)
-    if before.get("status") == "completed" and not step:
+    if before.get("status") in ("completed", "diverged") and not step:
         raise WorkdirError(
             f"workdir {folder} has no checkpoint of its {before['step']:,} steps to go on from; "
             "give another --workdir"
@@ -101,7 +101,7 @@ def _continued(
         for a, b in zip(*arrays, strict=True)
         if np.ndim(a)
     )
-    read_at_end = config.probes.steer and before.get("status") == "completed"
+    read_at_end = config.probes.steer and before.get("status") in ("completed", "diverged")
     if not same or read_at_end:
         why = "config.probes.steer" if read_at_end else f"strategy {config.strategy.name!r}"
         raise WorkdirError(

@@ -58,6 +58,9 @@ from research.strategies.metered import METERED
 
 METERED_CHUNK = 64  # updates of a window handed to the device at a time: each says much
 WORSE = 100  # times the first logged loss: the mark `worse` in a summary
+ABSURD = (
+    1e6  # times the first logged loss, or 1 where that is less: a run that ends so has diverged
+)
 MEASURED = 8  # updates at the end of an epoch that workers are timed over
 
 
@@ -160,17 +163,20 @@ def _given(workdir: str, drawn: Params) -> tuple[Params, dict[str, Any]]:
 
 
 @named.once()
-def train(config: ConfigDict, workdir: Path) -> dict[str, Any]:
+def train(config: ConfigDict, workdir: str | Path) -> dict[str, Any]:
     """Runs the config in the workdir, or goes on with it, and returns its summary.
 
-    `status` is `completed`, `diverged` (a loss is no longer finite) or `interrupted` (SIGINT or
-    SIGTERM, `signal` says which; the same call resumes to the same floats). `worse`: True is there
-    where the loss, though finite, is over 100 times the first. A finished run is returned as it is,
-    unless `config.steps` is more than it has done: then it goes on. With other code of the user's
-    own than it was started with it goes on only if `config.code` is 'any'. Raises what `prepare`
-    raises, `WorkdirError` and `DiskFull`.
+    `status` is `completed`, `diverged` or `interrupted` (SIGINT or SIGTERM, `signal` says which;
+    the same call resumes to the same floats). A loss that is no longer finite ends a run as
+    diverged. One that is finite may come down again, so it is judged at the end only: `worse`: True
+    is there where it is over 100 times the first, and it has diverged where it is over a million
+    times the first and 1. A finished run is returned as it is, unless `config.steps` is more than
+    it has done: then it goes on, if its loss was finite. With other code of the user's own than it
+    was started with it goes on only if `config.code` is 'any'. Raises what `prepare` raises,
+    `WorkdirError` and `DiskFull`. In a thread that is not the main one no signal is heeded.
     """
-    return alone(training(prepare(config, begun=begun(workdir)), workdir))
+    folder = Path(workdir)
+    return alone(training(prepare(config, begun=begun(folder)), folder))
 
 
 def alone(run: Training) -> dict[str, Any]:
@@ -355,8 +361,7 @@ def _loop(
                 status = "completed"
             elif number and finite:
                 status = "interrupted"
-            every = config.checkpoint_every
-            if finite and (status or (every and step % every == 0)):
+            if finite and (status or is_due(step, config.log_every, config.checkpoint_every)):
                 checkpoints.save(step, layout.get(state))
             if is_writer():
                 watch.show(step, f"loss {metrics.rows[-1]['train_loss']:.4g}")
@@ -364,10 +369,20 @@ def _loop(
     if meter and is_writer():
         since = next((at for at, _ in momenta(run, metrics.rows)[1:]), 0)
         summary |= meter.logged(since, step)
-    if status == "diverged":
+    if status == "diverged":  # it has no finite state
         return summary | {"kept_checkpoint": checkpoints.latest()}
     summary["parameters_crc32"] = fingerprint(layout.get(state).params)
     return summary | ({"signal": number, "sums": sums} if status == "interrupted" else {})
+
+
+def is_due(step: int, log_every: int, checkpoint_every: int) -> bool:
+    """Whether a checkpoint is: the first log point from a multiple of `checkpoint_every` on has it.
+
+    There the log's sums are those of the checkpoint. `checkpoint_every` 0: never.
+    """
+    if not checkpoint_every or step % log_every:
+        return False
+    return step // checkpoint_every > (step - log_every) // checkpoint_every
 
 
 def _meter(folder: Path, run: Run) -> Meter:
@@ -392,11 +407,12 @@ def _clock(run: Run, step: int) -> dict[str, Any]:
 def _summary(run: Run, status: str, step: int, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """The last finite log point, if any, the timeline's law, and what produced them."""
     last = next((row for row in reversed(rows) if math.isfinite(row["train_loss"])), rows[0])
-    staleness = run.timeline.staleness[:step]
-    worse = status != "diverged" and last["train_loss"] > WORSE * rows[0]["train_loss"] > 0
+    staleness, first = run.timeline.staleness[:step], rows[0]["train_loss"]
+    absurd = status == "completed" and last["train_loss"] > ABSURD * max(first, 1.0)
+    worse = absurd or (status != "diverged" and last["train_loss"] > WORSE * first > 0)
     return {
         **last,
-        "status": status,
+        "status": "diverged" if absurd else status,
         **({"worse": True} if worse else {}),
         "logged_step": last["step"],
         "step": step,

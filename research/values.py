@@ -5,6 +5,8 @@ from typing import Any, TypeVar
 
 from ml_collections import ConfigDict
 
+from research.likeness import meant
+
 T = TypeVar("T")
 LONGEST = 80  # characters of a value that a message shows
 
@@ -22,9 +24,7 @@ class ConfigError(InputError):
 
 def require(config: ConfigDict, name: str, holds: Callable[[Any], Any], wanted: str) -> None:
     """Raises `ConfigError` unless the value of a key is as wanted."""
-    value: Any = config
-    for part in name.split("."):
-        value = value[part]
+    value = _at(config, name)
     try:
         good = holds(value)
     except TypeError:
@@ -35,7 +35,10 @@ def require(config: ConfigDict, name: str, holds: Callable[[Any], Any], wanted: 
 
 def one_of(config: ConfigDict, name: str, values: Sequence[str]) -> None:
     """Raises `ConfigError` unless the value of a key is one of these."""
-    require(config, name, lambda v: v in values, "one of " + ", ".join(map(repr, values)))
+    value = _at(config, name)
+    if value not in values:
+        known = ", ".join(map(repr, values)) + meant(str(value), values)
+        raise ConfigError(f"config.{name} = {shown(value)}: must be one of {known}")
 
 
 def entry(table: Mapping[str, T], name: str) -> T:
@@ -44,7 +47,10 @@ def entry(table: Mapping[str, T], name: str) -> T:
     Raises `ConfigError`, which lists the names, if it is none of the table's.
     """
     if name not in table:
-        raise ConfigError(f"config argument {shown(name)}: must be one of {', '.join(table)}")
+        known = ", ".join(map(repr, filter(None, table))) + ", or left out" * ("" in table)
+        raise ConfigError(
+            f"config argument {shown(name)}: must be one of {known}{meant(name, table)}"
+        )
     return table[name]
 
 
@@ -58,3 +64,11 @@ def shown(value: Any) -> str:
         text = f"a value of type {type(value).__name__}"
     text = " ".join(text.split())
     return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
+
+
+def _at(config: ConfigDict, name: str) -> Any:
+    """The value of a dotted key."""
+    value: Any = config
+    for part in name.split("."):
+        value = value[part]
+    return value

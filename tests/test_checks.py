@@ -8,9 +8,22 @@ import pytest
 from ml_collections import ConfigDict
 
 from analysis import report, tables
-from configs import images, plan, tune
-from configs.grids import daso, dynamic_batch, implicit_momentum, local, meter, momentum, staleness
-from research import program, room, trainer
+from configs import gpt, images, plan, resnet, text, tune
+from configs.grids import (
+    arrivals,
+    daso,
+    dynamic_batch,
+    gossip,
+    implicit_momentum,
+    local,
+    meter,
+    momentum,
+    outer,
+    pipelines,
+    staleness,
+    workers,
+)
+from research import program, room, strategies, trainer
 from research.checks import check, kinds
 from research.checks.doubts import doubts
 from research.config import default
@@ -145,31 +158,89 @@ def test_a_rate_that_does_not_suit_deserves_a_word(config):
     assert said.startswith("config.optimizer.learning_rate = 0.2: adam") and "\n" not in said
 
 
-def test_a_loss_far_above_the_first_is_marked(config, tmp_path):
-    """Gradient descent on curvature 1 by a rate of 2.5 multiplies the error by -1.5 an update."""
+def test_a_key_that_nothing_reads_deserves_a_word(config):
+    """If the user has set it for this run; a config file may set those of several methods."""
+    values = {"strategy.name": "daso+asynchronous", "strategy.period": 777, "model.blocks": 3}
+    chosen = config(values)
+    assert not doubts(chosen)
+    read = ["strategy.groups", "strategy.max_batches", "strategy.name", "model.noise", "steps"]
+    assert not doubts(chosen, [*read, "model.remat", "optimizer.options.b1"])
+    period, blocks = doubts(chosen, [*read, "strategy.period", "model.blocks", "strategy.period"])
+    assert period.startswith(
+        "config.strategy.period = 777: ignored, 'daso+asynchronous' has no such key; async_local_"
+    )
+    assert blocks.startswith("config.model.blocks = 3: ignored, 'quadratic' has no such key; resm")
+    alone = config({"strategy.name": "gossip", "strategy.arrivals": 3, "cluster.nodes": 4})
+    (said,) = doubts(alone, ["strategy.arrivals", "strategy.graph"])
+    assert said.endswith("'gossip' has no such key; buffered has")
+
+
+@pytest.mark.parametrize("name", strategies.built_in())
+def test_what_a_method_does_not_have_it_does_not_read(config, name):
+    """Its program and its timeline are the same whatever the whole numbers of other methods are."""
+    clusters = {"stale_pipeline": "constant", "local": "constant"}
+    values = {"model.name": "resmlp", "model.blocks": 4, "model.width": 8, "data.image_size": 7}
+    values |= {"strategy.name": name, "strategy.groups": 4, "cluster.nodes": 4, "steps": 20}
+    values |= {"batch_size": 8, "cluster.service": clusters.get(name, "lognormal")}
+    plain, other = config(values), config(values)
+    own = strategies.load(name).keys
+    for key, value in default().strategy.items():
+        if type(value) is int and key not in (*own, "staleness_bound"):  # refused of other methods
+            other.strategy[key] = value + 1
+    one, two = trainer.prepare(plain), trainer.prepare(other)
+    assert one.program is two.program
+    for a, b in zip(jax.tree.leaves(one.timeline), jax.tree.leaves(two.timeline), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("rate", "status", "worse"),
+    [(0.1, "completed", 0), (2.1, "completed", 1), (2.5, "diverged", 1)],
+)
+def test_a_loss_far_above_the_first_is_marked(config, tmp_path, rate, status, worse):
+    """Gradient descent on curvature 1 multiplies the error by 1 - rate an update, 60 times.
+
+    So a loss grows 9e4 times, by 1.1^120, or 1e21 times, by 1.5^120, which is absurd. Every run
+    goes on to the floats of one that always had as many steps.
+    """
     values = {"strategy.name": "sync", "cluster.nodes": 1, "optimizer.momentum": 0.0}
-    for rate in (2.5, 0.1):
-        chosen = config(values | {"optimizer.learning_rate": rate})
-        summary = trainer.train(chosen, tmp_path / str(rate))
-        assert summary["status"] == "completed" and summary.get("worse", False) == (rate == 2.5)
-        first, *_, last = map(json.loads, (tmp_path / str(rate) / "metrics.jsonl").open())
-        assert (last["train_loss"] > 100 * first["train_loss"]) == (rate == 2.5)
+    values |= {"optimizer.learning_rate": rate}
+    summary = trainer.train(config(values), tmp_path / "a")
+    assert summary["status"] == status and summary.get("worse", False) == worse
+    first, *_, last = map(json.loads, (tmp_path / "a" / "metrics.jsonl").open())
+    assert (last["train_loss"] > 100 * first["train_loss"]) == worse
+    assert (last["train_loss"] > 1e6 * max(first["train_loss"], 1)) == (status == "diverged")
+    assert trainer.train(config(values), tmp_path / "a") == summary
     runs, _ = tables.load(tmp_path)
-    assert [
-        (point[-3:], worse is True) for point, worse in runs[["point", "worse"]].to_numpy()
-    ] == [
-        ("0.1", False),
-        ("2.5", True),
-    ]
+    assert ("worse" in runs and bool(runs["worse"][0])) == worse
     text = report.write(tmp_path).read_text()
-    assert "completed, worse" in text and "over 100 times the first" in text
+    assert (f"{status}, worse" in text) == worse and ("over 100 times the first" in text) == worse
+    longer = config(values | {"steps": 70})
+    grown, whole = (trainer.train(longer, tmp_path / name) for name in ("a", "whole"))
+    assert grown["parameters_crc32"] == whole["parameters_crc32"] != summary["parameters_crc32"]
+
+
+def test_a_loss_that_comes_down_again_has_not_diverged(config, tmp_path, rows):
+    """A rate of 4 multiplies the error by -3 for 20 updates, one of 1 then ends it at once."""
+    schedule = {
+        "schedule": "piecewise",
+        "schedule_options": {"boundaries": (20,), "scales": (0.2,)},
+    }
+    chosen = config({"strategy.name": "sync", "cluster.nodes": 1, "optimizer.momentum": 0.0})
+    chosen.optimizer.update(schedule)
+    chosen.optimizer.learning_rate, chosen.model.condition = 5.0, 1.0
+    summary = trainer.train(chosen, tmp_path)
+    losses = [row["train_loss"] for row in rows(tmp_path)]
+    assert max(losses) > 1e6 * max(losses[0], 1) and losses[-1] <= losses[0]
+    assert summary["status"] == "completed" and "worse" not in summary
 
 
 ARGUMENTS = [
     *((images, name) for name in ("fashion_mnist", "cifar10")),
     *((plan, "lenet"), (tune, "small,server"), (daso, "rates"), (dynamic_batch, "disturbed")),
     *((implicit_momentum, "matching"), (local, "pareto"), (meter, "constant"), (momentum, "mlp")),
-    (staleness, "laws"),
+    *((staleness, "laws"), (arrivals, "judged"), (gossip, "ladder"), (outer, "judged")),
+    *((pipelines, "ladder"), (workers, "judged")),
 ]
 
 
@@ -178,6 +249,20 @@ def test_an_argument_of_a_config_is_one_of_those_listed(module, name):
     module.get_config(name)
     for wrong in ("nosuch", "", f"{name},x", name[:-1]):
         assert name in refusal(wrong, module.get_config)
+
+
+@pytest.mark.parametrize(
+    ("module", "wrong", "said"),
+    [
+        (text, "smal", "'smal': must be one of 'small', or left out; did you mean small?"),
+        (gpt, "50M,real", "'50M': must be one of '10m', '50m', '124m'; did you mean 50m?"),
+        (gpt, "50m,real", "'real': must be synthetic, or left out"),
+        (resnet, "34", "'34': must be one of '18', '50'"),
+        (resnet, "18,sintetic", "'imagenet2012', 'synthetic'; did you mean synthetic?"),
+    ],
+)
+def test_an_argument_of_two_parts_or_of_none_is_told_what_there_is(module, wrong, said):
+    assert refusal(wrong, module.get_config).endswith(said)
 
 
 def test_bad_points_are_named():

@@ -128,7 +128,6 @@ BAD = [
     *((f"plan.{name}", 0) for name in ("devices", "rounds")),
     *(("plan.noise_scale", value) for value in (-1.0, NAN, "low")),
     *((f"plan.{name}", HUGE) for name in ("overhead", "server_bandwidth", "loss")),
-    ("checkpoint_every", 75),  # not a multiple of log_every
     ("cluster", 3),
     ("optimizer.options", 3),
 ]

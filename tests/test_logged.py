@@ -91,9 +91,11 @@ def test_divergence_is_found_at_its_step(
     assert 10 < step < 60 - 1
 
     assert launcher.main(chosen, tmp_path) == 0
-    printed = json.loads(capsys.readouterr().out)
+    first, figures, last = capsys.readouterr().out.splitlines()
     summary = json.loads((tmp_path / "summary.json").read_text())
-    assert printed["status"] == summary["status"] == "diverged"
+    assert first.startswith(f"diverged: {step} of 60 updates, ") and summary["status"] == "diverged"
+    assert figures.startswith(f"training loss {summary['train_loss']:.4g}, test loss ")
+    assert last.endswith(f" --workdir={tmp_path}")
     assert summary["step"] == step and summary["steps"] == 60
     # Kept: all log points, the last finite one as the figures, and a finite state before it.
     logged = rows(tmp_path)

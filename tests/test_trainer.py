@@ -1,5 +1,8 @@
 """Runs: the same floats however they are cut up, logged, compiled and repeated."""
 
+import signal
+from concurrent.futures import ThreadPoolExecutor
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +13,7 @@ from research import program, seeds, trainer
 from research.strategies import Event
 from research.timeline.base import at
 from research.trainer import train
+from research.trajectories.replicas import record
 
 SYNC = {"strategy.name": "sync", "strategy.groups": 1}
 
@@ -141,6 +145,21 @@ def test_the_same_config_gives_the_same_floats(config, trained, tmp_path, rows):
     chosen, workdir, summary = trained
     assert train(chosen, tmp_path)["parameters_crc32"] == summary["parameters_crc32"]
     assert rows(tmp_path) == rows(workdir)
+
+
+def test_a_thread_of_a_notebook_may_train_into_a_folder_by_its_name(
+    config, trained, tmp_path, rows
+):
+    """Python hands no signals to other threads than the main one."""
+    chosen, workdir, summary = trained
+    before = signal.getsignal(signal.SIGINT)
+    with ThreadPoolExecutor(1) as pool:
+        again = pool.submit(train, chosen, str(tmp_path / "run")).result()
+        replicas = config({"replicas.count": 2, "steps": 5, "log_every": 5, "checkpoint_every": 0})
+        recorded = pool.submit(record, replicas, str(tmp_path / "replicas")).result()
+    assert again["parameters_crc32"] == summary["parameters_crc32"]
+    assert rows(tmp_path / "run") == rows(workdir)
+    assert recorded["status"] == "completed" and signal.getsignal(signal.SIGINT) is before
 
 
 @pytest.mark.parametrize(

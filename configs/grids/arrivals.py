@@ -19,6 +19,7 @@ from configs import quickstart
 from configs.grids.pipelines import show
 from research.grid import Point, grid, log_range
 from research.timeline.several import WAITING
+from research.values import entry
 
 RATES = log_range(0.0125, 3.2, 9)
 LATE = ("inverse", "bounded", "power")
@@ -59,13 +60,13 @@ CHOSEN = {
 
 
 def get_config(table: str = "ladder") -> ConfigDict:
-    """Raises KeyError if there is no such table."""
+    """Raises `ConfigError` if there is no such table."""
     base = quickstart.get_config()
     base.steps = 400
     base.log_every = 400
     base.checkpoint_every = 0
     base.strategy.groups = 16
-    return grid(base, TABLES[table]())
+    return grid(base, entry(TABLES, table)())
 
 
 def ladder() -> Iterator[Point]:

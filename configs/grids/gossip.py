@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 
 from configs import quickstart
 from research.grid import Point, grid, log_range
+from research.values import entry
 
 RATES = log_range(0.05, 1.6, 6)
 SHARDS = {"iid": 0.0, "shards": 0.1}
@@ -42,7 +43,7 @@ CHOSEN: Mapping[str, float] = {arm: 0.4 for arm in ARMS} | {
 
 
 def get_config(table: str = "ladder") -> ConfigDict:
-    """Raises KeyError if there is no such table."""
+    """Raises `ConfigError` if there is no such table."""
     base = quickstart.get_config()
     base.steps = 400
     base.log_every = 400
@@ -51,7 +52,7 @@ def get_config(table: str = "ladder") -> ConfigDict:
     base.cluster.nodes = 8
     base.cluster.bandwidth = 1e7
     base.probes.mean = True
-    return grid(base, TABLES[table]())
+    return grid(base, entry(TABLES, table)())
 
 
 def _points(rates: Mapping[str, list[float]], seeds: list[int]) -> Iterator[Point]:

@@ -18,6 +18,7 @@ from ml_collections import ConfigDict
 
 from configs import quickstart
 from research.grid import Point, grid, log_range
+from research.values import entry
 
 RATES = log_range(0.00625, 0.8, 8)
 
@@ -60,7 +61,7 @@ CHOSEN = {
 
 
 def get_config(table: str = "ladder") -> ConfigDict:
-    """Raises KeyError if there is no such table."""
+    """Raises `ConfigError` if there is no such table."""
     base = quickstart.get_config()
     base.steps = 400
     base.log_every = 400
@@ -70,7 +71,7 @@ def get_config(table: str = "ladder") -> ConfigDict:
     base.cluster.nodes = 4
     base.cluster.devices_per_node = 2
     base.cluster.bandwidth = 1e7
-    return grid(base, TABLES[table]())
+    return grid(base, entry(TABLES, table)())
 
 
 def ladder() -> Iterator[Point]:

@@ -20,6 +20,7 @@ from ml_collections import ConfigDict
 
 from research.config import default
 from research.grid import Point, grid, log_range
+from research.values import entry
 
 RATE = "optimizer.learning_rate"
 STAGES = (2, 4, 8)  # or nodes
@@ -70,7 +71,7 @@ CHOSEN = {
 
 
 def get_config(table: str = "ladder") -> ConfigDict:
-    """Raises KeyError if there is no such table."""
+    """Raises `ConfigError` if there is no such table."""
     base = default()
     base.steps = 300
     base.log_every = 300
@@ -86,7 +87,7 @@ def get_config(table: str = "ladder") -> ConfigDict:
     base.strategy.micro_batches = 8
     base.cluster.service = "constant"
     base.cluster.bandwidth = 1e7
-    return grid(base, TABLES[table]())
+    return grid(base, entry(TABLES, table)())
 
 
 def ladder() -> Iterator[Point]:

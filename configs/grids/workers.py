@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 
 from configs import quickstart
 from research.grid import Point, grid, log_range
+from research.values import entry
 
 RATES = log_range(0.00625, 6.4, 11)
 LOWER = {"nesterov": log_range(0.0000488281, 0.00625, 8)}  # of arms whose best is not among them
@@ -56,13 +57,13 @@ CHOSEN: Mapping[str, float] = {
 
 
 def get_config(table: str = "ladder") -> ConfigDict:
-    """Raises KeyError if there is no such table."""
+    """Raises `ConfigError` if there is no such table."""
     base = quickstart.get_config()
     base.log_every = 2000
     base.checkpoint_every = 0
     base.cluster.nodes = 8
     base.cluster.bandwidth = 1e7
-    return grid(base, TABLES[table]())
+    return grid(base, entry(TABLES, table)())
 
 
 def _point(arm: str, rate: float, seed: int) -> Point:

@@ -13,6 +13,7 @@ from research.checks import kinds, plan, ranges, tune
 from research.config import ConfigError, default, to_json
 from research.data import tokenizers
 from research.data.augment import NAMES as AUGMENTATIONS
+from research.likeness import meant
 from research.models.convolution import LOWERINGS
 from research.models.resnet import NORMS, STEMS
 from research.optimizers import schedules
@@ -39,7 +40,9 @@ def check(config: ConfigDict) -> None:
     one_of(config, "cluster.split", ("equal", "proportional"))
     require(config, "data.tokenizer", tokenizers.is_known, tokenizers.WANTED)
     one_of(config, "data.augment", AUGMENTATIONS)
+    one_of(config, "tune.mode", tune.MODES)
     ranges.check(config)
+    _check_names(config)
     _check_model(config)
     _check_cluster(config)
     _check_pieces(config)
@@ -49,13 +52,26 @@ def check(config: ConfigDict) -> None:
     _check_optimizer(config)
     for asked in (tune, plan):
         asked.check(partial(require, config))
-    if config.checkpoint_every % config.log_every:
-        raise ConfigError(
-            f"config.checkpoint_every = {config.checkpoint_every}: must be a multiple of "
-            f"config.log_every = {config.log_every}"
-        )
     room.of_config(config)
     own_code.check(config)
+
+
+def _check_names(config: ConfigDict) -> None:
+    """Raises `ConfigError` at a name that is neither known nor of the user's own file."""
+    chosen = {
+        "model.name": ((config.model.name,), models.MODELS),
+        "loss": (filter(None, (config.loss,)), losses.LOSSES),
+        "metrics": (config.metrics, losses.METRICS),
+        "strategy.name": (config.strategy.name.split("+"), strategies.built_in()),
+        "optimizer.schedule": ((config.optimizer.schedule,), schedules.SCHEDULES),
+    }
+    for key, (names, known) in chosen.items():
+        for name in names:
+            if not named.is_own(name) and name not in known:
+                raise ConfigError(
+                    f"config.{key} = {name!r}: must be one of {', '.join(known)}, or {named.OWN}"
+                    f"{meant(name, known)}"
+                )
 
 
 def _check_model(config: ConfigDict) -> None:
@@ -79,7 +95,10 @@ def _check_cluster(config: ConfigDict) -> None:
     own_keys = {key for method in methods.own for key in method.keys}
     for key in config.strategy.options:
         if key not in own_keys:
-            raise ConfigError(f"config.strategy.options.{key}: {methods.name!r} has no such key")
+            raise ConfigError(
+                f"config.strategy.options.{key}: {methods.name!r} has no such key"
+                f"{meant(key, own_keys)}"
+            )
     require(
         config,
         "cluster.speeds",
@@ -88,6 +107,7 @@ def _check_cluster(config: ConfigDict) -> None:
     )
     laws = (*methods.outermost.laws, "trace")  # what has been recorded can be replayed
     wanted = f"one of {', '.join(map(repr, laws))} of config.strategy.name = {methods.name!r}"
+    wanted += meant(cluster.service, laws)
     own_law = named.is_own(cluster.service) and set(service.DRAWN) <= set(laws)
     require(config, "cluster.service", lambda v: own_law or v in laws, wanted)
     service.check(cluster)
@@ -223,7 +243,10 @@ def _check_optimizer(config: ConfigDict) -> None:
                 f"config.optimizer.name = {name!r}: must be a function with an argument "
                 "'learning_rate' that returns an optax transformation"
             )
-        raise ConfigError(f"config.optimizer.name = {name!r}: optax has no such optimizer")
+        raise ConfigError(
+            f"config.optimizer.name = {name!r}: optax has no such optimizer"
+            f"{meant(name, optimizers.known())}"
+        )
     if config.optimizer.momentum and not optimizers.takes_momentum(name):
         raise ConfigError(
             f"config.optimizer.momentum = {config.optimizer.momentum}: {made_by} has no "
@@ -231,7 +254,9 @@ def _check_optimizer(config: ConfigDict) -> None:
         )
     for key in config.optimizer.options:
         if key not in taken:
-            raise ConfigError(f"config.optimizer.options.{key}: {made_by} has no such argument")
+            raise ConfigError(
+                f"config.optimizer.options.{key}: {made_by} has no such argument{meant(key, taken)}"
+            )
         if key in ("learning_rate", "momentum"):
             raise ConfigError(f"config.optimizer.options.{key}: set config.optimizer.{key} instead")
     _check_chain(config)

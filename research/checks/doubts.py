@@ -1,6 +1,12 @@
 """What can run and is hardly meant: a word about it, and no refusal."""
 
+import inspect
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
 from ml_collections import ConfigDict
+
+from research import models, strategies
+from research.values import shown
 
 # Optimizers of optax whose updates are about as long as the learning rate, whatever the gradient.
 NORMALIZED = (
@@ -10,12 +16,35 @@ NORMALIZED = (
 SENSIBLE = 0.05  # of a parameter, an update
 
 
-def doubts(config: ConfigDict) -> list[str]:
-    """A line for everything in a checked config that is hardly meant."""
+def doubts(config: ConfigDict, given: Iterable[str] = ()) -> list[str]:
+    """A line for everything in a checked config that is hardly meant.
+
+    `given` are the dotted keys that the user has set for this very run, on the command line. Others
+    may be set where nothing reads them: a config file serves several methods, and old commands
+    resume.
+    """
     name, rate = config.optimizer.name, config.optimizer.learning_rate
+    found = list(_unread(config, given))
     if name in NORMALIZED and rate > SENSIBLE:
-        return [
+        found.append(
             f"config.optimizer.learning_rate = {rate:g}: {name} moves every parameter by about as "
             "much in an update, whatever the gradient; 0.001 is usual"
-        ]
-    return []
+        )
+    return found
+
+
+def _unread(config: ConfigDict, given: Iterable[str]) -> Iterator[str]:
+    """Keys of methods and models that those chosen do not have."""
+    methods = {name: strategies.load(name).keys for name in strategies.built_in()}
+    made = {name: inspect.signature(make).parameters for name, make in models.MODELS.items()}
+    own = {key for method in strategies.of_config(config).every for key in method.keys}
+    read = {"strategy": own, "model": set(made.get(config.model.name, ()))}
+    known: dict[str, Mapping[str, Collection[str]]] = {"strategy": methods, "model": made}
+    for key in dict.fromkeys(given):
+        section, _, rest = key.partition(".")
+        others = [name for name, keys in known.get(section, {}).items() if rest in keys]
+        if others and rest not in read[section]:
+            yield (
+                f"config.{key} = {shown(config[section][rest])}: ignored, {config[section].name!r} "
+                f"has no such key; {', '.join(others)} {'have' if len(others) > 1 else 'has'}"
+            )

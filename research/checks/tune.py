@@ -15,7 +15,6 @@ def check(require: Callable[[str, Callable[[Any], bool], str], None]) -> None:
     def positive(value: float) -> bool:
         return 0 < value < math.inf
 
-    require("tune.mode", lambda v: v in MODES, "one of " + ", ".join(MODES))
     require("tune.target", math.isfinite, "a finite number")
     require("tune.seeds", lambda v: v >= 1, "at least 1")
     for key in ("tune.seconds", "tune.epoch_seconds", "tune.probe_seconds"):

@@ -19,6 +19,7 @@ from research.data import own, records, text
 from research.data.arrays import SEED, Data, DataError, take
 from research.data.order import stratified
 from research.data.records import is_prepared
+from research.likeness import meant
 
 MNIST5K_VERSION = "1.0.0"  # as in mnist5k.py, which is imported only to prepare
 SPEC = re.compile(r"(\w+)(?:/(\w[\w.+-]*))?(?::(\d+\.\d+\.\d+))?")
@@ -77,6 +78,7 @@ def load(
         raise DataError(
             f"unknown data set {name!r}: use 'mnist5k', 'kjv', 'stdlib', 'packages', 'tfds:NAME' "
             "for TFDS, 'folder:PATH' or 'text:PATH' for files of one's own, or MODULE:FUNCTION"
+            f"{meant(name, NAMED)}"
         )
     data = SOURCES[kind](path, asked) if kind in SOURCES else own.load(name, options)
     available = len(next(iter(data.train.values())))

@@ -14,7 +14,6 @@ Ends with one line: what is ready and where, or what is in the way (exit status 
 says the mean and standard deviation of every channel, for config.data.mean and .std.
 """
 
-import argparse
 import http.client
 import sys
 import urllib.error
@@ -24,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
+from research.arguments import Parser
 from research.data import builder as own
 from research.data import folder as files
 from research.data import packages, records, text
@@ -136,14 +136,14 @@ def _reach(url: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m research.data.prepare", description="Prepares a data set for 'tfds:NAME'."
     )
     parser.add_argument("spec", metavar="NAME[/CONFIG][:VERSION]")
     parser.add_argument("--data_dir", help="default: $OPTDYN_DATA_DIR, or that of TFDS")
     parser.add_argument("--source", default="", help="folder of idx or npz files to prepare")
     parser.add_argument("--image_size", type=int, default=0, help="as config.data.image_size")
-    known = parser.parse_args()
+    known = parser.read()
     try:
         spec = known.spec.removeprefix("tfds:")
         print(prepare(spec, known.data_dir, known.source, known.image_size))

@@ -17,6 +17,7 @@ import numpy as np
 from research.values import InputError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
+DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 GOES_ON = "the same command goes on when there is space"
 
 
@@ -46,6 +47,17 @@ def writing(what: object = None) -> Iterator[None]:
         if full := _full(error):
             raise DiskFull(what or getattr(full, "filename", None) or "a file") from error
         raise
+
+
+@contextlib.contextmanager
+def permitted() -> Iterator[None]:
+    """Inside, an error that says that a file may not be used becomes `WorkdirError`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in DENIED or not error.filename:
+            raise
+        raise WorkdirError(f"{error.filename}: cannot be used ({line_of(error)})") from error
 
 
 def _full(error: BaseException | None) -> BaseException | None:

@@ -57,6 +57,25 @@ def held(workdir: Path, name: str = LOCK) -> Iterator[None]:
         lock.release()
 
 
+def writable(workdir: Path) -> None:
+    """Raises `WorkdirError` if the workdir can be neither written to nor made; makes none.
+
+    One that holds a run may be only readable: a run that is finished is read.
+    """
+    path = workdir.absolute()
+    there = next(part for part in (path, *path.parents) if os.path.lexists(part))
+    if not there.is_dir():
+        raise WorkdirError(
+            f"workdir {workdir}: cannot be written ({there} is no folder); give another --workdir"
+        )
+    holds_a_run = any((path / name).exists() for name in ("config.json", "points"))
+    if not holds_a_run and not os.access(there, os.W_OK | os.X_OK):
+        raise WorkdirError(
+            f"workdir {workdir}: cannot be written (no permission to write into {there}); give "
+            "another --workdir"
+        )
+
+
 def free(workdir: Path) -> None:
     """Raises `WorkdirError` if another process holds the workdir; makes none."""
     if (workdir / LOCK).exists():

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from threading import Lock, RLock, Timer
+from threading import Lock, RLock, Timer, current_thread, main_thread
 from types import FrameType
 from typing import NamedTuple
 
@@ -57,10 +57,12 @@ def stoppable() -> Iterator[Callable[[], int]]:
     """Inside, the first SIGINT or SIGTERM is only noted: `stopped()` is its number, else 0.
 
     A second one acts as it would outside. Afterwards the progress line is ended, so that what
-    follows it, such as a traceback, begins a line of its own.
+    follows it, such as a traceback, begins a line of its own. Python hands signals to the main
+    thread only: in another one none is noted.
     """
     caught = 0
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    noted = (signal.SIGINT, signal.SIGTERM) if current_thread() is main_thread() else ()
+    before = {number: signal.getsignal(number) for number in noted}
 
     def restore() -> None:
         for number, handler in before.items():

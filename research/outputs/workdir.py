@@ -99,10 +99,16 @@ def text_of(config: ConfigDict, code: str | None = None) -> str:
 
 
 def is_finished(summary: Mapping[str, Any], steps: int) -> bool:
-    """Whether a run has nothing left to do to have done so many steps, or to have diverged."""
+    """Whether a run has nothing left to do to have done so many steps.
+
+    One whose loss is not finite has nothing left. One that ended `worse`, though it counts as
+    diverged, has a finite state to go on from.
+    """
     done = summary.get("step") or steps  # what `launch.tune` writes has none
     status = summary.get("status")
-    return status == "diverged" or (status == "completed" and done >= steps)
+    if status == "diverged" and not summary.get("worse"):
+        return True
+    return status in ("completed", "diverged") and done >= steps
 
 
 def _of_its_code(workdir: Path, config: ConfigDict, held: Any, now: str) -> None:

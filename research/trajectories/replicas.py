@@ -51,7 +51,7 @@ class Series(NamedTuple):
 
 
 @named.once()
-def record(config: ConfigDict, workdir: Path) -> dict[str, Any]:
+def record(config: ConfigDict, workdir: str | Path) -> dict[str, Any]:
     """Records `config.replicas.count` replicas of `config.steps` updates; returns the summary.
 
     `status` is `completed`, `diverged` (not all that was recorded is finite) or `interrupted`.
@@ -63,7 +63,7 @@ def record(config: ConfigDict, workdir: Path) -> dict[str, Any]:
     if config.init_from:
         raise ConfigError("config.init_from: of a run, not of replicas (config.replicas.count)")
     run = trainer.prepare(config, replicas=config.replicas.count)
-    with own(workdir) as folder, saving(folder):
+    with own(Path(workdir)) as folder, saving(folder):
         claim(folder, config, free(config))
         if finished := read_json(folder / "summary.json"):
             say(f"already finished: {workdir}")

@@ -1,12 +1,14 @@
 """Momentum kept and tuned: which optima are interior, and the ratios that losses were made with."""
 
 import html
+import re
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.arms import chosen
+from analysis import remains, report
+from analysis.arms import Arm, chosen, judged_at
 from tests.analysis.reports import page, rows, run
 
 SLOW = (10, 12, 8, 15, 9)  # log points to a loss of 0.2 of each seed, where the penalty is 1
@@ -78,11 +80,11 @@ def written(tmp_path_factory):
                         seed=seed,
                     )
     text, parsed = page(workdir)
-    return html.unescape(text), parsed
+    return html.unescape(text), parsed, workdir
 
 
 def test_the_first_lines_say_what_remains(written):
-    text, _ = written
+    text, *_ = written
     assert text.index("What remains after tuning") < text.index("What was run")
     for line in (
         "batch 64: to a training loss of 0.25, 4 groups that keep momentum 0.9 take 2 times [2, 2] "
@@ -94,6 +96,39 @@ def test_the_first_lines_say_what_remains(written):
         "7 of the 8 optima lie inside what was tried, 1 on an edge.",
     ):
         assert line in text
+
+
+def test_the_page_has_one_target(written):
+    text, parsed, _ = written
+    assert "Target: a training loss of 0.25, by which the settings above are chosen." in text
+    above, _, ran, *_ = map(rows, parsed.tables)
+    kept = next(row for row in above if row["momentum"] == "0.9, kept")
+    (same,) = (
+        row
+        for row in ran
+        if (row["method"], row["batch"]) == (f"g = {kept['groups g']}", "8")
+        and (row["momentum"], row["learning rate"]) == ("0.9", kept["learning rate"])
+    )
+    assert kept["runs"] == "batch 8" and same["updates to target"] == kept["updates to 0.25"]
+
+
+def test_the_best_points_say_the_target_and_the_batch(written):
+    first, *rest = report.best(written[2]).splitlines()
+    assert re.split("  +", first.strip())[1:3] == ["updates to 0.25", "simulated seconds to 0.25"]
+    assert all(re.search(r"batch (8|64) ", row) for row in rest)
+
+
+def test_the_settings_that_seeds_are_judged_at_are_shown():
+    """Worked out by hand: the others of seeds 0 and 1 are best at rate 0.2, of 2 at 0.1.
+
+    So the best setting of all seeds is not where the median seed's figure is from.
+    """
+    index = pd.MultiIndex.from_tuples([(0.9, 0.1), (0.9, 0.2)])
+    arm = Arm(4, False, index, np.array([[[10.0, 10.0, 30.0], [20.0, 20.0, 12.0]]]))
+    assert list(judged_at(arm)) == [(0.9, 0.2), (0.9, 0.2), (0.9, 0.1)]
+    momentum, rate = remains._setting(arm, chosen(index, arm.figures[0], kept=False))
+    assert (momentum.shown, momentum.range) == ("0.9, tuned", "")
+    assert (rate.shown, rate.range) == ("0.1", "0.1 – 0.2")
 
 
 def test_every_arm_has_its_figures(written):

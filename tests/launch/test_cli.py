@@ -17,6 +17,7 @@ from launch import app, cli, completion, dry, listing, sources, sweep, train
 from research import listed as registered
 from research import strategies, trainer
 from research.config import default, differences, to_json
+from research.outputs.progress import number
 
 ROOT = Path(analysis.__file__).parent.parent
 # In this process modules were imported before; a shell starts a new one.
@@ -83,6 +84,8 @@ def test_the_methods_and_configs_read_off_the_files_are_those_that_there_are():
     for name, path in sources.configs().items():
         assert path == ROOT / "configs" / f"{name}.py" and "papers" not in name
     assert {"quickstart", "images", "grids/quickstart"} <= set(sources.configs())
+    # Files of studies, which have no run's config.
+    assert not {"internet", "race", "problems"} & set(sources.configs())
 
 
 def test_every_command_is_a_module_that_explains_itself(optdyn):
@@ -107,11 +110,28 @@ def test_the_version_is_that_of_the_project(optdyn):
     "given, expected",
     [
         (["trian"], "no command 'trian'; did you mean train?"),
-        (["train", "--config=quikstart", "--workdir=x"], "shipped are quickstart, grids/quick"),
+        (
+            ["train", "--config=quikstart", "--workdir=x"],
+            "; did you mean quickstart or grids/quick",
+        ),
+        (["train", "--config=nosuch", "--workdir=x"], "config file nosuch: not found; shipped are"),
         (["train", "--config=quickstart", "--config.typo=3"], "config has no key 'typo'"),
         (["sweep", "--config=quickstart", "--config.base.typo=3"], "no key 'base.typo'"),
         (["tune", "--config=tune", "--nosuch"], "'nosuch'; there are --config, --workdir"),
         (["train", "--wrkdir=x"], "flag 'wrkdir'; did you mean --workdir?"),
+        (["train", "--steps=3"], "flag 'steps'; did you mean --config.steps?"),
+        (["train", "--optimizer=adam"], "'optimizer'; did you mean --config.optimizer.name?"),
+        (["train", "--data.options.a=1"], "did you mean --config.data.options.a?"),
+        (["list", "method"], "; did you mean methods?"),
+        (["report", "--wrkdir=x"], "error: no flag --wrkdir; did you mean --workdir?"),
+        (["report", "--out=x"], "error: the following arguments are required: --workdir"),
+        (["export", "--workdir=x", "--to=wand"], "invalid choice: 'wand' (choose from 'wandb', "),
+        (["report", "--workdir={tmp}/nosuch"], "nosuch: no run in it; give the workdir of"),
+        (["papers", "--wrkdir=x"], "flag 'wrkdir'; did you mean --workdir?"),
+        (
+            ["papers", "--workdir=x", "--scale=ful"],
+            "--scale=ful: value should be one of <small|full>",
+        ),
         (["list", "things"], "KIND is models, data, losses"),
         (["list", "keys", "nosuch"], "there are no keys that begin with 'nosuch'"),
         (["completion", "csh"], "optdyn completion bash|zsh|fish"),
@@ -166,15 +186,22 @@ def test_what_is_cut_off_ends_without_a_word():
     assert run.returncode == 128 + signal.SIGPIPE
 
 
-def test_a_run_is_that_of_the_module(optdyn, tmp_path):
+def test_a_run_is_that_of_the_module(optdyn, tmp_path, monkeypatch):
     """And each option of its own arrives, as what it is written as."""
+    monkeypatch.setattr(sys, "orig_argv", ["python", "/usr/bin/optdyn", "train"])
     code, out, errors = optdyn("train", *SMALL, f"--workdir={tmp_path / 'a'}")
     assert code == 0, errors
     config = default()
     values = json.loads((tmp_path / "a" / "config.json").read_text())
     config.update_from_flattened_dict({k: v for k, v in plain(values).items() if v != {}})
     again = train.run(config, tmp_path / "b")
-    assert json.loads(out)["parameters_crc32"] == again["parameters_crc32"]
+    made = json.loads((tmp_path / "a" / "summary.json").read_text())
+    assert made["parameters_crc32"] == again["parameters_crc32"]
+    assert out.splitlines() == [
+        f"completed: 40 updates, {number(made['simulated_seconds'])} simulated seconds",
+        f"training loss {made['train_loss']:.4g}, test loss {made['test_loss']:.4g}",
+        f"next: optdyn report --workdir={tmp_path / 'a'}",
+    ]
 
 
 def test_it_finds_own_modules_and_nothing_hides_its_own(tmp_path):

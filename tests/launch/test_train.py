@@ -1,6 +1,8 @@
 """The command line: one line for what is wrong, signals, and kills at any moment."""
 
+import errno
 import json
+import os
 import random
 import shutil
 import signal
@@ -9,11 +11,13 @@ import sys
 import time
 from pathlib import Path
 
+import jax
 import pytest
 from absl import flags
 
 from configs import quickstart
 from launch import app, train
+from research.outputs import history
 
 CONFIG = Path(__file__).parent.parent.parent / "configs" / "quickstart.py"
 # The quickstart, made small; a log point and a checkpoint every few updates, so that kills and
@@ -114,6 +118,9 @@ BAD_FILES = {
     "[0]))\ndef inverse(x):\n    return 1 // x\n",
     "given.py": "from research.grid import log_range\ndef get_config():\n"
     "    return log_range(0, 1, 3)\n",
+    "steps.json": '{"steps": "many"}',
+    "other.json": '{"status": "completed"}',
+    "torn.json": '{"steps": 3',
     "grid.py": "from ml_collections import ConfigDict\n"
     "def get_config():\n    return ConfigDict({'base': {}, 'points': ()})\n",
 }
@@ -134,7 +141,18 @@ BAD_FILES = {
         (["--config.a..b=1"], "no key 'a..b'"),
         (["--config.steps.key=1"], "steps.key"),
         (["--config.model.hidden=wide"], "config.model.hidden = ('wide',): must be a list, of"),
-        (["--nosuch=1"], "Unknown command line flag 'nosuch'"),
+        (["--nosuch=1"], "Unknown command line flag 'nosuch'; there are --"),
+        (["--optimizer.learning_rate=1"], "; did you mean --config.optimizer.learning_rate?"),
+        (["--config.optimizer.lr=1"], "'optimizer.lr'; did you mean optimizer.learning_rate"),
+        (["--config.optimizer=adam"], "has keys of its own; did you mean --config.optimizer.name="),
+        (["--config.parallel=jit"], "--config.parallel=jit: must be set key by key"),
+        (["--config.strategy.name=async"], "of your own; did you mean asynchronous or async_loc"),
+        (["--config.strategy.name=daso+Local"], "config.strategy.name = 'Local': must be one of"),
+        (["--config.model.name=MLP"], "of your own; did you mean mlp?"),
+        (["--config.optimizer.name=Adam"], "no such optimizer; did you mean adam?"),
+        (["--config.optimizer.schedule=cosin"], "of your own; did you mean cosine?"),
+        (["--config.cluster.service=exponental"], "; did you mean exponential?"),
+        (["--config.parallel.api=shardmap"], "'pmap', 'overlap'; did you mean shard_map?"),
         (["config.steps=3"], "unexpected argument 'config.steps=3'"),
         (["--config.steps=many"], "--config.steps=many: must be a whole number\n"),
         (["--config.steps=1.5"], "--config.steps=1.5: must be a whole number\n"),
@@ -147,7 +165,7 @@ BAD_FILES = {
         (["--config.strategy.groups=0"], "config.strategy.groups = 0: must be at least 1"),
         (["--config.strategy.groups=7"], "config.strategy.groups = 7: must divide"),
         (["--config.batch_size=-64"], "config.batch_size = -64: must be at least 1"),
-        (["--config.checkpoint_every=15"], "config.checkpoint_every = 15: must be a multiple"),
+        (["--config.checkpoint_every=-5"], "config.checkpoint_every = -5: must be at least 0"),
         (["--config.optimizer.learning_rate=nan"], "config.optimizer.learning_rate = nan"),
         (["--config.optimizer.name=nosuch"], "optax has no such optimizer"),
         (["--config.optimizer.name=lbfgs"], "optax.lbfgs cannot be used"),
@@ -164,7 +182,9 @@ BAD_FILES = {
             "nosuch.csv: No such file",
         ),
         (["--config={tmp}/nosuch.py"], "config file {tmp}/nosuch.py: not found"),
-        (["--config=quikstart"], "quikstart: not found; shipped are quickstart, "),
+        (["--config=quikstart"], "quikstart: not found; did you mean quickstart or grids/quick"),
+        (["--config=nosuch"], "nosuch: not found; shipped are gpt, images"),
+        (["--config=text:smal"], "'smal': must be one of 'small', or left out; did you mean small"),
         (["--config={tmp}/none.py"], "none.py: its get_config() returns no ConfigDict"),
         (["--config={tmp}/empty.py"], "error: empty.py: has no attribute 'get_config'"),
         (["--config={tmp}/broken.py"], "error: broken.py:1: SyntaxError: invalid syntax"),
@@ -179,12 +199,21 @@ BAD_FILES = {
         (["--config={tmp}/deep.py"], "error: deep.py:5: ZeroDivisionError: integer division"),
         (["--config={tmp}/given.py"], "error: grid: log_range(0, 1, 3): must go from"),
         (["--config={tmp}/grid.py"], "the config is a grid of runs; `optdyn sweep`"),
+        (["--config={tmp}/steps.json"], "steps.json: is no config of a run: config.steps = 'many'"),
+        (
+            ["--config={tmp}/other.json"],
+            "other.json: is no config of a run: config.status: no such",
+        ),
+        (["--config={tmp}/torn.json"], "torn.json: cannot be read (Expecting"),
+        (["--config={tmp}/run"], "is a workdir; its config is {tmp}/run/config.json"),
         (["--workdir="], "--workdir is empty"),
     ],
 )
 def test_bad_input_is_one_line_and_touches_nothing(run, tmp_path, monkeypatch, given, expected):
     for name, content in BAD_FILES.items():
         (tmp_path / name).write_text(content)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text("{}")
     there = sorted(tmp_path.iterdir())
     monkeypatch.chdir(tmp_path)
     given = [argument.format(tmp=tmp_path) for argument in given]
@@ -206,6 +235,31 @@ def test_required_flags(run, tmp_path, missing):
     assert errors.count("\n") == 1 and f"{missing} must have a value" in errors
 
 
+def test_a_key_that_nothing_reads_is_told(run, tmp_path):
+    """Of the command line only: the quickstart sets `groups`, which synchronous runs ignore."""
+    values = {"strategy.name": "sync", "steps": 20}
+    code, errors = run(arguments(tmp_path / "a", values))
+    assert code == 0 and "warning" not in errors
+    code, errors = run(arguments(tmp_path / "b", {**values, "strategy.period": 777}))
+    assert code == 0
+    assert "warning: config.strategy.period = 777: ignored, 'sync' has no such key; " in errors
+
+
+def test_the_config_that_a_run_wrote_is_a_config(run, whole, tmp_path):
+    """It makes the same run, also where it lacks keys that came later, and with a key changed."""
+    held = whole[0] / "config.json"
+    assert run([f"--config={held}", f"--workdir={tmp_path / 'same'}"])[0] == 0
+    assert (tmp_path / "same" / "config.json").read_bytes() == held.read_bytes()
+    again = json.loads((tmp_path / "same" / "summary.json").read_text())
+    assert again["parameters_crc32"] == whole[1]["parameters_crc32"]
+    old = json.loads(held.read_text())
+    del old["plan"], old["model"]["remat"]
+    (tmp_path / "old.json").write_text(json.dumps(old | {"steps": 1}))
+    given = ["--config", tmp_path / "old.json", "--config.steps=600"]
+    assert run([*given, f"--workdir={tmp_path / 'same'}"])[0] == 0
+    assert (tmp_path / "same" / "config.json").read_bytes() == held.read_bytes()
+
+
 def test_workdirs_that_cannot_be_used_are_left_as_they_are(run, whole, tmp_path, files):
     """Another config's, one below a file, and one with a damaged checkpoint."""
     other = shutil.copytree(whole[0], tmp_path / "other")
@@ -217,12 +271,36 @@ def test_workdirs_that_cannot_be_used_are_left_as_they_are(run, whole, tmp_path,
     before = files(tmp_path)
     for workdir, values, expected in [
         (other, {"seed": 5}, f"workdir {other} holds another run: its config differs in seed"),
-        (tmp_path / "file" / "new", {}, "file/new: cannot be written (Not a directory)"),
+        (tmp_path / "file", {}, f"cannot be written ({tmp_path}/file is no folder); give another"),
+        (tmp_path / "file" / "new", {}, f"written ({tmp_path}/file is no folder); give another"),
         (damaged, {}, f"checkpoint {damaged}/checkpoints/600 is corrupt"),
     ]:
         code, errors = run(arguments(workdir, values))
         assert code == 2 and expected in errors and errors.count("\n") == 1
     assert files(tmp_path) == before
+
+
+def test_a_folder_without_permission_is_one_line(run, whole, tmp_path, monkeypatch):
+    """Root may write everywhere, so the system answers otherwise here. A finished run is read."""
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    code, errors = run(arguments(tmp_path / "deep" / "new"))
+    assert code == 2 and errors.count("\n") == 1
+    assert f"new: cannot be written (no permission to write into {tmp_path}); give" in errors
+    assert not list(tmp_path.iterdir())
+    assert run(arguments(whole[0]))[0] == 0
+
+
+def test_a_file_without_permission_is_one_line(run, whole, tmp_path, monkeypatch):
+    other = shutil.copytree(whole[0], tmp_path / "other")
+    denied = PermissionError(errno.EACCES, "Permission denied", str(other / "history.json"))
+
+    def refuse(*_, **__):
+        raise denied
+
+    monkeypatch.setattr(history, "started", refuse)
+    code, errors = run(arguments(other, {"steps": 700}))
+    assert code == 2
+    assert errors == f"error: {other}/history.json: cannot be used (Permission denied)\n"
 
 
 def test_a_process_that_fails_says_one_line(tmp_path):
@@ -232,6 +310,54 @@ def test_a_process_that_fails_says_one_line(tmp_path):
     assert process.returncode == 2
     assert errors == "error: config.batch_size = -64: must be at least 1\n"
     assert not (tmp_path / "new").exists()
+
+
+SLOW = """
+import pathlib, time
+try:
+    pathlib.Path(__file__).with_name("begun").touch()
+    time.sleep(600)
+except BaseException:
+    pass  # as libraries do that try what they import
+"""
+
+
+@pytest.mark.parametrize("script", [["-m", "launch.train"], ["optdyn", "train"]])
+def test_an_interrupt_while_modules_are_imported_is_one_line(tmp_path, script):
+    """Whatever the module that is being imported makes of a KeyboardInterrupt."""
+    (tmp_path / "jax").mkdir()
+    (tmp_path / "jax" / "__init__.py").write_text(SLOW)
+    (tmp_path / "optdyn").write_text("from launch.cli import main\nmain()\n")
+    script = [str(tmp_path / part) if part == "optdyn" else part for part in script]
+    process = subprocess.Popen(
+        [sys.executable, *script, *arguments(tmp_path / "new")],
+        cwd=CONFIG.parent.parent,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{CONFIG.parent.parent}"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not (tmp_path / "jax" / "begun").exists():
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    assert process.communicate()[1] == "interrupted\n" and process.returncode == 130
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="there are other devices than CPUs")
+@pytest.mark.parametrize("asked", ["cuda", "nosuch"])
+def test_devices_that_are_not_there_are_one_line(tmp_path, asked):
+    """JAX itself ends in an assertion for the one and in an error for the other."""
+    done = subprocess.run(
+        [sys.executable, "-m", "launch.train", *arguments(tmp_path / "new")],
+        cwd=CONFIG.parent.parent,
+        env={**os.environ, "JAX_PLATFORMS": asked},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith(f"error: JAX_PLATFORMS = '{asked}': there is no such device")
+    assert done.stderr.endswith("; there is cpu\n") and not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -167,6 +167,35 @@ def test_log_points_after_the_checkpoint_are_not_there_twice(config, workdir, wh
     assert set(scalars(workdir)) == set(range(0, 61, 10))
 
 
+@pytest.mark.parametrize(
+    "log_every, checkpoint_every, expected",
+    [
+        (10, 20, [20, 40, 60]),
+        (7, 20, [21, 42, 60]),  # the first log points from 20, 40 and 60 on, and the end
+        (20, 7, [20, 40, 60]),  # all log points: each has a multiple of 7 behind the one before
+        (40, 10, [40, 60]),
+        (100, 50, [60]),
+        (10, 0, [60]),
+    ],
+)
+def test_a_checkpoint_is_written_at_the_next_log_point(
+    config, whole, tmp_path, rows, monkeypatch, log_every, checkpoint_every, expected
+):
+    """Whatever the two intervals are; from the last but one it goes on to the same floats."""
+    saved, save = [], Checkpoints.save
+    monkeypatch.setattr(
+        Checkpoints, "save", lambda self, step, state: saved.append(step) or save(self, step, state)
+    )
+    values = {"log_every": log_every, "checkpoint_every": checkpoint_every}
+    train(config(values), tmp_path)
+    assert saved == expected
+    logged = rows(tmp_path)
+    shutil.rmtree(tmp_path / "checkpoints" / "60")
+    (tmp_path / "summary.json").unlink()
+    assert train(config(values), tmp_path)["parameters_crc32"] == whole[1]["parameters_crc32"]
+    assert rows(tmp_path) == logged
+
+
 def test_killed_between_the_last_checkpoint_and_the_summary(config, whole, tmp_path, rows):
     workdir = shutil.copytree(whole[0], tmp_path / "workdir")
     (workdir / "summary.json").unlink()

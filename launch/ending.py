@@ -1,0 +1,59 @@
+"""What a run says at its end: how it ended, the figures that count, and what to do next.
+
+All figures are in the workdir's `summary.json`.
+"""
+
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from launch.cli import COMMANDS
+from research.outputs.progress import number
+
+FIGURES = {"train_loss": "training loss", "test_loss": "test loss"}  # others by their names
+CLOCKS = {"reality": "real seconds"}  # of what commands read; of others they are simulated
+
+
+def lines(summary: Mapping[str, Any], workdir: Path, then: str = "report") -> Iterator[str]:
+    """The three lines; `then` is the command that reads such a workdir."""
+    seconds = CLOCKS.get(then, "simulated seconds")
+    yield f"{summary['status']}: {', '.join(_done(summary, seconds)) or 'no update'}"
+    if figures := list(_figures(summary)):
+        yield ", ".join(figures)
+    if summary["status"] == "interrupted":
+        yield f"{workdir}: the same command goes on"
+    else:
+        yield f"next: {command(then)} --workdir={shlex.quote(str(workdir))}"
+
+
+def command(name: str) -> str:
+    """A command as this program was called: `optdyn report`, or `python -m analysis.report`."""
+    is_installed = any(Path(argument).name == "optdyn" for argument in sys.orig_argv[:2])
+    return f"optdyn {name}" if is_installed else f"python -m {COMMANDS[name].module}"
+
+
+def _done(summary: Mapping[str, Any], clock: str) -> Iterator[str]:
+    if replicas := summary.get("replicas"):
+        yield f"{replicas:,} replicas of {summary['step']:,} updates"
+        return
+    if "step" in summary:
+        of = f" of {summary['steps']:,}" * (summary["step"] != summary["steps"])
+        yield f"{summary['step']:,}{of} updates"
+    if seconds := summary.get("simulated_seconds"):
+        yield f"{number(seconds)} {clock}"
+
+
+def _figures(summary: Mapping[str, Any]) -> Iterator[str]:
+    """Losses and metrics of the last finite log point, and what a meter read."""
+    found = {k: v for k, v in summary.items() if k in FIGURES or k.startswith("test_")}
+    for key, value in found.items():
+        if isinstance(value, (int, float)):
+            yield f"{FIGURES.get(key, key.replace('_', ' '))} {value:.4g}"
+    if summary.get("worse"):
+        yield "far above the first"
+    momentum = summary.get("implicit_momentum")
+    if momentum is not None:
+        ends = (summary[f"implicit_momentum_{end}"] for end in ("low", "high"))
+        yield "implicit momentum {:.3g} ({:.3g} to {:.3g})".format(momentum, *ends)

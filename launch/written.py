@@ -1,0 +1,33 @@
+"""The config that a run wrote: `--config=DIR/config.json` is `get_config("DIR/config.json")`."""
+
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from research.checks import kinds
+from research.config import default, with_new_keys
+from research.outputs.files import read_json
+from research.values import ConfigError, InputError
+
+
+def get_config(path: str) -> ConfigDict:
+    """The config in a JSON file, with defaults for the keys that it lacks.
+
+    Raises `ConfigError` if it holds something else.
+    """
+    config = default()
+    try:
+        held = ConfigDict(_with_tuples(with_new_keys(read_json(Path(path)))))
+        kinds.check(held, config)
+    except InputError as error:
+        raise ConfigError(f"config file {path}: is no config of a run: {error}") from error
+    config.update(held)
+    return config
+
+
+def _with_tuples(value: Any) -> Any:
+    """The same with tuples where JSON has lists."""
+    if isinstance(value, dict):
+        return {key: _with_tuples(inner) for key, inner in value.items()}
+    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
