@@ -26,7 +26,8 @@ from analysis.tables import Point, TableError
 from research import strategies
 from research.arguments import Parser
 from research.config import default
-from research.timeline.daso import daso, synchronous
+from research.timeline.daso import daso
+from research.timeline.nodes import synchronous
 
 GIGABIT = 1e9 / 8  # bytes
 TABLE = (100.0, 25.0, 10.0, 5.0, 1.0)  # Gb/s, printed

@@ -73,6 +73,7 @@ def run(main: Callable[[ConfigDict, Path], int], workdir: str | None = None) -> 
         from research.outputs.hold import writable
         from research.outputs.progress import end_line, say
         from research.parallel.first_process import verdict
+        from research.resuming import as_begun
 
         interruptible()
         try:
@@ -89,6 +90,7 @@ def run(main: Callable[[ConfigDict, Path], int], workdir: str | None = None) -> 
                     if folder.value != NONE:
                         verdict(lambda: writable(workdir))
                     with writing(), permitted(), named.once():
+                        chosen = as_begun(chosen, workdir)
                         _measure(chosen, workdir)
                         return main(chosen, workdir)
                 except InputError as error:

@@ -32,7 +32,7 @@ from research.outputs.progress import end_line, number
 from research.outputs.workdir import claim, text_of
 from research.parallel.first_process import own
 from research.program import parameter_bytes
-from research.timeline.compute_groups import exchange
+from research.timeline.network import exchange
 from research.tuning import convergence, layers, planner, plans
 from research.tuning.convergence import Updates
 from research.tuning.planner import Interval

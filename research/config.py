@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from research import strategies
 from research.values import ConfigError
 
-__all__ = ["ConfigError", "default", "differences", "to_json", "with_new_keys"]
+__all__ = ["ConfigError", "as_begun", "default", "differences", "to_json", "with_new_keys"]
 
 
 def default() -> ConfigDict:
@@ -103,6 +103,8 @@ def default() -> ConfigDict:
     config.cluster.variation = 1.0  # lognormal, gamma: standard deviation over mean
     config.cluster.trace = ""  # trace: CSV file, columns worker,seconds; real runs write trace.csv
     config.cluster.seconds_per_example = 1e-3  # on a worker of speed 1
+    # How all workers, nodes or devices add up: 'ring', 'tree', 'server'; 'drawn': as before 2026-12
+    config.cluster.collective = "ring"
     config.cluster.latency = 0.0  # seconds a message
     config.cluster.bandwidth = 0.0  # bytes a second; 0: transfers take no time
     config.cluster.latencies = ()  # seconds from the row's node to the column's; (): as above
@@ -199,15 +201,34 @@ def to_json(config: ConfigDict) -> str:
     return json.dumps(config.to_dict(), indent=2, sort_keys=True) + "\n"
 
 
+# What runs had before there was the key, where that is not its default.
+BEFORE = {"cluster.collective": "drawn"}
+
+
 def with_new_keys(held: Mapping[str, Any]) -> dict[str, Any]:
-    """A config that was written before some keys were there: they have their defaults."""
+    """A config that was written before some keys were there: they have what runs had then."""
 
     def merged(given: Any, usual: Any) -> Any:
         if not (isinstance(given, Mapping) and isinstance(usual, Mapping)):
             return given
         return {**usual, **{key: merged(v, usual.get(key)) for key, v in given.items()}}
 
-    return merged(held, json.loads(to_json(default())))
+    usual = json.loads(to_json(default()))
+    for key, value in BEFORE.items():
+        section, _, name = key.partition(".")
+        usual[section][name] = value
+    return merged(held, usual)
+
+
+def as_begun(config: ConfigDict, held: Mapping[str, Any]) -> ConfigDict:
+    """The config of a run that was begun as `held` says, before some keys were there."""
+    usual, begun = default(), config.copy_and_resolve_references()
+    for key, value in BEFORE.items():
+        section, _, name = key.partition(".")
+        is_older = isinstance(held.get(section), Mapping) and name not in held[section]
+        if is_older and begun[section][name] == usual[section][name]:
+            begun[section][name] = value
+    return begun
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any], prefix: str = "") -> list[str]:

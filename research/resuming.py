@@ -13,13 +13,31 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from research import config as configs
 from research import own_code, program
 from research.outputs import history
-from research.outputs.files import WorkdirError, rows, write, write_json
+from research.outputs.files import WorkdirError, read_json, rows, write, write_json
 from research.outputs.workdir import enough, latest, text_of
 from research.parallel.first_process import agreed
 from research.processes import is_writer
 from research.run import Run, extended
+
+
+def as_begun(config: ConfigDict, workdir: Path) -> ConfigDict:
+    """The config as a run in the workdir was begun with it, or a grid's base as its points were.
+
+    A workdir that is older than a key goes on as it was before there was that key.
+    """
+    first = next(iter(sorted(workdir.glob("points/*/config.json"))), workdir / "config.json")
+    held = read_json(first)
+    if not held:
+        return config
+    if "base" not in config:
+        return configs.as_begun(config, held)
+    whole = config.copy_and_resolve_references()
+    with whole.unlocked():
+        whole.base = configs.as_begun(config.base, held)
+    return whole
 
 
 def begun(workdir: Path) -> bool:

@@ -51,7 +51,7 @@ from research.parallel.first_process import agreed, own, verdict
 from research.parallel.layout import APIS
 from research.processes import is_writer
 from research.program import CHUNK, Program
-from research.resuming import begun, go_on, left
+from research.resuming import as_begun, begun, go_on, left
 from research.run import Run, batches_of, columns_of, events_of, extended, feed_of, momenta
 from research.strategies.base import Event, Info, Params, State
 from research.strategies.metered import METERED
@@ -176,7 +176,7 @@ def train(config: ConfigDict, workdir: str | Path) -> dict[str, Any]:
     `WorkdirError` and `DiskFull`. In a thread that is not the main one no signal is heeded.
     """
     folder = Path(workdir)
-    return alone(training(prepare(config, begun=begun(folder)), folder))
+    return alone(training(prepare(as_begun(config, folder), begun=begun(folder)), folder))
 
 
 def alone(run: Training) -> dict[str, Any]:

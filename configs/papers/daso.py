@@ -20,7 +20,8 @@ from research.evidence.claim import Claim, Verdict
 from research.evidence.intervals import ratio, shown
 from research.evidence.study import Job, Study
 from research.evidence.trial import Curve, to_loss
-from research.timeline.daso import daso, synchronous
+from research.timeline.daso import daso
+from research.timeline.nodes import synchronous
 
 WIDTHS = (784, 512, 512, 10)
 BYTES = 4 * sum((a + 1) * b for a, b in pairwise(WIDTHS))

@@ -20,6 +20,7 @@ from research.optimizers import schedules
 from research.parallel.layout import APIS
 from research.strategies.method import OPTIONAL
 from research.timeline import service
+from research.timeline.network import COLLECTIVES
 from research.values import one_of, require
 
 
@@ -38,6 +39,7 @@ def check(config: ConfigDict) -> None:
     one_of(config, "model.stem", tuple(STEMS))
     one_of(config, "parallel.api", ("", *APIS))
     one_of(config, "cluster.split", ("equal", "proportional"))
+    one_of(config, "cluster.collective", COLLECTIVES)
     require(config, "data.tokenizer", tokenizers.is_known, tokenizers.WANTED)
     one_of(config, "data.augment", AUGMENTATIONS)
     one_of(config, "tune.mode", tune.MODES)

@@ -2,8 +2,7 @@
 
 An arm is tuned once, by updates, on the network of its config. Elsewhere it has the same setting:
 where another network changes nothing but seconds, the same curve with other seconds, and where it
-changes who arrives when, a run of its own. Synchronous training is timed as a ring all-reduce
-behind the last part of the computing (`timeline.daso.synchronous`), and for every arm on nodes of
+changes who arrives when, a run of its own. Synchronous training is timed for every arm on nodes of
 as many devices as the arm has.
 """
 
@@ -18,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 from ml_collections import ConfigDict
 
-from research import program, trainer
+from research import trainer
 from research.config import to_json
 from research.evidence.arms import Arm, Tuned, at, tuned
 from research.evidence.claim import Verdict
@@ -30,7 +29,6 @@ from research.outputs.workdir import rows as rows_of
 from research.run import Run, extended
 from research.strategies.method import PLAIN
 from research.timeline import Timeline
-from research.timeline.daso import synchronous
 
 METERED, LOOKS, METERS = 400, 25, 3  # updates of a metered run and of a log point, seeds
 SHAPE = ("nodes", "devices_per_node")
@@ -116,7 +114,7 @@ def timed(
         there = at(own, {"cluster.bandwidth": race.networks[network]}, own.seed)
         if own.strategy.name == PLAIN:
             there.cluster.update({k: like.config.cluster[k] for k in SHAPE})
-            curves.append(_with(curve, all_reduced(there)))
+            curves.append(_with(curve, _line(there, curve).seconds))
             continue
         before, after = (_line(config, curve) for config in (own, there))
         if _same(before, after):
@@ -124,13 +122,6 @@ def timed(
         else:
             curves += study.trials([Job(there, race.losses[-1])])
     return curves
-
-
-def all_reduced(config: ConfigDict) -> np.ndarray:
-    """(steps,) seconds of synchronous training."""
-    size = program.parameter_bytes(trainer.prepare(config).params)
-    asked = {"steps": config.steps, "batch_size": config.batch_size, "seed": config.seed}
-    return synchronous(config.cluster, update_bytes=size, **asked).seconds
 
 
 def _line(config: ConfigDict, curve: Curve) -> Timeline:

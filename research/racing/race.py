@@ -27,7 +27,7 @@ from research.outputs.hold import free
 from research.outputs.workdir import is_finished
 from research.racing import merged, separable, server, shards
 from research.racing.worker import Compute, Workers, order_of, parts_of, worker
-from research.resuming import begun
+from research.resuming import as_begun, begun
 from research.run import Run
 from research.strategies.base import State
 from research.strategies.method import groups_of
@@ -50,6 +50,7 @@ def race(config: ConfigDict, workdir: Path, connect: Connect, servers: int = 1) 
     `config.cluster.service` is 'race', and `connect` gives workers of so many `servers`. Raises
     what `trainer.train` raises.
     """
+    config = as_begun(config, workdir)
     run = prepared(config, servers, begun(workdir))
     training = trainer.training(run, workdir)
     with contextlib.ExitStack() as stack:

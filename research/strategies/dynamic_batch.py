@@ -183,7 +183,10 @@ METHOD = Method(
     clock=clock,
     work=work,
     laws=(*DRAWN, "measured"),
-    cluster=("overlap", "speeds", "disturbances", "disturbance_probability"),
+    cluster=(
+        *("overlap", "speeds", "latencies", "bandwidths"),
+        *("disturbances", "disturbance_probability"),
+    ),
     follows=lambda config: config.cluster.service == "measured",
     values=values,
     check=check,

@@ -24,7 +24,7 @@ from research.strategies.method import Chosen, Keys, Method, Network, Setting
 from research.strategies.truncated import VARIANTS, gradients, groups, heads
 from research.timeline import pipeline
 from research.timeline.base import Timeline
-from research.timeline.daso import equal_parts
+from research.timeline.nodes import equal_parts
 from research.values import ConfigError, one_of, require
 
 

@@ -14,8 +14,9 @@ from research.strategies.method import Chosen, Keys, Setting
 from research.strategies.nodes import inside
 from research.timeline import habits
 from research.timeline.base import Meeting, Timeline
-from research.timeline.daso import Within, timeline
+from research.timeline.daso import timeline
 from research.timeline.network import between_nodes, broadcast, to_all_nodes
+from research.timeline.nodes import Within
 from research.timeline.trace import Held
 
 Clock = Callable[[Setting, Chosen], Timeline]

@@ -8,8 +8,9 @@ from ml_collections import ConfigDict
 
 from research import seeds
 from research.strategies.method import Chosen, Method, Setting
-from research.timeline import daso as hierarchy
-from research.timeline.daso import Inside, Within
+from research.timeline import nodes as hierarchy
+from research.timeline.daso import Inside
+from research.timeline.nodes import Within
 from research.values import ConfigError
 
 SLOTS = ("worker", "read", "write")  # fields of a choice that are slots of a table

@@ -53,4 +53,8 @@ def clock(setting: Setting, methods: Chosen) -> Timeline:
     )
 
 
-METHOD = Method(clock=clock, laws=DRAWN, cluster=("pieces", "split", "overlap", "speeds"))
+METHOD = Method(
+    clock=clock,
+    laws=DRAWN,
+    cluster=("pieces", "split", "overlap", "speeds", "latencies", "bandwidths"),
+)

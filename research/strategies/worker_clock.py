@@ -6,24 +6,21 @@ import numpy as np
 
 from research import seeds
 from research.strategies.method import Chosen, Setting, slowed
-from research.timeline.arrivals import arrivals
+from research.timeline.arrivals import Work, arrivals
 from research.timeline.base import Timeline, from_arrivals
-from research.timeline.compute_groups import service_means
+from research.timeline.compute_groups import work_of
 from research.timeline.exchanges import batches, exchanges
 from research.timeline.service import law
 from research.timeline.versions import empty
 
 
-def local_means(setting: Setting, methods: Chosen, sent: bool) -> np.ndarray:
-    """(workers, k) mean seconds of a worker's devices for a local step, its exchange `sent` or not.
+def local_work(setting: Setting, methods: Chosen, sent: bool) -> Work:
+    """What workers do for a local step, their exchange `sent` or not.
 
     A gradient that is slower, as a local one may be, is so here too.
     """
     config, cluster = setting.config, slowed(setting, methods)
-    if not sent:
-        cluster.latency = 0.0
-    size = setting.update_bytes if sent else 0
-    return service_means(cluster, config.strategy.groups, config.batch_size, size)
+    return work_of(cluster, config.strategy.groups, config.batch_size, setting.update_bytes, sent)
 
 
 def timeline(
@@ -43,18 +40,20 @@ def timeline(
         line = from_arrivals(held.worker, held.seconds, len(periods))
         exchange, late, _ = exchanges(line.worker, periods, is_stale)
         return line._replace(staleness=late, batch=batches(line.worker, periods)), exchange
-    alone, exchanged = (local_means(setting, methods, sent) for sent in (False, True))
-    cycles = [
-        np.stack([alone[i]] * (period - 1) + [exchanged[i]]) for i, period in enumerate(periods)
-    ]
+    alone, exchanged = (local_work(setting, methods, sent) for sent in (False, True))
+    cycles = [[alone.of(i)] * (period - 1) + [exchanged.of(i)] for i, period in enumerate(periods)]
+    compute, sent = (
+        [np.concatenate([each[n] for each in own]) for own in cycles] for n in range(2)
+    )
+    work = Work(compute, sent, exchanged.overlap)
     stream = int(seeds.generator(config.seed, "arrivals").integers(2**63))
-    line = arrivals(stream, law(config.cluster), cycles, config.steps)
+    line = arrivals(stream, law(config.cluster), work, config.steps)
     exchange, late, _ = exchanges(line.worker, periods, is_stale)
     return line._replace(staleness=late), exchange
 
 
 def by_speed(setting: Setting, methods: Chosen, period: int) -> list[int]:
     """How many local steps each worker takes while the fastest takes `period`; at least one."""
-    seconds = local_means(setting, methods, sent=False).max(axis=1)
+    seconds = local_work(setting, methods, sent=False).means().max(axis=1)
     shares = seconds.min() / seconds
     return [max(int(period * share + 1e-9), 1) for share in shares]

@@ -8,11 +8,12 @@ of their sums says.
 
 import heapq
 from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from research.timeline.base import Timeline, from_arrivals
-from research.timeline.service import Law, is_constant
+from research.timeline.service import Law, is_constant, with_exchange
 
 BLOCK = 1 << 16  # services of a group that are added up on their own
 SPARE = 16  # services drawn beyond what a group is likely to need
@@ -61,47 +62,74 @@ class Queue:
         heapq.heapify(self._heap)
 
 
+class Work(NamedTuple):
+    """What groups do from one arrival to the next: services that may be unlike, and take turns.
+
+    `compute`, (groups, k), or (n, k) of each group: mean seconds of each of its workers, the
+    slowest of whom it waits for. `exchange`, (groups,), or (n,) of each: seconds of its messages,
+    of which `overlap`, the last fraction of the computing, hides what it can.
+    """
+
+    compute: np.ndarray | Sequence[np.ndarray]
+    exchange: np.ndarray | Sequence[np.ndarray] | float = 0.0
+    overlap: float = 0.0
+
+    def of(self, group: int) -> tuple[np.ndarray, np.ndarray]:
+        """(n, k) and (n,) of its services."""
+        compute = np.atleast_2d(self.compute[group])
+        exchange = self.exchange if isinstance(self.exchange, float) else self.exchange[group]
+        return compute, np.broadcast_to(exchange, len(compute))
+
+    def means(self) -> np.ndarray:
+        """(groups, k) mean seconds with the exchange, of groups whose services are alike."""
+        exchange = np.reshape(np.broadcast_to(self.exchange, len(self.compute)), (-1, 1))
+        return with_exchange(np.asarray(self.compute), exchange, self.overlap)
+
+
 def drawn(steps: int, groups: int) -> int:
     """Services that each of so many groups draws at a time, for `steps` arrivals of all of them."""
     return min(BLOCK, steps, 2 * -(-steps // groups) + SPARE)
 
 
-def services(
-    seed: int, law: Law, mean_seconds: np.ndarray, steps: int, group: int
-) -> Iterator[float]:
-    """Seconds of a group's services one after the other, each of its slowest worker.
+def computing(seed: int, law: Law, work: Work, steps: int, group: int) -> Iterator[float]:
+    """Seconds that a group computes for one service after the other, each of its slowest worker.
 
-    Arguments as those of `arrivals`, whose draws these are.
+    Arguments as those of `arrivals`, whose draws these are; services are alike.
     """
-    rng, n = np.random.default_rng((seed, group)), drawn(steps, len(mean_seconds))
+    rng, n = np.random.default_rng((seed, group)), drawn(steps, len(work.compute))
+    mean, _ = work.of(group)
     while True:
-        draws = law(rng, (n, mean_seconds.shape[1])) * mean_seconds[group]
-        yield from draws.max(axis=1).tolist()
+        yield from (law(rng, (n, mean.shape[1])) * mean).max(axis=1).tolist()
 
 
-def arrivals(
-    seed: int, law: Law, mean_seconds: np.ndarray | Sequence[np.ndarray], steps: int
-) -> Timeline:
-    """The first `steps` arrivals of `groups` groups of `k` workers.
+def services(seed: int, law: Law, work: Work, steps: int, group: int) -> Iterator[float]:
+    """Likewise, with the exchange."""
+    exchange, overlap = float(work.of(group)[1][0]), work.overlap
+    for compute in computing(seed, law, work, steps, group):
+        yield max(compute, compute * (1 - overlap) + exchange)
 
-    `mean_seconds`, (groups, k): mean service time of each worker, communication included. Where the
-    services of a group are not alike it is (n, k) of each group, n services that take turns. Every
-    group draws from a stream of its own, so a longer run begins with the shorter one.
+
+def arrivals(seed: int, law: Law, work: Work, steps: int) -> Timeline:
+    """The first `steps` arrivals of groups.
+
+    Every group draws from a stream of its own, so a longer run begins with the shorter one.
     """
-    cycles = [np.atleast_2d(own) for own in mean_seconds]
-    groups = len(cycles)
+    groups = len(work.compute)
+    cycles = [work.of(group) for group in range(groups)]
     streams = [np.random.default_rng((seed, group)) for group in range(groups)]
     times: list[np.ndarray] = [np.zeros(1)] * groups
     begun, since = np.zeros(groups), np.zeros(groups)  # a block's start, and seconds since then
 
     def extend(group: int) -> None:
-        done, cycle = len(times[group]) - 1, cycles[group]
+        done, (cycle, exchange) = len(times[group]) - 1, cycles[group]
         if done % BLOCK == 0:
             begun[group], since[group] = times[group][-1], 0.0
         number = np.arange(done, done + min(max(drawn(steps, groups), done), BLOCK - done % BLOCK))
         draws = law(streams[group], (len(number), cycle.shape[1]))
-        longest = (draws * cycle[number % len(cycle)]).max(axis=1)
-        sums = np.cumsum(np.append(since[group], longest))[1:]
+        place = number % len(cycle)
+        slowest = (draws * cycle[place]).max(axis=1)
+        each = with_exchange(slowest, exchange[place], work.overlap)
+        sums = np.cumsum(np.append(since[group], each))[1:]
         times[group], since[group] = np.append(times[group], begun[group] + sums), sums[-1]
 
     short, same = list(range(groups)), rounding(law)

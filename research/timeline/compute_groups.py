@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 
 from research import seeds
-from research.timeline import habits, regions, service
-from research.timeline.arrivals import arrivals
+from research.timeline import habits, service
+from research.timeline.arrivals import Work, arrivals
 from research.timeline.base import Timeline, from_arrivals
-from research.timeline.dynamic_batch import shares
 from research.timeline.geometric import geometric
+from research.timeline.network import DRAWN, exchange, of_groups
+from research.timeline.nodes import compute_means, synchronous
 from research.timeline.server import pieces_of, server
 from research.timeline.several import blank, several
 from research.timeline.trace import Held, arrived
@@ -39,7 +40,7 @@ def make(
     computes its share of the batch at `seconds_per_example` over its speed, times a draw of unit
     mean from the law `service`; a group delivers with its slowest worker, after sending its
     gradient and before reading the new parameters (`update_bytes` each way), behind the fraction
-    `overlap` of its computing.
+    `overlap` of its computing. One group of all is synchronous, without a server (`nodes.py`).
 
     With `cluster.pieces` the groups queue for a server instead (`server.py`), `merged` or not, with
     draws from the same law. Pieces are seconds for a whole batch, so neither `batch_size` nor
@@ -55,10 +56,10 @@ def make(
     count = max(replicas, 1) * steps
     workers = cluster.nodes * cluster.devices_per_node
     pieces = pieces_of(cluster, merged)
-    means = service_means(cluster, groups, batch_size, update_bytes)
+    work = work_of(cluster, groups, batch_size, update_bytes)
     if cluster.service == "geometric":
         shape = (replicas, steps) if replicas else (steps,)
-        interval = 1 / np.sum(1 / means.max(axis=1))  # the rates of the groups add up
+        interval = 1 / np.sum(1 / work.means().max(axis=1))  # the rates of the groups add up
         return geometric(seeds.generator(seed, "arrivals"), groups, float(interval), shape)
     bound = staleness_bound if staleness_bound >= 0 else math.inf
     several_arrivals, waiting = several_of
@@ -76,7 +77,10 @@ def make(
         whole, _ = server(pieces, groups, workers // groups, count, service.law(cluster), rng)
     elif as_volunteers := habits_of(cluster, groups, update_bytes):
         stream = int(seeds.generator(seed, "arrivals").integers(2**63))
-        whole, _ = volunteers(stream, service.law(cluster), means, count, as_volunteers)
+        whole, _ = volunteers(stream, service.law(cluster), work, count, as_volunteers)
+    elif groups == 1 and not waiting and cluster.collective != DRAWN:
+        size = {"steps": count, "batch_size": batch_size, "update_bytes": update_bytes}
+        whole = synchronous(cluster, seed=seed, **size)
     else:
         stream = int(seeds.generator(seed, "arrivals").integers(2**63))
         order = arrivals
@@ -84,7 +88,7 @@ def make(
             order = partial(
                 several, arrivals=several_arrivals, waiting=waiting or NOBODY, bound=bound
             )
-        whole = order(stream, service.law(cluster), means, count)
+        whole = order(stream, service.law(cluster), work, count)
     if not replicas:
         return whole
     seconds = whole.seconds.reshape(replicas, steps)
@@ -92,24 +96,24 @@ def make(
     return from_arrivals(whole.worker.reshape(replicas, steps), seconds - starts, groups)
 
 
-def service_means(cluster: Any, groups: int, batch_size: int, update_bytes: int) -> np.ndarray:
-    """(groups, k) mean seconds each worker takes for its share of an update.
+def work_of(
+    cluster: Any, groups: int, batch_size: int, update_bytes: int, sent: bool = True
+) -> Work:
+    """What each group does for an update, whose gradient and parameters are `sent` or not."""
+    means = compute_means(cluster, groups, batch_size)
+    if cluster.collective != DRAWN:
+        return Work(means, of_groups(cluster, groups, update_bytes, sent), cluster.overlap)
+    both_ways = exchange(cluster, update_bytes) if sent else exchange(_prompt(cluster), 0)
+    if np.ndim(both_ways):
+        both_ways = np.repeat(both_ways, cluster.devices_per_node).reshape(means.shape)
+    return Work(service.with_exchange(means, both_ways, cluster.overlap))
 
-    By `cluster.split` shares are equal parts, batch_size / k, or in proportion to the speeds of the
-    group, in whole examples: a batch over devices by their FLOPS (arXiv 1606.04487), so that all of
-    a group end together and an update computes for batch_size / (sum of speeds).
-    """
-    workers = cluster.nodes * cluster.devices_per_node
-    speeds = np.asarray(cluster.speeds or np.ones(workers), np.float64).reshape(groups, -1)
-    if cluster.split == "proportional":
-        share = np.stack([shares(group, batch_size) for group in speeds])
-    else:
-        share = np.full(speeds.shape, batch_size / speeds.shape[1])
-    compute = cluster.seconds_per_example * share / speeds
-    both_ways = exchange(cluster, update_bytes)
-    if cluster.regions:
-        both_ways = np.repeat(both_ways, cluster.devices_per_node).reshape(speeds.shape)
-    return service.with_exchange(compute, both_ways, cluster.overlap)
+
+def _prompt(cluster: Any) -> Any:
+    """The cluster, with messages that take no time by themselves."""
+    prompt = cluster.copy_and_resolve_references()
+    prompt.latency = 0.0
+    return prompt
 
 
 def habits_of(cluster: Any, groups: int, update_bytes: int) -> habits.Habits | None:
@@ -122,11 +126,3 @@ def habits_of(cluster: Any, groups: int, update_bytes: int) -> habits.Habits | N
     width = cluster.server_bandwidth
     sending = 2 * update_bytes / width if width else 0.0
     return habits.Habits(load, cluster.presence, cluster.absence, sending)
-
-
-def exchange(cluster: Any, size: int) -> Any:
-    """Seconds to send `size` bytes and to receive as many; of each node between regions."""
-    if cluster.regions:
-        return 2 * regions.to_server(cluster, size)
-    transfer = size / cluster.bandwidth if cluster.bandwidth else 0.0
-    return 2 * (cluster.latency + transfer)

@@ -16,21 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from research import seeds
-from research.timeline import service
 from research.timeline.base import Meeting, Timeline, at
-from research.timeline.network import all_reduce, between_nodes, broadcast
-
-
-class Within(NamedTuple):
-    """What nodes do by themselves."""
-
-    ready: np.ndarray  # (steps, nodes) seconds of an update until its exchange may start
-    done: np.ndarray  # (steps, nodes) seconds of an update until its end
-    choice: Any = ()  # what is decided for each node, (steps, nodes, ...)
-    staleness: np.ndarray | None = None  # (steps, nodes, ...), if there is any inside
-    slots: int = 1  # that the choice addresses
-
+from research.timeline.network import between_nodes, broadcast
+from research.timeline.nodes import Within, node_seconds
 
 Inside = Callable[[int], Within]  # of so many steps
 
@@ -119,60 +107,6 @@ def timeline(meeting: Meeting, within: Within, seconds: np.ndarray) -> Timeline:
     meeting = meeting._replace(inner=at(within.choice, slice(known)))
     none = np.zeros(known, np.int32)
     return Timeline(none, staleness[:known], seconds, within.slots, meeting)
-
-
-def synchronous(
-    cluster: Any, *, steps: int, batch_size: int, update_bytes: int, seed: int = 0
-) -> Timeline:
-    """The baseline on the same cluster and draws: every gradient averaged over all devices.
-
-    Hierarchically, as in Horovod: the all-reduce inside the node, then the one across nodes.
-    """
-    each = node_seconds(cluster, steps, batch_size, update_bytes, seed)
-    ready, done = (part.max(axis=1) for part in each)
-    exchange = between_nodes(cluster, update_bytes)
-    seconds = np.maximum(done, ready + exchange)
-    none = np.zeros(steps, np.int32)
-    return Timeline(none, none, np.cumsum(seconds), 1)
-
-
-def node_seconds(
-    cluster: Any, steps: int, batch_size: int, update_bytes: int, seed: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """(steps, nodes) seconds from the batch to when an exchange between nodes may start, and to the
-    gradient averaged over the devices of the node.
-
-    Every device takes an equal part of the batch. The averaging may run behind the last fraction
-    `overlap` of the computing, and the exchange between nodes follows it, layer by layer: it may
-    start that much before the gradient is there. Longer runs begin with the shorter ones.
-    """
-    compute = draws(cluster, steps, seed) * equal_parts(cluster, batch_size)
-    return exchanged(cluster, compute, update_bytes)
-
-
-def equal_parts(cluster: Any, batch_size: int) -> np.ndarray:
-    """(nodes, devices a node) mean seconds that each device computes for an equal part."""
-    shape = (cluster.nodes, cluster.devices_per_node)
-    speeds = np.asarray(cluster.speeds or np.ones(shape), np.float64).reshape(shape)
-    return cluster.seconds_per_example * batch_size / speeds.size / speeds
-
-
-def draws(cluster: Any, steps: int, seed: int) -> np.ndarray:
-    """(steps, nodes, devices a node) of unit mean, from the law `service`."""
-    shape = (steps, cluster.nodes, cluster.devices_per_node)
-    return service.law(cluster)(seeds.generator(seed, "arrivals"), shape)
-
-
-def exchanged(
-    cluster: Any, compute: np.ndarray, update_bytes: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """What `node_seconds` returns, from the seconds that every device computes."""
-    local = all_reduce(
-        cluster.devices_per_node, update_bytes, cluster.local_bandwidth, cluster.local_latency
-    )
-    slowest = compute.max(axis=2)
-    ready = slowest * (1 - cluster.overlap) + local
-    return ready, np.maximum(slowest, ready)
 
 
 def _meetings(strategy: Any, steps: int, steps_per_epoch: int, losses: Sequence[float]) -> Meeting:

@@ -15,6 +15,9 @@ import numpy as np
 from research import seeds
 from research.timeline import service
 from research.timeline.base import Shares, Timeline, TimelineError, from_arrivals
+from research.timeline.network import DRAWN, exchange
+from research.timeline.nodes import draws, together
+from research.timeline.shares import shares
 
 CHANGE = 0.1  # relative; a rate that moved by more is another speed and not noise
 
@@ -24,36 +27,6 @@ class Costs(NamedTuple):
 
     example: np.ndarray  # c, (epochs, workers) seconds an example
     delay: np.ndarray  # d, (epochs, workers) seconds a step
-
-
-def shares(rates: np.ndarray, batch_size: int, minimum: int = 1) -> np.ndarray:
-    """Examples of each worker, (workers,) int32 with sum `batch_size`, none below `minimum`.
-
-    Proportional to `rates`, (workers,) and positive, among those above the minimum; whole by the
-    largest remainder. `TimelineError` if the batch is too small or a rate is not positive.
-    """
-    rates = np.asarray(rates, np.float64)
-    if batch_size < minimum * len(rates):
-        raise TimelineError(
-            f"shares: {batch_size} examples for {len(rates)} workers, each needs {minimum} or more"
-        )
-    if not np.all((rates > 0) & np.isfinite(rates)):
-        raise TimelineError(f"shares: rates {rates.tolist()}, all must be positive and finite")
-    quotas = np.full(len(rates), float(minimum))
-    free = np.ones(len(rates), bool)
-    while free.any():
-        left = batch_size - minimum * np.count_nonzero(~free)
-        proportional = left * (rates / rates[free].sum())
-        low = free & (proportional < minimum)
-        if not low.any():
-            quotas[free] = proportional[free]
-            break
-        free &= ~low
-    whole = np.floor(quotas)
-    # Equal remainders go to the faster worker, so that who comes first decides nothing.
-    order = np.lexsort((-rates, whole - quotas))
-    whole[order[: int(batch_size - whole.sum())]] += 1
-    return whole.astype(np.int32)
 
 
 def smooth(rates: np.ndarray, measured: np.ndarray, weight: float) -> np.ndarray:
@@ -141,21 +114,23 @@ def clocked(
     Its choice is `Shares`, (steps, workers): equal in the first epoch, then what the rates of
     the epochs before make of them, or always equal if `strategy.adapt` is false (the baseline: the
     same draws and disturbances). An example takes its cost times a draw of unit mean from the law
-    `service`, one draw a worker and step; the all-reduce takes two messages of `update_bytes`,
-    behind the fraction `overlap` of the slowest worker's computing.
+    `service`, one draw a worker and step; the all-reduce of `update_bytes` is that of synchronous
+    SGD (`nodes.together`).
     `TimelineError` if the batch has fewer examples than there are workers.
     """
     workers = cluster.nodes * cluster.devices_per_node
     cost = costs(cluster, -(-steps // steps_per_epoch), steps_per_epoch, seed)
-    draws = service.law(cluster)(seeds.generator(seed, "arrivals"), (steps, workers))
-    transfer = update_bytes / cluster.bandwidth if cluster.bandwidth else 0.0
-    exchange = 2 * (cluster.latency + transfer)
+    factors = draws(cluster, steps, seed).reshape(steps, workers)
 
     def seconds(epoch: int, share: np.ndarray, window: slice) -> np.ndarray:
-        return share * cost.example[epoch] * draws[window] + cost.delay[epoch]
+        return share * cost.example[epoch] * factors[window] + cost.delay[epoch]
 
     def update(compute: np.ndarray) -> np.ndarray:
-        return service.with_exchange(compute.max(axis=1), exchange, cluster.overlap)
+        if cluster.collective == DRAWN:
+            sent = exchange(cluster, update_bytes)
+            return service.with_exchange(compute.max(axis=1), sent, cluster.overlap)
+        each = compute.reshape(-1, cluster.nodes, cluster.devices_per_node)
+        return together(cluster, each, update_bytes)
 
     return _followed(strategy, steps, steps_per_epoch, batch_size, workers, seconds, update)
 

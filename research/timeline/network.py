@@ -1,5 +1,16 @@
-"""Seconds of messages: over one kind of link, or over the links between nodes, each its own."""
+"""Seconds of messages: over one kind of link, or over the links between nodes, each its own.
 
+A collective, in which n have the sum of what each has, is the cluster's (`cluster.collective`):
+
+    ring     2 (n - 1) messages in a row, each of 1/n of the bytes
+    tree     2 ceil(log2 n) messages in a row: added up toward a root, and handed down again
+    server   2 messages: all send to a server at once, whose link is as wide as it takes, and back
+
+`drawn` is what clocks had before there was this key, for workdirs that are older: synchronous and
+asynchronous groups sent to a server, and a straggler was slow in that too; all else was a ring.
+"""
+
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -9,44 +20,111 @@ import numpy as np
 from research.timeline import regions
 from research.timeline.base import TimelineError
 
+RING, TREE, SERVER, DRAWN = "ring", "tree", "server", "drawn"
+COLLECTIVES = (RING, TREE, SERVER, DRAWN)
 
-def all_reduce(n: int, size: Any, bandwidth: float, latency: float) -> Any:
-    """Seconds of a ring all-reduce over `n`: 2 (n - 1) messages of `size` / n bytes in a row.
 
-    `size` is a number or an array of them.
-    """
-    return 2 * (n - 1) * (latency + (size / n / bandwidth if bandwidth else 0.0))
+def kind_of(cluster: Any) -> str:
+    """How the cluster adds up."""
+    return RING if cluster.collective == DRAWN else cluster.collective
+
+
+def all_reduce(n: int, size: Any, bandwidth: float, latency: float, kind: str = RING) -> Any:
+    """Seconds of an all-reduce of `size` bytes, a number or an array, over `n` alike."""
+    return _collective(
+        kind, n, size, lambda part: latency + (part / bandwidth if bandwidth else 0.0)
+    )
+
+
+def _collective(kind: str, n: int, size: Any, message: Callable[[Any], Any]) -> Any:
+    """Seconds of an all-reduce over `n`; `message(bytes)` are those of one of its messages."""
+    if n == 1 or kind == RING:
+        return 2 * (n - 1) * message(size / n)
+    return 2 * (math.ceil(math.log2(n)) if kind == TREE else 1) * message(size)
 
 
 def broadcast(cluster: Any, size: float) -> float:
     """Seconds to hand `size` bytes from one device to the others of its node, as a pipeline."""
-    if cluster.devices_per_node == 1:
+    return _handed(cluster, cluster.devices_per_node, size)
+
+
+def _handed(cluster: Any, devices: int, size: float) -> float:
+    if devices == 1:
         return 0.0
     transfer = size / cluster.local_bandwidth if cluster.local_bandwidth else 0.0
-    return (cluster.devices_per_node - 1) * cluster.local_latency + transfer
+    return (devices - 1) * cluster.local_latency + transfer
 
 
 def between_nodes(cluster: Any, size: float) -> float:
-    """Seconds of an all-reduce over the nodes, by one device of each, around the ring of nodes.
+    """Seconds of an all-reduce over the nodes, by one device of each.
 
-    Every round ends with the slowest link of the ring. Between regions of the earth it has two
-    levels (`regions.all_reduce`).
+    Every message takes as long as on the slowest of the links that it goes over. Between regions of
+    the earth a ring has two levels (`regions.all_reduce`).
     """
-    nodes = cluster.nodes
-    if cluster.regions:
+    if cluster.regions and kind_of(cluster) == RING:
         return regions.all_reduce(cluster, size)
-    if not (cluster.bandwidths or cluster.latencies):
-        return all_reduce(nodes, size, cluster.bandwidth, cluster.latency)
-    to = (np.arange(nodes) + 1) % nodes
-    return 2 * (nodes - 1) * float(np.max(messages(cluster, size / nodes)[np.arange(nodes), to]))
+    return among(cluster, np.arange(cluster.nodes), size)
+
+
+def among(cluster: Any, nodes: np.ndarray, size: float) -> float:
+    """Seconds of an all-reduce over these nodes."""
+    kind, n = kind_of(cluster), len(nodes)
+    if not (cluster.regions or cluster.bandwidths or cluster.latencies):
+        return all_reduce(n, size, cluster.bandwidth, cluster.latency, kind)
+    if n == 1:
+        return 0.0
+    if kind == SERVER:
+        return float(to_server(cluster, size)[nodes].max() * 2)
+    to = np.roll(nodes, -1)
+    if kind == TREE:  # a node sends to the one whose number lacks the last of its bits
+        nodes, to = nodes[1:], nodes[np.arange(1, n) & (np.arange(1, n) - 1)]
+    return float(_collective(kind, n, size, lambda part: links(cluster, part)(nodes, to).max()))
+
+
+def to_server(cluster: Any, size: float) -> np.ndarray:
+    """(nodes,) seconds of a message from each node to the server, which is where node 0 is.
+
+    Between regions of the earth it is where it has the least far to all. Its link is as wide as it
+    takes.
+    """
+    if cluster.regions:
+        return regions.to_server(cluster, size)
+    if cluster.bandwidths or cluster.latencies:
+        return links(cluster, size)(np.arange(cluster.nodes), np.zeros(cluster.nodes, int))
+    transfer = size / cluster.bandwidth if cluster.bandwidth else 0.0
+    return np.full(cluster.nodes, cluster.latency + transfer)
+
+
+def of_groups(cluster: Any, groups: int, size: float, sent: bool = True) -> np.ndarray:
+    """(groups,) seconds of the messages of a group: its gradient, and what it reads then.
+
+    The k workers of a group add up among themselves, and one of them sends the sum to the server,
+    reads the parameters and hands them on; if nothing is `sent` they only add up. With `server` as
+    the cluster's collective each of them does by itself.
+    """
+    workers = np.arange(cluster.nodes * cluster.devices_per_node).reshape(groups, -1)
+    places, local = (
+        workers // cluster.devices_per_node,
+        min(workers.shape[1], cluster.devices_per_node),
+    )
+    both_ways = 2 * to_server(cluster, size)[places].max(axis=1) if sent else np.zeros(groups)
+    if workers.shape[1] == 1 or (sent and kind_of(cluster) == SERVER):
+        return both_ways
+    inside = cluster.local_bandwidth, cluster.local_latency
+    added = all_reduce(local, size, *inside, kind_of(cluster))
+    if local > 1:
+        added += _handed(cluster, local, size)
+    return both_ways + added + np.array([among(cluster, np.unique(own), size) for own in places])
 
 
 def to_all_nodes(cluster: Any, size: float) -> float:
-    """Seconds until every node has the `size` bytes of every other, around the ring of nodes.
+    """Seconds until every node has the `size` bytes of every other.
 
-    These are half the rounds of an all-reduce, each of a whole message and not of a part.
+    Around a ring these are half the rounds of an all-reduce, each of a whole message and not of a
+    part. Up and down a tree, or to a server and back, all messages come back to everybody.
     """
-    return between_nodes(cluster, cluster.nodes * size) / 2
+    every = between_nodes(cluster, cluster.nodes * size) / 2
+    return every if kind_of(cluster) == RING else every + between_nodes(cluster, size) / 2
 
 
 def links(cluster: Any, size: float) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
@@ -88,3 +166,11 @@ def _matrix(cluster: Any, name: str, usual: float) -> np.ndarray:
             "up, from the node of the row to that of the column, or ()"
         )
     return given
+
+
+def exchange(cluster: Any, size: int) -> Any:
+    """Seconds to send `size` bytes and to receive as many; of each node between regions."""
+    if cluster.regions:
+        return 2 * regions.to_server(cluster, size)
+    transfer = size / cluster.bandwidth if cluster.bandwidth else 0.0
+    return 2 * (cluster.latency + transfer)

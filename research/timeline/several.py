@@ -20,9 +20,7 @@ reads the parameters as they are when it goes on.
 
 import math
 
-import numpy as np
-
-from research.timeline.arrivals import Queue, rounding, services
+from research.timeline.arrivals import Queue, Work, rounding, services
 from research.timeline.base import Timeline, TimelineError
 from research.timeline.service import Law
 from research.timeline.versions import NOBODY, WAITING, Versions, empty
@@ -31,7 +29,7 @@ from research.timeline.versions import NOBODY, WAITING, Versions, empty
 def several(
     seed: int,
     law: Law,
-    mean_seconds: np.ndarray,
+    work: Work,
     steps: int,
     arrivals: int = 1,
     waiting: str = NOBODY,
@@ -45,11 +43,11 @@ def several(
     written to a slot that no group at work has read, so `groups` slots do. Raises `TimelineError`
     if K gradients never come.
     """
-    groups = len(mean_seconds)
+    groups = len(work.compute)
     if waiting not in WAITING or arrivals < 1 or (arrivals > groups and "batch" not in waiting):
         raise TimelineError(f"{arrivals} arrivals of {groups} groups, {waiting!r}: never come")
 
-    service = [services(seed, law, mean_seconds, steps, group) for group in range(groups)]
+    service = [services(seed, law, work, steps, group) for group in range(groups)]
     working = Queue([(next(service[group]), group) for group in range(groups)], rounding(law))
     line = blank(groups, steps, arrivals, waiting)
     versions = Versions(line, groups, bound, arrivals, waiting)

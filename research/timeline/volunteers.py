@@ -1,6 +1,6 @@
 """Asynchronous arrivals of volunteers: their pace follows the hour, and they come and go.
 
-    service   a draw times the load at the second at which it begins (`habits.Load`)
+    service   a draw times the load at the second at which it begins (`habits.Load`), and messages
     presence  a group leaves after an exponential time, loses what it was at, and when it is back
               reads what is newest then and begins anew
     server    one link, which every arrival holds for `sending` seconds, in order of arrival; then
@@ -14,7 +14,7 @@ from math import sin
 
 import numpy as np
 
-from research.timeline.arrivals import Queue, rounding, services
+from research.timeline.arrivals import Queue, Work, computing, rounding
 from research.timeline.base import Arrival, Timeline, TimelineError
 from research.timeline.habits import Habits
 from research.timeline.service import Law
@@ -25,7 +25,7 @@ JOINS, DELIVERS, IS_DONE = range(3)  # kinds of events
 
 
 def volunteers(
-    seed: int, law: Law, mean_seconds: np.ndarray, steps: int, habits: Habits
+    seed: int, law: Law, work: Work, steps: int, habits: Habits
 ) -> tuple[Timeline, np.ndarray]:
     """The first `steps` updates, and the absences so far: (n, 3), group, since when, until when.
 
@@ -34,8 +34,9 @@ def volunteers(
     so `groups` slots do. Longer runs begin with shorter ones. Raises `TimelineError` where groups
     leave before they get anything done.
     """
-    groups, (load, presence, absence, sending) = len(mean_seconds), habits
-    service = [services(seed, law, mean_seconds, steps, group) for group in range(groups)]
+    groups, (load, presence, absence, sending) = len(work.compute), habits
+    service = [computing(seed, law, work, steps, group) for group in range(groups)]
+    exchange, overlap = [float(work.of(group)[1][0]) for group in range(groups)], work.overlap
     amplitude, speed = (load.amplitude, load.speed) if load else (0.0, 0.0)
     phase = load.phase.tolist() if load else [0.0] * groups
     # A stream of their own, so that who is away does not depend on how much is computed.
@@ -54,6 +55,7 @@ def volunteers(
         takes = next(service[group])
         if load:
             takes *= 1 + amplitude * sin(speed * now + phase[group])
+        takes = max(takes, takes * (1 - overlap) + exchange[group])
         while presence and leaves[group] <= now + takes:
             left = leaves[group]
             back = left + comings[group].exponential(absence)

@@ -31,6 +31,7 @@ from research.outputs.workdir import claim, free, saving, text_of
 from research.parallel.first_process import own
 from research.problem import Examples, Params, Problem
 from research.program import Program
+from research.resuming import as_begun
 from research.strategies.base import Event
 from research.timeline.base import at
 from research.trainer import Run
@@ -62,6 +63,7 @@ def record(config: ConfigDict, workdir: str | Path) -> dict[str, Any]:
     """
     if config.init_from:
         raise ConfigError("config.init_from: of a run, not of replicas (config.replicas.count)")
+    config = as_begun(config, Path(workdir))
     run = trainer.prepare(config, replicas=config.replicas.count)
     with own(Path(workdir)) as folder, saving(folder):
         claim(folder, config, free(config))

@@ -33,7 +33,7 @@ from research.parallel.first_process import agreed
 from research.problem import Params, Problem
 from research.strategies.base import Event, all_reduce, together
 from research.strategies.merged import cut, merged
-from research.timeline.compute_groups import exchange
+from research.timeline.network import exchange
 
 ROUNDS = 15
 SECONDS = 0.1  # of one timing

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from research.timeline import make, service
-from research.timeline.arrivals import BLOCK, arrivals
-from research.timeline.compute_groups import service_means
+from research.timeline.arrivals import BLOCK, Work, arrivals
+from research.timeline.compute_groups import work_of
 from research.timeline.habits import Habits
 from research.timeline.several import several
 from research.timeline.volunteers import volunteers
@@ -85,7 +85,7 @@ def test_one_group_waits_for_its_slowest_worker():
     """Synchronous: no staleness, and an update takes the longest of its k services."""
     steps, means = 200, np.array([[1.0, 2.0, 0.5]])
     table = np.random.default_rng(0).exponential(size=(steps, 3))
-    timeline = arrivals(0, lambda rng, shape: table[: shape[0]], means, steps)
+    timeline = arrivals(0, lambda rng, shape: table[: shape[0]], Work(means), steps)
     assert not timeline.staleness.any() and not timeline.worker.any()
     # The same sum, perhaps in another order: rounding of 200 float64 additions.
     np.testing.assert_allclose(timeline.seconds, (table * means[0]).max(1).cumsum(), rtol=1e-13)
@@ -124,7 +124,7 @@ def simulate(seed, law, means, steps):
 def test_arrivals_equal_a_simulation_event_by_event(law, k):
     means = np.random.default_rng(1).uniform(0.1, 3.0, (5, k))
     worker, seconds, staleness = simulate(7, law, means, 2000)
-    timeline = arrivals(7, law, means, 2000)
+    timeline = arrivals(7, law, Work(means), 2000)
     np.testing.assert_array_equal(timeline.worker, worker)
     np.testing.assert_array_equal(timeline.staleness, staleness)
     np.testing.assert_array_equal(timeline.seconds, seconds)  # the same additions, so the same bits
@@ -133,8 +133,8 @@ def test_arrivals_equal_a_simulation_event_by_event(law, k):
 def test_blocks_of_draws_leave_no_seam():
     """A run longer than the blocks begins, to the bit, with the run of less than a block."""
     means = np.array([[1.0], [0.7]])
-    short = arrivals(3, service.exponential(), means, 1000)
-    long = arrivals(3, service.exponential(), means, 3 * BLOCK)
+    short = arrivals(3, service.exponential(), Work(means), 1000)
+    long = arrivals(3, service.exponential(), Work(means), 3 * BLOCK)
     np.testing.assert_array_equal(long.worker[:1000], short.worker)
     np.testing.assert_array_equal(long.seconds[:1000], short.seconds)
     # Across seams too: the services of a worker are still exponential with its mean.
@@ -154,16 +154,16 @@ def test_arrivals_are_proportional_to_speed(cluster, name):
     assert np.all(np.abs(np.bincount(timeline.worker) - steps * share) < margin)
 
 
-def test_service_means(cluster):
+def test_what_groups_do_for_an_update(cluster):
     """Compute: batch / k examples at the worker's speed. Exchange: a message each way."""
     values = cluster(nodes=3, devices_per_node=2, speeds=(1, 2, 4, 1, 1, 8))
-    values.update(seconds_per_example=0.01, latency=0.25, bandwidth=500.0)
+    values.update(seconds_per_example=0.01, latency=0.25, bandwidth=500.0, collective="server")
     compute = 0.01 * 12 / 3 / np.array([[1, 2, 4], [1, 1, 8]])
     exchange = 2 * (0.25 + 1000 / 500)
     # A handful of float64 operations, in whatever order.
-    np.testing.assert_allclose(service_means(values, 2, 12, 1000), compute + exchange, rtol=1e-14)
+    np.testing.assert_allclose(work_of(values, 2, 12, 1000).means(), compute + exchange, rtol=1e-14)
     values.bandwidth = 0.0  # transfers take no time
-    np.testing.assert_allclose(service_means(values, 2, 12, 1000), compute + 0.5, rtol=1e-14)
+    np.testing.assert_allclose(work_of(values, 2, 12, 1000).means(), compute + 0.5, rtol=1e-14)
 
 
 @pytest.mark.parametrize("variation", [0.0, 0.3, 1.0])
@@ -259,7 +259,7 @@ ORDERS = {
 def test_arrivals_at_the_same_second_are_in_the_order_of_the_groups(order, speeds, unit, steps):
     """Constant services at rational speeds meet often, and sums of floats disagree on when."""
     means = np.array([[unit / speed] for speed in speeds])
-    line = ORDERS[order](0, service.constant(), means, steps)
+    line = ORDERS[order](0, service.constant(), Work(means), steps)
     assert line.worker.tolist() == exact([Fraction(1, speed) for speed in speeds], steps)
     assert np.all(np.diff(line.seconds) >= 0)
 

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from research.config import default
 from research.timeline.compute_groups import make
-from research.timeline.daso import daso, synchronous
+from research.timeline.daso import daso
 from research.timeline.dynamic_batch import dynamic_batch
+from research.timeline.nodes import synchronous
 from research.timeline.service import with_exchange
 
 LAWS = ("constant", "exponential", "lognormal", "gamma")
@@ -80,21 +81,28 @@ def test_computing_takes_its_time_whatever_is_hidden(law):
 
 
 def test_a_constant_update_by_hand():
-    """A second of computing, an exchange of 2 (0.01 + 0.5) s, of which 0.4 s are hidden."""
+    """A second of computing and a ring of four nodes, of which 0.4 s are hidden.
+
+    That is 6 messages of 250 bytes, 6 (0.01 + 0.125) = 0.81 s. Four groups, a node each, hide all
+    that they send to the server, 2 (0.01 + 0.5) s, behind 0.4 of four seconds.
+    """
     cluster = cluster_of(service="constant", overlap=0.4)
     made = clocks(cluster)
-    np.testing.assert_allclose(made["one group"], 1.62 * np.arange(1, STEPS + 1), rtol=1e-13)
-    np.testing.assert_allclose(made["shares"], 1.62 * np.arange(1, STEPS + 1), rtol=1e-13)
-    # A ring of four nodes: 6 messages of 250 bytes, 6 (0.01 + 0.125) = 0.81 s.
-    np.testing.assert_allclose(made["rings"], 1.41 * np.arange(1, STEPS + 1), rtol=1e-13)
+    for name in ("one group", "shares", "rings"):
+        np.testing.assert_allclose(made[name], 1.41 * np.arange(1, STEPS + 1), rtol=1e-13)
+    rounds = 1 + np.arange(STEPS) // 4  # all four arrive together
+    np.testing.assert_allclose(made["four groups"], 4 * rounds, rtol=1e-13)
 
 
 def test_both_rings_share_what_may_be_hidden():
-    """The ring inside the node, 2 (0.1 + 0.05) s for two devices, comes first."""
+    """The ring inside the node, 2 (0.1 + 0.05) s for two devices, comes first.
+
+    In the end one device hands on what it has, in 0.1 + 0.1 s.
+    """
     inside = {"local_latency": 0.1, "local_bandwidth": 10_000.0}
     for overlap, update in ((0.0, 1 + 0.3 + 0.81), (0.2, 0.8 + 0.3 + 0.81), (1.0, 0.3 + 0.81)):
         cluster = cluster_of(service="constant", overlap=overlap, **inside)
-        expected = max(update, 1.0) * np.arange(1, STEPS + 1)
+        expected = (max(update, 1.0) + 0.2) * np.arange(1, STEPS + 1)
         np.testing.assert_allclose(clocks(cluster)["rings"], expected, rtol=1e-13)
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from research.timeline import TimelineError, service
-from research.timeline.arrivals import arrivals
+from research.timeline.arrivals import Work, arrivals
 from research.timeline.several import WAITING, several
 from tests.timeline.lines import begins_with
 from tests.timeline.test_stale_synchronous import LAWS
@@ -23,14 +23,14 @@ drawn = given(
 
 def made(waiting, law, means, k, steps, seed):
     k = k if "batch" in waiting else min(k, len(means))
-    return several(seed, LAWS[law], np.array(means)[:, None], steps, k, waiting)
+    return several(seed, LAWS[law], Work(np.array(means)[:, None]), steps, k, waiting)
 
 
 @pytest.mark.parametrize("waiting", WAITING)
 def test_expected_seconds_of_memoryless_groups(waiting):
     """Dutta et al.: n - i groups are still at work after i of a round, or n always."""
     n, k, rate, steps = 8, 3, 2.0, 4000
-    line = several(0, service.exponential(), np.full((n, 1), 1 / rate), steps, k, waiting)
+    line = several(0, service.exponential(), Work(np.full((n, 1), 1 / rate)), steps, k, waiting)
     between = np.diff(line.seconds, prepend=0.0)
     at_work = np.full(k, n) if "batch" in waiting else n - np.arange(k)
     expected = (1 / (rate * at_work)).sum()
@@ -69,7 +69,7 @@ def test_a_longer_run_begins_with_the_shorter(waiting, law, means, k, steps, see
 def test_one_arrival_without_waiting_is_asynchronous(waiting, law, means, k, steps, seed):
     line, free = (
         made("k_batch_async", law, means, 1, steps, seed),
-        arrivals(seed, LAWS[law], np.array(means)[:, None], steps),
+        arrivals(seed, LAWS[law], Work(np.array(means)[:, None]), steps),
     )
     np.testing.assert_array_equal(line.worker, free.worker)
     np.testing.assert_array_equal(line.staleness, free.staleness)
@@ -105,4 +105,4 @@ def test_a_straggler_is_waited_for_or_not():
 @pytest.mark.parametrize(("k", "waiting"), [(3, "k_sync"), (3, "k_async"), (0, "k_batch_async")])
 def test_arrivals_that_never_come_are_refused(k, waiting):
     with pytest.raises(TimelineError, match="never come"):
-        several(0, service.constant(), np.ones((2, 1)), 5, k, waiting)
+        several(0, service.constant(), Work(np.ones((2, 1))), 5, k, waiting)

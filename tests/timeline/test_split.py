@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from research.config import default
 from research.timeline import TimelineError, make
-from research.timeline.compute_groups import service_means
+from research.timeline.nodes import compute_means
 
 speeds_of = st.lists(st.floats(0.05, 20), min_size=1, max_size=8)
 
@@ -16,7 +16,7 @@ def seconds(split, speeds, batch, groups=1):
     """(groups, k) seconds of the workers' shares, at a second an example on one of speed 1."""
     cluster = default().cluster
     cluster.update(nodes=len(speeds), speeds=tuple(speeds), split=split, seconds_per_example=1.0)
-    return service_means(cluster, groups, batch, 0)
+    return compute_means(cluster, groups, batch)
 
 
 @given(st.integers(1, 8), st.integers(1, 50), st.floats(0.1, 10))

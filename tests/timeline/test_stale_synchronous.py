@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from research.config import default
 from research.strategies import timeline_of
 from research.timeline import service
-from research.timeline.arrivals import arrivals
+from research.timeline.arrivals import Work, arrivals
 from research.timeline.several import several
 from tests.timeline.lines import begins_with
 from tests.timeline.test_slots import versions_read
@@ -29,7 +29,7 @@ drawn = given(
 
 
 def made(law, means, bound, steps, seed):
-    return several(seed, LAWS[law], np.array(means)[:, None], steps, bound=bound)
+    return several(seed, LAWS[law], Work(np.array(means)[:, None]), steps, bound=bound)
 
 
 def clocks(timeline, groups):
@@ -42,7 +42,7 @@ def clocks(timeline, groups):
 @drawn
 def test_without_a_bound_nobody_waits(law, means, bound, steps, seed):
     free = made(law, means, np.inf, steps, seed)
-    reference = arrivals(seed, LAWS[law], np.array(means)[:, None], steps)
+    reference = arrivals(seed, LAWS[law], Work(np.array(means)[:, None]), steps)
     np.testing.assert_array_equal(free.worker, reference.worker)
     np.testing.assert_array_equal(free.staleness, reference.staleness)
     # Sums of the same draws, here one by one and there by a cumulative sum.

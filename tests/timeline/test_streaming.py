@@ -10,7 +10,7 @@ from research import program, strategies
 from research.program import parameter_bytes
 from research.strategies.fragments import cut
 from research.strategies.meetings import turns
-from research.timeline.daso import node_seconds
+from research.timeline.nodes import node_seconds
 from research.timeline.network import all_reduce
 from tests.strategies import test_battery as battery
 

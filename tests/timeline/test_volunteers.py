@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from research.timeline import TimelineError, make, service
-from research.timeline.arrivals import arrivals
+from research.timeline.arrivals import Work, arrivals
 from research.timeline.habits import Habits, Load
 from research.timeline.volunteers import volunteers
 from tests.timeline.lines import begins_with
@@ -33,8 +33,8 @@ def crowds(draw, sending=(0.0, 0.3)):
 @settings(deadline=None)
 def test_without_habits_they_are_groups_as_any(crowd, steps):
     seed, law, means, _ = crowd
-    ours, away = volunteers(seed, law, means, steps, Habits())
-    usual = arrivals(seed, law, means, steps)
+    ours, away = volunteers(seed, law, Work(means), steps, Habits())
+    usual = arrivals(seed, law, Work(means), steps)
     for name in ("worker", "staleness", "seconds"):  # slots are others, of the same versions
         np.testing.assert_array_equal(getattr(ours, name), getattr(usual, name))
     assert away.shape == (0, 3)
@@ -45,7 +45,7 @@ def test_without_habits_they_are_groups_as_any(crowd, steps):
 @settings(deadline=None)
 def test_slots_hold_what_was_read_and_seconds_are_in_order(crowd, steps):
     seed, law, means, habits = crowd
-    line, _ = volunteers(seed, law, means, steps, habits)
+    line, _ = volunteers(seed, law, Work(means), steps, habits)
     check(line, len(means), steps)
     if habits.sending:  # one message after the other; sums of float64 round
         assert np.diff(line.seconds, prepend=0.0).min() >= habits.sending * (1 - 1e-9)
@@ -55,7 +55,7 @@ def test_slots_hold_what_was_read_and_seconds_are_in_order(crowd, steps):
 @settings(deadline=None)
 def test_a_longer_run_begins_with_the_shorter(crowd, steps, more):
     seed, law, means, habits = crowd
-    short, long = (volunteers(seed, law, means, n, habits)[0] for n in (steps, steps + more))
+    short, long = (volunteers(seed, law, Work(means), n, habits)[0] for n in (steps, steps + more))
     begins_with(long, short)
 
 
@@ -63,7 +63,7 @@ def test_a_longer_run_begins_with_the_shorter(crowd, steps, more):
 @settings(deadline=None)
 def test_who_is_away_delivers_nothing_and_reads_anew(crowd, steps):
     seed, law, means, habits = crowd
-    line, away = volunteers(seed, law, means, steps, habits)
+    line, away = volunteers(seed, law, Work(means), steps, habits)
     for group in range(len(means)):
         mine = np.flatnonzero(line.worker == group)
         absences = away[away[:, 0] == group, 1:]
@@ -82,7 +82,7 @@ def test_who_is_away_delivers_nothing_and_reads_anew(crowd, steps):
 
 def test_services_are_longer_by_the_hour_at_which_they_begin():
     load = Load(0.7, 2 * np.pi / 10, np.array([0.5]))
-    line, _ = volunteers(0, service.constant(), np.array([[1.0]]), 50, Habits(load))
+    line, _ = volunteers(0, service.constant(), Work(np.array([[1.0]])), 50, Habits(load))
     begins = np.append(0.0, line.seconds[:-1])
     expected = 1 + 0.7 * np.sin(2 * np.pi / 10 * begins + 0.5)
     np.testing.assert_allclose(np.diff(line.seconds, prepend=0.0), expected, rtol=1e-9)
@@ -96,7 +96,7 @@ def test_memoryless_workers_deliver_at_their_rate_while_they_are_there(presence,
     """
     n, m, steps = 200, 0.5, 100_000
     habits = Habits(None, presence, absence)
-    line, away = volunteers(1, service.exponential(), np.full((n, 1), m), steps, habits)
+    line, away = volunteers(1, service.exponential(), Work(np.full((n, 1), m)), steps, habits)
     end, begin = line.seconds[-1], line.seconds[steps // 5]  # by when the start is forgotten
     part = presence / (presence + absence) if presence else 1.0
     # 80,000 arrivals are known to 0.35 %; of 200 workers' some 20,000 renewals 0.5 % or less.
@@ -115,7 +115,7 @@ def test_a_servers_link_bounds_the_rate_however_many_workers_there_are():
     rates = []
     for n in (2, 8, 32, 128):
         means, habits = np.ones((n, 1)), Habits(sending=0.05)
-        line, _ = volunteers(2, service.exponential(), means, 4000, habits)
+        line, _ = volunteers(2, service.exponential(), Work(means), 4000, habits)
         rates.append(4000 / line.seconds[-1])
     assert rates[0] == pytest.approx(2, rel=0.12)  # 4,000 arrivals: 1.6 %; and some wait
     assert rates[2:] == pytest.approx([20, 20], rel=0.01)
@@ -124,7 +124,7 @@ def test_a_servers_link_bounds_the_rate_however_many_workers_there_are():
 def test_who_never_gets_anything_done_is_told_so():
     habits = Habits(presence=0.02, absence=1.0)
     with pytest.raises(TimelineError, match=r"presence = 0\.02"):
-        volunteers(0, service.constant(), np.ones((3, 1)), 10, habits)
+        volunteers(0, service.constant(), Work(np.ones((3, 1))), 10, habits)
 
 
 def test_the_config_decides(cluster):

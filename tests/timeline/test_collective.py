@@ -1,0 +1,171 @@
+"""What a network does to an update is the cluster's, the same for every method that makes it."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from research import trainer
+from research.config import default
+from research.timeline import make
+from research.timeline.network import COLLECTIVES, among, between_nodes, of_groups
+from tests.timeline.recorded import config_of, line_of
+
+SLOW = {"latency": 0.01, "bandwidth": 1e5}
+FAR = tuple(tuple(0.01 * abs(i - j) for j in range(4)) for i in range(4))
+CLUSTERS = {
+    "free": {"nodes": 4},
+    "slow": {"nodes": 4, **SLOW},
+    "nodes": {"nodes": 2, "devices_per_node": 4, **SLOW, "local_latency": 1e-3}
+    | {"local_bandwidth": 1e6},
+    "overlapping": {"nodes": 4, **SLOW, "overlap": 0.5, "speeds": (1.0, 2.0, 3.0, 4.0)},
+    "lognormal": {"nodes": 8, **SLOW, "service": "lognormal", "variation": 2.0},
+    "tree": {"nodes": 6, **SLOW, "collective": "tree"},
+    "server": {"nodes": 3, "devices_per_node": 2, **SLOW, "collective": "server"},
+    "unlike links": {"nodes": 4, "latencies": FAR, "bandwidth": 1e5},
+}
+# Each is synchronous SGD, at what it sends and when.
+SAME = {
+    "model_averaging": {"strategy.period": 1},
+    "diloco": {"strategy.period": 1, "strategy.outer_learning_rate": 1.0}
+    | {"strategy.outer_momentum": 0.0},
+    "slowmo": {"strategy.period": 1, "strategy.slow_momentum": 0.0},
+    "daso": {"strategy.warmup_epochs": 100},
+    "asynchronous": {"strategy.groups": 1},
+    "dynamic_batch": {"strategy.adapt": False},
+}
+
+
+def seconds(name, cluster, **values):
+    config = config_of(name, **values, batch_size=48)
+    own = {"nodes": 1, "devices_per_node": 1, "speeds": (), "service": "exponential", **cluster}
+    config.cluster.update(own)
+    return line_of(config).seconds
+
+
+@pytest.mark.parametrize("name", SAME)
+@pytest.mark.parametrize("where", CLUSTERS)
+def test_one_algorithm_has_one_clock(where, name):
+    cluster = CLUSTERS[where]
+    if name == "asynchronous" and "latencies" in cluster:
+        pytest.skip("links of nodes are not those of groups to a server")
+    if name == "dynamic_batch" and "speeds" in cluster:  # whose shares are whole examples
+        assert 48 % len(cluster["speeds"]) == 0
+    # Sums of 40 float64 numbers in another order.
+    np.testing.assert_allclose(
+        seconds(name, cluster, **SAME[name]), seconds("sync", cluster), rtol=1e-13
+    )
+
+
+def test_a_straggler_does_not_slow_the_network():
+    """The exchange is the same in every update, however long its slowest worker computes."""
+    free, slow = (
+        np.diff(seconds("sync", {"nodes": 8, "service": "exponential", **network}), prepend=0)
+        for network in ({}, SLOW)
+    )
+    size = 14 * (0.01 + 1000 / 8 / 1e5)
+    np.testing.assert_allclose(slow - free, size, rtol=1e-10)
+
+
+def test_nor_the_way_of_a_group_to_its_server():
+    """One worker a group: its services are those of a free network, and two messages each."""
+    config = default()
+    config.cluster.update(nodes=2, service="exponential")
+    size = {"groups": 2, "steps": 400, "batch_size": 8, "update_bytes": 1000, "seed": 3}
+    free = make(config.cluster, **size)
+    config.cluster.update(SLOW)
+    slow = make(config.cluster, **size)
+    for group in range(2):
+        services = [np.diff(line.seconds[line.worker == group]) for line in (free, slow)]
+        n = min(map(len, services))
+        both_ways = 2 * (0.01 + 1000 / 1e5)
+        np.testing.assert_allclose(services[1][:n] - services[0][:n], both_ways, rtol=1e-8)
+
+
+def test_what_clocks_had_before_there_was_the_key():
+    """A message each way to a server, in what the law draws."""
+    cluster = default().cluster
+    cluster.update(nodes=4, service="exponential", seconds_per_example=0.1, **SLOW)
+    cluster.collective = "drawn"
+    line = make(cluster, groups=1, steps=50, batch_size=8, update_bytes=1000, seed=7)
+    free = default().cluster
+    free.update(nodes=4, service="exponential", collective="drawn")
+    free.seconds_per_example = 0.1 + 2 * (0.01 + 1000 / 1e5) / 2  # two examples a worker
+    other = make(free, groups=1, steps=50, batch_size=8, seed=7)
+    np.testing.assert_allclose(line.seconds, other.seconds, rtol=1e-12)
+
+
+def cluster_of(**values):
+    cluster = default().cluster
+    cluster.update({"nodes": 5, "latency": 0.1, "bandwidth": 50.0, **values})
+    return cluster
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("ring", 8 * (0.1 + 600 / 5 / 50)),
+        ("drawn", 8 * (0.1 + 600 / 5 / 50)),
+        ("tree", 6 * (0.1 + 600 / 50)),
+        ("server", 2 * (0.1 + 600 / 50)),
+    ],
+)
+def test_collectives_by_hand(kind, expected):
+    assert between_nodes(cluster_of(collective=kind), 600.0) == pytest.approx(expected)
+    alike = {"latencies": ((0.1,) * 5,) * 5, "bandwidths": ((50.0,) * 5,) * 5}
+    matrices = cluster_of(collective=kind, **alike)
+    assert between_nodes(matrices, 600.0) == pytest.approx(expected)
+
+
+@given(st.sampled_from(COLLECTIVES), st.integers(1, 12), st.floats(0, 1e6))
+def test_one_alone_sends_nothing_and_more_never_less(kind, nodes, size):
+    cluster = cluster_of(nodes=nodes, collective=kind)
+    found = [among(cluster, np.arange(n), size) for n in range(1, nodes + 1)]
+    assert found[0] == 0 or kind == "server"
+    assert all(a <= b * (1 + 1e-12) for a, b in zip(found[1:], found[2:], strict=False))
+
+
+def test_a_tree_goes_over_its_own_links_only():
+    """0 <- 1, 0 <- 2, 2 <- 3, 0 <- 4: a slow link from 1 to 2 is none of them."""
+    links = np.full((5, 5), 50.0)
+    links[1, 2] = 1.0
+    tree = cluster_of(bandwidths=tuple(map(tuple, links)), collective="tree")
+    assert between_nodes(tree, 600.0) == pytest.approx(6 * (0.1 + 600 / 50))
+    links[3, 2] = 1.0
+    tree.bandwidths = tuple(map(tuple, links))
+    assert between_nodes(tree, 600.0) == pytest.approx(6 * (0.1 + 600 / 1))
+
+
+def test_groups_add_up_before_one_of_them_sends():
+    """Of 4 nodes of 2: alone, inside a node, and over two nodes."""
+    inside = {"local_latency": 0.01, "local_bandwidth": 1000.0}
+    cluster = cluster_of(nodes=4, devices_per_node=2, **inside)
+    server = 2 * (0.1 + 600 / 50)
+    local = 2 * (0.01 + 300 / 1000) + 0.01 + 600 / 1000  # a ring of two, and what one hands on
+    between = 2 * (0.1 + 300 / 50)
+    np.testing.assert_allclose(of_groups(cluster, 8, 600.0), server)
+    np.testing.assert_allclose(of_groups(cluster, 4, 600.0), server + local)
+    np.testing.assert_allclose(of_groups(cluster, 2, 600.0), server + local + between)
+    np.testing.assert_allclose(of_groups(cluster, 2, 600.0, sent=False), local + between)
+    cluster.collective = "server"
+    np.testing.assert_allclose(of_groups(cluster, 2, 600.0), server)
+
+
+@pytest.mark.parametrize("name", ["sync", "asynchronous"])
+def test_a_workdir_that_is_older_than_the_key_goes_on_as_it_was(config, tmp_path, rows, name):
+    values = {"steps": 40, "strategy.name": name, "cluster.bandwidth": 1e3, "batch_size": 8}
+    whole = tmp_path / "whole"
+    trainer.train(config(values | {"cluster.collective": "drawn"}), whole)
+    old = tmp_path / "old"
+    trainer.train(config(values | {"cluster.collective": "drawn", "steps": 20}), old)
+    for folder in (old, whole):
+        held = json.loads((folder / "config.json").read_text())
+        assert held["cluster"].pop("collective") == "drawn"
+        (folder / "config.json").write_text(json.dumps(held))
+    trainer.train(config(values), old)  # by the command that began it, which says nothing of it
+    assert rows(old) == rows(whole)
+    new = tmp_path / "new"
+    trainer.train(config(values), new)
+    assert rows(new)[-1]["simulated_seconds"] != rows(old)[-1]["simulated_seconds"]
