@@ -23,7 +23,7 @@ def default() -> ConfigDict:
     config.code = ""  # checksums of your own files, filled in by a run; 'any': go on with others
     config.seed = 0
     config.steps = 1000
-    config.batch_size = 64
+    config.batch_size = 64  # examples an update, divided among the workers that make it
     config.log_every = 50  # updates between log points
     config.checkpoint_every = 500  # updates between checkpoints, at log points; 0: only at the end
     config.init_from = ""  # workdir of a run whose latest parameters are x_0; '': drawn

@@ -30,7 +30,20 @@ def doubts(config: ConfigDict, given: Iterable[str] = ()) -> list[str]:
             f"config.optimizer.learning_rate = {rate:g}: {name} moves every parameter by about as "
             "much in an update, whatever the gradient; 0.001 is usual"
         )
-    return found
+    return [*found, *_parts_of_examples(config)]
+
+
+def _parts_of_examples(config: ConfigDict) -> Iterator[str]:
+    """Where the clock divides examples among workers of whom each has less than one."""
+    methods, cluster = strategies.of_config(config), config.cluster
+    workers = cluster.nodes * cluster.devices_per_node // strategies.groups_of(config)
+    staged = cluster.nodes > 1 and methods.stages
+    if config.batch_size < workers and not (staged or any(cluster.pieces.values())):
+        yield (
+            f"config.batch_size = {config.batch_size}: {workers} workers share them, "
+            f"{config.batch_size / workers:.2g} of an example each, which takes that part of an "
+            "example's seconds here; no real worker can do so"
+        )
 
 
 def _unread(config: ConfigDict, given: Iterable[str]) -> Iterator[str]:

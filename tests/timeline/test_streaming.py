@@ -10,8 +10,8 @@ from research import program, strategies
 from research.program import parameter_bytes
 from research.strategies.fragments import cut
 from research.strategies.meetings import turns
-from research.timeline.nodes import node_seconds
 from research.timeline.network import all_reduce
+from research.timeline.nodes import node_seconds
 from tests.strategies import test_battery as battery
 
 
