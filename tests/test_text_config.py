@@ -8,6 +8,7 @@ import pytest
 from configs import text
 from research import trainer
 from research.data import load
+from research.values import ConfigError
 
 
 def unigram_entropy(tokens: np.ndarray) -> float:
@@ -38,5 +39,5 @@ def test_evaluates_less_than_it_trains_on_between_two_log_points():
 
 
 def test_no_other_size():
-    with pytest.raises(KeyError):
+    with pytest.raises(ConfigError, match="config argument 'large': must be one of 'small'"):
         text.get_config("large")

@@ -142,16 +142,16 @@ def test_implicit_momentum_of_memoryless_groups():
     strategy = asynchronous(QUADRATIC.loss, optimizer, made.slots)
     batch = {"optimum": jnp.zeros((1, DIMENSION))}
 
-    def body(state, slots):
-        event = Event(*slots, {"learning_rate": jnp.float32(alpha)})
+    def body(state, choice):
+        event = Event(choice, {"learning_rate": jnp.float32(alpha)})
         state, _ = strategy.step(state, event, batch)
         return state, state.params["x"]["x"]
 
-    def trajectory(read, write):
+    def trajectory(choices):
         start = strategy.init({"x": {"x": jnp.ones(DIMENSION)}})
-        return jax.lax.scan(body, start, (read, write))[1]
+        return jax.lax.scan(body, start, choices)[1]
 
-    x = np.asarray(jax.jit(jax.vmap(trajectory))(made.choice.read, made.choice.write), np.float64)
+    x = np.asarray(jax.jit(jax.vmap(trajectory))(made.choice), np.float64)
     x = np.concatenate([np.ones((replicas, 1, DIMENSION)), x], axis=1)
     now, before = x[:, 1:-1], x[:, :-2]
     predicted = (1 - 1 / g) * (now - before) - alpha / g * H * now

@@ -154,7 +154,7 @@ def test_fragments_that_meet_together_are_one_to_the_bit(delay, optimizer):
 
 
 def quiet():
-    return {name: np.zeros_like(v) for name, v in turns(STEPS, 4, 2, 1).items()}
+    return jax.tree.map(np.zeros_like, turns(STEPS, 4, 2, 1))
 
 
 def test_at_mixing_one_nodes_are_on_their_own():

@@ -309,7 +309,7 @@ def test_nothing_recompiles_over_events():
     shapes = jax.eval_shape(lambda: state)
     for t in range(STEPS):
         now = event("sgd", learning_rate=0.1 / (t + 1), momentum=0.1 * t)
-        state, info = step(state, now._replace(read=jnp.int32(t)), examples(t))
+        state, info = step(state, now._replace(staleness=jnp.int32(t)), examples(t))
     assert len(traces) == len(GREEDY)
     # And the state can be carried by a scan.
     assert jax.eval_shape(lambda: state) == shapes

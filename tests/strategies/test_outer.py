@@ -164,8 +164,8 @@ def test_period_one_is_synchronous_with_linear_optimizers_only(inner_state, opti
 
 def test_post_local_sgd_is_synchronous_and_then_local():
     line, later = turns(40, 4, 2, 1, synchronous=13), turns(27, 4, 2, 1)
-    for name, values in line.items():
-        np.testing.assert_array_equal(values[13:], later[name])
+    for name, values, afterwards in zip(line._fields[:3], line, later, strict=False):
+        np.testing.assert_array_equal(values[13:], afterwards)
         np.testing.assert_array_equal(values[:13], name != "waited")
     whole, _ = nodes.ran(
         made("model_averaging"), nodes.events(meetings("model_averaging", synchronous=20))
@@ -234,13 +234,13 @@ def test_dasos_merge_is_the_rule_with_mixing():
     """a = 2 S / (2 S + P), of messages S = 2 updates old."""
     waited = 2
     line = turns(STEPS, 4, 1, waited)
-    line["send"][-1] = line["receive"][-1] = False  # the end, which is blocking
+    line.send[-1] = line.receive[-1] = False  # the end, which is blocking
     merged, _ = nodes.ran(
         daso(nodes.inner(), {"transfer_dtype": "", "blocking_dtype": ""}), nodes.events(line)
     )
     mixing = 2 * waited / (2 * waited + NODES)
     mixed, _ = nodes.ran(averaging(nodes.inner(), {"mixing": mixing}), nodes.events(line))
-    assert line["receive"].sum() > 5
+    assert line.receive.sum() > 5
     # Weights of the same ratio, rounded otherwise: some ulp a receipt.
     np.testing.assert_allclose(flattened(merged.params), flattened(mixed.params), rtol=0, atol=5e-6)
 
