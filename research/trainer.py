@@ -35,6 +35,7 @@ from research.config import ConfigError
 from research.meter import Meter
 from research.outputs import history
 from research.outputs.files import WorkdirError, read_json, write_json
+from research.outputs.hold import writable
 from research.outputs.progress import Watch, say, watched
 from research.outputs.recorder import Recorder
 from research.outputs.workdir import (
@@ -176,6 +177,7 @@ def train(config: ConfigDict, workdir: str | Path) -> dict[str, Any]:
     `WorkdirError` and `DiskFull`. In a thread that is not the main one no signal is heeded.
     """
     folder = Path(workdir)
+    verdict(lambda: writable(folder))
     return alone(training(prepare(as_begun(config, folder), begun=begun(folder)), folder))
 
 

@@ -237,7 +237,7 @@ def test_required_flags(run, tmp_path, missing):
 
 def test_a_key_that_nothing_reads_is_told(run, tmp_path):
     """Of the command line only: the quickstart sets `groups`, which synchronous runs ignore."""
-    values = {"strategy.name": "sync", "steps": 20}
+    values = {"strategy.name": "sync", "steps": 20, "batch_size": 16}
     code, errors = run(arguments(tmp_path / "a", values))
     assert code == 0 and "warning" not in errors
     code, errors = run(arguments(tmp_path / "b", {**values, "strategy.period": 777}))
