@@ -9,11 +9,11 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from analysis import efficiency, sections
-from analysis.page import number
-from analysis.sections import GROUPS, NAME, describe, of_figure, varying
-from analysis.times import CLOCKS
-from research.strategies import GROUPED, PLAIN
+from optdyn.analysis import efficiency, sections
+from optdyn.analysis.page import number
+from optdyn.analysis.sections import GROUPS, NAME, describe, of_figure, varying
+from optdyn.analysis.times import CLOCKS
+from optdyn.strategies import GROUPED, PLAIN
 
 PARTS = 4  # problems or clusters that are told of
 

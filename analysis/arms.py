@@ -20,9 +20,9 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from analysis import efficiency
-from analysis.efficiency import MOMENTUM
-from research import strategies
+from optdyn import strategies
+from optdyn.analysis import efficiency
+from optdyn.analysis.efficiency import MOMENTUM
 
 NAME, GROUPS, RATE = "strategy.name", "strategy.groups", "optimizer.learning_rate"
 FREE = (NAME, GROUPS, MOMENTUM, "seed", "steps", "log_every", "checkpoint_every")

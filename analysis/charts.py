@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.colors import to_hex
 
-from analysis.figures import Curve, by_step, thin
-from analysis.planes import Front
+from optdyn.analysis.figures import Curve, by_step, thin
+from optdyn.analysis.planes import Front
 
 DASH = {"solid": "", "dashed": "6 3", "dotted": "2 2", "dash-dotted": "8 3 2 3"}
 FAINT = 5  # of so many points of a background line one is drawn

@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from analysis import charts, efficiency, figures, fronts, planes, sections, tables, times
-from analysis.efficiency import MOMENTUM
-from analysis.figures import DASHES, OKABE_ITO, Curve
-from analysis.heeded import heeded
-from analysis.page import Cell, Column, Picture, Section, Table, cell, number
-from analysis.planes import Front
-from analysis.sections import (
+from optdyn.analysis import charts, efficiency, figures, fronts, planes, sections, tables, times
+from optdyn.analysis.efficiency import MOMENTUM
+from optdyn.analysis.figures import DASHES, OKABE_ITO, Curve
+from optdyn.analysis.heeded import heeded
+from optdyn.analysis.page import Cell, Column, Picture, Section, Table, cell, number
+from optdyn.analysis.planes import Front
+from optdyn.analysis.sections import (
     GROUPS,
     LINES,
     describe,
@@ -23,7 +23,7 @@ from analysis.sections import (
     tuned,
     varying,
 )
-from analysis.tables import Point, TableError
+from optdyn.analysis.tables import Point, TableError
 
 WORST = 2  # of the curves that a picture names, where there are too many
 BACKGROUND = 40  # more that it draws in grey

@@ -17,9 +17,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from analysis import tables
-from analysis.tables import Point, TableError
-from research.arguments import Parser
+from optdyn.analysis import tables
+from optdyn.analysis.tables import Point, TableError
+from optdyn.arguments import Parser
 
 LONGEST = 6000  # characters of a value that MLflow keeps
 AT_ONCE = 100  # values of a config that it takes

@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from analysis.tables import Point
-from research import strategies
-from research.strategies.method import OPTIONAL
-from research.timeline.service import VARIED
-from research.values import ConfigError
+from optdyn import strategies
+from optdyn.analysis.tables import Point
+from optdyn.strategies.method import OPTIONAL
+from optdyn.timeline.service import VARIED
+from optdyn.values import ConfigError
 
 # How a run is written down, and what other commands read.
 NEVER = ("note", "log_every", "checkpoint_every", "tune.", "plan.")

@@ -22,10 +22,16 @@ import numpy as np
 import pandas as pd
 from absl import app, flags, logging
 
-from analysis import estimators, windows
-from analysis.lags import compared, equivalent_momentum, geometric_distance, groups_of, theory
-from analysis.tables import TableError, natural, replace, shown
-from research.values import InputError
+from optdyn.analysis import estimators, windows
+from optdyn.analysis.lags import (
+    compared,
+    equivalent_momentum,
+    geometric_distance,
+    groups_of,
+    theory,
+)
+from optdyn.analysis.tables import TableError, natural, replace, shown
+from optdyn.values import InputError
 
 MOMENTA, MATCHED = "matching_momenta", "matching_displacements"
 MIN_REPLICAS = 4

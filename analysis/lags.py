@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.signal import lfilter
 
-from research import strategies
-from research.dynamics.moments import equivalent_momentum
+from optdyn import strategies
+from optdyn.dynamics.moments import equivalent_momentum
 
 RESPONSE = 4096  # terms of an impulse response: 0.99 ** 4096 is 1e-18
 

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from analysis import figures, sections, tables
-from analysis.figures import DASHES, OKABE_ITO, Series
-from analysis.lags import groups_of, memoryless, theory
-from analysis.page import Cell, Column, Picture, Section, Table, cell, number
-from analysis.sections import GROUPS, LINES, floats, of_seeds
-from analysis.tables import Point
+from optdyn.analysis import figures, sections, tables
+from optdyn.analysis.figures import DASHES, OKABE_ITO, Series
+from optdyn.analysis.lags import groups_of, memoryless, theory
+from optdyn.analysis.page import Cell, Column, Picture, Section, Table, cell, number
+from optdyn.analysis.sections import GROUPS, LINES, floats, of_seeds
+from optdyn.analysis.tables import Point
 
 IMPLICIT, TOTAL, RATE = "implicit_momentum", "fitted_momentum", "effective_learning_rate"
 REFUSED = f"{IMPLICIT}_refused"

@@ -1,5 +1,5 @@
 """The momentum meter's estimator, for notebooks; `research/dynamics/moments.py` has its page."""
 
-from research.dynamics.moments import Fit, NotIdentified, Run, fit, moving_average
+from optdyn.dynamics.moments import Fit, NotIdentified, Run, fit, moving_average
 
 __all__ = ["Fit", "NotIdentified", "Run", "fit", "moving_average"]

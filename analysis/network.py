@@ -21,13 +21,13 @@ import pandas as pd
 from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
-from analysis import figures, tables
-from analysis.tables import Point, TableError
-from research import strategies
-from research.arguments import Parser
-from research.config import default
-from research.timeline.daso import daso
-from research.timeline.nodes import synchronous
+from optdyn import strategies
+from optdyn.analysis import figures, tables
+from optdyn.analysis.tables import Point, TableError
+from optdyn.arguments import Parser
+from optdyn.config import default
+from optdyn.timeline.daso import daso
+from optdyn.timeline.nodes import synchronous
 
 GIGABIT = 1e9 / 8  # bytes
 TABLE = (100.0, 25.0, 10.0, 5.0, 1.0)  # Gb/s, printed

@@ -309,5 +309,5 @@ def render(**given: Any) -> str:
     environment.filters["breakable"] = breakable
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}
     content = {"answers": (), "differences": {}, **given}
-    script = files("analysis").joinpath("page.js").read_text()
+    script = files("optdyn.analysis").joinpath("page.js").read_text()
     return environment.from_string(TEMPLATE).render(**content, LONG=LONG, script=script)

@@ -21,11 +21,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis import figures, planes, tables
-from analysis import fronts as fronts_of
-from analysis.tables import Point, TableError
-from research import strategies
-from research.arguments import Parser
+from optdyn import strategies
+from optdyn.analysis import figures, planes, tables
+from optdyn.analysis import fronts as fronts_of
+from optdyn.analysis.tables import Point, TableError
+from optdyn.arguments import Parser
 
 COMPUTE = tuple(fronts_of.FLOPS)
 VARIANT = "strategy.variant"

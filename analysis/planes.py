@@ -9,8 +9,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
-from analysis import figures
-from analysis.figures import Curve
+from optdyn.analysis import figures
+from optdyn.analysis.figures import Curve
 
 
 class Front(NamedTuple):

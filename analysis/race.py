@@ -17,13 +17,13 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis import figures, raced, tables
-from analysis.raced import load, only
-from analysis.reality import summarize, workers
-from analysis.tables import shown
-from research.arguments import Parser
-from research.outputs.workdir import write_json
-from research.values import InputError
+from optdyn.analysis import figures, raced, tables
+from optdyn.analysis.raced import load, only
+from optdyn.analysis.reality import summarize, workers
+from optdyn.analysis.tables import shown
+from optdyn.arguments import Parser
+from optdyn.outputs.workdir import write_json
+from optdyn.values import InputError
 
 TAIL = 1e-3  # of the staleness that the picture leaves out
 

@@ -10,11 +10,11 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from analysis import laws, tables
-from analysis.tables import Point, TableError
-from research import strategies
-from research.outputs import history
-from research.timeline.base import from_arrivals
+from optdyn import strategies
+from optdyn.analysis import laws, tables
+from optdyn.analysis.tables import Point, TableError
+from optdyn.outputs import history
+from optdyn.timeline.base import from_arrivals
 
 LATE = 5  # updates a worker by which nearly every gradient that is at work arrives
 EXPECTED = 5  # in a bin of the chi-squared test, at least

@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from analysis import laws, raced, tables, windows
-from analysis.lags import geometric_distance
-from analysis.laws import Law
-from analysis.raced import BATCH, Race
-from analysis.tables import Point, TableError
-from research.config import default
-from research.dynamics.moments import equivalent_momentum
-from research.outputs import history
-from research.timeline import make
+from optdyn.analysis import laws, raced, tables, windows
+from optdyn.analysis.lags import geometric_distance
+from optdyn.analysis.laws import Law
+from optdyn.analysis.raced import BATCH, Race
+from optdyn.analysis.tables import Point, TableError
+from optdyn.config import default
+from optdyn.dynamics.moments import equivalent_momentum
+from optdyn.outputs import history
+from optdyn.timeline import make
 
 SEEDS = 20  # of the simulator
 SMALL = 0.01  # p-values below are a rejection

@@ -6,12 +6,12 @@ import numpy as np
 import pandas as pd
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from analysis import arms, charts, figures
-from analysis.arms import GROUPS, RATE, Arm, Choice, Comparison, chosen
-from analysis.efficiency import MOMENTUM
-from analysis.figures import DASHES, OKABE_ITO, Curve, Series
-from analysis.page import Cell, Column, Picture, Section, Table, cell, number
-from analysis.sections import INTERPOLATED, describe
+from optdyn.analysis import arms, charts, figures
+from optdyn.analysis.arms import GROUPS, RATE, Arm, Choice, Comparison, chosen
+from optdyn.analysis.efficiency import MOMENTUM
+from optdyn.analysis.figures import DASHES, OKABE_ITO, Curve, Series
+from optdyn.analysis.page import Cell, Column, Picture, Section, Table, cell, number
+from optdyn.analysis.sections import INTERPOLATED, describe
 
 CONTEXTS = 6  # comparisons that are told apart in a picture
 

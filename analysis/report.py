@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from analysis import (
+from optdyn import strategies
+from optdyn.analysis import (
     answer,
     arms,
     charts,
@@ -30,16 +31,15 @@ from analysis import (
     tables,
     workers,
 )
-from analysis.arms import Comparison
-from analysis.curves import Compared
-from analysis.efficiency import MOMENTUM
-from analysis.heeded import heeded
-from analysis.page import Cell, Column, Picture, Section, Table, cell, number
-from analysis.sections import GROUPS, NAME
-from analysis.tables import Point, TableError
-from research import strategies
-from research.arguments import Parser
-from research.outputs.figures import missing
+from optdyn.analysis.arms import Comparison
+from optdyn.analysis.curves import Compared
+from optdyn.analysis.efficiency import MOMENTUM
+from optdyn.analysis.heeded import heeded
+from optdyn.analysis.page import Cell, Column, Picture, Section, Table, cell, number
+from optdyn.analysis.sections import GROUPS, NAME
+from optdyn.analysis.tables import Point, TableError
+from optdyn.arguments import Parser
+from optdyn.outputs.figures import missing
 
 SIMULATED = (
     "Gradients, updates and losses are real: they were computed. Staleness and seconds are "

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis import page
+from optdyn.analysis import page
 
 HEADINGS = ("claim", "verdict", "by how much")
 TERMS = ("source", "measured", "opponent", "rule")

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis import efficiency
-from analysis.efficiency import MOMENTUM
-from analysis.page import Cell, Column, Section, Table, cell, number
-from research.strategies import GROUPED
+from optdyn.analysis import efficiency
+from optdyn.analysis.efficiency import MOMENTUM
+from optdyn.analysis.page import Cell, Column, Section, Table, cell, number
+from optdyn.strategies import GROUPED
 
 NAME, GROUPS, VARIANT = "strategy.name", "strategy.groups", "strategy.variant"
 KIND = (NAME, GROUPS, VARIANT)

@@ -27,12 +27,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
 
-from analysis import efficiency, figures, tables
-from analysis.efficiency import MOMENTUM, Tried
-from analysis.tables import Point, TableError
-from research import strategies
-from research.arguments import Parser
-from research.outputs.workdir import write_json
+from optdyn import strategies
+from optdyn.analysis import efficiency, figures, tables
+from optdyn.analysis.efficiency import MOMENTUM, Tried
+from optdyn.analysis.tables import Point, TableError
+from optdyn.arguments import Parser
+from optdyn.outputs.workdir import write_json
 
 RATE, GROUPS, NAME = "optimizer.learning_rate", "strategy.groups", "strategy.name"
 VARIED = {RATE, MOMENTUM, GROUPS, NAME, "seed", "steps"}

@@ -1,6 +1,6 @@
 """Runs as tables, read from their workdirs: one row a point, and one row a log point.
 
-    from analysis.tables import load, tidy
+    from optdyn.analysis.tables import load, tidy
     runs, metrics = load(Path("workdirs/quickstart"))   # final figures; log points
     table = tidy(Path("workdirs"))                      # both in one: a row a log point
     arrays = dataset(Path("workdirs"))                  # the same for xarray: point x step
@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from research.outputs.figures import unlike
-from research.outputs.files import write
-from research.own_code import entries
-from research.values import InputError
+from optdyn.outputs.figures import unlike
+from optdyn.outputs.files import write
+from optdyn.own_code import entries
+from optdyn.values import InputError
 
 if TYPE_CHECKING:
     import xarray

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from analysis import efficiency
-from analysis.figures import Curve
+from optdyn.analysis import efficiency
+from optdyn.analysis.figures import Curve
 
 LOSSES = 40
 CLOCKS = {"updates": "updates", "seconds": "simulated seconds"}

@@ -12,13 +12,13 @@ import numpy as np
 import pandas as pd
 from ml_collections import ConfigDict
 
-from analysis import tables
-from analysis.lags import groups_of, memoryless, theory
-from analysis.tables import TableError, natural
-from research import meter
-from research.config import with_new_keys
-from research.dynamics.moments import NotIdentified, equivalent_momentum
-from research.meter import Window
+from optdyn import meter
+from optdyn.analysis import tables
+from optdyn.analysis.lags import groups_of, memoryless, theory
+from optdyn.analysis.tables import TableError, natural
+from optdyn.config import with_new_keys
+from optdyn.dynamics.moments import NotIdentified, equivalent_momentum
+from optdyn.meter import Window
 
 
 class Metered(NamedTuple):

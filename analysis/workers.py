@@ -11,10 +11,10 @@ import numpy as np
 import pandas as pd
 from ml_collections import ConfigDict
 
-from analysis.tables import Point
-from research import strategies
-from research.config import with_new_keys
-from research.values import InputError
+from optdyn import strategies
+from optdyn.analysis.tables import Point
+from optdyn.config import with_new_keys
+from optdyn.values import InputError
 
 MOST = 1_000_000  # updates of a timeline that is drawn again
 LANES = 16

@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
-from research.config import default
-from research.values import ConfigError, entry, shown
+from optdyn.config import default
+from optdyn.values import ConfigError, entry, shown
 
 
 class Size(NamedTuple):

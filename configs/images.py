@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
-from research.config import default
-from research.values import entry
+from optdyn.config import default
+from optdyn.values import entry
 
 
 class Standard(NamedTuple):

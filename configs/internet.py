@@ -32,11 +32,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-from configs.race import WORKERS, bandwidth, tuned_of
-from research import trainer
-from research.arguments import Parser
-from research.config import default
-from research.evidence.arms import (
+from optdyn import trainer
+from optdyn.arguments import Parser
+from optdyn.config import default
+from optdyn.configs.race import WORKERS, bandwidth, tuned_of
+from optdyn.evidence.arms import (
     MOMENTUM,
     OUTER,
     RATE,
@@ -47,11 +47,11 @@ from research.evidence.arms import (
     rung,
     tuned,
 )
-from research.evidence.intervals import spread
-from research.evidence.study import Study
-from research.evidence.trial import meeting, to_loss
-from research.grid import Point
-from research.outputs.workdir import write_json
+from optdyn.evidence.intervals import spread
+from optdyn.evidence.study import Study
+from optdyn.evidence.trial import meeting, to_loss
+from optdyn.grid import Point
+from optdyn.outputs.workdir import write_json
 
 SIZES = (8, 64, 512, 4096)
 SECONDS = 30.0  # of a gradient, and of all parameters through the median link

@@ -5,8 +5,8 @@
 
 from ml_collections import ConfigDict
 
-from research.config import default
-from research.values import entry
+from optdyn.config import default
+from optdyn.values import entry
 
 MIB = 2**20
 MODELS = {

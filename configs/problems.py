@@ -6,7 +6,7 @@ are real, the cluster is simulated.
 
 from ml_collections import ConfigDict
 
-from research.config import default
+from optdyn.config import default
 
 WORKERS = 16
 TARGET = 0.25  # training loss of the networks

@@ -2,7 +2,7 @@
 
 from ml_collections import ConfigDict
 
-from research.config import default
+from optdyn.config import default
 
 
 def get_config() -> ConfigDict:

@@ -24,14 +24,14 @@ import jax
 import optax
 from ml_collections import ConfigDict
 
-from research import program, resident
-from research.config import default
-from research.evidence.arms import MOMENTUM, OUTER, RATE, STEP, Arm, at, momenta, rates, rung
-from research.evidence.claim import Claim
-from research.evidence.race import Race, table
-from research.grid import Point
-from research.outputs.files import read_json
-from research.problem import Params
+from optdyn import program, resident
+from optdyn.config import default
+from optdyn.evidence.arms import MOMENTUM, OUTER, RATE, STEP, Arm, at, momenta, rates, rung
+from optdyn.evidence.claim import Claim
+from optdyn.evidence.race import Race, table
+from optdyn.grid import Point
+from optdyn.outputs.files import read_json
+from optdyn.problem import Params
 
 WORKERS = 8
 NETWORKS = {"10 Gb/s": 0.2, "1 Gb/s": 2.0, "0.1 Gb/s": 20.0}  # all-reduce over computing

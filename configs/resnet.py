@@ -16,9 +16,9 @@ either. None of these was trained to its end here: that takes an accelerator.
 
 from ml_collections import ConfigDict
 
-from configs import images
-from research.config import default
-from research.values import entry
+from optdyn.config import default
+from optdyn.configs import images
+from optdyn.values import entry
 
 STAGES = {"18": (2, 2, 2, 2), "50": (3, 4, 6, 3)}
 SYNTHETIC = "synthetic"

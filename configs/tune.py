@@ -17,9 +17,9 @@ training takes some 500 to 1,500 updates to reach.
 
 from ml_collections import ConfigDict
 
-from research import timeline
-from research.config import default
-from research.values import entry
+from optdyn import timeline
+from optdyn.config import default
+from optdyn.values import entry
 
 WORKERS = 8
 SECONDS = 1e-3  # an example, on one worker

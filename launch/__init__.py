@@ -10,6 +10,9 @@ import signal
 import sys
 from types import FrameType
 
+if __name__ == "launch":  # python -m launch.NAME in a checkout: the folder, not the package
+    import optdyn.launch  # noqa: F401
+
 
 def end(number: int, frame: FrameType | None) -> None:
     """Ends the process with a line and the exit code that shells give to the signal."""

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple, NoReturn
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
-from launch import cache, interruptible, sources
-from research.values import ConfigError, InputError
+from optdyn import moved
+from optdyn.launch import cache, interruptible, sources
+from optdyn.values import ConfigError, InputError
 
 NONE = "none"  # --workdir of a command that writes nothing
 TYPES = {
@@ -45,6 +46,7 @@ def run(main: Callable[[ConfigDict, Path], int], workdir: str | None = None) -> 
     `--workdir=DIR`, whose default is `workdir`. Bad input is one line on standard error and exit
     code 2.
     """
+    moved.heed()  # a config file may have been written for the older names
     argv, options = split(sys.argv)
     config = config_flags.DEFINE_config_file("config", help_string="Config file.", sys_argv=argv)
     folder = flags.DEFINE_string("workdir", workdir, "Folder to write to and to resume from.")
@@ -68,12 +70,12 @@ def run(main: Callable[[ConfigDict, Path], int], workdir: str | None = None) -> 
         # Here, for they import jax and numpy.
         import jax
 
-        from research import named, processes
-        from research.outputs.files import DiskFull, permitted, writing
-        from research.outputs.hold import writable
-        from research.outputs.progress import end_line, say
-        from research.parallel.first_process import verdict
-        from research.resuming import as_begun
+        from optdyn import named, processes
+        from optdyn.outputs.files import DiskFull, permitted, writing
+        from optdyn.outputs.hold import writable
+        from optdyn.outputs.progress import end_line, say
+        from optdyn.parallel.first_process import verdict
+        from optdyn.resuming import as_begun
 
         interruptible()
         try:
@@ -114,7 +116,7 @@ def run(main: Callable[[ConfigDict, Path], int], workdir: str | None = None) -> 
 
 def no_memory(said: str, config: ConfigDict) -> str:
     """The line for what XLA says of an allocation that failed, with keys that take less."""
-    from research.problem import TEXT  # here, for it imports jax
+    from optdyn.problem import TEXT  # here, for it imports jax
 
     text = (config.base if is_grid(config) else config).model.name in TEXT
     wanted = re.search(r"allocating (\d+) bytes", said)
@@ -128,8 +130,8 @@ def no_memory(said: str, config: ConfigDict) -> str:
 
 def warn(config: ConfigDict) -> None:
     """A line on standard error for everything in a checked config that is hardly meant."""
-    from research.checks.doubts import doubts  # here, for they import jax
-    from research.processes import is_writer
+    from optdyn.checks.doubts import doubts  # here, for they import jax
+    from optdyn.processes import is_writer
 
     given = [match[1] for argument in sys.argv[1:] if (match := KEY.match(argument))]
     for doubt in doubts(config, given) if is_writer() else ():
@@ -138,8 +140,8 @@ def warn(config: ConfigDict) -> None:
 
 def ended(summary: Mapping[str, Any], workdir: Path, then: str = "report") -> int:
     """Prints how a run ended, and that the command `then` reads it; returns its exit code."""
-    from launch import ending
-    from research.processes import is_writer  # here, for it imports jax
+    from optdyn.launch import ending
+    from optdyn.processes import is_writer  # here, for it imports jax
 
     if is_writer():
         print(*ending.lines(summary, workdir, then), sep="\n")
@@ -224,8 +226,8 @@ def _measure(config: ConfigDict, workdir: Path) -> None:
     asked = config.base if is_grid(config) else config
     model = asked.get("model")
     if isinstance(model, ConfigDict) and model.get("lowering") == "measured":
-        from research.parallel.first_process import verdict
-        from research.tuning.lowered import resolved
+        from optdyn.parallel.first_process import verdict
+        from optdyn.tuning.lowered import resolved
 
         kept = cache.place() / "lowerings.json"
         model.lowering = verdict(lambda: resolved(asked, kept, workdir))

@@ -12,19 +12,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import NamedTuple, NoReturn
 
-# Before the current folder is searched: one there may be called like one of these.
-import analysis  # noqa: F401
-import configs  # noqa: F401
-import research  # noqa: F401
-from launch import sources
-from research.likeness import meant
+from optdyn.launch import sources
+from optdyn.likeness import meant
 
 APP = ("launch.app",)  # whose flags are those of every command with a config
 DRY = ("launch.dry", *APP)  # likewise of those that can say what they would take
 
 
 class Command(NamedTuple):
-    """A module that is run as `__main__`, and those besides it whose flags it takes."""
+    """A module of optdyn that is run as `__main__`, and those besides it whose flags it takes."""
 
     module: str
     about: str
@@ -48,13 +44,13 @@ COMMANDS = {
     "efficiency": Command("analysis.statistical_efficiency", "what staleness costs in updates"),
     "pareto": Command("analysis.pareto", "loss against compute of local learning"),
     "network": Command("analysis.network", "the time that DASO saves, by bandwidth"),
-    "prepare": Command("research.data.prepare", "a data set, for config.data.name=tfds:NAME"),
+    "prepare": Command("data.prepare", "a data set, for config.data.name=tfds:NAME"),
     "config": Command("launch.show", "a config as it is resolved, or what differs in two", APP),
     "list": Command("launch.listing", "what can be named in a config, shipped configs, keys"),
     "completion": Command("launch.completion", "a script that completes commands in a shell"),
 }
 # These may be cut off, as by `| head`: they have written all their files before they print.
-CUT = ("list", "config", "completion", "reality", "momentum", "efficiency", "pareto", "network")
+CUT = ("--help", "-h", "help", "list", "config", "completion", "reality", "momentum", "efficiency", "pareto", "network")
 
 
 def main() -> None:
@@ -63,7 +59,7 @@ def main() -> None:
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # last: own modules are found, and none of ours is hidden
     try:
-        with cut_off() if argv[1:2] and argv[1] in CUT else nullcontext():
+        with cut_off() if not set(argv[1:]).isdisjoint(CUT) else nullcontext():
             _run(argv)
     finally:
         sys.argv, sys.path[:] = argv, path
@@ -98,7 +94,7 @@ def _run(argv: Sequence[str]) -> None:
         if COMMANDS[name].also:
             refuse(COMMANDS[name], rest)
         sys.argv = [f"optdyn {name}", *rest]
-        runpy.run_module(COMMANDS[name].module, run_name="__main__", alter_sys=True)
+        runpy.run_module(f"optdyn.{COMMANDS[name].module}", run_name="__main__", alter_sys=True)
 
 
 def usage() -> str:
@@ -121,7 +117,7 @@ def described(name: str) -> str:
     """What `optdyn COMMAND --help` prints: the module's words and its flags."""
     command, text = COMMANDS[name], sources.doc(COMMANDS[name].module)
     for other, (module, *_) in COMMANDS.items():
-        text = re.sub(rf"python -m {re.escape(module)}\b", f"optdyn {other}", text)
+        text = re.sub(rf"python -m (research\.)?{re.escape(module)}\b", f"optdyn {other}", text)
     given = flags_of(command)
     width = max(map(len, given), default=0)
     lines = [text, "", *(f"  {flag:{width}}  {about}".rstrip() for flag, about in given.items())]
@@ -148,7 +144,7 @@ def refuse(command: Command, arguments: Sequence[str]) -> None:
 
     The command looks at all of it again.
     """
-    from launch import app  # here, for it is not needed for help
+    from optdyn.launch import app  # here, for it is not needed for help
 
     given, options = app.split(before(arguments))
     for key in [*app.unknown(given), *(f"{one.of}.{one.key}" for one in options)]:

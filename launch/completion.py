@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
-from launch import cli, listing, sources
+from optdyn.launch import cli, listing, sources
 
 BASH = r"""
 _optdyn() {

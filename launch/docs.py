@@ -13,8 +13,8 @@ from pathlib import Path
 
 from absl import app, flags
 
-PACKAGES = ("research", "analysis", "launch")
-LEFT_OUT = ("launch.docs", "analysis.notebooks")
+PACKAGES = ("optdyn", "optdyn.analysis", "optdyn.launch")
+LEFT_OUT = ("optdyn.launch.docs", "optdyn.analysis.notebooks")
 OUTPUT = flags.DEFINE_string("output", "workdirs/docs", "Folder that the pages are written to.")
 
 

@@ -10,12 +10,12 @@ import numpy as np
 from absl import flags
 from ml_collections import ConfigDict
 
-from launch import app
-from research import batched_runs, program, resident, room, trainer
-from research.config import ConfigError
-from research.outputs.progress import clock, number
-from research.processes import is_writer
-from research.program import CHUNK, parameter_bytes
+from optdyn import batched_runs, program, resident, room, trainer
+from optdyn.config import ConfigError
+from optdyn.launch import app
+from optdyn.outputs.progress import clock, number
+from optdyn.processes import is_writer
+from optdyn.program import CHUNK, parameter_bytes
 
 SECONDS = 0.5  # of updates that are timed, at least
 Main = Callable[[ConfigDict, Path], int]

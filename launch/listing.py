@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from launch import sources
-from research.likeness import meant
+from optdyn.launch import sources
+from optdyn.likeness import meant
 
 Listed = Mapping[str, str]  # name: what it is, in a line
 
@@ -25,7 +25,7 @@ def configs() -> Listed:
 
 def keys() -> Listed:
     """The keys of a run's config, with their defaults."""
-    from research.config import default
+    from optdyn.config import default
 
     values, found = default(), {}
     for name, about in sources.keys().items():
@@ -39,7 +39,7 @@ def keys() -> Listed:
 
 def registered(kind: str) -> Listed:
     """What can be chosen by name in a config."""
-    from research.listed import listed  # here, for it takes long
+    from optdyn.listed import listed  # here, for it takes long
 
     return listed(kind)
 

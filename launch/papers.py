@@ -23,16 +23,16 @@ from absl import app as absl_app
 from absl import flags, logging
 from matplotlib.figure import Figure
 
-import configs.papers
-from analysis import figures, scoreboard
-from analysis.tables import replace
-from launch import app, interruptible
-from research import processes
-from research.evidence.claim import WORDS, Verdict
-from research.evidence.study import Study
-from research.likeness import meant
-from research.outputs.files import DiskFull, WorkdirError, permitted, read_json, write_json, writing
-from research.outputs.hold import held, writable
+from optdyn import processes
+from optdyn.analysis import figures, scoreboard
+from optdyn.analysis.tables import replace
+from optdyn.configs import papers as claims
+from optdyn.evidence.claim import WORDS, Verdict
+from optdyn.evidence.study import Study
+from optdyn.launch import app, interruptible
+from optdyn.likeness import meant
+from optdyn.outputs.files import DiskFull, WorkdirError, permitted, read_json, write_json, writing
+from optdyn.outputs.hold import held, writable
 
 SCALES = {"small": (2, 5), "full": (3, 10)}  # seeds that choose and that report
 BETWEEN = 1000  # seeds of one --seed and the next
@@ -40,7 +40,7 @@ BETWEEN = 1000  # seeds of one --seed and the next
 
 def names() -> list[str]:
     """Of all claims, in the order of the scoreboard."""
-    found = [module.name for module in pkgutil.iter_modules(configs.papers.__path__)]
+    found = [module.name for module in pkgutil.iter_modules(claims.__path__)]
     return sorted(found, key=lambda name: load(name).CLAIM.number)
 
 
@@ -50,7 +50,7 @@ def usual() -> list[str]:
 
 
 def load(name: str) -> ModuleType:
-    return importlib.import_module(f"configs.papers.{name}")
+    return importlib.import_module(f"{claims.__name__}.{name}")
 
 
 def study_of(workdir: Path, scale: str, seed: int, processes: int = 0) -> Study:

@@ -21,21 +21,21 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from analysis import efficiency, tables
-from analysis import plan as plan_text
-from launch import app, dry
-from research import trainer
-from research.checks import check
-from research.config import ConfigError
-from research.outputs.files import read_json, write, write_json
-from research.outputs.progress import end_line, number
-from research.outputs.workdir import claim, text_of
-from research.parallel.first_process import own
-from research.program import parameter_bytes
-from research.timeline.network import exchange
-from research.tuning import convergence, layers, planner, plans
-from research.tuning.convergence import Updates
-from research.tuning.planner import Interval
+from optdyn import trainer
+from optdyn.analysis import efficiency, tables
+from optdyn.analysis import plan as plan_text
+from optdyn.checks import check
+from optdyn.config import ConfigError
+from optdyn.launch import app, dry
+from optdyn.outputs.files import read_json, write, write_json
+from optdyn.outputs.progress import end_line, number
+from optdyn.outputs.workdir import claim, text_of
+from optdyn.parallel.first_process import own
+from optdyn.program import parameter_bytes
+from optdyn.timeline.network import exchange
+from optdyn.tuning import convergence, layers, planner, plans
+from optdyn.tuning.convergence import Updates
+from optdyn.tuning.planner import Interval
 
 # What may differ among the runs of one convergence: that of training is chosen for the mini-batch.
 VARIED = ("seed", "batch_size", "steps", "log_every", "checkpoint_every")

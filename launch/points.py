@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
-from research import batched_runs
-from research.config import ConfigError
-from research.grid import Point, named, resolve
-from research.outputs.figures import unlike
-from research.outputs.files import read_json
-from research.outputs.workdir import claim, free
+from optdyn import batched_runs
+from optdyn.config import ConfigError
+from optdyn.grid import Point, named, resolve
+from optdyn.outputs.figures import unlike
+from optdyn.outputs.files import read_json
+from optdyn.outputs.workdir import claim, free
 
 DONE = ("completed", "diverged")
 SHORT = "to go on"  # it has ended, with fewer steps than the grid has now

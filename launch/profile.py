@@ -12,12 +12,12 @@ import jax
 import pandas as pd
 from ml_collections import ConfigDict
 
-from launch import app
-from research.outputs.files import write, write_json
-from research.outputs.workdir import claim, text_of
-from research.parallel.first_process import own
-from research.processes import is_writer
-from research.tuning.phases import flags, measure, prepare
+from optdyn.launch import app
+from optdyn.outputs.files import write, write_json
+from optdyn.outputs.workdir import claim, text_of
+from optdyn.parallel.first_process import own
+from optdyn.processes import is_writer
+from optdyn.tuning.phases import flags, measure, prepare
 
 
 def main(config: ConfigDict, workdir: Path) -> int:

@@ -34,8 +34,8 @@ DEATHS = 3  # one after the other without a new checkpoint, after which it is gi
 
 def raced(config: ConfigDict) -> None:
     """It is of a race from now on. Raises `ConfigError`."""
-    from launch import app
-    from research.checks import check
+    from optdyn.checks import check
+    from optdyn.launch import app
 
     app.one_run(config)
     config.cluster.service = "race"
@@ -46,9 +46,9 @@ def served(config: ConfigDict, workdir: Path) -> int:
     """The server, in a process of its own."""
     from functools import partial
 
-    from launch import app
-    from research.racing.on_ray import PartLost, ray_workers
-    from research.racing.race import race
+    from optdyn.launch import app
+    from optdyn.racing.on_ray import PartLost, ray_workers
+    from optdyn.racing.race import race
 
     raced(config)
     app.warn(config)
@@ -65,11 +65,11 @@ def served(config: ConfigDict, workdir: Path) -> int:
 
 def described(config: ConfigDict) -> Iterator[str]:
     """Lines on what workers compute and send. Raises what a race raises before it begins."""
-    from launch.dry import SECONDS
-    from research.outputs.progress import clock, number
-    from research.program import parameter_bytes
-    from research.racing.race import prepared
-    from research.racing.worker import asked, parts_of, worker
+    from optdyn.launch.dry import SECONDS
+    from optdyn.outputs.progress import clock, number
+    from optdyn.program import parameter_bytes
+    from optdyn.racing.race import prepared
+    from optdyn.racing.worker import asked, parts_of, worker
 
     raced(config)
     run = prepared(config, flags.FLAGS.servers)
@@ -98,9 +98,9 @@ def define() -> None:
 
 def supervised(arguments: list[str], workdir: str) -> int:
     """Runs the server, and anew from its last checkpoint if it is killed; its exit code."""
-    from launch.local import bound_to_parent
+    from optdyn.launch.local import bound_to_parent
 
-    command = [sys.executable, "-m", "launch.race", *arguments]
+    command = [sys.executable, "-m", "optdyn.launch.race", *arguments]
     deaths, saved = 0, -1
     while True:
         process: subprocess.Popen[bytes] = subprocess.Popen(
@@ -113,7 +113,7 @@ def supervised(arguments: list[str], workdir: str) -> int:
         code = process.wait()
         if code != LOST and (code >= 0 or -code in (signal.SIGINT, signal.SIGTERM)):
             return code if code >= 0 else 128 - code
-        from research.outputs.workdir import latest  # only here, for it takes long
+        from optdyn.outputs.workdir import latest  # only here, for it takes long
 
         found = latest(Path(workdir)) or 0
         deaths, saved = (1 if found > saved else deaths + 1), found
@@ -131,7 +131,7 @@ def _pass_on_to(process: subprocess.Popen[bytes]) -> None:
 
 def main() -> None:
     if os.environ.get(SERVER):
-        from launch import app, dry
+        from optdyn.launch import app, dry
 
         define()
         app.run(dry.asked(served, described))

@@ -15,11 +15,11 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict
 
-from launch import app
-from research.config import default, differences, to_json, with_new_keys
-from research.outputs.files import read_json
-from research.own_code import entries
-from research.values import InputError
+from optdyn.config import default, differences, to_json, with_new_keys
+from optdyn.launch import app
+from optdyn.outputs.files import read_json
+from optdyn.own_code import entries
+from optdyn.values import InputError
 
 
 def shown(config: ConfigDict, changed: bool) -> dict[str, Any]:

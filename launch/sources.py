@@ -9,16 +9,20 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
-from research.likeness import meant
+import optdyn.analysis
+import optdyn.configs
+import optdyn.launch
+from optdyn.likeness import meant
 
-ROOT = Path(__file__).parent.parent  # the packages lie beside one another
-CONFIGS = ROOT / "configs"
-WRITTEN = ROOT / "launch" / "written.py"  # reads what runs wrote down
+CONFIGS = Path(optdyn.configs.__path__[0])
+WRITTEN = Path(__file__).with_name("written.py")  # reads what runs wrote down
+
+BESIDE = ("analysis", "configs", "launch")  # folders of their own in a checkout
 
 
 @cache
 def tree(module: str) -> ast.Module:
-    """The syntax of a module of ours."""
+    """The syntax of a module, named as it is below `optdyn`."""
     return ast.parse(_text(module))
 
 
@@ -70,13 +74,13 @@ def config_file(name: str) -> Path:
 
 def methods() -> dict[str, str]:
     """The files of strategies that have a `METHOD`, with the first line of each."""
-    return {name: doc(f"research.strategies.{name}").split("\n")[0] for name in _methods()}
+    return {name: doc(f"strategies.{name}").split("\n")[0] for name in _methods()}
 
 
 @cache
 def keys() -> dict[str, str]:
     """Dotted names of all keys of a run's config, with the comments that explain them."""
-    found = dict(_assigned("research.config"))
+    found = dict(_assigned("config"))
     for name in _methods():
         found |= {f"strategy.{key}": text for key, text in _of_method(name)}
     return found
@@ -115,11 +119,14 @@ def no_flag(name: str, flags: Sequence[str]) -> str:
 
 
 def _text(module: str) -> str:
-    return ROOT.joinpath(*module.split(".")).with_suffix(".py").read_text()
+    package, _, rest = module.partition(".")
+    above = getattr(optdyn, package) if package in BESIDE else optdyn
+    parts = rest if package in BESIDE else module
+    return Path(above.__path__[0], *parts.split(".")).with_suffix(".py").read_text()
 
 
 def _methods() -> list[str]:
-    folder = ROOT / "research" / "strategies"
+    folder = Path(optdyn.__path__[0]) / "strategies"
     made = re.compile(r"^METHOD\b.* = ", re.M)
     return [path.stem for path in sorted(folder.glob("*.py")) if made.search(path.read_text())]
 
@@ -137,7 +144,7 @@ def _assigned(module: str) -> Iterator[tuple[str, str]]:
 
 def _of_method(name: str) -> Iterator[tuple[str, str]]:
     """The `keys` of a method: a dict where it is made, or one with a name in its file."""
-    module = f"research.strategies.{name}"
+    module = f"strategies.{name}"
     lines, named = _text(module).splitlines(), {}
     for node in tree(module).body:
         if isinstance(node, ast.Assign):

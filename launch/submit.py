@@ -25,10 +25,10 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict
 
-from launch import app, sweep
-from launch.points import plan
-from research.arguments import Parser
-from research.config import ConfigError
+from optdyn.arguments import Parser
+from optdyn.config import ConfigError
+from optdyn.launch import app, sweep
+from optdyn.launch.points import plan
 
 DAY = 24 * 60  # minutes; submitit's own limit is 5
 SAVING = 60  # seconds for a shard to end when it is told to
@@ -87,7 +87,7 @@ def main(given: argparse.Namespace, rest: list[str], config: ConfigDict, workdir
         executor.update_parameters(**chosen)
     except (NameError, RuntimeError, TypeError, ValueError) as error:
         app.fail(f"submitit: {error}")
-    command = [sys.executable, "-m", "launch.sweep", *rest]
+    command = [sys.executable, "-m", "optdyn.launch.sweep", *rest]
     shards = [f"--shard={number}/{given.shards}" for number in range(given.shards)]
     jobs = [executor.submit(Shard([*command, shard])) for shard in shards]
     print(f"{len(entries)} points in {len(jobs)} jobs: {', '.join(job.job_id for job in jobs)}")

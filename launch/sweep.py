@@ -34,19 +34,19 @@ import jax
 from absl import flags
 from ml_collections import ConfigDict
 
-from analysis import implicit_momentum, report, tables
-from launch import app
-from launch.points import DONE, Entry, described, folder_of, plan
-from research import batched_runs, resident, trainer
-from research.config import ConfigError
-from research.grid import of_point, resolve
-from research.outputs.files import read_json, write_json
-from research.outputs.progress import Sweep, Watch, stoppable
-from research.parallel.first_process import agreed, own
-from research.processes import is_writer
-from research.room import available
-from research.trainer import Run
-from research.trajectories.replicas import record
+from optdyn import batched_runs, resident, trainer
+from optdyn.analysis import implicit_momentum, report, tables
+from optdyn.config import ConfigError
+from optdyn.grid import of_point, resolve
+from optdyn.launch import app
+from optdyn.launch.points import DONE, Entry, described, folder_of, plan
+from optdyn.outputs.files import read_json, write_json
+from optdyn.outputs.progress import Sweep, Watch, stoppable
+from optdyn.parallel.first_process import agreed, own
+from optdyn.processes import is_writer
+from optdyn.room import available
+from optdyn.trainer import Run
+from optdyn.trajectories.replicas import record
 
 
 class Going(NamedTuple):

@@ -11,10 +11,10 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from launch import app, dry
-from research.checks import check
-from research.trainer import train
-from research.trajectories.replicas import record
+from optdyn.checks import check
+from optdyn.launch import app, dry
+from optdyn.trainer import train
+from optdyn.trajectories.replicas import record
 
 
 def run(config: ConfigDict, workdir: Path) -> dict[str, Any]:

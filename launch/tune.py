@@ -18,22 +18,22 @@ from typing import Any
 import pandas as pd
 from ml_collections import ConfigDict
 
-from analysis.tables import replace
-from launch import app, dry
-from research import seeds, trainer
-from research.outputs import history
-from research.outputs.files import read_json, write, write_json
-from research.outputs.progress import clock, number, say
-from research.outputs.workdir import Checkpoints, claim, saving, text_of
-from research.parallel.first_process import own
-from research.tuning import bench
-from research.tuning.baselines import choose
-from research.tuning.bench import Cluster
-from research.tuning.choice import Choice, Point
-from research.tuning.journal import Journal, Line, Method
-from research.tuning.omnivore import omnivore
-from research.tuning.predictive import predictive
-from research.tuning.rules import Rules, rules
+from optdyn import seeds, trainer
+from optdyn.analysis.tables import replace
+from optdyn.launch import app, dry
+from optdyn.outputs import history
+from optdyn.outputs.files import read_json, write, write_json
+from optdyn.outputs.progress import clock, number, say
+from optdyn.outputs.workdir import Checkpoints, claim, saving, text_of
+from optdyn.parallel.first_process import own
+from optdyn.tuning import bench
+from optdyn.tuning.baselines import choose
+from optdyn.tuning.bench import Cluster
+from optdyn.tuning.choice import Choice, Point
+from optdyn.tuning.journal import Journal, Line, Method
+from optdyn.tuning.omnivore import omnivore
+from optdyn.tuning.predictive import predictive
+from optdyn.tuning.rules import Rules, rules
 
 SHOWN = {  # columns of the results that are printed
     "method": "method",

@@ -5,10 +5,10 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from research.checks import kinds
-from research.config import default, with_new_keys
-from research.outputs.files import read_json
-from research.values import ConfigError, InputError
+from optdyn.checks import kinds
+from optdyn.config import default, with_new_keys
+from optdyn.outputs.files import read_json
+from optdyn.values import ConfigError, InputError
 
 
 def get_config(path: str) -> ConfigDict:

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from research.likeness import meant
+from optdyn.likeness import meant
 
 
 class Parser(argparse.ArgumentParser):

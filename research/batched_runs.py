@@ -26,12 +26,12 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from research import named, resident, strategies, trainer
-from research.outputs.progress import Watch
-from research.problem import Examples
-from research.program import CHUNK, EVALUATED, Program
-from research.strategies.base import State
-from research.trainer import Ask, Run
+from optdyn import named, resident, strategies, trainer
+from optdyn.outputs.progress import Watch
+from optdyn.problem import Examples
+from optdyn.program import CHUNK, EVALUATED, Program
+from optdyn.strategies.base import State
+from optdyn.trainer import Ask, Run
 
 LANES = 64  # runs of one program, at most
 SECONDS, ROUNDS = 0.3, 3  # of updates that are timed, and how often; the fastest counts

@@ -10,8 +10,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from research import strategies
-from research.values import ConfigError
+from optdyn import strategies
+from optdyn.values import ConfigError
 
 __all__ = ["ConfigError", "as_begun", "default", "differences", "to_json", "with_new_keys"]
 

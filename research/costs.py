@@ -25,10 +25,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Var
 
-from research import reached
-from research.models import base
-from research.problem import Problem
-from research.timeline.pipeline import Work
+from optdyn import reached
+from optdyn.models import base
+from optdyn.problem import Problem
+from optdyn.timeline.pipeline import Work
 
 Groups = tuple[tuple[int, int], ...]  # of trunk blocks that learn together: half-open (a, b)
 Shapes = Any  # a pytree of arrays or of jax.ShapeDtypeStruct

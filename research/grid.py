@@ -29,9 +29,9 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from research.checks import check
-from research.config import ConfigError
-from research.values import InputError, shown
+from optdyn.checks import check
+from optdyn.config import ConfigError
+from optdyn.values import InputError, shown
 
 MOST = 100_000  # points of a grid
 

@@ -4,13 +4,13 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from research import losses, models, optimizers, strategies
-from research.data import loading
-from research.named import summary
-from research.timeline import service
-from research.timeline.geometric import geometric
-from research.timeline.trace import Held
-from research.values import ConfigError
+from optdyn import losses, models, optimizers, strategies
+from optdyn.data import loading
+from optdyn.named import summary
+from optdyn.timeline import service
+from optdyn.timeline.geometric import geometric
+from optdyn.timeline.trace import Held
+from optdyn.values import ConfigError
 
 Lines = dict[str, str]
 

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from research import named
-from research.values import ConfigError
+from optdyn import named
+from optdyn.values import ConfigError
 
 Each = Callable[[jax.Array, Mapping[str, jax.Array]], jax.Array]
 Batch = Mapping[str, jax.Array]

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-from research import data as datasets
-from research import optimizers, program, strategies
-from research.dynamics.moments import Fit, NotIdentified, fit
-from research.outputs.files import writing
-from research.strategies.metered import METERED, SKETCH
+from optdyn import data as datasets
+from optdyn import optimizers, program, strategies
+from optdyn.dynamics.moments import Fit, NotIdentified, fit
+from optdyn.outputs.files import writing
+from optdyn.strategies.metered import METERED, SKETCH
 
 FILE = "sketches.npy"
 LIMIT = 0.95  # of explicit momentum

@@ -24,8 +24,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from research import sources
-from research.values import ConfigError, InputError
+from optdyn import moved, sources
+from optdyn.values import ConfigError, InputError
 
 OWN = "MODULE:NAME or path/to/file.py:NAME of your own"
 IMPORTING = RLock()
@@ -132,6 +132,7 @@ def summary(thing: Any) -> str:
 def _module(said: str, name: str) -> ModuleType:
     """Ours and those installed go before those of the current folder."""
     _search(Path.cwd())
+    name = moved.today(name)
     if name not in sys.modules:
         importlib.invalidate_caches()  # it may have been written a moment ago
     try:

@@ -17,9 +17,9 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from research import named, reached, sources
-from research.data.loading import SOURCES
-from research.values import ConfigError, shown
+from optdyn import named, reached, sources
+from optdyn.data.loading import SOURCES
+from optdyn.values import ConfigError, shown
 
 ANY = "any"  # of config.code: go on with the code that there is
 MODEL = ("model.name", "loss", "metrics")

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from research import data as datasets
-from research import losses, models, named, seeds
-from research.data.augment import augment
-from research.models import base
-from research.models.quadratic import centred, curvatures, factors, optima
-from research.values import ConfigError, shown
+from optdyn import data as datasets
+from optdyn import losses, models, named, seeds
+from optdyn.data.augment import augment
+from optdyn.models import base
+from optdyn.models.quadratic import centred, curvatures, factors, optima
+from optdyn.values import ConfigError, shown
 
 TEXT = ("transformer", "modern_transformer")  # other built-in models take images or numbers
 HELD = {"text": "text", "image": "images", "x": "numbers"}
@@ -199,7 +199,7 @@ def _check_pixels(chosen: Any, data: datasets.Data) -> None:
             raise datasets.DataError(
                 f"config.data.{name} = {shown(values)}: must be a finite number"
                 f"{' above 0' * (not least)} for each of the {channels} channels of "
-                f"{chosen.name!r}, as research.data.prepare prints them"
+                f"{chosen.name!r}, as `optdyn prepare` prints them"
             )
 
 

@@ -16,7 +16,7 @@ from threading import Timer
 
 import jax
 
-from research.values import InputError
+from optdyn.values import InputError
 
 PLATFORMS = "jax_platforms"  # of JAX's configuration, from the environment's JAX_PLATFORMS
 CONNECT = 300  # seconds until all processes must have come

@@ -15,15 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from research import models, optimizers, own_code, problem, strategies
-from research.dynamics.probes import PROBES
-from research.optimizers import schedules
-from research.parallel import devices as parallel
-from research.parallel.layout import Layout
-from research.problem import Examples, Params, Problem
-from research.reached import Key
-from research.strategies.base import Event, Info, State, Strategy
-from research.strategies.merged import Merged, cut, merged
+from optdyn import models, optimizers, own_code, problem, strategies
+from optdyn.dynamics.probes import PROBES
+from optdyn.optimizers import schedules
+from optdyn.parallel import devices as parallel
+from optdyn.parallel.layout import Layout
+from optdyn.problem import Examples, Params, Problem
+from optdyn.reached import Key
+from optdyn.strategies.base import Event, Info, State, Strategy
+from optdyn.strategies.merged import Merged, cut, merged
 
 CHUNK = 256  # events handed to the device at a time; how many of them are run is an argument
 EVALUATED = 1000  # examples evaluated at a time

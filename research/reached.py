@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from research import sources
+from optdyn import sources
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 

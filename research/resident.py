@@ -11,11 +11,11 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from research import data as datasets
-from research import own_code, problem
-from research.data.loading import data_root
-from research.problem import Examples
-from research.reached import Is, Key
+from optdyn import data as datasets
+from optdyn import own_code, problem
+from optdyn.data.loading import data_root
+from optdyn.problem import Examples
+from optdyn.reached import Is, Key
 
 # Held while something is made that other threads then find in a cache.
 MAKING = RLock()

@@ -13,14 +13,14 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from research import config as configs
-from research import own_code, program
-from research.outputs import history
-from research.outputs.files import WorkdirError, read_json, rows, write, write_json
-from research.outputs.workdir import enough, latest, text_of
-from research.parallel.first_process import agreed
-from research.processes import is_writer
-from research.run import Run, extended
+from optdyn import config as configs
+from optdyn import own_code, program
+from optdyn.outputs import history
+from optdyn.outputs.files import WorkdirError, read_json, rows, write, write_json
+from optdyn.outputs.workdir import enough, latest, text_of
+from optdyn.parallel.first_process import agreed
+from optdyn.processes import is_writer
+from optdyn.run import Run, extended
 
 
 def as_begun(config: ConfigDict, workdir: Path) -> ConfigDict:

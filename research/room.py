@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import jax
 from ml_collections import ConfigDict
 
-from research import data as datasets
-from research import program, seeds, strategies
-from research.parallel import paged
-from research.parallel.layout import part_axis
-from research.strategies.base import Strategy
-from research.timeline.arrivals import drawn
-from research.values import ConfigError
+from optdyn import data as datasets
+from optdyn import program, seeds, strategies
+from optdyn.parallel import paged
+from optdyn.parallel.layout import part_axis
+from optdyn.strategies.base import Strategy
+from optdyn.timeline.arrivals import drawn
+from optdyn.values import ConfigError
 
 GROUP = Path("/sys/fs/cgroup")
 UPDATE = 80  # bytes of a timeline while it is made, an update

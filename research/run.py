@@ -9,15 +9,15 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from research import data as datasets
-from research import problem, resident
-from research.data import parts
-from research.data.feed import Batches, Block, Feed, streamed, whole
-from research.meter import steered
-from research.program import CHUNK, Program
-from research.strategies.base import Event, Params
-from research.timeline import Timeline
-from research.timeline.base import Shares, at, chosen
+from optdyn import data as datasets
+from optdyn import problem, resident
+from optdyn.data import parts
+from optdyn.data.feed import Batches, Block, Feed, streamed, whole
+from optdyn.meter import steered
+from optdyn.program import CHUNK, Program
+from optdyn.strategies.base import Event, Params
+from optdyn.timeline import Timeline
+from optdyn.timeline.base import Shares, at, chosen
 
 
 class Run(NamedTuple):

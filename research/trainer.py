@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from research import (
+from optdyn import (
     named,
     optimizers,
     own_code,
@@ -30,15 +30,15 @@ from research import (
     seeds,
     strategies,
 )
-from research.checks import check
-from research.config import ConfigError
-from research.meter import Meter
-from research.outputs import history
-from research.outputs.files import WorkdirError, read_json, write_json
-from research.outputs.hold import writable
-from research.outputs.progress import Watch, say, watched
-from research.outputs.recorder import Recorder
-from research.outputs.workdir import (
+from optdyn.checks import check
+from optdyn.config import ConfigError
+from optdyn.meter import Meter
+from optdyn.outputs import history
+from optdyn.outputs.files import WorkdirError, read_json, write_json
+from optdyn.outputs.hold import writable
+from optdyn.outputs.progress import Watch, say, watched
+from optdyn.outputs.recorder import Recorder
+from optdyn.outputs.workdir import (
     Checkpoints,
     Metrics,
     claim,
@@ -48,14 +48,14 @@ from research.outputs.workdir import (
     parameters,
     saving,
 )
-from research.parallel.first_process import agreed, own, verdict
-from research.parallel.layout import APIS
-from research.processes import is_writer
-from research.program import CHUNK, Program
-from research.resuming import as_begun, begun, go_on, left
-from research.run import Run, batches_of, columns_of, events_of, extended, feed_of, momenta
-from research.strategies.base import Event, Info, Params, State
-from research.strategies.metered import METERED
+from optdyn.parallel.first_process import agreed, own, verdict
+from optdyn.parallel.layout import APIS
+from optdyn.processes import is_writer
+from optdyn.program import CHUNK, Program
+from optdyn.resuming import as_begun, begun, go_on, left
+from optdyn.run import Run, batches_of, columns_of, events_of, extended, feed_of, momenta
+from optdyn.strategies.base import Event, Info, Params, State
+from optdyn.strategies.metered import METERED
 
 METERED_CHUNK = 64  # updates of a window handed to the device at a time: each says much
 WORSE = 100  # times the first logged loss: the mark `worse` in a summary

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 from ml_collections import ConfigDict
 
-from research.likeness import meant
+from optdyn.likeness import meant
 
 T = TypeVar("T")
 LONGEST = 80  # characters of a value that a message shows

@@ -12,9 +12,9 @@ import jax
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
-from research import data, trainer
-from research.config import default
-from research.outputs.workdir import Checkpoints
+from optdyn import data, trainer
+from optdyn.config import default
+from optdyn.outputs.workdir import Checkpoints
 
 # No test judges how long an example takes: machines differ, and the first one compiles.
 hypothesis.settings.register_profile("untimed", deadline=None)

@@ -8,9 +8,9 @@ import jax
 import numpy as np
 import pytest
 
-from research import batched_runs, program, resident, room, trainer
-from research.outputs.progress import Watch
-from research.trainer import prepare, train
+from optdyn import batched_runs, program, resident, room, trainer
+from optdyn.outputs.progress import Watch
+from optdyn.trainer import prepare, train
 
 QUIET = Watch(lambda: 0, lambda step, text: None)
 LOCAL = {

@@ -7,9 +7,13 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from analysis import report, tables
-from configs import gpt, images, plan, resnet, text, tune
-from configs.grids import (
+from optdyn import program, room, strategies, trainer
+from optdyn.analysis import report, tables
+from optdyn.checks import check, kinds
+from optdyn.checks.doubts import doubts
+from optdyn.config import default
+from optdyn.configs import gpt, images, plan, resnet, text, tune
+from optdyn.configs.grids import (
     arrivals,
     daso,
     dynamic_batch,
@@ -23,12 +27,8 @@ from configs.grids import (
     staleness,
     workers,
 )
-from research import program, room, strategies, trainer
-from research.checks import check, kinds
-from research.checks.doubts import doubts
-from research.config import default
-from research.grid import grid, named, resolve
-from research.values import ConfigError
+from optdyn.grid import grid, named, resolve
+from optdyn.values import ConfigError
 
 
 def refusal(config, act=check):

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ml_collections import ConfigDict
 
-from research.checks import check
-from research.config import ConfigError, default, differences, to_json
-from research.strategies import groups_of
+from optdyn.checks import check
+from optdyn.config import ConfigError, default, differences, to_json
+from optdyn.strategies import groups_of
 
 HUGE = float("inf")
 NAN = float("nan")

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ml_collections import ConfigDict
 
-from research import problem
-from research.costs import BlockCosts, Cost, block_costs, communicated, of_groups
-from research.strategies.truncated import gradients, groups, heads
+from optdyn import problem
+from optdyn.costs import BlockCosts, Cost, block_costs, communicated, of_groups
+from optdyn.strategies.truncated import gradients, groups, heads
 
 BATCH, WIDTH, CLASSES, K = 32, 64, 10, 4
 GROUPS = {

@@ -19,14 +19,14 @@ import pytest
 from absl import flags
 from ml_collections import ConfigDict
 
-from configs import images, plan, quickstart, tune
-from configs.grids import daso, dynamic_batch, local
-from launch import app
-from research import data, room, trainer
-from research.checks import check
-from research.config import default
-from research.grid import named, resolve
-from research.values import InputError
+from optdyn import data, room, trainer
+from optdyn.checks import check
+from optdyn.config import default
+from optdyn.configs import images, plan, quickstart, tune
+from optdyn.configs.grids import daso, dynamic_batch, local
+from optdyn.grid import named, resolve
+from optdyn.launch import app
+from optdyn.values import InputError
 
 ROOT = Path(__file__).parent.parent
 NAMES = (  # that some key takes

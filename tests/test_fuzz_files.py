@@ -13,16 +13,16 @@ import traceback
 import numpy as np
 import pytest
 
-from analysis import report, tables
-from launch.plan import of_runs
-from launch.points import described, plan
-from research.data import folder as own_images
-from research.grid import grid
-from research.outputs.workdir import write_json
-from research.strategies import timeline_of
-from research.timeline.trace import read
-from research.trainer import train
-from research.values import InputError
+from optdyn.analysis import report, tables
+from optdyn.data import folder as own_images
+from optdyn.grid import grid
+from optdyn.launch.plan import of_runs
+from optdyn.launch.points import described, plan
+from optdyn.outputs.workdir import write_json
+from optdyn.strategies import timeline_of
+from optdyn.timeline.trace import read
+from optdyn.trainer import train
+from optdyn.values import InputError
 
 VALUES = (
     *(None, True, -1, 0, 1, 0.5, 1e308, 10**30, "", "x", "completed", "diverged", "unfinished"),

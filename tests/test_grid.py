@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from research.config import ConfigError, default
-from research.grid import (
+from optdyn.config import ConfigError, default
+from optdyn.grid import (
     MOST,
     Points,
     grid,

@@ -5,8 +5,8 @@ import pkgutil
 
 import pytest
 
-from configs import grids
-from research import grid
+from optdyn import grid
+from optdyn.configs import grids
 
 MODULES = [
     importlib.import_module(f"{grids.__name__}.{m.name}")

@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 
-from configs import internet
-from research import room, strategies
-from research.checks import check
+from optdyn import room, strategies
+from optdyn.checks import check
+from optdyn.configs import internet
 
 CASES = list(itertools.product(internet.PROBLEMS, internet.ARMS, (*internet.SIZES, 10_000)))
 

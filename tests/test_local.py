@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from research import trainer
-from research.config import ConfigError
-from research.strategies.local import groups_of
-from research.trainer import train
+from optdyn import trainer
+from optdyn.config import ConfigError
+from optdyn.strategies.local import groups_of
+from optdyn.trainer import train
 
 LOCAL = {
     "strategy.name": "local",

@@ -6,11 +6,11 @@ import math
 import numpy as np
 import pytest
 
-from launch import train as launcher
-from research import trainer
-from research.models.quadratic import curvatures
-from research.outputs.workdir import tag
-from research.trainer import train
+from optdyn import trainer
+from optdyn.launch import train as launcher
+from optdyn.models.quadratic import curvatures
+from optdyn.outputs.workdir import tag
+from optdyn.trainer import train
 
 FIELDS = {
     "step",

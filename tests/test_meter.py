@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from research import trainer
-from research.config import ConfigError
-from research.meter import FILE, Windows, lags, shortened, steered
-from research.outputs.progress import Watch
-from research.strategies.metered import METERED
-from research.trajectories import single
+from optdyn import trainer
+from optdyn.config import ConfigError
+from optdyn.meter import FILE, Windows, lags, shortened, steered
+from optdyn.outputs.progress import Watch
+from optdyn.strategies.metered import METERED
+from optdyn.trajectories import single
 
 PROBED = {
     "steps": 560,

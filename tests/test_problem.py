@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from research import problem
-from research.config import default
-from research.models.quadratic import curvatures
+from optdyn import problem
+from optdyn.config import default
+from optdyn.models.quadratic import curvatures
 
 CLASSES = 7
 RNG = np.random.default_rng(0)

@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from configs import gpt, resnet
-from research import data, models
-from research.checks import check
-from research.config import ConfigError
+from optdyn import data, models
+from optdyn.checks import check
+from optdyn.config import ConfigError
+from optdyn.configs import gpt, resnet
 from tests.models.parameters import count, shapes
 
 IMAGES = {"fashion_mnist": (28, 1, 10), "cifar10": (32, 3, 10), "imagenet2012": (224, 3, 1000)}

@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from configs import text
-from research import trainer
-from research.data import load
-from research.values import ConfigError
+from optdyn import trainer
+from optdyn.configs import text
+from optdyn.data import load
+from optdyn.values import ConfigError
 
 
 def unigram_entropy(tokens: np.ndarray) -> float:

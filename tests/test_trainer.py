@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from research import data as datasets
-from research import program, seeds, trainer
-from research.strategies import Event
-from research.timeline.base import at
-from research.trainer import train
-from research.trajectories.replicas import record
+from optdyn import data as datasets
+from optdyn import program, seeds, trainer
+from optdyn.strategies import Event
+from optdyn.timeline.base import at
+from optdyn.trainer import train
+from optdyn.trajectories.replicas import record
 
 SYNC = {"strategy.name": "sync", "strategy.groups": 1}
 

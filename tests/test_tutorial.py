@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from launch import points
-from research import trainer
+from optdyn import trainer
+from optdyn.launch import points
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "research" / "TUTORIAL.md").read_text()
@@ -81,7 +81,7 @@ def test_the_run_learns_and_the_grid_is_its_axes(folder):
 
 @pytest.mark.slow
 def test_its_commands(folder):
-    optdyn = [sys.executable, "-c", "from launch.cli import main; main()"]
+    optdyn = [sys.executable, "-c", "from optdyn.launch.cli import main; main()"]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     said = {}
     for line in COMMANDS:

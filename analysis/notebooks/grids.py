@@ -9,13 +9,13 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
-from configs.grids import daso as daso_grid
-from configs.grids import dynamic_batch as dynamic_batch_grid
-from configs.grids import implicit_momentum as implicit_momentum_grid
-from configs.grids import local as local_grid
-from configs.grids import quickstart as quickstart_grid
-from research.config import default
-from research.grid import Point, grid
+from optdyn.config import default
+from optdyn.configs.grids import daso as daso_grid
+from optdyn.configs.grids import dynamic_batch as dynamic_batch_grid
+from optdyn.configs.grids import implicit_momentum as implicit_momentum_grid
+from optdyn.configs.grids import local as local_grid
+from optdyn.configs.grids import quickstart as quickstart_grid
+from optdyn.grid import Point, grid
 
 GROUPS = 8  # whose losses `implicit_momentum` compares with those of momentum 1 - 1/g
 

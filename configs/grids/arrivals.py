@@ -15,11 +15,11 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from configs import quickstart
-from configs.grids.pipelines import show
-from research.grid import Point, grid, log_range
-from research.timeline.several import WAITING
-from research.values import entry
+from optdyn.configs import quickstart
+from optdyn.configs.grids.pipelines import show
+from optdyn.grid import Point, grid, log_range
+from optdyn.timeline.several import WAITING
+from optdyn.values import entry
 
 RATES = log_range(0.0125, 3.2, 9)
 LATE = ("inverse", "bounded", "power")

@@ -31,12 +31,12 @@ import numpy as np
 from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
-from analysis import efficiency, figures, tables
-from research.config import default
-from research.evidence import intervals
-from research.evidence.intervals import ratio, spread
-from research.grid import Point, grid
-from research.outputs.workdir import write_json
+from optdyn.analysis import efficiency, figures, tables
+from optdyn.config import default
+from optdyn.evidence import intervals
+from optdyn.evidence.intervals import ratio, spread
+from optdyn.grid import Point, grid
+from optdyn.outputs.workdir import write_json
 
 NOTE = """\
 Methods joined by '+', each beside what it is made of, with learning rate and momentum tuned for

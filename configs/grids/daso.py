@@ -16,9 +16,9 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
-from configs import quickstart
-from research.grid import Point, grid, product
-from research.values import entry
+from optdyn.configs import quickstart
+from optdyn.grid import Point, grid, product
+from optdyn.values import entry
 
 EPOCHS = 40
 GIGABIT = 1e9 / 8  # bytes

@@ -14,9 +14,9 @@ from pathlib import Path
 import pandas as pd
 from ml_collections import ConfigDict
 
-from configs import quickstart
-from research.grid import Point, grid, log_range
-from research.values import entry
+from optdyn.configs import quickstart
+from optdyn.grid import Point, grid, log_range
+from optdyn.values import entry
 
 RATES = log_range(0.05, 1.6, 6)
 SHARDS = {"iid": 0.0, "shards": 0.1}

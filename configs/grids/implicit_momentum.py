@@ -17,9 +17,9 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
-from configs import quickstart
-from research.grid import Point, grid
-from research.values import entry
+from optdyn.configs import quickstart
+from optdyn.grid import Point, grid
+from optdyn.values import entry
 
 QUADRATIC = {"model.name": "quadratic", "batch_size": 1, "replicas.block": 1000}
 MLP = {"model.name": "mlp", "model.hidden": (32,)}

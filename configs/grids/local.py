@@ -13,9 +13,9 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
-from research.config import default
-from research.grid import Point, grid
-from research.values import entry
+from optdyn.config import default
+from optdyn.grid import Point, grid
+from optdyn.values import entry
 
 SEEDS = (0, 1, 2)
 VARIANTS: dict[str, Point] = {

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 
 from ml_collections import ConfigDict
 
-from configs import quickstart
-from research.grid import Point, grid, product
-from research.values import entry
+from optdyn.configs import quickstart
+from optdyn.grid import Point, grid, product
+from optdyn.values import entry
 
 TOTAL = 0.9  # momentum that is kept where none is tuned
 MOMENTA = (-0.3, 0.0, 0.3, 0.6, TOTAL)

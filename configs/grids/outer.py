@@ -16,9 +16,9 @@ from typing import Any
 import pandas as pd
 from ml_collections import ConfigDict
 
-from configs import quickstart
-from research.grid import Point, grid, log_range
-from research.values import entry
+from optdyn.configs import quickstart
+from optdyn.grid import Point, grid, log_range
+from optdyn.values import entry
 
 RATES = log_range(0.00625, 0.8, 8)
 

@@ -18,9 +18,9 @@ import numpy as np
 import pandas as pd
 from ml_collections import ConfigDict
 
-from research.config import default
-from research.grid import Point, grid, log_range
-from research.values import entry
+from optdyn.config import default
+from optdyn.grid import Point, grid, log_range
+from optdyn.values import entry
 
 RATE = "optimizer.learning_rate"
 STAGES = (2, 4, 8)  # or nodes

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
-from configs import quickstart
-from research.grid import Point, grid
+from optdyn.configs import quickstart
+from optdyn.grid import Point, grid
 
 NOTE = """\
 A perceptron with 32 hidden units learns 4,000 MNIST images with 16 simulated workers in g groups,

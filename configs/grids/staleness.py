@@ -18,9 +18,9 @@ from collections.abc import Iterable, Iterator
 
 from ml_collections import ConfigDict
 
-from configs.grids import momentum
-from research.grid import Point, grid, product
-from research.values import entry
+from optdyn.configs.grids import momentum
+from optdyn.grid import Point, grid, product
+from optdyn.values import entry
 
 GROUPS = 16
 

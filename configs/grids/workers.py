@@ -15,9 +15,9 @@ from typing import Any
 import pandas as pd
 from ml_collections import ConfigDict
 
-from configs import quickstart
-from research.grid import Point, grid, log_range
-from research.values import entry
+from optdyn.configs import quickstart
+from optdyn.grid import Point, grid, log_range
+from optdyn.values import entry
 
 RATES = log_range(0.00625, 6.4, 11)
 LOWER = {"nesterov": log_range(0.0000488281, 0.00625, 8)}  # of arms whose best is not among them

@@ -8,7 +8,7 @@ In a folder outside of this checkout the names are those of your own files, `my_
 
 from ml_collections import ConfigDict
 
-from research.config import default
+from optdyn.config import default
 
 WHERE = "configs.own."
 

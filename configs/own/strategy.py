@@ -9,9 +9,9 @@
 import jax
 import jax.numpy as jnp
 
-from research.strategies.method import Method
-from research.timeline import make
-from research.timeline.service import DRAWN
+from optdyn.strategies.method import Method
+from optdyn.timeline import make
+from optdyn.timeline.service import DRAWN
 
 
 def clipped(problem, keys):

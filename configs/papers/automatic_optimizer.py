@@ -13,14 +13,14 @@ from typing import Any
 from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
-from configs import tune as cases
-from launch.tune import tune
-from research.evidence import arms
-from research.evidence.claim import Claim, Verdict
-from research.evidence.intervals import ratio, shown
-from research.evidence.study import Study
-from research.tuning import bench
-from research.tuning.choice import Choice
+from optdyn.configs import tune as cases
+from optdyn.evidence import arms
+from optdyn.evidence.claim import Claim, Verdict
+from optdyn.evidence.intervals import ratio, shown
+from optdyn.evidence.study import Study
+from optdyn.launch.tune import tune
+from optdyn.tuning import bench
+from optdyn.tuning.choice import Choice
 
 CASES = {"can win": "small,server", "cannot": "large,uniform"}
 MODES = ("predictive", "omnivore")

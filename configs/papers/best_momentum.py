@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from configs import problems
-from research.evidence.arms import MOMENTUM, at, momenta, reported, sgd, tuned
-from research.evidence.claim import Claim, Verdict
-from research.evidence.intervals import ratio, shown
-from research.evidence.study import Study
-from research.evidence.trial import to_loss
+from optdyn.configs import problems
+from optdyn.evidence.arms import MOMENTUM, at, momenta, reported, sgd, tuned
+from optdyn.evidence.claim import Claim, Verdict
+from optdyn.evidence.intervals import ratio, shown
+from optdyn.evidence.study import Study
+from optdyn.evidence.trial import to_loss
 
 CLAIM = Claim(
     number=2,

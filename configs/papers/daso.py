@@ -13,15 +13,15 @@ from typing import Any
 from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
-from research import resident
-from research.config import default
-from research.evidence import arms
-from research.evidence.claim import Claim, Verdict
-from research.evidence.intervals import ratio, shown
-from research.evidence.study import Job, Study
-from research.evidence.trial import Curve, to_loss
-from research.timeline.daso import daso
-from research.timeline.nodes import synchronous
+from optdyn import resident
+from optdyn.config import default
+from optdyn.evidence import arms
+from optdyn.evidence.claim import Claim, Verdict
+from optdyn.evidence.intervals import ratio, shown
+from optdyn.evidence.study import Job, Study
+from optdyn.evidence.trial import Curve, to_loss
+from optdyn.timeline.daso import daso
+from optdyn.timeline.nodes import synchronous
 
 WIDTHS = (784, 512, 512, 10)
 BYTES = 4 * sum((a + 1) * b for a, b in pairwise(WIDTHS))

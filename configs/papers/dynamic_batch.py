@@ -14,13 +14,13 @@ import numpy as np
 from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
-from research import resident
-from research.config import default
-from research.evidence import arms
-from research.evidence.claim import Claim, Verdict
-from research.evidence.intervals import ratio, shown, spread
-from research.evidence.study import Job, Study
-from research.timeline.dynamic_batch import clocked, waste
+from optdyn import resident
+from optdyn.config import default
+from optdyn.evidence import arms
+from optdyn.evidence.claim import Claim, Verdict
+from optdyn.evidence.intervals import ratio, shown, spread
+from optdyn.evidence.study import Job, Study
+from optdyn.timeline.dynamic_batch import clocked, waste
 
 EPOCHS = {"small": 40, "full": 120}
 EPOCH = 20.0  # seconds of an undisturbed epoch of equal workers

@@ -18,11 +18,11 @@ import numpy as np
 from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
-from research.config import default
-from research.dynamics import moments
-from research.evidence.claim import Claim, Verdict
-from research.evidence.study import Study, cores
-from research.trajectories import single
+from optdyn.config import default
+from optdyn.dynamics import moments
+from optdyn.evidence.claim import Claim, Verdict
+from optdyn.evidence.study import Study, cores
+from optdyn.trajectories import single
 
 GROUPS = (1, 4, 16)
 CONTRAST = 4  # groups of constant service

@@ -13,15 +13,15 @@ import numpy as np
 from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
-from configs import problems
-from research import strategies
-from research.evidence.arms import Tuned, at, reported, sgd, tuned
-from research.evidence.claim import Claim, Verdict
-from research.evidence.intervals import ratio, shown
-from research.evidence.study import Job, Study
-from research.evidence.trial import to_loss
-from research.grid import Point
-from research.tuning import prediction
+from optdyn import strategies
+from optdyn.configs import problems
+from optdyn.evidence.arms import Tuned, at, reported, sgd, tuned
+from optdyn.evidence.claim import Claim, Verdict
+from optdyn.evidence.intervals import ratio, shown
+from optdyn.evidence.study import Job, Study
+from optdyn.evidence.trial import to_loss
+from optdyn.grid import Point
+from optdyn.tuning import prediction
 
 CLAIM = Claim(
     number=4,

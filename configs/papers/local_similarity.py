@@ -17,16 +17,16 @@ import numpy as np
 from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
-from configs.papers import local_time
-from configs.papers.local_time import LOSSES, TASKS
-from research import resident, seeds, trainer
-from research.evidence import arms
-from research.evidence.arms import RATE
-from research.evidence.claim import Claim, Verdict
-from research.evidence.intervals import ratio, shown, spread
-from research.evidence.study import Job, Study
-from research.evidence.trial import to_loss
-from research.outputs.workdir import rows
+from optdyn import resident, seeds, trainer
+from optdyn.configs.papers import local_time
+from optdyn.configs.papers.local_time import LOSSES, TASKS
+from optdyn.evidence import arms
+from optdyn.evidence.arms import RATE
+from optdyn.evidence.claim import Claim, Verdict
+from optdyn.evidence.intervals import ratio, shown, spread
+from optdyn.evidence.study import Job, Study
+from optdyn.evidence.trial import to_loss
+from optdyn.outputs.workdir import rows
 
 VARIANTS = ("backprop", "overlapping", "greedy")
 UPDATES = 100  # at whose start and end cosines are measured

@@ -16,16 +16,16 @@ import numpy as np
 from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
-from research import program, resident
-from research.config import default
-from research.evidence import arms
-from research.evidence.arms import RATE
-from research.evidence.claim import Claim, Verdict
-from research.evidence.intervals import ratio, shown
-from research.evidence.study import Job, Study
-from research.evidence.trial import to_loss
-from research.strategies import Network, local
-from research.timeline import pipeline
+from optdyn import program, resident
+from optdyn.config import default
+from optdyn.evidence import arms
+from optdyn.evidence.arms import RATE
+from optdyn.evidence.claim import Claim, Verdict
+from optdyn.evidence.intervals import ratio, shown
+from optdyn.evidence.study import Job, Study
+from optdyn.evidence.trial import to_loss
+from optdyn.strategies import Network, local
+from optdyn.timeline import pipeline
 
 STAGES, MICRO_BATCHES = 4, (4, 16)  # the last is the opponent's
 DATA = "batch divided"  # among the devices: data parallelism, whose exchange is free as links are

@@ -15,11 +15,11 @@ import numpy as np
 import optax
 from matplotlib.figure import Figure
 
-from research.evidence.claim import Claim, Verdict
-from research.evidence.clock import Setting, in_turn, repeated
-from research.evidence.intervals import ratio, shown
-from research.evidence.study import Study, cores
-from research.models.convolution import convolve, max_pool
+from optdyn.evidence.claim import Claim, Verdict
+from optdyn.evidence.clock import Setting, in_turn, repeated
+from optdyn.evidence.intervals import ratio, shown
+from optdyn.evidence.study import Study, cores
+from optdyn.models.convolution import convolve, max_pool
 
 CLAIM = Claim(
     number=6,

@@ -11,12 +11,12 @@ from typing import Any
 from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
-from configs import problems
-from research.evidence import arms
-from research.evidence.claim import Claim, Verdict
-from research.evidence.intervals import ratio, shown
-from research.evidence.study import Job, Study
-from research.evidence.trial import to_loss
+from optdyn.configs import problems
+from optdyn.evidence import arms
+from optdyn.evidence.claim import Claim, Verdict
+from optdyn.evidence.intervals import ratio, shown
+from optdyn.evidence.study import Job, Study
+from optdyn.evidence.trial import to_loss
 
 GROUPS = {"small": (4, 16), "full": (2, 4, 8, 16, 32)}
 STEPS = {"small": 2500, "full": 5000}

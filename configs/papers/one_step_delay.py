@@ -22,12 +22,12 @@ from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 from optax import contrib
 
-from research.config import default
-from research.evidence.arms import RATE, Arm, reported, tuned
-from research.evidence.claim import Claim, Verdict
-from research.evidence.intervals import ratio, shown, spread
-from research.evidence.study import Study
-from research.evidence.trial import Curve, to_loss
+from optdyn.config import default
+from optdyn.evidence.arms import RATE, Arm, reported, tuned
+from optdyn.evidence.claim import Claim, Verdict
+from optdyn.evidence.intervals import ratio, shown, spread
+from optdyn.evidence.study import Study
+from optdyn.evidence.trial import Curve, to_loss
 
 DECAY, BETAS = 0.1, (0.9, 0.95)
 TARGETS = (2.4, 2.1, 1.8)  # training losses in nats a character; the last is tuned for

@@ -20,17 +20,17 @@ import numpy as np
 from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
-from configs import problems
-from research.evidence import clock
-from research.evidence.arms import at, reported, sgd, tuned
-from research.evidence.claim import Claim, Verdict
-from research.evidence.clock import Setting
-from research.evidence.intervals import ratio, shown
-from research.evidence.study import Job, Study, cores
-from research.evidence.trial import to_loss
-from research.models.convolution import default_lowering
-from research.program import CHUNK
-from research.tuning import convergence, layers, plans
+from optdyn.configs import problems
+from optdyn.evidence import clock
+from optdyn.evidence.arms import at, reported, sgd, tuned
+from optdyn.evidence.claim import Claim, Verdict
+from optdyn.evidence.clock import Setting
+from optdyn.evidence.intervals import ratio, shown
+from optdyn.evidence.study import Job, Study, cores
+from optdyn.evidence.trial import to_loss
+from optdyn.models.convolution import default_lowering
+from optdyn.program import CHUNK
+from optdyn.tuning import convergence, layers, plans
 
 CLAIM = Claim(
     number=9,

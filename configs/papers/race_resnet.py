@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from configs import race
-from research.evidence.race import measure as raced
-from research.evidence.race import picture, verdict
-from research.evidence.study import Study
+from optdyn.configs import race
+from optdyn.evidence.race import measure as raced
+from optdyn.evidence.race import picture, verdict
+from optdyn.evidence.study import Study
 
 __all__ = ["CLAIM", "LONG", "measure", "picture", "verdict"]
 

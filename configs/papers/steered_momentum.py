@@ -17,14 +17,14 @@ import numpy as np
 from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
-from configs import problems
-from research import trainer
-from research.config import to_json
-from research.evidence.arms import MOMENTUM, RATE, Arm, at, rates, reported, sgd, tuned
-from research.evidence.claim import Claim, Verdict
-from research.evidence.intervals import ratio, shown
-from research.evidence.study import Study
-from research.evidence.trial import SILENT, to_loss
+from optdyn import trainer
+from optdyn.config import to_json
+from optdyn.configs import problems
+from optdyn.evidence.arms import MOMENTUM, RATE, Arm, at, rates, reported, sgd, tuned
+from optdyn.evidence.claim import Claim, Verdict
+from optdyn.evidence.intervals import ratio, shown
+from optdyn.evidence.study import Study
+from optdyn.evidence.trial import SILENT, to_loss
 
 GROUPS, TOTAL, NEAR = 16, 0.9, 0.03
 TARGETS = {"mlp": 0.1, "quadratic": 0.645}

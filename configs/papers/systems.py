@@ -17,13 +17,13 @@ import numpy as np
 from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
-from configs import problems
-from research.evidence.arms import at, reported, sgd, tuned
-from research.evidence.claim import Claim, Verdict
-from research.evidence.intervals import ratio, shown
-from research.evidence.study import Study
-from research.evidence.trial import to_loss
-from research.grid import Point
+from optdyn.configs import problems
+from optdyn.evidence.arms import at, reported, sgd, tuned
+from optdyn.evidence.claim import Claim, Verdict
+from optdyn.evidence.intervals import ratio, shown
+from optdyn.evidence.study import Study
+from optdyn.evidence.trial import to_loss
+from optdyn.grid import Point
 
 CLAIM = Claim(
     number=14,

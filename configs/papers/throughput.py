@@ -15,14 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
 
-from research.config import default
-from research.evidence.claim import Claim, Verdict
-from research.evidence.clock import Setting, in_turn, repeated
-from research.evidence.intervals import ratio, shown
-from research.evidence.study import Study, cores
-from research.models.convolution import default_lowering
-from research.program import CHUNK
-from research.tuning import layers, plans
+from optdyn.config import default
+from optdyn.evidence.claim import Claim, Verdict
+from optdyn.evidence.clock import Setting, in_turn, repeated
+from optdyn.evidence.intervals import ratio, shown
+from optdyn.evidence.study import Study, cores
+from optdyn.models.convolution import default_lowering
+from optdyn.program import CHUNK
+from optdyn.tuning import layers, plans
 
 CLAIM = Claim(
     number=13,

@@ -18,16 +18,16 @@ import numpy as np
 from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
-from analysis import figures
-from research.config import default
-from research.evidence.arms import at, reported, sgd, tuned
-from research.evidence.claim import Claim, Verdict
-from research.evidence.intervals import ratio
-from research.evidence.study import Study
-from research.evidence.trial import to_loss
-from research.grid import Point
-from research.tuning import prediction
-from research.tuning.prediction import Measured, penalty, stability
+from optdyn.analysis import figures
+from optdyn.config import default
+from optdyn.evidence.arms import at, reported, sgd, tuned
+from optdyn.evidence.claim import Claim, Verdict
+from optdyn.evidence.intervals import ratio
+from optdyn.evidence.study import Study
+from optdyn.evidence.trial import to_loss
+from optdyn.grid import Point
+from optdyn.tuning import prediction
+from optdyn.tuning.prediction import Measured, penalty, stability
 
 CLAIM = Claim(
     number=15,

@@ -8,20 +8,20 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from research import losses, models, named, optimizers, own_code, room, strategies
-from research.checks import kinds, plan, ranges, tune
-from research.config import ConfigError, default, to_json
-from research.data import tokenizers
-from research.data.augment import NAMES as AUGMENTATIONS
-from research.likeness import meant
-from research.models.convolution import LOWERINGS
-from research.models.resnet import NORMS, STEMS
-from research.optimizers import schedules
-from research.parallel.layout import APIS
-from research.strategies.method import OPTIONAL
-from research.timeline import service
-from research.timeline.network import COLLECTIVES
-from research.values import one_of, require
+from optdyn import losses, models, named, optimizers, own_code, room, strategies
+from optdyn.checks import kinds, plan, ranges, tune
+from optdyn.config import ConfigError, default, to_json
+from optdyn.data import tokenizers
+from optdyn.data.augment import NAMES as AUGMENTATIONS
+from optdyn.likeness import meant
+from optdyn.models.convolution import LOWERINGS
+from optdyn.models.resnet import NORMS, STEMS
+from optdyn.optimizers import schedules
+from optdyn.parallel.layout import APIS
+from optdyn.strategies.method import OPTIONAL
+from optdyn.timeline import service
+from optdyn.timeline.network import COLLECTIVES
+from optdyn.values import one_of, require
 
 
 def check(config: ConfigDict) -> None:

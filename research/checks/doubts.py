@@ -5,8 +5,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from ml_collections import ConfigDict
 
-from research import models, strategies
-from research.values import shown
+from optdyn import models, strategies
+from optdyn.values import shown
 
 # Optimizers of optax whose updates are about as long as the learning rate, whatever the gradient.
 NORMALIZED = (

@@ -10,7 +10,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from research.values import ConfigError, shown
+from optdyn.values import ConfigError, shown
 
 LARGEST = 2**31 - 1  # of whole numbers, which count what lies in arrays
 WIDER = {"config.seed": 2**32 - 1, "config.plan.memory": 2**63 - 1}
@@ -33,7 +33,7 @@ def check(config: Any, reference: ConfigDict, name: str = "config") -> None:
     for key in reference:
         inner = f"{name}.{key}"
         if key not in config:
-            raise ConfigError(f"{inner}: missing; start from research.config.default()")
+            raise ConfigError(f"{inner}: missing; start from optdyn.config.default()")
         value, usual = config[key], reference[key]
         if not isinstance(usual, ConfigDict):
             wanted = refusal(inner, value, usual)

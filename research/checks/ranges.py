@@ -5,8 +5,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from research.dynamics.moments import FEWEST
-from research.values import ConfigError, require
+from optdyn.dynamics.moments import FEWEST
+from optdyn.values import ConfigError, require
 
 BLOCKS = 1000  # of a model, which is traced block by block
 WIDTH = 2**20  # of a layer, or of a set of workers

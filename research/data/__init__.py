@@ -1,9 +1,9 @@
 """Images with labels, and text, as arrays, and the order in which a run sees them."""
 
-from research.data.arrays import Data, DataError, Split
-from research.data.loading import load
-from research.data.order import away, batches, draws, independent, stratified
-from research.data.shards import contiguous, dirichlet, sizes
+from optdyn.data.arrays import Data, DataError, Split
+from optdyn.data.loading import load
+from optdyn.data.order import away, batches, draws, independent, stratified
+from optdyn.data.shards import contiguous, dirichlet, sizes
 
 __all__ = [
     "Data",

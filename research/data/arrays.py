@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from research.data.order import stratified
-from research.values import InputError
+from optdyn.data.order import stratified
+from optdyn.values import InputError
 
 SEED = 0  # of held-out and reduced training sets: the same objective whatever the run's seed
 

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from research.data.arrays import DataError
-from research.outputs.files import write, write_npz
+from optdyn.data.arrays import DataError
+from optdyn.outputs.files import write, write_npz
 
 LINES = 10_000  # that are encoded at a time: each token takes some hundred bytes meanwhile
 LEAST = 256  # the bytes

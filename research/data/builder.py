@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from research.data import records
-from research.data.arrays import DataError, Split, one_line
+from optdyn.data import records
+from optdyn.data.arrays import DataError, Split, one_line
 
 
 class Images(NamedTuple):

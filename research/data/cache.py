@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from research.data.arrays import DataError, Split
+from optdyn.data.arrays import DataError, Split
 
 ABOUT = "about.json"
 CHECKED = 2**30  # bytes: larger files are not read through to see whether they are whole

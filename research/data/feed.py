@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from research.data.arrays import Split, take
+from optdyn.data.arrays import Split, take
 
 BYTES = 2**26  # of a block, on all devices together; two of them are there
 

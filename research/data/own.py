@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from research import named
-from research.data.arrays import SEED, Data, DataError, Split, one_line, take
-from research.data.order import stratified
+from optdyn import named
+from optdyn.data.arrays import SEED, Data, DataError, Split, one_line, take
+from optdyn.data.order import stratified
 
 KEY = "config.data.name"
 INPUTS, TARGETS = ("image", "x", "text"), ("label", "y")
@@ -43,7 +43,7 @@ def load(name: str, options: Mapping[str, Any]) -> Data:
     where = f"of {KEY} = {name!r}"
     if not isinstance(made, Mapping) or not isinstance(made.get("train"), Mapping):
         raise DataError(
-            f"the data set {where} is a {type(made).__name__}: must be research.data.Data, or a "
+            f"the data set {where} is a {type(made).__name__}: must be optdyn.data.Data, or a "
             "dict with 'train' and 'test', dicts of arrays, and maybe 'classes'"
         )
     if strange := sorted(set(made) - {"train", "test", "classes"}):

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
-from research.data.arrays import DataError
-from research.outputs.files import write
+from optdyn.data.arrays import DataError
+from optdyn.outputs.files import write
 
 FOLDER = "packages"
 SUFFIXES = (".py", ".pyi", ".pyx", ".pxd", ".md", ".rst")
@@ -80,7 +80,7 @@ def split(root: Path) -> tuple[str, str]:
     if not is_prepared(folder):
         raise DataError(
             f"data set 'packages' is not prepared under {folder}; to prepare it, once: "
-            f"python -m research.data.prepare packages --data_dir={root}"
+            f"optdyn prepare packages --data_dir={root}"
         )
     try:
         train, test = ((folder / f"{name}.txt").read_bytes().decode() for name in ("train", "test"))

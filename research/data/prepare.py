@@ -23,12 +23,12 @@ from pathlib import Path
 
 import numpy as np
 
-from research.arguments import Parser
-from research.data import builder as own
-from research.data import folder as files
-from research.data import packages, records, text
-from research.data.arrays import DataError, one_line
-from research.data.loading import data_root
+from optdyn.arguments import Parser
+from optdyn.data import builder as own
+from optdyn.data import folder as files
+from optdyn.data import packages, records, text
+from optdyn.data.arrays import DataError, one_line
+from optdyn.data.loading import data_root
 
 PATIENCE = 10  # seconds for a first answer; TFDS itself retries for minutes
 VERSION = "1.0.0"  # of what is prepared from a folder
@@ -136,9 +136,7 @@ def _reach(url: str) -> None:
 
 
 def main() -> None:
-    parser = Parser(
-        prog="python -m research.data.prepare", description="Prepares a data set for 'tfds:NAME'."
-    )
+    parser = Parser(prog="optdyn prepare", description="Prepares a data set for 'tfds:NAME'.")
     parser.add_argument("spec", metavar="NAME[/CONFIG][:VERSION]")
     parser.add_argument("--data_dir", help="default: $OPTDYN_DATA_DIR, or that of TFDS")
     parser.add_argument("--source", default="", help="folder of idx or npz files to prepare")

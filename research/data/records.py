@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from research.data import cache
-from research.data.arrays import Data, DataError, images, one_line
+from optdyn.data import cache
+from optdyn.data.arrays import Data, DataError, images, one_line
 
 CACHE = "optdyn_arrays_2"
 MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}  # PIL's names, by the number of channels
@@ -49,7 +49,7 @@ def opened(folder: Path) -> Any:
         kind = "no known format" if file_format is None else file_format.value
         raise DataError(
             f"the records in {folder} are {kind} and must be array_record, in another folder: "
-            f"python -m research.data.prepare {builder.info.name} --data_dir=DIR"
+            f"optdyn prepare {builder.info.name} --data_dir=DIR"
         )
     if "train" not in builder.info.splits:
         raise DataError(

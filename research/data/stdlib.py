@@ -10,7 +10,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from research.data.arrays import DataError
+from optdyn.data.arrays import DataError
 
 OPTIONAL = ("distutils", "ensurepip", "idlelib", "lib2to3", "tkinter", "turtle", "turtledemo")
 TESTS = {"test", "tests", "idle_test"}

@@ -8,7 +8,7 @@ The same arguments draw the same examples. A model can learn both, and learns no
 
 import numpy as np
 
-from research.data.arrays import Data
+from optdyn.data.arrays import Data
 
 PATCHES = 4  # a side, of the picture that a class is
 TESTED = 5  # one example is held out for so many drawn

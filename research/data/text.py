@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from research.data import packages, stdlib, tokenizers
-from research.data.arrays import Data, DataError, Split
-from research.data.records import CACHE, held_out, opened, unreadable
+from optdyn.data import packages, stdlib, tokenizers
+from optdyn.data.arrays import Data, DataError, Split
+from optdyn.data.records import CACHE, held_out, opened, unreadable
 
 PASSAGES = """
     SELECT Passage1 || ' ' || Passage2 FROM Bible

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from research.data import bpe
+from optdyn.data import bpe
 
 NAMES = ("character", "byte")
 WANTED = "'character', 'byte' or 'bpe:N', of a vocabulary of N from 256 up"

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from research.problem import Examples, Params, Problem
+from optdyn.problem import Examples, Params, Problem
 
 
 def alignment(problem: Problem, replicas: Params, examples: Examples) -> jax.Array:

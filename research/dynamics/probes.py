@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 
 import jax
 
-from research.dynamics.alignment import alignment
-from research.dynamics.noise import moments
-from research.dynamics.sharpness import sharpness
-from research.problem import Examples, Params, Problem
+from optdyn.dynamics.alignment import alignment
+from optdyn.dynamics.noise import moments
+from optdyn.dynamics.sharpness import sharpness
+from optdyn.problem import Examples, Params, Problem
 
 SMALL = 8  # examples: the smaller batch of the noise scale
 CURVED = 256  # examples of the sharpness and the similarity, at most

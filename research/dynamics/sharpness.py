@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from research.problem import Examples, Params, Problem
+from optdyn.problem import Examples, Params, Problem
 
 ITERATIONS = 20
 

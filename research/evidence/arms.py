@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-from research.evidence.study import Job, Study
-from research.evidence.trial import Curve, to_loss
-from research.grid import Point
+from optdyn.evidence.study import Job, Study
+from optdyn.evidence.trial import Curve, to_loss
+from optdyn.grid import Point
 
 SLACK = 1.5  # a trial ends after so many times what the best so far took
 WORSE = 1.02  # a rung that is worse by less than this ratio is as good

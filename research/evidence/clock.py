@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from research.evidence.study import affinity
+from optdyn.evidence.study import affinity
 
 LEAST = 0.2  # seconds of a timing
 

@@ -17,18 +17,18 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 from ml_collections import ConfigDict
 
-from research import trainer
-from research.config import to_json
-from research.evidence.arms import Arm, Tuned, at, tuned
-from research.evidence.claim import Verdict
-from research.evidence.intervals import ratio, shown, spread, words
-from research.evidence.study import Job, Study
-from research.evidence.trial import SILENT, Curve, to_loss
-from research.grid import Point
-from research.outputs.workdir import rows as rows_of
-from research.run import Run, extended
-from research.strategies.method import PLAIN
-from research.timeline import Timeline
+from optdyn import trainer
+from optdyn.config import to_json
+from optdyn.evidence.arms import Arm, Tuned, at, tuned
+from optdyn.evidence.claim import Verdict
+from optdyn.evidence.intervals import ratio, shown, spread, words
+from optdyn.evidence.study import Job, Study
+from optdyn.evidence.trial import SILENT, Curve, to_loss
+from optdyn.grid import Point
+from optdyn.outputs.workdir import rows as rows_of
+from optdyn.run import Run, extended
+from optdyn.strategies.method import PLAIN
+from optdyn.timeline import Timeline
 
 METERED, LOOKS, METERS = 400, 25, 3  # updates of a metered run and of a log point, seeds
 SHAPE = ("nodes", "devices_per_node")

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple, Self
 
 from ml_collections import ConfigDict
 
-from research import own_code
-from research.evidence.trial import FIRST, Curve, cut, trial
-from research.outputs.files import append, rows, write
+from optdyn import own_code
+from optdyn.evidence.trial import FIRST, Curve, cut, trial
+from optdyn.outputs.files import append, rows, write
 
 ARMS = 16  # that are tuned at a time: each waits for its own trials
 

@@ -15,16 +15,16 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from research import named, program, resident, trainer
-from research.config import ConfigError
-from research.outputs.progress import Watch
-from research.outputs.workdir import rows as rows_of
-from research.problem import Examples
-from research.program import CHUNK, EVALUATED, Program
-from research.strategies.base import State
-from research.timeline.base import Meeting, chosen
-from research.timeline.network import between_nodes, broadcast
-from research.trainer import Run
+from optdyn import named, program, resident, trainer
+from optdyn.config import ConfigError
+from optdyn.outputs.progress import Watch
+from optdyn.outputs.workdir import rows as rows_of
+from optdyn.problem import Examples
+from optdyn.program import CHUNK, EVALUATED, Program
+from optdyn.strategies.base import State
+from optdyn.timeline.base import Meeting, chosen
+from optdyn.timeline.network import between_nodes, broadcast
+from optdyn.trainer import Run
 
 SPACING = 1.08  # updates from one log point to the next
 FIRST = 16  # the first log point after the start

@@ -6,16 +6,16 @@ from typing import Any
 
 import flax.linen as nn
 
-from research import named
-from research.models.base import Blocks, remat
-from research.models.cnn import cnn
-from research.models.mlp import mlp
-from research.models.modern_transformer import modern_transformer
-from research.models.quadratic import quadratic
-from research.models.resmlp import resmlp
-from research.models.resnet import resnet
-from research.models.transformer import transformer
-from research.values import ConfigError
+from optdyn import named
+from optdyn.models.base import Blocks, remat
+from optdyn.models.cnn import cnn
+from optdyn.models.mlp import mlp
+from optdyn.models.modern_transformer import modern_transformer
+from optdyn.models.quadratic import quadratic
+from optdyn.models.resmlp import resmlp
+from optdyn.models.resnet import resnet
+from optdyn.models.transformer import transformer
+from optdyn.values import ConfigError
 
 __all__ = ["MODELS", "Blocks", "make"]
 

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import flax.linen as nn
 import jax
 
-from research.models.base import Blocks
-from research.models.convolution import Conv, max_pool
-from research.models.lowerings import each
-from research.models.mlp import mlp
+from optdyn.models.base import Blocks
+from optdyn.models.convolution import Conv, max_pool
+from optdyn.models.lowerings import each
+from optdyn.models.mlp import mlp
 
 WINDOW = (5, 5)
 

@@ -19,8 +19,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from research.models.fft import fft
-from research.models.winograd import winograd
+from optdyn.models.fft import fft
+from optdyn.models.winograd import winograd
 
 Lowering = Callable[[jax.Array, jax.Array, Sequence[int], str], jax.Array]
 

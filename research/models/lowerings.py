@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from research.models.convolution import require
+from optdyn.models.convolution import require
 
 # Of a convolution: kernel (kh, kw), strides.
 Shape = tuple[tuple[int, int], tuple[int, int]]

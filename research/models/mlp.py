@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import flax.linen as nn
 import jax
 
-from research.models.base import Blocks
+from optdyn.models.base import Blocks
 
 
 class Hidden(nn.Module):

@@ -15,7 +15,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from research.models.base import Blocks
+from optdyn.models.base import Blocks
 
 BASE = 10_000.0  # of the frequencies
 EPSILON = 1e-6

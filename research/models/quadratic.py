@@ -13,7 +13,7 @@ import flax.linen as nn
 import jax
 import numpy as np
 
-from research.models.base import Blocks
+from optdyn.models.base import Blocks
 
 
 class Displacement(nn.Module):

@@ -8,7 +8,7 @@ with all of x_k, W1 and W2 of one width and LN layer normalization.
 import flax.linen as nn
 import jax
 
-from research.models.base import Blocks
+from optdyn.models.base import Blocks
 
 
 class Residual(nn.Module):

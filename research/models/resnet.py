@@ -30,9 +30,9 @@ from itertools import islice
 import flax.linen as nn
 import jax
 
-from research.models.base import Blocks
-from research.models.convolution import Conv
-from research.models.lowerings import Shape, each
+from optdyn.models.base import Blocks
+from optdyn.models.convolution import Conv
+from optdyn.models.lowerings import Shape, each
 
 NORMS = ("group", "batch")
 STEMS: dict[str, Shape] = {

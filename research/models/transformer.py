@@ -11,8 +11,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from research.models.base import Blocks
-from research.models.resmlp import Output
+from optdyn.models.base import Blocks
+from optdyn.models.resmlp import Output
 
 
 class Residual(nn.Module):

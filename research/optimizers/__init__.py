@@ -15,12 +15,12 @@ import jax.numpy as jnp
 import optax
 from optax import contrib
 
-from research import named, own_code
-from research.optimizers import closed_loop, staleness
-from research.optimizers.schedules import SCHEDULES, learning_rates
-from research.reached import Key
-from research.strategies import groups_of
-from research.values import ConfigError
+from optdyn import named, own_code
+from optdyn.optimizers import closed_loop, staleness
+from optdyn.optimizers.schedules import SCHEDULES, learning_rates
+from optdyn.reached import Key
+from optdyn.strategies import groups_of
+from optdyn.values import ConfigError
 
 __all__ = [
     "KEY",

@@ -31,7 +31,7 @@ import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
 
-from research.strategies.base import Params
+from optdyn.strategies.base import Params
 
 LIMIT = 0.999  # of |mu|: a mean lag 1 / (1 - mu) of at most 1000 updates
 

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from research import named
-from research.values import ConfigError
+from optdyn import named
+from optdyn.values import ConfigError
 
 KEY = "config.optimizer.schedule"
 

@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from research.strategies.base import Params
+from optdyn.strategies.base import Params
 
 EPS = 1e-7  # beside the mean of g * g
 

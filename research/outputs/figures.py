@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from research.values import shown
+from optdyn.values import shown
 
 NUMBER = (int, float)
 KINDS: Mapping[str, Any] = {  # of figures that others compute with, where they are; null is of any

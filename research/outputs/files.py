@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from research.values import InputError
+from optdyn.values import InputError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from research.outputs.files import read_json, write, write_json
+from optdyn.outputs.files import read_json, write, write_json
 
 ROOT = Path(__file__).parent.parent.parent  # of the checkout, if this is one
 SMALL = 2**16  # characters of a difference that is kept

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from research.outputs.files import WorkdirError, line_of, writing
-from research.outputs.progress import say
+from optdyn.outputs.files import WorkdirError, line_of, writing
+from optdyn.outputs.progress import say
 
 LOCK = ".lock"  # empty while nobody holds it; else who does
 

@@ -35,7 +35,7 @@ def say(text: str) -> None:
 
     Of several processes only the one that writes files does.
     """
-    from research.processes import is_writer  # here, for it imports jax
+    from optdyn.processes import is_writer  # here, for it imports jax
 
     if is_writer():
         _write(f"{text}\n", is_open=False)

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from research.outputs.files import append, write
-from research.timeline.base import Timeline
-from research.timeline.trace import PREFIX, columns, versions
+from optdyn.outputs.files import append, write
+from optdyn.timeline.base import Timeline
+from optdyn.timeline.trace import PREFIX, columns, versions
 
 
 class Recorder:

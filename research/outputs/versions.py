@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from research.strategies.snapshots import State
+from optdyn.strategies.snapshots import State
 
 FOLDER = "versions"
 LARGE = 2**28  # bytes of a table

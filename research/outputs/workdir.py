@@ -24,11 +24,11 @@ from tensorboardX import summary as events
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event
 
-from research import config as configs
-from research import own_code
-from research.outputs import versions
-from research.outputs.figures import missing, unlike
-from research.outputs.files import (
+from optdyn import config as configs
+from optdyn import own_code
+from optdyn.outputs import versions
+from optdyn.outputs.figures import missing, unlike
+from optdyn.outputs.files import (
     DiskFull,
     WorkdirError,
     finite,
@@ -39,7 +39,7 @@ from research.outputs.files import (
     write_json,
     writing,
 )
-from research.strategies import snapshots
+from optdyn.strategies import snapshots
 
 # Of a run: keys that cannot change its floats, and its length.
 FREE = ("note", "steps", "log_every", "checkpoint_every", "plan", "tune")

@@ -6,15 +6,15 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec as P
 
-from research import strategies
-from research.parallel import layout
-from research.parallel.layout import Advance, Layout
-from research.parallel.overlap import overlap
-from research.parallel.paged import initial, paged
-from research.parallel.simulated import one_node, over_nodes, over_workers
-from research.parallel.worker_seconds import measure
-from research.problem import Problem
-from research.strategies import Strategy
+from optdyn import strategies
+from optdyn.parallel import layout
+from optdyn.parallel.layout import Advance, Layout
+from optdyn.parallel.overlap import overlap
+from optdyn.parallel.paged import initial, paged
+from optdyn.parallel.simulated import one_node, over_nodes, over_workers
+from optdyn.parallel.worker_seconds import measure
+from optdyn.problem import Problem
+from optdyn.strategies import Strategy
 
 Loop = Callable[[Strategy], Advance]
 

@@ -21,7 +21,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from research.values import InputError
+from optdyn.values import InputError
 
 APIS = ("jit", "shard_map", "pmap", "overlap")
 Advance = Callable[..., tuple[Any, Any]]

@@ -24,16 +24,16 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from research.models import base
-from research.parallel import layout
-from research.parallel.layout import Layout
-from research.parallel.stacked import Form, Forms, Stacked, merge, ravel, stack, unravel
-from research.parallel.stages import Stage, in_micro_batches, sent_by, update
-from research.problem import Examples, Problem
-from research.strategies import sync
-from research.strategies.base import Event, Info
-from research.strategies.late_stages import distance, through
-from research.strategies.snapshots import State
+from optdyn.models import base
+from optdyn.parallel import layout
+from optdyn.parallel.layout import Layout
+from optdyn.parallel.stacked import Form, Forms, Stacked, merge, ravel, stack, unravel
+from optdyn.parallel.stages import Stage, in_micro_batches, sent_by, update
+from optdyn.problem import Examples, Problem
+from optdyn.strategies import sync
+from optdyn.strategies.base import Event, Info
+from optdyn.strategies.late_stages import distance, through
+from optdyn.strategies.snapshots import State
 
 
 class Versions(NamedTuple):

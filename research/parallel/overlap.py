@@ -21,10 +21,10 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from research.parallel import ring
-from research.parallel.layout import Advance, DeviceError, Layout, gathered, spread, with_rows
-from research.parallel.simulated import Nodes
-from research.strategies.base import Apart, Event
+from optdyn.parallel import ring
+from optdyn.parallel.layout import Advance, DeviceError, Layout, gathered, spread, with_rows
+from optdyn.parallel.simulated import Nodes
+from optdyn.strategies.base import Apart, Event
 
 
 class Running(NamedTuple):

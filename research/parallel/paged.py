@@ -18,9 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from research.parallel.layout import Advance, Layout
-from research.strategies.base import Event, Info, Params
-from research.strategies.snapshots import Slot, State, rows
+from optdyn.parallel.layout import Advance, Layout
+from optdyn.strategies.base import Event, Info, Params
+from optdyn.strategies.snapshots import Slot, State, rows
 
 ROWS = 4  # on the device, besides its slot: brought for two updates, and made by two
 ALIGNED = 64  # bytes; a CPU then reads a row where it is

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from research.strategies.base import Batch, Event, Info, Params, Strategy, distance
+from optdyn.strategies.base import Batch, Event, Info, Params, Strategy, distance
 
 
 class Nodes(NamedTuple):

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from research.strategies.sync import State
+from optdyn.strategies.sync import State
 
 
 class Form(NamedTuple):

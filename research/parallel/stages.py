@@ -23,15 +23,15 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from research.costs import Groups
-from research.models import Blocks, base
-from research.parallel import gpipe, layout
-from research.parallel.layout import Layout
-from research.parallel.stacked import Form, Forms, Stacked, form_of, merge, ravel, stack, unravel
-from research.problem import Examples, Problem
-from research.strategies.base import Event, Info, by_block
-from research.strategies.sync import State
-from research.strategies.truncated import gradients, heads
+from optdyn.costs import Groups
+from optdyn.models import Blocks, base
+from optdyn.parallel import gpipe, layout
+from optdyn.parallel.layout import Layout
+from optdyn.parallel.stacked import Form, Forms, Stacked, form_of, merge, ravel, stack, unravel
+from optdyn.problem import Examples, Problem
+from optdyn.strategies.base import Event, Info, by_block
+from optdyn.strategies.sync import State
+from optdyn.strategies.truncated import gradients, heads
 
 
 class Stage(NamedTuple):

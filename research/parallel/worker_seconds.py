@@ -10,8 +10,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
-from research.problem import Problem
-from research.strategies.dynamic_batch import Part
+from optdyn.problem import Problem
+from optdyn.strategies.dynamic_batch import Part
 
 Measure = Callable[..., np.ndarray]
 

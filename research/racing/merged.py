@@ -19,12 +19,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from research.racing.server import event_of
-from research.racing.worker import Activations, Answer, Workers, examples_of, halves_of, numbered
-from research.run import Run
-from research.strategies.base import Message, Params
-from research.timeline.versions import Reading
-from research.trainer import Ask
+from optdyn.racing.server import event_of
+from optdyn.racing.worker import Activations, Answer, Workers, examples_of, halves_of, numbered
+from optdyn.run import Run
+from optdyn.strategies.base import Message, Params
+from optdyn.timeline.versions import Reading
+from optdyn.trainer import Ask
 
 
 def serve(run: Run, working: Mapping[int, Reading], workers: Workers, begins: Ask) -> Workers:

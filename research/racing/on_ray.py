@@ -13,12 +13,12 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from research.racing.shards import Part, parted, shards
-from research.racing.worker import Shards, Workers, asked, worker
-from research.run import Run
-from research.strategies.base import Message
-from research.trainer import prepare
-from research.values import InputError
+from optdyn.racing.shards import Part, parted, shards
+from optdyn.racing.worker import Shards, Workers, asked, worker
+from optdyn.run import Run
+from optdyn.strategies.base import Message
+from optdyn.trainer import prepare
+from optdyn.values import InputError
 
 # Bytes up to which a message goes by itself, and not through Ray's store of shared memory: with
 # 200 kB each way a call takes 1.9 ms in place of 3.6.

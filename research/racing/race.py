@@ -21,20 +21,20 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from research import named, trainer
-from research.outputs.files import WorkdirError, read_json
-from research.outputs.hold import free
-from research.outputs.workdir import is_finished
-from research.racing import merged, separable, server, shards
-from research.racing.worker import Compute, Workers, order_of, parts_of, worker
-from research.resuming import as_begun, begun
-from research.run import Run
-from research.strategies.base import State
-from research.strategies.method import groups_of
-from research.timeline.base import TimelineError
-from research.timeline.trace import read
-from research.timeline.versions import Order, fill
-from research.trainer import Ask, Infos
+from optdyn import named, trainer
+from optdyn.outputs.files import WorkdirError, read_json
+from optdyn.outputs.hold import free
+from optdyn.outputs.workdir import is_finished
+from optdyn.racing import merged, separable, server, shards
+from optdyn.racing.worker import Compute, Workers, order_of, parts_of, worker
+from optdyn.resuming import as_begun, begun
+from optdyn.run import Run
+from optdyn.strategies.base import State
+from optdyn.strategies.method import groups_of
+from optdyn.timeline.base import TimelineError
+from optdyn.timeline.trace import read
+from optdyn.timeline.versions import Order, fill
+from optdyn.trainer import Ask, Infos
 
 PATIENCE = 0.5  # seconds until the run looks whether it is to stop
 

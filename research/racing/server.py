@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from research.racing.worker import Shards, examples_of, halves_of, numbered, parts_of
-from research.run import Run, joined
-from research.strategies.base import Event, Info, State
-from research.timeline.base import at
-from research.trainer import Ask
+from optdyn.racing.worker import Shards, examples_of, halves_of, numbered, parts_of
+from optdyn.run import Run, joined
+from optdyn.strategies.base import Event, Info, State
+from optdyn.timeline.base import at
+from optdyn.trainer import Ask
 
 
 class Server(NamedTuple):

@@ -13,13 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from research.racing import separable
-from research.racing.server import event_of
-from research.racing.worker import Compute, Shards, halves_of
-from research.run import Run
-from research.strategies.base import Event, Message, Params, State, alone
-from research.strategies.method import of_config
-from research.values import ConfigError
+from optdyn.racing import separable
+from optdyn.racing.server import event_of
+from optdyn.racing.worker import Compute, Shards, halves_of
+from optdyn.run import Run
+from optdyn.strategies.base import Event, Message, Params, State, alone
+from optdyn.strategies.method import of_config
+from optdyn.values import ConfigError
 
 Call = Callable[..., Any]  # (method of a `Part`, its arguments) -> a handle of what it returns
 

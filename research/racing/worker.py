@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from research import problem, program, resident
-from research.problem import Examples
-from research.program import Raced
-from research.run import Run, parted
-from research.strategies.base import Event, Params, State
-from research.strategies.method import of_config
-from research.timeline.versions import Order
+from optdyn import problem, program, resident
+from optdyn.problem import Examples
+from optdyn.program import Raced
+from optdyn.run import Run, parted
+from optdyn.strategies.base import Event, Params, State
+from optdyn.strategies.method import of_config
+from optdyn.timeline.versions import Order
 
 AHEAD = 64  # batches whose numbers are made at a time
 

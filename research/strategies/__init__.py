@@ -1,8 +1,8 @@
 """Ways of parallelising SGD, one a file, and what they are put together of."""
 
-from research.strategies.base import Event, Strategy
-from research.strategies.compose import compose, pieces
-from research.strategies.method import (
+from optdyn.strategies.base import Event, Strategy
+from optdyn.strategies.compose import compose, pieces
+from optdyn.strategies.method import (
     GROUPED,
     PLAIN,
     Chosen,

@@ -16,13 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from research import seeds
-from research.strategies import workers as own
-from research.strategies.base import Batch, Event, Gradient, Info, Params, Strategy, Update
-from research.strategies.method import Chosen, Setting
-from research.strategies.worker_clock import timeline
-from research.timeline.base import Timeline
-from research.values import one_of
+from optdyn import seeds
+from optdyn.strategies import workers as own
+from optdyn.strategies.base import Batch, Event, Gradient, Info, Params, Strategy, Update
+from optdyn.strategies.method import Chosen, Setting
+from optdyn.strategies.worker_clock import timeline
+from optdyn.timeline.base import Timeline
+from optdyn.values import one_of
 
 GRAPHS = ("ring", "complete")
 

@@ -16,12 +16,12 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from research.strategies import local_steps
-from research.strategies import workers as own
-from research.strategies.base import Batch, Event, Gradient, Info, Params, Strategy, Update
-from research.strategies.delayed_momentum import clock, order
-from research.strategies.method import Racing
-from research.values import require
+from optdyn.strategies import local_steps
+from optdyn.strategies import workers as own
+from optdyn.strategies.base import Batch, Event, Gradient, Info, Params, Strategy, Update
+from optdyn.strategies.delayed_momentum import clock, order
+from optdyn.strategies.method import Racing
+from optdyn.values import require
 
 
 class State(NamedTuple):

@@ -20,8 +20,8 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
-from research.strategies import groups
-from research.strategies.base import (
+from optdyn.strategies import groups
+from optdyn.strategies.base import (
     Array,
     Batch,
     Event,
@@ -32,9 +32,9 @@ from research.strategies.base import (
     Update,
     alone,
 )
-from research.strategies.method import Method, Racing
-from research.strategies.snapshots import Slot, State, is_rounded, packed
-from research.timeline.service import DRAWN
+from optdyn.strategies.method import Method, Racing
+from optdyn.strategies.snapshots import Slot, State, is_rounded, packed
+from optdyn.timeline.service import DRAWN
 
 
 def asynchronous(

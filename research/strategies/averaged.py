@@ -2,10 +2,10 @@
 
 from ml_collections import ConfigDict
 
-from research.strategies import compression, nodes
-from research.strategies.method import Chosen, Keys
-from research.strategies.outer import INNER_STATES
-from research.values import ConfigError, one_of, require
+from optdyn.strategies import compression, nodes
+from optdyn.strategies.method import Chosen, Keys
+from optdyn.strategies.outer import INNER_STATES
+from optdyn.values import ConfigError, one_of, require
 
 
 def values(config: ConfigDict) -> None:

@@ -14,12 +14,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from research.strategies import base, gathering
-from research.strategies.asynchronous import asynchronous
-from research.strategies.base import Batch, Event, Gradient, Info, Strategy, Update
-from research.strategies.method import Method, Racing
-from research.strategies.snapshots import State, is_rounded
-from research.timeline.service import DRAWN
+from optdyn.strategies import base, gathering
+from optdyn.strategies.asynchronous import asynchronous
+from optdyn.strategies.base import Batch, Event, Gradient, Info, Strategy, Update
+from optdyn.strategies.method import Method, Racing
+from optdyn.strategies.snapshots import State, is_rounded
+from optdyn.timeline.service import DRAWN
 
 
 def buffered(

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 
 import optax
 
-from research.problem import Problem
-from research.strategies import base
-from research.strategies.base import Gradient, Strategy, Update
-from research.strategies.metered import metered
-from research.strategies.method import Chosen, Keys
-from research.strategies.sync import sync
+from optdyn.problem import Problem
+from optdyn.strategies import base
+from optdyn.strategies.base import Gradient, Strategy, Update
+from optdyn.strategies.metered import metered
+from optdyn.strategies.method import Chosen, Keys
+from optdyn.strategies.sync import sync
 
 
 def compose(

@@ -16,8 +16,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from research.strategies.messages import Compression, Nodes, Tree
-from research.strategies.powersgd import powersgd
+from optdyn.strategies.messages import Compression, Nodes, Tree
+from optdyn.strategies.powersgd import powersgd
 
 
 def make(keys: Mapping[str, Any]) -> Compression | None:

@@ -12,16 +12,16 @@ implementation, gives x the weight 1 there if it is received as the others are).
 import numpy as np
 from ml_collections import ConfigDict
 
-from research.strategies import nodes
-from research.strategies.base import Strategy
-from research.strategies.messages import Messages
-from research.strategies.method import Chosen, Keys, Method, Setting
-from research.strategies.outer import outer
-from research.timeline import daso as phases
-from research.timeline.base import Meeting, Timeline
-from research.timeline.service import DRAWN
-from research.timeline.trace import Held
-from research.values import one_of, require
+from optdyn.strategies import nodes
+from optdyn.strategies.base import Strategy
+from optdyn.strategies.messages import Messages
+from optdyn.strategies.method import Chosen, Keys, Method, Setting
+from optdyn.strategies.outer import outer
+from optdyn.timeline import daso as phases
+from optdyn.timeline.base import Meeting, Timeline
+from optdyn.timeline.service import DRAWN
+from optdyn.timeline.trace import Held
+from optdyn.values import one_of, require
 
 
 def daso(inner: Strategy, keys: Keys, senders: str | None = None) -> Strategy:

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-from research.strategies.method import Chosen, Setting, of_config
-from research.strategies.worker_clock import by_speed, timeline
-from research.timeline.base import Timeline
-from research.timeline.exchanges import Exchanges
+from optdyn.strategies.method import Chosen, Setting, of_config
+from optdyn.strategies.worker_clock import by_speed, timeline
+from optdyn.timeline.base import Timeline
+from optdyn.timeline.exchanges import Exchanges
 
 
 class Turn(NamedTuple):

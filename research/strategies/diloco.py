@@ -15,12 +15,12 @@ from typing import Any
 import optax
 from ml_collections import ConfigDict
 
-from research.strategies.base import Strategy
-from research.strategies.meetings import with_numbers
-from research.strategies.method import Keys, Method
-from research.strategies.model_averaging import METHOD as AVERAGING
-from research.strategies.model_averaging import averaging
-from research.values import require
+from optdyn.strategies.base import Strategy
+from optdyn.strategies.meetings import with_numbers
+from optdyn.strategies.method import Keys, Method
+from optdyn.strategies.model_averaging import METHOD as AVERAGING
+from optdyn.strategies.model_averaging import averaging
+from optdyn.values import require
 
 PLAIN = {"outer_learning_rate": 1.0, "outer_momentum": 0.0}  # the mean
 

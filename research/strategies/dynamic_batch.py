@@ -21,13 +21,13 @@ import numpy as np
 from jax import lax
 from ml_collections import ConfigDict
 
-from research.strategies.base import Batch, Event, Gradient, Params, all_reduce
-from research.strategies.method import Chosen, Method, Setting
-from research.timeline import dynamic_batch as clocks
-from research.timeline.base import Shares, Timeline, from_arrivals
-from research.timeline.service import DRAWN
-from research.timeline.trace import Held
-from research.values import ConfigError, one_of, require
+from optdyn.strategies.base import Batch, Event, Gradient, Params, all_reduce
+from optdyn.strategies.method import Chosen, Method, Setting
+from optdyn.timeline import dynamic_batch as clocks
+from optdyn.timeline.base import Shares, Timeline, from_arrivals
+from optdyn.timeline.service import DRAWN
+from optdyn.timeline.trace import Held
+from optdyn.values import ConfigError, one_of, require
 
 MOST_WORK = 1000  # times that a worker may go through its part to be slow
 WEIGHTS = ("share", "equal")  # of the workers' mean gradients: b_i / B or 1 / N

@@ -17,14 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from research.strategies import local_steps
-from research.strategies import workers as own
-from research.strategies.base import Array, Batch, Event, Gradient, Info, Params, Strategy, Update
-from research.strategies.method import Chosen, Racing, Setting
-from research.strategies.worker_clock import timeline
-from research.timeline.base import Timeline
-from research.timeline.exchanges import Exchanges
-from research.values import require
+from optdyn.strategies import local_steps
+from optdyn.strategies import workers as own
+from optdyn.strategies.base import Array, Batch, Event, Gradient, Info, Params, Strategy, Update
+from optdyn.strategies.method import Chosen, Racing, Setting
+from optdyn.strategies.worker_clock import timeline
+from optdyn.timeline.base import Timeline
+from optdyn.timeline.exchanges import Exchanges
+from optdyn.values import require
 
 
 class Exchange(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from research.values import ConfigError
+from optdyn.values import ConfigError
 
 
 def cut(tree: Any, fragments: int) -> tuple[Any, ...]:

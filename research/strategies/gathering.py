@@ -2,12 +2,12 @@
 
 from ml_collections import ConfigDict
 
-from research.strategies import groups
-from research.strategies.method import Chosen, Setting, devices_of, slowed
-from research.timeline.base import Timeline
-from research.timeline.compute_groups import make
-from research.timeline.versions import WAITING, Versions
-from research.values import ConfigError, one_of, require
+from optdyn.strategies import groups
+from optdyn.strategies.method import Chosen, Setting, devices_of, slowed
+from optdyn.timeline.base import Timeline
+from optdyn.timeline.compute_groups import make
+from optdyn.timeline.versions import WAITING, Versions
+from optdyn.values import ConfigError, one_of, require
 
 
 def clock(setting: Setting, methods: Chosen) -> Timeline:

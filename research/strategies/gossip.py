@@ -24,13 +24,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from research.strategies import gossip_clock
-from research.strategies.base import Batch, Event, Info, Params, State, Strategy
-from research.strategies.messages import over_nodes, own_event
-from research.strategies.method import Keys, Method
-from research.timeline import graphs
-from research.timeline.service import DRAWN
-from research.values import one_of
+from optdyn.strategies import gossip_clock
+from optdyn.strategies.base import Batch, Event, Info, Params, State, Strategy
+from optdyn.strategies.messages import over_nodes, own_event
+from optdyn.strategies.method import Keys, Method
+from optdyn.timeline import graphs
+from optdyn.timeline.service import DRAWN
+from optdyn.values import one_of
 
 ORDERS = ("combine", "adapt")
 

@@ -5,14 +5,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-from research import seeds
-from research.strategies import nodes
-from research.strategies.method import Chosen, Setting
-from research.timeline import graphs, habits
-from research.timeline.base import Timeline
-from research.timeline.network import broadcast, links
-from research.timeline.trace import Held
-from research.values import one_of, require
+from optdyn import seeds
+from optdyn.strategies import nodes
+from optdyn.strategies.method import Chosen, Setting
+from optdyn.timeline import graphs, habits
+from optdyn.timeline.base import Timeline
+from optdyn.timeline.network import broadcast, links
+from optdyn.timeline.trace import Held
+from optdyn.values import one_of, require
 
 ROWS = 256  # nodes at most that each hold a whole row of R; of more those that are not 0
 

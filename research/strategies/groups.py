@@ -7,16 +7,16 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from research import models, seeds
-from research.strategies.merged import cut
-from research.strategies.method import Chosen, Setting, owns, slowed
-from research.strategies.snapshots import SNAPSHOTS
-from research.timeline.base import Timeline, staleness_of
-from research.timeline.compute_groups import make
-from research.timeline.service import DRAWN, is_drawn
-from research.timeline.trace import Held
-from research.timeline.versions import Versions
-from research.values import ConfigError, one_of, require
+from optdyn import models, seeds
+from optdyn.strategies.merged import cut
+from optdyn.strategies.method import Chosen, Setting, owns, slowed
+from optdyn.strategies.snapshots import SNAPSHOTS
+from optdyn.timeline.base import Timeline, staleness_of
+from optdyn.timeline.compute_groups import make
+from optdyn.timeline.service import DRAWN, is_drawn
+from optdyn.timeline.trace import Held
+from optdyn.timeline.versions import Versions
+from optdyn.values import ConfigError, one_of, require
 
 RECORDED = ("trace", "race")  # laws of service: arrivals that were, or are being, recorded
 SLOTS = ("read", "write")

@@ -21,12 +21,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from research.models import Blocks, base
-from research.problem import Problem
-from research.strategies.asynchronous import asynchronous
-from research.strategies.base import Batch, Event, Gradient, Info, Params, Strategy, Update, whole
-from research.strategies.method import Keys
-from research.strategies.snapshots import State
+from optdyn.models import Blocks, base
+from optdyn.problem import Problem
+from optdyn.strategies.asynchronous import asynchronous
+from optdyn.strategies.base import Batch, Event, Gradient, Info, Params, Strategy, Update, whole
+from optdyn.strategies.method import Keys
+from optdyn.strategies.snapshots import State
 
 
 def through(blocks: Blocks, new: Params, old: Params, h: jax.Array) -> jax.Array:

@@ -12,20 +12,20 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from research import models
-from research.costs import Costs, Groups, block_costs, of_groups, of_stages
-from research.models import base
-from research.parallel.layout import mesh
-from research.parallel.stages import stages
-from research.problem import Problem
-from research.strategies import similarity
-from research.strategies.base import Batch, Event, Gradient, Params
-from research.strategies.method import Chosen, Keys, Method, Network, Setting
-from research.strategies.truncated import VARIANTS, gradients, groups, heads
-from research.timeline import pipeline
-from research.timeline.base import Timeline
-from research.timeline.nodes import equal_parts
-from research.values import ConfigError, one_of, require
+from optdyn import models
+from optdyn.costs import Costs, Groups, block_costs, of_groups, of_stages
+from optdyn.models import base
+from optdyn.parallel.layout import mesh
+from optdyn.parallel.stages import stages
+from optdyn.problem import Problem
+from optdyn.strategies import similarity
+from optdyn.strategies.base import Batch, Event, Gradient, Params
+from optdyn.strategies.method import Chosen, Keys, Method, Network, Setting
+from optdyn.strategies.truncated import VARIANTS, gradients, groups, heads
+from optdyn.timeline import pipeline
+from optdyn.timeline.base import Timeline
+from optdyn.timeline.nodes import equal_parts
+from optdyn.values import ConfigError, one_of, require
 
 
 def local(problem: Problem, groups: Groups, shared: bool = False) -> Gradient:

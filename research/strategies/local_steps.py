@@ -12,10 +12,10 @@ import jax
 from jax import lax
 from ml_collections import ConfigDict
 
-from research.strategies import groups
-from research.strategies.base import Array, Event, Gradient, Params, Update
-from research.strategies.method import Chosen
-from research.values import ConfigError
+from optdyn.strategies import groups
+from optdyn.strategies.base import Array, Event, Gradient, Params, Update
+from optdyn.strategies.method import Chosen
+from optdyn.values import ConfigError
 
 
 class Trained(NamedTuple):

@@ -7,17 +7,17 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from research import optimizers
-from research.strategies import compression
-from research.strategies.fragments import cut
-from research.strategies.method import Chosen, Keys, Setting
-from research.strategies.nodes import inside
-from research.timeline import habits
-from research.timeline.base import Meeting, Timeline
-from research.timeline.daso import timeline
-from research.timeline.network import between_nodes, broadcast, to_all_nodes
-from research.timeline.nodes import Within
-from research.timeline.trace import Held
+from optdyn import optimizers
+from optdyn.strategies import compression
+from optdyn.strategies.fragments import cut
+from optdyn.strategies.method import Chosen, Keys, Setting
+from optdyn.strategies.nodes import inside
+from optdyn.timeline import habits
+from optdyn.timeline.base import Meeting, Timeline
+from optdyn.timeline.daso import timeline
+from optdyn.timeline.network import between_nodes, broadcast, to_all_nodes
+from optdyn.timeline.nodes import Within
+from optdyn.timeline.trace import Held
 
 Clock = Callable[[Setting, Chosen], Timeline]
 

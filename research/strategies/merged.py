@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from research.models import base
-from research.problem import Params, Problem
-from research.values import ConfigError
+from optdyn.models import base
+from optdyn.problem import Params, Problem
+from optdyn.values import ConfigError
 
 Back = Callable[[jax.Array], Params]  # dl/dh -> dl/dx; a pytree, which programs may return
 

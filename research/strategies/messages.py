@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.flatten_util import ravel_pytree
 
-from research.strategies.base import Event, Params
+from optdyn.strategies.base import Event, Params
 
 Tree = Any
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from research.strategies.base import (
+from optdyn.strategies.base import (
     Array,
     Batch,
     Event,

@@ -16,16 +16,16 @@ from typing import Any, NamedTuple
 import jax
 from ml_collections import ConfigDict
 
-from research import named
-from research.problem import Examples, Params, Problem
-from research.strategies.base import Gradient, Strategy
-from research.timeline.base import Timeline
-from research.timeline.trace import Held, checked, read
-from research.timeline.versions import Order
-from research.values import ConfigError
+from optdyn import named
+from optdyn.problem import Examples, Params, Problem
+from optdyn.strategies.base import Gradient, Strategy
+from optdyn.timeline.base import Timeline
+from optdyn.timeline.trace import Held, checked, read
+from optdyn.timeline.versions import Order
+from optdyn.values import ConfigError
 
 PLAIN, GROUPED = "sync", "asynchronous"  # the limit of all methods; groups that arrive alone
-PACKAGE = "research.strategies"
+PACKAGE = "optdyn.strategies"
 PIECES = ("gradient", "read", "mix")
 Keys = Mapping[str, Any]  # of config.strategy
 
@@ -202,7 +202,7 @@ def load(name: str) -> Method:
     found = named.find("config.strategy.name", name, _methods())
     if not isinstance(found, Method):
         raise ConfigError(
-            f"config.strategy.name = {name!r}: must be a Method of research.strategies, and is "
+            f"config.strategy.name = {name!r}: must be a Method of optdyn.strategies, and is "
             f"{named.shown(found)}"
         )
     return found

@@ -13,13 +13,13 @@ parameters, which take turns, and with what was sent tau updates before:
 import optax
 from jax import lax
 
-from research.strategies import averaged, compression
-from research.strategies.base import Strategy
-from research.strategies.meetings import clock
-from research.strategies.messages import Messages
-from research.strategies.method import Keys, Method
-from research.strategies.outer import outer
-from research.timeline.service import DRAWN
+from optdyn.strategies import averaged, compression
+from optdyn.strategies.base import Strategy
+from optdyn.strategies.meetings import clock
+from optdyn.strategies.messages import Messages
+from optdyn.strategies.method import Keys, Method
+from optdyn.strategies.outer import outer
+from optdyn.timeline.service import DRAWN
 
 
 def averaging(

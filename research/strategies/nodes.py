@@ -6,12 +6,12 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from research import seeds
-from research.strategies.method import Chosen, Method, Setting
-from research.timeline import nodes as hierarchy
-from research.timeline.daso import Inside
-from research.timeline.nodes import Within
-from research.values import ConfigError
+from optdyn import seeds
+from optdyn.strategies.method import Chosen, Method, Setting
+from optdyn.timeline import nodes as hierarchy
+from optdyn.timeline.daso import Inside
+from optdyn.timeline.nodes import Within
+from optdyn.values import ConfigError
 
 SLOTS = ("worker", "read", "write")  # fields of a choice that are slots of a table
 

@@ -26,9 +26,9 @@ import optax
 from jax import lax
 from jax.flatten_util import ravel_pytree
 
-from research.strategies.base import Apart, Batch, Event, Info, Params, Strategy
-from research.strategies.fragments import cut, join
-from research.strategies.messages import Messages, over_nodes, own_event, size
+from optdyn.strategies.base import Apart, Batch, Event, Info, Params, Strategy
+from optdyn.strategies.fragments import cut, join
+from optdyn.strategies.messages import Messages, over_nodes, own_event, size
 
 Weights = Callable[[jax.Array], tuple[Any, Any]]
 

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from research.strategies.base import Params
-from research.strategies.in_place import read_first, row
-from research.strategies.method import Keys
+from optdyn.strategies.base import Params
+from optdyn.strategies.in_place import read_first, row
+from optdyn.strategies.method import Keys
 
 SNAPSHOTS = ("", "bfloat16", "host")  # how versions are kept
 BITS = jnp.uint16

@@ -17,17 +17,17 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from research import models
-from research.parallel.layout import mesh
-from research.parallel.never_flushed import never_flushed
-from research.problem import Problem
-from research.strategies import local
-from research.strategies.late_stages import gradient_of, reading
-from research.strategies.method import Chosen, Keys, Method, Network, Setting
-from research.timeline import pipeline
-from research.timeline.base import Timeline
-from research.timeline.stale_stages import KINDS, cuts, stale_stages
-from research.values import ConfigError, one_of
+from optdyn import models
+from optdyn.parallel.layout import mesh
+from optdyn.parallel.never_flushed import never_flushed
+from optdyn.problem import Problem
+from optdyn.strategies import local
+from optdyn.strategies.late_stages import gradient_of, reading
+from optdyn.strategies.method import Chosen, Keys, Method, Network, Setting
+from optdyn.timeline import pipeline
+from optdyn.timeline.base import Timeline
+from optdyn.timeline.stale_stages import KINDS, cuts, stale_stages
+from optdyn.values import ConfigError, one_of
 
 
 def clock(setting: Setting, methods: Chosen) -> Timeline:

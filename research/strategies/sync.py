@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import optax
 
-from research.strategies.base import Batch, Event, Gradient, Info, Params, Strategy, Update
-from research.strategies.method import Chosen, Method, Setting
-from research.timeline.base import Timeline
-from research.timeline.compute_groups import make
-from research.timeline.service import DRAWN
+from optdyn.strategies.base import Batch, Event, Gradient, Info, Params, Strategy, Update
+from optdyn.strategies.method import Chosen, Method, Setting
+from optdyn.timeline.base import Timeline
+from optdyn.timeline.compute_groups import make
+from optdyn.timeline.service import DRAWN
 
 
 class State(NamedTuple):

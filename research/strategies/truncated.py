@@ -17,10 +17,10 @@ from itertools import pairwise
 import jax
 import jax.numpy as jnp
 
-from research.costs import Groups
-from research.models import Blocks, base
-from research.problem import Problem
-from research.strategies.base import Batch, Params
+from optdyn.costs import Groups
+from optdyn.models import Blocks, base
+from optdyn.problem import Problem
+from optdyn.strategies.base import Batch, Params
 
 Gradients = Callable[[Params, jax.Array, Batch], tuple[Params, jax.Array, jax.Array]]
 

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from research import seeds
-from research.strategies.method import Chosen, Setting, slowed
-from research.timeline.arrivals import Work, arrivals
-from research.timeline.base import Timeline, from_arrivals
-from research.timeline.compute_groups import work_of
-from research.timeline.exchanges import batches, exchanges
-from research.timeline.service import law
-from research.timeline.versions import empty
+from optdyn import seeds
+from optdyn.strategies.method import Chosen, Setting, slowed
+from optdyn.timeline.arrivals import Work, arrivals
+from optdyn.timeline.base import Timeline, from_arrivals
+from optdyn.timeline.compute_groups import work_of
+from optdyn.timeline.exchanges import batches, exchanges
+from optdyn.timeline.service import law
+from optdyn.timeline.versions import empty
 
 
 def local_work(setting: Setting, methods: Chosen, sent: bool) -> Work:

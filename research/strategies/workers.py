@@ -13,12 +13,12 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from research.strategies import in_place, local_steps
-from research.strategies.base import Array, Params, distance
-from research.strategies.groups import divides
-from research.strategies.method import Chosen, Method
-from research.timeline.service import DRAWN
-from research.values import ConfigError
+from optdyn.strategies import in_place, local_steps
+from optdyn.strategies.base import Array, Params, distance
+from optdyn.strategies.groups import divides
+from optdyn.strategies.method import Chosen, Method
+from optdyn.timeline.service import DRAWN
+from optdyn.values import ConfigError
 
 Table = Any  # a pytree, leaves (workers, ...)
 

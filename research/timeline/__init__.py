@@ -3,7 +3,7 @@
 A timeline knows speeds, stragglers and networks, and nothing of losses or gradients.
 """
 
-from research.timeline.base import Timeline, TimelineError
-from research.timeline.compute_groups import make
+from optdyn.timeline.base import Timeline, TimelineError
+from optdyn.timeline.compute_groups import make
 
 __all__ = ["Timeline", "TimelineError", "make"]

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from research.timeline.base import Timeline, from_arrivals
-from research.timeline.service import Law, is_constant, with_exchange
+from optdyn.timeline.base import Timeline, from_arrivals
+from optdyn.timeline.service import Law, is_constant, with_exchange
 
 BLOCK = 1 << 16  # services of a group that are added up on their own
 SPARE = 16  # services drawn beyond what a group is likely to need

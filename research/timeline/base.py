@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import numpy as np
 
-from research.values import InputError
+from optdyn.values import InputError
 
 T = TypeVar("T")
 

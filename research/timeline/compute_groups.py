@@ -6,18 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from research import seeds
-from research.timeline import habits, service
-from research.timeline.arrivals import Work, arrivals
-from research.timeline.base import Timeline, from_arrivals
-from research.timeline.geometric import geometric
-from research.timeline.network import DRAWN, exchange, of_groups
-from research.timeline.nodes import compute_means, synchronous
-from research.timeline.server import pieces_of, server
-from research.timeline.several import blank, several
-from research.timeline.trace import Held, arrived
-from research.timeline.versions import NOBODY
-from research.timeline.volunteers import volunteers
+from optdyn import seeds
+from optdyn.timeline import habits, service
+from optdyn.timeline.arrivals import Work, arrivals
+from optdyn.timeline.base import Timeline, from_arrivals
+from optdyn.timeline.geometric import geometric
+from optdyn.timeline.network import DRAWN, exchange, of_groups
+from optdyn.timeline.nodes import compute_means, synchronous
+from optdyn.timeline.server import pieces_of, server
+from optdyn.timeline.several import blank, several
+from optdyn.timeline.trace import Held, arrived
+from optdyn.timeline.versions import NOBODY
+from optdyn.timeline.volunteers import volunteers
 
 
 def make(

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from research.timeline.base import Meeting, Timeline, at
-from research.timeline.network import between_nodes, broadcast
-from research.timeline.nodes import Within, node_seconds
+from optdyn.timeline.base import Meeting, Timeline, at
+from optdyn.timeline.network import between_nodes, broadcast
+from optdyn.timeline.nodes import Within, node_seconds
 
 Inside = Callable[[int], Within]  # of so many steps
 

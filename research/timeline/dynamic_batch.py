@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from research import seeds
-from research.timeline import service
-from research.timeline.base import Shares, Timeline, TimelineError, from_arrivals
-from research.timeline.network import DRAWN, exchange
-from research.timeline.nodes import draws, together
-from research.timeline.shares import shares
+from optdyn import seeds
+from optdyn.timeline import service
+from optdyn.timeline.base import Shares, Timeline, TimelineError, from_arrivals
+from optdyn.timeline.network import DRAWN, exchange
+from optdyn.timeline.nodes import draws, together
+from optdyn.timeline.shares import shares
 
 CHANGE = 0.1  # relative; a rate that moved by more is another speed and not noise
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from research.timeline.base import Timeline
-from research.timeline.versions import Arrived, Reading
+from optdyn.timeline.base import Timeline
+from optdyn.timeline.versions import Arrived, Reading
 
 # (whether arrivals exchange, how many have so far) -> what else is decided of them, by name
 Decided = Callable[[Any, Any], Mapping[str, Any]]

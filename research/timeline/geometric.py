@@ -7,7 +7,7 @@ Update t reads version max(t - tau, 0) from a ring of past versions.
 
 import numpy as np
 
-from research.timeline.base import Arrival, Timeline
+from optdyn.timeline.base import Arrival, Timeline
 
 TAIL = 1e-6  # probability of the staleness that the ring cuts off (and redraws)
 

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from research.timeline.base import TimelineError
-from research.timeline.habits import TURNS, Load, Presence
+from optdyn.timeline.base import TimelineError
+from optdyn.timeline.habits import TURNS, Load, Presence
 
 GRAPHS = ("ring", "exponential", "one_peer", "complete", "random", "push")
 DRAWN = ("random", "push")

@@ -4,9 +4,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from research import seeds
-from research.timeline import regions
-from research.timeline.base import TimelineError
+from optdyn import seeds
+from optdyn.timeline import regions
+from optdyn.timeline.base import TimelineError
 
 TURNS = 10_000  # of a node, from one second that is asked for to the next
 

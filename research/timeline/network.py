@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from research.timeline import regions
-from research.timeline.base import TimelineError
+from optdyn.timeline import regions
+from optdyn.timeline.base import TimelineError
 
 RING, TREE, SERVER, DRAWN = "ring", "tree", "server", "drawn"
 COLLECTIVES = (RING, TREE, SERVER, DRAWN)

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from research import seeds
-from research.timeline import service
-from research.timeline.base import Timeline, from_arrivals
-from research.timeline.network import all_reduce, between_nodes, broadcast, kind_of
-from research.timeline.shares import shares
+from optdyn import seeds
+from optdyn.timeline import service
+from optdyn.timeline.base import Timeline, from_arrivals
+from optdyn.timeline.network import all_reduce, between_nodes, broadcast, kind_of
+from optdyn.timeline.shares import shares
 
 
 class Within(NamedTuple):

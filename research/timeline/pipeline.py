@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from research.timeline.base import Timeline, TimelineError, from_arrivals
-from research.timeline.network import all_reduce, messages
+from optdyn.timeline.base import Timeline, TimelineError, from_arrivals
+from optdyn.timeline.network import all_reduce, messages
 
 FORWARD, BACKWARD, UPDATE = range(3)
 Seconds = np.ndarray | Sequence[float] | float

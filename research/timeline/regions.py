@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from research import seeds
+from optdyn import seeds
 
 RADIUS = 6.371e6  # metres
 LIGHT = 2 / 3 * 299_792_458.0  # metres a second

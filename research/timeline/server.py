@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from research.timeline.arrivals import Queue, rounding
-from research.timeline.base import Timeline, from_arrivals
-from research.timeline.service import Law
+from optdyn.timeline.arrivals import Queue, rounding
+from optdyn.timeline.base import Timeline, from_arrivals
+from optdyn.timeline.service import Law
 
 
 class Pieces(NamedTuple):

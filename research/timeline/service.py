@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from research import named
-from research.timeline.base import TimelineError
-from research.values import ConfigError
+from optdyn import named
+from optdyn.timeline.base import TimelineError
+from optdyn.values import ConfigError
 
 Law = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 

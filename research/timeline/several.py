@@ -20,10 +20,10 @@ reads the parameters as they are when it goes on.
 
 import math
 
-from research.timeline.arrivals import Queue, Work, rounding, services
-from research.timeline.base import Timeline, TimelineError
-from research.timeline.service import Law
-from research.timeline.versions import NOBODY, WAITING, Versions, empty
+from optdyn.timeline.arrivals import Queue, Work, rounding, services
+from optdyn.timeline.base import Timeline, TimelineError
+from optdyn.timeline.service import Law
+from optdyn.timeline.versions import NOBODY, WAITING, Versions, empty
 
 
 def several(

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from research.timeline.base import TimelineError
+from optdyn.timeline.base import TimelineError
 
 
 def shares(rates: np.ndarray, batch_size: int, minimum: int = 1) -> np.ndarray:

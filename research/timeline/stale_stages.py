@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from research.timeline.base import Timeline
+from optdyn.timeline.base import Timeline
 
 KINDS = ("stash", "2bw", "no_stash", "predict")
 

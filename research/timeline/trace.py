@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from research.timeline.base import Arrival, Timeline, TimelineError, from_arrivals, staleness_of
-from research.timeline.versions import NOBODY, Versions, empty, fill
+from optdyn.timeline.base import Arrival, Timeline, TimelineError, from_arrivals, staleness_of
+from optdyn.timeline.versions import NOBODY, Versions, empty, fill
 
 PREFIX = "control."
 COLUMN = re.compile(r"control\.(?P<name>.+?)(?:\.(?P<number>\d+))?")

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from research.timeline.base import Arrival, Timeline, TimelineError
+from optdyn.timeline.base import Arrival, Timeline, TimelineError
 
 # Who waits where an update is of K arrivals (`several.py`).
 WAITING = ("k_sync", "k_batch_sync", "k_async", "k_batch_async")

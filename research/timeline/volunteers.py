@@ -14,11 +14,11 @@ from math import sin
 
 import numpy as np
 
-from research.timeline.arrivals import Queue, Work, computing, rounding
-from research.timeline.base import Arrival, Timeline, TimelineError
-from research.timeline.habits import Habits
-from research.timeline.service import Law
-from research.timeline.versions import Slots
+from optdyn.timeline.arrivals import Queue, Work, computing, rounding
+from optdyn.timeline.base import Arrival, Timeline, TimelineError
+from optdyn.timeline.habits import Habits
+from optdyn.timeline.service import Law
+from optdyn.timeline.versions import Slots
 
 LOST = 100  # absences an update, at most
 JOINS, DELIVERS, IS_DONE = range(3)  # kinds of events

@@ -21,20 +21,20 @@ import optax
 from jax.flatten_util import ravel_pytree
 from ml_collections import ConfigDict
 
-from research import data as datasets
-from research import named, program, seeds, strategies, trainer
-from research.config import ConfigError
-from research.outputs import history
-from research.outputs.files import read_json, write, write_json, write_npz
-from research.outputs.progress import Progress, say, stoppable
-from research.outputs.workdir import claim, free, saving, text_of
-from research.parallel.first_process import own
-from research.problem import Examples, Params, Problem
-from research.program import Program
-from research.resuming import as_begun
-from research.strategies.base import Event
-from research.timeline.base import at
-from research.trainer import Run
+from optdyn import data as datasets
+from optdyn import named, program, seeds, strategies, trainer
+from optdyn.config import ConfigError
+from optdyn.outputs import history
+from optdyn.outputs.files import read_json, write, write_json, write_npz
+from optdyn.outputs.progress import Progress, say, stoppable
+from optdyn.outputs.workdir import claim, free, saving, text_of
+from optdyn.parallel.first_process import own
+from optdyn.problem import Examples, Params, Problem
+from optdyn.program import Program
+from optdyn.resuming import as_begun
+from optdyn.strategies.base import Event
+from optdyn.timeline.base import at
+from optdyn.trainer import Run
 
 SLICE = 1000  # examples at a time in the gradient of the whole objective
 PART = 16  # replicas a file of an unfinished recording, rounded up to whole blocks

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from research import trainer
-from research.strategies.metered import METERED
-from research.trainer import METERED_CHUNK
+from optdyn import trainer
+from optdyn.strategies.metered import METERED
+from optdyn.trainer import METERED_CHUNK
 
 
 class Recording(NamedTuple):

@@ -9,7 +9,7 @@ tpe            the same space, searched by optuna's tree-structured Parzen estim
 import math
 from collections.abc import Callable, Sequence
 
-from research.tuning.choice import Choice, Outcome
+from optdyn.tuning.choice import Choice, Outcome
 
 Probe = Callable[[float, Choice], Outcome]  # from the start, for how many seconds
 MOMENTA = -0.9, 0.99  # the box that is searched: no optimum seen here is near its sides

@@ -16,19 +16,19 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from research import data as datasets
-from research import optimizers, program, seeds, strategies, trainer
-from research.config import ConfigError
-from research.dynamics.noise import Moments, moments
-from research.dynamics.sharpness import sharpness
-from research.problem import Examples, Params
-from research.program import CHUNK, Program
-from research.strategies.base import Event, State
-from research.timeline import Timeline
-from research.timeline.base import at
-from research.trainer import Run
-from research.tuning.choice import Choice, Outcome
-from research.tuning.prediction import Measured, penalty, stability
+from optdyn import data as datasets
+from optdyn import optimizers, program, seeds, strategies, trainer
+from optdyn.config import ConfigError
+from optdyn.dynamics.noise import Moments, moments
+from optdyn.dynamics.sharpness import sharpness
+from optdyn.problem import Examples, Params
+from optdyn.program import CHUNK, Program
+from optdyn.strategies.base import Event, State
+from optdyn.timeline import Timeline
+from optdyn.timeline.base import at
+from optdyn.trainer import Run
+from optdyn.tuning.choice import Choice, Outcome
+from optdyn.tuning.prediction import Measured, penalty, stability
 
 Line = dict[str, Any]
 

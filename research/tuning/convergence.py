@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import least_squares
 
-from research.tuning.planner import Interval, PlanError, student
+from optdyn.tuning.planner import Interval, PlanError, student
 
 TIGHT = {"xtol": 1e-15, "ftol": 1e-15, "gtol": 1e-15}
 

@@ -22,9 +22,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from research.timeline.base import Timeline, TimelineError
-from research.timeline.server import Pieces, server, t_conv, t_fc
-from research.timeline.service import Law
+from optdyn.timeline.base import Timeline, TimelineError
+from optdyn.timeline.server import Pieces, server, t_conv, t_fc
+from optdyn.timeline.service import Law
 
 
 class Simulated(NamedTuple):

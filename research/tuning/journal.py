@@ -11,12 +11,12 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from research.outputs.files import WorkdirError, append, rows, write
-from research.outputs.progress import number, say
-from research.outputs.workdir import Checkpoints
-from research.tuning import bench
-from research.tuning.bench import Checkpoint, Cluster
-from research.tuning.choice import Choice, Measures, Outcome, Point
+from optdyn.outputs.files import WorkdirError, append, rows, write
+from optdyn.outputs.progress import number, say
+from optdyn.outputs.workdir import Checkpoints
+from optdyn.tuning import bench
+from optdyn.tuning.bench import Checkpoint, Cluster
+from optdyn.tuning.choice import Choice, Measures, Outcome, Point
 
 Line = dict[str, Any]
 

@@ -23,15 +23,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from research import problem, program
-from research.costs import block_costs
-from research.models.convolution import LOWERINGS, Conv, default_lowering, serves
-from research.program import CHUNK, parameter_bytes
-from research.strategies.base import Event
-from research.timeline.base import at
-from research.trainer import Run
-from research.tuning import phases, planner
-from research.tuning.phases import Loop
+from optdyn import problem, program
+from optdyn.costs import block_costs
+from optdyn.models.convolution import LOWERINGS, Conv, default_lowering, serves
+from optdyn.program import CHUNK, parameter_bytes
+from optdyn.strategies.base import Event
+from optdyn.timeline.base import at
+from optdyn.trainer import Run
+from optdyn.tuning import phases, planner
+from optdyn.tuning.phases import Loop
 
 Choice = tuple[str, ...]  # the algorithm of each of the `distinct` convolutions
 Layers = Mapping[str, "Layer"]  # every convolution by name, in the order they are computed in

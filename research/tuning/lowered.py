@@ -15,11 +15,11 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from research import own_code, room
-from research.config import default
-from research.outputs.files import WorkdirError, read_json, write_json
-from research.strategies.method import devices_of
-from research.tuning import layers, planner, plans
+from optdyn import own_code, room
+from optdyn.config import default
+from optdyn.outputs.files import WorkdirError, read_json, write_json
+from optdyn.strategies.method import devices_of
+from optdyn.tuning import layers, planner, plans
 
 
 def resolved(config: ConfigDict, kept: Path, workdir: Path) -> str:

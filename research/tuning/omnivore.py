@@ -35,9 +35,9 @@ from functools import partial
 from itertools import product
 from typing import NamedTuple
 
-from research.config import ConfigError
-from research.tuning.choice import Bench, Choice, Outcome, Point, Probe, calmer
-from research.tuning.rules import Rules
+from optdyn.config import ConfigError
+from optdyn.tuning.choice import Bench, Choice, Outcome, Point, Probe, calmer
+from optdyn.tuning.rules import Rules
 
 FASTER = 1.1  # by which more groups have to make updates faster
 CLOSE = 1.01  # ratio of losses within which a larger setting is taken, in steady state

@@ -24,16 +24,16 @@ from jax.experimental import multihost_utils
 from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
-from research import optimizers, problem, program, strategies, trainer
-from research.config import ConfigError
-from research.data.feed import Block, streamed
-from research.models import base
-from research.parallel import layout
-from research.parallel.first_process import agreed
-from research.problem import Params, Problem
-from research.strategies.base import Event, all_reduce, together
-from research.strategies.merged import cut, merged
-from research.timeline.network import exchange
+from optdyn import optimizers, problem, program, strategies, trainer
+from optdyn.config import ConfigError
+from optdyn.data.feed import Block, streamed
+from optdyn.models import base
+from optdyn.parallel import layout
+from optdyn.parallel.first_process import agreed
+from optdyn.problem import Params, Problem
+from optdyn.strategies.base import Event, all_reduce, together
+from optdyn.strategies.merged import cut, merged
+from optdyn.timeline.network import exchange
 
 ROUNDS = 15
 SECONDS = 0.1  # of one timing

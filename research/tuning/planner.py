@@ -31,7 +31,7 @@ from numpy.typing import ArrayLike
 from scipy.optimize import LinearConstraint, brentq, milp
 from scipy.special import stdtrit
 
-from research.values import InputError
+from optdyn.values import InputError
 
 # HiGHS lets a variable be off by 1e-6: of 2^16 units that is a fraction of one, of bytes kilobytes.
 UNITS_LOG2 = 16

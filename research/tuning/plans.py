@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-from research import strategies, trainer
-from research.config import ConfigError
-from research.models.convolution import LOWERINGS
-from research.outputs.progress import Progress
-from research.program import CHUNK
-from research.trainer import Run
-from research.tuning import convergence, layers, planner
-from research.tuning.layers import Choice, Layers, Updates
-from research.tuning.planner import Interval
+from optdyn import strategies, trainer
+from optdyn.config import ConfigError
+from optdyn.models.convolution import LOWERINGS
+from optdyn.outputs.progress import Progress
+from optdyn.program import CHUNK
+from optdyn.trainer import Run
+from optdyn.tuning import convergence, layers, planner
+from optdyn.tuning.layers import Choice, Layers, Updates
+from optdyn.tuning.planner import Interval
 
 CANDIDATES = 3  # mini-batches, where the config has none
 SEARCHED = 4  # that tell the largest mini-batch

@@ -26,14 +26,14 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from research import strategies, trainer
-from research.checks import check
-from research.dynamics.noise import Moments, moments
-from research.dynamics.sharpness import sharpness
-from research.dynamics.stability import limit
-from research.problem import Examples, Params
-from research.program import CHUNK, Program
-from research.trainer import Run
+from optdyn import strategies, trainer
+from optdyn.checks import check
+from optdyn.dynamics.noise import Moments, moments
+from optdyn.dynamics.sharpness import sharpness
+from optdyn.dynamics.stability import limit
+from optdyn.problem import Examples, Params
+from optdyn.program import CHUNK, Program
+from optdyn.trainer import Run
 
 KAPPA = 0.35
 POINTS = 8  # moments of the run that is measured along

@@ -33,8 +33,8 @@ import math
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 
-from research.tuning.choice import Bench, Choice, Outcome, Point, Probe
-from research.tuning.rules import Rules
+from optdyn.tuning.choice import Bench, Choice, Outcome, Point, Probe
+from optdyn.tuning.rules import Rules
 
 Move = Callable[[Choice], Choice]
 

@@ -5,7 +5,7 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
-from analysis import report
+from optdyn.analysis import report
 
 VOID = {"meta", "img", "wbr"}
 

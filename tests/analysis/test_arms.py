@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import remains, report
-from analysis.arms import Arm, chosen, judged_at
+from optdyn.analysis import remains, report
+from optdyn.analysis.arms import Arm, chosen, judged_at
 from tests.analysis.reports import page, rows, run
 
 SLOW = (10, 12, 8, 15, 9)  # log points to a loss of 0.2 of each seed, where the penalty is 1

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from analysis.efficiency import (
+from optdyn.analysis.efficiency import (
     Tried,
     draws,
     held_out,

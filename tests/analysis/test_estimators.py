@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import ortho_group
 
-from analysis import estimators
-from analysis.implicit_momentum import fit
+from optdyn.analysis import estimators
+from optdyn.analysis.implicit_momentum import fit
 from tests.analysis.simulation import heavy_ball, simulate
 
 

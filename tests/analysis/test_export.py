@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from analysis.export import main
+from optdyn.analysis.export import main
 from tests.analysis.reports import run
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis.implicit_momentum import AnalysisError, fit, fit_workdir, theory
-from analysis.lags import equivalent_momentum, geometric_distance
+from optdyn.analysis.implicit_momentum import AnalysisError, fit, fit_workdir, theory
+from optdyn.analysis.lags import equivalent_momentum, geometric_distance
 from tests.analysis.simulation import config, deviation, expectation, heavy_ball, simulate
 
 ROOT = Path(__file__).parents[2]

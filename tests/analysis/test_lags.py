@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.signal import lfilter
 
-from analysis.implicit_momentum import theory
-from analysis.lags import equivalent_momentum, geometric_distance, memoryless
+from optdyn.analysis.implicit_momentum import theory
+from optdyn.analysis.lags import equivalent_momentum, geometric_distance, memoryless
 from tests.analysis.simulation import config
 
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from analysis import metered, sections
+from optdyn.analysis import metered, sections
 from tests.analysis.reports import page, rows, run
 
 TITLE = "Implicit momentum over training"

@@ -5,10 +5,10 @@ import math
 import pandas as pd
 import pytest
 
-from analysis import tables
-from analysis.network import GIGABIT, TABLE, Recorded, crossings, main, recorded, seconds
-from research.config import default
-from research.trainer import train
+from optdyn.analysis import tables
+from optdyn.analysis.network import GIGABIT, TABLE, Recorded, crossings, main, recorded, seconds
+from optdyn.config import default
+from optdyn.trainer import train
 
 LOSSES = [1.0] * 3
 

@@ -9,9 +9,9 @@ from types import ModuleType
 
 import pytest
 
-from analysis import notebooks
-from analysis.notebooks import grids, small
-from research.grid import named, resolve
+from optdyn.analysis import notebooks
+from optdyn.analysis.notebooks import grids, small
+from optdyn.grid import named, resolve
 
 FOLDER = Path(notebooks.__file__).parent
 NAMES = [

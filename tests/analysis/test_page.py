@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import heeded, report, sections, tables, workers
-from research import trainer
+from optdyn import trainer
+from optdyn.analysis import heeded, report, sections, tables, workers
 from tests.analysis.reports import page, recording, run
 
 DATA = re.compile(r'<script type="application/json">(.*?)</script>', re.S)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.fronts import front
-from analysis.pareto import budgets, compare, fronts, levels, main, regions, runs
+from optdyn.analysis.fronts import front
+from optdyn.analysis.pareto import budgets, compare, fronts, levels, main, regions, runs
 
 FLOPS = {"backprop": (100, 100), "greedy": (25, 130), "overlapping": (50, 200), "chunked": (40, 80)}
 STEPS = (0, 10, 20, 40, 80, 160)

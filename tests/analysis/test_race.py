@@ -14,9 +14,9 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from analysis import laws, race, raced, reality
-from analysis.tables import TableError
-from research.config import default, to_json
+from optdyn.analysis import laws, race, raced, reality
+from optdyn.analysis.tables import TableError
+from optdyn.config import default, to_json
 
 START = "python -m launch.race --config=a.py --config.steps=9 --x"
 MEANS = (0.02, 0.05, 0.03)  # seconds

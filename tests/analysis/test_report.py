@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pandas as pd
 import pytest
 
-from analysis import planes, report, sections, tables
+from optdyn.analysis import planes, report, sections, tables
 from tests.analysis.reports import Page, page, recording, rows, run
 
 

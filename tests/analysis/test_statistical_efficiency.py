@@ -6,8 +6,8 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from analysis.statistical_efficiency import main, picture, summarize, tried
-from analysis.tables import TableError
+from optdyn.analysis.statistical_efficiency import main, picture, summarize, tried
+from optdyn.analysis.tables import TableError
 
 TARGET = 0.25
 SLOW = (1.0, 1.25, 0.8, 1.5, 0.9)  # of each seed, at all settings

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis.tables import TableError, dataset, load, natural, points, tidy
+from optdyn.analysis.tables import TableError, dataset, load, natural, points, tidy
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis import arms, efficiency, times
-from analysis.efficiency import common_target, crossing, crossings, too_easy
-from analysis.figures import Curve
-from analysis.page import cell, number
+from optdyn.analysis import arms, efficiency, times
+from optdyn.analysis.efficiency import common_target, crossing, crossings, too_easy
+from optdyn.analysis.figures import Curve
+from optdyn.analysis.page import cell, number
 
 
 def tables(*logs, status="completed"):

@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from analysis import windows
-from analysis.tables import TableError
-from research import trainer
-from research.meter import FILE
+from optdyn import trainer
+from optdyn.analysis import windows
+from optdyn.analysis.tables import TableError
+from optdyn.meter import FILE
 from tests.analysis.simulation import deviation
 from tests.analysis.test_implicit_momentum import command
 

@@ -37,12 +37,12 @@ import numpy as np
 import pandas as pd
 from ml_collections import ConfigDict
 
-from configs import gpt, resnet
-from research import batched_runs, costs, program, trainer
-from research.problem import Problem
-from research.program import CHUNK
-from research.trajectories import replicas
-from research.values import InputError
+from optdyn import batched_runs, costs, program, trainer
+from optdyn.configs import gpt, resnet
+from optdyn.problem import Problem
+from optdyn.program import CHUNK
+from optdyn.trajectories import replicas
+from optdyn.values import InputError
 from tests.benchmarks import loading, meter, sweep
 from tests.benchmarks.peaks import product, published
 from tests.benchmarks.record import publish

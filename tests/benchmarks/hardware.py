@@ -29,13 +29,13 @@ import pandas as pd
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
-from configs import quickstart
-from research import processes, trainer
-from research.program import CHUNK
-from research.timeline import service
-from research.timeline.server import t_conv
-from research.tuning.hardware import saturation, seconds_per_iteration, simulate, slowest
-from research.tuning.phases import Loop, Work, all_reduces, measure, prepare
+from optdyn import processes, trainer
+from optdyn.configs import quickstart
+from optdyn.program import CHUNK
+from optdyn.timeline import service
+from optdyn.timeline.server import t_conv
+from optdyn.tuning.hardware import saturation, seconds_per_iteration, simulate, slowest
+from optdyn.tuning.phases import Loop, Work, all_reduces, measure, prepare
 from tests.benchmarks.record import publish
 from tests.benchmarks.step_time import repeated, spread
 from tests.tuning.clusters import random_cluster

@@ -26,13 +26,13 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from launch import sweep, train, tune  # noqa: F401  imported here, once for all processes
-from research.outputs.files import rows
-from research.outputs.workdir import latest
+from optdyn.launch import sweep, train, tune  # noqa: F401  imported here, once for all processes
+from optdyn.outputs.files import rows
+from optdyn.outputs.workdir import latest
 
 GRID = """
-from configs import quickstart
-from research.grid import grid, product, seeds
+from optdyn.configs import quickstart
+from optdyn.grid import grid, product, seeds
 
 def get_config():
     base = quickstart.get_config()

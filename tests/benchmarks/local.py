@@ -28,12 +28,12 @@ import numpy as np
 import pandas as pd
 from ml_collections import ConfigDict
 
-from research import optimizers, program, trainer
-from research.config import default
-from research.models import base
-from research.strategies import Network, local
-from research.strategies.base import by_block
-from research.timeline import pipeline
+from optdyn import optimizers, program, trainer
+from optdyn.config import default
+from optdyn.models import base
+from optdyn.strategies import Network, local
+from optdyn.strategies.base import by_block
+from optdyn.timeline import pipeline
 from tests.benchmarks.record import publish
 from tests.benchmarks.step_time import Timer, in_turn, ours, spread
 

@@ -21,13 +21,13 @@ import jax
 import jax.numpy as jnp
 import pandas as pd
 
-from research import models, optimizers, problem
-from research.config import default
-from research.costs import block_costs, of_groups
-from research.strategies.base import Event, by_block
-from research.strategies.local import local
-from research.strategies.sync import sync
-from research.strategies.truncated import groups, heads
+from optdyn import models, optimizers, problem
+from optdyn.config import default
+from optdyn.costs import block_costs, of_groups
+from optdyn.strategies.base import Event, by_block
+from optdyn.strategies.local import local
+from optdyn.strategies.sync import sync
+from optdyn.strategies.truncated import groups, heads
 from tests.benchmarks.record import publish
 
 BATCH, WIDTH, CLASSES, CHUNKS = 4096, 128, 10, 4

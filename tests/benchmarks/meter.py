@@ -19,10 +19,10 @@ import numpy as np
 import pandas as pd
 from ml_collections import ConfigDict
 
-from research import trainer
-from research.dynamics.moments import NotIdentified, fit
-from research.program import CHUNK
-from research.trajectories import single
+from optdyn import trainer
+from optdyn.dynamics.moments import NotIdentified, fit
+from optdyn.program import CHUNK
+from optdyn.trajectories import single
 from tests.benchmarks.record import publish
 from tests.benchmarks.step_time import Timer, config_of, in_turn, spread
 

@@ -17,14 +17,14 @@ import numpy as np
 import pandas as pd
 from ml_collections import ConfigDict
 
-from configs import images
-from research import data as datasets
-from research import resident
-from research.config import default
-from research.dynamics.moments import NORMAL, NotIdentified, fit
-from research.outputs.workdir import rows
-from research.trajectories import single
-from research.trajectories.single import Recording
+from optdyn import data as datasets
+from optdyn import resident
+from optdyn.config import default
+from optdyn.configs import images
+from optdyn.dynamics.moments import NORMAL, NotIdentified, fit
+from optdyn.outputs.workdir import rows
+from optdyn.trajectories import single
+from optdyn.trajectories.single import Recording
 from tests.benchmarks.record import publish
 
 PARTS = {"all": (0, 1), "middle third": (1 / 3, 2 / 3), "last third": (2 / 3, 1)}

@@ -30,12 +30,12 @@ import numpy as np
 import pandas as pd
 from jax.experimental import multihost_utils
 
-from research import processes, trainer
-from research.config import default
-from research.parallel import ring
-from research.program import parameter_bytes
-from research.run import Run
-from research.timeline.base import Meeting
+from optdyn import processes, trainer
+from optdyn.config import default
+from optdyn.parallel import ring
+from optdyn.program import parameter_bytes
+from optdyn.run import Run
+from optdyn.timeline.base import Meeting
 from tests.benchmarks.record import publish
 from tests.benchmarks.step_time import Timer, in_turn, spread
 

@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from configs import plan as configs
-from launch import plan
-from research.tuning import layers, plans
+from optdyn.configs import plan as configs
+from optdyn.launch import plan
+from optdyn.tuning import layers, plans
 from tests.benchmarks.record import publish
 from tests.benchmarks.step_time import spread
 

@@ -29,10 +29,10 @@ import numpy as np
 import pandas as pd
 from ml_collections import ConfigDict
 
-from configs import quickstart
-from research.outputs.files import rows
-from research.outputs.workdir import parameters
-from research.racing.race import race, replaying
+from optdyn.configs import quickstart
+from optdyn.outputs.files import rows
+from optdyn.outputs.workdir import parameters
+from optdyn.racing.race import race, replaying
 from tests.benchmarks.record import publish
 from tests.racing.test_ray import servers, step, workers
 

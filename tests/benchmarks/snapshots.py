@@ -29,10 +29,10 @@ import numpy as np
 import pandas as pd
 from ml_collections import ConfigDict
 
-from configs import gpt
-from research import room, trainer
-from research.config import default
-from research.program import CHUNK
+from optdyn import room, trainer
+from optdyn.config import default
+from optdyn.configs import gpt
+from optdyn.program import CHUNK
 from tests.benchmarks.record import publish
 
 KEPT = {"device": "", "bfloat16": "bfloat16", "host": "host"}

@@ -25,11 +25,11 @@ import optax
 import pandas as pd
 from ml_collections import ConfigDict
 
-from research import trainer
-from research.config import default
-from research.models.convolution import convolve, max_pool
-from research.program import CHUNK
-from research.strategies.base import Event
+from optdyn import trainer
+from optdyn.config import default
+from optdyn.models.convolution import convolve, max_pool
+from optdyn.program import CHUNK
+from optdyn.strategies.base import Event
 from tests.benchmarks.record import publish
 
 BATCH = 64

@@ -20,8 +20,8 @@ import numpy as np
 import pandas as pd
 from ml_collections import ConfigDict
 
-from configs import quickstart
-from research.grid import grid, log_range, named, product, seeds
+from optdyn.configs import quickstart
+from optdyn.grid import grid, log_range, named, product, seeds
 from tests.benchmarks.record import publish
 from tests.benchmarks.step_time import spread
 

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from research import problem
-from research.program import shapes
+from optdyn import problem
+from optdyn.program import shapes
 from tests.benchmarks import accelerator
 from tests.benchmarks.peaks import published
 

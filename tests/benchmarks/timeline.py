@@ -27,9 +27,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from research import program, strategies
-from research.config import default
-from research.strategies.method import Network
+from optdyn import program, strategies
+from optdyn.config import default
+from optdyn.strategies.method import Network
 from tests.benchmarks.record import publish
 
 KINDS = ("groups", "volunteers", "nodes")

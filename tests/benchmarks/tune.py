@@ -25,12 +25,12 @@ from typing import Any
 
 import pandas as pd
 
-from configs import tune as cases
-from configs.papers.automatic_optimizer import alone, of_mode, setting, synchronous
-from launch.tune import tune
-from research.evidence.study import Study, cores
-from research.evidence.study import alone as alone_on_a_core
-from research.tuning.choice import Choice
+from optdyn.configs import tune as cases
+from optdyn.configs.papers.automatic_optimizer import alone, of_mode, setting, synchronous
+from optdyn.evidence.study import Study, cores
+from optdyn.evidence.study import alone as alone_on_a_core
+from optdyn.launch.tune import tune
+from optdyn.tuning.choice import Choice
 from tests.benchmarks.record import publish
 
 CHOOSE, REPORT = (3, 4), (30, 31, 32)

@@ -19,8 +19,8 @@ import numpy as np
 import pandas as pd
 from ml_collections import ConfigDict
 
-from research.config import default
-from research.program import CHUNK
+from optdyn.config import default
+from optdyn.program import CHUNK
 from tests.benchmarks.record import publish
 from tests.benchmarks.snapshots import SECONDS, Updates, in_turn
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from research import data, problem, trainer
-from research.config import default
-from research.data.augment import augment
+from optdyn import data, problem, trainer
+from optdyn.config import default
+from optdyn.data.augment import augment
 from tests.parallel.started import start
 
 RNG = np.random.default_rng(0)

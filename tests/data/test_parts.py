@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from research.config import default
-from research.data.parts import columns, cut
-from research.problem import batches
+from optdyn.config import default
+from optdyn.data.parts import columns, cut
+from optdyn.problem import batches
 
 N, BATCH, DEVICES = 5, 20, 4
 

@@ -6,8 +6,8 @@ import sys
 import pytest
 import tensorflow_datasets as tfds
 
-from research import data
-from research.data import prepare
+from optdyn import data
+from optdyn.data import prepare
 from tests.data.builders import examples, tiny
 
 

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from research import problem, trainer
-from research.checks import check
-from research.config import ConfigError, default
-from research.data.shards import contiguous, dirichlet, divided, sizes
-from research.run import batches_of, feed_of
+from optdyn import problem, trainer
+from optdyn.checks import check
+from optdyn.config import ConfigError, default
+from optdyn.data.shards import contiguous, dirichlet, divided, sizes
+from optdyn.run import batches_of, feed_of
 
 LABELS = np.random.default_rng(0).integers(10, size=4000)
 

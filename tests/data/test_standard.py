@@ -5,9 +5,9 @@ import pytest
 import tensorflow_datasets as tfds
 from PIL import Image
 
-from configs.images import STANDARD, get_config
-from research import data, problem
-from research.checks import check
+from optdyn import data, problem
+from optdyn.checks import check
+from optdyn.configs.images import STANDARD, get_config
 from tests.data.builders import examples, of_tfds
 
 DEFINED = {  # images and classes

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from research import program, strategies, trainer
-from research.dynamics.noise import moments
-from research.dynamics.sharpness import sharpness
-from research.dynamics.stability import STEPS, limit
-from research.models.quadratic import curvatures
-from research.timeline import Timeline
+from optdyn import program, strategies, trainer
+from optdyn.dynamics.noise import moments
+from optdyn.dynamics.sharpness import sharpness
+from optdyn.dynamics.stability import STEPS, limit
+from optdyn.models.quadratic import curvatures
+from optdyn.timeline import Timeline
 
 GRID = STEPS[1] / STEPS[0]
 EXAMPLES, DIMENSION = 60, 4

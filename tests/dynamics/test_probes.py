@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from research import program, trainer
-from research.dynamics.alignment import alignment
-from research.problem import curvatures
+from optdyn import program, trainer
+from optdyn.dynamics.alignment import alignment
+from optdyn.problem import curvatures
 
 QUADRATIC = {
     "steps": 20,

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from configs import problems
-from research.evidence.arms import MOMENTUM, RATE, Arm, momenta, point, rates, rung, sgd, tuned
-from research.evidence.trial import Curve
+from optdyn.configs import problems
+from optdyn.evidence.arms import MOMENTUM, RATE, Arm, momenta, point, rates, rung, sgd, tuned
+from optdyn.evidence.trial import Curve
 
 SEEDS = (7, 8)
 

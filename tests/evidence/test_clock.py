@@ -5,8 +5,8 @@ import time
 import numpy as np
 import pytest
 
-from research.evidence.clock import Setting, in_turn, repeated
-from research.evidence.study import affinity
+from optdyn.evidence.clock import Setting, in_turn, repeated
+from optdyn.evidence.study import affinity
 
 
 def which(n: int, value: float) -> float:

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from research.evidence.intervals import ratio, shown, words
+from optdyn.evidence.intervals import ratio, shown, words
 
 TIMES = st.lists(st.floats(1, 1e4), min_size=5, max_size=9)
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from configs import problems
-from research.evidence.study import Job, Study
+from optdyn.configs import problems
+from optdyn.evidence.study import Job, Study
 
 
 def jobs(**most):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from analysis import report
+from optdyn.analysis import report
 from tests.launch.sweeping import command
 
 

@@ -7,15 +7,15 @@ from pathlib import Path
 
 from absl import flags
 
-from launch import app, sweep
-from research import trainer
-from research.grid import named, resolve
+from optdyn import trainer
+from optdyn.grid import named, resolve
+from optdyn.launch import app, sweep
 
 ROOT = Path(__file__).parent.parent.parent
 # Noisy quadratics, as many as there are seeds times groups, and for each seed one that diverges.
 GRID = """
-from configs import quickstart
-from research.grid import grid, joined, product, seeds
+from optdyn.configs import quickstart
+from optdyn.grid import grid, joined, product, seeds
 
 def get_config(text="2,60"):
     count, steps = map(int, text.split(","))

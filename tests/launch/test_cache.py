@@ -6,8 +6,8 @@ import jax
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from launch import cache
-from research import program, seeds, trainer
+from optdyn import program, seeds, trainer
+from optdyn.launch import cache
 
 OPTIONS = (
     *(cache.DIR, "jax_compilation_cache_max_size", "jax_persistent_cache_min_compile_time_secs"),

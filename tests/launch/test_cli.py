@@ -6,20 +6,20 @@ import re
 import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import jax
 import pytest
 from absl import flags
 
-import analysis
-from launch import app, cli, completion, dry, listing, sources, sweep, train
-from research import listed as registered
-from research import strategies, trainer
-from research.config import default, differences, to_json
-from research.outputs.progress import number
+from optdyn import listed as registered
+from optdyn import strategies, trainer
+from optdyn.config import default, differences, to_json
+from optdyn.launch import app, cli, completion, dry, listing, sources, sweep, train
+from optdyn.outputs.progress import number
 
-ROOT = Path(analysis.__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 # In this process modules were imported before; a shell starts a new one.
 pytestmark = pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
 SMALL = (
@@ -149,7 +149,7 @@ def test_help_and_typing_errors_import_nothing_that_takes_long():
     """Seconds are not asserted, but what they go into."""
     script = """
 import sys
-from launch import cli
+from optdyn.launch import cli
 for line in sys.argv[1:]:
     sys.argv = line.split()
     try:
@@ -179,7 +179,7 @@ def test_a_command_leaves_the_process_as_it_was(optdyn):
 
 def test_what_is_cut_off_ends_without_a_word():
     """As by `| head -1`, of more than a pipe holds."""
-    command = [sys.executable, "-c", "from launch import cli; cli.main()", "list", "keys"]
+    command = [sys.executable, "-c", "from optdyn.launch import cli; cli.main()", "list", "keys"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
         run.stdout.close()
         assert run.stderr.read() == b""
@@ -208,21 +208,53 @@ def test_it_finds_own_modules_and_nothing_hides_its_own(tmp_path):
     """Started as an installed script is, in a folder with names like those of the packages."""
     script = tmp_path / "bin" / "optdyn"
     script.parent.mkdir()
-    script.write_text("from launch.cli import main\nmain()\n")
+    script.write_text("from optdyn.launch.cli import main\nmain()\n")
     here = tmp_path / "here"
     for name in ("analysis", "configs", "research", "launch"):
         (here / name).mkdir(parents=True)
         (here / name / "__init__.py").write_text("raise ImportError('not this one')")
-    (here / "mine.py").write_text("from research.strategies.sync import METHOD\n")
+    (here / "mine.py").write_text("from optdyn.strategies.sync import METHOD\n")
     given = [*SMALL, "--config.strategy.name=mine:METHOD", "--workdir=work"]
     subprocess.run(
         [sys.executable, str(script), "train", *given],
         cwd=here,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         check=True,
         capture_output=True,
     )
     assert json.loads((here / "work" / "summary.json").read_text())["status"] == "completed"
+
+
+def test_a_config_that_was_written_for_the_older_names(tmp_path):
+    """`research`, `configs`: also what a `config.json` of today names so, in a folder without."""
+    (tmp_path / "mine.py").write_text(
+        "from configs.quickstart import get_config as base\n"
+        "from research.config import default\n"
+        "def get_config():\n    config = base()\n    assert default().keys() == config.keys()\n"
+        "    return config\n"
+    )
+    given = [*SMALL, "--config=mine.py", "--config.optimizer.name=configs.race:adam"]
+    subprocess.run(
+        [sys.executable, "-m", "optdyn.launch.cli", "train", *given, "--workdir=work"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        check=True,
+        capture_output=True,
+    )
+    assert json.loads((tmp_path / "work" / "summary.json").read_text())["status"] == "completed"
+
+
+def test_one_name_is_installed():
+    """And every folder with a module is in it."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    folders = settings["package-dir"]
+    found = {
+        ".".join((package, *file.parent.relative_to(ROOT / folder).parts))
+        for package, folder in folders.items()
+        for file in (ROOT / folder).rglob("*.py")
+    }
+    assert sorted(found) == sorted(settings["packages"])
+    assert all(name.split(".")[0] == "optdyn" for name in found)
 
 
 def test_a_config_has_a_path_or_a_name(tmp_path, monkeypatch):
@@ -401,6 +433,10 @@ complete_line() {{ COMP_LINE=$1 COMP_POINT=${{#1}} _optdyn; echo "${{COMPREPLY[@
 complete_line "optdyn train --config=qu" 2>/dev/null
 complete_line "optdyn train --config.strategy.gro" 2>/dev/null
 """
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    environ = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+    }
     done = subprocess.run(["bash", "-c", script], env=environ, capture_output=True, text=True)
     assert done.stdout.splitlines() == ["quickstart", "--config.strategy.groups="], done.stderr

@@ -10,14 +10,14 @@ import subprocess
 import pandas as pd
 import pytest
 
-from analysis import report, tables
-from launch import sweep
-from research import trainer
-from research.outputs import files as outputs
-from research.outputs import history, workdir
-from research.outputs.files import DiskFull
-from research.outputs.workdir import Checkpoints, Metrics, latest
-from research.trainer import train
+from optdyn import trainer
+from optdyn.analysis import report, tables
+from optdyn.launch import sweep
+from optdyn.outputs import files as outputs
+from optdyn.outputs import history, workdir
+from optdyn.outputs.files import DiskFull
+from optdyn.outputs.workdir import Checkpoints, Metrics, latest
+from optdyn.trainer import train
 from tests.launch.sweeping import alone, assert_same, config_of, grid_file
 
 LARGE = "8m"

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.ending import command, lines
-from launch.tune import told
+from optdyn.launch.ending import command, lines
+from optdyn.launch.tune import told
 
 RUN = {
     **{"status": "completed", "step": 2000, "steps": 2000, "simulated_seconds": 13.4371},

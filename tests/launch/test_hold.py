@@ -12,18 +12,18 @@ import time
 
 import pytest
 
-from launch import plan, tune
-from research.outputs.files import WorkdirError
-from research.outputs.hold import LOCK, held
-from research.parallel.first_process import own
-from research.trainer import train
-from research.trajectories.replicas import record
+from optdyn.launch import plan, tune
+from optdyn.outputs.files import WorkdirError
+from optdyn.outputs.hold import LOCK, held
+from optdyn.parallel.first_process import own
+from optdyn.trainer import train
+from optdyn.trajectories.replicas import record
 from tests.launch.sweeping import ROOT, grid_file
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from research.outputs.hold import held
+from optdyn.outputs.hold import held
 with held(Path(sys.argv[1]), *sys.argv[2:]):
     print("held", flush=True)
     time.sleep(600)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch.local import environment
+from optdyn.launch.local import environment
 
 ROOT = Path(__file__).parents[2]
 # What every program begins with: it leaves a file for each process, and can wait for the others.

@@ -5,13 +5,13 @@ import sys
 
 import pytest
 
-import configs.papers
-from launch import papers
-from research.evidence.claim import Claim
-from research.outputs.workdir import WorkdirError
+from optdyn.configs import papers as every_claim
+from optdyn.evidence.claim import Claim
+from optdyn.launch import papers
+from optdyn.outputs.workdir import WorkdirError
 
 CLAIM = """
-from research.evidence.claim import Claim, Verdict
+from optdyn.evidence.claim import Claim, Verdict
 CLAIM = Claim(1, "Two is | less than three", "arithmetic", "numbers", "the other", "the rule")
 def measure(study): return {"two": study.remember("two", lambda: 2), "seeds": study.report}
 def verdict(result): return Verdict("confirmed" if result["two"] < 3 else "refuted", "by one")
@@ -24,9 +24,9 @@ def claims(tmp_path, monkeypatch):
     folder = tmp_path / "claims"
     folder.mkdir()
     (folder / "arithmetic.py").write_text(CLAIM)
-    monkeypatch.setattr(configs.papers, "__path__", [str(folder)])
+    monkeypatch.setattr(every_claim, "__path__", [str(folder)])
     yield tmp_path / "board"
-    sys.modules.pop("configs.papers.arithmetic", None)
+    sys.modules.pop("optdyn.configs.papers.arithmetic", None)
 
 
 def test_every_claim_says_what_it_is_and_how_it_is_judged():

@@ -6,13 +6,13 @@ import math
 import numpy as np
 import pytest
 
-from analysis.plan import text
-from launch import app, plan
-from research.config import to_json
-from research.outputs import progress
-from research.timeline.compute_groups import exchange
-from research.tuning import layers, phases, planner, plans
-from research.tuning.planner import Interval
+from optdyn.analysis.plan import text
+from optdyn.config import to_json
+from optdyn.launch import app, plan
+from optdyn.outputs import progress
+from optdyn.timeline.compute_groups import exchange
+from optdyn.tuning import layers, phases, planner, plans
+from optdyn.tuning.planner import Interval
 
 # Of the quadratic of conftest.py, whose program is compiled soon. Mostly, an example more takes
 # 1,024 bytes for its place in the order of 256 updates.

@@ -7,10 +7,10 @@ import signal
 import pandas as pd
 import pytest
 
-from analysis import tables
-from launch import sweep
-from research import batched_runs, program
-from research.outputs.workdir import Metrics
+from optdyn import batched_runs, program
+from optdyn.analysis import tables
+from optdyn.launch import sweep
+from optdyn.outputs.workdir import Metrics
 from tests.launch.sweeping import alone, assert_same, config_of, grid_file, summaries
 
 
@@ -108,8 +108,8 @@ def test_with_more_steps_points_go_on(sweeping, whole, tmp_path, rows):
 
 
 OWN = """
-from configs import quickstart
-from research.grid import grid, seeds
+from optdyn.configs import quickstart
+from optdyn.grid import grid, seeds
 
 def get_config(steps="20"):
     base = quickstart.get_config()
@@ -229,7 +229,7 @@ BAD_GRIDS = {
     ],
 )
 def test_bad_input_is_one_line_and_touches_nothing(sweeping, whole, tmp_path, given, expected):
-    lines = "from configs import quickstart\nfrom research.grid import grid, product, zipped\n"
+    lines = "from optdyn.configs import quickstart\nfrom optdyn.grid import grid, product, zipped\n"
     for name, made in BAD_GRIDS.items():
         body = f"def get_config():\n    base = quickstart.get_config()\n    return {made}\n"
         (tmp_path / f"{name}.py").write_text(lines + body)
@@ -333,8 +333,8 @@ def test_a_point_that_cannot_go_on_stops_the_others_cleanly(sweeping, whole, tmp
 
 
 REPLICAS = """
-from configs import quickstart
-from research.grid import grid, product
+from optdyn.configs import quickstart
+from optdyn.grid import grid, product
 
 def get_config():
     base = quickstart.get_config()

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from launch import sweep
+from optdyn.launch import sweep
 from tests.launch.sweeping import alone, assert_same, config_of, grid_file, start
 
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launch import points, submit, sweep
-from launch.points import plan
-from research import grid as grids
-from research.config import default
+from optdyn import grid as grids
+from optdyn.config import default
+from optdyn.launch import points, submit, sweep
+from optdyn.launch.points import plan
 from tests.launch.sweeping import alone, command, config_of, grid_file, summaries
 
 

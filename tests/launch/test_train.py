@@ -15,9 +15,9 @@ import jax
 import pytest
 from absl import flags
 
-from configs import quickstart
-from launch import app, train
-from research.outputs import history
+from optdyn.configs import quickstart
+from optdyn.launch import app, train
+from optdyn.outputs import history
 
 CONFIG = Path(__file__).parent.parent.parent / "configs" / "quickstart.py"
 # The quickstart, made small; a log point and a checkpoint every few updates, so that kills and
@@ -109,14 +109,14 @@ BAD_FILES = {
     "empty.py": "",
     "broken.py": "def get_config(:\n",
     "unknown.py": "get_config = nosuch\n",
-    "misspelt.py": "from configs.quickstart import get_config as base\n"
+    "misspelt.py": "from optdyn.configs.quickstart import get_config as base\n"
     "def get_config():\n    config = base()\n    config.step = 3\n    return config\n",
     "key.py": "CASES = {'a': 1}\ndef get_config(case):\n    return CASES[case]\n",
     "missing.py": "def get_config():\n    return open('/nosuch/file')\n",
     "value.py": "def get_config():\n    raise ValueError('two\\nlines')\n",
     "deep.py": "import statistics\ndef get_config():\n    return statistics.mean(map(inverse, "
     "[0]))\ndef inverse(x):\n    return 1 // x\n",
-    "given.py": "from research.grid import log_range\ndef get_config():\n"
+    "given.py": "from optdyn.grid import log_range\ndef get_config():\n"
     "    return log_range(0, 1, 3)\n",
     "steps.json": '{"steps": "many"}',
     "other.json": '{"status": "completed"}',
@@ -327,7 +327,7 @@ def test_an_interrupt_while_modules_are_imported_is_one_line(tmp_path, script):
     """Whatever the module that is being imported makes of a KeyboardInterrupt."""
     (tmp_path / "jax").mkdir()
     (tmp_path / "jax" / "__init__.py").write_text(SLOW)
-    (tmp_path / "optdyn").write_text("from launch.cli import main\nmain()\n")
+    (tmp_path / "optdyn").write_text("from optdyn.launch.cli import main\nmain()\n")
     script = [str(tmp_path / part) if part == "optdyn" else part for part in script]
     process = subprocess.Popen(
         [sys.executable, *script, *arguments(tmp_path / "new")],

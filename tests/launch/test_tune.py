@@ -10,10 +10,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from launch.tune import results, tune
-from research.config import ConfigError
-from research.outputs.workdir import Checkpoints, WorkdirError
-from research.tuning import bench
+from optdyn.config import ConfigError
+from optdyn.launch.tune import results, tune
+from optdyn.outputs.workdir import Checkpoints, WorkdirError
+from optdyn.tuning import bench
 
 ROOT = Path(__file__).parent.parent.parent
 # Several epochs, fewer groups in between, and every baseline.

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from research.models import base
+from optdyn.models import base
 
 
 def shapes(blocks, x, heads=()):

@@ -5,11 +5,11 @@ import jax
 import numpy as np
 import pytest
 
-from research import models
-from research.config import default
-from research.models import base
-from research.models.convolution import Conv
-from research.models.lowerings import each
+from optdyn import models
+from optdyn.config import default
+from optdyn.models import base
+from optdyn.models.convolution import Conv
+from optdyn.models.lowerings import each
 from tests.models import parameters
 
 LENET = {"model.name": "cnn", "model.channels": (2, 3), "model.hidden": ()}

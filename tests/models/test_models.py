@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from research import models
-from research.models import base
-from research.models.quadratic import curvatures, optima
+from optdyn import models
+from optdyn.models import base
+from optdyn.models.quadratic import curvatures, optima
 
 CLASSES = 10
 

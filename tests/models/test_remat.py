@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from research import costs, models, problem
-from research.config import default
-from research.models import base
+from optdyn import costs, models, problem
+from optdyn.config import default
+from optdyn.models import base
 from tests.models.parameters import shapes, some
 
 CASES = {

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from research.models import base
-from research.models.resnet import NORMS, Residual, resnet
+from optdyn.models import base
+from optdyn.models.resnet import NORMS, Residual, resnet
 from tests.models.parameters import count, shapes, some
 
 CLASSES = 3

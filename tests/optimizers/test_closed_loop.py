@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ml_collections import ConfigDict
 
-from research import optimizers, problem, timeline, trainer
-from research.config import default
-from research.models.quadratic import curvatures
-from research.optimizers.closed_loop import LIMIT, closed_loop, total_momentum
-from research.strategies import Event
-from research.timeline.base import at
+from optdyn import optimizers, problem, timeline, trainer
+from optdyn.config import default
+from optdyn.models.quadratic import curvatures
+from optdyn.optimizers.closed_loop import LIMIT, closed_loop, total_momentum
+from optdyn.strategies import Event
+from optdyn.timeline.base import at
 from tests.strategies.composed import asynchronous
 
 DIMENSION, CONDITION = 31, 10.0  # odd: the median is one of the ratios

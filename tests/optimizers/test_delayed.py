@@ -6,10 +6,10 @@ import optax
 import pytest
 from optax import contrib
 
-from research import program, resident, trainer
-from research.checks import check
-from research.config import default
-from research.evidence.trial import trial
+from optdyn import program, resident, trainer
+from optdyn.checks import check
+from optdyn.config import default
+from optdyn.evidence.trial import trial
 
 OPTIMIZERS = {
     "contrib.muon": (contrib.muon, {"consistent_rms": 0.2}),

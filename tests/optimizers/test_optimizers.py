@@ -6,9 +6,9 @@ import numpy as np
 import optax
 import pytest
 
-from research import optimizers
-from research.config import ConfigError, default
-from research.optimizers import (
+from optdyn import optimizers
+from optdyn.config import ConfigError, default
+from optdyn.optimizers import (
     SCHEDULES,
     arguments,
     known,

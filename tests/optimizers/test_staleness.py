@@ -8,11 +8,11 @@ import numpy as np
 import optax
 import pytest
 
-from research import optimizers, trainer
-from research.checks import check
-from research.config import ConfigError, default
-from research.optimizers import staleness
-from research.strategies import Event
+from optdyn import optimizers, trainer
+from optdyn.checks import check
+from optdyn.config import ConfigError, default
+from optdyn.optimizers import staleness
+from optdyn.strategies import Event
 from tests.strategies import composed
 from tests.strategies.test_asynchronous import DIMENSION, OPTIMA, QUADRATIC, H, arrivals
 

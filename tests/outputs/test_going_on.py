@@ -7,13 +7,13 @@ import signal
 import numpy as np
 import pytest
 
-from research import optimizers, trainer
-from research.config import ConfigError
-from research.outputs.files import WorkdirError
-from research.outputs.workdir import Metrics, latest
-from research.trainer import train
-from research.trajectories.replicas import record
-from research.values import InputError
+from optdyn import optimizers, trainer
+from optdyn.config import ConfigError
+from optdyn.outputs.files import WorkdirError
+from optdyn.outputs.workdir import Metrics, latest
+from optdyn.trainer import train
+from optdyn.trajectories.replicas import record
+from optdyn.values import InputError
 
 NODES = {"cluster.nodes": 2, "cluster.devices_per_node": 2, "strategy.groups": 1}
 # Epochs of 25 updates.

@@ -9,9 +9,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
 
-from research.outputs import history
-from research.outputs.workdir import tag
-from research.trainer import train
+from optdyn.outputs import history
+from optdyn.outputs.workdir import tag
+from optdyn.trainer import train
 from tests.conftest import Event as Recorded
 from tests.conftest import _records
 

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from research import trainer
-from research.outputs.files import WorkdirError, write_npz
-from research.outputs.hold import LOCK
-from research.outputs.workdir import SUMS, Checkpoints, Metrics, claim
-from research.trainer import train
+from optdyn import trainer
+from optdyn.outputs.files import WorkdirError, write_npz
+from optdyn.outputs.hold import LOCK
+from optdyn.outputs.workdir import SUMS, Checkpoints, Metrics, claim
+from optdyn.trainer import train
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from research import losses, problem, trainer
-from research.data import DataError, load
-from research.data.own import checked
+from optdyn import losses, problem, trainer
+from optdyn.data import DataError, load
+from optdyn.data.own import checked
 from tests.parallel.started import start
 
 RNG = np.random.default_rng(0)

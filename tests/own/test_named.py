@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
-from research import named
-from research.config import ConfigError, default
-from research.listed import KINDS, listed
+from optdyn import named
+from optdyn.config import ConfigError, default
+from optdyn.listed import KINDS, listed
 
 KEY = "config.some.key"
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from research import checks, named, trainer
-from research.config import ConfigError
-from research.values import InputError
+from optdyn import checks, named, trainer
+from optdyn.config import ConfigError
+from optdyn.values import InputError
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "configs" / "own"
@@ -22,10 +22,10 @@ EXAMPLES = ROOT / "configs" / "own"
 AGAIN = """
 import jax, jax.numpy as jnp, optax
 from flax import linen as nn
-from research import data
-from research.models.mlp import mlp
-from research.strategies.method import load
-from research.timeline import service
+from optdyn import data
+from optdyn.models.mlp import mlp
+from optdyn.strategies.method import load
+from optdyn.timeline import service
 
 
 def model(classes, hidden):
@@ -166,9 +166,9 @@ LINES = {
         "def f(): return lambda rng, shape: rng.nosuch(shape)": "AttributeError",
         "def f(mean): return lambda rng, shape: 1": "missing 1 required positional argument",
     },
-    "strategy.name": {"def f(): pass": "must be a Method of research.strategies"},
+    "strategy.name": {"def f(): pass": "must be a Method of optdyn.strategies"},
     "data.name": {
-        "def f(): return 3": "is a int: must be research.data.Data, or a dict",
+        "def f(): return 3": "is a int: must be optdyn.data.Data, or a dict",
         "def f(): return {'train': {'x': np.ones((4, 2))}, 'tests': 3}": "has 'tests': only",
         "def f(): return {'train': {'z': np.ones(4)}}": "'z' of the train split",
         "def f(): return {'train': {'y': np.ones(4)}}": "must have one of image, x, text",
@@ -238,7 +238,7 @@ def test_a_law_whose_mean_is_not_1_is_warned_of(config, folder, caplog):
 
 
 def test_a_run_of_ones_own_is_one_compilation_with_others_that_differ_in_numbers(config, folder):
-    from research import batched_runs
+    from optdyn import batched_runs
 
     text = "def law(shape=2.0): return lambda rng, size: rng.gamma(shape, 1 / shape, size)\n"
     text += "def rate(learning_rate, steps, by): return lambda t: learning_rate / by\n"

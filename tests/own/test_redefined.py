@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from research import costs, named, problem, program, resident, sources, trainer
-from research.config import ConfigError
+from optdyn import costs, named, problem, program, resident, sources, trainer
+from optdyn.config import ConfigError
 
 CELLS = """
 import numpy as np, optax
@@ -113,7 +113,7 @@ def test_a_metric_a_method_a_transform_a_schedule_and_a_law_likewise(cells, conf
             "def a(): return lambda rng, shape: rng.standard_exponential(shape)",
         ),
         "strategy.name": (
-            "from research.strategies.method import load\na = load('asynchronous')",
+            "from optdyn.strategies.method import load\na = load('asynchronous')",
             "a = load('sync')",
         ),
     }

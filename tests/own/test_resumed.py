@@ -10,14 +10,14 @@ from types import ModuleType
 import pytest
 from ml_collections import ConfigDict
 
-from analysis import tables
-from launch.points import plan
-from research import checks, own_code, trainer
-from research.evidence.study import Job, Study
-from research.grid import grid
-from research.racing.race import race
-from research.trajectories.replicas import record
-from research.values import InputError
+from optdyn import checks, own_code, trainer
+from optdyn.analysis import tables
+from optdyn.evidence.study import Job, Study
+from optdyn.grid import grid
+from optdyn.launch.points import plan
+from optdyn.racing.race import race
+from optdyn.trajectories.replicas import record
+from optdyn.values import InputError
 from tests.own.test_own import ROOT, started
 from tests.racing.test_race import at_random
 
@@ -201,7 +201,7 @@ def test_what_has_no_file_is_known_by_its_code(config, monkeypatch, text, same):
 def test_a_script_is_known_by_what_is_named_and_not_by_all_its_text(folder):
     """Or it could not be given more steps. And in every process alike."""
     text = (
-        "import sys\nfrom research import own_code\nfrom research.config import default\n"
+        "import sys\nfrom optdyn import own_code\nfrom optdyn.config import default\n"
         "def loss(o, b): return o.sum(-1) * (1 if 'x' in {'x', 'y', 'z'} else 2)\n"
         "config = default()\nconfig.loss = '__main__:loss'\nconfig.steps = 100\n"
         "print(own_code.fingerprint(config))\n"
@@ -281,7 +281,7 @@ def test_tables_have_a_column_of_the_files_whose_code_differs(by_path, config, f
 
 def test_the_command(tmp_path):
     """An edited file is a line and exit code 2, and with `--config.code=any` the run goes on."""
-    text = "from research.config import default\ndef get_config():\n    config = default()\n"
+    text = "from optdyn.config import default\ndef get_config():\n    config = default()\n"
     text += "    config.model.name, config.loss = 'quadratic', 'my_loss.py:f'\n    return config\n"
     (tmp_path / "my_all.py").write_text(text)
     (tmp_path / "my_helper.py").write_text("PLUS = 0")
@@ -300,7 +300,7 @@ def test_the_command(tmp_path):
     told = started(tmp_path, *every, "--config.steps=20", "--config.code=any")
     assert told.returncode == 0 and "other code from here on: my_loss.py" in told.stderr
     done = started(tmp_path, "--workdir=new", *every[1:], "--config.steps=10")
-    command = "-c", "from launch.cli import main; main()", "config", "run", "new"
+    command = "-c", "from optdyn.launch.cli import main; main()", "config", "run", "new"
     assert output(tmp_path, *command) == "steps: 20 -> 10\n"
     (tmp_path / "my_helper.py").write_text("PLUS = 2000")
     done = started(tmp_path, "--workdir=new", *every[1:], "--config.steps=20", "--config.code=any")

@@ -2,11 +2,11 @@
 
 import pytest
 
-from configs import tune as cases
-from configs.papers.automatic_optimizer import CASES, MODES, verdict
-from research.checks import check
-from research.timeline.server import pieces_of
-from research.tuning import hardware
+from optdyn.checks import check
+from optdyn.configs import tune as cases
+from optdyn.configs.papers.automatic_optimizer import CASES, MODES, verdict
+from optdyn.timeline.server import pieces_of
+from optdyn.tuning import hardware
 
 MUCH, LITTLE, WIDE = [3.0, 2.5, 3.5], [1.2, 1.0, 1.5], [2.0, 1.5, 3.0]
 

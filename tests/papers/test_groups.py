@@ -5,14 +5,14 @@ import math
 import pytest
 from matplotlib.figure import Figure
 
-from configs.papers import (
+from optdyn.checks import check
+from optdyn.configs.papers import (
     best_momentum,
     interior_groups,
     keeping_momentum,
     steered_momentum,
     systems,
 )
-from research.checks import check
 
 LESS, SAME, MORE = (0.7, 0.6, 0.8), (1.0, 0.9, 1.05), (1.5, 1.3, 1.8)
 UNSURE = (1.2, 0.9, 1.6)

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from configs.papers import implicit_momentum as claim
+from optdyn.configs.papers import implicit_momentum as claim
 
 
 def fit(momentum, error=0.005, p=0.5):

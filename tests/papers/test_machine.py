@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from configs.papers import lowering, planner, throughput
+from optdyn.configs.papers import lowering, planner, throughput
 
 ROUNDS = 9
 

@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from configs import race
-from launch import papers
-from research import trainer
-from research.checks import check
-from research.evidence import race as raced
-from research.evidence.arms import MOMENTUM, OUTER, RATE, STEP, Arm, at, momenta, point, rates
-from research.evidence.race import FASTER, MISSED, SAME, SLOWER
-from research.evidence.trial import trial
-from research.outputs.files import finite
-from research.outputs.workdir import rows
+from optdyn import trainer
+from optdyn.checks import check
+from optdyn.configs import race
+from optdyn.evidence import race as raced
+from optdyn.evidence.arms import MOMENTUM, OUTER, RATE, STEP, Arm, at, momenta, point, rates
+from optdyn.evidence.race import FASTER, MISSED, SAME, SLOWER
+from optdyn.evidence.trial import trial
+from optdyn.launch import papers
+from optdyn.outputs.files import finite
+from optdyn.outputs.workdir import rows
 
 
 @pytest.mark.parametrize("problem", race.PROBLEMS)

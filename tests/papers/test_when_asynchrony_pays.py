@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from configs.papers.when_asynchrony_pays import Cell, cells, errors, verdict
+from optdyn.configs.papers.when_asynchrony_pays import Cell, cells, errors, verdict
 
 
 def result(ratios, interior=True):

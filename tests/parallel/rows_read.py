@@ -10,9 +10,9 @@ from pathlib import Path
 
 import jax
 
-from research import processes, trainer
-from research.config import default
-from research.data import feed
+from optdyn import processes, trainer
+from optdyn.config import default
+from optdyn.data import feed
 
 
 def main(values: str, folder: str) -> None:

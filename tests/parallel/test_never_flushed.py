@@ -4,11 +4,11 @@ import jax
 import numpy as np
 import pytest
 
-from research import trainer
-from research.config import default
-from research.outputs.workdir import Checkpoints
-from research.parallel.never_flushed import _pairs, apart, together
-from research.timeline.stale_stages import KINDS
+from optdyn import trainer
+from optdyn.config import default
+from optdyn.outputs.workdir import Checkpoints
+from optdyn.parallel.never_flushed import _pairs, apart, together
+from optdyn.timeline.stale_stages import KINDS
 
 
 @pytest.mark.parametrize("stages", range(1, 7))

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from research import processes, trainer
-from research.checks import check
-from research.config import ConfigError
-from research.outputs.workdir import Checkpoints
-from research.parallel import overlap, ring
-from research.parallel.layout import DeviceError
+from optdyn import processes, trainer
+from optdyn.checks import check
+from optdyn.config import ConfigError
+from optdyn.outputs.workdir import Checkpoints
+from optdyn.parallel import overlap, ring
+from optdyn.parallel.layout import DeviceError
 from tests.parallel.test_layouts import CLOSE
 
 # Sent after 8, 16, ... updates, received after 14, 22, ...: at 20, a checkpoint, one is under way.

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from research import processes
+from optdyn import processes
 
 ROOT = Path(__file__).parents[2]
 # Every device of the job holds a part of 0, 1, ..., and a sum over all of them is asked for.
 SUM = """
 import signal, sys
-from research import processes
+from optdyn import processes
 processes.initialize()
 import jax, numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
@@ -158,7 +158,7 @@ def test_a_tpu_machine_asks_for_its_peers_unless_another_platform_is_chosen():
 def test_processes_that_jax_cannot_find_are_an_error():
     # Open MPI 5 counts its processes, and no longer says where the first one is.
     done = subprocess.run(
-        [sys.executable, "-c", "from research import processes; processes.initialize()"],
+        [sys.executable, "-c", "from optdyn import processes; processes.initialize()"],
         cwd=ROOT,
         env={**os.environ, "OMPI_COMM_WORLD_SIZE": "2"},
         capture_output=True,
@@ -166,5 +166,5 @@ def test_processes_that_jax_cannot_find_are_an_error():
         timeout=60,
     )
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("research.processes.ProcessError: ")
+    assert done.stderr.splitlines()[-1].startswith("optdyn.processes.ProcessError: ")
     assert "set OPTDYN_COORDINATOR" in done.stderr.splitlines()[-1]

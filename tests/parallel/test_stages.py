@@ -20,13 +20,13 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import AbstractMesh
 from ml_collections import ConfigDict
 
-from research import optimizers, problem, processes
-from research.parallel import layout
-from research.parallel.stacked import form_of, ravel, unravel
-from research.parallel.stages import stages
-from research.program import _advance
-from research.strategies.base import Event
-from research.strategies.truncated import heads
+from optdyn import optimizers, problem, processes
+from optdyn.parallel import layout
+from optdyn.parallel.stacked import form_of, ravel, unravel
+from optdyn.parallel.stages import stages
+from optdyn.program import _advance
+from optdyn.strategies.base import Event
+from optdyn.strategies.truncated import heads
 from tests.parallel.started import start as run_all
 from tests.strategies.composed import by_groups
 

@@ -12,9 +12,9 @@ import jax
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from research import processes, trainer
-from research.config import default
-from research.outputs.workdir import Checkpoints
+from optdyn import processes, trainer
+from optdyn.config import default
+from optdyn.outputs.workdir import Checkpoints
 
 
 def main(configs: str, folder: str) -> None:

@@ -12,20 +12,20 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from research import trainer
-from research.outputs.files import WorkdirError
-from research.outputs.hold import held
-from research.outputs.workdir import parameters
-from research.racing import on_ray, shards
-from research.racing.race import in_turn, race, replaying
-from research.racing.worker import worker
-from research.run import by_number
-from research.strategies import base
-from research.timeline import TimelineError
-from research.timeline.base import from_arrivals
-from research.timeline.versions import WAITING
-from research.trainer import train
-from research.values import ConfigError
+from optdyn import trainer
+from optdyn.outputs.files import WorkdirError
+from optdyn.outputs.hold import held
+from optdyn.outputs.workdir import parameters
+from optdyn.racing import on_ray, shards
+from optdyn.racing.race import in_turn, race, replaying
+from optdyn.racing.worker import worker
+from optdyn.run import by_number
+from optdyn.strategies import base
+from optdyn.timeline import TimelineError
+from optdyn.timeline.base import from_arrivals
+from optdyn.timeline.versions import WAITING
+from optdyn.trainer import train
+from optdyn.values import ConfigError
 
 
 def several(waiting):

@@ -13,9 +13,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from research.outputs.hold import LOCK, held
-from research.outputs.workdir import parameters
-from research.timeline.versions import WAITING
+from optdyn.outputs.hold import LOCK, held
+from optdyn.outputs.workdir import parameters
+from optdyn.timeline.versions import WAITING
 from tests.proc import parents, read
 
 pytest.importorskip("ray")

@@ -1,9 +1,9 @@
 """The methods by themselves, put together by hand of the pieces that a test is about."""
 
-from research.strategies import asynchronous as slots_of
-from research.strategies import base, dynamic_batch, local
-from research.strategies import daso as nodes_of
-from research.strategies.sync import sync as plain
+from optdyn.strategies import asynchronous as slots_of
+from optdyn.strategies import base, dynamic_batch, local
+from optdyn.strategies import daso as nodes_of
+from optdyn.strategies.sync import sync as plain
 
 
 def sync(loss, optimizer):

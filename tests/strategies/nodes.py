@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from research import optimizers
-from research.parallel.simulated import over_nodes
-from research.strategies import Event, base
-from research.strategies.sync import sync
+from optdyn import optimizers
+from optdyn.parallel.simulated import over_nodes
+from optdyn.strategies import Event, base
+from optdyn.strategies.sync import sync
 
 NODES, EACH, STEPS, P = 3, 4, 32, 14  # EACH: examples a node; P: parameters
 RATE = 0.05

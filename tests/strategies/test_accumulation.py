@@ -4,8 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from research import trainer
-from research.trajectories import single
+from optdyn import trainer
+from optdyn.trajectories import single
 
 
 @pytest.mark.parametrize("name", ["asynchronous", "buffered", "model_averaging"])

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from research import optimizers, problem, timeline
-from research.config import default
-from research.models.quadratic import curvatures
-from research.strategies import Event
+from optdyn import optimizers, problem, timeline
+from optdyn.config import default
+from optdyn.models.quadratic import curvatures
+from optdyn.strategies import Event
 from tests.strategies.composed import asynchronous
 
 STEPS, DIMENSION, CONDITION, BATCH = 120, 6, 10.0, 4

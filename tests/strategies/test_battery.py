@@ -16,12 +16,12 @@ import numpy as np
 import optax
 import pytest
 
-from research import optimizers, program, strategies
-from research.config import ConfigError, default
-from research.data.parts import columns, cut
-from research.parallel import devices as parallel
-from research.strategies import Event
-from research.timeline.base import Shares, chosen
+from optdyn import optimizers, program, strategies
+from optdyn.config import ConfigError, default
+from optdyn.data.parts import columns, cut
+from optdyn.parallel import devices as parallel
+from optdyn.strategies import Event
+from optdyn.timeline.base import Shares, chosen
 
 STEPS, BATCH, CLASSES = 12, 24, 5
 EPOCH = 4  # updates

@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from research import optimizers, strategies, trainer
-from research.checks import check
-from research.config import ConfigError
-from research.strategies import Event, base
-from research.strategies.buffered import buffered
+from optdyn import optimizers, strategies, trainer
+from optdyn.checks import check
+from optdyn.config import ConfigError
+from optdyn.strategies import Event, base
+from optdyn.strategies.buffered import buffered
 from tests.strategies import composed
 from tests.strategies.test_asynchronous import CONDITION, DIMENSION, QUADRATIC, H
 

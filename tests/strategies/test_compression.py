@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
-from research.checks import check
-from research.config import ConfigError
-from research.strategies import compression
-from research.strategies.diloco import diloco
-from research.strategies.meetings import turns
-from research.strategies.messages import Compression, Messages, gathered, over_nodes
-from research.strategies.model_averaging import averaging
-from research.strategies.outer import outer
-from research.strategies.powersgd import low_rank, powersgd
-from research.strategies.slowmo import slowmo
+from optdyn.checks import check
+from optdyn.config import ConfigError
+from optdyn.strategies import compression
+from optdyn.strategies.diloco import diloco
+from optdyn.strategies.meetings import turns
+from optdyn.strategies.messages import Compression, Messages, gathered, over_nodes
+from optdyn.strategies.model_averaging import averaging
+from optdyn.strategies.outer import outer
+from optdyn.strategies.powersgd import low_rank, powersgd
+from optdyn.strategies.slowmo import slowmo
 from tests.strategies import nodes
 from tests.strategies import test_battery as battery
 from tests.strategies.nodes import NODES, RATE, START, STEPS, flattened, reference, tree

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
-from research import optimizers
-from research.config import default
-from research.parallel.simulated import Nodes, over_nodes
-from research.strategies import Event
-from research.strategies.messages import in_parts
-from research.timeline.base import Meeting, at
-from research.timeline.daso import daso as phases
+from optdyn import optimizers
+from optdyn.config import default
+from optdyn.parallel.simulated import Nodes, over_nodes
+from optdyn.strategies import Event
+from optdyn.strategies.messages import in_parts
+from optdyn.timeline.base import Meeting, at
+from optdyn.timeline.daso import daso as phases
 from tests.strategies.composed import daso, sync
 
 NODES, LOCAL, EACH = 4, 2, 3  # EACH: examples a device

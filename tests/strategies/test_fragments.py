@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
-from research import optimizers
-from research.checks import check
-from research.config import ConfigError
-from research.parallel.simulated import over_nodes
-from research.program import parameter_bytes
-from research.strategies import Event, base
-from research.strategies.fragments import cut, join
-from research.strategies.meetings import turns
-from research.strategies.model_averaging import averaging
-from research.strategies.sync import sync
-from research.timeline.base import at
+from optdyn import optimizers
+from optdyn.checks import check
+from optdyn.config import ConfigError
+from optdyn.parallel.simulated import over_nodes
+from optdyn.program import parameter_bytes
+from optdyn.strategies import Event, base
+from optdyn.strategies.fragments import cut, join
+from optdyn.strategies.meetings import turns
+from optdyn.strategies.model_averaging import averaging
+from optdyn.strategies.sync import sync
+from optdyn.timeline.base import at
 from tests.strategies import test_battery as battery
 from tests.strategies.test_daso import collectives
 

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from research import strategies, trainer
-from research.checks import check
-from research.config import ConfigError, default
-from research.strategies.gossip import METHOD, gossip
-from research.strategies.gossip_clock import Neighbours
-from research.timeline import TimelineError, graphs
-from research.timeline.graphs import DRAWN, GRAPHS, arrivals, graph, matrices, spectral_gap, weights
+from optdyn import strategies, trainer
+from optdyn.checks import check
+from optdyn.config import ConfigError, default
+from optdyn.strategies.gossip import METHOD, gossip
+from optdyn.strategies.gossip_clock import Neighbours
+from optdyn.timeline import TimelineError, graphs
+from optdyn.timeline.graphs import DRAWN, GRAPHS, arrivals, graph, matrices, spectral_gap, weights
 from tests.strategies import nodes
 from tests.strategies.nodes import EACH, RATE, START, STEPS, P, flattened, gradient
 

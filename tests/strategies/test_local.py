@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from research import models, optimizers, problem
-from research.models import base
-from research.strategies import Event
-from research.strategies.truncated import gradients, groups, heads
+from optdyn import models, optimizers, problem
+from optdyn.models import base
+from optdyn.strategies import Event
+from optdyn.strategies.truncated import gradients, groups, heads
 from tests.strategies.composed import by_groups, sync
 
 BATCH, WIDTH, CLASSES, K, STEPS = 6, 5, 4, 3, 4

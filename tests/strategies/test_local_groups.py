@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ml_collections import ConfigDict
 
-from research import models, problem
-from research.strategies.truncated import VARIANTS, groups, heads
+from optdyn import models, problem
+from optdyn.strategies.truncated import VARIANTS, groups, heads
 
 WIDTH, CLASSES, K = 5, 4, 3
 MODEL = ConfigDict({"name": "mlp", "hidden": (WIDTH,) * K, "dtype": "float32"})

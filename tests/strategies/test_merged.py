@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from research import optimizers, timeline
-from research.config import default
-from research.outputs.workdir import Checkpoints
-from research.strategies import Event
+from optdyn import optimizers, timeline
+from optdyn.config import default
+from optdyn.outputs.workdir import Checkpoints
+from optdyn.strategies import Event
 from tests.strategies.composed import asynchronous, sync
 
 STEPS, SLOTS, REPLICAS = 40, 6, 3

@@ -8,14 +8,14 @@ import numpy as np
 import optax
 import pytest
 
-from research import program, strategies
-from research.checks import check
-from research.config import ConfigError
-from research.strategies.daso import daso
-from research.strategies.diloco import diloco
-from research.strategies.meetings import turns
-from research.strategies.model_averaging import averaging
-from research.strategies.slowmo import slowmo
+from optdyn import program, strategies
+from optdyn.checks import check
+from optdyn.config import ConfigError
+from optdyn.strategies.daso import daso
+from optdyn.strategies.diloco import diloco
+from optdyn.strategies.meetings import turns
+from optdyn.strategies.model_averaging import averaging
+from optdyn.strategies.slowmo import slowmo
 from tests.strategies import nodes
 from tests.strategies import test_battery as battery
 from tests.strategies.nodes import NODES, RATE, START, STEPS, flattened, reference, tree

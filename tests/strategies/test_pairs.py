@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from research import program, strategies
-from research.parallel import devices as parallel
-from research.strategies import Event
-from research.timeline.base import Shares, at, chosen
+from optdyn import program, strategies
+from optdyn.parallel import devices as parallel
+from optdyn.strategies import Event
+from optdyn.timeline.base import Shares, at, chosen
 from tests.strategies import reference
 from tests.strategies import test_battery as battery
 from tests.timeline.recorded import config_of, network_of

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from research import strategies
-from research.config import ConfigError
-from research.strategies.method import Method
-from research.trainer import train
+from optdyn import strategies
+from optdyn.config import ConfigError
+from optdyn.strategies.method import Method
+from optdyn.trainer import train
 
 ROOT = Path(strategies.__file__).parents[2]
 REGISTRY = "research/strategies/method.py"  # the list of names
@@ -45,8 +45,8 @@ OWN = '''
 import jax
 import jax.numpy as jnp
 
-from research.strategies.method import Method
-from research.timeline import make
+from optdyn.strategies.method import Method
+from optdyn.timeline import make
 
 
 def signed(problem, keys):
@@ -88,8 +88,8 @@ def test_a_file_of_ones_own_is_a_method_and_combines(config, tmp_path, monkeypat
 DILOCO = """
 import optax
 
-from research import strategies
-from research.strategies.model_averaging import averaging
+from optdyn import strategies
+from optdyn.strategies.model_averaging import averaging
 
 
 def mix(inner, keys, senders):

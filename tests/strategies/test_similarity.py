@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ml_collections import ConfigDict
 
-from research import problem
-from research.problem import Problem
-from research.strategies.similarity import POSITIONS, RIDGE, cosines, linear_probe, ridge
+from optdyn import problem
+from optdyn.problem import Problem
+from optdyn.strategies.similarity import POSITIONS, RIDGE, cosines, linear_probe, ridge
 
 BATCH, WIDTH, CLASSES = 8, 5, 3
 TRUNK = ["hidden0", "hidden1", "hidden2"]

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from research import optimizers, trainer
-from research.config import ConfigError
-from research.outputs import versions, workdir
-from research.strategies import Event, base
-from research.strategies.asynchronous import asynchronous
+from optdyn import optimizers, trainer
+from optdyn.config import ConfigError
+from optdyn.outputs import versions, workdir
+from optdyn.strategies import Event, base
+from optdyn.strategies.asynchronous import asynchronous
 from tests.strategies.test_asynchronous import DIMENSION, OPTIMA, QUADRATIC, STEPS, H, arrivals
 
 ALPHA, MOMENTUM = 0.05, 0.5
@@ -171,8 +171,8 @@ def test_what_has_no_such_table_is_refused(config, values, said):
 MEASURED = """
 import json, sys
 from pathlib import Path
-from research import room, trainer
-from research.config import default
+from optdyn import room, trainer
+from optdyn.config import default
 
 def resident(kind):
     return int(Path("/proc/self/status").read_text().split(kind)[1].split()[0]) * 1024

@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from research import optimizers, program, strategies, trainer
-from research.checks import check
-from research.config import ConfigError
-from research.strategies import Event, base
-from research.strategies.late_stages import reading
-from research.strategies.stale_pipeline import METHOD
-from research.timeline import pipeline
-from research.timeline.stale_stages import KINDS, delays
+from optdyn import optimizers, program, strategies, trainer
+from optdyn.checks import check
+from optdyn.config import ConfigError
+from optdyn.strategies import Event, base
+from optdyn.strategies.late_stages import reading
+from optdyn.strategies.stale_pipeline import METHOD
+from optdyn.timeline import pipeline
+from optdyn.timeline.stale_stages import KINDS, delays
 
 STEPS, BATCH, STAGES, RATE, MU = 12, 6, 3, 0.1, 0.5
 BLOCKS = ("hidden0", "hidden1", "hidden2", "classifier")

@@ -4,13 +4,13 @@ import jax
 import numpy as np
 import pytest
 
-from research import strategies
-from research.checks import check
-from research.config import ConfigError, default
-from research.strategies.ad_psgd import ad_psgd
-from research.strategies.async_local_sgd import async_local_sgd
-from research.strategies.elastic import elastic
-from research.strategies.metered import SKETCH, sketch
+from optdyn import strategies
+from optdyn.checks import check
+from optdyn.config import ConfigError, default
+from optdyn.strategies.ad_psgd import ad_psgd
+from optdyn.strategies.async_local_sgd import async_local_sgd
+from optdyn.strategies.elastic import elastic
+from optdyn.strategies.metered import SKETCH, sketch
 from tests.strategies import test_battery as battery
 from tests.strategies import workers
 from tests.strategies.nodes import BATCHES, START, flattened, loss, tree

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from research import strategies
-from research.config import default
-from research.strategies import Event, base
-from research.strategies.metered import metered
+from optdyn import strategies
+from optdyn.config import default
+from optdyn.strategies import Event, base
+from optdyn.strategies.metered import metered
 from tests.strategies.nodes import BATCHES, RATE, SGD, START, STEPS, gradient, loss, tree
 
 WORKERS, MOMENTUM = 3, 0.6

@@ -3,8 +3,8 @@
 import pytest
 from ml_collections import ConfigDict
 
-from research.config import default
-from research.timeline.dynamic_batch import costs, dynamic_batch
+from optdyn.config import default
+from optdyn.timeline.dynamic_batch import costs, dynamic_batch
 
 SPEEDS = (1.0, 1.0, 2.0, 4.0)
 BATCH = 256  # 8 divides it, so that the shares of SPEEDS come out even: 32, 32, 64, 128

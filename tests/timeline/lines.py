@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 
-from research.timeline.base import at
+from optdyn.timeline.base import at
 
 
 def arrays(line):

@@ -5,8 +5,8 @@ from functools import cache
 import jax
 import numpy as np
 
-from research import program, strategies
-from research.outputs.recorder import Recorder
+from optdyn import program, strategies
+from optdyn.outputs.recorder import Recorder
 from tests.strategies import test_battery as battery
 
 # Of one update and the next: what the other methods of a pair do differs between them.

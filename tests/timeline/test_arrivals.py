@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from research.timeline import make, service
-from research.timeline.arrivals import BLOCK, Work, arrivals
-from research.timeline.compute_groups import work_of
-from research.timeline.habits import Habits
-from research.timeline.several import several
-from research.timeline.volunteers import volunteers
+from optdyn.timeline import make, service
+from optdyn.timeline.arrivals import BLOCK, Work, arrivals
+from optdyn.timeline.compute_groups import work_of
+from optdyn.timeline.habits import Habits
+from optdyn.timeline.several import several
+from optdyn.timeline.volunteers import volunteers
 
 GROUPS = [2, 3, 8, 32]
 P = 1e-3

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from research import trainer
-from research.config import default
-from research.timeline import make
-from research.timeline.network import COLLECTIVES, among, between_nodes, of_groups
+from optdyn import trainer
+from optdyn.config import default
+from optdyn.timeline import make
+from optdyn.timeline.network import COLLECTIVES, among, between_nodes, of_groups
 from tests.timeline.recorded import config_of, line_of
 
 SLOW = {"latency": 0.01, "bandwidth": 1e5}

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from research.config import default
-from research.timeline.daso import Phase, after_epoch, daso
-from research.timeline.network import all_reduce
-from research.timeline.nodes import synchronous
+from optdyn.config import default
+from optdyn.timeline.daso import Phase, after_epoch, daso
+from optdyn.timeline.network import all_reduce
+from optdyn.timeline.nodes import synchronous
 from tests.timeline.lines import begins_with
 
 

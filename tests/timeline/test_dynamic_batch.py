@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from research import seeds
-from research.config import default
-from research.timeline import TimelineError, make, service
-from research.timeline.dynamic_batch import (
+from optdyn import seeds
+from optdyn.config import default
+from optdyn.timeline import TimelineError, make, service
+from optdyn.timeline.dynamic_batch import (
     CHANGE,
     Costs,
     clocked,

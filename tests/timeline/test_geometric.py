@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from research.timeline import make
-from research.timeline.geometric import TAIL, ring_size
+from optdyn.timeline import make
+from optdyn.timeline.geometric import TAIL, ring_size
 
 STEPS = 200_000
 P = 1e-3  # of the seeded statistical tests: one right program in a thousand would fail

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from research.timeline import TimelineError
-from research.timeline.dynamic_batch import measured
+from optdyn.timeline import TimelineError
+from optdyn.timeline.dynamic_batch import measured
 from tests.timeline.conftest import BATCH
 
 

@@ -5,14 +5,15 @@ traces. It is given the text of the cells.
 """
 
 import csv
+import itertools
 import math
 import random
 
 import pytest
 
-from research import strategies
-from research.timeline.versions import fill
-from research.values import InputError
+from optdyn import strategies
+from optdyn.timeline.versions import fill
+from optdyn.values import InputError
 from tests.strategies import test_battery as battery
 from tests.timeline.recorded import config_of, line_of, record, replayed
 
@@ -57,7 +58,7 @@ def equal(table, column, expected):
 def common(table, groups, *allowed):
     seconds = numbers(table, "seconds")
     need(len(seconds) == STEPS and seconds[0] >= 0)
-    need(all(a <= b for a, b in zip(seconds, seconds[1:], strict=False)))
+    need(all(a <= b for a, b in itertools.pairwise(seconds)))
     for column in table:
         if column.startswith("control."):
             need(column in allowed)

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from research.config import default
-from research.timeline.base import TimelineError
-from research.timeline.network import all_reduce, between_nodes, messages
+from optdyn.config import default
+from optdyn.timeline.base import TimelineError
+from optdyn.timeline.network import all_reduce, between_nodes, messages
 
 
 def cluster(**values):

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from research.config import default
-from research.timeline.compute_groups import make
-from research.timeline.daso import daso
-from research.timeline.dynamic_batch import dynamic_batch
-from research.timeline.nodes import synchronous
-from research.timeline.service import with_exchange
+from optdyn.config import default
+from optdyn.timeline.compute_groups import make
+from optdyn.timeline.daso import daso
+from optdyn.timeline.dynamic_batch import dynamic_batch
+from optdyn.timeline.nodes import synchronous
+from optdyn.timeline.service import with_exchange
 
 LAWS = ("constant", "exponential", "lognormal", "gamma")
 STEPS, PER_EPOCH, BATCH, BYTES = 60, 15, 8, 1000

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from research.timeline import TimelineError
-from research.timeline.pipeline import (
+from optdyn.timeline import TimelineError
+from optdyn.timeline.pipeline import (
     BACKWARD,
     FORWARD,
     UPDATE,

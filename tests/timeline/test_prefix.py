@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from research import program, strategies
-from research.config import default
+from optdyn import program, strategies
+from optdyn.config import default
 
 EPOCH, BATCH, WORKERS = 7, 24, 4
 GROUPS = {"strategy.name": "asynchronous", "strategy.groups": 4}
@@ -122,7 +122,7 @@ def test_longer_runs_begin_with_shorter_ones(network, name, one, other, seed):
 
 
 def test_also_beyond_what_is_drawn_at_a_time(network, monkeypatch):
-    monkeypatch.setattr("research.timeline.arrivals.BLOCK", 16)
+    monkeypatch.setattr("optdyn.timeline.arrivals.BLOCK", 16)
     for name in ("groups, exponential", "stale synchronous, lognormal"):
         lines = [line_of(config_of(DRAWN[name], n), network) for n in (20, 150, 151, 400)]
         for short, long in pairwise(lines):

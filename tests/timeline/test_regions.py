@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from research import room, seeds, strategies
-from research.checks import check
-from research.config import ConfigError, default
-from research.timeline import TimelineError, habits, network, regions
-from research.timeline.habits import Presence
-from research.timeline.regions import LIGHT, RADIUS, great_circle
+from optdyn import room, seeds, strategies
+from optdyn.checks import check
+from optdyn.config import ConfigError, default
+from optdyn.timeline import TimelineError, habits, network, regions
+from optdyn.timeline.habits import Presence
+from optdyn.timeline.regions import LIGHT, RADIUS, great_circle
 from tests.strategies import test_battery as battery
 from tests.timeline.test_streaming import streaming
 

@@ -4,8 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from research.config import ConfigError
-from research.timeline.base import TimelineError
+from optdyn.config import ConfigError
+from optdyn.timeline.base import TimelineError
 from tests.strategies import test_battery as battery
 from tests.timeline.lines import arrays
 from tests.timeline.recorded import config_of, line_of, record, replayed

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from research import trainer
-from research.config import default
-from research.strategies import timeline_of
-from research.timeline import make, service
-from research.timeline.server import Pieces, server
-from research.tuning.hardware import seconds_per_iteration
+from optdyn import trainer
+from optdyn.config import default
+from optdyn.strategies import timeline_of
+from optdyn.timeline import make, service
+from optdyn.timeline.server import Pieces, server
+from optdyn.tuning.hardware import seconds_per_iteration
 from tests.timeline.lines import replica
 from tests.timeline.test_slots import check
 

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from research.timeline import TimelineError, service
-from research.timeline.arrivals import Work, arrivals
-from research.timeline.several import WAITING, several
+from optdyn.timeline import TimelineError, service
+from optdyn.timeline.arrivals import Work, arrivals
+from optdyn.timeline.several import WAITING, several
 from tests.timeline.lines import begins_with
 from tests.timeline.test_stale_synchronous import LAWS
 

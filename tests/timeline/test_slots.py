@@ -4,10 +4,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from research.config import default
-from research.timeline import make
-from research.timeline.base import from_arrivals
-from research.timeline.service import DRAWN
+from optdyn.config import default
+from optdyn.timeline import make
+from optdyn.timeline.base import from_arrivals
+from optdyn.timeline.service import DRAWN
 from tests.timeline.lines import begins_with, replica
 
 

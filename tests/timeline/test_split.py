@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from research.config import default
-from research.timeline import TimelineError, make
-from research.timeline.nodes import compute_means
+from optdyn.config import default
+from optdyn.timeline import TimelineError, make
+from optdyn.timeline.nodes import compute_means
 
 speeds_of = st.lists(st.floats(0.05, 20), min_size=1, max_size=8)
 

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from research.config import default
-from research.timeline import pipeline
-from research.timeline.pipeline import Work, of_cluster
+from optdyn.config import default
+from optdyn.timeline import pipeline
+from optdyn.timeline.pipeline import Work, of_cluster
 
 WORK = Work(
     np.array([0.1, 0.05, 0.15, 0.1]),

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from research.config import default
-from research.strategies import timeline_of
-from research.timeline import service
-from research.timeline.arrivals import Work, arrivals
-from research.timeline.several import several
+from optdyn.config import default
+from optdyn.strategies import timeline_of
+from optdyn.timeline import service
+from optdyn.timeline.arrivals import Work, arrivals
+from optdyn.timeline.several import several
 from tests.timeline.lines import begins_with
 from tests.timeline.test_slots import versions_read
 

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from research import program, strategies
-from research.program import parameter_bytes
-from research.strategies.fragments import cut
-from research.strategies.meetings import turns
-from research.timeline.network import all_reduce
-from research.timeline.nodes import node_seconds
+from optdyn import program, strategies
+from optdyn.program import parameter_bytes
+from optdyn.strategies.fragments import cut
+from optdyn.strategies.meetings import turns
+from optdyn.timeline.network import all_reduce
+from optdyn.timeline.nodes import node_seconds
 from tests.strategies import test_battery as battery
 
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from research.timeline import TimelineError
-from research.timeline.compute_groups import make as make_of
-from research.timeline.trace import read
+from optdyn.timeline import TimelineError
+from optdyn.timeline.compute_groups import make as make_of
+from optdyn.timeline.trace import read
 
 HEADER = "worker,seconds\n"
 

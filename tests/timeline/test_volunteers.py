@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from research.timeline import TimelineError, make, service
-from research.timeline.arrivals import Work, arrivals
-from research.timeline.habits import Habits, Load
-from research.timeline.volunteers import volunteers
+from optdyn.timeline import TimelineError, make, service
+from optdyn.timeline.arrivals import Work, arrivals
+from optdyn.timeline.habits import Habits, Load
+from optdyn.timeline.volunteers import volunteers
 from tests.timeline.lines import begins_with
 from tests.timeline.test_slots import check
 

@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from launch import app
-from research import program, seeds, trainer
-from research.models.quadratic import curvatures
-from research.outputs.hold import LOCK
-from research.strategies import Event
-from research.timeline.base import at
-from research.trajectories import replicas
-from research.trajectories.replicas import record, whole_gradient
+from optdyn import program, seeds, trainer
+from optdyn.launch import app
+from optdyn.models.quadratic import curvatures
+from optdyn.outputs.hold import LOCK
+from optdyn.strategies import Event
+from optdyn.timeline.base import at
+from optdyn.trajectories import replicas
+from optdyn.trajectories.replicas import record, whole_gradient
 
 STEPS, COUNT, MOMENTA = 12, 5, (-0.4, 0.0, 0.6)
 

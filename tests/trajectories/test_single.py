@@ -4,12 +4,12 @@ import jax
 import numpy as np
 import pytest
 
-from research import data as datasets
-from research import program, trainer
-from research.dynamics import moments
-from research.problem import batches
-from research.strategies import metered
-from research.trajectories import single
+from optdyn import data as datasets
+from optdyn import program, trainer
+from optdyn.dynamics import moments
+from optdyn.problem import batches
+from optdyn.strategies import metered
+from optdyn.trajectories import single
 
 STEPS = 12
 METHODS = {

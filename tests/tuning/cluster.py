@@ -2,7 +2,7 @@
 
 import math
 
-from research.tuning.choice import Measures, Outcome, Point
+from optdyn.tuning.choice import Measures, Outcome, Point
 
 
 class Cluster:

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from research.timeline.server import Pieces
-from research.tuning.hardware import saturation
+from optdyn.timeline.server import Pieces
+from optdyn.tuning.hardware import saturation
 
 
 def random_cluster(seed):

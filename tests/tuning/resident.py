@@ -10,9 +10,9 @@ from pathlib import Path
 
 import jax
 
-from configs import plan as configs
-from research.tuning import layers, planner
-from research.tuning.plans import prepare
+from optdyn.configs import plan as configs
+from optdyn.tuning import layers, planner
+from optdyn.tuning.plans import prepare
 
 
 def resident(line: str) -> int:

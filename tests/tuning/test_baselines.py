@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from research.tuning.baselines import MOMENTA, RATES, choose
-from research.tuning.choice import Point
+from optdyn.tuning.baselines import MOMENTA, RATES, choose
+from optdyn.tuning.choice import Point
 from tests.tuning.cluster import Cluster
 
 GROUPS = (1, 2, 4, 8)

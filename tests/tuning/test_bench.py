@@ -4,11 +4,11 @@ import jax
 import numpy as np
 import pytest
 
-from research import program, trainer
-from research.config import ConfigError
-from research.outputs.workdir import fingerprint
-from research.tuning import bench
-from research.tuning.choice import Choice
+from optdyn import program, trainer
+from optdyn.config import ConfigError
+from optdyn.outputs.workdir import fingerprint
+from optdyn.tuning import bench
+from optdyn.tuning.choice import Choice
 
 VALUES = {
     "cluster.nodes": 8,

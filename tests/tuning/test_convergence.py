@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from research.tuning import convergence, planner
-from research.tuning.planner import Interval, PlanError, Row
+from optdyn.tuning import convergence, planner
+from optdyn.tuning.planner import Interval, PlanError, Row
 
 SIZES = (4, 16, 64, 256)
 # Every example takes 1 ms and an update 16 ms besides.

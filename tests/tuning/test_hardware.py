@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from research.timeline import service
-from research.timeline.base import TimelineError
-from research.timeline.server import Pieces, t_conv
-from research.tuning.hardware import penalty, saturation, seconds_per_iteration, simulate, slowest
+from optdyn.timeline import service
+from optdyn.timeline.base import TimelineError
+from optdyn.timeline.server import Pieces, t_conv
+from optdyn.tuning.hardware import penalty, saturation, seconds_per_iteration, simulate, slowest
 from tests.tuning.clusters import random_cluster
 
 ITERATIONS, NOISE = 100_000, 0.018

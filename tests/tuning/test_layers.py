@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from research import optimizers, problem, trainer
-from research.config import default
-from research.models.convolution import LOWERINGS, serves
-from research.program import CHUNK, parameter_bytes
-from research.strategies.base import Event
-from research.tuning import layers, planner
-from research.tuning.layers import Layer, Update
-from research.tuning.phases import Loop
+from optdyn import optimizers, problem, trainer
+from optdyn.config import default
+from optdyn.models.convolution import LOWERINGS, serves
+from optdyn.program import CHUNK, parameter_bytes
+from optdyn.strategies.base import Event
+from optdyn.tuning import layers, planner
+from optdyn.tuning.layers import Layer, Update
+from optdyn.tuning.phases import Loop
 from tests.strategies.composed import sync
 
 FLOAT = 4  # bytes

@@ -5,12 +5,12 @@ import json
 import jax
 import pytest
 
-from research.checks import check
-from research.config import default
-from research.models.convolution import LOWERINGS
-from research.outputs.files import read_json
-from research.tuning import lowered
-from research.values import ConfigError
+from optdyn.checks import check
+from optdyn.config import default
+from optdyn.models.convolution import LOWERINGS
+from optdyn.outputs.files import read_json
+from optdyn.tuning import lowered
+from optdyn.values import ConfigError
 
 
 def config_of(**model):

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from research.tuning import planner
-from research.tuning.planner import PlanError
+from optdyn.tuning import planner
+from optdyn.tuning.planner import PlanError
 
 
 def counted(bytes_of):

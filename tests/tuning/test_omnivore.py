@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from research.config import ConfigError
-from research.tuning.choice import Choice, Outcome, Point
-from research.tuning.omnivore import cold_start, omnivore, search, settings, size, steady_state
-from research.tuning.rules import Rules
+from optdyn.config import ConfigError
+from optdyn.tuning.choice import Choice, Outcome, Point
+from optdyn.tuning.omnivore import cold_start, omnivore, search, settings, size, steady_state
+from optdyn.tuning.rules import Rules
 from tests.tuning.cluster import Cluster
 
 MOMENTA = (0.0, 0.3, 0.6, 0.9)

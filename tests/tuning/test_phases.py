@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch import profile
-from research import problem
-from research.checks import check
-from research.config import ConfigError, default
-from research.models import base
-from research.strategies import timeline_of
-from research.tuning import phases as timing
-from research.tuning.hardware import Pieces, seconds_per_iteration
-from research.tuning.phases import Loop, Work, first_phase, measure, phases, prepare
+from optdyn import problem
+from optdyn.checks import check
+from optdyn.config import ConfigError, default
+from optdyn.launch import profile
+from optdyn.models import base
+from optdyn.strategies import timeline_of
+from optdyn.tuning import phases as timing
+from optdyn.tuning.hardware import Pieces, seconds_per_iteration
+from optdyn.tuning.phases import Loop, Work, first_phase, measure, phases, prepare
 from tests.parallel.started import ROOT, start
 
 LENET = ("conv0", "conv1", "hidden0", "hidden1", "classifier")

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from research.tuning import planner
-from research.tuning.planner import Interval, PlanError, Row
+from optdyn.tuning import planner
+from optdyn.tuning.planner import Interval, PlanError, Row
 
 SHAPES = tuple(product(range(1, 7), range(1, 5)))  # layers, algorithms
 KIB, GIB = 2**10, 2**30

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from research import trainer
-from research.dynamics.noise import moments
-from research.tuning.prediction import KAPPA, SMALL, Measured, measure, penalty, stability
+from optdyn import trainer
+from optdyn.dynamics.noise import moments
+from optdyn.tuning.prediction import KAPPA, SMALL, Measured, measure, penalty, stability
 
 positive = st.floats(1e-2, 1e2)
 measurements = st.builds(Measured, positive, positive, positive)

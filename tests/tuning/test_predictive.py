@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from research.tuning.choice import Choice, Measures, Outcome, Point
-from research.tuning.predictive import SETTLE, better, guarded, of_step, planned, predictive, step
-from research.tuning.rules import Rules
+from optdyn.tuning.choice import Choice, Measures, Outcome, Point
+from optdyn.tuning.predictive import SETTLE, better, guarded, of_step, planned, predictive, step
+from optdyn.tuning.rules import Rules
 from tests.tuning.cluster import Cluster
 
 MOMENTA = (0.0, 0.3, 0.6, 0.9)
