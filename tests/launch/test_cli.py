@@ -76,7 +76,7 @@ def test_the_flags_read_off_the_files_are_those_that_are_defined(module):
     defined = set(flags.FLAGS) - before
     for name in defined:
         delattr(flags.FLAGS, name)
-    assert {f"--{name}" for name in defined} == set(sources.flags(module.__name__))
+    assert {f"--{name}" for name in defined} == set(sources.flags(module.__name__.removeprefix("optdyn.")))
 
 
 def test_the_methods_and_configs_read_off_the_files_are_those_that_there_are():
@@ -233,7 +233,7 @@ def test_a_config_that_was_written_for_the_older_names(tmp_path):
         "def get_config():\n    config = base()\n    assert default().keys() == config.keys()\n"
         "    return config\n"
     )
-    given = [*SMALL, "--config=mine.py", "--config.optimizer.name=configs.race:adam"]
+    given = ["--config=mine.py", *SMALL[1:], "--config.optimizer.name=configs.race:adam"]
     subprocess.run(
         [sys.executable, "-m", "optdyn.launch.cli", "train", *given, "--workdir=work"],
         cwd=tmp_path,
