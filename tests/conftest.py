@@ -15,6 +15,7 @@ from tensorboardX.proto.event_pb2 import Event
 from optdyn import data, trainer
 from optdyn.config import default
 from optdyn.outputs.workdir import Checkpoints
+from tests.often import is_often
 
 # No test judges how long an example takes: machines differ, and the first one compiles.
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -39,7 +40,7 @@ COMPILED = "JAX_COMPILATION_CACHE_DIR"
 # The suite compiles for most of its time, with XLA's optimizations for twice as long: what is
 # tested, our equations, does not depend on them. It also cuts programs to compile the pieces at a
 # time, while all cores are taken by tests. `XLA_FLAGS= make test` compiles as users do.
-QUICKLY = "--xla_backend_optimization_level=1"
+QUICKLY = "--xla_backend_optimization_level=0"
 if jax.__version_info__ < (0, 11):  # XLA ends a process that gives it a flag which it has no more
     QUICKLY += " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 
@@ -58,6 +59,13 @@ def pytest_configure(config):
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     jax.config.update("jax_compilation_cache_dir", os.environ[COMPILED])
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+
+
+@pytest.hookimpl(tryfirst=True)  # before those that are not asked for go by their marks
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if not is_often(item.nodeid):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")

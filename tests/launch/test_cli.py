@@ -76,7 +76,9 @@ def test_the_flags_read_off_the_files_are_those_that_are_defined(module):
     defined = set(flags.FLAGS) - before
     for name in defined:
         delattr(flags.FLAGS, name)
-    assert {f"--{name}" for name in defined} == set(sources.flags(module.__name__.removeprefix("optdyn.")))
+    assert {f"--{name}" for name in defined} == set(
+        sources.flags(module.__name__.removeprefix("optdyn."))
+    )
 
 
 def test_the_methods_and_configs_read_off_the_files_are_those_that_there_are():

@@ -1,0 +1,97 @@
+"""Which cases of the long proofs `make test` runs; `make test-slow` runs them all.
+
+A proof over all methods, pairs or models takes minutes, mostly of compiling. Of each of these some
+cases stay, at least one of every way through the code; those named here, by how their names in
+brackets begin, and () is none. The others are marked `slow`.
+"""
+
+OFTEN = {
+    "analysis/test_moments.py::test_intervals_cover_as_often_as_they_say": (),
+    "analysis/test_report.py::test_more_runs_make_no_larger_page": (),
+    "data/test_augment.py::test_devices_share_an_augmented_batch": (),
+    "launch/test_sweep.py::test_every_point_is_as_it_is_alone": ("5",),
+    "launch/test_sweep_long.py::test_killed_and_resumed_is_whole": (),
+    "models/test_remat.py::test_blocks_keep_their_inputs_only": ("resmlp", "transformer"),
+    "models/test_remat.py::test_is_the_same_function_with_the_same_parameters": (
+        *("resmlp", "transformer"),
+    ),
+    "optimizers/test_delayed.py::test_a_tiny_modern_transformer_learns_under_delay": ("adamw",),
+    "optimizers/test_delayed.py::test_is_optax_on_gradients_one_update_old": (),
+    "outputs/test_going_on.py::test_a_finished_run_goes_on_to_the_same_floats": (
+        *("meter", "dynamic_batch", "closed"),
+    ),
+    "outputs/test_going_on.py::test_a_run_starts_from_anothers_parameters": ("groups in", "sync"),
+    "own/test_kinds.py::test_real_devices_and_streams_carry_every_kind": (),
+    "own/test_resumed.py::test_the_command": (),
+    "papers/test_methods.py::test_greedy_updates_follow_each_other_at_their_longest_stage": (),
+    "papers/test_race.py::test_the_all_reduce_takes_its_share_of_an_update": ("1 ",),
+    "racing/test_race.py::test_a_merged_server_races_too": ("metered", "one group"),
+    "racing/test_race.py::test_a_server_in_parts_makes_the_same_updates": ("own0",),
+    "racing/test_race.py::test_local_gradients_race_too": ("values1",),
+    "strategies/test_battery.py::test_the_limit_is_synchronous": (
+        *("sgd", "adam-asynchronous", "adam-dynamic_batch", "adam-gossip", "adam-diloco"),
+    ),
+    "strategies/test_battery.py::test_jit_equals_no_jit": (
+        *("sync", "asynchronous", "local", "gossip", "stale_pipeline", "model_averaging"),
+    ),
+    "strategies/test_battery.py::test_step_is_pure": (
+        *("sync", "asynchronous", "gossip", "buffered", "local", "stale_pipeline", "elastic"),
+    ),
+    "strategies/test_battery.py::test_vmap_equals_a_loop": (
+        *("sync", "asynchronous", "elastic", "local", "diloco", "stale_pipeline"),
+    ),
+    "strategies/test_battery.py::test_nothing_recompiles_when_only_numbers_change": (
+        *("asynchronous+daso", "model_averaging+local", "sync", "dynamic_batch", "gossip"),
+        *("elastic", "async_local_sgd", "ad_psgd", "buffered", "stale_pipeline", "slowmo"),
+    ),
+    "strategies/test_compression.py::test_compression_owes_what_every_method_owes": ("top_k",),
+    "strategies/test_compression.py::test_powersgd_does_not_depend_on_how_a_batch_is_divided": (),
+    "strategies/test_compression.py::test_the_clock_counts_the_same_bytes": ("top_k", "powersgd-1"),
+    "strategies/test_fragments.py::test_streaming_owes_what_every_method_owes": ("diloco",),
+    "strategies/test_pairs.py::test_it_is_what_its_equations_say": (
+        *(
+            "asynchronous",
+            "async_local_sgd+model",
+            "async_local_sgd+local",
+            "local",
+            "elastic+daso",
+        ),
+        *("buffered+diloco", "ad_psgd+slowmo", "gossip", "daso+dynamic", "diloco+async"),
+    ),
+    "strategies/test_snapshots.py::test_a_large_table_is_checkpointed_beside_the_rest": (
+        "bfl",
+        "ho",
+    ),
+    "strategies/test_snapshots.py::test_an_update_copies_no_table": ("asynchronous-", "buffered"),
+    "strategies/test_snapshots.py::test_the_memory_that_is_said_is_what_is_taken": ("host",),
+    "strategies/test_snapshots.py::test_versions_on_the_host_are_exact": ("groups", "fresh"),
+    "test_grids.py::test_all_points_can_run": (
+        *(
+            "combinations",
+            "gossip-ladder",
+            "arrivals",
+            "workers",
+            "staleness-laws",
+            "outer",
+            "meter",
+        ),
+        *("daso", "dynamic_batch", "implicit", "local-p"),
+    ),
+    "test_local.py::test_one_group_of_all_blocks_is_synchronous": (),
+    "test_local.py::test_probes_are_logged": ("backprop",),
+    "timeline/test_prefix.py::test_longer_runs_begin_with_shorter_ones": (
+        *("asyn", "sync", "daso", "dynamic", "local groups", "pipeline", "gossip", "elastic", "k_"),
+    ),
+    "trajectories/test_replicas.py::test_the_gradient_of_the_whole_objective_in_slices": ("7",),
+    "trajectories/test_single.py::test_a_recording_is_of_the_run_itself": (
+        *("sync-sgd", "asynchronous-adam", "dynamic_batch-sgd"),
+    ),
+    "tuning/test_lowered.py::test_one_lowering_that_serves_for_every_convolution": (),
+}
+
+
+def is_often(nodeid: str) -> bool:
+    """Whether `make test` runs it."""
+    function, _, case = nodeid.removeprefix("tests/").partition("[")
+    begin = OFTEN.get(function)
+    return begin is None or case.startswith(begin)
