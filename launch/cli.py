@@ -50,7 +50,19 @@ COMMANDS = {
     "completion": Command("launch.completion", "a script that completes commands in a shell"),
 }
 # These may be cut off, as by `| head`: they have written all their files before they print.
-CUT = ("--help", "-h", "help", "list", "config", "completion", "reality", "momentum", "efficiency", "pareto", "network")
+CUT = (
+    "--help",
+    "-h",
+    "help",
+    "list",
+    "config",
+    "completion",
+    "reality",
+    "momentum",
+    "efficiency",
+    "pareto",
+    "network",
+)
 
 
 def main() -> None:

@@ -12,11 +12,14 @@ from pathlib import Path
 import optdyn.analysis
 import optdyn.configs
 import optdyn.launch
+from optdyn import experiment
 from optdyn.likeness import meant
 
 CONFIGS = Path(optdyn.configs.__path__[0])
 WRITTEN = Path(__file__).with_name("written.py")  # reads what runs wrote down
 
+METHODS = "Methods of research/strategies/, joined by '+', or your own."
+OWN = "Keys of a method of your own."
 BESIDE = ("analysis", "configs", "launch")  # folders of their own in a checkout
 
 
@@ -80,7 +83,8 @@ def methods() -> dict[str, str]:
 @cache
 def keys() -> dict[str, str]:
     """Dotted names of all keys of a run's config, with the comments that explain them."""
-    found = dict(_assigned("config"))
+    found = {name: each.metadata["about"] for name, each in experiment.every_key()}
+    found |= {"strategy.name": METHODS, "strategy.options": OWN}
     for name in _methods():
         found |= {f"strategy.{key}": text for key, text in _of_method(name)}
     return found
@@ -129,17 +133,6 @@ def _methods() -> list[str]:
     folder = Path(optdyn.__path__[0]) / "strategies"
     made = re.compile(r"^METHOD\b.* = ", re.M)
     return [path.stem for path in sorted(folder.glob("*.py")) if made.search(path.read_text())]
-
-
-def _assigned(module: str) -> Iterator[tuple[str, str]]:
-    """`config.A.B = value  # comment`; a section is none, but options are, whose keys are free."""
-    lines = _text(module).splitlines()
-    for node in ast.walk(tree(module)):
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).startswith("config."):
-            name = ast.unparse(node.targets[0]).removeprefix("config.")
-            section = ast.unparse(node.value) == "ConfigDict()"
-            if name.endswith("options") or not section:
-                yield name, _comment(lines, node)
 
 
 def _of_method(name: str) -> Iterator[tuple[str, str]]:

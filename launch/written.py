@@ -5,7 +5,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from optdyn.checks import kinds
+from optdyn import kinds
 from optdyn.config import default, with_new_keys
 from optdyn.outputs.files import read_json
 from optdyn.values import ConfigError, InputError

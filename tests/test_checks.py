@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from optdyn import program, room, strategies, trainer
+from optdyn import kinds, program, room, strategies, trainer
 from optdyn.analysis import report, tables
-from optdyn.checks import check, kinds
+from optdyn.checks import check
 from optdyn.checks.doubts import doubts
 from optdyn.config import default
 from optdyn.configs import gpt, images, plan, resnet, text, tune

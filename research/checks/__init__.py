@@ -2,14 +2,13 @@
 
 import json
 import math
-from functools import partial
+from importlib.util import find_spec
 
 import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from optdyn import losses, models, named, optimizers, own_code, room, strategies
-from optdyn.checks import kinds, plan, ranges, tune
+from optdyn import experiment, kinds, losses, models, named, optimizers, own_code, room, strategies
 from optdyn.config import ConfigError, default, to_json
 from optdyn.data import tokenizers
 from optdyn.data.augment import NAMES as AUGMENTATIONS
@@ -42,8 +41,17 @@ def check(config: ConfigDict) -> None:
     one_of(config, "cluster.collective", COLLECTIVES)
     require(config, "data.tokenizer", tokenizers.is_known, tokenizers.WANTED)
     one_of(config, "data.augment", AUGMENTATIONS)
-    one_of(config, "tune.mode", tune.MODES)
-    ranges.check(config)
+    one_of(config, "tune.mode", ("predictive", "omnivore"))
+    for name, of in experiment.ranges():
+        require(config, name, of.holds, of.wanted)
+    workers = config.cluster.nodes * config.cluster.devices_per_node
+    if workers > experiment.WIDTH:
+        raise ConfigError(
+            f"config.cluster.nodes x config.cluster.devices_per_node = {workers:,} workers: must "
+            f"be at most {experiment.WIDTH:,}"
+        )
+    installed = "() where there is no optuna (pip install 'optdyn[tune]')"
+    require(config, "tune.baselines", lambda v: not v or bool(find_spec("optuna")), installed)
     _check_names(config)
     _check_model(config)
     _check_cluster(config)
@@ -52,8 +60,6 @@ def check(config: ConfigDict) -> None:
     _check_shards(config)
     _check_probes(config)
     _check_optimizer(config)
-    for asked in (tune, plan):
-        asked.check(partial(require, config))
     room.of_config(config)
     own_code.check(config)
 

@@ -66,7 +66,7 @@ def plain(config, prefix=""):
 def test_the_keys_read_off_the_files_are_those_of_the_config():
     assert set(sources.keys()) == set(plain(default()))
     assert sources.keys()["strategy.groups"] == "compute groups, each synchronous inside"
-    assert sources.keys()["log_every"] == "updates between log points"
+    assert sources.keys()["log_every"] == "Updates between log points."
 
 
 @pytest.mark.parametrize("module", [sweep, dry])
