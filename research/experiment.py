@@ -52,14 +52,21 @@ def _interval(value: Any) -> bool:
     return not value or (len(value) == 3 and 0 < value[0] <= value[1] <= value[2] < math.inf)
 
 
-WIDTHS = {"wanted": f"at most {BLOCKS:,} widths from 1 to {WIDTH:,}", "holds": _widths}
-A_CHANNEL = {"wanted": "numbers, one a channel, or ()", "holds": _numbers}
-A_WORKER = {"wanted": "numbers, one a worker, or ()", "holds": _numbers}
-LEAST_AND_MOST = {"wanted": "two numbers from 0 up, the least and the most", "holds": _ordered}
-FINITE = {"wanted": "finite and at least 0", "holds": _finite}
-POSITIVE = {"wanted": "finite and more than 0", "holds": _positive}
-PART = {"wanted": "above 0 and at most 1", "holds": lambda v: 0 < v <= 1}
-WIDE: dict[str, Any] = {"at_least": 1, "at_most": WIDTH}
+Known = dict[str, Any]  # arguments of `field`
+WIDTHS: Known = {
+    "wanted": f"at most {BLOCKS:,} widths from 1 to {WIDTH:,}",
+    "holds": _widths,
+}
+A_CHANNEL: Known = {"wanted": "numbers, one a channel, or ()", "holds": _numbers}
+A_WORKER: Known = {"wanted": "numbers, one a worker, or ()", "holds": _numbers}
+LEAST_AND_MOST: Known = {
+    "wanted": "two numbers from 0 up, the least and the most",
+    "holds": _ordered,
+}
+FINITE: Known = {"wanted": "finite and at least 0", "holds": _finite}
+POSITIVE: Known = {"wanted": "finite and more than 0", "holds": _positive}
+PART: Known = {"wanted": "above 0 and at most 1", "holds": lambda v: 0 < v <= 1}
+WIDE: Known = {"at_least": 1, "at_most": WIDTH}
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,9 @@ OFTEN = {
     "racing/test_race.py::test_a_merged_server_races_too": ("metered", "one group"),
     "racing/test_race.py::test_a_server_in_parts_makes_the_same_updates": ("own0",),
     "racing/test_race.py::test_local_gradients_race_too": ("values1",),
+    "racing/test_race.py::test_the_simulator_replays_it": (
+        *("metered", "k_sync", "local steps", "adam", "ringmaster", "buffered"),
+    ),
     "strategies/test_battery.py::test_the_limit_is_synchronous": (
         *("sgd", "adam-asynchronous", "adam-dynamic_batch", "adam-gossip", "adam-diloco"),
     ),
@@ -47,6 +50,8 @@ OFTEN = {
     "strategies/test_compression.py::test_compression_owes_what_every_method_owes": ("top_k",),
     "strategies/test_compression.py::test_powersgd_does_not_depend_on_how_a_batch_is_divided": (),
     "strategies/test_compression.py::test_the_clock_counts_the_same_bytes": ("top_k", "powersgd-1"),
+    # To the bit as users compile, which `make test-slow` does.
+    "strategies/test_fragments.py::test_fragments_that_meet_together_are_one_to_the_bit": (),
     "strategies/test_fragments.py::test_streaming_owes_what_every_method_owes": ("diloco",),
     "strategies/test_pairs.py::test_it_is_what_its_equations_say": (
         *(
@@ -57,6 +62,9 @@ OFTEN = {
             "elastic+daso",
         ),
         *("buffered+diloco", "ad_psgd+slowmo", "gossip", "daso+dynamic", "diloco+async"),
+    ),
+    "strategies/test_pairs.py::test_a_pair_trains_to_what_its_better_parent_reaches": (
+        *("asynchronous+", "async_local_sgd+diloco", "elastic+local", "gossip+", "buffered+daso"),
     ),
     "strategies/test_snapshots.py::test_a_large_table_is_checkpointed_beside_the_rest": (
         "bfl",

@@ -118,7 +118,7 @@ def test_jobs_are_the_shards_with_all_other_flags(submitting, tmp_path):
         "timeout_min": 90,
     }
     assert [job.command for job in executor.jobs] == [
-        [sys.executable, "-m", "launch.sweep", *flags, "--together=auto", f"--shard={i}/3"]
+        [sys.executable, "-m", "optdyn.launch.sweep", *flags, "--together=auto", f"--shard={i}/3"]
         for i in range(3)
     ]
 

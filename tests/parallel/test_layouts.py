@@ -21,11 +21,14 @@ RUN = {
     "optimizer.momentum": 0.9,
     "cluster.service": "constant",
 }
-SIZES = (1, 2, 8)
 SYNC = {
     f"{api}{devices}": {"parallel.api": api, "parallel.devices": devices}
-    for api in ("jit", "shard_map", "pmap")
-    for devices in SIZES
+    for api, sizes in {"jit": (1, 8), "shard_map": (1, 2), "pmap": (1, 2)}.items()
+    for devices in sizes
+}
+OTHER_SIZES = {
+    f"{api}{devices}": {"parallel.api": api, "parallel.devices": devices}
+    for api, devices in (("jit", 2), ("shard_map", 8), ("pmap", 8))
 }
 VARIANTS = {
     "sharded-optimizer": {
@@ -186,11 +189,8 @@ SLOW = {
 METERED = {"probes.momentum": True, "probes.window": 60, "probes.every": 80}
 # Each way through a layout has a method here; `test_all_methods_in_all_idioms`, which is slow, has
 # the others: workers as groups do, outer rules and compressions as streaming DiLoCo in nodes.
-OFTEN = (
-    *("groups", "shares", "local", "nodes", "daso+dynamic_batch", "daso+local", "diloco"),
-    *("push-sum", "stash", "2bw"),
-)
-OWN = [f"{name} {METHODS[name][1][0]}" for name in ("groups", "shares", "nodes", "stash")]
+OFTEN = (*("groups", "shares", "nodes", "daso+local", "push-sum", "stash"),)
+OWN = [f"{name} {METHODS[name][1][0]}" for name in ("groups", "shares")]
 REAL = [(name, api) for name in OFTEN for api in METHODS[name][1]]
 # The meter makes a second program of every run: always tried where groups arrive, shares divide a
 # batch, nodes have their own, and blocks learn locally in nodes; with all others if slow.
@@ -198,10 +198,12 @@ PROBED = ("groups", "shares", "nodes", "daso+local")
 # Held whole on every device, and streamed, each device its own.
 STREAMED = {
     "shard_map2": SYNC["shard_map2"],
-    "pmap2": SYNC["pmap2"],
     "shares-real": VARIANTS["shares-real"],
-    "shares pmap": VARIANTS["shares"] | {"parallel.api": "pmap"},
     "nodes pmap": ONE_EACH | {"parallel.api": "pmap"},
+}
+OTHERS_STREAMED = {
+    "pmap2": SYNC["pmap2"],
+    "shares pmap": VARIANTS["shares"] | {"parallel.api": "pmap"},
     "nodes overlap": ONE_EACH | {"parallel.api": "overlap"},
     "push-sum pmap": ONE_EACH | PUSH_SUM | {"parallel.api": "pmap"},
     "daso+dynamic_batch shard_map": METHODS["daso+dynamic_batch"][0]
@@ -219,7 +221,8 @@ def train(configs, folder, data_dir, *launcher, devices=8):
     every = {name: RUN | {"data.dir": data_dir} | values for name, values in configs.items()}
     listed = folder / "configs.json"
     listed.write_text(json.dumps(every))
-    flags = f"--xla_force_host_platform_device_count={devices}"
+    # Runs of some hundred updates: what they save outweighs what XLA's optimizations take.
+    flags = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=1"
     start("tests.parallel.train_all", [str(listed), str(folder)], launcher, flags)
     return {name: np.load(folder / f"{name}.npz")["flat"] for name in configs}
 
@@ -374,6 +377,16 @@ def test_a_real_run_again_from_its_own_trace_is_the_same_to_the_bit(parameters, 
     trace = (folder / name / "trace.csv").read_text().splitlines()
     again = (folder / f"{name} again" / "trace.csv").read_text().splitlines()
     assert trace[0] == again[0] and len(trace) == len(again)
+
+
+@pytest.mark.slow
+def test_other_sizes_and_other_streams(tmp_path, data_dir):
+    streamed = {f"{k} streamed": v | {"data.streaming": True} for k, v in OTHERS_STREAMED.items()}
+    found = train({"sync": {}, **OTHER_SIZES, **OTHERS_STREAMED, **streamed}, tmp_path, data_dir)
+    for name in OTHER_SIZES:
+        np.testing.assert_allclose(found[name], found["sync"], **CLOSE, err_msg=name)
+    for name in OTHERS_STREAMED:
+        np.testing.assert_array_equal(found[f"{name} streamed"], found[name], err_msg=name)
 
 
 @pytest.mark.slow
