@@ -39,7 +39,8 @@ def theory(config: Mapping[str, Any]) -> Theory | None:
     Exact for synchronous runs, for 'geometric' staleness, for 'exponential' service of groups of
     one worker and equal speeds (a group of more delivers with its slowest, which is not
     memoryless), and for 'constant' service at equal speeds, once every group has arrived; where no
-    group waits for another (`staleness_bound`) or for the server (`pieces`).
+    group waits for another (`staleness_bound`) or for the server (`pieces`), and nothing is dropped
+    (`delay_bound`).
     """
     optimizer, name, groups = config["optimizer"], config["strategy"]["name"], groups_of(config)
     varies = optimizer.get("schedule", "constant") != "constant" or optimizer.get("warmup_steps")
@@ -76,9 +77,11 @@ def memoryless(config: Mapping[str, Any]) -> bool:
 
 
 def _alike(config: Mapping[str, Any]) -> bool:
-    """Whether all workers are of one speed, and no group waits for another or for the server."""
-    cluster = config["cluster"]
-    bounded = config["strategy"].get("staleness_bound", -1) >= 0
+    """Whether all workers are of one speed, and no group waits, and nothing is dropped."""
+    cluster, strategy = config["cluster"], config["strategy"]
+    bounded = strategy.get("staleness_bound", -1) >= 0
+    if strategies.owns(strategy["name"], "delay_bound"):
+        bounded = bounded or strategy.get("delay_bound", 0) > 0
     pieces = any(cluster.get("pieces", {}).values())
     return len(set(cluster.get("speeds", ()))) <= 1 and not bounded and not pieces
 

@@ -56,6 +56,7 @@ from optdyn.resuming import as_begun, begun, go_on, left
 from optdyn.run import Run, batches_of, columns_of, events_of, extended, feed_of, momenta
 from optdyn.strategies.base import Event, Info, Params, State
 from optdyn.strategies.metered import METERED
+from optdyn.timeline.base import Arrival, chosen
 
 METERED_CHUNK = 64  # updates of a window handed to the device at a time: each says much
 WORSE = 100  # times the first logged loss: the mark `worse` in a summary
@@ -410,6 +411,7 @@ def _summary(run: Run, status: str, step: int, rows: list[dict[str, Any]]) -> di
     """The last finite log point, if any, the timeline's law, and what produced them."""
     last = next((row for row in reversed(rows) if math.isfinite(row["train_loss"])), rows[0])
     staleness, first = run.timeline.staleness[:step], rows[0]["train_loss"]
+    dropped = getattr(chosen(run.timeline, Arrival), "dropped", None)
     absurd = status == "completed" and last["train_loss"] > ABSURD * max(first, 1.0)
     worse = absurd or (status != "diverged" and last["train_loss"] > WORSE * first > 0)
     return {
@@ -422,6 +424,7 @@ def _summary(run: Run, status: str, step: int, rows: list[dict[str, Any]]) -> di
         "simulated_seconds_per_step": float(run.timeline.seconds[step - 1]) / step if step else 0.0,
         "staleness_mean": float(staleness.mean()) if step else 0.0,
         "staleness_histogram": np.bincount(staleness.ravel()).tolist(),
+        **({} if dropped is None else {"dropped_arrivals": int(dropped[:step].sum())}),
         **run.report,
         **provenance(run),
     }

@@ -101,6 +101,7 @@ BAD = [
     *(("strategy.smoothing", value) for value in (-0.1, 1.0, NAN)),
     *(("strategy.wait", value) for value in (-1, 5)),
     ("strategy.staleness_bound", -2),
+    ("strategy.delay_bound", -1),
     *(("cluster.disturbance_probability", value) for value in (-0.1, 1.1, NAN)),
     *((name, "nosuch") for name in ("strategy.transfer_dtype", "parallel.api", "cluster.split")),
     ("strategy.weights", "nosuch"),
@@ -141,6 +142,7 @@ def test_a_bad_value_is_refused_by_name(name, value):
 LOCAL = {"strategy.name": "local", "model.name": "resmlp", "cluster.service": "constant"}
 PIECES = {"cluster.pieces.conv_compute": 1.0, "cluster.pieces.fc": 0.1}
 BOUND = {"strategy.name": "asynchronous", "strategy.staleness_bound": 0}
+DROPPING = {"strategy.name": "ringmaster", "strategy.delay_bound": 2}
 GRID = {"cluster.nodes": 2, "cluster.devices_per_node": 2}
 COMBINATIONS = [
     (
@@ -221,6 +223,15 @@ COMBINATIONS = [
     (BOUND | {"cluster.service": "geometric"}, "strategy.staleness_bound"),
     (BOUND | PIECES, "strategy.staleness_bound"),
     (BOUND | {"replicas.count": 3}, "strategy.staleness_bound"),
+    (DROPPING | {"replicas.count": 3}, "strategy.delay_bound"),
+    (DROPPING | {"cluster.service": "geometric"}, "cluster.service"),
+    (DROPPING | PIECES, "cluster.pieces"),
+    (DROPPING | {"strategy.fresh": ("classifier",)}, "strategy.fresh"),
+    (DROPPING | {"strategy.staleness_bound": 1}, "strategy.staleness_bound"),
+    (
+        DROPPING | {"strategy.name": "ringmaster+local", "strategy.snapshots": "host"},
+        "strategy.snapshots",
+    ),
     ({"optimizer.name": "adam", "optimizer.momentum": 0.5}, "optimizer.momentum"),
     ({"optimizer.options": ConfigDict({"b1": 0.5})}, "optimizer.options.b1"),
     ({"optimizer.name": "closed_loop", "strategy.name": "dynamic_batch"}, "strategy.name"),

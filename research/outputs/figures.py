@@ -12,6 +12,7 @@ KINDS: Mapping[str, Any] = {  # of figures that others compute with, where they 
     **dict.fromkeys(("staleness_mean", "test_loss", "test_accuracy"), NUMBER),
     **{"step": NUMBER, "steps": int, "status": str, "versions": dict, "device": dict},
     "staleness_histogram": list,
+    "dropped_arrivals": int,
 }
 
 

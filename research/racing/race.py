@@ -88,8 +88,10 @@ def so_far(run: Run, trace: Path, step: int) -> Order:
     try:
         if step:
             held, parts = read(str(trace), step), parts_of(run)
-            worker = held.workers((parts,), groups_of(run.config)) if parts > 1 else held.worker
-            fill(order, worker, held.seconds)
+            groups = groups_of(run.config)
+            worker = held.workers((parts,), groups) if parts > 1 else held.worker
+            late = held.flags("dropped", (groups,)) if held.has("dropped") else None
+            fill(order, worker, held.seconds, late)
         return order
     except TimelineError as error:
         raise WorkdirError(
@@ -135,7 +137,8 @@ def serving(run: Run, order: Order, workers: Workers, begins: Ask) -> Callable[[
                 come.extend(arrivals(*heard))
             group, message, seconds = come.popleft()
             did = order.arrive(group, seconds)
-            gathered.append(message)
+            if not did.dropped:
+                gathered.append(message)
             info: Mapping[str, Any] = {"loss": message.loss} | dict.fromkeys(run.program.sums, 0.0)
             if did.update:
                 state, info = made.update(ask, state, ask.step + len(said), gathered)

@@ -23,13 +23,15 @@ class Arrival(NamedTuple):
     """Whose gradient an update is of, the version that it was taken at, and where the new one goes.
 
     int32. `worker` and `read` are (K,) of an update of K gradients, and all three (servers,) where
-    blocks have servers of their own.
+    blocks have servers of their own. Where gradients that are too old are dropped, `dropped`,
+    (groups,) bool, has the groups whose gradient was, since the update before.
     """
 
     worker: Any
     read: Any  # slot
     write: Any  # slot
     seen: Any = None  # blocks as they were read, where they are not in the table any more
+    dropped: Any = None
 
 
 class Shares(NamedTuple):

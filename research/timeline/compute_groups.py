@@ -32,6 +32,7 @@ def make(
     merged: bool = False,
     staleness_bound: int = -1,
     several_of: tuple[int, str] = (1, ""),
+    delay_bound: int = 0,
     held: Held | None = None,
 ) -> Timeline:
     """The timeline of `steps` updates by `groups` groups of the cluster's workers.
@@ -45,10 +46,11 @@ def make(
     With `cluster.pieces` the groups queue for a server instead (`server.py`), `merged` or not, with
     draws from the same law. Pieces are seconds for a whole batch, so neither `batch_size` nor
     `update_bytes` counts. With `staleness_bound` from 0 up they wait for one another, and with
-    `several_of`, (K, who waits), an update is of K arrivals (`several.py`). With a load by the
-    hour, absences or a server whose link has a width they are volunteers (`volunteers.py`). Of
-    groups that race, `service` "race", it is empty: the race fills it. With `held` it is that of
-    the arrivals that a trace holds.
+    `several_of`, (K, who waits), an update is of K arrivals (`several.py`). With `delay_bound` from
+    1 up what is as many updates old is dropped; one group is never late. With a load by the hour,
+    absences or a server whose link has a width they are volunteers (`volunteers.py`). Of groups
+    that race, `service` "race", it is empty: the race fills it. With `held` it is that of the
+    arrivals that a trace holds.
 
     `replicas` > 0 gives arrays (replicas, steps): consecutive windows of one long timeline, each
     starting from version 0 in every slot.
@@ -62,16 +64,17 @@ def make(
         interval = 1 / np.sum(1 / work.means().max(axis=1))  # the rates of the groups add up
         return geometric(seeds.generator(seed, "arrivals"), groups, float(interval), shape)
     bound = staleness_bound if staleness_bound >= 0 else math.inf
+    oldest = delay_bound if delay_bound and groups > 1 else math.inf
     several_arrivals, waiting = several_of
     if cluster.service == "race":
-        return blank(groups, steps, several_arrivals, waiting)
+        return blank(groups, steps, several_arrivals, waiting, oldest < math.inf)
     if held:
         worker = held.worker
         if several_arrivals > 1:
             worker = held.workers((several_arrivals,), groups)
-        elif bound == math.inf and not waiting:
+        elif bound == oldest == math.inf and not waiting:
             held.has_all(groups)
-        whole = arrived(held, groups, bound, several_arrivals, waiting or NOBODY, worker)
+        whole = arrived(held, groups, bound, several_arrivals, waiting or NOBODY, worker, oldest)
     elif pieces:
         rng = seeds.generator(seed, "arrivals")
         whole, _ = server(pieces, groups, workers // groups, count, service.law(cluster), rng)
@@ -84,10 +87,9 @@ def make(
     else:
         stream = int(seeds.generator(seed, "arrivals").integers(2**63))
         order = arrivals
-        if waiting or bound < math.inf:
-            order = partial(
-                several, arrivals=several_arrivals, waiting=waiting or NOBODY, bound=bound
-            )
+        if waiting or min(bound, oldest) < math.inf:
+            own = {"waiting": waiting or NOBODY, "bound": bound, "delay_bound": oldest}
+            order = partial(several, arrivals=several_arrivals, **own)
         whole = order(stream, service.law(cluster), work, count)
     if not replicas:
         return whole

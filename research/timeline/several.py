@@ -16,6 +16,9 @@ With staleness bound s it goes on only while
 and otherwise waits, without parameters, until the slowest group's next update. With s = 0 everybody
 waits for everybody after each update, and with s = infinity nobody ever waits. A group that waited
 reads the parameters as they are when it goes on.
+
+*Ringmaster* (`strategies/ringmaster.py`) waits for nobody, and drops an arrival whose gradient was
+taken `delay_bound` (R) or more updates ago: its group begins again at the newest parameters.
 """
 
 import math
@@ -34,6 +37,7 @@ def several(
     arrivals: int = 1,
     waiting: str = NOBODY,
     bound: float = math.inf,
+    delay_bound: float = math.inf,
 ) -> Timeline:
     """The first `steps` updates, of `arrivals` (K) gradients each, with staleness bound `bound`.
 
@@ -49,11 +53,13 @@ def several(
 
     service = [services(seed, law, work, steps, group) for group in range(groups)]
     working = Queue([(next(service[group]), group) for group in range(groups)], rounding(law))
-    line = blank(groups, steps, arrivals, waiting)
-    versions = Versions(line, groups, bound, arrivals, waiting)
-    for _ in range(steps * arrivals):
+    line = blank(groups, steps, arrivals, waiting, delay_bound < math.inf)
+    versions = Versions(line, groups, bound, arrivals, waiting, delay_bound)
+    left = steps * arrivals
+    while left:
         now, group = working.pop()
-        readers = versions.arrive(group, now).readers
+        _, _, readers, dropped = versions.arrive(group, now)
+        left -= not dropped
         if waiting.endswith("_sync") and len(readers) > 1:  # they may be at work, and drop that
             working.drop(set(readers))
         for other in readers:
@@ -61,6 +67,6 @@ def several(
     return line._replace(batch=None)  # batches are of updates here, not of readers
 
 
-def blank(groups: int, steps: int, arrivals: int, waiting: str) -> Timeline:
+def blank(groups: int, steps: int, arrivals: int, waiting: str, drops: bool = False) -> Timeline:
     """Such a timeline before anybody has arrived. Where all others are dropped, one slot does."""
-    return empty(1 if waiting.endswith("_sync") else groups, steps, arrivals)
+    return empty(1 if waiting.endswith("_sync") else groups, steps, arrivals, drops)

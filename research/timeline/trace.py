@@ -55,6 +55,9 @@ class Held(NamedTuple):
         every = self.inner.numbers("worker", (nodes, width))[:, node]
         self.require(worker, every == np.floor(every), "whole numbers")
         fields = {"worker": every} if width > 1 else {}
+        late = self.fields.get(self.inner.inside + "dropped")
+        if late is not None and late.ndim > 1 and late.shape[1] % nodes == 0:
+            fields["dropped"] = late.reshape(len(late), nodes, -1)[:, node]
         order, clock = every[:, -1].astype(np.int32), np.arange(len(every), dtype=float)
         return Held(self.path, order, clock, fields)
 
@@ -149,24 +152,34 @@ def read(path: str, steps: int) -> Held:
 
 
 def arrived(
-    held: Held, groups: int, bound: float, arrivals: int, waiting: str, worker: np.ndarray
+    held: Held,
+    groups: int,
+    bound: float,
+    arrivals: int,
+    waiting: str,
+    worker: np.ndarray,
+    delay_bound: float = math.inf,
 ) -> Timeline:
     """The timeline of arrivals in that order, (steps,) or, of K `arrivals` an update, (steps, K).
 
     With a finite `bound` of the staleness groups waited for one another, and where updates are of K
-    `arrivals` they wait as `waiting` says (`several.py`). Raises `TimelineError`.
+    `arrivals` they wait as `waiting` says (`several.py`). With a finite `delay_bound` it also says
+    whose arrivals were dropped. Raises `TimelineError`.
     """
     held.groups(worker, groups)
-    if (worker.ndim, bound, waiting) == (1, np.inf, NOBODY):
+    drops = delay_bound < np.inf
+    if (worker.ndim, bound, waiting, drops) == (1, np.inf, NOBODY, False):
         if held.has("read"):
             return _read(held, worker)
         made = from_arrivals(worker, held.seconds, groups)
         t, late = np.arange(len(worker), dtype=np.int32), made.staleness
         # Its reader was the first, or read as many updates ago as it is late (`versions.py`).
         return made._replace(batch=np.where(late == t, worker, groups + t - late - 1))
-    made = empty(1 if waiting.endswith("_sync") else groups, len(worker), arrivals)
+    dropped = held.flags("dropped", (groups,)) if drops else None
+    made = empty(1 if waiting.endswith("_sync") else groups, len(worker), arrivals, drops)
+    order = Versions(made, groups, bound, arrivals, waiting, delay_bound)
     try:
-        fill(Versions(made, groups, bound, arrivals, waiting), worker, held.seconds)
+        fill(order, worker, held.seconds, dropped)
     except TimelineError as error:
         raise TimelineError(f"trace {held.path}: {error}") from error
     return made

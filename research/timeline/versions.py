@@ -40,6 +40,7 @@ class Arrived(NamedTuple):
     row: bool  # whether the timeline has an entry more
     update: bool  # whether it is one that changes what others read
     readers: list[int]  # groups that begin now, and drop what they were at
+    dropped: bool = False  # whether its gradient is too old and counts for nothing
 
 
 class Order(Protocol):
@@ -78,9 +79,10 @@ class Slots:
 class Versions:
     """An `Order` of groups that share parameters, none further ahead than `bound` of the slowest.
 
-    With K `arrivals` an update the others wait for it as `waiting` says. Who is dropped keeps its
-    batch. A new version is written to a slot that no group at work has read, so that as many slots
-    as groups do.
+    With K `arrivals` an update the others wait for it as `waiting` says. An arrival that had read
+    `delay_bound` or more updates ago is dropped, and its group begins again at the newest version.
+    Who is dropped keeps its batch. A new version is written to a slot that no group at work has
+    read, so that as many slots as groups do.
     """
 
     def __init__(
@@ -90,8 +92,10 @@ class Versions:
         bound: float = math.inf,
         arrivals: int = 1,
         waiting: str = NOBODY,
+        delay_bound: float = math.inf,
     ):
         self._line, self._groups, self._bound = line, groups, bound
+        self._delay_bound = delay_bound
         self._arrivals, self._again = arrivals, "batch" in waiting
         self._dropped = waiting.endswith("_sync")
         self._slots = Slots(groups)
@@ -109,6 +113,10 @@ class Versions:
     def arrive(self, group: int, seconds: float) -> Arrived:
         had = self.working.pop(group)
         self._slots.release(had.slot)
+        if self._updates - had.version >= self._delay_bound:
+            self._line.choice.dropped[self._updates, group] = True
+            self._begin(group, had.batch)
+            return Arrived(False, False, [group], dropped=True)
         self._had.append((group, had))
         self._clock[group] += 1
         self._waiting.append(group)
@@ -131,20 +139,25 @@ class Versions:
         for other in readers:
             batch = kept[other].batch if other in kept else self._batches
             self._batches += other not in kept
-            self._slots.hold(self._newest)
-            self.working[other] = Reading(self._newest, self._updates, batch)
+            self._begin(other, batch)
         return Arrived(update, update, readers)
 
+    def _begin(self, group: int, batch: int) -> None:
+        self._slots.hold(self._newest)
+        self.working[group] = Reading(self._newest, self._updates, batch)
 
-def empty(slots: int, steps: int, arrivals: int = 1) -> Timeline:
+
+def empty(slots: int, steps: int, arrivals: int = 1, drops: bool = False) -> Timeline:
     """The timeline of a race before it is run: an `Order` writes its updates as they come.
 
     With several `arrivals` K an update is of parts of batches, and what is of each is (steps, K).
+    Where it `drops` what is too old it has room for whose that was, of as many groups as slots.
     """
     worker, write = np.zeros((2, steps), np.int32)
     shape = (steps,) if arrivals == 1 else (steps, arrivals)
     staleness, batch, who, read = np.zeros((4, *shape), np.int32)
-    choice = Arrival(worker if arrivals == 1 else who, read, write)
+    dropped = np.zeros((steps, slots), bool) if drops else None
+    choice = Arrival(worker if arrivals == 1 else who, read, write, dropped=dropped)
     return Timeline(worker, staleness, np.zeros(steps), slots, choice, batch)
 
 
@@ -163,13 +176,19 @@ def put(line: Timeline, t: int, seconds: float, had: list[tuple[int, Reading]], 
     line.choice.write[t] = write
 
 
-def fill(order: Order, worker: np.ndarray, seconds: np.ndarray) -> None:
+def fill(
+    order: Order, worker: np.ndarray, seconds: np.ndarray, dropped: np.ndarray | None = None
+) -> None:
     """Arrivals in that order, (n,) or, of n updates, (n, K); `seconds`, (n,), are an update's.
 
-    Raises `TimelineError` where a group arrives that waits for others.
+    `dropped`, (n, groups), has those whose arrivals were dropped before each update. Raises
+    `TimelineError` where a group arrives that waits for others, or is dropped and should not be.
     """
     for t, groups in enumerate(worker.tolist()):
-        for group in groups if isinstance(groups, list) else [groups]:
+        late = [] if dropped is None else np.flatnonzero(dropped[t]).tolist()
+        for n, group in enumerate([*late, *(groups if isinstance(groups, list) else [groups])]):
             if group not in order.working:
                 raise TimelineError(f"arrival {t}: worker {group} waits for others then")
-            order.arrive(group, float(seconds[t]))
+            if order.arrive(group, float(seconds[t])).dropped != (n < len(late)):
+                is_too = "is not too" if n < len(late) else "is too"
+                raise TimelineError(f"arrival {t}: what worker {group} has {is_too} old to apply")

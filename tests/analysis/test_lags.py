@@ -26,6 +26,9 @@ def test_equivalent_momentum_has_the_mean_lag_of_the_response(phi, eta):
         assert found == pytest.approx(phi[0]) and distance < 1e-12
 
 
+OLD = {"delay_bound": 2}  # a key that asynchronous SGD does not have
+
+
 @pytest.mark.parametrize(
     ("given_config", "expected"),
     [
@@ -39,6 +42,9 @@ def test_equivalent_momentum_has_the_mean_lag_of_the_response(phi, eta):
         (config(4, speeds=[1, 1, 1, 2]), None),
         (config(4, pieces={"fc": 0.1}), None),
         (config(4) | {"strategy": {**config(4)["strategy"], "staleness_bound": 2}}, None),
+        (config(4, name="ringmaster"), ((0.75,), (0.075,))),
+        (config(4) | {"strategy": {**config(4, name="ringmaster")["strategy"], **OLD}}, None),
+        (config(4) | {"strategy": {**config(4)["strategy"], **OLD}}, ((0.75,), (0.075,))),
         (config(4, service="lognormal"), None),
         (config(4, name="daso"), None),
         (config(4) | {"optimizer": {"name": "adam", "learning_rate": 1, "momentum": 0}}, None),

@@ -28,6 +28,7 @@ CASES = {
     "groups": {},
     "adam": {"optimizer.name": "adam", "optimizer.momentum": 0.0, "optimizer.learning_rate": 0.01},
     "stale synchronous": {"strategy.staleness_bound": 1, "cluster.service": "lognormal"},
+    "ringmaster": {"strategy.name": "ringmaster", "strategy.delay_bound": 2},
     "geometric": {"cluster.service": "geometric"},
     "closed loop": {"optimizer.name": "closed_loop", "optimizer.momentum": 0.8},
     "warm-up": {"optimizer.warmup_steps": 10},

@@ -128,6 +128,10 @@ METHODS = {
         GROUPS | {"strategy.name": "buffered", "strategy.arrivals": 2},
         ("shard_map",),
     ),
+    "ringmaster": (
+        GROUPS | {"strategy.name": "ringmaster", "strategy.delay_bound": 2},
+        ("shard_map",),
+    ),
     "shares": (VARIANTS["shares"], ("pmap",)),
     "local": (
         {"strategy.name": "local", "model.hidden": [16, 16], "cluster.devices_per_node": 4},

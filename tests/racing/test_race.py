@@ -56,6 +56,7 @@ CASES = {
     "adam": {"optimizer.name": "adam", "optimizer.momentum": 0.0, "data.replacement": True},
     "compensated": {"optimizer.chain": ("delay_compensation",), "optimizer.learning_rate": 0.05},
     "bounded": {"strategy.staleness_bound": 1},
+    "too old are dropped": {"strategy.name": "ringmaster", "strategy.delay_bound": 2},
     "metered": {"probes.momentum": True},
     "buffered, metered": {
         **several("k_batch_async"),
@@ -237,7 +238,10 @@ def test_a_bound_holds(config, tmp_path):
     assert np.all(np.sort(trace["worker"].to_numpy().reshape(-1, 4)) == np.arange(4))
 
 
-@pytest.mark.parametrize("case", ["plain", *WAITING, "local steps", "local steps, adam", "elastic"])
+AGAIN = ("plain", "too old are dropped", *WAITING, "local steps", "elastic")
+
+
+@pytest.mark.parametrize("case", [*AGAIN, "local steps, adam"])
 def test_it_goes_on_where_it_was_saved(config, tmp_path, case):
     """Whoever was at work does it again; what came after the checkpoint is gone."""
     values = CASES[case]
@@ -253,7 +257,7 @@ def test_it_goes_on_where_it_was_saved(config, tmp_path, case):
     assert again["seconds"].is_monotonic_increasing
 
 
-@pytest.mark.parametrize("case", ["plain", *WAITING, "local steps", "elastic"])
+@pytest.mark.parametrize("case", AGAIN)
 def test_it_waits_where_nobody_arrives(config, tmp_path, case):
     """Longer than the server is patient: what it has until then may be no update at all."""
     whole, trace = raced(config, CASES[case], tmp_path / "whole", at_random(11))
@@ -271,6 +275,10 @@ def messages(trace):
     """Who sent one, in order, as the columns of the trace say."""
     if "control.exchange" in trace:
         return trace["worker"][trace["control.exchange"] == 1].tolist()
+    late = trace.filter(like="control.dropped.")
+    if late.size:  # they come before whom they have been overtaken by
+        pairs = zip(late.to_numpy(), trace["worker"], strict=True)
+        return [group for row, w in pairs for group in (*np.flatnonzero(row).tolist(), w)]
     each = [name for name in trace if name.startswith("control.worker")]
     return trace[each or ["worker"]].to_numpy().ravel().tolist()
 

@@ -352,6 +352,7 @@ class Gossip(Nodes):
 GRADIENTS = {"local": greedy}
 READS = {
     "asynchronous": Asynchronous,
+    "ringmaster": Asynchronous,  # of what is not dropped
     "buffered": Buffered,
     "elastic": Elastic,
     "async_local_sgd": AsyncLocal,

@@ -32,6 +32,7 @@ VALUES = {
     "strategy.slow_momentum": 0.3,
     "strategy.waiting": "k_batch_async",
     "strategy.arrivals": 3,
+    "strategy.delay_bound": 2,
     "strategy.warmup_epochs": 1,
     "strategy.cooldown_epochs": 0,
     "strategy.max_batches": 2,

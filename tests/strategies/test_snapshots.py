@@ -211,7 +211,15 @@ def test_the_memory_that_is_said_is_what_is_taken(mnist, kept):
     assert 0.8 < said / taken < 1.2, (said, taken)
 
 
-TABLES = ["asynchronous", "buffered", "asynchronous+local", "elastic", "async_local_sgd", "ad_psgd"]
+TABLES = [
+    "asynchronous",
+    "ringmaster",
+    "buffered",
+    "asynchronous+local",
+    "elastic",
+    "async_local_sgd",
+    "ad_psgd",
+]
 MODELS = {
     "quadratic": {"model.name": "quadratic", "model.dimension": 6, "model.noise": 0.5},
     "cnn": {"model.name": "cnn", "data.name": "mnist5k"},
@@ -227,9 +235,10 @@ def test_an_update_copies_no_table(config, name, model):
     groups = 13  # as no other size here
     asked = {"strategy.name": name, "strategy.groups": groups, "cluster.nodes": groups}
     asked |= {"strategy.arrivals": 2} if name == "buffered" else {}
+    asked |= {"strategy.delay_bound": 3} if name == "ringmaster" else {}
     run = trainer.prepare(config({"steps": 40, "batch_size": 4, **asked, **MODELS[model]}))
     state, *rest, _ = trainer.first(run, 40)
     program = run.program.advance.lower(state, *rest, 40).compile().as_text()
-    slots = run.timeline.slots if name in TABLES[:3] else groups
+    slots = run.timeline.slots if name in TABLES[:4] else groups
     made = re.findall(rf"= \w+\[{slots},.*?\]\S* (\S+?)\(", program)
     assert "copy" not in made and "fusion" in made

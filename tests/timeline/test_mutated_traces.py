@@ -98,6 +98,26 @@ def bounded(table, bound=1):
     equal(table, "control.batch", numbers_of)
 
 
+def ringmaster(table, bound=2):
+    names = [f"control.dropped.{group}" for group in range(GROUPS)]
+    worker = common(table, GROUPS, "control.batch", *names)
+    dropped = [whole(table, name, 0, 1) for name in names]
+    at_work, free = {w: (0, w) for w in range(GROUPS)}, GROUPS  # version and batch
+    versions, numbers_of = [], []
+    for t, w in enumerate(worker):
+        for late in (group for group in range(GROUPS) if dropped[group][t]):
+            version, batch = at_work[late]
+            need(t - version >= bound)
+            at_work[late] = t, batch
+        version, batch = at_work[w]
+        need(t - version < bound)
+        versions.append(version)
+        numbers_of.append(batch)
+        at_work[w], free = (t + 1, free), free + 1
+    equal(table, "version", versions)
+    equal(table, "control.batch", numbers_of)
+
+
 def k_async(table, k=2):
     names = [f"control.{name}.{n}" for name in ("worker", "read", "batch") for n in range(k)]
     last = common(table, GROUPS, *names)
@@ -209,6 +229,7 @@ FOUR = {"cluster.nodes": 4, "cluster.devices_per_node": 1, "strategy.groups": GR
 RACED = {
     "asynchronous": ("asynchronous", {}, asynchronous),
     "bounded": ("asynchronous", {"strategy.staleness_bound": 1}, bounded),
+    "ringmaster": ("ringmaster", {"strategy.delay_bound": 2}, ringmaster),
     "k_async": ("buffered", {"strategy.waiting": "k_async", "strategy.arrivals": 2}, k_async),
     "elastic": ("elastic", {"strategy.period": 3}, elastic),
     "async_local_sgd": ("async_local_sgd", {"strategy.period": 2}, async_local_sgd),
@@ -229,7 +250,7 @@ def traced(case, path):
         config.cluster.service, worker = "race", line.choice.worker
         blank = line_of(config)
         order = strategies.of_config(config).read.race.order(config, blank)
-        fill(order, worker, line.seconds)
+        fill(order, worker, line.seconds, getattr(line.choice, "dropped", None))
         line = blank
     record(line, path, raced=case in RACED)
     return replayed(config, path), reference
@@ -274,7 +295,7 @@ def table_of(rows):
 
 @pytest.mark.parametrize("case", [*RACED, *REAL])
 def test_whatever_a_reference_refuses_is_refused(tmp_path, case):
-    """250 changes of each of 8 traces; and what the reference takes is taken."""
+    """250 changes of each of the traces; and what the reference takes is taken."""
     path = tmp_path / "trace.csv"
     config, reference = traced(case, path)
     original = list(csv.reader(path.open()))

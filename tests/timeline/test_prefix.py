@@ -27,6 +27,15 @@ DRAWN = {
         }
         for law in LAWS
     },
+    **{
+        f"ringmaster, {law}": {
+            **GROUPS,
+            "strategy.name": "ringmaster",
+            "strategy.delay_bound": 2,
+            "cluster.service": law,
+        }
+        for law in LAWS
+    },
     "geometric": {**GROUPS, "cluster.service": "geometric"},
     "unlike speeds": {**GROUPS, "cluster.speeds": (1.0, 2.0, 3.0, 9.0)},
     "server": {

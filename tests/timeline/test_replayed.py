@@ -11,6 +11,7 @@ from tests.timeline.lines import arrays
 from tests.timeline.recorded import config_of, line_of, record, replayed
 
 BOUNDED = {"strategy.staleness_bound": 1}
+DROPPING = {"strategy.groups": 2, "strategy.delay_bound": 1}
 MORE = {
     "bounded": ("asynchronous", BOUNDED),
     "geometric": ("asynchronous", {"cluster.service": "geometric"}),
@@ -21,6 +22,12 @@ MORE = {
         "diloco+buffered",
         {"strategy.waiting": "k_async"} | {"strategy.arrivals": 2},
     ),
+    "too old": ("ringmaster", DROPPING | {"strategy.groups": 4, "strategy.delay_bound": 2}),
+    "too old, local": ("ringmaster+local", DROPPING),
+    "too old in nodes": ("daso+ringmaster", DROPPING),
+    "too old in nodes, local": ("diloco+ringmaster+local", DROPPING),
+    "nothing is too old": ("ringmaster", {"strategy.delay_bound": 0}),
+    "one group": ("ringmaster", {"strategy.groups": 1}),
     "streaming": (
         "diloco",
         {"strategy.fragments": 3, "strategy.period": 4, "strategy.delay": 1},
@@ -75,6 +82,10 @@ def test_fewer_steps_are_the_first_ones(tmp_path):
         ("daso", {"strategy.name": "gossip"}, r"control\.send is of another method"),
         ("dynamic_batch", {"batch_size": 25}, r"control\.shares = .*must be 25 in sum"),
         ("asynchronous+local", {"model.hidden": (7,)}, r"needs the columns control\.worker\.0 to"),
+        ("ringmaster", {"strategy.delay_bound": 1}, r"worker . has is too old to apply"),
+        ("ringmaster", {"strategy.delay_bound": 3}, r"worker . has is not too old to apply"),
+        ("ringmaster", {"strategy.delay_bound": 0}, r"control\.dropped is of another method"),
+        ("asynchronous", {"strategy.name": "ringmaster"}, r"columns control\.dropped\.0 to \.1"),
         ("buffered", {"strategy.arrivals": 2}, r"needs the columns control\.worker\.0 to \.1"),
     ],
 )
