@@ -88,8 +88,13 @@ def make(
         stream = int(seeds.generator(seed, "arrivals").integers(2**63))
         order = arrivals
         if waiting or min(bound, oldest) < math.inf:
-            own = {"waiting": waiting or NOBODY, "bound": bound, "delay_bound": oldest}
-            order = partial(several, arrivals=several_arrivals, **own)
+            order = partial(
+                several,
+                arrivals=several_arrivals,
+                waiting=waiting or NOBODY,
+                bound=bound,
+                delay_bound=oldest,
+            )
         whole = order(stream, service.law(cluster), work, count)
     if not replicas:
         return whole
