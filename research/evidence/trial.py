@@ -17,10 +17,11 @@ from ml_collections import ConfigDict
 
 from optdyn import named, program, resident, trainer
 from optdyn.config import ConfigError
+from optdyn.driver import drive
 from optdyn.outputs.progress import Watch
 from optdyn.outputs.workdir import rows as rows_of
 from optdyn.problem import Examples
-from optdyn.program import CHUNK, EVALUATED, Program
+from optdyn.program import EVALUATED, Program
 from optdyn.strategies.base import State
 from optdyn.timeline.base import Meeting, chosen
 from optdyn.timeline.network import between_nodes, broadcast
@@ -73,30 +74,25 @@ def trial(
     put, loss = run.program.layout.put_examples, _loss(run.program, config.probes.mean)
     _, sample, test = resident.put(run.data, put, config)
     state = run.program.layout.put_state(run.program.strategy.init(run.params))
-    feed, step, status = trainer.feed_of(run), 0, ""
-    rows = [_row(run, 0, loss(state, sample))]
-    for until in _log_points(first, config.steps, [] if _is_whole(run) else [run.epoch]):
-        run = trainer.extended(run, step, rows)
-        while step < until and not status:
-            block = feed(step, trainer.batches_of(run))
-            n = min(until, block.stop, step + CHUNK) - step
-            events = trainer.events_of(run, step, block, n)
-            state, infos = run.program.advance(state, block.examples, *events, n)
-            status = "" if np.isfinite(np.asarray(infos["loss"])[:n]).all() else "diverged"
-            step += n
-        if not status:
-            rows.append(_row(run, step, loss(state, sample)))
+    rows, status = [_row(run, 0, loss(state, sample))], ""
+    points = _log_points(first, config.steps, [] if _is_whole(run) else [run.epoch])
+    for chunk in drive(run, state, 0, points, rows):
+        chunk.make()
+        if not np.isfinite(chunk.infos["loss"]).all():
+            status = "diverged"
+        elif chunk.is_due:
+            rows.append(_row(chunk.run, chunk.step, loss(chunk.state, sample)))
             status = _status(rows, target, most, clock)
         if status:
             break
     finite = [row for row in rows if math.isfinite(row["train_loss"])]
-    whole = status == "reached" or (not status and step == config.steps)
+    whole = status == "reached" or (not status and chunk.step == config.steps)
     return Curve(
         updates=[row["step"] for row in finite],
         seconds=[row["simulated_seconds"] for row in finite],
         losses=[row["train_loss"] for row in finite],
         status=status or "ended",
-        test=program.evaluate(run.program, state.params, test) if whole else {},
+        test=program.evaluate(run.program, chunk.state.params, test) if whole else {},
         met=[row["met"] for row in finite],
     )
 

@@ -8,7 +8,7 @@ changes, all have read the parameters of the checkpoint; the velocity is kept.
 
 import math
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -19,13 +19,14 @@ from ml_collections import ConfigDict
 from optdyn import data as datasets
 from optdyn import optimizers, program, seeds, strategies, trainer
 from optdyn.config import ConfigError
+from optdyn.data.feed import Feed, whole
+from optdyn.driver import drive
 from optdyn.dynamics.noise import Moments, moments
 from optdyn.dynamics.sharpness import sharpness
 from optdyn.problem import Examples, Params
 from optdyn.program import CHUNK, Program
-from optdyn.strategies.base import Event, State
+from optdyn.strategies.base import State
 from optdyn.timeline import Timeline
-from optdyn.timeline.base import at
 from optdyn.trainer import Run
 from optdyn.tuning.choice import Choice, Outcome
 from optdyn.tuning.prediction import Measured, penalty, stability
@@ -204,21 +205,27 @@ def attempt(
     line = _timeline(run, setting.groups, t, seconds)
     before = _until(line, t)
     updates = max(int(np.searchsorted(line.seconds, before + seconds, side="right")) - t, 1)
-    state = _regrouped(run, begin, setting.groups)
-    done, loss, reached, settled = 0, np.nan, False, False
+    stops = _later_half(updates) if target is None else _log_points(t, updates, every)
+    done, loss, finite, reached, settled = 0, np.nan, True, False, False
     seen: list[Params] = []
-    for moment in _later_half(updates) if target is None else _log_points(t, updates, every):
-        state, ran, finite = _advance(cluster, state, line, setting, t + done, moment - done)
-        done += ran
+    of, state = _with(run, setting, line), _regrouped(run, begin, setting.groups)
+    for chunk in drive(of, state, t, [t + stop for stop in stops], feed=_feed(cluster)):
+        chunk.make()
+        good = np.isfinite(chunk.infos["loss"])
+        finite, done = bool(good.all()), chunk.step - t
+        if not finite:  # the first that is not finite is the last
+            done = chunk.start - t + int(good.argmin()) + 1
+        if finite and not chunk.is_due:
+            continue
         if target is None:
-            seen.append(jax.tree.map(jnp.copy, state.params))  # the state is donated
-        if finite and (target is not None or moment == updates):
-            params = _mean(seen) if target is None else state.params
+            seen.append(jax.tree.map(jnp.copy, chunk.state.params))  # the state is donated
+        if finite and (target is not None or done == updates):
+            params = _mean(seen) if target is None else chunk.state.params
             loss = program.evaluate(run.program, params, cluster.evaluated)["loss"]
             finite = bool(np.isfinite(loss))
             reached = target is not None and loss <= target
             if target is not None and finite and not reached and done < updates:
-                seen = [*seen[1 - AVERAGED :], jax.tree.map(jnp.copy, state.params)]
+                seen = [*seen[1 - AVERAGED :], jax.tree.map(jnp.copy, params)]
                 mean = program.evaluate(run.program, _mean(seen), cluster.evaluated)["loss"]
                 finite = bool(min(loss, mean) <= lower * CEILING ** (1 - done / updates))
                 settled = settle and len(seen) == AVERAGED and bool(mean <= target)
@@ -232,28 +239,14 @@ def attempt(
         reached=reached,
         settled=settled,
     )
-    return Checkpoint(begin.updates + done, jnp.int32(setting.groups), state), outcome
+    return Checkpoint(begin.updates + done, jnp.int32(setting.groups), chunk.state), outcome
 
 
-def _advance(
-    cluster: Cluster, state: State, line: Timeline, setting: Choice, t: int, updates: int
-) -> tuple[State, int, bool]:
-    """So many updates after update t, or until a batch's loss is not finite: how many, and if not.
-
-    Donates the state.
-    """
-    run, done, finite = cluster.run, 0, True
-    hyper = {name: np.full(CHUNK, getattr(setting, name), np.float32) for name in run.hypers}
-    while done < updates and finite:
-        n = min(CHUNK, updates - done)
-        window = slice(t + done, t + done + CHUNK)
-        events = Event(at(line.choice, window), hyper)
-        indices = _batches(run, t + done)
-        state, infos = run.program.advance(state, cluster.examples, events, indices, n)
-        good = np.isfinite(infos["loss"])[:n]
-        finite = bool(good.all())
-        done += n if finite else int(good.argmin()) + 1  # the first that is not finite is the last
-    return state, done, finite
+def _with(run: Run, setting: Choice, line: Timeline) -> Run:
+    """The run of a setting, as far as its timeline goes."""
+    constant = partial(np.full, len(line.seconds), dtype=np.float32)
+    hypers = {name: constant(getattr(setting, name)) for name in run.hypers}
+    return run._replace(timeline=line, hypers=hypers)
 
 
 def _mean(trees: Sequence[Params]) -> Params:
@@ -296,9 +289,13 @@ def _until(line: Timeline, updates: int) -> float:
     return float(line.seconds[updates - 1]) if updates else 0.0
 
 
-def _batches(run: Run, t: int) -> np.ndarray:
-    """Those of updates t .. t + CHUNK - 1, in the order of `launch.train`."""
-    order = int(seeds.generator(run.config.seed, "batches").integers(2**63))
-    config = run.config
-    replacement = config.data.replacement
-    return datasets.batches(order, t, t + CHUNK, config.batch_size, run.examples, replacement)
+def _feed(cluster: Cluster) -> Feed:
+    """The training set, with batches in the order of `launch.train`, none of them augmented."""
+    config = cluster.run.config
+    order = int(seeds.generator(config.seed, "batches").integers(2**63))
+
+    def batches(start: int, stop: int) -> np.ndarray:
+        many = start, stop, config.batch_size, cluster.run.examples
+        return datasets.batches(order, *many, config.data.replacement)
+
+    return lambda step, _: whole(cluster.examples)(step, batches)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from optdyn import optimizers, trainer
+from optdyn import driver, optimizers, trainer
 from optdyn.config import ConfigError
 from optdyn.outputs import versions, workdir
 from optdyn.strategies import Event, base
@@ -184,7 +184,7 @@ def updated(steps, snapshots, groups):
     config.update_from_flattened_dict(values | {"cluster.nodes": groups})
     run = trainer.prepare(config)
     before = resident("VmRSS:")
-    state, *rest, n = trainer.first(run, steps)
+    state, *rest, n = driver.first(run, steps)
     state, infos = run.program.advance(state, *rest, n)
     float(infos["loss"][0])
     need = room.need_of(config, run.program.strategy, run.params)
@@ -228,7 +228,7 @@ def test_an_update_copies_no_table(config, name, model):
     asked = {"strategy.name": name, "strategy.groups": groups, "cluster.nodes": groups}
     asked |= {"strategy.arrivals": 2} if name == "buffered" else {}
     run = trainer.prepare(config({"steps": 40, "batch_size": 4, **asked, **MODELS[model]}))
-    state, *rest, _ = trainer.first(run, 40)
+    state, *rest, _ = driver.first(run, 40)
     program = run.program.advance.lower(state, *rest, 40).compile().as_text()
     slots = run.timeline.slots if name in TABLES[:3] else groups
     made = re.findall(rf"= \w+\[{slots},.*?\]\S* (\S+?)\(", program)
