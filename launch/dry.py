@@ -70,11 +70,10 @@ def seconds_per_update(run: trainer.Run) -> float:
     length, done, taken = 1, 0, 0.0
     while taken < SECONDS:
         for chunk in drive(run, initial(run), 0, [len(run.timeline.seconds)]):
-            begun = time.monotonic()
             chunk.make(length)
-            if chunk.step:
+            if chunk.n:
                 length, done = 2 * length, done + chunk.step - chunk.start
-                taken += time.monotonic() - begun
+                taken += time.monotonic() - chunk.begun
             if taken >= SECONDS:
                 break
     return taken / done

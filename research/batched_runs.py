@@ -127,8 +127,8 @@ def train(
             infos = {name: np.asarray(leaf)[:, :n] for name, leaf in infos.items()}
             length = driver.next_length(length, n, time.monotonic() - begun)
             for i, chunk in chunks.items():
-                lane = lane_of[i]
-                chunk.take(Lane(states, lane), {k: v[lane] for k, v in infos.items()})
+                chunk.state = Lane(states, lane_of[i])
+                chunk.infos = {name: leaf[lane_of[i]] for name, leaf in infos.items()}
                 said[i] = driver.proceed(trainings[i])
             chunks = {i: chunk for i, chunk in enumerate(said) if isinstance(chunk, Chunk)}
     return [summary for summary in said if not isinstance(summary, Chunk)]

@@ -2,10 +2,9 @@
 
     x_{t+1} = step(x_t, event_t, batch_t)          t = step, step + 1, ...
 
-`drive` cuts the updates into chunks, as the compiled program takes them, and yields each before it
-is made. Whoever iterates makes it, or has it made: on the run's own devices (`Chunk.make`), with
-other runs in one program (`batched_runs.py`), or by real workers (`racing/race.py`). What is done
-between updates, such as to log, to save and to stop, is done between chunks.
+`drive` yields chunks of updates that are still to be made: on the run's own devices (`Chunk.make`),
+with other runs as one program (`batched_runs.py`), or by real workers (`racing/race.py`). Whoever
+iterates has them made, and logs, saves or stops between them.
 """
 
 import contextlib
@@ -29,15 +28,10 @@ from optdyn.strategies.base import Event, State
 
 METERED_CHUNK = 64  # updates of a window handed to the device at a time: each says much
 
-Infos = Mapping[str, np.ndarray]
-
 
 @dataclass(eq=False)
 class Chunk:
-    """Updates in a row: `n` of them are asked for, and as many as are wanted of these are made.
-
-    `state` is the one before them, and once they are made the one after them.
-    """
+    """Up to `n` updates in a row; who makes them sets `state` and `infos` to what comes of them."""
 
     run: Run  # with as much of its timeline as was decided
     start: int  # updates that the state has had before
@@ -48,29 +42,20 @@ class Chunk:
     events: Callable[[int], tuple[Event, Any]]  # the first so many, as `advance` takes them
     metered: bool  # whether updates say what the momentum meter needs
     begun: float  # when it was asked for, by `time.monotonic`
-    infos: Infos = field(default_factory=dict)  # what updates say of themselves, (updates,) each
+    infos: Mapping[str, np.ndarray] = field(default_factory=dict)  # of each update made, (m,)
 
     @property
     def step(self) -> int:
         """Updates that `state` has had."""
         return self.start + len(self.infos.get("loss", ()))
 
-    @property
-    def is_due(self) -> bool:
-        """Whether its last update is at a stop."""
-        return self.step == self.until
-
     def make(self, most: int = CHUNK) -> None:
         """Makes the first `most` of the updates on the run's own devices."""
         program, n = self.run.program, min(self.n, most)
         layout = program.metered if self.metered else program.layout
         assert layout
-        state, infos = layout.advance(self.state, self.examples, *self.events(n), n)
-        self.take(state, {name: np.asarray(leaf)[:n] for name, leaf in infos.items()})
-
-    def take(self, state: State, infos: Infos) -> None:
-        """Says what came of the updates that were made."""
-        self.state, self.infos = state, infos
+        self.state, infos = layout.advance(self.state, self.examples, *self.events(n), n)
+        self.infos = {name: np.asarray(leaf)[:n] for name, leaf in infos.items()}
 
 
 def drive(
@@ -82,29 +67,26 @@ def drive(
     windows: Windows | None = None,
     feed: Feed | None = None,
 ) -> Iterator[Chunk]:
-    """The run's updates from `step` on, in chunks that end at every stop, and with the last one.
+    """The run's updates from `step` on, in chunks of which one ends at every stop, and the last.
 
-    The first chunk is empty, so that all is compiled with it. At least one follows. Each begins
-    where those that were made of the one before it ended; the state is donated. With a `log`, the
-    rows to which whoever iterates appends, as much of the timeline and of the momentum is decided
-    as the log decides, and where that ends is a stop. Updates in `windows` are metered. `feed`:
-    where examples come from, if it is used elsewhere too.
+    The first chunk is empty, so that all is compiled with it; at least one follows. The state is
+    donated. The `log`, to which whoever iterates may append, decides timeline and momentum, and as
+    far as the timeline is decided is a stop. Updates in `windows` are metered. `feed`: where
+    examples come from, if it is used elsewhere too.
     """
     feed, second = feed or feed_of(run), feed_of(run)
 
-    def cut(state: State, step: int, held: int, is_empty: bool = False) -> Chunk:
+    def cut(state: State, step: int, held: int) -> Chunk:
         """Updates from `step` on; `held`: one whose batch is decided."""
         nonlocal run
         run = run if log is None else extended(run, held, log)
-        following = stops[bisect_right(stops, step, hi=len(stops) - 1)]
-        until, begun = min(following, len(run.timeline.seconds)), time.monotonic()
-        block = feed(held, batches_of(run))
+        until = min(stops[bisect_right(stops, step, hi=len(stops) - 1)], len(run.timeline.seconds))
+        begun, block = time.monotonic(), feed(held, batches_of(run))
         events: Callable[[int], Any] = partial(events_of, run, step, block)
         examples, end = block.examples, min(until, block.stop, step + CHUNK)
-        metered = windows is not None and windows.has(step)
         if windows:
             end = min(end, windows.until(step))
-        if metered:
+        if metered := windows is not None and windows.has(step):
             other = second(held, batches_of(run, independent=True))
             examples, end = (examples, other.examples), min(end, other.stop, step + METERED_CHUNK)
 
@@ -112,11 +94,11 @@ def drive(
                 event, indices = events_of(run, step, block, n, METERED_CHUNK)
                 return event, (indices, events_of(run, step, other, n, METERED_CHUNK)[1])
 
-        n = 0 if is_empty else end - step
-        return Chunk(run, step, n, until, state, examples, events, metered, begun)
+        return Chunk(run, step, end - step, until, state, examples, events, metered, begun)
 
-    chunk = cut(state, step, max(step - 1, 0), is_empty=True)  # of the last batch that was needed
+    chunk = cut(state, step, max(step - 1, 0))  # whose batch is decided wherever the run goes on
     del state  # a state may fill the memory
+    chunk.n = 0
     yield chunk
     while True:
         chunk = cut(chunk.state, chunk.step, chunk.step)
@@ -148,10 +130,7 @@ def proceed(training: Training) -> Chunk | dict[str, Any]:
 
 
 def next_length(length: int, n: int, seconds: float) -> int:
-    """How many updates are to follow n that took so long: a second of them, twice as many at most.
-
-    So a signal is heeded soon.
-    """
+    """How many updates follow n that took so long: a second of them, at most twice `length`."""
     return int(np.clip(n / max(seconds, 1e-9), 1, min(2 * length, CHUNK)))
 
 

@@ -1,8 +1,7 @@
 """One run: the strategy's update rule over the cluster's timeline, logged, saved and resumed.
 
-A run is a generator that asks for updates, a chunk at a time (`research/driver.py`), and logs and
-saves between chunks. `train` makes the updates on the run's own devices, `research/batched_runs.py`
-those of many runs in one program.
+A run is a generator that asks for chunks of updates (`driver.py`), logs and saves. `train` makes
+them on the run's own devices, `batched_runs.py` those of many runs in one program.
 """
 
 import contextlib
@@ -33,7 +32,7 @@ from optdyn import (
 )
 from optdyn.checks import check
 from optdyn.config import ConfigError
-from optdyn.driver import Chunk, Training, alone, drive
+from optdyn.driver import Training, alone, drive
 from optdyn.meter import Meter
 from optdyn.outputs import history
 from optdyn.outputs.files import WorkdirError, read_json, write_json
@@ -59,9 +58,7 @@ from optdyn.strategies.base import Params, State
 from optdyn.strategies.metered import METERED
 
 WORSE = 100  # times the first logged loss: the mark `worse` in a summary
-ABSURD = (
-    1e6  # times the first logged loss, or 1 where that is less: a run that ends so has diverged
-)
+ABSURD = 1e6  # times the first logged loss, at least 1: a run that ends above it has diverged
 MEASURED = 8  # updates at the end of an epoch that workers are timed over
 
 
@@ -181,11 +178,9 @@ def training(run: Run, workdir: Path, watch: Watch | None = None) -> Training:
             del fresh  # a state may fill the memory
             with Metrics(folder, step) as metrics:
                 metrics.rows[:] = agreed(metrics.rows)
-                recorder = Recorder(folder / "trace.csv", step)
                 watching = watched(workdir.name, config.steps, step, watch)
-                meter = _meter(folder, run) if config.probes.momentum else None
                 summary = yield from _loop(
-                    run, step, state, metrics, checkpoints, recorder, meter, watching, before
+                    run, folder, step, state, metrics, checkpoints, watching, before
                 )
                 summary |= agreed(history.told(folder))
                 if is_finished(summary, config.steps):
@@ -198,18 +193,21 @@ def training(run: Run, workdir: Path, watch: Watch | None = None) -> Training:
 
 def _loop(
     run: Run,
+    folder: Path,
     step: int,
     state: State,
     metrics: Metrics,
     checkpoints: Checkpoints,
-    recorder: Recorder,
-    meter: Meter | None,
     watching: contextlib.AbstractContextManager[Watch],
     before: Mapping[str, Any],
 ) -> Training:
     config, steps, layout = run.config, run.config.steps, run.program.layout
     _, sample, test_set = resident.put(run.data, layout.put_examples, config)
-    feed, every = feed_of(run), config.log_every
+    feed, every, recorder = feed_of(run), config.log_every, Recorder(folder / "trace.csv", step)
+    meter: Meter | None = None
+    if config.probes.momentum:
+        parameters = sum(leaf.size for leaf in jax.tree.leaves(run.params))
+        meter = Meter(folder, config, parameters, run.examples)
     begun = time.monotonic() - (metrics.rows[-1]["wall_seconds"] if metrics.rows else 0.0)
     # Sums of what updates say of themselves: those logged, and if stopped in between, since then.
     sums = dict.fromkeys(run.program.sums, 0.0)
@@ -218,8 +216,7 @@ def _loop(
     elif metrics.rows:
         sums |= {name: v for name, v in metrics.rows[-1].items() if name in run.program.sums}
 
-    def log(chunk: Chunk) -> None:
-        run, step = chunk.run, chunk.step
+    def log() -> None:
         if metrics.rows and metrics.rows[-1]["step"] == step:  # by the run that is resumed
             return
         kept = layout.get(chunk.state)
@@ -236,10 +233,9 @@ def _loop(
             row |= agreed(meter.logged(since, step) if is_writer() else {})
         if config.probes.steer:
             row |= {"explicit_momentum": float(run.hypers["momentum"][max(step - 1, 0)])}
-        metrics.append(row | measured(chunk))
+        metrics.append(row | measured())
 
-    def measured(chunk: Chunk) -> dict[str, list[float]]:
-        run, step = chunk.run, chunk.step
+    def measured() -> dict[str, list[float]]:
         if config.cluster.service != "measured" or not step or step % run.epoch:
             return {}
         assert layout.measure
@@ -251,31 +247,31 @@ def _loop(
 
     status, number = "", 0
     stops = [*range(every, steps, every), steps]
-    windows = meter.windows if meter else None
-    chunks = drive(run, state, step, stops, metrics.rows, windows, feed)
+    chunks = drive(run, state, step, stops, metrics.rows, meter and meter.windows, feed)
     del state  # a state may fill the memory
     chunk = next(chunks)
+    run = chunk.run
     yield chunk
     with watching as watch:
         if not metrics.rows or step % every == 0:
-            log(chunk)
+            log()
         for chunk in chunks:
             yield chunk
-            infos, made = chunk.infos, slice(chunk.start, chunk.step)
-            step, good = chunk.step, np.isfinite(infos["loss"])
+            run, step, made = chunk.run, chunk.step, slice(chunk.start, chunk.step)
+            good = np.isfinite(chunk.infos["loss"])
             if meter and chunk.metered and len(good):
-                meter.append(chunk.start, infos)
-            for name in infos.keys() - {"loss", *METERED}:
-                sums[name] = sums.get(name, 0.0) + float(infos[name].sum(dtype=np.float64))
+                meter.append(chunk.start, chunk.infos)
+            for name in chunk.infos.keys() - {"loss", *METERED}:
+                sums[name] = sums.get(name, 0.0) + float(chunk.infos[name].sum(dtype=np.float64))
             if config.cluster.service == "race":
-                recorder.raced(chunk.run.timeline, made)
+                recorder.raced(run.timeline, made)
             elif config.parallel.api:
-                recorder.append(chunk.run.timeline, made, time.monotonic() - chunk.begun)
+                recorder.append(run.timeline, made, time.monotonic() - chunk.begun)
             if not good.all():
                 step, status = chunk.start + int(good.argmin()), "diverged"
                 break
-            if chunk.is_due:
-                log(chunk)
+            if step == chunk.until:
+                log()
             finite = math.isfinite(metrics.rows[-1]["train_loss"])
             number, finite = agreed((watch.stopped(), finite))
             status = "" if finite else "diverged"
@@ -289,7 +285,6 @@ def _loop(
                 watch.show(step, f"loss {metrics.rows[-1]['train_loss']:.4g}")
             if status:
                 break
-    run = chunk.run
     summary = _summary(run, status, step, metrics.rows)
     if meter and is_writer():
         since = next((at for at, _ in momenta(run, metrics.rows)[1:]), 0)
@@ -308,11 +303,6 @@ def is_due(step: int, log_every: int, checkpoint_every: int) -> bool:
     if not checkpoint_every or step % log_every:
         return False
     return step // checkpoint_every > (step - log_every) // checkpoint_every
-
-
-def _meter(folder: Path, run: Run) -> Meter:
-    parameters = sum(leaf.size for leaf in jax.tree.leaves(run.params))
-    return Meter(folder, run.config, parameters, run.examples)
 
 
 def _clock(run: Run, step: int) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def test_floats_do_not_depend_on_chunks(config, streaming):
         chunks, again, ended = made(run, stops, iter(lambda: int(rng.integers(0, 9)), None))
         np.testing.assert_array_equal(again, losses)
         assert_same(ended, state)
-        assert [c.step for c in chunks if c.n and c.is_due] == stops
+        assert [c.step for c in chunks if c.n and c.step == c.until] == stops
         assert chunks[0].n == 0
         assert [c.start for c in chunks[1:]] == [c.step for c in chunks[:-1]]
 
@@ -48,7 +48,6 @@ def test_who_stops_has_the_state_of_that_step_and_can_go_on(config):
         chunk.make()
         if chunk.step == 23:
             break
-    assert chunk.is_due
     assert_same(chunk.state, made(run, [23], iter(lambda: 256, None))[2])
     begun, later = chunk.state, []
     for chunk in drive(run, begun, 23, [STEPS]):
@@ -57,7 +56,7 @@ def test_who_stops_has_the_state_of_that_step_and_can_go_on(config):
     np.testing.assert_array_equal(np.concatenate(later), losses[23:])
     assert_same(chunk.state, state)
     compiled, empty = drive(run, chunk.state, STEPS, [STEPS])  # at its end there is nothing left
-    assert (compiled.n, empty.n, empty.start, empty.is_due) == (0, 0, STEPS, True)
+    assert (compiled.n, empty.n, empty.start, empty.until) == (0, 0, STEPS, STEPS)
 
 
 def test_windows_are_metered_and_nothing_else_is(config):

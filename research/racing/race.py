@@ -143,8 +143,8 @@ def serving(run: Run, order: Order, workers: Workers, begins: Chunk) -> Callable
                 said.append(info)
                 gathered.clear()
         names = said[0] if said else ("loss",)
-        infos = {name: np.array([info[name] for info in said]) for name in names}
-        chunk.take(made.collected(state) if said else state, infos)
+        chunk.infos = {name: np.array([info[name] for info in said]) for name in names}
+        chunk.state = made.collected(state) if said else state
 
     send(begins.state, list(order.working))
     return make

@@ -16,10 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from optdyn import data as datasets
 from optdyn import optimizers, program, seeds, strategies, trainer
 from optdyn.config import ConfigError
-from optdyn.data.feed import Feed, whole
 from optdyn.driver import drive
 from optdyn.dynamics.noise import Moments, moments
 from optdyn.dynamics.sharpness import sharpness
@@ -52,7 +50,6 @@ class Cluster(NamedTuple):
     """A problem on a simulated cluster."""
 
     run: Run  # of all groups
-    examples: Examples  # the training set, on its device
     evaluated: Examples  # the part of it that the training loss is of
     groups: tuple[int, ...]  # 1, 2, 4, ..., as far as they divide the workers
 
@@ -96,7 +93,9 @@ def prepare(config: ConfigDict) -> Cluster:
         )
     stride = -(-run.examples // (config.data.train_evaluated or run.examples))
     part = {name: jnp.asarray(leaf[::stride]) for name, leaf in run.data.train.items()}
-    return Cluster(run, run.program.layout.put_examples(run.data.train), part, groups)
+    plain = every.copy_and_resolve_references()  # updates are of a set on the device, as it is
+    plain.data.update(augment="", streaming=False)
+    return Cluster(run._replace(config=plain), part, groups)
 
 
 def _groups(workers: int) -> tuple[int, ...]:
@@ -208,14 +207,15 @@ def attempt(
     stops = _later_half(updates) if target is None else _log_points(t, updates, every)
     done, loss, finite, reached, settled = 0, np.nan, True, False, False
     seen: list[Params] = []
-    of, state = _with(run, setting, line), _regrouped(run, begin, setting.groups)
-    for chunk in drive(of, state, t, [t + stop for stop in stops], feed=_feed(cluster)):
+    constant = partial(np.full, len(line.seconds), dtype=np.float32)
+    hypers = {name: constant(getattr(setting, name)) for name in run.hypers}
+    of, state = run._replace(timeline=line, hypers=hypers), _regrouped(run, begin, setting.groups)
+    for chunk in drive(of, state, t, [t + stop for stop in stops]):
         chunk.make()
         good = np.isfinite(chunk.infos["loss"])
-        finite, done = bool(good.all()), chunk.step - t
-        if not finite:  # the first that is not finite is the last
-            done = chunk.start - t + int(good.argmin()) + 1
-        if finite and not chunk.is_due:
+        finite = bool(good.all())  # the first that is not is the last
+        done = (chunk.step if finite else chunk.start + int(good.argmin()) + 1) - t
+        if finite and chunk.step < chunk.until:
             continue
         if target is None:
             seen.append(jax.tree.map(jnp.copy, chunk.state.params))  # the state is donated
@@ -240,13 +240,6 @@ def attempt(
         settled=settled,
     )
     return Checkpoint(begin.updates + done, jnp.int32(setting.groups), chunk.state), outcome
-
-
-def _with(run: Run, setting: Choice, line: Timeline) -> Run:
-    """The run of a setting, as far as its timeline goes."""
-    constant = partial(np.full, len(line.seconds), dtype=np.float32)
-    hypers = {name: constant(getattr(setting, name)) for name in run.hypers}
-    return run._replace(timeline=line, hypers=hypers)
 
 
 def _mean(trees: Sequence[Params]) -> Params:
@@ -287,15 +280,3 @@ def _timeline(run: Run, groups: int, t: int, seconds: float) -> Timeline:
 
 def _until(line: Timeline, updates: int) -> float:
     return float(line.seconds[updates - 1]) if updates else 0.0
-
-
-def _feed(cluster: Cluster) -> Feed:
-    """The training set, with batches in the order of `launch.train`, none of them augmented."""
-    config = cluster.run.config
-    order = int(seeds.generator(config.seed, "batches").integers(2**63))
-
-    def batches(start: int, stop: int) -> np.ndarray:
-        many = start, stop, config.batch_size, cluster.run.examples
-        return datasets.batches(order, *many, config.data.replacement)
-
-    return lambda step, _: whole(cluster.examples)(step, batches)

@@ -171,7 +171,7 @@ def test_what_has_no_such_table_is_refused(config, values, said):
 MEASURED = """
 import json, sys
 from pathlib import Path
-from optdyn import room, trainer
+from optdyn import driver, room, trainer
 from optdyn.config import default
 
 def resident(kind):
