@@ -3,19 +3,18 @@
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import jax
-import numpy as np
 from absl import flags
 from ml_collections import ConfigDict
 
 from optdyn import batched_runs, program, resident, room, trainer
 from optdyn.config import ConfigError
+from optdyn.driver import drive, initial
 from optdyn.launch import app
 from optdyn.outputs.progress import clock, number
 from optdyn.processes import is_writer
-from optdyn.program import CHUNK, parameter_bytes
+from optdyn.program import parameter_bytes
 
 SECONDS = 0.5  # of updates that are timed, at least
 Main = Callable[[ConfigDict, Path], int]
@@ -68,14 +67,15 @@ def described(config: ConfigDict) -> Iterator[str]:
 
 def seconds_per_update(run: trainer.Run) -> float:
     """Measured over the first ones, after what is compiled at the first call."""
-    n = min(len(run.timeline.seconds), run.config.steps, CHUNK)
-    state, *rest, _ = trainer.first(run, n)
-    state = _after(run, state, rest, 1)[0]
-    updates, done, taken = 1, 0, 0.0
+    length, done, taken = 1, 0, 0.0
     while taken < SECONDS:
-        state, spent = _after(run, state, rest, updates)
-        done, taken = done + updates, taken + spent
-        updates = min(2 * updates, n)
+        for chunk in drive(run, initial(run), 0, [len(run.timeline.seconds)]):
+            chunk.make(length)
+            if chunk.n:
+                length, done = 2 * length, done + chunk.step - chunk.start
+                taken += time.monotonic() - chunk.begun
+            if taken >= SECONDS:
+                break
     return taken / done
 
 
@@ -89,10 +89,3 @@ def seconds_per_evaluation(run: trainer.Run) -> float:
             program.evaluate(run.program, run.params, examples)
         taken = time.monotonic() - begun
     return taken
-
-
-def _after(run: trainer.Run, state: Any, rest: list[Any], n: int) -> tuple[Any, float]:
-    begun = time.monotonic()
-    state, infos = run.program.advance(state, *rest, n)
-    np.asarray(infos["loss"])
-    return state, time.monotonic() - begun

@@ -26,12 +26,13 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from optdyn import named, resident, strategies, trainer
+from optdyn import driver, named, resident, strategies, trainer
+from optdyn.driver import Chunk
 from optdyn.outputs.progress import Watch
 from optdyn.problem import Examples
 from optdyn.program import CHUNK, EVALUATED, Program
+from optdyn.run import Run
 from optdyn.strategies.base import State
-from optdyn.trainer import Ask, Run
 
 LANES = 64  # runs of one program, at most
 SECONDS, ROUNDS = 0.3, 3  # of updates that are timed, and how often; the fastest counts
@@ -109,28 +110,28 @@ def train(
     with contextlib.ExitStack() as stack:
         for training in trainings:
             stack.enter_context(contextlib.closing(training))
-        said = [trainer.proceed(training, None) for training in trainings]
-        asks = {i: ask for i, ask in enumerate(said) if isinstance(ask, Ask)}
-        of_lane = [i for _ in range(lanes) for i in asks][:lanes]
-        lane_of = {i: lane for lane, i in enumerate(asks)}
-        if asks:
-            states = _joined([asks[i].state for i in of_lane])
-            examples = _examples(runs[0], [asks[i].examples for i in of_lane])
-        chunk = 1
-        while asks:
-            begun, n = time.monotonic(), min(chunk, *(ask.n for ask in asks.values()))
-            events = {i: ask.events(n) for i, ask in asks.items()}
+        said = [driver.proceed(training) for training in trainings]
+        chunks = {i: chunk for i, chunk in enumerate(said) if isinstance(chunk, Chunk)}
+        of_lane = [i for _ in range(lanes) for i in chunks][:lanes]
+        lane_of = {i: lane for lane, i in enumerate(chunks)}
+        if chunks:
+            states = _joined([chunks[i].state for i in of_lane])
+            examples = _examples(runs[0], [chunks[i].examples for i in of_lane])
+        length = 1
+        while chunks:
+            begun, n = time.monotonic(), min(length, *(chunk.n for chunk in chunks.values()))
+            events = {i: chunk.events(n) for i, chunk in chunks.items()}
             spare = next(iter(events.values()))
             inputs = _stack([events.get(i, spare) for i in of_lane])
             states, infos = advance(states, examples, *inputs, n)
             infos = {name: np.asarray(leaf)[:, :n] for name, leaf in infos.items()}
-            chunk = trainer.next_chunk(chunk, n, time.monotonic() - begun)
-            for i, lane in lane_of.items():
-                if i in asks:
-                    answer = Lane(states, lane), {k: v[lane] for k, v in infos.items()}
-                    said[i] = trainer.proceed(trainings[i], answer)
-            asks = {i: ask for i, ask in enumerate(said) if isinstance(ask, Ask)}
-    return [summary for summary in said if not isinstance(summary, Ask)]
+            length = driver.next_length(length, n, time.monotonic() - begun)
+            for i, chunk in chunks.items():
+                chunk.state = Lane(states, lane_of[i])
+                chunk.infos = {name: leaf[lane_of[i]] for name, leaf in infos.items()}
+                said[i] = driver.proceed(trainings[i])
+            chunks = {i: chunk for i, chunk in enumerate(said) if isinstance(chunk, Chunk)}
+    return [summary for summary in said if not isinstance(summary, Chunk)]
 
 
 def lanes_of(runs: Sequence[Run], most: int, budget: float) -> int:
@@ -149,7 +150,7 @@ def memory(run: Run) -> int:
     sets = resident.put(run.data, run.program.layout.put_examples, run.config)
     some = {name: leaf[:EVALUATED] for name, leaf in sets.test_evaluated.items()}
     evaluation = _bytes(run.program.evaluate, run.params, some)
-    return _bytes(run.program.advance, *trainer.first(run, 0)) + evaluation
+    return _bytes(run.program.advance, *driver.first(run, 0)) + evaluation
 
 
 class Room:
@@ -179,7 +180,7 @@ def measure(runs: Sequence[Run], lanes: int, threads: int) -> Rates:
 
     def in_threads(updates: int) -> tuple[float, State]:
         n = min(updates, most)
-        each = [trainer.first(run, n) for run in few]
+        each = [driver.first(run, n) for run in few]
         begun = time.monotonic()
         ended = list(pool.map(lambda first: _after(program.advance, first, updates // n), each))
         return time.monotonic() - begun, ended[0]
@@ -261,7 +262,7 @@ def _stack(events: Sequence[Any]) -> Any:
 
 def _first(runs: Sequence[Run], lanes: int, n: int) -> tuple[Any, ...]:
     """Arguments of `advance` for the first n updates of so many lanes."""
-    each = [trainer.first(run, n) for run in itertools.islice(itertools.cycle(_alike(runs)), lanes)]
+    each = [driver.first(run, n) for run in itertools.islice(itertools.cycle(_alike(runs)), lanes)]
     states, examples, *inputs, _ = zip(*each, strict=True)
     return _joined(states), _examples(runs[0], examples), *map(_stack, inputs), n
 

@@ -1,18 +1,18 @@
 """One run: the strategy's update rule over the cluster's timeline, logged, saved and resumed.
 
-A run is a generator that asks for updates, logs and saves. `train` does the updates on the run's
-own devices, `research/batched_runs.py` those of many runs in one program.
+A run is a generator that asks for chunks of updates (`driver.py`), logs and saves. `train` makes
+them on the run's own devices, `batched_runs.py` those of many runs in one program.
 """
 
 import contextlib
 import math
 import platform
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,7 @@ from optdyn import (
 )
 from optdyn.checks import check
 from optdyn.config import ConfigError
+from optdyn.driver import Training, alone, drive
 from optdyn.meter import Meter
 from optdyn.outputs import history
 from optdyn.outputs.files import WorkdirError, read_json, write_json
@@ -51,41 +52,15 @@ from optdyn.outputs.workdir import (
 from optdyn.parallel.first_process import agreed, own, verdict
 from optdyn.parallel.layout import APIS
 from optdyn.processes import is_writer
-from optdyn.program import CHUNK, Program
 from optdyn.resuming import as_begun, begun, go_on, left
-from optdyn.run import Run, batches_of, columns_of, events_of, extended, feed_of, momenta
-from optdyn.strategies.base import Event, Info, Params, State
+from optdyn.run import Run, batches_of, columns_of, events_of, feed_of, momenta
+from optdyn.strategies.base import Params, State
 from optdyn.strategies.metered import METERED
 from optdyn.timeline.base import Arrival, chosen
 
-METERED_CHUNK = 64  # updates of a window handed to the device at a time: each says much
 WORSE = 100  # times the first logged loss: the mark `worse` in a summary
-ABSURD = (
-    1e6  # times the first logged loss, or 1 where that is less: a run that ends so has diverged
-)
+ABSURD = 1e6  # times the first logged loss, at least 1: a run that ends above it has diverged
 MEASURED = 8  # updates at the end of an epoch that workers are timed over
-
-
-class Ask(NamedTuple):
-    """What a run wants next: `n` updates, or as many of them as take about a second.
-
-    The answer is the state after them and what those that were done say of themselves, by name,
-    (updates,) each.
-    """
-
-    program: Program
-    advance: Callable[..., tuple[State, Info]]  # the program's, or that which is metered
-    state: State  # on the program's devices
-    examples: Any  # likewise
-    events: Callable[[int], tuple[Event, Any]]  # the first so many, as `advance` takes them
-    n: int  # 0: only compile
-    step: int  # updates that the state has had
-    metered: bool  # whether `advance` is the metered one
-    hypers: Mapping[str, np.ndarray]  # of every update of the run, (steps,) each
-
-
-Infos = Mapping[str, np.ndarray]
-Training = Generator[Ask, tuple[State, Infos], dict[str, Any]]  # returns the summary
 
 
 @named.once()
@@ -182,42 +157,6 @@ def train(config: ConfigDict, workdir: str | Path) -> dict[str, Any]:
     return alone(training(prepare(as_begun(config, folder), begun=begun(folder)), folder))
 
 
-def alone(run: Training) -> dict[str, Any]:
-    """The summary of a run after all its updates, done on its own devices."""
-    answer, chunk = None, 1
-    with contextlib.closing(run):
-        while isinstance(ask := proceed(run, answer), Ask):
-            n, called = min(ask.n, agreed(chunk)), time.monotonic()
-            state, infos = ask.advance(ask.state, ask.examples, *ask.events(n), n)
-            answer = state, {name: np.asarray(leaf)[:n] for name, leaf in infos.items()}
-            chunk = next_chunk(chunk, n, time.monotonic() - called)
-    return ask
-
-
-def first(run: Run, n: int) -> tuple[Any, ...]:
-    """Arguments of `advance` for the first n updates of the run, which stays as it is."""
-    layout = run.program.layout
-    state = run.program.init(jax.tree.map(jnp.copy, run.params))
-    block = feed_of(run)(0, batches_of(run))
-    return layout.put_state(state), block.examples, *events_of(run, 0, block, n), n
-
-
-def proceed(run: Training, answer: tuple[State, Infos] | None) -> Ask | dict[str, Any]:
-    """What the run asks for after this answer, None being the first, or its summary."""
-    try:
-        return next(run) if answer is None else run.send(answer)
-    except StopIteration as ended:
-        return ended.value
-
-
-def next_chunk(chunk: int, n: int, seconds: float) -> int:
-    """How many updates are to follow n that took so long: a second of them, twice as many at most.
-
-    So a signal is heeded soon.
-    """
-    return int(np.clip(n / max(seconds, 1e-9), 1, min(2 * chunk, CHUNK)))
-
-
 def training(run: Run, workdir: Path, watch: Watch | None = None) -> Training:
     """The run in its workdir; without a `watch` it heeds signals and says how it goes itself."""
     config = run.config
@@ -240,11 +179,9 @@ def training(run: Run, workdir: Path, watch: Watch | None = None) -> Training:
             del fresh  # a state may fill the memory
             with Metrics(folder, step) as metrics:
                 metrics.rows[:] = agreed(metrics.rows)
-                recorder = Recorder(folder / "trace.csv", step)
                 watching = watched(workdir.name, config.steps, step, watch)
-                meter = _meter(folder, run) if config.probes.momentum else None
                 summary = yield from _loop(
-                    run, step, state, metrics, checkpoints, recorder, meter, watching, before
+                    run, folder, step, state, metrics, checkpoints, watching, before
                 )
                 summary |= agreed(history.told(folder))
                 if is_finished(summary, config.steps):
@@ -257,18 +194,21 @@ def training(run: Run, workdir: Path, watch: Watch | None = None) -> Training:
 
 def _loop(
     run: Run,
+    folder: Path,
     step: int,
     state: State,
     metrics: Metrics,
     checkpoints: Checkpoints,
-    recorder: Recorder,
-    meter: Meter | None,
     watching: contextlib.AbstractContextManager[Watch],
     before: Mapping[str, Any],
 ) -> Training:
     config, steps, layout = run.config, run.config.steps, run.program.layout
     _, sample, test_set = resident.put(run.data, layout.put_examples, config)
-    feed, second = feed_of(run), feed_of(run)
+    feed, every, recorder = feed_of(run), config.log_every, Recorder(folder / "trace.csv", step)
+    meter: Meter | None = None
+    if config.probes.momentum:
+        parameters = sum(leaf.size for leaf in jax.tree.leaves(run.params))
+        meter = Meter(folder, config, parameters, run.examples)
     begun = time.monotonic() - (metrics.rows[-1]["wall_seconds"] if metrics.rows else 0.0)
     # Sums of what updates say of themselves: those logged, and if stopped in between, since then.
     sums = dict.fromkeys(run.program.sums, 0.0)
@@ -280,7 +220,7 @@ def _loop(
     def log() -> None:
         if metrics.rows and metrics.rows[-1]["step"] == step:  # by the run that is resumed
             return
-        kept = layout.get(state)
+        kept = layout.get(chunk.state)
         params = kept.params
         with watch.during("evaluating"):
             train_loss = program.evaluate(run.program, params, sample)["loss"]
@@ -303,59 +243,35 @@ def _loop(
         since = step - min(run.epoch, MEASURED)
         block = feed(since, batches_of(run))
         n = min(step, block.stop) - since
-        seconds = layout.measure(state, block.examples, *events_of(run, since, block, n), n)
+        seconds = layout.measure(chunk.state, block.examples, *events_of(run, since, block, n), n)
         return {"worker_seconds": seconds.tolist()}
 
-    def asked(at: int, until: int, held: int) -> Ask:
-        """Updates from `at` on, or none; `held`: one whose batch is decided."""
-        block, advance = feed(held, batches_of(run)), run.program.advance
-        events: Callable[[int], Any] = partial(events_of, run, at, block)
-        examples, most = block.examples, min(until, block.stop, at + CHUNK)
-        if meter:
-            most = min(most, meter.windows.until(at))
-        if meter and meter.windows.has(at):
-            other = second(held, batches_of(run, independent=True))
-            assert run.program.metered
-            advance, examples = run.program.metered.advance, (examples, other.examples)
-            most = min(most, other.stop, at + METERED_CHUNK)
-
-            def events(n: int) -> Any:
-                event, indices = events_of(run, at, block, n, METERED_CHUNK)
-                return event, (indices, events_of(run, at, other, n, METERED_CHUNK)[1])
-
-        is_metered = advance is not run.program.advance
-        return Ask(
-            run.program, advance, state, examples, events, most - at, at, is_metered, run.hypers
-        )
-
     status, number = "", 0
-    last = max(step - 1, 0)  # its batch is decided wherever the run goes on
-    run = extended(run, last, metrics.rows)
-    state, _ = yield asked(step, step, last)
+    stops = [*range(every, steps, every), steps]
+    chunks = drive(run, state, step, stops, metrics.rows, meter and meter.windows, feed)
+    del state  # a state may fill the memory
+    chunk = next(chunks)
+    run = chunk.run
+    yield chunk
     with watching as watch:
-        if not metrics.rows or step % config.log_every == 0:
+        if not metrics.rows or step % every == 0:
             log()
-        while not status:
-            run = extended(run, step, metrics.rows)
-            until = min(
-                step - step % config.log_every + config.log_every, len(run.timeline.seconds)
-            )
-            called = time.monotonic()
-            state, infos = yield asked(step, until, step)
-            n, good = len(infos["loss"]), np.isfinite(infos["loss"])
-            if meter and meter.windows.has(step):
-                meter.append(step, infos)
-            for name in infos.keys() - {"loss", *METERED}:
-                sums[name] = sums.get(name, 0.0) + float(infos[name].sum(dtype=np.float64))
+        for chunk in chunks:
+            yield chunk
+            run, step, made = chunk.run, chunk.step, slice(chunk.start, chunk.step)
+            good = np.isfinite(chunk.infos["loss"])
+            if meter and chunk.metered and len(good):
+                meter.append(chunk.start, chunk.infos)
+            for name in chunk.infos.keys() - {"loss", *METERED}:
+                sums[name] = sums.get(name, 0.0) + float(chunk.infos[name].sum(dtype=np.float64))
             if config.cluster.service == "race":
-                recorder.raced(run.timeline, slice(step, step + n))
+                recorder.raced(run.timeline, made)
             elif config.parallel.api:
-                recorder.append(run.timeline, slice(step, step + n), time.monotonic() - called)
+                recorder.append(run.timeline, made, time.monotonic() - chunk.begun)
             if not good.all():
-                step, status = step + int(good.argmin()), "diverged"
+                step, status = chunk.start + int(good.argmin()), "diverged"
                 break
-            step += n
-            if step == until:
+            if step == chunk.until:
                 log()
             finite = math.isfinite(metrics.rows[-1]["train_loss"])
             number, finite = agreed((watch.stopped(), finite))
@@ -364,17 +280,19 @@ def _loop(
                 status = "completed"
             elif number and finite:
                 status = "interrupted"
-            if finite and (status or is_due(step, config.log_every, config.checkpoint_every)):
-                checkpoints.save(step, layout.get(state))
+            if finite and (status or is_due(step, every, config.checkpoint_every)):
+                checkpoints.save(step, layout.get(chunk.state))
             if is_writer():
                 watch.show(step, f"loss {metrics.rows[-1]['train_loss']:.4g}")
+            if status:
+                break
     summary = _summary(run, status, step, metrics.rows)
     if meter and is_writer():
         since = next((at for at, _ in momenta(run, metrics.rows)[1:]), 0)
         summary |= meter.logged(since, step)
     if status == "diverged":  # it has no finite state
         return summary | {"kept_checkpoint": checkpoints.latest()}
-    summary["parameters_crc32"] = fingerprint(layout.get(state).params)
+    summary["parameters_crc32"] = fingerprint(layout.get(chunk.state).params)
     return summary | ({"signal": number, "sums": sums} if status == "interrupted" else {})
 
 
@@ -386,11 +304,6 @@ def is_due(step: int, log_every: int, checkpoint_every: int) -> bool:
     if not checkpoint_every or step % log_every:
         return False
     return step // checkpoint_every > (step - log_every) // checkpoint_every
-
-
-def _meter(folder: Path, run: Run) -> Meter:
-    parameters = sum(leaf.size for leaf in jax.tree.leaves(run.params))
-    return Meter(folder, run.config, parameters, run.examples)
 
 
 def _clock(run: Run, step: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from optdyn import batched_runs, program, resident, room, trainer
+from optdyn import batched_runs, driver, program, resident, room, trainer
 from optdyn.outputs.progress import Watch
 from optdyn.trainer import prepare, train
 
@@ -206,7 +206,7 @@ def test_what_is_called_the_same_is_one_program(config):
     for values in ({}, *TRACED, *COMPILED):
         chosen = config(values)
         run = prepare(chosen)
-        shapes = jax.tree.map(np.shape, trainer.first(run, 0)[1:4])
+        shapes = jax.tree.map(np.shape, driver.first(run, 0)[1:4])
         found = run.program, str(shapes)
         assert known.setdefault(batched_runs.compilation(chosen), found) == found
     assert len(known) == 1 + len(COMPILED)

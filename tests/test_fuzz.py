@@ -19,7 +19,7 @@ import pytest
 from absl import flags
 from ml_collections import ConfigDict
 
-from optdyn import data, room, trainer
+from optdyn import data, driver, room, trainer
 from optdyn.checks import check
 from optdyn.config import default
 from optdyn.configs import images, plan, quickstart, tune
@@ -187,7 +187,7 @@ def tried(config):
     size = sum(leaf.size for leaf in jax.tree.leaves(run.params)) * config.batch_size
     if size > SMALL * 64 or config.parallel.api or config.probes.momentum:
         return "prepared"
-    run.program.advance(*trainer.first(run, 1))
+    run.program.advance(*driver.first(run, 1))
     return "trained"
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from optdyn import data as datasets
-from optdyn import program, seeds, trainer
+from optdyn import driver, program, seeds, trainer
 from optdyn.strategies import Event
 from optdyn.timeline.base import at
 from optdyn.trainer import train
@@ -95,8 +95,8 @@ def test_floats_do_not_depend_on_how_a_run_is_cut_up(config, tmp_path, monkeypat
         ("random", 256, 7, 14),
         ("random", 1, 1, 20),
     ]:
-        monkeypatch.setattr(trainer, "time", Clock(clocks[name]))
-        monkeypatch.setattr(trainer, "CHUNK", size)
+        monkeypatch.setattr(driver, "time", Clock(clocks[name]))
+        monkeypatch.setattr(driver, "CHUNK", size)
         folder = tmp_path / f"{name}{size}"
         values = {"log_every": log_every, "checkpoint_every": checkpoint_every}
         summary = train(config(values), folder)

@@ -9,22 +9,19 @@ its own, tuned until it is interior. With 16 groups the explicit momentum that i
 near 0, so 0 kept should be as good: it is steering without having to know that.
 """
 
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
-from optdyn import trainer
 from optdyn.config import to_json
 from optdyn.configs import problems
 from optdyn.evidence.arms import MOMENTUM, RATE, Arm, at, rates, reported, sgd, tuned
 from optdyn.evidence.claim import Claim, Verdict
 from optdyn.evidence.intervals import ratio, shown
 from optdyn.evidence.study import Study
-from optdyn.evidence.trial import SILENT, to_loss
+from optdyn.evidence.trial import logged, to_loss
 
 GROUPS, TOTAL, NEAR = 16, 0.9, 0.03
 TARGETS = {"mlp": 0.1, "quadratic": 0.645}
@@ -109,8 +106,7 @@ def measure(study: Study) -> dict[str, Any]:
 
 
 def _total(chosen: ConfigDict) -> dict[str, Any]:
-    with TemporaryDirectory(prefix="optdyn-") as folder:
-        summary = trainer.alone(trainer.training(trainer.prepare(chosen), Path(folder), SILENT))
+    summary, _ = logged(chosen)
     names = ("fitted_momentum", "implicit_momentum")
     wanted = [f"{name}{end}" for name in names for end in ("", "_low", "_high", "_p", "_refused")]
     return {name: summary[name] for name in wanted if name in summary}

@@ -7,8 +7,6 @@ as many devices as the arm has.
 """
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import jax
@@ -23,9 +21,8 @@ from optdyn.evidence.arms import Arm, Tuned, at, tuned
 from optdyn.evidence.claim import Verdict
 from optdyn.evidence.intervals import ratio, shown, spread, words
 from optdyn.evidence.study import Job, Study
-from optdyn.evidence.trial import SILENT, Curve, to_loss
+from optdyn.evidence.trial import Curve, logged, to_loss
 from optdyn.grid import Point
-from optdyn.outputs.workdir import rows as rows_of
 from optdyn.run import Run, extended
 from optdyn.strategies.method import PLAIN
 from optdyn.timeline import Timeline
@@ -163,9 +160,8 @@ def _metered(study: Study, arm: Arm, setting: Point) -> dict[str, Any]:
 
 def _logged(config: ConfigDict) -> dict[str, Any]:
     """What the meter says of a whole run, and the mean of its log points' distances."""
-    with TemporaryDirectory(prefix="optdyn-") as folder:
-        summary = trainer.alone(trainer.training(trainer.prepare(config), Path(folder), SILENT))
-        rows = [row for row in rows_of(Path(folder) / "metrics.jsonl") if row["step"]]
+    summary, every = logged(config)
+    rows = [row for row in every if row["step"]]
     ends = ("", "_low", "_high", "_p", "_refused")
     wanted = [f"implicit_momentum{end}" for end in ends]
     found = {name: summary[name] for name in wanted if name in summary}

@@ -17,10 +17,11 @@ from ml_collections import ConfigDict
 
 from optdyn import named, program, resident, trainer
 from optdyn.config import ConfigError
+from optdyn.driver import drive
 from optdyn.outputs.progress import Watch
 from optdyn.outputs.workdir import rows as rows_of
 from optdyn.problem import Examples
-from optdyn.program import CHUNK, EVALUATED, Program
+from optdyn.program import EVALUATED, Program
 from optdyn.strategies.base import State
 from optdyn.timeline.base import Meeting, chosen
 from optdyn.timeline.network import between_nodes, broadcast
@@ -73,32 +74,20 @@ def trial(
     put, loss = run.program.layout.put_examples, _loss(run.program, config.probes.mean)
     _, sample, test = resident.put(run.data, put, config)
     state = run.program.layout.put_state(run.program.strategy.init(run.params))
-    feed, step, status = trainer.feed_of(run), 0, ""
-    rows = [_row(run, 0, loss(state, sample))]
-    for until in _log_points(first, config.steps, [] if _is_whole(run) else [run.epoch]):
-        run = trainer.extended(run, step, rows)
-        while step < until and not status:
-            block = feed(step, trainer.batches_of(run))
-            n = min(until, block.stop, step + CHUNK) - step
-            events = trainer.events_of(run, step, block, n)
-            state, infos = run.program.advance(state, block.examples, *events, n)
-            status = "" if np.isfinite(np.asarray(infos["loss"])[:n]).all() else "diverged"
-            step += n
-        if not status:
-            rows.append(_row(run, step, loss(state, sample)))
+    rows, status = [_row(run, 0, loss(state, sample))], ""
+    for chunk in drive(run, state, 0, _log_points(first, config.steps), rows):
+        chunk.make()
+        if not np.isfinite(chunk.infos["loss"]).all():
+            status = "diverged"
+        elif chunk.step == chunk.until:
+            rows.append(_row(chunk.run, chunk.step, loss(chunk.state, sample)))
             status = _status(rows, target, most, clock)
         if status:
             break
     finite = [row for row in rows if math.isfinite(row["train_loss"])]
-    whole = status == "reached" or (not status and step == config.steps)
-    return Curve(
-        updates=[row["step"] for row in finite],
-        seconds=[row["simulated_seconds"] for row in finite],
-        losses=[row["train_loss"] for row in finite],
-        status=status or "ended",
-        test=program.evaluate(run.program, state.params, test) if whole else {},
-        met=[row["met"] for row in finite],
-    )
+    whole = status == "reached" or (not status and chunk.step == config.steps)
+    metrics = program.evaluate(run.program, chunk.state.params, test) if whole else {}
+    return _curve(finite, status or "ended", metrics)
 
 
 def _logged(config: ConfigDict, target: float, most: float, clock: str) -> Curve:
@@ -106,21 +95,28 @@ def _logged(config: ConfigDict, target: float, most: float, clock: str) -> Curve
     chosen = config.copy_and_resolve_references()
     if clock == "updates":
         chosen.steps = int(min(config.steps, max(most, 1)))
-    with TemporaryDirectory(prefix="optdyn-") as folder:
-        summary = trainer.alone(trainer.training(trainer.prepare(chosen), Path(folder), SILENT))
-        found = [row for row in rows_of(Path(folder) / "metrics.jsonl") if row["train_loss"]]
+    summary, rows = logged(chosen)
+    found = [row for row in rows if row["train_loss"]]
     reached = next((i for i, row in enumerate(found) if row["train_loss"] <= target), None)
     kept = found if reached is None else found[: reached + 1]
     whole = reached is not None or (summary["status"] == "completed" and chosen == config)
     status = {"completed": "ended"}.get(summary["status"], summary["status"])
-    return Curve(
-        updates=[row["step"] for row in kept],
-        seconds=[row["simulated_seconds"] for row in kept],
-        losses=[row["train_loss"] for row in kept],
-        status=status if reached is None else "reached",
-        test={k[5:]: v for k, v in kept[-1].items() if k.startswith("test_")} if whole else {},
-        met=[row["simulated_seconds"] for row in kept],
-    )
+    metrics = {k[5:]: v for k, v in kept[-1].items() if k.startswith("test_")} if whole else {}
+    return _curve(kept, status if reached is None else "reached", metrics)
+
+
+def _curve(rows: Sequence[dict[str, Any]], status: str, test: dict[str, float]) -> Curve:
+    names = ("step", "simulated_seconds", "train_loss")
+    updates, seconds, losses = ([row[name] for row in rows] for name in names)
+    met = [row.get("met", row["simulated_seconds"]) for row in rows]
+    return Curve(updates, seconds, losses, status, test, met)
+
+
+def logged(config: ConfigDict) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The summary and the log of a run, whose workdir is gone afterwards."""
+    with TemporaryDirectory(prefix="optdyn-") as folder:
+        summary = trainer.alone(trainer.training(trainer.prepare(config), Path(folder), SILENT))
+        return summary, rows_of(Path(folder) / "metrics.jsonl")
 
 
 def cut(curve: Curve, most: float, clock: str = "updates") -> Curve:
@@ -151,19 +147,13 @@ def to_loss(curve: Curve, loss: float, clock: str = "updates") -> float:
     return float(times[after - 1] + part * (times[after] - times[after - 1]))
 
 
-def _log_points(first: int, steps: int, epochs: Sequence[int]) -> list[int]:
-    """Geometric, and where a timeline follows the log at the end of every epoch, those too."""
-    points, point = {steps}, first
+def _log_points(first: int, steps: int) -> list[int]:
+    """Geometric; where a timeline follows the log, the end of every epoch is one besides."""
+    points, point = list[int](), first
     while point < steps:
-        points.add(point)
+        points.append(point)
         point = max(point + 1, math.ceil(point * SPACING))
-    for epoch in epochs:
-        points.update(range(epoch, steps, epoch))
-    return sorted(points)
-
-
-def _is_whole(run: Run) -> bool:
-    return len(run.timeline.seconds) == run.config.steps
+    return [*points, steps]
 
 
 def _row(run: Run, step: int, loss: float) -> dict[str, Any]:

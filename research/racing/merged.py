@@ -19,15 +19,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from optdyn.driver import Chunk
 from optdyn.racing.server import event_of
 from optdyn.racing.worker import Activations, Answer, Workers, examples_of, halves_of, numbered
 from optdyn.run import Run
 from optdyn.strategies.base import Message, Params
 from optdyn.timeline.versions import Reading
-from optdyn.trainer import Ask
 
 
-def serve(run: Run, working: Mapping[int, Reading], workers: Workers, begins: Ask) -> Workers:
+def serve(run: Run, working: Mapping[int, Reading], workers: Workers, begins: Chunk) -> Workers:
     """Groups whose messages are whole gradients, in the order of the updates that they are of.
 
     `working`: what each is at. y is computed by the run's own compiled update, with zeros for the
@@ -36,7 +36,7 @@ def serve(run: Run, working: Mapping[int, Reading], workers: Workers, begins: As
     halves = halves_of(run)
     assert halves.merged
     examples = examples_of(run)
-    chosen, state, step = numbered(run), begins.state, begins.step
+    chosen, state, step = numbered(run), begins.state, begins.start
     pieces, numbers = halves.merged, itertools.count(step)
     ahead = jax.tree.map(jnp.copy, state)
     nothing = jax.tree.map(np.zeros_like, jax.device_get(state.params))
@@ -56,7 +56,7 @@ def serve(run: Run, working: Mapping[int, Reading], workers: Workers, begins: As
         loss, grads, slope = jax.device_get(pieces.serve(ahead.fresh, h, examples, batch))
         workers.send(group, Answer(read[group], slope), reading.numbers)
         begun.append((group, Message(loss, grads)))
-        at = event_of(run, t, begins.hypers)
+        at = event_of(begins.run, t)
         at = at._replace(staleness=np.asarray(t - reading.version, np.int32))
         ahead, _ = halves.update(ahead, at, Message(loss, {**nothing, **grads}))
 

@@ -22,6 +22,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from optdyn import named, trainer
+from optdyn.driver import Chunk, proceed
 from optdyn.outputs.files import WorkdirError, read_json
 from optdyn.outputs.hold import free
 from optdyn.outputs.workdir import is_finished
@@ -34,13 +35,10 @@ from optdyn.strategies.method import groups_of
 from optdyn.timeline.base import TimelineError
 from optdyn.timeline.trace import read
 from optdyn.timeline.versions import Order, fill
-from optdyn.trainer import Ask, Infos
 
 PATIENCE = 0.5  # seconds until the run looks whether it is to stop
 
-
 Connect = Callable[[Run], AbstractContextManager[Workers]]
-Answer = tuple[State, Infos]
 
 
 @named.once()
@@ -60,14 +58,15 @@ def race(config: ConfigDict, workdir: Path, connect: Connect, servers: int = 1) 
         done = is_finished(read_json(workdir / "summary.json"), config.steps)
         workers = None if done else stack.enter_context(connect(run))
         stack.enter_context(contextlib.closing(training))
-        ask = trainer.proceed(training, None)
-        if workers and isinstance(ask, Ask):
-            order = so_far(run, workdir / "trace.csv", ask.step)
-            answer = serving(run, order, workers, ask)
-            while isinstance(ask, Ask):
-                ask = trainer.proceed(training, answer(ask))
-    assert not isinstance(ask, Ask)
-    return ask
+        chunk = proceed(training)
+        if workers and isinstance(chunk, Chunk):
+            order = so_far(run, workdir / "trace.csv", chunk.start)
+            make = serving(run, order, workers, chunk)
+            while isinstance(chunk, Chunk):
+                make(chunk)
+                chunk = proceed(training)
+    assert not isinstance(chunk, Chunk)
+    return chunk
 
 
 def prepared(config: ConfigDict, servers: int, begun: bool = False) -> Run:
@@ -100,8 +99,8 @@ def so_far(run: Run, trace: Path, step: int) -> Order:
         ) from error
 
 
-def serving(run: Run, order: Order, workers: Workers, begins: Ask) -> Callable[[Ask], Answer]:
-    """What answers the run: updates as messages arrive, for about as long as PATIENCE.
+def serving(run: Run, order: Order, workers: Workers, begins: Chunk) -> Callable[[Chunk], None]:
+    """What makes a chunk's updates: those of messages that arrive, for about as long as PATIENCE.
 
     All groups are at work when it returns.
     """
@@ -109,7 +108,7 @@ def serving(run: Run, order: Order, workers: Workers, begins: Ask) -> Callable[[
     made.begin(begins)
     if run.config.strategy.fresh:
         workers = merged.serve(run, order.working, workers, begins)
-    line, step = run.timeline, begins.step
+    line, step = run.timeline, begins.start
     clock = time.monotonic() - (line.seconds[step - 1] if step else 0.0)
     come = deque[tuple[int, Any, float]]()  # arrivals that are not in the timeline yet
     gathered = list[Any]()  # messages of the next update
@@ -126,10 +125,10 @@ def serving(run: Run, order: Order, workers: Workers, begins: Ask) -> Callable[[
         for loss in np.ravel(message.loss)[-order.left(group) :]:
             yield group, message._replace(loss=loss), now
 
-    def answer(ask: Ask) -> Answer:
-        state, said = ask.state, list[Mapping[str, Any]]()
+    def make(chunk: Chunk) -> None:
+        state, said = chunk.state, list[Mapping[str, Any]]()
         until = time.monotonic() + PATIENCE
-        while len(said) < ask.n:
+        while len(said) < chunk.n:
             if not come:
                 heard = workers.receive(max(until - time.monotonic(), 0.0))
                 if heard is None:
@@ -141,17 +140,17 @@ def serving(run: Run, order: Order, workers: Workers, begins: Ask) -> Callable[[
                 gathered.append(message)
             info: Mapping[str, Any] = {"loss": message.loss} | dict.fromkeys(run.program.sums, 0.0)
             if did.update:
-                state, info = made.update(ask, state, ask.step + len(said), gathered)
+                state, info = made.update(chunk, state, chunk.start + len(said), gathered)
             send(state, did.readers)
             if did.row:
                 said.append(info)
                 gathered.clear()
         names = said[0] if said else ("loss",)
-        infos = {name: np.array([info[name] for info in said]) for name in names}
-        return made.collected(state) if said else state, infos
+        chunk.infos = {name: np.array([info[name] for info in said]) for name in names}
+        chunk.state = made.collected(state) if said else state
 
     send(begins.state, list(order.working))
-    return answer
+    return make
 
 
 def replaying(order: Iterable[int]) -> Connect:

@@ -23,7 +23,7 @@ def check(run: Run, blocks: Collection[str], wanted: str) -> None:
     rng = np.random.default_rng(0)
     grads = jax.tree.map(lambda x: rng.standard_normal(x.shape).astype(x.dtype), run.params)
     zeros = jax.tree.map(np.zeros_like, grads)
-    event = event_of(run, 0, run.hypers)
+    event = event_of(run, 0)
 
     def moved(others: Params) -> list[jax.Array]:
         state = run.program.strategy.init(run.params)

@@ -6,24 +6,25 @@ Both answer the same questions, so that a race only has to put arrivals in order
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from optdyn.driver import Chunk
 from optdyn.racing.worker import Shards, examples_of, halves_of, numbered, parts_of
 from optdyn.run import Run, joined
 from optdyn.strategies.base import Event, Info, State
 from optdyn.timeline.base import at
-from optdyn.trainer import Ask
 
 
 class Server(NamedTuple):
     """What a race asks of it. A state passes through, and is that of the trainer's run."""
 
-    begin: Callable[[Ask], None]  # all that is not to be on the clock of the race
-    update: Callable[[Ask, State, int, Sequence[Any]], tuple[State, Info]]  # t, of such messages
+    begin: Callable[[Chunk], None]  # all that is not to be on the clock of the race
+    update: Callable[[Chunk, State, int, Sequence[Any]], tuple[State, Info]]  # t, of such messages
     given: Callable[[State, Iterable[Any]], Mapping[Any, Any]]  # what a worker reads, by slot
     collected: Callable[[State], State]  # the state after updates
 
@@ -33,9 +34,9 @@ def of_run(run: Run, parts: Shards | None = None) -> Server:
     return _in_parts(run, parts) if parts else _whole(run)
 
 
-def event_of(run: Run, t: int, hypers: Mapping[str, np.ndarray]) -> Event:
-    """Update t as `Raced` takes it, with hyperparameters of every update, (steps,) each."""
-    line, hyper = run.timeline, {name: values[t] for name, values in hypers.items()}
+def event_of(run: Run, t: int) -> Event:
+    """Update t as `Raced` takes it."""
+    line, hyper = run.timeline, {name: values[t] for name, values in run.hypers.items()}
     return Event(at(line.choice, t), hyper, line.staleness[t])
 
 
@@ -44,20 +45,20 @@ def _whole(run: Run) -> Server:
     examples = examples_of(run)
     second, parts = numbered(run, independent=True), parts_of(run)
 
-    def begin(ask: Ask) -> None:
+    def begin(chunk: Chunk) -> None:
         hyper = {name: values[0] for name, values in run.hypers.items()}
-        seen = jax.eval_shape(lambda state: state.at(0), ask.state)
+        seen = jax.eval_shape(lambda state: state.at(0), chunk.state)
         shapes = jax.eval_shape(halves.work, seen, hyper, examples, numbered(run)(range(1)))
         shapes = shapes._replace(loss=jax.ShapeDtypeStruct((), shapes.loss.dtype))
         nothing = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
         for metered in {False, run.config.probes.momentum}:
-            state = jax.tree.map(jnp.copy, ask.state)
-            update(ask._replace(metered=metered), state, 0, [nothing] * parts)
+            state = jax.tree.map(jnp.copy, chunk.state)
+            update(replace(chunk, metered=metered), state, 0, [nothing] * parts)
 
-    def update(ask: Ask, state: State, t: int, sent: Sequence[Any]) -> tuple[State, Info]:
+    def update(chunk: Chunk, state: State, t: int, sent: Sequence[Any]) -> tuple[State, Info]:
         message = jax.tree.map(lambda *each: np.stack(each), *sent) if parts > 1 else sent[0]
-        at = event_of(run, t, ask.hypers)
-        if not ask.metered:
+        at = event_of(chunk.run, t)
+        if not chunk.metered:
             return halves.update(state, at, message)
         assert run.timeline.batch is not None
         numbers = np.ravel(run.timeline.batch[t])
@@ -73,12 +74,12 @@ def _whole(run: Run) -> Server:
 def _in_parts(run: Run, parts: Shards) -> Server:
     """The parts have the state; that of the run is what they said when they were last asked."""
 
-    def update(ask: Ask, state: State, t: int, sent: Sequence[Any]) -> tuple[State, Info]:
+    def update(chunk: Chunk, state: State, t: int, sent: Sequence[Any]) -> tuple[State, Info]:
         (message,) = sent
-        parts.step(event_of(run, t, ask.hypers), message.grads)
+        parts.step(event_of(chunk.run, t), message.grads)
         return state, {"loss": message.loss}
 
     def given(state: State, slots: Iterable[Any]) -> dict[Any, Any]:
         return {slot: parts.at(slot) for slot in slots}
 
-    return Server(lambda ask: parts.put(ask.state), update, given, lambda state: parts.get())
+    return Server(lambda chunk: parts.put(chunk.state), update, given, lambda state: parts.get())

@@ -41,7 +41,7 @@ class Part:
         own = {name: run.params[name] for name in blocks(run.params, servers)[number]}
         self._state = run.program.strategy.init(own)
         # Compiled before the clock of the race begins, of which `put` leaves nothing.
-        self.step(event_of(run, 0, run.hypers), jax.tree.map(np.zeros_like, jax.device_get(own)))
+        self.step(event_of(run, 0), jax.tree.map(np.zeros_like, jax.device_get(own)))
 
     def put(self, state: Mapping[str, np.ndarray]) -> None:
         """`state`: leaves of the whole one."""

@@ -6,14 +6,13 @@ window, kept in memory and in no workdir.
 
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
 from optdyn import trainer
+from optdyn.driver import drive, initial
+from optdyn.meter import Windows
 from optdyn.strategies.metered import METERED
-from optdyn.trainer import METERED_CHUNK
 
 
 class Recording(NamedTuple):
@@ -33,20 +32,9 @@ def record(config: ConfigDict) -> Recording:
     metered = config.copy_and_resolve_references()
     metered.probes.momentum = True
     run = trainer.prepare(metered)
-    laid = run.program.metered
-    assert laid
-    feeds = trainer.feed_of(run), trainer.feed_of(run)
-    batches = trainer.batches_of(run), trainer.batches_of(run, independent=True)
-    state = laid.put_state(run.program.init(jax.tree.map(jnp.copy, run.params)))
+    windows = Windows(config.steps, config.steps, config.steps)
     parts: list[list[np.ndarray]] = []
-    step = 0
-    while step < config.steps:
-        own, second = (feed(step, of) for feed, of in zip(feeds, batches, strict=True))
-        n = min(config.steps, step + METERED_CHUNK, own.stop, second.stop) - step
-        events, indices = trainer.events_of(run, step, own, n, METERED_CHUNK)
-        _, others = trainer.events_of(run, step, second, n, METERED_CHUNK)
-        examples = own.examples, second.examples
-        state, infos = laid.advance(state, examples, events, (indices, others), n)
-        parts.append([np.asarray(infos[name])[:n] for name in (*METERED, "loss")])
-        step += n
+    for chunk in drive(run, initial(run), 0, [config.steps], windows=windows):
+        chunk.make()
+        parts.append([chunk.infos[name] for name in (*METERED, "loss")])
     return Recording(*map(np.concatenate, zip(*parts, strict=True)))

@@ -8,7 +8,7 @@ changes, all have read the parameters of the checkpoint; the velocity is kept.
 
 import math
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -16,16 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from optdyn import data as datasets
 from optdyn import optimizers, program, seeds, strategies, trainer
 from optdyn.config import ConfigError
+from optdyn.driver import drive
 from optdyn.dynamics.noise import Moments, moments
 from optdyn.dynamics.sharpness import sharpness
 from optdyn.problem import Examples, Params
 from optdyn.program import CHUNK, Program
-from optdyn.strategies.base import Event, State
+from optdyn.strategies.base import State
 from optdyn.timeline import Timeline
-from optdyn.timeline.base import at
 from optdyn.trainer import Run
 from optdyn.tuning.choice import Choice, Outcome
 from optdyn.tuning.prediction import Measured, penalty, stability
@@ -51,7 +50,6 @@ class Cluster(NamedTuple):
     """A problem on a simulated cluster."""
 
     run: Run  # of all groups
-    examples: Examples  # the training set, on its device
     evaluated: Examples  # the part of it that the training loss is of
     groups: tuple[int, ...]  # 1, 2, 4, ..., as far as they divide the workers
 
@@ -95,7 +93,9 @@ def prepare(config: ConfigDict) -> Cluster:
         )
     stride = -(-run.examples // (config.data.train_evaluated or run.examples))
     part = {name: jnp.asarray(leaf[::stride]) for name, leaf in run.data.train.items()}
-    return Cluster(run, run.program.layout.put_examples(run.data.train), part, groups)
+    plain = every.copy_and_resolve_references()  # updates are of a set on the device, as it is
+    plain.data.update(augment="", streaming=False)
+    return Cluster(run._replace(config=plain), part, groups)
 
 
 def _groups(workers: int) -> tuple[int, ...]:
@@ -204,21 +204,28 @@ def attempt(
     line = _timeline(run, setting.groups, t, seconds)
     before = _until(line, t)
     updates = max(int(np.searchsorted(line.seconds, before + seconds, side="right")) - t, 1)
-    state = _regrouped(run, begin, setting.groups)
-    done, loss, reached, settled = 0, np.nan, False, False
+    stops = _later_half(updates) if target is None else _log_points(t, updates, every)
+    done, loss, finite, reached, settled = 0, np.nan, True, False, False
     seen: list[Params] = []
-    for moment in _later_half(updates) if target is None else _log_points(t, updates, every):
-        state, ran, finite = _advance(cluster, state, line, setting, t + done, moment - done)
-        done += ran
+    constant = partial(np.full, len(line.seconds), dtype=np.float32)
+    hypers = {name: constant(getattr(setting, name)) for name in run.hypers}
+    of, state = run._replace(timeline=line, hypers=hypers), _regrouped(run, begin, setting.groups)
+    for chunk in drive(of, state, t, [t + stop for stop in stops]):
+        chunk.make()
+        good = np.isfinite(chunk.infos["loss"])
+        finite = bool(good.all())  # the first that is not is the last
+        done = (chunk.step if finite else chunk.start + int(good.argmin()) + 1) - t
+        if finite and chunk.step < chunk.until:
+            continue
         if target is None:
-            seen.append(jax.tree.map(jnp.copy, state.params))  # the state is donated
-        if finite and (target is not None or moment == updates):
-            params = _mean(seen) if target is None else state.params
+            seen.append(jax.tree.map(jnp.copy, chunk.state.params))  # the state is donated
+        if finite and (target is not None or done == updates):
+            params = _mean(seen) if target is None else chunk.state.params
             loss = program.evaluate(run.program, params, cluster.evaluated)["loss"]
             finite = bool(np.isfinite(loss))
             reached = target is not None and loss <= target
             if target is not None and finite and not reached and done < updates:
-                seen = [*seen[1 - AVERAGED :], jax.tree.map(jnp.copy, state.params)]
+                seen = [*seen[1 - AVERAGED :], jax.tree.map(jnp.copy, params)]
                 mean = program.evaluate(run.program, _mean(seen), cluster.evaluated)["loss"]
                 finite = bool(min(loss, mean) <= lower * CEILING ** (1 - done / updates))
                 settled = settle and len(seen) == AVERAGED and bool(mean <= target)
@@ -232,28 +239,7 @@ def attempt(
         reached=reached,
         settled=settled,
     )
-    return Checkpoint(begin.updates + done, jnp.int32(setting.groups), state), outcome
-
-
-def _advance(
-    cluster: Cluster, state: State, line: Timeline, setting: Choice, t: int, updates: int
-) -> tuple[State, int, bool]:
-    """So many updates after update t, or until a batch's loss is not finite: how many, and if not.
-
-    Donates the state.
-    """
-    run, done, finite = cluster.run, 0, True
-    hyper = {name: np.full(CHUNK, getattr(setting, name), np.float32) for name in run.hypers}
-    while done < updates and finite:
-        n = min(CHUNK, updates - done)
-        window = slice(t + done, t + done + CHUNK)
-        events = Event(at(line.choice, window), hyper)
-        indices = _batches(run, t + done)
-        state, infos = run.program.advance(state, cluster.examples, events, indices, n)
-        good = np.isfinite(infos["loss"])[:n]
-        finite = bool(good.all())
-        done += n if finite else int(good.argmin()) + 1  # the first that is not finite is the last
-    return state, done, finite
+    return Checkpoint(begin.updates + done, jnp.int32(setting.groups), chunk.state), outcome
 
 
 def _mean(trees: Sequence[Params]) -> Params:
@@ -294,11 +280,3 @@ def _timeline(run: Run, groups: int, t: int, seconds: float) -> Timeline:
 
 def _until(line: Timeline, updates: int) -> float:
     return float(line.seconds[updates - 1]) if updates else 0.0
-
-
-def _batches(run: Run, t: int) -> np.ndarray:
-    """Those of updates t .. t + CHUNK - 1, in the order of `launch.train`."""
-    order = int(seeds.generator(run.config.seed, "batches").integers(2**63))
-    config = run.config
-    replacement = config.data.replacement
-    return datasets.batches(order, t, t + CHUNK, config.batch_size, run.examples, replacement)

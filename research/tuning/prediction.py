@@ -28,12 +28,13 @@ from ml_collections import ConfigDict
 
 from optdyn import strategies, trainer
 from optdyn.checks import check
+from optdyn.driver import drive
 from optdyn.dynamics.noise import Moments, moments
 from optdyn.dynamics.sharpness import sharpness
 from optdyn.dynamics.stability import limit
 from optdyn.problem import Examples, Params
-from optdyn.program import CHUNK, Program
-from optdyn.trainer import Run
+from optdyn.program import Program
+from optdyn.run import Run, feed_of
 
 KAPPA = 0.35
 POINTS = 8  # moments of the run that is measured along
@@ -103,14 +104,11 @@ def _at(program: Program) -> Callable[[Params, Examples], tuple[Moments, jax.Arr
 
 def _along(run: Run) -> Iterator[Params]:
     """The parameters in the middle of each of POINTS equal parts of the run."""
-    layout, feed = run.program.layout, trainer.feed_of(run)
+    layout, feed = run.program.layout, feed_of(run)
     state, step = layout.put_state(run.program.init(run.params)), 0
     for part in range(POINTS):
         until = max((2 * part + 1) * run.config.steps // (2 * POINTS), step)
-        while step < until:
-            fed = feed(step, trainer.batches_of(run))
-            n = min(until, fed.stop, step + CHUNK) - step
-            events = trainer.events_of(run, step, fed, n)
-            state, _ = run.program.advance(state, fed.examples, *events, n)
-            step += n
+        for chunk in drive(run, state, step, [until], feed=feed):
+            chunk.make()
+        state, step = chunk.state, until
         yield layout.get(state).params

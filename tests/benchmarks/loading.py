@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from ml_collections import ConfigDict
 
-from optdyn import trainer
+from optdyn import driver, trainer
 from optdyn.program import CHUNK
 from tests.benchmarks.record import publish
 from tests.benchmarks.step_time import BATCH, Timer, config_of, in_turn, spread
@@ -51,21 +51,15 @@ def loader(config: ConfigDict) -> Timer:
 
 def updates(config: ConfigDict, n: int) -> Timer:
     """Seconds an update, as the trainer feeds and calls its program."""
-    run = trainer.prepare(config)
-    feed, batches, step = trainer.feed_of(run), trainer.batches_of(run), 0
-    state = run.program.layout.put_state(run.program.strategy.init(run.params))
+    run, step = trainer.prepare(config), 0
+    state, feed = driver.initial(run), trainer.feed_of(run)
 
     def once() -> float:
         nonlocal state, step
-        start, end = time.perf_counter(), step + n
-        while step < end:
-            block = feed(step, batches)
-            m = min(end, block.stop, step + CHUNK) - step
-            events = trainer.events_of(run, step, block, m)
-            state, losses = run.program.advance(state, block.examples, *events, m)
-            jax.block_until_ready(losses)
-            step += m
-        step = step if step + n <= STEPS else 0
+        start = time.perf_counter()
+        for chunk in driver.drive(run, state, step, [step + n], feed=feed):
+            chunk.make()
+        state, step = chunk.state, chunk.step if chunk.step + n <= STEPS else 0
         return (time.perf_counter() - start) / n
 
     return once

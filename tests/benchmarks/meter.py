@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 from ml_collections import ConfigDict
 
-from optdyn import trainer
+from optdyn import driver, trainer
 from optdyn.dynamics.moments import NotIdentified, fit
 from optdyn.program import CHUNK
 from optdyn.trajectories import single
@@ -40,8 +40,8 @@ def programs(model: str) -> tuple[dict[str, Timer], float]:
     """Seconds of an update by each program, and the ratio of their memories."""
     run = trainer.prepare(metered_config(model))
     assert run.program.metered
-    state, examples, events, indices, _ = trainer.first(run, CHUNK)
-    n = trainer.METERED_CHUNK
+    state, examples, events, indices, _ = driver.first(run, CHUNK)
+    n = driver.METERED_CHUNK
     few, chosen, second = jax.tree.map(
         lambda leaf: leaf[:n], (events, indices, trainer.batches_of(run, independent=True)(0, n))
     )

@@ -30,7 +30,7 @@ import numpy as np
 import pandas as pd
 from jax.experimental import multihost_utils
 
-from optdyn import processes, trainer
+from optdyn import driver, processes, trainer
 from optdyn.config import default
 from optdyn.parallel import ring
 from optdyn.program import parameter_bytes
@@ -64,7 +64,7 @@ def run_of(api: str, hidden: int, batch: int) -> Run:
 def meetings(exchanged: bool, wait: int) -> Meeting:
     """Those of so many updates, padded as the trainer does."""
     at = PERIOD * np.arange(EXCHANGES) if exchanged else np.arange(0)
-    send, waited = np.zeros(trainer.CHUNK, bool), np.zeros(trainer.CHUNK, np.int32)
+    send, waited = np.zeros(driver.CHUNK, bool), np.zeros(driver.CHUNK, np.int32)
     receive = np.zeros_like(send)
     send[at + PERIOD - wait] = receive[at + PERIOD] = True
     waited[at + PERIOD] = wait
@@ -73,7 +73,7 @@ def meetings(exchanged: bool, wait: int) -> Meeting:
 
 def updates(run: Run, exchanged: bool, wait: int) -> Timer:
     """Seconds of them all, as the trainer calls them; all of what is sent arrives."""
-    state, examples, events, indices, n = trainer.first(run, UPDATES)
+    state, examples, events, indices, n = driver.first(run, UPDATES)
     events = events._replace(choice=meetings(exchanged, wait))
 
     def work() -> None:

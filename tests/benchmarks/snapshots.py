@@ -29,7 +29,7 @@ import numpy as np
 import pandas as pd
 from ml_collections import ConfigDict
 
-from optdyn import room, trainer
+from optdyn import driver, room, trainer
 from optdyn.config import default
 from optdyn.configs import gpt
 from optdyn.program import CHUNK
@@ -76,7 +76,7 @@ class Updates:
 
     def __init__(self, config: ConfigDict):
         self.run = trainer.prepare(config)
-        self.state, *self.rest, _ = trainer.first(self.run, CHUNK)
+        self.state, *self.rest, _ = driver.first(self.run, CHUNK)
         self.seconds(1)  # compiles
 
     def seconds(self, n: int) -> float:

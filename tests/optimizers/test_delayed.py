@@ -6,7 +6,7 @@ import optax
 import pytest
 from optax import contrib
 
-from optdyn import program, resident, trainer
+from optdyn import driver, program, resident, trainer
 from optdyn.checks import check
 from optdyn.config import default
 from optdyn.evidence.trial import trial
@@ -35,12 +35,9 @@ def config(name):
 
 
 def trained(run, updates):
-    put = run.program.layout
-    state = put.put_state(run.program.strategy.init(run.params))
-    block = trainer.feed_of(run)(0, trainer.batches_of(run))
-    events = trainer.events_of(run, 0, block, updates)
-    state, _ = run.program.advance(state, block.examples, *events, updates)
-    return state.params
+    for chunk in driver.drive(run, driver.initial(run), 0, [updates]):
+        chunk.make()
+    return chunk.state.params
 
 
 @pytest.mark.parametrize(  # Muon's program takes over ten seconds to compile twice

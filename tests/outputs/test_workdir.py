@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from optdyn import trainer
+from optdyn import driver
 from optdyn.outputs.files import WorkdirError, write_npz
 from optdyn.outputs.hold import LOCK
 from optdyn.outputs.workdir import SUMS, Checkpoints, Metrics, claim
@@ -91,8 +91,8 @@ def test_interrupted_and_resumed_is_whole(
 def test_it_goes_on_from_the_latest_checkpoint(config, workdir, monkeypatch, removed, expected):
     for step in removed:
         shutil.rmtree(workdir / "checkpoints" / step)
-    events, begun = trainer.events_of, []
-    monkeypatch.setattr(trainer, "events_of", lambda *a: begun.append(a[1]) or events(*a))
+    events, begun = driver.events_of, []
+    monkeypatch.setattr(driver, "events_of", lambda *a: begun.append(a[1]) or events(*a))
     train(config(), workdir)
     assert begun[0] == expected
 

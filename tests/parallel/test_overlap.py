@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optdyn import processes, trainer
+from optdyn import driver, processes, trainer
 from optdyn.checks import check
 from optdyn.config import ConfigError
 from optdyn.outputs.workdir import Checkpoints
@@ -83,7 +83,7 @@ def test_a_send_does_not_wait(config, monkeypatch):
 
 def program_of(chosen, n):
     run = trainer.prepare(chosen)
-    return run.program.layout, trainer.first(run, n)
+    return run.program.layout, driver.first(run, n)
 
 
 def leaves(tree):

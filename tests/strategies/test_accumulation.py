@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from optdyn import trainer
+from optdyn import driver, trainer
 from optdyn.trajectories import single
 
 
@@ -17,7 +17,7 @@ def test_parts_make_the_updates_of_the_whole(config, mnist, name):
     def trained(parts):
         chosen = config(values | {"parallel.accumulation": parts, "optimizer.momentum": 0.5})
         run = trainer.prepare(chosen)
-        state, examples, events, indices, n = trainer.first(run, 20)
+        state, examples, events, indices, n = driver.first(run, 20)
         state, _ = run.program.advance(state, examples, events, indices, n)
         return jax.device_get(state.params)
 

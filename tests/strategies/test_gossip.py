@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn import strategies, trainer
+from optdyn import driver, strategies, trainer
 from optdyn.checks import check
 from optdyn.config import ConfigError, default
 from optdyn.strategies.gossip import METHOD, gossip
@@ -429,7 +429,7 @@ def mean_of(name, **values):
     config = default()
     config.update_from_flattened_dict(BOWL | {"strategy.name": name, **values})
     run = trainer.prepare(config)
-    state, _ = run.program.advance(*trainer.first(run, 60))
+    state, _ = run.program.advance(*driver.first(run, 60))
     x = np.asarray(getattr(state, "every", state.params)["x"]["x"])
     return x.mean(axis=0) if x.ndim == 2 else x
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from optdyn import optimizers, trainer
+from optdyn import driver, optimizers, trainer
 from optdyn.config import ConfigError
 from optdyn.outputs import versions, workdir
 from optdyn.strategies import Event, base
@@ -171,7 +171,7 @@ def test_what_has_no_such_table_is_refused(config, values, said):
 MEASURED = """
 import json, sys
 from pathlib import Path
-from optdyn import room, trainer
+from optdyn import driver, room, trainer
 from optdyn.config import default
 
 def resident(kind):
@@ -184,7 +184,7 @@ def updated(steps, snapshots, groups):
     config.update_from_flattened_dict(values | {"cluster.nodes": groups})
     run = trainer.prepare(config)
     before = resident("VmRSS:")
-    state, *rest, n = trainer.first(run, steps)
+    state, *rest, n = driver.first(run, steps)
     state, infos = run.program.advance(state, *rest, n)
     float(infos["loss"][0])
     need = room.need_of(config, run.program.strategy, run.params)
@@ -237,7 +237,7 @@ def test_an_update_copies_no_table(config, name, model):
     asked |= {"strategy.arrivals": 2} if name == "buffered" else {}
     asked |= {"strategy.delay_bound": 3} if name == "ringmaster" else {}
     run = trainer.prepare(config({"steps": 40, "batch_size": 4, **asked, **MODELS[model]}))
-    state, *rest, _ = trainer.first(run, 40)
+    state, *rest, _ = driver.first(run, 40)
     program = run.program.advance.lower(state, *rest, 40).compile().as_text()
     slots = run.timeline.slots if name in TABLES[:4] else groups
     made = re.findall(rf"= \w+\[{slots},.*?\]\S* (\S+?)\(", program)
