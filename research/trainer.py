@@ -248,7 +248,7 @@ def _loop(
 
     status, number = "", 0
     stops = [*range(every, steps, every), steps]
-    chunks = drive(run, state, step, stops, metrics.rows, meter and meter.windows, feed)
+    chunks = drive(run, state, step, stops, metrics.rows, meter.windows if meter else None, feed)
     del state  # a state may fill the memory
     chunk = next(chunks)
     run = chunk.run
