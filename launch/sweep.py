@@ -85,7 +85,7 @@ def main(config: ConfigDict, workdir: Path) -> int:
     if chosen.target is not None and not math.isfinite(chosen.target):
         raise ConfigError(f"--target={chosen.target}: must be a finite training loss")
     entries = agreed(plan(config, workdir, chosen.shard))
-    threads = chosen.threads or _cores()
+    threads = chosen.threads or cores()
     if chosen.dry_run:
         if is_writer():
             print(*described(entries, threads), sep="\n")
@@ -244,7 +244,7 @@ def _in_step(entries: Sequence[Entry]) -> list[list[Entry]]:
     return list(groups.values())
 
 
-def _cores() -> int:
+def cores() -> int:
     """Those that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1

@@ -1,1 +1,33 @@
-"""optdyn: the optimization dynamics of parallel training, in JAX."""
+"""optdyn: the optimization dynamics of parallel training, in JAX.
+
+The public names are those of `optdyn.launch.python`, where ten lines show them: `Experiment`,
+`compare`, `Model`, `Data`, `Cluster`, the built-in methods (`asynchronous`, `diloco`, ...), laws of
+service times and optimizers. They are looked up when they are first used.
+"""
+
+from typing import Any
+
+_OURS = ("Comparison", "Experiment", "Method", "Trained", "compare", "method", "optimizer")
+_LAWS = ("constant", "exponential", "gamma", "lognormal", "trace")
+_OPTIMIZERS = ("adam", "adamw", "sgd")
+_VALUES = ("Cluster", "Data", "Law", "Model", "Optimizer", "Parallel", "Probes")
+_METHODS = (
+    *("ad_psgd", "async_local_sgd", "asynchronous", "buffered", "daso", "diloco"),
+    *("dynamic_batch", "elastic", "gossip", "local", "model_averaging", "ringmaster", "slowmo"),
+    *("stale_pipeline", "sync"),
+)
+__all__ = [*_OURS, *_LAWS, *_OPTIMIZERS, *_VALUES, *_METHODS]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'optdyn' has no attribute {name!r}")
+    from optdyn.launch import python
+
+    found = python.method(name) if name in _METHODS else getattr(python, name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -7,11 +7,12 @@ something, it takes one of ours, or of your own MODULE:NAME, or path/to/file.py:
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import Field, dataclass, fields
+from dataclasses import Field, InitVar, dataclass, fields
 from dataclasses import field as made
-from typing import Any
+from typing import Any, Self
 
 from optdyn.fields import OPTIONS, Range, Value, default_of, field
+from optdyn.values import ConfigError
 
 BLOCKS = 1000  # of a model, which is traced block by block
 WIDTH = 2**20  # of a layer, or of a set of workers
@@ -212,8 +213,20 @@ class Pieces(Value, section="cluster.pieces"):
 
 
 @dataclass(frozen=True)
+class Law:
+    """A law of the times that workers take: a name, or your own function, and its numbers."""
+
+    name: Any
+    fields: Mapping[str, Any] = made(default_factory=dict)  # of the cluster
+
+
+@dataclass(frozen=True)
 class Cluster(Value, section="cluster"):
-    """The workers, how fast they are, and the network between them (`timeline/`)."""
+    """The workers, how fast they are, and the network between them (`timeline/`).
+
+    `workers` stands for `nodes`, where each has `devices_per_node` of them. A `service` that is a
+    `Law` brings its numbers along.
+    """
 
     nodes: int = field(
         1, "Nodes; local, stale_pipeline: stages that the blocks are spread over.", **WIDE
@@ -293,6 +306,25 @@ class Cluster(Value, section="cluster"):
     disturbance_epochs: tuple[int, ...] = field(
         (4, 20), "dynamic_batch: least and most epochs that a delay lasts.", **LEAST_AND_MOST
     )
+    workers: InitVar[int] = 0
+
+    def __post_init__(self, workers: int) -> None:
+        if isinstance(self.service, Law):
+            law = self.service
+            for name, value in {"service": law.name, **law.fields}.items():
+                object.__setattr__(self, name, value)
+        if workers:
+            if type(workers) is not int or workers % self.devices_per_node:
+                raise ConfigError(
+                    f"Cluster.workers = {workers}: must be a multiple of devices_per_node = "
+                    f"{self.devices_per_node}"
+                )
+            object.__setattr__(self, "nodes", workers // self.devices_per_node)
+        super().__post_init__()
+
+    def with_(self, **changes: Any) -> Self:
+        """The same with other values of some fields. Raises `ConfigError`."""
+        return super().with_(**{"workers": 0} | changes)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Self
 from optdyn import kinds
 from optdyn.values import ConfigError, shown
 
+NAMES = ("name", "loss", "schedule", "service")  # fields that take a thing, or what it is called
 OPTIONS: Mapping[str, Any] = MappingProxyType({})  # the default of a field whose keys are free
 
 
@@ -62,9 +63,9 @@ class Value:
 
     def __post_init__(self) -> None:
         for each in dataclasses.fields(self):  # type: ignore[arg-type]
-            value = _like(getattr(self, each.name), default_of(each))
-            object.__setattr__(self, each.name, value)
-            if not isinstance(value, Value):
+            if "about" in each.metadata:  # others are values by themselves
+                value = _like(getattr(self, each.name), default_of(each))
+                object.__setattr__(self, each.name, value)
                 check(f"config.{self.section}.{each.name}".replace("..", "."), value, each)
 
     def with_(self, **changes: Any) -> Self:
@@ -74,7 +75,7 @@ class Value:
 
 def check(name: str, value: Any, of: "dataclasses.Field[Any]") -> None:
     """Raises `ConfigError` unless the value is of the field's kind, and in its range."""
-    if of.name == "name" and not isinstance(value, str):
+    if of.name in NAMES and callable(value):
         return  # the thing itself
     wanted, usual = kinds.refusal(name, value, default_of(of)), of.metadata.get("range")
     if not wanted and usual and not _holds(usual, value):

@@ -1,0 +1,25 @@
+"""Names for what is given to an experiment itself, and not by a name: a function, a module, arrays.
+
+A config holds names. A function that can be imported has one; of anything else this module keeps
+the thing, as long as the process lives, so that `optdyn.in_memory:NAME` finds it.
+"""
+
+import sys
+from typing import Any
+
+from optdyn.reached import Is
+
+_names = dict[Is, str]()
+
+
+def name_of(thing: Any) -> str:
+    """`MODULE:NAME`, by which `named.find` finds this very thing; of a text the text itself."""
+    if isinstance(thing, str):
+        return thing
+    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", "")
+    if name and getattr(sys.modules.get(module or ""), name, None) is thing:
+        return f"{module}:{name}"
+    if Is(thing) not in _names:
+        _names[Is(thing)] = held = f"{type(thing).__name__}_{len(_names)}"
+        globals()[held] = thing
+    return f"{__name__}:{_names[Is(thing)]}"

@@ -1,0 +1,230 @@
+"""`import optdyn`: experiments as values train to the floats of the command, and own loops too."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import optdyn
+from optdyn import experiment, in_memory
+from optdyn.config import default
+from optdyn.values import ConfigError
+
+
+def base(**more):
+    values = {
+        "model": optdyn.Model("quadratic", dimension=6, noise=0.5),
+        "data": optdyn.Data(train_examples=100),
+        "optimizer": optdyn.sgd(learning_rate=0.05, momentum=0.3),
+        "cluster": optdyn.Cluster(workers=4, service=optdyn.exponential()),
+        **{"batch_size": 4, "steps": 60, "log_every": 20},
+    }
+    return optdyn.Experiment(**values | more)
+
+
+def test_every_key_is_a_field_and_every_default_is_that_of_the_config():
+    made = optdyn.Experiment().config()
+    assert made.to_dict() == default().to_dict()
+
+
+def test_it_is_the_run_that_the_command_makes(tmp_path):
+    """To the same floats, and in the same files: the command finds it finished."""
+    chosen = base(method=optdyn.asynchronous(groups=4))
+    found = chosen.train(tmp_path / "python")
+    keys = {
+        **{"model.name": "quadratic", "model.dimension": 6, "model.noise": 0.5, "batch_size": 4},
+        **{"data.train_examples": 100, "optimizer.learning_rate": 0.05, "steps": 60},
+        **{"optimizer.momentum": 0.3, "cluster.nodes": 4, "log_every": 20},
+        **{"strategy.name": "asynchronous", "strategy.groups": 4},
+    }
+    (tmp_path / "empty.py").write_text("from optdyn.config import default as get_config\n")
+    given = [f"--config.{key}={value}" for key, value in keys.items()]
+    for workdir in ("command", "python"):
+        subprocess.run(
+            [
+                *(sys.executable, "-m", "optdyn.launch.train"),
+                *(f"--config={tmp_path / 'empty.py'}", *given),
+                f"--workdir={tmp_path / workdir}",
+            ],
+            check=True,
+            capture_output=True,
+        )
+    wanted = json.loads((tmp_path / "command" / "summary.json").read_text())
+    assert found.summary["parameters_crc32"] == wanted["parameters_crc32"]
+    assert chosen.train().summary["parameters_crc32"] == wanted["parameters_crc32"]
+    np.testing.assert_array_equal(chosen.timeline().seconds[-1], wanted["simulated_seconds"])
+
+
+def test_a_comparison_is_of_the_runs_alone():
+    """Whoever runs beside them, and its table is of the first experiment."""
+    arms = {"sync": base(), "async": base(method=optdyn.asynchronous(groups=4))}
+    found = optdyn.compare(arms, steps=40, seeds=(0, 3))
+    for name, one in arms.items():
+        for run, seed in zip(found[name].runs, (0, 3), strict=True):
+            alone = one.with_(seed=seed, steps=40).train()
+            assert run.summary["parameters_crc32"] == alone.summary["parameters_crc32"]
+    table = found.table()
+    assert list(table.index) == ["sync", "async"] and (table["seeds"] == 2).all()
+    assert table.loc["sync", "updates_ratio"] == 1 and np.isfinite(table["seconds"]).all()
+    assert (table["seconds_low"] <= table["seconds_ratio"]).all()
+    assert found.plot().axes[0].get_legend_handles_labels()[1] == ["sync", "async"]
+
+
+def test_the_meter_is_read_though_it_was_not_asked_for():
+    """Of a run that did not have one: the same run with it."""
+    chosen = base(
+        model=optdyn.Model("quadratic", noise=0.02),
+        optimizer=optdyn.sgd(learning_rate=0.02),
+        method=optdyn.asynchronous(groups=4),
+        steps=400,
+    )
+    reading, low, high = chosen.train().implicit_momentum()
+    assert low < reading < high and low < 0.75 < high  # 1 - 1/g
+    with pytest.raises(ConfigError, match="implicit momentum: not known of this run"):
+        base().train().implicit_momentum()
+
+
+class Line(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(1, use_bias=False, kernel_init=nn.initializers.zeros)(x)
+
+
+def test_modules_functions_arrays_losses_and_optimizers_of_ones_own():
+    """A module and the same as two functions, by SGD of optax and by a traced rate: one result."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(64, 3)).astype(np.float32)
+    y = x @ np.array([1.0, -2.0, 0.5], np.float32)
+    pair = (lambda key, x: {"w": jnp.zeros((x.shape[-1], 1))}, lambda params, x: x @ params["w"])
+
+    def squares(outputs, batch):
+        return jnp.sum((outputs - batch["y"]) ** 2, axis=1)
+
+    ends = []
+    for model in (Line(), pair):
+        for optimizer in (optax.sgd(0.05), optdyn.sgd(0.05)):
+            found = optdyn.Experiment(
+                model=model, data={"x": x, "y": y}, optimizer=optimizer, loss=squares,
+                batch_size=8, steps=80, log_every=40,
+            ).train()  # fmt: skip
+            ends.append(np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(found.params)]))
+            assert found.log["train_loss"].iloc[-1] < 1e-2 * found.log["train_loss"].iloc[0]
+    for end in ends:  # float32, 80 updates
+        np.testing.assert_allclose(end, ends[0], rtol=1e-5)
+        np.testing.assert_allclose(end, [1.0, -2.0, 0.5], atol=0.05)
+
+
+def test_a_loss_that_is_defined_anew_is_another():
+    def made(shift):
+        return lambda outputs, batch: jnp.sum((outputs - batch["y"]) ** 2, axis=1) + shift
+
+    x = np.ones((8, 1), np.float32)
+    one = optdyn.Experiment(
+        model=Line(), data={"x": x, "y": x[:, 0]}, loss=made(0.0), batch_size=4, steps=1
+    )
+    first, second = one.train(), one.with_(loss=made(100.0)).train()
+    assert second.log["train_loss"][0] - first.log["train_loss"][0] == pytest.approx(100, rel=1e-5)
+
+
+def test_ones_own_loop_over_rule_and_clock_makes_the_floats_of_the_trainer():
+    """Of the same batches: twenty lines, which README shows."""
+    chosen = base(method=optdyn.asynchronous(groups=4), steps=30, batch_size=2)
+    from optdyn import trainer
+    from optdyn.run import batches_of
+
+    run = trainer.prepare(chosen.config())
+    batches = {k: v[batches_of(run)(0, 30)] for k, v in run.data.train.items()}
+    method = optdyn.asynchronous(groups=4)
+    clock = method.clock(chosen.cluster, steps=30, batch_size=2, update_bytes=24)
+    np.testing.assert_array_equal(clock.seconds, run.timeline.seconds)
+    rule = method.around(run.program.problem.loss, optax.sgd(0.05, 0.3), clock.slots)
+    state = rule.init(run.params)
+
+    def step(state, update):
+        return rule.step(state, *update)
+
+    state, infos = jax.lax.scan(step, state, (clock.events, batches))
+    found = jax.tree.leaves(state.params)
+    wanted = jax.tree.leaves(chosen.train().params)
+    for one, other in zip(found, wanted, strict=True):  # another program: sums in another order
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)
+    assert infos["loss"].shape == (30,)
+
+
+BAD = {
+    "Cluster.workers": lambda: optdyn.Cluster(workers=3, devices_per_node=2),
+    "config.cluster.nodes = 0: must be from 1 to": lambda: optdyn.Cluster(nodes=0),
+    "config.batch_size = 0: must be at least 1": lambda: optdyn.Experiment(batch_size=0),
+    "config.model.width = 'a': must be a whole number": lambda: optdyn.Model("mlp", width="a"),
+    "diloco has no field 'perod'; did you mean": lambda: optdyn.diloco(perod=3),
+    "Experiment.cluster must be of type Cluster": lambda: optdyn.Experiment(cluster=3),
+    "both have period, of which joined methods have one": lambda: (
+        optdyn.diloco(period=3) + optdyn.async_local_sgd(period=4)
+    ),
+    "only a method of reading is a rule by itself": lambda: optdyn.diloco().around(
+        None, optax.sgd(0.1)
+    ),
+    "config.strategy.groups = 3": lambda: base(method=optdyn.asynchronous(groups=3)).train(),
+}
+
+
+@pytest.mark.parametrize("said", BAD)
+def test_what_cannot_be_is_refused_in_a_line(said):
+    with pytest.raises(ConfigError) as caught:
+        BAD[said]()
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_values_are_frozen_and_changed_by_copies():
+    cluster = optdyn.Cluster(workers=8, devices_per_node=2, service=optdyn.gamma(0.5))
+    assert (cluster.nodes, cluster.service, cluster.variation) == (4, "gamma", 0.5)
+    assert cluster.with_(nodes=2).nodes == 2 and cluster.with_(latency=1).latency == 1.0
+    assert cluster.with_(workers=4).nodes == 2
+    with pytest.raises(AttributeError):
+        cluster.nodes = 3
+    joined = optdyn.daso(wait=0) + optdyn.local()
+    assert (joined.name, joined.keys) == ("daso+local", {"wait": 0})
+
+
+def test_a_thing_has_one_name_and_an_importable_one_its_own():
+    thing = object()
+    assert in_memory.name_of(thing) == in_memory.name_of(thing)
+    assert in_memory.name_of(optax.sgd) == f"{optax.sgd.__module__}:sgd"
+    assert in_memory.name_of("mlp") == "mlp"
+
+
+def test_public_names_have_a_docstring_and_are_found():
+    for name in optdyn.__all__:
+        assert getattr(optdyn, name).__doc__, name
+    with pytest.raises(AttributeError, match="no attribute 'nosuch'"):
+        optdyn.nosuch  # noqa: B018
+    assert {n for n, _ in experiment.every_key()} < set(
+        f"{a}.{b}" if isinstance(v, dict) else a
+        for a, v in default().to_dict().items()
+        for b in (v if isinstance(v, dict) else [""])
+    ) | {f"cluster.pieces.{k}" for k in default().cluster.pieces}
+
+
+def test_the_blocks_of_the_readme_run(mnist, capsys, monkeypatch):
+    """With fewer updates and seeds; what a reader has, a loss and batches, is given."""
+    monkeypatch.setenv("OPTDYN_DATA_DIR", mnist["data.dir"])
+    page = (Path(__file__).parents[1] / "README.md").read_text()
+    first, second = re.findall(r"```python\n(import .*?)```", page, re.S)[:2]
+    names = {}
+    exec(first.replace("1000", "50").replace("range(5)", "range(2)"), names)
+    assert "async" in capsys.readouterr().out
+    given = {
+        "loss": lambda params, batch: jnp.mean((batch["x"] @ params["w"]) ** 2),
+        "params": {"w": jnp.ones(3)},
+        "batches": {"x": np.random.default_rng(0).normal(size=(100, 8, 3)).astype(np.float32)},
+    }
+    exec(second, given)
+    assert float(given["infos"]["loss"][-1]) < 0.1 * float(given["infos"]["loss"][0])
