@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import struct
+import sys
 import tempfile
 from pathlib import Path
 
@@ -178,6 +179,14 @@ def _masked_crc32c(content):
             crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
     crc ^= 0xFFFFFFFF
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+@pytest.fixture(autouse=True)
+def path_as_it_was():
+    """Files of one's own, that a test names, do not hide those of the next."""
+    before = list(sys.path)
+    yield
+    sys.path[:] = before
 
 
 @pytest.fixture(autouse=True, scope="module")

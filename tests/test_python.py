@@ -89,7 +89,7 @@ def test_the_meter_is_read_though_it_was_not_asked_for():
     reading, low, high = chosen.train().implicit_momentum()
     assert low < reading < high and low < 0.75 < high  # 1 - 1/g
     with pytest.raises(ConfigError, match="implicit momentum: not known of this run"):
-        base().train().implicit_momentum()
+        base(steps=40).train().implicit_momentum()
 
 
 class Line(nn.Module):
