@@ -8,7 +8,7 @@
         batch_size=64,
     )
     runs = optdyn.compare(
-        {"sync": base, "async": base.with_(method=optdyn.asynchronous(groups=16))},
+        {"1 group": base, "16 groups": base.with_(method=optdyn.asynchronous(groups=16))},
         steps=1000,
         seeds=range(5),
     )

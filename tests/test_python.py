@@ -14,7 +14,7 @@ import optax
 import pytest
 
 import optdyn
-from optdyn import experiment, in_memory
+from optdyn import experiment, in_memory, strategies
 from optdyn.config import default
 from optdyn.values import ConfigError
 
@@ -202,6 +202,7 @@ def test_a_thing_has_one_name_and_an_importable_one_its_own():
 
 
 def test_public_names_have_a_docstring_and_are_found():
+    assert set(strategies.built_in()) <= set(optdyn.__all__)
     for name in optdyn.__all__:
         assert getattr(optdyn, name).__doc__, name
     with pytest.raises(AttributeError, match="no attribute 'nosuch'"):
