@@ -40,10 +40,13 @@ docs: .venv/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	$(BIN)/python -W ignore -m launch.docs
 
+# The types of the package as it is installed: its folders lie apart here, so mypy is given links.
 lint: .venv/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	rm -rf build/types && mkdir -p build/types/optdyn
+	ln -s $(CURDIR)/research/* $(CURDIR)/analysis $(CURDIR)/configs $(CURDIR)/launch build/types/optdyn
+	MYPYPATH=build/types $(BIN)/mypy
 
 # The reproducible set-up: every package at one version, for every platform and Python from 3.11 on.
 .venv/.installed: pyproject.toml requirements.lock
