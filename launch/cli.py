@@ -50,19 +50,7 @@ COMMANDS = {
     "completion": Command("launch.completion", "a script that completes commands in a shell"),
 }
 # These may be cut off, as by `| head`: they have written all their files before they print.
-CUT = (
-    "--help",
-    "-h",
-    "help",
-    "list",
-    "config",
-    "completion",
-    "reality",
-    "momentum",
-    "efficiency",
-    "pareto",
-    "network",
-)
+CUT = ("list", "config", "completion", "reality", "momentum", "efficiency", "pareto", "network")
 
 
 def main() -> None:
@@ -71,7 +59,7 @@ def main() -> None:
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # last: own modules are found, and none of ours is hidden
     try:
-        with cut_off() if not set(argv[1:]).isdisjoint(CUT) else nullcontext():
+        with cut_off() if argv[1:2] and argv[1] in CUT else nullcontext():
             _run(argv)
     finally:
         sys.argv, sys.path[:] = argv, path
@@ -91,17 +79,22 @@ def cut_off() -> Iterator[None]:
         sys.exit(128 + signal.SIGPIPE)
 
 
+def _say(text: str) -> None:
+    with cut_off():
+        print(text)
+
+
 def _run(argv: Sequence[str]) -> None:
     name, *rest = argv[1:] or ["--help"]
     if name in ("-h", "--help", "--helpfull", "help"):
-        print(usage())
+        _say(usage())
     elif name in ("-V", "--version", "version"):
-        print(f"optdyn {version()}")
+        _say(f"optdyn {version()}")
     elif name not in COMMANDS:
         hint = meant(name, COMMANDS) or f"; there are {', '.join(COMMANDS)}"
         _fail(f"no command {name!r}{hint}")
     elif any(re.fullmatch("--?(h|help|helpshort)", argument) for argument in before(rest)):
-        print(described(name))
+        _say(described(name))
     else:
         if COMMANDS[name].also:
             refuse(COMMANDS[name], rest)
