@@ -497,7 +497,7 @@ def every_key() -> Iterator[tuple[str, "Field[Any]"]]:
     for part in SECTIONS:
         for each in fields(part):
             if "about" in each.metadata:
-                yield f"{part.section}.{each.name}".removeprefix("."), each
+                yield part.key(each.name), each
 
 
 def defaults() -> dict[str, Any]:

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 from optdyn import kinds
-from optdyn.values import ConfigError, shown
+from optdyn.values import ConfigError, is_as_wanted, shown
 
 NAMES = ("name", "loss", "schedule", "service")  # fields that take a thing, or what it is called
 OPTIONS: Mapping[str, Any] = MappingProxyType({})  # the default of a field whose keys are free
@@ -34,10 +34,10 @@ def field(
     default: Any,
     about: str,
     *,
-    at_least: float | None = None,
-    at_most: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
+    at_least: float = -math.inf,
+    at_most: float = math.inf,
+    above: float = -math.inf,
+    below: float = math.inf,
     wanted: str = "",
     holds: Callable[[Any], Any] | None = None,
 ) -> Any:
@@ -66,7 +66,12 @@ class Value:
             if "about" in each.metadata:  # others are values by themselves
                 value = _like(getattr(self, each.name), default_of(each))
                 object.__setattr__(self, each.name, value)
-                check(f"config.{self.section}.{each.name}".replace("..", "."), value, each)
+                check(f"config.{self.key(each.name)}", value, each)
+
+    @classmethod
+    def key(cls, name: str) -> str:
+        """The key of a config, dotted, that a field is."""
+        return f"{cls.section}.{name}" if cls.section else name
 
     def with_(self, **changes: Any) -> Self:
         """The same with other values of some fields. Raises `ConfigError`."""
@@ -78,7 +83,7 @@ def check(name: str, value: Any, of: "dataclasses.Field[Any]") -> None:
     if of.name in NAMES and callable(value):
         return  # the thing itself
     wanted, usual = kinds.refusal(name, value, default_of(of)), of.metadata.get("range")
-    if not wanted and usual and not _holds(usual, value):
+    if not wanted and usual and not is_as_wanted(usual.holds, value):
         wanted = usual.wanted
     if wanted:
         raise ConfigError(f"{name} = {shown(value)}: must be {wanted}")
@@ -98,35 +103,14 @@ def _like(value: Any, usual: Any) -> Any:
     return float(value) if is_whole and isinstance(usual, float) else value
 
 
-def _holds(of: Range, value: Any) -> bool:
-    try:
-        return bool(of.holds(value))
-    except TypeError:
-        return False
-
-
-def _between(
-    at_least: float | None, at_most: float | None, above: float | None, below: float | None
-) -> Range | None:
-    """The range between two ends, in the words that fit them."""
-    if at_least is above is at_most is below is None:
+def _between(at_least: float, at_most: float, above: float, below: float) -> Range | None:
+    """The range between two ends, in the words that fit them; None if there is no end."""
+    if above > -math.inf:
+        wanted = f"between {above:g} and {below:g}" if below < math.inf else f"more than {above:g}"
+    elif at_least == -math.inf:
         return None
-    if above is not None and below is not None:
-        wanted = f"between {above:g} and {below:g}"
-    elif above is not None:
-        wanted = "more than 0" if above == 0 else f"more than {above:g}"
-    elif at_most is not None:
+    elif at_most < math.inf:
         wanted = f"from {at_least:,} to {at_most:,}"
-    elif below is not None:
-        wanted = f"at least {at_least:g} and less than {below:g}"
     else:
-        wanted = f"at least {at_least:g}"
-    least = -math.inf if at_least is None else at_least
-    most = math.inf if at_most is None else at_most
-    low = -math.inf if above is None else above
-    high = math.inf if below is None else below
-
-    def holds(value: Any) -> bool:
-        return least <= value <= most and low < value < high
-
-    return Range(wanted, holds)
+        wanted = f"at least {at_least:g}" + f" and less than {below:g}" * (below < math.inf)
+    return Range(wanted, lambda v: at_least <= v <= at_most and above < v < below)

@@ -25,12 +25,16 @@ class ConfigError(InputError):
 def require(config: ConfigDict, name: str, holds: Callable[[Any], Any], wanted: str) -> None:
     """Raises `ConfigError` unless the value of a key is as wanted."""
     value = _at(config, name)
-    try:
-        good = holds(value)
-    except TypeError:
-        good = False
-    if not good:
+    if not is_as_wanted(holds, value):
         raise ConfigError(f"config.{name} = {shown(value)}: must be {wanted}")
+
+
+def is_as_wanted(holds: Callable[[Any], Any], value: Any) -> bool:
+    """Whether the test holds of a value; a value that it cannot be asked of is not as wanted."""
+    try:
+        return bool(holds(value))
+    except TypeError:
+        return False
 
 
 def one_of(config: ConfigDict, name: str, values: Sequence[str]) -> None:
