@@ -3,9 +3,8 @@
 from ml_collections import ConfigDict
 
 from optdyn.strategies import groups
-from optdyn.strategies.method import Chosen, Setting, devices_of, slowed
+from optdyn.strategies.method import Chosen, Setting, devices_of
 from optdyn.timeline.base import Timeline
-from optdyn.timeline.compute_groups import make
 from optdyn.timeline.versions import WAITING, Versions
 from optdyn.values import ConfigError, one_of, require
 
@@ -15,16 +14,12 @@ def clock(setting: Setting, methods: Chosen) -> Timeline:
 
     Whoever is dropped stops at once. Where the gradient is local a group sends all blocks together.
     """
-    config, strategy = setting.config, setting.config.strategy
-    return make(
-        slowed(setting, methods),
-        groups=strategy.groups,
-        steps=config.steps,
-        batch_size=config.batch_size // strategy.arrivals,
-        update_bytes=setting.update_bytes,
-        seed=config.seed,
+    strategy = setting.config.strategy
+    return groups.together(
+        setting,
+        methods,
+        batch_size=setting.config.batch_size // strategy.arrivals,
         several_of=(strategy.arrivals, strategy.waiting),
-        held=setting.held,
     )
 
 

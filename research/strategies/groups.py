@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -62,6 +63,20 @@ def clock(setting: Setting, methods: Chosen) -> Timeline:
         for server, seed in enumerate(drawn)
     ]
     return _of_servers(each)
+
+
+def together(setting: Setting, methods: Chosen, **more: Any) -> Timeline:
+    """Arrivals of groups that send all blocks at once; `more` are arguments of `make`."""
+    config = setting.config
+    usual: dict[str, Any] = {
+        "groups": config.strategy.groups,
+        "steps": config.steps,
+        "batch_size": config.batch_size,
+        "update_bytes": setting.update_bytes,
+        "seed": config.seed,
+        "held": setting.held,
+    }
+    return make(slowed(setting, methods), **usual | more)
 
 
 def _renumbered(held: Held, line: Timeline) -> Timeline:

@@ -22,10 +22,9 @@ from ml_collections import ConfigDict
 from optdyn.strategies import groups
 from optdyn.strategies.asynchronous import asynchronous
 from optdyn.strategies.base import alone
-from optdyn.strategies.method import Chosen, Method, Racing, Setting, slowed
+from optdyn.strategies.method import Chosen, Method, Racing, Setting
 from optdyn.strategies.snapshots import is_rounded
 from optdyn.timeline.base import Timeline
-from optdyn.timeline.compute_groups import make
 from optdyn.timeline.service import DRAWN
 from optdyn.timeline.versions import Versions
 from optdyn.values import ConfigError, require
@@ -33,18 +32,8 @@ from optdyn.values import ConfigError, require
 
 def clock(setting: Setting, methods: Chosen) -> Timeline:
     """Where the gradient is local a group sends all blocks together."""
-    config = setting.config
-    return make(
-        slowed(setting, methods),
-        groups=config.strategy.groups,
-        steps=config.steps,
-        batch_size=config.batch_size,
-        update_bytes=setting.update_bytes,
-        seed=config.seed,
-        replicas=setting.replicas,
-        delay_bound=config.strategy.delay_bound,
-        held=setting.held,
-    )
+    bound = setting.config.strategy.delay_bound
+    return groups.together(setting, methods, replicas=setting.replicas, delay_bound=bound)
 
 
 def order(config: ConfigDict, line: Timeline) -> Versions:
