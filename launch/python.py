@@ -19,6 +19,7 @@ An experiment is a value. What it trains to is what the command trains to from t
 """
 
 import dataclasses
+import itertools
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
@@ -40,15 +41,17 @@ from ml_collections import ConfigDict
 from optdyn import experiment, in_memory, strategies, trainer
 from optdyn.analysis import efficiency, figures, tables
 from optdyn.analysis.figures import OKABE_ITO
+from optdyn.checks import check
 from optdyn.config import default
 from optdyn.evidence.intervals import ratio
-from optdyn.experiment import Cluster, Data, Law, Model, Optimizer, Parallel, Probes
-from optdyn.fields import NAMES
-from optdyn.grid import grid
+from optdyn.experiment import Cluster, Data, Law, Model, Optimizer, Parallel, Pieces, Probes
+from optdyn.fields import NAMES, Value
+from optdyn.grid import changed, grid, named
 from optdyn.likeness import meant
 from optdyn.outputs.workdir import parameters
 from optdyn.reached import Is
-from optdyn.strategies.base import Gradient, Strategy, Update, together, whole
+from optdyn.strategies.base import Strategy, together, whole
+from optdyn.strategies.compose import reading
 from optdyn.timeline.base import Timeline
 from optdyn.values import ConfigError
 
@@ -98,16 +101,10 @@ class Method:
         methods = strategies.chosen(self.name)
         if methods.gradient or methods.mix:
             raise ConfigError(f"{self.name}: only a method of reading is a rule by itself")
-        gradient: Gradient = whole(loss)
-        update: Update = together(optax.with_extra_args_support(optimizer))
-        keys = {key: value for method in methods.every for key, value in method.keys.items()}
-        keys |= self.keys
-        if not methods.read:
-            from optdyn.strategies.sync import sync
-
-            return sync(gradient, update)
-        assert methods.read.read
-        return methods.read.read(gradient, update, keys, slots or keys.get("groups", 1), None)
+        config = Experiment(method=self).config()
+        update, keys = together(optax.with_extra_args_support(optimizer)), config.strategy
+        slots = slots or strategies.groups_of(config)
+        return reading(methods, whole(loss), update, methods.keys(keys), slots)
 
     def clock(
         self,
@@ -122,13 +119,12 @@ class Method:
         `update_bytes` is what an update sends, the size of the parameters. Raises `ConfigError` and
         `TimelineError`.
         """
-        whole = Experiment(
+        config = Experiment(
             method=self, cluster=cluster, steps=steps, seed=seed, batch_size=batch_size
-        )
-        line = strategies.timeline_of(
-            whole.config(), steps_per_epoch=steps, update_bytes=update_bytes
-        )
-        return Clock(line)
+        ).config()
+        check(config)
+        known = {"steps_per_epoch": steps, "update_bytes": update_bytes}
+        return Clock(strategies.timeline_of(config, **known))
 
 
 class Clock(NamedTuple):
@@ -257,26 +253,19 @@ class Experiment(experiment.Run):
 
     def config(self) -> ConfigDict:
         """The config that the command trains the same from. Raises `ConfigError`."""
-        config = default()
-        values = _fields(self, experiment.Run)
+        return changed(default(), self.keys())
+
+    def keys(self) -> dict[str, Any]:
+        """Values of the keys of a config: all fields, and those of the method that are set."""
+        values = dict(_keys_of(self))
         for part in PARTS:
             if part != "method":
-                values |= {f"{part}.{k}": v for k, v in _fields(getattr(self, part)).items()}
-        values |= {"strategy.name": self.method.name}
-        own = strategies.chosen(self.method.name).own
-        of_own = {key for each in own for key in each.keys}
+                values |= _keys_of(getattr(self, part))
+        own = {key for each in strategies.chosen(self.method.name).own for key in each.keys}
+        values["strategy.name"] = self.method.name
         for key, value in self.method.keys.items():
-            values[f"strategy.{'options.' * (key in of_own)}{key}"] = value
-        for name, value in values.items():
-            part, (*sections, key) = config, name.split(".")
-            for section in sections:
-                part = part[section]
-            if name.endswith("options"):
-                part[key].update(value)
-            else:
-                with part.unlocked():
-                    part[key] = value
-        return config
+            values[f"strategy.options.{key}" if key in own else f"strategy.{key}"] = value
+        return values
 
     def train(self, workdir: str | Path | None = None) -> "Trained":
         """Trains; without a `workdir`, in a folder that is removed afterwards.
@@ -374,16 +363,13 @@ class Comparison:
     def plot(self, x: str = "simulated_seconds", y: str = "train_loss") -> Figure:
         """Medians over seeds, and their range, of a column of the log along another."""
         figure, axes = figures.new()
-        for (name, arm), colour in zip(self.runs.items(), _colours(), strict=False):
-            every = pd.concat([run.log for run in arm])
-            found = every.groupby("step")[[x, y]]
-            middle = found.median()
-            axes.plot(middle[x], middle[y], color=colour, label=name)
-            axes.fill_between(
-                middle[x], found.min()[y], found.max()[y], color=colour, alpha=0.2, lw=0
-            )
+        looks = itertools.product(figures.DASHES, OKABE_ITO)
+        for name, (dashes, colour) in zip(self.runs, looks, strict=False):
+            log = self[name].log
+            curve = figures.Curve(name, colour, dashes, log, pd.DataFrame())
+            figures.band(axes, figures.by_step(log, x, y), x, curve)
         axes.set(xlabel=x.replace("_", " "), ylabel=y.replace("_", " "), yscale="log")
-        axes.legend()
+        figures.legend(figure)
         return figure
 
 
@@ -418,32 +404,30 @@ def compare(
     """
     from optdyn.launch import points, sweep
 
-    chosen = {
-        f"{name},seed={seed}": (name, one.with_(seed=seed, **({"steps": steps} if steps else {})))
+    drawn = tuple(seeds)
+    chosen = [
+        (name, one.with_(seed=seed, steps=steps or one.steps))
         for name, one in experiments.items()
-        for seed in seeds
-    }
+        for seed in drawn
+    ]
     if not chosen:
         raise ConfigError("compare: needs an experiment and a seed at least")
-    base = default()
-    usual = _flat(base.to_dict())
-    listed = []
-    for name, (_, one) in chosen.items():
-        values = _flat(one.config().to_dict())
-        listed.append({"name": name} | {k: v for k, v in values.items() if v != usual.get(k)})
+    usual, listed = Experiment().keys(), []
+    for name, one in chosen:
+        values = {key: v for key, v in one.keys().items() if v != usual.get(key)}
+        listed.append({"name": f"{name},seed={one.seed}"} | values)
     where = nullcontext(workdir) if workdir else tempfile.TemporaryDirectory()
     with where as folder:
         assert folder
-        config, path = grid(base, listed), Path(folder)
+        config, path = grid(default(), listed), Path(folder)
         entries = points.plan(config, path)
         if sweep.sweep(config, path, entries, "threads", sweep.cores()):
             raise KeyboardInterrupt
         if workdir:
             tables.write_results(path)
         found: dict[str, list[Trained]] = {}
-        for entry in sorted(entries, key=lambda entry: list(chosen).index(entry.name)):
-            name, one = chosen[entry.name]
-            found.setdefault(name, []).append(_trained(one, points.folder_of(path, entry.name)))
+        for (point, _), (name, one) in zip(named(config), chosen, strict=True):
+            found.setdefault(name, []).append(_trained(one, points.folder_of(path, point)))
     return Comparison({name: tuple(runs) for name, runs in found.items()})
 
 
@@ -520,29 +504,15 @@ class _Pure(nn.Module):
         return self.apply_params(self.param("tree", self.init_params, x), x)
 
 
-def _fields(of: Any, kind: type | None = None) -> dict[str, Any]:
-    """The fields of a value as a config has them, dotted."""
+def _keys_of(of: Value) -> dict[str, Any]:
+    """The fields of a value, and of those in it, as keys of a config; not those of its parts."""
     found: dict[str, Any] = {}
-    for each in dataclasses.fields(kind or of):
-        value = getattr(of, each.name)
-        if isinstance(value, experiment.Value):
-            found |= {f"{each.name}.{key}": inner for key, inner in _fields(value).items()}
-        else:
-            found[each.name] = in_memory.name_of(value) if each.name in NAMES else value
+    for each in dataclasses.fields(of):  # type: ignore[arg-type]
+        key, value = of.key(each.name), getattr(of, each.name)
+        if isinstance(value, Mapping):  # options, whose keys are free
+            found |= {f"{key}.{name}": inner for name, inner in value.items()}
+        elif "about" in each.metadata:
+            found[key] = in_memory.name_of(value) if each.name in NAMES else value
+        elif isinstance(value, Pieces):
+            found |= _keys_of(value)
     return found
-
-
-def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping) and not key.endswith("options"):
-            found |= _flat(value, f"{prefix}{key}.")
-        elif isinstance(value, Mapping):
-            found |= {f"{prefix}{key}.{name}": inner for name, inner in value.items()}
-        else:
-            found[f"{prefix}{key}"] = value
-    return found
-
-
-def _colours() -> Iterable[str]:
-    return [OKABE_ITO[i % len(OKABE_ITO)] for i in range(100)]

@@ -149,17 +149,26 @@ def named(config: ConfigDict) -> Iterator[tuple[str, Point]]:
 def resolve(config: ConfigDict, name: str, point: Point) -> ConfigDict:
     """The checked config of the point; `ConfigError` says which point is bad and why."""
     with of_point(name):
-        resolved = config.base.copy_and_resolve_references()
-        try:
-            resolved.update_from_flattened_dict({k: v for k, v in point.items() if k != "name"})
-        except KeyError as error:
-            what, _, hint = str(error.args[0]).partition(" Other fields present")
-            meant = hint.rpartition("\n")[2] if "Did you mean" in hint else ""
-            raise ConfigError(f"{what} {meant}".strip()) from error
-        except (AttributeError, TypeError, ValueError, OverflowError) as error:
-            raise ConfigError(" ".join(str(error).split())) from error
+        resolved = changed(config.base, {k: v for k, v in point.items() if k != "name"})
         check(resolved)
     return resolved
+
+
+def changed(base: ConfigDict, values: Mapping[str, Any]) -> ConfigDict:
+    """A copy with these values of dotted keys, which is not checked further.
+
+    Raises `ConfigError` where there is no such key, or it is of another type.
+    """
+    config = base.copy_and_resolve_references()
+    try:
+        config.update_from_flattened_dict(dict(values))
+    except KeyError as error:
+        what, _, hint = str(error.args[0]).partition(" Other fields present")
+        meant = hint.rpartition("\n")[2] if "Did you mean" in hint else ""
+        raise ConfigError(f"{what} {meant}".strip()) from error
+    except (AttributeError, TypeError, ValueError, OverflowError) as error:
+        raise ConfigError(" ".join(str(error).split())) from error
+    return config
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ import pytest
 import optdyn
 from optdyn import experiment, in_memory, strategies
 from optdyn.config import default
+from optdyn.dynamics.moments import FEWEST
 from optdyn.values import ConfigError
 
 
@@ -172,6 +173,8 @@ BAD = {
     "only a method of reading is a rule by itself": lambda: optdyn.diloco().around(
         None, optax.sgd(0.1)
     ),
+    "Could not override field 'period'": lambda: base(method=optdyn.diloco(period="a")).config(),
+    "must divide": lambda: optdyn.asynchronous(groups=3).clock(optdyn.Cluster(workers=4), 10),
     "config.strategy.groups = 3": lambda: base(method=optdyn.asynchronous(groups=3)).train(),
 }
 
@@ -199,6 +202,19 @@ def test_a_thing_has_one_name_and_an_importable_one_its_own():
     assert in_memory.name_of(thing) == in_memory.name_of(thing)
     assert in_memory.name_of(optax.sgd) == f"{optax.sgd.__module__}:sgd"
     assert in_memory.name_of("mlp") == "mlp"
+
+
+def test_what_is_said_twice_is_the_same():
+    """Here, for the meter is not imported where keys are listed."""
+    assert experiment.SHORTEST == FEWEST + 4
+
+
+def test_a_comparison_takes_any_seeds_and_arguments_of_an_optimizer():
+    adam = base(optimizer=optdyn.adam(0.05, b1=0.5), steps=20)
+    found = optdyn.compare({"a": adam, "b": adam.with_(batch_size=2)}, seeds=iter((1, 2)))
+    assert [len(runs) for runs in found.runs.values()] == [2, 2]
+    alone = adam.with_(seed=1).train().summary["parameters_crc32"]
+    assert found["a"].runs[0].summary["parameters_crc32"] == alone
 
 
 def test_public_names_have_a_docstring_and_are_found():

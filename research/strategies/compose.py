@@ -1,6 +1,7 @@
 """A strategy, put together of the pieces of its methods; what none replaces is plain SGD's."""
 
 from collections.abc import Mapping
+from functools import partial
 
 import optax
 
@@ -38,17 +39,27 @@ def compose(
     if race:
         gradient = base.received(gradient)
 
-    def one(gradient: Gradient, update: Update) -> Strategy:
-        if methods.read and methods.read.read:
-            return methods.read.read(gradient, update, keys, slots, servers)
-        return sync(gradient, update)
-
+    one = partial(reading, methods, keys=keys, slots=slots, servers=servers)
     strategy = one(gradient, update)
     if meter:
         strategy = metered(one, gradient, update, methods.shared)
     if methods.mix and methods.mix.mix:
         strategy = methods.mix.mix(strategy, keys, axis if real else None)
     return strategy
+
+
+def reading(
+    methods: Chosen,
+    gradient: Gradient,
+    update: Update,
+    keys: Keys,
+    slots: int,
+    servers: Mapping[str, int] | None = None,
+) -> Strategy:
+    """The strategy of whoever shares one set of parameters: the methods' piece, or plain SGD's."""
+    if methods.read and methods.read.read:
+        return methods.read.read(gradient, update, keys, slots, servers)
+    return sync(gradient, update)
 
 
 def pieces(
