@@ -2,8 +2,8 @@
 
 KIND is one of models, data, losses, metrics, optimizers, transforms, schedules, methods, laws,
 configs and keys; PREFIX keeps the names that begin with it, as in `optdyn list keys strategy.`.
-Each line has a name and what it is, that of a key its default and what `research/config.py` or the
-method's file says of it.
+Each line has a name and what it is, that of a key its default and what `research/experiment.py` or
+the method's file says of it.
 """
 
 import ast
