@@ -19,13 +19,13 @@ import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from ml_collections import ConfigDict
 
 from optdyn import strategies
 from optdyn.analysis import figures, tables
 from optdyn.analysis.tables import Point, TableError
 from optdyn.arguments import Parser
-from optdyn.config import default
+from optdyn.config import read
+from optdyn.experiment import Experiment
 from optdyn.timeline.daso import daso
 from optdyn.timeline.nodes import synchronous
 
@@ -38,7 +38,7 @@ PAPER = 0.34  # most that the paper saved
 class Recorded(NamedTuple):
     """What the clock of a finished DASO run depends on."""
 
-    config: ConfigDict
+    config: Experiment
     steps_per_epoch: int
     update_bytes: float  # of the model: 4 a parameter
     epoch_losses: list[float]  # training loss at the end of every epoch but the last
@@ -48,9 +48,7 @@ def recorded(point: Point, folder: Path) -> Recorded:
     """The DASO run in `folder`, read as `point`; `TableError` if it is not finished."""
     if point.summary["status"] != "completed":
         raise TableError(f"{folder}: the run is {point.summary['status']}, must be completed")
-    config = ConfigDict(json.loads((folder / "config.json").read_text()))
-    for part in ("cluster", "strategy"):  # with the keys that are younger than the run
-        config[part] = ConfigDict(default()[part].to_dict() | config[part].to_dict())
+    config = read(json.loads((folder / "config.json").read_text()))
     last = point.log[-1]
     examples = round(last["step"] * config.batch_size / last["epoch"])
     per_epoch = max(examples // config.batch_size, 1)
@@ -65,11 +63,13 @@ def seconds(run: Recorded, bandwidths: Sequence[float]) -> pd.DataFrame:
     Columns `bandwidth`, `synchronous`, `daso`, `saved`: equal updates, epochs and draws.
     """
     config, rows = run.config, []
-    common: dict[str, Any] = {name: config[name] for name in ("steps", "batch_size", "seed")}
+    common: dict[str, Any] = {
+        name: getattr(config, name) for name in ("steps", "batch_size", "seed")
+    }
     common["update_bytes"] = run.update_bytes
     epochs: Any = {"steps_per_epoch": run.steps_per_epoch, "epoch_losses": run.epoch_losses}
     for bandwidth in bandwidths:
-        cluster = ConfigDict(config.cluster.to_dict() | {"bandwidth": bandwidth * GIGABIT})
+        cluster = config.cluster.with_(bandwidth=bandwidth * GIGABIT)
         waiting = float(synchronous(cluster, **common).seconds[-1])
         selective = float(daso(cluster, config.strategy, **common, **epochs).seconds[-1])
         rows.append((bandwidth, waiting, selective, 1 - selective / waiting))
@@ -140,7 +140,8 @@ def _tables(flags: argparse.Namespace) -> list[pd.DataFrame]:
         if flags.update_bytes:
             run = run._replace(update_bytes=flags.update_bytes)
         if flags.seconds_per_example:
-            run.config.cluster.seconds_per_example = flags.seconds_per_example
+            seconds_per_example = {"cluster.seconds_per_example": flags.seconds_per_example}
+            run = run._replace(config=run.config.with_(seconds_per_example))
         found.append(seconds(run, CURVE).assign(point=point.name))
     if not found:
         raise TableError(f"{flags.workdir}: no run of DASO in it")

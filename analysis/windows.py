@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from ml_collections import ConfigDict
 
 from optdyn import meter
 from optdyn.analysis import tables
 from optdyn.analysis.lags import groups_of, memoryless, theory
 from optdyn.analysis.tables import TableError, natural
-from optdyn.config import with_new_keys
+from optdyn.config import parse, with_new_keys
 from optdyn.dynamics.moments import NotIdentified, equivalent_momentum
 from optdyn.meter import Window
 
@@ -42,12 +41,12 @@ def load(folder: Path) -> Metered:
     (point,) = tables.points(folder)
     try:
         config = with_new_keys(json.loads((folder / "config.json").read_text()))
-        step, last = point.summary["step"], point.log[-1]
+        of, step, last = parse(config), point.summary["step"], point.log[-1]
         # The epochs that a run has gone through say how many examples there are.
         examples = round(last["step"] * config["batch_size"] / last["epoch"]) if step else 1
         rows = np.load(folder / meter.FILE, mmap_mode="r")
-        windows = meter.read(rows, ConfigDict(config), examples, 0, step)
-        rate = meter.rate(ConfigDict(config), step)
+        windows = meter.read(rows, of, examples, 0, step)
+        rate = meter.rate(of, step)
     except (OSError, ValueError, KeyError, IndexError, TypeError, ArithmeticError) as error:
         raise TableError(f"{folder}: its recorded windows cannot be read ({error})") from error
     return Metered(folder.resolve().name, config, windows, rate)
@@ -75,7 +74,7 @@ def fit(run: Metered, lags: int | None = None, gradient_lags: int | None = None)
     With `lags` or `gradient_lags` (0 where only the other is given) also a `polynomial`: of heavy-
     ball SGD that of its own steps, else of the raw ones.
     """
-    config, groups = ConfigDict(run.config), groups_of(run.config)
+    config, groups = parse(run.config), groups_of(run.config)
     expected = memoryless(run.config)
     found = {
         "run": run.name,
@@ -124,7 +123,7 @@ def coefficients(fits: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
 def _lags(run: Metered) -> int:
     """Terms of the run's own steps; 0 where its explicit momentum was steered, so no polynomial."""
-    return 0 if run.config["probes"]["steer"] else meter.lags(ConfigDict(run.config))
+    return 0 if run.config["probes"]["steer"] else meter.lags(parse(run.config))
 
 
 def _polynomial(run: Metered, lags: int, gradient_lags: int) -> dict[str, Any]:

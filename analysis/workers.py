@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from ml_collections import ConfigDict
 
 from optdyn import strategies
 from optdyn.analysis.tables import Point
-from optdyn.config import with_new_keys
+from optdyn.config import read
 from optdyn.values import InputError
 
 MOST = 1_000_000  # updates of a timeline that is drawn again
@@ -58,7 +57,7 @@ def _arrivals(point: Point) -> tuple[np.ndarray, np.ndarray] | None:
         if path.exists():
             table = pd.read_csv(path)
             return table["worker"].to_numpy(int), table["seconds"].to_numpy(float)
-        config = ConfigDict(with_new_keys(json.loads((point.folder / "config.json").read_text())))
+        config = read(json.loads((point.folder / "config.json").read_text()))
         methods = strategies.of_config(config)
         simple = methods.simple and strategies.arrives(config.strategy.name)
         if not simple or config.cluster.service == "geometric" or config.steps > MOST:

@@ -30,11 +30,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from ml_collections import ConfigDict
 
 from optdyn import trainer
 from optdyn.arguments import Parser
-from optdyn.config import default
+from optdyn.config import usual
 from optdyn.configs.race import WORKERS, bandwidth, tuned_of
 from optdyn.evidence.arms import (
     MOMENTUM,
@@ -50,6 +49,7 @@ from optdyn.evidence.arms import (
 from optdyn.evidence.intervals import spread
 from optdyn.evidence.study import Study
 from optdyn.evidence.trial import meeting, to_loss
+from optdyn.experiment import Experiment
 from optdyn.grid import Point
 from optdyn.outputs.workdir import write_json
 
@@ -136,20 +136,22 @@ ALONE = "asynchronous"  # arm whose updates are of one node, not of all
 PERIOD = "strategy.period"
 
 
-def config_of(problem: str, arm: str, size: int) -> ConfigDict:
+def config_of(problem: str, arm: str, size: int) -> Experiment:
     """An arm on a cluster of so many nodes."""
     of, alone = PROBLEMS[problem], arm == ALONE
-    config = at(default(), {**EARTH, **of.config, **ARMS[arm]}, 0)
-    config.data.replacement = True
-    config.cluster.nodes = size
-    config.batch_size = 1 if alone else size
-    config.steps = of.updates * (max(size // 32, 8) if alone else 1)
-    config.cluster.bandwidth = bandwidth(config, 2 * (1 - 1 / WORKERS) * SECONDS)  # one message
+    config = usual().with_({**EARTH, **of.config, **ARMS[arm]})
+    each = bandwidth(config, 2 * (1 - 1 / WORKERS) * SECONDS)  # one message
+    values = {
+        "data.replacement": True,
+        "cluster.nodes": size,
+        "batch_size": 1 if alone else size,
+        "steps": of.updates * (max(size // 32, 8) if alone else 1),
+        "cluster.bandwidth": each,
+        "probes.mean": not alone,
+    }
     if alone:
-        config.strategy.groups = size
-        config.cluster.server_bandwidth = SERVER * config.cluster.bandwidth
-    config.probes.mean = not alone
-    return config
+        values |= {"strategy.groups": size, "cluster.server_bandwidth": SERVER * each}
+    return config.with_(values)
 
 
 def arm_of(problem: str, name: str, size: int) -> Arm:
@@ -167,14 +169,12 @@ def periods(i: int) -> int:
     return 2 ** max(i, 0)
 
 
-def clocks(config: ConfigDict, updates: int) -> dict[str, float]:
+def clocks(config: Experiment, updates: int) -> dict[str, float]:
     """Seconds to that many updates, of computing alone, with volunteers, and with their network."""
     parts = {"computing": {**ALIKE, **FREE}, "volunteers": FREE, "network": {}}
     found = {}
     for name, point in parts.items():
-        chosen = at(config, point, config.seed)
-        chosen.steps = updates
-        run = trainer.prepare(chosen)
+        run = trainer.prepare(config.with_(point, steps=updates))
         found[name] = float(run.timeline.seconds[-1]) + meeting(run, updates)
     return found | {"staleness": float(np.mean(run.timeline.staleness))}
 

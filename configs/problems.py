@@ -4,9 +4,8 @@ All are asynchronous SGD by memoryless groups of 16 workers; one group is synchr
 are real, the cluster is simulated.
 """
 
-from ml_collections import ConfigDict
-
-from optdyn.config import default
+from optdyn.config import usual
+from optdyn.experiment import Cluster, Data, Experiment, Model
 
 WORKERS = 16
 TARGET = 0.25  # training loss of the networks
@@ -17,31 +16,23 @@ NETWORKS = {  # updates that are enough, by far, at any batch from 1 up
 }
 
 
-def network(name: str, batch_size: int, groups: int = 1) -> ConfigDict:
+def network(name: str, batch_size: int, groups: int = 1) -> Experiment:
     """MLP 784-32-10, or LeNet's like with 4 and 8 channels and 32 hidden; 4,000 MNIST images."""
-    config = _base(groups)
-    config.update_from_flattened_dict(NETWORKS[name])
-    config.batch_size = batch_size
-    config.steps = max(400_000 // batch_size, 6_000)
-    config.data.train_examples = 4000
-    config.data.train_evaluated = 1000 if name == "mlp" else 500  # the CNN takes ten times as long
-    return config
+    evaluated = 1000 if name == "mlp" else 500  # the CNN takes ten times as long
+    return _base(groups).with_(
+        NETWORKS[name],
+        batch_size=batch_size,
+        steps=max(400_000 // batch_size, 6_000),
+        data=Data(train_examples=4000, train_evaluated=evaluated),
+    )
 
 
-def quadratic(groups: int = 1, noise: float = 0.1) -> ConfigDict:
+def quadratic(groups: int = 1, noise: float = 0.1) -> Experiment:
     """16 dimensions of condition 10; the examples' optima are scattered with this deviation."""
-    config = _base(groups)
-    config.model.name = "quadratic"
-    config.model.noise = noise
-    config.batch_size = 16
-    config.steps = 6_000
-    return config
+    model = Model("quadratic", noise=noise)
+    return _base(groups).with_(model=model, batch_size=16, steps=6_000)
 
 
-def _base(groups: int) -> ConfigDict:
-    config = default()
-    config.strategy.name = "asynchronous"
-    config.strategy.groups = groups
-    config.cluster.nodes = WORKERS
-    config.cluster.service = "exponential"
-    return config
+def _base(groups: int) -> Experiment:
+    method = {"strategy.name": "asynchronous", "strategy.groups": groups}
+    return usual().with_(method, cluster=Cluster(nodes=WORKERS, service="exponential"))

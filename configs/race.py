@@ -22,13 +22,13 @@ from typing import Any, NamedTuple
 
 import jax
 import optax
-from ml_collections import ConfigDict
 
 from optdyn import program, resident
-from optdyn.config import default
-from optdyn.evidence.arms import MOMENTUM, OUTER, RATE, STEP, Arm, at, momenta, rates, rung
+from optdyn.config import usual
+from optdyn.evidence.arms import MOMENTUM, OUTER, RATE, STEP, Arm, momenta, rates, rung
 from optdyn.evidence.claim import Claim
 from optdyn.evidence.race import Race, table
+from optdyn.experiment import Cluster, Experiment
 from optdyn.grid import Point
 from optdyn.outputs.files import read_json
 from optdyn.problem import Params
@@ -171,20 +171,19 @@ def claim(number: int, problem: str) -> Claim:
     )
 
 
-def config_of(problem: str, arm: str, network: str = MIDDLE) -> ConfigDict:
-    base = default()
-    base.cluster.nodes = WORKERS
-    base.cluster.service, base.cluster.variation = "lognormal", 0.3
-    base.cluster.overlap = 2 / 3
-    config = at(base, {**PROBLEMS[problem].config, **ARMS[arm]}, 0)
-    config.cluster.seconds_per_example = WORKERS / config.batch_size
-    config.cluster.bandwidth = bandwidth(config, NETWORKS[network])
-    config.batch_size *= LARGE if arm == SYNCHRONOUS[1] else 1
-    config.probes.mean = config.strategy.name in MEETING
-    return config
+def config_of(problem: str, arm: str, network: str = MIDDLE) -> Experiment:
+    cluster = Cluster(nodes=WORKERS, service="lognormal", variation=0.3, overlap=2 / 3)
+    config = usual().with_(cluster=cluster).with_({**PROBLEMS[problem].config, **ARMS[arm]})
+    values = {
+        "cluster.seconds_per_example": WORKERS / config.batch_size,
+        "cluster.bandwidth": bandwidth(config, NETWORKS[network]),
+        "batch_size": config.batch_size * (LARGE if arm == SYNCHRONOUS[1] else 1),
+        "probes.mean": config.strategy.name in MEETING,
+    }
+    return config.with_(values)
 
 
-def bandwidth(config: ConfigDict, ratio: float) -> float:
+def bandwidth(config: Experiment, ratio: float) -> float:
     """Bytes a second with which the ring all-reduce of 8 workers takes so many seconds."""
     data = resident.load(config)
     one = {name: leaf[:1] for name, leaf in data.train.items()}
@@ -197,7 +196,7 @@ def arm_of(problem: str, name: str) -> Arm:
     return tuned_of(config_of(problem, name), PROBLEMS[problem].step)
 
 
-def tuned_of(config: ConfigDict, step: float) -> Arm:
+def tuned_of(config: Experiment, step: float) -> Arm:
     """What is tuned of a method: its step, and the momentum that it is about.
 
     Steps are over 1 - mu of SGD and of an outer momentum, which may not be negative. That of Adam

@@ -15,6 +15,7 @@ from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
 from optdyn import moved
+from optdyn.experiment import Experiment
 from optdyn.launch import cache, interruptible, sources
 from optdyn.values import ConfigError, InputError
 
@@ -39,8 +40,11 @@ class Option(NamedTuple):
     value: str
 
 
-def run(main: Callable[[ConfigDict, Path], int], workdir: str | None = None) -> None:
+def run(main: Callable[[Any, Path], int], workdir: str | None = None, parsed: bool = True) -> None:
     """Calls `main(config, workdir)` with the flags' values and exits with what it returns.
+
+    A grid stays the config that it is; of a run `main` is given the `Experiment`, if it is to be
+    `parsed`.
 
     The flags are `--config=FILE` or `--config=NAME` of a shipped one, `--config.KEY=VALUE` and
     `--workdir=DIR`, whose default is `workdir`. Bad input is one line on standard error and exit
@@ -71,11 +75,11 @@ def run(main: Callable[[ConfigDict, Path], int], workdir: str | None = None) -> 
         import jax
 
         from optdyn import named, processes
+        from optdyn.config import parse
         from optdyn.outputs.files import DiskFull, permitted, writing
         from optdyn.outputs.hold import writable
         from optdyn.outputs.progress import end_line, say
         from optdyn.parallel.first_process import verdict
-        from optdyn.resuming import as_begun
 
         interruptible()
         try:
@@ -92,9 +96,11 @@ def run(main: Callable[[ConfigDict, Path], int], workdir: str | None = None) -> 
                     if folder.value != NONE:
                         verdict(lambda: writable(workdir))
                     with writing(), permitted(), named.once():
-                        chosen = as_begun(chosen, workdir)
-                        _measure(chosen, workdir)
-                        return main(chosen, workdir)
+                        asked = chosen.base if is_grid(chosen) else chosen
+                        if parsed:
+                            _settle(asked, workdir)
+                        whole = not parsed or is_grid(chosen)
+                        return main(chosen if whole else parse(chosen), workdir)
                 except InputError as error:
                     end_line()
                     fail(str(error))
@@ -128,7 +134,7 @@ def no_memory(said: str, config: ConfigDict) -> str:
     )
 
 
-def warn(config: ConfigDict) -> None:
+def warn(config: Experiment) -> None:
     """A line on standard error for everything in a checked config that is hardly meant."""
     from optdyn.checks.doubts import doubts  # here, for they import jax
     from optdyn.processes import is_writer
@@ -159,12 +165,12 @@ def fail(message: str, code: int = 2) -> NoReturn:
     sys.exit(code)
 
 
-def is_grid(config: ConfigDict) -> bool:
+def is_grid(config: Any) -> bool:
     """Whether it is what `research.grid.grid` returns."""
-    return "base" in config and "points" in config
+    return isinstance(config, ConfigDict) and "base" in config and "points" in config
 
 
-def one_run(config: ConfigDict) -> None:
+def one_run(config: Any) -> None:
     """Raises `ConfigError` if a grid was given to a command that takes a run's config."""
     if is_grid(config):
         raise ConfigError(
@@ -172,7 +178,7 @@ def one_run(config: ConfigDict) -> None:
         )
 
 
-def many_runs(config: ConfigDict) -> None:
+def many_runs(config: Any) -> None:
     """Raises `ConfigError` if a run's config was given to a command that takes a grid."""
     if not is_grid(config):
         raise ConfigError(
@@ -221,16 +227,24 @@ def _found(argument: str) -> str:
         fail(str(error))
 
 
-def _measure(config: ConfigDict, workdir: Path) -> None:
-    """Writes the lowerings into a config that wants them measured; those of a grid's base."""
-    asked = config.base if is_grid(config) else config
+def _settle(asked: Any, workdir: Path) -> None:
+    """Writes into a run's config what only the workdir and the machine know.
+
+    That is what runs had before there was a key, and the lowerings, if they are to be measured.
+    """
+    from optdyn import resuming
+    from optdyn.config import parse
+    from optdyn.parallel.first_process import verdict
+    from optdyn.tuning.lowered import resolved
+
+    if not isinstance(asked, ConfigDict):
+        return  # what is no config is refused where its points are
+    asked.update_from_flattened_dict(resuming.before(asked.to_dict(), workdir))
     model = asked.get("model")
     if isinstance(model, ConfigDict) and model.get("lowering") == "measured":
-        from optdyn.parallel.first_process import verdict
-        from optdyn.tuning.lowered import resolved
-
-        kept = cache.place() / "lowerings.json"
-        model.lowering = verdict(lambda: resolved(asked, kept, workdir))
+        model.lowering = ""
+        kept, plain = cache.place() / "lowerings.json", parse(asked)
+        model.lowering = verdict(lambda: resolved(plain, kept, workdir))
 
 
 def _set(config: ConfigDict, option: Option) -> None:

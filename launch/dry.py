@@ -6,18 +6,18 @@ from pathlib import Path
 
 import jax
 from absl import flags
-from ml_collections import ConfigDict
 
 from optdyn import batched_runs, program, resident, room, trainer
 from optdyn.config import ConfigError
 from optdyn.driver import drive, initial
+from optdyn.experiment import Experiment
 from optdyn.launch import app
 from optdyn.outputs.progress import clock, number
 from optdyn.processes import is_writer
 from optdyn.program import parameter_bytes
 
 SECONDS = 0.5  # of updates that are timed, at least
-Main = Callable[[ConfigDict, Path], int]
+Main = Callable[[Experiment, Path], int]
 
 
 def define() -> None:
@@ -25,11 +25,11 @@ def define() -> None:
     flags.DEFINE_bool("dry_run", False, "Only say what it would take; write nothing.")
 
 
-def asked(main: Main, said: Callable[[ConfigDict], Iterator[str]]) -> Main:
+def asked(main: Main, said: Callable[[Experiment], Iterator[str]]) -> Main:
     """`main`, or with `--dry_run` the lines that say what it would take."""
     define()
 
-    def run(config: ConfigDict, workdir: Path) -> int:
+    def run(config: Experiment, workdir: Path) -> int:
         if not flags.FLAGS.dry_run:
             return main(config, workdir)
         app.one_run(config)
@@ -41,7 +41,7 @@ def asked(main: Main, said: Callable[[ConfigDict], Iterator[str]]) -> Main:
     return run
 
 
-def described(config: ConfigDict) -> Iterator[str]:
+def described(config: Experiment) -> Iterator[str]:
     """Lines on a run's size, memory and time. Raises what `trainer.prepare` raises."""
     if config.replicas.count:
         raise ConfigError("config.replicas.count: --dry_run is of runs; recordings have none")

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ml_collections import ConfigDict
 
 from optdyn import trainer
 from optdyn.analysis import efficiency, tables
 from optdyn.analysis import plan as plan_text
 from optdyn.checks import check
 from optdyn.config import ConfigError
+from optdyn.experiment import Experiment
 from optdyn.launch import app, dry
 from optdyn.outputs.files import read_json, write, write_json
 from optdyn.outputs.progress import end_line, number
@@ -41,7 +41,7 @@ from optdyn.tuning.planner import Interval
 VARIED = ("seed", "batch_size", "steps", "log_every", "checkpoint_every")
 
 
-def run(config: ConfigDict, workdir: Path) -> dict[str, Any]:
+def run(config: Experiment, workdir: Path) -> dict[str, Any]:
     """The plan: measured, or as `plan.json` of this workdir has it.
 
     Nothing is written before it is known that an update of one example fits.
@@ -60,9 +60,13 @@ def run(config: ConfigDict, workdir: Path) -> dict[str, Any]:
 
 
 def _measured(
-    config: ConfigDict, workdir: Path, of: plans.Device, updates: Updates, source: str
+    config: Experiment, workdir: Path, of: plans.Device, updates: Updates, source: str
 ) -> dict[str, Any]:
-    plan = {"memory": config.plan.memory, "largest": plans.proof(of), "source": source}
+    plan: dict[str, Any] = {
+        "memory": config.plan.memory,
+        "largest": plans.proof(of),
+        "source": source,
+    }
     plan |= plans.decision(config.plan, of, updates)
     (update,) = (row for row in plan["batches"] if row["batch"] == plan["batch"])
     plan |= cluster(config, parameter_bytes(of.run.params), update["seconds"]["median"])
@@ -70,7 +74,7 @@ def _measured(
     return read_json(workdir / "plan.json")
 
 
-def updates_to_train(config: ConfigDict) -> tuple[Updates, str]:
+def updates_to_train(config: Experiment) -> tuple[Updates, str]:
     """How many updates training takes at a mini-batch, and where that is from."""
     wanted, batch = config.plan, config.batch_size
     if wanted.runs and not wanted.updates:
@@ -97,7 +101,7 @@ def updates_to_train(config: ConfigDict) -> tuple[Updates, str]:
     return updates, f"{source}, noise scale {wanted.noise_scale:.4g}"
 
 
-def of_runs(config: ConfigDict) -> tuple[list[int], list[float]]:
+def of_runs(config: Experiment) -> tuple[list[int], list[float]]:
     """The mini-batch of every run of `config.plan.runs`, and its updates to `config.plan.loss`.
 
     Of runs at one mini-batch that differ in what an optimizer is tuned by, those of the best
@@ -126,7 +130,7 @@ def of_runs(config: ConfigDict) -> tuple[list[int], list[float]]:
     return best["batch_size"].tolist(), updates.tolist()
 
 
-def cluster(config: ConfigDict, size: int, seconds: float) -> dict[str, Any]:
+def cluster(config: Experiment, size: int, seconds: float) -> dict[str, Any]:
     """Devices by lemma 1 and parameter servers by lemma 2, for T_C = `seconds`, S_p = `size`."""
     wanted, alpha = config.plan, config.plan.efficiency
     overhead = wanted.overhead or exchange(config.cluster, size)
@@ -154,7 +158,7 @@ def cluster(config: ConfigDict, size: int, seconds: float) -> dict[str, Any]:
     }
 
 
-def described(config: ConfigDict) -> Iterator[str]:
+def described(config: Experiment) -> Iterator[str]:
     """Lines on what would be measured. Raises what `run` raises."""
     check(config)
     (known, source), of = updates_to_train(config), plans.start(config)
@@ -170,7 +174,7 @@ def described(config: ConfigDict) -> Iterator[str]:
     yield f"one of them     {number(each)} s to make, less than others if it was kept from before"
 
 
-def main(config: ConfigDict, workdir: Path) -> int:
+def main(config: Experiment, workdir: Path) -> int:
     app.one_run(config)
     plan = run(config, workdir)
     end_line()

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from itertools import groupby, islice
 from pathlib import Path
 from typing import NamedTuple
@@ -25,7 +25,7 @@ class Entry(NamedTuple):
 
     name: str
     point: Point
-    compilation: str  # equal where one serves
+    compilation: Hashable  # equal where one serves
     log_every: int
     updates: int  # of all replicas together
     examples: int  # an update

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import jax
 import pandas as pd
-from ml_collections import ConfigDict
 
+from optdyn.experiment import Experiment
 from optdyn.launch import app
 from optdyn.outputs.files import write, write_json
 from optdyn.outputs.workdir import claim, text_of
@@ -20,7 +20,7 @@ from optdyn.processes import is_writer
 from optdyn.tuning.phases import flags, measure, prepare
 
 
-def main(config: ConfigDict, workdir: Path) -> int:
+def main(config: Experiment, workdir: Path) -> int:
     app.one_run(config)
     work = prepare(config)
     with own(workdir) as folder:

@@ -42,10 +42,10 @@ from optdyn import experiment, in_memory, strategies, trainer
 from optdyn.analysis import efficiency, figures, tables
 from optdyn.analysis.figures import OKABE_ITO
 from optdyn.checks import check
-from optdyn.config import default
+from optdyn.config import default, parse
 from optdyn.evidence.intervals import ratio
 from optdyn.experiment import Cluster, Data, Law, Model, Optimizer, Parallel, Pieces, Probes
-from optdyn.fields import NAMES, Value
+from optdyn.fields import NAMES, Options, Value
 from optdyn.grid import changed, grid, named
 from optdyn.likeness import meant
 from optdyn.outputs.workdir import parameters
@@ -101,7 +101,7 @@ class Method:
         methods = strategies.chosen(self.name)
         if methods.gradient or methods.mix:
             raise ConfigError(f"{self.name}: only a method of reading is a rule by itself")
-        config = Experiment(method=self).config()
+        config = parse(Experiment(method=self).config())
         update, keys = together(optax.with_extra_args_support(optimizer)), config.strategy
         slots = slots or strategies.groups_of(config)
         return reading(methods, whole(loss), update, methods.keys(keys), slots)
@@ -119,9 +119,8 @@ class Method:
         `update_bytes` is what an update sends, the size of the parameters. Raises `ConfigError` and
         `TimelineError`.
         """
-        config = Experiment(
-            method=self, cluster=cluster, steps=steps, seed=seed, batch_size=batch_size
-        ).config()
+        of = Experiment(method=self, cluster=cluster, steps=steps, seed=seed, batch_size=batch_size)
+        config = parse(of.config())
         check(config)
         known = {"steps_per_epoch": steps, "update_bytes": update_bytes}
         return Clock(strategies.timeline_of(config, **known))
@@ -201,7 +200,7 @@ def optimizer(
     """
     own = {each.name for each in dataclasses.fields(Optimizer)} - {"name", "options"}
     fields = {key: value for key, value in more.items() if key in own}
-    options = {key: value for key, value in more.items() if key not in own}
+    options = Options({key: value for key, value in more.items() if key not in own})
     return Optimizer(name, learning_rate, momentum, options=options, **fields)
 
 
@@ -275,12 +274,12 @@ class Experiment(experiment.Run):
         where = nullcontext(workdir) if workdir else tempfile.TemporaryDirectory()
         with where as folder:
             assert folder
-            trainer.train(self.config(), folder)
+            trainer.train(parse(self.config()), folder)
             return _trained(self, Path(folder))
 
     def timeline(self) -> Timeline:
         """Who reads and writes which version when, and the seconds; nothing is trained."""
-        return trainer.prepare(self.config()).timeline
+        return trainer.prepare(parse(self.config())).timeline
 
 
 PARTS: dict[str, type] = {

@@ -25,24 +25,26 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from absl import flags
-from ml_collections import ConfigDict
+
+from optdyn.experiment import Experiment
 
 SERVER = "OPTDYN_RACE_SERVER"  # set in the process that is the server
 LOST = 75  # exit status of a server of which a part died
 DEATHS = 3  # one after the other without a new checkpoint, after which it is given up
 
 
-def raced(config: ConfigDict) -> None:
-    """It is of a race from now on. Raises `ConfigError`."""
+def raced(config: Experiment) -> Experiment:
+    """The same, of a race. Raises `ConfigError`."""
     from optdyn.checks import check
     from optdyn.launch import app
 
     app.one_run(config)
-    config.cluster.service = "race"
+    config = config.with_({"cluster.service": "race"})
     check(config)
+    return config
 
 
-def served(config: ConfigDict, workdir: Path) -> int:
+def served(config: Experiment, workdir: Path) -> int:
     """The server, in a process of its own."""
     from functools import partial
 
@@ -50,7 +52,7 @@ def served(config: ConfigDict, workdir: Path) -> int:
     from optdyn.racing.on_ray import PartLost, ray_workers
     from optdyn.racing.race import race
 
-    raced(config)
+    config = raced(config)
     app.warn(config)
     given, servers = flags.FLAGS, flags.FLAGS.servers
     connect = partial(
@@ -63,7 +65,7 @@ def served(config: ConfigDict, workdir: Path) -> int:
         return LOST
 
 
-def described(config: ConfigDict) -> Iterator[str]:
+def described(config: Experiment) -> Iterator[str]:
     """Lines on what workers compute and send. Raises what a race raises before it begins."""
     from optdyn.launch.dry import SECONDS
     from optdyn.outputs.progress import clock, number
@@ -71,7 +73,7 @@ def described(config: ConfigDict) -> Iterator[str]:
     from optdyn.racing.race import prepared
     from optdyn.racing.worker import asked, parts_of, worker
 
-    raced(config)
+    config = raced(config)
     run = prepared(config, flags.FLAGS.servers)
     send, given, batches = asked(run, worker(run), 0)
     sent, taken, done = send(), 0.0, 0

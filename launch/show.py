@@ -83,4 +83,4 @@ if __name__ == "__main__":
     if len(folders) == 2 and not any(name.startswith("-") for name in folders):
         sys.exit(_compared(folders))
     flags.DEFINE_bool("changed", False, "Print only what is not the default.")
-    app.run(main, workdir=app.NONE)
+    app.run(main, workdir=app.NONE, parsed=False)

@@ -23,7 +23,7 @@ import os
 import signal
 import sys
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextvars import copy_context
 from pathlib import Path
@@ -141,7 +141,7 @@ def sweep(
 
 def _in_threads(going: Going, entries: Sequence[Entry]) -> None:
     room = batched_runs.Room(going.memory)
-    sizes: dict[str, int] = {}
+    sizes = dict[Hashable, int]()
 
     def work(entry: Entry) -> None:
         watch = going.watch(entry)

@@ -9,22 +9,21 @@ the run would take: its memory, its updates and epochs, and its time. It writes 
 from pathlib import Path
 from typing import Any
 
-from ml_collections import ConfigDict
-
 from optdyn.checks import check
+from optdyn.experiment import Experiment
 from optdyn.launch import app, dry
 from optdyn.trainer import train
 from optdyn.trajectories.replicas import record
 
 
-def run(config: ConfigDict, workdir: Path) -> dict[str, Any]:
+def run(config: Experiment, workdir: Path) -> dict[str, Any]:
     """Trains, or records replicas if the config asks for any; returns the summary."""
     check(config)
     app.warn(config)
     return record(config, workdir) if config.replicas.count else train(config, workdir)
 
 
-def main(config: ConfigDict, workdir: Path) -> int:
+def main(config: Experiment, workdir: Path) -> int:
     app.one_run(config)
     reader = "momentum" if config.replicas.count else "report"
     return app.ended(run(config, workdir), workdir, reader)

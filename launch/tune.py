@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from ml_collections import ConfigDict
 
 from optdyn import seeds, trainer
 from optdyn.analysis.tables import replace
+from optdyn.experiment import Experiment
 from optdyn.launch import app, dry
 from optdyn.outputs import history
 from optdyn.outputs.files import read_json, write, write_json
@@ -45,7 +45,7 @@ SHOWN = {  # columns of the results that are printed
 MODES = {"predictive": predictive, "omnivore": omnivore}
 
 
-def tune(config: ConfigDict, workdir: Path) -> dict[str, Any]:
+def tune(config: Experiment, workdir: Path) -> dict[str, Any]:
     """Runs all methods, or goes on with them, and returns the summary: `methods`, a row of each.
 
     Raises what `bench.prepare` raises, and `WorkdirError`.
@@ -60,7 +60,7 @@ def tune(config: ConfigDict, workdir: Path) -> dict[str, Any]:
         return _tuned(config, cluster, given, folder)
 
 
-def _tuned(config: ConfigDict, cluster: Cluster, given: Rules, workdir: Path) -> dict[str, Any]:
+def _tuned(config: Experiment, cluster: Cluster, given: Rules, workdir: Path) -> dict[str, Any]:
     history.started(workdir, 0, config.steps)
     with Checkpoints(workdir) as checkpoints:
         journal = Journal(workdir / "decisions.jsonl", checkpoints.latest() or 0, given.seconds)
@@ -133,7 +133,7 @@ def _seconds(attempts: Sequence[Line]) -> float:
     return sum(longest.values())
 
 
-def described(config: ConfigDict) -> Iterator[str]:
+def described(config: Experiment) -> Iterator[str]:
     """Lines on what is tried and how long it can take. Raises what `bench.prepare` raises."""
     cluster, given = bench.prepare(config), rules(config.tune)
     ways = [config.tune.mode, *config.tune.baselines]
@@ -164,7 +164,7 @@ def told(methods: Sequence[dict[str, Any]], workdir: Path) -> Iterator[str]:
         )
 
 
-def main(config: ConfigDict, workdir: Path) -> int:
+def main(config: Experiment, workdir: Path) -> int:
     app.one_run(config)
     print(*told(tune(config, workdir)["methods"], workdir), sep="\n")
     return 0

@@ -11,9 +11,8 @@ training makes of that grows. In threads every float is that of `trainer.train`.
 
 import contextlib
 import itertools
-import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import lru_cache
@@ -24,10 +23,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from ml_collections import ConfigDict
 
+from optdyn import config as configs
 from optdyn import driver, named, resident, strategies, trainer
 from optdyn.driver import Chunk
+from optdyn.experiment import Experiment
 from optdyn.outputs.progress import Watch
 from optdyn.problem import Examples
 from optdyn.program import CHUNK, EVALUATED, Program
@@ -38,14 +38,16 @@ LANES = 64  # runs of one program, at most
 SECONDS, ROUNDS = 0.3, 3  # of updates that are timed, and how often; the fastest counts
 COMPARED = 16  # updates after which the parameters of both ways are compared
 TINY = 1e-30
-# Keys that are arguments of the program, or none of its business.
-TRACED = (
-    *("code", "seed", "steps", "log_every", "checkpoint_every", "init_from", "cluster", "tune"),
-    *("model.noise", "data.replacement", "data.dirichlet"),
-    *(f"optimizer.{key}" for key in ("learning_rate", "momentum", "schedule")),
-    *(f"optimizer.{key}" for key in ("schedule_options", "warmup_steps")),
-    *(f"optimizer.{key}" for key in ("decay_steps", "decay_rate")),
-)
+# Fields that are arguments of the program, or none of its business.
+TRACED: Mapping[str, Sequence[str]] = {
+    "model": ("noise",),
+    "data": ("replacement", "dirichlet"),
+    "optimizer": (
+        *("learning_rate", "momentum", "schedule", "schedule_options"),
+        *("warmup_steps", "decay_steps", "decay_rate"),
+    ),
+}
+UNHEEDED = ("code", "seed", "steps", "log_every", "checkpoint_every", "init_from")
 
 
 class Lane(NamedTuple):
@@ -64,30 +66,28 @@ class Rates(NamedTuple):
     updates: int  # after so many
 
 
-def compilation(config: ConfigDict) -> str:
+def compilation(config: Experiment) -> Hashable:
     """Equal for configs that one compilation serves (seldom unequal for others that it would).
 
     Where shares divide the batch it takes one compilation for each value of `Run.columns`.
     """
-    static = config.copy_and_resolve_references().unlock()
-    for key in TRACED:
-        *path, last = key.split(".")
-        part = static
-        for name in path:
-            part = part[name]
-        del part[last]
+    usual = configs.usual()
+    plain = {name: getattr(usual, name) for name in (*UNHEEDED, "cluster", "tune")}
+    for part, names in TRACED.items():
+        values = {name: getattr(getattr(usual, part), name) for name in names}
+        plain[part] = getattr(config, part).with_(**values)
     devices = () if strategies.of_config(config).simple else strategies.devices_of(config)
     ring = config.cluster.service == "geometric"  # of past versions, longer than one a group
-    return json.dumps([static.to_dict(), devices, ring], sort_keys=True)
+    return config.with_(plain), devices, ring
 
 
-def is_batched(config: ConfigDict) -> bool:
+def is_batched(config: Experiment) -> bool:
     """Whether the run can be a lane: of one device, and whole before its first update."""
     follows = strategies.follows(config) or config.data.streaming or config.probes.momentum
     return is_one_program(config) and not follows
 
 
-def is_one_program(config: ConfigDict) -> bool:
+def is_one_program(config: Experiment) -> bool:
     """Whether the loop over updates is one compiled program of one device."""
     on_host = config.strategy.snapshots == "host"
     return not (config.parallel.api or config.replicas.count or on_host)

@@ -6,36 +6,72 @@ the result is locked, so a misspelt key is an error and not a silent default.
 
 import json
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from optdyn import experiment, strategies
+from optdyn import experiment, kinds, strategies
+from optdyn.experiment import Experiment
 from optdyn.values import ConfigError
 
-__all__ = ["ConfigError", "as_begun", "default", "differences", "to_json", "with_new_keys"]
+__all__ = [
+    "ConfigError",
+    "before",
+    "default",
+    "differences",
+    "parse",
+    "read",
+    "to_json",
+    "usual",
+    "with_new_keys",
+]
+
+
+@cache
+def usual() -> Experiment:
+    """The experiment of all defaults."""
+    return parse(default())
+
+
+def read(held: Mapping[str, Any]) -> Experiment:
+    """The experiment of a run that wrote `held` as its `config.json`. Raises `ConfigError`."""
+    return parse(with_new_keys(held))
+
+
+def parse(config: ConfigDict | Mapping[str, Any]) -> Experiment:
+    """The experiment that a config is of, each value of its kind and in its range.
+
+    Raises `ConfigError` at the first that is not.
+    """
+    values = config.to_dict() if isinstance(config, ConfigDict) else config
+    kinds.check(values, _defaults())
+    return Experiment.of(values, strategies.value)
 
 
 def default() -> ConfigDict:
     """All keys: the fields of an experiment's parts, and the keys of all methods."""
-    values = experiment.defaults() | {"strategy.name": strategies.PLAIN, "strategy.options": {}}
-    for method in map(strategies.load, strategies.built_in()):
-        values |= {f"strategy.{key}": value for key, value in method.keys.items()}
-    nested = dict[str, Any]()
-    for name, value in values.items():
-        part, (*sections, key) = nested, name.split(".")
-        for section in sections:
-            part = part.setdefault(section, {})
-        part[key] = value
+    nested = _defaults()
     config = ConfigDict(nested).lock()
-    for name, value in values.items():
-        if isinstance(value, dict):  # whose keys are those of what is chosen
-            section, key = name.split(".")
-            config[section][key].unlock()
+    for section, values in nested.items():
+        for key, value in values.items() if isinstance(values, dict) else ():
+            if value == {}:  # whose keys are those of what is chosen
+                config[section][key].unlock()
     return config
 
 
-def to_json(config: ConfigDict) -> str:
+def _defaults() -> dict[str, Any]:
+    """The default of every key, nested."""
+    nested = dict[str, Any]()
+    for name, value in (experiment.defaults() | strategies.defaults()).items():
+        part, (*sections, key) = nested, name.split(".")
+        for section in sections:
+            part = part.setdefault(section, {})
+        part[key] = dict(value) if isinstance(value, Mapping) else value
+    return nested
+
+
+def to_json(config: ConfigDict | Experiment) -> str:
     """The resolved config, as it is written to `config.json`."""
     return json.dumps(config.to_dict(), indent=2, sort_keys=True) + "\n"
 
@@ -59,15 +95,18 @@ def with_new_keys(held: Mapping[str, Any]) -> dict[str, Any]:
     return merged(held, usual)
 
 
-def as_begun(config: ConfigDict, held: Mapping[str, Any]) -> ConfigDict:
-    """The config of a run that was begun as `held` says, before some keys were there."""
-    usual, begun = default(), config.copy_and_resolve_references()
+def before(config: Mapping[str, Any], held: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted keys and their values that `config`, nested, had in a run that was begun as `held`.
+
+    They are newer than that run, and `config` leaves them at their defaults.
+    """
+    usual, found = _defaults(), {}
     for key, value in BEFORE.items():
         section, _, name = key.partition(".")
         is_older = isinstance(held.get(section), Mapping) and name not in held[section]
-        if is_older and begun[section][name] == usual[section][name]:
-            begun[section][name] = value
-    return begun
+        if is_older and config.get(section, {}).get(name) == usual[section][name]:
+            found[key] = value
+    return found
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any], prefix: str = "") -> list[str]:

@@ -6,12 +6,13 @@ something, it takes one of ours, or of your own MODULE:NAME, or path/to/file.py:
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import Field, InitVar, dataclass, fields
 from dataclasses import field as made
 from typing import Any, Self
 
-from optdyn.fields import OPTIONS, Range, Value, default_of, field
+from optdyn.fields import OPTIONS, Options, Value, default_of, field
+from optdyn.likeness import meant
 from optdyn.values import ConfigError
 
 BLOCKS = 1000  # of a model, which is traced block by block
@@ -75,7 +76,7 @@ class Model(Value, section="model"):
     """What is trained: a sequence of blocks (`models/`). A field is of the models that it names."""
 
     name: Any = field("mlp", "Model, of research/models/ or your own.")
-    options: Mapping[str, Any] = field(OPTIONS, "Arguments of a model of your own.")
+    options: Options = field(OPTIONS, "Arguments of a model of your own.")
     hidden: tuple[int, ...] = field(
         (256, 256), "mlp: widths of its layers; cnn: of its dense layers.", **WIDTHS
     )
@@ -125,7 +126,7 @@ class Data(Value, section="data"):
         "Data set: 'kjv', 'stdlib', 'packages' (text), 'tfds:NAME' (prepared), 'folder:PATH' "
         "(images or arrays), 'text:PATH', or your own.",
     )
-    options: Mapping[str, Any] = field(OPTIONS, "Arguments of data of your own.")
+    options: Options = field(OPTIONS, "Arguments of data of your own.")
     dir: str = field(
         "", "Where prepared data lies; '': OPTDYN_DATA_DIR, or where tensorflow-datasets has it."
     )
@@ -174,7 +175,7 @@ class Optimizer(Value, section="optimizer"):
         above=-1, below=1,
     )  # fmt: skip
     schedule: Any = field("constant", "Schedule of the rate, of research/optimizers/ or your own.")
-    schedule_options: Mapping[str, Any] = field(
+    schedule_options: Options = field(
         OPTIONS, "Arguments of the schedule; of 'piecewise': boundaries, scales."
     )
     warmup_steps: int = field(0, "Updates over which the rate rises from 0.", at_least=0)
@@ -182,13 +183,13 @@ class Optimizer(Value, section="optimizer"):
         0, "Updates over which the schedule decays the rate; 0: to the end.", at_least=0
     )
     decay_rate: float = field(0.1, "Factor of the schedule's decay.", above=0)
-    options: Mapping[str, Any] = field(OPTIONS, "Further arguments of the optimizer.")
+    options: Options = field(OPTIONS, "Further arguments of the optimizer.")
     chain: tuple[str, ...] = field(
         (),
         "Transforms that gradients go through before the optimizer: of "
         "research/optimizers/staleness.py, of optax, or your own.",
     )
-    chain_options: Mapping[str, Any] = field(
+    chain_options: Options = field(
         OPTIONS, "Arguments of the chain's transforms, each takes its own."
     )
 
@@ -237,7 +238,7 @@ class Cluster(Value, section="cluster"):
         "equal", "How a group divides its batch: 'equal', or 'proportional' to speeds."
     )
     service: Any = field("exponential", "Law of the times that workers take, or your own.")
-    service_options: Mapping[str, Any] = field(OPTIONS, "Arguments of a law of your own.")
+    service_options: Options = field(OPTIONS, "Arguments of a law of your own.")
     variation: float = field(
         1.0, "lognormal, gamma: standard deviation of the times over their mean.", at_least=0
     )
@@ -488,6 +489,86 @@ class Run(Value):
     )  # fmt: skip
 
 
+@dataclass(frozen=True, kw_only=True)
+class Experiment(Run):
+    """All that a run is determined by, as a value: it hashes, and is a key of caches.
+
+    Each field is of its kind and in its range; what they must have in common `checks.check` asks.
+    `strategy` has the keys of all methods (`strategies.Strategy`).
+    """
+
+    strategy: Any
+    model: Model = made(default_factory=Model)
+    data: Data = made(default_factory=Data)
+    optimizer: Optimizer = made(default_factory=Optimizer)
+    cluster: Cluster = made(default_factory=Cluster)
+    parallel: Parallel = made(default_factory=Parallel)
+    probes: Probes = made(default_factory=Probes)
+    replicas: Replicas = made(default_factory=Replicas)
+    tune: Tune = made(default_factory=Tune)
+    plan: Plan = made(default_factory=Plan)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], strategy: Callable[..., Any]) -> Self:
+        """From the nested dict of a config, which has all keys. Raises `ConfigError`."""
+        parts: dict[str, Callable[..., Any]] = {"strategy": strategy, **PARTS}
+        own = {key: value for key, value in values.items() if key not in parts}
+        for name, part in parts.items():
+            of = dict(values[name])
+            if part is Cluster:
+                of["pieces"] = Pieces(**of["pieces"])
+            own[name] = part(**of)
+        return cls(**own)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The nested dict of a config."""
+        return _plain(self)
+
+    def with_(self, changes: Mapping[str, Any] = OPTIONS, /, **more: Any) -> Self:
+        """The same with other values of some keys: `with_({"cluster.nodes": 4}, steps=10)`.
+
+        Raises `ConfigError`.
+        """
+        changed: Self = _changed(self, {**changes, **more})
+        return changed
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Value):
+        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}  # type: ignore[arg-type]
+    return dict(value) if isinstance(value, Options) else value
+
+
+def _changed(value: Any, changes: Mapping[str, Any], prefix: str = "config") -> Any:
+    own, inner = dict[str, Any](), dict[str, dict[str, Any]]()
+    for key, new in changes.items():
+        name, _, rest = key.partition(".")
+        if rest:
+            inner.setdefault(name, {})[rest] = new
+        else:
+            own[name] = new
+    if isinstance(value, Mapping):  # options, whose keys are free
+        return {**value, **own}
+    known = [each.name for each in fields(value)]
+    for name in (*own, *inner):
+        if name not in known:
+            raise ConfigError(f"{prefix} has no key {name!r}{meant(name, known)}")
+    for name, of in inner.items():
+        own[name] = _changed(getattr(value, name), of, f"{prefix}.{name}")
+    return Value.with_(value, **({"workers": 0} if isinstance(value, Cluster) else {}), **own)
+
+
+PARTS: Mapping[str, type[Value]] = {
+    "model": Model,
+    "data": Data,
+    "optimizer": Optimizer,
+    "cluster": Cluster,
+    "parallel": Parallel,
+    "probes": Probes,
+    "replicas": Replicas,
+    "tune": Tune,
+    "plan": Plan,
+}
 # In the order in which they are listed; `strategy` has the keys of all methods.
 SECTIONS = (Run, Model, Data, Optimizer, Cluster, Pieces, Parallel, Probes, Replicas, Tune, Plan)
 
@@ -503,8 +584,3 @@ def every_key() -> Iterator[tuple[str, "Field[Any]"]]:
 def defaults() -> dict[str, Any]:
     """The default of every key, dotted, but of those of methods."""
     return {name: default_of(each) for name, each in every_key()}
-
-
-def ranges() -> Iterator[tuple[str, Range]]:
-    """The keys that have a range by themselves, and it."""
-    return ((name, of) for name, each in every_key() if (of := each.metadata["range"]))

@@ -12,14 +12,33 @@ values are made of these (`experiment.py`).
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 from optdyn import kinds
 from optdyn.values import ConfigError, is_as_wanted, shown
 
 NAMES = ("name", "loss", "schedule", "service")  # fields that take a thing, or what it is called
-OPTIONS: Mapping[str, Any] = MappingProxyType({})  # the default of a field whose keys are free
+
+
+class Options(dict[str, Any]):
+    """Arguments whose keys are free, as a value: it hashes, and is not to be changed.
+
+    1, 1.0 and True are three values here, for a function may tell them apart.
+    """
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(self._text)
+
+    def __eq__(self, other: object) -> bool:
+        same = super().__eq__(other)
+        return same and self._text == other._text if isinstance(other, Options) else same
+
+    @property
+    def _text(self) -> str:
+        return repr(sorted(self.items()))
+
+
+OPTIONS = Options()  # the default of a field whose keys are free
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +67,7 @@ def field(
     of = Range(wanted, holds) if holds else _between(at_least, at_most, above, below)
     metadata = {"about": about, "range": of}
     if default is OPTIONS:
-        return dataclasses.field(default_factory=dict, metadata=metadata)
+        return dataclasses.field(default_factory=Options, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -59,7 +78,7 @@ class Value:
 
     def __init_subclass__(cls, section: str = "", **more: Any) -> None:
         super().__init_subclass__(**more)
-        cls.section = section
+        cls.section = section or cls.section
 
     def __post_init__(self) -> None:
         for each in dataclasses.fields(self):  # type: ignore[arg-type]
@@ -96,9 +115,14 @@ def default_of(of: "dataclasses.Field[Any]") -> Any:
 
 
 def _like(value: Any, usual: Any) -> Any:
-    """The value with tuples for lists, and as a float where the default is one."""
-    if isinstance(value, list):
+    """The value with tuples for lists, so that it hashes, and as a float where the default is one.
+
+    Of a dict the keys are texts, or it stays as it is, for `check` to refuse.
+    """
+    if isinstance(value, list | tuple):
         return tuple(_like(entry, None) for entry in value)
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return Options({key: _like(entry, None) for key, entry in value.items()})
     is_whole = isinstance(value, int) and not isinstance(value, bool)
     return float(value) if is_whole and isinstance(usual, float) else value
 

@@ -30,7 +30,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from optdyn.checks import check
-from optdyn.config import ConfigError
+from optdyn.config import ConfigError, parse
+from optdyn.experiment import Experiment
 from optdyn.values import InputError, shown
 
 MOST = 100_000  # points of a grid
@@ -146,10 +147,11 @@ def named(config: ConfigDict) -> Iterator[tuple[str, Point]]:
         raise ConfigError("grid: config.points is empty")
 
 
-def resolve(config: ConfigDict, name: str, point: Point) -> ConfigDict:
-    """The checked config of the point; `ConfigError` says which point is bad and why."""
+def resolve(config: ConfigDict, name: str, point: Point) -> Experiment:
+    """The checked experiment of the point; `ConfigError` says which point is bad and why."""
     with of_point(name):
-        resolved = changed(config.base, {k: v for k, v in point.items() if k != "name"})
+        values = {k: v for k, v in point.items() if k != "name"}
+        resolved = parse(changed(config.base, values))
         check(resolved)
     return resolved
 

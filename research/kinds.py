@@ -8,8 +8,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ml_collections import ConfigDict
-
 from optdyn.values import ConfigError, shown
 
 LARGEST = 2**31 - 1  # of whole numbers, which count what lies in arrays
@@ -21,27 +19,27 @@ WORDS = f"a text of at most {CHARACTERS:,} characters, none of which controls th
 FLOAT = f"a number, 0 or of a size from {SMALL:g} to {LARGE:g}"
 
 
-def check(config: Any, reference: ConfigDict, name: str = "config") -> None:
-    """Raises `ConfigError` unless `config` has the keys of `reference`, with values of their kinds.
+def check(values: Any, reference: Mapping[str, Any], name: str = "config") -> None:
+    """Raises `ConfigError` unless `values` has the keys of `reference`, with values of their kinds.
 
-    Of the keys that `reference` leaves open, those of an unlocked `ConfigDict`, the values must be
-    plain: what a JSON file can hold.
+    A dict that is empty in `reference` has keys that are free. Their values must be plain: what a
+    JSON file can hold.
     """
-    for key in config:
+    for key in values:
         if key not in reference:
             raise ConfigError(f"{name}.{shown(key).strip(chr(39))}: no such key")
-    for key in reference:
+    for key, usual in reference.items():
         inner = f"{name}.{key}"
-        if key not in config:
+        if key not in values:
             raise ConfigError(f"{inner}: missing; start from optdyn.config.default()")
-        value, usual = config[key], reference[key]
-        if not isinstance(usual, ConfigDict):
+        value = values[key]
+        if not isinstance(usual, Mapping):
             wanted = refusal(inner, value, usual)
             if wanted:
                 raise ConfigError(f"{inner} = {shown(value)}: must be {wanted}")
-        elif not isinstance(value, ConfigDict):
+        elif not isinstance(value, Mapping):
             raise ConfigError(f"{inner}: must hold keys of its own")
-        elif usual.is_locked:
+        elif usual:
             check(value, usual, inner)
         else:
             _open(value, inner)
@@ -74,7 +72,7 @@ def _of_list(name: str, value: Any, usual: Any) -> str:
     return "" if good and None not in value else "a list of numbers or texts, or of lists of them"
 
 
-def _open(values: ConfigDict, name: str) -> None:
+def _open(values: Mapping[str, Any], name: str) -> None:
     for key in values:
         if not _text(key):
             raise ConfigError(f"{name}: its keys must be texts, and one is {shown(key)}")
@@ -103,7 +101,7 @@ def _plain(value: Any, depth: int = DEPTH) -> bool:
     """Whether the value is what a JSON file can hold, and no text or number in it is odd."""
     if value is None or isinstance(value, bool) or _number(value) or _text(value):
         return True
-    if isinstance(value, (ConfigDict, Mapping)):
+    if isinstance(value, Mapping):
         return depth > 0 and all(_text(k) and _plain(value[k], depth - 1) for k in value)
     if isinstance(value, (list, tuple)):
         few = depth > 0 and len(value) <= ENTRIES

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from ml_collections import ConfigDict
 
 from optdyn import data as datasets
 from optdyn import optimizers, program, strategies
 from optdyn.dynamics.moments import Fit, NotIdentified, fit
+from optdyn.experiment import Experiment, Probes
 from optdyn.outputs.files import writing
 from optdyn.strategies.metered import METERED, SKETCH
 
@@ -57,9 +57,9 @@ class Windows(NamedTuple):
         return [(start, stop) for start, stop in every if since < stop <= step]
 
 
-def windows(probes: Mapping[str, Any], steps: int) -> Windows:
+def windows(probes: Probes, steps: int) -> Windows:
     """Those of `config.probes`."""
-    return Windows(probes["every"], probes["window"], steps)
+    return Windows(probes.every, probes.window, steps)
 
 
 class Window(NamedTuple):
@@ -72,7 +72,7 @@ class Window(NamedTuple):
 
 
 def read(
-    rows: np.ndarray, config: ConfigDict, examples: int, since: int, step: int
+    rows: np.ndarray, config: Experiment, examples: int, since: int, step: int
 ) -> list[Window]:
     """The windows that ended after `since` and by `step`, of the `rows` of `sketches.npy`.
 
@@ -87,7 +87,7 @@ def read(
     return found
 
 
-def _away(config: ConfigDict, examples: int, start: int, stop: int, past: int) -> np.ndarray:
+def _away(config: Experiment, examples: int, start: int, stop: int, past: int) -> np.ndarray:
     """`data.away`; of nodes that have shards of their own, from the epoch that is nearest."""
     nodes, replacement = (
         config.cluster.nodes if config.data.dirichlet else 1,
@@ -102,7 +102,7 @@ def _away(config: ConfigDict, examples: int, start: int, stop: int, past: int) -
 class Meter:
     """Records a run's windows, and reads them."""
 
-    def __init__(self, folder: Path, config: ConfigDict, parameters: int, examples: int):
+    def __init__(self, folder: Path, config: Experiment, parameters: int, examples: int):
         """How many `parameters` and `examples` there are."""
         self.windows = windows(config.probes, config.steps)
         self._config, self._examples = config, examples
@@ -165,24 +165,24 @@ def steered(rows: Sequence[Mapping[str, Any]], total: float) -> list[tuple[int, 
     return changes
 
 
-def rate(config: ConfigDict, step: int) -> float:
+def rate(config: Experiment, step: int) -> float:
     """Learning rate of the last of `step` updates."""
     return float(_rates(config)[step - 1])
 
 
-def is_plain(config: ConfigDict) -> bool:
+def is_plain(config: Experiment) -> bool:
     """Whether displacements over their learning rates are the raw steps, and need no second fit."""
     optimizer = config.optimizer
-    more = optimizer.momentum or optimizer.options or optimizer.get("chain")
+    more = optimizer.momentum or optimizer.options or optimizer.chain
     return optimizer.name == "sgd" and not more
 
 
-def lags(config: ConfigDict) -> int:
+def lags(config: Experiment) -> int:
     """Terms of heavy-ball SGD on these groups; 0 for optimizers that have no such polynomial."""
     optimizer = config.optimizer
     if optimizer.name not in ("sgd", *optimizers.OWN):
         return 0
-    if optimizer.options or optimizer.get("chain"):
+    if optimizer.options or optimizer.chain:
         return 0
     return 1 + bool(optimizer.momentum and strategies.groups_of(config) > 1)
 
@@ -240,5 +240,5 @@ def shortened(sketches: np.ndarray, many: int) -> np.ndarray:
     return sketches
 
 
-def _rates(config: ConfigDict) -> np.ndarray:
+def _rates(config: Experiment) -> np.ndarray:
     return program.hypers(config)["learning_rate"]

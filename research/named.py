@@ -22,8 +22,6 @@ from threading import RLock
 from types import ModuleType
 from typing import Any
 
-from ml_collections import ConfigDict
-
 from optdyn import moved, sources
 from optdyn.values import ConfigError, InputError
 
@@ -110,18 +108,6 @@ def shown(thing: Any, most: int = 80) -> str:
     """The start of its text, in one line."""
     text = " ".join(str(thing).split())
     return text if len(text) <= most else text[:most] + " ..."
-
-
-def options(given: Any) -> Any:
-    """Options as functions take them: plain dicts, and tuples for all sequences.
-
-    So they are the same whether they come from a config file or from a `config.json`.
-    """
-    if isinstance(given, ConfigDict):
-        given = given.to_dict()
-    if isinstance(given, Mapping):
-        return {key: options(value) for key, value in given.items()}
-    return tuple(map(options, given)) if isinstance(given, (list, tuple)) else given
 
 
 def summary(thing: Any) -> str:

@@ -13,12 +13,12 @@ import hashlib
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import Any
-
-from ml_collections import ConfigDict
 
 from optdyn import named, reached, sources
 from optdyn.data.loading import SOURCES
+from optdyn.experiment import Experiment
 from optdyn.values import ConfigError, shown
 
 ANY = "any"  # of config.code: go on with the code that there is
@@ -32,12 +32,10 @@ DIGITS = 12  # of a checksum
 ENTRY = re.compile(rf"(.+?) ([0-9a-f]{{{DIGITS}}})(?:, |$)")
 
 
-def names(config: ConfigDict, keys: Sequence[str] = KEYS) -> Iterator[tuple[str, str]]:
+def names(config: Experiment, keys: Sequence[str] = KEYS) -> Iterator[tuple[str, str]]:
     """(key, name) of all of the user's own that these keys name."""
     for key in keys:
-        value: Any = config
-        for part in key.split("."):
-            value = value[part]
+        value = attrgetter(key)(config)
         if key in METHOD:
             value = str(value).split("+")
         for name in value if isinstance(value, (list, tuple)) else [value]:
@@ -46,7 +44,7 @@ def names(config: ConfigDict, keys: Sequence[str] = KEYS) -> Iterator[tuple[str,
                 yield f"config.{key}", name
 
 
-def objects(config: ConfigDict, keys: Sequence[str]) -> reached.Key:
+def objects(config: Experiment, keys: Sequence[str]) -> reached.Key:
     """What of the user's own these keys name, as a key of caches; () if nothing.
 
     Raises `ConfigError` where there is no such thing.
@@ -54,7 +52,7 @@ def objects(config: ConfigDict, keys: Sequence[str]) -> reached.Key:
     return reached.key(*(named.find(key, name, {}) for key, name in names(config, keys)))
 
 
-def fingerprint(config: ConfigDict, keys: Sequence[str] = KEYS) -> str:
+def fingerprint(config: Experiment, keys: Sequence[str] = KEYS) -> str:
     """`FILE CHECKSUM, FILE CHECKSUM` of what of the user's own these keys name; '' if nothing."""
     found = dict[str, str]()
     for key, name in names(config, keys):
@@ -84,7 +82,7 @@ def changed(before: Any, now: str) -> str:
     return " and ".join(other) or "your own files"
 
 
-def check(config: ConfigDict) -> None:
+def check(config: Experiment) -> None:
     """Raises `ConfigError` where `config.code` asks for other code than there is."""
     if config.code in ("", ANY):
         return

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from optdyn import data as datasets
-from optdyn import losses, models, named, seeds
+from optdyn import experiment, losses, models, named, seeds
 from optdyn.data.augment import augment
+from optdyn.experiment import Experiment, Model
 from optdyn.models import base
 from optdyn.models.quadratic import centred, curvatures, factors, optima
 from optdyn.values import ConfigError, shown
@@ -86,7 +87,7 @@ def _input(pixels: Pixels, batch: Examples) -> jax.Array:
     return batch["x"] if "x" in batch else batch["optimum"]
 
 
-def _quadratic(model: Any) -> losses.Each:
+def _quadratic(model: Model) -> losses.Each:
     h = jnp.asarray(curvatures(model.dimension, model.condition))
 
     def losses(displacement: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
@@ -97,7 +98,7 @@ def _quadratic(model: Any) -> losses.Each:
 
 
 def make(
-    model: Any,
+    model: Model,
     classes: int,
     heads: tuple[str, ...] = (),
     pixels: Pixels = AS_THEY_ARE,
@@ -144,17 +145,19 @@ def check(of: Problem, examples: Examples) -> None:
         wanted(f"config.metrics, {name!r}", shape)
 
 
-def load_data(config: Any) -> datasets.Data:
-    """The examples of `config.data`, or those of the quadratic (whose test set is noiseless)."""
-    model = config.model
+def load_data(model: Model, chosen: experiment.Data, seed: int) -> datasets.Data:
+    """The examples of `config.data`, or those of the quadratic (whose test set is noiseless).
+
+    `seed` is what the quadratic's are drawn by.
+    """
     if model.name == "quadratic":
-        if config.data.augment:
+        if chosen.augment:
             raise datasets.DataError(
-                f"config.data.augment = {config.data.augment!r}: only of images, not of "
+                f"config.data.augment = {chosen.augment!r}: only of images, not of "
                 "config.model.name = 'quadratic'"
             )
-        rng = seeds.generator(config.seed, "quadratic")
-        examples = config.data.train_examples or 1000
+        rng = seeds.generator(seed, "quadratic")
+        examples = chosen.train_examples or 1000
         some = examples if model.noise or model.spread else 1
         train = {"optimum": optima(rng, some, model.dimension, model.noise)}
         test = {"optimum": np.zeros((1, model.dimension), np.float32)}
@@ -163,7 +166,6 @@ def load_data(config: Any) -> datasets.Data:
             train = {"optimum": centred(train["optimum"], s), "curvature": s}
             test |= {"curvature": np.ones_like(test["optimum"])}
         return datasets.Data(train, test, 0)
-    chosen = config.data
     data = datasets.load(
         chosen.name,
         chosen.dir or None,
@@ -171,7 +173,7 @@ def load_data(config: Any) -> datasets.Data:
         chosen.tokenizer,
         chosen.sequence_length,
         chosen.image_size,
-        named.options(chosen.options),
+        chosen.options,
     )
     held = next(name for kind, name in HELD.items() if kind in data.train)
     wanted = "text" if model.name in TEXT else "images"
@@ -184,7 +186,7 @@ def load_data(config: Any) -> datasets.Data:
     return data
 
 
-def _check_pixels(chosen: Any, data: datasets.Data) -> None:
+def _check_pixels(chosen: experiment.Data, data: datasets.Data) -> None:
     """Raises DataError where `config.data` asks for what these examples cannot have."""
     channels = data.train["image"].shape[-1] if "image" in data.train else 0
     if chosen.augment and not channels:
@@ -193,8 +195,7 @@ def _check_pixels(chosen: Any, data: datasets.Data) -> None:
         )
     if not (chosen.mean or chosen.std):
         return
-    for name, least in (("mean", -math.inf), ("std", 0)):
-        values = tuple(chosen[name])
+    for name, values, least in (("mean", chosen.mean, -math.inf), ("std", chosen.std, 0)):
         if len(values) != channels or not all(least < value < math.inf for value in values):
             raise datasets.DataError(
                 f"config.data.{name} = {shown(values)}: must be a finite number"
@@ -203,7 +204,7 @@ def _check_pixels(chosen: Any, data: datasets.Data) -> None:
             )
 
 
-def shards(config: Any, data: datasets.Data) -> tuple[np.ndarray, ...]:
+def shards(config: Experiment, data: datasets.Data) -> tuple[np.ndarray, ...]:
     """The numbers of each node's own examples, where nodes have some (`config.data.dirichlet`).
 
     By their labels, or where there are none one stretch of the training set after the other. Raises
@@ -224,7 +225,7 @@ def shards(config: Any, data: datasets.Data) -> tuple[np.ndarray, ...]:
 
 
 def batches(
-    config: Any,
+    config: Experiment,
     examples: int,
     start: int,
     stop: int,

@@ -4,7 +4,6 @@ Everything that a study varies is an argument of it: data, order of examples, ar
 rates, momentum, number of updates. One compilation serves a whole grid of those.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -13,10 +12,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from ml_collections import ConfigDict
 
 from optdyn import models, optimizers, own_code, problem, strategies
 from optdyn.dynamics.probes import PROBES
+from optdyn.experiment import Experiment, Model
+from optdyn.fields import Options
 from optdyn.optimizers import schedules
 from optdyn.parallel import devices as parallel
 from optdyn.parallel.layout import Layout
@@ -27,7 +27,6 @@ from optdyn.strategies.merged import Merged, cut, merged
 
 CHUNK = 256  # events handed to the device at a time; how many of them are run is an argument
 EVALUATED = 1000  # examples evaluated at a time
-OF_THE_DATA = ("noise", "spread")  # of config.model
 
 
 @dataclass(frozen=True, eq=False)  # compared and hashed by identity, as a key of caches
@@ -78,31 +77,47 @@ class Raced(NamedTuple):
     merged: Merged | None = None  # of examples and the numbers, (B,) or (B, 2), of those of a batch
 
 
-class Static(NamedTuple):
-    """What a compilation depends on, as a key of caches."""
+class Minimized(NamedTuple):
+    """What a problem depends on, as a key of caches."""
 
-    text: str  # JSON of values and names
+    model: Model  # as made; what its data are like is not of it
+    classes: int
+    heads: tuple[str, ...]  # blocks with an auxiliary head
+    pixels: problem.Pixels
+    loss: str
+    metrics: tuple[str, ...]
     own: Key  # what the names of the user's own stand for
 
 
-def init(config: ConfigDict, classes: int, key: jax.Array, examples: Examples) -> Params:
+class Static(NamedTuple):
+    """What a program depends on besides its problem, as a key of caches."""
+
+    optimizer: tuple[str, tuple[str, ...], Options, optimizers.Chain]  # arguments of `optimizer`
+    layout: parallel.Asked
+    slots: int
+    meter: bool
+    probes: tuple[str, ...]
+    own: Key
+
+
+def init(config: Experiment, classes: int, key: jax.Array, examples: Examples) -> Params:
     """x_0 of a config's model for examples like these, compiled once a model."""
     _, compiled = _problem(_model(config, classes))
     return compiled(key, examples)
 
 
-def shapes(config: ConfigDict, classes: int, key: jax.Array, examples: Examples) -> Params:
+def shapes(config: Experiment, classes: int, key: jax.Array, examples: Examples) -> Params:
     """Those of `init`, of which nothing is computed."""
     _, compiled = _problem(_model(config, classes))
     return jax.eval_shape(compiled, key, examples)
 
 
-def problem_of(config: ConfigDict, classes: int) -> Problem:
+def problem_of(config: Experiment, classes: int) -> Problem:
     """What is minimized, the same object for configs of one model."""
     return _problem(_model(config, classes))[0]
 
 
-def check(config: ConfigDict, classes: int, examples: Examples) -> None:
+def check(config: Experiment, classes: int, examples: Examples) -> None:
     """Raises `ConfigError` where a config's model, loss or metrics cannot be used on the examples.
 
     `problem.check`, once for all configs of one model.
@@ -111,107 +126,94 @@ def check(config: ConfigDict, classes: int, examples: Examples) -> None:
     _checked(_model(config, classes), tuple(shapes))
 
 
-def make(config: ConfigDict, classes: int, slots: int) -> Program:
+def make(config: Experiment, classes: int, slots: int) -> Program:
     """The program of a config: the same object for configs that differ in traced numbers only."""
     return _make(_model(config, classes), _rest(config, slots))
 
 
-def raced(config: ConfigDict, classes: int, slots: int) -> Raced:
+def raced(config: Experiment, classes: int, slots: int) -> Raced:
     """The two halves of the update that `make` makes one program of."""
     return _raced(_model(config, classes), _rest(config, slots))
 
 
-def _rest(config: ConfigDict, slots: int) -> Static:
+def _rest(config: Experiment, slots: int) -> Static:
     """What a program depends on besides its problem."""
-    optimizer = config.optimizer
-    static = {
-        "optimizer": (
-            *(optimizer.name, hyper_names(config), optimizers.options(config)),
-            optimizers.chain(config),
-        ),
-        "strategy": _static(config),
-        "slots": slots,
-        "meter": config.probes.momentum,
-        "probes": [name for name in PROBES if config.probes[name]],
-    }
-    own = own_code.objects(config, (*own_code.OPTIMIZER, *own_code.METHOD))
-    return Static(json.dumps(static, sort_keys=True), own)
+    name = config.optimizer.name
+    return Static(
+        (name, hyper_names(config), optimizers.options(config), optimizers.chain(config)),
+        _layout(config),
+        slots,
+        config.probes.momentum,
+        tuple(name for name in PROBES if getattr(config.probes, name)),
+        own_code.objects(config, (*own_code.OPTIMIZER, *own_code.METHOD)),
+    )
 
 
-def _static(config: ConfigDict) -> dict[str, Any]:
+def _layout(config: Experiment) -> parallel.Asked:
     """What `parallel.make` is to know of the methods, their devices and the examples on these."""
     methods, real = strategies.of_config(config), config.parallel
     nodes, devices = 1, 1
     if real.api or methods.mix or methods.sums:
         nodes, devices = strategies.devices_of(config)
-    return {
-        "name": methods.name,
-        "keys": methods.keys(config.strategy),
-        "api": real.api,
-        "nodes": nodes,
-        "devices": devices,
-        "accumulation": real.accumulation,
-        "shard_optimizer": real.shard_optimizer,
-        "shard_snapshots": real.shard_snapshots,
-        "streamed": bool(real.api) and config.data.streaming,
-    }
+    return parallel.Asked(
+        methods.name,
+        Options(methods.keys(config.strategy)),
+        real.api,
+        nodes,
+        devices,
+        real.accumulation,
+        real.shard_optimizer,
+        real.shard_snapshots,
+        bool(real.api) and config.data.streaming,
+    )
 
 
-def _model(config: ConfigDict, classes: int) -> Static:
-    model = {k: v for k, v in config.model.to_dict().items() if k not in OF_THE_DATA}
-    gradient, auxiliary = strategies.of_config(config).gradient, tuple[str, ...]()
+def _model(config: Experiment, classes: int) -> Minimized:
+    gradient, heads = strategies.of_config(config).gradient, tuple[str, ...]()
     if gradient:
-        auxiliary = tuple(gradient.heads(models.make(config.model, classes), config.strategy))
-    pixels = {name: config.data[name] for name in problem.Pixels._fields}
-    asked = [model, classes, auxiliary, pixels, config.loss, config.metrics]
-    return Static(json.dumps(asked, sort_keys=True), own_code.objects(config, own_code.MODEL))
+        heads = tuple(gradient.heads(models.make(config.model, classes), vars(config.strategy)))
+    pixels = problem.Pixels(config.data.mean, config.data.std, config.data.augment)
+    own = own_code.objects(config, own_code.MODEL)
+    model = config.model.with_(noise=0.0, spread=0.0)  # which are of the data
+    return Minimized(model, classes, heads, pixels, config.loss, config.metrics, own)
 
 
 @lru_cache(maxsize=32)
-def _problem(static: Static) -> tuple[Problem, Callable[..., Params]]:
-    model, classes, auxiliary, pixels, loss, metrics = json.loads(static.text)
-    chosen = classes, tuple(auxiliary), problem.Pixels(**pixels), loss, tuple(metrics)
-    whole = problem.make(ConfigDict(model), *chosen)
+def _problem(of: Minimized) -> tuple[Problem, Callable[..., Params]]:
+    whole = problem.make(of.model, of.classes, of.heads, of.pixels, of.loss, of.metrics)
     return whole, jax.jit(whole.init)
 
 
 @lru_cache(maxsize=32)
-def _checked(static: Static, shapes: Sequence[tuple[str, tuple[int, ...], Any]]) -> None:
+def _checked(of: Minimized, shapes: Sequence[tuple[str, tuple[int, ...], Any]]) -> None:
     examples = {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape, dtype in shapes}
-    problem.check(_problem(static)[0], examples)
+    problem.check(_problem(of)[0], examples)
 
 
 @lru_cache(maxsize=32)
-def _make(model: Static, rest: Static) -> Program:
-    values = json.loads(rest.text)
+def _make(model: Minimized, rest: Static) -> Program:
     whole, _ = _problem(model)
-    optimizer = _optimizer(*values["optimizer"])
-    asked = values["strategy"], whole, optimizer, values["slots"]
+    asked = rest.layout, whole, optimizers.optimizer(*rest.optimizer), rest.slots
     strategy, layout = parallel.make(lambda one: partial(_advance, whole, one), *asked)
     strategy = strategy._replace(init=jax.jit(strategy.init))  # one program, not one a leaf
     metered = None
-    if values["meter"]:
+    if rest.meter:
         _, metered = parallel.make(lambda one: partial(_metered, whole, one), *asked, meter=True)
-    methods = strategies.chosen(values["strategy"]["name"])
-    own = [method.probe(whole, values["strategy"]["keys"]) for method in methods.every]
-    probe = _probe(whole, [each for each in own if each], values["probes"])
+    methods = strategies.chosen(rest.layout.name)
+    own = [method.probe(whole, rest.layout.keys) for method in methods.every]
+    probe = _probe(whole, [each for each in own if each], rest.probes)
     sums = tuple(name for method in methods.every for name in method.info)
     return Program(
         whole, strategy, layout, metered, jax.jit(partial(_evaluate, whole)), probe, sums
     )
 
 
-def _optimizer(name: str, names: Sequence[str], options: Any, chain: Any) -> Any:
-    return optimizers.optimizer(name, tuple(names), options, chain)
-
-
 @lru_cache(maxsize=32)
-def _raced(model: Static, rest: Static) -> Raced:
-    values = json.loads(rest.text)
+def _raced(model: Minimized, rest: Static) -> Raced:
     whole, _ = _problem(model)
-    methods, keys = strategies.chosen(values["strategy"]["name"]), values["strategy"]["keys"]
-    optimizer = _optimizer(*values["optimizer"])
-    asked = methods, keys, whole, optimizer, values["slots"], None
+    methods, keys = strategies.chosen(rest.layout.name), rest.layout.keys
+    optimizer = optimizers.optimizer(*rest.optimizer)
+    asked = methods, keys, whole, optimizer, rest.slots, None
     assert methods.read and methods.read.race
     of = methods.read.race.work(*strategies.pieces(methods, keys, whole, optimizer))
 
@@ -325,13 +327,13 @@ def _evaluate(
     return problem.losses(outputs, examples).sum(), metrics
 
 
-def hyper_names(config: ConfigDict) -> tuple[str, ...]:
+def hyper_names(config: Experiment) -> tuple[str, ...]:
     """The optimizer's arguments that arrive with every event."""
     momentum = optimizers.takes_momentum(config.optimizer.name)
     return ("learning_rate", "momentum") if momentum else ("learning_rate",)
 
 
-def hypers(config: ConfigDict) -> dict[str, np.ndarray]:
+def hypers(config: Experiment) -> dict[str, np.ndarray]:
     """Every update's hyperparameters, (steps,) float32 each."""
     values = {
         "learning_rate": schedules.of_config(config),

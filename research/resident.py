@@ -1,6 +1,5 @@
 """The examples, which runs of one process share: loaded and put on their devices once."""
 
-import json
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -9,11 +8,11 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
 from optdyn import data as datasets
-from optdyn import own_code, problem
+from optdyn import experiment, own_code, problem
 from optdyn.data.loading import data_root
+from optdyn.experiment import Experiment, Model
 from optdyn.problem import Examples
 from optdyn.reached import Is, Key
 
@@ -31,22 +30,21 @@ class Sets(NamedTuple):
     test_evaluated: Examples
 
 
-def is_drawn(config: ConfigDict) -> bool:
+def is_drawn(config: Experiment) -> bool:
     """Whether every seed has examples of its own."""
     return config.model.name == "quadratic"
 
 
-def load(config: ConfigDict) -> datasets.Data:
+def load(config: Experiment) -> datasets.Data:
     """`problem.load_data`, the same object for all configs that name the same examples."""
     if is_drawn(config):
-        return problem.load_data(config)
-    static = {"data": config.data.to_dict(), "model": {"name": config.model.name}}
-    text, own = json.dumps(static, sort_keys=True), own_code.objects(config, own_code.DATA)
+        return problem.load_data(config.model, config.data, config.seed)
+    own = own_code.objects(config, own_code.DATA)
     with MAKING:
-        return _loaded(text, own, data_root(config.data.dir))
+        return _loaded(config.data, config.model.name, own, data_root(config.data.dir))
 
 
-def put(data: datasets.Data, put_examples: Put, config: ConfigDict) -> Sets:
+def put(data: datasets.Data, put_examples: Put, config: Experiment) -> Sets:
     """The examples on devices, the same arrays for the same arguments."""
     chosen = config.data
     evaluated = chosen.train_evaluated, chosen.test_evaluated
@@ -55,8 +53,8 @@ def put(data: datasets.Data, put_examples: Put, config: ConfigDict) -> Sets:
 
 
 @lru_cache(maxsize=KEPT)
-def _loaded(static: str, own: Key, root: Path) -> datasets.Data:
-    return problem.load_data(ConfigDict(json.loads(static)))
+def _loaded(chosen: experiment.Data, model: str, own: Key, root: Path) -> datasets.Data:
+    return problem.load_data(Model(model), chosen, seed=0)
 
 
 @lru_cache(maxsize=KEPT)

@@ -11,10 +11,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
 from optdyn import config as configs
 from optdyn import own_code, program
+from optdyn.experiment import Experiment
 from optdyn.outputs import history
 from optdyn.outputs.files import WorkdirError, read_json, rows, write, write_json
 from optdyn.outputs.workdir import enough, latest, text_of
@@ -23,21 +23,19 @@ from optdyn.processes import is_writer
 from optdyn.run import Run, extended
 
 
-def as_begun(config: ConfigDict, workdir: Path) -> ConfigDict:
-    """The config as a run in the workdir was begun with it, or a grid's base as its points were.
+def before(config: Mapping[str, Any], workdir: Path) -> dict[str, Any]:
+    """Dotted keys, and their values, with which the run in a workdir was begun, or a grid's points.
 
-    A workdir that is older than a key goes on as it was before there was that key.
+    `config` is the nested dict of what is asked for. A workdir that is older than a key goes on as
+    it was before there was that key.
     """
     first = next(iter(sorted(workdir.glob("points/*/config.json"))), workdir / "config.json")
-    held = read_json(first)
-    if not held:
-        return config
-    if "base" not in config:
-        return configs.as_begun(config, held)
-    whole = config.copy_and_resolve_references()
-    with whole.unlocked():
-        whole.base = configs.as_begun(config.base, held)
-    return whole
+    return configs.before(config, read_json(first))
+
+
+def as_begun(config: Experiment, workdir: Path) -> Experiment:
+    """The experiment as the run in the workdir was begun with it."""
+    return config.with_(before(config.to_dict(), workdir))
 
 
 def begun(workdir: Path) -> bool:
@@ -46,7 +44,7 @@ def begun(workdir: Path) -> bool:
 
 
 def left(
-    folder: Path, config: ConfigDict, held: Mapping[str, Any], summary: dict[str, Any]
+    folder: Path, config: Experiment, held: Mapping[str, Any], summary: dict[str, Any]
 ) -> dict[str, Any]:
     """The summary of a finished run: as it is, but one that diverged would have with more steps."""
     if summary["status"] == "diverged" and held["steps"] != config.steps and is_writer():
@@ -108,8 +106,7 @@ def _continued(
     Raises `WorkdirError` if it is what was done before: an exchange that ends a run, say.
     """
     config = run.config
-    earlier = config.copy_and_resolve_references()
-    earlier.steps = of
+    earlier = config.with_(steps=of)
     hypers = program.hypers(earlier)
     past = run._replace(config=earlier, timeline=run.timeline_of(earlier), hypers=hypers)
     lines = [extended(each, step - 1, logged).timeline for each in (run, past)]

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-from ml_collections import ConfigDict
 
 from optdyn import data as datasets
 from optdyn import program, seeds, strategies
+from optdyn.experiment import Cluster, Experiment, Pieces
 from optdyn.parallel import paged
 from optdyn.parallel.layout import part_axis
 from optdyn.strategies.base import Strategy
@@ -44,14 +44,14 @@ def host_memory() -> float:
     return free
 
 
-def of_config(config: ConfigDict) -> None:
+def of_config(config: Experiment) -> None:
     """Raises `ConfigError` where the timeline, the batches or drawn examples cannot fit.
 
     Or where batches are larger than a training set whose size the config says.
     """
     cluster, methods = config.cluster, strategies.of_config(config)
     updates = config.steps * max(config.replicas.count, 1)
-    kept = methods.mix or methods.gradient or any(cluster.pieces.values())
+    kept = methods.mix or methods.gradient or cluster.pieces != Pieces()
     rows = updates if kept else drawn(updates, strategies.groups_of(config))
     draws = rows * cluster.nodes * cluster.devices_per_node
     many = f" x config.replicas.count = {config.replicas.count:,}" * bool(config.replicas.count)
@@ -71,7 +71,7 @@ def of_config(config: ConfigDict) -> None:
         of_batch(config, examples)
 
 
-def of_batch(config: ConfigDict, examples: int) -> None:
+def of_batch(config: Experiment, examples: int) -> None:
     """Raises `ConfigError` if a batch is larger than the training set, without replacement."""
     model = config.model
     drawn_alike = model.name == "quadratic" and not (model.noise or model.spread)
@@ -82,7 +82,7 @@ def of_batch(config: ConfigDict, examples: int) -> None:
         )
 
 
-def of_data(config: ConfigDict, data: datasets.Data) -> None:
+def of_data(config: Experiment, data: datasets.Data) -> None:
     """Raises `ConfigError` if batches of these examples, or the parameters, cannot fit."""
     train = data.train
     of_batch(config, len(next(iter(train.values()))))
@@ -103,7 +103,7 @@ class Need(NamedTuple):
     host: int  # besides; on a CPU both are of one memory
 
 
-def of_state(config: ConfigDict, strategy: Strategy, params: Any, slots: int) -> None:
+def of_state(config: Experiment, strategy: Strategy, params: Any, slots: int) -> None:
     """Raises `ConfigError` if the state, with all versions of the parameters, cannot fit."""
     need = need_of(config, strategy, params)
     versions = f", {slots:,} versions" if slots > 1 else ""
@@ -115,7 +115,7 @@ def of_state(config: ConfigDict, strategy: Strategy, params: Any, slots: int) ->
         _fits(need.host, f"config.strategy.snapshots: {slots:,} versions need", host_memory())
 
 
-def need_of(config: ConfigDict, strategy: Strategy, params: Any) -> Need:
+def need_of(config: Experiment, strategy: Strategy, params: Any) -> Need:
     """Of the state, x_0 and a gradient, and where versions come and go, of those on the way."""
     state = jax.eval_shape(strategy.init, params)
     size = program.parameter_bytes
@@ -138,7 +138,7 @@ def _fits(need: int, what: str, free: float | None = None) -> None:
         raise ConfigError(f"{what} {need:,} bytes, and {int(free):,} are free")
 
 
-def _workers(cluster: Any) -> str:
+def _workers(cluster: Cluster) -> str:
     workers = cluster.nodes * cluster.devices_per_node
     return f"{workers:,} worker{'s' * (workers > 1)}"
 

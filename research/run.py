@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
 from optdyn import data as datasets
 from optdyn import problem, resident
 from optdyn.data import parts
 from optdyn.data.feed import Batches, Block, Feed, streamed, whole
+from optdyn.experiment import Experiment
 from optdyn.meter import steered
 from optdyn.program import CHUNK, Program
 from optdyn.strategies.base import Event, Params
@@ -23,7 +23,7 @@ from optdyn.timeline.base import Shares, at, chosen
 class Run(NamedTuple):
     """All that a config determines before the first update."""
 
-    config: ConfigDict
+    config: Experiment
     data: datasets.Data
     epoch: int  # updates that the timeline calls an epoch
     timeline: Timeline

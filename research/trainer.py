@@ -17,7 +17,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from ml_collections import ConfigDict
 
 from optdyn import (
     named,
@@ -33,6 +32,7 @@ from optdyn import (
 from optdyn.checks import check
 from optdyn.config import ConfigError
 from optdyn.driver import Training, alone, drive
+from optdyn.experiment import Experiment
 from optdyn.meter import Meter
 from optdyn.outputs import history
 from optdyn.outputs.files import WorkdirError, read_json, write_json
@@ -64,7 +64,7 @@ MEASURED = 8  # updates at the end of an epoch that workers are timed over
 
 
 @named.once()
-def prepare(config: ConfigDict, replicas: int = 0, begun: bool = False, race: bool = False) -> Run:
+def prepare(config: Experiment, replicas: int = 0, begun: bool = False, race: bool = False) -> Run:
     """Checks the config, loads data, draws the timeline and the initial parameters.
 
     Raises `ConfigError`, `DataError` or `TimelineError`; touches no workdir. With `replicas` > 0
@@ -140,7 +140,7 @@ def _given(workdir: str, drawn: Params) -> tuple[Params, dict[str, Any]]:
 
 
 @named.once()
-def train(config: ConfigDict, workdir: str | Path) -> dict[str, Any]:
+def train(config: Experiment, workdir: str | Path) -> dict[str, Any]:
     """Runs the config in the workdir, or goes on with it, and returns its summary.
 
     `status` is `completed`, `diverged` or `interrupted` (SIGINT or SIGTERM, `signal` says which;

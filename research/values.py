@@ -1,9 +1,8 @@
 """What a value of a config may be, and the error where it is not that."""
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, TypeVar
-
-from ml_collections import ConfigDict
 
 from optdyn.likeness import meant
 
@@ -22,7 +21,7 @@ class ConfigError(InputError):
     """A configuration that cannot run; the message is one line: what, where, what would do."""
 
 
-def require(config: ConfigDict, name: str, holds: Callable[[Any], Any], wanted: str) -> None:
+def require(config: Any, name: str, holds: Callable[[Any], Any], wanted: str) -> None:
     """Raises `ConfigError` unless the value of a key is as wanted."""
     value = _at(config, name)
     if not is_as_wanted(holds, value):
@@ -37,7 +36,7 @@ def is_as_wanted(holds: Callable[[Any], Any], value: Any) -> bool:
         return False
 
 
-def one_of(config: ConfigDict, name: str, values: Sequence[str]) -> None:
+def one_of(config: Any, name: str, values: Sequence[str]) -> None:
     """Raises `ConfigError` unless the value of a key is one of these."""
     value = _at(config, name)
     if value not in values:
@@ -60,7 +59,7 @@ def entry(table: Mapping[str, T], name: str) -> T:
 
 def shown(value: Any) -> str:
     """The value in one line of at most `LONGEST` characters, whatever it is."""
-    if isinstance(value, (ConfigDict, Mapping)):
+    if hasattr(value, "keys"):
         return "keys of its own"
     try:
         text = repr(tuple(value) if isinstance(value, (list, tuple)) else value)
@@ -70,9 +69,6 @@ def shown(value: Any) -> str:
     return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
 
 
-def _at(config: ConfigDict, name: str) -> Any:
-    """The value of a dotted key."""
-    value: Any = config
-    for part in name.split("."):
-        value = value[part]
-    return value
+def _at(config: Any, name: str) -> Any:
+    """The value of a dotted key of an experiment."""
+    return attrgetter(name)(config)

@@ -17,6 +17,7 @@ from optdyn import data, trainer
 from optdyn.config import default
 from optdyn.outputs.workdir import Checkpoints
 from tests.often import is_often
+from tests.values import as_experiment
 
 # No test judges how long an example takes: machines differ, and the first one compiles.
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -101,7 +102,7 @@ def mnist(tmp_path_factory):
 def trained(config, mnist, tmp_path_factory):
     """Config, workdir and summary of a network trained asynchronously."""
     chosen, workdir = config(mnist), tmp_path_factory.mktemp("trained")
-    return chosen, workdir, trainer.train(chosen, workdir)
+    return chosen, workdir, trainer.train(as_experiment(chosen), workdir)
 
 
 @pytest.fixture(scope="session")

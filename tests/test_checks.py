@@ -29,6 +29,7 @@ from optdyn.configs.grids import (
 )
 from optdyn.grid import grid, named, resolve
 from optdyn.values import ConfigError
+from tests.values import as_experiment
 
 
 def refusal(config, act=check):
@@ -95,9 +96,11 @@ def test_kinds_are_of_any_reference():
 
 def test_a_batch_has_each_example_once_at_most(config):
     one = {"data.train_examples": 50, "batch_size": 50}
-    check(config(one))
-    check(config(one | {"batch_size": 51, "data.replacement": True}))
-    check(config(one | {"batch_size": 51, "model.noise": 0.0}))  # one objective, without examples
+    check(as_experiment(config(one)))
+    check(as_experiment(config(one | {"batch_size": 51, "data.replacement": True})))
+    check(
+        as_experiment(config(one | {"batch_size": 51, "model.noise": 0.0}))
+    )  # one objective, without examples
     said = refusal(config(one | {"batch_size": 51}))
     assert said.startswith("config.batch_size = 51: the training set has 50 examples")
 
@@ -112,13 +115,13 @@ def test_a_batch_larger_than_what_is_loaded(config, mnist):
 def test_what_cannot_fit_is_refused_with_its_bytes(config, mnist, monkeypatch):
     """The least memory that suffices is what the arrays are worth, and a byte less does not."""
     chosen = config(mnist | {"optimizer.momentum": 0.5})
-    run = trainer.prepare(chosen)
+    run = trainer.prepare(as_experiment(chosen))
     size = program.parameter_bytes(run.params)
     state = run.program.strategy.init(run.params)
     assert program.parameter_bytes(state) > 5 * size  # four versions and the velocity
     need = sum(leaf.nbytes for leaf in jax.tree.leaves(state)) + 2 * size
     monkeypatch.setattr(room, "available", lambda: need)
-    trainer.prepare(chosen)
+    trainer.prepare(as_experiment(chosen))
     monkeypatch.setattr(room, "available", lambda: need - 1)
     said = refusal(chosen, trainer.prepare)
     assert f" 4 versions, and their optimizer's state need {need:,} bytes" in said
@@ -145,16 +148,16 @@ def test_arrays_that_nothing_holds_are_refused_before_they_are_made(
 def test_the_timeline_takes_no_less_than_is_said(config):
     """A bound from below: a run is not refused that could have been."""
     long = config({"steps": 20_000})
-    run = trainer.prepare(long)
+    run = trainer.prepare(as_experiment(long))
     kept = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(run.timeline))
     assert kept < room.UPDATE * long.steps < 6 * kept  # sorting them takes some copies besides
 
 
 def test_a_rate_that_does_not_suit_deserves_a_word(config):
-    assert not doubts(config({"optimizer.learning_rate": 0.2}))
+    assert not doubts(as_experiment(config({"optimizer.learning_rate": 0.2})))
     adam = {"optimizer.name": "adam", "optimizer.momentum": 0.0}
-    assert not doubts(config(adam | {"optimizer.learning_rate": 0.003}))
-    (said,) = doubts(config(adam | {"optimizer.learning_rate": 0.2}))
+    assert not doubts(as_experiment(config(adam | {"optimizer.learning_rate": 0.003})))
+    (said,) = doubts(as_experiment(config(adam | {"optimizer.learning_rate": 0.2})))
     assert said.startswith("config.optimizer.learning_rate = 0.2: adam") and "\n" not in said
 
 
@@ -162,16 +165,18 @@ def test_a_key_that_nothing_reads_deserves_a_word(config):
     """If the user has set it for this run; a config file may set those of several methods."""
     values = {"strategy.name": "daso+asynchronous", "strategy.period": 777, "model.blocks": 3}
     chosen = config(values)
-    assert not doubts(chosen)
+    assert not doubts(as_experiment(chosen))
     read = ["strategy.groups", "strategy.max_batches", "strategy.name", "model.noise", "steps"]
-    assert not doubts(chosen, [*read, "model.remat", "optimizer.options.b1"])
-    period, blocks = doubts(chosen, [*read, "strategy.period", "model.blocks", "strategy.period"])
+    assert not doubts(as_experiment(chosen), [*read, "model.remat", "optimizer.options.b1"])
+    period, blocks = doubts(
+        as_experiment(chosen), [*read, "strategy.period", "model.blocks", "strategy.period"]
+    )
     assert period.startswith(
         "config.strategy.period = 777: ignored, 'daso+asynchronous' has no such key; async_local_"
     )
     assert blocks.startswith("config.model.blocks = 3: ignored, 'quadratic' has no such key; resm")
     alone = config({"strategy.name": "gossip", "strategy.arrivals": 3, "cluster.nodes": 4})
-    (said,) = doubts(alone, ["strategy.arrivals", "strategy.graph"])
+    (said,) = doubts(as_experiment(alone), ["strategy.arrivals", "strategy.graph"])
     assert said.endswith("'gossip' has no such key; buffered has")
 
 
@@ -187,7 +192,7 @@ def test_what_a_method_does_not_have_it_does_not_read(config, name):
     for key, value in default().strategy.items():
         if type(value) is int and key not in (*own, "staleness_bound"):  # refused of other methods
             other.strategy[key] = value + 1
-    one, two = trainer.prepare(plain), trainer.prepare(other)
+    one, two = trainer.prepare(as_experiment(plain)), trainer.prepare(as_experiment(other))
     assert one.program is two.program
     for a, b in zip(jax.tree.leaves(one.timeline), jax.tree.leaves(two.timeline), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -205,18 +210,20 @@ def test_a_loss_far_above_the_first_is_marked(config, tmp_path, rate, status, wo
     """
     values = {"strategy.name": "sync", "cluster.nodes": 1, "optimizer.momentum": 0.0}
     values |= {"optimizer.learning_rate": rate}
-    summary = trainer.train(config(values), tmp_path / "a")
+    summary = trainer.train(as_experiment(config(values)), tmp_path / "a")
     assert summary["status"] == status and summary.get("worse", False) == worse
     first, *_, last = map(json.loads, (tmp_path / "a" / "metrics.jsonl").open())
     assert (last["train_loss"] > 100 * first["train_loss"]) == worse
     assert (last["train_loss"] > 1e6 * max(first["train_loss"], 1)) == (status == "diverged")
-    assert trainer.train(config(values), tmp_path / "a") == summary
+    assert trainer.train(as_experiment(config(values)), tmp_path / "a") == summary
     runs, _ = tables.load(tmp_path)
     assert ("worse" in runs and bool(runs["worse"][0])) == worse
     text = report.write(tmp_path).read_text()
     assert (f"{status}, worse" in text) == worse and ("over 100 times the first" in text) == worse
     longer = config(values | {"steps": 70})
-    grown, whole = (trainer.train(longer, tmp_path / name) for name in ("a", "whole"))
+    grown, whole = (
+        trainer.train(as_experiment(longer), tmp_path / name) for name in ("a", "whole")
+    )
     assert grown["parameters_crc32"] == whole["parameters_crc32"] != summary["parameters_crc32"]
 
 
@@ -229,7 +236,7 @@ def test_a_loss_that_comes_down_again_has_not_diverged(config, tmp_path, rows):
     chosen = config({"strategy.name": "sync", "cluster.nodes": 1, "optimizer.momentum": 0.0})
     chosen.optimizer.update(schedule)
     chosen.optimizer.learning_rate, chosen.model.condition = 5.0, 1.0
-    summary = trainer.train(chosen, tmp_path)
+    summary = trainer.train(as_experiment(chosen), tmp_path)
     losses = [row["train_loss"] for row in rows(tmp_path)]
     assert max(losses) > 1e6 * max(losses[0], 1) and losses[-1] <= losses[0]
     assert summary["status"] == "completed" and "worse" not in summary

@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 from optdyn.checks import check
 from optdyn.config import ConfigError, default, differences, to_json
 from optdyn.strategies import groups_of
+from tests.values import as_experiment
 
 HUGE = float("inf")
 NAN = float("nan")
@@ -30,21 +31,21 @@ def changed(values):
 
 def refusal(config):
     with pytest.raises(ConfigError) as caught:
-        check(config)
+        check(as_experiment(config))
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
 def test_the_default_can_run_and_is_locked():
     config = default()
-    check(config)
+    check(as_experiment(config))
     with pytest.raises(AttributeError, match="learning_rat"):
         config.optimizer.learning_rat = 0.1
     with pytest.raises(AttributeError):
         config.nosuch = 1
     config.optimizer.name = "adam"
     config.optimizer.options.b1 = 0.5  # open: its keys are those of the optimizer
-    check(config)
+    check(as_experiment(config))
 
 
 AT_LEAST_ONE = (
@@ -282,13 +283,16 @@ GOOD = [
 
 @pytest.mark.parametrize("values", GOOD)
 def test_values_that_can_run(values):
-    check(changed(values))
+    check(as_experiment(changed(values)))
 
 
 def test_groups():
     """Only asynchronous groups arrive by themselves."""
-    assert groups_of(changed({"strategy.groups": 3})) == 1
-    assert groups_of(changed({"strategy.groups": 3, "strategy.name": "asynchronous"})) == 3
+    assert groups_of(as_experiment(changed({"strategy.groups": 3}))) == 1
+    assert (
+        groups_of(as_experiment(changed({"strategy.groups": 3, "strategy.name": "asynchronous"})))
+        == 3
+    )
 
 
 def test_unknown_and_missing_keys():
@@ -316,7 +320,7 @@ def test_learning_rate_and_momentum_are_any_number_in_range(rate, momentum):
     values = {"optimizer.learning_rate": rate, "optimizer.momentum": momentum}
     sane = all(number == 0 or 1e-30 <= abs(number) <= 1e30 for number in (rate, momentum))
     if sane and rate >= 0 and abs(momentum) < 1:
-        check(changed(values))
+        check(as_experiment(changed(values)))
     else:
         refusal(changed(values))
 
@@ -344,7 +348,7 @@ def test_json_gives_the_config_back(values):
     config = changed(values)
     text = to_json(config)
     back = ConfigDict(json.loads(text))
-    check(back)
+    check(as_experiment(back))
     assert to_json(back) == text and text.endswith("}\n")
     assert not differences(json.loads(text), json.loads(to_json(back)))
     assert set(leaves(json.loads(text))) == set(leaves(config.to_dict()))

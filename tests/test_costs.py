@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 from optdyn import problem
 from optdyn.costs import BlockCosts, Cost, block_costs, communicated, of_groups
 from optdyn.strategies.truncated import gradients, groups, heads
+from tests.values import as_model
 
 BATCH, WIDTH, CLASSES, K = 32, 64, 10, 4
 GROUPS = {
@@ -40,8 +41,8 @@ def made(name, parts):
     config, batch = ConfigDict(MODELS[name] | {"dtype": "float32"}), IMAGES
     if name == "transformer":
         batch = TEXTS
-    without = problem.make(config, CLASSES)
-    whole = problem.make(config, CLASSES, heads(without.blocks, parts, False))
+    without = problem.make(as_model(config), CLASSES)
+    whole = problem.make(as_model(config), CLASSES, heads(without.blocks, parts, False))
     return whole, jax.eval_shape(whole.init, jax.random.key(0), batch), batch
 
 

@@ -27,6 +27,7 @@ from optdyn.configs.grids import daso, dynamic_batch, local
 from optdyn.grid import named, resolve
 from optdyn.launch import app
 from optdyn.values import InputError
+from tests.values import as_experiment
 
 ROOT = Path(__file__).parent.parent
 NAMES = (  # that some key takes
@@ -176,11 +177,11 @@ def mutated(base, rng):
 def tried(config):
     """'refused', 'prepared' or 'trained'; raises what is no refusal in one line."""
     try:
-        check(config)
+        check(as_experiment(config))
         if config.replicas.count:
-            trainer.prepare(config, config.replicas.count)
+            trainer.prepare(as_experiment(config), config.replicas.count)
             return "prepared"
-        run = trainer.prepare(config)
+        run = trainer.prepare(as_experiment(config))
     except InputError as error:
         assert "\n" not in str(error) and len(str(error)) < 2000, str(error)
         return "refused"
@@ -266,7 +267,7 @@ def command(monkeypatch, capsys):
 
 
 def checked(config, workdir):
-    check(config)
+    check(as_experiment(config))
     return 0
 
 

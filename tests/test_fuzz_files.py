@@ -23,6 +23,7 @@ from optdyn.strategies import timeline_of
 from optdyn.timeline.trace import read
 from optdyn.trainer import train
 from optdyn.values import InputError
+from tests.values import as_experiment
 
 VALUES = (
     *(None, True, -1, 0, 1, 0.5, 1e308, 10**30, "", "x", "completed", "diverged", "unfinished"),
@@ -114,7 +115,7 @@ def workdir(config, tmp_path_factory):
     """Two points, one of them interrupted."""
     folder = tmp_path_factory.mktemp("grid")
     for seed in range(2):
-        summary = train(config({"seed": seed}), folder / "points" / f"seed={seed}")
+        summary = train(as_experiment(config({"seed": seed})), folder / "points" / f"seed={seed}")
     path = folder / "points" / "seed=1" / "summary.json"
     write_json(path, {**summary, "status": "interrupted", "signal": 15})
     return folder
@@ -125,11 +126,15 @@ def uses_of_workdirs(config, aside):
     seeds = grid(config(), [{"seed": seed} for seed in range(2)])
     chosen.plan.runs, chosen.plan.loss = str(aside), 0.3
     return {
-        "train": lambda folder: train(config({"seed": 0}), folder / "points" / "seed=0"),
-        "resume": lambda folder: train(config({"seed": 1}), folder / "points" / "seed=1"),
+        "train": lambda folder: train(
+            as_experiment(config({"seed": 0})), folder / "points" / "seed=0"
+        ),
+        "resume": lambda folder: train(
+            as_experiment(config({"seed": 1})), folder / "points" / "seed=1"
+        ),
         "sweep": lambda folder: list(described(plan(seeds, folder), 1)),
         "results": tables.write_results,
-        "plan": lambda folder: of_runs(chosen),
+        "plan": lambda folder: of_runs(as_experiment(chosen)),
     }
 
 
@@ -161,7 +166,7 @@ def test_traces(config, tmp_path):
 
     def replay(folder):
         chosen.cluster.trace = str(folder / "trace.csv")
-        return timeline_of(chosen, steps_per_epoch=10, update_bytes=0)
+        return timeline_of(as_experiment(chosen), steps_per_epoch=10, update_bytes=0)
 
     uses = {"arrivals": lambda folder: read(str(folder / "trace.csv"), 50), "replay": replay}
     replay(original)

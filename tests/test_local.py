@@ -7,6 +7,7 @@ from optdyn import trainer
 from optdyn.config import ConfigError
 from optdyn.strategies.local import groups_of
 from optdyn.trainer import train
+from tests.values import as_experiment
 
 LOCAL = {
     "strategy.name": "local",
@@ -31,8 +32,8 @@ def test_one_group_of_all_blocks_is_synchronous(local, tmp_path, final):
     whole, sync = local({"strategy.variant": "backprop"}), local({"strategy.name": "sync"})
     states = []
     for name, chosen in (("whole", whole), ("sync", sync)):
-        train(chosen, tmp_path / name)
-        states.append(final(trainer.prepare(chosen), tmp_path / name)[1].params)
+        train(as_experiment(chosen), tmp_path / name)
+        states.append(final(trainer.prepare(as_experiment(chosen)), tmp_path / name)[1].params)
     assert states[0].keys() == states[1].keys()
     for name, params in states[0].items():
         for leaf, values in params.items():
@@ -44,17 +45,20 @@ def test_one_group_of_all_blocks_is_synchronous(local, tmp_path, final):
 def test_an_interrupted_run_reaches_the_same_floats(local, tmp_path, monkeypatch):
     chosen = local({"strategy.variant": "overlapping", "optimizer.name": "adam"})
     chosen.optimizer.momentum = 0.0
-    straight = train(chosen, tmp_path / "straight")
+    straight = train(as_experiment(chosen), tmp_path / "straight")
     monkeypatch.setattr(trainer, "_summary", lambda *_: 1 / 0)  # after the last checkpoint
     with pytest.raises(ZeroDivisionError):
-        train(chosen, tmp_path / "cut")
+        train(as_experiment(chosen), tmp_path / "cut")
     monkeypatch.undo()
-    assert train(chosen, tmp_path / "cut")["parameters_crc32"] == straight["parameters_crc32"]
+    assert (
+        train(as_experiment(chosen), tmp_path / "cut")["parameters_crc32"]
+        == straight["parameters_crc32"]
+    )
 
 
 @pytest.mark.parametrize("variant", ["greedy", "backprop"])
 def test_probes_are_logged(local, tmp_path, rows, variant):
-    train(local({"strategy.variant": variant, "strategy.probes": True}), tmp_path)
+    train(as_experiment(local({"strategy.variant": variant, "strategy.probes": True})), tmp_path)
     for row in rows(tmp_path):
         cosines = [row[f"cosine_block{k}"] for k in range(4)]
         accuracies = [row[f"probe_accuracy_block{k}"] for k in range(4)]
@@ -68,13 +72,15 @@ def test_probes_are_logged(local, tmp_path, rows, variant):
 
 
 def test_no_probes_unless_asked_for(local, tmp_path, rows):
-    train(local(), tmp_path)
+    train(as_experiment(local()), tmp_path)
     assert not any("cosine" in name or "probe" in name for name in rows(tmp_path)[-1])
 
 
 def test_costs_are_in_the_summary_and_make_the_seconds(local, tmp_path):
     summaries = {
-        name: train(local({**values, "steps": 10, "checkpoint_every": 0}), tmp_path / name)
+        name: train(
+            as_experiment(local({**values, "steps": 10, "checkpoint_every": 0})), tmp_path / name
+        )
         for name, values in {
             "backprop": {"strategy.variant": "backprop"},
             "greedy": {},
@@ -98,13 +104,14 @@ def test_costs_are_in_the_summary_and_make_the_seconds(local, tmp_path):
 def test_a_head_that_cannot_be_shared(local, tmp_path):
     values = {"model.name": "mlp", "model.hidden": (8, 9), "strategy.shared_heads": True}
     with pytest.raises(ConfigError, match="different shapes"):
-        train(local(values), tmp_path / "none")
+        train(as_experiment(local(values)), tmp_path / "none")
     assert not (tmp_path / "none").exists()
 
 
 def test_variants_start_from_the_same_trunk(local):
     params = [
-        trainer.prepare(local({"strategy.variant": v})).params for v in ("greedy", "backprop")
+        trainer.prepare(as_experiment(local({"strategy.variant": v}))).params
+        for v in ("greedy", "backprop")
     ]
     assert set(params[0]) == set(params[1]) | {f"block{k}_head" for k in range(3)}
     for name, own in params[1].items():
@@ -115,7 +122,8 @@ def test_variants_start_from_the_same_trunk(local):
 
 def test_equal_variants_share_a_program(local):
     one, other = (
-        trainer.prepare(local({"optimizer.learning_rate": rate})).program for rate in (0.1, 0.2)
+        trainer.prepare(as_experiment(local({"optimizer.learning_rate": rate}))).program
+        for rate in (0.1, 0.2)
     )
     assert one is other
     chunked = local({"strategy.variant": "chunked", "strategy.chunks": 4})

@@ -13,6 +13,7 @@ from optdyn.meter import FILE, Windows, lags, shortened, steered
 from optdyn.outputs.progress import Watch
 from optdyn.strategies.metered import METERED
 from optdyn.trajectories import single
+from tests.values import as_experiment
 
 PROBED = {
     "steps": 560,
@@ -49,7 +50,7 @@ def test_windows_tile_the_updates(every, window, steps):
 @pytest.fixture(scope="module")
 def whole(config, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("whole")
-    return workdir, trainer.train(config(PROBED), workdir)
+    return workdir, trainer.train(as_experiment(config(PROBED)), workdir)
 
 
 def rows(workdir):
@@ -58,7 +59,7 @@ def rows(workdir):
 
 
 def test_a_probed_run_trains_as_any_other(config, whole, tmp_path):
-    without = trainer.train(config({**PROBED, "probes.momentum": False}), tmp_path)
+    without = trainer.train(as_experiment(config({**PROBED, "probes.momentum": False})), tmp_path)
     workdir, summary = whole
     assert summary["parameters_crc32"] == without["parameters_crc32"]
     plain = rows(tmp_path)
@@ -67,7 +68,7 @@ def test_a_probed_run_trains_as_any_other(config, whole, tmp_path):
 
 def test_windows_are_recorded_and_logged_at_the_next_log_point(config, whole):
     workdir, summary = whole
-    recorded = single.record(config(PROBED))
+    recorded = single.record(as_experiment(config(PROBED)))
     every = np.stack([recorded.displacements, recorded.raw_steps, recorded.gradients], axis=1)
     at = np.r_[0:230, 260:490, 520:560]
     kept = np.load(workdir / FILE)
@@ -94,9 +95,11 @@ def test_an_interrupted_run_resumes_to_the_same_reading(config, whole, tmp_path,
     seen = [0]
     watch = Watch(lambda: 2 if seen[0] >= stop else 0, lambda step, _: seen.__setitem__(0, step))
     chosen = config(PROBED)
-    halted = trainer.alone(trainer.training(trainer.prepare(chosen), tmp_path, watch))
+    halted = trainer.alone(
+        trainer.training(trainer.prepare(as_experiment(chosen)), tmp_path, watch)
+    )
     assert halted["status"] == "interrupted" and halted["step"] < 560
-    resumed = trainer.train(chosen, tmp_path)
+    resumed = trainer.train(as_experiment(chosen), tmp_path)
     workdir, summary = whole
     unlike = {"wall_seconds", "starts"}
     assert {k: v for k, v in resumed.items() if k not in unlike} == {
@@ -107,11 +110,11 @@ def test_an_interrupted_run_resumes_to_the_same_reading(config, whole, tmp_path,
 
 
 def test_explicit_momentum_is_a_lag_of_its_own(config):
-    assert lags(config({"optimizer.momentum": 0.5})) == 2
-    assert lags(config({"optimizer.momentum": 0.0})) == 1
-    assert lags(config({"strategy.name": "sync", "optimizer.momentum": 0.5})) == 1
+    assert lags(as_experiment(config({"optimizer.momentum": 0.5}))) == 2
+    assert lags(as_experiment(config({"optimizer.momentum": 0.0}))) == 1
+    assert lags(as_experiment(config({"strategy.name": "sync", "optimizer.momentum": 0.5}))) == 1
     adam = {"optimizer.name": "adam", "optimizer.momentum": 0.0}
-    assert lags(config(adam)) == 0  # no polynomial: only raw steps are read
+    assert lags(as_experiment(config(adam))) == 0  # no polynomial: only raw steps are read
 
 
 def test_steering_follows_the_readings(config, tmp_path):
@@ -132,16 +135,16 @@ def test_steering_follows_the_readings(config, tmp_path):
     assert after == pytest.approx(0.8 - 0.9)
     assert then == pytest.approx(0.8 - (0.9 / 0.1**2 + 0.96 / 0.05**2) / (1 / 0.1**2 + 1 / 0.05**2))
     values = {**PROBED, "optimizer.momentum": 0.6, "probes.steer": True}
-    summary = trainer.train(config(values), tmp_path / "whole")
+    summary = trainer.train(as_experiment(config(values)), tmp_path / "whole")
     explicit = {row["step"]: row["explicit_momentum"] for row in rows(tmp_path / "whole")}
     assert explicit[0] == explicit[240] == 0.0
     reading = next(row for row in rows(tmp_path / "whole") if row["step"] == 240)
     assert explicit[260] == pytest.approx(0.6 - reading["implicit_momentum"])
     seen = [0]
     watch = Watch(lambda: 2 if seen[0] >= 300 else 0, lambda step, _: seen.__setitem__(0, step))
-    run = trainer.prepare(config(values))
+    run = trainer.prepare(as_experiment(config(values)))
     trainer.alone(trainer.training(run, tmp_path / "halved", watch))
-    resumed = trainer.train(config(values), tmp_path / "halved")
+    resumed = trainer.train(as_experiment(config(values)), tmp_path / "halved")
     assert resumed["parameters_crc32"] == summary["parameters_crc32"]
     assert rows(tmp_path / "halved") == rows(tmp_path / "whole")
 
@@ -167,4 +170,4 @@ def test_folding_a_sketch_is_a_shorter_sketch():
 )
 def test_bad_values_are_refused(config, values, message):
     with pytest.raises(ConfigError, match=message):
-        trainer.prepare(config({**PROBED, **values}))
+        trainer.prepare(as_experiment(config({**PROBED, **values})))

@@ -18,6 +18,7 @@ from optdyn import experiment, in_memory, strategies
 from optdyn.config import default
 from optdyn.dynamics.moments import FEWEST
 from optdyn.values import ConfigError
+from tests.values import as_experiment
 
 
 def base(**more):
@@ -141,7 +142,7 @@ def test_ones_own_loop_over_rule_and_clock_makes_the_floats_of_the_trainer():
     from optdyn import trainer
     from optdyn.run import batches_of
 
-    run = trainer.prepare(chosen.config())
+    run = trainer.prepare(as_experiment(chosen.config()))
     batches = {k: v[batches_of(run)(0, 30)] for k, v in run.data.train.items()}
     method = optdyn.asynchronous(groups=4)
     clock = method.clock(chosen.cluster, steps=30, batch_size=2, update_bytes=24)

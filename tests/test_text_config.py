@@ -9,6 +9,7 @@ from optdyn import trainer
 from optdyn.configs import text
 from optdyn.data import load
 from optdyn.values import ConfigError
+from tests.values import as_experiment
 
 
 def unigram_entropy(tokens: np.ndarray) -> float:
@@ -23,7 +24,7 @@ def test_learns_more_than_frequencies_in_few_updates(tmp_path):
     config.model.blocks, config.model.width, config.data.sequence_length = 1, 32, 32
     config.batch_size = 16
     config.data.train_evaluated = config.data.test_evaluated = 64
-    assert trainer.train(config, tmp_path)["status"] == "completed"
+    assert trainer.train(as_experiment(config), tmp_path)["status"] == "completed"
     first, last = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
     data = load("kjv", sequence_length=32)
     # A sample of 64 sequences is some 0.03 nats off the whole text.

@@ -14,6 +14,7 @@ from optdyn.strategies import Event
 from optdyn.timeline.base import at
 from optdyn.trainer import train
 from optdyn.trajectories.replicas import record
+from tests.values import as_experiment
 
 SYNC = {"strategy.name": "sync", "strategy.groups": 1}
 
@@ -25,8 +26,8 @@ def batch_indices(run):
 
 
 def test_one_group_is_synchronous_to_the_bit(config, mnist, trained, tmp_path, rows):
-    one = train(config({**mnist, "strategy.groups": 1}), tmp_path / "one")
-    sync = train(config({**mnist, **SYNC}), tmp_path / "sync")
+    one = train(as_experiment(config({**mnist, "strategy.groups": 1})), tmp_path / "one")
+    sync = train(as_experiment(config({**mnist, **SYNC})), tmp_path / "sync")
     assert one["parameters_crc32"] == sync["parameters_crc32"]
     assert rows(tmp_path / "one") == rows(tmp_path / "sync")
     # Beyond one group it is something else, or the equality says nothing.
@@ -49,8 +50,8 @@ def test_a_run_is_the_update_rule_looped_over_events_and_batches(
 ):
     network = mnist if model == "mlp" else {}
     chosen = config({**network, "optimizer.schedule": "cosine", **values})
-    train(chosen, tmp_path)
-    run = trainer.prepare(chosen)
+    train(as_experiment(chosen), tmp_path)
+    run = trainer.prepare(as_experiment(chosen))
     step = jax.jit(run.program.strategy.step)
     state = run.program.strategy.init(run.params)
     for t, indices in enumerate(batch_indices(run)):
@@ -80,7 +81,9 @@ class Clock:
 
 def test_floats_do_not_depend_on_how_a_run_is_cut_up(config, tmp_path, monkeypatch, rows):
     """Chunks of updates follow the wall clock: slow ones are of one update, fast ones grow."""
-    whole = train(config({"log_every": 60, "checkpoint_every": 0}), tmp_path / "whole")
+    whole = train(
+        as_experiment(config({"log_every": 60, "checkpoint_every": 0})), tmp_path / "whole"
+    )
     expected = rows(tmp_path / "whole")[-1]
     rng = np.random.default_rng(0)
     clocks = {
@@ -99,7 +102,7 @@ def test_floats_do_not_depend_on_how_a_run_is_cut_up(config, tmp_path, monkeypat
         monkeypatch.setattr(driver, "CHUNK", size)
         folder = tmp_path / f"{name}{size}"
         values = {"log_every": log_every, "checkpoint_every": checkpoint_every}
-        summary = train(config(values), folder)
+        summary = train(as_experiment(config(values)), folder)
         assert summary["parameters_crc32"] == whole["parameters_crc32"]
         logged = rows(folder)
         assert [row["step"] for row in logged] == sorted({*range(0, 60, log_every), 60})
@@ -109,8 +112,8 @@ def test_floats_do_not_depend_on_how_a_run_is_cut_up(config, tmp_path, monkeypat
 
 def test_one_compilation_serves_all_numbers_that_a_study_varies(config, tmp_path):
     base = {"model.dimension": 7}
-    first = train(config(base), tmp_path / "first")
-    compiled = program.make(config(base), 0, slots=4)
+    first = train(as_experiment(config(base)), tmp_path / "first")
+    compiled = program.make(as_experiment(config(base)), 0, slots=4)
     compilations = compiled.advance._cache_size(), compiled.evaluate._cache_size()
     fingerprints = {first["parameters_crc32"]}
     for number, values in enumerate(
@@ -128,8 +131,8 @@ def test_one_compilation_serves_all_numbers_that_a_study_varies(config, tmp_path
         ]
     ):
         chosen = config({**base, **values})
-        assert program.make(chosen, 0, slots=4) is compiled
-        fingerprints.add(train(chosen, tmp_path / str(number))["parameters_crc32"])
+        assert program.make(as_experiment(chosen), 0, slots=4) is compiled
+        fingerprints.add(train(as_experiment(chosen), tmp_path / str(number))["parameters_crc32"])
         assert compilations == (compiled.advance._cache_size(), compiled.evaluate._cache_size())
     assert len(fingerprints) == 11  # every one of them matters
     # And what is compiled in makes another program.
@@ -137,13 +140,13 @@ def test_one_compilation_serves_all_numbers_that_a_study_varies(config, tmp_path
         {"model.condition": 20.0},
         {"optimizer.name": "adam", "optimizer.momentum": 0.0},
     ]:
-        assert program.make(config({**base, **values}), 0, slots=4) is not compiled
-    assert program.make(config(base), 0, slots=5) is not compiled
+        assert program.make(as_experiment(config({**base, **values})), 0, slots=4) is not compiled
+    assert program.make(as_experiment(config(base)), 0, slots=5) is not compiled
 
 
 def test_the_same_config_gives_the_same_floats(config, trained, tmp_path, rows):
     chosen, workdir, summary = trained
-    assert train(chosen, tmp_path)["parameters_crc32"] == summary["parameters_crc32"]
+    assert train(as_experiment(chosen), tmp_path)["parameters_crc32"] == summary["parameters_crc32"]
     assert rows(tmp_path) == rows(workdir)
 
 
@@ -179,21 +182,21 @@ def test_a_thread_of_a_notebook_may_train_into_a_folder_by_its_name(
 )
 def test_optimizers_of_optax(config, tmp_path, values, rows):
     chosen = config({"optimizer.learning_rate": 0.02, "optimizer.momentum": 0.0, **values})
-    summary = train(chosen, tmp_path)
+    summary = train(as_experiment(chosen), tmp_path)
     assert summary["status"] == "completed"
     assert summary["train_loss"] < rows(tmp_path)[0]["train_loss"]
     # The checkpoint holds all of the optimizer's state: killed before the summary, or earlier.
     (tmp_path / "summary.json").unlink()
-    assert train(chosen, tmp_path)["parameters_crc32"] == summary["parameters_crc32"]
+    assert train(as_experiment(chosen), tmp_path)["parameters_crc32"] == summary["parameters_crc32"]
     (tmp_path / "summary.json").unlink()
     (tmp_path / "checkpoints" / "60").rename(tmp_path / "away")
-    assert train(chosen, tmp_path)["parameters_crc32"] == summary["parameters_crc32"]
+    assert train(as_experiment(chosen), tmp_path)["parameters_crc32"] == summary["parameters_crc32"]
 
 
 def test_bfloat16_computes_in_bfloat16_and_keeps_float32(config, mnist, trained, tmp_path, final):
     chosen = config({**mnist, "model.dtype": "bfloat16"})
-    half, single = train(chosen, tmp_path), trained[2]
-    for leaf in jax.tree.leaves(final(trainer.prepare(chosen), tmp_path)[1].params):
+    half, single = train(as_experiment(chosen), tmp_path), trained[2]
+    for leaf in jax.tree.leaves(final(trainer.prepare(as_experiment(chosen)), tmp_path)[1].params):
         assert leaf.dtype == jnp.float32
     # Eight bits of mantissa: 0.4 % an operation, and no more than some percent of the loss.
     assert half["train_loss"] == pytest.approx(single["train_loss"], rel=0.05)
@@ -208,6 +211,6 @@ def test_a_convolutional_network_learns(config, mnist, tmp_path, rows):
         "batch_size": 16,
         "optimizer.learning_rate": 0.05,
     }
-    summary = train(config({**mnist, **values}), tmp_path)
+    summary = train(as_experiment(config({**mnist, **values})), tmp_path)
     assert summary["status"] == "completed"
     assert summary["train_loss"] < rows(tmp_path)[0]["train_loss"]

@@ -22,6 +22,7 @@ from optdyn.evidence.claim import Claim, Verdict
 from optdyn.evidence.intervals import ratio, shown
 from optdyn.evidence.study import Study
 from optdyn.evidence.trial import logged, to_loss
+from optdyn.experiment import Probes
 
 GROUPS, TOTAL, NEAR = 16, 0.9, 0.03
 TARGETS = {"mlp": 0.1, "quadratic": 0.645}
@@ -74,11 +75,9 @@ def arm(name: str, kind: str) -> Arm:
     if kind == "0 kept":
         return sgd(at(base, {MOMENTUM: 0.0}, 0), step)
     if kind == "YellowFin":
-        base.optimizer.name = "closed_loop"
-        return sgd(base, step)
-    base.probes.momentum = base.probes.steer = True
-    base.probes.window, base.probes.every = WINDOW, EVERY
-    base.log_every, base.checkpoint_every = LOOKS, 0
+        return sgd(base.with_({"optimizer.name": "closed_loop"}), step)
+    probes = Probes(momentum=True, steer=True, window=WINDOW, every=EVERY)
+    base = base.with_(probes=probes, log_every=LOOKS, checkpoint_every=0)
     return Arm(base, {RATE: rates}, {RATE: round(np.log2(step))})
 
 

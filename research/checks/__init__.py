@@ -1,17 +1,15 @@
 """Whether a configuration can run: every value by itself, and the values that must go together."""
 
-import json
 import math
 from importlib.util import find_spec
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
-from optdyn import experiment, kinds, losses, models, named, optimizers, own_code, room, strategies
-from optdyn.config import ConfigError, default, to_json
+from optdyn import experiment, losses, models, named, optimizers, own_code, room, strategies
 from optdyn.data import tokenizers
 from optdyn.data.augment import NAMES as AUGMENTATIONS
+from optdyn.experiment import Cluster, Experiment, Pieces
 from optdyn.likeness import meant
 from optdyn.models.convolution import LOWERINGS
 from optdyn.models.resnet import NORMS, STEMS
@@ -20,16 +18,15 @@ from optdyn.parallel.layout import APIS
 from optdyn.strategies.method import OPTIONAL
 from optdyn.timeline import service
 from optdyn.timeline.network import COLLECTIVES
-from optdyn.values import one_of, require
+from optdyn.values import ConfigError, one_of, require
 
 
-def check(config: ConfigDict) -> None:
-    """Raises `ConfigError` at the first value that cannot run.
+def check(config: Experiment) -> None:
+    """Raises `ConfigError` at the first value that cannot run, though it is in its range.
 
-    First the kinds of all values, then the range of each, then what must go together, whether it
-    can fit into this machine's memory, and whether the user's own code is what it asks for.
+    First what a value means by itself, then what must go together, whether it can fit into this
+    machine's memory, and whether the user's own code is what it asks for.
     """
-    kinds.check(config, default())
     one_of(config, "model.dtype", ("float32", "bfloat16"))
     names = ("", *LOWERINGS)
     wanted = f"of {names}, or with a command of optdyn 'measured'"
@@ -42,8 +39,6 @@ def check(config: ConfigDict) -> None:
     require(config, "data.tokenizer", tokenizers.is_known, tokenizers.WANTED)
     one_of(config, "data.augment", AUGMENTATIONS)
     one_of(config, "tune.mode", ("predictive", "omnivore"))
-    for name, of in experiment.ranges():
-        require(config, name, of.holds, of.wanted)
     workers = config.cluster.nodes * config.cluster.devices_per_node
     if workers > experiment.WIDTH:
         raise ConfigError(
@@ -64,7 +59,7 @@ def check(config: ConfigDict) -> None:
     own_code.check(config)
 
 
-def _check_names(config: ConfigDict) -> None:
+def _check_names(config: Experiment) -> None:
     """Raises `ConfigError` at a name that is neither known nor of the user's own file."""
     chosen = {
         "model.name": ((config.model.name,), models.MODELS),
@@ -82,7 +77,7 @@ def _check_names(config: ConfigDict) -> None:
                 )
 
 
-def _check_model(config: ConfigDict) -> None:
+def _check_model(config: Experiment) -> None:
     try:
         models.make(config.model, classes=2)
     except ConfigError:
@@ -93,7 +88,7 @@ def _check_model(config: ConfigDict) -> None:
     losses.metrics(config.metrics)
 
 
-def _check_cluster(config: ConfigDict) -> None:
+def _check_cluster(config: Experiment) -> None:
     """The cluster, and what the methods make of it."""
     cluster, methods = config.cluster, strategies.of_config(config)
     workers = cluster.nodes * cluster.devices_per_node
@@ -122,9 +117,9 @@ def _check_cluster(config: ConfigDict) -> None:
     if cluster.service == "trace" and not cluster.trace:
         raise ConfigError("config.cluster.trace is empty: service='trace' needs a CSV file")
     heeded = {key for method in (methods.outermost, *methods.every) for key in method.cluster}
-    usual = json.loads(to_json(default()))["cluster"]
-    given = json.loads(to_json(config))["cluster"]  # where all sequences are lists
-    for key in (key for key in OPTIONAL if key not in heeded and given[key] != usual[key]):
+    plain = Cluster()
+    changed = [key for key in OPTIONAL if getattr(cluster, key) != getattr(plain, key)]
+    for key in (key for key in changed if key not in heeded):
         those = [n for n in strategies.built_in() if key in strategies.load(n).cluster]
         raise ConfigError(
             f"config.cluster.{key}: {OPTIONAL[key]} are known to config.strategy.name = "
@@ -134,8 +129,8 @@ def _check_cluster(config: ConfigDict) -> None:
         method.check(config, methods)
 
 
-def _check_pieces(config: ConfigDict) -> None:
-    cluster, pieces = config.cluster, any(config.cluster.pieces.values())
+def _check_pieces(config: Experiment) -> None:
+    cluster, pieces = config.cluster, config.cluster.pieces != Pieces()
     if not pieces:
         return
     if cluster.overlap:
@@ -150,7 +145,7 @@ def _check_pieces(config: ConfigDict) -> None:
         one_of(config, "cluster.service", service.DRAWN)
 
 
-def _check_parallel(config: ConfigDict) -> None:
+def _check_parallel(config: Experiment) -> None:
     real, methods = config.parallel, strategies.of_config(config)
     if real.api and (why := strategies.refused(config)):
         raise ConfigError(
@@ -185,7 +180,7 @@ def _check_parallel(config: ConfigDict) -> None:
             "(devices that share it x config.parallel.accumulation)"
         )
     for key in ("augment", "streaming"):
-        if config.replicas.count and config.data[key]:
+        if config.replicas.count and getattr(config.data, key):
             raise ConfigError(f"config.data.{key}: replicas are of one objective, held in memory")
     if config.replicas.count and (real.api or not methods.simple):
         simple = [name for name in strategies.built_in() if strategies.chosen(name).simple]
@@ -195,7 +190,7 @@ def _check_parallel(config: ConfigDict) -> None:
         )
 
 
-def _check_shards(config: ConfigDict) -> None:
+def _check_shards(config: Experiment) -> None:
     methods, nodes = strategies.of_config(config), config.cluster.nodes
     if not config.data.dirichlet:
         return
@@ -214,7 +209,7 @@ def _check_shards(config: ConfigDict) -> None:
         )
 
 
-def _check_probes(config: ConfigDict) -> None:
+def _check_probes(config: Experiment) -> None:
     probes, methods = config.probes, strategies.of_config(config)
     if (probes.similarity or probes.mean) and not methods.mix:
         raise ConfigError(
@@ -241,7 +236,7 @@ def _check_probes(config: ConfigDict) -> None:
         raise ConfigError("config.probes.momentum: replicas are recorded whole, without windows")
 
 
-def _check_optimizer(config: ConfigDict) -> None:
+def _check_optimizer(config: Experiment) -> None:
     name = config.optimizer.name
     taken = optimizers.arguments(name)
     made_by = name if named.is_own(name) or name in optimizers.OWN else f"optax.{name}"
@@ -288,7 +283,7 @@ def _check_optimizer(config: ConfigDict) -> None:
     schedules.schedule(chosen.schedule, *of)
 
 
-def _check_chain(config: ConfigDict) -> None:
+def _check_chain(config: Experiment) -> None:
     """What gradients go through before the optimizer."""
     texts = "of texts, names of transforms as ('delay_compensation',), or ()"
     require(config, "optimizer.chain", lambda v: all(isinstance(n, str) for n in v), texts)

@@ -3,9 +3,8 @@
 import inspect
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from ml_collections import ConfigDict
-
 from optdyn import models, strategies
+from optdyn.experiment import Experiment, Pieces
 from optdyn.values import shown
 
 # Optimizers of optax whose updates are about as long as the learning rate, whatever the gradient.
@@ -16,7 +15,7 @@ NORMALIZED = (
 SENSIBLE = 0.05  # of a parameter, an update
 
 
-def doubts(config: ConfigDict, given: Iterable[str] = ()) -> list[str]:
+def doubts(config: Experiment, given: Iterable[str] = ()) -> list[str]:
     """A line for everything in a checked config that is hardly meant.
 
     `given` are the dotted keys that the user has set for this very run, on the command line. Others
@@ -33,12 +32,12 @@ def doubts(config: ConfigDict, given: Iterable[str] = ()) -> list[str]:
     return [*found, *_parts_of_examples(config)]
 
 
-def _parts_of_examples(config: ConfigDict) -> Iterator[str]:
+def _parts_of_examples(config: Experiment) -> Iterator[str]:
     """Where the clock divides examples among workers of whom each has less than one."""
     methods, cluster = strategies.of_config(config), config.cluster
     workers = cluster.nodes * cluster.devices_per_node // strategies.groups_of(config)
     staged = cluster.nodes > 1 and methods.stages
-    if config.batch_size < workers and not (staged or any(cluster.pieces.values())):
+    if config.batch_size < workers and not (staged or cluster.pieces != Pieces()):
         yield (
             f"config.batch_size = {config.batch_size}: {workers} workers share them, "
             f"{config.batch_size / workers:.2g} of an example each, which takes that part of an "
@@ -46,7 +45,7 @@ def _parts_of_examples(config: ConfigDict) -> Iterator[str]:
         )
 
 
-def _unread(config: ConfigDict, given: Iterable[str]) -> Iterator[str]:
+def _unread(config: Experiment, given: Iterable[str]) -> Iterator[str]:
     """Keys of methods and models that those chosen do not have."""
     methods = {name: strategies.load(name).keys for name in strategies.built_in()}
     made = {name: inspect.signature(make).parameters for name, make in models.MODELS.items()}
@@ -57,7 +56,8 @@ def _unread(config: ConfigDict, given: Iterable[str]) -> Iterator[str]:
         section, _, rest = key.partition(".")
         others = [name for name, keys in known.get(section, {}).items() if rest in keys]
         if others and rest not in read[section]:
+            part = getattr(config, section)
             yield (
-                f"config.{key} = {shown(config[section][rest])}: ignored, {config[section].name!r} "
+                f"config.{key} = {shown(getattr(part, rest))}: ignored, {part.name!r} "
                 f"has no such key; {', '.join(others)} {'have' if len(others) > 1 else 'has'}"
             )

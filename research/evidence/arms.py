@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from ml_collections import ConfigDict
 
 from optdyn.evidence.study import Job, Study
 from optdyn.evidence.trial import Curve, to_loss
+from optdyn.experiment import Experiment
 from optdyn.grid import Point
 
 SLACK = 1.5  # a trial ends after so many times what the best so far took
@@ -40,7 +40,7 @@ class Cost(NamedTuple):
 class Arm(NamedTuple):
     """What is tuned: keys of a config, or STEP, each with its ladder and the rung to start from."""
 
-    config: ConfigDict
+    config: Experiment
     ladders: Mapping[str, Ladder]
     start: Mapping[str, int]
 
@@ -72,7 +72,7 @@ def rung(ladder: Ladder, value: float) -> int:
     return min(range(-50, 51), key=lambda i: abs(ladder(i) - value))
 
 
-def sgd(config: ConfigDict, step: float, momentum: float | None = None) -> Arm:
+def sgd(config: Experiment, step: float, momentum: float | None = None) -> Arm:
     """SGD tuned from about this long-run step on, and from this momentum; None keeps the config's.
 
     Steps are alpha / (1 - mu), since the best of those depends little on mu.
@@ -96,12 +96,9 @@ def point(arm: Arm, rungs: Sequence[int]) -> Point:
     return values
 
 
-def at(config: ConfigDict, point: Point, seed: int) -> ConfigDict:
-    """A copy of the config at this setting and seed."""
-    chosen = config.copy_and_resolve_references()
-    chosen.update_from_flattened_dict(dict(point))
-    chosen.seed = seed
-    return chosen
+def at(config: Experiment, point: Point, seed: int) -> Experiment:
+    """The config at this setting and seed."""
+    return config.with_(point, seed=seed)
 
 
 def tuned(

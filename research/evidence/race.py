@@ -13,7 +13,6 @@ import jax
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
-from ml_collections import ConfigDict
 
 from optdyn import trainer
 from optdyn.config import to_json
@@ -22,13 +21,13 @@ from optdyn.evidence.claim import Verdict
 from optdyn.evidence.intervals import ratio, shown, spread, words
 from optdyn.evidence.study import Job, Study
 from optdyn.evidence.trial import Curve, logged, to_loss
+from optdyn.experiment import Experiment
 from optdyn.grid import Point
 from optdyn.run import Run, extended
 from optdyn.strategies.method import PLAIN
 from optdyn.timeline import Timeline
 
 METERED, LOOKS, METERS = 400, 25, 3  # updates of a metered run and of a log point, seeds
-SHAPE = ("nodes", "devices_per_node")
 DISTANCES = ("node_distance", "worker_distance")
 FASTER, SLOWER, SAME, MISSED = "faster", "slower", "no difference seen", "missed"
 COLOURS = {FASTER: "#009E73", SLOWER: "#D55E00", SAME: "#666666", MISSED: "#000000"}
@@ -110,7 +109,9 @@ def timed(
     for own, curve in zip(every, trained, strict=True):
         there = at(own, {"cluster.bandwidth": race.networks[network]}, own.seed)
         if own.strategy.name == PLAIN:
-            there.cluster.update({k: like.config.cluster[k] for k in SHAPE})
+            cluster = like.config.cluster
+            shape = {"nodes": cluster.nodes, "devices_per_node": cluster.devices_per_node}
+            there = there.with_(cluster=there.cluster.with_(**shape))
             curves.append(_with(curve, _line(there, curve).seconds))
             continue
         before, after = (_line(config, curve) for config in (own, there))
@@ -121,7 +122,7 @@ def timed(
     return curves
 
 
-def _line(config: ConfigDict, curve: Curve) -> Timeline:
+def _line(config: Experiment, curve: Curve) -> Timeline:
     """The timeline, as far as a run with this curve goes."""
     run: Run = trainer.prepare(config)
     points = zip(curve.updates, curve.losses, strict=True)
@@ -158,7 +159,7 @@ def _metered(study: Study, arm: Arm, setting: Point) -> dict[str, Any]:
     return {name: [each[name] for each in said if name in each] for name in names}
 
 
-def _logged(config: ConfigDict) -> dict[str, Any]:
+def _logged(config: Experiment) -> dict[str, Any]:
     """What the meter says of a whole run, and the mean of its log points' distances."""
     summary, every = logged(config)
     rows = [row for row in every if row["step"]]

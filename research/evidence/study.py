@@ -15,10 +15,9 @@ from pathlib import Path
 from threading import RLock, Thread
 from typing import Any, NamedTuple, Self
 
-from ml_collections import ConfigDict
-
 from optdyn import own_code
 from optdyn.evidence.trial import FIRST, Curve, cut, trial
+from optdyn.experiment import Experiment
 from optdyn.outputs.files import append, rows, write
 
 ARMS = 16  # that are tuned at a time: each waits for its own trials
@@ -27,7 +26,7 @@ ARMS = 16  # that are tuned at a time: each waits for its own trials
 class Job(NamedTuple):
     """The arguments of `trial`."""
 
-    config: ConfigDict
+    config: Experiment
     target: float = -math.inf
     most: float = math.inf
     clock: str = "updates"
@@ -177,9 +176,7 @@ def _with_code(job: Job) -> Job:
     """The job, of the user's code that there is now, whichever process runs it."""
     if not (code := own_code.fingerprint(job.config)):
         return job
-    config = job.config.copy_and_resolve_references()
-    config.code = code
-    return job._replace(config=config)
+    return job._replace(config=job.config.with_(code=code))
 
 
 def _of_job(job: Job) -> str:

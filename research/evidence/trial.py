@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
 from optdyn import named, program, resident, trainer
 from optdyn.config import ConfigError
 from optdyn.driver import drive
+from optdyn.experiment import Experiment
 from optdyn.outputs.progress import Watch
 from optdyn.outputs.workdir import rows as rows_of
 from optdyn.problem import Examples
@@ -46,7 +46,7 @@ class Curve(NamedTuple):
 
 @named.once()
 def trial(
-    config: ConfigDict,
+    config: Experiment,
     target: float = -math.inf,
     most: float = math.inf,
     clock: str = "updates",
@@ -90,11 +90,11 @@ def trial(
     return _curve(finite, status or "ended", metrics)
 
 
-def _logged(config: ConfigDict, target: float, most: float, clock: str) -> Curve:
+def _logged(config: Experiment, target: float, most: float, clock: str) -> Curve:
     """The same of a run that is logged, every `config.log_every` updates, and goes to the end."""
-    chosen = config.copy_and_resolve_references()
+    chosen = config
     if clock == "updates":
-        chosen.steps = int(min(config.steps, max(most, 1)))
+        chosen = config.with_(steps=int(min(config.steps, max(most, 1))))
     summary, rows = logged(chosen)
     found = [row for row in rows if row["train_loss"]]
     reached = next((i for i, row in enumerate(found) if row["train_loss"] <= target), None)
@@ -112,7 +112,7 @@ def _curve(rows: Sequence[dict[str, Any]], status: str, test: dict[str, float]) 
     return Curve(updates, seconds, losses, status, test, met)
 
 
-def logged(config: ConfigDict) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def logged(config: Experiment) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The summary and the log of a run, whose workdir is gone afterwards."""
     with TemporaryDirectory(prefix="optdyn-") as folder:
         summary = trainer.alone(trainer.training(trainer.prepare(config), Path(folder), SILENT))

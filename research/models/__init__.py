@@ -7,6 +7,7 @@ from typing import Any
 import flax.linen as nn
 
 from optdyn import named
+from optdyn.experiment import Model
 from optdyn.models.base import Blocks, remat
 from optdyn.models.cnn import cnn
 from optdyn.models.mlp import mlp
@@ -27,7 +28,7 @@ MODELS: Mapping[str, Callable[..., Blocks]] = {
 KEY = "config.model.name"
 
 
-def make(model: Any, classes: int) -> Blocks:
+def make(model: Model, classes: int) -> Blocks:
     """The blocks of `config.model`; `classes` is what its outputs are to count, in `data.Data`.
 
     With `config.model.remat` those of `base.remat`.
@@ -35,18 +36,18 @@ def make(model: Any, classes: int) -> Blocks:
     or a sequence of (name, module). Raises ValueError for numbers that do not make a model.
     """
     blocks = _made(model, classes)
-    return remat(blocks) if model.get("remat") else blocks
+    return remat(blocks) if model.remat else blocks
 
 
-def _made(model: Any, classes: int) -> Blocks:
+def _made(model: Model, classes: int) -> Blocks:
     function = named.find(KEY, model.name, MODELS)
     if named.is_own(model.name):
-        options = named.options(model.get("options", {}))
-        return _blocks(model.name, named.call(KEY, model.name, function, classes, **options))
-    if model.get("options"):
+        made = named.call(KEY, model.name, function, classes, **model.options)
+        return _blocks(model.name, made)
+    if model.options:
         raise ConfigError(f"config.model.options: of models of your own, not of {model.name!r}")
     keys = [key for key in inspect.signature(function).parameters if key != "classes"]
-    return function(classes=classes, **{key: model[key] for key in keys})
+    return function(classes=classes, **{key: getattr(model, key) for key in keys})
 
 
 def _blocks(name: str, made: Any) -> Blocks:

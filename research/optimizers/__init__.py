@@ -5,7 +5,6 @@ and every other number are data: changing them recompiles nothing.
 """
 
 import inspect
-import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -16,6 +15,8 @@ import optax
 from optax import contrib
 
 from optdyn import named, own_code
+from optdyn.experiment import Experiment
+from optdyn.fields import OPTIONS, Options
 from optdyn.optimizers import closed_loop, staleness
 from optdyn.optimizers.schedules import SCHEDULES, learning_rates
 from optdyn.reached import Key
@@ -46,6 +47,7 @@ TRANSFORMS: Mapping[str, Callable[..., Any]] = {
 }
 CONTRIB = "contrib."  # before the name of one of optax.contrib
 KEY = "config.optimizer.name"
+Chain = tuple[tuple[str, Options], ...]  # names of transforms, each with its arguments
 
 
 def known() -> dict[str, Callable[..., Any]]:
@@ -88,15 +90,15 @@ def takes_momentum(name: str) -> bool:
     return "momentum" in arguments(name)
 
 
-def options(config: Any) -> dict[str, Any]:
+def options(config: Experiment) -> Options:
     """`config.optimizer.options`, and what the config says besides of an optimizer of `OWN`.
 
     The closed loop's staleness is the mean of g groups, g - 1.
     """
-    given = config.optimizer.options.to_dict()
+    given = config.optimizer.options
     if config.optimizer.name != "closed_loop":
         return given
-    return {"staleness": groups_of(config) - 1} | given
+    return Options({"staleness": groups_of(config) - 1} | given)
 
 
 def transform(name: str) -> Callable[..., Any]:
@@ -111,11 +113,11 @@ def transform(name: str) -> Callable[..., Any]:
     return named.find("config.optimizer.chain", name, TRANSFORMS)
 
 
-def chain(config: Any) -> list[tuple[str, dict[str, Any]]]:
+def chain(config: Experiment) -> Chain:
     """The names in `config.optimizer.chain`, each with those of `chain_options` that it takes."""
-    given = config.optimizer.chain_options.to_dict()
+    given = config.optimizer.chain_options
     taken = [(name, _parameters(transform(name))) for name in config.optimizer.chain]
-    return [(name, {k: v for k, v in given.items() if k in of}) for name, of in taken]
+    return tuple((n, Options({k: v for k, v in given.items() if k in of})) for n, of in taken)
 
 
 def logged(state: Any) -> dict[str, float]:
@@ -134,7 +136,7 @@ def _is_loop(state: Any) -> bool:
 def optimizer(
     name: str,
     hyper_names: tuple[str, ...],
-    options: Mapping[str, Any] = {},
+    options: Mapping[str, Any] = OPTIONS,
     chain: Sequence[tuple[str, Mapping[str, Any]]] = (),
 ) -> optax.GradientTransformationExtraArgs:
     """The optimizer called `name`; `update(grads, state, params, **hyper)` takes its numbers.
@@ -143,8 +145,7 @@ def optimizer(
     `optax.sgd` keeps the heavy-ball form v <- g + mu v, x <- x - alpha v; mu may be negative.
     Gradients go through the transforms of a `chain` before, names with options.
     """
-    make, options = maker(name), named.options(options)
-    before = [transform(other)(**named.options(given)) for other, given in chain]
+    make, before = maker(name), [transform(other)(**given) for other, given in chain]
 
     def chained(hyper: Mapping[str, Any]) -> optax.GradientTransformationExtraArgs:
         one = optax.with_extra_args_support(make(**hyper, **options))
@@ -180,24 +181,29 @@ def _apart(state: Any, params: Any) -> Any:
     return jax.tree.map(own, state)
 
 
-def check(config: Any, params: Any) -> None:
+def check(config: Experiment, params: Any) -> None:
     """Traces an update of the optimizer of a config for parameters like these.
 
     Raises `ConfigError`, in one line, if it fails, needs what no update is given, or returns what
     the next update could not take. Once for all configs of that optimizer and such parameters.
     """
     leaves, structure = jax.tree.flatten(params)
-    given = json.dumps([options(config), chain(config)], sort_keys=True)
+    given = options(config), chain(config)
     own = own_code.objects(config, own_code.OPTIMIZER)
     shapes = tuple((x.shape, x.dtype) for x in leaves)
-    _checked(config.optimizer.name, given, own, structure, shapes)
+    _checked(config.optimizer.name, *given, own, structure, shapes)
 
 
 @lru_cache(maxsize=64)
 def _checked(
-    name: str, given: str, own: Key, structure: Any, leaves: Sequence[tuple[Any, Any]]
+    name: str,
+    options: Options,
+    chain: Chain,
+    own: Key,
+    structure: Any,
+    leaves: Sequence[tuple[Any, Any]],
 ) -> None:
-    taken, (options, chain) = arguments(name), json.loads(given)
+    taken = arguments(name)
     makers = [maker(name), *(transform(other) for other, _ in chain)]
     made_by = name if named.is_own(name) or name in OWN else f"optax.{name}"
     made_by = " after ".join((made_by, *(other for other, _ in reversed(chain))))

@@ -16,6 +16,7 @@ import numpy as np
 import optax
 
 from optdyn import named
+from optdyn.experiment import Experiment
 from optdyn.values import ConfigError
 
 KEY = "config.optimizer.schedule"
@@ -71,7 +72,7 @@ def schedule(
 ) -> optax.Schedule:
     """The schedule `name` over so many steps. Raises `ConfigError`, as for options it lacks."""
     make = named.find(KEY, name, SCHEDULES)
-    given = named.options(options)
+    given = dict(options)
     if named.is_own(name):
         return named.call(KEY, name, make, learning_rate, steps, **given)
     usual = {"learning_rate": learning_rate, "steps": steps, "decay_rate": decay_rate}
@@ -113,7 +114,7 @@ def learning_rates(
     return np.broadcast_to(values, (steps,))
 
 
-def of_config(config: Any) -> np.ndarray:
+def of_config(config: Experiment) -> np.ndarray:
     """The learning rates of a run."""
     chosen = config.optimizer
     return learning_rates(

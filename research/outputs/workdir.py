@@ -19,13 +19,13 @@ from typing import Any, Self
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from ml_collections import ConfigDict
 from tensorboardX import summary as events
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event
 
 from optdyn import config as configs
 from optdyn import own_code
+from optdyn.experiment import Experiment
 from optdyn.outputs import versions
 from optdyn.outputs.figures import missing, unlike
 from optdyn.outputs.files import (
@@ -50,7 +50,7 @@ SHOWN = 10.0  # seconds after which TensorBoard sees a log point, at most
 
 
 def claim(
-    workdir: Path, config: ConfigDict, free: Sequence[str] = (), code: str | None = None
+    workdir: Path, config: Experiment, free: Sequence[str] = (), code: str | None = None
 ) -> dict[str, Any]:
     """Makes the workdir this config's; the config that it held, which may differ in keys of `free`.
 
@@ -91,11 +91,10 @@ def claim(
         raise WorkdirError(f"workdir {workdir}: cannot be written ({line_of(error)})") from error
 
 
-def text_of(config: ConfigDict, code: str | None = None) -> str:
+def text_of(config: Experiment, code: str | None = None) -> str:
     """What `config.json` holds: the config with checksums of the user's code, by default of now."""
-    whole = config.copy_and_resolve_references()
-    whole.code = own_code.fingerprint(config) if code is None else code
-    return configs.to_json(whole)
+    now = own_code.fingerprint(config) if code is None else code
+    return configs.to_json(config.with_(code=now))
 
 
 def is_finished(summary: Mapping[str, Any], steps: int) -> bool:
@@ -111,7 +110,7 @@ def is_finished(summary: Mapping[str, Any], steps: int) -> bool:
     return status in ("completed", "diverged") and done >= steps
 
 
-def _of_its_code(workdir: Path, config: ConfigDict, held: Any, now: str) -> None:
+def _of_its_code(workdir: Path, config: Experiment, held: Any, now: str) -> None:
     if config.code != own_code.ANY and (said := own_code.changed(held, now)):
         raise WorkdirError(
             f"workdir {workdir}: the code of {said}, or of what is imported there, is not what its "
@@ -120,7 +119,7 @@ def _of_its_code(workdir: Path, config: ConfigDict, held: Any, now: str) -> None
         )
 
 
-def free(config: ConfigDict) -> tuple[str, ...]:
+def free(config: Experiment) -> tuple[str, ...]:
     """Keys that may change where a config's workdir goes on."""
     kept = ["steps"] if config.replicas.count else []  # of a recording, one array
     kept += ["log_every"] if config.probes.steer else []  # it steers when it logs
@@ -191,9 +190,9 @@ class Metrics:
         if time.monotonic() - self._flushed > SHOWN:
             self._flush()
 
-    def end(self, config: ConfigDict, summary: Mapping[str, Any]) -> None:
+    def end(self, config: Experiment, summary: Mapping[str, Any]) -> None:
         """What TensorBoard's page of hyperparameters shows of a run: to be written once."""
-        usual, given = (json.loads(configs.to_json(c)) for c in (configs.default(), config))
+        usual, given = (json.loads(configs.to_json(c)) for c in (configs.usual(), config))
         changed = {*configs.differences(usual, given), "optimizer.learning_rate", "seed"}
         values = {name: _value(given, name) for name in sorted(changed)}
         figures = {tag(name): value for name, value in summary.items() if _is_tagged(name)}

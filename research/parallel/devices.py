@@ -1,12 +1,13 @@
 """A strategy on its devices: the state it starts from, and the loop over events laid out."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import PartitionSpec as P
 
 from optdyn import strategies
+from optdyn.fields import Options
 from optdyn.parallel import layout
 from optdyn.parallel.layout import Advance, Layout
 from optdyn.parallel.overlap import overlap
@@ -19,9 +20,23 @@ from optdyn.strategies import Strategy
 Loop = Callable[[Strategy], Advance]
 
 
+class Asked(NamedTuple):
+    """The methods, and the devices that they are to run on."""
+
+    name: str  # of the methods
+    keys: Options  # `Chosen.keys`
+    api: str = ""  # '': one device simulates all
+    nodes: int = 1
+    devices: int = 1  # of a node, real or simulated
+    accumulation: int = 1
+    shard_optimizer: bool = False
+    shard_snapshots: bool = False
+    streamed: bool = False  # whether examples are brought to real devices as they are needed
+
+
 def make(
     loop: Loop,
-    static: Mapping[str, Any],
+    asked: Asked,
     whole: Problem,
     optimizer: Any,
     slots: int,
@@ -29,18 +44,15 @@ def make(
 ) -> tuple[Strategy, Layout]:
     """The strategy as one device simulates it, and the loop on real devices or on that one.
 
-    `static` holds the `name` of the methods and their `keys`, `api` ('': one device), `nodes` and
-    `devices` (a node's), real or simulated, and whether examples are `streamed` to real ones.
     States look the same either way. With `meter` batches are pairs, and so are the loop's examples
     and indices.
     """
-    methods, keys = strategies.chosen(static["name"]), static["keys"]
-    api, nodes, devices = static["api"], static["nodes"], static["devices"]
-    streamed = static["streamed"]
+    methods, keys = strategies.chosen(asked.name), asked.keys
+    api, nodes, devices, streamed = asked.api, asked.nodes, asked.devices, asked.streamed
 
     def strategy(axis: str | None, real: bool = False, slots: int = slots) -> Strategy:
-        parts = static["accumulation"]
-        return strategies.compose(methods, keys, whole, optimizer, slots, axis, parts, real, meter)
+        of = methods, keys, whole, optimizer, slots, axis
+        return strategies.compose(*of, asked.accumulation, real, meter)
 
     def on_host() -> Callable[[Any], Any]:
         return initial(jax.jit(strategy(None, slots=1).init), slots)
@@ -64,9 +76,9 @@ def make(
     mesh = layout.mesh(axes, shape)
     if api == "jit":
         advance = loop(simulated)
-        shards = static["shard_optimizer"], bool(methods.mix), static["shard_snapshots"]
+        shards = asked.shard_optimizer, bool(methods.mix), asked.shard_snapshots
         laid = layout.jit(advance, mesh, *shards)
-        return simulated, laid._replace(init=on_host() if static["shard_snapshots"] else None)
+        return simulated, laid._replace(init=on_host() if asked.shard_snapshots else None)
     # A mean over one device would not be free: XLA copies all gradients through it.
     device = strategy("data" if devices > 1 or methods.sums else None, real=True)
     apart = device.apart

@@ -11,8 +11,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from ml_collections import ConfigDict
-
+from optdyn.experiment import Experiment
 from optdyn.racing.shards import Part, parted, shards
 from optdyn.racing.worker import Shards, Workers, asked, worker
 from optdyn.run import Run
@@ -45,8 +44,8 @@ class PartLost(Exception):
 class Worker:
     """An actor: a compute group, which reads its data and compiles its gradient by itself."""
 
-    def __init__(self, config: dict[str, Any], group: int, servers: int):
-        run = prepare(ConfigDict(config), race=True)
+    def __init__(self, config: Experiment, group: int, servers: int):
+        run = prepare(config, race=True)
         self._compute = worker(run)
         self._in_parts = parted(self._compute, run, servers)
         asked(run, self._compute, group).send()
@@ -64,8 +63,8 @@ class Worker:
 class Keeper(Part):
     """An actor: a part of the server."""
 
-    def __init__(self, config: dict[str, Any], number: int, servers: int):
-        super().__init__(prepare(ConfigDict(config), race=True), number, servers)
+    def __init__(self, config: Experiment, number: int, servers: int):
+        super().__init__(prepare(config, race=True), number, servers)
 
     def ready(self) -> None:
         """Returns when it is there."""
@@ -107,8 +106,8 @@ def ray_workers(
             "scheduling_strategy": "SPREAD",
             "runtime_env": {"env_vars": variables},
         }
-        config, parts = run.config.to_dict(), servers if servers > 1 else 0
-        config["code"] = run.code  # an actor that is replaced later must have no other
+        parts = servers if servers > 1 else 0
+        config = run.config.with_(code=run.code)  # an actor that is replaced later has no other
         kind: Any = ray.remote(Worker)
         kind = kind.options(num_gpus=gpus, max_restarts=-1, max_task_retries=-1, **shared)
         actors = [kind.remote(config, group, servers) for group in range(groups)]

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ml_collections import ConfigDict
 
 from optdyn import named, trainer
 from optdyn.driver import Chunk, proceed
+from optdyn.experiment import Experiment
 from optdyn.outputs.files import WorkdirError, read_json
 from optdyn.outputs.hold import free
 from optdyn.outputs.workdir import is_finished
@@ -42,7 +42,7 @@ Connect = Callable[[Run], AbstractContextManager[Workers]]
 
 
 @named.once()
-def race(config: ConfigDict, workdir: Path, connect: Connect, servers: int = 1) -> dict[str, Any]:
+def race(config: Experiment, workdir: Path, connect: Connect, servers: int = 1) -> dict[str, Any]:
     """Runs the config in the workdir, or goes on with it, and returns its summary.
 
     `config.cluster.service` is 'race', and `connect` gives workers of so many `servers`. Raises
@@ -69,7 +69,7 @@ def race(config: ConfigDict, workdir: Path, connect: Connect, servers: int = 1) 
     return chunk
 
 
-def prepared(config: ConfigDict, servers: int, begun: bool = False) -> Run:
+def prepared(config: Experiment, servers: int, begun: bool = False) -> Run:
     """As `trainer.prepare`. Raises what that does, also where it cannot race with such servers."""
     run = trainer.prepare(config, begun=begun, race=True)
     if fresh := config.strategy.fresh:

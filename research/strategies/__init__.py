@@ -12,6 +12,7 @@ from optdyn.strategies.method import (
     arrives,
     built_in,
     chosen,
+    defaults,
     devices_of,
     follows,
     groups_of,
@@ -22,6 +23,7 @@ from optdyn.strategies.method import (
     owns,
     refused,
     timeline_of,
+    value,
 )
 
 __all__ = [
@@ -37,6 +39,7 @@ __all__ = [
     "built_in",
     "chosen",
     "compose",
+    "defaults",
     "devices_of",
     "follows",
     "groups_of",
@@ -48,4 +51,5 @@ __all__ = [
     "pieces",
     "refused",
     "timeline_of",
+    "value",
 ]

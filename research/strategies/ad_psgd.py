@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from ml_collections import ConfigDict
 
 from optdyn import seeds
+from optdyn.experiment import Experiment
 from optdyn.strategies import workers as own
 from optdyn.strategies.base import Batch, Event, Gradient, Info, Params, Strategy, Update
 from optdyn.strategies.method import Chosen, Setting
@@ -100,7 +100,7 @@ def clock(setting: Setting, methods: Chosen) -> Timeline:
     return line._replace(choice=Encounter(line.worker, each))
 
 
-def check(config: ConfigDict, methods: Chosen) -> None:
+def check(config: Experiment, methods: Chosen) -> None:
     """Raises `ConfigError`."""
     own.check(config, methods)
     one_of(config, "strategy.graph", GRAPHS)

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from ml_collections import ConfigDict
 
+from optdyn.experiment import Experiment
 from optdyn.strategies import local_steps
 from optdyn.strategies import workers as own
 from optdyn.strategies.base import Batch, Event, Gradient, Info, Params, Strategy, Update
@@ -76,7 +76,7 @@ def async_local_sgd(gradient: Gradient, update: Update, workers: int) -> Strateg
     return Strategy(init, step)
 
 
-def values(config: ConfigDict) -> None:
+def values(config: Experiment) -> None:
     """Raises `ConfigError`."""
     require(config, "strategy.momentum_delay", lambda v: v >= 0, "at least 1, or 0 for the groups")
     require(config, "strategy.momentum_part", lambda v: 0 <= v <= 1, "from 0 to 1")

@@ -1,14 +1,13 @@
 """What nodes that average their parameters (`model_averaging.py`) ask of a config."""
 
-from ml_collections import ConfigDict
-
+from optdyn.experiment import Experiment
 from optdyn.strategies import compression, nodes
 from optdyn.strategies.method import Chosen, Keys
 from optdyn.strategies.outer import INNER_STATES
 from optdyn.values import ConfigError, one_of, require
 
 
-def values(config: ConfigDict) -> None:
+def values(config: Experiment) -> None:
     """Raises `ConfigError`."""
     strategy = config.strategy
     period = strategy.period
@@ -28,18 +27,18 @@ def values(config: ConfigDict) -> None:
     if strategy.inner_state != "kept" and apart:
         raise ConfigError(
             f"config.strategy.inner_state = {strategy.inner_state!r}: must be 'kept' with "
-            f"config.strategy.{apart} = {strategy[apart]}, as the state of an optimizer is of all "
+            f"config.strategy.{apart} = {getattr(strategy, apart)}, as the state of an optimizer is of all "
             "parameters and of now"
         )
 
 
-def check(config: ConfigDict, methods: Chosen) -> None:
+def check(config: Experiment, methods: Chosen) -> None:
     """Raises `ConfigError`."""
     nodes.check(config, methods)
     if not config.cluster.presence:
         return
     strategy = config.strategy
-    more = [key for key in ("delay", "mixing", "compression") if strategy[key]]
+    more = [key for key in ("delay", "mixing", "compression") if getattr(strategy, key)]
     more += ["fragments"] * (strategy.fragments > 1)
     more += ["inner_state"] * (strategy.inner_state == "averaged")
     if more or config.parallel.api == "overlap":

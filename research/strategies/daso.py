@@ -10,8 +10,8 @@ implementation, gives x the weight 1 there if it is received as the others are).
 """
 
 import numpy as np
-from ml_collections import ConfigDict
 
+from optdyn.experiment import Experiment
 from optdyn.strategies import nodes
 from optdyn.strategies.base import Strategy
 from optdyn.strategies.messages import Messages
@@ -80,7 +80,7 @@ def _recorded(held: Held) -> Meeting:
     return Meeting(send, receive, waited)
 
 
-def values(config: ConfigDict) -> None:
+def values(config: Experiment) -> None:
     """Raises `ConfigError`."""
     strategy = config.strategy
     for name in ("transfer_dtype", "blocking_dtype"):
@@ -96,7 +96,7 @@ def values(config: ConfigDict) -> None:
     require(config, "strategy.reset_wait", lambda v: 0 <= v <= reset, f"from 0 to {reset}")
 
 
-def check(config: ConfigDict, methods: Chosen) -> None:
+def check(config: Experiment, methods: Chosen) -> None:
     """Raises `ConfigError`."""
     nodes.check(config, methods)
 

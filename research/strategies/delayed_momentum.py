@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from ml_collections import ConfigDict
 
+from optdyn.experiment import Experiment
 from optdyn.strategies.method import Chosen, Setting, of_config
 from optdyn.strategies.worker_clock import by_speed, timeline
 from optdyn.timeline.base import Timeline
@@ -64,7 +64,7 @@ def turns(strategy: Any, exchange: Any, count: Any) -> dict[str, np.ndarray]:
     return {"turn": turn, "momentum_part": np.where(turn, 1 - c * n + c, c).astype(np.float32)}
 
 
-def order(config: ConfigDict, line: Timeline) -> Exchanges:
+def order(config: Experiment, line: Timeline) -> Exchanges:
     """Who reads when in a race."""
     each = periods(Setting(config, 0, 0), of_config(config))
     return Exchanges(line, each, partial(turns, config.strategy))

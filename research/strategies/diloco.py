@@ -13,8 +13,8 @@ DiLoCo (arXiv 2501.18512) has the same of every fragment by itself: `fragments`,
 from typing import Any
 
 import optax
-from ml_collections import ConfigDict
 
+from optdyn.experiment import Experiment
 from optdyn.strategies.base import Strategy
 from optdyn.strategies.meetings import with_numbers
 from optdyn.strategies.method import Keys, Method
@@ -48,7 +48,7 @@ def diloco(inner: Strategy, keys: Keys, senders: str | None = None) -> Strategy:
     return averaging(inner, keys, senders, nesterov())
 
 
-def values(config: ConfigDict) -> None:
+def values(config: Experiment) -> None:
     """Raises `ConfigError`."""
     require(config, "strategy.outer_learning_rate", lambda v: 0 < v < float("inf"), "above 0")
     require(config, "strategy.outer_momentum", lambda v: 0 <= v < 1, "at least 0 and less than 1")

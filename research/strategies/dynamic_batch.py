@@ -19,8 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from ml_collections import ConfigDict
 
+from optdyn.experiment import Experiment
 from optdyn.strategies.base import Batch, Event, Gradient, Params, all_reduce
 from optdyn.strategies.method import Chosen, Method, Setting
 from optdyn.timeline import dynamic_batch as clocks
@@ -147,14 +147,14 @@ def work(setting: Setting, draws: Any) -> tuple[Any, Shares]:
     return each, Shares(taken)
 
 
-def values(config: ConfigDict) -> None:
+def values(config: Experiment) -> None:
     """Raises `ConfigError`."""
     one_of(config, "strategy.weights", WEIGHTS)
     require(config, "strategy.micro_batch", lambda v: v >= 1, "at least 1")
     require(config, "strategy.smoothing", lambda v: 0 <= v < 1, "at least 0 and less than 1")
 
 
-def check(config: ConfigDict, methods: Chosen) -> None:
+def check(config: Experiment, methods: Chosen) -> None:
     """Raises `ConfigError`."""
     cluster = config.cluster
     if cluster.service != "measured":
@@ -165,7 +165,7 @@ def check(config: ConfigDict, methods: Chosen) -> None:
             "needs config.parallel.api = 'shard_map'"
         )
     for name in ("speeds", "disturbance_probability"):
-        if cluster[name]:
+        if getattr(cluster, name):
             raise ConfigError(f"config.cluster.{name}: simulated, so not of service 'measured'")
 
 

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from ml_collections import ConfigDict
 
+from optdyn.experiment import Experiment
 from optdyn.strategies import local_steps
 from optdyn.strategies import workers as own
 from optdyn.strategies.base import Array, Batch, Event, Gradient, Info, Params, Strategy, Update
@@ -88,17 +88,17 @@ def clock(setting: Setting, methods: Chosen) -> Timeline:
     return line._replace(choice=choice)
 
 
-def periods(config: ConfigDict) -> list[int]:
+def periods(config: Experiment) -> list[int]:
     """H of every worker."""
     return [config.strategy.period] * config.strategy.groups
 
 
-def order(config: ConfigDict, line: Timeline) -> Exchanges:
+def order(config: Experiment, line: Timeline) -> Exchanges:
     """Who exchanges when in a race."""
     return Exchanges(line, periods(config), is_stale=False)
 
 
-def values(config: ConfigDict) -> None:
+def values(config: Experiment) -> None:
     """Raises `ConfigError`."""
     groups = config.strategy.groups
     wanted = f"from 0 to config.strategy.groups = {groups}"

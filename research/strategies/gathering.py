@@ -1,7 +1,6 @@
 """Updates of several arrivals (`buffered.py`): when they are, and what they ask of a config."""
 
-from ml_collections import ConfigDict
-
+from optdyn.experiment import Experiment
 from optdyn.strategies import groups
 from optdyn.strategies.method import Chosen, Setting, devices_of
 from optdyn.timeline.base import Timeline
@@ -23,19 +22,19 @@ def clock(setting: Setting, methods: Chosen) -> Timeline:
     )
 
 
-def order(config: ConfigDict, line: Timeline) -> Versions:
+def order(config: Experiment, line: Timeline) -> Versions:
     """Who reads when in a race."""
     of = config.strategy
     return Versions(line, of.groups, arrivals=of.arrivals, waiting=of.waiting)
 
 
-def values(config: ConfigDict) -> None:
+def values(config: Experiment) -> None:
     """Raises `ConfigError`."""
     require(config, "strategy.arrivals", lambda v: v >= 1, "at least 1")
     one_of(config, "strategy.waiting", WAITING)
 
 
-def check(config: ConfigDict, methods: Chosen) -> None:
+def check(config: Experiment, methods: Chosen) -> None:
     """Raises `ConfigError`."""
     groups.check(config, methods)
     strategy, (nodes, devices) = config.strategy, devices_of(config)

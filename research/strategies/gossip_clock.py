@@ -3,9 +3,9 @@
 from typing import Any, NamedTuple
 
 import numpy as np
-from ml_collections import ConfigDict
 
 from optdyn import seeds
+from optdyn.experiment import Experiment
 from optdyn.strategies import nodes
 from optdyn.strategies.method import Chosen, Setting
 from optdyn.timeline import graphs, habits
@@ -69,7 +69,7 @@ def _recorded(held: Held, nodes: int) -> np.ndarray:
     return there
 
 
-def check(config: ConfigDict, methods: Chosen) -> None:
+def check(config: Experiment, methods: Chosen) -> None:
     """Raises `ConfigError`."""
     nodes.check(config, methods)
     one_of(config, "strategy.graph", graphs.GRAPHS)

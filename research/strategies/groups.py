@@ -6,9 +6,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
 from optdyn import models, seeds
+from optdyn.experiment import Experiment, Pieces
 from optdyn.strategies.merged import cut
 from optdyn.strategies.method import Chosen, Setting, owns, slowed
 from optdyn.strategies.snapshots import SNAPSHOTS
@@ -100,7 +100,7 @@ def _of_servers(each: Sequence[Timeline]) -> Timeline:
     return each[0]._replace(seconds=last, staleness=staleness, choice=choice, batch=None)
 
 
-def values(config: ConfigDict) -> None:
+def values(config: Experiment) -> None:
     """Raises `ConfigError`."""
     require(config, "strategy.groups", lambda v: v >= 1, "at least 1")
     require(config, "strategy.staleness_bound", lambda v: v >= -1, "at least 0, or -1 for none")
@@ -120,7 +120,7 @@ def values(config: ConfigDict) -> None:
         )
 
 
-def divides(config: ConfigDict, methods: Chosen) -> None:
+def divides(config: Experiment, methods: Chosen) -> None:
     """Raises `ConfigError` if groups are not of equally many workers."""
     groups, cluster = config.strategy.groups, config.cluster
     workers = cluster.nodes * cluster.devices_per_node
@@ -134,21 +134,21 @@ def divides(config: ConfigDict, methods: Chosen) -> None:
         )
 
 
-def check(config: ConfigDict, methods: Chosen) -> None:
+def check(config: Experiment, methods: Chosen) -> None:
     """Raises `ConfigError`."""
     strategy, cluster = config.strategy, config.cluster
     divides(config, methods)
     local = methods.gradient and methods.gradient.servers
     if local and not is_drawn(cluster.service):
         one_of(config, "cluster.service", (*DRAWN, *RECORDED, "geometric"))
-    if local and any(cluster.pieces.values()):
+    if local and cluster.pieces != Pieces():
         raise ConfigError("config.cluster.pieces: no block of local learning has such a server")
     if cluster.service == "race":
         races(config, methods)
     if strategy.snapshots == "host":
         in_host_memory(config, methods)
-    habit = next((key for key in HABITS if cluster[key]), "")
-    bound = local or strategy.staleness_bound >= 0 or any(cluster.pieces.values())
+    habit = next((key for key in HABITS if getattr(cluster, key)), "")
+    bound = local or strategy.staleness_bound >= 0 or cluster.pieces != Pieces()
     if habit and (bound or config.replicas.count or not is_drawn(cluster.service)):
         raise ConfigError(
             f"config.cluster.{habit}: of one run of groups by themselves, whose times are drawn "
@@ -158,7 +158,7 @@ def check(config: ConfigDict, methods: Chosen) -> None:
     if strategy.staleness_bound < 0:
         return
     ordered = is_drawn(cluster.service) or cluster.service in RECORDED
-    if not ordered or any(cluster.pieces.values()):
+    if not ordered or cluster.pieces != Pieces():
         raise ConfigError(
             "config.strategy.staleness_bound: groups wait for one another only where their times "
             f"are drawn or recorded, config.cluster.service one of "
@@ -168,7 +168,7 @@ def check(config: ConfigDict, methods: Chosen) -> None:
         raise ConfigError("config.strategy.staleness_bound: only of runs, not of replicas")
 
 
-def in_host_memory(config: ConfigDict, methods: Chosen) -> None:
+def in_host_memory(config: Experiment, methods: Chosen) -> None:
     """Raises `ConfigError` where versions cannot lie in the host's memory."""
     wanted = "config.strategy.snapshots = 'host':"
     if methods.mix or not methods.read or not methods.read.single:
@@ -185,7 +185,7 @@ def in_host_memory(config: ConfigDict, methods: Chosen) -> None:
         raise ConfigError(f"{wanted} config.replicas.count must be 0, replicas share a device")
 
 
-def races(config: ConfigDict, methods: Chosen) -> None:
+def races(config: Experiment, methods: Chosen) -> None:
     """Raises `ConfigError` where groups cannot race on real workers (`research/racing`)."""
     wanted = "config.cluster.service = 'race':"
     if config.strategy.fresh:
@@ -200,7 +200,7 @@ def races(config: ConfigDict, methods: Chosen) -> None:
         raise ConfigError(f"{wanted} config.data.streaming must be False")
 
 
-def merges(config: ConfigDict, methods: Chosen) -> None:
+def merges(config: Experiment, methods: Chosen) -> None:
     """Raises `ConfigError` where a race can have no merged server."""
     cut([name for name, _ in models.make(config.model, classes=2)], config.strategy.fresh)
     wanted = f"config.strategy.fresh = {tuple(config.strategy.fresh)!r}: in a race"
@@ -210,7 +210,7 @@ def merges(config: ConfigDict, methods: Chosen) -> None:
         raise ConfigError(f"{wanted} config.probes.steer must be False, as these blocks are ahead")
 
 
-def order(config: ConfigDict, line: Timeline) -> Versions:
+def order(config: Experiment, line: Timeline) -> Versions:
     """Who reads when in a race."""
     strategy = config.strategy
     bound = strategy.staleness_bound if strategy.staleness_bound >= 0 else math.inf

@@ -10,10 +10,10 @@ from functools import partial
 from typing import Any
 
 import jax
-from ml_collections import ConfigDict
 
 from optdyn import models
 from optdyn.costs import Costs, Groups, block_costs, of_groups, of_stages
+from optdyn.experiment import Experiment
 from optdyn.models import base
 from optdyn.parallel.layout import mesh
 from optdyn.parallel.stages import stages
@@ -59,7 +59,7 @@ def _servers(problem: Problem) -> dict[str, int]:
     return own | {base.head_of(name): own[name] for name in problem.heads}
 
 
-def costs(config: ConfigDict, network: Network) -> tuple[Costs, pipeline.Work]:
+def costs(config: Experiment, network: Network) -> tuple[Costs, pipeline.Work]:
     """What an update costs, whole and on the stages of the cluster."""
     whole, params, examples = network
 
@@ -67,16 +67,14 @@ def costs(config: ConfigDict, network: Network) -> tuple[Costs, pipeline.Work]:
         return jax.ShapeDtypeStruct((config.batch_size, *leaf.shape[1:]), leaf.dtype)
 
     made = block_costs(whole, params, jax.tree.map(shape, dict(examples)))
-    own, stages = groups_of(config.strategy, len(made.trunk)), config.cluster.nodes
+    own, stages = groups_of(vars(config.strategy), len(made.trunk)), config.cluster.nodes
     cuts = [len(made.trunk) * i // stages for i in range(stages)]
     return of_groups(made, own, config.strategy.shared_heads), of_stages(made, own, cuts)
 
 
-def slower(config: ConfigDict, network: Network) -> float:
+def slower(config: Experiment, network: Network) -> float:
     """An update on one device over one of backpropagation there, in operations."""
-    one = config.copy_and_resolve_references()
-    one.cluster.nodes = 1
-    _, work = costs(one, network)
+    _, work = costs(config.with_({"cluster.nodes": 1}), network)
     return float(work.forward.sum() + work.backward.sum())
 
 
@@ -99,19 +97,19 @@ def work(setting: Setting, draws: Any) -> tuple[Any, tuple]:
     return draws * each * slower(config, setting.network), ()
 
 
-def values(config: ConfigDict) -> None:
+def values(config: Experiment) -> None:
     """Raises `ConfigError`."""
     one_of(config, "strategy.variant", VARIANTS)
     for name in ("window", "chunks", "micro_batches"):
         require(config, f"strategy.{name}", lambda v: v >= 1, "at least 1")
 
 
-def check(config: ConfigDict, methods: Chosen) -> None:
+def check(config: Experiment, methods: Chosen) -> None:
     """Raises `ConfigError`."""
     strategy, cluster = config.strategy, config.cluster
     blocks = len(models.make(config.model, classes=2)) - 1
     try:
-        own = groups_of(strategy, blocks)
+        own = groups_of(vars(strategy), blocks)
     except ValueError as error:
         raise ConfigError(f"config.strategy: {error}") from error
     if methods.read or methods.mix:  # then no device has but a part of the blocks
@@ -141,7 +139,7 @@ def check(config: ConfigDict, methods: Chosen) -> None:
         raise ConfigError("config.strategy.shared_heads: several nodes share no parameters")
 
 
-def report(config: ConfigDict, network: Network) -> dict[str, Any]:
+def report(config: Experiment, network: Network) -> dict[str, Any]:
     """Operations, bytes and memory of an update. Raises `ConfigError`."""
     whole, params, examples = network
     if config.strategy.shared_heads:

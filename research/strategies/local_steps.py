@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import jax
 from jax import lax
-from ml_collections import ConfigDict
 
+from optdyn.experiment import Experiment
 from optdyn.strategies import groups
 from optdyn.strategies.base import Array, Event, Gradient, Params, Update
 from optdyn.strategies.method import Chosen
@@ -61,7 +61,7 @@ def local_steps(gradient: Gradient, update: Update, before: bool = False) -> Cal
     return work
 
 
-def races(config: ConfigDict, methods: Chosen) -> None:
+def races(config: Experiment, methods: Chosen) -> None:
     """Raises `ConfigError` where local steps would depend on what their worker cannot know."""
     groups.races(config, methods)
     optimizer, wanted = config.optimizer, "config.cluster.service = 'race':"

@@ -5,9 +5,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
 from optdyn import optimizers
+from optdyn.experiment import Experiment
 from optdyn.strategies import compression
 from optdyn.strategies.fragments import cut
 from optdyn.strategies.method import Chosen, Keys, Setting
@@ -125,7 +125,7 @@ def with_numbers(plain: Mapping[str, float]) -> Clock:
         strategy, line = setting.config.strategy, clock(setting, methods)
         synchronous = np.arange(setting.config.steps) < strategy.synchronous_updates
         numbers = {
-            name: np.where(synchronous, value, strategy[name]).astype(np.float32)
+            name: np.where(synchronous, value, getattr(strategy, name)).astype(np.float32)
             for name, value in plain.items()
         }
         return line._replace(choice=line.choice._replace(outer=numbers))
@@ -158,7 +158,7 @@ def _transfers(setting: Setting, keys: Keys, sizes: list[float]) -> list[float]:
     return seconds
 
 
-def _optimizer_bytes(config: ConfigDict, params: Any) -> int:
+def _optimizer_bytes(config: Experiment, params: Any) -> int:
     """Of the floats in an optimizer's state."""
     name = config.optimizer.name
     hyper = ("learning_rate", *(("momentum",) if optimizers.takes_momentum(name) else ()))

@@ -5,6 +5,7 @@ A method is a file with a `METHOD`. Methods that replace different pieces combin
 replaces are plain SGD's.
 """
 
+import dataclasses
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -14,9 +15,10 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
-from ml_collections import ConfigDict
 
 from optdyn import named
+from optdyn.experiment import Cluster, Experiment
+from optdyn.fields import OPTIONS, Value, field
 from optdyn.problem import Examples, Params, Problem
 from optdyn.strategies.base import Gradient, Strategy
 from optdyn.timeline.base import Timeline
@@ -57,7 +59,7 @@ class Network(NamedTuple):
 class Setting(NamedTuple):
     """What a clock may know."""
 
-    config: ConfigDict
+    config: Experiment
     steps_per_epoch: int
     update_bytes: int
     replicas: int = 0
@@ -66,12 +68,13 @@ class Setting(NamedTuple):
     held: Held | None = None  # a recorded run that is replayed: whose arrivals these are
 
 
-def slowed(setting: Setting, methods: "Chosen") -> ConfigDict:
+def slowed(setting: Setting, methods: "Chosen") -> Cluster:
     """The cluster, where a gradient takes as long as the methods' own does."""
-    cluster = setting.config.cluster.copy_and_resolve_references()
-    if methods.gradient and methods.gradient.slower and setting.network:
-        cluster.seconds_per_example *= methods.gradient.slower(setting.config, setting.network)
-    return cluster
+    cluster = setting.config.cluster
+    if not (methods.gradient and methods.gradient.slower and setting.network):
+        return cluster
+    by = methods.gradient.slower(setting.config, setting.network)
+    return cluster.with_(seconds_per_example=cluster.seconds_per_example * by)
 
 
 class Racing(NamedTuple):
@@ -81,7 +84,7 @@ class Racing(NamedTuple):
     message in place of the batch.
     """
 
-    order: Callable[[ConfigDict, Timeline], Order]  # who reads when, written into the timeline
+    order: Callable[[Experiment, Timeline], Order]  # who reads when, written into the timeline
     # (gradient, update) -> (given, hyper, batch, numbers of its batches, (n, B)) -> message, where
     # `batch` makes one of (B,)
     work: Callable[..., Callable[..., Any]]
@@ -113,17 +116,17 @@ class Method(NamedTuple):
     # What it asks of the cluster.
     clock: Callable[["Setting", "Chosen"], Timeline] | None = None
     work: Callable[..., Any] | None = None  # (setting, draws) -> each device's seconds, choice
-    slower: Callable[[ConfigDict, Network], float] | None = None  # a gradient, over plain SGD's
+    slower: Callable[[Experiment, Network], float] | None = None  # a gradient, over plain SGD's
     laws: tuple[str, ...] = ()  # of config.cluster.service
     cluster: tuple[str, ...] = ()  # of OPTIONAL
     single: bool = True  # whether an update is of one gradient, of the whole batch
     barrier: bool = True  # whether the workers wait for one another at every update
     workers: bool = False  # whether every group has parameters of its own (`workers.py`)
-    follows: Callable[[ConfigDict], bool] = lambda config: False  # the log decides its timeline
+    follows: Callable[[Experiment], bool] = lambda config: False  # the log decides its timeline
     # What it says of itself.
-    values: Callable[[ConfigDict], None] = nothing  # of its keys; raises `ConfigError`
-    check: Callable[[ConfigDict, "Chosen"], None] = nothing  # where it is chosen; likewise
-    report: Callable[[ConfigDict, Network], Keys] = lambda config, network: {}  # in the summary
+    values: Callable[[Experiment], None] = nothing  # of its keys; raises `ConfigError`
+    check: Callable[[Experiment, "Chosen"], None] = nothing  # where it is chosen; likewise
+    report: Callable[[Experiment, Network], Keys] = lambda config, network: {}  # in the summary
     info: tuple[str, ...] = ()  # what its updates say of themselves, which the log sums up
     probe: Callable[[Problem, Keys], Any] = lambda problem, keys: None  # (params, train, test)
     layout: Callable[..., Any] | None = None  # on real devices, if not like all others
@@ -171,7 +174,7 @@ class Chosen(NamedTuple):
     def keys(self, strategy: Any) -> dict[str, Any]:
         """Those of config.strategy that its program depends on."""
         return {
-            key: strategy.options.get(key, method.keys[key]) if own else strategy[key]
+            key: strategy.options.get(key, method.keys[key]) if own else getattr(strategy, key)
             for method in self.every
             for own in [method in self.own]
             for key in method.compiled
@@ -195,6 +198,35 @@ def _methods() -> Mapping[str, Method]:
 def built_in() -> tuple[str, ...]:
     """Names of the files beside this one that have a `METHOD`, plain SGD's first."""
     return tuple(_methods())
+
+
+def defaults() -> dict[str, Any]:
+    """The default of every key of config.strategy, dotted."""
+    values: dict[str, Any] = {"strategy.name": PLAIN, "strategy.options": OPTIONS}
+    for method in _methods().values():
+        values |= {f"strategy.{key}": value for key, value in method.keys.items()}
+    return values
+
+
+@cache
+def _kind() -> type[Value]:
+    named = {key.partition(".")[2]: value for key, value in defaults().items()}
+    of = [(name, Any, field(usual, "")) for name, usual in named.items()]
+    return dataclasses.make_dataclass("Strategy", of, bases=(_Strategy,), frozen=True)
+
+
+class _Strategy(Value, section="strategy"):
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (dict(vars(self)),)
+
+
+def _again(keys: dict[str, Any]) -> Value:
+    return value(**keys)
+
+
+def value(**keys: Any) -> Value:
+    """`config.strategy`, with defaults for the keys that are not given. Raises `ConfigError`."""
+    return _kind()(**keys)
 
 
 def load(name: str) -> Method:
@@ -245,12 +277,12 @@ MEANING = {
 }
 
 
-def of_config(config: Any) -> Chosen:
+def of_config(config: Experiment) -> Chosen:
     """The methods of `config.strategy`."""
     return chosen(config.strategy.name)
 
 
-def groups_of(config: Any) -> int:
+def groups_of(config: Experiment) -> int:
     """Groups that arrive by themselves: one where everybody waits for everybody."""
     return config.strategy.groups if arrives(config.strategy.name) else 1
 
@@ -287,7 +319,7 @@ def _seen(name: str) -> Chosen | None:
         return None
 
 
-def devices_of(config: Any) -> tuple[int, int]:
+def devices_of(config: Experiment) -> tuple[int, int]:
     """Nodes with parameters of their own, and devices that share a node's batch (or a group's)."""
     cluster, methods = config.cluster, of_config(config)
     if not (methods.gradient or methods.read or methods.mix):  # the cluster is only its clock
@@ -297,7 +329,7 @@ def devices_of(config: Any) -> tuple[int, int]:
     return nodes, max(workers // nodes // groups_of(config), 1)
 
 
-def refused(config: Any) -> str:
+def refused(config: Experiment) -> str:
     """Why `config.parallel.api` cannot carry the methods of a config; '' if it can."""
     api, methods = config.parallel.api, of_config(config)
     nodes, devices = devices_of(config)
@@ -315,19 +347,19 @@ def refused(config: Any) -> str:
     return ""
 
 
-def follows(config: Any) -> bool:
+def follows(config: Experiment) -> bool:
     """Whether the log decides the timeline, so that it is not there before the run."""
     return any(method.follows(config) for method in of_config(config).every)
 
 
-def timeline_of(config: Any, **known: Any) -> Timeline:
+def timeline_of(config: Experiment, **known: Any) -> Timeline:
     """The timeline of a run, as far as its epochs so far decide it; `known` are of `Setting`."""
     methods = of_config(config)
     clock = methods.outermost.clock
     assert clock
     if config.cluster.service != "trace":
         return clock(Setting(config, **known), methods)
-    replay = config.copy_and_resolve_references()
-    replay.cluster.service = "constant"  # for what is asked for besides: seconds are the file's
+    # For what is asked for besides: seconds are the file's.
+    replay = config.with_({"cluster.service": "constant"})
     held = read(config.cluster.trace, config.steps * max(known.get("replicas", 0), 1))
     return checked(held, clock(Setting(replay, held=held, **known), methods))

@@ -4,9 +4,9 @@ from functools import partial
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
 from optdyn import seeds
+from optdyn.experiment import Experiment
 from optdyn.strategies.method import Chosen, Method, Setting
 from optdyn.timeline import nodes as hierarchy
 from optdyn.timeline.daso import Inside
@@ -16,7 +16,7 @@ from optdyn.values import ConfigError
 SLOTS = ("worker", "read", "write")  # fields of a choice that are slots of a table
 
 
-def check(config: ConfigDict, methods: Chosen) -> None:
+def check(config: Experiment, methods: Chosen) -> None:
     """Raises `ConfigError` if the batch cannot be divided among all devices."""
     devices = config.cluster.nodes * config.cluster.devices_per_node
     if config.batch_size % devices:
@@ -24,7 +24,7 @@ def check(config: ConfigDict, methods: Chosen) -> None:
             f"config.batch_size = {config.batch_size}: must be a multiple of the cluster's "
             f"{devices} devices (config.cluster.nodes x config.cluster.devices_per_node)"
         )
-    far = [key for key in ("regions", "diurnal", "presence") if config.cluster[key]]
+    far = [key for key in ("regions", "diurnal", "presence") if getattr(config.cluster, key)]
     if far and methods.read:
         raise ConfigError(
             f"config.cluster.{far[0]}: of nodes that compute as a whole, not of groups inside them"
@@ -63,16 +63,20 @@ def _devices(setting: Setting, gradient: Method, steps: int) -> Within:
 def _groups(setting: Setting, methods: Chosen, steps: int) -> Within:
     """Nodes inside which groups arrive by themselves: every node has a clock of its own."""
     assert methods.read and methods.read.clock
-    whole, lines = setting.config, []
-    for node in range(whole.cluster.nodes):
-        config = whole.copy_and_resolve_references()
-        k = config.cluster.devices_per_node
-        config.cluster.nodes, config.steps = 1, steps
-        config.cluster.speeds = tuple(whole.cluster.speeds)[node * k : (node + 1) * k]
-        config.batch_size = whole.batch_size // whole.cluster.nodes
-        config.cluster.latency = config.cluster.local_latency
-        config.cluster.bandwidth = config.cluster.local_bandwidth
-        config.seed = int(seeds.generator(whole.seed, f"node {node}").integers(2**32))
+    whole, cluster, lines = setting.config, setting.config.cluster, []
+    k = cluster.devices_per_node
+    for node in range(cluster.nodes):
+        config = whole.with_(
+            cluster=cluster.with_(
+                nodes=1,
+                speeds=cluster.speeds[node * k : (node + 1) * k],
+                latency=cluster.local_latency,
+                bandwidth=cluster.local_bandwidth,
+            ),
+            steps=steps,
+            batch_size=whole.batch_size // cluster.nodes,
+            seed=int(seeds.generator(whole.seed, f"node {node}").integers(2**32)),
+        )
         held = setting.held and setting.held.node(node, whole.cluster.nodes)
         own = setting._replace(config=config, replicas=0, held=held)
         lines.append(methods.read.clock(own, methods._replace(mix=None)))

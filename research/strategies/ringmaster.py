@@ -17,8 +17,7 @@ elsewhere batch t is that of update t.
 
 import math
 
-from ml_collections import ConfigDict
-
+from optdyn.experiment import Experiment
 from optdyn.strategies import groups
 from optdyn.strategies.asynchronous import asynchronous
 from optdyn.strategies.base import alone
@@ -36,18 +35,18 @@ def clock(setting: Setting, methods: Chosen) -> Timeline:
     return groups.together(setting, methods, replicas=setting.replicas, delay_bound=bound)
 
 
-def order(config: ConfigDict, line: Timeline) -> Versions:
+def order(config: Experiment, line: Timeline) -> Versions:
     """Who reads when in a race."""
     of = config.strategy
     return Versions(line, of.groups, delay_bound=of.delay_bound or math.inf)
 
 
-def values(config: ConfigDict) -> None:
+def values(config: Experiment) -> None:
     """Raises `ConfigError`."""
     require(config, "strategy.delay_bound", lambda v: v >= 0, "at least 1, or 0 for none")
 
 
-def check(config: ConfigDict, methods: Chosen) -> None:
+def check(config: Experiment, methods: Chosen) -> None:
     """Raises `ConfigError`."""
     groups.check(config, methods)
     strategy = config.strategy

@@ -14,8 +14,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from ml_collections import ConfigDict
 
+from optdyn.experiment import Experiment
 from optdyn.strategies.base import Strategy
 from optdyn.strategies.meetings import with_numbers
 from optdyn.strategies.method import Keys, Method
@@ -55,7 +55,7 @@ def slowmo(inner: Strategy, keys: Keys, senders: str | None = None) -> Strategy:
     return averaging(inner, keys, senders, slow())
 
 
-def values(config: ConfigDict) -> None:
+def values(config: Experiment) -> None:
     """Raises `ConfigError`."""
     require(config, "strategy.slow_learning_rate", lambda v: 0 < v < float("inf"), "above 0")
     require(config, "strategy.slow_momentum", lambda v: 0 <= v < 1, "at least 0 and less than 1")

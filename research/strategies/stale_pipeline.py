@@ -15,9 +15,8 @@ of its own, with a staleness of its own.
 
 from typing import Any
 
-from ml_collections import ConfigDict
-
 from optdyn import models
+from optdyn.experiment import Experiment
 from optdyn.parallel.layout import mesh
 from optdyn.parallel.never_flushed import never_flushed
 from optdyn.problem import Problem
@@ -44,19 +43,18 @@ def clock(setting: Setting, methods: Chosen) -> Timeline:
     return stale_stages(strategy.pipeline, stages, blocks, seconds)
 
 
-def _work(config: ConfigDict, network: Network) -> pipeline.Work:
+def _work(config: Experiment, network: Network) -> pipeline.Work:
     """Of backpropagation on the stages."""
-    one = config.copy_and_resolve_references()
-    one.strategy.variant, one.strategy.shared_heads = "backprop", False
-    return local.costs(one, network)[1]
+    plain = {"strategy.variant": "backprop", "strategy.shared_heads": False}
+    return local.costs(config.with_(plain), network)[1]
 
 
-def values(config: ConfigDict) -> None:
+def values(config: Experiment) -> None:
     """Raises `ConfigError`."""
     one_of(config, "strategy.pipeline", KINDS)
 
 
-def check(config: ConfigDict, methods: Chosen) -> None:
+def check(config: Experiment, methods: Chosen) -> None:
     """Raises `ConfigError`."""
     strategy, cluster = config.strategy, config.cluster
     blocks = len(models.make(config.model, classes=2)) - 1
@@ -85,7 +83,7 @@ def check(config: ConfigDict, methods: Chosen) -> None:
         )
 
 
-def report(config: ConfigDict, network: Network) -> dict[str, Any]:
+def report(config: Experiment, network: Network) -> dict[str, Any]:
     """Bytes of an update between stages, activations forward and their gradients back."""
     return {"communicated_bytes": int(2 * _work(config, network).sent.sum())}
 

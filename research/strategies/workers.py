@@ -11,8 +11,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from ml_collections import ConfigDict
 
+from optdyn.experiment import Experiment, Pieces
 from optdyn.strategies import in_place, local_steps
 from optdyn.strategies.base import Array, Params, distance
 from optdyn.strategies.groups import divides
@@ -58,12 +58,12 @@ def logged(workers: Table) -> dict[str, float]:
     return {"worker_distance": distance(workers)}
 
 
-def check(config: ConfigDict, methods: Chosen) -> None:
+def check(config: Experiment, methods: Chosen) -> None:
     """Raises `ConfigError` where workers are not of equally many devices, or cannot race."""
     divides(config, methods)
     if config.cluster.service == "race":
         local_steps.races(config, methods)
-    if any(config.cluster.pieces.values()):
+    if config.cluster.pieces != Pieces():
         raise ConfigError(
             f"config.cluster.pieces: no server queues with config.strategy.name = {methods.name!r}"
         )

@@ -2,11 +2,11 @@
 
 import math
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from optdyn import seeds
+from optdyn.experiment import Cluster
 from optdyn.timeline import habits, service
 from optdyn.timeline.arrivals import Work, arrivals
 from optdyn.timeline.base import Timeline, from_arrivals
@@ -21,7 +21,7 @@ from optdyn.timeline.volunteers import volunteers
 
 
 def make(
-    cluster: Any,
+    cluster: Cluster,
     *,
     groups: int,
     steps: int,
@@ -104,7 +104,7 @@ def make(
 
 
 def work_of(
-    cluster: Any, groups: int, batch_size: int, update_bytes: int, sent: bool = True
+    cluster: Cluster, groups: int, batch_size: int, update_bytes: int, sent: bool = True
 ) -> Work:
     """What each group does for an update, whose gradient and parameters are `sent` or not."""
     means = compute_means(cluster, groups, batch_size)
@@ -116,14 +116,12 @@ def work_of(
     return Work(service.with_exchange(means, both_ways, cluster.overlap))
 
 
-def _prompt(cluster: Any) -> Any:
+def _prompt(cluster: Cluster) -> Cluster:
     """The cluster, with messages that take no time by themselves."""
-    prompt = cluster.copy_and_resolve_references()
-    prompt.latency = 0.0
-    return prompt
+    return cluster.with_(latency=0.0)
 
 
-def habits_of(cluster: Any, groups: int, update_bytes: int) -> habits.Habits | None:
+def habits_of(cluster: Cluster, groups: int, update_bytes: int) -> habits.Habits | None:
     """Of groups that are volunteers. A group has the hour of its first worker's node."""
     if not (cluster.diurnal or cluster.presence or cluster.server_bandwidth):
         return None

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from optdyn.experiment import Cluster
 from optdyn.timeline.base import Meeting, Timeline, at
 from optdyn.timeline.network import between_nodes, broadcast
 from optdyn.timeline.nodes import Within, node_seconds
@@ -54,7 +55,7 @@ def after_epoch(phase: Phase, loss: float, strategy: Any) -> Phase:
 
 
 def daso(
-    cluster: Any,
+    cluster: Cluster,
     strategy: Any,
     *,
     steps: int,

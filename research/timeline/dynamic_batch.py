@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from optdyn import seeds
+from optdyn.experiment import Cluster
 from optdyn.timeline import service
 from optdyn.timeline.base import Shares, Timeline, TimelineError, from_arrivals
 from optdyn.timeline.network import DRAWN, exchange
@@ -40,7 +41,7 @@ def smooth(rates: np.ndarray, measured: np.ndarray, weight: float) -> np.ndarray
     return np.where(changed, measured, rates**weight * measured ** (1 - weight))
 
 
-def costs(cluster: Any, epochs: int, steps_per_epoch: int, seed: int) -> Costs:
+def costs(cluster: Cluster, epochs: int, steps_per_epoch: int, seed: int) -> Costs:
     """Seconds an example by the speeds and `disturbances`; delays by chance.
 
     A disturbance (worker, first epoch, last epoch, factor) multiplies the seconds of an example
@@ -69,7 +70,7 @@ def costs(cluster: Any, epochs: int, steps_per_epoch: int, seed: int) -> Costs:
     return Costs(example, delay)
 
 
-def slowdowns(cluster: Any, epochs: int) -> np.ndarray:
+def slowdowns(cluster: Cluster, epochs: int) -> np.ndarray:
     """(epochs, workers) factors of a worker's seconds: the `disturbances` of the cluster."""
     factors = np.ones((epochs, cluster.nodes * cluster.devices_per_node))
     for worker, first, last, factor in _disturbances(cluster):
@@ -87,7 +88,7 @@ def ideal_seconds(costs: Costs, batch_size: int) -> np.ndarray:
     return np.maximum(together, costs.delay.max(-1))
 
 
-def dynamic_batch(cluster: Any, strategy: Any, **run: Any) -> Timeline:
+def dynamic_batch(cluster: Cluster, strategy: Any, **run: Any) -> Timeline:
     """The timeline of `clocked`."""
     return clocked(cluster, strategy, **run)[0]
 
@@ -98,7 +99,7 @@ def waste(made: Timeline, busy: np.ndarray) -> float:
 
 
 def clocked(
-    cluster: Any,
+    cluster: Cluster,
     strategy: Any,
     *,
     steps: int,
@@ -136,7 +137,7 @@ def clocked(
 
 
 def in_nodes(
-    cluster: Any,
+    cluster: Cluster,
     strategy: Any,
     draws: np.ndarray,
     *,
@@ -171,7 +172,7 @@ def in_nodes(
 
 
 def measured(
-    cluster: Any,
+    cluster: Cluster,
     strategy: Any,
     *,
     steps: int,
@@ -243,7 +244,7 @@ def _followed(
     return made, busy
 
 
-def _disturbances(cluster: Any) -> np.ndarray:
+def _disturbances(cluster: Cluster) -> np.ndarray:
     workers = cluster.nodes * cluster.devices_per_node
     try:
         table = np.asarray(cluster.disturbances, np.float64).reshape(-1, 4)

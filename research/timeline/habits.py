@@ -1,10 +1,11 @@
 """What volunteers do that machines of one's own don't: they follow the hour, and come and go."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from optdyn import seeds
+from optdyn.experiment import Cluster
 from optdyn.timeline import regions
 from optdyn.timeline.base import TimelineError
 
@@ -21,7 +22,7 @@ class Load(NamedTuple):
         return 1 + self.amplitude * np.sin(self.speed * now + self.phase)
 
 
-def load(cluster: Any) -> Load | None:
+def load(cluster: Cluster) -> Load | None:
     """By how much longer nodes take at a second; None where all hours are alike.
 
     1 + a sin(2 pi t / day + longitude), a = `cluster.diurnal`: computers that are also used.
@@ -72,7 +73,7 @@ class Presence:
         )
 
 
-def presence(cluster: Any, seed: int) -> Presence | None:
+def presence(cluster: Cluster, seed: int) -> Presence | None:
     """Who is there; None where nobody ever leaves."""
     if not cluster.presence:
         return None

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from optdyn.experiment import Cluster
 from optdyn.timeline import regions
 from optdyn.timeline.base import TimelineError
 
@@ -24,7 +25,7 @@ RING, TREE, SERVER, DRAWN = "ring", "tree", "server", "drawn"
 COLLECTIVES = (RING, TREE, SERVER, DRAWN)
 
 
-def kind_of(cluster: Any) -> str:
+def kind_of(cluster: Cluster) -> str:
     """How the cluster adds up."""
     return RING if cluster.collective == DRAWN else cluster.collective
 
@@ -43,19 +44,19 @@ def _collective(kind: str, n: int, size: Any, message: Callable[[Any], Any]) -> 
     return 2 * (math.ceil(math.log2(n)) if kind == TREE else 1) * message(size)
 
 
-def broadcast(cluster: Any, size: float) -> float:
+def broadcast(cluster: Cluster, size: float) -> float:
     """Seconds to hand `size` bytes from one device to the others of its node, as a pipeline."""
     return _handed(cluster, cluster.devices_per_node, size)
 
 
-def _handed(cluster: Any, devices: int, size: float) -> float:
+def _handed(cluster: Cluster, devices: int, size: float) -> float:
     if devices == 1:
         return 0.0
     transfer = size / cluster.local_bandwidth if cluster.local_bandwidth else 0.0
     return (devices - 1) * cluster.local_latency + transfer
 
 
-def between_nodes(cluster: Any, size: float) -> float:
+def between_nodes(cluster: Cluster, size: float) -> float:
     """Seconds of an all-reduce over the nodes, by one device of each.
 
     Every message takes as long as on the slowest of the links that it goes over. Between regions of
@@ -66,7 +67,7 @@ def between_nodes(cluster: Any, size: float) -> float:
     return among(cluster, np.arange(cluster.nodes), size)
 
 
-def among(cluster: Any, nodes: np.ndarray, size: float) -> float:
+def among(cluster: Cluster, nodes: np.ndarray, size: float) -> float:
     """Seconds of an all-reduce over these nodes."""
     kind, n = kind_of(cluster), len(nodes)
     if not (cluster.regions or cluster.bandwidths or cluster.latencies):
@@ -81,7 +82,7 @@ def among(cluster: Any, nodes: np.ndarray, size: float) -> float:
     return float(_collective(kind, n, size, lambda part: links(cluster, part)(nodes, to).max()))
 
 
-def to_server(cluster: Any, size: float) -> np.ndarray:
+def to_server(cluster: Cluster, size: float) -> np.ndarray:
     """(nodes,) seconds of a message from each node to the server, which is where node 0 is.
 
     Between regions of the earth it is where it has the least far to all. Its link is as wide as it
@@ -95,7 +96,7 @@ def to_server(cluster: Any, size: float) -> np.ndarray:
     return np.full(cluster.nodes, cluster.latency + transfer)
 
 
-def of_groups(cluster: Any, groups: int, size: float, sent: bool = True) -> np.ndarray:
+def of_groups(cluster: Cluster, groups: int, size: float, sent: bool = True) -> np.ndarray:
     """(groups,) seconds of the messages of a group: its gradient, and what it reads then.
 
     The k workers of a group add up among themselves, and one of them sends the sum to the server,
@@ -117,7 +118,7 @@ def of_groups(cluster: Any, groups: int, size: float, sent: bool = True) -> np.n
     return both_ways + added + np.array([among(cluster, np.unique(own), size) for own in places])
 
 
-def to_all_nodes(cluster: Any, size: float) -> float:
+def to_all_nodes(cluster: Cluster, size: float) -> float:
     """Seconds until every node has the `size` bytes of every other.
 
     Around a ring these are half the rounds of an all-reduce, each of a whole message and not of a
@@ -127,7 +128,7 @@ def to_all_nodes(cluster: Any, size: float) -> float:
     return every if kind_of(cluster) == RING else every + between_nodes(cluster, size) / 2
 
 
-def links(cluster: Any, size: float) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+def links(cluster: Cluster, size: float) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     """Seconds of a message of `size` bytes from the one nodes to the others, arrays that broadcast.
 
     A matrix of all nodes is there only where the config has one. `TimelineError` as `messages`.
@@ -141,7 +142,7 @@ def links(cluster: Any, size: float) -> Callable[[np.ndarray, np.ndarray], np.nd
     return lambda one, other: np.full(np.broadcast(one, other).shape, alike)
 
 
-def messages(cluster: Any, size: Any) -> np.ndarray:
+def messages(cluster: Cluster, size: Any) -> np.ndarray:
     """(nodes, nodes) seconds of a message of `size` bytes from the one node to the other.
 
     By `cluster.latencies` and `cluster.bandwidths`, or where there is none by the one number.
@@ -154,10 +155,10 @@ def messages(cluster: Any, size: Any) -> np.ndarray:
     return latency + size / np.where(bandwidth > 0, bandwidth, np.inf)
 
 
-def _matrix(cluster: Any, name: str, usual: float) -> np.ndarray:
+def _matrix(cluster: Cluster, name: str, usual: float) -> np.ndarray:
     shape = (cluster.nodes, cluster.nodes)
     try:
-        given = np.asarray(cluster[name] or np.full(shape, usual), np.float64)
+        given = np.asarray(getattr(cluster, name) or np.full(shape, usual), np.float64)
     except (TypeError, ValueError):
         given = np.zeros(())
     if given.shape != shape or not np.all((given >= 0) & np.isfinite(given)):
@@ -168,7 +169,7 @@ def _matrix(cluster: Any, name: str, usual: float) -> np.ndarray:
     return given
 
 
-def exchange(cluster: Any, size: int) -> Any:
+def exchange(cluster: Cluster, size: int) -> Any:
     """Seconds to send `size` bytes and to receive as many; of each node between regions."""
     if cluster.regions:
         return 2 * regions.to_server(cluster, size)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from optdyn import seeds
+from optdyn.experiment import Cluster
 from optdyn.timeline import service
 from optdyn.timeline.base import Timeline, from_arrivals
 from optdyn.timeline.network import all_reduce, between_nodes, broadcast, kind_of
@@ -27,7 +28,7 @@ class Within(NamedTuple):
 
 
 def synchronous(
-    cluster: Any, *, steps: int, batch_size: int, update_bytes: int, seed: int = 0
+    cluster: Cluster, *, steps: int, batch_size: int, update_bytes: int, seed: int = 0
 ) -> Timeline:
     """Every gradient is averaged over all workers, who wait for one another.
 
@@ -40,7 +41,7 @@ def synchronous(
     return from_arrivals(np.zeros(steps, np.int32), np.cumsum(ends), 1)
 
 
-def together(cluster: Any, compute: np.ndarray, update_bytes: int) -> np.ndarray:
+def together(cluster: Cluster, compute: np.ndarray, update_bytes: int) -> np.ndarray:
     """(steps,) seconds of updates by all, from those that every device computes.
 
     `compute`, (steps, nodes, devices a node). All wait for the slowest.
@@ -51,7 +52,7 @@ def together(cluster: Any, compute: np.ndarray, update_bytes: int) -> np.ndarray
 
 
 def node_seconds(
-    cluster: Any, steps: int, batch_size: int, update_bytes: int, seed: int
+    cluster: Cluster, steps: int, batch_size: int, update_bytes: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """(steps, nodes) seconds from the batch to when an exchange between nodes may start, and to the
     gradient averaged over the devices of the node.
@@ -64,14 +65,14 @@ def node_seconds(
     return exchanged(cluster, compute, update_bytes)
 
 
-def equal_parts(cluster: Any, batch_size: int) -> np.ndarray:
+def equal_parts(cluster: Cluster, batch_size: int) -> np.ndarray:
     """(nodes, devices a node) mean seconds that each device computes for an equal part."""
     shape = (cluster.nodes, cluster.devices_per_node)
     speeds = np.asarray(cluster.speeds or np.ones(shape), np.float64).reshape(shape)
     return cluster.seconds_per_example * batch_size / speeds.size / speeds
 
 
-def compute_means(cluster: Any, groups: int, batch_size: int) -> np.ndarray:
+def compute_means(cluster: Cluster, groups: int, batch_size: int) -> np.ndarray:
     """(groups, k) mean seconds each worker computes for its share of an update.
 
     By `cluster.split` shares are equal parts, batch_size / k, or in proportion to the speeds of the
@@ -87,14 +88,14 @@ def compute_means(cluster: Any, groups: int, batch_size: int) -> np.ndarray:
     return cluster.seconds_per_example * share / speeds
 
 
-def draws(cluster: Any, steps: int, seed: int) -> np.ndarray:
+def draws(cluster: Cluster, steps: int, seed: int) -> np.ndarray:
     """(steps, nodes, devices a node) of unit mean, from the law `service`."""
     shape = (steps, cluster.nodes, cluster.devices_per_node)
     return service.law(cluster)(seeds.generator(seed, "arrivals"), shape)
 
 
 def exchanged(
-    cluster: Any, compute: np.ndarray, update_bytes: int
+    cluster: Cluster, compute: np.ndarray, update_bytes: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """What `node_seconds` returns, from the seconds that every device computes."""
     inside = cluster.local_bandwidth, cluster.local_latency

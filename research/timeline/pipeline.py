@@ -12,10 +12,11 @@ stage that is faster than the next one runs ahead of it (`queue`).
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from optdyn.experiment import Cluster
 from optdyn.timeline.base import Timeline, TimelineError, from_arrivals
 from optdyn.timeline.network import all_reduce, messages
 
@@ -143,7 +144,7 @@ class Work(NamedTuple):
 
 
 def of_cluster(
-    cluster: Any, micro_batches: int, work: Work, *, steps: int, batch_size: int
+    cluster: Cluster, micro_batches: int, work: Work, *, steps: int, batch_size: int
 ) -> Timeline:
     """Updates on a cluster whose nodes are the stages and whose devices divide a node's batch.
 
@@ -161,7 +162,7 @@ def of_cluster(
 
 
 def never_flushed(
-    cluster: Any, micro_batches: int, work: Work, *, steps: int, batch_size: int
+    cluster: Cluster, micro_batches: int, work: Work, *, steps: int, batch_size: int
 ) -> np.ndarray:
     """(steps,) when the first stage, the last to know, has made each of the updates.
 
@@ -177,7 +178,7 @@ def never_flushed(
     return ends.reshape(-1, micro_batches)[:steps, -1]
 
 
-def _on(cluster: Any, work: Work, batch_size: int, parts: int) -> tuple[np.ndarray, ...]:
+def _on(cluster: Cluster, work: Work, batch_size: int, parts: int) -> tuple[np.ndarray, ...]:
     """Seconds of a part of the batch forward, backward and between stages; those of an update."""
     devices = cluster.devices_per_node
     unit = cluster.seconds_per_example * batch_size / devices / parts

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from optdyn import seeds
+from optdyn.experiment import Cluster
 
 RADIUS = 6.371e6  # metres
 LIGHT = 2 / 3 * 299_792_458.0  # metres a second
@@ -53,16 +54,16 @@ def great_circle(longitude: np.ndarray, latitude: np.ndarray) -> np.ndarray:
     return 2 * np.arcsin(np.minimum(chord / 2, 1))
 
 
-def of_workers(cluster: Any) -> np.ndarray:
+def of_workers(cluster: Cluster) -> np.ndarray:
     """(nodes,) number of each node's region; the workers of a node share it."""
     return np.arange(cluster.nodes) * cluster.regions // cluster.nodes
 
 
-def of_cluster(cluster: Any) -> Regions:
+def of_cluster(cluster: Cluster) -> Regions:
     return regions(cluster.regions, cluster.bandwidth_variation)
 
 
-def links(cluster: Any, size: Any, one: np.ndarray, other: np.ndarray) -> np.ndarray:
+def links(cluster: Cluster, size: Any, one: np.ndarray, other: np.ndarray) -> np.ndarray:
     """Seconds of a message of `size` bytes from nodes `one` to nodes `other`, elementwise."""
     earth, of = of_cluster(cluster), of_workers(cluster)
     a, b = of[one], of[other]
@@ -70,7 +71,7 @@ def links(cluster: Any, size: Any, one: np.ndarray, other: np.ndarray) -> np.nda
     return cluster.latency + earth.latency[a, b] + size / np.where(width > 0, width, np.inf)
 
 
-def to_server(cluster: Any, size: float) -> np.ndarray:
+def to_server(cluster: Cluster, size: float) -> np.ndarray:
     """(nodes,) seconds of a message from each node to the server, which has the least far to all.
 
     The server's own link is as wide as it takes.
@@ -81,7 +82,7 @@ def to_server(cluster: Any, size: float) -> np.ndarray:
     return cluster.latency + far[of] + size / np.where(width > 0, width, np.inf)
 
 
-def all_reduce(cluster: Any, size: float) -> float:
+def all_reduce(cluster: Cluster, size: float) -> float:
     """Seconds of an all-reduce over the nodes: a ring inside each region, and one around the earth.
 
     The m nodes of a region add up in 2 (m - 1) messages of size / m, the slowest region last, and a

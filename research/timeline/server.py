@@ -15,10 +15,11 @@ authors' program lays it out, every group computes its FC part on a machine of i
 what the groups queue for is the server of the FC model, T_fc_network a batch.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from optdyn.experiment import Cluster
 from optdyn.timeline.arrivals import Queue, rounding
 from optdyn.timeline.base import Timeline, from_arrivals
 from optdyn.timeline.service import Law
@@ -34,7 +35,7 @@ class Pieces(NamedTuple):
     t_fc_network: float = 0.0  # exchange of the FC model; only if not merged
 
 
-def pieces_of(cluster: Any, merged: bool) -> Pieces | None:
+def pieces_of(cluster: Cluster, merged: bool) -> Pieces | None:
     """The pieces of a cluster's config, if it has any."""
     given = cluster.pieces
     if not given.conv_compute:

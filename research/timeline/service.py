@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from optdyn import named
+from optdyn.experiment import Cluster
 from optdyn.timeline.base import TimelineError
 from optdyn.values import ConfigError
 
@@ -75,7 +76,7 @@ def is_drawn(name: str) -> bool:
     return name in DRAWN or named.is_own(name)
 
 
-def law(cluster: Any) -> Law:
+def law(cluster: Cluster) -> Law:
     """The law called `cluster.service`; raises `TimelineError` if times are not drawn from one.
 
     One's own is `make(**cluster.service_options)` and returns `(rng, shape) -> numbers` of unit
@@ -85,13 +86,12 @@ def law(cluster: Any) -> Law:
         raise TimelineError(f"{KEY} = {cluster.service!r}: must be one of {', '.join(DRAWN)} here")
     function = named.find(KEY, cluster.service, LAWS)
     if named.is_own(cluster.service):
-        options = named.options(cluster.service_options)
-        made = named.call(KEY, cluster.service, function, **options)
+        made = named.call(KEY, cluster.service, function, **cluster.service_options)
         return partial(_drawn, cluster.service, made)
     return function(cluster.variation) if cluster.service in VARIED else function()
 
 
-def check(cluster: Any) -> None:
+def check(cluster: Cluster) -> None:
     """Looks at a sample of the user's own law: `ConfigError`, or a warning if its mean is not 1."""
     if not named.is_own(cluster.service):
         if cluster.service_options:

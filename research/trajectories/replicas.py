@@ -19,11 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.flatten_util import ravel_pytree
-from ml_collections import ConfigDict
 
 from optdyn import data as datasets
 from optdyn import named, program, seeds, strategies, trainer
 from optdyn.config import ConfigError
+from optdyn.experiment import Experiment
 from optdyn.outputs import history
 from optdyn.outputs.files import read_json, write, write_json, write_npz
 from optdyn.outputs.progress import Progress, say, stoppable
@@ -52,7 +52,7 @@ class Series(NamedTuple):
 
 
 @named.once()
-def record(config: ConfigDict, workdir: str | Path) -> dict[str, Any]:
+def record(config: Experiment, workdir: str | Path) -> dict[str, Any]:
     """Records `config.replicas.count` replicas of `config.steps` updates; returns the summary.
 
     `status` is `completed`, `diverged` (not all that was recorded is finite) or `interrupted`.
@@ -118,8 +118,7 @@ def _series(run: Run) -> list[Series]:
     A trace of G_0 / (1 - mu) makes the first synchronous update -alpha G_0, as the asynchronous.
     """
     config = run.config
-    sync = config.copy_and_resolve_references()
-    sync.strategy.name = strategies.PLAIN
+    sync = config.with_({"strategy.name": strategies.PLAIN})
     every = [Series("replicas", run.program, dict(run.hypers))]
     for mu in config.replicas.matching:
         hypers = {
@@ -155,7 +154,7 @@ def _indices(run: Run, stream: str) -> np.ndarray:
     )
 
 
-def _join(config: ConfigDict, parts: Path, names: list[str], starts: range) -> Arrays:
+def _join(config: Experiment, parts: Path, names: list[str], starts: range) -> Arrays:
     """All parts, as they go into one file."""
 
     def whole(name: str, key: str) -> np.ndarray:

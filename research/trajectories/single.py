@@ -7,10 +7,10 @@ window, kept in memory and in no workdir.
 from typing import NamedTuple
 
 import numpy as np
-from ml_collections import ConfigDict
 
 from optdyn import trainer
 from optdyn.driver import drive, initial
+from optdyn.experiment import Experiment
 from optdyn.meter import Windows
 from optdyn.strategies.metered import METERED
 
@@ -24,14 +24,12 @@ class Recording(NamedTuple):
     losses: np.ndarray  # (T,) of the update's own batch
 
 
-def record(config: ConfigDict) -> Recording:
+def record(config: Experiment) -> Recording:
     """Trains the config for all its updates and returns what the meter needs of them.
 
     Raises what `trainer.prepare` raises. Where a run diverges its numbers are not finite.
     """
-    metered = config.copy_and_resolve_references()
-    metered.probes.momentum = True
-    run = trainer.prepare(metered)
+    run = trainer.prepare(config.with_({"probes.momentum": True}))
     windows = Windows(config.steps, config.steps, config.steps)
     parts: list[list[np.ndarray]] = []
     for chunk in drive(run, initial(run), 0, [config.steps], windows=windows):

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from ml_collections import ConfigDict
 
 from optdyn import optimizers, program, seeds, strategies, trainer
 from optdyn.config import ConfigError
 from optdyn.driver import drive
 from optdyn.dynamics.noise import Moments, moments
 from optdyn.dynamics.sharpness import sharpness
+from optdyn.experiment import Experiment
 from optdyn.problem import Examples, Params
 from optdyn.program import CHUNK, Program
 from optdyn.strategies.base import State
@@ -62,7 +62,7 @@ class Checkpoint(NamedTuple):
     state: State
 
 
-def prepare(config: ConfigDict) -> Cluster:
+def prepare(config: Experiment) -> Cluster:
     """Checks the config and loads data.
 
     Raises what `trainer.prepare` raises, and `ConfigError` if the config has no groups, momentum or
@@ -81,9 +81,7 @@ def prepare(config: ConfigDict) -> Cluster:
     if config.init_from:
         raise ConfigError("config.init_from: of a run, not of what is tuned")
     groups = _groups(config.cluster.nodes * config.cluster.devices_per_node)
-    every = config.copy_and_resolve_references()
-    every.strategy.groups = groups[-1]
-    every.steps = CHUNK
+    every = config.with_({"strategy.groups": groups[-1], "steps": CHUNK})
     run = trainer.prepare(every)
     least = float(_timeline(run, 1, 0, 0.0).seconds[LEAST - 1])
     if config.tune.probe_seconds < least:
@@ -93,8 +91,8 @@ def prepare(config: ConfigDict) -> Cluster:
         )
     stride = -(-run.examples // (config.data.train_evaluated or run.examples))
     part = {name: jnp.asarray(leaf[::stride]) for name, leaf in run.data.train.items()}
-    plain = every.copy_and_resolve_references()  # updates are of a set on the device, as it is
-    plain.data.update(augment="", streaming=False)
+    # Updates are of a set on the device, as it is.
+    plain = every.with_({"data.augment": "", "data.streaming": False})
     return Cluster(run._replace(config=plain), part, groups)
 
 
@@ -137,22 +135,22 @@ def measure(cluster: Cluster, begin: Checkpoint) -> Line:
     many, few = (
         {k: v[:n] for k, v in cluster.evaluated.items()} for n in (MEASURED, MEASURED // 2)
     )
-    noise, largest = _limits(cluster.run.program)(params, many, few)
+    found, largest = _limits(cluster.run.program)(params, many, few)
     peak = float(largest)
-    signal = max(float(noise.square), float(noise.trace) / (MEASURED * UNRESOLVED))
-    scale = float(noise.trace) / signal
+    signal = max(float(found.square), float(found.trace) / (MEASURED * UNRESOLVED))
+    scale = float(found.trace) / signal
     noise = 1 + scale / batch
     momentum = max(1 - (1 - MOMENTUM) * noise, 0.0)
     edge = EDGE + (WITH_MOMENTUM - EDGE) * momentum / MOMENTUM
-    found = Measured(scale, GROWN * peak, edge / peak)
+    measured = Measured(scale, GROWN * peak, edge / peak)
     evaluations = MEASURED + MEASURED // 2 * 2 * (ITERATIONS + 1)
     return {
         "noise_scale": scale,
         "sharpness": peak,
         "momentum": momentum,
-        "step": found.step / noise,
+        "step": measured.step / noise,
         "penalties": [
-            penalty(found, batch, stability(cluster.run.config, g)) for g in cluster.groups
+            penalty(measured, batch, stability(cluster.run.config, g)) for g in cluster.groups
         ],
         "seconds": evaluations / batch * seconds_per_update(cluster, 1),
     }
@@ -267,15 +265,13 @@ def _regrouped(run: Run, begin: Checkpoint, groups: int) -> State:
 
 def _timeline(run: Run, groups: int, t: int, seconds: float) -> Timeline:
     """The arrivals of so many groups, a CHUNK beyond so many seconds after update t."""
-    config = run.config.copy_and_resolve_references()
-    config.strategy.groups = groups
-    size = program.parameter_bytes(run.params)
-    config.steps = t + 2 * CHUNK
+    size, steps = program.parameter_bytes(run.params), t + 2 * CHUNK
     while True:
+        config = run.config.with_({"strategy.groups": groups, "steps": steps})
         line = strategies.timeline_of(config, steps_per_epoch=run.epoch, update_bytes=size)
         if line.seconds[-CHUNK] > _until(line, t) + seconds:
             return line
-        config.steps *= 2  # a longer timeline begins with the shorter one
+        steps *= 2  # a longer timeline begins with the shorter one
 
 
 def _until(line: Timeline, updates: int) -> float:

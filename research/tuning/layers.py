@@ -235,8 +235,8 @@ def updates(run: Run, layers: Layers) -> Updates:
 
     @cache
     def update(batch: int, choice: Choice) -> Update:
-        config = run.config.copy_and_resolve_references()
-        config.batch_size, config.model.lowering = batch, lowering(layers, choice)
+        chosen = {"batch_size": batch, "model.lowering": lowering(layers, choice)}
+        config = run.config.with_(chosen)
         made = program.make(config, run.data.classes, run.timeline.slots)
         state = made.strategy.init(jax.tree.map(jnp.copy, run.params))  # donated
         indices = problem.batches(config, run.examples, 0, CHUNK)

@@ -13,22 +13,22 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from ml_collections import ConfigDict
 
 from optdyn import own_code, room
-from optdyn.config import default
+from optdyn.config import usual
+from optdyn.experiment import Experiment
 from optdyn.outputs.files import WorkdirError, read_json, write_json
 from optdyn.strategies.method import devices_of
 from optdyn.tuning import layers, planner, plans
 
 
-def resolved(config: ConfigDict, kept: Path, workdir: Path) -> str:
+def resolved(config: Experiment, kept: Path, workdir: Path) -> str:
     """What stands for 'measured' in a run's config: as its workdir or the file `kept` has it.
 
     Otherwise it is measured; '' if the model has no convolutions. Raises what `plans.prepare` does.
     """
     before = read_json(workdir / "config.json")
-    if _of(before.get("model", {})) == _of(config.model.to_dict()):
+    if _of(before.get("model", {})) == _of(config.to_dict()["model"]):
         return str(before["model"]["lowering"])
     alone = plain(config)
     name, known = key(alone), dict[str, Any]()
@@ -42,27 +42,29 @@ def resolved(config: ConfigDict, kept: Path, workdir: Path) -> str:
     return str(known[name])
 
 
-def plain(config: ConfigDict) -> ConfigDict:
+def plain(config: Experiment) -> Experiment:
     """Synchronous training of the same model, on the mini-batch that one device computes."""
-    alone = default()
-    for name in ("model", "data", "loss", "plan"):
-        alone[name] = config.copy_and_resolve_references()[name]
     nodes, devices = devices_of(config) if config.parallel.api else (1, 1)
-    alone.batch_size = max(config.batch_size // (nodes * devices * config.parallel.accumulation), 1)
-    alone.model.lowering, alone.data.streaming, alone.data.dirichlet = "", False, 0.0
-    return alone
+    batch = max(config.batch_size // (nodes * devices * config.parallel.accumulation), 1)
+    return usual().with_(
+        model=config.model.with_(lowering=""),
+        data=config.data.with_(streaming=False, dirichlet=0.0),
+        loss=config.loss,
+        plan=config.plan,
+        batch_size=batch,
+    )
 
 
-def key(config: ConfigDict) -> str:
+def key(config: Experiment) -> str:
     """All that a choice depends on, as text."""
-    data = {name: config.data[name] for name in ("name", "image_size")}
+    data = {"name": config.data.name, "image_size": config.data.image_size}
     device = [jax.devices()[0].device_kind, os.cpu_count(), os.environ.get("NPROC", "")]
-    about = [_of(config.model.to_dict()), data, config.batch_size, device, jax.__version__]
+    about = [_of(config.to_dict()["model"]), data, config.batch_size, device, jax.__version__]
     own = own_code.fingerprint(config, ("model.name",))
     return json.dumps([*about, own] if own else about, sort_keys=True)
 
 
-def fastest(config: ConfigDict) -> str:
+def fastest(config: Experiment) -> str:
     """Measures `config`, which is `plain`; '' if it has no convolutions."""
     run = plans.prepare(config)
     every = layers.convolutions(run)
@@ -70,7 +72,7 @@ def fastest(config: ConfigDict) -> str:
         return ""
     kinds, own, batch = layers.distinct(every), layers.own("", every), config.batch_size
     update = plans.shown(layers.updates(run, every), 1 + len(layers.exchanged(kinds, own)))
-    wanted = ConfigDict({"memory": room.available() / 2, "rounds": config.plan.rounds})
+    wanted = config.plan.with_(memory=int(room.available() / 2))
     made = layers.tables(update, kinds, own, batch, wanted.memory, wanted.rounds)
     planned = layers.chosen(kinds, planner.algorithms(*made).tolist())
     device = plans.Device(run, every, update, own, own, batch, planner.Fit(batch, batch + 1))

@@ -22,11 +22,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import PartitionSpec as P
-from ml_collections import ConfigDict
 
 from optdyn import optimizers, problem, program, strategies, trainer
 from optdyn.config import ConfigError
 from optdyn.data.feed import Block, streamed
+from optdyn.experiment import Experiment
 from optdyn.models import base
 from optdyn.parallel import layout
 from optdyn.parallel.first_process import agreed
@@ -88,7 +88,7 @@ def phases(whole: Problem, first: int) -> dict[str, Phase]:
     return {"conv": conv, "fc": fc} if whole.blocks[first:] else {"conv": alone}
 
 
-def prepare(config: ConfigDict) -> Work:
+def prepare(config: Experiment) -> Work:
     """The loops of a config's first phase and last, and of their messages.
 
     Raises what `trainer.prepare` raises, and `ConfigError` if it has no such phases.
@@ -110,7 +110,7 @@ def prepare(config: ConfigDict) -> Work:
         h = jax.eval_shape(front, run.params, jax.eval_shape(whole.input, batch))
         handed = jnp.ones(h.shape, h.dtype)
 
-    loops, known = dict[str, Loop](), dict.fromkeys(config.cluster.pieces, 0.0)
+    loops, known = dict[str, Loop](), dict.fromkeys(vars(config.cluster.pieces), 0.0)
     for name, phase in phases(whole, first).items():
         own, network = {block: run.params[block] for block in blocks[name]}, f"{name}_network"
         loops[COMPUTING[name]] = updates(run, phase, own, block, handed)

@@ -9,10 +9,10 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-from ml_collections import ConfigDict
 
 from optdyn import strategies, trainer
 from optdyn.config import ConfigError
+from optdyn.experiment import Experiment
 from optdyn.models.convolution import LOWERINGS
 from optdyn.outputs.progress import Progress
 from optdyn.program import CHUNK
@@ -59,7 +59,7 @@ class Whole(NamedTuple):
     gain: Interval | None  # own over planned seconds; None if there was nothing to compare
 
 
-def prepare(config: ConfigDict) -> Run:
+def prepare(config: Experiment) -> Run:
     """The run whose program is measured; raises `ConfigError` where there is nothing to plan."""
     methods = strategies.of_config(config)
     refused = {
@@ -74,12 +74,10 @@ def prepare(config: ConfigDict) -> Run:
             f"examples (config.strategy.name = {strategies.PLAIN!r}; no parallel.api, streaming or "
             "replicas)"
         )
-    measured = config.copy_and_resolve_references()
-    measured.steps, measured.model.lowering = CHUNK, "xla"
-    return trainer.prepare(measured)
+    return trainer.prepare(config.with_({"steps": CHUNK, "model.lowering": "xla"}))
 
 
-def start(config: ConfigDict) -> Start:
+def start(config: Experiment) -> Start:
     """Raises as `prepare`."""
     run = prepare(config)
     every = layers.convolutions(run)
@@ -89,7 +87,7 @@ def start(config: ConfigDict) -> Start:
     return Start(run, every, layers.updates(run, every), own, first, count)
 
 
-def device(config: ConfigDict) -> Device:
+def device(config: Experiment) -> Device:
     """The config's programs, and the largest mini-batch within `config.plan.memory`.
 
     Raises `ConfigError` if no update of one example fits, and as `prepare`.

@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from ml_collections import ConfigDict
 
 from optdyn import strategies, trainer
 from optdyn.checks import check
@@ -32,6 +31,7 @@ from optdyn.driver import drive
 from optdyn.dynamics.noise import Moments, moments
 from optdyn.dynamics.sharpness import sharpness
 from optdyn.dynamics.stability import limit
+from optdyn.experiment import Experiment
 from optdyn.problem import Examples, Params
 from optdyn.program import Program
 from optdyn.run import Run, feed_of
@@ -57,28 +57,27 @@ def penalty(measured: Measured, batch: Any, limit: float) -> Any:
     return 1 + KAPPA * measured.sharpness * measured.step / (limit * noise)
 
 
-def stability(config: ConfigDict, groups: int) -> float:
+def stability(config: Experiment, groups: int) -> float:
     """a* of the config's cluster in so many groups, infinite for one. Raises `ConfigError`."""
     if groups == 1:
         return np.inf
-    drawn = config.copy_and_resolve_references()
-    drawn.strategy.name, drawn.strategy.groups = strategies.GROUPED, groups
-    drawn.steps = ROUNDS * groups
+    drawn = config.with_(_grouped(groups), steps=ROUNDS * groups)
     check(drawn)
     line = strategies.timeline_of(drawn, steps_per_epoch=1, update_bytes=0, replicas=REPLICAS)
     return limit(line)
 
 
-def measure(config: ConfigDict, updates: int) -> Measured:
+def _grouped(groups: int) -> dict[str, Any]:
+    return {"strategy.name": strategies.GROUPED, "strategy.groups": groups}
+
+
+def measure(config: Experiment, updates: int) -> Measured:
     """Along a run of so many updates by one group at the config's batch, rate and momentum.
 
     These are to be the best of one group, and `updates` what it takes to the loss in question.
     Raises what `trainer.prepare` raises.
     """
-    chosen = config.copy_and_resolve_references()
-    chosen.strategy.name, chosen.strategy.groups = strategies.GROUPED, 1
-    chosen.steps = updates
-    chosen.cluster.service = "constant"
+    chosen = config.with_({**_grouped(1), "steps": updates, "cluster.service": "constant"})
     run = trainer.prepare(chosen)
     stride = -(-run.examples // SAMPLE)
     some = {name: jnp.asarray(leaf[::stride]) for name, leaf in run.data.train.items()}

@@ -9,6 +9,7 @@ from optdyn.analysis import tables
 from optdyn.analysis.network import GIGABIT, TABLE, Recorded, crossings, main, recorded, seconds
 from optdyn.config import default
 from optdyn.trainer import train
+from tests.values import as_experiment
 
 LOSSES = [1.0] * 3
 
@@ -88,7 +89,7 @@ def test_a_trained_run_is_clocked_as_its_log_is(config, tmp_path, capsys):
         "cluster.bandwidth": 0.5 * GIGABIT,
         "cluster.local_bandwidth": 1e8,
     }
-    summary = train(config(values), tmp_path)
+    summary = train(as_experiment(config(values)), tmp_path)
     run = recorded(tables.points(tmp_path)[0], tmp_path)
     assert run.steps_per_epoch == 8 and len(run.epoch_losses) == 4
     assert seconds(run, [0.5])["daso"][0] == summary["simulated_seconds"]

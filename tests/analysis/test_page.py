@@ -10,6 +10,7 @@ import pytest
 from optdyn import trainer
 from optdyn.analysis import heeded, report, sections, tables, workers
 from tests.analysis.reports import page, recording, run
+from tests.values import as_experiment
 
 DATA = re.compile(r'<script type="application/json">(.*?)</script>', re.S)
 
@@ -154,7 +155,7 @@ def test_a_page_leaves_no_stale_pictures_and_nothing_else_goes(tmp_path):
 
 def test_workers_of_a_run_are_those_of_its_timeline(config, tmp_path):
     keys = {"steps": 40, "log_every": 10, "strategy.groups": 4, "checkpoint_every": 0}
-    trainer.train(config(keys), tmp_path)
+    trainer.train(as_experiment(config(keys)), tmp_path)
     (point,) = tables.points(tmp_path)
     bars, lanes = workers.first(point)
     assert lanes == [f"group {i}" for i in range(4)]

@@ -11,6 +11,7 @@ from optdyn.analysis.tables import TableError
 from optdyn.meter import FILE
 from tests.analysis.simulation import deviation
 from tests.analysis.test_implicit_momentum import command
+from tests.values import as_experiment
 
 PROBED = {
     "steps": 700,
@@ -35,7 +36,7 @@ def sweep(config, tmp_path_factory):
     adam = {"optimizer.name": "adam", "optimizer.learning_rate": 0.03}
     points = {"s0": {"seed": 0}, "s1": {"seed": 1}, "adam": adam}
     for name, values in points.items():
-        trainer.train(config(PROBED | values), workdir / "points" / name)
+        trainer.train(as_experiment(config(PROBED | values)), workdir / "points" / name)
     return workdir
 
 
@@ -82,7 +83,7 @@ def test_constant_service_is_a_delay(config, tmp_path):
     """Two groups in turn: eta_1 = alpha, nothing else; one term of momentum is rejected."""
     keys = {"cluster.service": "constant", "strategy.groups": 2, "cluster.nodes": 2}
     keys |= {"optimizer.learning_rate": 1.0}  # so large that gradients change from one to the next
-    trainer.train(config(PROBED | keys), tmp_path)
+    trainer.train(as_experiment(config(PROBED | keys)), tmp_path)
     it = windows.fit(windows.load(tmp_path), gradient_lags=1)
     assert it["implicit_momentum_p"] < 1e-6 and it["theory_momentum"] is None
     found = it["polynomial"]

@@ -47,6 +47,7 @@ from tests.benchmarks import loading, meter, sweep
 from tests.benchmarks.peaks import product, published
 from tests.benchmarks.record import publish
 from tests.benchmarks.step_time import by_hand, config_of, in_turn, ours, spread
+from tests.values import as_experiment
 
 SECONDS = 460  # of all parts; starting and writing the record take some more
 ON_CPU = "import jax, sys; sys.exit(jax.default_backend() == 'cpu')"
@@ -100,12 +101,12 @@ def operations_of(config: ConfigDict) -> float:
     """Floating-point operations of one update, without those that are done a second time."""
     plain = config.copy_and_resolve_references()
     plain.model.remat = False
-    run = trainer.prepare(plain)
+    run = trainer.prepare(as_experiment(plain))
     batch = {
         name: jax.ShapeDtypeStruct((plain.batch_size, *leaf.shape[1:]), leaf.dtype)
         for name, leaf in run.data.train.items()
     }
-    return operations(program.problem_of(plain, run.data.classes), run.params, batch)
+    return operations(program.problem_of(as_experiment(plain), run.data.classes), run.params, batch)
 
 
 def operations(problem: Problem, params: Any, batch: Any) -> float:
@@ -177,7 +178,7 @@ def grid() -> Iterator[Row]:
         config = config_of("mlp", 1)
         config.model.hidden = (256, 256) if large() else (32,)
         config.seed, config.optimizer.learning_rate = i, 0.001 * (1 + i)
-        runs.append(trainer.prepare(config))
+        runs.append(trainer.prepare(as_experiment(config)))
     found = batched_runs.measure(runs, points, 1)
     yield {"what": "updates a second, one by one", "median": found.threads}
     yield {"what": f"updates a second, {points} vmapped", "median": found.vmap}
@@ -211,7 +212,7 @@ def recorded() -> Iterator[Row]:
         for _ in range(2):  # the first one compiles
             with tempfile.TemporaryDirectory() as folder:
                 begun = time.perf_counter()
-                replicas.record(config, Path(folder) / "replicas")
+                replicas.record(as_experiment(config), Path(folder) / "replicas")
                 seconds = time.perf_counter() - begun
         rate = config.replicas.count / seconds
         yield {"what": f"of {config.steps} updates, {block} at a time", "median": rate}

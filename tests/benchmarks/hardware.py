@@ -39,6 +39,7 @@ from optdyn.tuning.phases import Loop, Work, all_reduces, measure, prepare
 from tests.benchmarks.record import publish
 from tests.benchmarks.step_time import repeated, spread
 from tests.tuning.clusters import random_cluster
+from tests.values import as_experiment
 
 MODELS = {"mlp": (256, 256), "cnn": (120, 84)}  # and the widths of their dense layers
 PROCESSES = (1, 2, 4)
@@ -84,10 +85,16 @@ def timed(rounds: int, batch: int) -> dict[str, dict[str, list[float]]]:
     found = {}
     for model in MODELS:
         config = config_of(model, batch // jax.process_count())
-        own = {name: loop for name, loop in prepare(config).loops.items() if "network" not in name}
+        own = {
+            name: loop
+            for name, loop in prepare(as_experiment(config)).loops.items()
+            if "network" not in name
+        }
         loops = own | {"measured": Loop(repeated(config_of(model, batch)))}
         if jax.process_count() > 1:
-            loops["network"] = all_reduces(trainer.prepare(config).params)._replace(exchanges=1)
+            loops["network"] = all_reduces(trainer.prepare(as_experiment(config)).params)._replace(
+                exchanges=1
+            )
         seconds = measure(Work({}, loops, {}), rounds)
         compute = np.asarray(sum(seconds.pop(name) for name in own))
         every = np.reshape(multihost_utils.process_allgather(compute), (-1, rounds))

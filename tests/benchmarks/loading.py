@@ -21,6 +21,7 @@ from optdyn import driver, trainer
 from optdyn.program import CHUNK
 from tests.benchmarks.record import publish
 from tests.benchmarks.step_time import BATCH, Timer, config_of, in_turn, spread
+from tests.values import as_experiment
 
 STEPS = 50 * CHUNK  # after which a run begins again
 
@@ -34,7 +35,7 @@ def config_with(model: str, data: str, **values: object) -> ConfigDict:
 
 def loader(config: ConfigDict) -> Timer:
     """Seconds an update for the examples of one, and nothing else."""
-    run, step = trainer.prepare(config), 0
+    run, step = trainer.prepare(as_experiment(config)), 0
     feed, batches = trainer.feed_of(run), trainer.batches_of(run)
 
     def once() -> float:
@@ -51,7 +52,7 @@ def loader(config: ConfigDict) -> Timer:
 
 def updates(config: ConfigDict, n: int) -> Timer:
     """Seconds an update, as the trainer feeds and calls its program."""
-    run, step = trainer.prepare(config), 0
+    run, step = trainer.prepare(as_experiment(config)), 0
     state, feed = driver.initial(run), trainer.feed_of(run)
 
     def once() -> float:

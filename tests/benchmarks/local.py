@@ -36,6 +36,7 @@ from optdyn.strategies.base import by_block
 from optdyn.timeline import pipeline
 from tests.benchmarks.record import publish
 from tests.benchmarks.step_time import Timer, in_turn, ours, spread
+from tests.values import as_experiment
 
 STAGES, UPDATES = 4, 100
 BASE: dict[str, Any] = {
@@ -75,7 +76,7 @@ def config_of(values: dict[str, Any]) -> ConfigDict:
 
 def compilation(config: ConfigDict) -> Timer:
     """Seconds to trace and compile the step of a config's strategy."""
-    run = trainer.prepare(config)
+    run = trainer.prepare(as_experiment(config))
     step, state = run.program.strategy.step, run.program.strategy.init(run.params)
     event, batch = _first(run)
 
@@ -90,7 +91,7 @@ def compilation(config: ConfigDict) -> Timer:
 
 def heads_alone(config: ConfigDict) -> Timer:
     """Seconds of what greedy blocks do beyond backpropagation: gradient and step of their heads."""
-    run = trainer.prepare(config)
+    run = trainer.prepare(as_experiment(config))
     whole, params = run.program.problem, run.params
     (last, module), (event, batch) = whole.blocks[-1], _first(run)
     heads = {name: own for name, own in params.items() if name.endswith("_head")}
@@ -130,7 +131,8 @@ def _first(run: trainer.Run) -> tuple[program.Event, dict[str, np.ndarray]]:
 def one_device(rounds: int) -> pd.DataFrame:
     configs = {name: config_of(values) for name, values in VARIANTS.items()}
     flops = {
-        name: trainer.prepare(config).report["total_flops"] for name, config in configs.items()
+        name: trainer.prepare(as_experiment(config)).report["total_flops"]
+        for name, config in configs.items()
     }
     updates = {name: ours(config, UPDATES) for name, config in configs.items()}
     updates["greedy, its heads alone"] = heads_alone(configs["greedy"])
@@ -154,9 +156,11 @@ def schedules() -> pd.DataFrame:
     work = {}
     for name in ("backprop", "greedy"):
         config = config_of(VARIANTS[name] | {"cluster.nodes": STAGES})
-        run = trainer.prepare(config)
+        run = trainer.prepare(as_experiment(config))
         one = {key: leaf[:1] for key, leaf in run.data.train.items()}
-        work[name] = local.costs(config, Network(run.program.problem, run.params, one))[1]
+        work[name] = local.costs(
+            as_experiment(config), Network(run.program.problem, run.params, one)
+        )[1]
     greedy, back = work["greedy"], work["backprop"]
     made = {"greedy": pipeline.local(greedy.forward, greedy.backward, 0.0, UPDATES)}
     for m in (4, 16):

@@ -29,6 +29,7 @@ from optdyn.strategies.local import local
 from optdyn.strategies.sync import sync
 from optdyn.strategies.truncated import groups, heads
 from tests.benchmarks.record import publish
+from tests.values import as_model
 
 BATCH, WIDTH, CLASSES, CHUNKS = 4096, 128, 10, 4
 VARIANTS = ("greedy", "chunked", "backprop")
@@ -40,7 +41,9 @@ def update(depth: int, variant: str) -> tuple[jax.stages.Lowered, int]:
     model = default().model
     model.update(name="resmlp", blocks=depth, width=WIDTH)
     parts = groups(variant, depth, 0, CHUNKS)
-    whole = problem.make(model, CLASSES, heads(models.make(model, CLASSES), parts, False))
+    whole = problem.make(
+        as_model(model), CLASSES, heads(models.make(as_model(model), CLASSES), parts, False)
+    )
     batch = {
         "image": jax.ShapeDtypeStruct((BATCH, 28, 28, 1), jnp.uint8),
         "label": jax.ShapeDtypeStruct((BATCH,), jnp.int32),

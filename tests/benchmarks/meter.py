@@ -25,6 +25,7 @@ from optdyn.program import CHUNK
 from optdyn.trajectories import single
 from tests.benchmarks.record import publish
 from tests.benchmarks.step_time import Timer, config_of, in_turn, spread
+from tests.values import as_experiment
 
 WINDOW, SHARE = 100, 0.1
 
@@ -38,7 +39,7 @@ def metered_config(model: str) -> ConfigDict:
 
 def programs(model: str) -> tuple[dict[str, Timer], float]:
     """Seconds of an update by each program, and the ratio of their memories."""
-    run = trainer.prepare(metered_config(model))
+    run = trainer.prepare(as_experiment(metered_config(model)))
     assert run.program.metered
     state, examples, events, indices, _ = driver.first(run, CHUNK)
     n = driver.METERED_CHUNK
@@ -76,7 +77,7 @@ def _bytes(compiled: Any) -> int:
 
 def fitting(model: str) -> Timer:
     """Seconds of the fit of one window."""
-    recorded = single.record(metered_config(model))
+    recorded = single.record(as_experiment(metered_config(model)))
     window = recorded.raw_steps[:WINDOW], recorded.gradients[:WINDOW]
 
     def once() -> float:

@@ -26,6 +26,7 @@ from optdyn.outputs.workdir import rows
 from optdyn.trajectories import single
 from optdyn.trajectories.single import Recording
 from tests.benchmarks.record import publish
+from tests.values import as_experiment
 
 PARTS = {"all": (0, 1), "middle third": (1 / 3, 2 / 3), "last third": (2 / 3, 1)}
 
@@ -87,7 +88,7 @@ def fitted(cell: dict[str, Any], config: ConfigDict, recorded: Recording) -> dic
     """A line: coefficients, standard errors and the p-value, or why there are none."""
     lags, updates = cell.get("lags", 1), len(recorded.losses)
     start, stop = (round(x * updates) for x in PARTS[cell.get("part", "all")])
-    examples = len(next(iter(resident.load(config).train.values())))
+    examples = len(next(iter(resident.load(as_experiment(config)).train.values())))
     moved = recorded.displacements if cell.get("momentum") else recorded.raw_steps
     heed = datasets.away(start, stop, config.batch_size, examples, lags)
     try:
@@ -109,7 +110,7 @@ def measure(cells: list[dict[str, Any]], lines: Path, seeds: int) -> list[dict[s
                 continue
             config = config_of(cell, seed)
             if held[0] != config.to_json_best_effort():
-                held = config.to_json_best_effort(), single.record(config)
+                held = config.to_json_best_effort(), single.record(as_experiment(config))
             found.append({"cell": cell, "seed": seed, **fitted(cell, config, held[1])})
             with lines.open("a") as file:
                 file.write(json.dumps(found[-1]) + "\n")

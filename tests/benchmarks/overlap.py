@@ -38,6 +38,7 @@ from optdyn.run import Run
 from optdyn.timeline.base import Meeting
 from tests.benchmarks.record import publish
 from tests.benchmarks.step_time import Timer, in_turn, spread
+from tests.values import as_experiment
 
 PERIOD, EXCHANGES = 8, 4
 UPDATES = PERIOD * EXCHANGES + 1  # the first is sent after the first, the last received at the last
@@ -58,7 +59,7 @@ def run_of(api: str, hidden: int, batch: int) -> Run:
     config.strategy.warmup_epochs = config.strategy.cooldown_epochs = 0
     config.cluster.nodes, config.cluster.devices_per_node = 2, 1
     config.parallel.api = api
-    return trainer.prepare(config)
+    return trainer.prepare(as_experiment(config))
 
 
 def meetings(exchanged: bool, wait: int) -> Meeting:

@@ -24,6 +24,7 @@ from optdyn.launch import plan
 from optdyn.tuning import layers, plans
 from tests.benchmarks.record import publish
 from tests.benchmarks.step_time import spread
+from tests.values import as_experiment
 
 
 def measure(model: str, rounds: int) -> list[dict]:
@@ -32,8 +33,8 @@ def measure(model: str, rounds: int) -> list[dict]:
     config.plan.rounds = rounds
     config.plan.batches = (config.batch_size, 4 * config.batch_size)
     with tempfile.TemporaryDirectory() as folder:
-        made = plan.run(config, Path(folder))
-    of = plans.prepare(config)
+        made = plan.run(as_experiment(config), Path(folder))
+    of = plans.prepare(as_experiment(config))
     every = layers.convolutions(of)
     update = layers.updates(of, every)
     (chosen,) = (row for row in made["batches"] if row["batch"] == made["batch"])

@@ -35,6 +35,7 @@ from optdyn.outputs.workdir import parameters
 from optdyn.racing.race import race, replaying
 from tests.benchmarks.record import publish
 from tests.racing.test_ray import servers, step, workers
+from tests.values import as_experiment
 
 STEPS, EARLY, GROUPS = 2000, 200, 4
 MODELS: dict[str, dict[str, Any]] = {
@@ -88,7 +89,7 @@ def replay(folder: Path) -> list[dict[str, Any]]:
         for steps in (EARLY, STEPS):
             halves, whole = raced / f"halves{steps}", raced / f"whole{steps}"
             again = config_of(GROUPS, steps, {**values, "cluster.service": "race"})
-            race(again, halves, replaying(order))
+            race(as_experiment(again), halves, replaying(order))
             ended(started("launch.train", whole, GROUPS, steps, {**values, **source}))
             about: dict[str, Any] = {"model": model, "updates": steps}
             about["replay by the simulator"] = f"{difference(halves, whole):.1e}"
@@ -145,7 +146,7 @@ def kills(folder: Path, of_workers: int = 20, of_servers: int = 5) -> list[dict[
     trace = pd.read_csv(workdir / "trace.csv")
     again = config_of(GROUPS, steps, {"checkpoint_every": 100, "cluster.service": "race"})
     halves = folder / "again"
-    race(again, halves, replaying(trace["worker"]))
+    race(as_experiment(again), halves, replaying(trace["worker"]))
     batches = trace["control.batch"]
     return [
         {

@@ -23,6 +23,7 @@ from optdyn import batched_runs, trainer
 from optdyn.program import CHUNK
 from tests.benchmarks.record import publish
 from tests.benchmarks.step_time import Timer, config_of, in_turn, ours
+from tests.values import as_experiment
 
 BATCHES = (8, 32, 128, 512, 2048)
 POINTS = (1, 4, 16, 64, 128)
@@ -56,7 +57,7 @@ def rates(count: int) -> batched_runs.Rates:
     for i in range(count):
         config = config_of("mlp", 1)
         config.model.hidden, config.seed = (32,), i
-        runs.append(trainer.prepare(config))
+        runs.append(trainer.prepare(as_experiment(config)))
     return batched_runs.measure(runs, count, 1)
 
 

@@ -34,6 +34,7 @@ from optdyn.config import default
 from optdyn.configs import gpt
 from optdyn.program import CHUNK
 from tests.benchmarks.record import publish
+from tests.values import as_experiment
 
 KEPT = {"device": "", "bfloat16": "bfloat16", "host": "host"}
 SECONDS = 0.2  # of updates in a row that are timed together
@@ -75,7 +76,7 @@ class Updates:
     """A run's program and its state, to be timed."""
 
     def __init__(self, config: ConfigDict):
-        self.run = trainer.prepare(config)
+        self.run = trainer.prepare(as_experiment(config))
         self.state, *self.rest, _ = driver.first(self.run, CHUNK)
         self.seconds(1)  # compiles
 
@@ -112,7 +113,9 @@ def rows_of(kept: str, size: str, groups: list[int], rounds: int, most: float) -
             return
         updates = Updates(config_of(size, count, KEPT[kept]))
         seconds, ratio = in_turn(updates, plain, n, rounds)
-        need = room.need_of(updates.run.config, updates.run.program.strategy, updates.run.params)
+        need = room.need_of(
+            as_experiment(updates.run.config), updates.run.program.strategy, updates.run.params
+        )
         yield {
             "kept": kept,
             "parameters": parameters,

@@ -31,6 +31,7 @@ from optdyn.models.convolution import convolve, max_pool
 from optdyn.program import CHUNK
 from optdyn.strategies.base import Event
 from tests.benchmarks.record import publish
+from tests.values import as_experiment
 
 BATCH = 64
 Timer = Callable[[], float]  # seconds an update
@@ -53,7 +54,7 @@ def config_of(model: str, groups: int) -> ConfigDict:
 
 def repeated(config: ConfigDict) -> Callable[[int], Any]:
     """The trainer's own compiled program for so many updates, called as the trainer calls it."""
-    run = trainer.prepare(config)
+    run = trainer.prepare(as_experiment(config))
     layout, rng = run.program.layout, np.random.default_rng(0)
     indices = rng.integers(run.examples, size=(CHUNK, config.batch_size)).astype(np.int32)
     events = Event(run.timeline.choice, run.hypers)
@@ -84,7 +85,7 @@ def ours(config: ConfigDict, updates: int) -> Timer:
 
 def by_hand(model: str, updates: int) -> Timer:
     """What a researcher would write for this one model and nothing else."""
-    run = trainer.prepare(config_of(model, 1))
+    run = trainer.prepare(as_experiment(config_of(model, 1)))
     images, labels = (jnp.asarray(run.data.train[name]) for name in ("image", "label"))
     rng = np.random.default_rng(0)
     indices = jnp.asarray(rng.integers(len(labels), size=(updates, BATCH)).astype(np.int32))

@@ -8,13 +8,16 @@ from optdyn import problem
 from optdyn.program import shapes
 from tests.benchmarks import accelerator
 from tests.benchmarks.peaks import published
+from tests.values import as_experiment, as_model
 
 
 def operations(config, classes, batch):
     one = {name: jnp.zeros((1, *leaf.shape[1:]), leaf.dtype) for name, leaf in batch.items()}
-    params = shapes(config, classes, jax.random.key(0), one)
+    params = shapes(as_experiment(config), classes, jax.random.key(0), one)
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
-    return accelerator.operations(problem.make(config.model, classes), params, batch), count
+    return accelerator.operations(
+        problem.make(as_model(config.model), classes), params, batch
+    ), count
 
 
 def test_operations_of_the_transformer_are_the_usual_estimate():

@@ -31,6 +31,7 @@ from optdyn import program, strategies
 from optdyn.config import default
 from optdyn.strategies.method import Network
 from tests.benchmarks.record import publish
+from tests.values import as_experiment
 
 KINDS = ("groups", "volunteers", "nodes")
 EVENTS, WORKERS = (10**4, 10**5, 10**6, 10**7), (10**2, 10**3, 10**4)
@@ -64,9 +65,11 @@ def one(kind: str, events: int, workers: int) -> dict[str, float]:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began = time.perf_counter()
     if events:
-        network = Network(program.problem_of(config, 0), {"x": {"z": np.zeros(16, np.float32)}}, {})
+        network = Network(
+            program.problem_of(as_experiment(config), 0), {"x": {"z": np.zeros(16, np.float32)}}, {}
+        )
         known = {"steps_per_epoch": 1, "update_bytes": 10**6, "network": network}
-        line = strategies.timeline_of(config, **known)
+        line = strategies.timeline_of(as_experiment(config), **known)
         assert len(line.seconds) == config.steps and (np.diff(line.seconds) >= 0).all()
     seconds = time.perf_counter() - began
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -32,6 +32,7 @@ from optdyn.evidence.study import alone as alone_on_a_core
 from optdyn.launch.tune import tune
 from optdyn.tuning.choice import Choice
 from tests.benchmarks.record import publish
+from tests.values import as_experiment
 
 CHOOSE, REPORT = (3, 4), (30, 31, 32)
 GOOD, CANNOT, CAN = 1.1, 1.15, 0.8
@@ -77,7 +78,7 @@ def measure(
         config.seed = seed
         if number:
             config.tune.baselines = ()
-        methods = tune(config, workdir / f"{case}-{seed}-{mode}")["methods"]
+        methods = tune(as_experiment(config), workdir / f"{case}-{seed}-{mode}")["methods"]
         for name, its in ((its["method"], its) for its in methods):
             row[name] = _reached(its["with_probes"]) / opponent
         row[f"{mode} overhead"] = methods[0]["overhead"]

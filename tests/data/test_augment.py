@@ -14,6 +14,7 @@ from optdyn import data, problem, trainer
 from optdyn.config import default
 from optdyn.data.augment import augment
 from tests.parallel.started import start
+from tests.values import as_experiment, as_model
 
 RNG = np.random.default_rng(0)
 MANY = 4000
@@ -111,14 +112,14 @@ def config(**values):
 
 
 def test_batches_are_the_same_examples_with_seeds_besides():
-    plain = problem.batches(config(), 100, 3, 7)
-    seeded = problem.batches(config(augment="flip"), 100, 3, 7)
+    plain = problem.batches(as_experiment(config()), 100, 3, 7)
+    seeded = problem.batches(as_experiment(config(augment="flip")), 100, 3, 7)
     assert plain.shape == (4, 64) and seeded.shape == (4, 64, 2) and seeded.dtype == np.int32
     np.testing.assert_array_equal(seeded[..., 0], plain)
 
 
 def test_only_the_images_of_a_training_batch_are_augmented():
-    made = problem.make(config().model, 3, (), problem.Pixels(augment="crop_flip"))
+    made = problem.make(as_model(config().model), 3, (), problem.Pixels(augment="crop_flip"))
     examples = {
         "image": RNG.integers(0, 256, (9, 8, 8, 1), dtype=np.uint8),
         "label": np.arange(9),
@@ -137,7 +138,7 @@ def test_channels_are_normalized():
     images = RNG.integers(0, 256, (50, 6, 6, 3)) // np.array([1, 2, 4])
     x = images / 255
     pixels = problem.Pixels(tuple(x.mean((0, 1, 2))), tuple(x.std((0, 1, 2))))
-    made = problem.make(config().model, 3, (), pixels)
+    made = problem.make(as_model(config().model), 3, (), pixels)
     out = np.asarray(made.input({"image": images.astype(np.uint8)}))
     # Means of 1,800 float32 numbers of size 1: some 1e-7 each.
     np.testing.assert_allclose(out.mean((0, 1, 2)), 0, atol=1e-5)
@@ -164,7 +165,7 @@ def test_what_the_examples_cannot_have_is_one_clear_line(mnist, values, message)
     chosen = config(**{"dir": mnist["data.dir"]} | values)
     chosen.model.name = "transformer" if "name" in values else "mlp"
     with pytest.raises(data.DataError, match=message) as error:
-        problem.load_data(chosen)
+        problem.load_data(as_model(chosen))
     assert "\n" not in str(error.value)
 
 
@@ -172,7 +173,7 @@ def test_a_quadratic_has_no_images():
     chosen = config(augment="flip")
     chosen.model.name = "quadratic"
     with pytest.raises(data.DataError, match=r"not of config\.model\.name"):
-        problem.load_data(chosen)
+        problem.load_data(as_model(chosen))
 
 
 # Runs.
@@ -199,7 +200,7 @@ def run(mnist):
 def trained(values, folder):
     chosen = default()
     chosen.update_from_flattened_dict(values)
-    return trainer.train(chosen, folder)["parameters_crc32"]
+    return trainer.train(as_experiment(chosen), folder)["parameters_crc32"]
 
 
 @pytest.fixture(scope="module")

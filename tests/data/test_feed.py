@@ -12,6 +12,7 @@ from optdyn import run as runs
 from optdyn import trainer
 from optdyn.config import default
 from optdyn.data import feed
+from tests.values import as_experiment
 
 RNG = np.random.default_rng(0)
 TRAIN = {"image": RNG.integers(0, 256, (50, 4), dtype=np.uint8), "label": np.arange(50)}
@@ -141,7 +142,7 @@ def train(mnist, tmp_path_factory):
         )
         config.data.train_evaluated = 100
         config.data.update(values)
-        return trainer.train(config, tmp_path_factory.mktemp("run"))
+        return trainer.train(as_experiment(config), tmp_path_factory.mktemp("run"))
 
     return train
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from optdyn.config import default
 from optdyn.data.parts import columns, cut
 from optdyn.problem import batches
+from tests.values import as_experiment
 
 N, BATCH, DEVICES = 5, 20, 4
 
@@ -72,7 +73,7 @@ def test_every_example_once_an_epoch_however_shares_change():
     steps = examples // BATCH
     rng = np.random.default_rng(0)
     shares = rng.multinomial(BATCH, (0.1, 0.2, 0.3, 0.4), 3 * steps).astype(np.int32)
-    parts = cut(batches(config, examples, 0, 3 * steps), shares, columns(shares))
+    parts = cut(batches(as_experiment(config), examples, 0, 3 * steps), shares, columns(shares))
     parts = parts.reshape(3, steps, DEVICES, -1)
     own = np.arange(parts.shape[-1]) < shares.reshape(3, steps, DEVICES)[..., None]
     for epoch in range(3):

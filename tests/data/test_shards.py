@@ -10,6 +10,7 @@ from optdyn.checks import check
 from optdyn.config import ConfigError, default
 from optdyn.data.shards import contiguous, dirichlet, divided, sizes
 from optdyn.run import batches_of, feed_of
+from tests.values import as_experiment
 
 LABELS = np.random.default_rng(0).integers(10, size=4000)
 
@@ -70,7 +71,7 @@ VALUES = {
 
 @pytest.mark.parametrize("independent", [False, True])
 def test_nodes_draw_from_their_own_in_epochs_of_their_own(config, mnist, independent):
-    run = trainer.prepare(config(mnist | VALUES))
+    run = trainer.prepare(as_experiment(config(mnist | VALUES)))
     batches = batches_of(run, independent)(0, 34).reshape(34, 4, 3)  # two epochs of 50, and a bit
     for node, own in enumerate(run.shards):
         seen = batches[:, node].reshape(-1)
@@ -80,7 +81,7 @@ def test_nodes_draw_from_their_own_in_epochs_of_their_own(config, mnist, indepen
             np.testing.assert_array_equal(np.sort(seen[50:100]), own)
     np.testing.assert_array_equal(batches_of(run, independent)(7, 9).reshape(2, 4, 3), batches[7:9])
     held = feed_of(run)(5, batches_of(run, independent))
-    other = trainer.prepare(config(mnist | VALUES | {"data.streaming": True}))
+    other = trainer.prepare(as_experiment(config(mnist | VALUES | {"data.streaming": True})))
     streamed = feed_of(other)(5, batches_of(other, independent))
     labels = [
         np.asarray(block.examples["label"])[block.batches(5, 20)] for block in (held, streamed)
@@ -94,12 +95,14 @@ def test_without_a_concentration_batches_are_what_they_were(config, mnist):
 
     The sums are those of the commit before there were shards.
     """
-    run = trainer.prepare(config(mnist | VALUES | {"data.dirichlet": 0.0}))
+    run = trainer.prepare(as_experiment(config(mnist | VALUES | {"data.dirichlet": 0.0})))
     assert run.shards == ()
     run.config.data.augment = "crop"
     place = np.arange(1, 7)[:, None, None] * np.arange(1, 13)[:, None]
     found = [
-        (np.int64(place) * problem.batches(run.config, 200, 30, 36, second)).sum((0, 1)).tolist()
+        (np.int64(place) * problem.batches(as_experiment(run.config), 200, 30, 36, second))
+        .sum((0, 1))
+        .tolist()
         for second in (False, True)
     ]
     assert found == SUMS
@@ -109,7 +112,7 @@ SUMS = [[154266, 1521446553288], [127345, 1766012613694]]
 
 
 def test_data_without_labels_is_cut_into_stretches(config):
-    run = trainer.prepare(config(VALUES | {"data.train_examples": 101}))
+    run = trainer.prepare(as_experiment(config(VALUES | {"data.train_examples": 101})))
     np.testing.assert_array_equal(np.concatenate(run.shards), np.arange(101))
     assert [len(own) for own in run.shards] == [26, 25, 25, 25]
 
@@ -126,11 +129,11 @@ def test_data_without_labels_is_cut_into_stretches(config):
 )
 def test_what_has_no_shards_is_refused_in_one_line(config, values, line):
     with pytest.raises(ConfigError) as error:
-        trainer.prepare(config(VALUES | values))
+        trainer.prepare(as_experiment(config(VALUES | values)))
     assert str(error.value).startswith(line) and "\n" not in str(error.value)
 
 
 def test_synchronous_nodes_have_shards_too():
     chosen = default()
     chosen.update_from_flattened_dict(VALUES | {"strategy.name": "sync"})
-    check(chosen)
+    check(as_experiment(chosen))

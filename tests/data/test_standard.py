@@ -9,6 +9,7 @@ from optdyn import data, problem
 from optdyn.checks import check
 from optdyn.configs.images import STANDARD, get_config
 from tests.data.builders import examples, of_tfds
+from tests.values import as_experiment, as_model
 
 DEFINED = {  # images and classes
     "mnist": ((28, 28, 1), 10),
@@ -97,14 +98,14 @@ def test_images_of_many_sizes_need_one(imagenet):
 def test_configs_of_all_of_them(tmp_path, imagenet, name):
     """They can run, on the images that TFDS has under that name."""
     config = get_config(name)
-    check(config)
+    check(as_experiment(config))
     if name in DEFINED:
         shape, classes = DEFINED[name]
         extra = EXTRA.get(name, {})
         rows = [example | extra for example in labelled(5, shape, classes)]
         prepared(tmp_path, name, {"train": rows, "test": rows})
     config.data.dir = str(tmp_path if name in DEFINED else imagenet)
-    assert len(problem.load_data(config).train["image"]) == 5
+    assert len(problem.load_data(as_model(config)).train["image"]) == 5
 
 
 def test_lm1b_by_the_generator_of_tfds(tmp_path):

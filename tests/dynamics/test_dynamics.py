@@ -14,6 +14,7 @@ from optdyn.dynamics.sharpness import sharpness
 from optdyn.dynamics.stability import STEPS, limit
 from optdyn.models.quadratic import curvatures
 from optdyn.timeline import Timeline
+from tests.values import as_experiment
 
 GRID = STEPS[1] / STEPS[0]
 EXAMPLES, DIMENSION = 60, 4
@@ -23,7 +24,7 @@ EXAMPLES, DIMENSION = 60, 4
 def quadratic(config):
     """Its problem, x_0, examples, and the gradients of these, (n, D), by hand."""
     values = {"model.dimension": DIMENSION, "model.noise": 2.0, "data.train_examples": EXAMPLES}
-    run = trainer.prepare(config(values))
+    run = trainer.prepare(as_experiment(config(values)))
     optima = run.data.train["optimum"]
     by_hand = curvatures(DIMENSION, run.config.model.condition) * (1 - optima)
     return run.program.problem, run.params, {"optimum": jnp.asarray(optima)}, by_hand
@@ -69,11 +70,11 @@ def test_sharpness_of_a_quadratic_is_its_largest_curvature(quadratic):
 
 def test_sharpness_is_the_largest_eigenvalue_of_the_hessian(config, mnist):
     values = {**mnist, "model.hidden": (2,), "data.train_examples": 40}
-    run = trainer.prepare(config(values))
+    run = trainer.prepare(as_experiment(config(values)))
     small = {"image": run.data.train["image"][:, 8:20:2, 8:20:2], "label": run.data.train["label"]}
     examples = {name: jnp.asarray(leaf) for name, leaf in small.items()}
     one = {name: leaf[:1] for name, leaf in examples.items()}
-    params = program.init(run.config, run.data.classes, jax.random.key(0), one)
+    params = program.init(as_experiment(run.config), run.data.classes, jax.random.key(0), one)
     problem = run.program.problem
     flat, tree_of = ravel_pytree(params)
     hessian = jax.jit(jax.hessian(lambda x: problem.loss(tree_of(x), examples)))(flat)
@@ -90,7 +91,9 @@ def arrivals(config, groups, service, replicas=200):
         "cluster.nodes": groups,
         "cluster.service": service,
     }
-    made = partial(strategies.timeline_of, config(values), steps_per_epoch=1, update_bytes=0)
+    made = partial(
+        strategies.timeline_of, as_experiment(config(values)), steps_per_epoch=1, update_bytes=0
+    )
     return made(replicas=replicas)
 
 

@@ -10,6 +10,7 @@ from absl import flags
 from optdyn import trainer
 from optdyn.grid import named, resolve
 from optdyn.launch import app, sweep
+from tests.values import as_experiment
 
 ROOT = Path(__file__).parent.parent.parent
 # Noisy quadratics, as many as there are seeds times groups, and for each seed one that diverges.
@@ -73,7 +74,7 @@ def config_of(path, *text):
 def alone(config, folder):
     """Every point of the grid by `trainer.train`; {name: summary}."""
     return {
-        name: trainer.train(resolve(config, name, point), folder / name)
+        name: trainer.train(as_experiment(resolve(config, name, point)), folder / name)
         for name, point in named(config)
     }
 

@@ -18,6 +18,7 @@ from optdyn import strategies, trainer
 from optdyn.config import default, differences, to_json
 from optdyn.launch import app, cli, completion, dry, listing, sources, sweep, train
 from optdyn.outputs.progress import number
+from tests.values import as_experiment
 
 ROOT = Path(__file__).parents[2]
 # In this process modules were imported before; a shell starts a new one.
@@ -196,7 +197,7 @@ def test_a_run_is_that_of_the_module(optdyn, tmp_path, monkeypatch):
     config = default()
     values = json.loads((tmp_path / "a" / "config.json").read_text())
     config.update_from_flattened_dict({k: v for k, v in plain(values).items() if v != {}})
-    again = train.run(config, tmp_path / "b")
+    again = train.run(as_experiment(config), tmp_path / "b")
     made = json.loads((tmp_path / "a" / "summary.json").read_text())
     assert made["parameters_crc32"] == again["parameters_crc32"]
     assert out.splitlines() == [

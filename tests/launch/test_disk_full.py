@@ -19,6 +19,7 @@ from optdyn.outputs.files import DiskFull
 from optdyn.outputs.workdir import Checkpoints, Metrics, latest
 from optdyn.trainer import train
 from tests.launch.sweeping import alone, assert_same, config_of, grid_file
+from tests.values import as_experiment
 
 LARGE = "8m"
 
@@ -88,13 +89,13 @@ PLACES = {
 @pytest.mark.parametrize("place", PLACES)
 def test_a_run_says_one_line_and_goes_on(config, tmp_path, disk, rows, monkeypatch, place):
     chosen = config({"log_every": 1})
-    whole = train(chosen, tmp_path / "whole")
+    whole = train(as_experiment(chosen), tmp_path / "whole")
     here = disk.path / "run"
     with monkeypatch.context() as patch:
         patch.setattr(workdir, "SHOWN", 0.0)
         full_before(patch, disk, *PLACES[place])
         with pytest.raises(DiskFull) as caught:
-            train(chosen, here)
+            train(as_experiment(chosen), here)
     saved = latest(here) or 0
     message = str(caught.value)
     assert message.startswith(f"disk full at {here}") and "\n" not in message
@@ -104,9 +105,9 @@ def test_a_run_says_one_line_and_goes_on(config, tmp_path, disk, rows, monkeypat
     )
     assert not list(here.rglob("*.part")) and not list(here.rglob("*tmp*"))
     with pytest.raises(DiskFull):  # as long as it is full
-        train(config({"log_every": 1, "steps": 61}), here)
+        train(as_experiment(config({"log_every": 1, "steps": 61})), here)
     disk.empty()
-    assert train(chosen, here)["parameters_crc32"] == whole["parameters_crc32"]
+    assert train(as_experiment(chosen), here)["parameters_crc32"] == whole["parameters_crc32"]
     assert rows(here) == rows(tmp_path / "whole")
 
 
@@ -116,9 +117,11 @@ def test_whatever_size_it_has(config, tmp_path, disk, rows, kibibytes):
     chosen = config({"log_every": 2})
     disk.size(f"{kibibytes}k")
     with pytest.raises(DiskFull, match=r"^disk full at .*goes on when there is space$"):
-        train(chosen, disk.path / "run")
+        train(as_experiment(chosen), disk.path / "run")
     disk.size(LARGE)
-    summary, whole = (train(chosen, folder) for folder in (disk.path / "run", tmp_path / "whole"))
+    summary, whole = (
+        train(as_experiment(chosen), folder) for folder in (disk.path / "run", tmp_path / "whole")
+    )
     assert summary["parameters_crc32"] == whole["parameters_crc32"]
     assert rows(disk.path / "run") == rows(tmp_path / "whole")
 
@@ -128,7 +131,10 @@ def test_the_meters_space_is_taken_before_it_measures(config, disk):
     values = {"probes.momentum": True, "probes.window": 60, "probes.every": 60}
     disk.size("24k")
     with pytest.raises(DiskFull, match=r"sketches\.npy: what was saved up to step 0 is whole"):
-        train(config({**values, "model.dimension": 400, "steps": 300}), disk.path / "run")
+        train(
+            as_experiment(config({**values, "model.dimension": 400, "steps": 300})),
+            disk.path / "run",
+        )
 
 
 # Slow, in a process that ran little before: a worker of the suite ended here without a word, in at

@@ -19,6 +19,7 @@ from optdyn.parallel.first_process import own
 from optdyn.trainer import train
 from optdyn.trajectories.replicas import record
 from tests.launch.sweeping import ROOT, grid_file
+from tests.values import as_experiment
 
 HOLD = """
 import sys, time
@@ -107,9 +108,9 @@ def test_every_command_holds_its_workdir(config, tmp_path, holder, files, sweepi
     before = files(tmp_path)
     small = {"tune.probe_seconds": 1.0, "optimizer.schedule": "constant"}
     for command in (
-        lambda: train(config(), tmp_path / "held"),
-        lambda: record(config({"replicas.count": 2, "steps": 4}), tmp_path / "held"),
-        lambda: tune.tune(config({**mnist, **small}), tmp_path / "held"),
+        lambda: train(as_experiment(config()), tmp_path / "held"),
+        lambda: record(as_experiment(config({"replicas.count": 2, "steps": 4})), tmp_path / "held"),
+        lambda: tune.tune(as_experiment(config({**mnist, **small})), tmp_path / "held"),
     ):
         with pytest.raises(WorkdirError, match=IN_USE):
             command()

@@ -13,6 +13,7 @@ from optdyn.outputs import progress
 from optdyn.timeline.compute_groups import exchange
 from optdyn.tuning import layers, phases, planner, plans
 from optdyn.tuning.planner import Interval
+from tests.values import as_experiment
 
 # Of the quadratic of conftest.py, whose program is compiled soon. Mostly, an example more takes
 # 1,024 bytes for its place in the order of 256 updates.
@@ -41,7 +42,7 @@ def small(config):
 def planned(small, tmp_path_factory):
     """The plan and its workdir."""
     workdir = tmp_path_factory.mktemp("planned")
-    return plan.run(small(NOISE), workdir), workdir
+    return plan.run(as_experiment(small(NOISE)), workdir), workdir
 
 
 def test_the_largest_fits_and_a_quarter_more_does_not(planned):
@@ -97,7 +98,7 @@ def test_the_same_command_reads_the_plan(planned, small, files, monkeypatch, cap
     before = files(workdir)
     assert json.loads(before["config.json"]) == json.loads(to_json(small(NOISE)))
     monkeypatch.setattr(layers, "updates", None)  # nothing can be measured
-    assert plan.main(small(NOISE), workdir) == 0
+    assert plan.main(as_experiment(small(NOISE)), workdir) == 0
     assert capsys.readouterr().out == text(made) + "\n"
     assert files(workdir) == before
 
@@ -106,7 +107,7 @@ def test_another_config_is_refused(planned, small, files):
     _, workdir = planned
     before = files(workdir)
     with pytest.raises(app.InputError, match=r"config differs in plan\.memory; give another"):
-        plan.run(small({**NOISE, "plan.memory": 60_000}), workdir)
+        plan.run(as_experiment(small({**NOISE, "plan.memory": 60_000})), workdir)
     assert files(workdir) == before
 
 
@@ -130,18 +131,20 @@ def test_updates_of_runs(small, tmp_path):
     for seed, losses in enumerate(([3.0, 2.0, 0.0], [3.0, 2.0, 1.0], [3.0, 2.0, 1.5, 0.5])):
         run_of(tmp_path / "points" / f"seed{seed}", seed, losses)
     config = small({"plan.runs": str(tmp_path), "plan.loss": 1.0})
-    updates, source = plan.updates_to_train(config)
+    updates, source = plan.updates_to_train(as_experiment(config))
     assert updates(32) == planner.interval([15.0, 20.0, 25.0])
     assert source == "3 runs of mini-batch 32, the worst of all noise scales"
     config.plan.noise_scale = 32.0
-    assert plan.updates_to_train(config)[0](64).median == pytest.approx(0.75 * updates(32).median)
+    assert plan.updates_to_train(as_experiment(config))[0](64).median == pytest.approx(
+        0.75 * updates(32).median
+    )
     config.plan.loss = 0.6
     with pytest.raises(app.InputError, match=r"config\.plan\.loss = 0\.6: 2 of 3 runs"):
-        plan.updates_to_train(config)
+        plan.updates_to_train(as_experiment(config))
     run_of(tmp_path / "points" / "other", 3, [0.0], **{"model.name": "mlp"})
     run_of(tmp_path / "points" / "another", 4, [0.0], **{"model.name": "cnn"})
     with pytest.raises(app.InputError, match=r"its runs differ in model\.name"):
-        plan.updates_to_train(config)
+        plan.updates_to_train(as_experiment(config))
 
 
 def test_updates_of_runs_at_several_mini_batches(small, tmp_path):
@@ -154,19 +157,19 @@ def test_updates_of_runs_at_several_mini_batches(small, tmp_path):
                 values = {"optimizer.learning_rate": rate, "steps": 10 * batch}
                 run_of(folder, seed, losses, batch_size=batch, **values)
     config = small({"plan.runs": str(tmp_path), "plan.loss": 1.0})
-    updates, source = plan.updates_to_train(config)
+    updates, source = plan.updates_to_train(as_experiment(config))
     assert source == "6 runs of 3 mini-batches, noise scale 40"
     # Runs fall along straight lines that log points cut: exact but for rounding.
     for batch, at in ((10, 50), (20, 30), (40, 20), (80, 15)):
         assert updates(batch) == pytest.approx((at, at, at), rel=1e-5)
     config.plan.noise_scale = 5.0
     with pytest.raises(app.InputError, match=r"config\.plan\.noise_scale = 5\.0: the runs of"):
-        plan.updates_to_train(config)
+        plan.updates_to_train(as_experiment(config))
 
 
 def test_updates_of_an_interval(small):
     config = small({"plan.updates": (100.0, 150.0, 250.0), "batch_size": 4})
-    updates, source = plan.updates_to_train(config)
+    updates, source = plan.updates_to_train(as_experiment(config))
     assert updates(4) == Interval(150, 100, 250)
     assert updates(8) == Interval(150, 50, 250) and updates(2) == Interval(300, 100, 500)
     assert source == "config.plan.updates, the worst of all noise scales"
@@ -221,7 +224,7 @@ def test_the_lemmas_of_a_cluster(small, workers):
     allowed = planner.overhead_allowed(0.6, workers) if workers > 2 else 1e9
     # A rounding less computation would be a device less.
     seconds = overhead / allowed * (1 + 1e-12)
-    made = plan.cluster(config, size, seconds)
+    made = plan.cluster(as_experiment(config), size, seconds)
     assert made["devices"]["count"] == workers
     assert made["devices"]["overhead_ratio"] == pytest.approx(allowed)
     assert made["servers"]["count"] == planner.parameter_servers(size, workers, 1e6, seconds)
@@ -229,12 +232,16 @@ def test_the_lemmas_of_a_cluster(small, workers):
 
 def test_the_limits_of_a_cluster(small):
     """Nothing to wait for: as many devices as there may be; efficiency 1: no second one."""
-    free = plan.cluster(small({"cluster.bandwidth": 0.0, "cluster.latency": 0.0}), 100, 1.0)
+    free = plan.cluster(
+        as_experiment(small({"cluster.bandwidth": 0.0, "cluster.latency": 0.0})), 100, 1.0
+    )
     assert free["devices"]["count"] == 64 and free["devices"]["speedup"] == 64
     assert free["servers"]["count"] == 0
-    alone = plan.cluster(small({"plan.efficiency": 1.0}), 100, 1.0)
+    alone = plan.cluster(as_experiment(small({"plan.efficiency": 1.0})), 100, 1.0)
     assert alone["devices"]["count"] == 1 and alone["devices"]["speedup"] == 1
-    given = plan.cluster(small({"plan.overhead": 3.0, "plan.server_bandwidth": 50.0}), 100, 2.0)
+    given = plan.cluster(
+        as_experiment(small({"plan.overhead": 3.0, "plan.server_bandwidth": 50.0})), 100, 2.0
+    )
     assert given["devices"]["overhead_ratio"] == 1.5
     assert given["servers"]["bandwidth"] == 50.0
 
@@ -258,10 +265,10 @@ def test_the_limits_of_a_cluster(small):
 def test_bad_input_is_one_line_and_touches_nothing(small, values, message, tmp_path):
     workdir = tmp_path / "new"
     with pytest.raises(app.InputError, match=message) as error:
-        plan.run(small(values), workdir)
+        plan.run(as_experiment(small(values)), workdir)
     assert "\n" not in str(error.value) and not workdir.exists()
 
 
 def test_no_candidate_fits(small, tmp_path):
     with pytest.raises(app.InputError, match=r"no mini-batch fits, of \[90\]"):
-        plan.run(small({"plan.batches": (90,)}), tmp_path)
+        plan.run(as_experiment(small({"plan.batches": (90,)})), tmp_path)

@@ -18,6 +18,7 @@ from absl import flags
 from optdyn.configs import quickstart
 from optdyn.launch import app, train
 from optdyn.outputs import history
+from tests.values import as_experiment
 
 CONFIG = Path(__file__).parent.parent.parent / "configs" / "quickstart.py"
 # The quickstart, made small; a log point and a checkpoint every few updates, so that kills and
@@ -73,7 +74,7 @@ def complete(workdir, values=()):
     """The same run in this process, until it ends by itself; its summary."""
     config = quickstart.get_config()
     config.update_from_flattened_dict({**SMALL, **dict(values)})
-    return train.run(config, workdir)
+    return train.run(as_experiment(config), workdir)
 
 
 def start_until(workdir, values, count):

@@ -14,6 +14,7 @@ from optdyn.config import ConfigError
 from optdyn.launch.tune import results, tune
 from optdyn.outputs.workdir import Checkpoints, WorkdirError
 from optdyn.tuning import bench
+from tests.values import as_experiment
 
 ROOT = Path(__file__).parent.parent.parent
 # Several epochs, fewer groups in between, and every baseline.
@@ -38,7 +39,7 @@ SMALL = {
 def whole(config, tmp_path_factory):
     """Config, workdir and summary of a tuner that nothing disturbed."""
     chosen, workdir = config(SMALL), tmp_path_factory.mktemp("whole")
-    return chosen, workdir, tune(chosen, workdir)
+    return chosen, workdir, tune(as_experiment(chosen), workdir)
 
 
 def lines(workdir):
@@ -154,7 +155,7 @@ def test_killed_again_and_again_it_decides_the_same(whole, tmp_path, monkeypatch
         with monkeypatch.context() as patch:
             patch.setattr(owner, what, killed(after, getattr(owner, what)))
             try:
-                tune(chosen, tmp_path)
+                tune(as_experiment(chosen), tmp_path)
                 break
             except Killed:
                 kills += 1
@@ -164,13 +165,13 @@ def test_killed_again_and_again_it_decides_the_same(whole, tmp_path, monkeypatch
             after = 1
     assert kills >= 2
     assert_same(tmp_path, finished)
-    assert tune(chosen, tmp_path)["methods"]  # finished: read, not run
+    assert tune(as_experiment(chosen), tmp_path)["methods"]  # finished: read, not run
 
 
 def test_the_authors_mode_decides_the_same_after_a_kill(config, tmp_path, monkeypatch):
     """Its three phases are in the journal: probes, ones 5 times as long, equal epochs."""
     chosen = config({**SMALL, "tune.mode": "omnivore", "tune.baselines": ()})
-    tune(chosen, tmp_path / "whole")
+    tune(as_experiment(chosen), tmp_path / "whole")
     made = lines(tmp_path / "whole")
     first = [line for line in made if line["what"] == "probe" and line["epoch"] == 0]
     assert {round(line["seconds"] / 0.1, 6) for line in first} == {1.0, 5.0}
@@ -180,8 +181,8 @@ def test_the_authors_mode_decides_the_same_after_a_kill(config, tmp_path, monkey
     with monkeypatch.context() as patch:
         patch.setattr(bench, "attempt", killed(len(made) // 2, bench.attempt))
         with pytest.raises(Killed):
-            tune(chosen, tmp_path / "killed")
-    tune(chosen, tmp_path / "killed")
+            tune(as_experiment(chosen), tmp_path / "killed")
+    tune(as_experiment(chosen), tmp_path / "killed")
     assert_same(tmp_path / "killed", tmp_path / "whole")
 
 
@@ -189,7 +190,7 @@ def test_an_epoch_that_does_not_lower_the_loss_leaves_no_checkpoint(config, tmp_
     """The noise has a floor, and the target is below. Killed every few attempts, it goes on so."""
     changed = {"model.noise": 5.0, "tune.epoch_seconds": 0.2, "tune.probe_share": 0.1}
     chosen = config({**SMALL, **changed, "tune.baselines": ()})
-    tune(chosen, tmp_path / "whole")
+    tune(as_experiment(chosen), tmp_path / "whole")
     epochs = [line for line in lines(tmp_path / "whole") if line["what"] == "train"]
     least, failed = float("inf"), 0
     for line, after in pairwise(epochs):
@@ -204,7 +205,7 @@ def test_an_epoch_that_does_not_lower_the_loss_leaves_no_checkpoint(config, tmp_
         with monkeypatch.context() as patch:
             patch.setattr(bench, "attempt", killed(4, bench.attempt))
             try:
-                tune(chosen, tmp_path / "killed")
+                tune(as_experiment(chosen), tmp_path / "killed")
                 break
             except Killed:
                 pass
@@ -220,23 +221,23 @@ def test_resuming_runs_nothing_twice(whole, tmp_path, monkeypatch):
     shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
     (tmp_path / "summary.json").unlink()
     monkeypatch.setattr(bench, "attempt", killed(0, bench.attempt))
-    tune(chosen, tmp_path)
+    tune(as_experiment(chosen), tmp_path)
     assert_same(tmp_path, finished)
 
 
 def test_one_worker(config, tmp_path):
-    summary = tune(config({**SMALL, "cluster.nodes": 1}), tmp_path)
+    summary = tune(as_experiment(config({**SMALL, "cluster.nodes": 1})), tmp_path)
     assert all(line.get("groups", 1) == 1 for line in lines(tmp_path))
     assert summary["methods"][0]["seconds_to_target"] is not None
 
 
 def test_bad_input_is_said_before_anything_is_touched(whole, config, tmp_path):
     with pytest.raises(ConfigError, match=r"config\.tune\.probe_seconds = 0\.0001: must"):
-        tune(config({**SMALL, "tune.probe_seconds": 1e-4}), tmp_path / "new")
+        tune(as_experiment(config({**SMALL, "tune.probe_seconds": 1e-4})), tmp_path / "new")
     assert not (tmp_path / "new").exists()
     _, workdir, _ = whole
     with pytest.raises(WorkdirError, match=r"differs in tune\.target"):
-        tune(config({**SMALL, "tune.target": 1.0}), workdir)
+        tune(as_experiment(config({**SMALL, "tune.target": 1.0})), workdir)
 
 
 def test_lines_that_were_not_decided_here_are_refused(whole, tmp_path):
@@ -247,7 +248,7 @@ def test_lines_that_were_not_decided_here_are_refused(whole, tmp_path):
     made[3]["momentum"] = 0.77
     (tmp_path / "decisions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in made))
     with pytest.raises(WorkdirError, match=r"decisions\.jsonl: line 4 is not what is decided"):
-        tune(chosen, tmp_path)
+        tune(as_experiment(chosen), tmp_path)
 
 
 def test_the_command(tmp_path):

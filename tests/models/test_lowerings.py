@@ -11,6 +11,7 @@ from optdyn.models import base
 from optdyn.models.convolution import Conv
 from optdyn.models.lowerings import each
 from tests.models import parameters
+from tests.values import as_model
 
 LENET = {"model.name": "cnn", "model.channels": (2, 3), "model.hidden": ()}
 RESNET = {"model.name": "resnet", "model.channels": (2, 4), "model.blocks": 2}
@@ -19,7 +20,7 @@ RESNET = {"model.name": "resnet", "model.channels": (2, 4), "model.blocks": 2}
 def blocks(values, lowering):
     config = default()
     config.update_from_flattened_dict({**values, "model.lowering": lowering})
-    return models.make(config.model, classes=3)
+    return models.make(as_model(config.model), classes=3)
 
 
 def computed(values, lowering):

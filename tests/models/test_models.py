@@ -9,13 +9,16 @@ from ml_collections import ConfigDict
 from optdyn import models
 from optdyn.models import base
 from optdyn.models.quadratic import curvatures, optima
+from tests.values import as_model
 
 CLASSES = 10
 
 
 def blocks(name, dtype="float32", **values):
     keys = {"hidden": (120, 84), "channels": (6, 16), "lowering": "", "dimension": 5}
-    return models.make(ConfigDict({"name": name, "dtype": dtype, **keys, **values}), CLASSES)
+    return models.make(
+        as_model(ConfigDict({"name": name, "dtype": dtype, **keys, **values})), CLASSES
+    )
 
 
 def shapes(blocks, *shape):

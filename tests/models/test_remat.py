@@ -11,6 +11,7 @@ from optdyn import costs, models, problem
 from optdyn.config import default
 from optdyn.models import base
 from tests.models.parameters import shapes, some
+from tests.values import as_model
 
 CASES = {
     "resnet": {"channels": (8,), "stages": (2,), "norm": "batch", "stem": "whole"},
@@ -39,7 +40,7 @@ def gradient(blocks, x):
 @pytest.mark.parametrize("name", CASES)
 def test_is_the_same_function_with_the_same_parameters(name):
     x = examples(name)
-    plain, again = (models.make(of(name, remat), 11) for remat in (False, True))
+    plain, again = (models.make(as_model(of(name, remat)), 11) for remat in (False, True))
     params = some(plain, x)
     assert jax.tree.map(jnp.shape, shapes(again, x)) == jax.tree.map(jnp.shape, params)
     (loss, grads), (their_loss, theirs) = (gradient(blocks, x)(params) for blocks in (plain, again))
@@ -57,7 +58,7 @@ def test_is_the_same_function_with_the_same_parameters(name):
 
 def test_initial_parameters_are_the_same_to_the_bit():
     x = examples("resmlp")
-    every = [models.make(of("resmlp", remat), 11) for remat in (False, True)]
+    every = [models.make(as_model(of("resmlp", remat)), 11) for remat in (False, True)]
     draw = [jax.jit(partial(base.init, blocks, x=x)) for blocks in every]
     one, other = (each(jax.random.key(0)) for each in draw)
     jax.tree.map(np.testing.assert_array_equal, one, other)
@@ -68,7 +69,7 @@ def test_blocks_keep_their_inputs_only(name):
     x = examples(name)
     kept, operations = {}, {}
     for remat in (False, True):
-        task = problem.make(of(name, remat), 11)
+        task = problem.make(as_model(of(name, remat)), 11)
         batch = {"text" if name in problem.TEXT else "image": x}
         batch |= {"label": jnp.zeros(len(x), jnp.int32)}
         task = task._replace(losses=lambda y, _: (y**2).reshape(len(x), -1).mean(-1))
@@ -95,7 +96,7 @@ def base_inputs(task, x):
 def test_of_a_model_of_ones_own_all_blocks_but_the_last():
     config = default()
     config.model.update(name="configs.own.model:make", remat=True)
-    blocks = models.make(config.model, 10)
+    blocks = models.make(as_model(config.model), 10)
     x = examples("resmlp")
     params = some(blocks, x)
     program = str(jax.make_jaxpr(jax.grad(lambda p: base.apply(blocks, p, x).sum()))(params))

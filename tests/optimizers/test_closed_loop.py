@@ -17,10 +17,11 @@ from optdyn.optimizers.closed_loop import LIMIT, closed_loop, total_momentum
 from optdyn.strategies import Event
 from optdyn.timeline.base import at
 from tests.strategies.composed import asynchronous
+from tests.values import as_cluster, as_experiment, as_model
 
 DIMENSION, CONDITION = 31, 10.0  # odd: the median is one of the ratios
 QUADRATIC = problem.make(
-    ConfigDict({"name": "quadratic", "dimension": DIMENSION, "condition": CONDITION}), 0
+    as_model(ConfigDict({"name": "quadratic", "dimension": DIMENSION, "condition": CONDITION})), 0
 )
 H = curvatures(DIMENSION, CONDITION).astype(np.float64)
 GROUPS, SEEDS, STEPS = 16, 5, 1500
@@ -36,7 +37,9 @@ def loop(gamma, staleness):
 def arrivals(groups, service, steps, replicas):
     cluster = default().cluster
     cluster.update(nodes=groups, service=service)
-    return timeline.make(cluster, groups=groups, steps=steps, batch_size=1, replicas=replicas)
+    return timeline.make(
+        as_cluster(cluster), groups=groups, steps=steps, batch_size=1, replicas=replicas
+    )
 
 
 def path(slots, staleness, gamma, choice, hypers):
@@ -249,10 +252,13 @@ def test_values_that_are_refused(values, wrong):
 
 def test_a_run_has_the_staleness_of_its_groups(config):
     values = {"optimizer.name": "closed_loop", "optimizer.options.gamma": 0.1}
-    assert optimizers.options(config(values)) == {"staleness": 3, "gamma": 0.1}
+    assert optimizers.options(as_experiment(config(values))) == {"staleness": 3, "gamma": 0.1}
     given = config(values | {"optimizer.options.staleness": 7})
-    assert optimizers.options(given)["staleness"] == 7
-    assert optimizers.options(config(values | {"strategy.name": "sync"}))["staleness"] == 0
+    assert optimizers.options(as_experiment(given))["staleness"] == 7
+    assert (
+        optimizers.options(as_experiment(config(values | {"strategy.name": "sync"})))["staleness"]
+        == 0
+    )
 
 
 def test_a_run_logs_what_the_loop_measures(config, rows, tmp_path):
@@ -265,7 +271,7 @@ def test_a_run_logs_what_the_loop_measures(config, rows, tmp_path):
     }
     logs = {}
     for name, own in runs.items():
-        trainer.train(config(values | own), tmp_path / name)
+        trainer.train(as_experiment(config(values | own)), tmp_path / name)
         logs[name] = rows(tmp_path / name)
     for log, sgd in zip(logs["open"], logs["sgd"], strict=True):
         explicit, total = log.pop("explicit_momentum"), log.pop("total_momentum")

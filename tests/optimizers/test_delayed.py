@@ -10,6 +10,7 @@ from optdyn import driver, program, resident, trainer
 from optdyn.checks import check
 from optdyn.config import default
 from optdyn.evidence.trial import trial
+from tests.values import as_experiment
 
 OPTIMIZERS = {
     "contrib.muon": (contrib.muon, {"consistent_rms": 0.2}),
@@ -30,7 +31,7 @@ def config(name):
     made.optimizer.learning_rate = RATES[name]
     made.strategy.name, made.strategy.groups = "asynchronous", 2
     made.cluster.nodes, made.cluster.service = 2, "constant"
-    check(made)
+    check(as_experiment(made))
     return made
 
 
@@ -46,8 +47,8 @@ def trained(run, updates):
 )
 def test_is_optax_on_gradients_one_update_old(name):
     """x_{t+1} = x_t + optax(gradient at x_{t-1}), and at x_0 for the first two."""
-    run = trainer.prepare(config(name))
-    problem = program.problem_of(run.config, run.data.classes)
+    run = trainer.prepare(as_experiment(config(name)))
+    problem = program.problem_of(as_experiment(run.config), run.data.classes)
     batches = trainer.batches_of(run)(0, UPDATES)
     gradient = jax.jit(jax.grad(problem.loss))
     make, options = OPTIMIZERS[name]
@@ -69,8 +70,8 @@ def test_is_optax_on_gradients_one_update_old(name):
 def test_a_tiny_modern_transformer_learns_under_delay(name):
     """More than how often each character occurs, as the text's own frequencies tell."""
     made = config(name)
-    curve = trial(made)
-    tokens = resident.load(made).train["text"]
+    curve = trial(as_experiment(made))
+    tokens = resident.load(as_experiment(made)).train["text"]
     share = np.bincount(tokens.ravel()) / tokens.size
     entropy = -np.sum(share[share > 0] * np.log(share[share > 0]))
     assert curve.status == "ended" and curve.losses[-1] < entropy - 0.1
@@ -82,6 +83,6 @@ def test_its_blocks_learn_locally_in_groups_that_take_turns():
     made.strategy.name, made.strategy.variant = "asynchronous+local", "greedy"
     made.model.blocks, made.model.width, made.steps = 2, 8, 100
     made.optimizer.learning_rate = 0.3
-    check(made)
-    curve = trial(made)
+    check(as_experiment(made))
+    curve = trial(as_experiment(made))
     assert curve.status == "ended" and curve.losses[-1] < curve.losses[0] - 0.5

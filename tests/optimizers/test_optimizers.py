@@ -17,6 +17,7 @@ from optdyn.optimizers import (
     schedules,
     takes_momentum,
 )
+from tests.values import as_experiment
 
 SHAPE = (3, 4)
 STEPS = 20
@@ -204,9 +205,9 @@ def test_which_rates_depend_on_the_number_of_steps(schedule, decay_steps, depend
     config.steps, config.optimizer.schedule = 40, schedule
     config.optimizer.decay_steps, config.optimizer.warmup_steps = decay_steps, warmup
     config.optimizer.schedule_options.update(SCALED.get(schedule, {}))
-    rates = schedules.of_config(config)
+    rates = schedules.of_config(as_experiment(config))
     config.steps *= 2
-    assert np.array_equal(rates, schedules.of_config(config)[:40]) != depends
+    assert np.array_equal(rates, schedules.of_config(as_experiment(config))[:40]) != depends
 
 
 def by_length(learning_rate, steps):
@@ -237,10 +238,10 @@ def test_every_optimizer_of_contrib_can_be_used_or_is_refused_in_a_line(name):
     params = {"w": jnp.ones((4, 3)), "b": jnp.ones(3)}
     if name in REFUSED:
         with pytest.raises(ConfigError, match=REFUSED[name]) as caught:
-            optimizers.check(config, params)
+            optimizers.check(as_experiment(config), params)
         assert "\n" not in str(caught.value)
         return
-    optimizers.check(config, params)
+    optimizers.check(as_experiment(config), params)
     made = optimizer(name, ("learning_rate",))
     # Every array is its own, so that all can be given up to a program.
     leaves = jax.tree.leaves((params, made.init(params)))

@@ -15,6 +15,7 @@ from optdyn.optimizers import staleness
 from optdyn.strategies import Event
 from tests.strategies import composed
 from tests.strategies.test_asynchronous import DIMENSION, OPTIMA, QUADRATIC, H, arrivals
+from tests.values import as_experiment
 
 NAMES = ("learning_rate", "momentum")
 RATE, MU = 0.05, 0.3
@@ -151,8 +152,8 @@ def test_what_can_be_chained():
     """Ours, optax's and one's own, each with its own options."""
     both = ("delay_compensation", "staleness_rate", "clip_by_global_norm", f"{__name__}:halved")
     config = chained(both, lam=2.0, adaptive=True, law="power", max_norm=1.0, by=0.25)
-    check(config)
-    made = optimizers.chain(config)
+    check(as_experiment(config))
+    made = optimizers.chain(as_experiment(config))
     assert [options for _, options in made] == [
         {"lam": 2.0, "adaptive": True},
         {"law": "power"},
@@ -185,7 +186,7 @@ def test_what_can_be_chained():
 )
 def test_what_cannot_is_one_line(config, message):
     with pytest.raises(ConfigError, match=message) as caught:
-        check(config)
+        check(as_experiment(config))
     assert "\n" not in str(caught.value)
 
 
@@ -195,12 +196,14 @@ def test_a_chain_resumes_and_an_old_config_has_none(config, tmp_path):
     chain |= {"optimizer.chain_options.adaptive": True, "optimizer.chain_options.law": "power"}
     sums = {}
     for name, values in (("old", {}), ("chain", chain)):
-        sums[name] = trainer.train(config(values), tmp_path / name)["parameters_crc32"]
+        sums[name] = trainer.train(as_experiment(config(values)), tmp_path / name)[
+            "parameters_crc32"
+        ]
         short = tmp_path / f"{name} short"
-        trainer.train(config(values | {"steps": 20}), short)
+        trainer.train(as_experiment(config(values | {"steps": 20})), short)
         if name == "old":
             held = json.loads((short / "config.json").read_text())
             del held["optimizer"]["chain"], held["optimizer"]["chain_options"]
             (short / "config.json").write_text(json.dumps(held))
-        assert trainer.train(config(values), short)["parameters_crc32"] == sums[name]
+        assert trainer.train(as_experiment(config(values)), short)["parameters_crc32"] == sums[name]
     assert sums["old"] != sums["chain"]

@@ -13,13 +13,14 @@ from optdyn.outputs.files import WorkdirError, write_npz
 from optdyn.outputs.hold import LOCK
 from optdyn.outputs.workdir import SUMS, Checkpoints, Metrics, claim
 from optdyn.trainer import train
+from tests.values import as_experiment
 
 
 @pytest.fixture(scope="module")
 def whole(config, tmp_path_factory):
     """An uninterrupted run."""
     workdir = tmp_path_factory.mktemp("whole")
-    return workdir, train(config(), workdir)
+    return workdir, train(as_experiment(config()), workdir)
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,7 @@ def half(config, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("half")
     with pytest.MonkeyPatch.context() as patch:
         raise_at(patch, 40, signal.SIGTERM)
-        assert train(config(), workdir)["status"] == "interrupted"
+        assert train(as_experiment(config()), workdir)["status"] == "interrupted"
     return workdir
 
 
@@ -53,7 +54,7 @@ def raise_at(patch, step, *signals):
 
 def assert_completes(config, workdir, whole, rows):
     """The run goes on to the same floats, log points and events."""
-    summary = train(config(), workdir)
+    summary = train(as_experiment(config()), workdir)
     assert summary["status"] == "completed"
     assert summary["parameters_crc32"] == whole[1]["parameters_crc32"]
     assert rows(workdir) == rows(whole[0])
@@ -61,7 +62,7 @@ def assert_completes(config, workdir, whole, rows):
 
 def refusal(config, workdir):
     with pytest.raises(WorkdirError) as caught:
-        train(config, workdir)
+        train(as_experiment(config), workdir)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -74,7 +75,7 @@ def test_interrupted_and_resumed_is_whole(
     handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     with monkeypatch.context() as patch:
         raise_at(patch, step, number)
-        summary = train(config(), tmp_path)
+        summary = train(as_experiment(config()), tmp_path)
     assert (summary["status"], summary["signal"]) == ("interrupted", number)
     assert handlers == (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM))
     # Heeded after the chunk of updates in which it came.
@@ -93,7 +94,7 @@ def test_it_goes_on_from_the_latest_checkpoint(config, workdir, monkeypatch, rem
         shutil.rmtree(workdir / "checkpoints" / step)
     events, begun = driver.events_of, []
     monkeypatch.setattr(driver, "events_of", lambda *a: begun.append(a[1]) or events(*a))
-    train(config(), workdir)
+    train(as_experiment(config()), workdir)
     assert begun[0] == expected
 
 
@@ -104,14 +105,14 @@ def test_a_second_signal_stops_at_once(config, whole, tmp_path, monkeypatch, row
     with monkeypatch.context() as patch:
         raise_at(patch, 30, signal.SIGINT, signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
-            train(config(), tmp_path)
+            train(as_experiment(config()), tmp_path)
     assert not (tmp_path / "summary.json").exists()
     assert_completes(config, tmp_path, whole, rows)
 
 
 def test_a_finished_run_is_left_as_it_is(config, whole, files):
     before = files(whole[0])
-    assert train(config(), whole[0]) == whole[1]
+    assert train(as_experiment(config()), whole[0]) == whole[1]
     assert files(whole[0]) == before
 
 
@@ -187,12 +188,15 @@ def test_a_checkpoint_is_written_at_the_next_log_point(
         Checkpoints, "save", lambda self, step, state: saved.append(step) or save(self, step, state)
     )
     values = {"log_every": log_every, "checkpoint_every": checkpoint_every}
-    train(config(values), tmp_path)
+    train(as_experiment(config(values)), tmp_path)
     assert saved == expected
     logged = rows(tmp_path)
     shutil.rmtree(tmp_path / "checkpoints" / "60")
     (tmp_path / "summary.json").unlink()
-    assert train(config(values), tmp_path)["parameters_crc32"] == whole[1]["parameters_crc32"]
+    assert (
+        train(as_experiment(config(values)), tmp_path)["parameters_crc32"]
+        == whole[1]["parameters_crc32"]
+    )
     assert rows(tmp_path) == logged
 
 
@@ -275,7 +279,7 @@ def test_when_all_checkpoints_are_damaged_the_start_is_left(config, workdir, who
 
 def test_claim_takes_an_empty_or_its_own_folder(config, tmp_path):
     for _ in range(2):
-        claim(tmp_path / "new" / "deep", config())
+        claim(tmp_path / "new" / "deep", as_experiment(config()))
     assert [path.name for path in (tmp_path / "new" / "deep").iterdir()] == ["config.json"]
 
 
@@ -291,7 +295,9 @@ def test_a_config_from_before_a_key_was_there_is_the_run_with_its_default(config
     del held["cluster"]["overlap"], held["strategy"]["options"]
     path.write_text(json.dumps(held))
     assert "cluster.overlap" in refusal(config({"cluster.overlap": 0.5}), workdir)
-    assert train(config(), workdir)["parameters_crc32"] == whole[1]["parameters_crc32"]
+    assert (
+        train(as_experiment(config()), workdir)["parameters_crc32"] == whole[1]["parameters_crc32"]
+    )
 
 
 class Plain(NamedTuple):

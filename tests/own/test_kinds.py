@@ -11,6 +11,7 @@ from optdyn import losses, problem, trainer
 from optdyn.data import DataError, load
 from optdyn.data.own import checked
 from tests.parallel.started import start
+from tests.values import as_experiment, as_model
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(20, 3)), RNG.normal(size=(20, 2))
@@ -171,7 +172,7 @@ def test_a_linear_model_learns_a_regression_as_least_squares_does(config, tmp_pa
         **{"checkpoint_every": 0, "strategy.name": "sync", "strategy.groups": 1},
         **{"optimizer.learning_rate": 0.2, "optimizer.momentum": 0.5},
     }
-    summary = trainer.train(config(values), tmp_path / "run")
+    summary = trainer.train(as_experiment(config(values)), tmp_path / "run")
     design = np.hstack([x, np.ones((64, 1))]).astype(np.float64)
     best, *_ = np.linalg.lstsq(design, y, rcond=None)
     least = ((design @ best - y) ** 2).sum(-1).mean() / 2
@@ -185,7 +186,7 @@ def test_what_the_first_block_takes():
     pixels = problem.Pixels((0.5,), (2.0,))
     image = np.arange(24, dtype=np.uint8).reshape(2, 3, 4, 1)
     model = ConfigDict({"name": "mlp", "hidden": (), "dtype": "float32"})
-    made = problem.make(model, 3, (), pixels)
+    made = problem.make(as_model(model), 3, (), pixels)
     np.testing.assert_allclose(made.input({"image": image}), (image / 255 - 0.5) / 2, atol=1e-6)
     floats = image.astype(np.float32)
     np.testing.assert_allclose(made.input({"image": floats}), (floats - 0.5) / 2)
@@ -199,10 +200,12 @@ def test_a_model_does_not_fit_its_data_in_one_line(config, tmp_path):
     values = {"data.name": f"folder:{tmp_path}", "data.train_examples": 0}
     for name, said in (("cnn", "config.model: cannot be used"), ("transformer", "needs text")):
         with pytest.raises(ValueError, match=said) as caught:
-            trainer.prepare(config({"model.name": name, **values}))
+            trainer.prepare(as_experiment(config({"model.name": name, **values})))
         assert "\n" not in str(caught.value)
     with pytest.raises(ValueError, match=r"config.loss: .*needs 'label', and the data have x, y"):
-        trainer.prepare(config({"model.name": "mlp", "loss": "cross_entropy", **values}))
+        trainer.prepare(
+            as_experiment(config({"model.name": "mlp", "loss": "cross_entropy", **values}))
+        )
 
 
 def test_blocks_without_parameters_are_trained_and_saved(config, tmp_path, monkeypatch, final):
@@ -214,9 +217,9 @@ def test_blocks_without_parameters_are_trained_and_saved(config, tmp_path, monke
     )
     values = {"model.name": "flat_blocks:make", "data.name": "configs.own.data:load"}
     values |= {"data.train_examples": 0, "steps": 20, "metrics": ("absolute_error",)}
-    whole = trainer.train(config(values), tmp_path / "whole")
+    whole = trainer.train(as_experiment(config(values)), tmp_path / "whole")
     assert whole["parameters"] == 3 * 2 + 2
-    run = trainer.prepare(config(values))
+    run = trainer.prepare(as_experiment(config(values)))
     assert run.params["flat"] == {}
     step, state = final(run, tmp_path / "whole")
     assert step == 20 and state.params["flat"] == {} and len(state.params["out"]) == 2

@@ -15,6 +15,7 @@ import pytest
 from optdyn import checks, named, trainer
 from optdyn.config import ConfigError
 from optdyn.values import InputError
+from tests.values import as_experiment
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "configs" / "own"
@@ -63,7 +64,7 @@ SYNC = load("asynchronous")
 
 def refusal(config):
     with pytest.raises(InputError) as caught:
-        trainer.prepare(config)
+        trainer.prepare(as_experiment(config))
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -82,7 +83,10 @@ def test_ones_own_gives_the_floats_of_what_is_registered(config, mnist, folder):
     own.strategy.name = "again:SYNC"
     own.strategy.options.groups = 4
     own.cluster.service = "again:law"
-    one, other = trainer.train(usual, folder / "usual"), trainer.train(own, folder / "own")
+    one, other = (
+        trainer.train(as_experiment(usual), folder / "usual"),
+        trainer.train(as_experiment(own), folder / "own"),
+    )
     for key in ("parameters_crc32", "simulated_seconds", "staleness_histogram", "learning_rate"):
         assert one[key] == other[key]
     for key in ("train_loss", "test_loss"):  # compiled apart, the sums may be in another order
@@ -221,7 +225,7 @@ def test_two_metrics_of_one_name_are_refused(config, folder):
     for names in (("my_file:loss",), ("huber", "my_file:huber")):
         made.metrics = names
         with pytest.raises(ConfigError, match="each needs a name of its own"):
-            checks.check(made)
+            checks.check(as_experiment(made))
 
 
 def test_a_law_whose_mean_is_not_1_is_warned_of(config, folder, caplog):
@@ -233,7 +237,7 @@ def test_a_law_whose_mean_is_not_1_is_warned_of(config, folder, caplog):
     for name, warned in (("right", 0), ("one", 0), ("double", 1)):
         caplog.clear()
         made.cluster.service = f"my_file:{name}"
-        checks.check(made)
+        checks.check(as_experiment(made))
         assert sum("should be 1" in record.message for record in caplog.records) == warned
 
 
@@ -244,15 +248,15 @@ def test_a_run_of_ones_own_is_one_compilation_with_others_that_differ_in_numbers
     text += "def rate(learning_rate, steps, by): return lambda t: learning_rate / by\n"
     (folder / "my_file.py").write_text(text)
     made = config()
-    same = {batched_runs.compilation(made)}
+    same = {batched_runs.compilation(as_experiment(made))}
     made.cluster.service, made.optimizer.schedule = "my_file:law", "my_file:rate"
     made.optimizer.schedule_options.by = 3
-    same.add(batched_runs.compilation(made))
+    same.add(batched_runs.compilation(as_experiment(made)))
     made.cluster.service_options.shape = 5.0
-    same.add(batched_runs.compilation(made))
+    same.add(batched_runs.compilation(as_experiment(made)))
     assert len(same) == 1
     made.loss = "my_file:law"
-    assert len(same | {batched_runs.compilation(made)}) == 2
+    assert len(same | {batched_runs.compilation(as_experiment(made))}) == 2
 
 
 def test_a_method_from_a_path_is_imported_once(folder):

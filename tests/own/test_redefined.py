@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 
 from optdyn import costs, named, problem, program, resident, sources, trainer
 from optdyn.config import ConfigError
+from tests.values import as_experiment, as_model
 
 CELLS = """
 import numpy as np, optax
@@ -70,7 +71,7 @@ def loss_of(config, tmp_path):
 
     def train(values=NAMES):
         chosen = config({**RUN, **values})
-        return trainer.train(chosen, tmp_path / f"run{next(folders)}")["train_loss"]
+        return trainer.train(as_experiment(chosen), tmp_path / f"run{next(folders)}")["train_loss"]
 
     return train
 
@@ -124,7 +125,7 @@ def test_a_metric_a_method_a_transform_a_schedule_and_a_law_likewise(cells, conf
             cells.run(text)
             value = "cells:a" if key != "metrics" and key != "optimizer.chain" else ("cells:a",)
             chosen = config({**RUN, **NAMES, key: value})
-            summary = trainer.train(chosen, tmp_path / f"{key}{number}")
+            summary = trainer.train(as_experiment(chosen), tmp_path / f"{key}{number}")
             found.append(summary[heeded.get(key, "train_loss")])
         assert found[0] != found[1], key
 
@@ -147,7 +148,7 @@ def test_what_is_defined_no_more_is_not_kept_for_ever(cells, config):
     first = weakref.ref(cells.loss)
     with resident.MAKING:
         for _ in range(program._problem.cache_parameters()["maxsize"] + 1):
-            program.problem_of(chosen, 2)
+            program.problem_of(as_experiment(chosen), 2)
             cells.run("def loss(o, b): return (o - b['y']).sum(-1)")
     gc.collect()
     assert first() is None
@@ -281,7 +282,7 @@ def test_the_operations_of_a_block_are_those_of_its_code(cells):
     )
 
     def forward():
-        made = problem.make(ConfigDict({"name": "cells:model"}), 2)
+        made = problem.make(as_model(ConfigDict({"name": "cells:model"})), 2)
         examples = {"x": np.ones((5, 3), np.float32), "y": np.ones((5, 2), np.float32)}
         params = made.init(jax.random.key(0), examples)
         return costs.block_costs(made, params, examples).trunk[0].forward

@@ -8,6 +8,7 @@ from optdyn.checks import check
 from optdyn.configs.papers import daso, dynamic_batch, local_similarity, local_time, merged_servers
 from optdyn.evidence.trial import Curve
 from optdyn.timeline.pipeline import one_f_one_b, seconds
+from tests.values import as_experiment
 
 ONE, LESS, MUCH_LESS, MORE = [1.0, 0.9, 1.1], [0.8, 0.7, 0.9], [0.5, 0.4, 0.6], [1.3, 1.2, 1.4]
 
@@ -141,8 +142,8 @@ def test_the_rule_of_local_time(order, time, word):
 
 def test_random_labels_are_of_the_same_images_and_know_nothing_of_them(tmp_path):
     config = local_time.config("vision", "greedy", "small")
-    changed = resident.load(local_similarity.random_labels(config, tmp_path))
-    whole = resident.load(config)
+    changed = resident.load(as_experiment(local_similarity.random_labels(config, tmp_path)))
+    whole = resident.load(as_experiment(config))
     np.testing.assert_array_equal(
         changed.train["image"], whole.train["image"][: local_similarity.RANDOM]
     )
@@ -198,12 +199,12 @@ def test_the_rule_of_merged_servers(small, large, word):
 
 def test_every_arm_can_run():
     for groups, merged in ((1, False), (4, False), (16, True)):
-        check(merged_servers.config(groups, merged, "small"))
+        check(as_experiment(merged_servers.config(groups, merged, "small")))
     for strategy in ("sync", "daso"):
-        check(daso.config(strategy, "small"))
+        check(as_experiment(daso.config(strategy, "small")))
     for case in dynamic_batch.CASES:
         for own in dynamic_batch.SHARES.values():
-            check(dynamic_batch.config("small", case, weights="equal", **own))
+            check(as_experiment(dynamic_batch.config("small", case, weights="equal", **own)))
     for task in local_time.TASKS:
         for variant in local_time.VARIANTS:
-            check(local_time.config(task, variant, "small"))
+            check(as_experiment(local_time.config(task, variant, "small")))

@@ -9,6 +9,7 @@ from optdyn.config import default
 from optdyn.outputs.workdir import Checkpoints
 from optdyn.parallel.never_flushed import _pairs, apart, together
 from optdyn.timeline.stale_stages import KINDS
+from tests.values import as_experiment
 
 
 @pytest.mark.parametrize("stages", range(1, 7))
@@ -41,8 +42,8 @@ def test_a_state_is_its_rows_to_the_bit(mnist, tmp_path, kind):
     own = {"strategy.name": "stale_pipeline", "strategy.pipeline": kind, "steps": 13}
     config.update_from_flattened_dict({**mnist, **own, "model.hidden": (9, 6, 7)})
     config.update_from_flattened_dict({"cluster.service": "constant", "cluster.nodes": 2})
-    trainer.train(config, tmp_path)
-    run = trainer.prepare(config)
+    trainer.train(as_experiment(config), tmp_path)
+    run = trainer.prepare(as_experiment(config))
     with Checkpoints(tmp_path) as checkpoints:
         _, state = checkpoints.restore(run.program.strategy.init(run.params))
     state = jax.device_get(state)

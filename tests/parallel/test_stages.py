@@ -29,6 +29,7 @@ from optdyn.strategies.base import Event
 from optdyn.strategies.truncated import heads
 from tests.parallel.started import start as run_all
 from tests.strategies.composed import by_groups
+from tests.values import as_model
 
 CHUNK, BATCH, CLASSES, EXAMPLES = 16, 8, 5, 64
 CALLS = (7, 1, 0, 12, 10)  # 30 updates; the pipeline fills and drains in each call
@@ -75,8 +76,8 @@ COUNTED = []  # one entry a loss
 
 def make_problem(case):
     model = ConfigDict({"dtype": "float32", **MODELS[case.model]})
-    blocks = problem.make(model, CLASSES).blocks
-    made = problem.make(model, CLASSES, heads(blocks, case.groups, False))
+    blocks = problem.make(as_model(model), CLASSES).blocks
+    made = problem.make(as_model(model), CLASSES, heads(blocks, case.groups, False))
 
     def losses(outputs, batch):
         jax.debug.callback(COUNTED.append, 1)

@@ -15,6 +15,7 @@ from jax.flatten_util import ravel_pytree
 from optdyn import processes, trainer
 from optdyn.config import default
 from optdyn.outputs.workdir import Checkpoints
+from tests.values import as_experiment
 
 
 def main(configs: str, folder: str) -> None:
@@ -22,9 +23,9 @@ def main(configs: str, folder: str) -> None:
     for name, values in json.loads(Path(configs).read_text()).items():
         config = default()
         config.update_from_flattened_dict(values)
-        trainer.train(config, Path(folder) / name)
+        trainer.train(as_experiment(config), Path(folder) / name)
         if processes.is_writer():
-            run = trainer.prepare(config)
+            run = trainer.prepare(as_experiment(config))
             with Checkpoints(Path(folder) / name) as checkpoints:
                 _, state = checkpoints.restore(run.program.strategy.init(run.params))
             flat, _ = ravel_pytree(jax.tree.map(np.asarray, state.params))

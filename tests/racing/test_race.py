@@ -26,6 +26,7 @@ from optdyn.timeline.base import from_arrivals
 from optdyn.timeline.versions import WAITING
 from optdyn.trainer import train
 from optdyn.values import ConfigError
+from tests.values import as_experiment
 
 
 def several(waiting):
@@ -83,7 +84,7 @@ def vector(workdir):
 
 
 def raced(config, values, workdir, connect):
-    summary = race(config({**values, "cluster.service": "race"}), workdir, connect)
+    summary = race(as_experiment(config({**values, "cluster.service": "race"})), workdir, connect)
     return summary, pd.read_csv(workdir / "trace.csv")
 
 
@@ -92,7 +93,7 @@ def test_the_simulator_replays_it(config, tmp_path, rows, case):
     summary, trace = raced(config, CASES[case], tmp_path / "race", at_random(3))
     assert summary["status"] == "completed" and len(trace) == 60
     source = {"cluster.service": "trace", "cluster.trace": str(tmp_path / "race/trace.csv")}
-    again = train(config({**CASES[case], **source}), tmp_path / "replay")
+    again = train(as_experiment(config({**CASES[case], **source})), tmp_path / "replay")
     assert again["staleness_histogram"] == summary["staleness_histogram"]
     one, other = vector(tmp_path / "race"), vector(tmp_path / "replay")
     # One program of both halves rounds otherwise than two: 1e-7 of a number an update.
@@ -111,7 +112,7 @@ def test_local_gradients_race_too(config, mnist, tmp_path, values):
     values |= {"model.hidden": (8, 8), "cluster.nodes": 3}
     raced(config, values, tmp_path / "race", at_random(5))
     source = {"cluster.service": "trace", "cluster.trace": str(tmp_path / "race/trace.csv")}
-    train(config({**values, **source}), tmp_path / "replay")
+    train(as_experiment(config({**values, **source})), tmp_path / "replay")
     one, other = vector(tmp_path / "race"), vector(tmp_path / "replay")
     assert np.abs(one - other).max() <= 1e-5 * np.abs(one).max()  # two roundings, as above
 
@@ -123,12 +124,12 @@ def test_a_merged_server_races_too(config, mnist, tmp_path, case):
     summary, trace = raced(config, values, tmp_path / "race", at_random(21))
     assert summary["status"] == "completed" and trace["control.batch"].is_unique
     source = {"cluster.service": "trace", "cluster.trace": str(tmp_path / "race/trace.csv")}
-    again = train(config({**values, **source}), tmp_path / "replay")
+    again = train(as_experiment(config({**values, **source})), tmp_path / "replay")
     assert again["staleness_histogram"] == summary["staleness_histogram"]
     one, other = vector(tmp_path / "race"), vector(tmp_path / "replay")
     assert np.abs(one - other).max() <= 1e-5 * np.abs(one).max()  # two roundings, as above
     if case == "metered":  # and it is not what it would be if those blocks were stale
-        train(config({**values, **source, "strategy.fresh": ()}), tmp_path / "stale")
+        train(as_experiment(config({**values, **source, "strategy.fresh": ()})), tmp_path / "stale")
         assert np.abs(one - vector(tmp_path / "stale")).max() > 1e-3 * np.abs(one).max()
 
 
@@ -137,7 +138,7 @@ def test_a_merged_server_goes_on_where_it_was_saved(config, mnist, tmp_path):
     values = {**mnist, **FRESH}
     whole, trace = raced(config, values, tmp_path / "whole", at_random(23))
     race(
-        config({**values, "steps": 20, "cluster.service": "race"}),
+        as_experiment(config({**values, "steps": 20, "cluster.service": "race"})),
         tmp_path / "parts",
         at_random(23),
     )
@@ -203,12 +204,17 @@ def in_parts(servers, seed):
 def test_a_server_in_parts_makes_the_same_updates(config, mnist, tmp_path, own, servers):
     values = {**mnist, "model.hidden": (8, 8), "cluster.nodes": 4, **own}
     values |= {"cluster.service": "race", "optimizer.learning_rate": 0.02}
-    whole = race(config(values), tmp_path / "whole", at_random(25))
-    race(config({**values, "steps": 20}), tmp_path / "parts", in_parts(servers, 25), servers)
+    whole = race(as_experiment(config(values)), tmp_path / "whole", at_random(25))
+    race(
+        as_experiment(config({**values, "steps": 20})),
+        tmp_path / "parts",
+        in_parts(servers, 25),
+        servers,
+    )
     one, other = (pd.read_csv(tmp_path / name / "trace.csv") for name in ("whole", "parts"))
     pd.testing.assert_frame_equal(*(t[:20].drop(columns="seconds") for t in (one, other)))
     # It goes on whole, from what the parts have put together.
-    again = race(config(values), tmp_path / "parts", replaying(one["worker"][20:]))
+    again = race(as_experiment(config(values)), tmp_path / "parts", replaying(one["worker"][20:]))
     one, other = vector(tmp_path / "whole"), vector(tmp_path / "parts")
     assert again["staleness_histogram"] == whole["staleness_histogram"]
     assert np.abs(one - other).max() <= 1e-5 * np.abs(one).max()  # two roundings, as above
@@ -247,7 +253,7 @@ def test_it_goes_on_where_it_was_saved(config, tmp_path, case):
     values = CASES[case]
     whole, trace = raced(config, values, tmp_path / "whole", at_random(11))
     begun = config({**values, "steps": 20, "cluster.service": "race"})
-    race(begun, tmp_path / "parts", replaying(messages(trace)))
+    race(as_experiment(begun), tmp_path / "parts", replaying(messages(trace)))
     # A server that died without a checkpoint.
     trace[-1:].to_csv(tmp_path / "parts/trace.csv", mode="a", header=False, index=False)
     rest = replaying(messages(trace[20:]))
@@ -365,11 +371,11 @@ def test_no_worker_starts_where_another_race_is(config, tmp_path):
         raise AssertionError("started")
 
     with held(tmp_path), pytest.raises(WorkdirError, match="is in use by process"):
-        race(config({"cluster.service": "race"}), tmp_path, connect)
+        race(as_experiment(config({"cluster.service": "race"})), tmp_path, connect)
 
 
 def test_it_does_not_go_on_without_its_trace(config, tmp_path):
-    race(config({"steps": 20, "cluster.service": "race"}), tmp_path, at_random(1))
+    race(as_experiment(config({"steps": 20, "cluster.service": "race"})), tmp_path, at_random(1))
     (tmp_path / "trace.csv").unlink()
     with pytest.raises(WorkdirError, match="must have the 20 arrivals of the checkpoint"):
         raced(config, {}, tmp_path, at_random(1))
@@ -382,7 +388,7 @@ def test_a_trace_that_contradicts_itself_is_refused(config, tmp_path, case):
     trace.to_csv(tmp_path / "wrong.csv", index=False)
     source = {"cluster.service": "trace", "cluster.trace": str(tmp_path / "wrong.csv")}
     with pytest.raises(TimelineError, match=r"arrival 30, of worker ., says version"):
-        trainer.prepare(config({**CASES[case], **source}))
+        trainer.prepare(as_experiment(config({**CASES[case], **source})))
 
 
 @pytest.mark.parametrize(
@@ -399,7 +405,7 @@ def test_a_trace_of_several_arrivals_says_whose_they_are(config, tmp_path, chang
     change(trace).to_csv(tmp_path / "wrong.csv", index=False)
     source = {"cluster.service": "trace", "cluster.trace": str(tmp_path / "wrong.csv")}
     with pytest.raises(TimelineError, match=message):
-        trainer.prepare(config({**values, **source}))
+        trainer.prepare(as_experiment(config({**values, **source})))
 
 
 @pytest.mark.parametrize(
@@ -446,7 +452,7 @@ def test_what_cannot_race(config, tmp_path, values, message):
 def test_what_no_server_in_parts_can_do(config, mnist, tmp_path, values, servers, message):
     values = {**mnist, "model.hidden": (8, 8), **values, "cluster.service": "race"}
     with pytest.raises(ConfigError, match=f"--servers={servers}: .*{message}"):
-        race(config(values), tmp_path / "none", in_parts(servers, 0), servers)
+        race(as_experiment(config(values)), tmp_path / "none", in_parts(servers, 0), servers)
     assert not (tmp_path / "none").exists()
 
 
@@ -464,4 +470,4 @@ def test_a_dry_run_says_what_workers_do_and_starts_none(tmp_path):
 
 def test_nothing_else_takes_a_race(config):
     with pytest.raises(ConfigError, match=r"launch\.race"):
-        trainer.prepare(config({"cluster.service": "race"}))
+        trainer.prepare(as_experiment(config({"cluster.service": "race"})))

@@ -12,6 +12,7 @@ from optdyn.strategies.ad_psgd import ad_psgd, peers
 from tests.strategies import workers
 from tests.strategies.nodes import RATE, START, STEPS, P, flattened, tree
 from tests.strategies.workers import CLOSE, events_of, line_of, ran, reference
+from tests.values import as_experiment
 
 MANY = 4  # workers: on fewer a ring is complete
 strategy = cache(lambda: workers.made(ad_psgd, MANY))
@@ -73,4 +74,4 @@ def test_an_unknown_graph_is_refused_in_a_line():
     config = default()
     config.strategy.name, config.strategy.graph = "ad_psgd", "star"
     with pytest.raises(ConfigError, match=r"^config.strategy.graph = 'star': must be one of"):
-        check(config)
+        check(as_experiment(config))

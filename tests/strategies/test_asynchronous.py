@@ -13,10 +13,11 @@ from optdyn.config import default
 from optdyn.models.quadratic import curvatures
 from optdyn.strategies import Event
 from tests.strategies.composed import asynchronous
+from tests.values import as_cluster, as_model
 
 STEPS, DIMENSION, CONDITION, BATCH = 120, 6, 10.0, 4
 QUADRATIC = problem.make(
-    ConfigDict({"name": "quadratic", "dimension": DIMENSION, "condition": CONDITION}), 0
+    as_model(ConfigDict({"name": "quadratic", "dimension": DIMENSION, "condition": CONDITION})), 0
 )
 H = curvatures(DIMENSION, CONDITION).astype(np.float64)
 OPTIMA = np.random.default_rng(0).normal(0, 0.5, (STEPS, BATCH, DIMENSION)).astype(np.float32)
@@ -34,7 +35,7 @@ def arrivals(name):
     groups = values.pop("groups")
     cluster = default().cluster
     cluster.update(nodes=groups, **values)
-    return timeline.make(cluster, groups=groups, steps=STEPS, batch_size=BATCH, seed=1)
+    return timeline.make(as_cluster(cluster), groups=groups, steps=STEPS, batch_size=BATCH, seed=1)
 
 
 @cache  # compiled once for all tests of the same optimizer and number of slots
@@ -137,7 +138,9 @@ def test_implicit_momentum_of_memoryless_groups():
     g, steps, replicas, alpha = 4, 40, 4000, 0.2
     cluster = default().cluster
     cluster.update(nodes=g, service="geometric")
-    made = timeline.make(cluster, groups=g, steps=steps, batch_size=1, seed=2, replicas=replicas)
+    made = timeline.make(
+        as_cluster(cluster), groups=g, steps=steps, batch_size=1, seed=2, replicas=replicas
+    )
     optimizer = optimizers.optimizer("sgd", ("learning_rate",))
     strategy = asynchronous(QUADRATIC.loss, optimizer, made.slots)
     batch = {"optimum": jnp.zeros((1, DIMENSION))}

@@ -22,6 +22,7 @@ from optdyn.data.parts import columns, cut
 from optdyn.parallel import devices as parallel
 from optdyn.strategies import Event
 from optdyn.timeline.base import Shares, chosen
+from tests.values import as_experiment
 
 STEPS, BATCH, CLASSES = 12, 24, 5
 EPOCH = 4  # updates
@@ -132,7 +133,7 @@ def config_of(name, values=()):
 def make_strategy(text, optimizer, slots, loss):
     config = default()
     config.update_from_flattened_dict(dict(text))
-    whole = program.problem_of(config, CLASSES)
+    whole = program.problem_of(as_experiment(config), CLASSES)
     whole = whole._replace(losses=partial(loss, whole.losses))
     rule = optimizers.optimizer(optimizer, OPTIMIZERS[optimizer])
     static = program._static(config)
@@ -147,7 +148,7 @@ def weighted(losses, outputs, batch):
 def make_run(name, values=(), *, seed=0, optimizer="sgd", loss=weighted):
     config, rng = config_of(name, values), np.random.default_rng(seed)
     config.seed = seed
-    whole = program.problem_of(config, CLASSES)
+    whole = program.problem_of(as_experiment(config), CLASSES)
     hyper = {
         "learning_rate": rng.uniform(0.02, 0.1, STEPS),
         "momentum": rng.uniform(-0.6, 0.6, STEPS),
@@ -167,7 +168,7 @@ def make_run(name, values=(), *, seed=0, optimizer="sgd", loss=weighted):
     network = strategies.Network(whole, params, at(batches, 0))
     known = {"steps_per_epoch": EPOCH, "update_bytes": 0, "network": network}
     ends = [{"train_loss": 1.0}] * (STEPS // EPOCH)
-    line = strategies.timeline_of(config, epochs=ends, **known)
+    line = strategies.timeline_of(as_experiment(config), epochs=ends, **known)
     divided = chosen(line, Shares)
     if divided:  # each device is given its own
         shares = divided.shares
@@ -413,8 +414,8 @@ def test_staleness_and_what_was_read_reach_the_optimizer(name):
     """As arguments of any optax transform that takes them, a number a block where it is one."""
     run = make_run(name)
     config = config_of(name)
-    methods = strategies.of_config(config)
-    whole = program.problem_of(config, CLASSES)
+    methods = strategies.of_config(as_experiment(config))
+    whole = program.problem_of(as_experiment(config), CLASSES)
     choice = run.events.choice.inner if methods.mix else run.events.choice
     slots = int(np.max(choice.read)) + 1
     keys = methods.keys(config.strategy)

@@ -32,6 +32,7 @@ from tests.strategies.test_outer import (
     seconds,
     sent_and_seconds,
 )
+from tests.values import as_experiment
 
 NAMES = [name for name in compression.NAMES if name]
 KEYS = {"compression_share": 0.25, "compression_rank": 1}
@@ -320,4 +321,4 @@ def test_compression_owes_what_every_method_owes(monkeypatch, name, owed):
 def test_values_that_cannot_be_are_refused(config, values, message):
     own = {f"strategy.{name}": value for name, value in values.items()}
     with pytest.raises(ConfigError, match=message):
-        check(config({"strategy.name": "slowmo", **own}))
+        check(as_experiment(config({"strategy.name": "slowmo", **own})))

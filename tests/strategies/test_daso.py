@@ -20,6 +20,7 @@ from optdyn.strategies.messages import in_parts
 from optdyn.timeline.base import Meeting, at
 from optdyn.timeline.daso import daso as phases
 from tests.strategies.composed import daso, sync
+from tests.values import as_cluster, as_strategy
 
 NODES, LOCAL, EACH = 4, 2, 3  # EACH: examples a device
 EPOCH, EPOCHS = 20, 10
@@ -59,8 +60,8 @@ def meetings_of(**values):
     strategy = default().strategy
     strategy.update({"wait": 2, "warmup_epochs": 1, "cooldown_epochs": 1, "patience": 0, **values})
     made = phases(
-        default().cluster,
-        strategy,
+        as_cluster(default().cluster),
+        as_strategy(strategy),
         steps=STEPS,
         steps_per_epoch=EPOCH,
         batch_size=1,

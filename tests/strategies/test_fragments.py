@@ -25,6 +25,7 @@ from optdyn.strategies.sync import sync
 from optdyn.timeline.base import at
 from tests.strategies import test_battery as battery
 from tests.strategies.test_daso import collectives
+from tests.values import as_experiment
 
 NODES, EACH, STEPS = 3, 4, 41  # EACH: examples a node
 RATE, ETA, MU = 0.05, 0.7, 0.9
@@ -286,4 +287,4 @@ def test_the_program_says_the_bytes_that_the_clock_counts():
 def test_values_that_cannot_be_are_refused(config, values, message):
     own = {f"strategy.{name}": value for name, value in values.items()}
     with pytest.raises(ConfigError, match=message):
-        check(config({"strategy.name": "model_averaging", **own}))
+        check(as_experiment(config({"strategy.name": "model_averaging", **own})))

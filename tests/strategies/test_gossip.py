@@ -16,6 +16,7 @@ from optdyn.timeline import TimelineError, graphs
 from optdyn.timeline.graphs import DRAWN, GRAPHS, arrivals, graph, matrices, spectral_gap, weights
 from tests.strategies import nodes
 from tests.strategies.nodes import EACH, RATE, START, STEPS, P, flattened, gradient
+from tests.values import as_experiment
 
 NODES = nodes.NODES
 # Parameters of about one in float32, 1e-7 an operation, some ten of them in each of 32 updates.
@@ -184,7 +185,9 @@ def test_nodes_must_stay_for_an_update():
     values = {"cluster__presence": 1e-5, "cluster__absence": 1.0}
     with pytest.raises(TimelineError, match=r"presence: no node is there for the 0\.008 seconds"):
         strategies.timeline_of(
-            config_of(**values, cluster__service="constant"), steps_per_epoch=10, update_bytes=1
+            as_experiment(config_of(**values, cluster__service="constant")),
+            steps_per_epoch=10,
+            update_bytes=1,
         )
 
 
@@ -193,7 +196,7 @@ def test_a_run_whose_nodes_come_and_go():
     values = {"cluster__service": "lognormal", "cluster__bandwidth": 1e6, "steps": 200}
     line = {
         presence: strategies.timeline_of(
-            config_of(**values, cluster__presence=presence, cluster__absence=0.1),
+            as_experiment(config_of(**values, cluster__presence=presence, cluster__absence=0.1)),
             steps_per_epoch=10,
             update_bytes=6000,
         )
@@ -386,7 +389,7 @@ def config_of(**values):
 )
 def test_what_cannot_run_is_refused_in_one_line(values, line):
     with pytest.raises(ConfigError) as error:
-        check(config_of(**values))
+        check(as_experiment(config_of(**values)))
     assert str(error.value).startswith(line) and "\n" not in str(error.value)
 
 
@@ -395,12 +398,14 @@ def test_the_clock_of_a_run(order):
     """Of constant service: 8 examples on each of 8 nodes, and two messages, one after the other."""
     config = config_of(strategy__gossip_order=order, cluster__service="constant")
     config.cluster.bandwidth = 1e6
-    line = strategies.timeline_of(config, steps_per_epoch=10, update_bytes=6000)
+    line = strategies.timeline_of(as_experiment(config), steps_per_epoch=10, update_bytes=6000)
     update = 0.012 if order == "combine" else 8e-3 + 0.012
     np.testing.assert_allclose(line.seconds, update * np.arange(1, 21), rtol=1e-9)
     assert line.choice.to.shape == (20, 8, 3)
     config.cluster.bandwidth = 1e9  # where messages are short, computing takes all the time
-    quick = strategies.timeline_of(config, steps_per_epoch=10, update_bytes=6000).seconds[-1]
+    quick = strategies.timeline_of(
+        as_experiment(config), steps_per_epoch=10, update_bytes=6000
+    ).seconds[-1]
     assert quick == pytest.approx(20 * 8e-3 + (order == "adapt") * 20 * 12e-6)
 
 
@@ -428,7 +433,7 @@ def mean_of(name, **values):
     """(6,) parameters after 60 updates, the mean over the nodes."""
     config = default()
     config.update_from_flattened_dict(BOWL | {"strategy.name": name, **values})
-    run = trainer.prepare(config)
+    run = trainer.prepare(as_experiment(config))
     state, _ = run.program.advance(*driver.first(run, 60))
     x = np.asarray(getattr(state, "every", state.params)["x"]["x"])
     return x.mean(axis=0) if x.ndim == 2 else x

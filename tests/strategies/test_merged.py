@@ -14,6 +14,7 @@ from optdyn.config import default
 from optdyn.outputs.workdir import Checkpoints
 from optdyn.strategies import Event
 from tests.strategies.composed import asynchronous, sync
+from tests.values import as_cluster
 
 STEPS, SLOTS, REPLICAS = 40, 6, 3
 SIZES = {"conv": 3, "dense": 2, "classifier": 4}
@@ -58,7 +59,7 @@ def synchronous(optimizer):
 def arrivals(groups, service="exponential", seed=0):
     cluster = default().cluster
     cluster.update(nodes=groups, service=service)
-    drawn = timeline.make(cluster, groups=groups, steps=STEPS, batch_size=4, seed=seed)
+    drawn = timeline.make(as_cluster(cluster), groups=groups, steps=STEPS, batch_size=4, seed=seed)
     assert drawn.slots <= SLOTS
     return drawn
 

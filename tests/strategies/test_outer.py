@@ -19,6 +19,7 @@ from optdyn.strategies.slowmo import slowmo
 from tests.strategies import nodes
 from tests.strategies import test_battery as battery
 from tests.strategies.nodes import NODES, RATE, START, STEPS, flattened, reference, tree
+from tests.values import as_experiment
 
 MAKERS = {"model_averaging": averaging, "diloco": diloco, "slowmo": slowmo}
 ETA, MU, BETA, A = 0.7, 0.9, 0.5, 0.8
@@ -282,7 +283,9 @@ def test_the_outer_rule_equals_drjax():
 @pytest.mark.parametrize("name, key", [("diloco", "outer_momentum"), ("slowmo", "slow_momentum")])
 def test_slow_numbers_are_arguments_of_one_program(name, key):
     configs = [battery.config_of(name, {f"strategy.{key}": value}) for value in (0.1, 0.8)]
-    assert program.make(configs[0], 5, 1) is program.make(configs[1], 5, 1)
+    assert program.make(as_experiment(configs[0]), 5, 1) is program.make(
+        as_experiment(configs[1]), 5, 1
+    )
     one, other = (
         flattened(nodes.ran(made(name), nodes.events(meetings(name, **{key: value})))[0].params)
         for value in (0.1, 0.8)
@@ -316,10 +319,12 @@ def seconds(name, params, values, optimizer="sgd"):
     """Of every update, by the clock of a config."""
     config = battery.config_of(name, values)
     config.optimizer.name = optimizer
-    network = strategies.Network(program.problem_of(config, battery.CLASSES), params, {})
+    network = strategies.Network(
+        program.problem_of(as_experiment(config), battery.CLASSES), params, {}
+    )
     size = program.parameter_bytes(params)
     known = {"steps_per_epoch": 4, "update_bytes": size, "network": network}
-    return np.diff(strategies.timeline_of(config, **known).seconds, prepend=0.0)
+    return np.diff(strategies.timeline_of(as_experiment(config), **known).seconds, prepend=0.0)
 
 
 @pytest.mark.parametrize("inner_state, times", [("kept", 1), ("reset", 1), ("averaged", 3)])
@@ -369,4 +374,4 @@ def test_an_inner_state_is_that_of_groups_and_blocks_too(name, inner_state):
 def test_values_that_cannot_be_are_refused(config, values, message):
     own = {f"strategy.{name}": value for name, value in values.items()}
     with pytest.raises(ConfigError, match=message):
-        check(config({"strategy.name": "model_averaging", **own}))
+        check(as_experiment(config({"strategy.name": "model_averaging", **own})))

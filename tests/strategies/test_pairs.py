@@ -19,6 +19,7 @@ from optdyn.timeline.base import Shares, at, chosen
 from tests.strategies import reference
 from tests.strategies import test_battery as battery
 from tests.timeline.recorded import config_of, network_of
+from tests.values import as_experiment
 
 STEPS, WINDOW = 960, 24
 NODES, DEVICES = 2, 2
@@ -71,13 +72,13 @@ def trained(name):
     config.cluster.speeds = (1.0, 3.0, 2.0, 2.0)
     if "daso" in name.split("+"):
         config.cluster.service = "exponential"
-    problem = program.problem_of(config, battery.CLASSES)
+    problem = program.problem_of(as_experiment(config), battery.CLASSES)
     network = network_of(problem)
     rng = np.random.default_rng(0)
     params = jax.tree_util.tree_map_with_path(drawn, network.params)
     ends = [{"train_loss": 1.0}] * (STEPS // battery.EPOCH)
     known = {"steps_per_epoch": battery.EPOCH, "update_bytes": 0, "epochs": ends}
-    line = strategies.timeline_of(config, network=network, **known)
+    line = strategies.timeline_of(as_experiment(config), network=network, **known)
     images, labels = examples()
     order = np.stack([rng.permutation(96)[: battery.BATCH] for _ in range(STEPS)])
     hypers = {

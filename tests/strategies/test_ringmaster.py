@@ -12,6 +12,7 @@ from optdyn.timeline.several import several
 from tests.timeline.lines import begins_with
 from tests.timeline.test_slots import versions_read
 from tests.timeline.test_stale_synchronous import LAWS
+from tests.values import as_experiment
 
 BOUND = st.integers(1, 6)
 SIZES = st.integers(1, 60), st.integers(0, 2**32 - 1)  # steps and seed
@@ -106,7 +107,7 @@ def test_without_a_bound_its_timeline_is_that_of_asynchronous_sgd(config, outer)
     values = {"cluster.service": "exponential", "cluster.devices_per_node": 4, "batch_size": 16}
     values |= {"cluster.latency": 1e-3, "cluster.local_latency": 1e-3}
     one, other = (
-        trainer.prepare(config({**values, "strategy.name": outer + name})).timeline
+        trainer.prepare(as_experiment(config({**values, "strategy.name": outer + name}))).timeline
         for name in ("ringmaster", "asynchronous")
     )
     assert jax.tree.structure(one) == jax.tree.structure(other)
@@ -124,7 +125,9 @@ def test_its_limits_are_other_runs_to_the_bit(config, tmp_path):
         "alone": alone | {"cluster.speeds": (4.0,)},
         "bound 2": RUN | {"strategy.delay_bound": 2},
     }
-    found = {name: trainer.train(config(asked[name]), tmp_path / name) for name in asked}
+    found = {
+        name: trainer.train(as_experiment(config(asked[name])), tmp_path / name) for name in asked
+    }
     of = {name: summary["parameters_crc32"] for name, summary in found.items()}
     assert of["free"] == of["asynchronous"] and of["bound 1"] == of["alone"]
     assert len({of["free"], of["alone"], of["bound 2"]}) == 3
@@ -137,11 +140,11 @@ def test_its_limits_are_other_runs_to_the_bit(config, tmp_path):
 def test_the_summary_says_how_many_were_dropped(config, tmp_path):
     """Only where there is a bound, and of those before the last update."""
     chosen = config(RUN | {"strategy.delay_bound": 2})
-    summary = trainer.train(chosen, tmp_path / "a")
-    line = trainer.prepare(chosen).timeline
+    summary = trainer.train(as_experiment(chosen), tmp_path / "a")
+    line = trainer.prepare(as_experiment(chosen)).timeline
     assert summary["dropped_arrivals"] == line.choice.dropped.sum() > 0
     assert len(summary["staleness_histogram"]) <= 2 and sum(summary["staleness_histogram"]) == 60
-    assert "dropped_arrivals" not in trainer.train(config(RUN), tmp_path / "b")
+    assert "dropped_arrivals" not in trainer.train(as_experiment(config(RUN)), tmp_path / "b")
 
 
 def test_a_dropped_arrival_takes_its_time_and_its_exchange(config):
@@ -152,9 +155,9 @@ def test_a_dropped_arrival_takes_its_time_and_its_exchange(config):
     values = {**RUN, "cluster.service": "constant", "cluster.latency": 0.25}
     values |= {"strategy.groups": 2, "cluster.nodes": 2, "cluster.speeds": (1.0, 0.1)}
     values |= {"strategy.delay_bound": 2, "batch_size": 1, "cluster.seconds_per_example": 1.0}
-    line = strategies.timeline_of(config(values), steps_per_epoch=10, update_bytes=0)
+    line = strategies.timeline_of(as_experiment(config(values)), steps_per_epoch=10, update_bytes=0)
     free = config({**values, "strategy.delay_bound": 0})
-    every = strategies.timeline_of(free, steps_per_epoch=10, update_bytes=0)
+    every = strategies.timeline_of(as_experiment(free), steps_per_epoch=10, update_bytes=0)
     slow = every.seconds[every.worker == 1]
     assert np.all(line.worker == 0)
     before = np.flatnonzero(line.choice.dropped[:, 1])

@@ -9,6 +9,7 @@ from optdyn import strategies
 from optdyn.config import ConfigError
 from optdyn.strategies.method import Method
 from optdyn.trainer import train
+from tests.values import as_experiment
 
 ROOT = Path(strategies.__file__).parents[2]
 REGISTRY = "research/strategies/method.py"  # the list of names
@@ -76,10 +77,12 @@ def test_a_file_of_ones_own_is_a_method_and_combines(config, tmp_path, monkeypat
     values = {"strategy.name": "my_methods:SIGNED", "cluster.service": "constant"}
     one, other = (config({**values, "cluster.nodes": 1}) for _ in range(2))
     other.strategy.options.scale = 0.1
-    losses = [train(c, tmp_path / str(i))["train_loss"] for i, c in enumerate((one, other))]
+    losses = [
+        train(as_experiment(c), tmp_path / str(i))["train_loss"] for i, c in enumerate((one, other))
+    ]
     assert losses[0] != losses[1]
     pair = config({**values, "strategy.name": "asynchronous+my_methods:SIGNED"})
-    assert train(pair, tmp_path / "pair")["staleness_mean"] > 1
+    assert train(as_experiment(pair), tmp_path / "pair")["staleness_mean"] > 1
     assert isinstance(strategies.load("my_methods:SIGNED"), Method)
     with pytest.raises(ConfigError, match="both say how a gradient is taken"):
         strategies.chosen("my_methods:SIGNED+local")
@@ -107,5 +110,5 @@ def test_diloco_of_ones_own_streams_by_its_options(config, mnist, tmp_path, monk
     for fragments in (1, 4):
         one = config({**mnist, "strategy.name": "my_diloco:DILOCO"})
         one.strategy.options.fragments = fragments
-        losses.append(train(one, tmp_path / str(fragments))["train_loss"])
+        losses.append(train(as_experiment(one), tmp_path / str(fragments))["train_loss"])
     assert losses[0] != losses[1]

@@ -17,6 +17,7 @@ from optdyn.outputs import versions, workdir
 from optdyn.strategies import Event, base
 from optdyn.strategies.asynchronous import asynchronous
 from tests.strategies.test_asynchronous import DIMENSION, OPTIMA, QUADRATIC, STEPS, H, arrivals
+from tests.values import as_experiment
 
 ALPHA, MOMENTUM = 0.05, 0.5
 METERED = {"probes.momentum": True, "probes.window": 60, "probes.every": 60}
@@ -40,10 +41,10 @@ def test_versions_on_the_host_are_exact(config, mnist, rows, final, tmp_path, na
         folder = tmp_path / (place or "device")
         if place and name in ("groups", "servers"):
             chosen.steps = 37  # no log point
-            trainer.train(chosen, folder)
+            trainer.train(as_experiment(chosen), folder)
             chosen.steps = 60
-        trainer.train(chosen, folder)
-        states.append(final(trainer.prepare(chosen, begun=True), folder)[1])
+        trainer.train(as_experiment(chosen), folder)
+        states.append(final(trainer.prepare(as_experiment(chosen), begun=True), folder)[1])
     steps = [row["step"] for row in rows(tmp_path / "device")]
     logged = [row for row in rows(tmp_path / "host") if row["step"] in steps]
     assert logged == rows(tmp_path / "device")
@@ -113,7 +114,7 @@ def test_where_the_model_computes_in_bfloat16_nothing_is_lost(config, mnist, row
     """Dense layers round their parameters themselves, as they use them."""
     for kept in ("", "bfloat16"):
         values = mnist | {"model.dtype": "bfloat16", "strategy.snapshots": kept}
-        trainer.train(config(values), tmp_path / (kept or "exact"))
+        trainer.train(as_experiment(config(values)), tmp_path / (kept or "exact"))
     assert rows(tmp_path / "bfloat16") == rows(tmp_path / "exact")
 
 
@@ -122,15 +123,15 @@ def test_a_large_table_is_checkpointed_beside_the_rest(
     config, mnist, rows, tmp_path, monkeypatch, kept
 ):
     chosen = config(mnist | {"strategy.snapshots": kept})
-    trainer.train(chosen, tmp_path / "small")
+    trainer.train(as_experiment(chosen), tmp_path / "small")
     monkeypatch.setattr(versions, "LARGE", 0)
     chosen.steps = 30
-    trainer.train(chosen, tmp_path / "large")
+    trainer.train(as_experiment(chosen), tmp_path / "large")
     step, found = workdir.parameters(tmp_path / "large")
     leaves = list((tmp_path / "large/checkpoints/30/versions").rglob("*.npy"))
     assert step == 30 and len(leaves) == len(jax.tree.leaves(found))
     chosen.steps = 60
-    summary = trainer.train(chosen, tmp_path / "large")
+    summary = trainer.train(as_experiment(chosen), tmp_path / "large")
     assert (
         summary["parameters_crc32"]
         == json.loads((tmp_path / "small/summary.json").read_text())["parameters_crc32"]
@@ -164,7 +165,7 @@ def test_a_large_table_is_checkpointed_beside_the_rest(
 )
 def test_what_has_no_such_table_is_refused(config, values, said):
     with pytest.raises(ConfigError) as refused:
-        trainer.prepare(config(values))
+        trainer.prepare(as_experiment(config(values)))
     assert said in str(refused.value) and "\n" not in str(refused.value)
 
 
@@ -236,7 +237,9 @@ def test_an_update_copies_no_table(config, name, model):
     asked = {"strategy.name": name, "strategy.groups": groups, "cluster.nodes": groups}
     asked |= {"strategy.arrivals": 2} if name == "buffered" else {}
     asked |= {"strategy.delay_bound": 3} if name == "ringmaster" else {}
-    run = trainer.prepare(config({"steps": 40, "batch_size": 4, **asked, **MODELS[model]}))
+    run = trainer.prepare(
+        as_experiment(config({"steps": 40, "batch_size": 4, **asked, **MODELS[model]}))
+    )
     state, *rest, _ = driver.first(run, 40)
     program = run.program.advance.lower(state, *rest, 40).compile().as_text()
     slots = run.timeline.slots if name in TABLES[:4] else groups

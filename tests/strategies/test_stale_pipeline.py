@@ -15,6 +15,7 @@ from optdyn.strategies.late_stages import reading
 from optdyn.strategies.stale_pipeline import METHOD
 from optdyn.timeline import pipeline
 from optdyn.timeline.stale_stages import KINDS, delays
+from tests.values import as_experiment
 
 STEPS, BATCH, STAGES, RATE, MU = 12, 6, 3, 0.1, 0.5
 BLOCKS = ("hidden0", "hidden1", "hidden2", "classifier")
@@ -44,7 +45,9 @@ PARAMS = {
 def line_of(chosen, problem):
     batch = jax.tree.map(lambda leaf: leaf[0], BATCHES)
     network = strategies.Network(problem, PARAMS, batch)
-    return strategies.timeline_of(chosen, steps_per_epoch=10, update_bytes=0, network=network)
+    return strategies.timeline_of(
+        as_experiment(chosen), steps_per_epoch=10, update_bytes=0, network=network
+    )
 
 
 def events_of(line, momentum=MU):
@@ -56,8 +59,11 @@ def events_of(line, momentum=MU):
 def trained(config, kind, momentum=MU, chain=(), **values):
     """Parameters after each update, leaves (STEPS, ...)."""
     chosen = config(RUN | {"strategy.pipeline": kind} | values)
-    check(chosen)
-    problem, methods = program.problem_of(chosen, SIZES[-1]), strategies.of_config(chosen)
+    check(as_experiment(chosen))
+    problem, methods = (
+        program.problem_of(as_experiment(chosen), SIZES[-1]),
+        strategies.of_config(as_experiment(chosen)),
+    )
     line = line_of(chosen, problem)
     sgd = optimizers.optimizer("sgd", ("learning_rate", "momentum"), {}, chain)
     keys = methods.keys(chosen.strategy)
@@ -154,7 +160,7 @@ def test_no_momentum_is_no_prediction(config):
 def test_predictions_are_exact_where_the_coming_gradients_are_0(config):
     """Gradients are given, and 0 from update 5 on; what is seen takes the place of the loss."""
     chosen = config(RUN | {"strategy.pipeline": "predict"})
-    problem = program.problem_of(chosen, SIZES[-1])
+    problem = program.problem_of(as_experiment(chosen), SIZES[-1])
     line, servers = line_of(chosen, problem), METHOD.servers(problem)
 
     def given(params, event, batch):
@@ -185,7 +191,9 @@ def test_2bw_is_asynchronous_with_two_groups_that_take_turns(config, mnist, tmp_
     values = mnist | {"model.hidden": (8, 8), "cluster.service": "constant", "cluster.nodes": 2}
     runs = {"stale_pipeline": {"strategy.pipeline": "2bw"}, "asynchronous": {"strategy.groups": 2}}
     every = [
-        trainer.train(config(values | {"strategy.name": name} | own), tmp_path / name)
+        trainer.train(
+            as_experiment(config(values | {"strategy.name": name} | own)), tmp_path / name
+        )
         for name, own in runs.items()
     ]
     for key in ("parameters_crc32", "test_loss"):
@@ -233,11 +241,13 @@ def test_the_clock_of_a_run_begins_that_of_a_longer_one(config):
     seconds = {}
     for kind, steps in (("stash", STEPS), ("stash", 30), ("2bw", STEPS), ("2bw", 30)):
         chosen = config(RUN | {"strategy.pipeline": kind, "steps": steps})
-        seconds[kind, steps] = line_of(chosen, program.problem_of(chosen, SIZES[-1])).seconds
+        seconds[kind, steps] = line_of(
+            chosen, program.problem_of(as_experiment(chosen), SIZES[-1])
+        ).seconds
     for kind in ("stash", "2bw"):
         np.testing.assert_array_equal(seconds[kind, STEPS], seconds[kind, 30][:STEPS])
     flushed = config(RUN | {"strategy.name": "local", "strategy.variant": "backprop", "steps": 30})
-    flushed = line_of(flushed, program.problem_of(flushed, SIZES[-1])).seconds
+    flushed = line_of(flushed, program.problem_of(as_experiment(flushed), SIZES[-1])).seconds
     assert seconds["2bw", 30][0] == pytest.approx(flushed[0], rel=0.5)
     assert seconds["2bw", 30][-1] < flushed[-1]
 
@@ -249,9 +259,9 @@ def test_a_run_resumes_and_the_meter_reads_it(config, mnist, tmp_path):
     values |= {"optimizer.name": "nadamw", "optimizer.momentum": 0.0, "optimizer.options.b1": 0.99}
     values |= {"optimizer.learning_rate": 0.003, "optimizer.chain": ("delay_compensation",)}
     values |= {"probes.momentum": True, "probes.window": 60, "probes.every": 60}
-    whole = trainer.train(config(values), tmp_path / "whole")
-    trainer.train(config(values | {"steps": 60}), tmp_path / "parts")
-    parts = trainer.train(config(values), tmp_path / "parts")
+    whole = trainer.train(as_experiment(config(values)), tmp_path / "whole")
+    trainer.train(as_experiment(config(values | {"steps": 60})), tmp_path / "parts")
+    parts = trainer.train(as_experiment(config(values)), tmp_path / "parts")
     assert parts["parameters_crc32"] == whole["parameters_crc32"]
     assert whole["train_loss"] < 1.5 and whole["communicated_bytes"] == 2 * 4 * 8 * 4
     assert "implicit_momentum" in (tmp_path / "parts" / "metrics.jsonl").read_text()
@@ -277,5 +287,5 @@ def test_a_run_resumes_and_the_meter_reads_it(config, mnist, tmp_path):
 )
 def test_what_cannot_be_is_one_line(config, values, message):
     with pytest.raises(ConfigError, match=message) as caught:
-        check(config(RUN | values))
+        check(as_experiment(config(RUN | values)))
     assert "\n" not in str(caught.value)

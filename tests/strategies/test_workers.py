@@ -15,6 +15,7 @@ from tests.strategies import test_battery as battery
 from tests.strategies import workers
 from tests.strategies.nodes import BATCHES, START, flattened, loss, tree
 from tests.strategies.workers import CLOSE, events_of, line_of, ran
+from tests.values import as_experiment
 
 MAKERS = {"elastic": elastic, "async_local_sgd": async_local_sgd, "ad_psgd": ad_psgd}
 sketched = jax.jit(jax.vmap(lambda way: sketch(way, way, SKETCH)))
@@ -95,5 +96,5 @@ def test_what_cannot_run_is_refused_in_a_line(line):
     own = {"strategy.name": "elastic", "cluster.nodes": 4, "cluster.service": "constant"}
     config.update_from_flattened_dict(own | REFUSED[line])
     with pytest.raises(ConfigError, match=r"^config\." + line.split(":")[0]) as refusal:
-        check(config)
+        check(as_experiment(config))
     assert line.partition(": ")[2] in str(refusal.value) and "\n" not in str(refusal.value)

@@ -12,6 +12,7 @@ from optdyn.config import default
 from optdyn.strategies import Event, base
 from optdyn.strategies.metered import metered
 from tests.strategies.nodes import BATCHES, RATE, SGD, START, STEPS, gradient, loss, tree
+from tests.values import as_experiment
 
 WORKERS, MOMENTUM = 3, 0.6
 ALL = slice(0, len(BATCHES["targets"][0]))  # an update has the whole batch
@@ -26,7 +27,9 @@ def line_of(name, groups=WORKERS, steps=STEPS, update_bytes=0, **values):
     config.strategy.name, config.strategy.groups = name, groups
     config.cluster.service, config.cluster.seconds_per_example = "exponential", 1 / 12
     config.update_from_flattened_dict(values)
-    return strategies.timeline_of(config, steps_per_epoch=1, update_bytes=update_bytes)
+    return strategies.timeline_of(
+        as_experiment(config), steps_per_epoch=1, update_bytes=update_bytes
+    )
 
 
 def events_of(line, rate=RATE, momentum=MOMENTUM):

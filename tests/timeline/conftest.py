@@ -5,6 +5,7 @@ from ml_collections import ConfigDict
 
 from optdyn.config import default
 from optdyn.timeline.dynamic_batch import costs, dynamic_batch
+from tests.values import as_cluster, as_strategy
 
 SPEEDS = (1.0, 1.0, 2.0, 4.0)
 BATCH = 256  # 8 divides it, so that the shares of SPEEDS come out even: 32, 32, 64, 128
@@ -30,14 +31,14 @@ def run(cluster):
         values = {"nodes": 4, "speeds": SPEEDS, "service": "constant", **values}
         chosen, strategy = cluster(**values), ConfigDict({"adapt": adapt, "smoothing": smoothing})
         made = dynamic_batch(
-            chosen,
-            strategy,
+            as_cluster(chosen),
+            as_strategy(strategy),
             steps=epochs * per_epoch,
             steps_per_epoch=per_epoch,
             batch_size=BATCH,
             update_bytes=bytes_,
             seed=seed,
         )
-        return made, costs(chosen, epochs, per_epoch, seed)
+        return made, costs(as_cluster(chosen), epochs, per_epoch, seed)
 
     return make_both

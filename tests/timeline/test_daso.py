@@ -10,6 +10,7 @@ from optdyn.timeline.daso import Phase, after_epoch, daso
 from optdyn.timeline.network import all_reduce
 from optdyn.timeline.nodes import synchronous
 from tests.timeline.lines import begins_with
+from tests.values import as_cluster, as_strategy
 
 
 def strategy_of(**values):
@@ -21,8 +22,8 @@ def strategy_of(**values):
 def make(cluster, strategy, losses=(), *, steps, per_epoch, seed=0, size=0, batch_size=None):
     batch_size = batch_size or cluster.nodes * cluster.devices_per_node  # one example a device
     return daso(
-        cluster,
-        strategy,
+        as_cluster(cluster),
+        as_strategy(strategy),
         steps=steps,
         steps_per_epoch=per_epoch,
         batch_size=batch_size,
@@ -36,7 +37,7 @@ def periods(strategy, losses):
     """(B, W) after each of the losses."""
     phase, found = Phase(0, strategy.max_batches, strategy.wait), []
     for loss in losses:
-        phase = after_epoch(phase, loss, strategy)
+        phase = after_epoch(phase, loss, as_strategy(strategy))
         found.append((phase.batches, phase.wait))
     return found
 
@@ -222,7 +223,7 @@ def test_the_network_inside_a_node(cluster):
     merged = batch + max(batch, exchange) + hand_out
     expected = [batch, merged, merged + batch, merged + 2 * batch + exchange + hand_out]
     np.testing.assert_allclose(timeline.seconds, expected, rtol=1e-14)
-    other = synchronous(values, steps=4, batch_size=6, update_bytes=300)
+    other = synchronous(as_cluster(values), steps=4, batch_size=6, update_bytes=300)
     update = batch + exchange + hand_out
     np.testing.assert_allclose(other.seconds, update * np.arange(1, 5), rtol=1e-14)
 
@@ -276,7 +277,9 @@ def node_services(values, steps, seed):
     columns = []
     for node in range(values.nodes):
         values.speeds = tuple(1.0 if other == node else 1e12 for other in range(values.nodes))
-        made = synchronous(values, steps=steps, batch_size=values.nodes, update_bytes=0, seed=seed)
+        made = synchronous(
+            as_cluster(values), steps=steps, batch_size=values.nodes, update_bytes=0, seed=seed
+        )
         columns.append(np.diff(made.seconds, prepend=0) - 2 * (values.nodes - 1) * values.latency)
     return np.stack(columns, axis=1)
 
@@ -284,7 +287,7 @@ def node_services(values, steps, seed):
 @pytest.mark.parametrize("law", LAWS)
 def test_blocking_takes_as_long_as_synchronous_and_cycling_no_longer(cluster, law):
     values = cluster(nodes=4, service=law, seconds_per_example=1.0, latency=0.1)
-    baseline = synchronous(values, steps=60, batch_size=4, update_bytes=0, seed=3)
+    baseline = synchronous(as_cluster(values), steps=60, batch_size=4, update_bytes=0, seed=3)
     run = {"steps": 60, "per_epoch": 15, "seed": 3}
     blocking = make(values, strategy_of(warmup_epochs=9), [1, 1, 1], **run)
     # Sums of 60 float64 numbers in another order, here and below.
@@ -300,7 +303,7 @@ def test_without_a_network_there_is_only_computation(cluster, law):
     values = cluster(nodes=4, service=law, seconds_per_example=1.0)
     run = {"steps": 400, "per_epoch": 100, "seed": 1}
     cycling = make(values, strategy_of(max_batches=8), [3, 2, 1], **run)
-    baseline = synchronous(values, steps=400, batch_size=4, update_bytes=0, seed=1)
+    baseline = synchronous(as_cluster(values), steps=400, batch_size=4, update_bytes=0, seed=1)
     if law == "constant":
         np.testing.assert_allclose(cycling.seconds, np.arange(1, 401), rtol=1e-13)
         np.testing.assert_allclose(baseline.seconds, np.arange(1, 401), rtol=1e-13)

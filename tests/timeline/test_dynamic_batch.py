@@ -20,6 +20,7 @@ from optdyn.timeline.dynamic_batch import (
     waste,
 )
 from tests.timeline.conftest import BATCH, SPEEDS
+from tests.values import as_cluster, as_strategy
 
 
 def epoch_seconds(made, per_epoch):
@@ -208,7 +209,7 @@ def test_a_step_ends_with_the_slowest_worker_and_the_all_reduce(run):
     np.testing.assert_allclose(made.seconds, (0.064 + 4.5) * np.arange(1, 13), rtol=1e-13)
     cluster = default().cluster
     cluster.update(nodes=4, speeds=SPEEDS, service="constant", **network)
-    other = make(cluster, groups=1, steps=12, batch_size=BATCH, update_bytes=1000)
+    other = make(as_cluster(cluster), groups=1, steps=12, batch_size=BATCH, update_bytes=1000)
     np.testing.assert_allclose(made.seconds, other.seconds, rtol=1e-13)  # sums in another order
     for field in ("worker", "staleness", "slots"):
         np.testing.assert_array_equal(getattr(made, field), getattr(other, field))
@@ -221,12 +222,14 @@ def test_waste_by_hand(cluster):
     """
     values = cluster(nodes=2, speeds=(1.0, 3.0), service="constant", seconds_per_example=1.0)
     sizes = {"steps": 3, "steps_per_epoch": 1, "batch_size": 8}
-    made, busy = clocked(values, default().strategy, **sizes)
+    made, busy = clocked(as_cluster(values), as_strategy(default().strategy), **sizes)
     np.testing.assert_allclose(busy, [[4, 4 / 3], [2, 2], [2, 2]], rtol=1e-14)
     assert waste(made, busy) == pytest.approx(1 - (8 + 16 / 3) / (2 * 8))
     # Half of all time is spent on an exchange as long as the computing.
     values.update(speeds=(), latency=2.0)
-    assert waste(*clocked(values, default().strategy, **sizes)) == pytest.approx(0.5)
+    assert waste(
+        *clocked(as_cluster(values), as_strategy(default().strategy), **sizes)
+    ) == pytest.approx(0.5)
 
 
 def test_communication_does_not_count_as_speed(run):
@@ -261,7 +264,8 @@ def test_the_last_epoch_may_be_cut_short(cluster):
     values = cluster(nodes=4, speeds=SPEEDS, service="exponential")
     sizes = {"steps_per_epoch": 10, "batch_size": BATCH}
     part, whole = (
-        dynamic_batch(values, default().strategy, steps=steps, **sizes) for steps in (23, 30)
+        dynamic_batch(as_cluster(values), as_strategy(default().strategy), steps=steps, **sizes)
+        for steps in (23, 30)
     )
     np.testing.assert_array_equal(part.seconds, whole.seconds[:23])
 
@@ -270,7 +274,7 @@ def test_random_disturbances_are_the_papers(cluster):
     """Some 5 to 10 seconds an epoch, for 4 to 20 epochs, to a worker that has none."""
     p, epochs, per_epoch = 0.1, 20_000, 8
     values = cluster(nodes=4, disturbance_probability=p)
-    delay = costs(values, epochs, per_epoch, seed=0).delay * per_epoch
+    delay = costs(as_cluster(values), epochs, per_epoch, seed=0).delay * per_epoch
     for worker in range(4):
         # A delay is a number of its own, so a run of equal ones is one disturbance.
         starts = np.flatnonzero(np.diff(delay[:, worker], prepend=-1.0))

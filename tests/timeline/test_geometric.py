@@ -8,6 +8,7 @@ from scipy import stats
 
 from optdyn.timeline import make
 from optdyn.timeline.geometric import TAIL, ring_size
+from tests.values import as_cluster
 
 STEPS = 200_000
 P = 1e-3  # of the seeded statistical tests: one right program in a thousand would fail
@@ -18,7 +19,7 @@ def drawn(request, cluster):
     """g and a timeline, with the staleness of the updates that no longer reach before the start."""
     g = request.param
     values = cluster(nodes=g, service="geometric", seconds_per_example=1.0)
-    timeline = make(values, groups=g, steps=STEPS, batch_size=1, seed=g)
+    timeline = make(as_cluster(values), groups=g, steps=STEPS, batch_size=1, seed=g)
     return g, timeline, timeline.staleness[timeline.slots :]
 
 
@@ -51,7 +52,7 @@ def test_seconds_are_those_of_g_memoryless_groups(drawn):
 
 def test_rates_of_unequal_groups_add_up(cluster):
     values = cluster(nodes=3, speeds=(1, 2, 5), service="geometric", seconds_per_example=1.0)
-    timeline = make(values, groups=3, steps=STEPS, batch_size=1)
+    timeline = make(as_cluster(values), groups=3, steps=STEPS, batch_size=1)
     # 8 updates a second; the mean of 200,000 exponentials is good to 0.22 %, 1 % is four of that.
     assert timeline.seconds[-1] / STEPS == pytest.approx(1 / 8, rel=0.01)
 
@@ -65,5 +66,5 @@ def test_the_ring_is_the_shortest_power_of_two_that_holds_the_law():
 
 
 def test_one_group_is_never_stale(cluster):
-    timeline = make(cluster(service="geometric"), groups=1, steps=100, batch_size=1)
+    timeline = make(as_cluster(cluster(service="geometric")), groups=1, steps=100, batch_size=1)
     assert timeline.slots == 1 and not timeline.staleness.any()

@@ -7,14 +7,15 @@ from ml_collections import ConfigDict
 from optdyn.timeline import TimelineError
 from optdyn.timeline.dynamic_batch import measured
 from tests.timeline.conftest import BATCH
+from tests.values import as_cluster, as_strategy
 
 
 def real(cluster, worker_seconds, epochs=6, per_epoch=5, **values):
     """What real workers that took those seconds are given next."""
     strategy = ConfigDict({"adapt": True, "smoothing": 0.5})
     return measured(
-        cluster(nodes=4, service="measured", **values),
-        strategy,
+        as_cluster(cluster(nodes=4, service="measured", **values)),
+        as_strategy(strategy),
         steps=epochs * per_epoch,
         steps_per_epoch=per_epoch,
         batch_size=BATCH,

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from optdyn import program, strategies
 from optdyn.config import default
+from tests.values import as_experiment
 
 EPOCH, BATCH, WORKERS = 7, 24, 4
 GROUPS = {"strategy.name": "asynchronous", "strategy.groups": 4}
@@ -92,7 +93,7 @@ def network():
     """What clocks ask for that reckon with operations."""
 
     def of(config):
-        whole = program.problem_of(config, 5)
+        whole = program.problem_of(as_experiment(config), 5)
         images = {"image": np.zeros((1, 3, 3, 1), np.uint8), "label": np.zeros(1, np.int32)}
         params = jax.eval_shape(whole.init, jax.random.key(0), images)
         return strategies.Network(whole, params, images)
@@ -103,7 +104,7 @@ def network():
 def line_of(config, network, known=()):
     """As far as the log of the epochs that are `known` decides it."""
     return strategies.timeline_of(
-        config,
+        as_experiment(config),
         steps_per_epoch=EPOCH,
         update_bytes=1000,
         network=network(config),

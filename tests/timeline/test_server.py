@@ -13,6 +13,7 @@ from optdyn.timeline.server import Pieces, server
 from optdyn.tuning.hardware import seconds_per_iteration
 from tests.timeline.lines import replica
 from tests.timeline.test_slots import check
+from tests.values import as_cluster, as_experiment
 
 SEVEN_TO_ONE = Pieces(t_conv_compute_1=7.0, t_conv_network_1=0.0, t_fc=1.0)
 PIECES = {"conv_compute": 12.0, "conv_network": 0.5, "fc": 1.0, "fc_network": 2.0}
@@ -33,7 +34,9 @@ def of(values, replicas=0):
     """The timeline of a run with these differences from the default."""
     config = default()
     config.update_from_flattened_dict(NETWORK | CHOSEN | values)
-    return timeline_of(config, steps_per_epoch=10, update_bytes=10**9, replicas=replicas)
+    return timeline_of(
+        as_experiment(config), steps_per_epoch=10, update_bytes=10**9, replicas=replicas
+    )
 
 
 @pytest.mark.parametrize("groups", [3, 8, 20])
@@ -87,7 +90,14 @@ def test_slots_hold_what_the_staleness_says(law, groups, k, seconds, merged, rep
     cluster, steps = default().cluster, 40
     cluster.update(nodes=groups, devices_per_node=k, service=law, variation=LAWS[law])
     cluster.pieces.update(dict(zip(PIECES, seconds, strict=True)))
-    many = make(cluster, groups=groups, steps=steps, batch_size=8, merged=merged, replicas=replicas)
+    many = make(
+        as_cluster(cluster),
+        groups=groups,
+        steps=steps,
+        batch_size=8,
+        merged=merged,
+        replicas=replicas,
+    )
     for i in range(replicas):
         check(replica(many, i), groups, steps)
     if not replicas:
@@ -154,7 +164,7 @@ def test_without_pieces_there_is_no_server():
 def test_a_run_has_the_seconds_of_its_pieces(config, mnist, tmp_path):
     """End to end: merged groups of a real run, as its log has them."""
     chosen = CHOSEN | {"strategy.fresh": ("classifier",), "cluster.service": "constant"}
-    summary = trainer.train(config(mnist | chosen), tmp_path)
+    summary = trainer.train(as_experiment(config(mnist | chosen)), tmp_path)
     # Four groups of one worker, max(12, 0.5) + 1 until the first delivers at 13, the others a
     # second apart behind it: the last of 60 updates is the fourth of round 15, 13 x 15 + 3.
     assert summary["simulated_seconds"] == 13 * 15 + 3

@@ -9,6 +9,7 @@ from optdyn.timeline import make
 from optdyn.timeline.base import from_arrivals
 from optdyn.timeline.service import DRAWN
 from tests.timeline.lines import begins_with, replica
+from tests.values import as_cluster
 
 
 @st.composite
@@ -54,7 +55,7 @@ def check(timeline, groups, steps):
 @given(clusters(), st.integers(1, 80), st.integers(0, 2**32 - 1))
 def test_slots_hold_what_the_staleness_says(drawn, steps, seed):
     cluster, groups = drawn
-    timeline = make(cluster, groups=groups, steps=steps, batch_size=8, seed=seed)
+    timeline = make(as_cluster(cluster), groups=groups, steps=steps, batch_size=8, seed=seed)
     check(timeline, groups, steps)
 
 
@@ -62,7 +63,9 @@ def test_slots_hold_what_the_staleness_says(drawn, steps, seed):
 @given(clusters(), st.integers(1, 40), st.integers(1, 4), st.integers(0, 2**32 - 1))
 def test_every_replica_starts_afresh(drawn, steps, replicas, seed):
     cluster, groups = drawn
-    many = make(cluster, groups=groups, steps=steps, batch_size=8, seed=seed, replicas=replicas)
+    many = make(
+        as_cluster(cluster), groups=groups, steps=steps, batch_size=8, seed=seed, replicas=replicas
+    )
     assert many.worker.shape == (replicas, steps)
     for i in range(replicas):
         check(replica(many, i), groups, steps)
@@ -73,7 +76,7 @@ def test_every_replica_starts_afresh(drawn, steps, replicas, seed):
 def test_a_longer_run_begins_with_the_shorter(drawn, steps, more, seed):
     cluster, groups = drawn
     short, long = (
-        make(cluster, groups=groups, steps=n, batch_size=8, seed=seed)
+        make(as_cluster(cluster), groups=groups, steps=n, batch_size=8, seed=seed)
         for n in (steps, steps + more)
     )
     begins_with(long, short)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from optdyn.config import default
 from optdyn.timeline import TimelineError, make
 from optdyn.timeline.nodes import compute_means
+from tests.values import as_cluster
 
 speeds_of = st.lists(st.floats(0.05, 20), min_size=1, max_size=8)
 
@@ -16,7 +17,7 @@ def seconds(split, speeds, batch, groups=1):
     """(groups, k) seconds of the workers' shares, at a second an example on one of speed 1."""
     cluster = default().cluster
     cluster.update(nodes=len(speeds), speeds=tuple(speeds), split=split, seconds_per_example=1.0)
-    return compute_means(cluster, groups, batch)
+    return compute_means(as_cluster(cluster), groups, batch)
 
 
 @given(st.integers(1, 8), st.integers(1, 50), st.floats(0.1, 10))
@@ -77,7 +78,7 @@ def test_updates_of_a_timeline():
     cluster.update(latency=0.5)
     for split, compute in (("equal", 4.0), ("proportional", 2.0)):
         cluster.split = split
-        made = make(cluster, groups=1, steps=3, batch_size=8)
+        made = make(as_cluster(cluster), groups=1, steps=3, batch_size=8)
         np.testing.assert_array_equal(made.seconds, (compute + 1.0) * np.arange(1, 4))
 
 

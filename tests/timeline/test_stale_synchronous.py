@@ -12,6 +12,7 @@ from optdyn.timeline.arrivals import Work, arrivals
 from optdyn.timeline.several import several
 from tests.timeline.lines import begins_with
 from tests.timeline.test_slots import versions_read
+from tests.values import as_experiment
 
 LAWS = {
     "constant": service.constant(),
@@ -109,5 +110,7 @@ def test_the_config_asks_for_it():
     stalest = {}
     for bound in (-1, 0):
         config.strategy.staleness_bound = bound
-        stalest[bound] = timeline_of(config, steps_per_epoch=10, update_bytes=0).staleness.max()
+        stalest[bound] = timeline_of(
+            as_experiment(config), steps_per_epoch=10, update_bytes=0
+        ).staleness.max()
     assert stalest[0] <= 3 < stalest[-1]

@@ -13,6 +13,7 @@ from optdyn.strategies.meetings import turns
 from optdyn.timeline.network import all_reduce
 from optdyn.timeline.nodes import node_seconds
 from tests.strategies import test_battery as battery
+from tests.values import as_cluster, as_experiment
 
 
 @given(st.integers(1, 12), st.integers(1, 5), st.integers(0, 60), st.data())
@@ -39,9 +40,9 @@ def streaming(fragments, steps, values=()):
     config = battery.config_of("model_averaging", own | dict(values))
     config.steps = steps
     params = battery.make_run("model_averaging").params
-    network = strategies.Network(program.problem_of(config, 5), params, {})
+    network = strategies.Network(program.problem_of(as_experiment(config), 5), params, {})
     known = {"steps_per_epoch": 4, "update_bytes": parameter_bytes(params), "network": network}
-    return config, params, strategies.timeline_of(config, **known)
+    return config, params, strategies.timeline_of(as_experiment(config), **known)
 
 
 def test_all_bytes_are_those_of_one_fragment_and_the_most_at_once_are_a_part():
@@ -91,7 +92,7 @@ def test_the_clock_equals_a_simulation(fragments, delay, latency):
         "strategy.delay": delay,
     }
     config, params, line = streaming(fragments, 30, values)
-    services, _ = node_seconds(config.cluster, 30, config.batch_size, 0, config.seed)
+    services, _ = node_seconds(as_cluster(config.cluster), 30, config.batch_size, 0, config.seed)
     sizes = [parameter_bytes(part) for part in cut(params, fragments)]
     transfers = [all_reduce(3, size, 1e3, latency) for size in sizes]
     # Sums of 30 float64 numbers in another order.

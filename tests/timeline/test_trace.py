@@ -6,6 +6,7 @@ import pytest
 from optdyn.timeline import TimelineError
 from optdyn.timeline.compute_groups import make as make_of
 from optdyn.timeline.trace import read
+from tests.values import as_cluster
 
 HEADER = "worker,seconds\n"
 
@@ -26,7 +27,7 @@ def make(cluster, *, steps, replicas=0, **values):
     held = None
     if cluster.service == "trace":
         held = read(cluster.trace, steps * max(replicas, 1))
-    return make_of(cluster, steps=steps, replicas=replicas, held=held, **values)
+    return make_of(as_cluster(cluster), steps=steps, replicas=replicas, held=held, **values)
 
 
 def test_round_trip(cluster, write):

@@ -13,6 +13,7 @@ import jax
 from optdyn.configs import plan as configs
 from optdyn.tuning import layers, planner
 from optdyn.tuning.plans import prepare
+from tests.values import as_experiment
 
 
 def resident(line: str) -> int:
@@ -24,7 +25,7 @@ def resident(line: str) -> int:
 def main(lowering: str, bound: float, part: float) -> None:
     config = configs.get_config()
     config.data.replacement = True  # mini-batches may be larger than the data
-    run = prepare(config)
+    run = prepare(as_experiment(config))
     every = layers.convolutions(run)
     update, choice = layers.updates(run, every), layers.own(lowering, every)
     fits = planner.largest(lambda b: update(b, choice).bytes, bound, 2**14)

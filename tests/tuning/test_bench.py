@@ -9,6 +9,7 @@ from optdyn.config import ConfigError
 from optdyn.outputs.workdir import fingerprint
 from optdyn.tuning import bench
 from optdyn.tuning.choice import Choice
+from tests.values import as_experiment
 
 VALUES = {
     "cluster.nodes": 8,
@@ -22,7 +23,7 @@ SETTING = Choice(4, 0.3, 0.1)
 
 @pytest.fixture(scope="module")
 def cluster(config):
-    return bench.prepare(config({**VALUES, "tune.probe_seconds": 1.0}))
+    return bench.prepare(as_experiment(config({**VALUES, "tune.probe_seconds": 1.0})))
 
 
 def same(one, other):
@@ -37,8 +38,8 @@ def near(one, other):
 @pytest.mark.parametrize("groups", [1, 4, 8])
 def test_from_the_start_it_is_the_run_of_the_trainer(cluster, config, groups, tmp_path, final):
     chosen = config({**VALUES, "strategy.groups": groups})
-    run = trainer.prepare(chosen)
-    trainer.train(chosen, tmp_path)
+    run = trainer.prepare(as_experiment(chosen))
+    trainer.train(as_experiment(chosen), tmp_path)
     _, state = final(run, tmp_path)
     seconds = float(run.timeline.seconds[-1])
     setting = SETTING._replace(groups=groups)
@@ -109,7 +110,7 @@ def test_attempts_are_pure_and_compiled_once(cluster):
 
 
 def test_initializations_differ_and_the_first_is_the_trainers(config, mnist):
-    network = bench.prepare(config(mnist))
+    network = bench.prepare(as_experiment(config(mnist)))
     starts = [fingerprint(bench.start(network, seed).state.params) for seed in (0, 1, 1, 2)]
     assert starts[0] == fingerprint(network.run.params)
     assert starts[1] == starts[2] and len(set(starts)) == 3
@@ -161,7 +162,7 @@ def test_it_settles_where_the_mean_of_the_latest_parameters_is_at_the_target(clu
 
 
 def test_a_first_epoch_has_to_be_below_the_start_and_below_chance(config, mnist, cluster):
-    network = bench.prepare(config(mnist))
+    network = bench.prepare(as_experiment(config(mnist)))
     loss = bench.start_loss(network, bench.start(network))
     assert loss == min(evaluated(network, bench.start(network)), 0.99 * np.log(10))
     begin = bench.start(cluster)  # nothing is classified
@@ -170,7 +171,7 @@ def test_a_first_epoch_has_to_be_below_the_start_and_below_chance(config, mnist,
 
 def test_measuring_is_charged_in_synchronous_updates(config, mnist):
     """64 gradients, and of half of the examples three products with the Hessian, two each."""
-    network = bench.prepare(config({**mnist, "tune.probe_seconds": 1.0}))
+    network = bench.prepare(as_experiment(config({**mnist, "tune.probe_seconds": 1.0})))
     found = bench.measure(network, bench.start(network))
     each = bench.seconds_per_update(network, 1)
     assert found["seconds"] == pytest.approx((64 + 32 * 6) / 4 * each)
@@ -195,7 +196,7 @@ def test_divergence_ends_it_and_is_charged_until_then(cluster):
 def test_groups_are_powers_of_two_that_divide_the_workers(config):
     for nodes, groups in [(1, (1,)), (6, (1, 2)), (7, (1,)), (8, (1, 2, 4, 8)), (12, (1, 2, 4))]:
         chosen = config({"cluster.nodes": nodes, "strategy.groups": 1})
-        assert bench.prepare(chosen).groups == groups
+        assert bench.prepare(as_experiment(chosen)).groups == groups
 
 
 @pytest.mark.parametrize(
@@ -210,5 +211,5 @@ def test_groups_are_powers_of_two_that_divide_the_workers(config):
 )
 def test_what_cannot_be_tuned_is_refused(config, values, message):
     with pytest.raises(ConfigError) as caught:
-        bench.prepare(config(values))
+        bench.prepare(as_experiment(config(values)))
     assert str(caught.value).startswith(message) and "\n" not in str(caught.value)

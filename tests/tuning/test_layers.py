@@ -22,6 +22,7 @@ from optdyn.tuning import layers, planner
 from optdyn.tuning.layers import Layer, Update
 from optdyn.tuning.phases import Loop
 from tests.strategies.composed import sync
+from tests.values import as_experiment, as_model
 
 FLOAT = 4  # bytes
 
@@ -30,7 +31,7 @@ FLOAT = 4  # bytes
 def dense(config, mnist):
     """A run of a perceptron, and its programs."""
     values = {**mnist, "strategy.name": "sync", "steps": CHUNK, "checkpoint_every": 0}
-    of = trainer.prepare(config(values))
+    of = trainer.prepare(as_experiment(config(values)))
     return of, layers.updates(of, {})
 
 
@@ -39,7 +40,7 @@ def traced(values):
     config = default()
     config.update_from_flattened_dict(values)
     one = {"image": np.zeros((1, 28, 28, 1), np.uint8), "label": np.zeros(1, np.int32)}
-    whole = problem.make(config.model, classes=10)
+    whole = problem.make(as_model(config.model), classes=10)
     strategy = sync(whole.loss, optimizers.optimizer("sgd", ("learning_rate", "momentum")))
     params = jax.eval_shape(partial(whole.init, jax.random.key(0)), one)
     program = SimpleNamespace(problem=whole, strategy=strategy)
@@ -120,7 +121,7 @@ def test_the_program_is_the_trainers_update(dense):
     strategy = sync(of.program.problem.loss, optimizers.optimizer("sgd", names))
     state, step = strategy.init(of.params), jax.jit(strategy.step)
     event, expected = Event((), {name: of.hypers[name][0] for name in names}), []
-    for chosen in problem.batches(config, of.examples, 0, 2):
+    for chosen in problem.batches(as_experiment(config), of.examples, 0, 2):
         batch = {name: leaf[chosen] for name, leaf in of.data.train.items()}
         state, info = step(state, event, batch)
         expected.append(info["loss"])

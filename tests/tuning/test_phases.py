@@ -22,6 +22,7 @@ from optdyn.tuning import phases as timing
 from optdyn.tuning.hardware import Pieces, seconds_per_iteration
 from optdyn.tuning.phases import Loop, Work, first_phase, measure, phases, prepare
 from tests.parallel.started import ROOT, start
+from tests.values import as_experiment, as_model
 
 LENET = ("conv0", "conv1", "hidden0", "hidden1", "classifier")
 NETWORK = {
@@ -60,7 +61,7 @@ def network():
     """Blocks conv0, hidden0, classifier; parameters, a batch, and the gradient of its loss."""
     config = default()
     config.update_from_flattened_dict(NETWORK)
-    whole, rng = problem.make(config.model, 10), np.random.default_rng(0)
+    whole, rng = problem.make(as_model(config.model), 10), np.random.default_rng(0)
     batch = {
         "image": jnp.asarray(rng.integers(256, size=(6, 12, 12, 1)), jnp.uint8),
         "label": jnp.asarray(rng.integers(10, size=6), jnp.int32),
@@ -99,7 +100,7 @@ def test_a_network_that_is_not_cut_is_one_phase(network):
 @pytest.fixture(scope="module")
 def work(config, mnist):
     """`work({...})`: what there is to measure of a small network with these differences."""
-    return lambda values=(): prepare(config(mnist | NETWORK | dict(values)))
+    return lambda values=(): prepare(as_experiment(config(mnist | NETWORK | dict(values))))
 
 
 def test_the_network_follows_from_bytes_latency_and_bandwidth(work):
@@ -184,11 +185,11 @@ def profiled(monkeypatch, tmp_path):
 def test_the_command_prints_flags_of_a_run_with_these_pieces(config, mnist, profiled, capsys):
     """Of the medians that it writes; a run with them has the seconds of the closed form."""
     chosen = config(mnist | NETWORK | {"cluster.service": "constant", "cluster.nodes": 4})
-    assert profile.main(chosen, profiled) == 0
+    assert profile.main(as_experiment(chosen), profiled) == 0
     flags = capsys.readouterr().out.splitlines()[-1].split()
     values = dict(flag.removeprefix("--config.").split("=") for flag in flags)
     chosen.update_from_flattened_dict({name: float(text) for name, text in values.items()})
-    check(chosen)
+    check(as_experiment(chosen))
     written = json.loads((profiled / "pieces.json").read_text())
     assert written["blocks"]["conv"] == ["conv0"] and written["devices"] == 1
     medians = written["seconds"]
@@ -197,13 +198,15 @@ def test_the_command_prints_flags_of_a_run_with_these_pieces(config, mnist, prof
     assert min(medians.values()) > 0
     compute, network, fc, fc_network = medians.values()
     expected = seconds_per_iteration(Pieces(compute, network, fc, False, fc_network), 1, 4)
-    made = timeline_of(chosen, steps_per_epoch=10, update_bytes=0)
+    made = timeline_of(as_experiment(chosen), steps_per_epoch=10, update_bytes=0)
     assert made.seconds[0] == pytest.approx(expected, rel=2e-3)
 
 
 def test_nothing_is_touched_for_a_config_that_cannot_be_measured(config, mnist, profiled):
     with pytest.raises(ConfigError):
-        profile.main(config(mnist | NETWORK | {"strategy.fresh": ("conv0",)}), profiled)
+        profile.main(
+            as_experiment(config(mnist | NETWORK | {"strategy.fresh": ("conv0",)})), profiled
+        )
     assert not profiled.exists()
 
 
