@@ -26,7 +26,10 @@ TYPES = {
     "int": "a whole number",
     "a ConfigDict": "set key by key",
 }
-OPTION = re.compile(r"--?config\.(?P<of>(?:\w+\.)*\w*options)\.(?P<key>\w+)(=(?P<value>.*))?", re.S)
+OPTION = re.compile(
+    r"--?config\.(?P<of>(?:\w+\.)*(?:\w*options|strategy\.\w+))\.(?P<key>\w+)(=(?P<value>.*))?",
+    re.S,
+)
 KEY = re.compile(r"--?(?:no)?config\.([^=]+)")
 LIBRARIES = ("absl", "orbax")  # define flags of their own
 EXHAUSTED = "RESOURCE_EXHAUSTED"  # what XLA says where an allocation failed

@@ -62,27 +62,46 @@ __all__ = ["Comparison", "Experiment", "Law", "Method", "Trained", "compare", "o
 class Method:
     """A way of parallelising SGD, or several that are joined: `diloco(period=8) + local()`.
 
-    `keys` are those of `optdyn list keys strategy.` that are not as they are by default.
+    `keys` are its fields that are not as they are by default (`optdyn list keys strategy.`). What
+    joined methods both have and not alike is `METHOD.FIELD`, as in `diloco.period`.
     """
 
     name: str
     keys: Mapping[str, Any] = made(default_factory=dict)
 
     def __post_init__(self) -> None:
-        every = strategies.chosen(self.name).every
-        known = {key for method in every for key in method.keys}
+        fields = self._fields()
+        known = {key for of in fields.values() for key in of}
+        known |= {f"{name}.{key}" for name, of in fields.items() for key in of}
         for key in self.keys:
             if key not in known:
                 raise ConfigError(f"{self.name} has no field {key!r}{meant(key, known)}")
 
     def __add__(self, other: "Method") -> "Method":
-        twice = [k for k in self.keys.keys() & other.keys.keys() if self.keys[k] != other.keys[k]]
-        if twice:
-            raise ConfigError(
-                f"{self.name} and {other.name} both have {twice[0]}, of which joined methods have "
-                f"one: {self.keys[twice[0]]!r} or {other.keys[twice[0]]!r}"
-            )
-        return Method(f"{self.name}+{other.name}", {**self.keys, **other.keys})
+        every, usual = self._values() | other._values(), self._fields() | other._fields()
+        keys = dict[str, Any]()
+        for name, values in every.items():
+            for key, value in values.items():
+                alike = all(of[key] == value for of in every.values() if key in of)
+                if value != usual[name][key]:
+                    keys[key if alike else f"{name}.{key}"] = value
+        return Method(f"{self.name}+{other.name}", keys)
+
+    def _fields(self) -> dict[str, dict[str, Any]]:
+        """The fields of each of the methods, with their defaults."""
+        every = strategies.chosen(self.name).every
+        parts = zip(self.name.split("+"), every, strict=True)
+        return {name: strategies.keys_of(type(method)) for name, method in parts}
+
+    def _values(self) -> dict[str, dict[str, Any]]:
+        """The same, with their values."""
+        return {
+            name: {
+                key: self.keys.get(f"{name}.{key}", self.keys.get(key, value))
+                for key, value in of.items()
+            }
+            for name, of in self._fields().items()
+        }
 
     def around(
         self,
@@ -102,9 +121,9 @@ class Method:
         if methods.gradient or methods.mix:
             raise ConfigError(f"{self.name}: only a method of reading is a rule by itself")
         config = parse(Experiment(method=self).config())
-        update, keys = together(optax.with_extra_args_support(optimizer)), config.strategy
+        update = together(optax.with_extra_args_support(optimizer))
         slots = slots or strategies.groups_of(config)
-        return reading(methods, whole(loss), update, methods.keys(keys), slots)
+        return reading(config.strategy.methods, whole(loss), update, slots)
 
     def clock(
         self,
@@ -153,7 +172,7 @@ class Clock(NamedTuple):
 
 def method(name: str) -> Callable[..., Method]:
     """`method("diloco")(period=8)`: the built-in method of that name, its fields by keyword."""
-    keys = strategies.load(name).keys
+    keys = strategies.keys_of(strategies.load(name))
 
     def make(**fields: Any) -> Method:
         return Method(name, fields)
@@ -260,10 +279,11 @@ class Experiment(experiment.Run):
         for part in PARTS:
             if part != "method":
                 values |= _keys_of(getattr(self, part))
-        own = {key for each in strategies.chosen(self.method.name).own for key in each.keys}
+        own = {key for name, of in self.method._fields().items() if ":" in name for key in of}
         values["strategy.name"] = self.method.name
         for key, value in self.method.keys.items():
-            values[f"strategy.options.{key}" if key in own else f"strategy.{key}"] = value
+            short = key.rpartition(".")[2]
+            values[f"strategy.options.{short}" if short in own else f"strategy.{key}"] = value
         return values
 
     def train(self, workdir: str | Path | None = None) -> "Trained":
@@ -506,7 +526,7 @@ class _Pure(nn.Module):
 def _keys_of(of: Value) -> dict[str, Any]:
     """The fields of a value, and of those in it, as keys of a config; not those of its parts."""
     found: dict[str, Any] = {}
-    for each in dataclasses.fields(of):  # type: ignore[arg-type]
+    for each in dataclasses.fields(of):
         key, value = of.key(each.name), getattr(of, each.name)
         if isinstance(value, Mapping):  # options, whose keys are free
             found |= {f"{key}.{name}": inner for name, inner in value.items()}

@@ -72,6 +72,7 @@ def described(config: Experiment) -> Iterator[str]:
     from optdyn.program import parameter_bytes
     from optdyn.racing.race import prepared
     from optdyn.racing.worker import asked, parts_of, worker
+    from optdyn.strategies import groups_of
 
     config = raced(config)
     run = prepared(config, flags.FLAGS.servers)
@@ -82,7 +83,7 @@ def described(config: Experiment) -> Iterator[str]:
         send()
         taken, done = taken + time.monotonic() - begun, done + 1
     each, updates = taken / done, batches / parts_of(run)
-    rate = config.strategy.groups * updates / each
+    rate = groups_of(config) * updates / each
     yield f"parameters      {parameter_bytes(run.params):,} bytes"
     yield f"a message       {number(each)} s of a worker alone with all cores, {updates:g} updates"
     yield f"it is given     {parameter_bytes(given):,} bytes"

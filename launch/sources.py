@@ -5,7 +5,7 @@ Help, typing errors and completion are answered from here in a tenth of a second
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -86,14 +86,20 @@ def keys() -> dict[str, str]:
     found = {name: each.metadata["about"] for name, each in experiment.every_key()}
     found |= {"strategy.name": METHODS, "strategy.options": OWN}
     for name in _methods():
-        found |= {f"strategy.{key}": text for key, text in _of_method(name)}
+        found |= {f"strategy.{key}": text for key, text in _of_method(name).items()}
     return found
 
 
 def unknown_key(name: str) -> bool:
-    """Whether neither a run's config nor a grid's has such a key. Those of options are free."""
+    """Whether neither a run's config nor a grid's has such a key. Those of options are free.
+
+    A method that is joined with others may have keys of its own, `strategy.METHOD.KEY`.
+    """
     name = re.sub(r"\[.*", "", name).removeprefix("base.")
-    above = name.rpartition(".")[0]
+    above, _, last = name.rpartition(".")
+    section, _, method = above.rpartition(".")
+    if section == "strategy" and method in _methods():
+        return last not in _of_method(method)
     sections = {key.rpartition(".")[0] for key in keys()} | {"base", "points", "note"}
     return not (
         name in keys() or name in sections or (above.endswith("options") and above in keys())
@@ -131,34 +137,32 @@ def _text(module: str) -> str:
 
 def _methods() -> list[str]:
     folder = Path(optdyn.__path__[0]) / "strategies"
-    made = re.compile(r"^METHOD\b.* = ", re.M)
+    made = re.compile(r"^METHOD = ", re.M)
     return [path.stem for path in sorted(folder.glob("*.py")) if made.search(path.read_text())]
 
 
-def _of_method(name: str) -> Iterator[tuple[str, str]]:
-    """The `keys` of a method: a dict where it is made, or one with a name in its file."""
-    module = f"strategies.{name}"
-    lines, named = _text(module).splitlines(), {}
-    for node in tree(module).body:
-        if isinstance(node, ast.Assign):
-            named[ast.unparse(node.targets[0])] = node.value
-        elif isinstance(node, ast.AnnAssign) and node.value:
-            named[ast.unparse(node.target)] = node.value
-    made = named["METHOD"]
-    assert isinstance(made, ast.Call)
-    for keyword in made.keywords:
-        if keyword.arg == "keys":
-            given = keyword.value
-            held = named[given.id] if isinstance(given, ast.Name) else given
-            assert isinstance(held, ast.Dict)
-            for key in held.keys:  # None stands for the keys of another method, of its own file
-                if isinstance(key, ast.Constant):
-                    yield str(key.value), _comment(lines, key)
+@cache
+def _classes() -> dict[str, ast.ClassDef]:
+    """The classes of all files of strategies, by their names."""
+    folder = Path(optdyn.__path__[0]) / "strategies"
+    every = (
+        node for path in sorted(folder.glob("*.py")) for node in ast.parse(path.read_text()).body
+    )
+    return {node.name: node for node in every if isinstance(node, ast.ClassDef)}
 
 
-def _comment(lines: Sequence[str], node: ast.stmt | ast.expr) -> str:
-    """What stands behind a line, or alone above it."""
-    behind = re.search(r"  # (.*)$", lines[(node.end_lineno or node.lineno) - 1])
-    above = re.fullmatch(r"\s*# (.*)", lines[node.lineno - 2])
-    found = behind or above
-    return found[1] if found else ""
+def _of_method(name: str) -> dict[str, str]:
+    """The fields of a method, those of the classes that it is made of first, and their words."""
+    (made,) = re.findall(r"^METHOD = (\w+)$", _text(f"strategies.{name}"), re.M)
+    return _fields(made)
+
+
+def _fields(name: str) -> dict[str, str]:
+    found = dict[str, str]()
+    node = _classes().get(name)
+    for base in reversed(node.bases) if node else ():
+        found |= _fields(ast.unparse(base).rpartition(".")[2])
+    for each in node.body if node else ():
+        if isinstance(each, ast.AnnAssign) and isinstance(each.value, ast.Call):
+            found[ast.unparse(each.target)] = ast.literal_eval(each.value.args[1])
+    return found

@@ -46,7 +46,7 @@ def parse(config: ConfigDict | Mapping[str, Any]) -> Experiment:
     """
     values = config.to_dict() if isinstance(config, ConfigDict) else config
     kinds.check(values, _defaults())
-    return Experiment.of(values, strategies.value)
+    return Experiment.of(values, strategies.Chosen.of)
 
 
 def default() -> ConfigDict:
@@ -72,8 +72,14 @@ def _defaults() -> dict[str, Any]:
 
 
 def to_json(config: ConfigDict | Experiment) -> str:
-    """The resolved config, as it is written to `config.json`."""
-    return json.dumps(config.to_dict(), indent=2, sort_keys=True) + "\n"
+    """The resolved config, as it is written to `config.json`.
+
+    A method that has no numbers of its own, apart from the other methods', has no section there.
+    """
+    whole = config.to_dict()
+    keys, methods = whole["strategy"], strategies.built_in()
+    whole["strategy"] = {key: v for key, v in keys.items() if key not in methods or v}
+    return json.dumps(whole, indent=2, sort_keys=True) + "\n"
 
 
 # What runs had before there was the key, where that is not its default.

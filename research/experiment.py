@@ -522,7 +522,7 @@ class Experiment(Run):
 
     def to_dict(self) -> dict[str, Any]:
         """The nested dict of a config."""
-        return _plain(self)
+        return {each.name: _plain(getattr(self, each.name)) for each in fields(self)}
 
     def with_(self, changes: Mapping[str, Any] = OPTIONS, /, **more: Any) -> Self:
         """The same with other values of some keys: `with_({"cluster.nodes": 4}, steps=10)`.
@@ -534,8 +534,10 @@ class Experiment(Run):
 
 
 def _plain(value: Any) -> Any:
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
     if isinstance(value, Value):
-        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}  # type: ignore[arg-type]
+        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
     return dict(value) if isinstance(value, Options) else value
 
 
@@ -549,6 +551,8 @@ def _changed(value: Any, changes: Mapping[str, Any], prefix: str = "config") -> 
             own[name] = new
     if isinstance(value, Mapping):  # options, whose keys are free
         return {**value, **own}
+    if not isinstance(value, Value):
+        return value.with_(changes)
     known = [each.name for each in fields(value)]
     for name in (*own, *inner):
         if name not in known:

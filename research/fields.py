@@ -11,11 +11,11 @@ values are made of these (`experiment.py`).
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from optdyn import kinds
-from optdyn.values import ConfigError, is_as_wanted, shown
+from optdyn.values import ConfigError, is_as_wanted, one_of_these, shown
 
 NAMES = ("name", "loss", "schedule", "service")  # fields that take a thing, or what it is called
 
@@ -59,18 +59,22 @@ def field(
     below: float = math.inf,
     wanted: str = "",
     holds: Callable[[Any], Any] | None = None,
+    one_of: Sequence[str] = (),
+    static: bool = False,
 ) -> Any:
     """A field of a `Value`: its default, what it is, and its range.
 
-    `wanted` and `holds` say a range that no two numbers say.
+    `wanted` and `holds` say a range that no two numbers say, `one_of` the texts that there are. A
+    program is compiled anew for another value of a `static` field; others are data of it.
     """
     of = Range(wanted, holds) if holds else _between(at_least, at_most, above, below)
-    metadata = {"about": about, "range": of}
+    metadata = {"about": about, "range": of, "one_of": tuple(one_of), "static": static}
     if default is OPTIONS:
         return dataclasses.field(default_factory=Options, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
 
 
+@dataclasses.dataclass(frozen=True)
 class Value:
     """Base of the frozen dataclasses that an experiment is made of."""
 
@@ -81,10 +85,10 @@ class Value:
         cls.section = section or cls.section
 
     def __post_init__(self) -> None:
-        for each in dataclasses.fields(self):  # type: ignore[arg-type]
+        for each in dataclasses.fields(self):
+            value = like(getattr(self, each.name), default_of(each))
+            object.__setattr__(self, each.name, value)
             if "about" in each.metadata:  # others are values by themselves
-                value = _like(getattr(self, each.name), default_of(each))
-                object.__setattr__(self, each.name, value)
                 check(f"config.{self.key(each.name)}", value, each)
 
     @classmethod
@@ -92,9 +96,16 @@ class Value:
         """The key of a config, dotted, that a field is."""
         return f"{cls.section}.{name}" if cls.section else name
 
+    def require(self, name: str, good: bool, wanted: str) -> None:
+        """Raises `ConfigError` unless the value of a field is as wanted."""
+        if not good:
+            raise ConfigError(
+                f"config.{self.key(name)} = {shown(getattr(self, name))}: must be {wanted}"
+            )
+
     def with_(self, **changes: Any) -> Self:
         """The same with other values of some fields. Raises `ConfigError`."""
-        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
+        return dataclasses.replace(self, **changes)
 
 
 def check(name: str, value: Any, of: "dataclasses.Field[Any]") -> None:
@@ -104,6 +115,8 @@ def check(name: str, value: Any, of: "dataclasses.Field[Any]") -> None:
     wanted, usual = kinds.refusal(name, value, default_of(of)), of.metadata.get("range")
     if not wanted and usual and not is_as_wanted(usual.holds, value):
         wanted = usual.wanted
+    if not wanted and (known := of.metadata.get("one_of")) and value not in known:
+        wanted = one_of_these(value, known)
     if wanted:
         raise ConfigError(f"{name} = {shown(value)}: must be {wanted}")
 
@@ -114,15 +127,15 @@ def default_of(of: "dataclasses.Field[Any]") -> Any:
     return of.default if made is dataclasses.MISSING else made()
 
 
-def _like(value: Any, usual: Any) -> Any:
+def like(value: Any, usual: Any) -> Any:
     """The value with tuples for lists, so that it hashes, and as a float where the default is one.
 
     Of a dict the keys are texts, or it stays as it is, for `check` to refuse.
     """
     if isinstance(value, list | tuple):
-        return tuple(_like(entry, None) for entry in value)
+        return tuple(like(entry, None) for entry in value)
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return Options({key: _like(entry, None) for key, entry in value.items()})
+        return Options({key: like(entry, None) for key, entry in value.items()})
     is_whole = isinstance(value, int) and not isinstance(value, bool)
     return float(value) if is_whole and isinstance(usual, float) else value
 

@@ -153,11 +153,10 @@ def _layout(config: Experiment) -> parallel.Asked:
     """What `parallel.make` is to know of the methods, their devices and the examples on these."""
     methods, real = strategies.of_config(config), config.parallel
     nodes, devices = 1, 1
-    if real.api or methods.mix or methods.sums:
+    if real.api or methods.mix or methods.reduces_itself:
         nodes, devices = strategies.devices_of(config)
     return parallel.Asked(
-        methods.name,
-        Options(methods.keys(config.strategy)),
+        methods.compiled,
         real.api,
         nodes,
         devices,
@@ -171,7 +170,7 @@ def _layout(config: Experiment) -> parallel.Asked:
 def _model(config: Experiment, classes: int) -> Minimized:
     gradient, heads = strategies.of_config(config).gradient, tuple[str, ...]()
     if gradient:
-        heads = tuple(gradient.heads(models.make(config.model, classes), vars(config.strategy)))
+        heads = tuple(gradient.heads(models.make(config.model, classes)))
     pixels = problem.Pixels(config.data.mean, config.data.std, config.data.augment)
     own = own_code.objects(config, own_code.MODEL)
     model = config.model.with_(noise=0.0, spread=0.0)  # which are of the data
@@ -199,8 +198,8 @@ def _make(model: Minimized, rest: Static) -> Program:
     metered = None
     if rest.meter:
         _, metered = parallel.make(lambda one: partial(_metered, whole, one), *asked, meter=True)
-    methods = strategies.chosen(rest.layout.name)
-    own = [method.probe(whole, rest.layout.keys) for method in methods.every]
+    methods = rest.layout.methods
+    own = [method.probe(whole) for method in methods.every]
     probe = _probe(whole, [each for each in own if each], rest.probes)
     sums = tuple(name for method in methods.every for name in method.info)
     return Program(
@@ -211,11 +210,11 @@ def _make(model: Minimized, rest: Static) -> Program:
 @lru_cache(maxsize=32)
 def _raced(model: Minimized, rest: Static) -> Raced:
     whole, _ = _problem(model)
-    methods, keys = strategies.chosen(rest.layout.name), rest.layout.keys
+    methods = rest.layout.methods
     optimizer = optimizers.optimizer(*rest.optimizer)
-    asked = methods, keys, whole, optimizer, rest.slots, None
-    assert methods.read and methods.read.race
-    of = methods.read.race.work(*strategies.pieces(methods, keys, whole, optimizer))
+    asked = methods, whole, optimizer, rest.slots, None
+    assert methods.read and methods.read.message
+    of = methods.read.message(*strategies.pieces(methods, whole, optimizer))
 
     def work(given: Any, hyper: Any, examples: Examples, chosen: jax.Array) -> Any:
         return of(given, hyper, partial(whole.batch, examples), chosen)
@@ -231,7 +230,7 @@ def _raced(model: Minimized, rest: Static) -> Raced:
     ) -> tuple[State, Info]:
         return step_of(meter=True)(state, event, (message, whole.batch(examples, second)))
 
-    fresh = keys.get("fresh", ())
+    fresh = methods.get("fresh", ())
 
     def given(state: State, slot: Any) -> Any:
         seen = state.at(slot)

@@ -121,7 +121,7 @@ def need_of(config: Experiment, strategy: Strategy, params: Any) -> Need:
     size = program.parameter_bytes
     device, host = size(state) + REFERENCES * size(params), 0
     one_memory = jax.devices()[0].platform == "cpu"
-    if config.strategy.snapshots == "host":
+    if config.strategy.methods.get("snapshots", "") == "host":
         row = size(state.slots) // max(len(leaf) for leaf in jax.tree.leaves(state.slots))
         host = size(state.slots)
         device += (1 + paged.ROWS) * row - host

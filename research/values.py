@@ -36,12 +36,15 @@ def is_as_wanted(holds: Callable[[Any], Any], value: Any) -> bool:
         return False
 
 
-def one_of(config: Any, name: str, values: Sequence[str]) -> None:
-    """Raises `ConfigError` unless the value of a key is one of these."""
-    value = _at(config, name)
+def one_of(name: str, value: Any, values: Sequence[str]) -> None:
+    """Raises `ConfigError` unless the value is one of these."""
     if value not in values:
-        known = ", ".join(map(repr, values)) + meant(str(value), values)
-        raise ConfigError(f"config.{name} = {shown(value)}: must be one of {known}")
+        raise ConfigError(f"{name} = {shown(value)}: must be {one_of_these(value, values)}")
+
+
+def one_of_these(value: Any, values: Sequence[str]) -> str:
+    """What a value must be that is none of these."""
+    return f"one of {', '.join(map(repr, values))}{meant(str(value), values)}"
 
 
 def entry(table: Mapping[str, T], name: str) -> T:

@@ -1,37 +1,44 @@
 """A strategy of one's own: copy this file to a folder of yours, change it, and run from there
 
-    python -m launch.train --config=FILE --workdir=DIR --config.strategy.name=my_strategy:CLIPPED
+    python -m launch.train --config=FILE --workdir=DIR --config.strategy.name=my_strategy:Clipped
 
-`research/strategies/README.md` says what a `Method` is made of. Its keys are in
-`config.strategy.options`, and it joins with others by '+', as in my_strategy:CLIPPED+asynchronous.
+`research/strategies/README.md` says what a method is made of. Its fields are keys of
+`config.strategy.options`, and it joins with others by '+', as in my_strategy:Clipped+asynchronous.
 """
+
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 
-from optdyn.strategies.method import Method
+from optdyn.strategies import Gradients
 from optdyn.timeline import make
 from optdyn.timeline.service import DRAWN
 
 
-def clipped(problem, keys):
+@dataclass(frozen=True)
+class Clipped(Gradients):
     """The gradient of the batch, every number of it between -largest and largest."""
-    of = jax.value_and_grad(problem.loss)
 
-    def gradient(params, event, batch):
-        loss, grads = of(params, batch)
-        most = keys["largest"]
-        return loss, jax.tree.map(lambda leaf: jnp.clip(leaf, -most, most), grads)
+    largest: float = 0.1
 
-    return gradient
+    laws = DRAWN
+
+    def gradient(self, problem):
+        of = jax.value_and_grad(problem.loss)
+
+        def clipped(params, event, batch):
+            loss, grads = of(params, batch)
+            return loss, jax.tree.map(
+                lambda leaf: jnp.clip(leaf, -self.largest, self.largest), grads
+            )
+
+        return clipped
+
+    def clock(self, setting, methods):
+        """All workers wait for one another."""
+        config = setting.config
+        return make(config.cluster, groups=1, steps=config.steps, batch_size=config.batch_size)
 
 
-def clock(setting, methods):
-    """All workers wait for one another."""
-    config = setting.config
-    return make(config.cluster, groups=1, steps=config.steps, batch_size=config.batch_size)
-
-
-CLIPPED = Method(
-    keys={"largest": 0.1}, compiled=("largest",), gradient=clipped, clock=clock, laws=DRAWN
-)
+CLIPPED = Clipped

@@ -1,7 +1,9 @@
 """Whether a configuration can run: every value by itself, and the values that must go together."""
 
 import math
+from collections.abc import Sequence
 from importlib.util import find_spec
+from operator import attrgetter
 
 import jax
 import numpy as np
@@ -15,10 +17,11 @@ from optdyn.models.convolution import LOWERINGS
 from optdyn.models.resnet import NORMS, STEMS
 from optdyn.optimizers import schedules
 from optdyn.parallel.layout import APIS
+from optdyn.strategies.groups import Grouped
 from optdyn.strategies.method import OPTIONAL
 from optdyn.timeline import service
 from optdyn.timeline.network import COLLECTIVES
-from optdyn.values import ConfigError, one_of, require
+from optdyn.values import ConfigError, one_of, require, shown
 
 
 def check(config: Experiment) -> None:
@@ -27,18 +30,18 @@ def check(config: Experiment) -> None:
     First what a value means by itself, then what must go together, whether it can fit into this
     machine's memory, and whether the user's own code is what it asks for.
     """
-    one_of(config, "model.dtype", ("float32", "bfloat16"))
+    _one_of(config, "model.dtype", ("float32", "bfloat16"))
     names = ("", *LOWERINGS)
     wanted = f"of {names}, or with a command of optdyn 'measured'"
     require(config, "model.lowering", lambda v: {*str(v).split(",")} <= {*names}, wanted)
-    one_of(config, "model.norm", NORMS)
-    one_of(config, "model.stem", tuple(STEMS))
-    one_of(config, "parallel.api", ("", *APIS))
-    one_of(config, "cluster.split", ("equal", "proportional"))
-    one_of(config, "cluster.collective", COLLECTIVES)
+    _one_of(config, "model.norm", NORMS)
+    _one_of(config, "model.stem", tuple(STEMS))
+    _one_of(config, "parallel.api", ("", *APIS))
+    _one_of(config, "cluster.split", ("equal", "proportional"))
+    _one_of(config, "cluster.collective", COLLECTIVES)
     require(config, "data.tokenizer", tokenizers.is_known, tokenizers.WANTED)
-    one_of(config, "data.augment", AUGMENTATIONS)
-    one_of(config, "tune.mode", ("predictive", "omnivore"))
+    _one_of(config, "data.augment", AUGMENTATIONS)
+    _one_of(config, "tune.mode", ("predictive", "omnivore"))
     workers = config.cluster.nodes * config.cluster.devices_per_node
     if workers > experiment.WIDTH:
         raise ConfigError(
@@ -57,6 +60,10 @@ def check(config: Experiment) -> None:
     _check_optimizer(config)
     room.of_config(config)
     own_code.check(config)
+
+
+def _one_of(config: Experiment, key: str, values: Sequence[str]) -> None:
+    one_of(f"config.{key}", attrgetter(key)(config), values)
 
 
 def _check_names(config: Experiment) -> None:
@@ -92,10 +99,9 @@ def _check_cluster(config: Experiment) -> None:
     """The cluster, and what the methods make of it."""
     cluster, methods = config.cluster, strategies.of_config(config)
     workers = cluster.nodes * cluster.devices_per_node
-    known = [strategies.load(name) for name in strategies.built_in()]
-    for method in (*known, *(own for own in methods.every if own not in known)):
-        method.values(config)
-    own_keys = {key for method in methods.own for key in method.keys}
+    _check_unread(config, methods)
+    named_own = zip(methods.name.split("+"), methods.every, strict=True)
+    own_keys = {key for name, m in named_own if ":" in name for key in strategies.keys_of(type(m))}
     for key in config.strategy.options:
         if key not in own_keys:
             raise ConfigError(
@@ -129,6 +135,26 @@ def _check_cluster(config: Experiment) -> None:
         method.check(config, methods)
 
 
+def _check_unread(config: Experiment, methods: strategies.Methods) -> None:
+    """What would change the meaning of a run, if its methods heeded it."""
+    keys, blocks = config.strategy.keys, [n for n, _ in models.make(config.model, classes=2)]
+    if not set(fresh := keys["fresh"]) <= set(blocks):
+        raise ConfigError(
+            f"config.strategy.fresh = {shown(fresh)}: must be of the blocks {', '.join(blocks)}"
+        )
+    if fresh and isinstance(methods.read, Grouped) and not hasattr(methods.read, "fresh"):
+        raise ConfigError(f"config.strategy.fresh: no block is merged of {methods.name!r}")
+    if keys["snapshots"] and methods.get("snapshots", None) is None:
+        raise ConfigError(
+            f"config.strategy.snapshots = {keys['snapshots']!r}: config.strategy.name = "
+            f"{methods.name!r} keeps no table of versions; it must be ''"
+        )
+    if keys["staleness_bound"] >= 0 and methods.get("staleness_bound", None) is None:
+        raise ConfigError(
+            "config.strategy.staleness_bound: only of config.strategy.name = 'asynchronous'"
+        )
+
+
 def _check_pieces(config: Experiment) -> None:
     cluster, pieces = config.cluster, config.cluster.pieces != Pieces()
     if not pieces:
@@ -142,7 +168,7 @@ def _check_pieces(config: Experiment) -> None:
     if cluster.speeds:
         raise ConfigError("config.cluster.speeds: with config.cluster.pieces all workers are equal")
     if not service.is_drawn(cluster.service):
-        one_of(config, "cluster.service", service.DRAWN)
+        _one_of(config, "cluster.service", service.DRAWN)
 
 
 def _check_parallel(config: Experiment) -> None:
@@ -151,7 +177,7 @@ def _check_parallel(config: Experiment) -> None:
         raise ConfigError(
             f"config.parallel.api = {real.api!r}: config.strategy.name = {methods.name!r} {why}"
         )
-    if real.devices and methods.outermost is not strategies.load(strategies.PLAIN):
+    if real.devices and not methods.plain:
         raise ConfigError("config.parallel.devices: those of other strategies are the cluster's")
     if real.accumulation > 1 and methods.gradient:
         raise ConfigError(
@@ -162,7 +188,7 @@ def _check_parallel(config: Experiment) -> None:
             "config.parallel.shard_optimizer: only of config.parallel.api = 'jit' and nodes that "
             "hold the same parameters"
         )
-    tabled = methods.read and methods.read.read and "snapshots" in methods.read.keys
+    tabled = isinstance(methods.read, Grouped)
     if real.shard_snapshots and (real.api != "jit" or methods.mix or not tabled):
         raise ConfigError(
             "config.parallel.shard_snapshots: only of config.parallel.api = 'jit' and one table "
@@ -194,8 +220,11 @@ def _check_shards(config: Experiment) -> None:
     methods, nodes = strategies.of_config(config), config.cluster.nodes
     if not config.data.dirichlet:
         return
-    if not methods.mix and methods.outermost is not strategies.load(strategies.PLAIN):
-        mixing = [name for name in strategies.built_in() if strategies.load(name).mix]
+    if not methods.mix and not methods.plain:
+        load = strategies.load
+        mixing = [
+            name for name in strategies.built_in() if issubclass(load(name), strategies.Mixes)
+        ]
         raise ConfigError(
             "config.data.dirichlet: nodes have shards of their own with config.strategy.name = "
             f"{', '.join(map(repr, (strategies.PLAIN, *mixing)))}, not {methods.name!r}"

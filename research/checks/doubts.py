@@ -47,9 +47,10 @@ def _parts_of_examples(config: Experiment) -> Iterator[str]:
 
 def _unread(config: Experiment, given: Iterable[str]) -> Iterator[str]:
     """Keys of methods and models that those chosen do not have."""
-    methods = {name: strategies.load(name).keys for name in strategies.built_in()}
+    methods = {name: strategies.keys_of(strategies.load(name)) for name in strategies.built_in()}
     made = {name: inspect.signature(make).parameters for name, make in models.MODELS.items()}
-    own = {key for method in strategies.of_config(config).every for key in method.keys}
+    every = strategies.of_config(config).every
+    own = {key for method in every for key in strategies.keys_of(type(method))}
     read = {"strategy": own, "model": set(made.get(config.model.name, ()))}
     known: dict[str, Mapping[str, Collection[str]]] = {"strategy": methods, "model": made}
     for key in dict.fromkeys(given):
@@ -57,7 +58,8 @@ def _unread(config: Experiment, given: Iterable[str]) -> Iterator[str]:
         others = [name for name, keys in known.get(section, {}).items() if rest in keys]
         if others and rest not in read[section]:
             part = getattr(config, section)
+            value = part.keys[rest] if section == "strategy" else getattr(part, rest)
             yield (
-                f"config.{key} = {shown(getattr(part, rest))}: ignored, {part.name!r} "
+                f"config.{key} = {shown(value)}: ignored, {part.name!r} "
                 f"has no such key; {', '.join(others)} {'have' if len(others) > 1 else 'has'}"
             )

@@ -7,7 +7,6 @@ import jax
 from jax.sharding import PartitionSpec as P
 
 from optdyn import strategies
-from optdyn.fields import Options
 from optdyn.parallel import layout
 from optdyn.parallel.layout import Advance, Layout
 from optdyn.parallel.overlap import overlap
@@ -15,7 +14,7 @@ from optdyn.parallel.paged import initial, paged
 from optdyn.parallel.simulated import one_node, over_nodes, over_workers
 from optdyn.parallel.worker_seconds import measure
 from optdyn.problem import Problem
-from optdyn.strategies import Strategy
+from optdyn.strategies import Methods, Strategy
 
 Loop = Callable[[Strategy], Advance]
 
@@ -23,8 +22,7 @@ Loop = Callable[[Strategy], Advance]
 class Asked(NamedTuple):
     """The methods, and the devices that they are to run on."""
 
-    name: str  # of the methods
-    keys: Options  # `Chosen.keys`
+    methods: Methods  # `compiled`
     api: str = ""  # '': one device simulates all
     nodes: int = 1
     devices: int = 1  # of a node, real or simulated
@@ -47,11 +45,11 @@ def make(
     States look the same either way. With `meter` batches are pairs, and so are the loop's examples
     and indices.
     """
-    methods, keys = strategies.chosen(asked.name), asked.keys
+    methods = asked.methods
     api, nodes, devices, streamed = asked.api, asked.nodes, asked.devices, asked.streamed
 
     def strategy(axis: str | None, real: bool = False, slots: int = slots) -> Strategy:
-        of = methods, keys, whole, optimizer, slots, axis
+        of = methods, whole, optimizer, slots, axis
         return strategies.compose(*of, asked.accumulation, real, meter)
 
     def on_host() -> Callable[[Any], Any]:
@@ -59,19 +57,20 @@ def make(
 
     if methods.mix:
         simulated = over_nodes(strategy("data"), nodes, devices)
-    elif methods.sums:
+    elif methods.reduces_itself:
         simulated = over_workers(strategy("data"), devices)
     else:
         simulated = strategy(None)
-    if keys.get("snapshots") == "host":
-        servers = methods.gradient and methods.gradient.servers
-        laid = paged(loop(strategy(None, slots=1)), servers(whole) if servers else None)
+    if methods.get("snapshots", "") == "host":
+        gradient = methods.gradient
+        servers = gradient.servers(whole) if gradient and gradient.servers else None
+        laid = paged(loop(strategy(None, slots=1)), servers)
         return simulated, laid._replace(init=on_host())
     if not api:
         return simulated, layout.one_device(loop(simulated))
     if methods.stages and api == "shard_map":
         assert methods.gradient and methods.gradient.layout
-        return simulated, methods.gradient.layout(whole, optimizer, keys, nodes, devices)
+        return simulated, methods.gradient.layout(whole, optimizer, nodes, devices)
     axes, shape = (("node", "data"), (nodes, devices)) if methods.mix else (("data",), (devices,))
     mesh = layout.mesh(axes, shape)
     if api == "jit":
@@ -80,12 +79,12 @@ def make(
         laid = layout.jit(advance, mesh, *shards)
         return simulated, laid._replace(init=on_host() if asked.shard_snapshots else None)
     # A mean over one device would not be free: XLA copies all gradients through it.
-    device = strategy("data" if devices > 1 or methods.sums else None, real=True)
+    device = strategy("data" if devices > 1 or methods.reduces_itself else None, real=True)
     apart = device.apart
     if api == "overlap":
         assert apart
         device = Strategy(device.init, apart.update)
-    if methods.sums and devices == 1:
+    if methods.reduces_itself and devices == 1:
         device = over_workers(device, 1)
     if methods.mix:
         device = one_node(device)
@@ -97,5 +96,5 @@ def make(
     state = P("node") if methods.mix else P()
     laid = layout.shard_map(loop(device), mesh, state, P(None, axes), streamed)
     if methods.gradient and methods.gradient.timed and not methods.mix:
-        laid = laid._replace(measure=measure(whole, methods.gradient.timed(whole, keys), mesh))
+        laid = laid._replace(measure=measure(whole, methods.gradient.timed(whole), mesh))
     return simulated, laid

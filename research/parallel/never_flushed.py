@@ -32,8 +32,8 @@ from optdyn.parallel.stages import Stage, in_micro_batches, sent_by, update
 from optdyn.problem import Examples, Problem
 from optdyn.strategies import sync
 from optdyn.strategies.base import Event, Info
-from optdyn.strategies.late_stages import distance, through
 from optdyn.strategies.snapshots import State
+from optdyn.strategies.stage_parameters import distance, through
 
 
 class Versions(NamedTuple):

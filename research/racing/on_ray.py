@@ -15,6 +15,7 @@ from optdyn.experiment import Experiment
 from optdyn.racing.shards import Part, parted, shards
 from optdyn.racing.worker import Shards, Workers, asked, worker
 from optdyn.run import Run
+from optdyn.strategies import groups_of
 from optdyn.strategies.base import Message
 from optdyn.trainer import prepare
 from optdyn.values import InputError
@@ -86,7 +87,7 @@ def ray_workers(
         import ray
     except ImportError as error:
         raise RayError("Ray is not installed: pip install 'optdyn[ray]'") from error
-    groups = run.config.strategy.groups
+    groups = groups_of(run.config)
     given: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if not address:
         given["include_dashboard"] = False

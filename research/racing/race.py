@@ -72,7 +72,7 @@ def race(config: Experiment, workdir: Path, connect: Connect, servers: int = 1) 
 def prepared(config: Experiment, servers: int, begun: bool = False) -> Run:
     """As `trainer.prepare`. Raises what that does, also where it cannot race with such servers."""
     run = trainer.prepare(config, begun=begun, race=True)
-    if fresh := config.strategy.fresh:
+    if fresh := config.strategy.methods.get("fresh", ()):
         separable.check(run, fresh, f"config.strategy.fresh = {tuple(fresh)!r}")
     shards.check(run, servers)
     return run
@@ -106,7 +106,7 @@ def serving(run: Run, order: Order, workers: Workers, begins: Chunk) -> Callable
     """
     made = server.of_run(run, workers.shards)
     made.begin(begins)
-    if run.config.strategy.fresh:
+    if run.config.strategy.methods.get("fresh", ()):
         workers = merged.serve(run, order.working, workers, begins)
     line, step = run.timeline, begins.start
     clock = time.monotonic() - (line.seconds[step - 1] if step else 0.0)
@@ -160,7 +160,7 @@ def replaying(order: Iterable[int]) -> Connect:
     """
 
     def connect(run: Run) -> AbstractContextManager[Workers]:
-        halves = 2 if run.config.strategy.fresh else 1
+        halves = 2 if run.config.strategy.methods.get("fresh", ()) else 1
         arriving = (group for group in order for _ in range(halves))
         return contextlib.nullcontext(in_turn(worker(run), lambda _: next(arriving, None)))
 

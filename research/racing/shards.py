@@ -17,7 +17,8 @@ from optdyn.racing import separable
 from optdyn.racing.server import event_of
 from optdyn.racing.worker import Compute, Shards, halves_of
 from optdyn.run import Run
-from optdyn.strategies.base import Event, Message, Params, State, alone
+from optdyn.strategies.base import Event, Message, Params, State
+from optdyn.strategies.groups import Grouped
 from optdyn.strategies.method import of_config
 from optdyn.values import ConfigError
 
@@ -111,9 +112,9 @@ def check(run: Run, servers: int) -> None:
         raise ConfigError(f"{wanted}: must be from 1 to {len(run.params)}, the blocks of the model")
     if servers == 1:
         return
-    read = of_config(config).read
-    one = read and read.single and read.race and read.race.work is alone
-    if not one or config.strategy.fresh or config.probes.momentum:
+    methods = of_config(config)
+    one = isinstance(methods.read, Grouped) and methods.read.single
+    if not one or methods.get("fresh", ()) or config.probes.momentum:
         raise ConfigError(
             f"{wanted}: only where an update is one gradient of the whole batch, and the server "
             "needs it for nothing else: without fresh blocks and config.probes.momentum"

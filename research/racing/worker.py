@@ -131,8 +131,8 @@ def asked(run: Run, compute: Compute, group: int) -> Asked:
 def order_of(run: Run) -> Order:
     """Who reads what when, from the beginning, written into the run's timeline."""
     read = of_config(run.config).read
-    assert read and read.race
-    return read.race.order(run.config, run.timeline)
+    assert read and read.order
+    return read.order(run.config, run.timeline)
 
 
 def numbered(run: Run, independent: bool = False) -> Callable[[Iterable[int]], np.ndarray]:

@@ -9,6 +9,8 @@ gradient is stale. Meeting keeps the mean of all x_i, which is evaluated; a grad
 gamma / p, of p workers.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -19,8 +21,8 @@ from optdyn import seeds
 from optdyn.experiment import Experiment
 from optdyn.strategies import workers as own
 from optdyn.strategies.base import Batch, Event, Gradient, Info, Params, Strategy, Update
-from optdyn.strategies.method import Chosen, Setting
-from optdyn.strategies.worker_clock import timeline
+from optdyn.strategies.method import Methods, Setting
+from optdyn.strategies.shared_fields import OnGraph
 from optdyn.timeline.base import Timeline
 from optdyn.values import one_of
 
@@ -89,29 +91,26 @@ def peers(worker: np.ndarray, workers: int, graph: str, rng: np.random.Generator
     return ((worker + away) % workers).astype(np.int32)
 
 
-def clock(setting: Setting, methods: Chosen) -> Timeline:
-    """A worker's service has its message to the peer and the peer's back; the peer is not held up.
+@dataclass(frozen=True)
+class ADPSGD(own.Workers, OnGraph):
+    def read(
+        self, gradient: Gradient, update: Update, slots: int, servers: Mapping[str, int] | None
+    ) -> Strategy:
+        return ad_psgd(gradient, update, self.groups)
 
-    The staleness is how many others arrived since the worker had read.
-    """
-    strategy, rng = setting.config.strategy, seeds.generator(setting.config.seed, "peers")
-    line, _ = timeline(setting, methods, [1] * strategy.groups)
-    each = peers(line.worker, strategy.groups, strategy.graph, rng)
-    return line._replace(choice=Encounter(line.worker, each))
+    def clock(self, setting: Setting, methods: Methods) -> Timeline:
+        """A worker's service has its message to the peer and the peer's back.
+
+        The peer is not held up. The staleness is how many others arrived since the worker had read.
+        """
+        line, _ = own.timeline(self, setting, methods, [1] * self.groups)
+        rng = seeds.generator(setting.config.seed, "peers")
+        each = peers(line.worker, self.groups, self.graph, rng)
+        return line._replace(choice=Encounter(line.worker, each))
+
+    def check(self, config: Experiment, methods: Methods) -> None:
+        super().check(config, methods)
+        one_of("config.strategy.graph", self.graph, GRAPHS)
 
 
-def check(config: Experiment, methods: Chosen) -> None:
-    """Raises `ConfigError`."""
-    own.check(config, methods)
-    one_of(config, "strategy.graph", GRAPHS)
-
-
-METHOD = own.WORKERS._replace(
-    keys={
-        "groups": 1,  # compute groups, each synchronous inside
-        "graph": "ring",  # who meets: neighbours of a ring, or any two ('complete')
-    },
-    read=lambda gradient, update, keys, *_: ad_psgd(gradient, update, keys["groups"]),
-    clock=clock,
-    check=check,
-)
+METHOD = ADPSGD

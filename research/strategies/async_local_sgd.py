@@ -7,21 +7,41 @@
     w_i   <- theta,  theta_read <- theta
 
 Momentum of every stale G as it comes is worse than none, so it waits for N of them; N = 1 is
-Nesterov's. When workers exchange, and which exchanges are N-th ones, is in `delayed_momentum.py`.
+Nesterov's. Every N-th exchange of all workers together is a turn of the momentum.
+
+A worker of speed v_i takes H_i = H v_i / max v local steps, rounded down and at least one, so that
+slow workers are not the stalest: the dynamic local updates of the paper.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from optdyn.experiment import Experiment
+from optdyn.fields import field
 from optdyn.strategies import local_steps
 from optdyn.strategies import workers as own
 from optdyn.strategies.base import Batch, Event, Gradient, Info, Params, Strategy, Update
-from optdyn.strategies.delayed_momentum import clock, order
-from optdyn.strategies.method import Racing
-from optdyn.values import require
+from optdyn.strategies.method import Methods, Setting, of_config
+from optdyn.strategies.shared_fields import OuterMomentum, Periodic
+from optdyn.timeline.base import Timeline
+from optdyn.timeline.exchanges import Exchanges
+
+
+class Turn(NamedTuple):
+    """A local step of worker i, and what it does to theta where it exchanges."""
+
+    worker: Any  # int32, i
+    exchange: Any  # bool
+    turn: Any  # bool, whether it is an N-th exchange
+    momentum_part: Any  # float32, of b m that comes with it: c, or 1 - c N + c at a turn
+    rate: Any  # float32, eta
+    decay: Any  # float32, b
+    delay: Any  # float32, N
 
 
 class State(NamedTuple):
@@ -76,25 +96,69 @@ def async_local_sgd(gradient: Gradient, update: Update, workers: int) -> Strateg
     return Strategy(init, step)
 
 
-def values(config: Experiment) -> None:
-    """Raises `ConfigError`."""
-    require(config, "strategy.momentum_delay", lambda v: v >= 0, "at least 1, or 0 for the groups")
-    require(config, "strategy.momentum_part", lambda v: 0 <= v <= 1, "from 0 to 1")
+@dataclass(frozen=True)
+class AsyncLocalSGD(own.Workers, Periodic, OuterMomentum):
+    steps_by_speed: bool = field(
+        True, "async_local_sgd: whether slower workers take fewer local steps, H_i."
+    )
+    momentum_delay: int = field(
+        0,
+        "async_local_sgd: N, exchanges from one step of the momentum to the next; 0: the groups.",
+        wanted="at least 1, or 0 for the groups",
+        holds=lambda v: v >= 0,
+    )
+    momentum_part: float = field(
+        0.0,
+        "async_local_sgd: c N, of the momentum, that comes in the steps between.",
+        wanted="from 0 to 1",
+        holds=lambda v: 0 <= v <= 1,
+    )
+
+    laws = (*own.Workers.laws, "race")
+
+    def read(
+        self, gradient: Gradient, update: Update, slots: int, servers: Mapping[str, int] | None
+    ) -> Strategy:
+        return async_local_sgd(gradient, update, self.groups)
+
+    def clock(self, setting: Setting, methods: Methods) -> Timeline:
+        """The staleness is how often theta was updated since the worker had read it."""
+        steps = setting.config.steps
+        line, exchange = own.timeline(self, setting, methods, self.periods(setting, methods))
+        choice = Turn(
+            line.worker,
+            exchange,
+            **self.turns(exchange, np.cumsum(exchange)),
+            rate=np.full(steps, self.outer_learning_rate, np.float32),
+            decay=np.full(steps, self.outer_momentum, np.float32),
+            delay=np.full(steps, self.delay, np.float32),
+        )
+        return line._replace(choice=choice)
+
+    def periods(self, setting: Setting, methods: Methods) -> list[int]:
+        """H_i."""
+        if self.steps_by_speed:
+            return own.by_speed(self, setting, methods, self.period)
+        return [self.period] * self.groups
+
+    @property
+    def delay(self) -> int:
+        """N."""
+        return self.momentum_delay or self.groups
+
+    def turns(self, exchange: Any, count: Any) -> dict[str, np.ndarray]:
+        """Which exchanges are N-th ones, by their count, and the part of b m that each brings."""
+        n = self.delay
+        turn, c = exchange & (count % n == 0), self.momentum_part / n
+        return {"turn": turn, "momentum_part": np.where(turn, 1 - c * n + c, c).astype(np.float32)}
+
+    def order(self, config: Experiment, line: Timeline) -> Exchanges:
+        """Who reads when in a race."""
+        each = self.periods(Setting(config, 0, 0), of_config(config))
+        return Exchanges(line, each, self.turns)
+
+    def message(self, gradient: Gradient, update: Update) -> Any:
+        return local_steps.local_steps(gradient, update)
 
 
-METHOD = own.WORKERS._replace(
-    keys={
-        "groups": 1,  # compute groups, each synchronous inside
-        "period": 8,  # H, updates of the fastest worker from one exchange to the next
-        "steps_by_speed": True,  # slower workers take fewer local steps, H_i
-        "outer_learning_rate": 0.7,  # eta
-        "outer_momentum": 0.9,  # b
-        "momentum_delay": 0,  # N, exchanges from one step of the momentum to the next; 0: groups
-        "momentum_part": 0.0,  # c N, of the momentum, that comes in the steps between
-    },
-    read=lambda gradient, update, keys, *_: async_local_sgd(gradient, update, keys["groups"]),
-    clock=clock,
-    laws=(*own.WORKERS.laws, "race"),
-    values=values,
-    race=Racing(order, local_steps.local_steps),
-)
+METHOD = AsyncLocalSGD

@@ -15,11 +15,15 @@ The versions that are still to be read lie in a table (`snapshots.py`); whose tu
 config may ask of groups, is in `groups.py`.
 """
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 
+from optdyn.experiment import Experiment
+from optdyn.fields import field
 from optdyn.strategies import groups
 from optdyn.strategies.base import (
     Array,
@@ -30,11 +34,12 @@ from optdyn.strategies.base import (
     Params,
     Strategy,
     Update,
-    alone,
 )
-from optdyn.strategies.method import Method, Racing
+from optdyn.strategies.method import Methods, Setting
 from optdyn.strategies.snapshots import Slot, State, is_rounded, packed
+from optdyn.timeline.base import Timeline
 from optdyn.timeline.service import DRAWN
+from optdyn.timeline.versions import Versions
 
 
 def asynchronous(
@@ -86,22 +91,35 @@ def asynchronous(
     return Strategy(init, step)
 
 
-METHOD = Method(
-    keys={
-        "groups": 1,  # compute groups, each synchronous inside
-        "staleness_bound": -1,  # updates a group may be ahead of the slowest; -1: any
-        "fresh": (),  # blocks of a merged server, which groups read fresh
-        "snapshots": "",  # versions: float32 on the device, rounded to 'bfloat16', or on the 'host'
-    },
-    compiled=("fresh", "snapshots"),
-    read=lambda gradient, update, keys, slots, servers: asynchronous(
-        gradient, update, slots, tuple(keys["fresh"]), servers, is_rounded(keys)
-    ),
-    clock=groups.clock,
-    laws=(*DRAWN, "race", "geometric"),
-    cluster=("pieces", "split", "overlap", "speeds", "regions", *groups.HABITS),
-    barrier=False,
-    values=groups.values,
-    check=groups.check,
-    race=Racing(groups.order, alone),
-)
+@dataclass(frozen=True)
+class Asynchronous(groups.Grouped):
+    staleness_bound: int = field(
+        -1, "asynchronous: updates that a group may be ahead of the slowest; -1: any.", at_least=-1
+    )
+    fresh: tuple[str, ...] = field(
+        (), "asynchronous, sync: blocks of a merged server, which groups read fresh.", static=True
+    )
+
+    laws = (*DRAWN, "race", "geometric")
+    cluster = ("pieces", "split", "overlap", "speeds", "regions", *groups.HABITS)
+
+    def read(
+        self, gradient: Gradient, update: Update, slots: int, servers: Mapping[str, int] | None
+    ) -> Strategy:
+        return asynchronous(
+            gradient, update, slots, self.fresh, servers, is_rounded(self.snapshots)
+        )
+
+    def clock(self, setting: Setting, methods: Methods) -> Timeline:
+        return groups.clock(self, setting, methods)
+
+    def check(self, config: Experiment, methods: Methods) -> None:
+        groups.check(self, config, methods)
+
+    def order(self, config: Experiment, line: Timeline) -> Versions:
+        """Who reads when in a race."""
+        bound = self.staleness_bound if self.staleness_bound >= 0 else math.inf
+        return Versions(line, self.groups, bound)
+
+
+METHOD = Asynchronous

@@ -10,16 +10,24 @@ it is elsewhere: with K = n all of `k_sync` is synchronous SGD, and `k_batch_asy
 asynchronous SGD.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from optdyn.strategies import base, gathering
+from optdyn.experiment import Experiment
+from optdyn.fields import field
+from optdyn.strategies import base, groups
 from optdyn.strategies.asynchronous import asynchronous
 from optdyn.strategies.base import Batch, Event, Gradient, Info, Strategy, Update
-from optdyn.strategies.method import Method, Racing
+from optdyn.strategies.method import Methods, Setting, devices_of
 from optdyn.strategies.snapshots import State, is_rounded
+from optdyn.timeline.base import Timeline
 from optdyn.timeline.service import DRAWN
+from optdyn.timeline.versions import WAITING, Versions
+from optdyn.values import ConfigError
 
 
 def buffered(
@@ -62,24 +70,56 @@ def buffered(
     return Strategy(alone.init, step)
 
 
-METHOD = Method(
-    keys={
-        "groups": 1,  # compute groups, each synchronous inside
-        "arrivals": 1,  # K, gradients of an update, a Kth of the batch each
-        "waiting": "k_batch_async",  # or 'k_async', 'k_sync', 'k_batch_sync'
-        "snapshots": "",  # versions: float32 on the device, or rounded to 'bfloat16'
-    },
-    compiled=("arrivals", "snapshots"),
-    read=lambda gradient, update, keys, slots, servers: buffered(
-        gradient, update, slots, keys["arrivals"], is_rounded(keys)
-    ),
-    clock=gathering.clock,
-    laws=(*DRAWN, "race"),
-    cluster=("split", "overlap", "speeds"),
-    barrier=False,
-    single=False,
-    values=gathering.values,
-    check=gathering.check,
-    info=("sent_bytes",),
-    race=Racing(gathering.order, base.alone),
-)
+@dataclass(frozen=True)
+class Buffered(groups.Grouped):
+    arrivals: int = field(
+        1, "buffered: K, gradients of an update, a Kth of the batch each.", at_least=1, static=True
+    )
+    waiting: str = field("k_batch_async", "buffered: who waits for whom meanwhile.", one_of=WAITING)
+
+    single = False
+    laws = (*DRAWN, "race")
+    cluster = ("split", "overlap", "speeds")
+    info = ("sent_bytes",)
+
+    def read(
+        self, gradient: Gradient, update: Update, slots: int, servers: Mapping[str, int] | None
+    ) -> Strategy:
+        return buffered(gradient, update, slots, self.arrivals, is_rounded(self.snapshots))
+
+    def clock(self, setting: Setting, methods: Methods) -> Timeline:
+        """Groups compute a Kth of the batch, and send a gradient and read parameters for it.
+
+        Whoever is dropped stops at once. Where the gradient is local a group sends all blocks
+        together.
+        """
+        return groups.together(
+            self,
+            setting,
+            methods,
+            batch_size=setting.config.batch_size // self.arrivals,
+            several_of=(self.arrivals, self.waiting),
+        )
+
+    def order(self, config: Experiment, line: Timeline) -> Versions:
+        """Who reads when in a race."""
+        return Versions(line, self.groups, arrivals=self.arrivals, waiting=self.waiting)
+
+    def check(self, config: Experiment, methods: Methods) -> None:
+        groups.shared(self, config, methods)
+        nodes, devices = devices_of(config)
+        if self.arrivals > self.groups and "batch" not in self.waiting:
+            raise ConfigError(
+                f"config.strategy.arrivals = {self.arrivals}: must be at most config.strategy."
+                f"groups = {self.groups}, of which each delivers once with {self.waiting!r}"
+            )
+        parts = self.arrivals * config.parallel.accumulation
+        parts *= nodes * devices if methods.mix else devices if config.parallel.api else 1
+        if config.batch_size % parts:
+            raise ConfigError(
+                f"config.batch_size = {config.batch_size}: must be a multiple of {parts} "
+                "(config.strategy.arrivals x devices that share it x config.parallel.accumulation)"
+            )
+
+
+METHOD = Buffered

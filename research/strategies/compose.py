@@ -9,13 +9,12 @@ from optdyn.problem import Problem
 from optdyn.strategies import base
 from optdyn.strategies.base import Gradient, Strategy, Update
 from optdyn.strategies.metered import metered
-from optdyn.strategies.method import Chosen, Keys
+from optdyn.strategies.method import Methods
 from optdyn.strategies.sync import sync
 
 
 def compose(
-    methods: Chosen,
-    keys: Keys,
+    methods: Methods,
     problem: Problem,
     optimizer: optax.GradientTransformationExtraArgs,
     slots: int,
@@ -32,56 +31,54 @@ def compose(
     says what the momentum meter asks for. In a `race` the batch of an update may be the `Message`
     of a worker.
     """
-    gradient, update = pieces(methods, keys, problem, optimizer, parts)
+    gradient, update = pieces(methods, problem, optimizer, parts)
     servers = _servers(methods, problem)
-    if axis and not (methods.gradient and methods.gradient.sums):
+    if axis and not methods.reduces_itself:
         gradient = base.averaged(gradient, axis, real)
     if race:
         gradient = base.received(gradient)
 
-    one = partial(reading, methods, keys=keys, slots=slots, servers=servers)
+    one = partial(reading, methods, slots=slots, servers=servers)
     strategy = one(gradient, update)
     if meter:
         strategy = metered(one, gradient, update, methods.shared)
-    if methods.mix and methods.mix.mix:
-        strategy = methods.mix.mix(strategy, keys, axis if real else None)
+    if methods.mix:
+        strategy = methods.mix.mix(strategy, axis if real else None)
     return strategy
 
 
 def reading(
-    methods: Chosen,
+    methods: Methods,
     gradient: Gradient,
     update: Update,
-    keys: Keys,
     slots: int,
     servers: Mapping[str, int] | None = None,
 ) -> Strategy:
     """The strategy of whoever shares one set of parameters: the methods' piece, or plain SGD's."""
-    if methods.read and methods.read.read:
-        return methods.read.read(gradient, update, keys, slots, servers)
+    if methods.read:
+        return methods.read.read(gradient, update, slots, servers)
     return sync(gradient, update)
 
 
 def pieces(
-    methods: Chosen,
-    keys: Keys,
+    methods: Methods,
     problem: Problem,
     optimizer: optax.GradientTransformationExtraArgs,
     parts: int = 1,
 ) -> tuple[Gradient, Update]:
     """The gradient of one device's part of the batch as the methods take it, and the update."""
     update = base.by_block if _servers(methods, problem) else base.together
-    return gradient_of(methods, keys, problem, parts), update(optimizer)
+    return gradient_of(methods, problem, parts), update(optimizer)
 
 
-def _servers(methods: Chosen, problem: Problem) -> Mapping[str, int] | None:
+def _servers(methods: Methods, problem: Problem) -> Mapping[str, int] | None:
     """The number of each block's, where blocks learn by themselves."""
-    of = methods.gradient and methods.gradient.servers
-    return of(problem) if of else None
+    gradient = methods.gradient
+    return gradient.servers(problem) if gradient and gradient.servers else None
 
 
-def gradient_of(methods: Chosen, keys: Keys, problem: Problem, parts: int = 1) -> Gradient:
+def gradient_of(methods: Methods, problem: Problem, parts: int = 1) -> Gradient:
     """The gradient of one device's part of the batch, as the methods take it."""
-    if methods.gradient and methods.gradient.gradient:
-        return methods.gradient.gradient(problem, keys)
+    if methods.gradient:
+        return methods.gradient.gradient(problem)
     return base.whole(problem.loss, parts)

@@ -9,7 +9,7 @@ Arrays are compressed each by itself. Sparse numbers and signs cannot be added u
 every node's message goes to all others.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from math import ceil
 from typing import Any
 
@@ -19,10 +19,17 @@ import jax.numpy as jnp
 from optdyn.strategies.messages import Compression, Nodes, Tree
 from optdyn.strategies.powersgd import powersgd
 
+NAMES = ("", "bfloat16", "top_k", "sign", "powersgd")
 
-def make(keys: Mapping[str, Any]) -> Compression | None:
-    """That of a method's keys, by one of `NAMES`; None if they name none."""
-    return NAMES[keys["compression"]](keys)
+
+def make(name: str, share: float, rank: int) -> Compression | None:
+    """The compression of that name, one of `NAMES`, with the numbers of those that have some.
+
+    None if messages are sent as they are.
+    """
+    made = {"bfloat16": bfloat16, "top_k": lambda: top_k(share), "sign": sign}
+    made["powersgd"] = lambda: powersgd(rank)
+    return made[name]() if name else None
 
 
 def bfloat16() -> Compression:
@@ -92,12 +99,3 @@ def _coded(
 
 def _sizes(tree: Tree) -> list[int]:
     return [leaf.size for leaf in jax.tree.leaves(tree)]
-
-
-NAMES: Mapping[str, Callable[[Mapping[str, Any]], Compression | None]] = {
-    "": lambda keys: None,
-    "bfloat16": lambda keys: bfloat16(),
-    "top_k": lambda keys: top_k(keys["compression_share"]),
-    "sign": lambda keys: sign(),
-    "powersgd": lambda keys: powersgd(keys["compression_rank"]),
-}

@@ -9,51 +9,24 @@ blocking synchronization of warm-up and cool-down, the plain mean (heat, the aut
 implementation, gives x the weight 1 there if it is received as the others are).
 """
 
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 
 from optdyn.experiment import Experiment
+from optdyn.fields import field
 from optdyn.strategies import nodes
 from optdyn.strategies.base import Strategy
 from optdyn.strategies.messages import Messages
-from optdyn.strategies.method import Chosen, Keys, Method, Setting
+from optdyn.strategies.method import Methods, Mixes, Setting
 from optdyn.strategies.outer import outer
 from optdyn.timeline import daso as phases
 from optdyn.timeline.base import Meeting, Timeline
 from optdyn.timeline.service import DRAWN
 from optdyn.timeline.trace import Held
-from optdyn.values import one_of, require
 
-
-def daso(inner: Strategy, keys: Keys, senders: str | None = None) -> Strategy:
-    """The rule around what a node does by itself; `keys`: the types that messages travel in.
-
-    *Selective*: of a node's devices one sends. Here each of `senders` sends its part, so that as
-    many bytes go between nodes and none of them waits.
-    """
-    return outer(
-        inner,
-        lambda waited: (2 * waited, 1),
-        messages=Messages(keys["transfer_dtype"], keys["blocking_dtype"], senders=senders),
-    )
-
-
-def clock(setting: Setting, methods: Chosen) -> Timeline:
-    """Phases that follow the losses (`timeline/daso.py`), over nodes that do what `methods` say."""
-    config = setting.config
-    if held := setting.held:
-        within = nodes.inside(setting, methods)(config.steps)
-        return phases.timeline(_recorded(held), within, held.seconds)
-    return phases.daso(
-        config.cluster,
-        config.strategy,
-        steps=config.steps,
-        steps_per_epoch=setting.steps_per_epoch,
-        batch_size=config.batch_size,
-        update_bytes=setting.update_bytes,
-        seed=config.seed,
-        epoch_losses=[row["train_loss"] for row in setting.epochs],
-        inside=nodes.inside(setting, methods),
-    )
+COUNT: dict[str, Any] = {"wanted": "finite and at least 0", "holds": lambda v: v >= 0}
 
 
 def _recorded(held: Held) -> Meeting:
@@ -80,48 +53,85 @@ def _recorded(held: Held) -> Meeting:
     return Meeting(send, receive, waited)
 
 
-def values(config: Experiment) -> None:
-    """Raises `ConfigError`."""
-    strategy = config.strategy
-    for name in ("transfer_dtype", "blocking_dtype"):
-        one_of(config, f"strategy.{name}", ("", "bfloat16"))
-    require(config, "strategy.max_batches", lambda v: v >= 1, "at least 1")
-    for name in ("reset_batches", "warmup_epochs", "cooldown_epochs", "patience"):
-        require(config, f"strategy.{name}", lambda v: 0 <= v < np.inf, "finite and at least 0")
-    require(config, "strategy.threshold", lambda v: 0 <= v < 1, "at least 0 and less than 1")
-    most = strategy.max_batches
-    wanted = f"from 0 to config.strategy.max_batches = {most}"
-    require(config, "strategy.wait", lambda v: 0 <= v <= most, wanted)
-    reset = strategy.reset_batches or most
-    require(config, "strategy.reset_wait", lambda v: 0 <= v <= reset, f"from 0 to {reset}")
+@dataclass(frozen=True)
+class DASO(Mixes):
+    max_batches: int = field(
+        4, "daso: B, batches from one exchange between nodes to the next.", at_least=1
+    )
+    wait: int = field(1, "daso: W, batches from the sending of an exchange to its receipt.")
+    reset_batches: int = field(
+        0, "daso: B after a plateau at B = 1; 0: max_batches (heat: 8).", **COUNT
+    )
+    reset_wait: int = field(0, "daso: W after a plateau at B = 1; 0: wait (heat: 2).")
+    warmup_epochs: int = field(
+        4, "daso: first epochs, which synchronize after every batch.", **COUNT
+    )
+    cooldown_epochs: int = field(
+        4, "daso: last epochs, which synchronize after every batch.", **COUNT
+    )
+    patience: int = field(2, "daso: epochs without improvement before B and W change.", **COUNT)
+    threshold: float = field(
+        0.05, "daso: fraction by which an improvement lowers the loss.", at_least=0, below=1
+    )
+    transfer_dtype: str = field(
+        "",
+        "daso: type of what nodes exchange; 'bfloat16' halves it.",
+        one_of=("", "bfloat16"),
+        static=True,
+    )
+    blocking_dtype: str = field(
+        "",
+        "daso: likewise, only where they wait for it, as heat does.",
+        one_of=("", "bfloat16"),
+        static=True,
+    )
+
+    laws = DRAWN
+    cluster = ("overlap", "speeds", "latencies", "bandwidths")
+    info = ("sent_bytes",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        most, reset = self.max_batches, self.reset_batches or self.max_batches
+        wanted = f"from 0 to config.strategy.max_batches = {most}"
+        self.require("wait", 0 <= self.wait <= most, wanted)
+        self.require("reset_wait", 0 <= self.reset_wait <= reset, f"from 0 to {reset}")
+
+    def mix(self, inner: Strategy, senders: str | None = None) -> Strategy:
+        """The rule around what a node does by itself.
+
+        *Selective*: of a node's devices one sends. Here each of `senders` sends its part, so that
+        as many bytes go between nodes and none of them waits.
+        """
+        sent = Messages(self.transfer_dtype, self.blocking_dtype, senders=senders)
+        return outer(inner, lambda waited: (2 * waited, 1), messages=sent)
+
+    def clock(self, setting: Setting, methods: Methods) -> Timeline:
+        """Phases that follow the losses (`timeline/daso.py`), over what nodes do by themselves."""
+        config = setting.config
+        if held := setting.held:
+            within = nodes.inside(setting, methods)(config.steps)
+            return phases.timeline(_recorded(held), within, held.seconds)
+        return phases.daso(
+            config.cluster,
+            self,
+            steps=config.steps,
+            steps_per_epoch=setting.steps_per_epoch,
+            batch_size=config.batch_size,
+            update_bytes=setting.update_bytes,
+            seed=config.seed,
+            epoch_losses=[row["train_loss"] for row in setting.epochs],
+            inside=nodes.inside(setting, methods),
+        )
+
+    def follows(self, config: Experiment) -> bool:
+        return config.cluster.service != "trace"
+
+    def check(self, config: Experiment, methods: Methods) -> None:
+        nodes.check(config, methods)
+
+    def why_no_overlap(self) -> str:
+        return ""
 
 
-def check(config: Experiment, methods: Chosen) -> None:
-    """Raises `ConfigError`."""
-    nodes.check(config, methods)
-
-
-METHOD = Method(
-    keys={
-        "max_batches": 4,  # batches from one exchange between nodes to the next (B)
-        "wait": 1,  # batches from its sending to its receipt (W)
-        "reset_batches": 0,  # B after a plateau at B = 1; 0: max_batches (heat: 8)
-        "reset_wait": 0,  # and W; 0: wait (heat: 2)
-        "warmup_epochs": 4,  # epochs that synchronize after every batch, first
-        "cooldown_epochs": 4,  # and last
-        "patience": 2,  # epochs without improvement before B and W change
-        "threshold": 0.05,  # fraction by which an improvement lowers the loss
-        "transfer_dtype": "",  # 'bfloat16' halves what nodes exchange
-        "blocking_dtype": "",  # 'bfloat16': only where they wait for it, as heat does
-    },
-    compiled=("transfer_dtype", "blocking_dtype"),
-    mix=daso,
-    clock=clock,
-    laws=DRAWN,
-    cluster=("overlap", "speeds", "latencies", "bandwidths"),
-    info=("sent_bytes",),
-    kept_inside=lambda keys: "",
-    follows=lambda config: config.cluster.service != "trace",
-    values=values,
-    check=check,
-)
+METHOD = DASO

@@ -10,19 +10,14 @@ DiLoCo (arXiv 2501.18512) has the same of every fragment by itself: `fragments`,
 `mixing` are those of `model_averaging`, and so is all else that they share.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import optax
 
-from optdyn.experiment import Experiment
-from optdyn.strategies.base import Strategy
-from optdyn.strategies.meetings import with_numbers
-from optdyn.strategies.method import Keys, Method
-from optdyn.strategies.model_averaging import METHOD as AVERAGING
-from optdyn.strategies.model_averaging import averaging
-from optdyn.values import require
-
-PLAIN = {"outer_learning_rate": 1.0, "outer_momentum": 0.0}  # the mean
+from optdyn.strategies.model_averaging import ModelAveraging
+from optdyn.strategies.shared_fields import OuterMomentum
 
 
 def nesterov() -> optax.GradientTransformationExtraArgs:
@@ -43,24 +38,17 @@ def nesterov() -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(optax.sgd(0.0, 0.0, nesterov=True).init, update)
 
 
-def diloco(inner: Strategy, keys: Keys, senders: str | None = None) -> Strategy:
-    """The rule around what a node does by itself."""
-    return averaging(inner, keys, senders, nesterov())
+@dataclass(frozen=True)
+class DiLoCo(ModelAveraging, OuterMomentum):
+    def outer(self) -> optax.GradientTransformationExtraArgs:
+        return nesterov()
+
+    def numbers(self, first: np.ndarray) -> dict[str, np.ndarray]:
+        """In the first, synchronous updates they are those of the mean."""
+        rate = np.where(first, 1.0, self.outer_learning_rate)
+        momentum = np.where(first, 0.0, self.outer_momentum)
+        each = {"outer_learning_rate": rate, "outer_momentum": momentum}
+        return {name: values.astype(np.float32) for name, values in each.items()}
 
 
-def values(config: Experiment) -> None:
-    """Raises `ConfigError`."""
-    require(config, "strategy.outer_learning_rate", lambda v: 0 < v < float("inf"), "above 0")
-    require(config, "strategy.outer_momentum", lambda v: 0 <= v < 1, "at least 0 and less than 1")
-
-
-METHOD: Method = AVERAGING._replace(
-    keys={
-        **AVERAGING.keys,
-        "outer_learning_rate": 0.7,  # eta
-        "outer_momentum": 0.9,  # mu
-    },
-    mix=diloco,
-    clock=with_numbers(PLAIN),
-    values=values,
-)
+METHOD = DiLoCo

@@ -13,6 +13,7 @@ others' examples (`research/data/parts.py`).
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -21,13 +22,15 @@ import numpy as np
 from jax import lax
 
 from optdyn.experiment import Experiment
+from optdyn.fields import field
+from optdyn.problem import Problem
 from optdyn.strategies.base import Batch, Event, Gradient, Params, all_reduce
-from optdyn.strategies.method import Chosen, Method, Setting
+from optdyn.strategies.method import Gradients, Methods, Setting
 from optdyn.timeline import dynamic_batch as clocks
 from optdyn.timeline.base import Shares, Timeline, from_arrivals
 from optdyn.timeline.service import DRAWN
 from optdyn.timeline.trace import Held
-from optdyn.values import ConfigError, one_of, require
+from optdyn.values import ConfigError
 
 MOST_WORK = 1000  # times that a worker may go through its part to be slow
 WEIGHTS = ("share", "equal")  # of the workers' mean gradients: b_i / B or 1 / N
@@ -104,23 +107,6 @@ def part(losses: Losses, micro_batch: int) -> Part:
     return sums
 
 
-def clock(setting: Setting, methods: Chosen) -> Timeline:
-    """All workers wait for one another; shares follow how fast they were."""
-    config, cluster = setting.config, setting.config.cluster
-    run = {"steps": config.steps, "batch_size": config.batch_size}
-    run["steps_per_epoch"] = setting.steps_per_epoch
-    workers = cluster.nodes * cluster.devices_per_node
-    if held := setting.held:
-        choice = _recorded(held, (workers,), config.batch_size)
-        line = from_arrivals(np.zeros(config.steps, np.int32), held.seconds, 1)
-        return line._replace(choice=choice)
-    if cluster.service == "measured":
-        taken = [row["worker_seconds"] for row in setting.epochs]
-        return clocks.measured(cluster, config.strategy, worker_seconds=taken, **run)
-    run |= {"update_bytes": setting.update_bytes, "seed": config.seed}
-    return clocks.dynamic_batch(cluster, config.strategy, **run)
-
-
 def _recorded(held: Held, shape: tuple[int, ...], batch_size: int) -> Shares:
     """The shares of a run that a trace holds, which followed speeds. Raises `TimelineError`."""
     taken = held.whole("shares", shape, 1, batch_size)
@@ -130,64 +116,82 @@ def _recorded(held: Held, shape: tuple[int, ...], batch_size: int) -> Shares:
     return Shares(taken, work)
 
 
-def work(setting: Setting, draws: Any) -> tuple[Any, Shares]:
-    """Seconds of every device, (steps, nodes, k), of nodes that divide each their own batch."""
-    config = setting.config
-    if held := setting.held:
-        nodes = draws.shape[1]
-        return draws, _recorded(held.inner, draws.shape[1:], config.batch_size // nodes)
-    each, taken = clocks.in_nodes(
-        config.cluster,
-        config.strategy,
-        draws,
-        steps_per_epoch=setting.steps_per_epoch,
-        batch_size=config.batch_size,
-        seed=config.seed,
+@dataclass(frozen=True)
+class DynamicBatch(Gradients):
+    adapt: bool = field(True, "dynamic_batch: False keeps the shares of the batch equal.")
+    weights: str = field(
+        "share",
+        "dynamic_batch: of the workers' gradients, b_i / B, or 'equal', 1 / N, the authors'.",
+        one_of=WEIGHTS,
+        static=True,
     )
-    return each, Shares(taken)
+    smoothing: float = field(
+        0.5, "dynamic_batch: weight of the rates measured before.", at_least=0, below=1
+    )
+    micro_batch: int = field(
+        8, "dynamic_batch: examples that a worker computes at a time.", at_least=1, static=True
+    )
 
-
-def values(config: Experiment) -> None:
-    """Raises `ConfigError`."""
-    one_of(config, "strategy.weights", WEIGHTS)
-    require(config, "strategy.micro_batch", lambda v: v >= 1, "at least 1")
-    require(config, "strategy.smoothing", lambda v: 0 <= v < 1, "at least 0 and less than 1")
-
-
-def check(config: Experiment, methods: Chosen) -> None:
-    """Raises `ConfigError`."""
-    cluster = config.cluster
-    if cluster.service != "measured":
-        return
-    if config.parallel.api != "shard_map" or methods.mix:
-        raise ConfigError(
-            "config.cluster.service = 'measured': only of real workers that are one node, so it "
-            "needs config.parallel.api = 'shard_map'"
-        )
-    for name in ("speeds", "disturbance_probability"):
-        if getattr(cluster, name):
-            raise ConfigError(f"config.cluster.{name}: simulated, so not of service 'measured'")
-
-
-METHOD = Method(
-    keys={
-        "adapt": True,  # False keeps the shares of the batch equal
-        "weights": "share",  # of b_i / B; 'equal': of 1 / N, the authors'
-        "smoothing": 0.5,  # weight of the rates measured before
-        "micro_batch": 8,  # examples a worker computes at a time
-    },
-    compiled=("weights", "micro_batch"),
-    gradient=lambda problem, keys: shares(problem.each_loss, keys["micro_batch"], keys["weights"]),
-    sums=True,
-    timed=lambda problem, keys: part(problem.each_loss, keys["micro_batch"]),
-    clock=clock,
-    work=work,
-    laws=(*DRAWN, "measured"),
-    cluster=(
+    reduces_itself = True
+    laws = (*DRAWN, "measured")
+    cluster = (
         *("overlap", "speeds", "latencies", "bandwidths"),
         *("disturbances", "disturbance_probability"),
-    ),
-    follows=lambda config: config.cluster.service == "measured",
-    values=values,
-    check=check,
-)
+    )
+
+    def gradient(self, problem: Problem) -> Gradient:
+        return shares(problem.each_loss, self.micro_batch, self.weights)
+
+    def timed(self, problem: Problem) -> Part:
+        return part(problem.each_loss, self.micro_batch)
+
+    def clock(self, setting: Setting, methods: Methods) -> Timeline:
+        """All workers wait for one another; shares follow how fast they were."""
+        config, cluster = setting.config, setting.config.cluster
+        run = {"steps": config.steps, "batch_size": config.batch_size}
+        run["steps_per_epoch"] = setting.steps_per_epoch
+        workers = cluster.nodes * cluster.devices_per_node
+        if held := setting.held:
+            choice = _recorded(held, (workers,), config.batch_size)
+            line = from_arrivals(np.zeros(config.steps, np.int32), held.seconds, 1)
+            return line._replace(choice=choice)
+        if cluster.service == "measured":
+            taken = [row["worker_seconds"] for row in setting.epochs]
+            return clocks.measured(cluster, self, worker_seconds=taken, **run)
+        run |= {"update_bytes": setting.update_bytes, "seed": config.seed}
+        return clocks.dynamic_batch(cluster, self, **run)
+
+    def work(self, setting: Setting, draws: Any) -> tuple[Any, Shares]:
+        """Seconds of every device, (steps, nodes, k), of nodes that divide each their own batch."""
+        config = setting.config
+        if held := setting.held:
+            nodes = draws.shape[1]
+            return draws, _recorded(held.inner, draws.shape[1:], config.batch_size // nodes)
+        each, taken = clocks.in_nodes(
+            config.cluster,
+            self,
+            draws,
+            steps_per_epoch=setting.steps_per_epoch,
+            batch_size=config.batch_size,
+            seed=config.seed,
+        )
+        return each, Shares(taken)
+
+    def follows(self, config: Experiment) -> bool:
+        return config.cluster.service == "measured"
+
+    def check(self, config: Experiment, methods: Methods) -> None:
+        cluster = config.cluster
+        if cluster.service != "measured":
+            return
+        if config.parallel.api != "shard_map" or methods.mix:
+            raise ConfigError(
+                "config.cluster.service = 'measured': only of real workers that are one node, so "
+                "it needs config.parallel.api = 'shard_map'"
+            )
+        for name in ("speeds", "disturbance_probability"):
+            if getattr(cluster, name):
+                raise ConfigError(f"config.cluster.{name}: simulated, so not of service 'measured'")
+
+
+METHOD = DynamicBatch

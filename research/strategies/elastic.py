@@ -9,7 +9,8 @@ keeps w* + sum_i w_i. The paper's a is 0.9 / p for p workers: the key is p a, so
 center would be the workers' mean if all exchanged at once. It is 0 where workers are on their own.
 """
 
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -17,14 +18,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from optdyn.experiment import Experiment
+from optdyn.fields import field
 from optdyn.strategies import local_steps
 from optdyn.strategies import workers as own
 from optdyn.strategies.base import Array, Batch, Event, Gradient, Info, Params, Strategy, Update
-from optdyn.strategies.method import Chosen, Racing, Setting
-from optdyn.strategies.worker_clock import timeline
+from optdyn.strategies.method import Methods, Setting
+from optdyn.strategies.shared_fields import Periodic
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.exchanges import Exchanges
-from optdyn.values import require
 
 
 class Exchange(NamedTuple):
@@ -79,41 +80,41 @@ def elastic(gradient: Gradient, update: Update, workers: int) -> Strategy:
     return Strategy(init, step)
 
 
-def clock(setting: Setting, methods: Chosen) -> Timeline:
-    """All workers have one period; a gradient is taken at what its worker is, so none is stale."""
-    config = setting.config
-    line, exchange = timeline(setting, methods, periods(config), is_stale=False)
-    a = config.strategy.elasticity / config.strategy.groups
-    choice = Exchange(line.worker, exchange, np.full(config.steps, a, np.float32))
-    return line._replace(choice=choice)
+@dataclass(frozen=True)
+class Elastic(own.Workers, Periodic):
+    elasticity: float = field(
+        0.9, "elastic: p a, of p groups; an exchange moves both sides by a of their distance."
+    )
+
+    laws = (*own.Workers.laws, "race")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        wanted = f"from 0 to config.strategy.groups = {self.groups}"
+        self.require("elasticity", 0 <= self.elasticity <= self.groups, wanted)
+
+    def read(
+        self, gradient: Gradient, update: Update, slots: int, servers: Mapping[str, int] | None
+    ) -> Strategy:
+        return elastic(gradient, update, self.groups)
+
+    def clock(self, setting: Setting, methods: Methods) -> Timeline:
+        """All workers have one period; a gradient is taken at what its worker is: none is stale."""
+        line, exchange = own.timeline(self, setting, methods, self.periods, is_stale=False)
+        a = np.full(setting.config.steps, self.elasticity / self.groups, np.float32)
+        return line._replace(choice=Exchange(line.worker, exchange, a))
+
+    @property
+    def periods(self) -> list[int]:
+        """H of every worker."""
+        return [self.period] * self.groups
+
+    def order(self, config: Experiment, line: Timeline) -> Exchanges:
+        """Who exchanges when in a race."""
+        return Exchanges(line, self.periods, is_stale=False)
+
+    def message(self, gradient: Gradient, update: Update) -> Any:
+        return local_steps.local_steps(gradient, update, before=True)
 
 
-def periods(config: Experiment) -> list[int]:
-    """H of every worker."""
-    return [config.strategy.period] * config.strategy.groups
-
-
-def order(config: Experiment, line: Timeline) -> Exchanges:
-    """Who exchanges when in a race."""
-    return Exchanges(line, periods(config), is_stale=False)
-
-
-def values(config: Experiment) -> None:
-    """Raises `ConfigError`."""
-    groups = config.strategy.groups
-    wanted = f"from 0 to config.strategy.groups = {groups}"
-    require(config, "strategy.elasticity", lambda v: 0 <= v <= max(groups, 1), wanted)
-
-
-METHOD = own.WORKERS._replace(
-    keys={
-        "groups": 1,  # compute groups, each synchronous inside
-        "period": 8,  # H, updates of a worker from one exchange to the next
-        "elasticity": 0.9,  # p a, of p groups: an exchange moves both by a of their distance
-    },
-    read=lambda gradient, update, keys, *_: elastic(gradient, update, keys["groups"]),
-    clock=clock,
-    laws=(*own.WORKERS.laws, "race"),
-    values=values,
-    race=Racing(order, partial(local_steps.local_steps, before=True)),
-)
+METHOD = Elastic

@@ -17,25 +17,46 @@ knows P and hence w. What a node holds is z, and in terms of that with R_ij = P_
 -gamma g stands for whatever a node's own update does.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from optdyn.strategies import gossip_clock
+from optdyn import seeds
+from optdyn.experiment import Experiment
+from optdyn.fields import field
+from optdyn.strategies import nodes
 from optdyn.strategies.base import Batch, Event, Info, Params, State, Strategy
 from optdyn.strategies.messages import over_nodes, own_event
-from optdyn.strategies.method import Keys, Method
-from optdyn.timeline import graphs
+from optdyn.strategies.method import Methods, Mixes, Network, Setting
+from optdyn.strategies.shared_fields import OnGraph
+from optdyn.timeline import graphs, habits
+from optdyn.timeline.base import Timeline
+from optdyn.timeline.network import broadcast, links
 from optdyn.timeline.service import DRAWN
-from optdyn.values import one_of
+from optdyn.timeline.trace import Held
+from optdyn.values import one_of, require
 
 ORDERS = ("combine", "adapt")
+ROWS = 256  # nodes at most that each hold a whole row of R; of more those that are not 0
 
 
-def gossip(inner: Strategy, keys: Keys, senders: str | None = None) -> Strategy:
+class Neighbours(NamedTuple):
+    """Among whom an update of gossip is."""
+
+    to: Any  # (nodes, k) int32, whom each sends to
+    weight: Any  # (nodes,) float32, w
+    inner: Any = ()  # what is decided for each node, (nodes, ...)
+    senders: Any = None  # (nodes, k) int32, who sends to each; only of many nodes
+    stand: Any = None  # (nodes,) int32, itself, or of who is away another; only if nodes leave
+
+
+def gossip(inner: Strategy, order: str, senders: str | None = None) -> Strategy:
     """The rule of one device over the axis `node`, around what a node does by itself.
 
     `event.choice` is `Neighbours`, the same on all nodes but for what is `inner` there. With its
@@ -44,7 +65,7 @@ def gossip(inner: Strategy, keys: Keys, senders: str | None = None) -> Strategy:
     no update.
     """
     gather = over_nodes(senders).gather
-    early = keys["gossip_order"] == "combine"
+    early = order == "combine"
 
     def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
         node, choice, before = lax.axis_index("node"), event.choice, state.params
@@ -83,18 +104,73 @@ def gossip(inner: Strategy, keys: Keys, senders: str | None = None) -> Strategy:
     return Strategy(inner.init, step)
 
 
-METHOD = Method(
-    keys={
-        "graph": "ring",  # 'exponential', 'one_peer', 'complete', 'random', 'push'
-        "gossip_order": "combine",  # or 'adapt': nodes send what they had before, or have after
-    },
-    compiled=("gossip_order",),
-    mix=gossip,
-    clock=gossip_clock.clock,
-    laws=DRAWN,
-    cluster=("overlap", "speeds", "latencies", "bandwidths", "regions", "diurnal", "presence"),
-    info=("sent_bytes",),
-    values=lambda config: one_of(config, "strategy.gossip_order", ORDERS),
-    check=gossip_clock.check,
-    report=lambda config, _: graphs.report(config.strategy.graph, config.cluster.nodes),
-)
+@dataclass(frozen=True)
+class Gossip(Mixes, OnGraph):
+    gossip_order: str = field(
+        "combine",
+        "gossip: nodes send what they had before an update, 'combine', or have after it, 'adapt'.",
+        one_of=ORDERS,
+        static=True,
+    )
+
+    laws = DRAWN
+    cluster = ("overlap", "speeds", "latencies", "bandwidths", "regions", "diurnal", "presence")
+    info = ("sent_bytes",)
+
+    def mix(self, inner: Strategy, senders: str | None = None) -> Strategy:
+        return gossip(inner, self.gossip_order, senders)
+
+    def clock(self, setting: Setting, methods: Methods) -> Timeline:
+        """Nodes wait for what is sent to them, and for nobody else (`graphs.arrivals`).
+
+        Who is away (`config.cluster.presence`) `stand`s where the next on the circle does who is
+        there.
+        """
+        config, size, name = setting.config, setting.update_bytes, self.graph
+        cluster, steps = config.cluster, config.steps
+        within = nodes.inside(setting, methods)(steps)
+        to = graphs.graph(name, cluster.nodes, steps, seeds.generator(config.seed, "graph"))
+        if held := setting.held:
+            seconds, there = held.seconds, np.ones((steps, cluster.nodes), bool)
+            if cluster.presence:
+                there = _recorded(held, cluster.nodes)
+                to = graphs.among(to, there)
+        else:
+            early = self.gossip_order == "combine"
+            between, handed_on = links(cluster, size), broadcast(cluster, size)
+            habit = habits.load(cluster), habits.presence(cluster, config.seed)
+            ready, done = within.ready, within.done
+            seconds, to, there = graphs.arrivals(to, ready, done, between, handed_on, early, *habit)
+        w = graphs.weights(to, steps) if name == "push" else np.ones((steps, cluster.nodes))
+        choice = Neighbours(
+            graphs.each_update(to, steps),
+            w.astype(np.float32),
+            within.choice,
+            graphs.each_update(graphs.senders(to), steps) if cluster.nodes > ROWS else None,
+            graphs.stands(there) if cluster.presence else None,
+        )
+        none = np.zeros(steps, np.int32)
+        staleness = none if within.staleness is None else within.staleness
+        return Timeline(none, staleness, seconds, within.slots, choice)
+
+    def check(self, config: Experiment, methods: Methods) -> None:
+        nodes.check(config, methods)
+        one_of("config.strategy.graph", self.graph, graphs.GRAPHS)
+        pushes = self.graph in ("push", "complete")
+        wanted = f"at most {ROWS:,} that gossip on {self.graph!r}, where many send to one"
+        require(config, "cluster.nodes", lambda v: v <= ROWS or not pushes, wanted)
+
+    def report(self, config: Experiment, network: Network) -> Mapping[str, Any]:
+        return graphs.report(self.graph, config.cluster.nodes)
+
+
+def _recorded(held: Held, nodes: int) -> np.ndarray:
+    """(steps, nodes) bool, who was there in a run that a trace holds. Raises `TimelineError`."""
+    stand = held.whole("stand", (nodes,), 0, nodes - 1)
+    there = stand == np.arange(nodes)
+    good = there.any(axis=1, keepdims=True) & (graphs.stands(there) == stand)
+    held.require("stand", good, "its own number of each node that is there, and the next one's")
+    return there
+
+
+METHOD = Gossip

@@ -6,6 +6,8 @@ The gradients are made in `truncated.py`; this file makes a method of them. Bloc
 by one, so with several servers (`asynchronous.py`) none waits for another.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,18 +16,20 @@ import jax
 from optdyn import models
 from optdyn.costs import Costs, Groups, block_costs, of_groups, of_stages
 from optdyn.experiment import Experiment
+from optdyn.fields import field
 from optdyn.models import base
 from optdyn.parallel.layout import mesh
 from optdyn.parallel.stages import stages
 from optdyn.problem import Problem
 from optdyn.strategies import similarity
 from optdyn.strategies.base import Batch, Event, Gradient, Params
-from optdyn.strategies.method import Chosen, Keys, Method, Network, Setting
+from optdyn.strategies.method import Gradients, Methods, Network, Setting
+from optdyn.strategies.shared_fields import MicroBatches
 from optdyn.strategies.truncated import VARIANTS, gradients, groups, heads
 from optdyn.timeline import pipeline
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.nodes import equal_parts
-from optdyn.values import ConfigError, one_of, require
+from optdyn.values import ConfigError
 
 
 def local(problem: Problem, groups: Groups, shared: bool = False) -> Gradient:
@@ -43,23 +47,7 @@ def local(problem: Problem, groups: Groups, shared: bool = False) -> Gradient:
     return gradient
 
 
-def groups_of(keys: Any, blocks: int) -> Groups:
-    """The groups that config.strategy asks for over so many trunk blocks. Raises ValueError."""
-    return groups(keys["variant"], blocks, keys["window"], keys["chunks"])
-
-
-def _gradient(problem: Problem, keys: Keys) -> Gradient:
-    return local(problem, groups_of(keys, len(problem.blocks) - 1), keys["shared_heads"])
-
-
-def _servers(problem: Problem) -> dict[str, int]:
-    """A block and its head are kept in one place."""
-    names = [name for name, _ in problem.blocks]
-    own = {name: place for place, name in enumerate(names)}
-    return own | {base.head_of(name): own[name] for name in problem.heads}
-
-
-def costs(config: Experiment, network: Network) -> tuple[Costs, pipeline.Work]:
+def costs(of: "Local", config: Experiment, network: Network) -> tuple[Costs, pipeline.Work]:
     """What an update costs, whole and on the stages of the cluster."""
     whole, params, examples = network
 
@@ -67,145 +55,144 @@ def costs(config: Experiment, network: Network) -> tuple[Costs, pipeline.Work]:
         return jax.ShapeDtypeStruct((config.batch_size, *leaf.shape[1:]), leaf.dtype)
 
     made = block_costs(whole, params, jax.tree.map(shape, dict(examples)))
-    own, stages = groups_of(vars(config.strategy), len(made.trunk)), config.cluster.nodes
+    own, stages = of.over(len(made.trunk)), config.cluster.nodes
     cuts = [len(made.trunk) * i // stages for i in range(stages)]
-    return of_groups(made, own, config.strategy.shared_heads), of_stages(made, own, cuts)
+    return of_groups(made, own, of.shared_heads), of_stages(made, own, cuts)
 
 
-def slower(config: Experiment, network: Network) -> float:
-    """An update on one device over one of backpropagation there, in operations."""
-    _, work = costs(config.with_({"cluster.nodes": 1}), network)
-    return float(work.forward.sum() + work.backward.sum())
+@dataclass(frozen=True)
+class Local(Gradients, MicroBatches):
+    variant: str = field(
+        "greedy",
+        "local: which blocks learn together, 'greedy', 'overlapping', 'chunked', 'backprop'.",
+        one_of=VARIANTS,
+        static=True,
+    )
+    window: int = field(2, "local, overlapping: blocks of a group.", at_least=1, static=True)
+    chunks: int = field(2, "local, chunked: groups of consecutive blocks.", at_least=1, static=True)
+    shared_heads: bool = field(
+        False, "local: whether every head is the model's own last block.", static=True
+    )
+    probes: bool = field(
+        False,
+        "local: whether the log has gradient cosines and linear probes of the blocks.",
+        static=True,
+    )
 
+    laws = ("constant",)
+    cluster = ("latencies", "bandwidths")
 
-def clock(setting: Setting, methods: Chosen) -> Timeline:
-    """The stages that the blocks are spread over (`timeline/pipeline.py`)."""
-    config, strategy = setting.config, setting.config.strategy
-    assert setting.network
-    _, work = costs(config, setting.network)
-    filled = strategy.variant == "backprop" and config.cluster.nodes > 1
-    size = {"steps": config.steps, "batch_size": config.batch_size}
-    micro_batches = strategy.micro_batches if filled else 0
-    return pipeline.of_cluster(config.cluster, micro_batches, work, **size)
+    def over(self, blocks: int) -> Groups:
+        """The groups over so many trunk blocks. Raises ValueError."""
+        return groups(self.variant, blocks, self.window, self.chunks)
 
+    def gradient(self, problem: Problem) -> Gradient:
+        return local(problem, self.over(len(problem.blocks) - 1), self.shared_heads)
 
-def work(setting: Setting, draws: Any) -> tuple[Any, tuple]:
-    """Seconds of every device, (steps, nodes, k), that computes all blocks of its examples."""
-    config = setting.config
-    assert setting.network
-    each = equal_parts(config.cluster, config.batch_size)
-    return draws * each * slower(config, setting.network), ()
+    def servers(self, problem: Problem) -> dict[str, int]:
+        """A block and its head are kept in one place."""
+        names = [name for name, _ in problem.blocks]
+        own = {name: place for place, name in enumerate(names)}
+        return own | {base.head_of(name): own[name] for name in problem.heads}
 
+    def heads(self, blocks: Any) -> Sequence[str]:
+        return heads(blocks, self.over(len(blocks) - 1), self.shared_heads)
 
-def values(config: Experiment) -> None:
-    """Raises `ConfigError`."""
-    one_of(config, "strategy.variant", VARIANTS)
-    for name in ("window", "chunks", "micro_batches"):
-        require(config, f"strategy.{name}", lambda v: v >= 1, "at least 1")
+    def slower(self, config: Experiment, network: Network) -> float:
+        """An update on one device over one of backpropagation there, in operations."""
+        _, work = costs(self, config.with_({"cluster.nodes": 1}), network)
+        return float(work.forward.sum() + work.backward.sum())
 
+    def clock(self, setting: Setting, methods: Methods) -> Timeline:
+        """The stages that the blocks are spread over (`timeline/pipeline.py`)."""
+        config = setting.config
+        assert setting.network
+        _, work = costs(self, config, setting.network)
+        filled = self.variant == "backprop" and config.cluster.nodes > 1
+        size = {"steps": config.steps, "batch_size": config.batch_size}
+        return pipeline.of_cluster(config.cluster, self.micro_batches * filled, work, **size)
 
-def check(config: Experiment, methods: Chosen) -> None:
-    """Raises `ConfigError`."""
-    strategy, cluster = config.strategy, config.cluster
-    blocks = len(models.make(config.model, classes=2)) - 1
-    try:
-        own = groups_of(vars(strategy), blocks)
-    except ValueError as error:
-        raise ConfigError(f"config.strategy: {error}") from error
-    if methods.read or methods.mix:  # then no device has but a part of the blocks
-        return
-    if blocks % cluster.nodes:
-        raise ConfigError(
-            f"config.cluster.nodes = {cluster.nodes}: must divide the model's {blocks} blocks"
-        )
-    parts = cluster.devices_per_node
-    if strategy.variant == "backprop" and cluster.nodes > 1:
-        parts *= strategy.micro_batches
-    if config.batch_size % parts:
-        raise ConfigError(
-            f"config.batch_size = {config.batch_size}: must be a multiple of {parts} (config."
-            "cluster.devices_per_node, of backprop on several nodes x strategy.micro_batches)"
-        )
-    cuts = {blocks * i // cluster.nodes for i in range(cluster.nodes + 1)}
-    crossing = [group for group in own if any(group[0] < cut < group[1] for cut in cuts)]
-    if crossing and strategy.variant != "backprop":
-        a, b = crossing[0]
-        raise ConfigError(
-            f"config.cluster.nodes = {cluster.nodes}: blocks {a} to {b - 1} learn together and "
-            "must be on one node; on several, variants are 'greedy', 'backprop', or 'chunked' "
-            "with chunks that end where nodes do"
-        )
-    if strategy.shared_heads and cluster.nodes > 1:
-        raise ConfigError("config.strategy.shared_heads: several nodes share no parameters")
+    def work(self, setting: Setting, draws: Any) -> tuple[Any, tuple]:
+        """Seconds of every device, (steps, nodes, k), that computes all blocks of its examples."""
+        config = setting.config
+        assert setting.network
+        each = equal_parts(config.cluster, config.batch_size)
+        return draws * each * self.slower(config, setting.network), ()
 
-
-def report(config: Experiment, network: Network) -> dict[str, Any]:
-    """Operations, bytes and memory of an update. Raises `ConfigError`."""
-    whole, params, examples = network
-    if config.strategy.shared_heads:
-        hs = jax.eval_shape(partial(base.activations, whole.blocks), params, whole.input(examples))
-        if any(h.shape != hs[-2].shape for h in hs[1:-1]):
+    def check(self, config: Experiment, methods: Methods) -> None:
+        cluster = config.cluster
+        blocks = len(models.make(config.model, classes=2)) - 1
+        try:
+            own = self.over(blocks)
+        except ValueError as error:
+            raise ConfigError(f"config.strategy: {error}") from error
+        if methods.read or methods.mix:  # then no device has but a part of the blocks
+            return
+        if blocks % cluster.nodes:
             raise ConfigError(
-                "config.strategy.shared_heads: the blocks of this model have outputs of different "
-                "shapes, which one head cannot take"
+                f"config.cluster.nodes = {cluster.nodes}: must divide the model's {blocks} blocks"
             )
-    made, _ = costs(config, network)
-    return {
-        "total_flops": made.total,
-        "sequential_flops": made.sequential,
-        "latency_flops": made.latency,
-        "communicated_bytes": made.communicated,
-        "group_memory_bytes": list(made.memory),
-    }
+        parts = cluster.devices_per_node
+        if self.variant == "backprop" and cluster.nodes > 1:
+            parts *= self.micro_batches
+        if config.batch_size % parts:
+            raise ConfigError(
+                f"config.batch_size = {config.batch_size}: must be a multiple of {parts} (config."
+                "cluster.devices_per_node, of backprop on several nodes x strategy.micro_batches)"
+            )
+        cuts = {blocks * i // cluster.nodes for i in range(cluster.nodes + 1)}
+        crossing = [group for group in own if any(group[0] < cut < group[1] for cut in cuts)]
+        if crossing and self.variant != "backprop":
+            a, b = crossing[0]
+            raise ConfigError(
+                f"config.cluster.nodes = {cluster.nodes}: blocks {a} to {b - 1} learn together and "
+                "must be on one node; on several, variants are 'greedy', 'backprop', or 'chunked' "
+                "with chunks that end where nodes do"
+            )
+        if self.shared_heads and cluster.nodes > 1:
+            raise ConfigError("config.strategy.shared_heads: several nodes share no parameters")
+
+    def report(self, config: Experiment, network: Network) -> dict[str, Any]:
+        """Operations, bytes and memory of an update. Raises `ConfigError`."""
+        whole, params, examples = network
+        if self.shared_heads:
+            through = partial(base.activations, whole.blocks)
+            hs = jax.eval_shape(through, params, whole.input(examples))
+            if any(h.shape != hs[-2].shape for h in hs[1:-1]):
+                raise ConfigError(
+                    "config.strategy.shared_heads: the blocks of this model have outputs of "
+                    "different shapes, which one head cannot take"
+                )
+        made, _ = costs(self, config, network)
+        return {
+            "total_flops": made.total,
+            "sequential_flops": made.sequential,
+            "latency_flops": made.latency,
+            "communicated_bytes": made.communicated,
+            "group_memory_bytes": list(made.memory),
+        }
+
+    def layout(self, problem: Problem, optimizer: Any, nodes: int, devices: int) -> Any:
+        """Blocks on devices of their own, which is the axis that nothing else here has."""
+        own = self.over(len(problem.blocks) - 1)
+        parts = 1 if len(own) > 1 or nodes == 1 else self.micro_batches
+        return stages(problem, optimizer, own, mesh(("stage", "data"), (nodes, devices)), parts)
+
+    def probe(self, problem: Problem) -> Any:
+        """`(params, train, test) -> {name: scalar}`: cosines and linear probes, if asked."""
+        if not self.probes:
+            return None
+        own = self.over(len(problem.blocks) - 1)
+        cosine = similarity.cosines(problem, own, self.shared_heads)
+        linear = similarity.linear_probe(problem)
+
+        def measure(params: Params, train: Batch, test: Batch) -> dict[str, jax.Array]:
+            found = {"cosine": cosine(params, train), "probe_accuracy": linear(params, train, test)}
+            return {
+                f"{name}_{block}": v for name, each in found.items() for block, v in each.items()
+            }
+
+        return measure
 
 
-def layout(problem: Problem, optimizer: Any, keys: Keys, nodes: int, devices: int) -> Any:
-    """Blocks on devices of their own, which is the axis that nothing else here has."""
-    own = groups_of(keys, len(problem.blocks) - 1)
-    parts = 1 if len(own) > 1 or nodes == 1 else keys["micro_batches"]
-    return stages(problem, optimizer, own, mesh(("stage", "data"), (nodes, devices)), parts)
-
-
-def probe(problem: Problem, keys: Keys) -> Any:
-    """`(params, train, test) -> {name: scalar}`: gradient cosines and linear probes, if asked."""
-    if not keys["probes"]:
-        return None
-    own = groups_of(keys, len(problem.blocks) - 1)
-    cosine = similarity.cosines(problem, own, keys["shared_heads"])
-    linear = similarity.linear_probe(problem)
-
-    def measure(params: Params, train: Batch, test: Batch) -> dict[str, jax.Array]:
-        found = {"cosine": cosine(params, train), "probe_accuracy": linear(params, train, test)}
-        return {f"{name}_{block}": v for name, each in found.items() for block, v in each.items()}
-
-    return measure
-
-
-KEYS = {
-    "variant": "greedy",  # or 'overlapping', 'chunked', 'backprop'
-    "window": 2,  # overlapping: blocks of a group
-    "chunks": 2,  # chunked: groups of consecutive blocks
-    "micro_batches": 4,  # backprop on several nodes: parts of a batch in turn
-    "shared_heads": False,  # every head is the model's own last block
-    "probes": False,  # log gradient cosines and linear probes of the blocks
-}
-
-METHOD = Method(
-    keys=KEYS,
-    compiled=tuple(KEYS),
-    gradient=_gradient,
-    servers=_servers,
-    heads=lambda blocks, keys: heads(
-        blocks, groups_of(keys, len(blocks) - 1), keys["shared_heads"]
-    ),
-    clock=clock,
-    work=work,
-    slower=slower,
-    laws=("constant",),
-    cluster=("latencies", "bandwidths"),
-    values=values,
-    check=check,
-    report=report,
-    probe=probe,
-    layout=layout,
-)
+METHOD = Local

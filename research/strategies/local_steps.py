@@ -14,7 +14,6 @@ from jax import lax
 from optdyn.experiment import Experiment
 from optdyn.strategies import groups
 from optdyn.strategies.base import Array, Event, Gradient, Params, Update
-from optdyn.strategies.method import Chosen
 from optdyn.values import ConfigError
 
 
@@ -61,9 +60,9 @@ def local_steps(gradient: Gradient, update: Update, before: bool = False) -> Cal
     return work
 
 
-def races(config: Experiment, methods: Chosen) -> None:
+def races(config: Experiment) -> None:
     """Raises `ConfigError` where local steps would depend on what their worker cannot know."""
-    groups.races(config, methods)
+    groups.races("", config)
     optimizer, wanted = config.optimizer, "config.cluster.service = 'race':"
     if optimizer.schedule != "constant" or optimizer.warmup_steps:
         raise ConfigError(

@@ -1,16 +1,14 @@
 """When nodes that train by themselves meet, and the seconds that it takes them."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
 from optdyn import optimizers
 from optdyn.experiment import Experiment
-from optdyn.strategies import compression
 from optdyn.strategies.fragments import cut
-from optdyn.strategies.method import Chosen, Keys, Setting
+from optdyn.strategies.method import Methods, Setting
 from optdyn.strategies.nodes import inside
 from optdyn.timeline import habits
 from optdyn.timeline.base import Meeting, Timeline
@@ -19,7 +17,8 @@ from optdyn.timeline.network import between_nodes, broadcast, to_all_nodes
 from optdyn.timeline.nodes import Within
 from optdyn.timeline.trace import Held
 
-Clock = Callable[[Setting, Chosen], Timeline]
+if TYPE_CHECKING:
+    from optdyn.strategies.model_averaging import ModelAveraging
 
 
 def turns(steps: int, period: int, fragments: int, delay: int, synchronous: int = 0) -> Meeting:
@@ -41,7 +40,7 @@ def turns(steps: int, period: int, fragments: int, delay: int, synchronous: int 
     return Meeting(send, receive, waited)
 
 
-def clock(setting: Setting, methods: Chosen) -> Timeline:
+def clock(of: "ModelAveraging", setting: Setting, methods: Methods) -> Timeline:
     """Nodes run apart until they receive; then each waits for the message if it is not there.
 
     A fragment's message leaves when the last node has sent it and the message before has arrived,
@@ -54,26 +53,24 @@ def clock(setting: Setting, methods: Chosen) -> Timeline:
     time since the one before. Nobody waits for the others; who is there when it ends goes on from
     what was agreed, like all. Where all were lost, the first to be back does its part again.
     """
-    config, strategy, steps = setting.config, setting.config.strategy, setting.config.steps
-    keys = methods.keys(strategy)
-    fragments = keys.get("fragments", 1)
+    config, steps = setting.config, setting.config.steps
     within = inside(setting, methods)(steps)
-    meeting = turns(steps, strategy.period, fragments, strategy.delay, strategy.synchronous_updates)
+    meeting = turns(steps, of.period, of.fragments, of.delay, of.synchronous_updates)
     if held := setting.held:
         parts = _recorded(held, config.cluster.nodes) if config.cluster.presence else None
         return timeline(meeting._replace(present=parts), within, held.seconds)
-    seconds, parts = _seconds(setting, keys, within, meeting)
+    seconds, parts = _seconds(of, setting, within, meeting)
     return timeline(meeting._replace(present=parts), within, seconds)
 
 
 def _seconds(
-    setting: Setting, keys: Keys, within: Within, meeting: Meeting
+    of: "ModelAveraging", setting: Setting, within: Within, meeting: Meeting
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """(steps,) seconds of the updates, and the parts that nodes have in meetings (`Meeting`)."""
     config, cluster = setting.config, setting.config.cluster
     (steps, fragments), (ready, done) = meeting.send.shape, within[:2]
     sizes = _sizes(setting, fragments)
-    transfer = _transfers(setting, keys, sizes)
+    transfer = _transfers(of, setting, sizes)
     handed_on = np.array([broadcast(cluster, size) for size in sizes])
     load, there = habits.load(cluster), habits.presence(cluster, config.seed)
     now, seconds, since = np.zeros(cluster.nodes), np.zeros(steps), 0.0
@@ -115,24 +112,6 @@ def _recorded(held: Held, nodes: int) -> np.ndarray:
     return parts.astype(np.float32)
 
 
-def with_numbers(plain: Mapping[str, float]) -> Clock:
-    """The same, with these keys of config.strategy as hyperparameters of the outer optimizer.
-
-    They are of every update, (steps,) float32, and in the first, synchronous ones as in `plain`.
-    """
-
-    def numbered(setting: Setting, methods: Chosen) -> Timeline:
-        strategy, line = setting.config.strategy, clock(setting, methods)
-        synchronous = np.arange(setting.config.steps) < strategy.synchronous_updates
-        numbers = {
-            name: np.where(synchronous, value, getattr(strategy, name)).astype(np.float32)
-            for name, value in plain.items()
-        }
-        return line._replace(choice=line.choice._replace(outer=numbers))
-
-    return numbered
-
-
 def _sizes(setting: Setting, fragments: int) -> list[float]:
     """Bytes of the fragments."""
     assert setting.network
@@ -141,18 +120,18 @@ def _sizes(setting: Setting, fragments: int) -> list[float]:
     return list(setting.update_bytes * (sizes / sizes.sum()))
 
 
-def _transfers(setting: Setting, keys: Keys, sizes: list[float]) -> list[float]:
+def _transfers(of: "ModelAveraging", setting: Setting, sizes: list[float]) -> list[float]:
     """Seconds of every fragment's exchange; `sizes`: bytes of the fragments."""
     assert setting.network
     cluster, params = setting.config.cluster, setting.network.params
-    small = compression.make({"compression": "", **keys})
+    small = of.compressed()
     seconds = []
     for part, size in zip(cut(params, len(sizes)), sizes, strict=True):
         whole = _bytes(part)
         travel = to_all_nodes if small and small.gathered else between_nodes
         messages = small.messages(part) if small else (whole,)
         seconds.append(sum(travel(cluster, size * (sent / whole)) for sent in messages))
-    if keys.get("inner_state") == "averaged":  # a message more, of one fragment
+    if of.inner_state == "averaged":  # a message more, of one fragment
         state = _optimizer_bytes(setting.config, params)
         seconds[0] += between_nodes(cluster, sizes[0] * (state / _bytes(params)))
     return seconds

@@ -1,35 +1,34 @@
 """What a way of parallelising SGD puts in place of plain SGD's pieces, and what it asks for.
 
-A method is a file with a `METHOD`. Methods that replace different pieces combine:
+A method is a file with a `METHOD`, a class. Methods that replace different pieces combine:
 `daso+dynamic_batch` is DASO whose nodes divide their batch by speed. Pieces that no method
 replaces are plain SGD's.
 """
 
-import dataclasses
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cache, cached_property, lru_cache
 from importlib import import_module
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 
 from optdyn import named
 from optdyn.experiment import Cluster, Experiment
-from optdyn.fields import OPTIONS, Value, field
+from optdyn.fields import OPTIONS, Options, Value, default_of, like
+from optdyn.fields import check as check_field
+from optdyn.likeness import meant
 from optdyn.problem import Examples, Params, Problem
-from optdyn.strategies.base import Gradient, Strategy
+from optdyn.strategies.base import Gradient, Strategy, Update
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.trace import Held, checked, read
-from optdyn.timeline.versions import Order
 from optdyn.values import ConfigError
 
 PLAIN, GROUPED = "sync", "asynchronous"  # the limit of all methods; groups that arrive alone
 PACKAGE = "optdyn.strategies"
 PIECES = ("gradient", "read", "mix")
-Keys = Mapping[str, Any]  # of config.strategy
 
 # Keys of the cluster that not all clocks know, and what they are.
 OPTIONAL = {
@@ -68,7 +67,7 @@ class Setting(NamedTuple):
     held: Held | None = None  # a recorded run that is replayed: whose arrivals these are
 
 
-def slowed(setting: Setting, methods: "Chosen") -> Cluster:
+def slowed(setting: Setting, methods: "Methods") -> Cluster:
     """The cluster, where a gradient takes as long as the methods' own does."""
     cluster = setting.config.cluster
     if not (methods.gradient and methods.gradient.slower and setting.network):
@@ -77,82 +76,149 @@ def slowed(setting: Setting, methods: "Chosen") -> Cluster:
     return cluster.with_(seconds_per_example=cluster.seconds_per_example * by)
 
 
-class Racing(NamedTuple):
-    """How the groups of a method race (`research/racing`).
+@dataclass(frozen=True)
+class Method(Value, section="strategy"):
+    """A way of parallelising SGD: a frozen dataclass whose fields are its numbers.
 
-    A group is given what the state is `at` the slot that it reads, and the server's step takes its
-    message in place of the batch.
+    It is a `Gradients`, a `Reads` or a `Mixes`, by the piece of plain SGD that it replaces, or
+    several of them. The reference, `sync`, replaces none. Fields that its rule depends on, and not
+    only its clock, are `static`: a program sees no others (`compiled`).
     """
 
-    order: Callable[[Experiment, Timeline], Order]  # who reads when, written into the timeline
+    pieces: ClassVar[tuple[str, ...]] = ()  # of PIECES, that it replaces
+    laws: ClassVar[tuple[str, ...]] = ()  # of config.cluster.service, that its clock knows
+    cluster: ClassVar[tuple[str, ...]] = ()  # of OPTIONAL, likewise
+    info: ClassVar[tuple[str, ...]] = ()  # what its updates say of themselves, for the log to sum
+
+    def clock(self, setting: Setting, methods: "Methods") -> Timeline:
+        """When the updates are, of this method around the others."""
+        raise NotImplementedError
+
+    def check(self, config: Experiment, methods: "Methods") -> None:
+        """Raises `ConfigError` where it cannot run with the rest of an experiment."""
+
+    def report(self, config: Experiment, network: Network) -> Mapping[str, Any]:
+        """What the summary says of it."""
+        return {}
+
+    def follows(self, config: Experiment) -> bool:
+        """Whether the log decides its timeline."""
+        return False
+
+    def probe(self, problem: Problem) -> Any:
+        """`(params, train, test) -> {name: scalar}` for the log, or None."""
+
+    def compiled(self) -> Self:
+        """The same as a program sees it: what is data of a program is None."""
+        made = object.__new__(type(self))
+        for each in fields(self):
+            value = getattr(self, each.name) if each.metadata.get("static", True) else None
+            object.__setattr__(made, each.name, value)
+        return made
+
+
+@dataclass(frozen=True)
+class Gradients(Method):
+    """A method that says how a gradient is taken."""
+
+    pieces: ClassVar[tuple[str, ...]] = ("gradient",)
+    # The gradient reduces itself over the devices of `data`: parts of the batch may be uneven.
+    reduces_itself: ClassVar[bool] = False
+    staged: ClassVar[bool] = (
+        False  # the cluster's nodes are its stages, and none has all parameters
+    )
+    # Optional pieces.
+    servers: ClassVar[Any] = None  # (problem) -> {block: number of its server}, if by themselves
+    work: ClassVar[Any] = None  # (setting, draws) -> each device's seconds, choice
+    slower: ClassVar[Any] = None  # (config, network) -> its seconds over those of plain SGD's
+    layout: ClassVar[Any] = None  # on real devices, if not like all others
+    timed: ClassVar[Any] = None  # (problem) -> a worker's part alone, to be timed
+
+    def gradient(self, problem: Problem) -> Gradient:
+        raise NotImplementedError
+
+    def heads(self, blocks: Any) -> Sequence[str]:
+        """Names of the blocks that need an auxiliary head."""
+        return ()
+
+
+@dataclass(frozen=True)
+class Reads(Method):
+    """A method that says which parameters a gradient is taken at."""
+
+    pieces: ClassVar[tuple[str, ...]] = ("read",)
+    single: ClassVar[bool] = True  # an update is of one gradient, of the whole batch
+    barrier: ClassVar[bool] = True  # the workers wait for one another at every update
+    workers: ClassVar[bool] = False  # every group has parameters of its own (`workers.py`)
+    # How its groups race on real workers (`research/racing`), if they can. A group is given what
+    # the state is `at` the slot that it reads, and the server's step takes its message in place of
+    # the batch.
+    order: ClassVar[Any] = None  # (config, timeline) -> who reads when, written into the timeline
     # (gradient, update) -> (given, hyper, batch, numbers of its batches, (n, B)) -> message, where
     # `batch` makes one of (B,)
-    work: Callable[..., Callable[..., Any]]
+    message: ClassVar[Any] = None
+
+    def read(
+        self, gradient: Gradient, update: Update, slots: int, servers: Mapping[str, int] | None
+    ) -> Strategy:
+        """The rule over a table of `slots` versions, of blocks with `servers` of their own."""
+        raise NotImplementedError
 
 
-def nothing(*_: Any) -> Any:
-    """What a method says that has nothing to say."""
-    return ()
+@dataclass(frozen=True)
+class Mixes(Method):
+    """A method that says what nodes with parameters of their own exchange."""
+
+    pieces: ClassVar[tuple[str, ...]] = ("mix",)
+
+    def mix(self, inner: Strategy, senders: str | None) -> Strategy:
+        """The rule around what a node does by itself.
+
+        `senders`: the axis of a node's real devices, which share what it sends.
+        """
+        raise NotImplementedError
+
+    def why_no_overlap(self) -> str:
+        """Why the exchange of its nodes cannot leave the compiled loop; '' if it can."""
+        return "exchanges otherwise than by sums"
 
 
-class Method(NamedTuple):
-    """A way of parallelising SGD. Of the pieces it has one; the reference, `sync`, has none.
-
-    `gradient(problem, keys) -> Gradient`, `read(gradient, update, keys, slots, servers) ->
-    Strategy` and `mix(strategy, keys, senders) -> Strategy`; `keys` are those `compiled` of all
-    methods that are chosen, `senders` the axis of a node's real devices that share what it sends.
-    """
-
-    keys: Keys = MappingProxyType({})  # of config.strategy, with their defaults
-    compiled: tuple[str, ...] = ()  # those that the program depends on, not only the clock
-    gradient: Callable[[Problem, Keys], Gradient] | None = None
-    read: Callable[..., Strategy] | None = None
-    mix: Callable[[Strategy, Keys, str | None], Strategy] | None = None
-    # What the gradient is like.
-    sums: bool = False  # itself, over the devices of `data`, whose parts of the batch may be uneven
-    servers: Callable[[Problem], Mapping[str, int]] | None = None  # of each block, if by themselves
-    staged: bool = False  # the cluster's nodes are its stages, and none has all parameters
-    heads: Callable[[Any, Keys], Sequence[str]] = nothing  # blocks that need an auxiliary head
-    # What it asks of the cluster.
-    clock: Callable[["Setting", "Chosen"], Timeline] | None = None
-    work: Callable[..., Any] | None = None  # (setting, draws) -> each device's seconds, choice
-    slower: Callable[[Experiment, Network], float] | None = None  # a gradient, over plain SGD's
-    laws: tuple[str, ...] = ()  # of config.cluster.service
-    cluster: tuple[str, ...] = ()  # of OPTIONAL
-    single: bool = True  # whether an update is of one gradient, of the whole batch
-    barrier: bool = True  # whether the workers wait for one another at every update
-    workers: bool = False  # whether every group has parameters of its own (`workers.py`)
-    follows: Callable[[Experiment], bool] = lambda config: False  # the log decides its timeline
-    # What it says of itself.
-    values: Callable[[Experiment], None] = nothing  # of its keys; raises `ConfigError`
-    check: Callable[[Experiment, "Chosen"], None] = nothing  # where it is chosen; likewise
-    report: Callable[[Experiment, Network], Keys] = lambda config, network: {}  # in the summary
-    info: tuple[str, ...] = ()  # what its updates say of themselves, which the log sums up
-    probe: Callable[[Problem, Keys], Any] = lambda problem, keys: None  # (params, train, test)
-    layout: Callable[..., Any] | None = None  # on real devices, if not like all others
-    # Why the exchange of its nodes cannot leave the compiled loop; "" if it can.
-    kept_inside: Callable[[Keys], str] = lambda keys: "exchanges otherwise than by sums"
-    timed: Callable[[Problem, Keys], Any] | None = None  # a worker's part alone, to be timed
-    race: Racing | None = None  # if its groups can be workers that race
-
-
-class Chosen(NamedTuple):
-    """The methods of a config, by what they replace."""
+class Methods(NamedTuple):
+    """The methods of an experiment."""
 
     name: str
     every: tuple[Method, ...]
-    gradient: Method | None = None
-    read: Method | None = None
-    mix: Method | None = None
+
+    @property
+    def gradient(self) -> Gradients | None:
+        return next((m for m in self.every if isinstance(m, Gradients)), None)
+
+    @property
+    def read(self) -> Reads | None:
+        return next((m for m in self.every if isinstance(m, Reads)), None)
+
+    @property
+    def mix(self) -> Mixes | None:
+        return next((m for m in self.every if isinstance(m, Mixes)), None)
 
     @property
     def outermost(self) -> Method:
         """The one whose clock it is."""
-        return self.mix or self.read or self.gradient or load(PLAIN)
+        return self.mix or self.read or self.gradient or self.every[0]
 
     @property
-    def sums(self) -> bool:
-        return bool(self.gradient and self.gradient.sums)
+    def plain(self) -> bool:
+        """Whether none of plain SGD's pieces is replaced."""
+        return not any(method.pieces for method in self.every)
+
+    @property
+    def reduces_itself(self) -> bool:
+        return bool(self.gradient and self.gradient.reduces_itself)
+
+    @property
+    def by_block(self) -> bool:
+        """Whether blocks learn by themselves, each with a server of its own."""
+        return bool(self.gradient and self.gradient.servers)
 
     @property
     def simple(self) -> bool:
@@ -171,24 +237,99 @@ class Chosen(NamedTuple):
         own = self.read in (None, self.gradient) and not self.mix
         return bool(self.gradient and self.gradient.layout and own)
 
-    def keys(self, strategy: Any) -> dict[str, Any]:
-        """Those of config.strategy that its program depends on."""
-        return {
-            key: strategy.options.get(key, method.keys[key]) if own else getattr(strategy, key)
-            for method in self.every
-            for own in [method in self.own]
-            for key in method.compiled
-        }
+    @property
+    def inside(self) -> "Methods":
+        """What a node does by itself."""
+        return Methods(self.name, tuple(m for m in self.every if not isinstance(m, Mixes)))
 
     @property
-    def own(self) -> tuple[Method, ...]:
-        """Those of the user's own files, whose keys are in config.strategy.options."""
-        names = self.name.split("+")
-        return tuple(m for name, m in zip(names, self.every, strict=True) if ":" in name)
+    def compiled(self) -> "Methods":
+        """What a program depends on."""
+        return Methods(self.name, tuple(method.compiled() for method in self.every))
+
+    def get(self, key: str, usual: Any) -> Any:
+        """The field of that name, of the method that has it; else the usual value."""
+        found = (getattr(method, key) for method in self.every if hasattr(method, key))
+        return next(found, usual)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """`config.strategy`: the methods' names, and the keys of all methods, chosen or not.
+
+    A key that several methods have is of all of them, but where one of them has its own:
+    `config.strategy.diloco.period`.
+    """
+
+    name: str = PLAIN
+    options: Options = OPTIONS  # keys of methods of the user's own
+    keys: Options = OPTIONS  # all of the built-in methods
+    own: Options = OPTIONS  # {method: {key: value}} of those that have their own
+
+    @classmethod
+    def of(cls, name: str = PLAIN, options: Mapping[str, Any] = OPTIONS, **keys: Any) -> Self:
+        """From the section of a config. Raises `ConfigError` where a key is not in its range."""
+        own = {key: keys.pop(key) for key in built_in() if key in keys}
+        return cls(name, like(options, None), Options(keys), like(own, None))
+
+    def __post_init__(self) -> None:
+        usual = usual_keys()
+        whole = {**usual, **{key: like(v, usual.get(key)) for key, v in self.keys.items()}}
+        object.__setattr__(self, "keys", Options(whole))
+        own = {name: Options(keys) for name, keys in self.own.items() if keys}
+        object.__setattr__(self, "own", Options(own))
+        _made(self.keys)
+        for name, keys in self.own.items():
+            held = {each.name: each for each in fields(load(name))}
+            for key, value in keys.items():
+                where = f"config.strategy.{name}.{key}"
+                if key not in held:
+                    raise ConfigError(f"{where}: {name} has no such key{meant(key, held)}")
+                check_field(where, value, held[key])
+
+    @cached_property
+    def methods(self) -> Methods:
+        """The methods with their numbers.
+
+        One of the user's own has what `options` say, and what the keys say of the fields that it
+        has of a built-in one. Raises `ConfigError` if there are none of these names, or they do not go together.
+        """
+        made, usual = [], _made(self.keys)
+        of = chosen(self.name)
+        for name, method in zip(self.name.split("+"), of.every, strict=True):
+            if ":" in name:
+                usual_of = keys_of(type(method))
+                given = {k: v for k, v in self.keys.items() if usual_of.get(k) == usual_keys()[k]}
+                given |= {k: v for k, v in self.options.items() if k in usual_of}
+                made.append(method.with_(**given))
+            else:
+                made.append(usual[name].with_(**self.own.get(name, {})))
+        return Methods(self.name, tuple(made))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The section of a config: a key that no method has of its own is not in it twice."""
+        plain = {name: dict(keys) for name, keys in self.own.items() if keys}
+        return {"name": self.name, "options": dict(self.options), **self.keys, **plain}
+
+    def with_(self, changes: Mapping[str, Any]) -> Self:
+        """The same with other values of some keys, `options.KEY` and `METHOD.KEY` among them."""
+        whole: dict[str, Any] = self.to_dict()
+        for key, value in changes.items():
+            part, _, rest = key.partition(".")
+            if rest:
+                whole[part] = {**whole.get(part, {}), rest: value}
+            elif key in whole or key in built_in():
+                whole[key] = value
+            else:
+                raise ConfigError(f"config.strategy has no key {key!r}{meant(key, whole)}")
+        return self.of(**whole)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
 @cache
-def _methods() -> Mapping[str, Method]:
+def _methods() -> Mapping[str, type[Method]]:
     """Those of the files beside this one, plain SGD's first."""
     beside = sorted(module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]))
     files = {name: import_module(f"{PACKAGE}.{name}") for name in (PLAIN, *beside)}
@@ -200,39 +341,40 @@ def built_in() -> tuple[str, ...]:
     return tuple(_methods())
 
 
-def defaults() -> dict[str, Any]:
-    """The default of every key of config.strategy, dotted."""
-    values: dict[str, Any] = {"strategy.name": PLAIN, "strategy.options": OPTIONS}
-    for method in _methods().values():
-        values |= {f"strategy.{key}": value for key, value in method.keys.items()}
-    return values
+def keys_of(method: type[Method]) -> dict[str, Any]:
+    """The defaults of a method's fields."""
+    return {each.name: default_of(each) for each in fields(method)}
 
 
 @cache
-def _kind() -> type[Value]:
-    named = {key.partition(".")[2]: value for key, value in defaults().items()}
-    of = [(name, Any, field(usual, "")) for name, usual in named.items()]
-    return dataclasses.make_dataclass("Strategy", of, bases=(_Strategy,), frozen=True)
+def usual_keys() -> Mapping[str, Any]:
+    """The default of every key of config.strategy that is of a built-in method."""
+    return {key: value for method in _methods().values() for key, value in keys_of(method).items()}
 
 
-class _Strategy(Value, section="strategy"):
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (dict(vars(self)),)
+def defaults() -> dict[str, Any]:
+    """The default of every key of config.strategy, dotted; {} where keys are free."""
+    own = {name: OPTIONS for name, method in _methods().items() if fields(method)}
+    values = {"name": PLAIN, "options": OPTIONS, **usual_keys(), **own}
+    return {f"strategy.{key}": value for key, value in values.items()}
 
 
-def _again(keys: dict[str, Any]) -> Value:
-    return value(**keys)
+@lru_cache(maxsize=256)
+def _made(keys: Options) -> Mapping[str, Method]:
+    """Every built-in method with these values of the keys that it has. Raises `ConfigError`."""
+    for key in keys:
+        if key not in usual_keys():
+            raise ConfigError(f"config.strategy.{key}: no such key{meant(key, usual_keys())}")
+    return {
+        name: method(**{k: v for k, v in keys.items() if k in keys_of(method)})
+        for name, method in _methods().items()
+    }
 
 
-def value(**keys: Any) -> Value:
-    """`config.strategy`, with defaults for the keys that are not given. Raises `ConfigError`."""
-    return _kind()(**keys)
-
-
-def load(name: str) -> Method:
+def load(name: str) -> type[Method]:
     """The method called `name`: a built-in one, or MODULE:METHOD of a file of the user's own."""
     found = named.find("config.strategy.name", name, _methods())
-    if not isinstance(found, Method):
+    if not (isinstance(found, type) and issubclass(found, Method)):
         raise ConfigError(
             f"config.strategy.name = {name!r}: must be a Method of optdyn.strategies, and is "
             f"{named.shown(found)}"
@@ -240,24 +382,24 @@ def load(name: str) -> Method:
     return found
 
 
-def chosen(name: str) -> Chosen:
-    """The methods joined by '+' in `name`. Raises `ConfigError` if they do not go together."""
+def chosen(name: str) -> Methods:
+    """The methods joined by '+' in `name`, with their defaults.
+
+    Raises `ConfigError` if they do not go together.
+    """
     names = str(name).split("+")
-    every = tuple(load(part) for part in names)
+    every = tuple(load(part)() for part in names)
     taken: dict[str, str] = {}
     for part, method in zip(names, every, strict=True):
-        for piece in PIECES:
-            if getattr(method, piece) is None:
-                continue
+        for piece in method.pieces:
             if piece in taken:
                 raise ConfigError(
                     f"config.strategy.name = {name!r}: {taken[piece]} and {part} both say "
                     f"{MEANING[piece]}, of which there is one"
                 )
             taken[piece] = part
-    of = dict(zip(names, every, strict=True))
-    found = Chosen(name, every, **{piece: of[part] for piece, part in taken.items()})
-    if found.gradient and found.gradient.sums and found.read and not found.read.barrier:
+    found = Methods(name, every)
+    if found.reduces_itself and found.read and not found.read.barrier:
         raise ConfigError(
             f"config.strategy.name = {name!r}: {taken['gradient']} divides the work of workers "
             f"that wait for one another, and those of {taken['read']} do not"
@@ -277,14 +419,15 @@ MEANING = {
 }
 
 
-def of_config(config: Experiment) -> Chosen:
-    """The methods of `config.strategy`."""
-    return chosen(config.strategy.name)
+def of_config(config: Experiment) -> Methods:
+    """The methods of `config.strategy`. Raises `ConfigError`."""
+    return config.strategy.methods
 
 
 def groups_of(config: Experiment) -> int:
     """Groups that arrive by themselves: one where everybody waits for everybody."""
-    return config.strategy.groups if arrives(config.strategy.name) else 1
+    methods = of_config(config)
+    return methods.get("groups", 1) if methods.read and not methods.read.barrier else 1
 
 
 def arrives(name: str) -> bool:
@@ -308,10 +451,10 @@ def is_simple(name: str) -> bool:
 def owns(name: str, key: str) -> bool:
     """Whether a key of config.strategy says something of methods of that name."""
     methods = _seen(name)
-    return bool(methods and any(key in method.keys for method in methods.every))
+    return bool(methods and any(key in keys_of(type(method)) for method in methods.every))
 
 
-def _seen(name: str) -> Chosen | None:
+def _seen(name: str) -> Methods | None:
     """The methods of a run that is read here, if all their files are here too."""
     try:
         return chosen(name)
@@ -322,7 +465,7 @@ def _seen(name: str) -> Chosen | None:
 def devices_of(config: Experiment) -> tuple[int, int]:
     """Nodes with parameters of their own, and devices that share a node's batch (or a group's)."""
     cluster, methods = config.cluster, of_config(config)
-    if not (methods.gradient or methods.read or methods.mix):  # the cluster is only its clock
+    if methods.plain:  # the cluster is only its clock
         return 1, config.parallel.devices or jax.device_count()
     nodes = cluster.nodes if methods.mix or methods.stages else 1
     workers = cluster.nodes * cluster.devices_per_node
@@ -333,14 +476,14 @@ def refused(config: Experiment) -> str:
     """Why `config.parallel.api` cannot carry the methods of a config; '' if it can."""
     api, methods = config.parallel.api, of_config(config)
     nodes, devices = devices_of(config)
-    if api == "jit" and methods.sums:
+    if api == "jit" and methods.reduces_itself:
         return "gives every worker a loop of its own length, which 'jit' has not"
     if api != "shard_map" and methods.stages and nodes > 1:
         return "runs unlike programs on its stages, which only 'shard_map' can"
     if api == "overlap":
         if not methods.mix:
             return "has no nodes that train by themselves while they exchange"
-        if why := methods.mix.kept_inside(methods.keys(config.strategy)):
+        if why := methods.mix.why_no_overlap():
             return f"{why}, which cannot leave the compiled loop; 'shard_map' keeps it there"
     if api == "pmap" and methods.mix and devices > 1:
         return "is laid over nodes and their devices, and 'pmap' has one axis only"
@@ -356,7 +499,6 @@ def timeline_of(config: Experiment, **known: Any) -> Timeline:
     """The timeline of a run, as far as its epochs so far decide it; `known` are of `Setting`."""
     methods = of_config(config)
     clock = methods.outermost.clock
-    assert clock
     if config.cluster.service != "trace":
         return clock(Setting(config, **known), methods)
     # For what is asked for besides: seconds are the file's.

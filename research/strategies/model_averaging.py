@@ -10,66 +10,143 @@ parameters, which take turns, and with what was sent tau updates before:
     x_i <- (1 - a) 1/P sum_j x_j(t - tau) + a x_i
 """
 
+from dataclasses import dataclass
+
+import numpy as np
 import optax
 from jax import lax
 
-from optdyn.strategies import averaged, compression
+from optdyn.experiment import Experiment
+from optdyn.fields import field
+from optdyn.strategies import compression, meetings, nodes
 from optdyn.strategies.base import Strategy
-from optdyn.strategies.meetings import clock
-from optdyn.strategies.messages import Messages
-from optdyn.strategies.method import Keys, Method
-from optdyn.strategies.outer import outer
+from optdyn.strategies.messages import Compression, Messages
+from optdyn.strategies.method import Methods, Mixes, Setting
+from optdyn.strategies.outer import INNER_STATES, outer
+from optdyn.strategies.shared_fields import Periodic
+from optdyn.timeline.base import Timeline
 from optdyn.timeline.service import DRAWN
+from optdyn.values import ConfigError
 
 
-def averaging(
-    inner: Strategy,
-    keys: Keys,
-    senders: str | None = None,
-    optimizer: optax.GradientTransformation | None = None,
-) -> Strategy:
-    """The rule around what a node does by itself, with an outer `optimizer`; without, the mean."""
-    keys = {**METHOD.keys, **keys}
-    a = keys["mixing"]
-    return outer(
-        inner,
-        lambda waited: (a * lax.axis_size("node"), 1 - a),
-        optimizer,
-        Messages(compression=compression.make(keys), senders=senders),
-        fragments=keys["fragments"],
-        inner_state=keys["inner_state"],
+@dataclass(frozen=True)
+class ModelAveraging(Mixes, Periodic):
+    synchronous_updates: int = field(
+        0,
+        "model_averaging, diloco, slowmo: T_0, the first updates, with an average after each.",
+        at_least=0,
+    )
+    fragments: int = field(
+        1,
+        "model_averaging, diloco, slowmo: fragments of the parameters, which take turns.",
+        static=True,
+    )
+    delay: int = field(
+        0,
+        "model_averaging, diloco, slowmo: tau, updates from the sending of a fragment to its "
+        "receipt.",
+    )
+    mixing: float = field(
+        0.0,
+        "model_averaging, diloco, slowmo: a, the part that nodes keep of their own parameters.",
+        wanted="from 0 to 1",
+        holds=lambda v: 0 <= v <= 1,
+        static=True,
+    )
+    inner_state: str = field(
+        "kept",
+        "model_averaging, diloco, slowmo: what a node's optimizer is where it receives, 'kept', "
+        "'averaged' or 'reset'.",
+        one_of=INNER_STATES,
+        static=True,
+    )
+    compression: str = field(
+        "",
+        "model_averaging, diloco, slowmo: of messages, 'bfloat16', 'top_k', 'sign', 'powersgd'.",
+        one_of=compression.NAMES,
+        static=True,
+    )
+    compression_share: float = field(
+        0.01,
+        "top_k: share of an array's numbers that are sent.",
+        wanted="above 0 and at most 1",
+        holds=lambda v: 0 < v <= 1,
+        static=True,
+    )
+    compression_rank: int = field(
+        2, "powersgd: r, columns of the two factors of a matrix.", at_least=1, static=True
     )
 
-
-METHOD = Method(
-    keys={
-        "period": 8,  # H, updates from one average of a fragment to the next
-        "synchronous_updates": 0,  # T_0, the first updates, with an average after each
-        "fragments": 1,  # of the parameters, which take turns; at most the period
-        "delay": 0,  # tau, updates from the sending of a fragment to its receipt
-        "mixing": 0.0,  # a, the part that nodes keep of their own parameters
-        "inner_state": "kept",  # 'averaged', 'reset': of a node's optimizer where it receives
-        "compression": "",  # of messages: 'bfloat16', 'top_k', 'sign', 'powersgd'
-        "compression_share": 0.01,  # top_k: of an array's numbers that are sent
-        "compression_rank": 2,  # powersgd: r, columns of the two factors of a matrix
-    },
-    compiled=(
-        "fragments",
-        "mixing",
-        "inner_state",
-        "compression",
-        "compression_share",
-        "compression_rank",
-    ),
-    mix=averaging,
-    clock=clock,
-    laws=DRAWN,
-    cluster=(
+    laws = DRAWN
+    cluster = (
         *("overlap", "speeds", "latencies", "bandwidths"),
         *("regions", "diurnal", "presence"),
-    ),
-    info=("sent_bytes",),
-    kept_inside=averaged.kept_inside,
-    values=averaged.values,
-    check=averaged.check,
-)
+    )
+    info = ("sent_bytes",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        wanted = f"from 1 to config.strategy.period = {self.period}"
+        self.require("fragments", 1 <= self.fragments <= self.period, wanted)
+        turn = self.period // self.fragments
+        wanted = f"from 0 to {turn - 1}, less than config.strategy.period // config.strategy."
+        self.require("delay", 0 <= self.delay < turn, wanted + "fragments")
+        apart = "fragments" if self.fragments > 1 else "delay" if self.delay else ""
+        wanted = f"'kept' with config.strategy.{apart} = {getattr(self, apart, None)}, as the state"
+        wanted += " of an optimizer is of all parameters and of now"
+        self.require("inner_state", self.inner_state == "kept" or not apart, wanted)
+
+    def mix(self, inner: Strategy, senders: str | None = None) -> Strategy:
+        """The rule with the mean, or with the `outer` optimizer."""
+        a = self.mixing
+        return outer(
+            inner,
+            lambda waited: (a * lax.axis_size("node"), 1 - a),
+            self.outer(),
+            Messages(compression=self.compressed(), senders=senders),
+            fragments=self.fragments,
+            inner_state=self.inner_state,
+        )
+
+    def outer(self) -> optax.GradientTransformation | None:
+        """The optimizer of the outer step; None is the mean."""
+        return None
+
+    def numbers(self, first: np.ndarray) -> dict[str, np.ndarray]:
+        """What the outer optimizer is given, (steps,) float32; `first`: synchronous updates."""
+        return {}
+
+    def compressed(self) -> Compression | None:
+        """What messages go through."""
+        return compression.make(self.compression, self.compression_share, self.compression_rank)
+
+    def clock(self, setting: Setting, methods: Methods) -> Timeline:
+        line = meetings.clock(self, setting, methods)
+        first = np.arange(setting.config.steps) < self.synchronous_updates
+        numbers = self.numbers(first)
+        return line._replace(choice=line.choice._replace(outer=numbers)) if numbers else line
+
+    def check(self, config: Experiment, methods: Methods) -> None:
+        nodes.check(config, methods)
+        if not config.cluster.presence:
+            return
+        more = [key for key in ("delay", "mixing", "compression") if getattr(self, key)]
+        more += ["fragments"] * (self.fragments > 1)
+        more += ["inner_state"] * (self.inner_state == "averaged")
+        if more or config.parallel.api == "overlap":
+            which = f"strategy.{more[0]}" if more else "parallel.api"
+            raise ConfigError(
+                f"config.{which}: must be as it is by default with config.cluster.presence, where "
+                "nodes meet whole and at once, those that are there"
+            )
+
+    def why_no_overlap(self) -> str:
+        """What takes more of the nodes than one sum of messages."""
+        if self.compression:
+            return f"compresses its messages (config.strategy.compression = {self.compression!r})"
+        if self.inner_state == "averaged":
+            return "averages its optimizers' states too (config.strategy.inner_state = 'averaged')"
+        return ""
+
+
+METHOD = ModelAveraging

@@ -7,7 +7,7 @@ import numpy as np
 
 from optdyn import seeds
 from optdyn.experiment import Experiment
-from optdyn.strategies.method import Chosen, Method, Setting
+from optdyn.strategies.method import Gradients, Methods, Setting
 from optdyn.timeline import nodes as hierarchy
 from optdyn.timeline.daso import Inside
 from optdyn.timeline.nodes import Within
@@ -16,7 +16,7 @@ from optdyn.values import ConfigError
 SLOTS = ("worker", "read", "write")  # fields of a choice that are slots of a table
 
 
-def check(config: Experiment, methods: Chosen) -> None:
+def check(config: Experiment, methods: Methods) -> None:
     """Raises `ConfigError` if the batch cannot be divided among all devices."""
     devices = config.cluster.nodes * config.cluster.devices_per_node
     if config.batch_size % devices:
@@ -35,7 +35,7 @@ def check(config: Experiment, methods: Chosen) -> None:
         raise ConfigError("config.cluster.server_bandwidth: nodes that meet have no server")
 
 
-def inside(setting: Setting, methods: Chosen) -> Inside:
+def inside(setting: Setting, methods: Methods) -> Inside:
     """The clock of the nodes by themselves."""
     if methods.read:
         return partial(_groups, setting, methods)
@@ -51,7 +51,7 @@ def _equal(setting: Setting, steps: int) -> Within:
     return Within(*each)
 
 
-def _devices(setting: Setting, gradient: Method, steps: int) -> Within:
+def _devices(setting: Setting, gradient: Gradients, steps: int) -> Within:
     """Nodes whose devices wait for one another, each for so long as the gradient takes it."""
     assert gradient.work
     config = setting.config
@@ -60,9 +60,9 @@ def _devices(setting: Setting, gradient: Method, steps: int) -> Within:
     return Within(*hierarchy.exchanged(config.cluster, seconds, setting.update_bytes), choice)
 
 
-def _groups(setting: Setting, methods: Chosen, steps: int) -> Within:
+def _groups(setting: Setting, methods: Methods, steps: int) -> Within:
     """Nodes inside which groups arrive by themselves: every node has a clock of its own."""
-    assert methods.read and methods.read.clock
+    assert methods.read
     whole, cluster, lines = setting.config, setting.config.cluster, []
     k = cluster.devices_per_node
     for node in range(cluster.nodes):
@@ -79,7 +79,7 @@ def _groups(setting: Setting, methods: Chosen, steps: int) -> Within:
         )
         held = setting.held and setting.held.node(node, whole.cluster.nodes)
         own = setting._replace(config=config, replicas=0, held=held)
-        lines.append(methods.read.clock(own, methods._replace(mix=None)))
+        lines.append(methods.read.clock(own, methods.inside))
     each = np.stack([np.diff(line.seconds, prepend=0.0) for line in lines], axis=1)
     decided = [(line.choice, line.staleness) for line in lines]
     choice, staleness = jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *decided)

@@ -16,63 +16,54 @@ elsewhere batch t is that of update t.
 """
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from optdyn.experiment import Experiment
+from optdyn.fields import field
 from optdyn.strategies import groups
 from optdyn.strategies.asynchronous import asynchronous
-from optdyn.strategies.base import alone
-from optdyn.strategies.method import Chosen, Method, Racing, Setting
+from optdyn.strategies.base import Gradient, Strategy, Update
+from optdyn.strategies.method import Methods, Setting
 from optdyn.strategies.snapshots import is_rounded
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.service import DRAWN
 from optdyn.timeline.versions import Versions
-from optdyn.values import ConfigError, require
+from optdyn.values import ConfigError
 
 
-def clock(setting: Setting, methods: Chosen) -> Timeline:
-    """Where the gradient is local a group sends all blocks together."""
-    bound = setting.config.strategy.delay_bound
-    return groups.together(setting, methods, replicas=setting.replicas, delay_bound=bound)
+@dataclass(frozen=True)
+class Ringmaster(groups.Grouped):
+    delay_bound: int = field(
+        0,
+        "ringmaster: R, a gradient that is R or more updates old is dropped; 0: none is.",
+        wanted="at least 1, or 0 for none",
+        holds=lambda v: v >= 0,
+    )
+
+    laws = (*DRAWN, "race")
+    cluster = ("split", "overlap", "speeds", "regions")
+
+    def read(
+        self, gradient: Gradient, update: Update, slots: int, servers: Mapping[str, int] | None
+    ) -> Strategy:
+        return asynchronous(gradient, update, slots, rounded=is_rounded(self.snapshots))
+
+    def clock(self, setting: Setting, methods: Methods) -> Timeline:
+        """Where the gradient is local a group sends all blocks together."""
+        of = {"replicas": setting.replicas, "delay_bound": self.delay_bound}
+        return groups.together(self, setting, methods, **of)
+
+    def order(self, config: Experiment, line: Timeline) -> Versions:
+        """Who reads when in a race."""
+        return Versions(line, self.groups, delay_bound=self.delay_bound or math.inf)
+
+    def check(self, config: Experiment, methods: Methods) -> None:
+        groups.shared(self, config, methods)
+        if self.delay_bound and config.replicas.count:
+            raise ConfigError("config.strategy.delay_bound: only of runs, not of replicas")
+        if methods.gradient and self.snapshots == "host":
+            raise ConfigError(f"config.strategy.snapshots = 'host': not of {methods.name!r}")
 
 
-def order(config: Experiment, line: Timeline) -> Versions:
-    """Who reads when in a race."""
-    of = config.strategy
-    return Versions(line, of.groups, delay_bound=of.delay_bound or math.inf)
-
-
-def values(config: Experiment) -> None:
-    """Raises `ConfigError`."""
-    require(config, "strategy.delay_bound", lambda v: v >= 0, "at least 1, or 0 for none")
-
-
-def check(config: Experiment, methods: Chosen) -> None:
-    """Raises `ConfigError`."""
-    groups.check(config, methods)
-    strategy = config.strategy
-    if strategy.fresh:
-        raise ConfigError(f"config.strategy.fresh: no block is merged of {methods.name!r}")
-    if strategy.delay_bound and config.replicas.count:
-        raise ConfigError("config.strategy.delay_bound: only of runs, not of replicas")
-    if methods.gradient and strategy.snapshots == "host":
-        raise ConfigError(f"config.strategy.snapshots = 'host': not of {methods.name!r}")
-
-
-METHOD = Method(
-    keys={
-        "groups": 1,  # compute groups, each synchronous inside
-        "delay_bound": 0,  # R: a gradient that is R or more updates old is dropped; 0: none is
-        "snapshots": "",  # versions: float32 on the device, rounded to 'bfloat16', or on the 'host'
-    },
-    compiled=("snapshots",),
-    read=lambda gradient, update, keys, slots, servers: asynchronous(
-        gradient, update, slots, rounded=is_rounded(keys)
-    ),
-    clock=clock,
-    laws=(*DRAWN, "race"),
-    cluster=("split", "overlap", "speeds", "regions"),
-    barrier=False,
-    values=values,
-    check=check,
-    race=Racing(order, alone),
-)
+METHOD = Ringmaster

@@ -9,21 +9,17 @@ was. The rule of `outer.py` around what `model_averaging` does: beta = 0, a = 1 
 constant it is DiLoCo with heavy ball in place of Nesterov's momentum.
 """
 
+import math
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
-from optdyn.experiment import Experiment
-from optdyn.strategies.base import Strategy
-from optdyn.strategies.meetings import with_numbers
-from optdyn.strategies.method import Keys, Method
-from optdyn.strategies.model_averaging import METHOD as AVERAGING
-from optdyn.strategies.model_averaging import averaging
-from optdyn.values import require
-
-PLAIN = {"slow_learning_rate": 1.0, "slow_momentum": 0.0}  # the mean
+from optdyn.fields import field
+from optdyn.strategies.model_averaging import ModelAveraging
 
 
 def slow() -> optax.GradientTransformationExtraArgs:
@@ -50,24 +46,25 @@ def slow() -> optax.GradientTransformationExtraArgs:
     )
 
 
-def slowmo(inner: Strategy, keys: Keys, senders: str | None = None) -> Strategy:
-    """The rule around what a node does by itself."""
-    return averaging(inner, keys, senders, slow())
+@dataclass(frozen=True)
+class SlowMo(ModelAveraging):
+    slow_learning_rate: float = field(
+        1.0,
+        "slowmo: a, of the slow step.",
+        wanted="above 0",
+        holds=lambda v: 0 < v < math.inf,
+    )
+    slow_momentum: float = field(0.5, "slowmo: beta, of the slow step.", at_least=0, below=1)
+
+    def outer(self) -> optax.GradientTransformationExtraArgs:
+        return slow()
+
+    def numbers(self, first: np.ndarray) -> dict[str, np.ndarray]:
+        """In the first, synchronous updates they are those of the mean."""
+        rate = np.where(first, 1.0, self.slow_learning_rate)
+        momentum = np.where(first, 0.0, self.slow_momentum)
+        each = {"slow_learning_rate": rate, "slow_momentum": momentum}
+        return {name: values.astype(np.float32) for name, values in each.items()}
 
 
-def values(config: Experiment) -> None:
-    """Raises `ConfigError`."""
-    require(config, "strategy.slow_learning_rate", lambda v: 0 < v < float("inf"), "above 0")
-    require(config, "strategy.slow_momentum", lambda v: 0 <= v < 1, "at least 0 and less than 1")
-
-
-METHOD: Method = AVERAGING._replace(
-    keys={
-        **AVERAGING.keys,
-        "slow_learning_rate": 1.0,  # a
-        "slow_momentum": 0.5,  # beta
-    },
-    mix=slowmo,
-    clock=with_numbers(PLAIN),
-    values=values,
-)
+METHOD = SlowMo

@@ -16,9 +16,8 @@ import optax
 
 from optdyn.strategies.base import Params
 from optdyn.strategies.in_place import read_first, row
-from optdyn.strategies.method import Keys
 
-SNAPSHOTS = ("", "bfloat16", "host")  # how versions are kept
+KEPT = ("", "bfloat16", "host")  # how versions are
 BITS = jnp.uint16
 Slot = Any  # int32, of all stale blocks, or a dict of one a block
 
@@ -88,6 +87,6 @@ def unpacked(bits: jax.Array, exact: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(bits, jnp.bfloat16).astype(exact.dtype)
 
 
-def is_rounded(keys: Keys) -> bool:
+def is_rounded(snapshots: str) -> bool:
     """Whether the table is of rounded versions."""
-    return keys["snapshots"] == "bfloat16"
+    return snapshots == "bfloat16"

@@ -9,108 +9,170 @@
                tau_s updates later
 
 The nodes of the cluster are the stages. This is asynchronous SGD whose blocks have a slot each,
-which the clock decides, and what else stages do is in `late_stages.py`. Each block has an optimizer
-of its own, with a staleness of its own.
+which the clock decides, forward and backward alike. Each block has an optimizer of its own, with a
+staleness of its own. What a stage computes with is in `stage_parameters.py`.
+
+Here one device computes all stages in turn; `research/parallel/never_flushed.py` has them on
+devices of their own.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
+
+import jax
+import jax.numpy as jnp
 
 from optdyn import models
 from optdyn.experiment import Experiment
+from optdyn.fields import field
 from optdyn.parallel.layout import mesh
 from optdyn.parallel.never_flushed import never_flushed
 from optdyn.problem import Problem
 from optdyn.strategies import local
-from optdyn.strategies.late_stages import gradient_of, reading
-from optdyn.strategies.method import Chosen, Keys, Method, Network, Setting
+from optdyn.strategies.asynchronous import asynchronous
+from optdyn.strategies.base import Batch, Event, Gradient, Info, Params, Strategy, Update, whole
+from optdyn.strategies.method import Gradients, Methods, Network, Reads, Setting
+from optdyn.strategies.shared_fields import MicroBatches
+from optdyn.strategies.snapshots import State
+from optdyn.strategies.stage_parameters import distance, through
 from optdyn.timeline import pipeline
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.stale_stages import KINDS, cuts, stale_stages
-from optdyn.values import ConfigError, one_of
+from optdyn.values import ConfigError
 
 
-def clock(setting: Setting, methods: Chosen) -> Timeline:
-    """One forward and one backward in turn, without a flush (`timeline/pipeline.py`).
+def late(problem: Problem) -> Gradient:
+    """At what was read; by `reading`, with the derivatives of the `newest`, or further `ahead`."""
+    of = whole(problem.loss)
 
-    Of 2bw an update is of `micro_batches`, of the others of one batch as a whole.
-    """
-    config, strategy = setting.config, setting.config.strategy
-    assert setting.network
-    blocks, stages = len(setting.network.problem.blocks), config.cluster.nodes
-    size = {"steps": config.steps, "batch_size": config.batch_size}
-    parts = strategy.micro_batches if strategy.pipeline == "2bw" else 1
-    seconds = pipeline.never_flushed(config.cluster, parts, _work(config, setting.network), **size)
-    return stale_stages(strategy.pipeline, stages, blocks, seconds)
+    def loss(new: Params, old: Params, batch: Batch) -> jax.Array:
+        outputs = through(problem.blocks, new, old, problem.input(batch))
+        return jnp.mean(problem.losses(outputs, batch))
 
+    def gradient(params: Params, event: Event, batch: Batch) -> tuple[jax.Array, Params]:
+        newest, further = event.choice.newest, event.choice.ahead
+        if newest is not None:
+            return jax.value_and_grad(loss)(newest, params, batch)
+        if further is not None:
+            params = jax.tree.map(jnp.add, params, further)
+        return of(params, event, batch)
 
-def _work(config: Experiment, network: Network) -> pipeline.Work:
-    """Of backpropagation on the stages."""
-    plain = {"strategy.variant": "backprop", "strategy.shared_heads": False}
-    return local.costs(config.with_(plain), network)[1]
-
-
-def values(config: Experiment) -> None:
-    """Raises `ConfigError`."""
-    one_of(config, "strategy.pipeline", KINDS)
+    return gradient
 
 
-def check(config: Experiment, methods: Chosen) -> None:
-    """Raises `ConfigError`."""
-    strategy, cluster = config.strategy, config.cluster
-    blocks = len(models.make(config.model, classes=2)) - 1
-    if not 1 <= cluster.nodes <= blocks:
-        raise ConfigError(
-            f"config.cluster.nodes = {cluster.nodes}: stages of a pipeline, must be from 1 to the "
-            f"model's {blocks} blocks before its last"
+def reading(
+    gradient: Gradient, update: Update, kind: str, slots: int, servers: Mapping[str, int]
+) -> Strategy:
+    """The strategy of `asynchronous.py`, a server a block; `event.choice` is of `Stages`."""
+    inner = asynchronous(gradient, update, slots, servers=servers)
+
+    def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
+        choice = event.choice
+        if kind == "no_stash":
+            choice = choice._replace(newest=state.params)
+        if kind == "predict":
+            choice = choice._replace(ahead=ahead(state, event))
+        return inner.step(state, event._replace(choice=choice), batch)
+
+    def ahead(state: State, event: Event) -> Params:
+        factor = distance(event.hyper["momentum"], event.staleness)
+        read, before = (
+            state.at({name: slots[block] for name, block in servers.items()})
+            for slots in (event.choice.read, event.choice.before)
         )
-    parts = cluster.devices_per_node
-    if strategy.pipeline == "2bw":
-        parts *= strategy.micro_batches
-        if strategy.micro_batches < cluster.nodes:
+        return {
+            name: jax.tree.map(lambda x, old, b=b: factor[b] * (x - old), read[name], before[name])
+            for name, b in servers.items()
+        }
+
+    return Strategy(inner.init, step)
+
+
+def work(config: Experiment, network: Network) -> pipeline.Work:
+    """The work of backpropagation on the stages."""
+    return local.costs(local.Local(variant="backprop"), config, network)[1]
+
+
+@dataclass(frozen=True)
+class StalePipeline(Gradients, Reads, MicroBatches):
+    pipeline: str = field(
+        "stash",
+        "stale_pipeline: which parameters stages use, 'stash', '2bw', 'no_stash' or 'predict'.",
+        one_of=KINDS,
+        static=True,
+    )
+
+    pieces = ("gradient", "read")
+    staged = True
+    laws = ("constant",)
+    cluster = ("latencies", "bandwidths")
+
+    def gradient(self, problem: Problem) -> Gradient:
+        return late(problem)
+
+    def read(
+        self, gradient: Gradient, update: Update, slots: int, servers: Mapping[str, int] | None
+    ) -> Strategy:
+        assert servers
+        return reading(gradient, update, self.pipeline, slots, servers)
+
+    def servers(self, problem: Problem) -> dict[str, int]:
+        """Every block is by itself."""
+        return {name: place for place, (name, _) in enumerate(problem.blocks)}
+
+    @property
+    def parts(self) -> int:
+        """Of a batch, that go through the stages one after the other."""
+        return self.micro_batches if self.pipeline == "2bw" else 1
+
+    def clock(self, setting: Setting, methods: Methods) -> Timeline:
+        """One forward and one backward in turn, without a flush (`timeline/pipeline.py`).
+
+        Of 2bw an update is of `micro_batches`, of the others of one batch as a whole.
+        """
+        config = setting.config
+        assert setting.network
+        blocks, stages = len(setting.network.problem.blocks), config.cluster.nodes
+        size = {"steps": config.steps, "batch_size": config.batch_size}
+        own = work(config, setting.network)
+        seconds = pipeline.never_flushed(config.cluster, self.parts, own, **size)
+        return stale_stages(self.pipeline, stages, blocks, seconds)
+
+    def check(self, config: Experiment, methods: Methods) -> None:
+        cluster = config.cluster
+        blocks = len(models.make(config.model, classes=2)) - 1
+        if not 1 <= cluster.nodes <= blocks:
             raise ConfigError(
-                f"config.strategy.micro_batches = {strategy.micro_batches}: must be at least the "
+                f"config.cluster.nodes = {cluster.nodes}: stages of a pipeline, must be from 1 to "
+                f"the model's {blocks} blocks before its last"
+            )
+        if self.pipeline == "2bw" and self.micro_batches < cluster.nodes:
+            raise ConfigError(
+                f"config.strategy.micro_batches = {self.micro_batches}: must be at least the "
                 f"{cluster.nodes} stages, or '2bw' is later than by one update"
             )
-    if config.batch_size % parts:
-        raise ConfigError(
-            f"config.batch_size = {config.batch_size}: must be a multiple of {parts} (config."
-            "cluster.devices_per_node, of '2bw' x config.strategy.micro_batches)"
-        )
-    if strategy.pipeline == "predict" and config.optimizer.name != "sgd":
-        raise ConfigError(
-            f"config.optimizer.name = {config.optimizer.name!r}: 'predict' is of heavy ball, must "
-            "be 'sgd'"
-        )
+        parts = cluster.devices_per_node * self.parts
+        if config.batch_size % parts:
+            raise ConfigError(
+                f"config.batch_size = {config.batch_size}: must be a multiple of {parts} (config."
+                "cluster.devices_per_node, of '2bw' x config.strategy.micro_batches)"
+            )
+        if self.pipeline == "predict" and config.optimizer.name != "sgd":
+            raise ConfigError(
+                f"config.optimizer.name = {config.optimizer.name!r}: 'predict' is of heavy ball, "
+                "must be 'sgd'"
+            )
+
+    def report(self, config: Experiment, network: Network) -> dict[str, Any]:
+        """Bytes of an update between stages, activations forward and their gradients back."""
+        return {"communicated_bytes": int(2 * work(config, network).sent.sum())}
+
+    def layout(self, problem: Problem, optimizer: Any, nodes: int, devices: int) -> Any:
+        """A stage a device, or several that share its batches."""
+        on = mesh(("stage", "data"), (nodes, devices))
+        blocks = cuts(nodes, len(problem.blocks))
+        return never_flushed(problem, optimizer, self.pipeline, blocks, on, self.parts)
 
 
-def report(config: Experiment, network: Network) -> dict[str, Any]:
-    """Bytes of an update between stages, activations forward and their gradients back."""
-    return {"communicated_bytes": int(2 * _work(config, network).sent.sum())}
-
-
-def layout(problem: Problem, optimizer: Any, keys: Keys, nodes: int, devices: int) -> Any:
-    """A stage a device, or several that share its batches."""
-    kind, blocks = keys["pipeline"], len(problem.blocks)
-    parts = keys["micro_batches"] if kind == "2bw" else 1
-    on = mesh(("stage", "data"), (nodes, devices))
-    return never_flushed(problem, optimizer, kind, cuts(nodes, blocks), on, parts)
-
-
-METHOD = Method(
-    keys={
-        "pipeline": "stash",  # or '2bw', 'no_stash', 'predict': which parameters stages use
-        "micro_batches": 4,  # local, backprop on several nodes, or stale_pipeline, 2bw: of a batch
-    },
-    compiled=("pipeline", "micro_batches"),
-    gradient=gradient_of,
-    read=reading,
-    servers=lambda problem: {name: place for place, (name, _) in enumerate(problem.blocks)},
-    staged=True,
-    clock=clock,
-    laws=("constant",),
-    cluster=("latencies", "bandwidths"),
-    values=values,
-    check=check,
-    report=report,
-    layout=layout,
-)
+METHOD = StalePipeline

@@ -5,12 +5,14 @@
 All other methods are compared with it, and each has a limit in which it is this one.
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import optax
 
+from optdyn.fields import field
 from optdyn.strategies.base import Batch, Event, Gradient, Info, Params, Strategy, Update
-from optdyn.strategies.method import Chosen, Method, Setting
+from optdyn.strategies.method import Method, Methods, Setting
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.compute_groups import make
 from optdyn.timeline.service import DRAWN
@@ -38,23 +40,28 @@ def sync(gradient: Gradient, update: Update) -> Strategy:
     return Strategy(init, step)
 
 
-def clock(setting: Setting, methods: Chosen) -> Timeline:
-    """Every update waits for the slowest of all workers."""
-    config = setting.config
-    return make(
-        config.cluster,
-        groups=1,
-        steps=config.steps,
-        batch_size=config.batch_size,
-        update_bytes=setting.update_bytes,
-        seed=config.seed,
-        replicas=setting.replicas,
-        merged=bool(config.strategy.fresh),
+@dataclass(frozen=True)
+class Sync(Method):
+    fresh: tuple[str, ...] = field(
+        (), "asynchronous, sync: blocks of a merged server, which groups read fresh.", static=True
     )
 
+    laws = DRAWN
+    cluster = ("pieces", "split", "overlap", "speeds", "latencies", "bandwidths")
 
-METHOD = Method(
-    clock=clock,
-    laws=DRAWN,
-    cluster=("pieces", "split", "overlap", "speeds", "latencies", "bandwidths"),
-)
+    def clock(self, setting: Setting, methods: Methods) -> Timeline:
+        """Every update waits for the slowest of all workers."""
+        config = setting.config
+        return make(
+            config.cluster,
+            groups=1,
+            steps=config.steps,
+            batch_size=config.batch_size,
+            update_bytes=setting.update_bytes,
+            seed=config.seed,
+            replicas=setting.replicas,
+            merged=bool(self.fresh),
+        )
+
+
+METHOD = Sync

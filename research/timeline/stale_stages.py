@@ -19,7 +19,7 @@ class Stages(NamedTuple):
     read: Any
     write: Any
     before: Any = None  # the version before the one that is read, which predictions ask for
-    newest: Any = None  # x_t, whose derivatives are taken (`strategies/late_stages.py`)
+    newest: Any = None  # x_t, whose derivatives are taken (`strategies/stage_parameters.py`)
     ahead: Any = None  # by how much parameters are predicted to move
     seen: Any = None
 

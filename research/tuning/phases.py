@@ -99,7 +99,7 @@ def prepare(config: Experiment) -> Work:
     run = trainer.prepare(config)
     whole = run.program.problem
     names = [name for name, _ in whole.blocks]
-    first = first_phase(names, config.strategy.fresh)
+    first = first_phase(names, methods.get("fresh", ()))
     blocks = {"conv": names[:first], "fc": names[first:]}
     block = _examples(run)
     # Activations as well as their gradient: numbers do not change how long a product takes.

@@ -1,0 +1,49 @@
+"""Numbers that several methods have, each with one meaning."""
+
+import math
+from dataclasses import dataclass
+
+from optdyn.fields import field
+from optdyn.strategies.method import Method
+
+
+@dataclass(frozen=True)
+class Periodic(Method):
+    period: int = field(
+        8,
+        "H, updates from one exchange to the next: of nodes that meet, of a worker, or of the "
+        "fastest worker.",
+        at_least=1,
+    )
+
+
+@dataclass(frozen=True)
+class OuterMomentum(Method):
+    outer_learning_rate: float = field(
+        0.7,
+        "diloco, async_local_sgd: learning rate of the outer step.",
+        wanted="above 0",
+        holds=lambda v: 0 < v < math.inf,
+    )
+    outer_momentum: float = field(
+        0.9, "diloco, async_local_sgd: momentum of the outer step.", at_least=0, below=1
+    )
+
+
+@dataclass(frozen=True)
+class OnGraph(Method):
+    graph: str = field(
+        "ring",
+        "gossip, ad_psgd: who exchanges with whom, 'ring' or 'complete'; gossip also "
+        "'exponential', 'one_peer', 'random', 'push'.",
+    )
+
+
+@dataclass(frozen=True)
+class MicroBatches(Method):
+    micro_batches: int = field(
+        4,
+        "local, backprop on several nodes, or stale_pipeline, 2bw: parts of a batch in turn.",
+        at_least=1,
+        static=True,
+    )
