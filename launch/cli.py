@@ -35,6 +35,7 @@ COMMANDS = {
     "export": Command("analysis.export", "runs, to W&B or MLflow"),
     "tune": Command("launch.tune", "groups, momentum and learning rate, chosen in training", DRY),
     "plan": Command("launch.plan", "mini-batch, algorithms and devices to train with", DRY),
+    "price": Command("launch.price", "seconds of methods on a cluster, without training", APP),
     "profile": Command("launch.profile", "what an update is made of on this machine", APP),
     "papers": Command("launch.papers", "the papers' claims, judged"),
     "local": Command("launch.local", "several processes on this machine as one job"),

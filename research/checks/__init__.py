@@ -52,7 +52,7 @@ def check(config: Experiment) -> None:
     require(config, "tune.baselines", lambda v: not v or bool(find_spec("optuna")), installed)
     _check_names(config)
     _check_model(config)
-    _check_cluster(config)
+    check_cluster(config)
     _check_pieces(config)
     _check_parallel(config)
     _check_shards(config)
@@ -95,7 +95,7 @@ def _check_model(config: Experiment) -> None:
     losses.metrics(config.metrics)
 
 
-def _check_cluster(config: Experiment) -> None:
+def check_cluster(config: Experiment) -> None:
     """The cluster, and what the methods make of it."""
     cluster, methods = config.cluster, strategies.of_config(config)
     workers = cluster.nodes * cluster.devices_per_node

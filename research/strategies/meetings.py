@@ -137,6 +137,19 @@ def _transfers(of: "ModelAveraging", setting: Setting, sizes: list[float]) -> li
     return seconds
 
 
+def message_bytes(of: "ModelAveraging", setting: Setting) -> list[float]:
+    """Bytes that a node sends of every fragment, as they are compressed."""
+    assert setting.network
+    sizes, small = _sizes(setting, of.fragments), of.compressed()
+    if not small:
+        return sizes
+    parts = cut(setting.network.params, of.fragments)
+    return [
+        size * sum(small.messages(part)) / _bytes(part)
+        for part, size in zip(parts, sizes, strict=True)
+    ]
+
+
 def _optimizer_bytes(config: Experiment, params: Any) -> int:
     """Of the floats in an optimizer's state."""
     name = config.optimizer.name
