@@ -5,8 +5,8 @@
 prints for each method, on each bandwidth between nodes, the share of the workers' time that
 computes, and the Gbit/s that half of it and more would need. Seconds are those of the method's own
 clock on `config.cluster`: simulated, with its stragglers. The model is that of the config, by its
-shapes, or so many `--parameters`; a worker computes for its part of an update as the config says, or
-so many `--step_seconds`. `--out=FILE` writes all figures as JSON.
+shapes, or so many `--parameters`; a worker computes for its part of an update as the config says,
+or so many `--step_seconds`. `--out=FILE` writes all figures as JSON.
 """
 
 import sys
@@ -114,7 +114,8 @@ def main(config: Experiment, workdir: Path) -> int:
     )
     print(
         f"{cluster.nodes:,} nodes of {cluster.devices_per_node:,}, {shapes.bytes:,} bytes of "
-        f"parameters, {each * cluster.seconds_per_example:.3g} s a step, {cluster.service}; simulated"
+        f"parameters, {each * cluster.seconds_per_example:.3g} s a step, times {cluster.service}; "
+        "simulated"
     )
     found = list(rows(config, shapes, names, bandwidths, periods, given.needed))
     print(*table(found, bandwidths), sep="\n")

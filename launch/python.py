@@ -49,6 +49,7 @@ from optdyn.fields import NAMES, Options, Value
 from optdyn.grid import changed, grid, named
 from optdyn.likeness import meant
 from optdyn.outputs.workdir import parameters
+from optdyn.price import Price, of_model, price
 from optdyn.reached import Is
 from optdyn.strategies.base import Strategy, together, whole
 from optdyn.strategies.compose import reading
@@ -300,6 +301,17 @@ class Experiment(experiment.Run):
     def timeline(self) -> Timeline:
         """Who reads and writes which version when, and the seconds; nothing is trained."""
         return trainer.prepare(parse(self.config())).timeline
+
+    def price(self, bandwidth: float | None = None) -> Price:
+        """What its method takes in seconds on its cluster, without training.
+
+        `bandwidth`: bytes a second between nodes, in place of the cluster's. Raises `ConfigError`
+        and `TimelineError`.
+        """
+        config = parse(self.config())
+        if bandwidth is not None:
+            config = config.with_({"cluster.bandwidth": bandwidth})
+        return price(config, of_model(config))
 
 
 PARTS: dict[str, type] = {

@@ -9,6 +9,7 @@ there are no arrays, whatever its size.
 """
 
 import math
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -31,6 +32,8 @@ PERIODS = 8  # or so many of a period
 LAYERS = 48  # of the model that a number of parameters stands for
 WIDEST, NARROWEST = 1e5, 1e-4  # Gbit/s between which a bandwidth is looked for
 RATIO = 1.005  # of two bandwidths that are one
+FREE = {"bandwidth": 0.0, "latency": 0.0, "latencies": (), "bandwidths": (), "regions": 0}
+FREE |= {"local_bandwidth": 0.0, "local_latency": 0.0, "server_bandwidth": 0.0}
 
 
 class Price(NamedTuple):
@@ -125,15 +128,9 @@ def price(config: Experiment, shapes: Shapes) -> Price:
         {"steps": steps, "strategy.warmup_epochs": 0, "strategy.cooldown_epochs": 0}
     )
     check_cluster(whole)
-    free = {"bandwidth": 0.0, "latency": 0.0, "latencies": (), "bandwidths": (), "regions": 0}
-    free |= {"local_bandwidth": 0.0, "local_latency": 0.0, "server_bandwidth": 0.0}
-    line, alone = _line(whole, shapes), _line(whole.with_(cluster=cluster.with_(**free)), shapes)
-    busy = _busy(whole, line)
-
-    def share(line: Timeline) -> float:
-        return min(busy / (workers * float(line.seconds[-1])), 1.0)
-
-    computing, ideal = share(line), share(alone)
+    line = _line(whole, shapes)
+    computing = min(_busy(whole, line) / (workers * float(line.seconds[-1])), 1.0)
+    ideal = max(_ideal(whole.with_(cluster=cluster.with_(**FREE))), computing)
     seconds = float(line.seconds[-1]) / len(line.seconds)
     return Price(
         methods.name,
@@ -141,7 +138,7 @@ def price(config: Experiment, shapes: Shapes) -> Price:
         config.batch_size / seconds,
         computing,
         1 - ideal,
-        max(ideal - computing, 0.0),
+        ideal - computing,
         _sent(whole, line, shapes),
         float(np.mean(line.staleness)),
     )
@@ -166,6 +163,14 @@ def needed(config: Experiment, shapes: Shapes, computing: float) -> float:
         middle = math.sqrt(low * high)
         low, high = (low, middle) if reached(middle) else (middle, high)
     return high
+
+
+@lru_cache(maxsize=256)
+def _ideal(config: Experiment) -> float:
+    """The share of computing where the network takes no time, so that no message has a size."""
+    line = _line(config, of_parameters(1e6))
+    workers = config.cluster.nodes * config.cluster.devices_per_node
+    return min(_busy(config, line) / (workers * float(line.seconds[-1])), 1.0)
 
 
 def _setting(config: Experiment, shapes: Shapes) -> Setting:

@@ -292,14 +292,16 @@ class Chosen:
         """The methods with their numbers.
 
         One of the user's own has what `options` say, and what the keys say of the fields that it
-        has of a built-in one. Raises `ConfigError` if there are none of these names, or they do not go together.
+        has of a built-in one. Raises `ConfigError` if there are none of these names, or they do not
+        go together.
         """
         made, usual = [], _made(self.keys)
         of = chosen(self.name)
         for name, method in zip(self.name.split("+"), of.every, strict=True):
             if ":" in name:
                 usual_of = keys_of(type(method))
-                given = {k: v for k, v in self.keys.items() if usual_of.get(k) == usual_keys()[k]}
+                shared = (key for key, v in usual_keys().items() if usual_of.get(key) == v)
+                given = {key: self.keys[key] for key in shared}
                 given |= {k: v for k, v in self.options.items() if k in usual_of}
                 made.append(method.with_(**given))
             else:
