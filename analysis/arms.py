@@ -73,7 +73,7 @@ class Comparison(NamedTuple):
         return [(arm.groups, arm.kept) for arm in self.arms].index((groups, kept))
 
     def ratio(self, above: int, below: int, measure: int = 0) -> tuple[float, float, float]:
-        """Of two arms' figures, and its interval."""
+        """The ratio of two arms' figures, and its interval."""
         with np.errstate(invalid="ignore", divide="ignore"):
             every = self.drawn[:, above, measure] / self.drawn[:, below, measure]
             value = self.values[above, measure] / self.values[below, measure]

@@ -28,7 +28,7 @@ def losses(
     column: str = "train_loss",
     name: str = "training loss",
 ) -> dict[str, Any]:
-    """That of `figures.losses`, of the same arguments."""
+    """The picture of `figures.losses`, with the same arguments."""
     series = [
         {"label": "others", "colour": "#999999", "faint": True, **_line(one, clock, False)}
         for one in (by_step(log, clock, column).iloc[::FAINT] for log in others)
@@ -45,7 +45,7 @@ def losses(
 def course(
     tables: Sequence[tuple[Curve, pd.DataFrame]], x: str, y: str, log: bool
 ) -> dict[str, Any]:
-    """That of `figures.course`, of the same arguments."""
+    """The picture of `figures.course`, with the same arguments."""
     found = chart([_seeded(table) for table in tables], x, y)
     if not log:
         found["x"]["log"] = found["y"]["log"] = False
@@ -53,7 +53,7 @@ def course(
 
 
 def fronts(lines: Sequence[Front], cost: str, label: str) -> dict[str, Any]:
-    """That of `planes.fronts`: each loss holds until the next lower one."""
+    """The picture of `planes.fronts`: each loss holds until the next lower one."""
     series = []
     for line in lines:
         its = pd.concat([line.best, line.best.tail(1).assign(**{cost: line.every[cost].max()})])
@@ -70,7 +70,7 @@ def fronts(lines: Sequence[Front], cost: str, label: str) -> dict[str, Any]:
 
 
 def gantt(bars: pd.DataFrame, lanes: Sequence[str]) -> dict[str, Any]:
-    """That of `figures.gantt`, of the same arguments."""
+    """The picture of `figures.gantt`, with the same arguments."""
     most = max(bars["staleness"].max(), 1)
     found = chart([], "simulated seconds", "")
     found["lanes"] = list(lanes)

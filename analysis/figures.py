@@ -307,7 +307,7 @@ def thin(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_step(log: pd.DataFrame, clock: str, column: str) -> pd.DataFrame:
-    """By step: the clock's median, and of `column` the `median`, `low` and `high` over seeds."""
+    """A row a step: the clock's median; `median`, `low` and `high` of `column` over seeds."""
     steps = log.groupby("step")
     table = pd.DataFrame({clock: steps[clock].median()})
     figures = {"median": "median", "low": "min", "high": "max"}

@@ -182,7 +182,7 @@ def _explicit(its: Setting) -> Cell:
 
 
 def _momentum(runs: pd.DataFrame, name: str) -> Cell:
-    """Of one run its interval, of several the spread of those that have one."""
+    """The interval of one run, or the spread over several of those that have one."""
     found = runs[[name, f"{name}_low", f"{name}_high"]].dropna().astype(float)
     if len(runs) > 1 or found.empty:
         return of_seeds(found[name])

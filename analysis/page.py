@@ -14,7 +14,7 @@ from markupsafe import Markup, escape
 
 
 class Column(NamedTuple):
-    """Of a table; `text` is set flush left."""
+    """A column of a table; `text` is set flush left."""
 
     title: str
     text: bool = False

@@ -201,7 +201,7 @@ def _print(table: pd.DataFrame, compute: str) -> None:
 
 
 def _variants(table: pd.DataFrame) -> list[str]:
-    """Those in the table, backprop first."""
+    """The variants in the table, backprop first."""
     return [name for name in LOOKS if name in set(table[VARIANT])]
 
 

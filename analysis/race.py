@@ -170,7 +170,7 @@ def _print_losses(found: Mapping[str, Any]) -> None:
 
 
 def _share(counts: np.ndarray, size: int) -> np.ndarray:
-    """Of each staleness below `size`."""
+    """The share of updates of each staleness below `size`."""
     return np.pad(counts / counts.sum(), (0, max(size - len(counts), 0)))[:size]
 
 

@@ -287,7 +287,7 @@ def workers(count: int) -> str:
 
 
 def _key(word: str) -> str:
-    """Of a flag --config.KEY=VALUE."""
+    """The key of a flag --config.KEY=VALUE."""
     return re.sub(r"^--?(no)?config\.", "", word).partition("=")[0]
 
 

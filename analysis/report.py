@@ -343,7 +343,7 @@ def _differences(points: Sequence[Point]) -> dict[str, Any]:
 
 
 def _write_pictures(path: Path, shown: Sequence[Section]) -> None:
-    """Those of the page beside it, in place of those that the page of before has in it.
+    """Writes the page's pictures beside it, in place of those of the page before.
 
     What is in the folder and is no picture of that page, byte for byte, is not ours and stays.
     """

@@ -80,7 +80,7 @@ def seconds_per_update(run: trainer.Run) -> float:
 
 
 def seconds_per_evaluation(run: trainer.Run) -> float:
-    """Of the log's figures of training and test examples, at the second time."""
+    """The seconds of a log point's figures, measured at the second time."""
     _, sample, test = resident.put(run.data, run.program.layout.put_examples, run.config)
     taken = 0.0
     for _ in range(2):

@@ -39,7 +39,7 @@ BETWEEN = 1000  # seeds of one --seed and the next
 
 
 def names() -> list[str]:
-    """Of all claims, in the order of the scoreboard."""
+    """The names of all claims, in the order of the scoreboard."""
     found = [module.name for module in pkgutil.iter_modules(claims.__path__)]
     return sorted(found, key=lambda name: load(name).CLAIM.number)
 

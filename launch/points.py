@@ -83,7 +83,7 @@ def _cost(entries: Sequence[Entry], at_a_time: int) -> str:
 
 
 def _seconds(group: Sequence[Entry]) -> float | None:
-    """Of what is left, one after the other; None if no point of the compilation has finished."""
+    """The seconds of what is left, one after the other; None if no such point has finished."""
     left = sum(entry.updates for entry in group if entry.status not in DONE)
     known = [e.seconds_per_update for e in group if e.status in DONE and e.seconds_per_update]
     if not left:

@@ -245,7 +245,7 @@ def _in_step(entries: Sequence[Entry]) -> list[list[Entry]]:
 
 
 def cores() -> int:
-    """Those that this process may use."""
+    """The number of cores that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 

@@ -125,7 +125,7 @@ def _probed(lines: Sequence[Line], method: str) -> float:
 
 
 def _seconds(attempts: Sequence[Line]) -> float:
-    """Those from the same point with the same setting are one run, as long as the longest."""
+    """The seconds of probes; those of one point and setting are one run, as long as the longest."""
     longest: dict[tuple[Any, ...], float] = {}
     for line in attempts:
         key = tuple(line.get(name) for name in (*Point._fields, *Choice._fields))

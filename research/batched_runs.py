@@ -274,7 +274,7 @@ def _alike(runs: Sequence[Run]) -> list[Run]:
 
 
 def _examples(run: Run, each: Sequence[Examples]) -> Examples:
-    """Those of all lanes, (lanes, N, ...) if they are not the same."""
+    """The examples of all lanes, (lanes, N, ...) if they are not the same."""
     return _joined(each) if resident.is_drawn(run.config) else each[0]
 
 

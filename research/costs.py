@@ -35,7 +35,7 @@ Shapes = Any  # a pytree of arrays or of jax.ShapeDtypeStruct
 
 
 class Cost(NamedTuple):
-    """Of one block on one batch, or of one head and its loss."""
+    """What one block, or one head and its loss, costs on one batch."""
 
     name: str
     forward: float  # floating-point operations
@@ -52,7 +52,7 @@ class BlockCosts(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """Of one update; the first three in floating-point operations."""
+    """What one update costs; the first three are floating-point operations."""
 
     total: float
     sequential: float

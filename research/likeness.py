@@ -13,7 +13,7 @@ CUT, SHORT = 0.94, 0.9  # likeness of a name that was cut off, and of its initia
 
 
 def closest(name: str, names: Iterable[str], most: int = 3) -> list[str]:
-    """Those of the names that are most like it, by their last parts, and the likest first.
+    """The names that are most like it, by their last parts, the likest first.
 
     Parts end at a dot or a slash. `learning_rate` is like `optimizer.learning_rate`, `lr` too.
     """

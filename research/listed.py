@@ -24,7 +24,7 @@ def _models() -> Lines:
 
 
 def _data() -> Lines:
-    """Those that need more than their name with what that is."""
+    """The sources of data; a name that needs more says what."""
     shown = {"tfds": "tfds:NAME", "folder": "folder:PATH", "text": "text:PATH"}
     return {shown.get(name, name): summary(read) for name, read in loading.SOURCES.items()}
 

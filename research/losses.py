@@ -18,7 +18,7 @@ Batch = Mapping[str, jax.Array]
 
 
 def cross_entropy(outputs: jax.Array, batch: Batch) -> jax.Array:
-    """Of the softmax of the outputs with `label`, nats."""
+    """The cross-entropy of the outputs' softmax with `label`, nats."""
     return optax.softmax_cross_entropy_with_integer_labels(_logits(outputs, batch), batch["label"])
 
 
@@ -76,7 +76,7 @@ def loss(name: str) -> Each:
 
 
 def usual(outputs: jax.Array, batch: Batch) -> jax.Array:
-    """By the target: of `label` cross-entropy, of `y` the squared error, of `text` next tokens."""
+    """The loss that the target asks for: of `label` cross-entropy, of `y` the squared error."""
     if "label" in batch:
         return cross_entropy(outputs, batch)
     return squared_error(outputs, batch) if "y" in batch else next_token(outputs, batch)

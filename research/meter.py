@@ -58,7 +58,7 @@ class Windows(NamedTuple):
 
 
 def windows(probes: Probes, steps: int) -> Windows:
-    """Those of `config.probes`."""
+    """The windows that `config.probes` ask for."""
     return Windows(probes.every, probes.window, steps)
 
 
@@ -216,7 +216,7 @@ def said(ended: Sequence[Window], lags: int, plain: bool, rate: float) -> dict[s
 
 
 def fitted(ended: Sequence[Window], lags: int, gradient_lags: int = 0, raw: bool = False) -> Fit:
-    """Of the displacements over their learning rates, or of the `raw` steps.
+    """The fit of the displacements over their learning rates, or of the `raw` steps.
 
     Raises `NotIdentified`.
     """

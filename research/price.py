@@ -37,7 +37,7 @@ FREE |= {"local_bandwidth": 0.0, "local_latency": 0.0, "server_bandwidth": 0.0}
 
 
 class Price(NamedTuple):
-    """Of one method on one cluster. Seconds are simulated, shares are of the workers' time."""
+    """What one method takes on one cluster; seconds are simulated, shares are of workers' time."""
 
     method: str
     seconds: float  # an update

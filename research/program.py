@@ -107,7 +107,7 @@ def init(config: Experiment, classes: int, key: jax.Array, examples: Examples) -
 
 
 def shapes(config: Experiment, classes: int, key: jax.Array, examples: Examples) -> Params:
-    """Those of `init`, of which nothing is computed."""
+    """The shapes of what `init` makes; nothing is computed."""
     _, compiled = _problem(_model(config, classes))
     return jax.eval_shape(compiled, key, examples)
 
@@ -258,7 +258,7 @@ def _merged(whole: Problem, fresh: Sequence[str]) -> Merged:
 
 
 def _probe(problem: Problem, own: Sequence[Callable[..., Any]], asked: Sequence[str]) -> Any:
-    """Those of the methods, and those of `config.probes` that are asked for."""
+    """The methods' probes, and those of `config.probes` that are asked for."""
 
     def probe(params: Params, every: Params, train: Examples, test: Examples) -> dict[str, Any]:
         found = [measure(params, train, test) for measure in own]

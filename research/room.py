@@ -116,7 +116,7 @@ def of_state(config: Experiment, strategy: Strategy, params: Any, slots: int) ->
 
 
 def need_of(config: Experiment, strategy: Strategy, params: Any) -> Need:
-    """Of the state, x_0 and a gradient, and where versions come and go, of those on the way."""
+    """Bytes of the state, x_0 and a gradient, and of versions that are on their way."""
     state = jax.eval_shape(strategy.init, params)
     size = program.parameter_bytes
     device, host = size(state) + REFERENCES * size(params), 0

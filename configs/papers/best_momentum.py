@@ -116,6 +116,6 @@ def picture(result: dict[str, Any], figure: Figure) -> None:
 
 
 def _of(rows: list[dict[str, Any]], name: str, groups: int) -> list[dict[str, Any]]:
-    """Those of so many groups in which the seeds that choose reached the target."""
+    """The rows of so many groups whose choosing seeds reached the target."""
     here = [row for row in rows if (row["problem"], row["groups"]) == (name, groups)]
     return [row for row in here if math.isfinite(row["chosen_by"])]

@@ -51,7 +51,7 @@ CLAIM = Claim(
 
 
 def cosines(config: ConfigDict) -> list[list[float]]:
-    """By log point, of every block but the last."""
+    """A row a log point: the cosine of every block but the last."""
     probed = config.copy_and_resolve_references()
     probed.strategy.probes, probed.steps = True, UPDATES
     probed.log_every, probed.checkpoint_every = UPDATES, 0

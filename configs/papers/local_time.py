@@ -91,7 +91,7 @@ def config(task: str, variant: str, scale: str, batch_size: int = 0) -> ConfigDi
 
 
 def clock(config: ConfigDict) -> dict[str, list[float]]:
-    """By schedule, seconds of the first update and between two."""
+    """The seconds of the first update and between two, by schedule."""
     config.cluster.nodes = STAGES
     data = resident.load(config)
     one = {name: leaf[:1] for name, leaf in data.train.items()}

@@ -79,7 +79,7 @@ def timed(scale: dict[str, Any]) -> dict[str, Any]:
 
 
 def seconds(name: str, batch: int, way: str) -> float:
-    """Of a layer's result with both gradients, or of the network's update."""
+    """The seconds of a layer's result with both gradients, or of the network's update."""
     call, arguments = _program(name, batch, way)
     return repeated(lambda n: [call(*arguments) for _ in range(n)][-1])
 
@@ -128,7 +128,7 @@ def _update(how: Any, params: list[jax.Array], images: jax.Array, labels: jax.Ar
 
 
 def gains(result: dict[str, Any], over: str, batch: int) -> dict[str, tuple[float, float, float]]:
-    """By case: seconds of `over` over those of the whole batch, with an interval over rounds."""
+    """The seconds of `over` over those of the whole batch, by case, with an interval."""
     rows = [row for row in result["rows"] if row["batch"] == batch]
     by = {(row["name"], row["cores"], row["way"]): row["seconds"] for row in rows}
     return {

@@ -119,7 +119,7 @@ def _trained(model: str, dtype: str) -> Any:
 
 
 def quotients(result: dict[str, Any], model: str) -> dict[str, list[float]]:
-    """By device: seconds of a product over seconds of an update, (rounds,), in proportion to
+    """The seconds of a product over those of an update by device, (rounds,), in proportion to
     examples a FLOP."""
     taken = result["seconds"]
     return {

@@ -230,7 +230,7 @@ def _gram(instruments: np.ndarray) -> np.ndarray:
 
 
 def _autocovariances(prepared: Sequence[tuple], beta: np.ndarray, order: int) -> np.ndarray:
-    """Of the residuals at lags 0 .. `order`, weighed, over updates and coordinates."""
+    """The residuals' weighed autocovariances at lags 0 .. `order`, over updates and coordinates."""
     total = np.zeros(order + 1)
     for _, signals, weights in prepared:
         residuals = np.sqrt(weights)[:, None] * _combined(signals, beta)
@@ -261,7 +261,7 @@ def _moments(prepared: Sequence[tuple], theta: np.ndarray) -> tuple[np.ndarray, 
 
 
 def _combined(signals: np.ndarray, beta: np.ndarray) -> np.ndarray:
-    """Of signals (T, P, ...): the first less beta times the others."""
+    """The first of the signals, (T, P, ...), less beta times the others."""
     return np.append(1.0, -beta).astype(signals.dtype) @ signals
 
 
@@ -325,7 +325,7 @@ def _momentum(beta: np.ndarray, covariance: np.ndarray, lags: int) -> tuple[floa
 
 
 def _inverse(matrix: np.ndarray) -> np.ndarray:
-    """Of a positive definite matrix, by way of unit diagonals."""
+    """The inverse of a positive definite matrix, by way of unit diagonals."""
     size = 1 / np.sqrt(np.diag(matrix))
     return size[:, None] * np.linalg.inv(matrix * np.outer(size, size)) * size
 

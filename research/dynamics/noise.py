@@ -19,7 +19,7 @@ from optdyn.problem import Examples, Params, Problem
 
 
 class Moments(NamedTuple):
-    """Of a gradient, at some parameters; both unbiased, so |G|^2 may come out below zero."""
+    """A gradient's moments at some parameters; both unbiased, so |G|^2 may be below zero."""
 
     square: jax.Array  # |G|^2
     trace: jax.Array  # tr(Sigma), of one example

@@ -173,7 +173,7 @@ def _logged(config: Experiment) -> dict[str, Any]:
 
 
 def word(own: Sequence[float], over: Sequence[float]) -> str:
-    """Of a cell: the arm's figures, and their ratio to the opponent's with its interval."""
+    """The word of a cell, by an arm's figures and their ratio to the opponent's."""
     return MISSED if np.isinf(np.median(own)) else words(over, FASTER, SLOWER)
 
 
@@ -192,7 +192,7 @@ def cells(result: Mapping[str, Any]) -> dict[str, dict[str, str]]:
 
 
 def verdict(result: Mapping[str, Any]) -> Verdict:
-    """Of networks from the fastest to the slowest."""
+    """The verdict over networks, from the fastest to the slowest."""
     said = list(cells(result).values())
     fast, slow = ([w == FASTER for w in each.values()] for each in (said[0], said[-1]))
     is_many = [2 * sum(each) > len(each) for each in (fast, slow)]

@@ -39,7 +39,7 @@ def init(
 
 
 def _parameters(name: str, variables: Mapping[str, Any]) -> Any:
-    """Those of a block, which may have none. ValueError if it has other state, or not float32."""
+    """A block's parameters, which may be none. ValueError for other state, or if not float32."""
     if others := sorted(set(variables) - {"params"}):
         raise ValueError(
             f"block {name!r} has variables {others[0]!r}: blocks have parameters only (a norm over "

@@ -161,13 +161,13 @@ class Sweep:
         return len(self._ended) == len(self._points)
 
     def show(self, point: str, step: int) -> None:
-        """That the point is at that update; of the last one `end` tells."""
+        """Says that the point is at that update; `end` tells of the last one."""
         with self._lock:
             if step < self._points[point]:
                 self._show(point, step)
 
     def end(self, point: str, status: str) -> None:
-        """That the point needs no more updates."""
+        """Says that the point needs no more updates."""
         with self._lock:
             self._ended.add(point)
             self._diverged += status == "diverged"

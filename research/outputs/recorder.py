@@ -30,7 +30,7 @@ class Recorder:
         self._seconds += seconds
 
     def raced(self, made: Timeline, window: slice) -> None:
-        """Those of a race, each with its own time and the version that it had read.
+        """Writes updates of a race, each with its own time and the version that it had read.
 
         Of several arrivals it is that of the last one.
         """

@@ -229,7 +229,7 @@ def _is_tagged(name: str) -> bool:
 
 
 def _value(config: Mapping[str, Any], name: str) -> Any:
-    """Of a dotted key, as TensorBoard can show it."""
+    """The value of a dotted key, as TensorBoard can show it."""
     found: Any = config
     for part in name.split("."):
         found = found.get(part) if isinstance(found, Mapping) else None
@@ -409,7 +409,7 @@ def parameters(workdir: Path) -> tuple[int, Any]:
 
 
 def _parameters(saved: Mapping[str, Any]) -> Any:
-    """Those of a state as it is saved: of the first of several nodes, the newest of a table."""
+    """The parameters in a saved state: those of the first node, the newest of a table."""
     if "state" in saved:
         return _parameters(jax.tree.map(lambda leaf: leaf[0], saved["state"]))
     if "slots" not in saved:

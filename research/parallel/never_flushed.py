@@ -194,7 +194,7 @@ def _update(
     event: Event,
     read: Any,
 ) -> tuple[jax.Array, jax.Array]:
-    """By blocks, each with a staleness of its own."""
+    """The update by blocks, each with a staleness of its own."""
     stale = {name: event.staleness[part.first + k] for k, name in enumerate(part.names)}
     event = event._replace(staleness=stale)
     return update(optimizer, forms, params, opt_state, grads, event, read)

@@ -131,7 +131,7 @@ def overlap(advance: Advance, apart: Apart, mesh: Mesh, streamed: bool = False) 
 
 
 def senders(own: list[np.ndarray], turn: int) -> list[Any]:
-    """Of the devices of each node the one whose turn it is to send."""
+    """The device of each node whose turn it is to send."""
     return [row[turn % row.size] for row in own]
 
 

@@ -15,12 +15,12 @@ class Nodes(NamedTuple):
 
     @property
     def params(self) -> Params:
-        """Those of the first node."""
+        """The parameters of the first node."""
         return jax.tree.map(lambda leaf: leaf[0], self.every)
 
     @property
     def every(self) -> Params:
-        """Those of all nodes, leaves (nodes, ...)."""
+        """The parameters of all nodes, leaves (nodes, ...)."""
         return jax.vmap(lambda state: state.params)(self.state)
 
     def logged(self) -> dict[str, float]:
@@ -61,7 +61,7 @@ def over_workers(strategy: Strategy, workers: int) -> Strategy:
 
 
 def _means(info: Info) -> Info:
-    """Of what each device says, or each node."""
+    """The means of what each device says, or each node."""
     return jax.tree.map(lambda leaf: leaf.mean(axis=0), info)
 
 

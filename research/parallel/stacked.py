@@ -24,7 +24,7 @@ class Form(NamedTuple):
 
 
 class Forms(NamedTuple):
-    """Those of a part of a `State`."""
+    """The forms of a part of a `State`."""
 
     params: Form
     opt_state: Form

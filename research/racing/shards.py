@@ -59,7 +59,7 @@ class Part:
 
 
 def leaves(state: State) -> dict[str, np.ndarray]:
-    """Those of a state by path, which is the same in that of some blocks only."""
+    """The leaves of a state by path, which is the same in a state of some blocks only."""
     return {
         jax.tree_util.keystr(path): leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(jax.device_get(state))

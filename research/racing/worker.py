@@ -114,7 +114,7 @@ class Asked(NamedTuple):
 
 
 def asked(run: Run, compute: Compute, group: int) -> Asked:
-    """Of the group; the first time that it is done it is compiled."""
+    """Asks a group for its message; the first time, its program is compiled."""
     halves = halves_of(run)
     reading = order_of(run).working[group]
     x = jax.device_get(halves.given(run.program.strategy.init(run.params), reading.slot))

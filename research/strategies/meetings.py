@@ -151,7 +151,7 @@ def message_bytes(of: "ModelAveraging", setting: Setting) -> list[float]:
 
 
 def _optimizer_bytes(config: Experiment, params: Any) -> int:
-    """Of the floats in an optimizer's state."""
+    """Bytes of the floats in an optimizer's state."""
     name = config.optimizer.name
     hyper = ("learning_rate", *(("momentum",) if optimizers.takes_momentum(name) else ()))
     made = optimizers.optimizer(name, hyper, optimizers.options(config), optimizers.chain(config))

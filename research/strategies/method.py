@@ -332,7 +332,7 @@ class Chosen:
 
 @cache
 def _methods() -> Mapping[str, type[Method]]:
-    """Those of the files beside this one, plain SGD's first."""
+    """The methods of the files beside this one, plain SGD's first."""
     beside = sorted(module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]))
     files = {name: import_module(f"{PACKAGE}.{name}") for name in (PLAIN, *beside)}
     return {name: file.METHOD for name, file in files.items() if hasattr(file, "METHOD")}

@@ -79,7 +79,7 @@ def outer(
         return State(inner.init(params), nothing, theta, tuple(map(messages.kept, parts(params))))
 
     def turns(event: Event) -> tuple[jax.Array, ...]:
-        """Of every fragment `send`, `receive` and `waited`."""
+        """The `send`, `receive` and `waited` of every fragment."""
         choice = event.choice
         each = choice.send, choice.receive, choice.waited
         return tuple(jnp.broadcast_to(turn, fragments) for turn in each)
@@ -89,7 +89,7 @@ def outer(
         return merge(exchange(after, event), event, state.in_flight), info
 
     def update(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
-        """Of the node by itself; `info` counts the bytes that it is about to send."""
+        """What the node does by itself; `info` counts the bytes that it is about to send."""
         after, info = inner.step(state.inner, own_event(event), batch)
         send, receive, waited = turns(event)
         blocking = receive & (waited == 0)
@@ -117,7 +117,7 @@ def outer(
         return state._replace(in_flight=join(in_flight), errors=errors)
 
     def merge(state: State, event: Event, before: Params) -> State:
-        """Of the fragments that are received; `before`: what was in flight before this update."""
+        """Merges the fragments received; `before`: what was in flight before this update."""
         _, receive, waited = turns(event)
         hyper = {**event.hyper, **dict(event.choice.outer)}
 

@@ -123,7 +123,7 @@ class StalePipeline(Gradients, Reads, MicroBatches):
 
     @property
     def parts(self) -> int:
-        """Of a batch, that go through the stages one after the other."""
+        """How many parts of a batch go through the stages one after the other."""
         return self.micro_batches if self.pipeline == "2bw" else 1
 
     def clock(self, setting: Setting, methods: Methods) -> Timeline:

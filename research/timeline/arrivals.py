@@ -21,7 +21,7 @@ ROUNDING = 1e-10  # relative; constant services, of which up to 10^5 are added, 
 
 
 def rounding(law: Law) -> float:
-    """By how much, relatively, arrivals at the same second may differ; 0 where times are drawn."""
+    """How much arrivals at the same second may differ, relatively; 0 where times are drawn."""
     return ROUNDING if is_constant(law) else 0.0
 
 
@@ -103,7 +103,7 @@ def computing(seed: int, law: Law, work: Work, steps: int, group: int) -> Iterat
 
 
 def services(seed: int, law: Law, work: Work, steps: int, group: int) -> Iterator[float]:
-    """Likewise, with the exchange."""
+    """The same, with the exchange."""
     exchange, overlap = float(work.of(group)[1][0]), work.overlap
     for compute in computing(seed, law, work, steps, group):
         yield max(compute, compute * (1 - overlap) + exchange)

@@ -122,7 +122,7 @@ def _prompt(cluster: Cluster) -> Cluster:
 
 
 def habits_of(cluster: Cluster, groups: int, update_bytes: int) -> habits.Habits | None:
-    """Of groups that are volunteers. A group has the hour of its first worker's node."""
+    """The habits of groups of volunteers; a group has the hour of its first worker's node."""
     if not (cluster.diurnal or cluster.presence or cluster.server_bandwidth):
         return None
     load = habits.load(cluster)

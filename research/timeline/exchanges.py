@@ -67,7 +67,7 @@ class Exchanges:
 def exchanges(
     worker: np.ndarray, periods: Sequence[int], is_stale: bool = True
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of local steps in that order, (steps,): whether each exchanges, its staleness, its version.
+    """Whether each local step exchanges, its staleness and its version, (steps,) each.
 
     The version is how many exchanges there had been when its worker read, or where nothing
     `is_stale`, so far.

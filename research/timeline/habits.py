@@ -23,7 +23,7 @@ class Load(NamedTuple):
 
 
 def load(cluster: Cluster) -> Load | None:
-    """By how much longer nodes take at a second; None where all hours are alike.
+    """How much longer nodes take at a second; None where all hours are alike.
 
     1 + a sin(2 pi t / day + longitude), a = `cluster.diurnal`: computers that are also used.
     """

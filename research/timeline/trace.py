@@ -44,7 +44,7 @@ class Held(NamedTuple):
         return self._replace(inside=self.inside + "inner.")
 
     def order(self, worker: np.ndarray) -> "Held":
-        """That workers arrived in this order, and nothing else of what it says."""
+        """A trace that says that workers arrived in this order, and nothing else."""
         return self._replace(worker=worker, fields={})
 
     def node(self, node: int, nodes: int) -> "Held":
@@ -75,14 +75,14 @@ class Held(NamedTuple):
         return found.reshape(steps, *shape)
 
     def whole(self, field: str, shape: tuple[int, ...], least: int, most: int) -> np.ndarray:
-        """Likewise, int32, from `least` to `most`; `TimelineError` where a number is not that."""
+        """The same as int32, from `least` to `most`; `TimelineError` where a number is not that."""
         found = self.numbers(field, shape)
         good = (found == np.floor(found)) & (found >= least) & (found <= most)
         self.require(field, good, f"whole numbers from {least} to {most}")
         return found.astype(np.int32)
 
     def flags(self, field: str, shape: tuple[int, ...] = ()) -> np.ndarray:
-        """Likewise, bool."""
+        """The same as bool."""
         return self.whole(field, shape, 0, 1).astype(bool)
 
     def require(self, field: str, good: np.ndarray, wanted: str) -> None:

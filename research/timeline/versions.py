@@ -30,7 +30,7 @@ class Reading(NamedTuple):
 
     @property
     def numbers(self) -> range:
-        """Those of its batches."""
+        """The numbers of its batches."""
         return range(self.batch, self.batch + self.batches)
 
 

@@ -18,7 +18,7 @@ class Point(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Of a setting tried for a while, from some point."""
+    """What came of a setting tried for a while, from some point."""
 
     loss: float  # of training, at its end (a probe's: of its mean); NaN if it diverged
     updates: int

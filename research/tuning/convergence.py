@@ -56,7 +56,7 @@ def fit(batches: ArrayLike, updates: ArrayLike) -> Law:
 
 
 def of_runs(batches: ArrayLike, updates: ArrayLike) -> Updates:
-    """Of runs at two mini-batches or more, at least three in all: where the next run lies.
+    """Where the next run lies, by three runs or more at two mini-batches or more.
 
     Student's prediction interval of the logarithms, with the law linearized around its fit. Errors
     as of `fit`.
@@ -70,7 +70,7 @@ def of_runs(batches: ArrayLike, updates: ArrayLike) -> Updates:
         return law.least + law.examples / np.asarray(batch, float)
 
     def slopes(batch: ArrayLike) -> np.ndarray:
-        """Of log updates by both parameters, (n, 2), in units in which both are about 1."""
+        """Slopes of log updates by both parameters, (n, 2), in units in which both are about 1."""
         batch = np.atleast_1d(np.asarray(batch, float))
         return np.stack([np.ones_like(batch), b.mean() / batch], 1) / median(batch)[:, None]
 

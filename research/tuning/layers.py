@@ -50,7 +50,7 @@ class Layer(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """Of the paper's M_bound, in bytes."""
+    """The terms of the paper's M_bound, in bytes."""
 
     feature_maps: float  # M_FM
     parameters: float  # M_MP: weights, gradients and the optimizer's state
@@ -66,7 +66,7 @@ class Update(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """Of one mini-batch, for `planner.algorithms`; the last row is all work without alternatives.
+    """One mini-batch's tables for `planner.algorithms`; the last row is work without alternatives.
 
     Columns are LOWERINGS, rows otherwise distinct convolutions; each is beyond its least entry.
     """
@@ -135,7 +135,7 @@ def chosen(kinds: Sequence[Layer], columns: Sequence[int]) -> Choice:
 
 
 def least(update: Updates, kinds: Sequence[Layer], base: Choice, batch: int) -> Choice:
-    """Of every convolution the algorithm that takes the program the fewest bytes."""
+    """The algorithm of every convolution that takes the program the fewest bytes."""
     return chosen(kinds, _beyond(update, kinds, base, batch).argmin(axis=1).tolist())
 
 

@@ -109,7 +109,7 @@ def steady_state(
 
 
 def settings(g: int, alpha: float, momenta: Sequence[float]) -> list[Choice]:
-    """Of g groups, what a grid is of."""
+    """The settings of g groups that a grid is made of."""
     return [Choice(g, mu, rate) for rate, mu in product((alpha / STEP, alpha), sorted(momenta))]
 
 
@@ -178,7 +178,7 @@ def _smaller(one: Choice, other: Choice, in_any: bool = False) -> bool:
 
 
 def size(setting: Choice) -> tuple[float, float]:
-    """By which settings are ordered."""
+    """The number that settings are ordered by."""
     return setting.learning_rate, setting.momentum
 
 

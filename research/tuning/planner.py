@@ -49,7 +49,7 @@ class PlanError(InputError):
 
 
 class Row(NamedTuple):
-    """Of one candidate mini-batch; the defaults if it does not fit."""
+    """What is known of one candidate mini-batch; the defaults if it does not fit."""
 
     batch: int
     feasible: bool = False

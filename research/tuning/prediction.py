@@ -44,7 +44,7 @@ REPLICAS, ROUNDS = 200, 40  # of arrivals: windows of so many updates a group
 
 
 class Measured(NamedTuple):
-    """Of a problem, along one synchronous run."""
+    """What was measured of a problem, along one synchronous run."""
 
     noise_scale: float  # B_noise, examples: mean tr(Sigma) over mean |G|^2
     sharpness: float  # lambda, the mean

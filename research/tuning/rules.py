@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 
 class Rules(NamedTuple):
-    """Of both modes (`predictive.py`, `omnivore.py`). All seconds are simulated ones."""
+    """The rules of both modes (`predictive.py`, `omnivore.py`); all seconds are simulated."""
 
     momenta: Sequence[float]
     learning_rates: Sequence[float]  # of one group
@@ -17,7 +17,7 @@ class Rules(NamedTuple):
 
 
 def rules(tune: Any) -> Rules:
-    """Those of `config.tune`."""
+    """The rules that `config.tune` asks for."""
     return Rules(
         momenta=tuple(tune.momenta),
         learning_rates=tuple(tune.learning_rates),
