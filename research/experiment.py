@@ -558,7 +558,8 @@ def _changed(value: Any, changes: Mapping[str, Any], prefix: str = "config") -> 
         if name not in known:
             raise ConfigError(f"{prefix} has no key {name!r}{meant(name, known)}")
     for name, of in inner.items():
-        own[name] = _changed(getattr(value, name), of, f"{prefix}.{name}")
+        part = own.get(name, getattr(value, name))
+        own[name] = _changed(part, of, f"{prefix}.{name}")
     return Value.with_(value, **({"workers": 0} if isinstance(value, Cluster) else {}), **own)
 
 
