@@ -18,7 +18,7 @@ import jax
 
 from optdyn import named
 from optdyn.experiment import Cluster, Experiment
-from optdyn.fields import OPTIONS, Value, field
+from optdyn.fields import OPTIONS, Value, field, plain
 from optdyn.problem import Examples, Params, Problem
 from optdyn.strategies.base import Gradient, Strategy
 from optdyn.timeline.base import Timeline
@@ -174,7 +174,9 @@ class Chosen(NamedTuple):
     def keys(self, strategy: Any) -> dict[str, Any]:
         """Those of config.strategy that its program depends on."""
         return {
-            key: strategy.options.get(key, method.keys[key]) if own else getattr(strategy, key)
+            key: plain(strategy.options.get(key, method.keys[key]))
+            if own
+            else getattr(strategy, key)
             for method in self.every
             for own in [method in self.own]
             for key in method.compiled
