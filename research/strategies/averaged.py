@@ -27,8 +27,8 @@ def values(config: Experiment) -> None:
     if strategy.inner_state != "kept" and apart:
         raise ConfigError(
             f"config.strategy.inner_state = {strategy.inner_state!r}: must be 'kept' with "
-            f"config.strategy.{apart} = {getattr(strategy, apart)}, as the state of an optimizer is of all "
-            "parameters and of now"
+            f"config.strategy.{apart} = {getattr(strategy, apart)}, as the state of an optimizer "
+            "is of all parameters and of now"
         )
 
 
