@@ -69,7 +69,8 @@ def seconds(run: Recorded, bandwidths: Sequence[float]) -> pd.DataFrame:
     common["update_bytes"] = run.update_bytes
     epochs: Any = {"steps_per_epoch": run.steps_per_epoch, "epoch_losses": run.epoch_losses}
     for bandwidth in bandwidths:
-        cluster = config.cluster.with_(bandwidth=bandwidth * GIGABIT)
+        between = bandwidth * GIGABIT if np.isfinite(bandwidth) else 0.0  # which is free
+        cluster = config.cluster.with_(bandwidth=between)
         waiting = float(synchronous(cluster, **common).seconds[-1])
         selective = float(daso(cluster, config.strategy, **common, **epochs).seconds[-1])
         rows.append((bandwidth, waiting, selective, 1 - selective / waiting))

@@ -19,7 +19,7 @@ from optdyn.analysis.lags import geometric_distance
 from optdyn.analysis.laws import Law
 from optdyn.analysis.raced import BATCH, Race
 from optdyn.analysis.tables import Point, TableError
-from optdyn.config import default
+from optdyn.config import usual
 from optdyn.dynamics.moments import equivalent_momentum
 from optdyn.outputs import history
 from optdyn.timeline import make
@@ -59,8 +59,7 @@ def simulated(race: Race, values: Mapping[str, Any]) -> dict[str, Any]:
     """The simulator's updates a second (seeds,), and in every tenth of the updates (seeds, 10); and
     its histogram of staleness (seeds, longest).
     """
-    config, batch = default(), race.point.config[BATCH]
-    config.update_from_flattened_dict(dict(values))
+    config, batch = usual().with_(values), race.point.config[BATCH]
     lines = [
         make(
             config.cluster,

@@ -6,11 +6,12 @@ are real, the cluster is simulated.
 
 from optdyn.config import usual
 from optdyn.experiment import Cluster, Data, Experiment, Model
+from optdyn.grid import Point
 
 WORKERS = 16
 TARGET = 0.25  # training loss of the networks
 LOSSES = (1.0, 0.5, TARGET)  # on the way there, of which times are told
-NETWORKS = {  # updates that are enough, by far, at any batch from 1 up
+NETWORKS: dict[str, Point] = {  # updates that are enough, by far, at any batch from 1 up
     "mlp": {"model.name": "mlp", "model.hidden": (32,)},
     "cnn": {"model.name": "cnn", "model.channels": (4, 8), "model.hidden": (32,)},
 }

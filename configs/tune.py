@@ -18,7 +18,8 @@ training takes some 500 to 1,500 updates to reach.
 from ml_collections import ConfigDict
 
 from optdyn import timeline
-from optdyn.config import default
+from optdyn.config import default, parse
+from optdyn.experiment import Experiment
 from optdyn.values import entry
 
 WORKERS = 8
@@ -62,7 +63,7 @@ def get_config(case: str = "small,stragglers") -> ConfigDict:
     config.update_from_flattened_dict(network)
     if cluster == "server":
         config.cluster.pieces.conv_compute = SECONDS * config.batch_size
-    each = pace(config, 1)
+    each = pace(parse(config), 1)
     config.tune.probe_seconds = 10 * each
     config.tune.epoch_seconds = 60 * each
     config.tune.seconds = 6000 * each
@@ -74,13 +75,12 @@ def get_config(case: str = "small,stragglers") -> ConfigDict:
 
 def can_win(case: str) -> bool:
     """Whether asynchrony can win, by the rule above."""
-    config = get_config(case)
+    config = parse(get_config(case))
     faster = min(pace(config, g) for g in (1, 2, 4, 8)) / pace(config, 1)
     return faster < 0.6 and config.batch_size <= NOISE / 3
 
 
-def pace(config: ConfigDict, groups: int) -> float:
+def pace(config: Experiment, groups: int) -> float:
     """HE(g), seconds an update."""
-    size = {"steps": 2000, "batch_size": config.batch_size}
-    line = timeline.make(config.cluster, groups=groups, **size)
+    line = timeline.make(config.cluster, groups=groups, steps=2000, batch_size=config.batch_size)
     return float(line.seconds[-1]) / len(line.seconds)

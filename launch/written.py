@@ -18,11 +18,11 @@ def get_config(path: str) -> ConfigDict:
     """
     config = default()
     try:
-        held = ConfigDict(_with_tuples(with_new_keys(read_json(Path(path)))))
-        kinds.check(held, config)
+        held = _with_tuples(with_new_keys(read_json(Path(path))))
+        kinds.check(held, config.to_dict())
     except InputError as error:
         raise ConfigError(f"config file {path}: is no config of a run: {error}") from error
-    config.update(held)
+    config.update(ConfigDict(held))
     return config
 
 

@@ -11,7 +11,7 @@ from dataclasses import Field, InitVar, dataclass, fields
 from dataclasses import field as made
 from typing import Any, Self
 
-from optdyn.fields import OPTIONS, Options, Value, default_of, field
+from optdyn.fields import OPTIONS, Options, Value, default_of, field, plain
 from optdyn.likeness import meant
 from optdyn.values import ConfigError
 
@@ -538,7 +538,7 @@ def _plain(value: Any) -> Any:
         return value.to_dict()
     if isinstance(value, Value):
         return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
-    return dict(value) if isinstance(value, Options) else value
+    return plain(value)
 
 
 def _changed(value: Any, changes: Mapping[str, Any], prefix: str = "config") -> Any:

@@ -41,6 +41,13 @@ class Options(dict[str, Any]):
 OPTIONS = Options()  # the default of a field whose keys are free
 
 
+def plain(value: Any) -> Any:
+    """The value as functions take it: dicts for options, also inside, for each caller its own."""
+    if isinstance(value, Mapping):
+        return {key: plain(entry) for key, entry in value.items()}
+    return tuple(map(plain, value)) if isinstance(value, (list, tuple)) else value
+
+
 @dataclasses.dataclass(frozen=True)
 class Range:
     """What a value may be, in words and as a test."""

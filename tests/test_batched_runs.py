@@ -281,8 +281,7 @@ def test_examples_are_loaded_and_put_on_devices_once(config, mnist):
     one, other = (prepare(as_experiment(config({**mnist, "seed": seed}))) for seed in (0, 1))
     assert one.data is other.data
     sets = [
-        resident.put(run.data, run.program.layout.put_examples, as_experiment(run.config))
-        for run in (one, other)
+        resident.put(run.data, run.program.layout.put_examples, run.config) for run in (one, other)
     ]
     assert sets[0] is sets[1]
     fewer = prepare(as_experiment(config({**mnist, "data.train_examples": 100})))

@@ -32,7 +32,7 @@ from optdyn.values import ConfigError
 from tests.values import as_experiment
 
 
-def refusal(config, act=check):
+def refusal(config, act=lambda config: check(as_experiment(config))):
     with pytest.raises(ConfigError) as caught:
         act(config)
     assert "\n" not in str(caught.value)
@@ -73,12 +73,11 @@ def test_a_value_of_another_kind_is_refused_by_name(name, value):
 
 
 def test_kinds_are_of_any_reference():
-    """Whatever keys there are: what is locked is a tree, what is not holds plain values."""
-    reference = ConfigDict({"count": 1, "inner": {"rate": 0.5}, "options": {}}).lock()
-    reference.options.unlock()
+    """Whatever keys there are: a dict with keys is a tree, an empty one is of plain values."""
+    reference = {"count": 1, "inner": {"rate": 0.5}, "options": {}}
 
     def like(**values):
-        return ConfigDict({"count": 1, "inner": {"rate": 0.5}, "options": {}} | values)
+        return reference | values
 
     kinds.check(like(inner={"rate": 2}, options={"a": [1, {"b": "x"}], "c": None}), reference)
     for bad, name in (
@@ -98,9 +97,8 @@ def test_a_batch_has_each_example_once_at_most(config):
     one = {"data.train_examples": 50, "batch_size": 50}
     check(as_experiment(config(one)))
     check(as_experiment(config(one | {"batch_size": 51, "data.replacement": True})))
-    check(
-        as_experiment(config(one | {"batch_size": 51, "model.noise": 0.0}))
-    )  # one objective, without examples
+    alike = config(one | {"batch_size": 51, "model.noise": 0.0})
+    check(as_experiment(alike))  # one objective, without examples
     said = refusal(config(one | {"batch_size": 51}))
     assert said.startswith("config.batch_size = 51: the training set has 50 examples")
 
@@ -108,7 +106,7 @@ def test_a_batch_has_each_example_once_at_most(config):
 def test_a_batch_larger_than_what_is_loaded(config, mnist):
     large = config(mnist | {"data.train_examples": 0, "batch_size": 4004, "cluster.nodes": 1})
     large.strategy.groups = 1
-    said = refusal(large, trainer.prepare)
+    said = refusal(as_experiment(large), trainer.prepare)
     assert said.startswith("config.batch_size = 4,004: the training set has 4,000 examples")
 
 
@@ -123,7 +121,7 @@ def test_what_cannot_fit_is_refused_with_its_bytes(config, mnist, monkeypatch):
     monkeypatch.setattr(room, "available", lambda: need)
     trainer.prepare(as_experiment(chosen))
     monkeypatch.setattr(room, "available", lambda: need - 1)
-    said = refusal(chosen, trainer.prepare)
+    said = refusal(as_experiment(chosen), trainer.prepare)
     assert f" 4 versions, and their optimizer's state need {need:,} bytes" in said
 
 

@@ -24,7 +24,7 @@ from optdyn.checks import check
 from optdyn.config import default
 from optdyn.configs import images, plan, quickstart, tune
 from optdyn.configs.grids import daso, dynamic_batch, local
-from optdyn.grid import named, resolve
+from optdyn.grid import changed, named, resolve
 from optdyn.launch import app
 from optdyn.values import InputError
 from tests.values import as_experiment
@@ -118,7 +118,10 @@ def bases(folder):
 
 
 def points(config):
-    return (resolve(config, name, point) for name, point in named(config))
+    """The configs of a grid's points, which can run."""
+    for name, point in named(config):
+        resolve(config, name, point)
+        yield changed(config.base, {key: value for key, value in point.items() if key != "name"})
 
 
 def leaves(tree, prefix=""):
@@ -177,16 +180,17 @@ def mutated(base, rng):
 def tried(config):
     """'refused', 'prepared' or 'trained'; raises what is no refusal in one line."""
     try:
-        check(as_experiment(config))
-        if config.replicas.count:
-            trainer.prepare(as_experiment(config), config.replicas.count)
+        parsed = as_experiment(config)
+        check(parsed)
+        if parsed.replicas.count:
+            trainer.prepare(parsed, parsed.replicas.count)
             return "prepared"
-        run = trainer.prepare(as_experiment(config))
+        run = trainer.prepare(parsed)
     except InputError as error:
         assert "\n" not in str(error) and len(str(error)) < 2000, str(error)
         return "refused"
-    size = sum(leaf.size for leaf in jax.tree.leaves(run.params)) * config.batch_size
-    if size > SMALL * 64 or config.parallel.api or config.probes.momentum:
+    size = sum(leaf.size for leaf in jax.tree.leaves(run.params)) * parsed.batch_size
+    if size > SMALL * 64 or parsed.parallel.api or parsed.probes.momentum:
         return "prepared"
     run.program.advance(*driver.first(run, 1))
     return "trained"

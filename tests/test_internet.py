@@ -7,7 +7,6 @@ import pytest
 from optdyn import room, strategies
 from optdyn.checks import check
 from optdyn.configs import internet
-from tests.values import as_experiment
 
 CASES = list(itertools.product(internet.PROBLEMS, internet.ARMS, (*internet.SIZES, 10_000)))
 
@@ -21,9 +20,9 @@ def enough(monkeypatch):
 @pytest.mark.parametrize(("problem", "arm", "size"), CASES)
 def test_all_arms_can_run_at_every_size(problem, arm, size):
     found = internet.arm_of(problem, arm, size)
-    check(as_experiment(found.config))
+    check(found.config)
     workers = size if arm == internet.ALONE else 1
-    assert strategies.groups_of(as_experiment(found.config)) == workers
+    assert strategies.groups_of(found.config) == workers
     assert found.config.cluster.nodes == size and found.config.cluster.regions == 100
 
 

@@ -8,7 +8,7 @@ import pytest
 from optdyn import problem
 from optdyn.config import default
 from optdyn.models.quadratic import curvatures
-from tests.values import as_model
+from tests.values import as_experiment, as_model
 
 CLASSES = 7
 RNG = np.random.default_rng(0)
@@ -22,6 +22,11 @@ def config(**model):
     config = default()
     config.model.update(model)
     return config
+
+
+def loaded(config):
+    of = as_experiment(config)
+    return problem.load_data(of.model, of.data, of.seed)
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
@@ -83,7 +88,7 @@ def test_quadratic_loss_and_gradient(noise):
     """f = mean of 1/2 (x - xi)' H (x - xi) and grad f = H (x - mean xi)."""
     values = config(name="quadratic", dimension=6, condition=20.0, noise=noise)
     values.data.train_examples = 50
-    made, data = problem.make(as_model(values.model), 0), problem.load_data(as_model(values))
+    made, data = problem.make(as_model(values.model), 0), loaded(values)
     h = curvatures(6, 20.0).astype(np.float64)
     x = np.random.default_rng(1).normal(size=6)
     xi = data.train["optimum"][:8].astype(np.float64)
@@ -100,34 +105,29 @@ def test_quadratic_data():
     """The full training gradient vanishes at 0, where the test loss, which has no noise, does."""
     values = config(name="quadratic", dimension=6, noise=2.0)
     values.data.train_examples = 50
-    made, data = problem.make(as_model(values.model), 0), problem.load_data(as_model(values))
+    made, data = problem.make(as_model(values.model), 0), loaded(values)
     assert data.train["optimum"].shape == (50, 6)
     at_zero = {"x": {"x": jnp.zeros(6)}}
     grads = jax.jit(jax.grad(made.loss))(at_zero, data.train)
     # A float32 mean of 50 numbers of about 2.
     np.testing.assert_allclose(grads["x"]["x"], 0, atol=1e-6)
     assert float(made.loss(at_zero, data.test)) == 0
-    again = problem.load_data(as_model(values))
+    again = loaded(values)
     np.testing.assert_array_equal(again.train["optimum"], data.train["optimum"])
     values.seed = 1
-    assert not np.array_equal(
-        problem.load_data(as_model(values)).train["optimum"], data.train["optimum"]
-    )
+    assert not np.array_equal(loaded(values).train["optimum"], data.train["optimum"])
 
 
 def test_quadratic_without_noise_needs_one_example():
-    data = problem.load_data(as_model(config(name="quadratic", dimension=6)))
+    data = loaded(config(name="quadratic", dimension=6))
     np.testing.assert_array_equal(data.train["optimum"], np.zeros((1, 6)))
-    assert (
-        len(problem.load_data(as_model(config(name="quadratic", noise=1.0))).train["optimum"])
-        == 1000
-    )
+    assert len(loaded(config(name="quadratic", noise=1.0)).train["optimum"]) == 1000
 
 
 def test_descent_on_the_quadratic_contracts_each_coordinate():
     """x_{t+1} = (1 - alpha h) x_t, which no sign or factor of the gradient survives."""
     values = config(name="quadratic", dimension=4, condition=8.0)
-    made, data = problem.make(as_model(values.model), 0), problem.load_data(as_model(values))
+    made, data = problem.make(as_model(values.model), 0), loaded(values)
     params = made.init(jax.random.key(0), data.train)
     gradient = jax.jit(jax.grad(made.loss))
     for _ in range(20):
@@ -141,7 +141,7 @@ def test_descent_on_the_quadratic_contracts_each_coordinate():
 def test_quadratic_with_spread_is_the_same_bowl_of_unlike_parts(noise):
     values = config(name="quadratic", dimension=6, condition=20.0, noise=noise, spread=0.7)
     values.data.train_examples = 4000
-    made, data = problem.make(as_model(values.model), 0), problem.load_data(as_model(values))
+    made, data = problem.make(as_model(values.model), 0), loaded(values)
     h, s = curvatures(6, 20.0).astype(np.float64), data.train["curvature"].astype(np.float64)
     xi = data.train["optimum"].astype(np.float64)
     # Float32 means of 4,000 numbers of about one; the deviation of as many draws.
@@ -163,8 +163,8 @@ def test_quadratic_with_spread_is_the_same_bowl_of_unlike_parts(noise):
 def test_quadratic_without_spread_is_as_it_was():
     """No array more, and the draws of the optima are the same with one."""
     values = config(name="quadratic", dimension=6, noise=2.0)
-    plain = problem.load_data(as_model(values))
+    plain = loaded(values)
     assert set(plain.train) == set(plain.test) == {"optimum"}
     values.model.spread = 1.0
-    moved = problem.load_data(as_model(values)).train["optimum"] - plain.train["optimum"]
+    moved = loaded(values).train["optimum"] - plain.train["optimum"]
     np.testing.assert_allclose(moved, np.broadcast_to(moved[0], moved.shape), atol=1e-6)

@@ -157,9 +157,10 @@ def test_a_thread_of_a_notebook_may_train_into_a_folder_by_its_name(
     chosen, workdir, summary = trained
     before = signal.getsignal(signal.SIGINT)
     with ThreadPoolExecutor(1) as pool:
-        again = pool.submit(train, chosen, str(tmp_path / "run")).result()
+        again = pool.submit(train, as_experiment(chosen), str(tmp_path / "run")).result()
         replicas = config({"replicas.count": 2, "steps": 5, "log_every": 5, "checkpoint_every": 0})
-        recorded = pool.submit(record, replicas, str(tmp_path / "replicas")).result()
+        asked = record, as_experiment(replicas), str(tmp_path / "replicas")
+        recorded = pool.submit(*asked).result()
     assert again["parameters_crc32"] == summary["parameters_crc32"]
     assert rows(tmp_path / "run") == rows(workdir)
     assert recorded["status"] == "completed" and signal.getsignal(signal.SIGINT) is before

@@ -11,13 +11,14 @@ import math
 from typing import Any
 
 from matplotlib.figure import Figure
-from ml_collections import ConfigDict
 
+from optdyn.config import parse
 from optdyn.configs import tune as cases
 from optdyn.evidence import arms
 from optdyn.evidence.claim import Claim, Verdict
 from optdyn.evidence.intervals import ratio, shown
 from optdyn.evidence.study import Study
+from optdyn.experiment import Experiment
 from optdyn.launch.tune import tune
 from optdyn.tuning import bench
 from optdyn.tuning.choice import Choice
@@ -41,10 +42,9 @@ CLAIM = Claim(
 )
 
 
-def synchronous(study: Study, config: ConfigDict, groups: int = 1) -> arms.Tuned:
+def synchronous(study: Study, config: Experiment, groups: int = 1) -> arms.Tuned:
     """The best learning rate and momentum of so many groups, one by default, by seconds."""
-    chosen = config.copy_and_resolve_references()
-    chosen.strategy.groups, chosen.steps = groups, STEPS
+    chosen = config.with_({"strategy.groups": groups}, steps=STEPS)
     step, momentum = START[config.batch_size]
     arm = arms.sgd(chosen, step / groups**0.5, momentum if groups == 1 else 0.0)
     return arms.tuned(study, arm, config.tune.target, "seconds")
@@ -54,11 +54,9 @@ def setting(found: arms.Tuned, groups: int = 1) -> Choice:
     return Choice(groups, found.point[arms.MOMENTUM], found.point[arms.RATE])
 
 
-def alone(config: ConfigDict, seed: int, setting: Choice) -> float:
+def alone(config: Experiment, seed: int, setting: Choice) -> float:
     """Seconds of a setting from the start to the target, at the log points of `launch.tune`."""
-    chosen = config.copy_and_resolve_references()
-    chosen.seed = seed
-    cluster = bench.prepare(chosen)
+    cluster = bench.prepare(config.with_(seed=seed))
     start, target = bench.start(cluster), config.tune.target
     _, outcome = bench.attempt(cluster, start, setting, config.tune.seconds, target)
     return outcome.seconds if outcome.reached else math.inf
@@ -66,25 +64,23 @@ def alone(config: ConfigDict, seed: int, setting: Choice) -> float:
 
 def automatic(study: Study, case: str, mode: str, seed: int) -> float:
     """Seconds of a mode to the target, its probes included."""
-    config = of_mode(case, mode)
-    config.seed, config.tune.baselines = seed, ()
+    config = of_mode(case, mode).with_({"tune.baselines": ()}, seed=seed)
     folder = study.workdir / "automatic_optimizer" / f"{case}-{mode}-{seed}"
     found = tune(config, folder)["methods"][0]["with_probes"]
     return math.inf if found is None else float(found)
 
 
-def of_mode(case: str, mode: str) -> ConfigDict:
+def of_mode(case: str, mode: str) -> Experiment:
     """The authors' epochs are equally long, and so longer than the first of those that double."""
-    config = cases.get_config(case)
-    config.tune.mode = mode
-    config.tune.epoch_seconds *= 5 if mode == "omnivore" else 1
-    return config
+    config = parse(cases.get_config(case))
+    seconds = config.tune.epoch_seconds * (5 if mode == "omnivore" else 1)
+    return config.with_({"tune.mode": mode, "tune.epoch_seconds": seconds})
 
 
 def measure(study: Study) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for name, case in CASES.items():
-        config = cases.get_config(case)
+        config = parse(cases.get_config(case))
         found = synchronous(study, config)
         key = f"automatic optimizer {case} {setting(found)}"
         opponent = [

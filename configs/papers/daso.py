@@ -11,21 +11,22 @@ from itertools import pairwise
 from typing import Any
 
 from matplotlib.figure import Figure
-from ml_collections import ConfigDict
 
 from optdyn import resident
-from optdyn.config import default
+from optdyn.config import usual
 from optdyn.evidence import arms
 from optdyn.evidence.claim import Claim, Verdict
 from optdyn.evidence.intervals import ratio, shown
 from optdyn.evidence.study import Job, Study
 from optdyn.evidence.trial import Curve, to_loss
+from optdyn.experiment import Cluster, Data, Experiment, Model
 from optdyn.timeline.daso import daso
 from optdyn.timeline.nodes import synchronous
 
 WIDTHS = (784, 512, 512, 10)
 BYTES = 4 * sum((a + 1) * b for a, b in pairwise(WIDTHS))
 EPOCHS = {"small": 12, "full": 40}
+BATCH, NODES = 128, 4
 NETWORKS = (0.25, 1.0, 4.0)  # seconds of the all-reduce over those of computing
 COMPUTING = 3.2e-3  # seconds a batch
 OVERLAP = 2 / 3
@@ -49,29 +50,36 @@ CLAIM = Claim(
 )
 
 
-def config(strategy: str, scale: str) -> ConfigDict:
-    base = default()
-    base.model.hidden = WIDTHS[1:-1]
-    base.batch_size = 128
-    base.data.train_evaluated = 1000
-    base.steps = EPOCHS[scale] * _per_epoch(base)
-    base.strategy.name = strategy
-    base.strategy.reset_batches, base.strategy.reset_wait = 8, 2
-    base.strategy.warmup_epochs = base.strategy.cooldown_epochs = 2
-    base.cluster.nodes = 4
-    base.cluster.service, base.cluster.variation = "lognormal", 0.1
-    base.cluster.seconds_per_example = COMPUTING * base.cluster.nodes / base.batch_size
-    base.cluster.overlap = OVERLAP
-    return base
+def config(strategy: str, scale: str) -> Experiment:
+    base = usual().with_(
+        {
+            "strategy.name": strategy,
+            "strategy.reset_batches": 8,
+            "strategy.reset_wait": 2,
+            "strategy.warmup_epochs": 2,
+            "strategy.cooldown_epochs": 2,
+        },
+        model=Model(hidden=WIDTHS[1:-1]),
+        data=Data(train_evaluated=1000),
+        batch_size=BATCH,
+        cluster=Cluster(
+            nodes=NODES,
+            service="lognormal",
+            variation=0.1,
+            seconds_per_example=COMPUTING * NODES / BATCH,
+            overlap=OVERLAP,
+        ),
+    )
+    return base.with_(steps=EPOCHS[scale] * _per_epoch(base))
 
 
 def on(
-    network: float, config: ConfigDict, curve: Curve, seed: int, overlap: float = OVERLAP
+    network: float, config: Experiment, curve: Curve, seed: int, overlap: float = OVERLAP
 ) -> Curve:
     """The curve with the seconds of a network; both arms exchange over the same ring."""
-    cluster, epoch = config.cluster.copy_and_resolve_references(), _per_epoch(config)
-    cluster.overlap = overlap
-    cluster.bandwidth = 2 * (1 - 1 / cluster.nodes) * BYTES / (network * COMPUTING)
+    bandwidth = 2 * (1 - 1 / config.cluster.nodes) * BYTES / (network * COMPUTING)
+    cluster = config.cluster.with_(overlap=overlap, bandwidth=bandwidth)
+    epoch = _per_epoch(config)
     run: Any = {"steps": config.steps, "batch_size": config.batch_size, "seed": seed}
     run["update_bytes"] = BYTES
     if config.strategy.name == "daso":
@@ -173,5 +181,5 @@ def picture(result: dict[str, Any], figure: Figure) -> None:
     axes.legend()
 
 
-def _per_epoch(config: ConfigDict) -> int:
+def _per_epoch(config: Experiment) -> int:
     return len(resident.load(config).train["label"]) // config.batch_size

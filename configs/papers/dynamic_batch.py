@@ -12,17 +12,18 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from ml_collections import ConfigDict
 
 from optdyn import resident
-from optdyn.config import default
+from optdyn.config import usual
 from optdyn.evidence import arms
 from optdyn.evidence.claim import Claim, Verdict
 from optdyn.evidence.intervals import ratio, shown, spread
 from optdyn.evidence.study import Job, Study
+from optdyn.experiment import Cluster, Data, Experiment, Model
 from optdyn.timeline.dynamic_batch import clocked, waste
 
 EPOCHS = {"small": 40, "full": 120}
+BATCH, NODES = 128, 4
 EPOCH = 20.0  # seconds of an undisturbed epoch of equal workers
 TARGET = 0.1
 CASES: dict[str, dict[str, Any]] = {
@@ -59,24 +60,21 @@ CLAIM = Claim(
 )
 
 
-def config(scale: str, case: str, **strategy: Any) -> ConfigDict:
-    base = default()
-    base.model.hidden = (32,)
-    base.batch_size = 128
-    base.data.train_evaluated = 1000
+def config(scale: str, case: str, **strategy: Any) -> Experiment:
+    base = usual().with_(
+        model=Model(hidden=(32,)), data=Data(train_evaluated=1000), batch_size=BATCH
+    )
     examples = len(resident.load(base).train["label"])
-    base.steps = EPOCHS[scale] * (examples // base.batch_size)
-    base.strategy.name = "dynamic_batch"
-    base.strategy.micro_batch = base.batch_size  # of the simulation: one pass
-    base.strategy.update(strategy)
-    base.cluster.nodes = 4
-    base.cluster.service = "constant"
-    base.cluster.seconds_per_example = EPOCH * base.cluster.nodes / examples
-    base.cluster.update(CASES[case])
-    return base
+    keys = {"name": "dynamic_batch", "micro_batch": BATCH, **strategy}  # simulated in one pass
+    cluster = Cluster(NODES, service="constant", seconds_per_example=EPOCH * NODES / examples)
+    return base.with_(
+        {f"strategy.{key}": value for key, value in keys.items()},
+        steps=EPOCHS[scale] * (examples // BATCH),
+        cluster=cluster.with_(**CASES[case]),
+    )
 
 
-def clock(config: ConfigDict, seed: int) -> tuple[float, float]:
+def clock(config: Experiment, seed: int) -> tuple[float, float]:
     """Barrier waste, and simulated seconds, of a run."""
     per_epoch = len(resident.load(config).train["label"]) // config.batch_size
     sizes: Any = {"steps": config.steps, "batch_size": config.batch_size, "seed": seed}

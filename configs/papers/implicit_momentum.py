@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from ml_collections import ConfigDict
 
-from optdyn.config import default
+from optdyn.config import usual
 from optdyn.dynamics import moments
 from optdyn.evidence.claim import Claim, Verdict
 from optdyn.evidence.study import Study, cores
+from optdyn.experiment import Cluster, Data, Experiment
 from optdyn.trajectories import single
 
 GROUPS = (1, 4, 16)
@@ -75,19 +75,16 @@ CLAIM = Claim(
 )
 
 
-def config(model: str, groups: int, service: str, seed: int) -> ConfigDict:
-    chosen = default()
-    chosen.update_from_flattened_dict(MODELS[model])
-    if model == "quadratic" and groups == 1:
-        chosen.optimizer.learning_rate = ALONE
-    chosen.seed = seed
-    chosen.steps = STEPS
-    chosen.data.train_examples = 4000
-    chosen.data.replacement = True
-    chosen.strategy.name = "asynchronous"
-    chosen.strategy.groups = chosen.cluster.nodes = groups
-    chosen.cluster.service = service
-    return chosen
+def config(model: str, groups: int, service: str, seed: int) -> Experiment:
+    method = {"strategy.name": "asynchronous", "strategy.groups": groups}
+    alone = {"optimizer.learning_rate": ALONE} if model == "quadratic" and groups == 1 else {}
+    return usual().with_(
+        {**MODELS[model], **alone, **method},
+        seed=seed,
+        steps=STEPS,
+        data=Data(train_examples=4000, replacement=True),
+        cluster=Cluster(nodes=groups, service=service),
+    )
 
 
 def measure(study: Study) -> dict[str, Any]:

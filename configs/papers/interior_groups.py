@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from ml_collections import ConfigDict
 
 from optdyn import strategies
 from optdyn.configs import problems
@@ -20,6 +19,7 @@ from optdyn.evidence.claim import Claim, Verdict
 from optdyn.evidence.intervals import ratio, shown
 from optdyn.evidence.study import Job, Study
 from optdyn.evidence.trial import to_loss
+from optdyn.experiment import Experiment
 from optdyn.grid import Point
 from optdyn.tuning import prediction
 
@@ -62,7 +62,7 @@ GOOD = 1.15  # of the best's seconds
 ARRIVALS = 4000  # that seconds an update are of
 
 
-def config_of(cluster: str, batch: int, groups: int) -> ConfigDict:
+def config_of(cluster: str, batch: int, groups: int) -> Experiment:
     return at(problems.network("mlp", batch, groups), CLUSTERS[cluster], 0)
 
 
@@ -124,10 +124,9 @@ def _predicted(study: Study, cluster: str, batch: int, one: Tuned) -> dict[int, 
     return {g: float(pace[g] / pace[1] * penalty[g]) for g in GROUPS}
 
 
-def _pace(config: ConfigDict) -> float:
+def _pace(config: Experiment) -> float:
     """HE(g): simulated seconds an update, of arrivals alone."""
-    drawn = config.copy_and_resolve_references()
-    drawn.steps = ARRIVALS
+    drawn = config.with_(steps=ARRIVALS)
     line = strategies.timeline_of(drawn, steps_per_epoch=1, update_bytes=0)
     return float(line.seconds[-1]) / ARRIVALS
 

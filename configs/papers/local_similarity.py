@@ -8,6 +8,7 @@ for worse generalization. Random labels, 500 images, show what a variant can mem
 nothing, as we do not know the paper's finding.
 """
 
+import json
 import shutil
 import tempfile
 from pathlib import Path
@@ -15,7 +16,6 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from ml_collections import ConfigDict
 
 from optdyn import resident, seeds, trainer
 from optdyn.configs.papers import local_time
@@ -26,6 +26,7 @@ from optdyn.evidence.claim import Claim, Verdict
 from optdyn.evidence.intervals import ratio, shown, spread
 from optdyn.evidence.study import Job, Study
 from optdyn.evidence.trial import to_loss
+from optdyn.experiment import Experiment
 from optdyn.outputs.workdir import rows
 
 VARIANTS = ("backprop", "overlapping", "greedy")
@@ -50,11 +51,10 @@ CLAIM = Claim(
 )
 
 
-def cosines(config: ConfigDict) -> list[list[float]]:
+def cosines(config: Experiment) -> list[list[float]]:
     """A row a log point: the cosine of every block but the last."""
-    probed = config.copy_and_resolve_references()
-    probed.strategy.probes, probed.steps = True, UPDATES
-    probed.log_every, probed.checkpoint_every = UPDATES, 0
+    every = {"steps": UPDATES, "log_every": UPDATES, "checkpoint_every": 0}
+    probed = config.with_({"strategy.probes": True}, **every)
     with tempfile.TemporaryDirectory() as folder:
         trainer.train(probed, Path(folder) / "run")
         logged = list(rows(Path(folder) / "run" / "metrics.jsonl"))
@@ -62,7 +62,7 @@ def cosines(config: ConfigDict) -> list[list[float]]:
     return [[row[name] for name in names] for row in logged]
 
 
-def random_labels(config: ConfigDict, folder: Path) -> ConfigDict:
+def random_labels(config: Experiment, folder: Path) -> Experiment:
     """The config on the first images with labels drawn anew, written to the folder."""
     data, made = resident.load(config), folder / "random_labels"
     if not made.exists():
@@ -73,9 +73,7 @@ def random_labels(config: ConfigDict, folder: Path) -> ConfigDict:
         np.savez(building / "train.npz", image=data.train["image"][:RANDOM], label=labels)
         np.savez(building / "test.npz", image=data.test["image"], label=data.test["label"])
         building.rename(made)
-    changed = config.copy_and_resolve_references()
-    changed.data.name, changed.steps = f"folder:{made}", 2 * config.steps
-    return changed
+    return config.with_({"data.name": f"folder:{made}"}, steps=2 * config.steps)
 
 
 def measure(study: Study) -> dict[str, Any]:
@@ -95,13 +93,13 @@ def measure(study: Study) -> dict[str, Any]:
 
     tuned = dict(zip(configs, study.map(best, configs), strict=True))
 
-    def at(key: tuple[str, str], seed: int) -> ConfigDict:
+    def at(key: tuple[str, str], seed: int) -> Experiment:
         return arms.at(configs[key], tuned[key].point, seed)
 
     similar: dict[str, Any] = {
         task: {
             variant: [
-                study.remember(f"cosines {own.to_json_best_effort(sort_keys=True)}", cosines, own)
+                study.remember(f"cosines {json.dumps(own.to_dict(), sort_keys=True)}", cosines, own)
                 for own in (at((task, variant), seed) for seed in study.report)
             ]
             for variant in ("overlapping", "greedy")

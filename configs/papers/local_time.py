@@ -14,16 +14,16 @@ from typing import Any
 import jax
 import numpy as np
 from matplotlib.figure import Figure
-from ml_collections import ConfigDict
 
 from optdyn import program, resident
-from optdyn.config import default
+from optdyn.config import usual
 from optdyn.evidence import arms
 from optdyn.evidence.arms import RATE
 from optdyn.evidence.claim import Claim, Verdict
 from optdyn.evidence.intervals import ratio, shown
 from optdyn.evidence.study import Job, Study
 from optdyn.evidence.trial import to_loss
+from optdyn.experiment import Experiment
 from optdyn.strategies import Network, local
 from optdyn.timeline import pipeline
 
@@ -74,25 +74,28 @@ CLAIM = Claim(
 )
 
 
-def config(task: str, variant: str, scale: str, batch_size: int = 0) -> ConfigDict:
-    base = default()
-    base.strategy.name = "local"
-    base.model.blocks = STAGES
-    base.data.train_evaluated = 300
-    base.steps = STEPS[scale]
-    base.optimizer.name = "adam"
-    base.cluster.service = "constant"
-    base.update_from_flattened_dict(TASKS[task])
-    base.strategy.update(VARIANTS[variant])
-    if batch_size:
-        base.steps = base.steps * max(1, base.batch_size // batch_size)  # no fewer examples
-        base.batch_size = batch_size
-    return base
+def config(task: str, variant: str, scale: str, batch_size: int = 0) -> Experiment:
+    base = usual().with_(
+        {
+            "model.blocks": STAGES,
+            "data.train_evaluated": 300,
+            "optimizer.name": "adam",
+            "cluster.service": "constant",
+            "strategy.name": "local",
+            **TASKS[task],
+            **{f"strategy.{key}": value for key, value in VARIANTS[variant].items()},
+        },
+        steps=STEPS[scale],
+    )
+    if not batch_size:
+        return base
+    steps = base.steps * max(1, base.batch_size // batch_size)  # no fewer examples
+    return base.with_(steps=steps, batch_size=batch_size)
 
 
-def clock(config: ConfigDict) -> dict[str, list[float]]:
+def clock(config: Experiment) -> dict[str, list[float]]:
     """The seconds of the first update and between two, by schedule."""
-    config.cluster.nodes = STAGES
+    config = config.with_({"cluster.nodes": STAGES})
     data = resident.load(config)
     one = {name: leaf[:1] for name, leaf in data.train.items()}
     params = program.init(config, data.classes, jax.random.key(0), one)
@@ -125,9 +128,8 @@ def _flushed(forward: np.ndarray, backward: np.ndarray, micro_batches: int) -> p
     return pipeline.one_f_one_b(forward, backward, 0.0, micro_batches, UPDATES)
 
 
-def _backprop_flops(config: ConfigDict) -> float:
-    whole = config.copy_and_resolve_references()
-    whole.strategy.variant = "backprop"
+def _backprop_flops(config: Experiment) -> float:
+    whole = config.with_({"strategy.variant": "backprop"})
     data = resident.load(whole)
     one = {name: leaf[:1] for name, leaf in data.train.items()}
     params = program.init(whole, data.classes, jax.random.key(0), one)
@@ -146,7 +148,7 @@ def measure(study: Study) -> dict[str, Any]:
         for batch in BATCHES
         if batch != TASKS["vision"]["batch_size"]
     }
-    every: dict[tuple[str, Any], ConfigDict] = arms_of | large
+    every: dict[tuple[str, Any], Experiment] = arms_of | large
 
     def best(key: tuple[str, Any]) -> arms.Tuned:
         arm = arms.Arm(every[key], {RATE: arms.rates}, {RATE: -8})
@@ -187,10 +189,10 @@ def measure(study: Study) -> dict[str, Any]:
                 if name.startswith("1F1B") or name == DATA
             },
         }
-    last, usual = LOSSES["vision"][-1], TASKS["vision"]["batch_size"]
-    of = {b: updates["vision", "backprop" if b == usual else b][last] for b in BATCHES}
+    last, own = LOSSES["vision"][-1], TASKS["vision"]["batch_size"]
+    of = {b: updates["vision", "backprop" if b == own else b][last] for b in BATCHES}
     returns = [ratio(of[a], of[b]) for a, b in pairwise(BATCHES)]
-    settings = {str(b): tuned["vision", b]._asdict() for b in BATCHES if b != usual}
+    settings = {str(b): tuned["vision", b]._asdict() for b in BATCHES if b != own}
     return {"tasks": tasks, "batches": {"updates": of, "fewer": returns, "tuned": settings}}
 
 

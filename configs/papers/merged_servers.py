@@ -9,7 +9,6 @@ group exchanges activations (merged) or the dense model (unmerged) with the serv
 from typing import Any
 
 from matplotlib.figure import Figure
-from ml_collections import ConfigDict
 
 from optdyn.configs import problems
 from optdyn.evidence import arms
@@ -17,6 +16,7 @@ from optdyn.evidence.claim import Claim, Verdict
 from optdyn.evidence.intervals import ratio, shown
 from optdyn.evidence.study import Job, Study
 from optdyn.evidence.trial import to_loss
+from optdyn.experiment import Experiment
 
 GROUPS = {"small": (4, 16), "full": (2, 4, 8, 16, 32)}
 STEPS = {"small": 2500, "full": 5000}
@@ -45,12 +45,9 @@ CLAIM = Claim(
 )
 
 
-def config(groups: int, merged: bool, scale: str) -> ConfigDict:
-    base = problems.network("cnn", 32, groups)
-    base.steps = STEPS[scale]
-    base.strategy.fresh = DENSE if merged else ()
-    base.update_from_flattened_dict(PIECES)
-    return base
+def config(groups: int, merged: bool, scale: str) -> Experiment:
+    own = {**PIECES, "strategy.fresh": DENSE if merged else ()}
+    return problems.network("cnn", 32, groups).with_(own, steps=STEPS[scale])
 
 
 def measure(study: Study) -> dict[str, Any]:

@@ -19,15 +19,15 @@ import jax
 import numpy as np
 import optax
 from matplotlib.figure import Figure
-from ml_collections import ConfigDict
 from optax import contrib
 
-from optdyn.config import default
+from optdyn.config import usual
 from optdyn.evidence.arms import RATE, Arm, reported, tuned
 from optdyn.evidence.claim import Claim, Verdict
 from optdyn.evidence.intervals import ratio, shown, spread
 from optdyn.evidence.study import Study
 from optdyn.evidence.trial import Curve, to_loss
+from optdyn.experiment import Cluster, Data, Experiment, Model, Optimizer
 
 DECAY, BETAS = 0.1, (0.9, 0.95)
 TARGETS = (2.4, 2.1, 1.8)  # training losses in nats a character; the last is tuned for
@@ -96,22 +96,16 @@ def rates(i: int) -> float:
     return 2.0 ** (i / 2)
 
 
-def config(optimizer: str, batch_size: int, delay: int, scale: str = "small") -> ConfigDict:
-    base = default()
-    base.steps = STEPS[scale]
-    base.batch_size = batch_size
-    base.model.name = "modern_transformer"
-    base.model.blocks = 2
-    base.model.width = 48
-    base.data.name = "kjv"
-    base.data.sequence_length = 64
-    base.data.train_evaluated, base.data.test_evaluated = 128, 64
-    base.optimizer.update(OPTIMIZERS[optimizer])
-    base.optimizer.warmup_steps = 20
-    base.strategy.name = "asynchronous"
-    base.strategy.groups = base.cluster.nodes = 1 + delay
-    base.cluster.service = "constant"
-    return base
+def config(optimizer: str, batch_size: int, delay: int, scale: str = "small") -> Experiment:
+    return usual().with_(
+        {"strategy.name": "asynchronous", "strategy.groups": 1 + delay},
+        steps=STEPS[scale],
+        batch_size=batch_size,
+        model=Model("modern_transformer", blocks=2, width=48),
+        data=Data("kjv", sequence_length=64, train_evaluated=128, test_evaluated=64),
+        optimizer=Optimizer(**OPTIMIZERS[optimizer], warmup_steps=20),
+        cluster=Cluster(nodes=1 + delay, service="constant"),
+    )
 
 
 def measure(study: Study) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from typing import Any
 import jax
 import numpy as np
 from matplotlib.figure import Figure
-from ml_collections import ConfigDict
 
 from optdyn.configs import problems
 from optdyn.evidence import clock
@@ -28,6 +27,7 @@ from optdyn.evidence.clock import Setting
 from optdyn.evidence.intervals import ratio, shown
 from optdyn.evidence.study import Job, Study, cores
 from optdyn.evidence.trial import to_loss
+from optdyn.experiment import Experiment, Plan
 from optdyn.models.convolution import default_lowering
 from optdyn.program import CHUNK
 from optdyn.tuning import convergence, layers, plans
@@ -55,11 +55,9 @@ ROUNDS = {"small": 5, "full": 15}  # of timing a plan
 TIMES = 3  # that every seed's training is timed
 
 
-def config_of(batch: int) -> ConfigDict:
-    config = problems.network("cnn", batch)
-    config.strategy.name, config.cluster.nodes = "sync", 1
-    config.optimizer.momentum = 0.9
-    return config
+def config_of(batch: int) -> Experiment:
+    plain = {"strategy.name": "sync", "cluster.nodes": 1, "optimizer.momentum": 0.9}
+    return problems.network("cnn", batch).with_(plain)
 
 
 def measure(study: Study) -> dict[str, Any]:
@@ -87,8 +85,7 @@ def measure(study: Study) -> dict[str, Any]:
 
 def planned(known: list[tuple[int, float]], rounds: int) -> dict[str, Any]:
     """The plan from updates by mini-batch, measured on this machine, and the law's noise scale."""
-    config = config_of(DEFAULT)
-    config.plan.batches, config.plan.rounds = BATCHES, rounds
+    config = config_of(DEFAULT).with_(plan=Plan(batches=BATCHES, rounds=rounds))
     batches, updates = zip(*known, strict=True)
     begun = time.monotonic()
     made = plans.decision(config.plan, plans.device(config), convergence.of_runs(batches, updates))

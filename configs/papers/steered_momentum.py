@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from ml_collections import ConfigDict
 
 from optdyn.config import to_json
 from optdyn.configs import problems
@@ -22,7 +21,7 @@ from optdyn.evidence.claim import Claim, Verdict
 from optdyn.evidence.intervals import ratio, shown
 from optdyn.evidence.study import Study
 from optdyn.evidence.trial import logged, to_loss
-from optdyn.experiment import Probes
+from optdyn.experiment import Experiment, Probes
 
 GROUPS, TOTAL, NEAR = 16, 0.9, 0.03
 TARGETS = {"mlp": 0.1, "quadratic": 0.645}
@@ -56,13 +55,11 @@ CLAIM = Claim(
 )
 
 
-def config(name: str) -> ConfigDict:
+def config(name: str) -> Experiment:
     if name == "mlp":
         return problems.network("mlp", 64, GROUPS)
-    chosen = problems.quadratic(GROUPS, 0.3)
-    chosen.model.dimension, chosen.model.condition = 64, 100.0
-    chosen.data.train_examples = 4000
-    return chosen
+    larger = {"model.dimension": 64, "model.condition": 100.0, "data.train_examples": 4000}
+    return problems.quadratic(GROUPS, 0.3).with_(larger)
 
 
 def arm(name: str, kind: str) -> Arm:
@@ -104,7 +101,7 @@ def measure(study: Study) -> dict[str, Any]:
     return {"rows": rows, "found": {name: _compared(rows, name) for name in TARGETS}}
 
 
-def _total(chosen: ConfigDict) -> dict[str, Any]:
+def _total(chosen: Experiment) -> dict[str, Any]:
     summary, _ = logged(chosen)
     names = ("fitted_momentum", "implicit_momentum")
     wanted = [f"{name}{end}" for name in names for end in ("", "_low", "_high", "_p", "_refused")]

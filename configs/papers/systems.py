@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from ml_collections import ConfigDict
 
 from optdyn.configs import problems
 from optdyn.evidence.arms import at, reported, sgd, tuned
@@ -23,6 +22,7 @@ from optdyn.evidence.claim import Claim, Verdict
 from optdyn.evidence.intervals import ratio, shown
 from optdyn.evidence.study import Study
 from optdyn.evidence.trial import to_loss
+from optdyn.experiment import Experiment
 from optdyn.grid import Point
 
 CLAIM = Claim(
@@ -74,9 +74,8 @@ def settings(cluster: str, scale: str) -> dict[str, Point]:
     return {**named, **between}
 
 
-def config_of(cluster: str, setting: Point) -> ConfigDict:
-    config = problems.network("cnn", 32)
-    config.steps = UPDATES
+def config_of(cluster: str, setting: Point) -> Experiment:
+    config = problems.network("cnn", 32).with_(steps=UPDATES)
     return at(config, {**CLUSTERS[cluster], **setting}, 0)
 
 

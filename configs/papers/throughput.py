@@ -15,11 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
 
-from optdyn.config import default
+from optdyn.config import usual
 from optdyn.evidence.claim import Claim, Verdict
 from optdyn.evidence.clock import Setting, in_turn, repeated
 from optdyn.evidence.intervals import ratio, shown
 from optdyn.evidence.study import Study, cores
+from optdyn.experiment import Optimizer
 from optdyn.models.convolution import default_lowering
 from optdyn.program import CHUNK
 from optdyn.tuning import layers, plans
@@ -109,9 +110,8 @@ def update(model: str, dtype: str) -> float:
 
 @cache
 def _trained(model: str, dtype: str) -> Any:
-    config = default()
-    config.update_from_flattened_dict({**MODELS[model], "model.dtype": dtype})
-    config.optimizer.update(learning_rate=0.01, momentum=0.9)
+    optimizer = Optimizer(learning_rate=0.01, momentum=0.9)
+    config = usual().with_({**MODELS[model], "model.dtype": dtype}, optimizer=optimizer)
     run = plans.prepare(config)
     every = layers.convolutions(run)
     choice = layers.own(default_lowering(), every)

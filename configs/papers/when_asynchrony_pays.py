@@ -16,15 +16,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
-from ml_collections import ConfigDict
 
 from optdyn.analysis import figures
-from optdyn.config import default
+from optdyn.config import usual
 from optdyn.evidence.arms import at, reported, sgd, tuned
 from optdyn.evidence.claim import Claim, Verdict
 from optdyn.evidence.intervals import ratio
 from optdyn.evidence.study import Study
 from optdyn.evidence.trial import to_loss
+from optdyn.experiment import Cluster, Experiment
 from optdyn.grid import Point
 from optdyn.tuning import prediction
 from optdyn.tuning.prediction import Measured, penalty, stability
@@ -117,22 +117,21 @@ def measure(study: Study) -> dict[str, Any]:
     }
 
 
-def config_of(cell: Cell) -> ConfigDict:
-    config = default()
-    config.update_from_flattened_dict({"data.train_evaluated": 1000, **MODELS[cell.model]})
-    config.batch_size = cell.batch
-    config.strategy.name, config.strategy.groups = "asynchronous", cell.groups
-    config.cluster.nodes, config.cluster.service = cell.groups, cell.law
-    return config
+def config_of(cell: Cell) -> Experiment:
+    method = {"strategy.name": "asynchronous", "strategy.groups": cell.groups}
+    return usual().with_(
+        {"data.train_evaluated": 1000, **MODELS[cell.model], **method},
+        batch_size=cell.batch,
+        cluster=Cluster(nodes=cell.groups, service=cell.law),
+    )
 
 
 def _arm(study: Study, limits: dict[Cell, float], cell: Cell) -> dict[str, Any]:
     """The cell at its best: updates of the reporting seeds, infinite where they missed."""
-    usual = penalty(USUAL, cell.batch, limits[cell]) * (1 + USUAL.noise_scale / cell.batch)
-    config = config_of(cell)
-    config.steps = round(LONGEST * UPDATES * usual)
+    factor = penalty(USUAL, cell.batch, limits[cell]) * (1 + USUAL.noise_scale / cell.batch)
+    config = config_of(cell).with_(steps=round(LONGEST * UPDATES * factor))
     quick = cell.groups == 1 and cell.batch >= REFERENCE
-    arm = sgd(config, USUAL.step / 4 / usual, 0.8 if quick else 0.3)
+    arm = sgd(config, USUAL.step / 4 / factor, 0.8 if quick else 0.3)
     best = tuned(study, arm, TARGET)
     curves = reported(study, arm, best.point, TARGET)
     return {

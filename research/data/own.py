@@ -19,6 +19,7 @@ import numpy as np
 from optdyn import named
 from optdyn.data.arrays import SEED, Data, DataError, Split, one_line, take
 from optdyn.data.order import stratified
+from optdyn.fields import plain
 
 KEY = "config.data.name"
 INPUTS, TARGETS = ("image", "x", "text"), ("label", "y")
@@ -37,7 +38,7 @@ def load(name: str, options: Mapping[str, Any]) -> Data:
     Raises `ConfigError` if it fails, `DataError` if no run can use what it returns.
     """
     function = named.find(KEY, name, {})
-    made = named.call(KEY, name, function, **options)
+    made = named.call(KEY, name, function, **plain(options))
     if isinstance(made, Data):
         made = made._asdict()
     where = f"of {KEY} = {name!r}"

@@ -8,6 +8,7 @@ import flax.linen as nn
 
 from optdyn import named
 from optdyn.experiment import Model
+from optdyn.fields import plain
 from optdyn.models.base import Blocks, remat
 from optdyn.models.cnn import cnn
 from optdyn.models.mlp import mlp
@@ -42,7 +43,7 @@ def make(model: Model, classes: int) -> Blocks:
 def _made(model: Model, classes: int) -> Blocks:
     function = named.find(KEY, model.name, MODELS)
     if named.is_own(model.name):
-        made = named.call(KEY, model.name, function, classes, **model.options)
+        made = named.call(KEY, model.name, function, classes, **plain(model.options))
         return _blocks(model.name, made)
     if model.options:
         raise ConfigError(f"config.model.options: of models of your own, not of {model.name!r}")

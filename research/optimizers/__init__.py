@@ -16,7 +16,7 @@ from optax import contrib
 
 from optdyn import named, own_code
 from optdyn.experiment import Experiment
-from optdyn.fields import OPTIONS, Options
+from optdyn.fields import OPTIONS, Options, plain
 from optdyn.optimizers import closed_loop, staleness
 from optdyn.optimizers.schedules import SCHEDULES, learning_rates
 from optdyn.reached import Key
@@ -145,7 +145,8 @@ def optimizer(
     `optax.sgd` keeps the heavy-ball form v <- g + mu v, x <- x - alpha v; mu may be negative.
     Gradients go through the transforms of a `chain` before, names with options.
     """
-    make, before = maker(name), [transform(other)(**given) for other, given in chain]
+    make, options = maker(name), plain(options)
+    before = [transform(other)(**plain(given)) for other, given in chain]
 
     def chained(hyper: Mapping[str, Any]) -> optax.GradientTransformationExtraArgs:
         one = optax.with_extra_args_support(make(**hyper, **options))

@@ -17,6 +17,7 @@ import optax
 
 from optdyn import named
 from optdyn.experiment import Experiment
+from optdyn.fields import plain
 from optdyn.values import ConfigError
 
 KEY = "config.optimizer.schedule"
@@ -72,7 +73,7 @@ def schedule(
 ) -> optax.Schedule:
     """The schedule `name` over so many steps. Raises `ConfigError`, as for options it lacks."""
     make = named.find(KEY, name, SCHEDULES)
-    given = dict(options)
+    given = plain(options)
     if named.is_own(name):
         return named.call(KEY, name, make, learning_rate, steps, **given)
     usual = {"learning_rate": learning_rate, "steps": steps, "decay_rate": decay_rate}

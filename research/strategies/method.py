@@ -17,7 +17,7 @@ import jax
 
 from optdyn import named
 from optdyn.experiment import Cluster, Experiment
-from optdyn.fields import OPTIONS, Options, Value, default_of, like
+from optdyn.fields import OPTIONS, Options, Value, default_of, like, plain
 from optdyn.fields import check as check_field
 from optdyn.likeness import meant
 from optdyn.problem import Examples, Params, Problem
@@ -310,8 +310,8 @@ class Chosen:
 
     def to_dict(self) -> dict[str, Any]:
         """The section of a config: a key that no method has of its own is not in it twice."""
-        plain = {name: dict(keys) for name, keys in self.own.items() if keys}
-        return {"name": self.name, "options": dict(self.options), **self.keys, **plain}
+        whole = {"name": self.name, "options": self.options, **self.keys, **self.own}
+        return {key: plain(value) for key, value in whole.items()}
 
     def with_(self, changes: Mapping[str, Any]) -> Self:
         """The same with other values of some keys, `options.KEY` and `METHOD.KEY` among them."""

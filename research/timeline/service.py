@@ -9,6 +9,7 @@ import numpy as np
 
 from optdyn import named
 from optdyn.experiment import Cluster
+from optdyn.fields import plain
 from optdyn.timeline.base import TimelineError
 from optdyn.values import ConfigError
 
@@ -86,7 +87,7 @@ def law(cluster: Cluster) -> Law:
         raise TimelineError(f"{KEY} = {cluster.service!r}: must be one of {', '.join(DRAWN)} here")
     function = named.find(KEY, cluster.service, LAWS)
     if named.is_own(cluster.service):
-        made = named.call(KEY, cluster.service, function, **cluster.service_options)
+        made = named.call(KEY, cluster.service, function, **plain(cluster.service_options))
         return partial(_drawn, cluster.service, made)
     return function(cluster.variation) if cluster.service in VARIED else function()
 

@@ -7,7 +7,7 @@ import pytest
 
 from optdyn.analysis import tables
 from optdyn.analysis.network import GIGABIT, TABLE, Recorded, crossings, main, recorded, seconds
-from optdyn.config import default
+from optdyn.config import usual
 from optdyn.trainer import train
 from tests.values import as_experiment
 
@@ -17,8 +17,7 @@ LOSSES = [1.0] * 3
 @pytest.fixture
 def run():
     """4 epochs of 10 updates by 4 nodes of one device, 1 second each, of a model of 1 Gb."""
-    config = default()
-    config.update_from_flattened_dict(
+    config = usual().with_(
         {
             "steps": 40,
             "batch_size": 4,
@@ -52,9 +51,9 @@ def test_a_slow_network_saves_what_is_not_sent(run):
 def test_nothing_to_save(run):
     """A free network, and a run that blocks throughout: a device a node has none to hand to."""
     assert seconds(run, [math.inf])["saved"][0] == 0
-    run.config.strategy.warmup_epochs = 4
+    blocking = run._replace(config=run.config.with_({"strategy.warmup_epochs": 4}))
     # Both sum the same 40 terms, epoch by epoch and at once.
-    assert seconds(run, [1.0])["saved"][0] == pytest.approx(0, abs=1e-12)
+    assert seconds(blocking, [1.0])["saved"][0] == pytest.approx(0, abs=1e-12)
 
 
 def test_only_the_time_of_a_transfer_counts(run):

@@ -25,6 +25,7 @@ from typing import Any
 
 import pandas as pd
 
+from optdyn.config import parse
 from optdyn.configs import tune as cases
 from optdyn.configs.papers.automatic_optimizer import alone, of_mode, setting, synchronous
 from optdyn.evidence.study import Study, cores
@@ -32,7 +33,6 @@ from optdyn.evidence.study import alone as alone_on_a_core
 from optdyn.launch.tune import tune
 from optdyn.tuning.choice import Choice
 from tests.benchmarks.record import publish
-from tests.values import as_experiment
 
 CHOOSE, REPORT = (3, 4), (30, 31, 32)
 GOOD, CANNOT, CAN = 1.1, 1.15, 0.8
@@ -44,7 +44,7 @@ def fixed(study: Study, case: str) -> dict[str, Any]:
     Of groups by themselves, as their updates take unlike seconds; those that make updates no tenth
     faster than fewer are left out, as staleness lowers no updates.
     """
-    config = cases.get_config(case)
+    config = parse(cases.get_config(case))
     found = {1: synchronous(study, config)}
     pace = cases.pace(config, 1)
     for g in (2, 4, 8):
@@ -61,7 +61,7 @@ def measure(
     case: str, seed: int, modes: Sequence[str], best: dict[str, Any], workdir: Path
 ) -> dict[str, Any]:
     """One row of the table."""
-    given = cases.get_config(case)
+    given = parse(cases.get_config(case))
     least = alone(given, seed, best["best"])
     opponent = alone(given, seed, best["synchronous"])
     row = {
@@ -74,11 +74,10 @@ def measure(
         "interior": best["interior"],
     }
     for number, mode in enumerate(modes):
-        config = of_mode(case, mode)
-        config.seed = seed
+        config = of_mode(case, mode).with_(seed=seed)
         if number:
-            config.tune.baselines = ()
-        methods = tune(as_experiment(config), workdir / f"{case}-{seed}-{mode}")["methods"]
+            config = config.with_({"tune.baselines": ()})
+        methods = tune(config, workdir / f"{case}-{seed}-{mode}")["methods"]
         for name, its in ((its["method"], its) for its in methods):
             row[name] = _reached(its["with_probes"]) / opponent
         row[f"{mode} overhead"] = methods[0]["overhead"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from optdyn import data, problem, trainer
-from optdyn.config import default
+from optdyn.config import ConfigError, default
 from optdyn.data.augment import augment
 from tests.parallel.started import start
 from tests.values import as_experiment, as_model
@@ -155,25 +155,28 @@ def test_channels_are_normalized():
         ),
         ({"mean": (0.5,)}, r"config.data.std = \(\): must be a finite number above 0 for each"),
         ({"mean": (0.5,), "std": (0.0,)}, r"config.data.std = \(0.0,\): .* above 0"),
-        (
-            {"mean": (float("nan"),), "std": (1.0,)},
-            r"config.data.mean = \(nan,\): must be a finite",
-        ),
     ],
 )
 def test_what_the_examples_cannot_have_is_one_clear_line(mnist, values, message):
     chosen = config(**{"dir": mnist["data.dir"]} | values)
     chosen.model.name = "transformer" if "name" in values else "mlp"
+    of = as_experiment(chosen)
     with pytest.raises(data.DataError, match=message) as error:
-        problem.load_data(as_model(chosen))
+        problem.load_data(of.model, of.data, of.seed)
     assert "\n" not in str(error.value)
+
+
+def test_a_mean_that_is_no_number_is_no_config():
+    with pytest.raises(ConfigError, match=r"^config\.data\.mean = \(nan,\): must be [^\n]+$"):
+        as_experiment(config(mean=(float("nan"),), std=(1.0,)))
 
 
 def test_a_quadratic_has_no_images():
     chosen = config(augment="flip")
     chosen.model.name = "quadratic"
+    of = as_experiment(chosen)
     with pytest.raises(data.DataError, match=r"not of config\.model\.name"):
-        problem.load_data(as_model(chosen))
+        problem.load_data(of.model, of.data, of.seed)
 
 
 # Runs.

@@ -97,12 +97,10 @@ def test_without_a_concentration_batches_are_what_they_were(config, mnist):
     """
     run = trainer.prepare(as_experiment(config(mnist | VALUES | {"data.dirichlet": 0.0})))
     assert run.shards == ()
-    run.config.data.augment = "crop"
+    augmented = run.config.with_({"data.augment": "crop"})
     place = np.arange(1, 7)[:, None, None] * np.arange(1, 13)[:, None]
     found = [
-        (np.int64(place) * problem.batches(as_experiment(run.config), 200, 30, 36, second))
-        .sum((0, 1))
-        .tolist()
+        (np.int64(place) * problem.batches(augmented, 200, 30, 36, second)).sum((0, 1)).tolist()
         for second in (False, True)
     ]
     assert found == SUMS

@@ -9,7 +9,7 @@ from optdyn import data, problem
 from optdyn.checks import check
 from optdyn.configs.images import STANDARD, get_config
 from tests.data.builders import examples, of_tfds
-from tests.values import as_experiment, as_model
+from tests.values import as_experiment
 
 DEFINED = {  # images and classes
     "mnist": ((28, 28, 1), 10),
@@ -105,7 +105,8 @@ def test_configs_of_all_of_them(tmp_path, imagenet, name):
         rows = [example | extra for example in labelled(5, shape, classes)]
         prepared(tmp_path, name, {"train": rows, "test": rows})
     config.data.dir = str(tmp_path if name in DEFINED else imagenet)
-    assert len(problem.load_data(as_model(config)).train["image"]) == 5
+    of = as_experiment(config)
+    assert len(problem.load_data(of.model, of.data, of.seed).train["image"]) == 5
 
 
 def test_lm1b_by_the_generator_of_tfds(tmp_path):

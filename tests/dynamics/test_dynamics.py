@@ -74,7 +74,7 @@ def test_sharpness_is_the_largest_eigenvalue_of_the_hessian(config, mnist):
     small = {"image": run.data.train["image"][:, 8:20:2, 8:20:2], "label": run.data.train["label"]}
     examples = {name: jnp.asarray(leaf) for name, leaf in small.items()}
     one = {name: leaf[:1] for name, leaf in examples.items()}
-    params = program.init(as_experiment(run.config), run.data.classes, jax.random.key(0), one)
+    params = program.init(run.config, run.data.classes, jax.random.key(0), one)
     problem = run.program.problem
     flat, tree_of = ravel_pytree(params)
     hessian = jax.jit(jax.hessian(lambda x: problem.loss(tree_of(x), examples)))(flat)
@@ -91,10 +91,8 @@ def arrivals(config, groups, service, replicas=200):
         "cluster.nodes": groups,
         "cluster.service": service,
     }
-    made = partial(
-        strategies.timeline_of, as_experiment(config(values)), steps_per_epoch=1, update_bytes=0
-    )
-    return made(replicas=replicas)
+    known = {"steps_per_epoch": 1, "update_bytes": 0, "replicas": replicas}
+    return strategies.timeline_of(as_experiment(config(values)), **known)
 
 
 @pytest.mark.parametrize("groups", [2, 4, 8])

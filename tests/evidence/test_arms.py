@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from optdyn.configs import problems
 from optdyn.evidence.arms import MOMENTUM, RATE, Arm, momenta, point, rates, rung, sgd, tuned
 from optdyn.evidence.trial import Curve
-from tests.values import as_experiment
 
 SEEDS = (7, 8)
 
@@ -46,7 +45,7 @@ def bowl(best_step, best_momentum):
 @settings(max_examples=25, deadline=None)
 @given(st.integers(-6, 3), st.integers(-4, 6), st.integers(-3, 3))
 def test_the_least_of_a_bowl_is_found_wherever_it_lies(step, momentum, start):
-    arm = sgd(as_experiment(problems.network("mlp", 64)), 2.0**start, 0.0)
+    arm = sgd(problems.network("mlp", 64), 2.0**start, 0.0)
     found = tuned(Known(bowl(step, momentum)), arm, 0.25)
     assert found.rungs == {"long_run_step": step, MOMENTUM: momentum}
     assert found.interior
@@ -69,8 +68,8 @@ def test_what_takes_more_updates_in_fewer_seconds_is_found_by_trials_that_end_by
     def taken(step, momentum):
         return 100 * 1.2 ** (step**2) * 2.0**momentum
 
-    arm = sgd(as_experiment(problems.network("mlp", 64)), 1.0, 0.0)
-    arm.config.steps = 12_800  # at first trials are of 200 updates
+    config = problems.network("mlp", 64).with_(steps=12_800)  # at first trials are of 200 updates
+    arm = sgd(config, 1.0, 0.0)
     by_updates = tuned(Unequal(taken), arm, 0.25, "seconds")
     assert by_updates.rungs[MOMENTUM] == 0  # where 200 updates seemed too many
     found = tuned(Unequal(taken), arm, 0.25, "seconds", ends="seconds")
@@ -82,23 +81,22 @@ def test_steps_beyond_stability_are_left_behind():
     def unstable(step, momentum):
         return math.inf if step > -5 else bowl(-6, 2)(step, momentum)
 
-    found = tuned(Known(unstable), sgd(as_experiment(problems.network("mlp", 64)), 4.0, 0.3), 0.25)
+    found = tuned(Known(unstable), sgd(problems.network("mlp", 64), 4.0, 0.3), 0.25)
     assert found.interior and found.rungs["long_run_step"] == -6
 
 
 def test_a_target_that_nobody_reaches_is_not_interior():
     found = tuned(
         Known(lambda *_: 1e9),
-        sgd(as_experiment(problems.network("mlp", 64)), 1.0, 0.0),
+        sgd(problems.network("mlp", 64), 1.0, 0.0),
         target=0.25,
     )
     assert math.isinf(found.cost) and not found.interior
 
 
 def test_a_kept_momentum_is_in_the_learning_rate():
-    config = problems.network("mlp", 64)
-    config.optimizer.momentum = 0.9
-    assert point(sgd(as_experiment(config), 0.5), [-1])[RATE] == pytest.approx(0.05)
+    config = problems.network("mlp", 64).with_({"optimizer.momentum": 0.9})
+    assert point(sgd(config, 0.5), [-1])[RATE] == pytest.approx(0.05)
     assert point(Arm(config, {RATE: rates}, {RATE: 0}), [-2]) == {RATE: 0.25}
 
 

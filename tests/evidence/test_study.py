@@ -7,9 +7,7 @@ from optdyn.evidence.study import Job, Study
 
 
 def jobs(**most):
-    config = problems.quadratic()
-    config.steps = 30
-    config.optimizer.learning_rate = 0.1
+    config = problems.quadratic().with_({"optimizer.learning_rate": 0.1}, steps=30)
     return [Job(config, 1e-9, **most)]
 
 

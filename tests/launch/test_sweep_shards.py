@@ -14,16 +14,17 @@ from optdyn.config import default
 from optdyn.launch import points, submit, sweep
 from optdyn.launch.points import plan
 from tests.launch.sweeping import alone, command, config_of, grid_file, summaries
+from tests.values import as_experiment
 
 
 @given(count=st.integers(1, 40), shards=st.integers(1, 50))
 @settings(max_examples=30)
 def test_every_point_is_in_one_shard(count, shards, tmp_path_factory):
     config = grids.grid(default(), grids.product({"seed": range(count)}))
-    folder = tmp_path_factory.getbasetemp() / "none"
+    folder, base = tmp_path_factory.getbasetemp() / "none", as_experiment(config.base)
     with pytest.MonkeyPatch.context() as patch:
         # What a point is does not enter.
-        patch.setattr(points, "resolve", lambda config, name, point: config.base)
+        patch.setattr(points, "resolve", lambda config, name, point: base)
         parts = [plan(config, folder, f"{i}/{shards}") for i in range(shards)]
     names = sorted(entry.name for part in parts for entry in part)
     assert names == sorted(name for name, _ in grids.named(config))

@@ -48,7 +48,7 @@ def trained(run, updates):
 def test_is_optax_on_gradients_one_update_old(name):
     """x_{t+1} = x_t + optax(gradient at x_{t-1}), and at x_0 for the first two."""
     run = trainer.prepare(as_experiment(config(name)))
-    problem = program.problem_of(as_experiment(run.config), run.data.classes)
+    problem = program.problem_of(run.config, run.data.classes)
     batches = trainer.batches_of(run)(0, UPDATES)
     gradient = jax.jit(jax.grad(problem.loss))
     make, options = OPTIMIZERS[name]

@@ -1,11 +1,13 @@
 """Names of registries and of the user's own files, and the one line where there is nothing."""
 
+import json
 import sys
 
 import pytest
 
 from optdyn import named
-from optdyn.config import ConfigError, default
+from optdyn.config import ConfigError, default, parse, read, to_json
+from optdyn.fields import plain
 from optdyn.listed import KINDS, listed
 
 KEY = "config.some.key"
@@ -90,8 +92,11 @@ def test_options_are_the_same_from_a_config_and_from_its_json():
     config.model.options.widths = (1, 2)
     config.model.options.deep = {"a": (3,), "b": "text"}
     expected = {"widths": (1, 2), "deep": {"a": (3,), "b": "text"}}
-    assert named.options(config.model.options) == expected
-    assert named.options({"widths": [1, 2], "deep": {"a": [3], "b": "text"}}) == expected
+    for made in (parse(config), read(json.loads(to_json(config)))):
+        options = plain(made.model.options)
+        assert options == expected and type(options) is type(options["deep"]) is dict
+        options["deep"].clear()  # it is whoever was given it that may
+        assert made.model.options == expected
 
 
 def test_everything_registered_is_listed_with_a_line():

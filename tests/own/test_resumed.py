@@ -73,14 +73,13 @@ def test_other_code_is_refused_in_a_line_and_goes_on_when_told(own, folder, file
     first = trainer.train(as_experiment(own()), folder / "run")
     before, held = files(folder / "run"), code_of(folder / "run")
     write(folder, 1000)
-    said = refusal(trainer.train, own(steps=40), folder / "run")
+    said = refusal(trainer.train, as_experiment(own(steps=40)), folder / "run")
     assert said.startswith(f"workdir {folder / 'run'}: the code of my_loss")
     assert "give another --workdir, or --config.code=any" in said
     assert files(folder / "run") == before
     capsys.readouterr()
-    assert (
-        trainer.train(as_experiment(own()), folder / "run") == first
-    )  # there is nothing left to do
+    again = trainer.train(as_experiment(own()), folder / "run")
+    assert again == first  # there is nothing left to do
     assert "already finished at 20, with other code of my_loss" in capsys.readouterr().err
     assert files(folder / "run") == before
     more = trainer.train(as_experiment(own(steps=40, code="any")), folder / "run")
@@ -88,18 +87,19 @@ def test_other_code_is_refused_in_a_line_and_goes_on_when_told(own, folder, file
     assert more["train_loss"] == pytest.approx(1000, abs=first["train_loss"])
     assert code_of(folder / "run") not in (held, "any")
     assert [start["own_code"] for start in more["starts"]] == [held, code_of(folder / "run")]
-    assert (
-        trainer.train(as_experiment(own(steps=60)), folder / "run")["step"] == 60
-    )  # that code is the run's now
+    later = trainer.train(as_experiment(own(steps=60)), folder / "run")
+    assert later["step"] == 60  # that code is the run's now
     write(folder, 0)
-    assert "the code of my_loss" in refusal(trainer.train, own(steps=80), folder / "run")
+    assert "the code of my_loss" in refusal(
+        trainer.train, as_experiment(own(steps=80)), folder / "run"
+    )
 
 
 def test_what_is_edited_and_put_back_goes_on_to_the_same_floats(own, folder, rows):
     whole = trainer.train(as_experiment(own(steps=40)), folder / "whole")
     trainer.train(as_experiment(own()), folder / "run")
     write(folder, 7)
-    refusal(trainer.train, own(steps=40), folder / "run")
+    refusal(trainer.train, as_experiment(own(steps=40)), folder / "run")
     write(folder, 0)
     again = trainer.train(as_experiment(own(steps=40)), folder / "run")
     assert again["parameters_crc32"] == whole["parameters_crc32"]
@@ -122,7 +122,9 @@ def test_an_interrupted_run_and_one_that_diverged(by_path, folder, files):
     path = folder / "run" / "summary.json"
     path.write_text(json.dumps(summary | {"status": "interrupted", "signal": 15}))
     (folder / "my_helper.py").write_text("PLUS = float('nan')")
-    assert "the code of my_loss.py" in refusal(trainer.train, by_path(), folder / "run")
+    assert "the code of my_loss.py" in refusal(
+        trainer.train, as_experiment(by_path()), folder / "run"
+    )
     assert trainer.train(as_experiment(by_path()), folder / "other")["status"] == "diverged"
     held = code_of(folder / "other")
     (folder / "my_helper.py").write_text("PLUS = 0")
@@ -139,14 +141,16 @@ def test_a_config_that_was_written_is_one_and_asks_for_its_code(by_path, folder)
     files = [(folder / name / "config.json").read_text() for name in ("run", "again")]
     assert files[0] == files[1]
     (folder / "my_helper.py").write_text("PLUS = 2")
-    said = refusal(trainer.train, back, folder / "new")
+    said = refusal(trainer.train, as_experiment(back), folder / "new")
     assert "config.code = 'my_loss.py " in said and "the code of my_loss.py is another" in said
     assert not (folder / "new").exists()
     back.code = "any"
     assert trainer.train(as_experiment(back), folder / "new")["status"] == "completed"
     plain = by_path(loss="")
     plain.code = "my_loss.py 0123456789ab"
-    assert refusal(checks.check, plain).endswith("your own files is another; must be '' or 'any'")
+    assert refusal(checks.check, as_experiment(plain)).endswith(
+        "your own files is another; must be '' or 'any'"
+    )
 
 
 def test_what_a_checksum_is_of(config, folder):
@@ -172,12 +176,8 @@ def test_what_a_checksum_is_of(config, folder):
     assert "late_helper" not in sys.modules
     (folder / "late_helper.py").write_text("def g(o): return o.sum(-1) + 1")
     assert code("late.py:f") != late
-    assert (
-        own_code.fingerprint(
-            as_experiment(config({"loss": "huber", "data.name": "text:my_loss.py"}))
-        )
-        == ""
-    )
+    named = config({"loss": "huber", "data.name": "text:my_loss.py"})
+    assert own_code.fingerprint(as_experiment(named)) == ""
 
 
 @pytest.mark.parametrize(
@@ -211,10 +211,10 @@ def test_what_has_no_file_is_known_by_its_code(config, monkeypatch, text, same):
 def test_a_script_is_known_by_what_is_named_and_not_by_all_its_text(folder):
     """Or it could not be given more steps. And in every process alike."""
     text = (
-        "import sys\nfrom optdyn import own_code\nfrom optdyn.config import default\n"
+        "import sys\nfrom optdyn import own_code\nfrom optdyn.config import default, parse\n"
         "def loss(o, b): return o.sum(-1) * (1 if 'x' in {'x', 'y', 'z'} else 2)\n"
         "config = default()\nconfig.loss = '__main__:loss'\nconfig.steps = 100\n"
-        "print(own_code.fingerprint(config))\n"
+        "print(own_code.fingerprint(parse(config)))\n"
     )
     found = []
     for steps, changed in ((100, "1 if"), (200, "1 if"), (200, "3 if")):
@@ -247,7 +247,9 @@ def test_recordings_and_grids_are_refused_likewise(by_path, folder, files):
     (folder / "my_helper.py").write_text("PLUS = 2")
     assert record(as_experiment(by_path(**recording)), folder / "recorded") == made
     (folder / "recorded" / "summary.json").unlink()
-    assert "the code of my_loss.py" in refusal(record, by_path(**recording), folder / "recorded")
+    assert "the code of my_loss.py" in refusal(
+        record, as_experiment(by_path(**recording)), folder / "recorded"
+    )
     told = by_path(**recording, code="any")
     assert record(as_experiment(told), folder / "recorded")["train_loss"] > made["train_loss"] + 1
     assert record(as_experiment(by_path(**recording)), folder / "recorded")["status"] == "completed"
@@ -263,13 +265,15 @@ def test_a_race_is_refused_likewise(by_path, folder):
     (folder / "my_helper.py").write_text("PLUS = 1000")
     longer = {**values, "steps": 40}
     connect = at_random(0)
-    assert "the code of my_loss.py" in refusal(race, by_path(**longer), folder / "race", connect)
+    assert "the code of my_loss.py" in refusal(
+        race, as_experiment(by_path(**longer)), folder / "race", connect
+    )
     told = by_path(**longer, code="any")
     assert race(as_experiment(told), folder / "race", connect)["train_loss"] > 900
 
 
 def test_a_trial_of_other_code_is_run_again(by_path, folder):
-    jobs = [Job(by_path(steps=5, **{"optimizer.momentum": 0.0}))]
+    jobs = [Job(as_experiment(by_path(steps=5, **{"optimizer.momentum": 0.0})))]
     with Study(folder / "study", "small", (5,), (0,), processes=1) as study:
         (first,) = study.trials(jobs)
         assert study.trials(jobs) == [first]

@@ -7,7 +7,7 @@ from optdyn.configs import tune as cases
 from optdyn.configs.papers.automatic_optimizer import CASES, MODES, verdict
 from optdyn.timeline.server import pieces_of
 from optdyn.tuning import hardware
-from tests.values import as_cluster, as_experiment
+from tests.values import as_experiment
 
 MUCH, LITTLE, WIDE = [3.0, 2.5, 3.5], [1.2, 1.0, 1.5], [2.0, 1.5, 3.0]
 
@@ -26,8 +26,8 @@ def test_every_case_can_run_and_four_of_eight_are_of_each_batch(case):
 
 def test_the_server_is_the_closed_forms():
     """4 ms of exchange and 1.5 of the server; 8 groups would take 1.2, but it is saturated."""
-    config = cases.get_config("small,server")
-    pieces = pieces_of(as_cluster(config.cluster), merged=False)
+    config = as_experiment(cases.get_config("small,server"))
+    pieces = pieces_of(config.cluster, merged=False)
     assert hardware.seconds_per_iteration(pieces, 1, 8) == pytest.approx(5.5e-3)
     assert hardware.seconds_per_iteration(pieces, 8, 1) == pytest.approx(1.5e-3)
     for g in (1, 2, 4, 8):  # laws of variation 0.25 wait for one another: never faster

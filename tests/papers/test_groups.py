@@ -13,7 +13,6 @@ from optdyn.configs.papers import (
     steered_momentum,
     systems,
 )
-from tests.values import as_experiment
 
 LESS, SAME, MORE = (0.7, 0.6, 0.8), (1.0, 0.9, 1.05), (1.5, 1.3, 1.8)
 UNSURE = (1.2, 0.9, 1.6)
@@ -137,6 +136,6 @@ def test_no_named_system_is_as_fast_as_the_chosen_setting(named, over, word):
 def test_every_setting_of_the_space_can_run():
     for cluster in systems.CLUSTERS:
         for setting in systems.settings(cluster, "full").values():
-            check(as_experiment(systems.config_of(cluster, setting)))
+            check(systems.config_of(cluster, setting))
     for cluster in interior_groups.CLUSTERS:
-        check(as_experiment(interior_groups.config_of(cluster, 4, 8)))
+        check(interior_groups.config_of(cluster, 4, 8))

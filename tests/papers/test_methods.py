@@ -8,7 +8,6 @@ from optdyn.checks import check
 from optdyn.configs.papers import daso, dynamic_batch, local_similarity, local_time, merged_servers
 from optdyn.evidence.trial import Curve
 from optdyn.timeline.pipeline import one_f_one_b, seconds
-from tests.values import as_experiment
 
 ONE, LESS, MUCH_LESS, MORE = [1.0, 0.9, 1.1], [0.8, 0.7, 0.9], [0.5, 0.4, 0.6], [1.3, 1.2, 1.4]
 
@@ -20,9 +19,7 @@ def curve(config):
 
 
 def constant(strategy):
-    config = daso.config(strategy, "small")
-    config.cluster.service = "constant"
-    return config
+    return daso.config(strategy, "small").with_({"cluster.service": "constant"})
 
 
 @pytest.mark.parametrize(("network", "update"), [(0.25, 1.0), (1.0, 4 / 3), (4.0, 13 / 3)])
@@ -89,7 +86,7 @@ def test_the_rule_of_dynamic_batches(waste, accuracy, word):
 
 def test_without_disturbances_equal_workers_waste_nothing():
     config = dynamic_batch.config("small", "rare")
-    config.cluster.disturbance_probability = 0.0
+    config = config.with_({"cluster.disturbance_probability": 0.0})
     waste, seconds = dynamic_batch.clock(config, 0)
     assert waste == pytest.approx(0, abs=1e-12)
     # 31 updates of 128 are 3,968 of the 4,000 examples that are said to take 20 s.
@@ -101,7 +98,7 @@ def test_greedy_updates_follow_each_other_at_their_longest_stage():
     greedy = local_time.config("vision", "greedy", "small")
     _, between = local_time.clock(greedy)["greedy"]
     config = local_time.config("vision", "overlapping", "small")
-    config.strategy.window = 1  # which is greedy
+    config = config.with_({"strategy.window": 1})  # which is greedy
     assert between == pytest.approx(local_time.clock(config)["overlapping"][1])
     assert 1 / local_time.STAGES < between < 0.6
 
@@ -142,8 +139,8 @@ def test_the_rule_of_local_time(order, time, word):
 
 def test_random_labels_are_of_the_same_images_and_know_nothing_of_them(tmp_path):
     config = local_time.config("vision", "greedy", "small")
-    changed = resident.load(as_experiment(local_similarity.random_labels(config, tmp_path)))
-    whole = resident.load(as_experiment(config))
+    changed = resident.load(local_similarity.random_labels(config, tmp_path))
+    whole = resident.load(config)
     np.testing.assert_array_equal(
         changed.train["image"], whole.train["image"][: local_similarity.RANDOM]
     )
@@ -199,12 +196,12 @@ def test_the_rule_of_merged_servers(small, large, word):
 
 def test_every_arm_can_run():
     for groups, merged in ((1, False), (4, False), (16, True)):
-        check(as_experiment(merged_servers.config(groups, merged, "small")))
+        check(merged_servers.config(groups, merged, "small"))
     for strategy in ("sync", "daso"):
-        check(as_experiment(daso.config(strategy, "small")))
+        check(daso.config(strategy, "small"))
     for case in dynamic_batch.CASES:
         for own in dynamic_batch.SHARES.values():
-            check(as_experiment(dynamic_batch.config("small", case, weights="equal", **own)))
+            check(dynamic_batch.config("small", case, weights="equal", **own))
     for task in local_time.TASKS:
         for variant in local_time.VARIANTS:
-            check(as_experiment(local_time.config(task, variant, "small")))
+            check(local_time.config(task, variant, "small"))

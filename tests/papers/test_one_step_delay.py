@@ -11,7 +11,6 @@ from optdyn.configs.papers import one_step_delay
 from optdyn.configs.papers.one_step_delay import BATCHES, OPTIMIZERS, STARTS, TARGETS
 from optdyn.evidence.trial import Curve
 from tests.models.parameters import count
-from tests.values import as_experiment
 
 LESS, SAME, UNSURE, MORE = (1.05, 1.0, 1.09), (1.1, 1.08, 1.12), (1.3, 1.0, 1.6), (1.5, 1.3, 1.8)
 
@@ -19,19 +18,18 @@ LESS, SAME, UNSURE, MORE = (1.05, 1.0, 1.09), (1.1, 1.08, 1.12), (1.3, 1.0, 1.6)
 @pytest.mark.parametrize(("optimizer", "batch_size"), STARTS)
 def test_every_gradient_but_the_first_is_one_update_old(optimizer, batch_size):
     for delay in (0, 1):
-        config = one_step_delay.config(optimizer, batch_size, delay)
-        config.steps = 50
-        check(as_experiment(config))
-        staleness = trainer.prepare(as_experiment(config)).timeline.staleness
+        config = one_step_delay.config(optimizer, batch_size, delay).with_(steps=50)
+        check(config)
+        staleness = trainer.prepare(config).timeline.staleness
         np.testing.assert_array_equal(staleness, np.minimum(np.arange(50), delay))
 
 
 def test_muon_moves_the_matrices_of_the_blocks_alone():
     config = one_step_delay.config("muon", 4, 1)
-    data = resident.load(as_experiment(config))
+    data = resident.load(config)
     one = {name: leaf[:1] for name, leaf in data.train.items()}
     params = jax.eval_shape(
-        lambda key: program.init(as_experiment(config), data.classes, key, one), jax.random.key(0)
+        lambda key: program.init(config, data.classes, key, one), jax.random.key(0)
     )
     specs = jax.tree_util.tree_leaves_with_path(
         one_step_delay.matrices(params),

@@ -17,7 +17,6 @@ from optdyn.evidence.trial import trial
 from optdyn.launch import papers
 from optdyn.outputs.files import finite
 from optdyn.outputs.workdir import rows
-from tests.values import as_experiment
 
 
 @pytest.mark.parametrize("problem", race.PROBLEMS)
@@ -29,11 +28,7 @@ def test_every_arm_can_run_on_every_network(problem):
         assert setting[RATE] > below[RATE] > 0
         for network in race.NETWORKS:
             for values in (setting, below):
-                check(
-                    as_experiment(
-                        at(as_experiment(race.config_of(problem, name, network)), values, 0)
-                    )
-                )
+                check(at(race.config_of(problem, name, network), values, 0))
 
 
 def test_a_setting_is_of_its_arm_alone():
@@ -55,23 +50,21 @@ def test_the_all_reduce_takes_its_share_of_an_update(network):
     ratio = race.NETWORKS[network]
     for arm, computing in (("synchronous", 1.0), ("synchronous, large batch", race.LARGE)):
         config = race.config_of("resnet", arm, network)
-        config.cluster.service, config.steps = "constant", 10
+        config = config.with_({"cluster.service": "constant"}, steps=10)
         update = max(computing, computing / 3 + ratio)
-        assert trainer.prepare(as_experiment(config)).timeline.seconds[-1] == pytest.approx(
+        assert trainer.prepare(config).timeline.seconds[-1] == pytest.approx(
             10 * update, rel=1e-12
         )  # float64
-        config.cluster.nodes, config.cluster.devices_per_node = 4, 2
+        config = config.with_({"cluster.nodes": 4, "cluster.devices_per_node": 2})
         update = max(computing, computing / 3 + ratio * (3 / 4) / (7 / 8))
-        end = trainer.prepare(as_experiment(config)).timeline.seconds[-1]
+        end = trainer.prepare(config).timeline.seconds[-1]
         assert end == pytest.approx(10 * update, rel=1e-12)
 
 
 def test_who_arrives_when_depends_on_the_network_where_nobody_waits():
     def lines(arm):
         configs = [race.config_of("mlp", arm, network) for network in ("10 Gb/s", "0.1 Gb/s")]
-        for config in configs:
-            config.steps = 200
-        return [trainer.prepare(as_experiment(config)).timeline for config in configs]
+        return [trainer.prepare(config.with_(steps=200)).timeline for config in configs]
 
     for arm in ("local SGD", "gossip"):
         fast, slow = lines(arm)
@@ -82,17 +75,17 @@ def test_who_arrives_when_depends_on_the_network_where_nobody_waits():
 
 
 def test_a_trial_of_the_mean_has_the_loss_that_the_log_calls_so(tmp_path):
-    config = race.config_of("mlp", "local SGD")
-    config.steps, config.log_every, config.checkpoint_every = 20, 4, 0
-    config.data.train_evaluated = 500
-    trainer.train(as_experiment(config), tmp_path)
+    config = race.config_of("mlp", "local SGD").with_(
+        {"data.train_evaluated": 500}, steps=20, log_every=4, checkpoint_every=0
+    )
+    trainer.train(config, tmp_path)
     logged = {row["step"]: row for row in rows(tmp_path / "metrics.jsonl")}
-    curve = trial(as_experiment(config))
+    curve = trial(config)
     losses = dict(zip(curve.updates, curve.losses, strict=True))
     for step in (16, 20):
         assert losses[step] == pytest.approx(logged[step]["mean_loss"], rel=1e-5)  # float32
-    config.probes.mean = False
-    own = dict(zip(curve.updates, trial(as_experiment(config)).losses, strict=True))
+    config = config.with_({"probes.mean": False})
+    own = dict(zip(curve.updates, trial(config).losses, strict=True))
     assert own[20] == pytest.approx(logged[20]["train_loss"], rel=1e-5)
 
 

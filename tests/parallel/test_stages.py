@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from jax.flatten_util import ravel_pytree
 from jax.sharding import AbstractMesh
-from ml_collections import ConfigDict
 
 from optdyn import optimizers, problem, processes
+from optdyn.experiment import Model
 from optdyn.parallel import layout
 from optdyn.parallel.stacked import form_of, ravel, unravel
 from optdyn.parallel.stages import stages
@@ -29,7 +29,6 @@ from optdyn.strategies.base import Event
 from optdyn.strategies.truncated import heads
 from tests.parallel.started import start as run_all
 from tests.strategies.composed import by_groups
-from tests.values import as_model
 
 CHUNK, BATCH, CLASSES, EXAMPLES = 16, 8, 5, 64
 CALLS = (7, 1, 0, 12, 10)  # 30 updates; the pipeline fills and drains in each call
@@ -75,9 +74,9 @@ COUNTED = []  # one entry a loss
 
 
 def make_problem(case):
-    model = ConfigDict({"dtype": "float32", **MODELS[case.model]})
-    blocks = problem.make(as_model(model), CLASSES).blocks
-    made = problem.make(as_model(model), CLASSES, heads(blocks, case.groups, False))
+    model = Model(**MODELS[case.model])
+    blocks = problem.make(model, CLASSES).blocks
+    made = problem.make(model, CLASSES, heads(blocks, case.groups, False))
 
     def losses(outputs, batch):
         jax.debug.callback(COUNTED.append, 1)

@@ -6,19 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from ml_collections import ConfigDict
 
 from optdyn import optimizers, problem, timeline
-from optdyn.config import default
+from optdyn.experiment import Cluster, Model
 from optdyn.models.quadratic import curvatures
 from optdyn.strategies import Event
 from tests.strategies.composed import asynchronous
-from tests.values import as_cluster, as_model
 
 STEPS, DIMENSION, CONDITION, BATCH = 120, 6, 10.0, 4
-QUADRATIC = problem.make(
-    as_model(ConfigDict({"name": "quadratic", "dimension": DIMENSION, "condition": CONDITION})), 0
-)
+QUADRATIC = problem.make(Model("quadratic", dimension=DIMENSION, condition=CONDITION), 0)
 H = curvatures(DIMENSION, CONDITION).astype(np.float64)
 OPTIMA = np.random.default_rng(0).normal(0, 0.5, (STEPS, BATCH, DIMENSION)).astype(np.float32)
 TIMELINES = {
@@ -33,9 +29,8 @@ TIMELINES = {
 def arrivals(name):
     values = dict(TIMELINES[name])
     groups = values.pop("groups")
-    cluster = default().cluster
-    cluster.update(nodes=groups, **values)
-    return timeline.make(as_cluster(cluster), groups=groups, steps=STEPS, batch_size=BATCH, seed=1)
+    cluster = Cluster(nodes=groups, **values)
+    return timeline.make(cluster, groups=groups, steps=STEPS, batch_size=BATCH, seed=1)
 
 
 @cache  # compiled once for all tests of the same optimizer and number of slots
@@ -136,11 +131,8 @@ def test_implicit_momentum_of_memoryless_groups():
     replicas (arXiv 1605.09774), on independent geometric staleness where it holds without a queue.
     """
     g, steps, replicas, alpha = 4, 40, 4000, 0.2
-    cluster = default().cluster
-    cluster.update(nodes=g, service="geometric")
-    made = timeline.make(
-        as_cluster(cluster), groups=g, steps=steps, batch_size=1, seed=2, replicas=replicas
-    )
+    cluster = Cluster(nodes=g, service="geometric")
+    made = timeline.make(cluster, groups=g, steps=steps, batch_size=1, seed=2, replicas=replicas)
     optimizer = optimizers.optimizer("sgd", ("learning_rate",))
     strategy = asynchronous(QUADRATIC.loss, optimizer, made.slots)
     batch = {"optimum": jnp.zeros((1, DIMENSION))}

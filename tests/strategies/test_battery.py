@@ -17,12 +17,11 @@ import optax
 import pytest
 
 from optdyn import optimizers, program, strategies
-from optdyn.config import ConfigError, default
+from optdyn.config import ConfigError, default, parse
 from optdyn.data.parts import columns, cut
 from optdyn.parallel import devices as parallel
 from optdyn.strategies import Event
 from optdyn.timeline.base import Shares, chosen
-from tests.values import as_experiment
 
 STEPS, BATCH, CLASSES = 12, 24, 5
 EPOCH = 4  # updates
@@ -126,18 +125,14 @@ def config_of(name, values=()):
         own |= CASES[part].values
     own |= {"strategy.name": name, **{f"model.{k}": v for k, v in MODEL.items()}, **dict(values)}
     config.update_from_flattened_dict(own)
-    return config
+    return parse(config)
 
 
 @cache  # one strategy a set of arguments: `step` and `scan` below compile once for all tests
-def make_strategy(text, optimizer, slots, loss):
-    config = default()
-    config.update_from_flattened_dict(dict(text))
-    whole = program.problem_of(as_experiment(config), CLASSES)
+def make_strategy(asked, whole, optimizer, slots, loss):
     whole = whole._replace(losses=partial(loss, whole.losses))
     rule = optimizers.optimizer(optimizer, OPTIMIZERS[optimizer])
-    static = program._static(config)
-    return parallel.make(lambda strategy: lambda *_: None, static, whole, rule, slots)[0]
+    return parallel.make(lambda strategy: lambda *_: None, asked, whole, rule, slots)[0]
 
 
 def weighted(losses, outputs, batch):
@@ -146,9 +141,8 @@ def weighted(losses, outputs, batch):
 
 
 def make_run(name, values=(), *, seed=0, optimizer="sgd", loss=weighted):
-    config, rng = config_of(name, values), np.random.default_rng(seed)
-    config.seed = seed
-    whole = program.problem_of(as_experiment(config), CLASSES)
+    config = config_of(name, {**dict(values), "seed": seed})
+    whole, rng = program.problem_of(config, CLASSES), np.random.default_rng(seed)
     hyper = {
         "learning_rate": rng.uniform(0.02, 0.1, STEPS),
         "momentum": rng.uniform(-0.6, 0.6, STEPS),
@@ -168,30 +162,19 @@ def make_run(name, values=(), *, seed=0, optimizer="sgd", loss=weighted):
     network = strategies.Network(whole, params, at(batches, 0))
     known = {"steps_per_epoch": EPOCH, "update_bytes": 0, "network": network}
     ends = [{"train_loss": 1.0}] * (STEPS // EPOCH)
-    line = strategies.timeline_of(as_experiment(config), epochs=ends, **known)
+    line = strategies.timeline_of(config, epochs=ends, **known)
     divided = chosen(line, Shares)
     if divided:  # each device is given its own
         shares = divided.shares
         own = cut(np.tile(np.arange(BATCH), (STEPS, 1)), shares, columns(shares))
         batches = jax.tree.map(lambda leaf: leaf[np.arange(STEPS)[:, None], own], batches)
-    flat = tuple(sorted(flattened(config).items()))
     events = Event(
         jax.tree.map(jnp.asarray, line.choice),
         {name: jnp.asarray(hyper[name], jnp.float32) for name in OPTIMIZERS[optimizer]},
         jnp.asarray(line.staleness),
     )
-    strategy = make_strategy(flat, optimizer, line.slots, loss)
+    strategy = make_strategy(program._layout(config), whole, optimizer, line.slots, loss)
     return Run(strategy, params, events, jax.tree.map(jnp.asarray, batches))
-
-
-def flattened(config):
-    """What a strategy is made of."""
-    kept = ("strategy", "model", "cluster.nodes", "cluster.devices_per_node", "batch_size")
-    every = {}
-    for key, value in config.to_dict().items():
-        inner = value if isinstance(value, dict) else {"": value}
-        every |= {f"{key}.{name}".rstrip("."): leaf for name, leaf in inner.items()}
-    return {k: v for k, v in every.items() if k.startswith(kept) and not isinstance(v, dict)}
 
 
 def at(tree, index):
@@ -414,8 +397,7 @@ def test_staleness_and_what_was_read_reach_the_optimizer(name):
     """As arguments of any optax transform that takes them, a number a block where it is one."""
     run = make_run(name)
     config = config_of(name)
-    methods = strategies.of_config(as_experiment(config))
-    whole = program.problem_of(as_experiment(config), CLASSES)
+    methods, whole = strategies.of_config(config), program.problem_of(config, CLASSES)
     choice = run.events.choice.inner if methods.mix else run.events.choice
     slots = int(np.max(choice.read)) + 1
     keys = methods.keys(config.strategy)

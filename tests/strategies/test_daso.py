@@ -12,15 +12,14 @@ from hypothesis import strategies as st
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
-from optdyn import optimizers
-from optdyn.config import default
+from optdyn import optimizers, strategies
+from optdyn.experiment import Cluster
 from optdyn.parallel.simulated import Nodes, over_nodes
 from optdyn.strategies import Event
 from optdyn.strategies.messages import in_parts
 from optdyn.timeline.base import Meeting, at
 from optdyn.timeline.daso import daso as phases
 from tests.strategies.composed import daso, sync
-from tests.values import as_cluster, as_strategy
 
 NODES, LOCAL, EACH = 4, 2, 3  # EACH: examples a device
 EPOCH, EPOCHS = 20, 10
@@ -57,11 +56,10 @@ START = {"w": jnp.array([0.3, 0.1, -0.2]), "c": jnp.float32(0.7)}
 
 def meetings_of(**values):
     """The meetings of a run over the periods above, unless values say otherwise."""
-    strategy = default().strategy
-    strategy.update({"wait": 2, "warmup_epochs": 1, "cooldown_epochs": 1, "patience": 0, **values})
+    usual = {"wait": 2, "warmup_epochs": 1, "cooldown_epochs": 1, "patience": 0}
     made = phases(
-        as_cluster(default().cluster),
-        as_strategy(strategy),
+        Cluster(),
+        strategies.value(**usual | values),
         steps=STEPS,
         steps_per_epoch=EPOCH,
         batch_size=1,

@@ -9,21 +9,18 @@ import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ml_collections import ConfigDict
 
 from optdyn import optimizers, problem
 from optdyn.data.parts import columns, cut
+from optdyn.experiment import Model
 from optdyn.parallel.simulated import over_workers
 from optdyn.strategies.base import Event
 from optdyn.strategies.dynamic_batch import WEIGHTS
 from optdyn.timeline.base import Shares
 from tests.strategies.composed import by_shares, sync
-from tests.values import as_model
 
 WORKERS, BATCH, CLASSES = 4, 22, 5
-MLP = problem.make(
-    as_model(ConfigDict({"name": "mlp", "hidden": (7,), "dtype": "float32"})), CLASSES
-)
+MLP = problem.make(Model("mlp", hidden=(7,)), CLASSES)
 # An optimizer whose state is the last gradient, to the bit.
 KEEP = optax.GradientTransformationExtraArgs(
     lambda params: jax.tree.map(jnp.zeros_like, params),

@@ -183,12 +183,9 @@ def test_where_all_have_left_the_first_to_be_back_goes_on():
 
 def test_nodes_must_stay_for_an_update():
     values = {"cluster__presence": 1e-5, "cluster__absence": 1.0}
+    config = config_of(**values, cluster__service="constant")
     with pytest.raises(TimelineError, match=r"presence: no node is there for the 0\.008 seconds"):
-        strategies.timeline_of(
-            as_experiment(config_of(**values, cluster__service="constant")),
-            steps_per_epoch=10,
-            update_bytes=1,
-        )
+        strategies.timeline_of(config, steps_per_epoch=10, update_bytes=1)
 
 
 def test_a_run_whose_nodes_come_and_go():
@@ -196,7 +193,7 @@ def test_a_run_whose_nodes_come_and_go():
     values = {"cluster__service": "lognormal", "cluster__bandwidth": 1e6, "steps": 200}
     line = {
         presence: strategies.timeline_of(
-            as_experiment(config_of(**values, cluster__presence=presence, cluster__absence=0.1)),
+            config_of(**values, cluster__presence=presence, cluster__absence=0.1),
             steps_per_epoch=10,
             update_bytes=6000,
         )
@@ -372,7 +369,7 @@ def config_of(**values):
         {"strategy.name": "gossip", "cluster.nodes": 8, "batch_size": 64, "steps": 20}
         | {key.replace("__", "."): value for key, value in values.items()}
     )
-    return config
+    return as_experiment(config)
 
 
 @pytest.mark.parametrize(
@@ -389,23 +386,22 @@ def config_of(**values):
 )
 def test_what_cannot_run_is_refused_in_one_line(values, line):
     with pytest.raises(ConfigError) as error:
-        check(as_experiment(config_of(**values)))
+        check(config_of(**values))
     assert str(error.value).startswith(line) and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("order", ["combine", "adapt"])
 def test_the_clock_of_a_run(order):
     """Of constant service: 8 examples on each of 8 nodes, and two messages, one after the other."""
-    config = config_of(strategy__gossip_order=order, cluster__service="constant")
-    config.cluster.bandwidth = 1e6
-    line = strategies.timeline_of(as_experiment(config), steps_per_epoch=10, update_bytes=6000)
+    values = {"strategy__gossip_order": order, "cluster__service": "constant"}
+    config, known = config_of(**values, cluster__bandwidth=1e6), {"steps_per_epoch": 10}
+    line = strategies.timeline_of(config, **known, update_bytes=6000)
     update = 0.012 if order == "combine" else 8e-3 + 0.012
     np.testing.assert_allclose(line.seconds, update * np.arange(1, 21), rtol=1e-9)
     assert line.choice.to.shape == (20, 8, 3)
-    config.cluster.bandwidth = 1e9  # where messages are short, computing takes all the time
-    quick = strategies.timeline_of(
-        as_experiment(config), steps_per_epoch=10, update_bytes=6000
-    ).seconds[-1]
+    # Where messages are short, computing takes all the time.
+    config = config.with_({"cluster.bandwidth": 1e9})
+    quick = strategies.timeline_of(config, **known, update_bytes=6000).seconds[-1]
     assert quick == pytest.approx(20 * 8e-3 + (order == "adapt") * 20 * 12e-6)
 
 

@@ -6,17 +6,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from ml_collections import ConfigDict
 
 from optdyn import models, optimizers, problem
+from optdyn.experiment import Model
 from optdyn.models import base
 from optdyn.strategies import Event
 from optdyn.strategies.truncated import gradients, groups, heads
 from tests.strategies.composed import by_groups, sync
-from tests.values import as_model
 
 BATCH, WIDTH, CLASSES, K, STEPS = 6, 5, 4, 3, 4
-MODEL = ConfigDict({"name": "mlp", "hidden": (WIDTH,) * K, "dtype": "float32"})
+MODEL = Model("mlp", hidden=(WIDTH,) * K)
 TRUNK = [f"hidden{j}" for j in range(K)]
 HYPER = {"sgd": {"learning_rate": 0.3, "momentum": 0.7}, "adam": {"learning_rate": 0.03}}
 
@@ -34,9 +33,7 @@ either_head = pytest.mark.parametrize("shared", [False, True])
 @cache
 def make(groups, shared=False):
     """A network with the heads that groups need."""
-    return problem.make(
-        as_model(MODEL), CLASSES, heads(models.make(as_model(MODEL), CLASSES), groups, shared)
-    )
+    return problem.make(MODEL, CLASSES, heads(models.make(MODEL, CLASSES), groups, shared))
 
 
 def examples(seed=0):
@@ -58,7 +55,7 @@ def some(made, seed=0):
 
 @cache
 def shapes(heads):
-    made = problem.make(as_model(MODEL), CLASSES, heads)
+    made = problem.make(MODEL, CLASSES, heads)
     return jax.eval_shape(made.init, jax.random.key(0), examples())
 
 
@@ -129,7 +126,7 @@ def test_gradients_are_those_of_the_sum_of_stopped_losses(case, shared):
 
 def test_one_group_of_all_blocks_is_backpropagation():
     """Also where there are auxiliary heads, which have no part in it."""
-    made = problem.make(as_model(MODEL), CLASSES, ("hidden0", "hidden1"))
+    made = problem.make(MODEL, CLASSES, ("hidden0", "hidden1"))
     params, batch = some(made), examples()
     grads, _, loss = compiled(BACKPROP)(params, batch)
     value, expected = jax.jit(jax.value_and_grad(made.loss))(params, batch)

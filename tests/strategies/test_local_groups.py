@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ml_collections import ConfigDict
 
 from optdyn import models, problem
+from optdyn.experiment import Model
 from optdyn.strategies.truncated import VARIANTS, groups, heads
-from tests.values import as_model
 
 WIDTH, CLASSES, K = 5, 4, 3
-MODEL = ConfigDict({"name": "mlp", "hidden": (WIDTH,) * K, "dtype": "float32"})
+MODEL = Model("mlp", hidden=(WIDTH,) * K)
 TRUNK = [f"hidden{j}" for j in range(K)]
 BATCH = {"image": np.zeros((6, WIDTH, 1, 1), np.uint8)}
 
@@ -47,9 +46,7 @@ def test_groups_cover_the_blocks_in_order(data):
 
 @given(st.integers(1, 8), st.integers(1, 8))
 def test_heads_are_on_the_blocks_that_end_a_group_before_the_last(blocks, window):
-    made = models.make(
-        as_model(ConfigDict({**MODEL.to_dict(), "hidden": (WIDTH,) * blocks})), CLASSES
-    )
+    made = models.make(MODEL.with_(hidden=(WIDTH,) * blocks), CLASSES)
     window = min(window, blocks)
     overlapping = groups("overlapping", blocks, window, 0)
     assert heads(made, overlapping, False) == tuple(
@@ -78,7 +75,7 @@ def test_groups_that_do_not_exist_are_refused(arguments, message):
 def test_heads_leave_the_initial_parameters_of_the_model_as_they_are():
     key = jax.random.key(3)
     plain, one, all_heads = (
-        problem.make(as_model(MODEL), CLASSES, chosen).init(key, BATCH)
+        problem.make(MODEL, CLASSES, chosen).init(key, BATCH)
         for chosen in ((), ("hidden1",), tuple(TRUNK))
     )
     assert set(all_heads) - set(plain) == {f"{name}_head" for name in TRUNK}
@@ -99,4 +96,4 @@ def test_heads_leave_the_initial_parameters_of_the_model_as_they_are():
 @pytest.mark.parametrize("name", ["classifier", "nosuch"])
 def test_heads_of_no_trunk_block_are_refused(name):
     with pytest.raises(ValueError, match=f"{name!r}: blocks before the last are hidden0, hidden1"):
-        problem.make(as_model(MODEL), CLASSES, (name,)).init(jax.random.key(0), BATCH)
+        problem.make(MODEL, CLASSES, (name,)).init(jax.random.key(0), BATCH)

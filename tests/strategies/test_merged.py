@@ -10,11 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optdyn import optimizers, timeline
-from optdyn.config import default
+from optdyn.experiment import Cluster
 from optdyn.outputs.workdir import Checkpoints
 from optdyn.strategies import Event
 from tests.strategies.composed import asynchronous, sync
-from tests.values import as_cluster
 
 STEPS, SLOTS, REPLICAS = 40, 6, 3
 SIZES = {"conv": 3, "dense": 2, "classifier": 4}
@@ -57,9 +56,8 @@ def synchronous(optimizer):
 
 
 def arrivals(groups, service="exponential", seed=0):
-    cluster = default().cluster
-    cluster.update(nodes=groups, service=service)
-    drawn = timeline.make(as_cluster(cluster), groups=groups, steps=STEPS, batch_size=4, seed=seed)
+    cluster = Cluster(nodes=groups, service=service)
+    drawn = timeline.make(cluster, groups=groups, steps=STEPS, batch_size=4, seed=seed)
     assert drawn.slots <= SLOTS
     return drawn
 

@@ -19,7 +19,6 @@ from optdyn.timeline.base import Shares, at, chosen
 from tests.strategies import reference
 from tests.strategies import test_battery as battery
 from tests.timeline.recorded import config_of, network_of
-from tests.values import as_experiment
 
 STEPS, WINDOW = 960, 24
 NODES, DEVICES = 2, 2
@@ -67,18 +66,17 @@ def examples():
 @cache
 def trained(name):
     """(nodes, STEPS, ...) parameters and (STEPS,) losses, and what the reference is given."""
-    config = config_of(name, **VALUES, steps=STEPS)
-    config.cluster.nodes, config.cluster.devices_per_node = NODES, DEVICES
-    config.cluster.speeds = (1.0, 3.0, 2.0, 2.0)
-    if "daso" in name.split("+"):
-        config.cluster.service = "exponential"
-    problem = program.problem_of(as_experiment(config), battery.CLASSES)
+    cluster = {"nodes": NODES, "devices_per_node": DEVICES, "speeds": (1.0, 3.0, 2.0, 2.0)}
+    cluster |= {"service": "exponential"} if "daso" in name.split("+") else {}
+    own = {f"cluster.{key}": value for key, value in cluster.items()}
+    config = config_of(name, **VALUES, **own, steps=STEPS)
+    problem = program.problem_of(config, battery.CLASSES)
     network = network_of(problem)
     rng = np.random.default_rng(0)
     params = jax.tree_util.tree_map_with_path(drawn, network.params)
     ends = [{"train_loss": 1.0}] * (STEPS // battery.EPOCH)
     known = {"steps_per_epoch": battery.EPOCH, "update_bytes": 0, "epochs": ends}
-    line = strategies.timeline_of(as_experiment(config), network=network, **known)
+    line = strategies.timeline_of(config, network=network, **known)
     images, labels = examples()
     order = np.stack([rng.permutation(96)[: battery.BATCH] for _ in range(STEPS)])
     hypers = {
@@ -90,7 +88,7 @@ def trained(name):
         own = battery.cut(order, divided.shares, battery.columns(divided.shares))
     rule = battery.optimizers.optimizer("sgd", ("learning_rate", "momentum"))
     made = parallel.make(
-        lambda _: lambda *_: None, program._static(config), problem, rule, line.slots
+        lambda _: lambda *_: None, program._layout(config), problem, rule, line.slots
     )[0]
 
     @jax.jit
@@ -109,7 +107,7 @@ def trained(name):
         state, (loss, after) = window(state, *jax.tree.map(jnp.asarray, (events, batches)))
         losses.append(np.asarray(loss))
         every.append(jax.device_get(after))
-    given = params, line, hypers, images[order], labels[order], config.strategy.to_dict()
+    given = params, line, hypers, images[order], labels[order], vars(config.strategy)
     return np.concatenate(losses), every[0], given
 
 

@@ -9,17 +9,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ml_collections import ConfigDict
 
 from optdyn import problem
+from optdyn.experiment import Model
 from optdyn.problem import Problem
 from optdyn.strategies.similarity import POSITIONS, RIDGE, cosines, linear_probe, ridge
-from tests.values import as_model
 
 BATCH, WIDTH, CLASSES = 8, 5, 3
 TRUNK = ["hidden0", "hidden1", "hidden2"]
-MODEL = ConfigDict({"name": "mlp", "hidden": (WIDTH, WIDTH, WIDTH), "dtype": "float32"})
-MLP = problem.make(as_model(MODEL), CLASSES, ("hidden0", "hidden1"))
+MLP = problem.make(Model("mlp", hidden=(WIDTH, WIDTH, WIDTH)), CLASSES, ("hidden0", "hidden1"))
 GREEDY, PAIRS, BACKPROP = ((0, 1), (1, 2), (2, 3)), ((0, 2), (1, 3)), ((0, 3),)
 
 

@@ -173,7 +173,7 @@ MEASURED = """
 import json, sys
 from pathlib import Path
 from optdyn import driver, room, trainer
-from optdyn.config import default
+from optdyn.config import default, parse
 
 def resident(kind):
     return int(Path("/proc/self/status").read_text().split(kind)[1].split()[0]) * 1024
@@ -183,6 +183,7 @@ def updated(steps, snapshots, groups):
     values = json.loads(sys.argv[1])
     values |= {"steps": steps, "strategy.snapshots": snapshots, "strategy.groups": groups}
     config.update_from_flattened_dict(values | {"cluster.nodes": groups})
+    config = parse(config)
     run = trainer.prepare(config)
     before = resident("VmRSS:")
     state, *rest, n = driver.first(run, steps)

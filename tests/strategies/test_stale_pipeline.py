@@ -45,9 +45,7 @@ PARAMS = {
 def line_of(chosen, problem):
     batch = jax.tree.map(lambda leaf: leaf[0], BATCHES)
     network = strategies.Network(problem, PARAMS, batch)
-    return strategies.timeline_of(
-        as_experiment(chosen), steps_per_epoch=10, update_bytes=0, network=network
-    )
+    return strategies.timeline_of(chosen, steps_per_epoch=10, update_bytes=0, network=network)
 
 
 def events_of(line, momentum=MU):
@@ -58,12 +56,9 @@ def events_of(line, momentum=MU):
 
 def trained(config, kind, momentum=MU, chain=(), **values):
     """Parameters after each update, leaves (STEPS, ...)."""
-    chosen = config(RUN | {"strategy.pipeline": kind} | values)
-    check(as_experiment(chosen))
-    problem, methods = (
-        program.problem_of(as_experiment(chosen), SIZES[-1]),
-        strategies.of_config(as_experiment(chosen)),
-    )
+    chosen = as_experiment(config(RUN | {"strategy.pipeline": kind} | values))
+    check(chosen)
+    problem, methods = program.problem_of(chosen, SIZES[-1]), strategies.of_config(chosen)
     line = line_of(chosen, problem)
     sgd = optimizers.optimizer("sgd", ("learning_rate", "momentum"), {}, chain)
     keys = methods.keys(chosen.strategy)
@@ -159,8 +154,8 @@ def test_no_momentum_is_no_prediction(config):
 
 def test_predictions_are_exact_where_the_coming_gradients_are_0(config):
     """Gradients are given, and 0 from update 5 on; what is seen takes the place of the loss."""
-    chosen = config(RUN | {"strategy.pipeline": "predict"})
-    problem = program.problem_of(as_experiment(chosen), SIZES[-1])
+    chosen = as_experiment(config(RUN | {"strategy.pipeline": "predict"}))
+    problem = program.problem_of(chosen, SIZES[-1])
     line, servers = line_of(chosen, problem), METHOD.servers(problem)
 
     def given(params, event, batch):
@@ -190,12 +185,8 @@ def test_2bw_is_asynchronous_with_two_groups_that_take_turns(config, mnist, tmp_
     """To the bit, the first update included."""
     values = mnist | {"model.hidden": (8, 8), "cluster.service": "constant", "cluster.nodes": 2}
     runs = {"stale_pipeline": {"strategy.pipeline": "2bw"}, "asynchronous": {"strategy.groups": 2}}
-    every = [
-        trainer.train(
-            as_experiment(config(values | {"strategy.name": name} | own)), tmp_path / name
-        )
-        for name, own in runs.items()
-    ]
+    asked = {name: config(values | {"strategy.name": name} | own) for name, own in runs.items()}
+    every = [trainer.train(as_experiment(asked[name]), tmp_path / name) for name in asked]
     for key in ("parameters_crc32", "test_loss"):
         assert every[0][key] == every[1][key]
 
@@ -240,14 +231,13 @@ def test_the_clock_of_a_run_begins_that_of_a_longer_one(config):
     """Also where it ends; faster than GPipe on as many micro-batches, which is flushed."""
     seconds = {}
     for kind, steps in (("stash", STEPS), ("stash", 30), ("2bw", STEPS), ("2bw", 30)):
-        chosen = config(RUN | {"strategy.pipeline": kind, "steps": steps})
-        seconds[kind, steps] = line_of(
-            chosen, program.problem_of(as_experiment(chosen), SIZES[-1])
-        ).seconds
+        chosen = as_experiment(config(RUN | {"strategy.pipeline": kind, "steps": steps}))
+        seconds[kind, steps] = line_of(chosen, program.problem_of(chosen, SIZES[-1])).seconds
     for kind in ("stash", "2bw"):
         np.testing.assert_array_equal(seconds[kind, STEPS], seconds[kind, 30][:STEPS])
-    flushed = config(RUN | {"strategy.name": "local", "strategy.variant": "backprop", "steps": 30})
-    flushed = line_of(flushed, program.problem_of(as_experiment(flushed), SIZES[-1])).seconds
+    values = RUN | {"strategy.name": "local", "strategy.variant": "backprop", "steps": 30}
+    flushed = as_experiment(config(values))
+    flushed = line_of(flushed, program.problem_of(flushed, SIZES[-1])).seconds
     assert seconds["2bw", 30][0] == pytest.approx(flushed[0], rel=0.5)
     assert seconds["2bw", 30][-1] < flushed[-1]
 

@@ -2,8 +2,15 @@
 
 import jax
 import numpy as np
+from hypothesis import strategies as st
 
+from optdyn.kinds import SMALL
 from optdyn.timeline.base import at
+
+
+def numbers(most):
+    """Of a config: 0, or of a size that it may have."""
+    return st.just(0.0) | st.floats(SMALL, most)
 
 
 def arrays(line):

@@ -8,7 +8,6 @@ import numpy as np
 from optdyn import program, strategies
 from optdyn.outputs.recorder import Recorder
 from tests.strategies import test_battery as battery
-from tests.values import as_experiment
 
 # Of one update and the next: what the other methods of a pair do differs between them.
 STEPS = 40
@@ -17,17 +16,17 @@ STEPS = 40
 def config_of(name, **values):
     """The battery's config of a method or several, with times that are drawn where they can be."""
     config = battery.config_of(name, {"steps": STEPS, **values})
-    if "exponential" in strategies.of_config(as_experiment(config)).outermost.laws:
-        config.cluster.service = values.get("cluster.service", "exponential")
+    if "exponential" in strategies.of_config(config).outermost.laws:
+        return config.with_({"cluster.service": values.get("cluster.service", "exponential")})
     return config
 
 
 def line_of(config):
     """The timeline of a config; a loss of 1 ends each of its epochs."""
-    network = network_of(program.problem_of(as_experiment(config), battery.CLASSES))
+    network = network_of(program.problem_of(config, battery.CLASSES))
     ends = [{"train_loss": 1.0}] * (config.steps // battery.EPOCH)
     known = {"steps_per_epoch": battery.EPOCH, "update_bytes": 1000, "network": network}
-    return strategies.timeline_of(as_experiment(config), epochs=ends, **known)
+    return strategies.timeline_of(config, epochs=ends, **known)
 
 
 @cache
@@ -53,6 +52,4 @@ def record(line, path, raced=False):
 
 def replayed(config, path):
     """The same config, of the arrivals that a trace holds."""
-    again = config.copy_and_resolve_references()
-    again.cluster.service, again.cluster.trace = "trace", str(path)
-    return again
+    return config.with_({"cluster.service": "trace", "cluster.trace": str(path)})

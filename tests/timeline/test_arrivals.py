@@ -15,24 +15,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from optdyn.experiment import Cluster
 from optdyn.timeline import make, service
 from optdyn.timeline.arrivals import BLOCK, Work, arrivals
 from optdyn.timeline.compute_groups import work_of
 from optdyn.timeline.habits import Habits
 from optdyn.timeline.several import several
 from optdyn.timeline.volunteers import volunteers
-from tests.values import as_cluster
 
 GROUPS = [2, 3, 8, 32]
 P = 1e-3
 
 
 @pytest.fixture(scope="module", params=GROUPS)
-def memoryless(request, cluster):
+def memoryless(request):
     """g workers with exponential services of mean one second, 40,000 arrivals of each."""
     g = request.param
-    values = cluster(nodes=g, service="exponential", seconds_per_example=1.0)
-    return g, make(as_cluster(values), groups=g, steps=40_000 * g, batch_size=1, seed=g)
+    values = Cluster(nodes=g, service="exponential", seconds_per_example=1.0)
+    return g, make(values, groups=g, steps=40_000 * g, batch_size=1, seed=g)
 
 
 def test_mean_staleness_of_memoryless_workers(memoryless):
@@ -72,9 +72,9 @@ def test_memoryless_arrivals_are_a_poisson_process(memoryless):
 
 
 @pytest.mark.parametrize("g", GROUPS)
-def test_constant_service_is_a_round_robin(cluster, g):
-    values = cluster(nodes=g, service="constant", seconds_per_example=0.1)
-    timeline = make(as_cluster(values), groups=g, steps=5 * g + 1, batch_size=2)
+def test_constant_service_is_a_round_robin(g):
+    values = Cluster(nodes=g, service="constant", seconds_per_example=0.1)
+    timeline = make(values, groups=g, steps=5 * g + 1, batch_size=2)
     t = np.arange(5 * g + 1)
     np.testing.assert_array_equal(timeline.worker, t % g)
     np.testing.assert_array_equal(timeline.staleness, np.minimum(t, g - 1))
@@ -92,11 +92,11 @@ def test_one_group_waits_for_its_slowest_worker():
     np.testing.assert_allclose(timeline.seconds, (table * means[0]).max(1).cumsum(), rtol=1e-13)
 
 
-def test_a_synchronous_update_of_n_memoryless_workers_takes_harmonic_time(cluster):
+def test_a_synchronous_update_of_n_memoryless_workers_takes_harmonic_time():
     """E max of N exponentials of mean m is m (1 + 1/2 + ... + 1/N)."""
     n, steps = 8, 40_000
-    values = cluster(nodes=2, devices_per_node=4, seconds_per_example=1.0)
-    timeline = make(as_cluster(values), groups=1, steps=steps, batch_size=n)  # one example a worker
+    values = Cluster(nodes=2, devices_per_node=4, seconds_per_example=1.0)
+    timeline = make(values, groups=1, steps=steps, batch_size=n)  # one example a worker
     # Variance 1 + 1/4 + ... + 1/64 = 1.53: four deviations of the mean of 40,000 are 0.9 %.
     harmonic = sum(1 / k for k in range(1, n + 1))
     assert timeline.seconds[-1] / steps == pytest.approx(harmonic, rel=0.009)
@@ -145,30 +145,27 @@ def test_blocks_of_draws_leave_no_seam():
 
 
 @pytest.mark.parametrize("name", ["constant", "exponential", "lognormal", "gamma"])
-def test_arrivals_are_proportional_to_speed(cluster, name):
+def test_arrivals_are_proportional_to_speed(name):
     speeds, steps = np.array([1.0, 2.0, 5.0, 0.5]), 100_000
-    values = cluster(nodes=4, service=name, speeds=tuple(speeds), variation=0.8)
-    timeline = make(as_cluster(values), groups=4, steps=steps, batch_size=8)
+    values = Cluster(nodes=4, service=name, speeds=tuple(speeds), variation=0.8)
+    timeline = make(values, groups=4, steps=steps, batch_size=8)
     share = speeds / speeds.sum()
     # Counts of a renewal process with cv <= 1 vary no more than binomial ones: four deviations.
     margin = 4 * np.sqrt(steps * share * (1 - share)) + 1
     assert np.all(np.abs(np.bincount(timeline.worker) - steps * share) < margin)
 
 
-def test_what_groups_do_for_an_update(cluster):
+def test_what_groups_do_for_an_update():
     """Compute: batch / k examples at the worker's speed. Exchange: a message each way."""
-    values = cluster(nodes=3, devices_per_node=2, speeds=(1, 2, 4, 1, 1, 8))
-    values.update(seconds_per_example=0.01, latency=0.25, bandwidth=500.0, collective="server")
+    network = {"latency": 0.25, "bandwidth": 500.0, "collective": "server"}
+    speeds = {"speeds": (1, 2, 4, 1, 1, 8), "seconds_per_example": 0.01}
+    values = Cluster(nodes=3, devices_per_node=2, **speeds, **network)
     compute = 0.01 * 12 / 3 / np.array([[1, 2, 4], [1, 1, 8]])
     exchange = 2 * (0.25 + 1000 / 500)
     # A handful of float64 operations, in whatever order.
-    np.testing.assert_allclose(
-        work_of(as_cluster(values), 2, 12, 1000).means(), compute + exchange, rtol=1e-14
-    )
-    values.bandwidth = 0.0  # transfers take no time
-    np.testing.assert_allclose(
-        work_of(as_cluster(values), 2, 12, 1000).means(), compute + 0.5, rtol=1e-14
-    )
+    np.testing.assert_allclose(work_of(values, 2, 12, 1000).means(), compute + exchange, rtol=1e-14)
+    values = values.with_(bandwidth=0.0)  # transfers take no time
+    np.testing.assert_allclose(work_of(values, 2, 12, 1000).means(), compute + 0.5, rtol=1e-14)
 
 
 @pytest.mark.parametrize("variation", [0.0, 0.3, 1.0])
@@ -207,10 +204,10 @@ def test_exponential_services_are_exponential():
     assert stats.kstest(draws, "expon").pvalue > P
 
 
-def test_replicas_are_consecutive_windows_of_one_timeline(cluster):
-    values = cluster(nodes=4, service="exponential")
-    one = make(as_cluster(values), groups=4, steps=150, batch_size=8, seed=5)
-    three = make(as_cluster(values), groups=4, steps=50, batch_size=8, seed=5, replicas=3)
+def test_replicas_are_consecutive_windows_of_one_timeline():
+    values = Cluster(nodes=4, service="exponential")
+    one = make(values, groups=4, steps=150, batch_size=8, seed=5)
+    three = make(values, groups=4, steps=50, batch_size=8, seed=5, replicas=3)
     np.testing.assert_array_equal(three.worker.ravel(), one.worker)
     starts = one.seconds[[49, 99]]
     np.testing.assert_array_equal(three.seconds[0], one.seconds[:50])
@@ -218,20 +215,18 @@ def test_replicas_are_consecutive_windows_of_one_timeline(cluster):
     np.testing.assert_array_equal(three.seconds[2], one.seconds[100:] - starts[1])
 
 
-def test_seeds_differ_and_repeat(cluster):
-    values = cluster(nodes=4)
-    a, b, c = (
-        make(as_cluster(values), groups=4, steps=100, batch_size=8, seed=s) for s in (1, 1, 2)
-    )
+def test_seeds_differ_and_repeat():
+    values = Cluster(nodes=4)
+    a, b, c = (make(values, groups=4, steps=100, batch_size=8, seed=s) for s in (1, 1, 2))
     np.testing.assert_array_equal(a.seconds, b.seconds)
     assert not np.array_equal(a.worker, c.worker)
 
 
 @pytest.mark.slow
-def test_ten_million_events_for_sixteen_groups(cluster):
+def test_ten_million_events_for_sixteen_groups():
     """Nothing in the making is worse than n log n, in time or memory. Prints the seconds."""
     start = time.perf_counter()
-    timeline = make(as_cluster(cluster(nodes=16)), groups=16, steps=10_000_000, batch_size=16)
+    timeline = make(Cluster(nodes=16), groups=16, steps=10_000_000, batch_size=16)
     print(f"10 M events of 16 groups: {time.perf_counter() - start:.1f} s")
     assert timeline.worker.shape == (10_000_000,)
     # The sums of gaps miss only the ends of the run, at most 16 gaps of a few hundred.
@@ -271,7 +266,7 @@ def test_arrivals_at_the_same_second_are_in_the_order_of_the_groups(order, speed
     assert np.all(np.diff(line.seconds) >= 0)
 
 
-def test_speeds_of_1_2_and_3_meet_every_second(cluster):
-    values = cluster(nodes=3, service="constant", seconds_per_example=1.0, speeds=(1.0, 2.0, 3.0))
-    worker = make(as_cluster(values), groups=3, steps=6 * 33, batch_size=1).worker
+def test_speeds_of_1_2_and_3_meet_every_second():
+    values = Cluster(nodes=3, service="constant", seconds_per_example=1.0, speeds=(1.0, 2.0, 3.0))
+    worker = make(values, groups=3, steps=6 * 33, batch_size=1).worker
     np.testing.assert_array_equal(worker, np.tile([2, 1, 2, 0, 1, 2], 33))

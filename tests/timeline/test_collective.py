@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optdyn import trainer
-from optdyn.config import default
+from optdyn.experiment import Cluster
 from optdyn.timeline import make
 from optdyn.timeline.network import COLLECTIVES, among, between_nodes, of_groups
 from tests.timeline.recorded import config_of, line_of
-from tests.values import as_cluster, as_experiment
+from tests.values import as_experiment
 
 SLOW = {"latency": 0.01, "bandwidth": 1e5}
 FAR = tuple(tuple(0.01 * abs(i - j) for j in range(4)) for i in range(4))
@@ -41,10 +41,9 @@ SAME = {
 
 
 def seconds(name, cluster, **values):
-    config = config_of(name, **values, batch_size=48)
     own = {"nodes": 1, "devices_per_node": 1, "speeds": (), "service": "exponential", **cluster}
-    config.cluster.update(own)
-    return line_of(config).seconds
+    own = {f"cluster.{key}": value for key, value in own.items()}
+    return line_of(config_of(name, **values, **own, batch_size=48)).seconds
 
 
 @pytest.mark.parametrize("name", SAME)
@@ -73,12 +72,9 @@ def test_a_straggler_does_not_slow_the_network():
 
 def test_nor_the_way_of_a_group_to_its_server():
     """One worker a group: its services are those of a free network, and two messages each."""
-    config = default()
-    config.cluster.update(nodes=2, service="exponential")
+    cluster = Cluster(nodes=2, service="exponential")
     size = {"groups": 2, "steps": 400, "batch_size": 8, "update_bytes": 1000, "seed": 3}
-    free = make(as_cluster(config.cluster), **size)
-    config.cluster.update(SLOW)
-    slow = make(as_cluster(config.cluster), **size)
+    free, slow = make(cluster, **size), make(cluster.with_(**SLOW), **size)
     for group in range(2):
         services = [np.diff(line.seconds[line.worker == group]) for line in (free, slow)]
         n = min(map(len, services))
@@ -88,21 +84,17 @@ def test_nor_the_way_of_a_group_to_its_server():
 
 def test_what_clocks_had_before_there_was_the_key():
     """A message each way to a server, in what the law draws."""
-    cluster = default().cluster
-    cluster.update(nodes=4, service="exponential", seconds_per_example=0.1, **SLOW)
-    cluster.collective = "drawn"
-    line = make(as_cluster(cluster), groups=1, steps=50, batch_size=8, update_bytes=1000, seed=7)
-    free = default().cluster
-    free.update(nodes=4, service="exponential", collective="drawn")
-    free.seconds_per_example = 0.1 + 2 * (0.01 + 1000 / 1e5) / 2  # two examples a worker
-    other = make(as_cluster(free), groups=1, steps=50, batch_size=8, seed=7)
+    drawn = Cluster(nodes=4, service="exponential", collective="drawn")
+    cluster = drawn.with_(seconds_per_example=0.1, **SLOW)
+    line = make(cluster, groups=1, steps=50, batch_size=8, update_bytes=1000, seed=7)
+    # Two examples a worker.
+    free = drawn.with_(seconds_per_example=0.1 + 2 * (0.01 + 1000 / 1e5) / 2)
+    other = make(free, groups=1, steps=50, batch_size=8, seed=7)
     np.testing.assert_allclose(line.seconds, other.seconds, rtol=1e-12)
 
 
 def cluster_of(**values):
-    cluster = default().cluster
-    cluster.update({"nodes": 5, "latency": 0.1, "bandwidth": 50.0, **values})
-    return cluster
+    return Cluster(**{"nodes": 5, "latency": 0.1, "bandwidth": 50.0, **values})
 
 
 @pytest.mark.parametrize(
@@ -115,16 +107,16 @@ def cluster_of(**values):
     ],
 )
 def test_collectives_by_hand(kind, expected):
-    assert between_nodes(as_cluster(cluster_of(collective=kind)), 600.0) == pytest.approx(expected)
+    assert between_nodes(cluster_of(collective=kind), 600.0) == pytest.approx(expected)
     alike = {"latencies": ((0.1,) * 5,) * 5, "bandwidths": ((50.0,) * 5,) * 5}
     matrices = cluster_of(collective=kind, **alike)
-    assert between_nodes(as_cluster(matrices), 600.0) == pytest.approx(expected)
+    assert between_nodes(matrices, 600.0) == pytest.approx(expected)
 
 
 @given(st.sampled_from(COLLECTIVES), st.integers(1, 12), st.floats(0, 1e6))
 def test_one_alone_sends_nothing_and_more_never_less(kind, nodes, size):
     cluster = cluster_of(nodes=nodes, collective=kind)
-    found = [among(as_cluster(cluster), np.arange(n), size) for n in range(1, nodes + 1)]
+    found = [among(cluster, np.arange(n), size) for n in range(1, nodes + 1)]
     assert found[0] == 0 or kind == "server"
     assert all(a <= b * (1 + 1e-12) for a, b in pairwise(found))
 
@@ -134,10 +126,10 @@ def test_a_tree_goes_over_its_own_links_only():
     links = np.full((5, 5), 50.0)
     links[1, 2] = 1.0
     tree = cluster_of(bandwidths=tuple(map(tuple, links)), collective="tree")
-    assert between_nodes(as_cluster(tree), 600.0) == pytest.approx(6 * (0.1 + 600 / 50))
+    assert between_nodes(tree, 600.0) == pytest.approx(6 * (0.1 + 600 / 50))
     links[3, 2] = 1.0
-    tree.bandwidths = tuple(map(tuple, links))
-    assert between_nodes(as_cluster(tree), 600.0) == pytest.approx(6 * (0.1 + 600 / 1))
+    tree = tree.with_(bandwidths=tuple(map(tuple, links)))
+    assert between_nodes(tree, 600.0) == pytest.approx(6 * (0.1 + 600 / 1))
 
 
 def test_groups_add_up_before_one_of_them_sends():
@@ -147,14 +139,12 @@ def test_groups_add_up_before_one_of_them_sends():
     server = 2 * (0.1 + 600 / 50)
     local = 2 * (0.01 + 300 / 1000) + 0.01 + 600 / 1000  # a ring of two, and what one hands on
     between = 2 * (0.1 + 300 / 50)
-    np.testing.assert_allclose(of_groups(as_cluster(cluster), 8, 600.0), server)
-    np.testing.assert_allclose(of_groups(as_cluster(cluster), 4, 600.0), server + local)
-    np.testing.assert_allclose(of_groups(as_cluster(cluster), 2, 600.0), server + local + between)
-    np.testing.assert_allclose(
-        of_groups(as_cluster(cluster), 2, 600.0, sent=False), local + between
-    )
-    cluster.collective = "server"
-    np.testing.assert_allclose(of_groups(as_cluster(cluster), 2, 600.0), server)
+    np.testing.assert_allclose(of_groups(cluster, 8, 600.0), server)
+    np.testing.assert_allclose(of_groups(cluster, 4, 600.0), server + local)
+    np.testing.assert_allclose(of_groups(cluster, 2, 600.0), server + local + between)
+    np.testing.assert_allclose(of_groups(cluster, 2, 600.0, sent=False), local + between)
+    served = cluster.with_(collective="server")
+    np.testing.assert_allclose(of_groups(served, 2, 600.0), server)
 
 
 @pytest.mark.parametrize("name", ["sync", "asynchronous"])
@@ -168,9 +158,8 @@ def test_a_workdir_that_is_older_than_the_key_goes_on_as_it_was(config, tmp_path
         held = json.loads((folder / "config.json").read_text())
         assert held["cluster"].pop("collective") == "drawn"
         (folder / "config.json").write_text(json.dumps(held))
-    trainer.train(
-        as_experiment(config(values)), old
-    )  # by the command that began it, which says nothing of it
+    # By the command that began it, which says nothing of it.
+    trainer.train(as_experiment(config(values)), old)
     assert rows(old) == rows(whole)
     new = tmp_path / "new"
     trainer.train(as_experiment(config(values)), new)

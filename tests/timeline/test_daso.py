@@ -5,25 +5,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optdyn.config import default
+from optdyn import strategies
+from optdyn.experiment import Cluster
 from optdyn.timeline.daso import Phase, after_epoch, daso
 from optdyn.timeline.network import all_reduce
 from optdyn.timeline.nodes import synchronous
 from tests.timeline.lines import begins_with
-from tests.values import as_cluster, as_strategy
 
 
 def strategy_of(**values):
-    strategy = default().strategy
-    strategy.update({"warmup_epochs": 0, "cooldown_epochs": 0, **values})
-    return strategy
+    return strategies.value(**{"warmup_epochs": 0, "cooldown_epochs": 0, **values})
 
 
 def make(cluster, strategy, losses=(), *, steps, per_epoch, seed=0, size=0, batch_size=None):
     batch_size = batch_size or cluster.nodes * cluster.devices_per_node  # one example a device
     return daso(
-        as_cluster(cluster),
-        as_strategy(strategy),
+        cluster,
+        strategy,
         steps=steps,
         steps_per_epoch=per_epoch,
         batch_size=batch_size,
@@ -37,7 +35,7 @@ def periods(strategy, losses):
     """(B, W) after each of the losses."""
     phase, found = Phase(0, strategy.max_batches, strategy.wait), []
     for loss in losses:
-        phase = after_epoch(phase, loss, as_strategy(strategy))
+        phase = after_epoch(phase, loss, strategy)
         found.append((phase.batches, phase.wait))
     return found
 
@@ -107,8 +105,8 @@ def flags(text):
         ({"cooldown_epochs": 1}, "x" * 10, "x" * 10, [0] * 10),
     ],
 )
-def test_the_batches_of_an_epoch_by_hand(cluster, values, send, receive, waited):
-    timeline = make(cluster(nodes=2), strategy_of(**values), steps=10, per_epoch=10)
+def test_the_batches_of_an_epoch_by_hand(values, send, receive, waited):
+    timeline = make(Cluster(nodes=2), strategy_of(**values), steps=10, per_epoch=10)
     choice = timeline.choice
     assert choice.send.tolist() == flags(send)
     assert choice.receive.tolist() == flags(receive)
@@ -117,13 +115,13 @@ def test_the_batches_of_an_epoch_by_hand(cluster, values, send, receive, waited)
     assert not timeline.worker.any() and timeline.slots == 1
 
 
-def test_warm_up_and_cool_down_block_and_the_last_epoch_may_be_cut(cluster):
+def test_warm_up_and_cool_down_block_and_the_last_epoch_may_be_cut():
     """Six epochs, the last one of 3 batches of 5; the message of batch 0 is received at 1."""
     strategy = strategy_of(warmup_epochs=2, cooldown_epochs=2)
-    timeline = make(cluster(nodes=2), strategy, [1] * 9, steps=28, per_epoch=5)
+    timeline = make(Cluster(nodes=2), strategy, [1] * 9, steps=28, per_epoch=5)
     assert timeline.choice.send.tolist() == flags("xxxxx xxxxx x...x x...x xxxxx xxx")
     strategy = strategy_of(max_batches=2)
-    timeline = make(cluster(nodes=2), strategy, [1] * 9, steps=13, per_epoch=5)
+    timeline = make(Cluster(nodes=2), strategy, [1] * 9, steps=13, per_epoch=5)
     assert timeline.choice.send.tolist() == flags("x.x.x x.x.x x.x")
     assert timeline.choice.receive.tolist() == flags(".x.xx .x.xx .xx")
 
@@ -133,15 +131,15 @@ def test_warm_up_and_cool_down_block_and_the_last_epoch_may_be_cut(cluster):
 def test_a_loss_more_lengthens_the_timeline_and_changes_nothing_before(data):
     draw = data.draw
     steps, per_epoch = draw(st.integers(1, 60)), draw(st.integers(1, 12))
-    cluster = default().cluster
-    cluster.update({"nodes": 3, "latency": 0.5, "service": draw(st.sampled_from(LAWS))})
+    cluster = Cluster(nodes=3, latency=0.5, service=draw(st.sampled_from(LAWS)))
+    most = draw(st.integers(1, 6))
     strategy = strategy_of(
-        max_batches=draw(st.integers(1, 6)),
+        max_batches=most,
         warmup_epochs=draw(st.integers(0, 3)),
         cooldown_epochs=draw(st.integers(0, 3)),
         patience=draw(st.integers(0, 2)),
+        wait=draw(st.integers(0, most)),
     )
-    strategy.wait = draw(st.integers(0, strategy.max_batches))
     losses = draw(st.lists(st.floats(0.1, 3), max_size=8))
     whole = make(cluster, strategy, losses, steps=steps, per_epoch=per_epoch)
     assert len(whole.seconds) == min(steps, (len(losses) + 1) * per_epoch)
@@ -163,7 +161,7 @@ def test_every_message_is_received_once_and_none_is_left_at_the_end_of_an_epoch(
     per_epoch, wait = data.draw(st.integers(1, 20)), data.draw(st.integers(0, period))
     strategy = strategy_of(max_batches=period, wait=wait, patience=0)
     steps = data.draw(st.integers(per_epoch, 5 * per_epoch))
-    timeline = make(default().cluster, strategy, [1.0] * 9, steps=steps, per_epoch=per_epoch)
+    timeline = make(Cluster(), strategy, [1.0] * 9, steps=steps, per_epoch=per_epoch)
     send, receive, waited = timeline.choice[:3]
     sent_at = None
     for t in range(steps):
@@ -177,10 +175,10 @@ def test_every_message_is_received_once_and_none_is_left_at_the_end_of_an_epoch(
             assert send[t] and receive[t] and not waited[t] and sent_at is None
 
 
-def one_second(cluster, **values):
+def one_second(**values):
     """Nodes of one device that take a second a batch and 2.5 s over an all-reduce of 250 bytes."""
     values = {"nodes": 2, "service": "constant", "seconds_per_example": 1.0, **values}
-    return cluster(**{"bandwidth": 100.0, **values})
+    return Cluster(**{"bandwidth": 100.0, **values})
 
 
 @pytest.mark.parametrize(
@@ -201,29 +199,29 @@ def one_second(cluster, **values):
         ({"transfer_dtype": "bfloat16"}, [1, 2.25, 3.25, 4.25, 5.25, 6.5, 7.5, 8.5, 9.5, 11.75]),
     ],
 )
-def test_seconds_by_hand(cluster, values, seconds):
-    timeline = make(one_second(cluster), strategy_of(**values), steps=10, per_epoch=10, size=250)
+def test_seconds_by_hand(values, seconds):
+    timeline = make(one_second(), strategy_of(**values), steps=10, per_epoch=10, size=250)
     np.testing.assert_allclose(timeline.seconds, seconds, rtol=1e-14)  # some additions in float64
 
 
-def test_nodes_wait_for_one_another_only_where_they_meet(cluster):
+def test_nodes_wait_for_one_another_only_where_they_meet():
     """Speeds 1 and 1/2, transfers of 0.5 s, B = 4, W = 1: the fast node waits at receipts."""
-    values = one_second(cluster, speeds=(1.0, 0.5), bandwidth=500.0)
+    values = one_second(speeds=(1.0, 0.5), bandwidth=500.0)
     timeline = make(values, strategy_of(), steps=6, per_epoch=6, size=250)
     # The slow node is at 2, 4, 6, 8, 10 and 12, its messages travel while it works; last one waits.
     np.testing.assert_allclose(timeline.seconds, [2, 4, 6, 8, 10, 12.5], rtol=1e-14)
 
 
-def test_the_network_inside_a_node(cluster):
+def test_the_network_inside_a_node():
     """Three devices: all-reduce 4 (0.01 + 300 / 3 / 1000), broadcast 2 x 0.01 + 300 / 1000."""
-    values = one_second(cluster, devices_per_node=3, local_latency=0.01, local_bandwidth=1000.0)
-    values.update(latency=0.1, bandwidth=200.0)
+    values = one_second(devices_per_node=3, local_latency=0.01, local_bandwidth=1000.0)
+    values = values.with_(latency=0.1, bandwidth=200.0)
     batch, exchange, hand_out = 1 + 0.44, 2 * (0.1 + 150 / 200), 0.32
     timeline = make(values, strategy_of(), steps=4, per_epoch=4, size=300)
     merged = batch + max(batch, exchange) + hand_out
     expected = [batch, merged, merged + batch, merged + 2 * batch + exchange + hand_out]
     np.testing.assert_allclose(timeline.seconds, expected, rtol=1e-14)
-    other = synchronous(as_cluster(values), steps=4, batch_size=6, update_bytes=300)
+    other = synchronous(values, steps=4, batch_size=6, update_bytes=300)
     update = batch + exchange + hand_out
     np.testing.assert_allclose(other.seconds, update * np.arange(1, 5), rtol=1e-14)
 
@@ -255,10 +253,10 @@ def simulate(services, choice, transfer):
 
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("period, wait", [(4, 1), (3, 3), (1, 1), (5, 2)])
-def test_seconds_equal_a_simulation_of_the_whole_run(cluster, law, period, wait):
+def test_seconds_equal_a_simulation_of_the_whole_run(law, period, wait):
     """There in one go, here epoch by epoch. Services are those of the synchronous baseline, whose
     update takes as long as its slowest node."""
-    values = cluster(nodes=3, service=law, seconds_per_example=1.0, variation=0.7, latency=0.4)
+    values = Cluster(nodes=3, service=law, seconds_per_example=1.0, variation=0.7, latency=0.4)
     strategy = strategy_of(max_batches=period, wait=wait, patience=0, warmup_epochs=1)
     losses = [3, 2, 2, 2, 2, 1, 1, 1]
     timeline = make(values, strategy, losses, steps=80, per_epoch=9, seed=4)
@@ -276,18 +274,17 @@ def node_services(values, steps, seed):
     """
     columns = []
     for node in range(values.nodes):
-        values.speeds = tuple(1.0 if other == node else 1e12 for other in range(values.nodes))
-        made = synchronous(
-            as_cluster(values), steps=steps, batch_size=values.nodes, update_bytes=0, seed=seed
-        )
+        speeds = tuple(1.0 if other == node else 1e12 for other in range(values.nodes))
+        values = values.with_(speeds=speeds)
+        made = synchronous(values, steps=steps, batch_size=values.nodes, update_bytes=0, seed=seed)
         columns.append(np.diff(made.seconds, prepend=0) - 2 * (values.nodes - 1) * values.latency)
     return np.stack(columns, axis=1)
 
 
 @pytest.mark.parametrize("law", LAWS)
-def test_blocking_takes_as_long_as_synchronous_and_cycling_no_longer(cluster, law):
-    values = cluster(nodes=4, service=law, seconds_per_example=1.0, latency=0.1)
-    baseline = synchronous(as_cluster(values), steps=60, batch_size=4, update_bytes=0, seed=3)
+def test_blocking_takes_as_long_as_synchronous_and_cycling_no_longer(law):
+    values = Cluster(nodes=4, service=law, seconds_per_example=1.0, latency=0.1)
+    baseline = synchronous(values, steps=60, batch_size=4, update_bytes=0, seed=3)
     run = {"steps": 60, "per_epoch": 15, "seed": 3}
     blocking = make(values, strategy_of(warmup_epochs=9), [1, 1, 1], **run)
     # Sums of 60 float64 numbers in another order, here and below.
@@ -298,12 +295,12 @@ def test_blocking_takes_as_long_as_synchronous_and_cycling_no_longer(cluster, la
 
 
 @pytest.mark.parametrize("law", LAWS)
-def test_without_a_network_there_is_only_computation(cluster, law):
+def test_without_a_network_there_is_only_computation(law):
     """With constant services nobody waits; with others nodes wait for the slowest less often."""
-    values = cluster(nodes=4, service=law, seconds_per_example=1.0)
+    values = Cluster(nodes=4, service=law, seconds_per_example=1.0)
     run = {"steps": 400, "per_epoch": 100, "seed": 1}
     cycling = make(values, strategy_of(max_batches=8), [3, 2, 1], **run)
-    baseline = synchronous(as_cluster(values), steps=400, batch_size=4, update_bytes=0, seed=1)
+    baseline = synchronous(values, steps=400, batch_size=4, update_bytes=0, seed=1)
     if law == "constant":
         np.testing.assert_allclose(cycling.seconds, np.arange(1, 401), rtol=1e-13)
         np.testing.assert_allclose(baseline.seconds, np.arange(1, 401), rtol=1e-13)
@@ -312,19 +309,19 @@ def test_without_a_network_there_is_only_computation(cluster, law):
         assert 320 < cycling.seconds[-1] < 0.8 * baseline.seconds[-1]
 
 
-def test_a_long_wait_hides_any_transfer_but_the_blocking_one(cluster):
+def test_a_long_wait_hides_any_transfer_but_the_blocking_one():
     """All but the end of the epoch costs what it costs without a network."""
-    values = cluster(nodes=4, service="lognormal", seconds_per_example=1.0, variation=0.1)
+    values = Cluster(nodes=4, service="lognormal", seconds_per_example=1.0, variation=0.1)
     strategy = strategy_of(max_batches=20, wait=20)
     free = make(values, strategy, steps=100, per_epoch=100)
-    values.latency = 1.0  # six seconds an all-reduce, twenty batches to hide it
-    paid = make(values, strategy, steps=100, per_epoch=100)
+    slow = values.with_(latency=1.0)  # six seconds an all-reduce, twenty batches to hide it
+    paid = make(slow, strategy, steps=100, per_epoch=100)
     np.testing.assert_allclose(paid.seconds[:99], free.seconds[:99], rtol=1e-13)
     assert paid.seconds[99] - free.seconds[99] == pytest.approx(6)
 
 
-def test_seeds_differ_and_repeat(cluster):
-    values = cluster(nodes=4, devices_per_node=2)
+def test_seeds_differ_and_repeat():
+    values = Cluster(nodes=4, devices_per_node=2)
     run = {"steps": 30, "per_epoch": 10, "losses": [1.0, 1.0]}
     a, b, c = (make(values, strategy_of(), seed=s, **run).seconds for s in (1, 1, 2))
     np.testing.assert_array_equal(a, b)

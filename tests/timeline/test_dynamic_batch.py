@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn import seeds
-from optdyn.config import default
+from optdyn import seeds, strategies
+from optdyn.experiment import Cluster
 from optdyn.timeline import TimelineError, make, service
 from optdyn.timeline.dynamic_batch import (
     CHANGE,
@@ -20,7 +20,6 @@ from optdyn.timeline.dynamic_batch import (
     waste,
 )
 from tests.timeline.conftest import BATCH, SPEEDS
-from tests.values import as_cluster, as_strategy
 
 
 def epoch_seconds(made, per_epoch):
@@ -207,29 +206,26 @@ def test_a_step_ends_with_the_slowest_worker_and_the_all_reduce(run):
     made, _ = run(2, 6, adapt=False, bytes_=1000, **network)
     # 64 examples at a millisecond, then two messages of 0.25 s and 1000 / 500 s.
     np.testing.assert_allclose(made.seconds, (0.064 + 4.5) * np.arange(1, 13), rtol=1e-13)
-    cluster = default().cluster
-    cluster.update(nodes=4, speeds=SPEEDS, service="constant", **network)
-    other = make(as_cluster(cluster), groups=1, steps=12, batch_size=BATCH, update_bytes=1000)
+    cluster = Cluster(nodes=4, speeds=SPEEDS, service="constant", **network)
+    other = make(cluster, groups=1, steps=12, batch_size=BATCH, update_bytes=1000)
     np.testing.assert_allclose(made.seconds, other.seconds, rtol=1e-13)  # sums in another order
     for field in ("worker", "staleness", "slots"):
         np.testing.assert_array_equal(getattr(made, field), getattr(other, field))
 
 
-def test_waste_by_hand(cluster):
+def test_waste_by_hand():
     """Speeds 1 and 3, a batch of 8 and no network: 4 s and 4/3 s with equal shares, then 2 and 2.
 
     An epoch is one update, so of 4 + 2 + 2 = 8 s the slow worker works 8 and the fast one 16/3.
     """
-    values = cluster(nodes=2, speeds=(1.0, 3.0), service="constant", seconds_per_example=1.0)
+    values = Cluster(nodes=2, speeds=(1.0, 3.0), service="constant", seconds_per_example=1.0)
     sizes = {"steps": 3, "steps_per_epoch": 1, "batch_size": 8}
-    made, busy = clocked(as_cluster(values), as_strategy(default().strategy), **sizes)
+    made, busy = clocked(values, strategies.value(), **sizes)
     np.testing.assert_allclose(busy, [[4, 4 / 3], [2, 2], [2, 2]], rtol=1e-14)
     assert waste(made, busy) == pytest.approx(1 - (8 + 16 / 3) / (2 * 8))
     # Half of all time is spent on an exchange as long as the computing.
-    values.update(speeds=(), latency=2.0)
-    assert waste(
-        *clocked(as_cluster(values), as_strategy(default().strategy), **sizes)
-    ) == pytest.approx(0.5)
+    values = values.with_(speeds=(), latency=2.0)
+    assert waste(*clocked(values, strategies.value(), **sizes)) == pytest.approx(0.5)
 
 
 def test_communication_does_not_count_as_speed(run):
@@ -260,21 +256,20 @@ def test_a_longer_run_begins_with_the_shorter_and_seeds_differ(run):
     assert not np.array_equal(other.seconds, short.seconds)
 
 
-def test_the_last_epoch_may_be_cut_short(cluster):
-    values = cluster(nodes=4, speeds=SPEEDS, service="exponential")
+def test_the_last_epoch_may_be_cut_short():
+    values = Cluster(nodes=4, speeds=SPEEDS, service="exponential")
     sizes = {"steps_per_epoch": 10, "batch_size": BATCH}
     part, whole = (
-        dynamic_batch(as_cluster(values), as_strategy(default().strategy), steps=steps, **sizes)
-        for steps in (23, 30)
+        dynamic_batch(values, strategies.value(), steps=steps, **sizes) for steps in (23, 30)
     )
     np.testing.assert_array_equal(part.seconds, whole.seconds[:23])
 
 
-def test_random_disturbances_are_the_papers(cluster):
+def test_random_disturbances_are_the_papers():
     """Some 5 to 10 seconds an epoch, for 4 to 20 epochs, to a worker that has none."""
     p, epochs, per_epoch = 0.1, 20_000, 8
-    values = cluster(nodes=4, disturbance_probability=p)
-    delay = costs(as_cluster(values), epochs, per_epoch, seed=0).delay * per_epoch
+    values = Cluster(nodes=4, disturbance_probability=p)
+    delay = costs(values, epochs, per_epoch, seed=0).delay * per_epoch
     for worker in range(4):
         # A delay is a number of its own, so a run of equal ones is one disturbance.
         starts = np.flatnonzero(np.diff(delay[:, worker], prepend=-1.0))

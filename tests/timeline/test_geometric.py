@@ -6,20 +6,20 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from optdyn.experiment import Cluster
 from optdyn.timeline import make
 from optdyn.timeline.geometric import TAIL, ring_size
-from tests.values import as_cluster
 
 STEPS = 200_000
 P = 1e-3  # of the seeded statistical tests: one right program in a thousand would fail
 
 
 @pytest.fixture(scope="module", params=[2, 5, 32])
-def drawn(request, cluster):
+def drawn(request):
     """g and a timeline, with the staleness of the updates that no longer reach before the start."""
     g = request.param
-    values = cluster(nodes=g, service="geometric", seconds_per_example=1.0)
-    timeline = make(as_cluster(values), groups=g, steps=STEPS, batch_size=1, seed=g)
+    values = Cluster(nodes=g, service="geometric", seconds_per_example=1.0)
+    timeline = make(values, groups=g, steps=STEPS, batch_size=1, seed=g)
     return g, timeline, timeline.staleness[timeline.slots :]
 
 
@@ -50,9 +50,9 @@ def test_seconds_are_those_of_g_memoryless_groups(drawn):
     assert stats.kstest(gaps * g, "expon").pvalue > P
 
 
-def test_rates_of_unequal_groups_add_up(cluster):
-    values = cluster(nodes=3, speeds=(1, 2, 5), service="geometric", seconds_per_example=1.0)
-    timeline = make(as_cluster(values), groups=3, steps=STEPS, batch_size=1)
+def test_rates_of_unequal_groups_add_up():
+    values = Cluster(nodes=3, speeds=(1, 2, 5), service="geometric", seconds_per_example=1.0)
+    timeline = make(values, groups=3, steps=STEPS, batch_size=1)
     # 8 updates a second; the mean of 200,000 exponentials is good to 0.22 %, 1 % is four of that.
     assert timeline.seconds[-1] / STEPS == pytest.approx(1 / 8, rel=0.01)
 
@@ -65,6 +65,6 @@ def test_the_ring_is_the_shortest_power_of_two_that_holds_the_law():
         assert size == 1 or (1 - 1 / g) ** (size / 2) > TAIL, g
 
 
-def test_one_group_is_never_stale(cluster):
-    timeline = make(as_cluster(cluster(service="geometric")), groups=1, steps=100, batch_size=1)
+def test_one_group_is_never_stale():
+    timeline = make(Cluster(service="geometric"), groups=1, steps=100, batch_size=1)
     assert timeline.slots == 1 and not timeline.staleness.any()

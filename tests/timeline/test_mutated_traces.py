@@ -16,7 +16,6 @@ from optdyn.timeline.versions import fill
 from optdyn.values import InputError
 from tests.strategies import test_battery as battery
 from tests.timeline.recorded import config_of, line_of, record, replayed
-from tests.values import as_experiment
 
 GROUPS, STEPS = 4, 24
 CELLS = ("-1", "99", "0", "1", "2", "3", "nan", "inf", "x", "", "0.5", "1e-3", "2e9", "1e30")
@@ -248,9 +247,9 @@ def traced(case, path):
     config = config_of(name, **{"steps": STEPS, **FOUR, **values})
     line = line_of(config)
     if case in RACED:  # as if groups had raced, and had come in the order that is drawn
-        config.cluster.service, worker = "race", line.choice.worker
+        worker, config = line.choice.worker, config.with_({"cluster.service": "race"})
         blank = line_of(config)
-        order = strategies.of_config(as_experiment(config)).read.race.order(config, blank)
+        order = strategies.of_config(config).read.race.order(config, blank)
         fill(order, worker, line.seconds, getattr(line.choice, "dropped", None))
         line = blank
     record(line, path, raced=case in RACED)

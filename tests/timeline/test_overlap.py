@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn.config import default
+from optdyn import strategies
+from optdyn.experiment import Cluster
 from optdyn.timeline.compute_groups import make
 from optdyn.timeline.daso import daso
 from optdyn.timeline.dynamic_batch import dynamic_batch
 from optdyn.timeline.nodes import synchronous
 from optdyn.timeline.service import with_exchange
-from tests.values import as_cluster, as_strategy
 
 LAWS = ("constant", "exponential", "lognormal", "gamma")
 STEPS, PER_EPOCH, BATCH, BYTES = 60, 15, 8, 1000
@@ -33,36 +33,25 @@ def test_what_overlap_hides(compute, exchange, one, other):
 
 
 def cluster_of(**values):
-    cluster = default().cluster
     values = {"nodes": 4, "devices_per_node": 2, "seconds_per_example": 1.0, **values}
-    cluster.update({"variation": 0.3, "bandwidth": 2000.0, "latency": 0.01, **values})
-    return cluster
+    return Cluster(**{"variation": 0.3, "bandwidth": 2000.0, "latency": 0.01, **values})
 
 
 def daso_of(cluster, **values):
-    strategy = default().strategy
-    strategy.update({"warmup_epochs": 0, "cooldown_epochs": 0, **values})
+    strategy = strategies.value(**{"warmup_epochs": 0, "cooldown_epochs": 0, **values})
     run = {"steps": STEPS, "batch_size": BATCH, "update_bytes": BYTES, "seed": 3}
-    return daso(
-        as_cluster(cluster),
-        as_strategy(strategy),
-        **run,
-        steps_per_epoch=PER_EPOCH,
-        epoch_losses=[1.0] * 3,
-    )
+    return daso(cluster, strategy, **run, steps_per_epoch=PER_EPOCH, epoch_losses=[1.0] * 3)
 
 
 def clocks(cluster):
     """Seconds of every kind of run that exchanges gradients."""
     run = {"steps": STEPS, "batch_size": BATCH, "update_bytes": BYTES, "seed": 3}
-    shares = dynamic_batch(
-        as_cluster(cluster), as_strategy(default().strategy), steps_per_epoch=PER_EPOCH, **run
-    )
+    shares = dynamic_batch(cluster, strategies.value(), steps_per_epoch=PER_EPOCH, **run)
     return {
-        "one group": make(as_cluster(cluster), groups=1, **run).seconds,
-        "four groups": make(as_cluster(cluster), groups=4, **run).seconds,
+        "one group": make(cluster, groups=1, **run).seconds,
+        "four groups": make(cluster, groups=4, **run).seconds,
         "shares": shares.seconds,
-        "rings": synchronous(as_cluster(cluster), **run).seconds,
+        "rings": synchronous(cluster, **run).seconds,
         "blocking": daso_of(cluster, warmup_epochs=4).seconds,
         "daso": daso_of(cluster).seconds,
     }

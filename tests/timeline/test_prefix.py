@@ -85,7 +85,7 @@ def config_of(values, steps, seed=0):
     config.batch_size, config.steps, config.seed = BATCH, steps, seed
     base = {"cluster.devices_per_node": WORKERS, "model.hidden": (5, 5, 5)}
     config.update_from_flattened_dict({**base, **values})
-    return config
+    return as_experiment(config)
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def network():
     """What clocks ask for that reckon with operations."""
 
     def of(config):
-        whole = program.problem_of(as_experiment(config), 5)
+        whole = program.problem_of(config, 5)
         images = {"image": np.zeros((1, 3, 3, 1), np.uint8), "label": np.zeros(1, np.int32)}
         params = jax.eval_shape(whole.init, jax.random.key(0), images)
         return strategies.Network(whole, params, images)
@@ -104,7 +104,7 @@ def network():
 def line_of(config, network, known=()):
     """As far as the log of the epochs that are `known` decides it."""
     return strategies.timeline_of(
-        as_experiment(config),
+        config,
         steps_per_epoch=EPOCH,
         update_bytes=1000,
         network=network(config),

@@ -8,12 +8,13 @@ from hypothesis import strategies as st
 from optdyn import room, seeds, strategies
 from optdyn.checks import check
 from optdyn.config import ConfigError, default
+from optdyn.experiment import Cluster
 from optdyn.timeline import TimelineError, habits, network, regions
 from optdyn.timeline.habits import Presence
 from optdyn.timeline.regions import LIGHT, RADIUS, great_circle
 from tests.strategies import test_battery as battery
 from tests.timeline.test_streaming import streaming
-from tests.values import as_cluster, as_experiment
+from tests.values import as_experiment
 
 EARTH = {"regions": 7, "latency": 0.01, "bandwidth": 1e6, "bandwidth_variation": 1.0}
 FOREVER = 1e12  # seconds
@@ -51,60 +52,49 @@ def test_links_vary_as_asked_for():
 
 @given(st.integers(1, 50), st.integers(1, 50))
 def test_nodes_are_spread_evenly(nodes, number):
-    cluster = default().cluster
-    cluster.update(nodes=nodes, regions=number)
-    of = regions.of_workers(as_cluster(cluster))
+    of = regions.of_workers(Cluster(nodes=nodes, regions=number))
     assert (np.diff(of) >= 0).all() and of.max() < number
     assert np.ptp(np.bincount(of, minlength=number)) <= 1
 
 
-def test_links_are_those_of_the_matrices_that_they_stand_for(cluster):
-    made = cluster(nodes=12, **EARTH)
+def test_links_are_those_of_the_matrices_that_they_stand_for():
+    made = Cluster(nodes=12, **EARTH)
     one, other = np.arange(12)[:, None], np.arange(12)[None]
-    every = network.links(as_cluster(made), 3e6)(one, other)
-    rest = regions.links(as_cluster(made), 0.0, one, other)
-    given = cluster(
+    every = network.links(made, 3e6)(one, other)
+    rest = regions.links(made, 0.0, one, other)
+    given = Cluster(
         nodes=12,
         latencies=tuple(map(tuple, rest)),
         bandwidths=tuple(map(tuple, 3e6 / (every - rest))),
     )
-    np.testing.assert_allclose(network.links(as_cluster(given), 3e6)(one, other), every, rtol=1e-12)
+    np.testing.assert_allclose(network.links(given, 3e6)(one, other), every, rtol=1e-12)
     np.testing.assert_array_equal(every, every.T)
-    assert (
-        rest[regions.of_workers(as_cluster(made))[:, None] == regions.of_workers(as_cluster(made))]
-        == 0.01
-    ).all()
+    assert (rest[regions.of_workers(made)[:, None] == regions.of_workers(made)] == 0.01).all()
 
 
-def test_an_all_reduce_has_the_two_rings_as_limits(cluster):
-    alone = cluster(nodes=9, **EARTH | {"regions": 1, "bandwidth_variation": 0.0})
-    assert regions.all_reduce(as_cluster(alone), 1e6) == pytest.approx(
-        network.all_reduce(9, 1e6, 1e6, 0.01)
-    )
-    apart = cluster(nodes=7, **EARTH)
-    ring = regions.links(as_cluster(apart), 1e6 / 7, np.arange(7), (np.arange(7) + 1) % 7)
-    assert regions.all_reduce(as_cluster(apart), 1e6) == pytest.approx(12 * ring.max())
-    assert network.between_nodes(as_cluster(apart), 1e6) == regions.all_reduce(
-        as_cluster(apart), 1e6
-    )
+def test_an_all_reduce_has_the_two_rings_as_limits():
+    alone = Cluster(nodes=9, **EARTH | {"regions": 1, "bandwidth_variation": 0.0})
+    assert regions.all_reduce(alone, 1e6) == pytest.approx(network.all_reduce(9, 1e6, 1e6, 0.01))
+    apart = Cluster(nodes=7, **EARTH)
+    ring = regions.links(apart, 1e6 / 7, np.arange(7), (np.arange(7) + 1) % 7)
+    assert regions.all_reduce(apart, 1e6) == pytest.approx(12 * ring.max())
+    assert network.between_nodes(apart, 1e6) == regions.all_reduce(apart, 1e6)
 
 
-def test_the_server_is_where_it_has_the_least_far_to_all(cluster):
-    made = cluster(nodes=70, **EARTH | {"bandwidth": 0.0})
-    every = regions.links(as_cluster(made), 0.0, np.arange(70)[:, None], np.arange(70))
-    assert regions.to_server(as_cluster(made), 1e6).sum() == pytest.approx(every.sum(axis=1).min())
+def test_the_server_is_where_it_has_the_least_far_to_all():
+    made = Cluster(nodes=70, **EARTH | {"bandwidth": 0.0})
+    every = regions.links(made, 0.0, np.arange(70)[:, None], np.arange(70))
+    assert regions.to_server(made, 1e6).sum() == pytest.approx(every.sum(axis=1).min())
 
 
-def test_hours_add_up_to_a_day(cluster):
-    made = cluster(nodes=7, diurnal=0.6, day=24.0, **EARTH)
-    factors = np.array(
-        [habits.load(as_cluster(made))(np.full(7, hour)) for hour in np.arange(24.0)]
-    )
+def test_hours_add_up_to_a_day():
+    made = Cluster(nodes=7, diurnal=0.6, day=24.0, **EARTH)
+    factors = np.array([habits.load(made)(np.full(7, hour)) for hour in np.arange(24.0)])
     np.testing.assert_allclose(factors.mean(axis=0), 1, rtol=1e-12)
     assert factors.min() == pytest.approx(0.4, abs=0.02)  # at one of 24 hours, nearly the least
     later = factors.argmax(axis=0)  # the sun goes west: who is further east has noon sooner
     assert len(set(later.tolist())) > 3
-    assert habits.load(as_cluster(cluster(nodes=7, **EARTH))) is None
+    assert habits.load(Cluster(nodes=7, **EARTH)) is None
 
 
 def test_of_a_long_time_everybody_is_there_for_the_part_that_the_means_say():

@@ -66,8 +66,7 @@ def test_fewer_steps_are_the_first_ones(tmp_path):
     again = replayed(config, tmp_path / "trace.csv")
     whole = line_of(again)
     for steps in range(1, 40):
-        again.steps = steps
-        first = line_of(again)
+        first = line_of(again.with_(steps=steps))
         np.testing.assert_array_equal(first.choice.waited, whole.choice.waited[:steps])
 
 
@@ -92,8 +91,8 @@ def test_fewer_steps_are_the_first_ones(tmp_path):
 def test_a_trace_of_another_run_is_refused(tmp_path, name, other, message):
     groups = {"cluster.nodes": 4, "strategy.groups": 4} if name == "ad_psgd" else {}
     record(line_of(config_of(name, **groups)), tmp_path / "trace.csv")
-    wrong = replayed(config_of(other.get("strategy.name", name), **groups | other), "")
-    wrong.cluster.trace = str(tmp_path / "trace.csv")
+    wrong = config_of(other.get("strategy.name", name), **groups | other)
+    wrong = replayed(wrong, tmp_path / "trace.csv")
     with pytest.raises((TimelineError, ConfigError), match=message) as caught:
         line_of(wrong)
     assert "\n" not in str(caught.value)

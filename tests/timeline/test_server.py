@@ -5,15 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn import trainer
+from optdyn import experiment, trainer
 from optdyn.config import default
+from optdyn.experiment import Cluster
 from optdyn.strategies import timeline_of
 from optdyn.timeline import make, service
 from optdyn.timeline.server import Pieces, server
 from optdyn.tuning.hardware import seconds_per_iteration
-from tests.timeline.lines import replica
+from tests.timeline.lines import numbers, replica
 from tests.timeline.test_slots import check
-from tests.values import as_cluster, as_experiment
+from tests.values import as_experiment
 
 SEVEN_TO_ONE = Pieces(t_conv_compute_1=7.0, t_conv_network_1=0.0, t_fc=1.0)
 PIECES = {"conv_compute": 12.0, "conv_network": 0.5, "fc": 1.0, "fc_network": 2.0}
@@ -81,23 +82,17 @@ LAWS = {"constant": 0.0, "exponential": 1.0, "lognormal": 0.4, "gamma": 0.4}
     st.sampled_from(sorted(LAWS)),
     st.integers(1, 6),
     st.integers(1, 3),
-    st.tuples(st.floats(1e-3, 1e3), *[st.floats(0, 1e3)] * 3),
+    st.tuples(st.floats(1e-3, 1e3), *[numbers(1e3)] * 3),
     st.booleans(),
     st.integers(0, 3),
 )
 def test_slots_hold_what_the_staleness_says(law, groups, k, seconds, merged, replicas):
     """As of every other timeline, also of replicas, and of a server that takes no time."""
-    cluster, steps = default().cluster, 40
-    cluster.update(nodes=groups, devices_per_node=k, service=law, variation=LAWS[law])
-    cluster.pieces.update(dict(zip(PIECES, seconds, strict=True)))
-    many = make(
-        as_cluster(cluster),
-        groups=groups,
-        steps=steps,
-        batch_size=8,
-        merged=merged,
-        replicas=replicas,
-    )
+    pieces, steps = experiment.Pieces(**dict(zip(PIECES, seconds, strict=True))), 40
+    known = {"service": law, "variation": LAWS[law], "pieces": pieces}
+    cluster = Cluster(nodes=groups, devices_per_node=k, **known)
+    sizes = {"groups": groups, "steps": steps, "batch_size": 8}
+    many = make(cluster, **sizes, merged=merged, replicas=replicas)
     for i in range(replicas):
         check(replica(many, i), groups, steps)
     if not replicas:

@@ -4,24 +4,22 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optdyn.config import default
+from optdyn.experiment import Cluster
 from optdyn.timeline import make
 from optdyn.timeline.base import from_arrivals
 from optdyn.timeline.service import DRAWN
-from tests.timeline.lines import begins_with, replica
-from tests.values import as_cluster
+from tests.timeline.lines import begins_with, numbers, replica
 
 
 @st.composite
 def clusters(draw):
     """A cluster and its groups: any law but the recorded one, any speeds, with or without delay."""
     groups, k = draw(st.integers(1, 6)), draw(st.integers(1, 3))
-    cluster = default().cluster
-    cluster.update(
+    cluster = Cluster(
         nodes=groups,
         devices_per_node=k,
         service=draw(st.sampled_from((*DRAWN, "geometric"))),
-        variation=draw(st.floats(0, 3)),
+        variation=draw(numbers(3)),
         speeds=draw(
             st.just(())
             | st.lists(st.floats(0.1, 10), min_size=groups * k, max_size=groups * k).map(tuple)
@@ -55,7 +53,7 @@ def check(timeline, groups, steps):
 @given(clusters(), st.integers(1, 80), st.integers(0, 2**32 - 1))
 def test_slots_hold_what_the_staleness_says(drawn, steps, seed):
     cluster, groups = drawn
-    timeline = make(as_cluster(cluster), groups=groups, steps=steps, batch_size=8, seed=seed)
+    timeline = make(cluster, groups=groups, steps=steps, batch_size=8, seed=seed)
     check(timeline, groups, steps)
 
 
@@ -63,9 +61,7 @@ def test_slots_hold_what_the_staleness_says(drawn, steps, seed):
 @given(clusters(), st.integers(1, 40), st.integers(1, 4), st.integers(0, 2**32 - 1))
 def test_every_replica_starts_afresh(drawn, steps, replicas, seed):
     cluster, groups = drawn
-    many = make(
-        as_cluster(cluster), groups=groups, steps=steps, batch_size=8, seed=seed, replicas=replicas
-    )
+    many = make(cluster, groups=groups, steps=steps, batch_size=8, seed=seed, replicas=replicas)
     assert many.worker.shape == (replicas, steps)
     for i in range(replicas):
         check(replica(many, i), groups, steps)
@@ -76,7 +72,7 @@ def test_every_replica_starts_afresh(drawn, steps, replicas, seed):
 def test_a_longer_run_begins_with_the_shorter(drawn, steps, more, seed):
     cluster, groups = drawn
     short, long = (
-        make(as_cluster(cluster), groups=groups, steps=n, batch_size=8, seed=seed)
+        make(cluster, groups=groups, steps=n, batch_size=8, seed=seed)
         for n in (steps, steps + more)
     )
     begins_with(long, short)

@@ -5,19 +5,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn.config import default
+from optdyn.experiment import Cluster
 from optdyn.timeline import TimelineError, make
 from optdyn.timeline.nodes import compute_means
-from tests.values import as_cluster
 
 speeds_of = st.lists(st.floats(0.05, 20), min_size=1, max_size=8)
 
 
 def seconds(split, speeds, batch, groups=1):
     """(groups, k) seconds of the workers' shares, at a second an example on one of speed 1."""
-    cluster = default().cluster
-    cluster.update(nodes=len(speeds), speeds=tuple(speeds), split=split, seconds_per_example=1.0)
-    return compute_means(as_cluster(cluster), groups, batch)
+    speeds = tuple(speeds)
+    cluster = Cluster(nodes=len(speeds), speeds=speeds, split=split, seconds_per_example=1.0)
+    return compute_means(cluster, groups, batch)
 
 
 @given(st.integers(1, 8), st.integers(1, 50), st.floats(0.1, 10))
@@ -73,12 +72,10 @@ def test_every_group_splits_a_batch_of_its_own():
 
 def test_updates_of_a_timeline():
     """A synchronous update of speeds 1 and 3 takes B / 4 seconds, not B / 2, and the exchange."""
-    cluster = default().cluster
-    cluster.update(nodes=2, speeds=(1, 3), service="constant", seconds_per_example=1.0)
-    cluster.update(latency=0.5)
+    two = {"nodes": 2, "speeds": (1, 3), "service": "constant", "seconds_per_example": 1.0}
     for split, compute in (("equal", 4.0), ("proportional", 2.0)):
-        cluster.split = split
-        made = make(as_cluster(cluster), groups=1, steps=3, batch_size=8)
+        cluster = Cluster(**two, latency=0.5, split=split)
+        made = make(cluster, groups=1, steps=3, batch_size=8)
         np.testing.assert_array_equal(made.seconds, (compute + 1.0) * np.arange(1, 4))
 
 

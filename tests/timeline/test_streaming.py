@@ -13,7 +13,6 @@ from optdyn.strategies.meetings import turns
 from optdyn.timeline.network import all_reduce
 from optdyn.timeline.nodes import node_seconds
 from tests.strategies import test_battery as battery
-from tests.values import as_cluster, as_experiment
 
 
 @given(st.integers(1, 12), st.integers(1, 5), st.integers(0, 60), st.data())
@@ -37,21 +36,21 @@ def test_every_fragment_is_sent_once_in_every_period(period, fragments, steps, d
 def streaming(fragments, steps, values=()):
     """A run of the battery by the config, of two nodes of one device."""
     own = {"strategy.period": 4, "strategy.fragments": fragments, "cluster.devices_per_node": 1}
-    config = battery.config_of("model_averaging", own | dict(values))
-    config.steps = steps
+    config = battery.config_of("model_averaging", own | dict(values) | {"steps": steps})
     params = battery.make_run("model_averaging").params
-    network = strategies.Network(program.problem_of(as_experiment(config), 5), params, {})
+    network = strategies.Network(program.problem_of(config, 5), params, {})
     known = {"steps_per_epoch": 4, "update_bytes": parameter_bytes(params), "network": network}
-    return config, params, strategies.timeline_of(as_experiment(config), **known)
+    return config, params, strategies.timeline_of(config, **known)
 
 
 def test_all_bytes_are_those_of_one_fragment_and_the_most_at_once_are_a_part():
-    """By the clock, where nothing but messages takes time: two nodes send all bytes once a ring."""
-    seconds = {"cluster.seconds_per_example": 0.0, "cluster.bandwidth": 1.0}
+    """By the clock, less its computing: two nodes send all bytes once a ring."""
+    seconds = {"cluster.seconds_per_example": 1 / 8, "cluster.bandwidth": 1.0}
+    computing = 12 / 8  # of half a batch, which float64 adds and takes off without rounding
     sent = {}
     for fragments in (1, 2, 4):
         _, params, line = streaming(fragments, 13, seconds)
-        sent[fragments] = np.diff(line.seconds, prepend=0.0)
+        sent[fragments] = np.diff(line.seconds, prepend=0.0) - computing
         whole = parameter_bytes(params)
         parts = [parameter_bytes(part) for part in cut(params, fragments)]
         # Sums of whole numbers in float64.
@@ -92,7 +91,7 @@ def test_the_clock_equals_a_simulation(fragments, delay, latency):
         "strategy.delay": delay,
     }
     config, params, line = streaming(fragments, 30, values)
-    services, _ = node_seconds(as_cluster(config.cluster), 30, config.batch_size, 0, config.seed)
+    services, _ = node_seconds(config.cluster, 30, config.batch_size, 0, config.seed)
     sizes = [parameter_bytes(part) for part in cut(params, fragments)]
     transfers = [all_reduce(3, size, 1e3, latency) for size in sizes]
     # Sums of 30 float64 numbers in another order.

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from optdyn.experiment import Cluster
 from optdyn.timeline import TimelineError
 from optdyn.timeline.compute_groups import make as make_of
 from optdyn.timeline.trace import read
-from tests.values import as_cluster
 
 HEADER = "worker,seconds\n"
 
@@ -27,15 +27,15 @@ def make(cluster, *, steps, replicas=0, **values):
     held = None
     if cluster.service == "trace":
         held = read(cluster.trace, steps * max(replicas, 1))
-    return make_of(as_cluster(cluster), steps=steps, replicas=replicas, held=held, **values)
+    return make_of(cluster, steps=steps, replicas=replicas, held=held, **values)
 
 
-def test_round_trip(cluster, write):
+def test_round_trip(write):
     """Whatever else the file holds, in whatever order of columns, and however long it is."""
-    made = make(cluster(nodes=3), groups=3, steps=500, batch_size=8)
+    made = make(Cluster(nodes=3), groups=3, steps=500, batch_size=8)
     rows = zip(made.seconds, made.worker, strict=True)
     path = write("seconds,note,worker\n" + "".join(f"{float(s)!r},x,{w}\n" for s, w in rows))
-    values = cluster(nodes=3, service="trace", trace=path)
+    values = Cluster(nodes=3, service="trace", trace=path)
     for steps in (500, 200):
         again = make(values, groups=3, steps=steps, batch_size=8)
         assert again.slots == made.slots
@@ -47,9 +47,9 @@ def test_round_trip(cluster, write):
         np.testing.assert_array_max_ulp(made.seconds[:steps], again.seconds, 1)
 
 
-def test_replicas_share_the_file(cluster, write):
+def test_replicas_share_the_file(write):
     text = HEADER + "".join(f"{t % 2},{t + 1}\n" for t in range(12))
-    values = cluster(nodes=2, service="trace", trace=write(text))
+    values = Cluster(nodes=2, service="trace", trace=write(text))
     timeline = make(values, groups=2, steps=4, batch_size=8, replicas=3)
     np.testing.assert_array_equal(timeline.seconds, [[1, 2, 3, 4]] * 3)
     np.testing.assert_array_equal(timeline.staleness, [[0, 1, 1, 1]] * 3)
@@ -81,17 +81,17 @@ def test_replicas_share_the_file(cluster, write):
         ("\xff\xfe\x00", "not a CSV file with the columns worker"),
     ],
 )
-def test_bad_files(cluster, write, text, message):
+def test_bad_files(write, text, message):
     path = write(text)
-    values = cluster(nodes=2, service="trace", trace=path)
+    values = Cluster(nodes=2, service="trace", trace=path)
     with pytest.raises(TimelineError, match=message) as caught:
         make(values, groups=2, steps=3, batch_size=8)
     assert str(caught.value).startswith(f"trace {path}: ") and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("name", "message"), [("none.csv", "No such file"), ("", "directory")])
-def test_files_that_cannot_be_opened(cluster, tmp_path, name, message):
-    values = cluster(nodes=2, service="trace", trace=str(tmp_path / name))
+def test_files_that_cannot_be_opened(tmp_path, name, message):
+    values = Cluster(nodes=2, service="trace", trace=str(tmp_path / name))
     with pytest.raises(TimelineError, match=message) as caught:
         make(values, groups=2, steps=3, batch_size=8)
     assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)

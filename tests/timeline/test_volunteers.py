@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from optdyn.experiment import Cluster
 from optdyn.timeline import TimelineError, make, service
 from optdyn.timeline.arrivals import Work, arrivals
 from optdyn.timeline.habits import Habits, Load
 from optdyn.timeline.volunteers import volunteers
 from tests.timeline.lines import begins_with
 from tests.timeline.test_slots import check
-from tests.values import as_cluster
 
 LAWS = [service.constant(), service.exponential(), service.lognormal(0.5), service.gamma(2.0)]
 
@@ -128,21 +128,19 @@ def test_who_never_gets_anything_done_is_told_so():
         volunteers(0, service.constant(), Work(np.ones((3, 1))), 10, habits)
 
 
-def test_the_config_decides(cluster):
+def test_the_config_decides():
     values = {"nodes": 20, "service": "exponential", "seconds_per_example": 1.0, "latency": 0.1}
-    usual = make(
-        as_cluster(cluster(**values)), groups=10, steps=300, batch_size=2, update_bytes=100
-    )
-    flat = cluster(**values, presence=1e12)
-    same = make(as_cluster(flat), groups=10, steps=300, batch_size=2, update_bytes=100)
+    usual = make(Cluster(**values), groups=10, steps=300, batch_size=2, update_bytes=100)
+    flat = Cluster(**values, presence=1e12)
+    same = make(flat, groups=10, steps=300, batch_size=2, update_bytes=100)
     np.testing.assert_array_equal(same.seconds, usual.seconds)
     np.testing.assert_array_equal(same.staleness, usual.staleness)
     for key, value in {"presence": 2.0, "diurnal": 0.5, "server_bandwidth": 1e3}.items():
-        with_it = cluster(**values, **{key: value}, day=5.0, absence=1.0)
-        made = make(as_cluster(with_it), groups=10, steps=300, batch_size=2, update_bytes=100)
+        with_it = Cluster(**values, **{key: value}, day=5.0, absence=1.0)
+        made = make(with_it, groups=10, steps=300, batch_size=2, update_bytes=100)
         check(made, 10, 300)
         assert made.seconds[-1] != usual.seconds[-1]
-    far = cluster(**values, regions=5)
-    later = make(as_cluster(far), groups=20, steps=300, batch_size=2, update_bytes=100)
-    near = make(as_cluster(cluster(**values)), groups=20, steps=300, batch_size=2, update_bytes=100)
+    far = Cluster(**values, regions=5)
+    later = make(far, groups=20, steps=300, batch_size=2, update_bytes=100)
+    near = make(Cluster(**values), groups=20, steps=300, batch_size=2, update_bytes=100)
     assert later.seconds[-1] > near.seconds[-1]

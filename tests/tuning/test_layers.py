@@ -115,13 +115,12 @@ def test_terms_without_convolutions(dense):
 def test_the_program_is_the_trainers_update(dense):
     """The losses of two updates of mini-batches of 6, against the update rule by itself."""
     of, update = dense
-    config = of.config.copy_and_resolve_references()
-    config.batch_size = 6
+    config = of.config.with_(batch_size=6)
     names = ("learning_rate", "momentum")
     strategy = sync(of.program.problem.loss, optimizers.optimizer("sgd", names))
     state, step = strategy.init(of.params), jax.jit(strategy.step)
     event, expected = Event((), {name: of.hypers[name][0] for name in names}), []
-    for chosen in problem.batches(as_experiment(config), of.examples, 0, 2):
+    for chosen in problem.batches(config, of.examples, 0, 2):
         batch = {name: leaf[chosen] for name, leaf in of.data.train.items()}
         state, info = step(state, event, batch)
         expected.append(info["loss"])
