@@ -186,7 +186,7 @@ def test_what_a_method_does_not_have_it_does_not_read(config, name):
     values |= {"strategy.name": name, "strategy.groups": 4, "cluster.nodes": 4, "steps": 20}
     values |= {"batch_size": 8, "cluster.service": clusters.get(name, "lognormal")}
     plain, other = config(values), config(values)
-    own = strategies.load(name).keys
+    own = strategies.keys_of(strategies.load(name))
     for key, value in default().strategy.items():
         if type(value) is int and key not in (*own, "staleness_bound"):  # refused of other methods
             other.strategy[key] = value + 1

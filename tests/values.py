@@ -1,10 +1,7 @@
 """The values of a config, for tests that write it key by key."""
 
-from typing import Any
-
 from ml_collections import ConfigDict
 
-from optdyn import strategies
 from optdyn.config import parse
 from optdyn.experiment import Cluster, Experiment, Model, Pieces
 
@@ -22,7 +19,3 @@ def as_cluster(given: ConfigDict | Cluster) -> Cluster:
 
 def as_model(given: ConfigDict | Model) -> Model:
     return given if isinstance(given, Model) else Model(**given.to_dict())
-
-
-def as_strategy(given: Any) -> Any:
-    return strategies.value(**given.to_dict()) if isinstance(given, ConfigDict) else given

@@ -93,6 +93,12 @@ def config(task: str, variant: str, scale: str, batch_size: int = 0) -> Experime
     return base.with_(steps=steps, batch_size=batch_size)
 
 
+def _method(config: Experiment) -> local.Local:
+    method = config.strategy.methods.gradient
+    assert isinstance(method, local.Local)
+    return method
+
+
 def clock(config: Experiment) -> dict[str, list[float]]:
     """The seconds of the first update and between two, by schedule."""
     config = config.with_({"cluster.nodes": STAGES})
@@ -100,7 +106,7 @@ def clock(config: Experiment) -> dict[str, list[float]]:
     one = {name: leaf[:1] for name, leaf in data.train.items()}
     params = program.init(config, data.classes, jax.random.key(0), one)
     network = Network(program.problem_of(config, data.classes), params, one)
-    costs, work = local.costs(config, network)
+    costs, work = local.costs(_method(config), config, network)
     made = {}
     if config.strategy.variant == "greedy":
         made["greedy"] = pipeline.local(work.forward, work.backward, 0.0, UPDATES)
@@ -134,7 +140,7 @@ def _backprop_flops(config: Experiment) -> float:
     one = {name: leaf[:1] for name, leaf in data.train.items()}
     params = program.init(whole, data.classes, jax.random.key(0), one)
     network = Network(program.problem_of(whole, data.classes), params, one)
-    return local.costs(whole, network)[0].total
+    return local.costs(_method(whole), whole, network)[0].total
 
 
 def measure(study: Study) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from optdyn.strategies import asynchronous as slots_of
 from optdyn.strategies import base, dynamic_batch, local
-from optdyn.strategies import daso as nodes_of
+from optdyn.strategies.daso import DASO
 from optdyn.strategies.sync import sync as plain
 
 
@@ -16,8 +16,8 @@ def asynchronous(loss, optimizer, slots, fresh=()):
 
 def daso(loss, optimizer, transfer_dtype="", blocking_dtype="", senders=None):
     inner = plain(base.averaged(base.whole(loss), "data"), base.together(optimizer))
-    keys = {"transfer_dtype": transfer_dtype, "blocking_dtype": blocking_dtype}
-    return nodes_of.daso(inner, keys, senders)
+    method = DASO(transfer_dtype=transfer_dtype, blocking_dtype=blocking_dtype)
+    return method.mix(inner, senders)
 
 
 def by_shares(losses, optimizer, micro_batch, weights="share"):

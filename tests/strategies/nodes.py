@@ -9,6 +9,9 @@ import numpy as np
 from optdyn import optimizers
 from optdyn.parallel.simulated import over_nodes
 from optdyn.strategies import Event, base
+from optdyn.strategies.diloco import DiLoCo
+from optdyn.strategies.model_averaging import ModelAveraging
+from optdyn.strategies.slowmo import SlowMo
 from optdyn.strategies.sync import sync
 
 NODES, EACH, STEPS, P = 3, 4, 32, 14  # EACH: examples a node; P: parameters
@@ -43,6 +46,24 @@ def loss(params, batch):
 def inner(optimizer=SGD):
     """What a node does by itself."""
     return sync(base.averaged(base.whole(loss), "data"), base.together(optimizer))
+
+
+def averaging(inner, keys, senders=None, optimizer=None):
+    """Model averaging with an outer `optimizer`; without one, the mean."""
+
+    class Averaging(ModelAveraging):
+        def outer(self):
+            return optimizer
+
+    return Averaging(**keys).mix(inner, senders)
+
+
+def diloco(inner, keys, senders=None):
+    return DiLoCo(**keys).mix(inner, senders)
+
+
+def slowmo(inner, keys, senders=None):
+    return SlowMo(**keys).mix(inner, senders)
 
 
 def events(choice, rates=RATE, momentum=0.0):

@@ -398,7 +398,8 @@ def run(name, params, choices, hypers, images, labels, nodes, devices, keys):
     def gradient(x, batch):
         return loss(x, batch.x, batch.label)[1]
 
-    every = [of(READS, Sync)(params, gradient, keys["groups"], keys) for _ in range(count)]
+    own = [{**keys, **keys.get(part, {})} for part in parts if part in READS] or [keys]
+    every = [of(READS, Sync)(params, gradient, own[0]["groups"], own[0]) for _ in range(count)]
     made, history = mix(every, keys), []
     for choice, hyper, x, label in zip(choices, hypers, images, labels, strict=True):
         x = np.float64(x).reshape(len(x), -1) / 255

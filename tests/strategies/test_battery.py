@@ -400,8 +400,7 @@ def test_staleness_and_what_was_read_reach_the_optimizer(name):
     methods, whole = strategies.of_config(config), program.problem_of(config, CLASSES)
     choice = run.events.choice.inner if methods.mix else run.events.choice
     slots = int(np.max(choice.read)) + 1
-    keys = methods.keys(config.strategy)
-    one = strategies.compose(methods._replace(mix=None), keys, whole, KEEPS, slots, None)
+    one = strategies.compose(methods.inside, whole, KEEPS, slots, None)
     state = one.init(run.params)
     for t in range(STEPS):
         event, batch = at((run.events, run.batches), t)

@@ -14,16 +14,24 @@ from jax.sharding import PartitionSpec as P
 from optdyn.checks import check
 from optdyn.config import ConfigError
 from optdyn.strategies import compression
-from optdyn.strategies.diloco import diloco
 from optdyn.strategies.meetings import turns
 from optdyn.strategies.messages import Compression, Messages, gathered, over_nodes
-from optdyn.strategies.model_averaging import averaging
 from optdyn.strategies.outer import outer
 from optdyn.strategies.powersgd import low_rank, powersgd
-from optdyn.strategies.slowmo import slowmo
 from tests.strategies import nodes
 from tests.strategies import test_battery as battery
-from tests.strategies.nodes import NODES, RATE, START, STEPS, flattened, reference, tree
+from tests.strategies.nodes import (
+    NODES,
+    RATE,
+    START,
+    STEPS,
+    averaging,
+    diloco,
+    flattened,
+    reference,
+    slowmo,
+    tree,
+)
 from tests.strategies.test_outer import (
     CLOSE,
     MESSAGES_ALONE,
@@ -159,7 +167,7 @@ def test_what_is_not_sent_is_kept(name):
 @partial(jax.jit, static_argnums=0)
 def messages_of(name, v):
     """Mean and own messages of nodes that have v, leaves (nodes, ...)."""
-    one = compression.make({"compression": name, **KEYS})
+    one = compression.make(name, 0.25, 1)
     return jax.vmap(lambda v: one.apply(over_nodes(), v, one.init(v))[:2], axis_name="node")(v)
 
 
@@ -280,7 +288,7 @@ def test_messages_that_cannot_be_added_up_go_to_all_others(name, times):
     params = battery.make_run("slowmo").params
     values = {"strategy.compression": name, "strategy.compression_share": 0.25, "cluster.nodes": 4}
     took = seconds("slowmo", params, MESSAGES_ALONE | values)
-    one = compression.make(KEYS | {"compression": name})
+    one = compression.make(name, 0.25, 1)
     sent = sum(one.messages(params)) * np.tile([0, 0, 1], 4)
     np.testing.assert_allclose(took, times * sent, rtol=1e-12)  # whole numbers in float64
 

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
-from optdyn import optimizers, strategies
+from optdyn import optimizers
 from optdyn.experiment import Cluster
 from optdyn.parallel.simulated import Nodes, over_nodes
 from optdyn.strategies import Event
+from optdyn.strategies.daso import DASO
 from optdyn.strategies.messages import in_parts
 from optdyn.timeline.base import Meeting, at
 from optdyn.timeline.daso import daso as phases
@@ -59,7 +60,7 @@ def meetings_of(**values):
     usual = {"wait": 2, "warmup_epochs": 1, "cooldown_epochs": 1, "patience": 0}
     made = phases(
         Cluster(),
-        strategies.value(**usual | values),
+        DASO(**usual | values),
         steps=STEPS,
         steps_per_epoch=EPOCH,
         batch_size=1,

@@ -20,10 +20,10 @@ from optdyn.program import parameter_bytes
 from optdyn.strategies import Event, base
 from optdyn.strategies.fragments import cut, join
 from optdyn.strategies.meetings import turns
-from optdyn.strategies.model_averaging import averaging
 from optdyn.strategies.sync import sync
 from optdyn.timeline.base import at
 from tests.strategies import test_battery as battery
+from tests.strategies.nodes import averaging
 from tests.strategies.test_daso import collectives
 from tests.values import as_experiment
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from optdyn import driver, strategies, trainer
 from optdyn.checks import check
 from optdyn.config import ConfigError, default
-from optdyn.strategies.gossip import METHOD, gossip
-from optdyn.strategies.gossip_clock import Neighbours
+from optdyn.strategies.gossip import Neighbours, gossip
 from optdyn.timeline import TimelineError, graphs
 from optdyn.timeline.graphs import DRAWN, GRAPHS, arrivals, graph, matrices, spectral_gap, weights
 from tests.strategies import nodes
@@ -36,7 +35,7 @@ def neighbours(to):
 
 @cache  # one program a number of messages
 def made(order):
-    return gossip(nodes.inner(), {"gossip_order": order})
+    return gossip(nodes.inner(), order)
 
 
 def ran(to, order, rates=RATE, momentum=0.6):
@@ -407,7 +406,7 @@ def test_the_clock_of_a_run(order):
 
 def test_the_summary_says_the_gap():
     config = config_of(strategy__graph="one_peer")
-    assert METHOD.report(config, None) == {
+    assert config.strategy.methods.mix.report(config, None) == {
         "spectral_gap": pytest.approx(1, abs=1e-12),
         "graph_period": 3,
     }

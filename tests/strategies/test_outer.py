@@ -11,14 +11,22 @@ import pytest
 from optdyn import program, strategies
 from optdyn.checks import check
 from optdyn.config import ConfigError
-from optdyn.strategies.daso import daso
-from optdyn.strategies.diloco import diloco
+from optdyn.strategies.daso import DASO
 from optdyn.strategies.meetings import turns
-from optdyn.strategies.model_averaging import averaging
-from optdyn.strategies.slowmo import slowmo
 from tests.strategies import nodes
 from tests.strategies import test_battery as battery
-from tests.strategies.nodes import NODES, RATE, START, STEPS, flattened, reference, tree
+from tests.strategies.nodes import (
+    NODES,
+    RATE,
+    START,
+    STEPS,
+    averaging,
+    diloco,
+    flattened,
+    reference,
+    slowmo,
+    tree,
+)
 from tests.values import as_experiment
 
 MAKERS = {"model_averaging": averaging, "diloco": diloco, "slowmo": slowmo}
@@ -236,9 +244,7 @@ def test_dasos_merge_is_the_rule_with_mixing():
     waited = 2
     line = turns(STEPS, 4, 1, waited)
     line.send[-1] = line.receive[-1] = False  # the end, which is blocking
-    merged, _ = nodes.ran(
-        daso(nodes.inner(), {"transfer_dtype": "", "blocking_dtype": ""}), nodes.events(line)
-    )
+    merged, _ = nodes.ran(DASO().mix(nodes.inner()), nodes.events(line))
     mixing = 2 * waited / (2 * waited + NODES)
     mixed, _ = nodes.ran(averaging(nodes.inner(), {"mixing": mixing}), nodes.events(line))
     assert line.receive.sum() > 5

@@ -24,7 +24,7 @@ STEPS, WINDOW = 960, 24
 NODES, DEVICES = 2, 2
 VALUES = {
     "strategy.groups": 2,
-    "strategy.period": 2,  # of workers and of nodes: one key, until each has its own
+    "strategy.period": 2,
     "strategy.steps_by_speed": False,
     "strategy.elasticity": 1.6,
     "strategy.outer_learning_rate": 0.7,
@@ -40,6 +40,8 @@ VALUES = {
     "strategy.graph": "ring",
     "strategy.variant": "greedy",
 }
+# Of workers inside of nodes, which have keys of the same names.
+INSIDE = {"period": 3, "outer_momentum": 0.6, "outer_learning_rate": 0.5, "graph": "complete"}
 NAMES = [name for name in battery.OTHERS if name != "stale_pipeline"]
 PAIRS = [
     pair for pair in map("+".join, itertools.combinations(NAMES, 2)) if battery.go_together(pair)
@@ -63,12 +65,21 @@ def examples():
     return images, np.argmax((images.reshape(96, 9) / 255 - 0.5) @ teacher, axis=1).astype(np.int32)
 
 
+def inside(parts):
+    """Keys of the method of workers, if it is joined with one of nodes."""
+    (*reads,) = set(parts) & set(reference.READS)
+    if not reads or not set(parts) & set(reference.MIXES):
+        return {}
+    known = strategies.keys_of(strategies.load(reads[0]))
+    return {f"strategy.{reads[0]}.{key}": v for key, v in INSIDE.items() if key in known}
+
+
 @cache
 def trained(name):
     """(nodes, STEPS, ...) parameters and (STEPS,) losses, and what the reference is given."""
     cluster = {"nodes": NODES, "devices_per_node": DEVICES, "speeds": (1.0, 3.0, 2.0, 2.0)}
     cluster |= {"service": "exponential"} if "daso" in name.split("+") else {}
-    own = {f"cluster.{key}": value for key, value in cluster.items()}
+    own = {f"cluster.{key}": value for key, value in cluster.items()} | inside(name.split("+"))
     config = config_of(name, **VALUES, **own, steps=STEPS)
     problem = program.problem_of(config, battery.CLASSES)
     network = network_of(problem)
@@ -107,7 +118,7 @@ def trained(name):
         state, (loss, after) = window(state, *jax.tree.map(jnp.asarray, (events, batches)))
         losses.append(np.asarray(loss))
         every.append(jax.device_get(after))
-    given = params, line, hypers, images[order], labels[order], vars(config.strategy)
+    given = params, line, hypers, images[order], labels[order], config.strategy.to_dict()
     return np.concatenate(losses), every[0], given
 
 

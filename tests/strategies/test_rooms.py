@@ -43,72 +43,74 @@ def test_the_pattern_finds_a_branch():
 OWN = '''
 """Signs in place of gradients: x <- x - alpha scale sign(grad f(x))."""
 
+from dataclasses import dataclass
+
 import jax
 import jax.numpy as jnp
 
-from optdyn.strategies.method import Method
+from optdyn.strategies import Gradients
 from optdyn.timeline import make
 
 
-def signed(problem, keys):
-    of = jax.value_and_grad(problem.loss)
+@dataclass(frozen=True)
+class Signed(Gradients):
+    scale: float = 0.01
 
-    def gradient(params, event, batch):
-        loss, grads = of(params, batch)
-        return loss, jax.tree.map(lambda leaf: keys["scale"] * jnp.sign(leaf), grads)
+    laws = ("constant",)
 
-    return gradient
+    def gradient(self, problem):
+        of = jax.value_and_grad(problem.loss)
 
+        def signed(params, event, batch):
+            loss, grads = of(params, batch)
+            return loss, jax.tree.map(lambda leaf: self.scale * jnp.sign(leaf), grads)
 
-def clock(setting, methods):
-    config = setting.config
-    return make(config.cluster, groups=1, steps=config.steps, batch_size=config.batch_size)
+        return signed
 
-
-SIGNED = Method(
-    keys={"scale": 0.01}, compiled=("scale",), gradient=signed, clock=clock, laws=("constant",)
-)
+    def clock(self, setting, methods):
+        config = setting.config
+        return make(config.cluster, groups=1, steps=config.steps, batch_size=config.batch_size)
 '''
 
 
 def test_a_file_of_ones_own_is_a_method_and_combines(config, tmp_path, monkeypatch):
     (tmp_path / "my_methods.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
-    values = {"strategy.name": "my_methods:SIGNED", "cluster.service": "constant"}
+    values = {"strategy.name": "my_methods:Signed", "cluster.service": "constant"}
     one, other = (config({**values, "cluster.nodes": 1}) for _ in range(2))
     other.strategy.options.scale = 0.1
     losses = [
         train(as_experiment(c), tmp_path / str(i))["train_loss"] for i, c in enumerate((one, other))
     ]
     assert losses[0] != losses[1]
-    pair = config({**values, "strategy.name": "asynchronous+my_methods:SIGNED"})
+    pair = config({**values, "strategy.name": "asynchronous+my_methods:Signed"})
     assert train(as_experiment(pair), tmp_path / "pair")["staleness_mean"] > 1
-    assert isinstance(strategies.load("my_methods:SIGNED"), Method)
+    assert issubclass(strategies.load("my_methods:Signed"), Method)
     with pytest.raises(ConfigError, match="both say how a gradient is taken"):
-        strategies.chosen("my_methods:SIGNED+local")
+        strategies.chosen("my_methods:Signed+local")
 
 
 DILOCO = """
+from dataclasses import dataclass
+
 import optax
 
-from optdyn import strategies
-from optdyn.strategies.model_averaging import averaging
+from optdyn.strategies.model_averaging import ModelAveraging
 
 
-def mix(inner, keys, senders):
-    return averaging(inner, keys, senders, optax.sgd(0.7, momentum=0.9, nesterov=True))
-
-
-DILOCO = strategies.load("model_averaging")._replace(mix=mix)
+@dataclass(frozen=True)
+class Own(ModelAveraging):
+    def outer(self):
+        return optax.sgd(0.7, momentum=0.9, nesterov=True)
 """
 
 
-def test_diloco_of_ones_own_streams_by_its_options(config, mnist, tmp_path, monkeypatch):
+def test_diloco_of_ones_own_streams_as_model_averaging_does(config, mnist, tmp_path, monkeypatch):
     (tmp_path / "my_diloco.py").write_text(DILOCO)
     monkeypatch.syspath_prepend(tmp_path)
     losses = []
     for fragments in (1, 4):
-        one = config({**mnist, "strategy.name": "my_diloco:DILOCO"})
-        one.strategy.options.fragments = fragments
+        one = config({**mnist, "strategy.name": "my_diloco:Own"})
+        one.strategy.fragments = fragments
         losses.append(train(as_experiment(one), tmp_path / str(fragments))["train_loss"])
     assert losses[0] != losses[1]

@@ -11,8 +11,7 @@ from optdyn import optimizers, program, strategies, trainer
 from optdyn.checks import check
 from optdyn.config import ConfigError
 from optdyn.strategies import Event, base
-from optdyn.strategies.late_stages import reading
-from optdyn.strategies.stale_pipeline import METHOD
+from optdyn.strategies.stale_pipeline import StalePipeline, reading
 from optdyn.timeline import pipeline
 from optdyn.timeline.stale_stages import KINDS, delays
 from tests.values import as_experiment
@@ -61,8 +60,7 @@ def trained(config, kind, momentum=MU, chain=(), **values):
     problem, methods = program.problem_of(chosen, SIZES[-1]), strategies.of_config(chosen)
     line = line_of(chosen, problem)
     sgd = optimizers.optimizer("sgd", ("learning_rate", "momentum"), {}, chain)
-    keys = methods.keys(chosen.strategy)
-    strategy = strategies.compose(methods, keys, problem, sgd, line.slots, None)
+    strategy = strategies.compose(methods, problem, sgd, line.slots, None)
 
     @jax.jit
     def whole(params, events, batches):
@@ -156,14 +154,14 @@ def test_predictions_are_exact_where_the_coming_gradients_are_0(config):
     """Gradients are given, and 0 from update 5 on; what is seen takes the place of the loss."""
     chosen = as_experiment(config(RUN | {"strategy.pipeline": "predict"}))
     problem = program.problem_of(chosen, SIZES[-1])
-    line, servers = line_of(chosen, problem), METHOD.servers(problem)
+    line, servers = line_of(chosen, problem), StalePipeline().servers(problem)
 
     def given(params, event, batch):
         seen = jax.tree.map(jnp.add, params, event.choice.ahead)
         return seen, jax.tree.map(lambda leaf: batch * jnp.ones_like(leaf), params)
 
     sgd = base.by_block(optimizers.optimizer("sgd", ("learning_rate", "momentum")))
-    strategy = reading(given, sgd, {"pipeline": "predict"}, line.slots, servers)
+    strategy = reading(given, sgd, "predict", line.slots, servers)
 
     def body(state, inputs):
         after, info = strategy.step(state, *inputs)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from optdyn import strategies
 from optdyn.experiment import Cluster
+from optdyn.strategies.dynamic_batch import DynamicBatch
 from optdyn.timeline.dynamic_batch import costs, dynamic_batch
 
 SPEEDS = (1.0, 1.0, 2.0, 4.0)
@@ -17,7 +17,7 @@ def run():
     def make_both(epochs, per_epoch, *, adapt=True, smoothing=0.5, seed=0, bytes_=0, **values):
         values = {"nodes": 4, "speeds": SPEEDS, "service": "constant", **values}
         chosen = Cluster(**values)
-        strategy = strategies.value(adapt=adapt, smoothing=smoothing)
+        strategy = DynamicBatch(adapt=adapt, smoothing=smoothing)
         made = dynamic_batch(
             chosen,
             strategy,

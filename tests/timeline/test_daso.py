@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optdyn import strategies
 from optdyn.experiment import Cluster
+from optdyn.strategies.daso import DASO
 from optdyn.timeline.daso import Phase, after_epoch, daso
 from optdyn.timeline.network import all_reduce
 from optdyn.timeline.nodes import synchronous
@@ -14,7 +14,7 @@ from tests.timeline.lines import begins_with
 
 
 def strategy_of(**values):
-    return strategies.value(**{"warmup_epochs": 0, "cooldown_epochs": 0, **values})
+    return DASO(**{"warmup_epochs": 0, "cooldown_epochs": 0, **values})
 
 
 def make(cluster, strategy, losses=(), *, steps, per_epoch, seed=0, size=0, batch_size=None):

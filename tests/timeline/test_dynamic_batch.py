@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn import seeds, strategies
+from optdyn import seeds
 from optdyn.experiment import Cluster
+from optdyn.strategies.dynamic_batch import DynamicBatch
 from optdyn.timeline import TimelineError, make, service
 from optdyn.timeline.dynamic_batch import (
     CHANGE,
@@ -220,12 +221,12 @@ def test_waste_by_hand():
     """
     values = Cluster(nodes=2, speeds=(1.0, 3.0), service="constant", seconds_per_example=1.0)
     sizes = {"steps": 3, "steps_per_epoch": 1, "batch_size": 8}
-    made, busy = clocked(values, strategies.value(), **sizes)
+    made, busy = clocked(values, DynamicBatch(), **sizes)
     np.testing.assert_allclose(busy, [[4, 4 / 3], [2, 2], [2, 2]], rtol=1e-14)
     assert waste(made, busy) == pytest.approx(1 - (8 + 16 / 3) / (2 * 8))
     # Half of all time is spent on an exchange as long as the computing.
     values = values.with_(speeds=(), latency=2.0)
-    assert waste(*clocked(values, strategies.value(), **sizes)) == pytest.approx(0.5)
+    assert waste(*clocked(values, DynamicBatch(), **sizes)) == pytest.approx(0.5)
 
 
 def test_communication_does_not_count_as_speed(run):
@@ -260,7 +261,7 @@ def test_the_last_epoch_may_be_cut_short():
     values = Cluster(nodes=4, speeds=SPEEDS, service="exponential")
     sizes = {"steps_per_epoch": 10, "batch_size": BATCH}
     part, whole = (
-        dynamic_batch(values, strategies.value(), steps=steps, **sizes) for steps in (23, 30)
+        dynamic_batch(values, DynamicBatch(), steps=steps, **sizes) for steps in (23, 30)
     )
     np.testing.assert_array_equal(part.seconds, whole.seconds[:23])
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from optdyn import strategies
 from optdyn.experiment import Cluster
+from optdyn.strategies.dynamic_batch import DynamicBatch
 from optdyn.timeline import TimelineError
 from optdyn.timeline.dynamic_batch import measured
 from tests.timeline.conftest import BATCH
@@ -12,7 +12,7 @@ from tests.timeline.conftest import BATCH
 
 def real(worker_seconds, epochs=6, per_epoch=5, **values):
     """What real workers that took those seconds are given next."""
-    strategy = strategies.value(adapt=True, smoothing=0.5)
+    strategy = DynamicBatch(adapt=True, smoothing=0.5)
     return measured(
         Cluster(nodes=4, service="measured", **values),
         strategy,

@@ -249,7 +249,7 @@ def traced(case, path):
     if case in RACED:  # as if groups had raced, and had come in the order that is drawn
         worker, config = line.choice.worker, config.with_({"cluster.service": "race"})
         blank = line_of(config)
-        order = strategies.of_config(config).read.race.order(config, blank)
+        order = strategies.of_config(config).read.order(config, blank)
         fill(order, worker, line.seconds, getattr(line.choice, "dropped", None))
         line = blank
     record(line, path, raced=case in RACED)

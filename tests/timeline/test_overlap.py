@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn import strategies
 from optdyn.experiment import Cluster
+from optdyn.strategies.daso import DASO
+from optdyn.strategies.dynamic_batch import DynamicBatch
 from optdyn.timeline.compute_groups import make
 from optdyn.timeline.daso import daso
 from optdyn.timeline.dynamic_batch import dynamic_batch
@@ -38,7 +39,7 @@ def cluster_of(**values):
 
 
 def daso_of(cluster, **values):
-    strategy = strategies.value(**{"warmup_epochs": 0, "cooldown_epochs": 0, **values})
+    strategy = DASO(**{"warmup_epochs": 0, "cooldown_epochs": 0, **values})
     run = {"steps": STEPS, "batch_size": BATCH, "update_bytes": BYTES, "seed": 3}
     return daso(cluster, strategy, **run, steps_per_epoch=PER_EPOCH, epoch_losses=[1.0] * 3)
 
@@ -46,7 +47,7 @@ def daso_of(cluster, **values):
 def clocks(cluster):
     """Seconds of every kind of run that exchanges gradients."""
     run = {"steps": STEPS, "batch_size": BATCH, "update_bytes": BYTES, "seed": 3}
-    shares = dynamic_batch(cluster, strategies.value(), steps_per_epoch=PER_EPOCH, **run)
+    shares = dynamic_batch(cluster, DynamicBatch(), steps_per_epoch=PER_EPOCH, **run)
     return {
         "one group": make(cluster, groups=1, **run).seconds,
         "four groups": make(cluster, groups=4, **run).seconds,
