@@ -30,7 +30,7 @@ MORE = {
     "one group": ("ringmaster", {"strategy.groups": 1}),
     "streaming": (
         "diloco",
-        {"strategy.fragments": 3, "strategy.period": 4, "strategy.delay": 1},
+        {"strategy.fragments": 3, "strategy.period": 6, "strategy.delay": 1},
     ),
     "volunteers": ("model_averaging", {"cluster.presence": 0.2, "cluster.absence": 0.1}),
     "gossiping volunteers": ("gossip", {"cluster.presence": 0.2, "cluster.absence": 0.1}),
