@@ -22,14 +22,16 @@ FLOAT = f"a number, 0 or of a size from {SMALL:g} to {LARGE:g}"
 def check(values: Any, reference: Mapping[str, Any], name: str = "config") -> None:
     """Raises `ConfigError` unless `values` has the keys of `reference`, with values of their kinds.
 
-    A dict that is empty in `reference` has keys that are free. Their values must be plain: what a
-    JSON file can hold.
+    A dict that is empty in `reference` has keys that are free, and may be left out. Their values
+    must be plain: what a JSON file can hold.
     """
     for key in values:
         if key not in reference:
             raise ConfigError(f"{name}.{shown(key).strip(chr(39))}: no such key")
     for key, usual in reference.items():
         inner = f"{name}.{key}"
+        if key not in values and usual == {}:
+            continue
         if key not in values:
             raise ConfigError(f"{inner}: missing; start from optdyn.config.default()")
         value = values[key]

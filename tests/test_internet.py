@@ -54,6 +54,6 @@ def test_a_table_says_how_often_nodes_meet_where_that_was_tuned():
 def test_the_period_is_tuned_of_diloco_only():
     found = {arm: internet.arm_of("quadratic", arm, 64) for arm in internet.ARMS}
     assert [arm for arm in found if internet.PERIOD in found[arm].ladders] == ["DiLoCo"]
-    period = found["DiLoCo"].config.strategy.period
+    period = found["DiLoCo"].config.strategy.methods.mix.period
     assert internet.periods(found["DiLoCo"].start[internet.PERIOD]) == period
     assert [internet.periods(i) for i in (-1, 0, 1, 2)] == [1, 1, 2, 4]

@@ -5,7 +5,6 @@ import pytest
 
 from optdyn import trainer
 from optdyn.config import ConfigError
-from optdyn.strategies.local import groups_of
 from optdyn.trainer import train
 from tests.values import as_experiment
 
@@ -127,5 +126,5 @@ def test_equal_variants_share_a_program(local):
     )
     assert one is other
     chunked = local({"strategy.variant": "chunked", "strategy.chunks": 4})
-    own = [groups_of(config.strategy, 4) for config in (chunked, local())]
+    own = [c.strategy.methods.gradient.over(4) for c in map(as_experiment, (chunked, local()))]
     assert own[0] == own[1]

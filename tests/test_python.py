@@ -15,7 +15,7 @@ import pytest
 
 import optdyn
 from optdyn import experiment, in_memory, strategies
-from optdyn.config import default
+from optdyn.config import default, parse
 from optdyn.dynamics.moments import FEWEST
 from optdyn.values import ConfigError
 from tests.values import as_experiment
@@ -168,9 +168,6 @@ BAD = {
     "config.model.width = 'a': must be a whole number": lambda: optdyn.Model("mlp", width="a"),
     "diloco has no field 'perod'; did you mean": lambda: optdyn.diloco(perod=3),
     "Experiment.cluster must be of type Cluster": lambda: optdyn.Experiment(cluster=3),
-    "both have period, of which joined methods have one": lambda: (
-        optdyn.diloco(period=3) + optdyn.async_local_sgd(period=4)
-    ),
     "only a method of reading is a rule by itself": lambda: optdyn.diloco().around(
         None, optax.sgd(0.1)
     ),
@@ -196,6 +193,18 @@ def test_values_are_frozen_and_changed_by_copies():
         cluster.nodes = 3
     joined = optdyn.daso(wait=0) + optdyn.local()
     assert (joined.name, joined.keys) == ("daso+local", {"wait": 0})
+
+
+def test_joined_methods_have_each_their_own_numbers(tmp_path):
+    """What both have is of each its own, also where one of them leaves it at its default."""
+    method = optdyn.diloco(period=2) + optdyn.async_local_sgd(groups=2)
+    cluster = optdyn.Cluster(nodes=2, devices_per_node=2)
+    nodes, workers = parse(base(method=method, cluster=cluster).config()).strategy.methods.every
+    assert (nodes.period, workers.period, workers.groups) == (2, 8, 2)
+    alike = optdyn.diloco(period=8) + optdyn.async_local_sgd(period=8)
+    assert alike.keys == {}
+    other = optdyn.diloco(period=2) + optdyn.async_local_sgd(period=2)
+    assert other.keys == {"period": 2}
 
 
 def test_a_thing_has_one_name_and_an_importable_one_its_own():

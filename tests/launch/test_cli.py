@@ -66,7 +66,7 @@ def plain(config, prefix=""):
 
 def test_the_keys_read_off_the_files_are_those_of_the_config():
     assert set(sources.keys()) == set(plain(default()))
-    assert sources.keys()["strategy.groups"] == "compute groups, each synchronous inside"
+    assert sources.keys()["strategy.groups"] == "Compute groups, each synchronous inside."
     assert sources.keys()["log_every"] == "Updates between log points."
 
 
@@ -402,7 +402,7 @@ def test_lists_have_a_line_each(optdyn, kind):
 
 def test_keys_are_listed_with_defaults_and_comments(optdyn):
     _, out, _ = optdyn("list", "keys", "strategy.gro")
-    assert out == "strategy.groups  = 1  compute groups, each synchronous inside\n"
+    assert out == "strategy.groups  = 1  Compute groups, each synchronous inside.\n"
 
 
 @pytest.mark.parametrize(
