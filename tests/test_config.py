@@ -351,4 +351,4 @@ def test_json_gives_the_config_back(values):
     check(as_experiment(back))
     assert to_json(back) == text and text.endswith("}\n")
     assert not differences(json.loads(text), json.loads(to_json(back)))
-    assert set(leaves(json.loads(text))) == set(leaves(config.to_dict()))
+    assert set(leaves(json.loads(text))) == set(leaves(as_experiment(config).to_dict()))
