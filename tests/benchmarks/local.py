@@ -125,7 +125,7 @@ def _first(run: trainer.Run) -> tuple[program.Event, dict[str, np.ndarray]]:
     """The first event and batch of a run."""
     hyper = {name: values[0] for name, values in run.hypers.items()}
     batch = {name: leaf[: run.config.batch_size] for name, leaf in run.data.train.items()}
-    return program.Event(np.int32(0), np.int32(0), hyper), batch
+    return program.Event((), hyper, np.int32(0)), batch
 
 
 def one_device(rounds: int) -> pd.DataFrame:
