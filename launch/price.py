@@ -16,6 +16,7 @@ config's, as `--config.cluster.variation=0.5`. Methods combine, `--methods=diloc
 
 import math
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from optdyn.values import ConfigError, InputError
 SHARES = (0.5, 0.8, 0.9, 0.95, 0.99)
 USUAL = "price"  # the config without a --config
 LONGEST = 10_000  # updates of a period
+WIDE = 100  # characters of a line of notes
 NONE = "none"  # in a list of compressions
 VARIED = {"lognormal": "log-normal", "gamma": "gamma"}
 Rows = Sequence[dict[str, Any]]
@@ -78,7 +80,7 @@ def rows(
                 of = price.priced(one, shapes)
                 row["prices"] = {b: of(b * price.GIGABIT)._asdict() for b in bandwidths}
                 if needed:
-                    found = price.needed(of, SHARES)
+                    found = price.needed(of, SHARES, bandwidths)
                     row["needed"] = {s: None if math.isinf(b) else b for s, b in found.items()}
             except (ConfigError, TimelineError) as error:
                 row |= {**values, "refused": " ".join(str(error).split())}
@@ -111,8 +113,9 @@ def table(found: Rows, bandwidths: Sequence[float]) -> Iterator[str]:
         wanted = "".join(f"{_speed(v):>9}" for v in row.get("needed", {}).values())
         yield f"{_named(row, several):{width}}{cells}{wanted}"
     refused = [row for row in found if "refused" in row]
+    yield from [""] * bool(priced and refused)
     for row in refused:
-        yield "" * (row is not refused[0]) + f"No price of {_named(row, several)}: {row['refused']}"
+        yield f"No price of {_named(row, several)}: {row['refused']}"
 
 
 HEAD_OF_TIMES = (
@@ -126,16 +129,20 @@ def notes(config: Experiment, found: Rows) -> Iterator[str]:
     from optdyn import strategies
 
     priced = {row["method"] for row in found if "prices" in row}
-    yield "Seconds are simulated, of each method's own clock; nothing was trained. Examples a second"
-    yield "say how fast data goes through, not how fast the loss falls: rare exchanges and stale"
-    yield "gradients may cost updates, which only training says."
+    said = [
+        "Seconds are simulated, each method's by its own clock; nothing was trained.",
+        "Examples a second say how fast data goes through, not how fast the loss falls: rare "
+        "exchanges and stale gradients may cost updates, which only training can tell.",
+        "Waiting is for slower workers, or work that is dropped, on any network: 'never'.",
+        "MB between nodes are those of all messages, for a step of one node.",
+    ]
     alone = [name for name in sorted(priced) if strategies.groups_of(_by(config, name)) > 1]
     if alone:
-        yield f"An update of {_and(alone)} is of one worker or of a few, of the others it is of all."
-    yield "Workers wait for slower ones, or compute what is dropped. MB between nodes are those of all"
-    yield "messages, for a step of one node. 'never' is where waiting alone takes the rest."
+        said.append(f"An update of {_and(alone)} is of one worker or a few, of the others of all.")
     if any("daso" in name.split("+") for name in priced):
-        yield "daso is priced between its first and last epochs, before any plateau of the loss."
+        said.append("daso is between its first and last epochs, before any plateau of the loss.")
+    for sentence in said:
+        yield from textwrap.wrap(sentence, WIDE)
 
 
 def heading(config: Experiment, shapes: Any, is_model: bool) -> str:
@@ -146,12 +153,12 @@ def heading(config: Experiment, shapes: Any, is_model: bool) -> str:
     nodes = f"{cluster.nodes:,} nodes of {cluster.devices_per_node:,} devices"
     nodes = nodes.removesuffix(" of 1 devices")
     each = price.examples_of_worker(config)
-    law = VARIED.get(str(cluster.service), str(cluster.service))
+    law = f"{VARIED.get(str(cluster.service), str(cluster.service))} times"
     law += f" ({cluster.variation:.0%})" if str(cluster.service) in VARIED else ""
     named = f" of {config.model.name}" if is_model else ""
     return (
         f"{nodes}, {shapes.bytes // 4:,} parameters{named} in {shapes.bytes / 1e6:,.0f} MB, "
-        f"{each * cluster.seconds_per_example:.3g} s a step of {each:g} examples, {law} times."
+        f"{each * cluster.seconds_per_example:.3g} s a step of {each:g} examples, {law}."
     )
 
 

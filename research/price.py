@@ -37,7 +37,7 @@ from optdyn.timeline.service import is_drawn
 from optdyn.values import ConfigError
 
 GIGABIT = 1e9 / 8  # bytes
-STEPS, EACH = 512, 128  # updates at least, and of every group that arrives by itself
+STEPS, EACH = 512, 64  # updates at least, and of every group that arrives by itself
 PERIODS = 8  # or so many of a period
 EPOCH = 128  # updates, after each of which shares of a batch follow the speeds
 LAYERS = 144  # arrays of the model that a number of parameters stands for
@@ -79,6 +79,14 @@ class Shapes(NamedTuple):
         return program.parameter_bytes(self.params)
 
 
+class Pace(NamedTuple):
+    """How fast updates follow one another."""
+
+    seconds: float  # an update
+    computing: float  # the share of all workers' time, in the mean of the draws' law
+    exchanges: float  # the share of arrivals that exchange
+
+
 class Window(NamedTuple):
     """A run of `steps` updates, of which `first` to `last` count, last excluded."""
 
@@ -86,6 +94,7 @@ class Window(NamedTuple):
     first: int
     last: int
     steps_per_epoch: int
+    settled: bool = True  # False: of a run from its first update to its last
 
 
 def of_model(config: Experiment) -> Shapes:
@@ -165,7 +174,7 @@ def priced(config: Experiment, shapes: Shapes, steps: int = 0) -> Callable[[floa
     )
     check_cluster(whole)
     free = whole.with_(cluster=cluster.with_(**FREE))
-    without = _computing(free, shapes, window, _line(free, shapes, window))
+    without = _pace(free, shapes, window, _line(free, shapes, window)).computing
     # Where nobody ever waits all time is computing, and the draws' own mean is left out.
     ideal = 1.0 if _never_waits(config) else min(without, 1.0)
 
@@ -173,8 +182,9 @@ def priced(config: Experiment, shapes: Shapes, steps: int = 0) -> Callable[[floa
     def of(bandwidth: float) -> Price:
         there = whole.with_(cluster=cluster.with_(bandwidth=bandwidth))
         line = _line(there, shapes, window)
-        computing = min(_computing(there, shapes, window, line) / without, 1.0) * ideal
-        seconds = float(line.seconds[-1]) / len(line.seconds)
+        seconds, computing, exchanges = _pace(there, shapes, window, line)
+        more = max(1 / computing - 1 / without, 0.0)  # what the network adds, over computing
+        computing = 1 / (1 / ideal + more)
         return Price(
             methods.name,
             seconds,
@@ -183,43 +193,46 @@ def priced(config: Experiment, shapes: Shapes, steps: int = 0) -> Callable[[floa
             computing,
             1 - ideal,
             ideal - computing,
-            _network_bytes(there, shapes, line),
-            _logged_bytes(there, shapes, line.choice),
+            _network_bytes(there, shapes, line, exchanges),
+            _logged_bytes(there, shapes, line.choice, exchanges),
             _staleness(line),
         )
 
     return of
 
 
-def needed(of: Callable[[float], Price], computing: Iterable[float]) -> dict[float, float]:
+def needed(
+    of: Callable[[float], Price], computing: Iterable[float], tried: Iterable[float] = ()
+) -> dict[float, float]:
     """Gbit/s between nodes with which such shares of the workers' time are computing.
 
-    `of` is as `priced` returns it. Infinite if no network is fast enough: workers wait for one
-    another too. To within `RATIO`.
+    `of` is as `priced` returns it, and has been asked for those that are `tried`. Infinite if no
+    network is fast enough: workers wait for one another too. To within `RATIO`.
     """
-    known = {b: of(b * GIGABIT).computing for b in (NARROWEST, WIDEST)}
+    known = {b: of(b * GIGABIT).computing for b in (NARROWEST, WIDEST, *tried)}
     return {share: _needed(of, share, known) for share in computing}
 
 
 def _needed(of: Callable[[float], Price], share: float, known: dict[float, float]) -> float:
-    """1 / computing is nearly linear in 1 / bandwidth, so a secant is tried, then the middle."""
-    if known[WIDEST] < share:
-        return math.inf
-    if known[NARROWEST] >= share:
-        return NARROWEST
-    turn = 0
+    """By secants, as 1 / computing is nearly linear in 1 / bandwidth, else by the middle.
+
+    It is found where a bandwidth that is off by less than `RATIO` would be off as much.
+    """
+    if known[WIDEST] < share or known[NARROWEST] >= share:
+        return math.inf if known[WIDEST] < share else NARROWEST
+    goal, turn = 1 / share, 0
+    near = (RATIO - 1) / 2 * (goal - 1 / known[WIDEST])
     while True:
         low = max(b for b, c in known.items() if c < share)
         high = min(b for b, c in known.items() if c >= share and b > low)
         if high / low <= RATIO:
             return high
         slope = (1 / known[low] - 1 / known[high]) / (1 / low - 1 / high)
-        secant = slope / (1 / share - 1 / known[high] + slope / high)
-        # A little beyond, now on this side and now on that, so that both ends come near.
-        aim = secant * RATIO ** (0.4 if turn % 2 == 0 else -0.4)
-        inside = low * RATIO**0.1 < aim < high / RATIO**0.1
-        middle = math.sqrt(low * high) if turn % 4 == 3 or not inside else aim
+        secant = 1 / (1 / high + (goal - 1 / known[high]) / slope)
+        middle = math.sqrt(low * high) if turn % 3 == 2 else min(max(secant, low), high)
         known[middle] = of(middle * GIGABIT).computing
+        if abs(1 / known[middle] - goal) <= near:
+            return middle
         turn += 1
 
 
@@ -248,7 +261,7 @@ def _window(config: Experiment, shapes: Shapes, steps: int) -> Window:
     methods, groups = config.strategy.methods, strategies.groups_of(config)
     if steps and not methods.get("max_batches", 0):
         each = max(shapes.set_size // config.batch_size, 1) if shapes.set_size else steps
-        return Window(steps, 0, steps, each)
+        return Window(steps, 0, steps, each, settled=False)
     if methods.get("adapt", False):
         return Window(STEPS + 2 * EPOCH, 2 * EPOCH, STEPS + 2 * EPOCH, EPOCH)
     if methods.mix:
@@ -297,10 +310,34 @@ def _line(config: Experiment, shapes: Shapes, window: Window) -> Timeline:
     )
 
 
-def _computing(config: Experiment, shapes: Shapes, window: Window, line: Timeline) -> float:
-    """The share of all workers' time."""
-    workers = config.cluster.nodes * config.cluster.devices_per_node
-    return _busy(config, shapes, window, line) / (workers * float(line.seconds[-1]))
+def _pace(config: Experiment, shapes: Shapes, window: Window, line: Timeline) -> Pace:
+    """How fast it goes in the window."""
+    cluster, methods = config.cluster, config.strategy.methods
+    workers, exchanges = cluster.nodes * cluster.devices_per_node, _exchanges(line.choice)
+    if methods.mix:
+        exchanges = _exchanges(getattr(line.choice, "inner", ()))
+    if not (window.settled and methods.read and methods.read.workers) or methods.mix:
+        seconds, busy = float(line.seconds[-1]), _busy(config, shapes, window, line)
+        return Pace(seconds / len(line.seconds), busy / (workers * seconds), exchanges)
+    # Every worker is a renewal process of its own, and begins anew with every exchange.
+    steps, rate, exchanged = _until_exchange(line, strategies.groups_of(config))
+    means = compute_means(slowed(_setting(config, shapes), methods), len(rate), config.batch_size)
+    each = exchanged / steps if exchanges else 0 * steps
+    share = float(rate @ means.sum(axis=1)) / workers
+    return Pace(1 / float(rate.sum()), share, float(rate @ each / rate.sum()))
+
+
+def _until_exchange(line: Timeline, workers: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of every worker its steps up to its last exchange, how many a second, and its exchanges."""
+    order = np.argsort(line.worker, kind="stable")
+    ends = np.cumsum(np.bincount(line.worker, minlength=workers))
+    exchange = np.asarray(getattr(line.choice, "exchange", np.ones(len(order), bool)))
+    found = np.ones((3, workers))
+    for worker, own in enumerate(np.split(order, ends[:-1])):
+        (sent,) = np.nonzero(exchange[own])
+        last = sent[-1] if len(sent) else len(own) - 1
+        found[:, worker] = last + 1, (last + 1) / line.seconds[own[last]], len(sent)
+    return found[0], found[1], found[2]
 
 
 def _busy(config: Experiment, shapes: Shapes, window: Window, line: Timeline) -> float:
@@ -357,13 +394,13 @@ def _staleness(line: Timeline) -> float:
     return float(np.mean(line.staleness))
 
 
-def _network_bytes(config: Experiment, shapes: Shapes, line: Timeline) -> float:
+def _network_bytes(config: Experiment, shapes: Shapes, line: Timeline, exchanges: float) -> float:
     """Bytes between nodes for a step of one node: of all messages, over the steps that are made."""
     steps = _at_work(config) / config.cluster.devices_per_node
-    return _between(config, shapes, line) / steps if config.cluster.nodes > 1 else 0.0
+    return _between(config, shapes, line, exchanges) / steps if config.cluster.nodes > 1 else 0.0
 
 
-def _between(config: Experiment, shapes: Shapes, line: Timeline) -> float:
+def _between(config: Experiment, shapes: Shapes, line: Timeline, exchanges: float) -> float:
     """Bytes of all messages between nodes, an update."""
     methods, choice, size = config.strategy.methods, line.choice, shapes.bytes
     nodes, around = config.cluster.nodes, 2 * (config.cluster.nodes - 1)
@@ -381,10 +418,10 @@ def _between(config: Experiment, shapes: Shapes, line: Timeline) -> float:
         return nodes * _gossiped(choice, size)
     if not methods.read or methods.read.barrier or _is_synchronous(config):
         return float(around * size)
-    return size * _by_groups(config, line)
+    return size * _by_groups(config, line, exchanges)
 
 
-def _by_groups(config: Experiment, line: Timeline) -> float:
+def _by_groups(config: Experiment, line: Timeline, exchanges: float) -> float:
     """Messages of the size of the parameters, an update, of groups that arrive by themselves."""
     cluster, methods = config.cluster, config.strategy.methods
     workers = cluster.nodes * cluster.devices_per_node // strategies.groups_of(config)
@@ -392,7 +429,6 @@ def _by_groups(config: Experiment, line: Timeline) -> float:
     to_server = 2 + inside
     if kind_of(cluster) == SERVER:
         to_server = 2 * workers
-    exchanges = _exchanges(line.choice)
     dropped = getattr(chosen(line, Arrival), "dropped", None)
     arrivals = methods.get("arrivals", 1)
     arrivals += 0 if dropped is None else float(np.sum(dropped)) / len(line.seconds)
@@ -418,12 +454,12 @@ def _is_synchronous(config: Experiment) -> bool:
     return one and not methods.get("waiting", "")
 
 
-def _logged_bytes(config: Experiment, shapes: Shapes, choice: Any) -> float:
+def _logged_bytes(config: Experiment, shapes: Shapes, choice: Any, exchanges: float) -> float:
     """What a run's log calls `sent_bytes`: a node's own, once, and what its groups say.
 
     Of nodes that meet it is their messages, of workers with parameters of their own both ways.
     """
-    methods, inner = config.strategy.methods, getattr(choice, "inner", ())
+    methods = config.strategy.methods
     if not any("sent_bytes" in method.info for method in methods.every):
         return 0.0
     own = 0.0
@@ -432,7 +468,7 @@ def _logged_bytes(config: Experiment, shapes: Shapes, choice: Any) -> float:
     elif isinstance(choice, Neighbours):
         own = _gossiped(choice, shapes.bytes)
     if methods.read and methods.read.workers:
-        own += 2 * shapes.bytes * _exchanges(inner if methods.mix else choice)
+        own += 2 * shapes.bytes * exchanges
     elif methods.read and "sent_bytes" in methods.read.info:
         own += shapes.bytes * methods.get("arrivals", 1)
     return float(own)
