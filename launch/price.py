@@ -246,7 +246,9 @@ def _named(row: dict[str, Any], several: bool) -> str:
 
 
 def _times(price: dict[str, Any], epochs: bool) -> str:
-    shares = (f"{100 * price[name]:.3g}" for name in ("computing", "waiting", "exchange"))
+    shares = (
+        f"{round(100 * price[name], 3) + 0.0:.3g}" for name in ("computing", "waiting", "exchange")
+    )
     return _cells(
         f"{price['seconds']:.4g}",
         f"{price['examples_per_second']:.4g}",
