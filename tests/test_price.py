@@ -8,11 +8,11 @@ import sys
 import numpy as np
 import pytest
 
+import optdyn
 from optdyn import price, strategies, trainer
 from optdyn.config import parse, usual
 from optdyn.experiment import Cluster, Data, Model
 from optdyn.launch import price as command
-from optdyn.launch import python as api
 from optdyn.values import ConfigError, InputError
 
 STEP, SIZE, NODES = 0.5, 124e6, 64
@@ -68,11 +68,11 @@ def test_a_run_has_the_seconds_the_bytes_and_the_staleness(name, tmp_path):
 
 
 def test_an_experiments_price_is_that_of_its_training():
-    chosen = api.Experiment(
-        model=api.Model("quadratic", dimension=6),
-        data=api.Data(train_examples=100),
-        method=api.diloco(period=4),
-        cluster=api.Cluster(nodes=2, bandwidth=1e4),
+    chosen = optdyn.Experiment(
+        model=Model("quadratic", dimension=6),
+        data=Data(train_examples=100),
+        method=optdyn.diloco(period=4),
+        cluster=Cluster(nodes=2, bandwidth=1e4),
         batch_size=4,
         steps=20,
     )
@@ -229,7 +229,7 @@ def test_the_size_of_a_model_is_not_the_memory_of_its_price():
 def test_stages_are_priced_of_a_model(name):
     """The run's own timeline; one stage computes all the time, and sends nothing."""
     cluster = Cluster(nodes=2, service="constant", bandwidth=1e6)
-    model, data = Model("resmlp", blocks=3, width=8), Data(train_examples=400, train_evaluated=10)
+    model, data = Model("resmlp", blocks=4, width=8), Data(train_examples=400, train_evaluated=10)
     config = usual().with_(model=model, data=data, cluster=cluster, batch_size=16, steps=20)
     config = price.with_method(config, name)
     shapes = price.of_model(config)
