@@ -133,14 +133,18 @@ def notes(config: Experiment, found: Rows) -> Iterator[str]:
         "Seconds are simulated, each method's by its own clock; nothing was trained.",
         "Examples a second say how fast data goes through, not how fast the loss falls: rare "
         "exchanges and stale gradients may cost updates, which only training can tell.",
-        "Waiting is for slower workers, or work that is dropped, on any network: 'never'.",
+        "Waiting is for slower workers, or for work that is dropped.",
         "MB between nodes are those of all messages, for a step of one node.",
     ]
+    if any(None in row.get("needed", {}).values() for row in found):
+        said.append("'never' is where workers wait so much that no network is fast enough.")
     alone = [name for name in sorted(priced) if strategies.groups_of(_by(config, name)) > 1]
     if alone:
         said.append(f"An update of {_and(alone)} is of one worker or a few, of the others of all.")
     if any("daso" in name.split("+") for name in priced):
         said.append("daso is between its first and last epochs, before any plateau of the loss.")
+    if any("local" in name.split("+") for name in priced):
+        said.append("The computing of local has that of its auxiliary heads in it.")
     for sentence in said:
         yield from textwrap.wrap(sentence, WIDE)
 
@@ -156,10 +160,11 @@ def heading(config: Experiment, shapes: Any, is_model: bool) -> str:
     law = f"{VARIED.get(str(cluster.service), str(cluster.service))} times"
     law += f" ({cluster.variation:.0%})" if str(cluster.service) in VARIED else ""
     named = f" of {config.model.name}" if is_model else ""
-    return (
+    said = (
         f"{nodes}, {shapes.bytes // 4:,} parameters{named} in {shapes.bytes / 1e6:,.0f} MB, "
         f"{each * cluster.seconds_per_example:.3g} s a step of {each:g} examples, {law}."
     )
+    return textwrap.fill(said, WIDE)
 
 
 def main(config: Experiment, workdir: Path) -> int:

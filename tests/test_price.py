@@ -210,6 +210,50 @@ def test_the_bandwidth_that_is_needed_is_the_closed_forms(name):
         assert gigabits == pytest.approx(bytes_a_second / price.GIGABIT, rel=rel)
 
 
+# arXiv 2501.18512, table 4: Gbit/s for 50, 80, 90, 95 and 99 % by parameters, seconds a step and
+# fragments, of two replicas: all gradients at every step, DiLoCo every 100, streamed, streamed with
+# an update of delay, and that in 4 bits. They are of a grid whose steps are a factor of 1.21.
+PRINTED = {
+    (1e9, 0.1, 8): (
+        (86.8, 152.6, 184.2, 222.3, 569.0),
+        (1.4, 6.2, 13.3, 23.3, 86.8),
+        (1.4, 5.2, 9.1, 16.0, 28.1),
+        (1.4, 4.3, 6.2, 9.1, 11.0),
+        (0.4, 0.9, 1.7, 2.0, 3.0),
+    ),
+    (1e10, 0.8, 16): (
+        (104.8, 222.3, 222.3, 268.3, 471.5),
+        (1.7, 7.5, 16.0, 33.9, 104.8),
+        (1.7, 5.2, 9.1, 13.3, 19.3),
+        (1.7, 3.6, 5.2, 6.2, 7.5),
+        (0.4, 0.9, 1.4, 1.4, 1.7),
+    ),
+    (1e11, 4.9, 36): (
+        (184.2, 323.8, 390.7, 390.7, 471.5),
+        (3.0, 11.0, 23.3, 49.4, 184.2),
+        (2.4, 6.2, 9.1, 11.0, 19.3),
+        (1.7, 3.6, 4.3, 5.2, 5.2),
+        (0.5, 0.9, 1.1, 1.1, 1.4),
+    ),
+}
+
+
+@pytest.mark.parametrize("model", PRINTED)
+def test_streaming_diloco_needs_what_its_paper_prints(model):
+    """To a step of the paper's grid, but where the last layers' exchange alone is not hidden."""
+    size, step, fragments = model
+    two = Cluster(nodes=2, service="constant", overlap=2 / 3)  # the backward pass
+    streamed = {"period": 100, "fragments": fragments}
+    kinds = ({"period": 1}, {"period": 100}, streamed, *[streamed | {"delay": 1}] * 2)
+    for n, (keys, printed) in enumerate(zip(kinds, PRINTED[model], strict=True)):
+        config = experiment("diloco", two, step, compression="bfloat16", **keys)
+        shapes = price.of_parameters(size / 4 if n == 4 else size)  # 4 of 16 bits
+        found = price.needed(price.priced(config, shapes), command.SHARES).values()
+        ratios = np.array(list(found)) / printed
+        assert np.all(np.abs(np.log(ratios[:4])) < np.log(1.21)), (keys, ratios)
+        assert 0.41 < ratios[4] < 1.21
+
+
 def test_a_worker_has_as_many_examples_by_every_method():
     cluster = Cluster(nodes=4, devices_per_node=2, service="constant")
     for name in strategies.built_in():
