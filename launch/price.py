@@ -172,6 +172,7 @@ def main(config: Experiment, workdir: Path) -> int:
     from optdyn.outputs.files import write_json
 
     app.one_run(config)
+    price.check(config)
     given = flags.FLAGS
     names = _methods(given.methods or [config.strategy.name])
     bandwidths = [_number("bandwidths", text) for text in given.bandwidths]
@@ -190,12 +191,14 @@ def main(config: Experiment, workdir: Path) -> int:
     shapes = price.of_parameters(given.parameters) if counted else price.of_model(config)
     if given.step_seconds is not None:
         clusters = [price.step_of(each, given.step_seconds) for each in clusters]
-    print(*(heading(each, shapes, not counted) for each in clusters), "", sep="\n")
     found = [
         row
         for each in clusters
         for row in rows(each, shapes, names, bandwidths, keys, given.needed)
     ]
+    if not any("prices" in row for row in found):
+        raise ConfigError(f"no price of {found[0]['method']}: {found[0]['refused']}")
+    print(*(heading(each, shapes, not counted) for each in clusters), "", sep="\n")
     print(*table(found, bandwidths), "", *notes(clusters[0], found), sep="\n")
     if out:
         write_json(out, {"bytes": shapes.bytes, "rows": found})

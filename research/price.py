@@ -33,9 +33,10 @@ from optdyn.timeline.base import Arrival, Meeting, Shares, Timeline, at, chosen
 from optdyn.timeline.compute_groups import compute_means
 from optdyn.timeline.dynamic_batch import costs
 from optdyn.timeline.network import SERVER, kind_of
-from optdyn.timeline.service import is_drawn
-from optdyn.values import ConfigError
+from optdyn.timeline.service import DRAWN, is_drawn
+from optdyn.values import ConfigError, one_of
 
+GEOMETRIC = "geometric"  # the law of a staleness, of groups that do not differ
 GIGABIT = 1e9 / 8  # bytes
 STEPS, EACH = 512, 64  # updates at least, and of every group that arrives by itself
 PERIODS = 8  # or so many of a period
@@ -236,24 +237,28 @@ def _needed(of: Callable[[float], Price], share: float, known: dict[float, float
         turn += 1
 
 
-def _refuse(config: Experiment, shapes: Shapes) -> None:
-    """Raises `ConfigError` where there is no price."""
-    methods, cluster = config.strategy.methods, config.cluster
-    if not (is_drawn(cluster.service) or cluster.service == "geometric"):
-        raise ConfigError(
-            f"config.cluster.service = {cluster.service!r}: prices are of times that are drawn"
-        )
+def check(config: Experiment) -> None:
+    """Raises `ConfigError` where a cluster has no prices, by whatever method."""
+    cluster = config.cluster
+    if not is_drawn(cluster.service):
+        one_of("config.cluster.service", cluster.service, (*DRAWN, GEOMETRIC))
     for key in ("presence", "diurnal"):
         if getattr(cluster, key):
             raise ConfigError(f"config.cluster.{key}: prices are of workers that are always there")
     if cluster.pieces != Pieces():
         raise ConfigError("config.cluster.pieces: prices are of examples' seconds and a network")
+
+
+def _refuse(config: Experiment, shapes: Shapes) -> None:
+    """Raises `ConfigError` where there is no price."""
+    check(config)
+    methods = config.strategy.methods
     if methods.by_block and isinstance(methods.read, Asynchronous):
         raise ConfigError(
             "its blocks have servers of their own, each with other arrivals, and shares of time "
             "are of one"
         )
-    if methods.gradient and methods.by_block and shapes.problem is None:
+    if methods.by_block and shapes.problem is None:
         raise ConfigError("needs the blocks of a model: name one by --config, not --parameters")
 
 
@@ -265,8 +270,8 @@ def _window(config: Experiment, shapes: Shapes, steps: int) -> Window:
     if methods.get("adapt", False):
         return Window(STEPS + 2 * EPOCH, 2 * EPOCH, STEPS + 2 * EPOCH, EPOCH)
     if methods.mix:
-        period = methods.mix.max_batches if isinstance(methods.mix, DASO) else None
-        period = period or getattr(methods.mix, "period", 1)
+        mix = methods.mix
+        period = mix.max_batches if isinstance(mix, DASO) else getattr(mix, "period", 1)
         last = (max(-(-STEPS // period), PERIODS) + 1) * period
         return Window(last + period, period, last, last + period)
     period = methods.get("period", 1)
@@ -356,7 +361,7 @@ def _busy(config: Experiment, shapes: Shapes, window: Window, line: Timeline) ->
     an_update = means.sum(axis=1).reshape(nodes, groups)
     if groups == 1:
         return float(updates * an_update.sum())
-    if cluster.service == "geometric":  # whose arrivals are nobody's
+    if cluster.service == GEOMETRIC:  # whose arrivals are nobody's
         rate = 1 / means.max(axis=1).reshape(nodes, groups)
         return float(updates * ((rate * an_update).sum(axis=1) / rate.sum(axis=1)).sum())
     who = _who(line).reshape(updates, nodes, -1)

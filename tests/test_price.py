@@ -292,7 +292,8 @@ def test_stages_are_priced_of_a_model(name):
     [
         ("local", {}, "blocks of a model"),
         ("asynchronous", {"cluster.presence": 9.0}, "always there"),
-        ("asynchronous", {"cluster.service": "race"}, "times that are drawn"),
+        ("asynchronous", {"cluster.service": "lognorml"}, "did you mean"),
+        ("asynchronous", {"cluster.service": "race"}, "must be one of 'constant'"),
         ("diloco", {"strategy.fragments": 3, "strategy.period": 2}, "fragments"),
         ("diloco+local", {}, "blocks of a model"),
     ],
@@ -359,3 +360,5 @@ def test_the_command(tmp_path):
     wrong = ran("--methods=all", "--parameters=-1")
     assert wrong.returncode == 2 and wrong.stderr.startswith("error: --parameters:")
     assert len(wrong.stderr.splitlines()) == 1 and not wrong.stdout
+    alone = ran("--methods=local", "--parameters=1e6")
+    assert alone.returncode == 2 and alone.stderr.startswith("error: no price of local: needs")
