@@ -1,40 +1,56 @@
-"""What ways of parallelising take in seconds, without training: `optdyn price --config=NAME`.
+"""What ways of parallelising take in seconds, without training: `optdyn price`.
 
-    optdyn price --parameters=124e6 --step_seconds=0.5 --methods=all --bandwidths=0.1,1,10,100
+    optdyn price --parameters=124e6 --step_seconds=0.5 --methods=all --periods=1,32,128
 
-prints for each method, on each bandwidth between nodes, the share of the workers' time that
-computes, and the Gbit/s that half of it and more would need. Seconds are those of the method's own
-clock on `config.cluster`: simulated, with its stragglers. The model is that of the config, by its
-shapes, or so many `--parameters`; a worker computes for its part of an update as the config says,
-or so many `--step_seconds`. `--out=FILE` writes all figures as JSON.
+is of 64 nodes between which there is 1 Gbit/s, with stragglers (`configs/price.py`). The first
+table is of the first of the `--bandwidths`, the fastest method on top: seconds an update, examples
+a second, what the workers' time goes to, bytes between nodes and staleness. The second has the
+share that computes on every network, and the Gbit/s that half of it and more would need.
+
+Seconds are those of the method's own clock on `config.cluster`: simulated, with its stragglers. The
+model is that of a `--config`, by its shapes, or so many float32 `--parameters`; a worker computes
+for its part of an update as the config says, or so many `--step_seconds`. All other keys are the
+config's, as `--config.cluster.variation=0.5`. Methods combine, `--methods=diloco+async_local_sgd`;
+`--nodes`, `--periods` and `--compression` take lists. `--out=FILE` writes all figures as JSON.
 """
 
+import math
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from absl import flags
 
-from optdyn.experiment import Experiment
+from optdyn.experiment import Cluster, Experiment
 from optdyn.launch import app
 from optdyn.values import ConfigError, InputError
 
-SHARES = (0.5, 0.75, 0.9, 0.95, 0.99)
+SHARES = (0.5, 0.8, 0.9, 0.95, 0.99)
 USUAL = "price"  # the config without a --config
+LONGEST = 10_000  # updates of a period
+WIDE = 100  # characters of a line of notes
+NONE = "none"  # in a list of compressions
+VARIED = {"lognormal": "log-normal", "gamma": "gamma"}
+Rows = Sequence[dict[str, Any]]
 
 
 def define() -> None:
     """The flags of this command besides those of all (`app.run`)."""
-    flags.DEFINE_string("methods", "", "Names of methods, or 'all'; by default the config's.")
-    flags.DEFINE_list("bandwidths", ["0.1", "1", "10", "100"], "Gbit/s between nodes.")
+    flags.DEFINE_list("methods", [], "Names of methods, or 'all'; by default the config's.")
+    flags.DEFINE_list("bandwidths", ["1", "0.1", "10", "100"], "Gbit/s between nodes.")
     flags.DEFINE_list(
         "periods", [], "Updates from one exchange to the next, where a method has it."
     )
-    flags.DEFINE_float(
-        "parameters", 0.0, "Parameters of a float32 model, in place of the config's."
+    flags.DEFINE_list(
+        "compression", [], "What messages go through, 'none' among them, where a method has it."
     )
-    flags.DEFINE_float("step_seconds", 0.0, "Seconds that a worker computes for an update.")
+    flags.DEFINE_list("nodes", [], "Numbers of nodes; by default the config's.")
+    flags.DEFINE_float(
+        "parameters", None, "Parameters of a float32 model, in place of the config's."
+    )
+    flags.DEFINE_float("step_seconds", None, "Seconds that a worker computes for an update.")
     flags.DEFINE_bool("needed", True, "Whether to find the Gbit/s for shares of computing.")
     flags.DEFINE_string("out", "", "JSON file of all figures.")
 
@@ -44,105 +60,257 @@ def rows(
     shapes: Any,
     methods: Sequence[str],
     bandwidths: Sequence[float],
-    periods: Sequence[int] = (),
+    keys: Sequence[dict[str, Any]] = ({},),
     needed: bool = True,
 ) -> Iterator[dict[str, Any]]:
-    """A row a method and period: prices by bandwidth, or in `refused` why it has none."""
+    """A row a method and values of keys of config.strategy: prices by Gbit/s, or why it has none.
+
+    Values that say nothing of a method make no row more.
+    """
     from optdyn import price, strategies
     from optdyn.timeline.base import TimelineError
 
     for name in methods:
-        own = periods if strategies.owns(name, "period") and periods else (0,)
-        for period in own:
-            one = price.with_method(config, name, period)
-            row: dict[str, Any] = {"method": name, "batch_size": one.batch_size}
-            if strategies.owns(name, "period"):
-                row["period"] = one.strategy.methods.get("period", 1)
+        own = [{k: v for k, v in each.items() if strategies.owns(name, k)} for each in keys]
+        for values in [each for i, each in enumerate(own) if each not in own[:i]]:
+            row: dict[str, Any] = {"method": name, "nodes": config.cluster.nodes}
             try:
-                at = {b: one.with_({"cluster.bandwidth": b * price.GIGABIT}) for b in bandwidths}
-                row["prices"] = {b: price.price(there, shapes)._asdict() for b, there in at.items()}
+                one = price.with_method(config, name, **values)
+                row |= {"batch_size": one.batch_size, **_said(one, name, values)}
+                of = price.priced(one, shapes)
+                row["prices"] = {b: of(b * price.GIGABIT)._asdict() for b in bandwidths}
                 if needed:
-                    row["needed"] = {s: price.needed(one, shapes, s) for s in SHARES}
+                    found = price.needed(of, SHARES, bandwidths)
+                    row["needed"] = {s: None if math.isinf(b) else b for s, b in found.items()}
             except (ConfigError, TimelineError) as error:
-                row["refused"] = str(error)
+                row |= {**values, "refused": " ".join(str(error).split())}
             yield row
 
 
-def table(found: Sequence[dict[str, Any]], bandwidths: Sequence[float]) -> Iterator[str]:
-    """The rows, as text."""
+def table(found: Rows, bandwidths: Sequence[float]) -> Iterator[str]:
+    """The rows as text, the fastest on the first network on top."""
+    first, ordered = bandwidths[0], sorted(bandwidths)
     priced = [row for row in found if "prices" in row]
-    width = max([len(_named(row)) for row in priced], default=0)
-    head = "".join(f"{b:>9g}" for b in bandwidths)
-    more = "".join(f"{100 * share:>8g}%" for share in SHARES)
-    yield f"{'':{width}}  computing, %, at Gbit/s".ljust(width + 2 + 9 * len(bandwidths)) + (
-        "   sent, staleness   Gbit/s for computing"
-    )
-    yield f"{'':{width}}{head}   MB a step, updates{more}"
+    priced.sort(key=lambda row: -row["prices"][first]["examples_per_second"])
+    several = len({row["nodes"] for row in found}) > 1
+    width = max([len(_named(row, several)) for row in priced], default=0)
+    if priced:
+        has_epochs = any(row["prices"][first]["epoch_seconds"] for row in priced)
+        yield f"at {first:g} Gbit/s".ljust(width) + _cells(*HEAD_OF_TIMES[0], epochs=has_epochs)
+        yield " " * width + _cells(*HEAD_OF_TIMES[1], epochs=has_epochs)
+        for row in priced:
+            yield f"{_named(row, several):{width}}" + _times(row["prices"][first], has_epochs)
+        yield ""
+        yield (
+            " " * width
+            + "  computing, %, at Gbit/s".ljust(8 * len(ordered))
+            + ("  Gbit/s for computing" if "needed" in priced[0] else "")
+        )
+        shares = "".join(f"{100 * s:>8g}%" for s in SHARES) if "needed" in priced[0] else ""
+        yield " " * width + "".join(f"{b:>8g}" for b in ordered) + shares
     for row in priced:
-        prices = list(row["prices"].values())
-        cells = "".join(f"{100 * p['computing']:>9.3g}" for p in prices)
-        last = prices[-1]
-        needed = "".join(f"{_speed(v):>9}" for v in row.get("needed", {}).values())
-        sent = f"{last['sent_bytes'] / 1e6:>9.4g} {last['staleness']:>9.3g}"
-        yield f"{_named(row):{width}}{cells}{sent}{needed}"
-    for row in found:
-        if "refused" in row:
-            yield f"{row['method']}: {row['refused']}"
+        cells = "".join(f"{100 * row['prices'][b]['computing']:>8.3g}" for b in ordered)
+        wanted = "".join(f"{_speed(v):>9}" for v in row.get("needed", {}).values())
+        yield f"{_named(row, several):{width}}{cells}{wanted}"
+    refused = [row for row in found if "refused" in row]
+    yield from [""] * bool(priced and refused)
+    for row in refused:
+        yield f"No price of {_named(row, several)}: {row['refused']}"
+
+
+HEAD_OF_TIMES = (
+    ("seconds", "examples", "seconds", "% of time", "", "", "MB between", "staleness,"),
+    ("an update", "a second", "an epoch", "computing", "waiting", "exchange", "nodes", "updates"),
+)
+
+
+def notes(config: Experiment, found: Rows) -> Iterator[str]:
+    """What the figures are of, in sentences."""
+    from optdyn import strategies
+
+    priced = {row["method"] for row in found if "prices" in row}
+    said = [
+        "Seconds are simulated, each method's by its own clock; nothing was trained.",
+        "Examples a second say how fast data goes through, not how fast the loss falls: rare "
+        "exchanges and stale gradients may cost updates, which only training can tell.",
+        "Waiting is for slower workers, or for work that is dropped.",
+        "MB between nodes are those of all messages, for a step of one node.",
+    ]
+    if any(None in row.get("needed", {}).values() for row in found):
+        said.append("'never' is where workers wait so much that no network is fast enough.")
+    alone = [name for name in sorted(priced) if strategies.groups_of(_by(config, name)) > 1]
+    if alone:
+        said.append(f"An update of {_and(alone)} is of one worker or a few, of the others of all.")
+    if any(name.split("+")[-1] != "ad_psgd" for name in alone):
+        said.append("Their server's own link is as wide as it takes, but for a server_bandwidth.")
+    if any("daso" in name.split("+") for name in priced):
+        said.append("daso is between its first and last epochs, before any plateau of the loss.")
+    if any("local" in name.split("+") for name in priced):
+        said.append("The computing of local has that of its auxiliary heads in it.")
+    for sentence in said:
+        yield from textwrap.wrap(sentence, WIDE)
+
+
+def heading(config: Experiment, shapes: Any, is_model: bool) -> str:
+    """What all prices are of, in a sentence."""
+    from optdyn import price
+
+    cluster: Cluster = config.cluster
+    nodes = f"{cluster.nodes:,} nodes of {cluster.devices_per_node:,} devices"
+    nodes = nodes.removesuffix(" of 1 devices")
+    each = price.examples_of_worker(config)
+    law = f"{VARIED.get(str(cluster.service), str(cluster.service))} times"
+    law += f" ({cluster.variation:.0%})" if str(cluster.service) in VARIED else ""
+    named = f" of {config.model.name}" if is_model else ""
+    said = (
+        f"{nodes}, {shapes.bytes // 4:,} parameters{named} in {shapes.bytes / 1e6:,.0f} MB, "
+        f"{each * cluster.seconds_per_example:.3g} s a step of {each:g} examples, {law}."
+    )
+    return textwrap.fill(said, WIDE)
 
 
 def main(config: Experiment, workdir: Path) -> int:
-    from optdyn import price, strategies
+    from optdyn import price
     from optdyn.outputs.files import write_json
 
     app.one_run(config)
+    price.check(config)
     given = flags.FLAGS
+    names = _methods(given.methods or [config.strategy.name])
     bandwidths = [_number("bandwidths", text) for text in given.bandwidths]
-    periods = [int(_number("periods", text)) for text in given.periods]
-    names = given.methods.split(",") if given.methods else [config.strategy.name]
-    if names == ["all"]:
-        names = list(strategies.built_in())
-    for name in names:
-        strategies.chosen(name)
-    shapes = price.of_parameters(given.parameters) if given.parameters else price.of_model(config)
-    if given.step_seconds:
-        config = price.step_of(config, given.step_seconds)
-    cluster = config.cluster
-    each = (
-        config.batch_size
-        * strategies.groups_of(config)
-        / (cluster.nodes * cluster.devices_per_node)
-    )
-    print(
-        f"{cluster.nodes:,} nodes of {cluster.devices_per_node:,}, {shapes.bytes:,} bytes of "
-        f"parameters, {each * cluster.seconds_per_example:.3g} s a step, times {cluster.service}; "
-        "simulated"
-    )
-    found = list(rows(config, shapes, names, bandwidths, periods, given.needed))
-    print(*table(found, bandwidths), sep="\n")
-    if given.out:
-        write_json(Path(given.out), {"bytes": shapes.bytes, "rows": found})
+    if not bandwidths:
+        raise InputError("--bandwidths is empty; name a number of Gbit/s")
+    keys = _keys(given.periods, given.compression)
+    nodes = [_whole("nodes", text) for text in given.nodes] or [config.cluster.nodes]
+    for flag in ("parameters", "step_seconds"):
+        if given[flag].present:
+            _number(flag, given[flag].value)
+    out = _file(given.out)
+    if config.cluster.bandwidths:
+        raise ConfigError("config.cluster.bandwidths: must be (), for --bandwidths says all links")
+    clusters = [price.with_nodes(config, number) for number in dict.fromkeys(nodes)]
+    counted = given.parameters is not None
+    shapes = price.of_parameters(given.parameters) if counted else price.of_model(config)
+    if given.step_seconds is not None:
+        clusters = [price.step_of(each, given.step_seconds) for each in clusters]
+    found = [
+        row
+        for each in clusters
+        for row in rows(each, shapes, names, bandwidths, keys, given.needed)
+    ]
+    if not any("prices" in row for row in found):
+        raise ConfigError(f"no price of {found[0]['method']}: {found[0]['refused']}")
+    print(*(heading(each, shapes, not counted) for each in clusters), "", sep="\n")
+    print(*table(found, bandwidths), "", *notes(clusters[0], found), sep="\n")
+    if out:
+        write_json(out, {"bytes": shapes.bytes, "rows": found})
     return 0
 
 
-def _named(row: dict[str, Any]) -> str:
-    return f"{row['method']} {row['period']}" if "period" in row else row["method"]
+def _methods(given: Sequence[str]) -> list[str]:
+    """The methods that are meant. Raises `ConfigError` at one that there is not."""
+    from optdyn import strategies
+
+    every = [
+        each for name in given for each in (strategies.built_in() if name == "all" else [name])
+    ]
+    for name in every:
+        strategies.chosen(name)
+    return list(dict.fromkeys(every))
 
 
-def _speed(gigabits: float) -> str:
-    return "never" if gigabits == float("inf") else f"{gigabits:.3g}"
+def _keys(periods: Sequence[str], compressions: Sequence[str]) -> list[dict[str, Any]]:
+    """Values of keys of config.strategy, every one with every other. Raises `InputError`."""
+    from optdyn.strategies.compression import NAMES
+    from optdyn.values import one_of
+
+    every: list[dict[str, Any]] = [{}]
+    if periods:
+        every = [{"period": _whole("periods", text, LONGEST)} for text in periods]
+    for name in compressions:
+        one_of("--compression", name, (NONE, *filter(None, NAMES)))
+    if compressions:
+        own = [{"compression": "" if name == NONE else name} for name in compressions]
+        every = [one | other for one in every for other in own]
+    return every
 
 
-def _number(flag: str, text: str) -> float:
+def _said(one: Experiment, name: str, values: dict[str, Any]) -> dict[str, Any]:
+    """The keys that a row is of: the period of every method that has one, and those given."""
+    from optdyn import strategies
+
+    period = {"period": one.strategy.methods.get("period", 1)}
+    return (period if strategies.owns(name, "period") else {}) | values
+
+
+def _by(config: Experiment, name: str) -> Experiment:
+    from optdyn import price
+
+    return price.with_method(config, name)
+
+
+def _named(row: dict[str, Any], several: bool) -> str:
+    compression = row.get("compression")
+    parts = [row["method"], str(row["period"]) if "period" in row else "", compression or ""]
+    return " ".join(filter(None, parts)) + f", {row['nodes']:,} nodes" * several
+
+
+def _times(price: dict[str, Any], epochs: bool) -> str:
+    shares = (
+        f"{round(100 * price[name], 3) + 0.0:.3g}" for name in ("computing", "waiting", "exchange")
+    )
+    return _cells(
+        f"{price['seconds']:.4g}",
+        f"{price['examples_per_second']:.4g}",
+        f"{price['epoch_seconds']:.4g}",
+        *shares,
+        f"{price['network_bytes'] / 1e6:.4g}",
+        f"{price['staleness']:.3g}",
+        epochs=epochs,
+    )
+
+
+def _cells(*texts: str, epochs: bool) -> str:
+    widths = (11, 10, 10, 11, 9, 10, 12, 12)
+    cells = [f"{text:>{width}}" for text, width in zip(texts, widths, strict=True)]
+    return "".join(cells if epochs else cells[:2] + cells[3:])
+
+
+def _speed(gigabits: float | None) -> str:
+    return "never" if gigabits is None else f"{gigabits:.3g}"
+
+
+def _and(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def _number(flag: str, text: Any) -> float:
     try:
-        if (value := float(text)) > 0:
+        if 0 < (value := float(text)) < math.inf:
             return value
     except ValueError:
         pass
-    raise InputError(f"--{flag}: {text!r} must be a number above 0")
+    raise InputError(f"--{flag}: {text!r} must be a finite number above 0")
+
+
+def _whole(flag: str, text: str, most: int = 2**20) -> int:
+    value = _number(flag, text)
+    if value % 1 or value > most:
+        raise InputError(f"--{flag}: {text!r} must be a whole number from 1 to {most:,}")
+    return int(value)
+
+
+def _file(name: str) -> Path | None:
+    """Where the figures go; raises `InputError` where there is no such folder."""
+    if not name:
+        return None
+    if not Path(name).parent.is_dir() or Path(name).is_dir():
+        raise InputError(f"--out: {name!r} must be a file in a folder that is there")
+    return Path(name)
 
 
 if __name__ == "__main__":
-    if not any(argument.lstrip("-").startswith("config=") for argument in sys.argv[1:]):
+    if not any(argument.lstrip("-").split("=")[0] == "config" for argument in sys.argv[1:]):
         sys.argv.insert(1, f"--config={USUAL}")
     define()
     app.run(main, workdir=app.NONE)

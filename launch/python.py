@@ -302,16 +302,17 @@ class Experiment(experiment.Run):
         """Who reads and writes which version when, and the seconds; nothing is trained."""
         return trainer.prepare(parse(self.config())).timeline
 
-    def price(self, bandwidth: float | None = None) -> Price:
+    def price(self, bandwidth: float | None = None, settled: bool = False) -> Price:
         """What its method takes in seconds on its cluster, without training.
 
-        `bandwidth`: bytes a second between nodes, in place of the cluster's. Raises `ConfigError`
-        and `TimelineError`.
+        It is of this run, from the first update to the last, or of the `settled` state, which has
+        no beginning and no end; of DASO of that alone. `bandwidth`: bytes a second between nodes,
+        in place of the cluster's. Raises `ConfigError` and `TimelineError`.
         """
         config = parse(self.config())
         if bandwidth is not None:
             config = config.with_({"cluster.bandwidth": bandwidth})
-        return price(config, of_model(config))
+        return price(config, of_model(config), 0 if settled else config.steps)
 
 
 PARTS: dict[str, type] = {

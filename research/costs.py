@@ -66,6 +66,15 @@ def block_costs(problem: Problem, params: Shapes, batch: Shapes) -> BlockCosts:
 
     `params` has those of all blocks. Heads before the last have what the last block would there.
     """
+    leaves, structure = jax.tree.flatten((params, batch))
+    shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
+    return _block_costs(reached.Is(problem), structure, shapes)
+
+
+@lru_cache(maxsize=16)  # a clock asks for those of its model each time
+def _block_costs(of: reached.Is, structure: Any, shapes: tuple[Any, ...]) -> BlockCosts:
+    problem: Problem = of.thing
+    params, batch = jax.tree.unflatten(structure, shapes)
     *trunk, (last, head) = problem.blocks
     h = jax.eval_shape(problem.input, batch)
     blocks, heads = [], []

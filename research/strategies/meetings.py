@@ -150,6 +150,14 @@ def message_bytes(of: "ModelAveraging", setting: Setting) -> list[float]:
     ]
 
 
+def state_bytes(of: "ModelAveraging", setting: Setting) -> int:
+    """Bytes that a node sends of its optimizer's state where it receives."""
+    if of.inner_state != "averaged":
+        return 0
+    assert setting.network
+    return _optimizer_bytes(setting.config, setting.network.params)
+
+
 def _optimizer_bytes(config: Experiment, params: Any) -> int:
     """Bytes of the floats in an optimizer's state."""
     name = config.optimizer.name
