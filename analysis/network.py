@@ -72,7 +72,9 @@ def seconds(run: Recorded, bandwidths: Sequence[float]) -> pd.DataFrame:
         between = bandwidth * GIGABIT if np.isfinite(bandwidth) else 0.0  # which is free
         cluster = config.cluster.with_(bandwidth=between)
         waiting = float(synchronous(cluster, **common).seconds[-1])
-        selective = float(daso(cluster, config.strategy, **common, **epochs).seconds[-1])
+        selective = float(
+            daso(cluster, config.strategy.methods.mix, **common, **epochs).seconds[-1]
+        )
         rows.append((bandwidth, waiting, selective, 1 - selective / waiting))
     return pd.DataFrame(rows, columns=["bandwidth", "synchronous", "daso", "saved"])
 

@@ -141,7 +141,7 @@ def notes(config: Experiment, found: Rows) -> Iterator[str]:
     alone = [name for name in sorted(priced) if strategies.groups_of(_by(config, name)) > 1]
     if alone:
         said.append(f"An update of {_and(alone)} is of one worker or a few, of the others of all.")
-    if any(name.split("+")[-1] != "ad_psgd" for name in alone):
+    if any(not hasattr(strategies.chosen(name).read, "graph") for name in alone):
         said.append("Their server's own link is as wide as it takes, but for a server_bandwidth.")
     if any("daso" in name.split("+") for name in priced):
         said.append("daso is between its first and last epochs, before any plateau of the loss.")

@@ -9,11 +9,14 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import Field, InitVar, dataclass, fields
 from dataclasses import field as made
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from optdyn.fields import OPTIONS, Options, Value, default_of, field, plain
 from optdyn.likeness import meant
 from optdyn.values import ConfigError
+
+if TYPE_CHECKING:
+    from optdyn.strategies.method import Chosen
 
 BLOCKS = 1000  # of a model, which is traced block by block
 WIDTH = 2**20  # of a layer, or of a set of workers
@@ -497,7 +500,7 @@ class Experiment(Run):
     `strategy` has the keys of all methods (`strategies.Strategy`).
     """
 
-    strategy: Any
+    strategy: "Chosen"
     model: Model = made(default_factory=Model)
     data: Data = made(default_factory=Data)
     optimizer: Optimizer = made(default_factory=Optimizer)

@@ -86,7 +86,7 @@ def on(
         losses = dict(zip(curve.updates, curve.losses, strict=True))
         ends = [losses[step] for step in range(epoch, config.steps, epoch)]
         run |= {"steps_per_epoch": epoch, "epoch_losses": ends}
-        seconds = daso(cluster, config.strategy, **run).seconds
+        seconds = daso(cluster, config.strategy.methods.mix, **run).seconds
     else:
         seconds = synchronous(cluster, **run).seconds
     return curve._replace(seconds=[float(seconds[n - 1]) if n else 0.0 for n in curve.updates])

@@ -78,7 +78,8 @@ def clock(config: Experiment, seed: int) -> tuple[float, float]:
     """Barrier waste, and simulated seconds, of a run."""
     per_epoch = len(resident.load(config).train["label"]) // config.batch_size
     sizes: Any = {"steps": config.steps, "batch_size": config.batch_size, "seed": seed}
-    made, busy = clocked(config.cluster, config.strategy, steps_per_epoch=per_epoch, **sizes)
+    method = config.strategy.methods.gradient
+    made, busy = clocked(config.cluster, method, steps_per_epoch=per_epoch, **sizes)
     return waste(made, busy), float(made.seconds[-1])
 
 

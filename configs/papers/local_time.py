@@ -108,15 +108,16 @@ def clock(config: Experiment) -> dict[str, list[float]]:
     network = Network(program.problem_of(config, data.classes), params, one)
     costs, work = local.costs(_method(config), config, network)
     made = {}
-    if config.strategy.variant == "greedy":
+    method = _method(config)
+    if method.variant == "greedy":
         made["greedy"] = pipeline.local(work.forward, work.backward, 0.0, UPDATES)
     found = {}
-    if config.strategy.variant == "backprop":
+    if method.variant == "backprop":
         found[DATA] = [1 / STAGES, 1 / STAGES]
         for m in MICRO_BATCHES:
             made[f"1F1B, {m}"] = _flushed(work.forward / m, work.backward / m, m)
-    if config.strategy.variant == "chunked":  # the slower of two pipelines, each of two stages
-        m, half = MICRO_BATCHES[-1], STAGES // config.strategy.chunks
+    if method.variant == "chunked":  # the slower of two pipelines, each of two stages
+        m, half = MICRO_BATCHES[-1], STAGES // method.chunks
         parts = [slice(a, a + half) for a in range(0, STAGES, half)]
         each = [(work.forward[part] / m, work.backward[part] / m) for part in parts]
         slowest = max(pipeline.seconds(_flushed(*own, m))[0] for own in each)
@@ -126,7 +127,7 @@ def clock(config: Experiment) -> dict[str, list[float]]:
         found[name] = [float(ends[0]), float(np.diff(ends).mean())]
     if not found:
         whole = _backprop_flops(config)
-        found[config.strategy.variant] = [costs.latency / whole, costs.sequential / whole]
+        found[method.variant] = [costs.latency / whole, costs.sequential / whole]
     return found
 
 
