@@ -193,7 +193,7 @@ SLOW = {
 METERED = {"probes.momentum": True, "probes.window": 60, "probes.every": 80}
 # Each way through a layout has a method here; `test_all_methods_in_all_idioms`, which is slow, has
 # the others: workers as groups do, outer rules and compressions as streaming DiLoCo in nodes.
-OFTEN = (*("groups", "shares", "nodes", "daso+local", "push-sum", "stash"),)
+OFTEN = ("groups", "shares", "nodes", "daso+local", "stash")
 OWN = [f"{name} {METHODS[name][1][0]}" for name in ("groups", "shares")]
 REAL = [(name, api) for name in OFTEN for api in METHODS[name][1]]
 # The meter makes a second program of every run: always tried where groups arrive, shares divide a
