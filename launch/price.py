@@ -126,7 +126,7 @@ HEAD_OF_TIMES = (
 
 def notes(config: Experiment, found: Rows) -> Iterator[str]:
     """What the figures are of, in sentences."""
-    from optdyn import strategies
+    from optdyn import price, strategies
 
     priced = {row["method"] for row in found if "prices" in row}
     said = [
@@ -138,7 +138,9 @@ def notes(config: Experiment, found: Rows) -> Iterator[str]:
     ]
     if any(None in row.get("needed", {}).values() for row in found):
         said.append("'never' is where workers wait so much that no network is fast enough.")
-    alone = [name for name in sorted(priced) if strategies.groups_of(_by(config, name)) > 1]
+    alone = [
+        name for name in sorted(priced) if strategies.groups_of(price.with_method(config, name)) > 1
+    ]
     if alone:
         said.append(f"An update of {_and(alone)} is of one worker or a few, of the others of all.")
     if any(not hasattr(strategies.chosen(name).read, "graph") for name in alone):
@@ -241,12 +243,6 @@ def _said(one: Experiment, name: str, values: dict[str, Any]) -> dict[str, Any]:
 
     period = {"period": one.strategy.methods.get("period", 1)}
     return (period if strategies.owns(name, "period") else {}) | values
-
-
-def _by(config: Experiment, name: str) -> Experiment:
-    from optdyn import price
-
-    return price.with_method(config, name)
 
 
 def _named(row: dict[str, Any], several: bool) -> str:

@@ -121,7 +121,7 @@ class Method:
         methods = strategies.chosen(self.name)
         if methods.gradient or methods.mix:
             raise ConfigError(f"{self.name}: only a method of reading is a rule by itself")
-        config = parse(Experiment(method=self).config())
+        config = Experiment(method=self).parsed()
         update = together(optax.with_extra_args_support(optimizer))
         slots = slots or strategies.groups_of(config)
         return reading(config.strategy.methods, whole(loss), update, slots)
@@ -140,7 +140,7 @@ class Method:
         `TimelineError`.
         """
         of = Experiment(method=self, cluster=cluster, steps=steps, seed=seed, batch_size=batch_size)
-        config = parse(of.config())
+        config = of.parsed()
         check(config)
         known = {"steps_per_epoch": steps, "update_bytes": update_bytes}
         return Clock(strategies.timeline_of(config, **known))
@@ -274,6 +274,10 @@ class Experiment(experiment.Run):
         """The config that the command trains the same from. Raises `ConfigError`."""
         return changed(default(), self.keys())
 
+    def parsed(self) -> experiment.Experiment:
+        """What the trainer takes. Raises `ConfigError`."""
+        return parse(self.config())
+
     def keys(self) -> dict[str, Any]:
         """Values of the keys of a config: all fields, and those of the method that are set."""
         values = dict(_keys_of(self))
@@ -295,12 +299,12 @@ class Experiment(experiment.Run):
         where = nullcontext(workdir) if workdir else tempfile.TemporaryDirectory()
         with where as folder:
             assert folder
-            trainer.train(parse(self.config()), folder)
+            trainer.train(self.parsed(), folder)
             return _trained(self, Path(folder))
 
     def timeline(self) -> Timeline:
         """Who reads and writes which version when, and the seconds; nothing is trained."""
-        return trainer.prepare(parse(self.config())).timeline
+        return trainer.prepare(self.parsed()).timeline
 
     def price(self, bandwidth: float | None = None, settled: bool = False) -> Price:
         """What its method takes in seconds on its cluster, without training.
@@ -309,7 +313,7 @@ class Experiment(experiment.Run):
         no beginning and no end; of DASO of that alone. `bandwidth`: bytes a second between nodes,
         in place of the cluster's. Raises `ConfigError` and `TimelineError`.
         """
-        config = parse(self.config())
+        config = self.parsed()
         if bandwidth is not None:
             config = config.with_({"cluster.bandwidth": bandwidth})
         return price(config, of_model(config), 0 if settled else config.steps)

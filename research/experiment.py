@@ -497,7 +497,7 @@ class Experiment(Run):
     """All that a run is determined by, as a value: it hashes, and is a key of caches.
 
     Each field is of its kind and in its range; what they must have in common `checks.check` asks.
-    `strategy` has the keys of all methods (`strategies.Strategy`).
+    `strategy` has the keys of all methods (`strategies.Chosen`).
     """
 
     strategy: "Chosen"

@@ -62,9 +62,7 @@ def make(
     else:
         simulated = strategy(None)
     if methods.get("snapshots", "") == "host":
-        gradient = methods.gradient
-        servers = gradient.servers(whole) if gradient and gradient.servers else None
-        laid = paged(loop(strategy(None, slots=1)), servers)
+        laid = paged(loop(strategy(None, slots=1)), methods.servers(whole))
         return simulated, laid._replace(init=on_host())
     if not api:
         return simulated, layout.one_device(loop(simulated))

@@ -27,7 +27,7 @@ from optdyn.strategies import local_steps
 from optdyn.strategies import workers as own
 from optdyn.strategies.base import Batch, Event, Gradient, Info, Params, Strategy, Update
 from optdyn.strategies.method import Methods, Setting, of_config
-from optdyn.strategies.shared_fields import OuterMomentum, Periodic
+from optdyn.strategies.shared_fields import FRACTION, OuterMomentum, Periodic
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.exchanges import Exchanges
 
@@ -110,8 +110,7 @@ class AsyncLocalSGD(own.Workers, Periodic, OuterMomentum):
     momentum_part: float = field(
         0.0,
         "async_local_sgd: c N, of the momentum, that comes in the steps between.",
-        wanted="from 0 to 1",
-        holds=lambda v: 0 <= v <= 1,
+        **FRACTION,
     )
 
     laws = (*own.Workers.laws, "race")

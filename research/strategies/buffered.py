@@ -106,7 +106,7 @@ class Buffered(groups.Grouped):
         return Versions(line, self.groups, arrivals=self.arrivals, waiting=self.waiting)
 
     def check(self, config: Experiment, methods: Methods) -> None:
-        groups.shared(self, config, methods)
+        super().check(config, methods)
         nodes, devices = devices_of(config)
         if self.arrivals > self.groups and "batch" not in self.waiting:
             raise ConfigError(

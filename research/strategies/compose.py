@@ -32,7 +32,7 @@ def compose(
     of a worker.
     """
     gradient, update = pieces(methods, problem, optimizer, parts)
-    servers = _servers(methods, problem)
+    servers = methods.servers(problem)
     if axis and not methods.reduces_itself:
         gradient = base.averaged(gradient, axis, real)
     if race:
@@ -67,14 +67,8 @@ def pieces(
     parts: int = 1,
 ) -> tuple[Gradient, Update]:
     """The gradient of one device's part of the batch as the methods take it, and the update."""
-    update = base.by_block if _servers(methods, problem) else base.together
+    update = base.by_block if methods.servers(problem) else base.together
     return gradient_of(methods, problem, parts), update(optimizer)
-
-
-def _servers(methods: Methods, problem: Problem) -> Mapping[str, int] | None:
-    """The number of each block's, where blocks learn by themselves."""
-    gradient = methods.gradient
-    return gradient.servers(problem) if gradient and gradient.servers else None
 
 
 def gradient_of(methods: Methods, problem: Problem, parts: int = 1) -> Gradient:

@@ -10,11 +10,10 @@ implementation, gives x the weight 1 there if it is received as the others are).
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from optdyn.experiment import Experiment
+from optdyn.experiment import FINITE, Experiment
 from optdyn.fields import field
 from optdyn.strategies import nodes
 from optdyn.strategies.base import Strategy
@@ -25,8 +24,6 @@ from optdyn.timeline import daso as phases
 from optdyn.timeline.base import Meeting, Timeline
 from optdyn.timeline.service import DRAWN
 from optdyn.timeline.trace import Held
-
-COUNT: dict[str, Any] = {"wanted": "finite and at least 0", "holds": lambda v: v >= 0}
 
 
 def _recorded(held: Held) -> Meeting:
@@ -60,16 +57,16 @@ class DASO(Mixes):
     )
     wait: int = field(1, "daso: W, batches from the sending of an exchange to its receipt.")
     reset_batches: int = field(
-        0, "daso: B after a plateau at B = 1; 0: max_batches (heat: 8).", **COUNT
+        0, "daso: B after a plateau at B = 1; 0: max_batches (heat: 8).", **FINITE
     )
     reset_wait: int = field(0, "daso: W after a plateau at B = 1; 0: wait (heat: 2).")
     warmup_epochs: int = field(
-        4, "daso: first epochs, which synchronize after every batch.", **COUNT
+        4, "daso: first epochs, which synchronize after every batch.", **FINITE
     )
     cooldown_epochs: int = field(
-        4, "daso: last epochs, which synchronize after every batch.", **COUNT
+        4, "daso: last epochs, which synchronize after every batch.", **FINITE
     )
-    patience: int = field(2, "daso: epochs without improvement before B and W change.", **COUNT)
+    patience: int = field(2, "daso: epochs without improvement before B and W change.", **FINITE)
     threshold: float = field(
         0.05, "daso: fraction by which an improvement lowers the loss.", at_least=0, below=1
     )

@@ -11,9 +11,9 @@ DiLoCo (arXiv 2501.18512) has the same of every fragment by itself: `fragments`,
 """
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 import optax
 
 from optdyn.strategies.model_averaging import ModelAveraging
@@ -40,15 +40,10 @@ def nesterov() -> optax.GradientTransformationExtraArgs:
 
 @dataclass(frozen=True)
 class DiLoCo(ModelAveraging, OuterMomentum):
+    mean = MappingProxyType({"outer_learning_rate": 1.0, "outer_momentum": 0.0})
+
     def outer(self) -> optax.GradientTransformationExtraArgs:
         return nesterov()
-
-    def numbers(self, first: np.ndarray) -> dict[str, np.ndarray]:
-        """In the first, synchronous updates they are those of the mean."""
-        rate = np.where(first, 1.0, self.outer_learning_rate)
-        momentum = np.where(first, 0.0, self.outer_momentum)
-        each = {"outer_learning_rate": rate, "outer_momentum": momentum}
-        return {name: values.astype(np.float32) for name, values in each.items()}
 
 
 METHOD = DiLoCo

@@ -28,7 +28,6 @@ from optdyn.values import ConfigError
 
 PLAIN, GROUPED = "sync", "asynchronous"  # the limit of all methods; groups that arrive alone
 PACKAGE = "optdyn.strategies"
-PIECES = ("gradient", "read", "mix")
 
 # Keys of the cluster that not all clocks know, and what they are.
 OPTIONAL = {
@@ -85,7 +84,7 @@ class Method(Value, section="strategy"):
     only its clock, are `static`: a program sees no others (`compiled`).
     """
 
-    pieces: ClassVar[tuple[str, ...]] = ()  # of PIECES, that it replaces
+    pieces: ClassVar[tuple[str, ...]] = ()  # of MEANING, that it replaces
     laws: ClassVar[tuple[str, ...]] = ()  # of config.cluster.service, that its clock knows
     cluster: ClassVar[tuple[str, ...]] = ()  # of OPTIONAL, likewise
     info: ClassVar[tuple[str, ...]] = ()  # what its updates say of themselves, for the log to sum
@@ -124,9 +123,8 @@ class Gradients(Method):
     pieces: ClassVar[tuple[str, ...]] = ("gradient",)
     # The gradient reduces itself over the devices of `data`: parts of the batch may be uneven.
     reduces_itself: ClassVar[bool] = False
-    staged: ClassVar[bool] = (
-        False  # the cluster's nodes are its stages, and none has all parameters
-    )
+    # The cluster's nodes are its stages, and none has all parameters.
+    staged: ClassVar[bool] = False
     # Optional pieces.
     servers: ClassVar[Any] = None  # (problem) -> {block: number of its server}, if by themselves
     work: ClassVar[Any] = None  # (setting, draws) -> each device's seconds, choice
@@ -219,6 +217,11 @@ class Methods(NamedTuple):
     def by_block(self) -> bool:
         """Whether blocks learn by themselves, each with a server of its own."""
         return bool(self.gradient and self.gradient.servers)
+
+    def servers(self, problem: Problem) -> Mapping[str, int] | None:
+        """The number of each block's, where blocks learn by themselves."""
+        of = self.gradient and self.gradient.servers
+        return of(problem) if of else None
 
     @property
     def simple(self) -> bool:

@@ -10,20 +10,22 @@ parameters, which take turns, and with what was sent tau updates before:
     x_i <- (1 - a) 1/P sum_j x_j(t - tau) + a x_i
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import optax
 from jax import lax
 
-from optdyn.experiment import Experiment
+from optdyn.experiment import PART, Experiment
 from optdyn.fields import field
 from optdyn.strategies import compression, meetings, nodes
 from optdyn.strategies.base import Strategy
 from optdyn.strategies.messages import Compression, Messages
 from optdyn.strategies.method import Methods, Mixes, Setting
 from optdyn.strategies.outer import INNER_STATES, outer
-from optdyn.strategies.shared_fields import Periodic
+from optdyn.strategies.shared_fields import FRACTION, Periodic
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.service import DRAWN
 from optdyn.values import ConfigError
@@ -49,8 +51,7 @@ class ModelAveraging(Mixes, Periodic):
     mixing: float = field(
         0.0,
         "model_averaging, diloco, slowmo: a, the part that nodes keep of their own parameters.",
-        wanted="from 0 to 1",
-        holds=lambda v: 0 <= v <= 1,
+        **FRACTION,
         static=True,
     )
     inner_state: str = field(
@@ -69,8 +70,7 @@ class ModelAveraging(Mixes, Periodic):
     compression_share: float = field(
         0.01,
         "top_k: share of an array's numbers that are sent.",
-        wanted="above 0 and at most 1",
-        holds=lambda v: 0 < v <= 1,
+        **PART,
         static=True,
     )
     compression_rank: int = field(
@@ -83,6 +83,8 @@ class ModelAveraging(Mixes, Periodic):
         *("regions", "diurnal", "presence"),
     )
     info = ("sent_bytes",)
+    # Fields that the outer optimizer is given at every update, with the values that are the mean.
+    mean: ClassVar[Mapping[str, float]] = {}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -112,18 +114,18 @@ class ModelAveraging(Mixes, Periodic):
         """The optimizer of the outer step; None is the mean."""
         return None
 
-    def numbers(self, first: np.ndarray) -> dict[str, np.ndarray]:
-        """What the outer optimizer is given, (steps,) float32; `first`: synchronous updates."""
-        return {}
-
     def compressed(self) -> Compression | None:
         """What messages go through."""
         return compression.make(self.compression, self.compression_share, self.compression_rank)
 
     def clock(self, setting: Setting, methods: Methods) -> Timeline:
+        """When nodes meet (`meetings.py`); in the first, synchronous updates it is for the mean."""
         line = meetings.clock(self, setting, methods)
         first = np.arange(setting.config.steps) < self.synchronous_updates
-        numbers = self.numbers(first)
+        numbers = {
+            name: np.where(first, value, getattr(self, name)).astype(np.float32)
+            for name, value in self.mean.items()
+        }
         return line._replace(choice=line.choice._replace(outer=numbers)) if numbers else line
 
     def check(self, config: Experiment, methods: Methods) -> None:

@@ -59,7 +59,7 @@ class Ringmaster(groups.Grouped):
         return Versions(line, self.groups, delay_bound=self.delay_bound or math.inf)
 
     def check(self, config: Experiment, methods: Methods) -> None:
-        groups.shared(self, config, methods)
+        super().check(config, methods)
         if self.delay_bound and config.replicas.count:
             raise ConfigError("config.strategy.delay_bound: only of runs, not of replicas")
         if methods.gradient and self.snapshots == "host":

@@ -3,8 +3,19 @@
 import math
 from dataclasses import dataclass
 
+from optdyn.experiment import Known
 from optdyn.fields import field
 from optdyn.strategies.method import Method
+
+ABOVE_0: Known = {"wanted": "above 0", "holds": lambda v: 0 < v < math.inf}
+FRACTION: Known = {"wanted": "from 0 to 1", "holds": lambda v: 0 <= v <= 1}
+
+
+@dataclass(frozen=True)
+class MergedServer(Method):
+    fresh: tuple[str, ...] = field(
+        (), "asynchronous, sync: blocks of a merged server, which groups read fresh.", static=True
+    )
 
 
 @dataclass(frozen=True)
@@ -20,10 +31,7 @@ class Periodic(Method):
 @dataclass(frozen=True)
 class OuterMomentum(Method):
     outer_learning_rate: float = field(
-        0.7,
-        "diloco, async_local_sgd: learning rate of the outer step.",
-        wanted="above 0",
-        holds=lambda v: 0 < v < math.inf,
+        0.7, "diloco, async_local_sgd: learning rate of the outer step.", **ABOVE_0
     )
     outer_momentum: float = field(
         0.9, "diloco, async_local_sgd: momentum of the outer step.", at_least=0, below=1

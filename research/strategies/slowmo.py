@@ -9,17 +9,17 @@ was. The rule of `outer.py` around what `model_averaging` does: beta = 0, a = 1 
 constant it is DiLoCo with heavy ball in place of Nesterov's momentum.
 """
 
-import math
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from optdyn.fields import field
 from optdyn.strategies.model_averaging import ModelAveraging
+from optdyn.strategies.shared_fields import ABOVE_0
 
 
 def slow() -> optax.GradientTransformationExtraArgs:
@@ -48,23 +48,15 @@ def slow() -> optax.GradientTransformationExtraArgs:
 
 @dataclass(frozen=True)
 class SlowMo(ModelAveraging):
-    slow_learning_rate: float = field(
-        1.0,
-        "slowmo: a, of the slow step.",
-        wanted="above 0",
-        holds=lambda v: 0 < v < math.inf,
+    slow_learning_rate: float = field(1.0, "slowmo: a, learning rate of the slow step.", **ABOVE_0)
+    slow_momentum: float = field(
+        0.5, "slowmo: beta, momentum of the slow step.", at_least=0, below=1
     )
-    slow_momentum: float = field(0.5, "slowmo: beta, of the slow step.", at_least=0, below=1)
+
+    mean = MappingProxyType({"slow_learning_rate": 1.0, "slow_momentum": 0.0})
 
     def outer(self) -> optax.GradientTransformationExtraArgs:
         return slow()
-
-    def numbers(self, first: np.ndarray) -> dict[str, np.ndarray]:
-        """In the first, synchronous updates they are those of the mean."""
-        rate = np.where(first, 1.0, self.slow_learning_rate)
-        momentum = np.where(first, 0.0, self.slow_momentum)
-        each = {"slow_learning_rate": rate, "slow_momentum": momentum}
-        return {name: values.astype(np.float32) for name, values in each.items()}
 
 
 METHOD = SlowMo

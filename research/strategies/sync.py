@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import optax
 
-from optdyn.fields import field
 from optdyn.strategies.base import Batch, Event, Gradient, Info, Params, Strategy, Update
-from optdyn.strategies.method import Method, Methods, Setting
+from optdyn.strategies.method import Methods, Setting
+from optdyn.strategies.shared_fields import MergedServer
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.compute_groups import make
 from optdyn.timeline.service import DRAWN
@@ -41,11 +41,7 @@ def sync(gradient: Gradient, update: Update) -> Strategy:
 
 
 @dataclass(frozen=True)
-class Sync(Method):
-    fresh: tuple[str, ...] = field(
-        (), "asynchronous, sync: blocks of a merged server, which groups read fresh.", static=True
-    )
-
+class Sync(MergedServer):
     laws = DRAWN
     cluster = ("pieces", "split", "overlap", "speeds", "latencies", "bandwidths")
 

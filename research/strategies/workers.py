@@ -3,8 +3,8 @@
     w_i <- w_i - gamma grad f(w_i)      an arrival of worker i: a local step, by an optimizer of its
                                         own; with every H_i-th it exchanges, by its method's rule
 
-A worker is a compute group of `asynchronous.py`, with its law of service. A row
-of a table is what worker i has: parameters, what it has read, an optimizer's state.
+A worker is a compute group of `asynchronous.py`, with its law of service. A row of a table is what
+worker i has: parameters, what it has read, an optimizer's state.
 """
 
 from collections.abc import Sequence
