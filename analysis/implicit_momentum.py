@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from absl import app, flags, logging
 
 from optdyn.analysis import estimators, windows
 from optdyn.analysis.lags import (
@@ -31,6 +30,7 @@ from optdyn.analysis.lags import (
     theory,
 )
 from optdyn.analysis.tables import TableError, natural, replace, shown
+from optdyn.arguments import Parser
 from optdyn.values import InputError
 
 MOMENTA, MATCHED = "matching_momenta", "matching_displacements"
@@ -212,15 +212,29 @@ def replica_workdirs(workdir: Path) -> list[Path]:
     return sorted((file.parent for file in workdir.glob("points/*/trajectories.npz")), key=natural)
 
 
-def main(_: Sequence[str]) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; 2 and one line on standard error for input it cannot use."""
-    names = ("lags", "gradient_lags", "bootstrap", "steps")
-    options = {name: getattr(flags.FLAGS, name) for name in names}
-    terms = {name: options[name] for name in names[:2]}
-    workdir = Path(flags.FLAGS.workdir)
+    parser = Parser(
+        prog="analysis.implicit_momentum", description="The momentum that asynchrony brings."
+    )
+    what = "of recorded replicas, of a metered run, or of a sweep"
+    parser.add_argument("--workdir", type=Path, required=True, help=what)
+    lags = "past displacements, K; by default those of the theory"
+    parser.add_argument("--lags", type=int, help=lags)
+    past = "past gradients; by default those of the theory"
+    parser.add_argument("--gradient_lags", type=int, help=past)
+    draws = "draws of replicas behind their intervals"
+    parser.add_argument("--bootstrap", type=int, default=500, help=draws)
+    first = "only replicas' first so many updates; 0: all"
+    parser.add_argument("--steps", type=int, default=0, help=first)
+    options = vars(parser.read(arguments))
+    workdir = options.pop("workdir")
+    terms = {name: options[name] for name in ("lags", "gradient_lags")}
     try:
         if any((value or 0) < 0 for value in terms.values()):
             raise AnalysisError("--lags and --gradient_lags must not be negative")
+        if options["steps"] < 0:
+            raise AnalysisError("--steps must not be negative")
         replicas, metered = _found(workdir)
         results = [fit_workdir(folder, **options) for folder in replicas]
         runs = [windows.load(folder) for folder in metered]
@@ -237,8 +251,6 @@ def main(_: Sequence[str]) -> int:
 
 def _found(workdir: Path) -> tuple[list[Path], list[Path]]:
     """Folders of recorded replicas and of metered runs; raises `AnalysisError` if there is none."""
-    if not flags.FLAGS.workdir:
-        raise AnalysisError("--workdir=DIR is missing")
     if not workdir.is_dir():
         raise AnalysisError(f"{workdir}: no such folder")
     found = replica_workdirs(workdir), windows.metered_workdirs(workdir)
@@ -327,10 +339,4 @@ def _plain(value: Any) -> Any:
 
 
 if __name__ == "__main__":
-    flags.DEFINE_string("workdir", "", "Of recorded replicas, of a metered run, or of a sweep.")
-    flags.DEFINE_integer("lags", None, "Past displacements, K; by default those of the theory.")
-    flags.DEFINE_integer("gradient_lags", None, "Past gradients; by default those of the theory.")
-    flags.DEFINE_integer("bootstrap", 500, "Draws of replicas behind their intervals.")
-    flags.DEFINE_integer("steps", 0, "Only replicas' first so many updates; 0: all.", lower_bound=0)
-    logging.set_verbosity(logging.WARNING)
-    app.run(main)
+    sys.exit(main())

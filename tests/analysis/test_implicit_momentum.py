@@ -1,18 +1,14 @@
 """The fit of implicit momentum, against asynchronous SGD simulated in NumPy."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from optdyn.analysis import implicit_momentum
 from optdyn.analysis.implicit_momentum import AnalysisError, fit, fit_workdir, theory
 from optdyn.analysis.lags import equivalent_momentum, geometric_distance
 from tests.analysis.simulation import config, deviation, expectation, heavy_ball, simulate
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("mu", [0.0, 0.5, -0.3])
@@ -134,9 +130,14 @@ def workdir(folder, groups=4, mu=0.0, service="exponential", **extra):
     return folder
 
 
-def command(*arguments):
-    line = [sys.executable, "-m", "analysis.implicit_momentum", *arguments]
-    return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=120)
+def command(capsys, *arguments):
+    """(exit code, standard output, error)."""
+    capsys.readouterr()
+    try:
+        code = implicit_momentum.main(arguments)
+    except SystemExit as ended:
+        code = ended.code
+    return code, *capsys.readouterr()
 
 
 def test_workdir_is_fitted_with_the_terms_of_its_theory(tmp_path):
@@ -167,15 +168,15 @@ def test_workdir_is_fitted_with_the_terms_of_its_theory(tmp_path):
     assert three["theory_eta"] == [0.0, 0.3] and three["theory_momentum"] == 0.5
 
 
-def test_command_on_a_sweep(tmp_path):
+def test_command_on_a_sweep(tmp_path, capsys):
     for groups in (2, 16):
         workdir(tmp_path / "points" / f"g{groups}", groups)
     few = workdir(tmp_path / "points" / "g3", 3)
     with np.load(few / "trajectories.npz") as file:
         np.savez(few / "trajectories.npz", **{k: v[:2] for k, v in file.items()})
-    done = command(f"--workdir={tmp_path}", "--bootstrap=100")
-    assert done.returncode == 0, done.stderr
-    header, *rows = done.stdout.strip().split("\n")
+    code, printed, error = command(capsys, f"--workdir={tmp_path}", "--bootstrap=100")
+    assert code == 0, error
+    header, *rows = printed.strip().split("\n")
     assert "theory" in header and "least squares" in header
     assert [row.split()[0] for row in rows] == ["g2", "g3", "g16"]
     assert "too few replicas" in rows[1]
@@ -186,13 +187,15 @@ def test_command_on_a_sweep(tmp_path):
         assert (result["momentum"] is None) == (groups == 3)
 
 
-def test_input_that_cannot_be_read_is_one_line_and_exit_code_2(tmp_path):
-    done = command(f"--workdir={tmp_path / 'nowhere'}")
-    assert done.returncode == 2 and not done.stdout
-    assert done.stderr == f"error: {tmp_path / 'nowhere'}: no such folder\n"
-    done = command(f"--workdir={tmp_path}")
-    assert done.returncode == 2 and not done.stdout
-    assert f"error: {tmp_path}: no trajectories.npz and no sketches.npy" in done.stderr
+def test_input_that_cannot_be_read_is_one_line_and_exit_code_2(tmp_path, capsys):
+    code, printed, error = command(capsys, f"--workdir={tmp_path / 'nowhere'}")
+    assert code == 2 and not printed
+    assert error == f"error: {tmp_path / 'nowhere'}: no such folder\n"
+    code, printed, error = command(capsys, f"--workdir={tmp_path}")
+    assert code == 2 and not printed
+    assert f"error: {tmp_path}: no trajectories.npz and no sketches.npy" in error
+    code, printed, error = command(capsys, f"--workdir={tmp_path}", "--steps=-1")
+    assert code == 2 and error == "error: --steps must not be negative\n"
 
 
 @pytest.mark.parametrize("damage", ["cut", "text", "empty", "missing", "config", "keys"])

@@ -75,7 +75,7 @@ def command(capsys, *arguments):
     ("name", "variation"),
     [("exponential", 1.0), ("gamma", 0.4), ("gamma", 1.6), ("lognormal", 0.3), ("lognormal", 1.2)],
 )
-def test_a_known_law_is_recognised_and_its_variation_is_inside_the_interval(name, variation):
+def test_a_known_law_is_recognised_and_its_variation_covered(name, variation):
     """Of 40 samples 95 % and more, each of three workers, are to be named and covered."""
     named = covered = 0
     for seed in range(40):

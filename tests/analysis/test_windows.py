@@ -63,10 +63,10 @@ def test_the_seeds_of_a_setting_are_fitted_together(sweep):
     assert it["theory_momentum"] == 0.75 and it["theory_learning_rate"] == pytest.approx(0.075)
 
 
-def test_command(sweep):
-    done = command(f"--workdir={sweep}", "--lags=1")
-    assert done.returncode == 0, done.stderr
-    first, second = done.stdout.strip().split("\n\n")
+def test_command(sweep, capsys):
+    code, printed, error = command(capsys, f"--workdir={sweep}", "--lags=1")
+    assert code == 0, error
+    first, second = printed.strip().split("\n\n")
     names = ["adam", "s0", "s1", "s0 and 1 more"]
     written = json.loads((sweep / "momentum_meter.json").read_text())
     assert [it["run"] for it in written] == names
@@ -126,9 +126,9 @@ def test_damaged_recordings_are_one_line(sweep, tmp_path, damage):
     assert str(folder) in str(caught.value)
 
 
-def test_bad_input_ends_the_command_with_2(sweep, tmp_path):
+def test_bad_input_ends_the_command_with_2(sweep, tmp_path, capsys):
     (tmp_path / FILE).write_text("no array")
-    done = command(f"--workdir={tmp_path}")
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
-    done = command(f"--workdir={sweep}", "--gradient_lags=-1")
-    assert done.returncode == 2 and "must not be negative" in done.stderr
+    code, _, error = command(capsys, f"--workdir={tmp_path}")
+    assert code == 2 and error.count("\n") == 1
+    code, _, error = command(capsys, f"--workdir={sweep}", "--gradient_lags=-1")
+    assert code == 2 and "must not be negative" in error

@@ -196,9 +196,14 @@ METERED = {"probes.momentum": True, "probes.window": 60, "probes.every": 80}
 OFTEN = ("groups", "shares", "nodes", "daso+local", "stash")
 OWN = [f"{name} {METHODS[name][1][0]}" for name in ("groups", "shares")]
 REAL = [(name, api) for name in OFTEN for api in METHODS[name][1]]
-# The meter makes a second program of every run: always tried where groups arrive, shares divide a
-# batch, nodes have their own, and blocks learn locally in nodes; with all others if slow.
-PROBED = ("groups", "shares", "nodes", "daso+local")
+# The meter makes a second, large program of every run: always tried where groups arrive, shares
+# divide a batch, nodes have their own, and blocks learn locally in nodes; with all others if slow.
+PROBED = {
+    "groups": ("shard_map",),
+    "shares": ("pmap",),
+    "nodes": ("pmap", "overlap"),
+    "daso+local": ("jit",),
+}
 # Held whole on every device, and streamed, each device its own.
 STREAMED = {
     "shard_map2": SYNC["shard_map2"],
@@ -225,8 +230,7 @@ def train(configs, folder, data_dir, *launcher, devices=8):
     every = {name: RUN | {"data.dir": data_dir} | values for name, values in configs.items()}
     listed = folder / "configs.json"
     listed.write_text(json.dumps(every))
-    # Runs of some hundred updates: what they save outweighs what XLA's optimizations take.
-    flags = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=1"
+    flags = f"--xla_force_host_platform_device_count={devices}"
     start("tests.parallel.train_all", [str(listed), str(folder)], launcher, flags)
     return {name: np.load(folder / f"{name}.npz")["flat"] for name in configs}
 
@@ -246,10 +250,16 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("layouts")
 
 
-def both(name, more, slow=()):
-    """A method simulated, and in each of its idioms."""
+def both(name, more, slow=(), metered=None):
+    """A method simulated, and in each of its idioms: with more keys, in all or those `metered`."""
     values, apis = METHODS[name]
-    real = {f"{name} {api}": values | more | {"parallel.api": api} for api in (*apis, *slow)}
+    every = (*apis, *slow)
+    real = {
+        f"{name} {api}": values
+        | (more if api in (metered or every) else {})
+        | {"parallel.api": api}
+        for api in every
+    }
     return {f"{name} simulated": values | more} | real
 
 
@@ -259,7 +269,8 @@ def parameters(folder, data_dir):
     configs["longer"] = {"steps": DASO["steps"]}
     configs["groups in parts"] = GROUPS | {"parallel.api": "jit", "parallel.shard_snapshots": True}
     for name in OFTEN:
-        configs |= both(name, METERED if name in PROBED else {})
+        metered = PROBED.get(name)
+        configs |= both(name, METERED if metered else {}, metered=metered)
     for name in ("shares-real", "nodes pmap"):
         configs[f"{name} metered streamed"] = STREAMED[name] | METERED | {"data.streaming": True}
     configs["measured"] = MEASURED
@@ -305,7 +316,7 @@ def test_versions_in_parts_over_the_devices_are_read_as_whole_ones(parameters):
 @pytest.mark.parametrize(
     ("real", "simulated"),
     [
-        *((f"{name} {api}", f"{name} simulated") for name, api in REAL if name in PROBED),
+        *((f"{name} {api}", f"{name} simulated") for name in PROBED for api in PROBED[name]),
         ("shares-real metered streamed", "shares simulated"),
         ("nodes pmap metered streamed", "nodes simulated"),
     ],
@@ -317,7 +328,7 @@ def test_the_momentum_meter_records_the_same(parameters, folder, real, simulated
 @pytest.mark.slow
 def test_all_methods_in_all_idioms(tmp_path, data_dir):
     """Parameters, what the momentum meter records, and each again from its own trace."""
-    others = [name for name in METHODS if name not in PROBED]
+    others = [name for name in METHODS if not set(METHODS[name][1]) <= set(PROBED.get(name, ()))]
     metered = {name: {} if name in PIPELINES else METERED for name in others}
     configs = {name: both(name, metered[name], SLOW.get(name, ())) for name in others}
     every = {k: v for each in configs.values() for k, v in each.items()}
