@@ -88,7 +88,9 @@ def links(text: str) -> Iterator[str]:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Links to notebooks lead to the pages that are made of them."""
+    """Links to notebooks lead to the pages that are made of them; pages are found before the API."""
+    if not page.file.src_uri.startswith("reference/"):
+        page.meta["search"] = {"boost": 3}
     return re.sub(r"(\]\([^)\s]+\.ipynb)\)", r"\1.md)", markdown)
 
 
