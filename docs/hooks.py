@@ -88,7 +88,7 @@ def links(text: str) -> Iterator[str]:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Links to notebooks lead to the pages that are made of them; pages are found before the API."""
+    """Links to notebooks lead to their pages; the search finds pages before the API."""
     if not page.file.src_uri.startswith("reference/"):
         page.meta["search"] = {"boost": 3}
     return re.sub(r"(\]\([^)\s]+\.ipynb)\)", r"\1.md)", markdown)
@@ -230,7 +230,7 @@ def outline() -> list[Any]:
     packages = {name for name, path in found.items() if path.name == "__init__.py"}
 
     def inside(name: str) -> list[Any]:
-        parts: list[Any] = [page_of(name, packages)]
+        parts: list[Any] = [{name: page_of(name, packages)}]
         for n in found:
             if n.rpartition(".")[0] == name:
                 short = n.rpartition(".")[2]
