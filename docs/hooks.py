@@ -139,6 +139,8 @@ def keys() -> str:
 
 def claims() -> str:
     """Every claim as its record has it: rule, verdict, figures, and what other seeds said."""
+    from optdyn.configs import race
+
     said = ["# Evidence of the claims", "", "Made of the records in `tests/benchmarks/records/`."]
     for name in RECORDS:
         record = json.loads(
@@ -155,6 +157,8 @@ def claims() -> str:
                 seeds = ", ".join(map(str, run["seeds"]["report"]))
                 rule = f"rule of {run['commit']}"
                 said.append(f"- **{run['verdict']}** on seeds {seeds} ({rule}): {run['by']}")
+            if name == "papers_race":
+                said += ["", race.table(claim["result"])]
     return "\n".join(said)
 
 
