@@ -35,10 +35,11 @@ notebooks: .venv/.installed
 	$(BIN)/python -m nbconvert --execute --inplace --to notebook \
 	  --ExecutePreprocessor.record_timing=False analysis/notebooks/*.ipynb
 
-# A page a module, made of docstrings: open workdirs/docs/index.html.
+# One site of all pages and docstrings: open workdirs/docs/index.html. A broken link, or a public name
+# without a docstring, ends the build.
 docs: .venv/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
-	$(BIN)/python -W ignore -m launch.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 # The types of the package as it is installed: its folders lie apart here, so mypy is given links.
 lint: .venv/.installed

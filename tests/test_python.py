@@ -137,7 +137,7 @@ def test_a_loss_that_is_defined_anew_is_another():
 
 
 def test_ones_own_loop_over_rule_and_clock_makes_the_floats_of_the_trainer():
-    """Of the same batches: twenty lines, which README shows."""
+    """Of the same batches: twenty lines, which the pages show."""
     chosen = base(method=optdyn.asynchronous(groups=4), steps=30, batch_size=2)
     from optdyn import trainer
     from optdyn.run import batches_of
@@ -240,11 +240,17 @@ def test_public_names_have_a_docstring_and_are_found():
     ) | {f"cluster.pieces.{k}" for k in default().cluster.pieces}
 
 
-def test_the_blocks_of_the_readme_run(mnist, capsys, monkeypatch):
+def blocks(page):
+    """The blocks of Python of a page that import something."""
+    text = (Path(__file__).parents[1] / page).read_text()
+    return re.findall(r"```python\n(import .*?)```", text, re.S)
+
+
+def test_the_blocks_of_the_pages_run(mnist, capsys, monkeypatch):
     """With fewer updates and seeds; what a reader has, a loss and batches, is given."""
     monkeypatch.setenv("OPTDYN_DATA_DIR", mnist["data.dir"])
-    page = (Path(__file__).parents[1] / "README.md").read_text()
-    first, second = re.findall(r"```python\n(import .*?)```", page, re.S)[:2]
+    (first,), (second,) = blocks("README.md"), blocks("docs/getting_started.md")
+    (third,) = blocks("docs/from_torch.md")
     names = {}
     exec(first.replace("1000", "50").replace("range(5)", "range(2)"), names)
     assert "async" in capsys.readouterr().out
@@ -255,3 +261,8 @@ def test_the_blocks_of_the_readme_run(mnist, capsys, monkeypatch):
     }
     exec(second, given)
     assert float(given["infos"]["loss"][-1]) < 0.1 * float(given["infos"]["loss"][0])
+    torch = {}
+    exec(third, torch)
+    log = torch["trained"].log
+    assert log["train_loss"].iloc[-1] < 0.5 * np.log(2)  # a model that knows nothing has log 2
+    assert (log["simulated_seconds"].diff()[1:] > 0).all()

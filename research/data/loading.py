@@ -49,7 +49,7 @@ def load(
     - `name`: "mnist5k" (images, prepared at first use), "kjv" (the King James Bible),
       "stdlib" (the sources of Python's standard library, 10 MB), "packages" (those of the
       installed packages, 174 MB of the set-up's, once they are prepared),
-      "tfds:NAME[/CONFIG][:VERSION]", any data set that TFDS has prepared on this disk as
+      `"tfds:NAME[/CONFIG][:VERSION]"`, any data set that TFDS has prepared on this disk as
       array_record and that has an image and a label, or a text and no image, "folder:PATH", a
       folder that holds such records, or images as idx or arrays as npz files (`folder.py`),
       "text:PATH", a text file or a folder of them, or MODULE:FUNCTION of the user's own (`own.py`).
