@@ -125,8 +125,13 @@ def _of_sweeps(sources: Sequence[Path], target: float, where: Sequence[str]) -> 
     if len(seeds) < 2:
         raise TableError(f"{said}: needs two seeds at least that all methods were run with")
     arms = [_arm(said, its, log, target, sorted(seeds)) for its in kinds.values()]
-    first = synchronous[0][0].config
-    return Measured(_words(first), target, _ordered(arms))
+    everyone = np.arange(len(seeds))
+    if not any(np.isfinite(arm.taken(everyone)) for arm in arms if arm.synchronous):
+        raise TableError(
+            f"{said}: most seeds of synchronous training do not get to a loss of {target:.4g}; "
+            "name a higher --target"
+        )
+    return Measured(_words(synchronous[0][0].config), target, _ordered(arms))
 
 
 def _one_problem(said: str, every: Sequence[Point]) -> None:
@@ -156,16 +161,21 @@ def _batch(point: Point) -> int:
 
 
 def _common(kinds: Sequence[Sequence[Point]], log: pd.DataFrame) -> float:
-    """The lowest loss that each kind reaches with the worst seed of its best setting."""
+    """The lowest power of two that each kind reaches with the worst seed of its best setting.
+
+    Just what they reach, where runs start below that power.
+    """
     runs = [
-        row.assign(method=str(i), setting=[f"{i} {_setting(point)}" for point in its])
+        tables.runs(its, ["seed"]).assign(
+            method=str(i), setting=[f"{i} {_setting(point)}" for point in its]
+        )
         for i, its in enumerate(kinds)
-        for row in [tables.runs(its, ["seed"])]
     ]
-    target = efficiency.common_target(pd.concat(runs), log).loss
-    if np.isnan(target):
+    lowest = efficiency.common_target(pd.concat(runs), log).loss
+    if np.isnan(lowest):
         raise TableError("no training loss is reached by most methods; name one by --target")
-    return target
+    power = 2.0 ** np.ceil(np.log2(lowest)) if lowest > 0 else lowest
+    return power if np.isnan(efficiency.too_easy(power, log)) else lowest
 
 
 def _setting(point: Point) -> tuple[tuple[str, Any], ...]:
@@ -250,7 +260,10 @@ def _board(source: Path) -> dict[str, Any] | None:
 def _of_map(
     source: Path, result: Mapping[str, Any], target: float, where: Sequence[str]
 ) -> Measured:
-    from optdyn.configs.papers.when_asynchrony_pays import MODELS, TARGET  # here, for it imports jax
+    from optdyn.configs.papers.when_asynchrony_pays import (
+        MODELS,
+        TARGET,
+    )  # here, for it imports jax
 
     if not (np.isnan(target) or target == TARGET):
         raise TableError(f"--target={target:g}: the map of {MAP} is to a loss of {TARGET:g}")

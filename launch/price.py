@@ -12,6 +12,13 @@ model is that of a `--config`, by its shapes, or so many float32 `--parameters`;
 for its part of an update as the config says, or so many `--step_seconds`. All other keys are the
 config's, as `--config.cluster.variation=0.5`. Methods combine, `--methods=diloco+async_local_sgd`;
 `--nodes`, `--periods` and `--compression` take lists. `--out=FILE` writes all figures as JSON.
+
+    optdyn price --penalty=WORKDIR --parameters=124e6 --step_seconds=0.5 --methods=all
+
+says which method: of the finished runs in the workdir of a sweep, how many updates every method
+takes to a training loss (`--target`) over tuned synchronous training, times what an update of it
+takes on this cluster. `--where=KEY=VALUE` chooses among runs of several problems. Workdirs are a
+list; a scoreboard of `optdyn papers` with the map of `when_asynchrony_pays` does as well.
 """
 
 import math
@@ -53,6 +60,9 @@ def define() -> None:
     flags.DEFINE_float("step_seconds", None, "Seconds that a worker computes for an update.")
     flags.DEFINE_bool("needed", True, "Whether to find the Gbit/s for shares of computing.")
     flags.DEFINE_string("out", "", "JSON file of all figures.")
+    flags.DEFINE_list("penalty", [], "Workdirs of sweeps that measured updates to a loss.")
+    flags.DEFINE_float("target", None, "Training loss that updates of --penalty are counted to.")
+    flags.DEFINE_list("where", [], "KEY=VALUE of configs, which runs of --penalty agree with.")
 
 
 def rows(
@@ -178,7 +188,9 @@ def main(config: Experiment, workdir: Path) -> int:
     app.one_run(config)
     price.check(config)
     given = flags.FLAGS
-    names = _methods(given.methods or [config.strategy.name])
+    penalties = _penalties(given.penalty, given.target, given.where)
+    measured = [arm.name for arm in penalties.arms] if penalties else []
+    names = _methods(given.methods or measured or [config.strategy.name])
     bandwidths = [_number("bandwidths", text) for text in given.bandwidths]
     if not bandwidths:
         raise InputError("--bandwidths is empty; name a number of Gbit/s")
@@ -204,9 +216,52 @@ def main(config: Experiment, workdir: Path) -> int:
         raise ConfigError(f"no price of {found[0]['method']}: {found[0]['refused']}")
     print(*(heading(each, shapes, not counted) for each in clusters), "", sep="\n")
     print(*table(found, bandwidths), "", *notes(clusters[0], found), sep="\n")
+    told: dict[str, Any] = {"bytes": shapes.bytes, "rows": found}
+    if penalties:
+        told["which"] = list(_which(clusters, shapes, penalties, bandwidths, found))
     if out:
-        write_json(out, {"bytes": shapes.bytes, "rows": found})
+        write_json(out, told)
     return 0
+
+
+def _penalties(sources: Sequence[str], target: float | None, where: Sequence[str]) -> Any:
+    """What was measured in the sources, `penalties.Measured`; None if there are none."""
+    if not sources:
+        for flag, value in (("target", target), ("where", where)):
+            if value:
+                raise InputError(f"--{flag}: says something of --penalty, which is not given")
+        return None
+    from optdyn.analysis import penalties
+
+    paths = [Path(source) for source in sources]
+    for path in paths:
+        if not path.exists():
+            raise InputError(f"--penalty: there is no {str(path)!r}")
+    return penalties.measured(paths, math.nan if target is None else target, where)
+
+
+def _which(
+    clusters: Sequence[Experiment], shapes: Any, penalties: Any, bandwidths: Any, found: Rows
+) -> Iterator[dict[str, Any]]:
+    """Prints which method is best on every cluster, and yields the same as JSON has it."""
+    from optdyn import price
+    from optdyn.launch import which
+
+    for each in clusters:
+        every = which.answers(each, shapes, penalties, bandwidths)
+        others = list[str]()
+        for row in found:
+            if row["nodes"] == each.cluster.nodes:
+                keys = {k: row[k] for k in ("period", "compression") if k in row}
+                one = price.with_method(each, row["method"], **keys)
+                if not which.has(penalties, one):
+                    others.append(which.named(row["method"], one))
+        print("", *which.table(every[0], others), "", sep="\n")
+        print(*which.sentences(every, penalties, each), sep="\n")
+        for answer in every:
+            rows_of = which.values(answer)
+            of = {"nodes": each.cluster.nodes, "gigabits": answer.gigabits}
+            yield of | {"rows": rows_of, "refused": answer.refused, "not measured": others}
 
 
 def _methods(given: Sequence[str]) -> list[str]:

@@ -462,7 +462,7 @@ def owns(name: str, key: str) -> bool:
 def _seen(name: str) -> Methods | None:
     """The methods of a run that is read here, if all their files are here too."""
     try:
-        return chosen(name) if ":" in name else _built(name)
+        return chosen(name) if ":" in str(name) else _built(name)
     except ConfigError:
         return None
 
