@@ -117,14 +117,14 @@ def _ranked(priced: Sequence[tuple[Arm, str, int, np.ndarray]]) -> list[Row]:
     rows = []
     for i in order:
         arm, name, batch, each = priced[i]
-        of_best = _over(time[i], time[order[0]])
+        of_best = over(time[i], time[order[0]])
         word = BEST if i == order[0] else OPEN if of_best[1] <= 1 <= of_best[2] else SLOWER
         rows.append(
             Row(
                 *(name, arm.name, arm.keys, batch, arm.batch, arm.nodes),
-                _over(updates[i], updates[base]),
+                over(updates[i], updates[base]),
                 (float(each.mean()), float(each.min()), float(each.max())),
-                _over(time[i], time[base]),
+                over(time[i], time[base]),
                 of_best,
                 word,
                 arm.doubt,
@@ -133,7 +133,7 @@ def _ranked(priced: Sequence[tuple[Arm, str, int, np.ndarray]]) -> list[Row]:
     return rows
 
 
-def _over(above: np.ndarray, below: np.ndarray) -> Triple:
+def over(above: np.ndarray, below: np.ndarray) -> Triple:
     """The ratio of all seeds, which come first, and its interval over the others."""
     if above is below or (above == below).all():
         return 1.0, 1.0, 1.0
@@ -143,13 +143,17 @@ def _over(above: np.ndarray, below: np.ndarray) -> Triple:
     return float(ratio[0]), float(low), float(high)
 
 
-def labels(arms: Sequence[Arm]) -> list[str]:
+def labels(arms: Sequence[Arm], periods: bool = True) -> list[str]:
     """The name of each arm, its period and groups, and whatever else tells it from others."""
     batches = len({arm.batch for arm in arms}) > 1
-    found = [_label(arm.name, arm.keys, f"batch {arm.batch:,}" * batches) for arm in arms]
+    told_by = [{k: v for k, v in arm.keys.items() if periods or k != "period"} for arm in arms]
+    found = [
+        _label(arm.name, keys, f"batch {arm.batch:,}" * batches)
+        for arm, keys in zip(arms, told_by, strict=True)
+    ]
     for name in {name for name in found if found.count(name) > 1}:
         alike = [i for i, each in enumerate(found) if each == name]
-        keys = sorted({key for i in alike for key in arms[i].keys})
+        keys = sorted({key for i in alike for key in told_by[i]})
         told = [k for k in keys if len({repr(arms[i].keys.get(k)) for i in alike}) > 1]
         for i in alike:
             found[i] += "".join(f", {key} {arms[i].keys.get(key)}" for key in told)
