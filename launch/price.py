@@ -190,7 +190,7 @@ def heading(config: Experiment, shapes: Any, is_model: bool) -> str:
 
 def main(config: Experiment, workdir: Path) -> int:
     from optdyn import price
-    from optdyn.outputs.files import write_json
+    from optdyn.outputs.files import write, write_json
 
     app.one_run(config)
     price.check(config)
@@ -235,33 +235,31 @@ def main(config: Experiment, workdir: Path) -> int:
     if out:
         write_json(out, told)
     if page:
-        text = "\n".join(lines)
-        _write_page(page, clusters, shapes, penalties, names, keys, bandwidths[0], text)
+        write(page, _page(clusters, shapes, penalties, names, keys, bandwidths[0], lines))
+        print(f"\n{page}: the page with sliders")
     return 0
 
 
-def _write_page(
-    page: Path,
+def _page(
     clusters: Sequence[Experiment],
     shapes: Any,
     penalties: Any,
     names: Sequence[str],
     keys: Sequence[dict[str, Any]],
     gigabits: float,
-    printed: str,
-) -> None:
-    """The page with sliders, which start at the first of the clusters."""
+    printed: Sequence[str],
+) -> str:
+    """The page with sliders, which start at the first of the clusters; `printed` begins with it."""
     from optdyn.launch import sliders
-    from optdyn.outputs.files import write
 
-    first, nodes = clusters[0], sorted({each.cluster.nodes for each in clusters})
+    nodes = sorted({each.cluster.nodes for each in clusters})
     if len(nodes) == 1:
         nodes = sorted({max(round(nodes[0] * factor), 1) for factor in SIZES})
-    curves = sliders.curves_of_arms(penalties) if penalties else None
-    every = list(curves or sliders.curves_of_methods(names, keys))
-    data = sliders.grid(first, shapes, every, nodes, gigabits)
-    write(page, sliders.render(data, printed.partition("\n\n")[0], printed, penalties))
-    print(f"\n{page}: the page with sliders")
+    of_methods = sliders.curves_of_methods(names, keys)
+    curves = list(sliders.curves_of_arms(penalties) if penalties else of_methods)
+    data = sliders.grid(clusters[0], shapes, curves, nodes, gigabits)
+    start = f"The sliders start at {' '.join(printed[0].split())}"
+    return sliders.render(data, start, "\n".join(printed), penalties)
 
 
 def _penalties(sources: Sequence[str], target: float | None, where: Sequence[str]) -> Any:
