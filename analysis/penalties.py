@@ -231,7 +231,7 @@ def _doubt(settings: Sequence[Mapping[str, Any]], medians: np.ndarray) -> str:
         tried = {s[key] for s in line if isinstance(s[key], int | float)}
         if len(tried) > 1 and best[key] in (min(tried), max(tried)):
             edges.append(key.rpartition(".")[2])
-    return f"{' and '.join(edges)} on an edge" if edges else ""
+    return f"{', '.join(edges)} on an edge" if edges else ""
 
 
 def _ordered(arms: Sequence[Arm]) -> list[Arm]:

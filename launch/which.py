@@ -228,12 +228,31 @@ def sentences(every: Sequence[Answer], found: Measured, config: Experiment) -> I
             doubts.setdefault(row.doubt, []).append(row.label)
     for doubt, names in doubts.items():
         said.append(f"Tuned too little ({doubt}), so that less may do: {_and(names)}.")
+    said += _batches(every)
     said.append(
         "Each seed is judged at the setting that is best on the others. Intervals are 95 %, one by "
         "one, from drawing seeds in pairs and orders of arrivals again."
     )
     for sentence in said:
         yield from textwrap.wrap(sentence, WIDE)
+
+
+def _batches(every: Sequence[Answer]) -> Iterator[str]:
+    """Where the opponent's best batch is the first or the last of those that were measured."""
+    edges: dict[tuple[str, int], list[str]] = {}
+    for answer in every:
+        alone = [row for row in answer.rows if is_synchronous(row.method, row.keys)]
+        sizes, best = sorted({row.measured_batch for row in alone}), alone[0].measured_batch
+        if len(sizes) == 1:
+            edges.setdefault(("only", best), []).append(f"{answer.gigabits:g}")
+        elif best in (sizes[0], sizes[-1]):
+            which = "smallest" if best == sizes[0] else "largest"
+            edges.setdefault((which, best), []).append(f"{answer.gigabits:g}")
+    for (which, batch), speeds in edges.items():
+        yield (
+            f"Synchronous training's best batch at {_and(speeds)} Gbit/s, {batch:,}, is the "
+            f"{which} one measured: with another it may take less."
+        )
 
 
 def best(answer: Answer) -> str:

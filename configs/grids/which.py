@@ -5,11 +5,11 @@
     sgd, adam   8 workers by SGD with momentum, or by Adam
     both        the two in one workdir; `--where=optimizer.name=adam` chooses one again
 
-A perceptron with 32 hidden units learns 4,000 MNIST images: synchronously in batches of 64 and of
-256, by nodes that average, or step outside, every 8 and every 32 updates in batches of 64, and by
+A perceptron with 32 hidden units learns 4,000 MNIST images: synchronously in batches of 64, 256 and
+1,024, by nodes that average, or step outside, every 8 and every 32 updates in batches of 64, and by
 workers that do not wait, in batches of 8. So a worker has 8 examples for its part of an update by
-every method, and 32 at the larger batch. Every arm has rates (as long-run steps), momenta and outer
-numbers of its own; ranges were found with seed 100, which is not among those here.
+every method, and synchronous training has larger batches too. Every arm has rates (as long-run
+steps), momenta and outer numbers of its own; ranges were found with seed 100, which is not here.
 """
 
 import itertools
@@ -56,6 +56,14 @@ ARMS = {
         {"strategy.name": "sync"},
         256,
         100,
+        HIGH,
+        (0.8, 1.6, 3.2, 6.4),
+        (0.008, 0.016, 0.032, 0.064),
+    ),
+    "sync-1024": Arm(
+        {"strategy.name": "sync"},
+        1024,
+        80,
         HIGH,
         (0.8, 1.6, 3.2, 6.4),
         (0.008, 0.016, 0.032, 0.064),
@@ -148,7 +156,7 @@ def _seeds(name: str, arm: Arm, setting: Point, outer: tuple[float, float]) -> I
             **arm.strategy,
             "batch_size": arm.batch,
             "steps": arm.updates,
-            "log_every": max(arm.updates // 40, 5),
+            "log_every": max(arm.updates // 40, 2 if arm.batch > 256 else 5),
             **setting,
             "seed": seed,
         }
