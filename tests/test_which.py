@@ -118,12 +118,15 @@ def test_the_opponent_has_the_best_of_its_batches(tmp_path):
     arms = ARMS | {"sync-256": ({"name": "sync"}, 256, 50)}
     found = penalties.measured([sweep(tmp_path, arms, rates=(0.1,))], TARGET)
     assert found.anchor.batch == 64
-    slow, fast = which.answers(cluster(), SHAPES, found, [1e-3, 1e3])
+    slow, fast = every = which.answers(cluster(), SHAPES, found, [1e-3, 1e3])
     for answer, best in ((slow, "sync (batch 256)"), (fast, "sync (batch 64)")):
         (opponent,) = (row for row in answer.rows if row.time == (1.0, 1.0, 1.0))
         assert opponent.label == best
     batches = {row.label: row.batch_size for row in slow.rows}
     assert batches["sync (batch 64)"] == 32 and batches["sync (batch 256)"] == 128
+    said = " ".join(which.sentences(every, found, cluster()))
+    assert "batch at 0.001 Gbit/s, 256, is the largest one measured" in said
+    assert "batch at 1000 Gbit/s, 64, is the smallest one measured" in said
 
 
 def test_noise_of_the_seeds_is_the_interval(tmp_path):
