@@ -231,9 +231,9 @@ open(JSON.parse(document.getElementById("data").textContent));
 </html>
 """
 NOTES = (
-    "Every figure was priced before, by optdyn price: simulated seconds of each method’s own "
-    "clock. Nothing was trained for it, and the page computes none. Between the stops, curves are "
-    "straight lines.",
+    "Every price was made before, by optdyn price: simulated seconds of each method’s own clock. "
+    "Nothing was trained for it, and the page only looks prices up and multiplies. Between the "
+    "stops, curves are straight lines.",
     "Seconds are an update’s: of all workers, or of methods whose groups arrive by themselves, of "
     "the next one to arrive. A worker computes as many examples for its part of an update on every "
     "number of nodes.",
