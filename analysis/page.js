@@ -111,7 +111,7 @@ class Chart {
       const dash = series.dash === "2 2" ? "dotted" : series.dash ? "dashed" : "solid";
       made.style.setProperty("--dash", dash);
     });
-    this.alt = figure.querySelector("img").alt;
+    this.alt = figure.querySelector("img")?.alt ?? figure.dataset.alt;
     figure.classList.add("live");
     this.draw();
     const fit = () => { if (this.area.clientWidth !== this.width) this.draw(); };
@@ -121,6 +121,7 @@ class Chart {
   get visible() { return this.data.series.filter(series => !this.hidden.has(series)); }
 
   range(axis) {
+    if (this.data[axis].range) return this.data[axis].range;
     const values = this.data.lanes ? this.data.bars.flatMap(bar => [bar[1], bar[2]])
       : this.visible.flatMap(s => axis === "x" ? s.x : [...s.y, ...(s.low || [])]);
     if (axis === "y" && this.data.level !== undefined) values.push(this.data.level);
@@ -164,6 +165,9 @@ class Chart {
     if (this.data.level !== undefined)
       make("line", {class: "level", x1: 0, x2: w, y1: top(this.data.level),
         y2: top(this.data.level)}, inside);
+    if (this.data.mark !== undefined)
+      make("line", {class: "rule", x1: this.x(this.data.mark), x2: this.x(this.data.mark),
+        y1: 0, y2: h}, inside);
     this.rule = make("line", {class: "rule", y1: 0, y2: h, visibility: "hidden"}, frame);
     svg.onpointermove = event => {
       const at = event.clientX - svg.getBoundingClientRect().left - margin.left;

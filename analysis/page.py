@@ -85,13 +85,8 @@ def number(value: float, apart: float = 0.0) -> str:
 
 
 LONG = 24  # rows of a table that scrolls by itself
-TEMPLATE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{{ title }}</title>
-<style>
+# Of every page: themes, tables, charts, paper.
+STYLE = """\
 :root { color-scheme: light dark; --dark: 0; --paper: #fff; --ink: #1a1a1a; --soft: #444;
   --rule: #ddd; --strong: #888; --bad: #a63d00; --link: #0072B2; --least: 0; }
 @media screen and (prefers-color-scheme: dark) { :root:not([data-theme=light]) {
@@ -184,7 +179,15 @@ dd { margin: 0 0 .5rem; }
   .figures, .figures.small { grid-template-columns: 1fr 1fr; }
   .hint, .chart, .theme, .differences { display: none; }
 }
-</style>
+"""
+TEMPLATE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{{ title }}</title>
+<style>
+{{ style | safe }}</style>
 </head>
 <body>
 {% macro grid(table) %}
@@ -309,5 +312,10 @@ def render(**given: Any) -> str:
     environment.filters["breakable"] = breakable
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}
     content = {"answers": (), "differences": {}, **given}
-    script = files("optdyn.analysis").joinpath("page.js").read_text()
-    return environment.from_string(TEMPLATE).render(**content, LONG=LONG, script=script)
+    known = {"LONG": LONG, "style": STYLE, "script": script()}
+    return environment.from_string(TEMPLATE).render(**content, **known)
+
+
+def script() -> str:
+    """What every page does: themes, sorted tables, charts."""
+    return files("optdyn.analysis").joinpath("page.js").read_text()

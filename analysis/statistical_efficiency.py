@@ -69,11 +69,7 @@ def tried(workdir: Path, target: float, where: Sequence[str] = ()) -> list[Tried
 
 
 def _chosen(workdir: Path, every: Sequence[Point], where: Sequence[str]) -> list[Point]:
-    for key, equals, value in (text.partition("=") for text in where):
-        if not equals or not any(key in p.config for p in every):
-            raise TableError(f"--where={key}{equals}{value}: must be KEY=VALUE, KEY of the config")
-        every = [p for p in every if str(p.config.get(key)) == value]
-    every = list(every)
+    every = tables.narrowed(every, where)
     strange = {p.config[NAME] for p in every if not strategies.is_simple(p.config[NAME])}
     if strange or not every:
         has = f"runs of {NAME} = {strange.pop()!r}" if strange else "none that were asked for"

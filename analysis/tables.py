@@ -189,6 +189,15 @@ def differing(every: Sequence[Point]) -> list[str]:
     return [key for key, its in values.items() if len(its) > 1]
 
 
+def narrowed(every: Sequence[Point], where: Sequence[str]) -> list[Point]:
+    """The points whose configs agree with texts KEY=VALUE. Raises `TableError`."""
+    for key, equals, value in (text.partition("=") for text in where):
+        if not equals or not any(key in point.config for point in every):
+            raise TableError(f"--where={key}{equals}{value}: must be KEY=VALUE, KEY of the config")
+        every = [point for point in every if str(point.config.get(key)) == value]
+    return list(every)
+
+
 def runs(every: Sequence[Point], keys: Sequence[str]) -> pd.DataFrame:
     """One row a point: `point`, the config's keys, the summary's scalar figures."""
     return pd.DataFrame(

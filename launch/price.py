@@ -12,6 +12,15 @@ model is that of a `--config`, by its shapes, or so many float32 `--parameters`;
 for its part of an update as the config says, or so many `--step_seconds`. All other keys are the
 config's, as `--config.cluster.variation=0.5`. Methods combine, `--methods=diloco+async_local_sgd`;
 `--nodes`, `--periods` and `--compression` take lists. `--out=FILE` writes all figures as JSON.
+
+    optdyn price --penalty=WORKDIR --parameters=124e6 --step_seconds=0.5 --methods=all
+
+says which method: of the finished runs in the workdir of a sweep, how many updates every method
+takes to a training loss (`--target`) over tuned synchronous training, times what an update of it
+takes on this cluster. `--where=KEY=VALUE` chooses among runs of several problems. Workdirs are a
+list; a scoreboard of `optdyn papers` with the map of `when_asynchrony_pays` does as well.
+`--page=FILE.html` writes one offline page with sliders for bandwidth, nodes, stragglers and period,
+of some thousand prices, which take a minute or two.
 """
 
 import math
@@ -32,6 +41,10 @@ USUAL = "price"  # the config without a --config
 LONGEST = 10_000  # updates of a period
 WIDE = 100  # characters of a line of notes
 NONE = "none"  # in a list of compressions
+# Of a page with sliders, where nothing else is said: curves, and nodes over those of the cluster.
+METHODS = ("sync", "asynchronous", "diloco", "async_local_sgd")
+PERIODS = ("8", "32", "128")
+SIZES = (0.125, 0.25, 0.5, 1, 2)
 VARIED = {"lognormal": "log-normal", "gamma": "gamma"}
 Rows = Sequence[dict[str, Any]]
 
@@ -53,6 +66,10 @@ def define() -> None:
     flags.DEFINE_float("step_seconds", None, "Seconds that a worker computes for an update.")
     flags.DEFINE_bool("needed", True, "Whether to find the Gbit/s for shares of computing.")
     flags.DEFINE_string("out", "", "JSON file of all figures.")
+    flags.DEFINE_string("page", "", "HTML file with sliders for the cluster.")
+    flags.DEFINE_list("penalty", [], "Workdirs of sweeps that measured updates to a loss.")
+    flags.DEFINE_float("target", None, "Training loss that updates of --penalty are counted to.")
+    flags.DEFINE_list("where", [], "KEY=VALUE of configs, which runs of --penalty agree with.")
 
 
 def rows(
@@ -173,21 +190,24 @@ def heading(config: Experiment, shapes: Any, is_model: bool) -> str:
 
 def main(config: Experiment, workdir: Path) -> int:
     from optdyn import price
-    from optdyn.outputs.files import write_json
+    from optdyn.outputs.files import write, write_json
 
     app.one_run(config)
     price.check(config)
     given = flags.FLAGS
-    names = _methods(given.methods or [config.strategy.name])
+    penalties = _penalties(given.penalty, given.target, given.where)
+    measured = [arm.name for arm in penalties.arms] if penalties else []
+    usual = METHODS if given.page else [config.strategy.name]
+    names = _methods(given.methods or measured or usual)
     bandwidths = [_number("bandwidths", text) for text in given.bandwidths]
     if not bandwidths:
         raise InputError("--bandwidths is empty; name a number of Gbit/s")
-    keys = _keys(given.periods, given.compression)
+    keys = _keys(given.periods or list(PERIODS) * bool(given.page), given.compression)
     nodes = [_whole("nodes", text) for text in given.nodes] or [config.cluster.nodes]
     for flag in ("parameters", "step_seconds"):
         if given[flag].present:
             _number(flag, given[flag].value)
-    out = _file(given.out)
+    out, page = _file("out", given.out), _file("page", given.page)
     if config.cluster.bandwidths:
         raise ConfigError("config.cluster.bandwidths: must be (), for --bandwidths says all links")
     clusters = [price.with_nodes(config, number) for number in dict.fromkeys(nodes)]
@@ -202,11 +222,82 @@ def main(config: Experiment, workdir: Path) -> int:
     ]
     if not any("prices" in row for row in found):
         raise ConfigError(f"no price of {found[0]['method']}: {found[0]['refused']}")
-    print(*(heading(each, shapes, not counted) for each in clusters), "", sep="\n")
-    print(*table(found, bandwidths), "", *notes(clusters[0], found), sep="\n")
+    headings = [heading(each, shapes, not counted) for each in clusters]
+    lines = [*headings, "", *table(found, bandwidths), "", *notes(clusters[0], found)]
+    told: dict[str, Any] = {"bytes": shapes.bytes, "rows": found}
+    if penalties:
+        told["which"] = []
+        for each in clusters:
+            said, answers = _which(each, shapes, penalties, bandwidths, found)
+            lines += ["", *said]
+            told["which"] += answers
+    print(*lines, sep="\n")
     if out:
-        write_json(out, {"bytes": shapes.bytes, "rows": found})
+        write_json(out, told)
+    if page:
+        write(page, _page(clusters, shapes, penalties, names, keys, bandwidths[0], lines))
+        print(f"\n{page}: the page with sliders")
     return 0
+
+
+def _page(
+    clusters: Sequence[Experiment],
+    shapes: Any,
+    penalties: Any,
+    names: Sequence[str],
+    keys: Sequence[dict[str, Any]],
+    gigabits: float,
+    printed: Sequence[str],
+) -> str:
+    """The page with sliders, which start at the first of the clusters; `printed` begins with it."""
+    from optdyn.launch import sliders
+
+    nodes = sorted({each.cluster.nodes for each in clusters})
+    if len(nodes) == 1:
+        nodes = sorted({max(round(nodes[0] * factor), 1) for factor in SIZES})
+    of_methods = sliders.curves_of_methods(names, keys)
+    curves = list(sliders.curves_of_arms(penalties) if penalties else of_methods)
+    data = sliders.grid(clusters[0], shapes, curves, nodes, gigabits)
+    start = f"The sliders start at {' '.join(printed[0].split())}"
+    return sliders.render(data, start, "\n".join(printed), penalties)
+
+
+def _penalties(sources: Sequence[str], target: float | None, where: Sequence[str]) -> Any:
+    """What was measured in the sources, `penalties.Measured`; None if there are none."""
+    if not sources:
+        for flag, value in (("target", target), ("where", where)):
+            if value:
+                raise InputError(f"--{flag}: says something of --penalty, which is not given")
+        return None
+    from optdyn.analysis import penalties
+
+    paths = [Path(source) for source in sources]
+    for path in paths:
+        if not path.exists():
+            raise InputError(f"--penalty: there is no {str(path)!r}")
+    return penalties.measured(paths, math.nan if target is None else target, where)
+
+
+def _which(
+    config: Experiment, shapes: Any, penalties: Any, bandwidths: Sequence[float], found: Rows
+) -> tuple[list[str], list[dict[str, Any]]]:
+    """Which method is best on a cluster: as lines, and as JSON has it, by bandwidth."""
+    from optdyn import price
+    from optdyn.launch import which
+
+    every, others = which.answers(config, shapes, penalties, bandwidths), list[str]()
+    for row in found:
+        if row["nodes"] == config.cluster.nodes:
+            keys = {k: row[k] for k in ("period", "compression") if k in row}
+            one = price.with_method(config, row["method"], **keys)
+            if not which.has(penalties, one):
+                others.append(which.named(row["method"], one))
+    lines = [*which.table(every[0], others), "", *which.sentences(every, penalties, config)]
+    known = {"nodes": config.cluster.nodes, "not measured": others}
+    return lines, [
+        {"gigabits": it.gigabits, **known, "rows": which.values(it), "refused": it.refused}
+        for it in every
+    ]
 
 
 def _methods(given: Sequence[str]) -> list[str]:
@@ -296,12 +387,12 @@ def _whole(flag: str, text: str, most: int = 2**20) -> int:
     return int(value)
 
 
-def _file(name: str) -> Path | None:
-    """Where the figures go; raises `InputError` where there is no such folder."""
+def _file(flag: str, name: str) -> Path | None:
+    """Where something is to be written; raises `InputError` where there is no such folder."""
     if not name:
         return None
     if not Path(name).parent.is_dir() or Path(name).is_dir():
-        raise InputError(f"--out: {name!r} must be a file in a folder that is there")
+        raise InputError(f"--{flag}: {name!r} must be a file in a folder that is there")
     return Path(name)
 
 

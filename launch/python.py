@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from dataclasses import field as made
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -49,7 +50,7 @@ from optdyn.fields import NAMES, Options, Value
 from optdyn.grid import changed, grid, named
 from optdyn.likeness import meant
 from optdyn.outputs.workdir import parameters
-from optdyn.price import Price, of_model, price
+from optdyn.price import GIGABIT, Price, of_model, price
 from optdyn.reached import Is
 from optdyn.strategies.base import Strategy, together, whole
 from optdyn.strategies.compose import reading
@@ -317,6 +318,46 @@ class Experiment(experiment.Run):
         if bandwidth is not None:
             config = config.with_({"cluster.bandwidth": bandwidth})
         return price(config, of_model(config), 0 if settled else config.steps)
+
+    def which(
+        self,
+        *penalty: str | Path,
+        target: float | None = None,
+        where: Mapping[str, Any] = MappingProxyType({}),
+        bandwidth: float | None = None,
+    ) -> pd.DataFrame:
+        """Which of the methods that were measured takes the least time on this cluster.
+
+        `penalty`: workdirs of sweeps, or a scoreboard of `optdyn papers`, which say how many
+        updates methods take to the training loss `target` over tuned synchronous training; what an
+        update takes is priced here, of this model, cluster and batch (that of synchronous training,
+        whatever the experiment's own method). `where`: values of keys that runs agree with.
+        `bandwidth`: bytes a second between nodes, in place of the cluster's.
+
+        A row a method, the best first: `updates` and `time` over those of synchronous training with
+        the ends of their 95 % intervals, `seconds` an update with least and most of five orders of
+        arrivals, and whether it is told from the best. Raises `ConfigError` and `TableError`.
+        """
+        from optdyn.analysis import penalties
+        from optdyn.launch import which
+
+        config = self.parsed()
+        if bandwidth is None:
+            bandwidth = config.cluster.bandwidth
+        texts = [f"{key}={value}" for key, value in where.items()]
+        loss = np.nan if target is None else target
+        found = penalties.measured([Path(source) for source in penalty], loss, texts)
+        gigabits = bandwidth / GIGABIT
+        (answer,) = which.answers(config, of_model(config), found, [gigabits])
+        ends = {"updates": ("low", "high"), "seconds": ("least", "most"), "time": ("low", "high")}
+        rows = []
+        for row in answer.rows:
+            said: dict[str, Any] = {"method": row.label}
+            for name, (least, most) in ends.items():
+                value, low, high = getattr(row, name)
+                said |= {name: value, f"{name}_{least}": low, f"{name}_{most}": high}
+            rows.append(said | {"told": row.word})
+        return pd.DataFrame(rows).set_index("method")
 
 
 PARTS: dict[str, type] = {

@@ -7,6 +7,10 @@ other ways to choose a setting (`baselines.py`) get as many seconds of probes, a
 their choice from the start. `decisions.jsonl` has every probe and decision as it is made;
 interrupted or killed, the same command goes on from there. At the end: `results.csv` and
 `summary.json`. `--dry_run` says what there is to choose from and how long it can take, at most.
+
+With `config.tune.mode=ladders` it is any method with any optimizer: learning rate, momentum,
+period, outer numbers and compression, by simulated seconds to the target, each run of
+`config.steps` updates at most (`ladders.py`). `trials.jsonl` has every run.
 """
 
 import math
@@ -15,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from optdyn import seeds, trainer
@@ -26,7 +31,7 @@ from optdyn.outputs.files import read_json, write, write_json
 from optdyn.outputs.progress import clock, number, say
 from optdyn.outputs.workdir import Checkpoints, claim, saving, text_of
 from optdyn.parallel.first_process import own
-from optdyn.tuning import bench
+from optdyn.tuning import bench, ladders
 from optdyn.tuning.baselines import choose
 from optdyn.tuning.bench import Cluster
 from optdyn.tuning.choice import Choice, Point
@@ -43,6 +48,7 @@ SHOWN = {  # columns of the results that are printed
     "picked": "picked: g/momentum/rate",
 }
 MODES = {"predictive": predictive, "omnivore": omnivore}
+LADDERS = "ladders"
 
 
 def tune(config: Experiment, workdir: Path) -> dict[str, Any]:
@@ -50,6 +56,8 @@ def tune(config: Experiment, workdir: Path) -> dict[str, Any]:
 
     Raises what `bench.prepare` raises, and `WorkdirError`.
     """
+    if config.tune.mode == LADDERS:
+        return _on_ladders(config, workdir)
     cluster, given = bench.prepare(config), rules(config.tune)
     with own(workdir) as folder, saving(folder):
         claim(folder, config, ("log_every", "checkpoint_every", "plan"))
@@ -58,6 +66,24 @@ def tune(config: Experiment, workdir: Path) -> dict[str, Any]:
             return finished
         write(folder / "config.json", text_of(config))
         return _tuned(config, cluster, given, folder)
+
+
+def _on_ladders(config: Experiment, workdir: Path) -> dict[str, Any]:
+    """The summary of a search on ladders, with `search`, what `ladders.tuned` returns."""
+    run = trainer.prepare(config)
+    ladders.ladders(config)
+    with own(workdir) as folder, saving(folder):
+        claim(folder, config, ("log_every", "checkpoint_every", "plan"))
+        if finished := read_json(folder / "summary.json"):
+            say(f"already finished: {workdir}")
+            return finished
+        write(folder / "config.json", text_of(config))
+        history.started(folder, 0, config.steps)
+        found = ladders.tuned(config, folder)
+        summary = {"status": "completed", "search": found, **trainer.provenance(run)}
+        summary |= history.told(folder)
+        write_json(folder / "summary.json", summary)
+        return summary
 
 
 def _tuned(config: Experiment, cluster: Cluster, given: Rules, workdir: Path) -> dict[str, Any]:
@@ -135,6 +161,9 @@ def _seconds(attempts: Sequence[Line]) -> float:
 
 def described(config: Experiment) -> Iterator[str]:
     """Lines on what is tried and how long it can take. Raises what `bench.prepare` raises."""
+    if config.tune.mode == LADDERS:
+        yield from _climbed(config)
+        return
     cluster, given = bench.prepare(config), rules(config.tune)
     ways = [config.tune.mode, *config.tune.baselines]
     most = len(ways) * given.seconds / bench.seconds_per_update(cluster, cluster.groups[-1])
@@ -149,6 +178,43 @@ def described(config: Experiment) -> Iterator[str]:
         f"in all          {clock(most * each)} at most, besides probes: {most:,.0f} updates, if "
         f"{cluster.groups[-1]} groups never get there"
     )
+
+
+def _climbed(config: Experiment) -> Iterator[str]:
+    """Lines on the ladders, and on what a run of the search takes at most."""
+    run, start = trainer.prepare(config), ladders.arm(config)
+    for key, ladder in start.ladders.items():
+        i = start.start[key]
+        below, here, above = (f"{ladder(i + by):g}" for by in (-1, 0, 1))
+        yield f"{key}: from {here}, beside it {below} and {above}"
+    yield (
+        f"seeds           {ladders.CHOOSE} choose, {ladders.REPORT} report, to a training loss of "
+        f"{config.tune.target:g}"
+    )
+    each = dry.seconds_per_update(run)
+    yield f"a run           {clock(config.steps * each)} at most: {config.steps:,} updates"
+
+
+def found(search: dict[str, Any], workdir: Path) -> Iterator[str]:
+    """The setting that a search on ladders ended with, what it took, and how to train with it."""
+    read = {  # a run that missed is null where a summary is read again
+        key: [math.inf if each is None else each for each in search[key]]
+        for key in ("updates", "seconds")
+    }
+    seconds, updates = np.median(read["seconds"]), read["updates"]
+    missed = sum(map(math.isinf, updates))
+    for key, value in search["setting"].items():
+        yield f"{key} = {value:g}"
+    yield (
+        f"{seconds:.4g} simulated seconds and {np.median(updates):.4g} updates to a training loss "
+        f"of {search['target']:g}: medians of {len(updates)} other seeds ({min(updates):.4g} to "
+        f"{max(updates):.4g} updates; {missed} missed it)"
+    )
+    inside = "worse" if search["interior"] else "not all worse: config.steps may be too few"
+    yield f"{search['settings_tried']} settings were tried; the rungs beside it are {inside}"
+    yield f"{workdir}/trials.jsonl: every run"
+    flags = " ".join(f"--config.{key}={value:g}" for key, value in search["setting"].items())
+    yield f"next: train with {flags}"
 
 
 def told(methods: Sequence[dict[str, Any]], workdir: Path) -> Iterator[str]:
@@ -166,7 +232,11 @@ def told(methods: Sequence[dict[str, Any]], workdir: Path) -> Iterator[str]:
 
 def main(config: Experiment, workdir: Path) -> int:
     app.one_run(config)
-    print(*told(tune(config, workdir)["methods"], workdir), sep="\n")
+    summary = tune(config, workdir)
+    if config.tune.mode == LADDERS:
+        print(*found(summary["search"], workdir), sep="\n")
+    else:
+        print(*told(summary["methods"], workdir), sep="\n")
     return 0
 
 

@@ -400,7 +400,9 @@ class Replicas(Value, section="replicas"):
 class Tune(Value, section="tune"):
     """What `optdyn tune` may try; its seconds are simulated."""
 
-    mode: str = field("predictive", "'predictive', or 'omnivore', the authors' own.")
+    mode: str = field(
+        "predictive", "'predictive', 'omnivore', the authors' own, or 'ladders', of any method."
+    )
     target: float = field(
         0.1, "Training loss at which training ends.",
         wanted="a finite number", holds=math.isfinite,

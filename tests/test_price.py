@@ -332,7 +332,7 @@ def test_the_tables_are_narrow_and_say_what_has_no_price():
         (lambda: command._keys([], ["zip"]), "--compression"),
         (lambda: command._number("bandwidths", "-1"), "--bandwidths"),
         (lambda: command._number("parameters", float("nan")), "finite"),
-        (lambda: command._file("nowhere/at/all.json"), "--out"),
+        (lambda: command._file("out", "nowhere/at/all.json"), "--out"),
     ],
 )
 def test_bad_input_is_one_line(call, said):

@@ -41,7 +41,7 @@ def check(config: Experiment) -> None:
     _one_of(config, "cluster.collective", COLLECTIVES)
     require(config, "data.tokenizer", tokenizers.is_known, tokenizers.WANTED)
     _one_of(config, "data.augment", AUGMENTATIONS)
-    _one_of(config, "tune.mode", ("predictive", "omnivore"))
+    _one_of(config, "tune.mode", ("predictive", "omnivore", "ladders"))
     workers = config.cluster.nodes * config.cluster.devices_per_node
     if workers > experiment.WIDTH:
         raise ConfigError(

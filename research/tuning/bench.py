@@ -31,6 +31,7 @@ from optdyn.tuning.prediction import Measured, penalty, stability
 
 Line = dict[str, Any]
 
+LADDERS = "config.tune.mode='ladders' tunes any method and optimizer"
 CEILING = 2.0  # times the loss that is to be lowered, at the start
 LEAST = 4  # updates of a probe
 CHANCE = 0.99  # of ln classes: a loss above that has learnt nothing
@@ -72,10 +73,12 @@ def prepare(config: Experiment) -> Cluster:
     if not methods.simple or not methods.read:
         raise ConfigError(
             f"config.strategy.name = {methods.name!r}: must be of groups that arrive by "
-            f"themselves, as {strategies.GROUPED!r}"
+            f"themselves, as {strategies.GROUPED!r}; {LADDERS}"
         )
     if not optimizers.takes_momentum(config.optimizer.name):
-        raise ConfigError(f"config.optimizer.name = {config.optimizer.name!r}: has no momentum")
+        raise ConfigError(
+            f"config.optimizer.name = {config.optimizer.name!r}: has no momentum; {LADDERS}"
+        )
     if config.optimizer.schedule != "constant" or config.optimizer.warmup_steps:
         raise ConfigError("config.optimizer.schedule: learning rates are constant while tuned")
     if config.init_from:

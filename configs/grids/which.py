@@ -1,0 +1,165 @@
+"""What methods cost in updates: `optdyn sweep --config=grids/which[:TABLE] --workdir=WORKDIR`.
+
+`optdyn price --penalty=WORKDIR` multiplies it with seconds.
+
+    sgd, adam   8 workers by SGD with momentum, or by Adam
+    both        the two in one workdir; `--where=optimizer.name=adam` chooses one again
+
+A perceptron with 32 hidden units learns 4,000 MNIST images: synchronously in batches of 64, 256 and
+1,024, by nodes that average, or step outside, every 8 and every 32 updates in batches of 64, and by
+workers that do not wait, in batches of 8. So a worker has 8 examples for its part of an update by
+every method, and synchronous training has larger batches too. Every arm has rates (as long-run
+steps), momenta and outer numbers of its own; ranges were found with seed 100, which is not here.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from ml_collections import ConfigDict
+
+from optdyn.configs import quickstart
+from optdyn.grid import Point, grid
+from optdyn.values import entry
+
+NOTE = """\
+How many updates do nodes that meet seldom, and workers that do not wait, take to a training loss,
+over tuned synchronous training? A perceptron with 32 hidden units, 4,000 images, 8 workers."""
+SEEDS = tuple(range(5))
+HIGH, LOW = (0.6, 0.8, 0.9, 0.95), (-0.3, 0.0, 0.3)  # momenta, where a worker waits and does not
+AVERAGED = ((1.0, 0.0),)  # the outer rate and momentum that are none
+ADAM_OUTER = ((1.0, 0.5), (0.7, 0.5), (0.7, 0.8))
+
+
+class Arm(NamedTuple):
+    """A method at a batch, with the updates it is given and what it is tuned by."""
+
+    strategy: Point
+    batch: int
+    updates: int
+    momenta: Sequence[float]
+    steps: Sequence[float]  # long-run, alpha / (1 - mu)
+    rates: Sequence[float]  # of Adam
+    outer: Sequence[tuple[float, float]] = AVERAGED  # with SGD
+    adam_outer: Sequence[tuple[float, float]] = AVERAGED
+
+
+def _meeting(name: str, period: int) -> Point:
+    return {"strategy.name": name, "strategy.period": period}
+
+
+ARMS = {
+    "sync-64": Arm(
+        {"strategy.name": "sync"}, 64, 200, HIGH, (0.4, 0.8, 1.6, 3.2), (0.008, 0.016, 0.032, 0.064)
+    ),
+    "sync-256": Arm(
+        {"strategy.name": "sync"},
+        256,
+        100,
+        HIGH,
+        (0.8, 1.6, 3.2, 6.4),
+        (0.008, 0.016, 0.032, 0.064),
+    ),
+    "sync-1024": Arm(
+        {"strategy.name": "sync"},
+        1024,
+        80,
+        HIGH,
+        (0.8, 1.6, 3.2, 6.4),
+        (0.008, 0.016, 0.032, 0.064),
+    ),
+    "averaging-8": Arm(
+        _meeting("model_averaging", 8), 64, 300, HIGH, (0.2, 0.4, 0.8, 1.6), (0.008, 0.016, 0.032)
+    ),
+    "averaging-32": Arm(
+        _meeting("model_averaging", 32), 64, 450, HIGH, (0.1, 0.2, 0.4, 0.8), (0.008, 0.016, 0.032)
+    ),
+    "diloco-8": Arm(
+        _meeting("diloco", 8),
+        64,
+        250,
+        (0.0, 0.6),
+        (0.1, 0.2, 0.4),
+        (0.004, 0.008, 0.016, 0.032),
+        ((0.7, 0.8), (0.7, 0.9), (1.0, 0.5), (1.0, 0.8)),
+        ADAM_OUTER,
+    ),
+    "diloco-32": Arm(
+        _meeting("diloco", 32),
+        64,
+        350,
+        (0.6, 0.9),
+        (0.2, 0.4, 0.8),
+        (0.004, 0.008, 0.016, 0.032),
+        ((1.0, 0.3), (1.0, 0.5), (1.0, 0.8), (0.7, 0.5)),
+        ADAM_OUTER,
+    ),
+    "asynchronous": Arm(
+        {"strategy.name": "asynchronous", "strategy.groups": 8},
+        8,
+        1600,
+        LOW,
+        (0.05, 0.1, 0.2),
+        (0.001, 0.002, 0.004, 0.008),
+    ),
+}
+
+
+def get_config(table: str = "both") -> ConfigDict:
+    """Raises `ConfigError` if there is no such table."""
+    base = quickstart.get_config()
+    base.checkpoint_every = 0
+    base.model.hidden = (32,)
+    base.data.train_evaluated = 1000
+    base.data.test_evaluated = 10
+    base.cluster.nodes = 8
+    base.cluster.service, base.cluster.variation = "lognormal", 0.3
+    base.strategy.groups = 1
+    return grid(base, entry(TABLES, table)(), NOTE)
+
+
+def sgd() -> Iterator[Point]:
+    for name, arm in ARMS.items():
+        for mu, step, outer in itertools.product(arm.momenta, arm.steps, arm.outer):
+            setting = {"optimizer.momentum": mu, "optimizer.learning_rate": step * (1 - mu)}
+            yield from _seeds(f"{name}-sgd-{mu}-{step}", arm, setting, outer)
+
+
+def adam() -> Iterator[Point]:
+    for name, arm in ARMS.items():
+        for rate, outer in itertools.product(arm.rates, arm.adam_outer):
+            setting = {
+                "optimizer.name": "adam",
+                "optimizer.momentum": 0.0,
+                "optimizer.learning_rate": rate,
+            }
+            yield from _seeds(f"{name}-adam-{rate}", arm, setting, outer)
+
+
+def both() -> Iterator[Point]:
+    return itertools.chain(sgd(), adam())
+
+
+def _seeds(name: str, arm: Arm, setting: Point, outer: tuple[float, float]) -> Iterator[Point]:
+    """The setting with every seed, logged at a fortieth of its updates."""
+    rate, momentum = outer
+    if arm.strategy["strategy.name"] == "diloco":
+        name = f"{name}-{rate}-{momentum}"
+        setting = {
+            **setting,
+            "strategy.outer_learning_rate": rate,
+            "strategy.outer_momentum": momentum,
+        }
+    for seed in SEEDS:
+        yield {
+            "name": f"{name}-seed{seed}",
+            **arm.strategy,
+            "batch_size": arm.batch,
+            "steps": arm.updates,
+            "log_every": max(arm.updates // 40, 2 if arm.batch > 256 else 5),
+            **setting,
+            "seed": seed,
+        }
+
+
+TABLES = {"sgd": sgd, "adam": adam, "both": both}
