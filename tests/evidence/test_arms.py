@@ -1,4 +1,4 @@
-"""A tuned arm stands where both neighbours on every ladder are worse."""
+"""A tuned arm stands where nothing around it is better, on enough seeds to say so."""
 
 import math
 from typing import NamedTuple
@@ -34,6 +34,64 @@ class Known(NamedTuple):
         loss = 0.25 if ended == taken else 1 + taken / 1e6
         status = "reached" if ended == taken else "ended"
         return Curve([0, ended], [0.0, ended], [2.3, loss], status, {})
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(-5, 2), st.integers(-3, 5), st.integers(-3, 3), st.sampled_from([-0.9, 0.9]))
+def test_the_end_of_a_valley_across_the_ladders_is_found(step, momentum, start, slope):
+    """Where one ladder at a time leads nowhere: a rung of either makes 2.2 of 1.8, three away."""
+
+    def valley(i, k):
+        x, y = i - step, k - momentum
+        return 100 * 1.2 ** (x**2 + y**2 + 2 * slope * x * y)
+
+    found = tuned(Known(valley), sgd(problems.network("mlp", 64), 2.0**start, 0.0), 0.25)
+    assert found.interior and found.rungs == {"long_run_step": step, MOMENTUM: momentum}
+
+
+def test_a_lower_bowl_at_more_momentum_is_found_from_the_second_start():
+    def two(step, momentum):
+        return min(1.5 * bowl(0, 0)(step, momentum), bowl(-3, 4)(step, momentum))
+
+    found = tuned(Known(two), sgd(problems.network("mlp", 64), 1.0, 0.0), 0.25)
+    assert found.interior and found.rungs == {"long_run_step": -3, MOMENTUM: 4}
+
+
+class Lucky(Known):
+    """The first four seeds flatter a setting beside the best by more than it is worse."""
+
+    def _curve(self, job):
+        config, flattered = job.config, job.config.optimizer.momentum == momenta(1)
+        factor = 0.9 if flattered and config.seed < 4 else 1.0
+        curve = super()._curve(job._replace(most=job.most / factor))
+        return curve._replace(updates=[factor * n for n in curve.updates])
+
+
+@pytest.mark.parametrize(("seeds", "rung"), [(4, 1), (16, 0)])
+def test_more_seeds_part_the_best_from_the_luckiest(seeds, rung):
+    def taken(step, momentum):
+        return 100 * 1.2 ** (step**2) * (1 + 0.04 * abs(momentum))
+
+    study = Lucky(taken, tuple(range(seeds)))
+    found = tuned(study, sgd(problems.network("mlp", 64), 1.0, 0.0), 0.25)
+    assert found.rungs == {"long_run_step": 0, MOMENTUM: rung} and found.interior
+    assert found.seeds == seeds
+
+
+def test_a_flat_ladder_has_a_range_and_a_steep_one_a_value():
+    def taken(step, momentum):
+        return 100 * 1.2 ** (step**2) * (1 + 1e-4 * momentum**2 if abs(momentum) < 3 else 2)
+
+    class Noisy(Known):
+        def _curve(self, job):
+            curve = super()._curve(job)
+            factor = 1 + 0.02 * math.sin(7 * job.config.seed + 50 * job.config.optimizer.momentum)
+            return curve._replace(updates=[factor * n for n in curve.updates])
+
+    found = tuned(Noisy(taken, tuple(range(4))), sgd(problems.network("mlp", 64), 1.0, 0.0), 0.25)
+    low, high = found.range[MOMENTUM]
+    assert low < 0 < high and abs(low) <= 0.6 and high <= 0.6
+    assert found.range["long_run_step"] == [1.0, 1.0]
 
 
 def bowl(best_step, best_momentum):
