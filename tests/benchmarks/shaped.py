@@ -1,0 +1,187 @@
+"""A network of one's own for a few processes: each in a namespace, behind a link of a given rate.
+
+Nodes are `node0`, `node1`, ... at 10.77.0.1, 10.77.0.2, ...; each hangs on a bridge by a pair of
+virtual Ethernet devices, both ends of which are shaped by `tc`'s token bucket. All of it belongs to
+namespaces without names, so it is gone when the processes are, however they end, and no file of the
+machine is changed: nodes see an /etc/hosts of their own. To be root is enough, or where the kernel
+allows it, to be anybody.
+"""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from threading import Thread
+from typing import NamedTuple
+
+from launch.local import bound_to_parent
+
+PORT = 5900  # of the plain transfer
+FRAME, PAYLOAD = 1514, 1448  # bytes of an Ethernet frame, and of the data in it
+BURST = 6e-4  # seconds of its rate that a token bucket lets pass at once
+LEAST = 2 * FRAME + 72  # bytes of it
+QUEUE = 32 * 2**20  # bytes that wait before any are dropped
+NICE = -15  # of a node's session, as other work would be stragglers that no clock knows of
+HOLD = "echo in; exec sleep infinity"
+
+
+def address(node: int) -> str:
+    return f"10.77.0.{node + 1}"
+
+
+def alone(command: Sequence[str]) -> list[str]:
+    """The command in a network namespace of its own. Raises `OSError` where there can be none."""
+    for more in ([], ["--map-root-user"]):
+        start = ["unshare", "--net", "--uts", "--mount", *more]
+        with contextlib.suppress(FileNotFoundError):
+            if subprocess.run([*start, "true"], capture_output=True).returncode == 0:
+                return [*start, *command]
+    raise OSError("no network namespace can be made here: be root, and have util-linux")
+
+
+class Network(NamedTuple):
+    """Nodes that are there; `pids`: a process in the namespaces of each."""
+
+    pids: tuple[int, ...]
+
+    def at_node(self, node: int, command: Sequence[str]) -> list[str]:
+        return ["nsenter", "-t", str(self.pids[node]), "-n", "-u", "-m", f"--wd={os.getcwd()}", *command]
+
+    def shape(self, bits: float) -> None:
+        """So many bits a second on every link, in each direction."""
+        for node in range(len(self.pids)):
+            for end, wide in ((["tc"], 1), (self.at_node(node, ["tc"]), 0)):
+                device = f"{'bridge' if wide else 'node'}{node}"
+                burst = (1 + wide) * max(LEAST, BURST * bits / 8)
+                keys = f"qdisc replace dev {device} root tbf rate {bits:.0f}bit limit {QUEUE}"
+                _call([*end, *keys.split(), "burst", f"{burst:.0f}"])
+
+
+@contextlib.contextmanager
+def network(nodes: int) -> Iterator[Network]:
+    """So many nodes, in a network namespace that is this process's own (`alone`)."""
+    with contextlib.ExitStack() as stack:
+        hosts = Path(stack.enter_context(tempfile.TemporaryDirectory()), "hosts")
+        names = [f"{address(node)} node{node}\n" for node in range(nodes)]
+        hosts.write_text("127.0.0.1 localhost\n" + "".join(names))
+        _call("ip link set lo up".split())
+        _call("ip link add bridge type bridge".split())
+        stack.callback(_call, "ip link del bridge".split())
+        _call("ip link set bridge up".split())
+        pids = []
+        for node in range(nodes):
+            held = stack.enter_context(_holder())
+            pids.append(held)
+            made = f"ip link add bridge{node} type veth peer name node{node} netns {held}"
+            for line in (made, f"ip link set bridge{node} master bridge up"):
+                _call(line.split())
+            for line in (
+                f"hostname node{node}",
+                f"mount --bind {hosts} /etc/hosts",
+                "ip link set lo up",
+                f"ip addr add {address(node)}/24 dev node{node}",
+                f"ip link set node{node} up",
+            ):
+                _call(Network(tuple(pids)).at_node(node, line.split()))
+        yield Network(tuple(pids))
+
+
+@contextlib.contextmanager
+def _holder() -> Iterator[int]:
+    """A process that only holds a node's namespaces."""
+    start = ["unshare", "--net", "--uts", "--mount", "sh", "-c", HOLD]
+    with subprocess.Popen(start, stdout=subprocess.PIPE, preexec_fn=bound_to_parent()) as held:
+        assert held.stdout
+        try:
+            held.stdout.readline()
+            yield held.pid
+        finally:
+            held.kill()
+
+
+def _call(command: Sequence[str]) -> None:
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=30)
+
+
+class Neighbours(NamedTuple):
+    """Plain connections of a ring: to the next node, and from the one before."""
+
+    right: socket.socket
+    left: socket.socket
+
+    def ring(self, size: int) -> float:
+        """Seconds of a message of so many bytes from every node to the next, all at once."""
+        message, into = bytes(size), bytearray(min(size, 2**20))
+        begun = time.perf_counter()
+        sending = Thread(target=self.right.sendall, args=(message,))
+        sending.start()
+        while size:
+            size -= self.left.recv_into(into, min(size, len(into)))
+        sending.join()
+        return time.perf_counter() - begun
+
+    def turns(self, count: int) -> float:
+        """Seconds of a message of one byte, over so many one after the other."""
+        begun = time.perf_counter()
+        for _ in range(count):
+            self.right.sendall(b".")
+            self.left.recv(1)
+        return (time.perf_counter() - begun) / count
+
+
+def neighbours(node: int, nodes: int) -> Neighbours:
+    """To be called on all nodes at once."""
+    with socket.create_server((address(node), PORT)) as server:
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                right = socket.create_connection((address((node + 1) % nodes), PORT), timeout=60)
+                break
+            except ConnectionRefusedError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.02)
+        left, _ = server.accept()
+    for end in (right, left):
+        end.settimeout(120)
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return Neighbours(right, left)
+
+
+def preferred() -> None:
+    """This process's session has the cores before other sessions, where that may be asked for.
+
+    The kernel divides cores by session first (autogroup), so a process's own niceness says nothing.
+    """
+    with contextlib.suppress(OSError):
+        Path("/proc/self/autogroup").write_text(str(NICE))
+
+
+def sent_bytes(device: str) -> int:
+    """Bytes, with all headers, that this network namespace's device has sent."""
+    lines = Path("/proc/net/dev").read_text().splitlines()
+    found = dict(line.split(":") for line in lines if ":" in line)
+    return int({name.strip(): count for name, count in found.items()}[device].split()[8])
+
+
+def started(network: Network, command: Sequence[str]) -> list[str]:
+    """The command of a job of `launch.local` whose processes are at the nodes, on a core each.
+
+    Cores are shared in turns where there are fewer.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    enter = "; ".join(
+        f'[ "$OPTDYN_PROCESS" = {node} ] && exec '
+        + " ".join(network.at_node(node, ["taskset", "-c", str(cores[node % len(cores)])]))
+        + ' env OPTDYN_COORDINATOR="$at" JAX_COORDINATOR_BIND_ADDRESS="$at"'
+        + f' no_grpc_proxy={address(0)} "$@"'
+        for node in range(len(network.pids))
+    )
+    shell = f'at={address(0)}:"${{OPTDYN_COORDINATOR##*:}}"; {enter}; exit 1'
+    count = f"--processes={len(network.pids)}"
+    return [sys.executable, "-m", "launch.local", count, "--", "sh", "-c", shell, "sh", *command]
