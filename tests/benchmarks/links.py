@@ -19,12 +19,15 @@ message. Rows that the record has are skipped, unless `--again`.
 import argparse
 import json
 import os
-import signal
+import platform
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,11 +37,15 @@ import jax
 import numpy as np
 import pandas as pd
 from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from launch import cache
-from optdyn import driver, processes, program, strategies, trainer
+from optdyn import driver, price, processes, program, strategies, trainer
 from optdyn.config import default
 from optdyn.experiment import Experiment
+from optdyn.parallel import overlap
+from optdyn.outputs.files import write_json
 from optdyn.run import Run
 from optdyn.timeline.base import Timeline
 from tests.benchmarks import shaped
@@ -48,6 +55,8 @@ from tests.values import as_experiment
 MARK = "found: "
 ROW_SECONDS, START_SECONDS = 150, 90  # that a row and a job's start may take, or it is ended
 PLAIN = 0.25  # seconds of the link's rate in a plain transfer
+MEASURED = ("link", "turn", "small", "sent", "step", "own", "one", "together")
+SECONDS = ["measured", "simulated", "step", "own", "waiting", "wire", "latency", "rest"]
 WANTED = {"median": 1.10, "worst": 1.25}
 
 
@@ -62,10 +71,10 @@ class Size(NamedTuple):
 
 
 SIZES = {
-    20: Size((16,), 2000),
-    100: Size((32, 32), 2000),
-    1000: Size((512, 512), 128),
-    5000: Size((1024, 1024), 64),
+    20: Size((64,), 2000),
+    100: Size((256, 128), 2000),
+    1000: Size((1024, 1024), 256),
+    5000: Size((2048, 2048), 128),
 }
 
 
@@ -77,7 +86,7 @@ class Row(NamedTuple):
 
     @property
     def updates(self) -> int:
-        return max(32, self.period)
+        return max(8, self.period, min(2 * self.period, 16))
 
 
 # Its keys of config.strategy, and those that the period decides.
@@ -100,8 +109,9 @@ METHODS: Mapping[str, tuple[dict[str, Any], Callable[[int], dict[str, int]]]] = 
     "gossip": ({"name": "gossip", "graph": "complete", "gossip_order": "adapt"}, lambda h: {}),
 }
 APART = ("streaming", "DASO")  # whose exchange the hosts carry, beside the computing
-PERIODS = {"sync": (1,), "gossip": (1,), "streaming": (8, 32, 128), "DASO": (2, 8, 32)}
-USUAL = (1, 8, 128)
+PERIODS = {"sync": (1,), "gossip": (1,), "DASO": (2, 8, 32), "streaming": (8, 16, 32)}
+PERIODS |= {"DiLoCo": (1, 8, 32, 128)}
+USUAL = (1, 8, 32)
 
 
 def all_rows() -> list[Row]:
@@ -136,38 +146,59 @@ def config_of(row: Row, nodes: int, api: str, plain: bool = False) -> Experiment
     return as_experiment(config)
 
 
-def line_of(run: Run, config: Experiment) -> Timeline:
-    """The updates of a config by its method's clock, as one epoch; `run` has the same model."""
-    size = program.parameter_bytes(run.params)
-    network = strategies.Network(run.program.problem, run.params, run.data.train)
+def line_of(config: Experiment) -> Timeline:
+    """The updates of a config by its method's clock, as one epoch."""
+    shapes = price.of_model(config)
+    network = strategies.Network(shapes.problem, shapes.params, shapes.examples)
     return strategies.timeline_of(
-        config, steps_per_epoch=config.steps, update_bytes=size, network=network
+        config, steps_per_epoch=config.steps, update_bytes=shapes.bytes, network=network
     )
 
 
-def timer(run: Run, n: int) -> Callable[[], float]:
-    """Seconds of the first n updates, called as the trainer calls them."""
-    state, examples, events, indices, _ = driver.first(run, n)
+def timer(run: Run, n: int, around: Callable[[], Any] = nullcontext) -> Callable[[], float]:
+    """Seconds of the first n updates, called as the trainer calls them, inside `around`."""
+    with around():
+        state, examples, events, indices, _ = driver.first(run, n)
 
     def padded(leaf: np.ndarray) -> np.ndarray:
-        return np.concatenate([leaf, np.zeros((program.CHUNK - len(leaf), *leaf.shape[1:]), leaf.dtype)])
+        return np.concatenate(
+            [leaf, np.zeros((program.CHUNK - len(leaf), *leaf.shape[1:]), leaf.dtype)]
+        )
 
-    events = events._replace(choice=jax.tree.map(padded, line_of(run, run.config).choice))
+    events = events._replace(choice=jax.tree.map(padded, line_of(run.config).choice))
 
     def once() -> float:
         nonlocal state
-        begun = time.perf_counter()
-        state, infos = run.program.advance(state, examples, events, indices, n)
+        with around():
+            begun = time.perf_counter()
+            state, infos = run.program.advance(state, examples, events, indices, n)
         assert np.isfinite(np.asarray(infos["loss"])[:n]).all()
         return time.perf_counter() - begun
 
     return once
 
 
+def api_of(row: Row) -> str:
+    return "overlap" if row.method in APART else "shard_map"
+
+
+@contextmanager
+def lone() -> Iterator[None]:
+    """Inside, a process of a job is one by itself, whose only device is its own."""
+    carrier, local = ThreadPoolExecutor(1), jax.local_devices()[:1]
+    with (
+        mock.patch.object(jax, "process_count", return_value=1),
+        mock.patch.object(jax, "devices", return_value=local),
+        mock.patch.object(jax, "device_count", return_value=1),
+        mock.patch.object(overlap.ring, "joined", return_value=overlap.ring.Ring(carrier.submit)),
+    ):
+        yield
+
+
 def by_itself(row: Row, plain: bool = False) -> Run:
-    """On this process's device alone, whatever job it is in."""
-    with mock.patch.object(jax, "process_count", return_value=1):
-        return trainer.prepare(config_of(row, 1, "", plain))
+    """The method on this process's device alone, or plain SGD, as the same kind of program."""
+    with lone():
+        return trainer.prepare(config_of(row, 1, "shard_map" if plain else api_of(row), plain))
 
 
 def of_nodes(value: Any) -> np.ndarray:
@@ -177,21 +208,25 @@ def of_nodes(value: Any) -> np.ndarray:
 
 def measured(row: Row, ring: shaped.Neighbours, rounds: int) -> dict[str, Any]:
     """What the row's processes find; all must call this together."""
-    run = trainer.prepare(config_of(row, row.nodes, "overlap" if row.method in APART else "shard_map"))
+    shaped.preferred(alone=row.method not in APART and row.nodes <= (os.cpu_count() or 1))
+    run = trainer.prepare(config_of(row, row.nodes, api_of(row)))
     n, size = row.updates, int(row.megabits * 1e6 / 8 * PLAIN)
     timers = {
-        "step": timer(by_itself(row, plain=True), n),
-        "own": timer(by_itself(row), n),
-        "one": timer(by_itself(row, plain=True), 1),
+        "step": timer(by_itself(row, plain=True), n, lone),
+        "own": timer(by_itself(row), n, lone),
+        "one": timer(by_itself(row, plain=True), 1, lone),
         "together": timer(run, n),
     }
-    found: dict[str, list[float]] = {name: [] for name in ("link", "turn", "sent", *timers)}
+    small = small_sum(row.method in APART)
+    found: dict[str, list[float]] = {name: [] for name in MEASURED}
     for each in timers.values():
         each()  # compiles
-    ring.turns(20)
+    small(), ring.turns(20)
     for _ in range(rounds):
         found["link"].append(size / ring.ring(size))
         found["turn"].append(ring.turns(50))
+        multihost_utils.sync_global_devices("together")
+        found["small"] += [small() / (2 * (row.nodes - 1)) for _ in range(4)]
         for name, each in timers.items():
             multihost_utils.sync_global_devices("together")
             before = shaped.sent_bytes(f"node{jax.process_index()}")
@@ -206,9 +241,42 @@ def measured(row: Row, ring: shaped.Neighbours, rounds: int) -> dict[str, Any]:
     return together | {"parameter_bytes": program.parameter_bytes(run.params)}
 
 
+def small_sum(apart: bool) -> Callable[[], float]:
+    """Seconds of an all-reduce of 1 kB by those who carry the row's messages, mean of some."""
+    numbers, repeats = 256, 25
+    if apart:
+
+        def carried() -> None:
+            for _ in range(repeats):
+                overlap.ring.joined().begin(partial(np.ones, numbers, np.float32)).result()
+
+        return timed(carried, repeats)
+
+    def body(_: Any, x: jax.Array) -> jax.Array:
+        return jax.lax.psum(x, "node") / jax.lax.axis_size("node")
+
+    mesh = Mesh(np.array(jax.devices()), "node")
+    loop = jax.shard_map(
+        partial(jax.lax.fori_loop, 0, repeats, body), mesh=mesh, in_specs=P(), out_specs=P()
+    )
+    compiled, ones = (
+        jax.jit(loop),
+        jax.device_put(np.ones(numbers, np.float32), NamedSharding(mesh, P())),
+    )
+    return timed(lambda: jax.block_until_ready(compiled(ones)), repeats)
+
+
+def timed(work: Callable[[], Any], repeats: int) -> Callable[[], float]:
+    def once() -> float:
+        begun = time.perf_counter()
+        work()
+        return (time.perf_counter() - begun) / repeats
+
+    return once
+
+
 def work(rows: Iterable[Row], rounds: int) -> None:
     """One process of the job of these rows."""
-    shaped.preferred()
     cache.enable()
     processes.initialize()
     ring = shaped.neighbours(jax.process_index(), jax.process_count())
@@ -218,5 +286,161 @@ def work(rows: Iterable[Row], rounds: int) -> None:
             print(MARK + json.dumps(row._asdict() | found), flush=True)
 
 
+def simulated(row: Row, **keys: Any) -> float:
+    """Seconds an update by the method's clock, from the first update to the last."""
+    config = config_of(row, row.nodes, "").with_({f"cluster.{k}": v for k, v in keys.items()})
+    return float(line_of(config).seconds[-1]) / row.updates
+
+
+def account(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Seconds an update of a row, measured and simulated, and what they are made of."""
+    row = Row(*(found[name] for name in Row._fields))
+    middle = {name: np.median(np.array(found[name]), axis=1) for name in MEASURED}
+    together = np.array(found["together"]).max(axis=0)
+
+    def clock(service: np.ndarray, **network: float) -> float:
+        mean = float(service.mean())
+        each = mean / SIZES[row.megabits].of(row.nodes)
+        speeds = tuple((mean / service).tolist())
+        return simulated(row, seconds_per_example=each, speeds=speeds, **network)
+
+    own, bandwidth, latency = (
+        middle["own"],
+        float(middle["link"].min()),
+        float(middle["small"].mean()),
+    )
+    alone, wired = clock(own), clock(own, bandwidth=bandwidth)
+    whole = clock(own, bandwidth=bandwidth, latency=latency)
+    nominal = row.megabits * 1e6 / 8 * shaped.PAYLOAD / shaped.FRAME
+    measured = float(np.median(together))
+    return {
+        **row._asdict(),
+        "Mbit/s": bandwidth * 8e-6,
+        "measured": measured,
+        "simulated": whole,
+        "ratio": measured / whole,
+        "step": float(middle["step"].mean()),
+        "own": float(own.mean() - middle["step"].mean()),
+        "waiting": alone - float(own.mean()),
+        "wire": wired - alone,
+        "latency": whole - wired,
+        "rest": measured - whole,
+        "ratio by step": measured / clock(middle["step"], bandwidth=bandwidth, latency=latency),
+        "ratio by rate": measured / clock(own, bandwidth=nominal),
+        "quartiles": [float(q) for q in np.quantile(together, (0.25, 0.75))],
+    }
+
+
+def run_rows(rows: list[Row], rounds: int, until: float) -> Iterator[dict[str, Any]]:
+    """What is found of the rows, a job for all of a rate; none is begun after the second `until`."""
+    by_job = lambda row: (row.nodes, row.megabits)  # noqa: E731
+    for nodes, of_nodes in groupby(sorted(rows, key=by_job), lambda row: row.nodes):
+        with shaped.network(nodes) as network:
+            for megabits, job_rows in groupby(of_nodes, lambda row: row.megabits):
+                if time.monotonic() < until:
+                    network.shape(megabits * 1e6)
+                    yield from _job(network, list(job_rows), rounds, until)
+
+
+def _job(
+    network: shaped.Network, rows: list[Row], rounds: int, until: float
+) -> Iterator[dict[str, Any]]:
+    worker = [sys.executable, "-m", "tests.benchmarks.links", f"--rounds={rounds}"]
+    worker.append(f"--work={json.dumps(rows)}")
+    late = threading.Event()
+    with subprocess.Popen(
+        shaped.started(network, worker), stdout=subprocess.PIPE, text=True
+    ) as job:
+
+        def ended() -> None:
+            late.set()
+            job.terminate()  # what it does to its processes, and once more, kills them
+            time.sleep(10)
+            job.terminate()
+
+        def watch(seconds: float) -> threading.Timer:
+            timer = threading.Timer(seconds, ended)
+            timer.daemon = True
+            timer.start()
+            return timer
+
+        timer = watch(START_SECONDS + ROW_SECONDS)
+        try:
+            assert job.stdout
+            for line in job.stdout:
+                if MARK not in line:
+                    print(line, end="", file=sys.stderr)
+                    continue
+                timer.cancel()
+                yield json.loads(line.partition(MARK)[2])
+                if time.monotonic() > until:
+                    break
+                timer = watch(ROW_SECONDS)
+        finally:
+            timer.cancel()
+            job.terminate()
+    if late.is_set():
+        raise SystemExit(f"a row of {rows[0].nodes} nodes took over {ROW_SECONDS} s, and was ended")
+
+
+def table_of(every: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """A row each, in ms an update."""
+    table = pd.DataFrame([account(found) for found in every])
+    table[SECONDS] *= 1e3
+    return table
+
+
+def summary(table: pd.DataFrame) -> dict[str, Any]:
+    """How far off the clocks are, whichever way."""
+    off = np.exp(np.abs(np.log(table["ratio"])))
+    found = {"rows": len(off), "median": float(off.median()), "worst": float(off.max())}
+    return found | {"median ratio": float(table["ratio"].median())}
+
+
+def save(every: Mapping[Row, Mapping[str, Any]], out: Path, rounds: int) -> None:
+    """Prints the table and writes the record, from which the next start goes on."""
+    table = table_of(every.values())
+    about = {
+        "rounds": rounds,
+        "off": summary(table),
+        "wanted": WANTED,
+        "kernel": platform.release(),
+    }
+    publish(table, out, **about, found=list(every.values()))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--minutes", type=float, default=60.0, help="begin no row after so many")
+    parser.add_argument("--only", default="", help="rows of this method, or of these, with commas")
+    parser.add_argument("--again", action="store_true", help="also rows that the record has")
+    parser.add_argument("--out", type=Path, default=Path("workdirs/links.json"))
+    parser.add_argument("--work", help=argparse.SUPPRESS)
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.work:
+        return work([Row(*each) for each in json.loads(arguments.work)], arguments.rounds)
+    if not arguments.inside:
+        command = [sys.executable, "-m", "tests.benchmarks.links", *sys.argv[1:], "--inside"]
+        command = shaped.alone(command)
+        os.execvp(command[0], command)
+    kept = json.loads(arguments.out.read_text())["found"] if arguments.out.exists() else []
+    every = {Row(*(found[name] for name in Row._fields)): found for found in kept}
+    asked = arguments.only.split(",") if arguments.only else list(METHODS)
+    rows = [
+        row for row in all_rows() if row.method in asked and (arguments.again or row not in every)
+    ]
+    until = time.monotonic() + 60 * arguments.minutes
+    for found in run_rows(rows, arguments.rounds, until):
+        row = Row(*(found[name] for name in Row._fields))
+        every[row] = found | {"date": time.strftime("%Y-%m-%d"), "load": os.getloadavg()[0]}
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        write_json(arguments.out, {"found": list(every.values())})
+        print(table_of([found]).to_string(index=False, header=False), file=sys.stderr, flush=True)
+    save(every, arguments.out, arguments.rounds)
+
+
 if __name__ == "__main__":
-    pass
+    with processes.leaving_on_failure():
+        main()

@@ -26,7 +26,7 @@ FRAME, PAYLOAD = 1514, 1448  # bytes of an Ethernet frame, and of the data in it
 BURST = 6e-4  # seconds of its rate that a token bucket lets pass at once
 LEAST = 2 * FRAME + 72  # bytes of it
 QUEUE = 32 * 2**20  # bytes that wait before any are dropped
-NICE = -15  # of a node's session, as other work would be stragglers that no clock knows of
+NICE = -15  # of a node's session
 HOLD = "echo in; exec sleep infinity"
 
 
@@ -50,7 +50,16 @@ class Network(NamedTuple):
     pids: tuple[int, ...]
 
     def at_node(self, node: int, command: Sequence[str]) -> list[str]:
-        return ["nsenter", "-t", str(self.pids[node]), "-n", "-u", "-m", f"--wd={os.getcwd()}", *command]
+        return [
+            "nsenter",
+            "-t",
+            str(self.pids[node]),
+            "-n",
+            "-u",
+            "-m",
+            f"--wd={os.getcwd()}",
+            *command,
+        ]
 
     def shape(self, bits: float) -> None:
         """So many bits a second on every link, in each direction."""
@@ -153,13 +162,20 @@ def neighbours(node: int, nodes: int) -> Neighbours:
     return Neighbours(right, left)
 
 
-def preferred() -> None:
-    """This process's session has the cores before other sessions, where that may be asked for.
+def preferred(alone: bool) -> None:
+    """This process has its core before all others, where that may be asked for.
 
-    The kernel divides cores by session first (autogroup), so a process's own niceness says nothing.
+    Other work on the machine would be stragglers that no clock knows of. Where it is `alone` on its
+    core, its threads do not take the core from one another either (`links.md`). Else its session
+    comes first: the kernel divides cores by session, so a niceness would say nothing.
     """
+    policy = os.sched_param(1), os.SCHED_FIFO
+    if not alone:
+        policy = os.sched_param(0), os.SCHED_OTHER
     with contextlib.suppress(OSError):
         Path("/proc/self/autogroup").write_text(str(NICE))
+        for thread in os.listdir("/proc/self/task"):
+            os.sched_setscheduler(int(thread), policy[1], policy[0])
 
 
 def sent_bytes(device: str) -> int:
