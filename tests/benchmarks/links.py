@@ -295,7 +295,8 @@ def simulated(row: Row, **keys: Any) -> float:
 def account(found: Mapping[str, Any]) -> dict[str, Any]:
     """Seconds an update of a row, measured and simulated, and what they are made of."""
     row = Row(*(found[name] for name in Row._fields))
-    middle = {name: np.median(np.array(found[name]), axis=1) for name in MEASURED}
+    used = ("link", "small", "step", "own")
+    middle = {name: np.median(np.array(found[name]), axis=1) for name in used}
     together = np.array(found["together"]).max(axis=0)
 
     def clock(service: np.ndarray, **network: float) -> float:

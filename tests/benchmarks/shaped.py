@@ -26,8 +26,9 @@ FRAME, PAYLOAD = 1514, 1448  # bytes of an Ethernet frame, and of the data in it
 BURST = 6e-4  # seconds of its rate that a token bucket lets pass at once
 LEAST = 2 * FRAME + 72  # bytes of it
 QUEUE = 32 * 2**20  # bytes that wait before any are dropped
+LONGEST = 60.0  # seconds until a node that does not answer is given up
 NICE = -15  # of a node's session
-HOLD = "echo in; exec sleep infinity"
+NAMESPACES = ("unshare", "--net", "--uts", "--mount")
 
 
 def address(node: int) -> str:
@@ -37,10 +38,9 @@ def address(node: int) -> str:
 def alone(command: Sequence[str]) -> list[str]:
     """The command in a network namespace of its own. Raises `OSError` where there can be none."""
     for more in ([], ["--map-root-user"]):
-        start = ["unshare", "--net", "--uts", "--mount", *more]
         with contextlib.suppress(FileNotFoundError):
-            if subprocess.run([*start, "true"], capture_output=True).returncode == 0:
-                return [*start, *command]
+            if subprocess.run([*NAMESPACES, *more, "true"], capture_output=True).returncode == 0:
+                return [*NAMESPACES, *more, *command]
     raise OSError("no network namespace can be made here: be root, and have util-linux")
 
 
@@ -50,25 +50,20 @@ class Network(NamedTuple):
     pids: tuple[int, ...]
 
     def at_node(self, node: int, command: Sequence[str]) -> list[str]:
-        return [
-            "nsenter",
-            "-t",
-            str(self.pids[node]),
-            "-n",
-            "-u",
-            "-m",
-            f"--wd={os.getcwd()}",
-            *command,
-        ]
+        where = ["-t", str(self.pids[node]), "-n", "-u", "-m", f"--wd={Path.cwd()}"]
+        return ["nsenter", *where, *command]
 
     def shape(self, bits: float) -> None:
-        """So many bits a second on every link, in each direction."""
+        """So many bits a second on every link, in each direction.
+
+        The bridge's end has twice the burst, so that the node's own decides.
+        """
         for node in range(len(self.pids)):
-            for end, wide in ((["tc"], 1), (self.at_node(node, ["tc"]), 0)):
-                device = f"{'bridge' if wide else 'node'}{node}"
-                burst = (1 + wide) * max(LEAST, BURST * bits / 8)
-                keys = f"qdisc replace dev {device} root tbf rate {bits:.0f}bit limit {QUEUE}"
-                _call([*end, *keys.split(), "burst", f"{burst:.0f}"])
+            for device, wide in ((f"node{node}", 1), (f"bridge{node}", 2)):
+                burst = wide * max(LEAST, BURST * bits / 8)
+                line = f"tc qdisc replace dev {device} root tbf rate {bits:.0f}bit limit {QUEUE}"
+                command = f"{line} burst {burst:.0f}".split()
+                _call(self.at_node(node, command) if wide == 1 else command)
 
 
 @contextlib.contextmanager
@@ -78,17 +73,14 @@ def network(nodes: int) -> Iterator[Network]:
         hosts = Path(stack.enter_context(tempfile.TemporaryDirectory()), "hosts")
         names = [f"{address(node)} node{node}\n" for node in range(nodes)]
         hosts.write_text("127.0.0.1 localhost\n" + "".join(names))
-        _call("ip link set lo up".split())
-        _call("ip link add bridge type bridge".split())
-        stack.callback(_call, "ip link del bridge".split())
-        _call("ip link set bridge up".split())
-        pids = []
-        for node in range(nodes):
-            held = stack.enter_context(_holder())
-            pids.append(held)
-            made = f"ip link add bridge{node} type veth peer name node{node} netns {held}"
-            for line in (made, f"ip link set bridge{node} master bridge up"):
-                _call(line.split())
+        _lines("ip link set lo up", "ip link add bridge type bridge", "ip link set bridge up")
+        stack.callback(_lines, "ip link del bridge")
+        made = Network(tuple(stack.enter_context(_holder()) for _ in range(nodes)))
+        for node, pid in enumerate(made.pids):
+            _lines(
+                f"ip link add bridge{node} type veth peer name node{node} netns {pid}",
+                f"ip link set bridge{node} master bridge up",
+            )
             for line in (
                 f"hostname node{node}",
                 f"mount --bind {hosts} /etc/hosts",
@@ -96,15 +88,19 @@ def network(nodes: int) -> Iterator[Network]:
                 f"ip addr add {address(node)}/24 dev node{node}",
                 f"ip link set node{node} up",
             ):
-                _call(Network(tuple(pids)).at_node(node, line.split()))
-        yield Network(tuple(pids))
+                _call(made.at_node(node, line.split()))
+        yield made
 
 
 @contextlib.contextmanager
 def _holder() -> Iterator[int]:
     """A process that only holds a node's namespaces."""
-    start = ["unshare", "--net", "--uts", "--mount", "sh", "-c", HOLD]
-    with subprocess.Popen(start, stdout=subprocess.PIPE, preexec_fn=bound_to_parent()) as held:
+    held = subprocess.Popen(
+        [*NAMESPACES, "sh", "-c", "echo in; exec sleep infinity"],
+        stdout=subprocess.PIPE,
+        preexec_fn=bound_to_parent(),
+    )
+    with held:
         assert held.stdout
         try:
             held.stdout.readline()
@@ -113,8 +109,13 @@ def _holder() -> Iterator[int]:
             held.kill()
 
 
+def _lines(*lines: str) -> None:
+    for line in lines:
+        _call(line.split())
+
+
 def _call(command: Sequence[str]) -> None:
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=30)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=LONGEST)
 
 
 class Neighbours(NamedTuple):
@@ -144,12 +145,13 @@ class Neighbours(NamedTuple):
 
 
 def neighbours(node: int, nodes: int) -> Neighbours:
-    """To be called on all nodes at once."""
+    """To be called on all nodes at once. Raises `OSError` if one does not come."""
     with socket.create_server((address(node), PORT)) as server:
-        deadline = time.monotonic() + 60
+        server.settimeout(LONGEST)
+        deadline = time.monotonic() + LONGEST
         while True:
             try:
-                right = socket.create_connection((address((node + 1) % nodes), PORT), timeout=60)
+                right = socket.create_connection((address((node + 1) % nodes), PORT), LONGEST)
                 break
             except ConnectionRefusedError:
                 if time.monotonic() > deadline:
@@ -157,7 +159,7 @@ def neighbours(node: int, nodes: int) -> Neighbours:
                 time.sleep(0.02)
         left, _ = server.accept()
     for end in (right, left):
-        end.settimeout(120)
+        end.settimeout(2 * LONGEST)
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return Neighbours(right, left)
 
@@ -169,20 +171,18 @@ def preferred(alone: bool) -> None:
     core, its threads do not take the core from one another either (`links.md`). Else its session
     comes first: the kernel divides cores by session, so a niceness would say nothing.
     """
-    policy = os.sched_param(1), os.SCHED_FIFO
-    if not alone:
-        policy = os.sched_param(0), os.SCHED_OTHER
+    policy, priority = (os.SCHED_FIFO, 1) if alone else (os.SCHED_OTHER, 0)
     with contextlib.suppress(OSError):
         Path("/proc/self/autogroup").write_text(str(NICE))
         for thread in os.listdir("/proc/self/task"):
-            os.sched_setscheduler(int(thread), policy[1], policy[0])
+            os.sched_setscheduler(int(thread), policy, os.sched_param(priority))
 
 
 def sent_bytes(device: str) -> int:
     """Bytes, with all headers, that this network namespace's device has sent."""
     lines = Path("/proc/net/dev").read_text().splitlines()
-    found = dict(line.split(":") for line in lines if ":" in line)
-    return int({name.strip(): count for name, count in found.items()}[device].split()[8])
+    of = dict(line.split(":") for line in lines if ":" in line)
+    return int({name.strip(): counts for name, counts in of.items()}[device].split()[8])
 
 
 def started(network: Network, command: Sequence[str]) -> list[str]:
@@ -191,11 +191,11 @@ def started(network: Network, command: Sequence[str]) -> list[str]:
     Cores are shared in turns where there are fewer.
     """
     cores = sorted(os.sched_getaffinity(0))
+    proxied = "${no_grpc_proxy:+no_grpc_proxy=" + address(0) + "}"
     enter = "; ".join(
         f'[ "$OPTDYN_PROCESS" = {node} ] && exec '
         + " ".join(network.at_node(node, ["taskset", "-c", str(cores[node % len(cores)])]))
-        + ' env OPTDYN_COORDINATOR="$at" JAX_COORDINATOR_BIND_ADDRESS="$at"'
-        + f' no_grpc_proxy={address(0)} "$@"'
+        + f' env OPTDYN_COORDINATOR="$at" JAX_COORDINATOR_BIND_ADDRESS="$at" {proxied} "$@"'
         for node in range(len(network.pids))
     )
     shell = f'at={address(0)}:"${{OPTDYN_COORDINATOR##*:}}"; {enter}; exit 1'
