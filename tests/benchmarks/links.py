@@ -6,14 +6,16 @@
 Every process is a node in a network namespace of its own, bound to a core, behind a link that `tc`
 shapes (`shaped.py`). Of each row are measured, in turn and by all nodes at once:
 
-    link       a plain TCP transfer around the ring, and a plain message of one byte
+    link       a plain TCP transfer around the ring
+    small      an all-reduce of 1 kB by those who carry the method's messages; if that is beside the
+               computing, while the node computes
     step       updates of plain SGD on a node by itself, without a network
     own        updates of the method on a node by itself: with what it makes of its messages
     together   updates of the method on all nodes, over the links
 
 The method's own clock says the seconds of as many updates on that cluster: a node computes as long
-as `own` took it, and a link has the bandwidth of the plain transfer and the latency of the plain
-message. Rows that the record has are skipped, unless `--again`.
+as `own` took it, a link has the bandwidth of the plain transfer, and a message the latency of a
+small one. Rows that the record has are skipped, unless `--again`.
 """
 
 import argparse
@@ -29,6 +31,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -44,8 +47,8 @@ from launch import cache
 from optdyn import driver, price, processes, program, strategies, trainer
 from optdyn.config import default
 from optdyn.experiment import Experiment
-from optdyn.parallel import overlap
 from optdyn.outputs.files import write_json
+from optdyn.parallel import overlap
 from optdyn.run import Run
 from optdyn.timeline.base import Timeline
 from tests.benchmarks import shaped
@@ -54,8 +57,9 @@ from tests.values import as_experiment
 
 MARK = "found: "
 ROW_SECONDS, START_SECONDS = 150, 90  # that a row and a job's start may take, or it is ended
+SMALL, BESIDE = 25, 8  # all-reduces of 1 kB, one after the other, by gloo and by the hosts
 PLAIN = 0.25  # seconds of the link's rate in a plain transfer
-MEASURED = ("link", "turn", "small", "sent", "step", "own", "one", "together")
+MEASURED = ("link", "turn", "small", "sent", "step", "own", "together")
 SECONDS = ["measured", "simulated", "step", "own", "waiting", "wire", "latency", "rest"]
 WANTED = {"median": 1.10, "worst": 1.25}
 
@@ -214,10 +218,9 @@ def measured(row: Row, ring: shaped.Neighbours, rounds: int) -> dict[str, Any]:
     timers = {
         "step": timer(by_itself(row, plain=True), n, lone),
         "own": timer(by_itself(row), n, lone),
-        "one": timer(by_itself(row, plain=True), 1, lone),
         "together": timer(run, n),
     }
-    small = small_sum(row.method in APART)
+    small = busy_sum(timers["step"]) if row.method in APART else small_sum()
     found: dict[str, list[float]] = {name: [] for name in MEASURED}
     for each in timers.values():
         each()  # compiles
@@ -226,13 +229,10 @@ def measured(row: Row, ring: shaped.Neighbours, rounds: int) -> dict[str, Any]:
         found["link"].append(size / ring.ring(size))
         found["turn"].append(ring.turns(50))
         multihost_utils.sync_global_devices("together")
-        found["small"] += [small() / (2 * (row.nodes - 1)) for _ in range(4)]
+        found["small"] += [small() / (2 * (row.nodes - 1)) for _ in range(2)]
         for name, each in timers.items():
             multihost_utils.sync_global_devices("together")
             before = shaped.sent_bytes(f"node{jax.process_index()}")
-            if name == "one":
-                found[name] += [each() for _ in range(16)]
-                continue
             found[name].append(each() / n)
             if name == "together":
                 after = shaped.sent_bytes(f"node{jax.process_index()}")
@@ -241,36 +241,39 @@ def measured(row: Row, ring: shaped.Neighbours, rounds: int) -> dict[str, Any]:
     return together | {"parameter_bytes": program.parameter_bytes(run.params)}
 
 
-def small_sum(apart: bool) -> Callable[[], float]:
-    """Seconds of an all-reduce of 1 kB by those who carry the row's messages, mean of some."""
-    numbers, repeats = 256, 25
-    if apart:
-
-        def carried() -> None:
-            for _ in range(repeats):
-                overlap.ring.joined().begin(partial(np.ones, numbers, np.float32)).result()
-
-        return timed(carried, repeats)
+def small_sum() -> Callable[[], float]:
+    """Seconds of an all-reduce of 1 kB by gloo, the mean of some."""
 
     def body(_: Any, x: jax.Array) -> jax.Array:
         return jax.lax.psum(x, "node") / jax.lax.axis_size("node")
 
     mesh = Mesh(np.array(jax.devices()), "node")
-    loop = jax.shard_map(
-        partial(jax.lax.fori_loop, 0, repeats, body), mesh=mesh, in_specs=P(), out_specs=P()
-    )
-    compiled, ones = (
-        jax.jit(loop),
-        jax.device_put(np.ones(numbers, np.float32), NamedSharding(mesh, P())),
-    )
-    return timed(lambda: jax.block_until_ready(compiled(ones)), repeats)
+    loop = partial(jax.lax.fori_loop, 0, SMALL, body)
+    compiled = jax.jit(jax.shard_map(loop, mesh=mesh, in_specs=P(), out_specs=P()))
+    ones = jax.device_put(np.ones(256, np.float32), NamedSharding(mesh, P()))
 
-
-def timed(work: Callable[[], Any], repeats: int) -> Callable[[], float]:
     def once() -> float:
         begun = time.perf_counter()
-        work()
-        return (time.perf_counter() - begun) / repeats
+        jax.block_until_ready(compiled(ones))
+        return (time.perf_counter() - begun) / SMALL
+
+    return once
+
+
+def busy_sum(computing: Callable[[], float]) -> Callable[[], float]:
+    """The same by the hosts, beside the computing."""
+    carrier = overlap.ring.joined()
+
+    def once() -> float:
+        beside = threading.Thread(target=computing)
+        beside.start()
+        time.sleep(0.01)
+        begun = time.perf_counter()
+        for _ in range(BESIDE):
+            carrier.begin(partial(np.ones, 256, np.float32)).result()
+        seconds = (time.perf_counter() - begun) / BESIDE
+        beside.join()
+        return seconds
 
     return once
 
@@ -292,12 +295,16 @@ def simulated(row: Row, **keys: Any) -> float:
     return float(line_of(config).seconds[-1]) / row.updates
 
 
+def seconds_of(found: Mapping[str, Any]) -> float:
+    """Measured seconds an update until the last node has it, in the middle round."""
+    return float(np.median(np.array(found["together"]).max(axis=0)))
+
+
 def account(found: Mapping[str, Any]) -> dict[str, Any]:
     """Seconds an update of a row, measured and simulated, and what they are made of."""
     row = Row(*(found[name] for name in Row._fields))
     used = ("link", "small", "step", "own")
     middle = {name: np.median(np.array(found[name]), axis=1) for name in used}
-    together = np.array(found["together"]).max(axis=0)
 
     def clock(service: np.ndarray, **network: float) -> float:
         mean = float(service.mean())
@@ -313,7 +320,7 @@ def account(found: Mapping[str, Any]) -> dict[str, Any]:
     alone, wired = clock(own), clock(own, bandwidth=bandwidth)
     whole = clock(own, bandwidth=bandwidth, latency=latency)
     nominal = row.megabits * 1e6 / 8 * shaped.PAYLOAD / shaped.FRAME
-    measured = float(np.median(together))
+    measured = seconds_of(found)
     return {
         **row._asdict(),
         "Mbit/s": bandwidth * 8e-6,
@@ -328,16 +335,15 @@ def account(found: Mapping[str, Any]) -> dict[str, Any]:
         "rest": measured - whole,
         "ratio by step": measured / clock(middle["step"], bandwidth=bandwidth, latency=latency),
         "ratio by rate": measured / clock(own, bandwidth=nominal),
-        "quartiles": [float(q) for q in np.quantile(together, (0.25, 0.75))],
     }
 
 
 def run_rows(rows: list[Row], rounds: int, until: float) -> Iterator[dict[str, Any]]:
-    """What is found of the rows, a job for all of a rate; none is begun after the second `until`."""
-    by_job = lambda row: (row.nodes, row.megabits)  # noqa: E731
-    for nodes, of_nodes in groupby(sorted(rows, key=by_job), lambda row: row.nodes):
+    """What is found of the rows, a job for all of a rate; none begins after the second `until`."""
+    ordered = sorted(rows, key=attrgetter("nodes", "megabits"))
+    for nodes, on_nodes in groupby(ordered, attrgetter("nodes")):
         with shaped.network(nodes) as network:
-            for megabits, job_rows in groupby(of_nodes, lambda row: row.megabits):
+            for megabits, job_rows in groupby(on_nodes, attrgetter("megabits")):
                 if time.monotonic() < until:
                     network.shape(megabits * 1e6)
                     yield from _job(network, list(job_rows), rounds, until)
@@ -348,7 +354,7 @@ def _job(
 ) -> Iterator[dict[str, Any]]:
     worker = [sys.executable, "-m", "tests.benchmarks.links", f"--rounds={rounds}"]
     worker.append(f"--work={json.dumps(rows)}")
-    late = threading.Event()
+    late, enough = threading.Event(), False
     with subprocess.Popen(
         shaped.started(network, worker), stdout=subprocess.PIPE, text=True
     ) as job:
@@ -374,14 +380,19 @@ def _job(
                     continue
                 timer.cancel()
                 yield json.loads(line.partition(MARK)[2])
-                if time.monotonic() > until:
+                if enough := time.monotonic() > until:
+                    job.terminate()
                     break
                 timer = watch(ROW_SECONDS)
+            job.wait()
         finally:
             timer.cancel()
-            job.terminate()
+            if job.poll() is None:
+                job.terminate()
     if late.is_set():
         raise SystemExit(f"a row of {rows[0].nodes} nodes took over {ROW_SECONDS} s, and was ended")
+    if job.returncode and not enough:
+        raise SystemExit(f"the job of {rows[0].nodes} nodes ended with {job.returncode}")
 
 
 def table_of(every: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
@@ -414,7 +425,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--minutes", type=float, default=60.0, help="begin no row after so many")
-    parser.add_argument("--only", default="", help="rows of this method, or of these, with commas")
+    parser.add_argument("--only", default="", help="rows that begin so, as sync or 'DASO 100 8'")
     parser.add_argument("--again", action="store_true", help="also rows that the record has")
     parser.add_argument("--out", type=Path, default=Path("workdirs/links.json"))
     parser.add_argument("--work", help=argparse.SUPPRESS)
@@ -428,17 +439,18 @@ def main() -> None:
         os.execvp(command[0], command)
     kept = json.loads(arguments.out.read_text())["found"] if arguments.out.exists() else []
     every = {Row(*(found[name] for name in Row._fields)): found for found in kept}
-    asked = arguments.only.split(",") if arguments.only else list(METHODS)
-    rows = [
-        row for row in all_rows() if row.method in asked and (arguments.again or row not in every)
-    ]
+    asked = tuple(arguments.only.split(","))
+    rows = [row for row in all_rows() if " ".join(map(str, row)).startswith(asked)]
+    if not rows:
+        raise SystemExit(f"--only={arguments.only}: there is no row that begins so")
+    rows = [row for row in rows if arguments.again or row not in every]
     until = time.monotonic() + 60 * arguments.minutes
     for found in run_rows(rows, arguments.rounds, until):
         row = Row(*(found[name] for name in Row._fields))
         every[row] = found | {"date": time.strftime("%Y-%m-%d"), "load": os.getloadavg()[0]}
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
         write_json(arguments.out, {"found": list(every.values())})
-        print(table_of([found]).to_string(index=False, header=False), file=sys.stderr, flush=True)
+        print(*row, f"{1e3 * seconds_of(found):.4g} ms an update", file=sys.stderr, flush=True)
     save(every, arguments.out, arguments.rounds)
 
 

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -72,7 +73,9 @@ def test_a_node_sends_what_a_ring_does_and_no_process_is_left(tmp_path):
     # 1,514 bytes on the wire are 1,448 of data, and each frame is acknowledged by 66 bytes at most.
     headers = shaped.FRAME / shaped.PAYLOAD
     for sent in one["sent"]:
-        assert one["parameter_bytes"] < sent[0] < one["parameter_bytes"] * (headers + 66 / 1448 + 0.02)
+        assert (
+            one["parameter_bytes"] < sent[0] < one["parameter_bytes"] * (headers + 66 / 1448 + 0.02)
+        )
     left = subprocess.run(["ip", "-brief", "link"], capture_output=True, text=True, check=True)
     assert "node0" not in left.stdout and "bridge0" not in left.stdout
-    assert "10.77.0.1" not in open("/etc/hosts").read()
+    assert shaped.address(0) not in Path("/etc/hosts").read_text()
