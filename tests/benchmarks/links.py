@@ -295,16 +295,24 @@ def simulated(row: Row, **keys: Any) -> float:
     return float(line_of(config).seconds[-1]) / row.updates
 
 
-def seconds_of(found: Mapping[str, Any]) -> float:
-    """Measured seconds an update until the last node has it, in the middle round."""
-    return float(np.median(np.array(found["together"]).max(axis=0)))
-
-
 def account(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Seconds an update of a row, measured and simulated, and what they are made of."""
+    """Seconds an update of a row, measured and simulated, and what they are made of.
+
+    Of the round in the middle, by the ratio of the two: a round's parts follow one another, and the
+    machine's pace changes from round to round. With an even number of rounds, the upper one.
+    """
+    rounds = len(found["together"][0])
+    every = sorted((_account(found, i) for i in range(rounds)), key=lambda each: each["ratio"])
+    each = {"least": every[0]["ratio"], "most": every[-1]["ratio"]}
+    return {**Row(*(found[name] for name in Row._fields))._asdict(), **every[rounds // 2], **each}
+
+
+def _account(found: Mapping[str, Any], i: int) -> dict[str, float]:
+    """That of one round."""
     row = Row(*(found[name] for name in Row._fields))
-    used = ("link", "small", "step", "own")
-    middle = {name: np.median(np.array(found[name]), axis=1) for name in used}
+    step, own, link, together = (
+        np.array(found[name])[:, i] for name in ("step", "own", "link", "together")
+    )
 
     def clock(service: np.ndarray, **network: float) -> float:
         mean = float(service.mean())
@@ -312,28 +320,23 @@ def account(found: Mapping[str, Any]) -> dict[str, Any]:
         speeds = tuple((mean / service).tolist())
         return simulated(row, seconds_per_example=each, speeds=speeds, **network)
 
-    own, bandwidth, latency = (
-        middle["own"],
-        float(middle["link"].min()),
-        float(middle["small"].mean()),
-    )
+    bandwidth, latency = float(link.min()), float(np.median(found["small"]))
     alone, wired = clock(own), clock(own, bandwidth=bandwidth)
     whole = clock(own, bandwidth=bandwidth, latency=latency)
     nominal = row.megabits * 1e6 / 8 * shaped.PAYLOAD / shaped.FRAME
-    measured = seconds_of(found)
+    measured = float(together.max())  # until the last node has it
     return {
-        **row._asdict(),
         "Mbit/s": bandwidth * 8e-6,
         "measured": measured,
         "simulated": whole,
         "ratio": measured / whole,
-        "step": float(middle["step"].mean()),
-        "own": float(own.mean() - middle["step"].mean()),
+        "step": float(step.mean()),
+        "own": float(own.mean() - step.mean()),
         "waiting": alone - float(own.mean()),
         "wire": wired - alone,
         "latency": whole - wired,
         "rest": measured - whole,
-        "ratio by step": measured / clock(middle["step"], bandwidth=bandwidth, latency=latency),
+        "ratio by step": measured / clock(step, bandwidth=bandwidth, latency=latency),
         "ratio by rate": measured / clock(own, bandwidth=nominal),
     }
 
@@ -450,7 +453,7 @@ def main() -> None:
         every[row] = found | {"date": time.strftime("%Y-%m-%d"), "load": os.getloadavg()[0]}
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
         write_json(arguments.out, {"found": list(every.values())})
-        print(*row, f"{1e3 * seconds_of(found):.4g} ms an update", file=sys.stderr, flush=True)
+        print(*row, "measured", file=sys.stderr, flush=True)
     save(every, arguments.out, arguments.rounds)
 
 

@@ -20,7 +20,7 @@ def found(row: links.Row, own: list[float], together: list[float]) -> dict:
         "own": [[each] * 3 for each in own],
         "link": [[1e7 + 1e6 * node] * 3 for node in nodes],
         "small": [[1e-3] * 3 for _ in nodes],
-        "together": [[each, each, 9.0] for each in together],  # one round was disturbed
+        "together": [[9.0, each, each] for each in together],  # one round was disturbed
     }
 
 
