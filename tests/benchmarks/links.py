@@ -210,9 +210,12 @@ def of_nodes(value: Any) -> np.ndarray:
     return np.asarray(multihost_utils.process_allgather(np.float32(value))).astype(float)
 
 
-def measured(row: Row, ring: shaped.Neighbours, rounds: int) -> dict[str, Any]:
+def measured(
+    row: Row, ring: shaped.Neighbours, rounds: int, ordinary: bool = False
+) -> dict[str, Any]:
     """What the row's processes find; all must call this together."""
-    shaped.preferred(alone=row.method not in APART and row.nodes <= (os.cpu_count() or 1))
+    alone = row.method not in APART and row.nodes <= (os.cpu_count() or 1)
+    shaped.preferred(alone and not ordinary)
     run = trainer.prepare(config_of(row, row.nodes, api_of(row)))
     n, size = row.updates, int(row.megabits * 1e6 / 8 * PLAIN)
     timers = {
@@ -278,13 +281,13 @@ def busy_sum(computing: Callable[[], float]) -> Callable[[], float]:
     return once
 
 
-def work(rows: Iterable[Row], rounds: int) -> None:
+def work(rows: Iterable[Row], rounds: int, ordinary: bool) -> None:
     """One process of the job of these rows."""
     cache.enable()
     processes.initialize()
     ring = shaped.neighbours(jax.process_index(), jax.process_count())
     for row in rows:
-        found = measured(row, ring, rounds)
+        found = measured(row, ring, rounds, ordinary)
         if processes.is_writer():
             print(MARK + json.dumps(row._asdict() | found), flush=True)
 
@@ -341,7 +344,7 @@ def _account(found: Mapping[str, Any], i: int) -> dict[str, float]:
     }
 
 
-def run_rows(rows: list[Row], rounds: int, until: float) -> Iterator[dict[str, Any]]:
+def run_rows(rows: list[Row], options: list[str], until: float) -> Iterator[dict[str, Any]]:
     """What is found of the rows, a job for all of a rate; none begins after the second `until`."""
     ordered = sorted(rows, key=attrgetter("nodes", "megabits"))
     for nodes, on_nodes in groupby(ordered, attrgetter("nodes")):
@@ -349,13 +352,13 @@ def run_rows(rows: list[Row], rounds: int, until: float) -> Iterator[dict[str, A
             for megabits, job_rows in groupby(on_nodes, attrgetter("megabits")):
                 if time.monotonic() < until:
                     network.shape(megabits * 1e6)
-                    yield from _job(network, list(job_rows), rounds, until)
+                    yield from _job(network, list(job_rows), options, until)
 
 
 def _job(
-    network: shaped.Network, rows: list[Row], rounds: int, until: float
+    network: shaped.Network, rows: list[Row], options: list[str], until: float
 ) -> Iterator[dict[str, Any]]:
-    worker = [sys.executable, "-m", "tests.benchmarks.links", f"--rounds={rounds}"]
+    worker = [sys.executable, "-m", "tests.benchmarks.links", *options]
     worker.append(f"--work={json.dumps(rows)}")
     late, enough = threading.Event(), False
     with subprocess.Popen(
@@ -429,13 +432,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--minutes", type=float, default=60.0, help="begin no row after so many")
     parser.add_argument("--only", default="", help="rows that begin so, as sync or 'DASO 100 8'")
+    parser.add_argument(
+        "--ordinary", action="store_true", help="threads of a process may take the core from others"
+    )
     parser.add_argument("--again", action="store_true", help="also rows that the record has")
     parser.add_argument("--out", type=Path, default=Path("workdirs/links.json"))
     parser.add_argument("--work", help=argparse.SUPPRESS)
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.work:
-        return work([Row(*each) for each in json.loads(arguments.work)], arguments.rounds)
+        rows = [Row(*each) for each in json.loads(arguments.work)]
+        return work(rows, arguments.rounds, arguments.ordinary)
     if not arguments.inside:
         command = [sys.executable, "-m", "tests.benchmarks.links", *sys.argv[1:], "--inside"]
         command = shaped.alone(command)
@@ -448,7 +455,8 @@ def main() -> None:
         raise SystemExit(f"--only={arguments.only}: there is no row that begins so")
     rows = [row for row in rows if arguments.again or row not in every]
     until = time.monotonic() + 60 * arguments.minutes
-    for found in run_rows(rows, arguments.rounds, until):
+    options = [f"--rounds={arguments.rounds}", *["--ordinary"] * arguments.ordinary]
+    for found in run_rows(rows, options, until):
         row = Row(*(found[name] for name in Row._fields))
         every[row] = found | {"date": time.strftime("%Y-%m-%d"), "load": os.getloadavg()[0]}
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
