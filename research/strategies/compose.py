@@ -43,7 +43,7 @@ def compose(
     if meter:
         strategy = metered(one, gradient, update, methods.shared)
     if methods.mix:
-        strategy = methods.mix.mix(strategy, axis if real else None)
+        strategy = methods.mix.mix(strategy, (axis or "") if real else None)
     return strategy
 
 

@@ -10,6 +10,7 @@ every node's message goes to all others.
 """
 
 from collections.abc import Callable
+from functools import partial
 from math import ceil
 from typing import Any
 
@@ -81,14 +82,13 @@ def _coded(
 ) -> Compression:
     """Codes, one an array, that go to all nodes."""
 
-    def both(nodes: Nodes, leaf: jax.Array) -> tuple[jax.Array, jax.Array]:
-        code = encode(leaf)
-        every = jax.vmap(lambda one: decode(one, leaf))(nodes.gather(code))
-        return every.mean(axis=0), decode(code, leaf)
-
     def apply(nodes: Nodes, tree: Tree, state: Any) -> tuple[Tree, Tree, Any]:
         leaves, tree_of = jax.tree.flatten(tree)
-        mean, own = zip(*(both(nodes, leaf) for leaf in leaves), strict=True)
+        codes = [encode(leaf) for leaf in leaves]
+        mean, own = [], []
+        for leaf, code, every in zip(leaves, codes, nodes.gather(codes), strict=True):
+            mean.append(jax.vmap(partial(decode, like=leaf))(every).mean(axis=0))
+            own.append(decode(code, leaf))
         return jax.tree.unflatten(tree_of, mean), jax.tree.unflatten(tree_of, own), state
 
     def messages(tree: Tree) -> tuple[int, ...]:

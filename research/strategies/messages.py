@@ -6,6 +6,7 @@ theta + M, and keeps what it left out, e <- x - theta + e - M, for its next mess
 
 from collections.abc import Callable
 from functools import partial
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import jax
@@ -42,7 +43,8 @@ class Messages(NamedTuple):
     """How parameters travel: in which types, or compressed, and from which of a node's devices.
 
     A node sends its message once: each of its real devices, those of the axis `senders`, sends its
-    own part of it and gets the rest from the others.
+    own part of it and gets the rest from the others. Of a node that is one real device, '', all
+    arrays are sent at once, as every message has seconds of its own.
     """
 
     dtype: str = ""  # of messages and their sums; '': that of the parameters
@@ -114,8 +116,35 @@ def over_nodes(senders: str | None = None) -> Nodes:
     """The collectives; where there are `senders`, of a node's devices each sends its own part."""
     sums, gather = partial(lax.psum, axis_name="node"), partial(lax.all_gather, axis_name="node")
     if senders:
-        sums, gather = partial(in_parts, senders=senders), partial(gathered, senders=senders)
+        return Nodes(
+            partial(in_parts, senders=senders),
+            partial(jax.tree.map, partial(gathered, senders=senders)),
+        )
+    if senders == "":
+        return Nodes(partial(at_once, sums), partial(_gathered_at_once, gather))
     return Nodes(sums, partial(jax.tree.map, gather))
+
+
+def at_once(collective: Callable[[jax.Array], jax.Array], tree: Tree) -> Tree:
+    """The collective of every array, (..., its shape), as one of all arrays of a type."""
+    leaves, tree_of = jax.tree.flatten(tree)
+    found = list(leaves)
+    for dtype in dict.fromkeys(leaf.dtype for leaf in leaves):
+        own = [i for i, leaf in enumerate(leaves) if leaf.dtype == dtype]
+        vector = collective(jnp.concatenate([leaves[i].reshape(-1) for i in own]))
+        ends = list(accumulate(leaves[i].size for i in own))[:-1]
+        for i, part in zip(own, jnp.split(vector, ends, axis=-1), strict=True):
+            found[i] = part.reshape(*vector.shape[:-1], *leaves[i].shape)
+    return jax.tree.unflatten(tree_of, found)
+
+
+def _gathered_at_once(gather: Callable[[jax.Array], jax.Array], tree: Tree) -> Tree:
+    """The same where nothing is added up: arrays of several types travel together, as bytes."""
+    if len({leaf.dtype for leaf in jax.tree.leaves(tree)}) == 1:
+        return at_once(gather, tree)
+    byte = partial(lax.bitcast_convert_type, new_dtype=jnp.uint8)
+    every = at_once(gather, jax.tree.map(byte, tree))
+    return jax.tree.map(lambda leaf, own: lax.bitcast_convert_type(leaf, own.dtype), every, tree)
 
 
 def in_parts(tree: Tree, senders: str) -> Tree:
