@@ -197,12 +197,11 @@ OFTEN = ("groups", "shares", "nodes", "daso+local", "stash")
 OWN = [f"{name} {METHODS[name][1][0]}" for name in ("groups", "shares")]
 REAL = [(name, api) for name in OFTEN for api in METHODS[name][1]]
 # The meter makes a second, large program of every run: always tried where groups arrive, shares
-# divide a batch, nodes have their own, and blocks learn locally in nodes; with all others if slow.
+# divide a batch, and nodes have their own; with all others if slow.
 PROBED = {
     "groups": ("shard_map",),
     "shares": ("pmap",),
     "nodes": ("pmap", "overlap"),
-    "daso+local": ("jit",),
 }
 # Held whole on every device, and streamed, each device its own.
 STREAMED = {
