@@ -85,7 +85,8 @@ def _coded(
     def apply(nodes: Nodes, tree: Tree, state: Any) -> tuple[Tree, Tree, Any]:
         leaves, tree_of = jax.tree.flatten(tree)
         codes = [encode(leaf) for leaf in leaves]
-        mean, own = [], []
+        mean: list[jax.Array] = []
+        own: list[jax.Array] = []
         for leaf, code, every in zip(leaves, codes, nodes.gather(codes), strict=True):
             mean.append(jax.vmap(partial(decode, like=leaf))(every).mean(axis=0))
             own.append(decode(code, leaf))
