@@ -28,8 +28,8 @@ RECORDS = ("papers_small", "papers_steered", "papers_one_step", "papers_race")
 LINK = re.compile(r"""\]\(([^)\s]+)\)|(?:src|href)="([^"]+)\"""")
 
 
-def on_config(config: Any) -> Any:
-    """Lays the package out for mkdocstrings, and lets `mkdocs serve` watch all folders."""
+def _laid_out() -> None:
+    """The package as it is installed, for mkdocstrings, which looks for it before any hook runs."""
     package = LINKS / "optdyn"
     package.mkdir(parents=True, exist_ok=True)
     inside = [
@@ -40,6 +40,13 @@ def on_config(config: Any) -> Any:
         link = package / path.name
         if not link.is_symlink():
             link.symlink_to(path)
+
+
+_laid_out()
+
+
+def on_config(config: Any) -> Any:
+    """Lets `mkdocs serve` watch all folders."""
     config.watch += [str(ROOT / folder) for folder in FOLDERS]
     return config
 
@@ -53,6 +60,7 @@ def on_files(files: Files, *, config: Any) -> Files:
             files.append(File.generated(config, uri, **source))
 
     pages = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+    pages.append(ROOT / "tests" / "benchmarks" / "links.md")
     for folder in FOLDERS:
         pages += sorted((ROOT / folder).rglob("*.md"))
     for page in pages:
