@@ -25,6 +25,11 @@ def spawn():
     child = subprocess.Popen(["sleep", "60"])
     (folder / f"pid {child.pid}").touch()
 
+def rest():
+    # In pieces: a signal that comes just before a sleep begins is handled when the sleep has ended.
+    for _ in range(600):
+        time.sleep(0.1)
+
 def ready(processes=3):
     (folder / f"ready {rank}").touch()
     while len(list(folder.glob("ready *"))) < processes:
@@ -117,7 +122,7 @@ if rank == 1:
     for i in range(30):
         print("wrong", i, file=sys.stderr)
     {last}
-time.sleep(60)
+rest()
 """)
     found, _, stderr = end(launcher)
     assert found == code
@@ -135,7 +140,7 @@ spawn()
 ready()
 if rank == 2:
     sys.exit(f"failed at {time.monotonic()}")
-time.sleep(60)
+rest()
 """)
     code, _, stderr = end(launcher)
     now = time.monotonic()  # the same clock in all processes of a machine
@@ -157,7 +162,7 @@ def save(number, frame):
 signal.signal({number}, save)
 ready()
 (folder / "all ready").touch()
-time.sleep(60)
+rest()
 """)
     wait_for((tmp_path / "all ready").exists)
     launcher.send_signal(number)
@@ -193,7 +198,7 @@ def test_nothing_is_left_of_processes_that_ended_well(start, tmp_path):
 
 
 def test_a_killed_launcher_leaves_no_process(start, tmp_path):
-    launcher = start("ready(); (folder / 'all ready').touch(); time.sleep(60)")
+    launcher = start("ready(); (folder / 'all ready').touch(); rest()")
     wait_for((tmp_path / "all ready").exists)
     launcher.kill()
     end(launcher)
@@ -205,7 +210,7 @@ def test_a_reader_that_sleeps_does_not_keep_it_from_ending(start, tmp_path):
 ready()
 (folder / "all ready").touch()
 os.write(1, b"more\\n" * 100_000)
-time.sleep(60)
+rest()
 """)
     wait_for((tmp_path / "all ready").exists)
     time.sleep(0.5)  # for the pipe to fill, which is not seen from here

@@ -180,7 +180,8 @@ def test_a_dry_run_submits_nothing(submitting, tmp_path):
 def test_a_shard_that_is_to_be_queued_again_ends_its_process_first(monkeypatch):
     again = SimpleNamespace(DelayedSubmission=lambda call: call)
     monkeypatch.setitem(sys.modules, "submitit", SimpleNamespace(helpers=again))
-    program = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(3)); time.sleep(60)"
+    program = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(3)); "
+    program += "[time.sleep(0.1) for _ in range(600)]"
     shard = submit.Shard([sys.executable, "-c", program])
     looked = []
 
