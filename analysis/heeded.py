@@ -29,10 +29,13 @@ def heeds(config: Mapping[str, Any], key: str) -> bool:
         return bool(config.get("replicas.count"))
     section, _, rest = key.partition(".")
     name = config.get("strategy.name", "")
-    if section == "strategy" and rest.partition(".")[0] not in ("name", "options"):
+    first, _, own = rest.partition(".")
+    if section == "strategy" and own and first in name.split("+"):  # of one of joined methods
+        return strategies.owns(first, own)
+    if section == "strategy" and first not in ("name", "options"):
         return strategies.owns(name, rest)
     if section == "cluster":
-        known = "disturbances" if rest.startswith("disturbance") else rest.partition(".")[0]
+        known = "disturbances" if rest.startswith("disturbance") else first
         return known not in OPTIONAL or known in _of_clock(name)
     return True
 

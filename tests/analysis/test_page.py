@@ -108,6 +108,10 @@ def test_only_keys_that_are_heeded_tell_settings_apart(tmp_path):
     assert not heeded.heeds(config | {"cluster.service": "constant"}, "cluster.variation")
     assert not heeded.heeds(config, "strategy.groups") and heeded.heeds(config, "model.hidden")
     assert heeded.heeds(config | {"strategy.name": "asynchronous"}, "strategy.groups")
+    joined = {"strategy.name": "diloco+async_local_sgd"}
+    assert heeded.heeds(joined, "strategy.diloco.period")
+    assert not heeded.heeds(joined, "strategy.diloco.graph")
+    assert not heeded.heeds(joined, "strategy.slowmo.period")
     own = {"strategy.name": "not.there:METHOD"}
     assert heeded.heeds(own, "cluster.split") and heeded.heeds(own, "strategy.options.a")
 
