@@ -29,9 +29,7 @@ def heeds(config: Mapping[str, Any], key: str) -> bool:
         return bool(config.get("replicas.count"))
     section, _, rest = key.partition(".")
     name = config.get("strategy.name", "")
-    first, _, own = rest.partition(".")
-    if section == "strategy" and own and first in name.split("+"):  # of one of joined methods
-        return strategies.owns(first, own)
+    first = rest.partition(".")[0]
     if section == "strategy" and first not in ("name", "options"):
         return strategies.owns(name, rest)
     if section == "cluster":

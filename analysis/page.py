@@ -180,7 +180,7 @@ dd { margin: 0 0 .5rem; }
   .hint, .chart, .theme, .differences { display: none; }
 }
 """
-TEMPLATE = """<!DOCTYPE html>
+HEAD = """<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
@@ -190,6 +190,10 @@ TEMPLATE = """<!DOCTYPE html>
 {{ style | safe }}</style>
 </head>
 <body>
+"""
+TEMPLATE = (
+    HEAD
+    + """\
 {% macro grid(table) %}
 {% if table.rows | length > 1 %}
 <p class="note hint" hidden>A click on a column's title sorts by it.</p>
@@ -299,6 +303,7 @@ TEMPLATE = """<!DOCTYPE html>
 </body>
 </html>
 """
+)
 
 
 def breakable(text: str) -> Markup:
@@ -308,14 +313,16 @@ def breakable(text: str) -> Markup:
 
 def render(**given: Any) -> str:
     """The page; every value is escaped."""
+    return filled(TEMPLATE, **{"answers": (), "differences": {}, **given}, LONG=LONG)
+
+
+def filled(template: str, style: str = "", **given: Any) -> str:
+    """A page of a template that begins with `HEAD`: with `STYLE` and more, and what all pages do.
+
+    `script`: themes, sorted tables, charts. Every value is escaped.
+    """
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters["breakable"] = breakable
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}
-    content = {"answers": (), "differences": {}, **given}
-    known = {"LONG": LONG, "style": STYLE, "script": script()}
-    return environment.from_string(TEMPLATE).render(**content, **known)
-
-
-def script() -> str:
-    """What every page does: themes, sorted tables, charts."""
-    return files("optdyn.analysis").joinpath("page.js").read_text()
+    script = files("optdyn.analysis").joinpath("page.js").read_text()
+    return environment.from_string(template).render(style=STYLE + style, script=script, **given)

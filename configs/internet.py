@@ -38,9 +38,11 @@ from optdyn.configs.race import WORKERS, bandwidth, tuned_of
 from optdyn.evidence.arms import (
     MOMENTUM,
     OUTER,
+    PERIOD,
     RATE,
     Arm,
     at,
+    counts,
     momenta,
     reported,
     rung,
@@ -133,7 +135,6 @@ ARMS: Mapping[str, Point] = {
     },
 }
 ALONE = "asynchronous"  # arm whose updates are of one node, not of all
-PERIOD = "strategy.period"
 
 
 def config_of(problem: str, arm: str, size: int) -> Experiment:
@@ -160,13 +161,8 @@ def arm_of(problem: str, name: str, size: int) -> Arm:
     arm = tuned_of(config, 4 * usual * min(1, 2 / size) if name == ALONE else usual)
     if OUTER not in arm.ladders:
         return arm
-    inner = {MOMENTUM: rung(momenta, config.optimizer.momentum), PERIOD: rung(periods, 8)}
-    return Arm(config, {**arm.ladders, MOMENTUM: momenta, PERIOD: periods}, {**arm.start, **inner})
-
-
-def periods(i: int) -> int:
-    """1, 2, 4, ... updates; below rung 0 there is 1 again."""
-    return 2 ** max(i, 0)
+    inner = {MOMENTUM: rung(momenta, config.optimizer.momentum), PERIOD: rung(counts, 8)}
+    return Arm(config, {**arm.ladders, MOMENTUM: momenta, PERIOD: counts}, {**arm.start, **inner})
 
 
 def clocks(config: Experiment, updates: int) -> dict[str, float]:

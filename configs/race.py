@@ -25,7 +25,17 @@ import optax
 
 from optdyn import program, resident
 from optdyn.config import usual
-from optdyn.evidence.arms import MOMENTUM, OUTER, RATE, STEP, Arm, momenta, rates, rung
+from optdyn.evidence.arms import (
+    MOMENTUM,
+    OUTER,
+    RATE,
+    STEP,
+    Arm,
+    momenta,
+    not_negative,
+    rates,
+    rung,
+)
 from optdyn.evidence.claim import Claim
 from optdyn.evidence.race import Race, table
 from optdyn.experiment import Cluster, Experiment
@@ -214,11 +224,6 @@ def tuned_of(config: Experiment, step: float) -> Arm:
     ladders = {size: rates, MOMENTUM: momenta}
     momentum = config.optimizer.momentum if adaptive else 0.0 if stale else 0.6
     return Arm(config, ladders, {size: start[STEP], MOMENTUM: rung(momenta, momentum)})
-
-
-def not_negative(i: int) -> float:
-    """0, 0.3, 0.6, 0.8, ...; below rung 0 there is 0 again."""
-    return momenta(max(i, 0))
 
 
 def race(problem: str) -> Race:

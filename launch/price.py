@@ -159,7 +159,7 @@ def notes(config: Experiment, found: Rows) -> Iterator[str]:
         name for name in sorted(priced) if strategies.groups_of(price.with_method(config, name)) > 1
     ]
     if alone:
-        said.append(f"An update of {_and(alone)} is of one worker or a few, of the others of all.")
+        said.append(f"An update of {and_(alone)} is of one worker or a few, of the others of all.")
     if any(not hasattr(strategies.chosen(name).read, "graph") for name in alone):
         said.append("Their server's own link is as wide as it takes, but for a server_bandwidth.")
     if any("daso" in name.split("+") for name in priced):
@@ -367,8 +367,9 @@ def _speed(gigabits: float | None) -> str:
     return "never" if gigabits is None else f"{gigabits:.3g}"
 
 
-def _and(names: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+def and_(names: Sequence[str]) -> str:
+    """`one, two and three`."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
 def _number(flag: str, text: Any) -> float:

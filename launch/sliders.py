@@ -11,7 +11,6 @@ from importlib.resources import files
 from typing import Any, NamedTuple
 
 import numpy as np
-from jinja2 import Environment, StrictUndefined
 
 from optdyn import price, strategies
 from optdyn.analysis import charts, efficiency, page
@@ -164,16 +163,9 @@ pre { overflow: auto; font-size: .8rem; }
   form div { font-size: .8rem; } #answer { min-height: 7.5em; } }
 @media print { form { position: static; } }
 """
-TEMPLATE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{{ title }}</title>
-<style>
-{{ style | safe }}</style>
-</head>
-<body>
+TEMPLATE = (
+    page.HEAD
+    + """\
 <header>
 <h1>{{ title }}</h1>
 <button type="button" class="theme" hidden>dark or light</button>
@@ -230,6 +222,7 @@ open(JSON.parse(document.getElementById("data").textContent));
 </body>
 </html>
 """
+)
 NOTES = (
     "Every price was made before, by optdyn price: simulated seconds of each method’s own clock. "
     "Nothing was trained for it, and the page only looks prices up and multiplies. Between the "
@@ -267,11 +260,10 @@ def render(
         figures.insert(0, ("time", "Time to the loss over synchronous training's."))
         said = {"problem": found.problem, "target": found.target, "seeds": found.seeds}
         notes.append(MEASURED.format(**said))
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}
-    return environment.from_string(TEMPLATE).render(
+    return page.filled(
+        TEMPLATE,
+        STYLE,
         title="Which method, on which cluster" if found else "What methods take, on which cluster",
-        style=page.STYLE + STYLE,
         heading=heading,
         sliders=[slider for slider in sliders if slider[2] > 1],
         figures=figures,
@@ -280,6 +272,5 @@ def render(
         notes=notes,
         printed=printed,
         data=data,
-        script=page.script(),
         sliders_script=files("optdyn.launch").joinpath("sliders.js").read_text(),
     )

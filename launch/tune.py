@@ -14,7 +14,7 @@ period, outer numbers and compression, by simulated seconds to the target, each 
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,22 +56,14 @@ def tune(config: Experiment, workdir: Path) -> dict[str, Any]:
 
     Raises what `bench.prepare` raises, and `WorkdirError`.
     """
+    found: Callable[[Path], dict[str, Any]]
     if config.tune.mode == LADDERS:
-        return _on_ladders(config, workdir)
-    cluster, given = bench.prepare(config), rules(config.tune)
-    with own(workdir) as folder, saving(folder):
-        claim(folder, config, ("log_every", "checkpoint_every", "plan"))
-        if finished := read_json(folder / "summary.json"):
-            say(f"already finished: {workdir}")
-            return finished
-        write(folder / "config.json", text_of(config))
-        return _tuned(config, cluster, given, folder)
-
-
-def _on_ladders(config: Experiment, workdir: Path) -> dict[str, Any]:
-    """The summary of a search on ladders, with `search`, what `ladders.tuned` returns."""
-    run = trainer.prepare(config)
-    ladders.ladders(config)
+        run = trainer.prepare(config)
+        ladders.ladders(config)
+        found = partial(_on_ladders, config)
+    else:
+        cluster, given = bench.prepare(config), rules(config.tune)
+        run, found = cluster.run, partial(_tuned, config, cluster, given)
     with own(workdir) as folder, saving(folder):
         claim(folder, config, ("log_every", "checkpoint_every", "plan"))
         if finished := read_json(folder / "summary.json"):
@@ -79,15 +71,17 @@ def _on_ladders(config: Experiment, workdir: Path) -> dict[str, Any]:
             return finished
         write(folder / "config.json", text_of(config))
         history.started(folder, 0, config.steps)
-        found = ladders.tuned(config, folder)
-        summary = {"status": "completed", "search": found, **trainer.provenance(run)}
+        summary = {"status": "completed", **found(folder), **trainer.provenance(run)}
         summary |= history.told(folder)
         write_json(folder / "summary.json", summary)
         return summary
 
 
+def _on_ladders(config: Experiment, workdir: Path) -> dict[str, Any]:
+    return {"search": ladders.tuned(config, workdir)}
+
+
 def _tuned(config: Experiment, cluster: Cluster, given: Rules, workdir: Path) -> dict[str, Any]:
-    history.started(workdir, 0, config.steps)
     with Checkpoints(workdir) as checkpoints:
         journal = Journal(workdir / "decisions.jsonl", checkpoints.latest() or 0, given.seconds)
         first = Method(config.tune.mode, cluster, journal, config.tune.target, checkpoints)
@@ -102,10 +96,7 @@ def _tuned(config: Experiment, cluster: Cluster, given: Rules, workdir: Path) ->
             method.train(Point(), given.seconds, setting)
     methods = results(journal.lines)
     replace(workdir / "results.csv", pd.DataFrame(methods).to_csv(index=False))
-    summary = {"status": "completed", "methods": methods, **trainer.provenance(cluster.run)}
-    summary |= history.told(workdir)
-    write_json(workdir / "summary.json", summary)
-    return summary
+    return {"methods": methods}
 
 
 def results(lines: Sequence[Line]) -> list[dict[str, Any]]:

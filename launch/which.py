@@ -19,6 +19,7 @@ from optdyn.analysis import efficiency
 from optdyn.analysis.penalties import Arm, Measured, is_synchronous
 from optdyn.evidence.intervals import shown
 from optdyn.experiment import Experiment
+from optdyn.launch.price import and_
 from optdyn.price import GIGABIT, Shapes
 from optdyn.timeline.base import TimelineError
 from optdyn.values import ConfigError
@@ -221,13 +222,13 @@ def sentences(every: Sequence[Answer], found: Measured, config: Experiment) -> I
         if row.measured_nodes != nodes and not is_synchronous(row.method, row.keys):
             elsewhere.setdefault(row.measured_nodes, []).append(row.label)
     for count, names in elsewhere.items():
-        said.append(f"Measured on {count:,} nodes, and priced on {nodes:,}: {_and(names)}.")
+        said.append(f"Measured on {count:,} nodes, and priced on {nodes:,}: {and_(names)}.")
     doubts: dict[str, list[str]] = {}
     for row in rows:
         if row.doubt:
             doubts.setdefault(row.doubt, []).append(row.label)
     for doubt, names in doubts.items():
-        said.append(f"Tuned too little ({doubt}), so that less may do: {_and(names)}.")
+        said.append(f"Tuned too little ({doubt}), so that less may do: {and_(names)}.")
     said += _batches(every)
     said.append(
         "Each seed is judged at the setting that is best on the others. Intervals are 95 %, one by "
@@ -250,7 +251,7 @@ def _batches(every: Sequence[Answer]) -> Iterator[str]:
             edges.setdefault((which, best), []).append(f"{answer.gigabits:g}")
     for (which, batch), speeds in edges.items():
         yield (
-            f"Synchronous training's best batch at {_and(speeds)} Gbit/s, {batch:,}, is the "
+            f"Synchronous training's best batch at {and_(speeds)} Gbit/s, {batch:,}, is the "
             f"{which} one measured: with another it may take less."
         )
 
@@ -261,7 +262,7 @@ def best(answer: Answer) -> str:
     said = f"At {answer.gigabits:g} Gbit/s {first.label} takes the least time"
     if first.time != (1.0, 1.0, 1.0):
         said += f", {_shown(first.time)} times that of synchronous training"
-    told = _and([row.label for row in others if row.word == OPEN])
+    told = and_([row.label for row in others if row.word == OPEN])
     return f"{said}; it cannot be told from {told}." if told else f"{said}."
 
 
@@ -281,7 +282,3 @@ def values(answer: Answer) -> list[dict[str, Any]]:
 
 def _shown(found: Triple, digits: int = 3) -> str:
     return shown(found, digits).replace("inf", "∞")
-
-
-def _and(names: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))

@@ -7,6 +7,7 @@ import pytest
 from optdyn import room, strategies
 from optdyn.checks import check
 from optdyn.configs import internet
+from optdyn.evidence.arms import PERIOD, counts
 
 CASES = list(itertools.product(internet.PROBLEMS, internet.ARMS, (*internet.SIZES, 10_000)))
 
@@ -53,7 +54,7 @@ def test_a_table_says_how_often_nodes_meet_where_that_was_tuned():
 
 def test_the_period_is_tuned_of_diloco_only():
     found = {arm: internet.arm_of("quadratic", arm, 64) for arm in internet.ARMS}
-    assert [arm for arm in found if internet.PERIOD in found[arm].ladders] == ["DiLoCo"]
+    assert [arm for arm in found if PERIOD in found[arm].ladders] == ["DiLoCo"]
     period = found["DiLoCo"].config.strategy.methods.mix.period
-    assert internet.periods(found["DiLoCo"].start[internet.PERIOD]) == period
-    assert [internet.periods(i) for i in (-1, 0, 1, 2)] == [1, 1, 2, 4]
+    assert counts(found["DiLoCo"].start[PERIOD]) == period
+    assert [counts(i) for i in (-1, 0, 1, 2)] == [1, 1, 2, 4]

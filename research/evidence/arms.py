@@ -33,10 +33,10 @@ SEARCHED, FINAL = 4, 8  # the seeds that a search looks at; settings that get mo
 MOVES = 40  # of a search, at most
 LONGER, ROUNDS = 4, 3  # trials are so many times longer, so often, where none reaches the target
 RATE, MOMENTUM = "optimizer.learning_rate", "optimizer.momentum"
-OUTER, PERIOD, BATCH = "strategy.outer_momentum", "strategy.period", "batch_size"
+OUTER, PERIOD = "strategy.outer_momentum", "strategy.period"
 STEP = "long_run_step"  # a ladder of alpha / (1 - mu), which sets the learning rate
 # The second start is that of more momentum at a smaller step, which is far away in both.
-AWAY = {STEP: -2, RATE: -2, MOMENTUM: 3, OUTER: 2, PERIOD: 2, BATCH: 1}
+AWAY = {STEP: -2, RATE: -2, MOMENTUM: 3}  # rungs; 2 on every other ladder
 
 Ladder = Callable[[int], float]
 Rungs = tuple[int, ...]
@@ -94,7 +94,7 @@ def rates(i: int) -> float:
 
 
 def counts(i: int) -> int:
-    """Powers of 2 from 1 on, for batches and periods; below rung 0 there is 1 again."""
+    """Powers of 2, of a period or a rank; below rung 0 there is 1 again."""
     return 2 ** max(i, 0)
 
 
@@ -104,9 +104,17 @@ def momenta(i: int) -> float:
     return round(math.copysign(size, i), 6) if i else 0.0
 
 
+def not_negative(i: int) -> float:
+    """0, 0.3, 0.6, 0.8, ...; below rung 0 there is 0 again."""
+    return momenta(max(i, 0))
+
+
 def rung(ladder: Ladder, value: float) -> int:
-    """The rung of a ladder that is nearest to a value, among the first fifty on either side."""
-    return min(range(-50, 51), key=lambda i: abs(ladder(i) - value))
+    """The rung of a ladder that is nearest to a value, among the first fifty on either side.
+
+    Where several are, as beyond an end that stays what it is, the one nearest to rung 0.
+    """
+    return min(range(-50, 51), key=lambda i: (abs(ladder(i) - value), abs(i)))
 
 
 def sgd(config: Experiment, step: float, momentum: float | None = None) -> Arm:

@@ -454,7 +454,13 @@ def is_simple(name: str) -> bool:
 
 
 def owns(name: str, key: str) -> bool:
-    """Whether a key of config.strategy says something of methods of that name."""
+    """Whether a key of config.strategy says something of methods of that name.
+
+    `diloco.period` does of those that have `diloco` among them.
+    """
+    first, _, own = key.partition(".")
+    if own and first in str(name).split("+"):
+        return owns(first, own)
     methods = _seen(name)
     return bool(methods and any(key in keys_of(type(method)) for method in methods.every))
 

@@ -1,10 +1,9 @@
 """Any method with any optimizer, tuned on ladders: `config.tune.mode = 'ladders'`.
 
-The search is that of `evidence/arms.py`: from where the config stands it tries the rungs next to it
-on every ladder and moves to the best, by simulated seconds to `config.tune.target`, until all of
-them are worse. Ladders are of the learning rate (of SGD as a long-run step), of momentum where the
-optimizer has one, and of the method's own numbers: period, outer rate and momentum, compression.
-Settings are chosen on some seeds and reported on others.
+The search is that of `evidence/arms.py`, from where the config stands, by simulated seconds to
+`config.tune.target`. Ladders are of the learning rate (of SGD as a long-run step), of momentum
+where the optimizer has one, and of the method's own numbers: period, outer rate and momentum,
+compression. Settings are chosen on some seeds and reported on others.
 """
 
 from collections.abc import Mapping
@@ -44,13 +43,13 @@ def ladders(config: Experiment) -> dict[str, tuple[Ladder, float]]:
         found[RATE] = arms.rates, optimizer.learning_rate
     shortest = methods.get("fragments", 1) * (methods.get("delay", 0) + 1)
     own: Mapping[str, Ladder] = {
-        "period": lambda i: max(2 ** max(i, 0), shortest),
+        "period": lambda i: max(arms.counts(i), shortest),
         "outer_learning_rate": lambda i: round(2.0 ** (i / 2), 6),
-        "outer_momentum": lambda i: arms.momenta(max(i, 0)),
+        "outer_momentum": arms.not_negative,
         "slow_learning_rate": lambda i: round(2.0 ** (i / 2), 6),
-        "slow_momentum": lambda i: arms.momenta(max(i, 0)),
+        "slow_momentum": arms.not_negative,
         "compression_share": lambda i: 2.0 ** min(i, 0),
-        "compression_rank": lambda i: 2 ** max(i, 0),
+        "compression_rank": arms.counts,
     }
     sent = {"top_k": "compression_share", "powersgd": "compression_rank"}
     compressed = sent.get(methods.get("compression", ""), "")
@@ -64,13 +63,8 @@ def ladders(config: Experiment) -> dict[str, tuple[Ladder, float]]:
 def arm(config: Experiment) -> Arm:
     """The experiment with its ladders, at the rungs nearest to the config's own values."""
     every = ladders(config)
-    start = {key: nearest(ladder, value) for key, (ladder, value) in every.items()}
+    start = {key: arms.rung(ladder, value) for key, (ladder, value) in every.items()}
     return Arm(config, {key: ladder for key, (ladder, _) in every.items()}, start)
-
-
-def nearest(ladder: Ladder, value: float) -> int:
-    """The rung of a value, the one nearest to rung 0 where several are."""
-    return min(range(-50, 51), key=lambda i: (abs(ladder(i) - value), abs(i)))
 
 
 def tuned(config: Experiment, workdir: Path) -> dict[str, Any]:

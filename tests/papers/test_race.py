@@ -11,7 +11,18 @@ from optdyn import trainer
 from optdyn.checks import check
 from optdyn.configs import race
 from optdyn.evidence import race as raced
-from optdyn.evidence.arms import MOMENTUM, OUTER, RATE, STEP, Arm, at, momenta, point, rates
+from optdyn.evidence.arms import (
+    MOMENTUM,
+    OUTER,
+    RATE,
+    STEP,
+    Arm,
+    at,
+    momenta,
+    not_negative,
+    point,
+    rates,
+)
 from optdyn.evidence.race import FASTER, MISSED, SAME, SLOWER
 from optdyn.evidence.trial import trial
 from optdyn.launch import papers
@@ -90,7 +101,7 @@ def test_a_trial_of_the_mean_has_the_loss_that_the_log_calls_so(tmp_path):
 
 
 def test_a_step_is_over_what_both_momenta_add():
-    ladders = {STEP: rates, MOMENTUM: momenta, OUTER: race.not_negative}
+    ladders = {STEP: rates, MOMENTUM: momenta, OUTER: not_negative}
     found = point(Arm(race.config_of("mlp", "DiLoCo"), ladders, {}), [0, 4, 2])
     assert found == pytest.approx({RATE: 0.1 * 0.4, MOMENTUM: 0.9, OUTER: 0.6})
     assert point(Arm(race.config_of("mlp", "DiLoCo"), ladders, {}), [0, 4, -3])[OUTER] == 0
