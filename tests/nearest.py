@@ -8,8 +8,8 @@ nothing is, the last commit. A test's distance from a changed file is
     n   its file imports the changed one by way of n - 1 others, or says its name in a string
 
 The nearest come first; among files at one distance those first that import fewest. At most 40 files
-are run, none of them further away than 2 unless none is nearer. When the minute is over the rest is
-skipped, and the last line says how much that was.
+are run, none of them further away than 2 unless none is nearer. A test is skipped that takes over
+ten seconds, and so is what is left when the minute is over; the last lines say how many they are.
 """
 
 import ast
@@ -28,9 +28,10 @@ import pytest
 FOLDERS = ("research", "analysis", "launch", "configs", "tests")
 FAR = 2  # the largest distance that is run, if any test is so near
 FILES = 40  # test files at most: to import them all takes as long as to run those of some
-SECONDS = 50.0  # after which no test goes on; ten more are for pytest to begin and to end
+LONG = 10.0  # seconds of one test
+SECONDS = 45.0  # after which no test goes on; the others are for pytest to begin and to end
 ENDS = "OPTDYN_TEST_FAST_ENDS"  # when that is, for all processes of the session
-OVER = "the minute is over"
+OVER, TOO_LONG = "the minute is over", "a test takes over ten seconds"
 COLLECTED = -1  # distance of a file of which only cases named after a change are run
 
 
@@ -160,12 +161,10 @@ class _Nearest:
         self.ends = float(os.environ.setdefault(ENDS, repr(time.time() + SECONDS)))
         self.running = False
         signal.signal(signal.SIGALRM, self._alarm)
-        signal.setitimer(signal.ITIMER_REAL, max(self.ends - time.time(), 0.001))
 
     def _alarm(self, number, frame):
-        self.ends = 0.0
         if self.running:
-            pytest.skip(OVER)
+            pytest.skip(TOO_LONG if time.time() < self.ends else OVER)
 
     def pytest_ignore_collect(self, collection_path):
         path = collection_path.relative_to(self.root).as_posix()
@@ -180,17 +179,19 @@ class _Nearest:
         items.sort(key=lambda item: (far[item], len(self.imports[item.nodeid.partition("::")[0]])))
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_setup(self, item):
-        return (yield from self._until_the_end())
+    def pytest_runtest_setup(self):
+        left = self.ends - time.time()
+        if left <= 0:
+            pytest.skip(OVER)
+        signal.setitimer(signal.ITIMER_REAL, min(left, LONG))
+        return (yield from self._interrupted())
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_call(self, item):
-        return (yield from self._until_the_end())
+    def pytest_runtest_call(self):
+        return (yield from self._interrupted())
 
-    def _until_the_end(self):
-        """What the test does, interrupted when the minute is over; its teardown is not."""
-        if time.time() >= self.ends:
-            pytest.skip(OVER)
+    def _interrupted(self):
+        """What the test does, which the alarm interrupts; its teardown is not."""
         self.running = True
         try:
             return (yield)
@@ -204,10 +205,11 @@ class _Nearest:
     def pytest_terminal_summary(self, terminalreporter):
         changes = ", ".join(sorted(self.paths)) or "nothing"
         terminalreporter.write_line(f"changed: {changes}; {len(self.near)} test files are near")
-        skipped = terminalreporter.stats.get("skipped", ())
-        late = [report.nodeid for report in skipped if OVER in str(report.longrepr)]
-        if late:
-            terminalreporter.write_line(f"{OVER} before {len(late)} tests, from {late[0]} on")
+        for reason in (TOO_LONG, OVER):
+            skipped = terminalreporter.stats.get("skipped", ())
+            names = [report.nodeid for report in skipped if reason in str(report.longrepr)]
+            if names:
+                terminalreporter.write_line(f"{reason}: {len(names)} skipped, {names[0]} the first")
 
 
 def pytest_configure(config):

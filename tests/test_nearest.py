@@ -134,23 +134,23 @@ def test_last(): pass
 
 
 def test_a_session_runs_the_nearest_first_and_ends(repository):
-    """The test that runs when the alarm rings is interrupted, and no other begins."""
-    (repository / "research/named.py").write_text("a = 1")
+    """The test that runs when the alarm rings is interrupted; after the minute no other begins."""
     (repository / "tests/test_graphs.py").write_text(HANGS)
     (repository / "tests/test_named.py").write_text("def test_first(): pass")
     git(repository, "commit", "-a", "-m", "tests")
     (repository / "research/named.py").write_text("a = 2")
-    command = [sys.executable, "-m", "pytest", "-p", "tests.nearest", "-v", "tests"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), nearest.ENDS: repr(time.time() + 50)}
-    done = subprocess.run(
-        [*command, "-p", "no:cacheprovider", "-o", "addopts=", "--rootdir=."],
-        cwd=repository, env=environment, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    said = [line.split()[:2] for line in done.stdout.splitlines() if "::" in line]
-    assert said[:3] == [
-        ["tests/test_named.py::test_first", "PASSED"],
-        ["tests/test_graphs.py::test_hangs", "SKIPPED"],
-        ["tests/test_graphs.py::test_last", "SKIPPED"],
-    ], done.stdout + done.stderr
-    assert "over before 2 tests, from tests/test_graphs.py::test_hangs on" in done.stdout
-    assert done.returncode == 0
+    names = ["test_named.py::test_first", "test_graphs.py::test_hangs", "test_graphs.py::test_last"]
+    for left, results in (100, ["PASSED", "SKIPPED", "PASSED"]), (-1, ["SKIPPED"] * 3):
+        command = [sys.executable, "-m", "pytest", "-p", "tests.nearest", "-v", "tests"]
+        ends = {"PYTHONPATH": str(ROOT), nearest.ENDS: repr(time.time() + left)}
+        done = subprocess.run(
+            [*command, "-p", "no:cacheprovider", "-o", "addopts=", "--rootdir=."],
+            **{"cwd": repository, "env": os.environ | ends, "timeout": 60},
+            **{"capture_output": True, "text": True},
+        )
+        said = [line.split()[:2] for line in done.stdout.splitlines() if "::test" in line]
+        expected = [[f"tests/{name}", result] for name, result in zip(names, results, strict=True)]
+        assert said[:3] == expected, done.stdout + done.stderr
+        assert done.returncode == 0
+        reason = nearest.TOO_LONG if left > 0 else nearest.OVER
+        assert f"{reason}: {results.count('SKIPPED')} skipped, tests/" in done.stdout
