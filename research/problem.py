@@ -15,14 +15,12 @@ from optdyn.data.augment import augment
 from optdyn.experiment import Experiment, Model
 from optdyn.models import base
 from optdyn.models.quadratic import centred, curvatures, factors, optima
+from optdyn.trees import Examples, Params
 from optdyn.values import ConfigError, shown
 
 TEXT = ("transformer", "modern_transformer")  # other built-in models take images or numbers
 HELD = {"text": "text", "image": "images", "x": "numbers"}
 SEVERAL = 7919  # examples of a batch that is only traced: a size that nothing else has
-
-Params = dict[str, Any]
-Examples = dict[str, Any]  # arrays whose first axis counts examples
 
 
 class Pixels(NamedTuple):

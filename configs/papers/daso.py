@@ -20,6 +20,7 @@ from optdyn.evidence.intervals import ratio, shown
 from optdyn.evidence.study import Job, Study
 from optdyn.evidence.trial import Curve, to_loss
 from optdyn.experiment import Cluster, Data, Experiment, Model
+from optdyn.strategies.daso import DASO
 from optdyn.timeline.daso import daso
 from optdyn.timeline.nodes import synchronous
 
@@ -86,7 +87,7 @@ def on(
         losses = dict(zip(curve.updates, curve.losses, strict=True))
         ends = [losses[step] for step in range(epoch, config.steps, epoch)]
         run |= {"steps_per_epoch": epoch, "epoch_losses": ends}
-        seconds = daso(cluster, config.strategy.methods.mix, **run).seconds
+        seconds = daso(cluster, config.strategy.methods.of(DASO), **run).seconds
     else:
         seconds = synchronous(cluster, **run).seconds
     return curve._replace(seconds=[float(seconds[n - 1]) if n else 0.0 for n in curve.updates])

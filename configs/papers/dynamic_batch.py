@@ -20,6 +20,7 @@ from optdyn.evidence.claim import Claim, Verdict
 from optdyn.evidence.intervals import ratio, shown, spread
 from optdyn.evidence.study import Job, Study
 from optdyn.experiment import Cluster, Data, Experiment, Model
+from optdyn.strategies.dynamic_batch import DynamicBatch
 from optdyn.timeline.dynamic_batch import clocked, waste
 
 EPOCHS = {"small": 40, "full": 120}
@@ -78,7 +79,7 @@ def clock(config: Experiment, seed: int) -> tuple[float, float]:
     """Barrier waste, and simulated seconds, of a run."""
     per_epoch = len(resident.load(config).train["label"]) // config.batch_size
     sizes: Any = {"steps": config.steps, "batch_size": config.batch_size, "seed": seed}
-    method = config.strategy.methods.gradient
+    method = config.strategy.methods.of(DynamicBatch)
     made, busy = clocked(config.cluster, method, steps_per_epoch=per_epoch, **sizes)
     return waste(made, busy), float(made.seconds[-1])
 

@@ -50,7 +50,7 @@ def delay_compensation(
         return MeanSquare(jax.tree.map(jnp.zeros_like, params)) if adaptive else optax.EmptyState()
 
     def update(
-        grads: Params, state: Any, params: Params = None, *, read_params: Params, **_: Any
+        grads: Params, state: Any, params: Params | None = None, *, read_params: Params, **_: Any
     ) -> tuple[Params, Any]:
         if not adaptive:
             return jax.tree.map(
@@ -87,7 +87,7 @@ def staleness_rate(
         return Delays(jnp.int32(0), jnp.float32(0))
 
     def update(
-        grads: Params, state: Delays, params: Params = None, *, staleness: Any, **_: Any
+        grads: Params, state: Delays, params: Params | None = None, *, staleness: Any, **_: Any
     ) -> tuple[Params, Delays]:
         tau = jnp.asarray(staleness, jnp.float32)
         mean = state.mean + (tau - state.mean) / (state.updates + 1)

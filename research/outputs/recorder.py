@@ -1,7 +1,6 @@
 """The file `trace` of a real run (`research/timeline/trace.py`), as it goes."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -36,7 +35,9 @@ class Recorder:
         """
         self._append(made, window, made.seconds[window], version=versions(made)[window])
 
-    def _append(self, made: Timeline, window: slice, seconds: np.ndarray, **more: Any) -> None:
+    def _append(
+        self, made: Timeline, window: slice, seconds: np.ndarray, **more: np.ndarray
+    ) -> None:
         import pandas as pd
 
         rows = {"worker": made.worker[window], "seconds": seconds, **more}

@@ -1,9 +1,10 @@
 """A strategy on its devices: the state it starts from, and the loop over events laid out."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
+import optax
 from jax.sharding import PartitionSpec as P
 
 from optdyn import strategies
@@ -15,6 +16,7 @@ from optdyn.parallel.simulated import one_node, over_nodes, over_workers
 from optdyn.parallel.worker_seconds import measure
 from optdyn.problem import Problem
 from optdyn.strategies import Methods, Strategy
+from optdyn.trees import Params, State
 
 Loop = Callable[[Strategy], Advance]
 
@@ -36,7 +38,7 @@ def make(
     loop: Loop,
     asked: Asked,
     whole: Problem,
-    optimizer: Any,
+    optimizer: optax.GradientTransformationExtraArgs,
     slots: int,
     meter: bool = False,
 ) -> tuple[Strategy, Layout]:
@@ -52,7 +54,7 @@ def make(
         of = methods, whole, optimizer, slots, axis
         return strategies.compose(*of, asked.accumulation, real, meter)
 
-    def on_host() -> Callable[[Any], Any]:
+    def on_host() -> Callable[[Params], State]:
         return initial(jax.jit(strategy(None, slots=1).init), slots)
 
     if methods.mix:

@@ -1,17 +1,18 @@
 """Named axes on one device: the update rule of one device, mapped over all of them."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from optdyn.strategies.base import Batch, Event, Info, Params, Strategy, distance
+from optdyn.trees import State, Tree
 
 
 class Nodes(NamedTuple):
     """States of all nodes."""
 
-    state: Any  # leaves (nodes, ...)
+    state: State  # leaves (nodes, ...)
 
     @property
     def params(self) -> Params:
@@ -52,7 +53,7 @@ def over_nodes(strategy: Strategy, nodes: int, devices: int) -> Strategy:
 def over_workers(strategy: Strategy, workers: int) -> Strategy:
     """The strategy on `workers` devices of the axis `data`, each given its part of the batch."""
 
-    def step(state: Any, event: Event, batch: Batch) -> tuple[Any, Info]:
+    def step(state: State, event: Event, batch: Batch) -> tuple[Tree, Info]:
         every = jax.vmap(strategy.step, (None, None, 0), (None, 0), axis_name="data")
         after, info = every(state, event, _split(batch, workers))
         return after, _means(info)

@@ -14,6 +14,7 @@ from jax import lax
 from optdyn.experiment import Experiment
 from optdyn.strategies import groups
 from optdyn.strategies.base import Array, Event, Gradient, Params, Update
+from optdyn.trees import Hyper, Tree
 from optdyn.values import ConfigError
 
 
@@ -22,8 +23,8 @@ class Trained(NamedTuple):
 
     loss: jax.Array  # of each, or of the last
     params: Params
-    opt_state: Any
-    before: Params = ()  # parameters that the last step began at, for methods that ask for them
+    opt_state: Tree
+    before: Tree = ()  # where the last step began, for methods that ask for it
 
 
 def local_step(gradient: Gradient, update: Update) -> Callable[..., Trained]:
@@ -32,7 +33,7 @@ def local_step(gradient: Gradient, update: Update) -> Callable[..., Trained]:
     Or, in place of the batch, what the worker says that has taken it by itself.
     """
 
-    def step(params: Params, opt_state: Any, event: Event, batch: Any) -> Trained:
+    def step(params: Params, opt_state: Tree, event: Event, batch: Any) -> Trained:
         if isinstance(batch, Trained):
             return batch
         loss, grads = gradient(params, event, batch)
@@ -48,7 +49,7 @@ def local_steps(gradient: Gradient, update: Update, before: bool = False) -> Cal
     """
     step = local_step(gradient, update)
 
-    def work(given: Any, hyper: Any, batch: Callable[..., Any], chosen: Array) -> Trained:
+    def work(given: Any, hyper: Hyper, batch: Callable[..., Any], chosen: Array) -> Trained:
         def one(own: Any, numbers: Any) -> tuple[Any, jax.Array]:
             after = step(*own[:2], Event((), hyper), batch(numbers))
             return tuple(after[1:]), after.loss

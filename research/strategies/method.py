@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from functools import cache, cached_property, lru_cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import jax
 
@@ -181,6 +181,9 @@ class Mixes(Method):
         return "exchanges otherwise than by sums"
 
 
+M = TypeVar("M", bound=Method)
+
+
 class Methods(NamedTuple):
     """The methods of an experiment."""
 
@@ -249,6 +252,13 @@ class Methods(NamedTuple):
     def compiled(self) -> "Methods":
         """What a program depends on."""
         return Methods(self.name, tuple(method.compiled() for method in self.every))
+
+    def of(self, kind: type[M]) -> M:
+        """The method of that type. Raises LookupError where there is none."""
+        for method in self.every:
+            if isinstance(method, kind):
+                return method
+        raise LookupError(f"{self.name} has no {kind.__name__}")
 
     def get(self, key: str, usual: Any) -> Any:
         """The field of that name, of the method that has it; else the usual value."""

@@ -109,7 +109,7 @@ def check(cluster: Cluster) -> None:
         )
 
 
-def _drawn(name: str, made: Any, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+def _drawn(name: str, made: Law, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     """Draws of the user's own law, checked."""
     values = np.asarray(named.call(KEY, name, made, rng, shape))
     if values.shape != shape or values.dtype.kind not in "fiu":
