@@ -24,7 +24,7 @@ from optdyn.parallel.first_process import agreed
 from optdyn.program import CHUNK
 from optdyn.run import Run, batches_of, events_of, extended, feed_of
 from optdyn.strategies.base import Event, State
-from optdyn.trees import Examples, Json, Tree
+from optdyn.trees import Json, Tree
 
 METERED_CHUNK = 64  # updates of a window handed to the device at a time: each says much
 
@@ -38,7 +38,7 @@ class Chunk:
     n: int  # 0: only compile
     until: int  # the stop that is next
     state: State  # on the program's devices
-    examples: Examples  # likewise
+    examples: Tree  # likewise: `Examples`, and a pair of them for the momentum meter
     events: Callable[[int], tuple[Event, Tree]]  # the first so many, as `advance` takes them
     metered: bool  # whether updates say what the momentum meter needs
     begun: float  # when it was asked for, by `time.monotonic`
@@ -83,7 +83,8 @@ def drive(
         until = min(stops[bisect_right(stops, step, hi=len(stops) - 1)], len(run.timeline.seconds))
         begun, block = time.monotonic(), feed(held, batches_of(run))
         events: Callable[[int], tuple[Event, Tree]] = partial(events_of, run, step, block)
-        examples, end = block.examples, min(until, block.stop, step + CHUNK)
+        examples: Tree = block.examples
+        end = min(until, block.stop, step + CHUNK)
         if windows:
             end = min(end, windows.until(step))
         if metered := windows is not None and windows.has(step):

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -42,7 +42,7 @@ def load(
     tokenizer: str = "character",
     sequence_length: int = 128,
     image_size: int = 0,
-    options: Mapping[str, Any] = {},
+    options: Mapping[str, object] = {},
 ) -> Data:
     """Reads the data set `name`.
 

@@ -8,7 +8,6 @@ function of the update's number, traced, to its rate.
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -69,7 +68,7 @@ SCHEDULES: Mapping[str, Callable[..., optax.Schedule]] = {
 
 
 def schedule(
-    name: str, learning_rate: float, steps: int, decay_rate: float, options: Mapping[str, Any]
+    name: str, learning_rate: float, steps: int, decay_rate: float, options: Mapping[str, object]
 ) -> optax.Schedule:
     """The schedule `name` over so many steps. Raises `ConfigError`, as for options it lacks."""
     make = named.find(KEY, name, SCHEDULES)
@@ -95,7 +94,7 @@ def learning_rates(
     warmup_steps: int = 0,
     decay_steps: int = 0,
     decay_rate: float = 0.1,
-    options: Mapping[str, Any] = {},
+    options: Mapping[str, object] = {},
 ) -> np.ndarray:
     """Learning rate of every update, (steps,) float32, by a schedule after a linear warm-up.
 
@@ -129,7 +128,7 @@ def of_config(config: Experiment) -> np.ndarray:
     )
 
 
-def _vectorized(name: str, own: Any) -> optax.Schedule:
+def _vectorized(name: str, own: optax.Schedule) -> optax.Schedule:
     """The user's schedule for an array of numbers of updates."""
 
     def one(step: jax.Array) -> jax.Array:
