@@ -9,7 +9,7 @@ changes, all have read the parameters of the checkpoint; the velocity is kept.
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,10 +26,11 @@ from optdyn.program import CHUNK, Program
 from optdyn.strategies.base import State
 from optdyn.timeline import Timeline
 from optdyn.trainer import Run
+from optdyn.trees import Json
 from optdyn.tuning.choice import Choice, Outcome
 from optdyn.tuning.prediction import Measured, penalty, stability
 
-Line = dict[str, Any]
+Line = Json
 
 LADDERS = "config.tune.mode='ladders' tunes any method and optimizer"
 CEILING = 2.0  # times the loss that is to be lowered, at the start

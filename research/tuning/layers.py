@@ -22,6 +22,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.linen.module import InterceptorContext
 
 from optdyn import problem, program
 from optdyn.costs import block_costs
@@ -30,6 +31,7 @@ from optdyn.program import CHUNK, parameter_bytes
 from optdyn.strategies.base import Event
 from optdyn.timeline.base import at
 from optdyn.trainer import Run
+from optdyn.trees import Json, Tree
 from optdyn.tuning import phases, planner
 from optdyn.tuning.phases import Loop
 
@@ -80,7 +82,13 @@ def convolutions(run: Run) -> Layers:
     """Every convolution of the model, by tracing it."""
     found: dict[str, Layer] = {}
 
-    def record(block: str, call: Any, arguments: Any, keywords: Any, context: Any) -> Any:
+    def record(
+        block: str,
+        call: Callable[..., Tree],
+        arguments: tuple[Tree, ...],
+        keywords: dict[str, Tree],
+        context: InterceptorContext,
+    ) -> Tree:
         conv = context.module
         if isinstance(conv, Conv) and context.method_name == "__call__":
             (x,) = arguments
@@ -262,6 +270,6 @@ def measure(loops: dict[str, Loop], rounds: int) -> dict[str, np.ndarray]:
     return phases.measure(phases.Work({}, loops, {}), rounds)
 
 
-def _first(run: Run) -> dict[str, Any]:
+def _first(run: Run) -> Json:
     """One example."""
     return {name: leaf[:1] for name, leaf in run.data.train.items()}

@@ -9,8 +9,8 @@ written out in the config, as if it had been given, so that a workdir says it.
 import contextlib
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import jax
 
@@ -19,6 +19,7 @@ from optdyn.config import usual
 from optdyn.experiment import Experiment
 from optdyn.outputs.files import WorkdirError, read_json, write_json
 from optdyn.strategies.method import devices_of
+from optdyn.trees import Json
 from optdyn.tuning import layers, planner, plans
 
 
@@ -31,7 +32,7 @@ def resolved(config: Experiment, kept: Path, workdir: Path) -> str:
     if _of(before.get("model", {})) == _of(config.to_dict()["model"]):
         return str(before["model"]["lowering"])
     alone = plain(config)
-    name, known = key(alone), dict[str, Any]()
+    name, known = key(alone), Json()
     with contextlib.suppress(WorkdirError):  # a file that cannot be read: measured anew
         known = read_json(kept)
     if name not in known:
@@ -79,6 +80,6 @@ def fastest(config: Experiment) -> str:
     return layers.lowering(every, plans.whole(device, batch, planned, wanted).taken)
 
 
-def _of(model: Any) -> dict[str, Any]:
+def _of(model: Mapping[str, object]) -> Json:
     """A model but for its lowering, as JSON has it."""
     return json.loads(json.dumps({k: v for k, v in model.items() if k != "lowering"}))

@@ -24,7 +24,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from fractions import Fraction
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -41,7 +41,7 @@ EXACT = {"mip_rel_gap": 0}
 LEVEL = 0.9  # of intervals
 
 
-Of = Callable[[int], Any]  # of a mini-batch
+Of = Callable[[int], np.ndarray]  # of a mini-batch: of each algorithm of each layer
 
 
 class PlanError(InputError):
@@ -128,7 +128,7 @@ def m_bound(total: float, feature_maps: float, parameters: float, classifier: fl
     return total - feature_maps - parameters - classifier
 
 
-def largest(bytes_of: Of, bound: float, most: int) -> Fit:
+def largest(bytes_of: Callable[[int], float], bound: float, most: int) -> Fit:
     """The largest mini-batch, of 1 to `most`, whose bytes are within the bound, to about 1 in 64.
 
     Bytes grow with the mini-batch, nearly along a line, but for steps where a compiler changes its
@@ -154,7 +154,9 @@ def largest(bytes_of: Of, bound: float, most: int) -> Fit:
     return Fit(max(size for size in known if size < over), over)
 
 
-def batches(candidates: Iterable[int], times_of: Of, memory_of: Of, bound_of: Of) -> list[Row]:
+def batches(
+    candidates: Iterable[int], times_of: Of, memory_of: Of, bound_of: Callable[[int], float]
+) -> list[Row]:
     """Solves the integer program for each candidate mini-batch, in the order that they come.
 
     The functions map a mini-batch to the arguments of `algorithms`. All that an update does counts:
@@ -179,7 +181,7 @@ def batches(candidates: Iterable[int], times_of: Of, memory_of: Of, bound_of: Of
     return rows
 
 
-def soonest(rows: Iterable[Row], updates_of: Of) -> Row:
+def soonest(rows: Iterable[Row], updates_of: Callable[[int], float]) -> Row:
     """The feasible row of the least updates(B) seconds(B); of equal ones the smallest mini-batch.
 
     `updates_of` maps a mini-batch to how many updates training takes.
