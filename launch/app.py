@@ -236,15 +236,16 @@ def _settle(asked: Any, workdir: Path) -> None:
     That is what runs had before there was a key, and the lowerings, if they are to be measured.
     """
     from optdyn import resuming
-    from optdyn.config import parse
-    from optdyn.parallel.first_process import verdict
-    from optdyn.tuning.lowered import resolved
 
     if not isinstance(asked, ConfigDict):
         return  # what is no config is refused where its points are
     asked.update_from_flattened_dict(resuming.before(asked.to_dict(), workdir))
     model = asked.get("model")
     if isinstance(model, ConfigDict) and model.get("lowering") == "measured":
+        from optdyn.config import parse
+        from optdyn.parallel.first_process import verdict
+        from optdyn.tuning.lowered import resolved
+
         model.lowering = ""
         kept, plain = cache.place() / "lowerings.json", parse(asked)
         model.lowering = verdict(lambda: resolved(plain, kept, workdir))

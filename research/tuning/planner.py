@@ -27,9 +27,8 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
+import scipy  # whose parts are imported when they are first used: scipy.optimize takes 0.4 s
 from numpy.typing import ArrayLike
-from scipy.optimize import LinearConstraint, brentq, milp
-from scipy.special import stdtrit
 
 from optdyn.values import InputError
 
@@ -101,11 +100,11 @@ def algorithms(times: ArrayLike, memory: ArrayLike, bound: float) -> np.ndarray:
     slower = np.where(allowed, times - np.where(allowed, times, np.inf).min(1, keepdims=True), 0.0)
     cost = (slower / (slower.max() or 1.0) * COST_SCALE).ravel()
     limits = (0, allowed.ravel().astype(float))
-    one = LinearConstraint(np.kron(np.eye(len(times)), np.ones(times.shape[1])), 1, 1)
+    one = scipy.optimize.LinearConstraint(np.kron(np.eye(len(times)), np.ones(times.shape[1])), 1, 1)
     for rounded in (np.floor, np.ceil):
         # Half a unit more admits no other choice: sums of whole units are whole.
-        fits = LinearConstraint(rounded(beyond / unit).reshape(1, -1), ub=slack // unit + 0.5)
-        solved = milp(cost, integrality=1, bounds=limits, constraints=(one, fits), options=EXACT)
+        fits = scipy.optimize.LinearConstraint(rounded(beyond / unit).reshape(1, -1), ub=slack // unit + 0.5)
+        solved = scipy.optimize.milp(cost, integrality=1, bounds=limits, constraints=(one, fits), options=EXACT)
         if solved.x is None:
             raise PlanError(f"the integer program was not solved: {solved.message}")
         chosen = solved.x.reshape(times.shape).argmax(axis=1)
@@ -149,7 +148,7 @@ def largest(bytes_of: Callable[[int], float], bound: float, most: int) -> Fit:
     if beyond(1) > 0:
         raise PlanError(f"an update of one example takes {known[1]:.0f} bytes")
     if beyond(most) > 0:
-        brentq(beyond, 1, most, xtol=1, rtol=2**-6)
+        scipy.optimize.brentq(beyond, 1, most, xtol=1, rtol=2**-6)
     over = min((size for size, needed in known.items() if needed > bound), default=most + 1)
     return Fit(max(size for size in known if size < over), over)
 
@@ -246,7 +245,7 @@ def interval(samples: ArrayLike) -> Interval:
 
 def student(freedom: int) -> float:
     """How many standard errors an interval of `LEVEL` reaches either way."""
-    return float(stdtrit(freedom, (1 + LEVEL) / 2))
+    return float(scipy.special.stdtrit(freedom, (1 + LEVEL) / 2))
 
 
 def gain(own: ArrayLike, planned: ArrayLike) -> Interval:

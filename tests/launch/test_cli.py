@@ -170,6 +170,23 @@ assert not long, long
     subprocess.run([sys.executable, "-c", script, *lines], check=True, cwd=ROOT)
 
 
+def test_a_run_imports_nothing_that_only_other_commands_need(tmp_path):
+    """scipy.optimize alone is a tenth of the seconds until the first update of a small run."""
+    script = """
+import sys
+from optdyn.launch import cli
+sys.argv = sys.argv[1:]
+try:
+    cli.main()
+except SystemExit as exited:
+    assert not exited.code
+long = {"pandas", "matplotlib", "scipy.optimize", "scipy.stats", "optuna", "ray"} & set(sys.modules)
+assert not long, long
+"""
+    given = f"optdyn train --config=quickstart --config.steps=1 --workdir={tmp_path / 'run'}"
+    subprocess.run([sys.executable, "-c", script, *given.split()], check=True, cwd=ROOT)
+
+
 def test_a_command_leaves_the_process_as_it_was(optdyn):
     """Signals above all: one that dies of a broken pipe later on takes its tests with it."""
     handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
