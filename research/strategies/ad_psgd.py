@@ -11,7 +11,7 @@ gamma / p, of p workers.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ from optdyn.strategies.base import Batch, Event, Gradient, Info, Params, Strateg
 from optdyn.strategies.method import Methods, Setting
 from optdyn.strategies.shared_fields import OnGraph
 from optdyn.timeline.base import Timeline
+from optdyn.trees import Array
 from optdyn.values import one_of
 
 GRAPHS = ("ring", "complete")
@@ -32,8 +33,8 @@ GRAPHS = ("ring", "complete")
 class Encounter(NamedTuple):
     """The gradient of worker i, and whom it meets."""
 
-    worker: Any  # int32, i
-    peer: Any  # int32, j; i itself where it is alone
+    worker: Array  # int32, i
+    peer: Array  # int32, j; i itself where it is alone
 
 
 class State(NamedTuple):

@@ -12,13 +12,13 @@ every node's message goes to all others.
 from collections.abc import Callable
 from functools import partial
 from math import ceil
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from optdyn.strategies.messages import Compression, Nodes, Tree
 from optdyn.strategies.powersgd import powersgd
+from optdyn.trees import State
 
 NAMES = ("", "bfloat16", "top_k", "sign", "powersgd")
 
@@ -34,7 +34,7 @@ def make(name: str, share: float, rank: int) -> Compression | None:
 
 
 def bfloat16() -> Compression:
-    def apply(nodes: Nodes, tree: Tree, state: Any) -> tuple[Tree, Tree, Any]:
+    def apply(nodes: Nodes, tree: Tree, state: State) -> tuple[Tree, Tree, Tree]:
         short = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), tree)
         mean, own = (
             jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), each, tree)
@@ -78,11 +78,11 @@ def sign() -> Compression:
 
 
 def _coded(
-    encode: Callable[..., Any], decode: Callable[..., jax.Array], size: Callable[[int], int]
+    encode: Callable[..., Tree], decode: Callable[..., jax.Array], size: Callable[[int], int]
 ) -> Compression:
     """Codes, one an array, that go to all nodes."""
 
-    def apply(nodes: Nodes, tree: Tree, state: Any) -> tuple[Tree, Tree, Any]:
+    def apply(nodes: Nodes, tree: Tree, state: State) -> tuple[Tree, Tree, Tree]:
         leaves, tree_of = jax.tree.flatten(tree)
         codes = [encode(leaf) for leaf in leaves]
         mean: list[jax.Array] = []

@@ -14,7 +14,6 @@ others' examples (`research/data/parts.py`).
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -161,7 +160,7 @@ class DynamicBatch(Gradients):
         run |= {"update_bytes": setting.update_bytes, "seed": config.seed}
         return clocks.dynamic_batch(cluster, self, **run)
 
-    def work(self, setting: Setting, draws: Any) -> tuple[Any, Shares]:
+    def work(self, setting: Setting, draws: np.ndarray) -> tuple[np.ndarray, Shares]:
         """Seconds of every device, (steps, nodes, k), of nodes that divide each their own batch."""
         config = setting.config
         if held := setting.held:

@@ -10,7 +10,6 @@ is linear and keeps inner products in expectation.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +26,7 @@ from optdyn.strategies.base import (
     Strategy,
     Update,
 )
+from optdyn.trees import Tree
 
 SKETCH = 2048  # q, or the number of parameters if that is smaller
 METERED = ("displacement", "raw_step", "gradient")
@@ -44,18 +44,18 @@ def metered(
     uses `params`, and `opt_state` where what is updated are these parameters, `shared` by all.
     """
 
-    def heard(params: Params, event: Event, batch: Batch) -> tuple[Any, Params]:
+    def heard(params: Params, event: Event, batch: Batch) -> tuple[Tree, Params]:
         loss, grads = gradient(params, event, batch)
         return (loss, sketch(grads, params, SKETCH)), grads
 
-    def seen(grads: Params, opt_state: Any, params: Params, *rest: Any) -> tuple[Params, Any]:
+    def seen(grads: Params, opt_state: Tree, params: Params, *rest: Tree) -> tuple[Params, Tree]:
         after, opt_state = update.apply(grads, opt_state[0], params, *rest)
         moved = jax.tree.map(jnp.subtract, after, params)
         return after, (opt_state, sketch(moved, params, SKETCH))
 
     strategy = make(heard, Update(update.init, seen) if shared else update)
 
-    def step(state: State, event: Event, batches: Any) -> tuple[State, Info]:
+    def step(state: State, event: Event, batches: Tree) -> tuple[State, Info]:
         own, second = batches
         _, grads = gradient(state.params, event, second)
         independent = sketch(grads, state.params, SKETCH)

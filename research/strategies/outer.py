@@ -18,28 +18,30 @@ the states of the nodes' optimizers are averaged, the third).
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
 from jax.flatten_util import ravel_pytree
+from jax.typing import ArrayLike
 
 from optdyn.strategies.base import Apart, Batch, Event, Info, Params, Strategy
 from optdyn.strategies.fragments import cut, join
 from optdyn.strategies.messages import Messages, over_nodes, own_event, size
+from optdyn.trees import Hyper, Tree
 
-Weights = Callable[[jax.Array], tuple[Any, Any]]
+Weights = Callable[[jax.Array], tuple[ArrayLike, ArrayLike]]
 
 INNER_STATES = ("kept", "averaged", "reset")
 
 
 class State(NamedTuple):
-    inner: Any  # of this node
+    inner: Tree  # of this node
     in_flight: Params  # sum_p x_p(sent), in the type it travels in
-    outer: Any = ()  # of each fragment theta and its optimizer's state, the same in all nodes
-    errors: Any = ()  # of each fragment e and the compression's state, this node's
+    outer: Tree = ()  # of each fragment theta and its optimizer's state, the same in all nodes
+    errors: Tree = ()  # of each fragment e and the compression's state, this node's
 
     @property
     def params(self) -> Params:
@@ -104,7 +106,7 @@ def outer(
         """What was just sent is in flight, of the fragments that were."""
         send, receive, waited = turns(event)
 
-        def of(send: jax.Array, before: Params, *own: Any) -> tuple[Params, Any]:
+        def of(send: jax.Array, before: Params, *own: Tree) -> tuple[Params, Tree]:
             return lax.cond(send, messages.total, lambda x, theta, kept, _: (before, kept), *own)
 
         x, present = state.params, event.choice.present
@@ -121,7 +123,7 @@ def outer(
         _, receive, waited = turns(event)
         hyper = {**event.hyper, **dict(event.choice.outer)}
 
-        def of(receive: jax.Array, *own: Any) -> tuple[Params, Any]:
+        def of(receive: jax.Array, *own: Tree) -> tuple[Params, Tree]:
             return lax.cond(receive, partial(merged, hyper), lambda x, theta, *_: (x, theta), *own)
 
         after = state.inner
@@ -134,8 +136,8 @@ def outer(
         return state._replace(inner=after.moved_to(join(x)), outer=theta)
 
     def merged(
-        hyper: dict[str, Any], x: Params, theta: Any, before: Params, now: Params, waited: jax.Array
-    ) -> tuple[Params, Any]:
+        hyper: Hyper, x: Params, theta: Tree, before: Params, now: Params, waited: jax.Array
+    ) -> tuple[Params, Tree]:
         """The rule, of a fragment: what the node's parameters and theta become."""
         nodes = lax.axis_size("node")
 
@@ -156,7 +158,7 @@ def outer(
 
         return jax.tree.map(mixed, x, arrived), theta
 
-    def settled(after: Any) -> Any:
+    def settled(after: Tree) -> Tree:
         """What the inner optimizer's state is where its node receives."""
         if inner_state == "reset":
             return inner.init(after.params).opt_state
@@ -183,5 +185,5 @@ def _is_float(leaf: jax.Array) -> bool:
     return jnp.issubdtype(leaf.dtype, jnp.floating)
 
 
-def _floats(tree: Any) -> list[jax.Array]:
+def _floats(tree: Tree) -> list[jax.Array]:
     return list(filter(_is_float, jax.tree.leaves(tree)))

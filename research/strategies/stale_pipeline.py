@@ -18,15 +18,15 @@ devices of their own.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from optdyn import models
 from optdyn.experiment import Experiment
 from optdyn.fields import field
-from optdyn.parallel.layout import mesh
+from optdyn.parallel.layout import Layout, mesh
 from optdyn.parallel.never_flushed import never_flushed
 from optdyn.problem import Problem
 from optdyn.strategies import local
@@ -39,6 +39,7 @@ from optdyn.strategies.stage_parameters import distance, through
 from optdyn.timeline import pipeline
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.stale_stages import KINDS, cuts, stale_stages
+from optdyn.trees import Json
 from optdyn.values import ConfigError
 
 
@@ -164,11 +165,17 @@ class StalePipeline(Gradients, Reads, MicroBatches):
                 "must be 'sgd'"
             )
 
-    def report(self, config: Experiment, network: Network) -> dict[str, Any]:
+    def report(self, config: Experiment, network: Network) -> Json:
         """Bytes of an update between stages, activations forward and their gradients back."""
         return {"communicated_bytes": int(2 * work(config, network).sent.sum())}
 
-    def layout(self, problem: Problem, optimizer: Any, nodes: int, devices: int) -> Any:
+    def layout(
+        self,
+        problem: Problem,
+        optimizer: optax.GradientTransformationExtraArgs,
+        nodes: int,
+        devices: int,
+    ) -> "Layout":
         """A stage a device, or several that share its batches."""
         on = mesh(("stage", "data"), (nodes, devices))
         blocks = cuts(nodes, len(problem.blocks))

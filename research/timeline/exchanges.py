@@ -13,7 +13,7 @@ from optdyn.timeline.versions import Arrived, Reading
 from optdyn.trees import Array
 
 # (whether arrivals exchange, how many have so far) -> what else is decided of them, by name
-Decided = Callable[[Array | bool, Array | int], Mapping[str, Array]]
+Decided = Callable[..., Mapping[str, Array]]
 
 
 class Exchanges:

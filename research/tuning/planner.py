@@ -100,11 +100,17 @@ def algorithms(times: ArrayLike, memory: ArrayLike, bound: float) -> np.ndarray:
     slower = np.where(allowed, times - np.where(allowed, times, np.inf).min(1, keepdims=True), 0.0)
     cost = (slower / (slower.max() or 1.0) * COST_SCALE).ravel()
     limits = (0, allowed.ravel().astype(float))
-    one = scipy.optimize.LinearConstraint(np.kron(np.eye(len(times)), np.ones(times.shape[1])), 1, 1)
+    one = scipy.optimize.LinearConstraint(
+        np.kron(np.eye(len(times)), np.ones(times.shape[1])), 1, 1
+    )
     for rounded in (np.floor, np.ceil):
         # Half a unit more admits no other choice: sums of whole units are whole.
-        fits = scipy.optimize.LinearConstraint(rounded(beyond / unit).reshape(1, -1), ub=slack // unit + 0.5)
-        solved = scipy.optimize.milp(cost, integrality=1, bounds=limits, constraints=(one, fits), options=EXACT)
+        fits = scipy.optimize.LinearConstraint(
+            rounded(beyond / unit).reshape(1, -1), ub=slack // unit + 0.5
+        )
+        solved = scipy.optimize.milp(
+            cost, integrality=1, bounds=limits, constraints=(one, fits), options=EXACT
+        )
         if solved.x is None:
             raise PlanError(f"the integer program was not solved: {solved.message}")
         chosen = solved.x.reshape(times.shape).argmax(axis=1)
