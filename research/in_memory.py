@@ -5,14 +5,13 @@ the thing, as long as the process lives, so that `optdyn.in_memory:NAME` finds i
 """
 
 import sys
-from typing import Any
 
 from optdyn.reached import Is
 
 _names = dict[Is, str]()
 
 
-def name_of(thing: Any) -> str:
+def name_of(thing: object) -> str:
     """`MODULE:NAME`, by which `named.find` finds this very thing; of a text the text itself."""
     if isinstance(thing, str):
         return thing

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from optdyn import losses, models, optimizers, strategies
 from optdyn.data import loading
@@ -15,7 +14,7 @@ from optdyn.values import ConfigError
 Lines = dict[str, str]
 
 
-def _of(registry: Mapping[str, Any]) -> Lines:
+def _of(registry: Mapping[str, object]) -> Lines:
     return {name: summary(thing) for name, thing in registry.items()}
 
 

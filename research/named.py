@@ -14,7 +14,7 @@ import importlib.util
 import sys
 import traceback
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -52,7 +52,7 @@ def is_own(name: str) -> bool:
     return ":" in str(name)
 
 
-def find(key: str, name: str, known: Mapping[str, Any]) -> Any:
+def find(key: str, name: str, known: Mapping[str, object]) -> Any:
     """What `name`, the value of `key`, stands for: of `known`, or of the user's own.
 
     Raises `ConfigError`, also where the user's file cannot be imported or has no such attribute.
@@ -77,7 +77,7 @@ def module_of(key: str, name: str) -> ModuleType:
     return _file(said, Path(where)) if where.endswith(".py") else _module(said, where)
 
 
-def call(key: str, name: str, function: Any, *args: Any, **kwargs: Any) -> Any:
+def call(key: str, name: str, function: Callable[..., Any], *args: object, **kwargs: object) -> Any:
     """`function(*args, **kwargs)`; if it is the user's own, all that it raises is `ConfigError`."""
     if not is_own(name):
         return function(*args, **kwargs)
@@ -89,7 +89,7 @@ def call(key: str, name: str, function: Any, *args: Any, **kwargs: Any) -> Any:
         raise ConfigError(f"{key} = {name!r}: {told(error, function)}") from error
 
 
-def told(error: BaseException, *functions: Any) -> str:
+def told(error: BaseException, *functions: object) -> str:
     """One line: file and line, the exception and its message.
 
     The place is the last one outside of installed libraries, or where one of `functions` begins.
@@ -104,13 +104,13 @@ def told(error: BaseException, *functions: Any) -> str:
     return f"{where}{type(error).__name__}: {shown(str(error), 300)}"
 
 
-def shown(thing: Any, most: int = 80) -> str:
+def shown(thing: object, most: int = 80) -> str:
     """The start of its text, in one line."""
     text = " ".join(str(thing).split())
     return text if len(text) <= most else text[:most] + " ..."
 
 
-def summary(thing: Any) -> str:
+def summary(thing: object) -> str:
     """The first line of its docstring."""
     return ((getattr(thing, "__doc__", "") or "").strip().splitlines() or [""])[0]
 

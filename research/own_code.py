@@ -14,7 +14,6 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
-from typing import Any
 
 from optdyn import named, reached, sources
 from optdyn.data.loading import SOURCES
@@ -65,12 +64,12 @@ def fingerprint(config: Experiment, keys: Sequence[str] = KEYS) -> str:
     return ", ".join(f"{what} {_checksum(text)}" for what, text in sorted(found.items()))
 
 
-def entries(code: Any) -> dict[str, str]:
+def entries(code: object) -> dict[str, str]:
     """The checksums in a `fingerprint`, by file; {} of what is none."""
     return dict(ENTRY.findall(code)) if isinstance(code, str) else {}
 
 
-def changed(before: Any, now: str) -> str:
+def changed(before: object, now: str) -> str:
     """What is other code now than in the `fingerprint` from before, in words.
 
     '' if nothing is, and where there was none, as workdirs had none once.

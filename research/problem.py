@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from optdyn.data.augment import augment
 from optdyn.experiment import Experiment, Model
 from optdyn.models import base
 from optdyn.models.quadratic import centred, curvatures, factors, optima
-from optdyn.trees import Examples, Params
+from optdyn.trees import Examples, Params, Tree
 from optdyn.values import ConfigError, shown
 
 TEXT = ("transformer", "modern_transformer")  # other built-in models take images or numbers
@@ -122,7 +122,7 @@ def check(of: Problem, examples: Examples) -> None:
     }
     data = ", ".join(f"{name} {leaf.shape[1:]}" for name, leaf in examples.items())
 
-    def traced(key: str, function: Callable[..., Any], *args: Any) -> Any:
+    def traced(key: str, function: Callable[..., Tree], *args: Tree) -> Tree:
         try:
             return jax.eval_shape(function, *args)
         except Exception as error:

@@ -7,7 +7,7 @@ rates, momentum, number of updates. One compilation serves a whole grid of those
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ from optdyn.problem import Examples, Params, Problem
 from optdyn.reached import Key
 from optdyn.strategies.base import Event, Info, State, Strategy
 from optdyn.strategies.merged import Merged, cut, merged
+from optdyn.trees import Hyper, Tree
 
 CHUNK = 256  # events handed to the device at a time; how many of them are run is an argument
 EVALUATED = 1000  # examples evaluated at a time
@@ -70,8 +71,8 @@ class Raced(NamedTuple):
     needs, also takes the examples and the numbers of a second batch.
     """
 
-    given: Callable[[State, Any], Any]
-    work: Callable[..., Any]
+    given: Callable[[State, int], Tree]
+    work: Callable[..., Tree]
     update: Callable[..., tuple[State, Info]]
     metered: Callable[..., tuple[State, Info]]
     merged: Merged | None = None  # of examples and the numbers, (B,) or (B, 2), of those of a batch
@@ -184,7 +185,7 @@ def _problem(of: Minimized) -> tuple[Problem, Callable[..., Params]]:
 
 
 @lru_cache(maxsize=32)
-def _checked(of: Minimized, shapes: Sequence[tuple[str, tuple[int, ...], Any]]) -> None:
+def _checked(of: Minimized, shapes: Sequence[tuple[str, tuple[int, ...], np.dtype]]) -> None:
     examples = {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape, dtype in shapes}
     problem.check(_problem(of)[0], examples)
 
@@ -216,23 +217,23 @@ def _raced(model: Minimized, rest: Static) -> Raced:
     assert methods.read and methods.read.message
     of = methods.read.message(*strategies.pieces(methods, whole, optimizer))
 
-    def work(given: Any, hyper: Any, examples: Examples, chosen: jax.Array) -> Any:
+    def work(given: Tree, hyper: Hyper, examples: Examples, chosen: jax.Array) -> Tree:
         return of(given, hyper, partial(whole.batch, examples), chosen)
 
     def step_of(meter: bool) -> Callable[..., tuple[State, Info]]:
         return strategies.compose(*asked, meter=meter, race=True).step
 
-    def update(state: State, event: Event, message: Any) -> tuple[State, Info]:
+    def update(state: State, event: Event, message: Tree) -> tuple[State, Info]:
         return step_of(meter=False)(state, event, message)
 
     def metered(
-        state: State, event: Event, message: Any, examples: Examples, second: jax.Array
+        state: State, event: Event, message: Tree, examples: Examples, second: jax.Array
     ) -> tuple[State, Info]:
         return step_of(meter=True)(state, event, (message, whole.batch(examples, second)))
 
     fresh = methods.get("fresh", ())
 
-    def given(state: State, slot: Any) -> Any:
+    def given(state: State, slot: int) -> Tree:
         seen = state.at(slot)
         return {name: own for name, own in seen.items() if name not in fresh} if fresh else seen
 
@@ -248,19 +249,23 @@ def _raced(model: Minimized, rest: Static) -> Raced:
 def _merged(whole: Problem, fresh: Sequence[str]) -> Merged:
     front, serve = merged(whole, cut([name for name, _ in whole.blocks], fresh))
 
-    def group(x: Params, examples: Examples, chosen: jax.Array) -> Any:
+    def group(x: Params, examples: Examples, chosen: jax.Array) -> Tree:
         return front(x, whole.batch(examples, chosen))
 
-    def server(y: Params, h: jax.Array, examples: Examples, chosen: jax.Array) -> Any:
+    def server(y: Params, h: jax.Array, examples: Examples, chosen: jax.Array) -> Tree:
         return serve(y, h, whole.batch(examples, chosen))
 
     return Merged(jax.jit(group), jax.jit(server))
 
 
-def _probe(problem: Problem, own: Sequence[Callable[..., Any]], asked: Sequence[str]) -> Any:
+def _probe(
+    problem: Problem, own: Sequence[Callable[..., Tree]], asked: Sequence[str]
+) -> Callable[..., dict[str, jax.Array]] | None:
     """The methods' probes, and those of `config.probes` that are asked for."""
 
-    def probe(params: Params, every: Params, train: Examples, test: Examples) -> dict[str, Any]:
+    def probe(
+        params: Params, every: Params, train: Examples, test: Examples
+    ) -> dict[str, jax.Array]:
         found = [measure(params, train, test) for measure in own]
         found += [PROBES[name](problem, params, every, train) for name in asked]
         return {name: value for each in found for name, value in each.items()}
@@ -300,9 +305,9 @@ def _metered(
 
 
 def _loop(
-    strategy: Strategy, state: State, events: Event, batch: Callable[..., Any], n: jax.Array
+    strategy: Strategy, state: State, events: Event, batch: Callable[..., Tree], n: jax.Array
 ) -> tuple[State, Info]:
-    def step(state: State, i: Any) -> tuple[State, Info]:
+    def step(state: State, i: jax.Array) -> tuple[State, Info]:
         event = jax.tree.map(lambda leaf: leaf[i], events)
         return strategy.step(state, event, batch(i))
 
@@ -363,6 +368,6 @@ def probe(program: Program, state: State, train: Examples, test: Examples) -> di
     return {name: float(value) for name, value in jax.device_get(found).items()}
 
 
-def parameter_bytes(params: Any) -> int:
+def parameter_bytes(params: Tree) -> int:
     """Size of a pytree of arrays, or of their shapes."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))

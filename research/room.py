@@ -6,7 +6,7 @@ The bytes are lower bounds: what the run's own arrays take, without what XLA nee
 import contextlib
 import os
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
@@ -17,6 +17,7 @@ from optdyn.parallel import paged
 from optdyn.parallel.layout import part_axis
 from optdyn.strategies.base import Strategy
 from optdyn.timeline.arrivals import drawn
+from optdyn.trees import Params
 from optdyn.values import ConfigError
 
 GROUP = Path("/sys/fs/cgroup")
@@ -103,7 +104,7 @@ class Need(NamedTuple):
     host: int  # besides; on a CPU both are of one memory
 
 
-def of_state(config: Experiment, strategy: Strategy, params: Any, slots: int) -> None:
+def of_state(config: Experiment, strategy: Strategy, params: Params, slots: int) -> None:
     """Raises `ConfigError` if the state, with all versions of the parameters, cannot fit."""
     need = need_of(config, strategy, params)
     versions = f", {slots:,} versions" if slots > 1 else ""
@@ -115,7 +116,7 @@ def of_state(config: Experiment, strategy: Strategy, params: Any, slots: int) ->
         _fits(need.host, f"config.strategy.snapshots: {slots:,} versions need", host_memory())
 
 
-def need_of(config: Experiment, strategy: Strategy, params: Any) -> Need:
+def need_of(config: Experiment, strategy: Strategy, params: Params) -> Need:
     """Bytes of the state, x_0 and a gradient, and of versions that are on their way."""
     state = jax.eval_shape(strategy.init, params)
     size = program.parameter_bytes
@@ -143,5 +144,5 @@ def _workers(cluster: Cluster) -> str:
     return f"{workers:,} worker{'s' * (workers > 1)}"
 
 
-def _count(params: Any) -> int:
+def _count(params: Params) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(params))

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -57,6 +56,7 @@ from optdyn.run import Run, batches_of, columns_of, events_of, feed_of, momenta
 from optdyn.strategies.base import Params, State
 from optdyn.strategies.metered import METERED
 from optdyn.timeline.base import Arrival, chosen
+from optdyn.trees import Json
 
 WORSE = 100  # times the first logged loss: the mark `worse` in a summary
 ABSURD = 1e6  # times the first logged loss, at least 1: a run that ends above it has diverged
@@ -90,13 +90,13 @@ def prepare(config: Experiment, replicas: int = 0, begun: bool = False, race: bo
     shards = problem.shards(config, data)
     with resident.MAKING:
         params = program.init(config, data.classes, seeds.key(config.seed, "init"), one)
-    origin: dict[str, Any] = {}
+    origin: Json = {}
     if config.init_from and not begun:
         params, origin = verdict(lambda: _given(config.init_from, params))
     epoch = max(len(next(iter(data.train.values()))) // config.batch_size, 1)
     size = program.parameter_bytes(params)
     network = strategies.Network(program.problem_of(config, data.classes), params, one)
-    report: dict[str, Any] = {}
+    report: Json = {}
     for method in strategies.of_config(config).every:
         report |= method.report(config, network)
     events = partial(
@@ -113,7 +113,7 @@ def prepare(config: Experiment, replicas: int = 0, begun: bool = False, race: bo
     return run._replace(columns=columns_of(first), origin=origin, shards=shards, code=code)
 
 
-def _given(workdir: str, drawn: Params) -> tuple[Params, dict[str, Any]]:
+def _given(workdir: str, drawn: Params) -> tuple[Params, Json]:
     """The parameters of another run, and which they are. Raises `ConfigError`.
 
     They must have the names, shapes and types of those that are `drawn`.
@@ -140,7 +140,7 @@ def _given(workdir: str, drawn: Params) -> tuple[Params, dict[str, Any]]:
 
 
 @named.once()
-def train(config: Experiment, workdir: str | Path) -> dict[str, Any]:
+def train(config: Experiment, workdir: str | Path) -> Json:
     """Runs the config in the workdir, or goes on with it, and returns its summary.
 
     `status` is `completed`, `diverged` or `interrupted` (SIGINT or SIGTERM, `signal` says which;
@@ -200,7 +200,7 @@ def _loop(
     metrics: Metrics,
     checkpoints: Checkpoints,
     watching: contextlib.AbstractContextManager[Watch],
-    before: Mapping[str, Any],
+    before: Json,
 ) -> Training:
     config, steps, layout = run.config, run.config.steps, run.program.layout
     _, sample, test_set = resident.put(run.data, layout.put_examples, config)
@@ -306,7 +306,7 @@ def is_due(step: int, log_every: int, checkpoint_every: int) -> bool:
     return step // checkpoint_every > (step - log_every) // checkpoint_every
 
 
-def _clock(run: Run, step: int) -> dict[str, Any]:
+def _clock(run: Run, step: int) -> Json:
     """What the timeline and the schedules say at a log point."""
     config, done = run.config, max(step - 1, 0)
     since = done - done % config.log_every
@@ -320,7 +320,7 @@ def _clock(run: Run, step: int) -> dict[str, Any]:
     }
 
 
-def _summary(run: Run, status: str, step: int, rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _summary(run: Run, status: str, step: int, rows: list[Json]) -> Json:
     """The last finite log point, if any, the timeline's law, and what produced them."""
     last = next((row for row in reversed(rows) if math.isfinite(row["train_loss"])), rows[0])
     staleness, first = run.timeline.staleness[:step], rows[0]["train_loss"]
@@ -343,7 +343,7 @@ def _summary(run: Run, status: str, step: int, rows: list[dict[str, Any]]) -> di
     }
 
 
-def provenance(run: Run) -> dict[str, Any]:
+def provenance(run: Run) -> Json:
     """What a run's floats depend on besides its config."""
     devices = jax.devices()
     return {

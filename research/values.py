@@ -21,14 +21,14 @@ class ConfigError(InputError):
     """A configuration that cannot run; the message is one line: what, where, what would do."""
 
 
-def require(config: Any, name: str, holds: Callable[[Any], Any], wanted: str) -> None:
+def require(config: object, name: str, holds: Callable[[Any], object], wanted: str) -> None:
     """Raises `ConfigError` unless the value of a key is as wanted."""
     value = _at(config, name)
     if not is_as_wanted(holds, value):
         raise ConfigError(f"config.{name} = {shown(value)}: must be {wanted}")
 
 
-def is_as_wanted(holds: Callable[[Any], Any], value: Any) -> bool:
+def is_as_wanted(holds: Callable[[Any], object], value: object) -> bool:
     """Whether the test holds of a value; a value that it cannot be asked of is not as wanted."""
     try:
         return bool(holds(value))
@@ -36,13 +36,13 @@ def is_as_wanted(holds: Callable[[Any], Any], value: Any) -> bool:
         return False
 
 
-def one_of(name: str, value: Any, values: Sequence[str]) -> None:
+def one_of(name: str, value: object, values: Sequence[str]) -> None:
     """Raises `ConfigError` unless the value is one of these."""
     if value not in values:
         raise ConfigError(f"{name} = {shown(value)}: must be {one_of_these(value, values)}")
 
 
-def one_of_these(value: Any, values: Sequence[str]) -> str:
+def one_of_these(value: object, values: Sequence[str]) -> str:
     """What a value must be that is none of these."""
     return f"one of {', '.join(map(repr, values))}{meant(str(value), values)}"
 
@@ -60,7 +60,7 @@ def entry(table: Mapping[str, T], name: str) -> T:
     return table[name]
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """The value in one line of at most `LONGEST` characters, whatever it is."""
     if hasattr(value, "keys"):
         return "keys of its own"
@@ -72,6 +72,6 @@ def shown(value: Any) -> str:
     return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
 
 
-def _at(config: Any, name: str) -> Any:
+def _at(config: object, name: str) -> Any:
     """The value of a dotted key of an experiment."""
     return attrgetter(name)(config)
