@@ -47,8 +47,8 @@ def described(config: Experiment) -> Iterator[str]:
         raise ConfigError("config.replicas.count: --dry_run is of runs; recordings have none")
     run = trainer.prepare(config)
     parameters, size = trainer.provenance(run)["parameters"], parameter_bytes(run.params)
-    state = parameter_bytes(jax.eval_shape(run.program.strategy.init, run.params))
-    need = room.need_of(config, run.program.strategy, run.params)
+    state = parameter_bytes(jax.eval_shape(run.program.rule.init, run.params))
+    need = room.need_of(config, run.program.rule, run.params)
     epochs = config.steps * config.batch_size / run.examples
     yield f"parameters      {parameters:,}, {size:,} bytes"
     yield f"state           {state:,} bytes: versions of the parameters and the optimizer's"

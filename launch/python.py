@@ -52,7 +52,7 @@ from optdyn.likeness import meant
 from optdyn.outputs.workdir import parameters
 from optdyn.price import GIGABIT, Price, of_model, price
 from optdyn.reached import Is
-from optdyn.strategies.base import Strategy, together, whole
+from optdyn.strategies.base import Rule, together, whole
 from optdyn.strategies.compose import reading
 from optdyn.timeline.base import Timeline
 from optdyn.values import ConfigError
@@ -110,7 +110,7 @@ class Method:
         loss: Callable[[Any, Any], jax.Array],
         optimizer: optax.GradientTransformation,
         slots: int | None = None,
-    ) -> Strategy:
+    ) -> Rule:
         """The update rule alone, for a training loop of your own.
 
         `loss(params, batch)` is the mean loss of a batch; `optimizer` any optax transformation.

@@ -22,7 +22,7 @@ from optdyn.parallel import devices as parallel
 from optdyn.parallel.layout import Layout
 from optdyn.problem import Examples, Params, Problem
 from optdyn.reached import Key
-from optdyn.strategies.base import Event, Info, State, Strategy
+from optdyn.strategies.base import Event, Info, Rule, State
 from optdyn.strategies.merged import Merged, cut, merged
 from optdyn.trees import Hyper, Tree
 
@@ -32,7 +32,7 @@ EVALUATED = 1000  # examples evaluated at a time
 
 @dataclass(frozen=True, eq=False)  # compared and hashed by identity, as a key of caches
 class Program:
-    """Pure functions of one problem and one strategy.
+    """Pure functions of one problem and one rule.
 
     `advance(state, examples, events, indices, n) -> (state, infos)` runs the first `n` of CHUNK
     events on its devices, `infos` being what each step says of itself, (CHUNK,); `indices`,
@@ -44,7 +44,7 @@ class Program:
     """
 
     problem: Problem
-    strategy: Strategy
+    rule: Rule
     layout: Layout
     metered: Layout | None  # the same, of pairs of batches, saying what the momentum meter needs
     evaluate: Callable[..., tuple[jax.Array, dict[str, jax.Array]]]
@@ -58,7 +58,7 @@ class Program:
     @property
     def init(self) -> Callable[[Params], State]:
         """The state that a run starts from."""
-        return self.layout.init or self.strategy.init
+        return self.layout.init or self.rule.init
 
 
 class Raced(NamedTuple):
@@ -194,8 +194,8 @@ def _checked(of: Minimized, shapes: Sequence[tuple[str, tuple[int, ...], np.dtyp
 def _make(model: Minimized, rest: Static) -> Program:
     whole, _ = _problem(model)
     asked = rest.layout, whole, optimizers.optimizer(*rest.optimizer), rest.slots
-    strategy, layout = parallel.make(lambda one: partial(_advance, whole, one), *asked)
-    strategy = strategy._replace(init=jax.jit(strategy.init))  # one program, not one a leaf
+    rule, layout = parallel.make(lambda one: partial(_advance, whole, one), *asked)
+    rule = rule._replace(init=jax.jit(rule.init))  # one program, not one a leaf
     metered = None
     if rest.meter:
         _, metered = parallel.make(lambda one: partial(_metered, whole, one), *asked, meter=True)
@@ -203,9 +203,7 @@ def _make(model: Minimized, rest: Static) -> Program:
     own = [method.probe(whole) for method in methods.every]
     probe = _probe(whole, [each for each in own if each], rest.probes)
     sums = tuple(name for method in methods.every for name in method.info)
-    return Program(
-        whole, strategy, layout, metered, jax.jit(partial(_evaluate, whole)), probe, sums
-    )
+    return Program(whole, rule, layout, metered, jax.jit(partial(_evaluate, whole)), probe, sums)
 
 
 @lru_cache(maxsize=32)
@@ -275,7 +273,7 @@ def _probe(
 
 def _advance(
     problem: Problem,
-    strategy: Strategy,
+    rule: Rule,
     state: State,
     examples: Examples,
     events: Event,
@@ -285,12 +283,12 @@ def _advance(
     def batch(i: jax.Array) -> Examples:
         return problem.batch(examples, indices[i])
 
-    return _loop(strategy, state, events, batch, n)
+    return _loop(rule, state, events, batch, n)
 
 
 def _metered(
     problem: Problem,
-    strategy: Strategy,
+    rule: Rule,
     state: State,
     examples: tuple[Examples, Examples],
     events: Event,
@@ -301,15 +299,15 @@ def _metered(
         pairs = zip(examples, indices, strict=True)
         return tuple(problem.batch(held, chosen[i]) for held, chosen in pairs)
 
-    return _loop(strategy, state, events, batches, n)
+    return _loop(rule, state, events, batches, n)
 
 
 def _loop(
-    strategy: Strategy, state: State, events: Event, batch: Callable[..., Tree], n: jax.Array
+    rule: Rule, state: State, events: Event, batch: Callable[..., Tree], n: jax.Array
 ) -> tuple[State, Info]:
     def step(state: State, i: jax.Array) -> tuple[State, Info]:
         event = jax.tree.map(lambda leaf: leaf[i], events)
-        return strategy.step(state, event, batch(i))
+        return rule.step(state, event, batch(i))
 
     def body(i: jax.Array, carry: tuple[State, Info]) -> tuple[State, Info]:
         state, every = carry

@@ -15,7 +15,7 @@ from optdyn import program, seeds, strategies
 from optdyn.experiment import Cluster, Experiment, Pieces
 from optdyn.parallel import paged
 from optdyn.parallel.layout import part_axis
-from optdyn.strategies.base import Strategy
+from optdyn.strategies.base import Rule
 from optdyn.timeline.arrivals import drawn
 from optdyn.trees import Params
 from optdyn.values import ConfigError
@@ -104,9 +104,9 @@ class Need(NamedTuple):
     host: int  # besides; on a CPU both are of one memory
 
 
-def of_state(config: Experiment, strategy: Strategy, params: Params, slots: int) -> None:
+def of_state(config: Experiment, rule: Rule, params: Params, slots: int) -> None:
     """Raises `ConfigError` if the state, with all versions of the parameters, cannot fit."""
-    need = need_of(config, strategy, params)
+    need = need_of(config, rule, params)
     versions = f", {slots:,} versions" if slots > 1 else ""
     _fits(
         need.device,
@@ -116,9 +116,9 @@ def of_state(config: Experiment, strategy: Strategy, params: Params, slots: int)
         _fits(need.host, f"config.strategy.snapshots: {slots:,} versions need", host_memory())
 
 
-def need_of(config: Experiment, strategy: Strategy, params: Params) -> Need:
+def need_of(config: Experiment, rule: Rule, params: Params) -> Need:
     """Bytes of the state, x_0 and a gradient, and of versions that are on their way."""
-    state = jax.eval_shape(strategy.init, params)
+    state = jax.eval_shape(rule.init, params)
     size = program.parameter_bytes
     device, host = size(state) + REFERENCES * size(params), 0
     one_memory = jax.devices()[0].platform == "cpu"

@@ -1,4 +1,4 @@
-"""One run: the strategy's update rule over the cluster's timeline, logged, saved and resumed.
+"""One run: the methods' update rule over the cluster's timeline, logged, saved and resumed.
 
 A run is a generator that asks for chunks of updates (`driver.py`), logs and saves. `train` makes
 them on the run's own devices, `batched_runs.py` those of many runs in one program.
@@ -106,7 +106,7 @@ def prepare(config: Experiment, replicas: int = 0, begun: bool = False, race: bo
     with resident.MAKING:
         compiled = program.make(config, data.classes, first.slots)
     optimizers.check(config, params)
-    room.of_state(config, compiled.strategy, params, first.slots)
+    room.of_state(config, compiled.rule, params, first.slots)
     hypers = program.hypers(config)
     run = Run(config, data, epoch, first, events, compiled, params, report, hypers)
     code = own_code.fingerprint(config)

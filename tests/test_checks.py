@@ -115,7 +115,7 @@ def test_what_cannot_fit_is_refused_with_its_bytes(config, mnist, monkeypatch):
     chosen = config(mnist | {"optimizer.momentum": 0.5})
     run = trainer.prepare(as_experiment(chosen))
     size = program.parameter_bytes(run.params)
-    state = run.program.strategy.init(run.params)
+    state = run.program.rule.init(run.params)
     assert program.parameter_bytes(state) > 5 * size  # four versions and the velocity
     need = sum(leaf.nbytes for leaf in jax.tree.leaves(state)) + 2 * size
     monkeypatch.setattr(room, "available", lambda: need)

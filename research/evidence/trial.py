@@ -74,7 +74,7 @@ def trial(
     run = trainer.prepare(config)
     put, loss = run.program.layout.put_examples, _loss(run.program, config.probes.mean)
     _, sample, test = resident.put(run.data, put, config)
-    state = run.program.layout.put_state(run.program.strategy.init(run.params))
+    state = run.program.layout.put_state(run.program.rule.init(run.params))
     rows, status = [_row(run, 0, loss(state, sample))], ""
     for chunk in drive(run, state, 0, _log_points(first, config.steps), rows):
         chunk.make()

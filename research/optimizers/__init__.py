@@ -125,7 +125,7 @@ def chain(config: Experiment) -> Chain:
 
 
 def logged(state: State) -> dict[str, float]:
-    """What the log shows of a strategy's state: mu and mu_T of a closed loop's last update."""
+    """What the log shows of a rule's state: mu and mu_T of a closed loop's last update."""
     states = jax.tree.leaves(getattr(state, "opt_state", None), is_leaf=_is_loop)
     loop = next(filter(_is_loop, states), None)  # after a chain of others, or alone
     if loop is None:

@@ -50,7 +50,7 @@ def initial(one: Callable[[Params], State], slots: int) -> Callable[[Params], St
 
 
 def paged(advance: Advance, servers: Mapping[str, int] | None = None) -> Layout:
-    """`advance` is the loop of a strategy of one slot; events address the host's table.
+    """`advance` is the loop of a rule of one slot; events address the host's table.
 
     With `servers`, the number of each block's server, slots are (servers,) of every update.
     """

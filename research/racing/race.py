@@ -1,6 +1,6 @@
 """A race: groups compute by themselves, and a server applies what they send as it arrives.
 
-    server   x_{t+1} = step(x_t, message)      the strategy's own update rule
+    server   x_{t+1} = step(x_t, message)      the method's own update rule
     group    grad f(x_r) of its batch          x_r: the version that it read last
              or where H local steps lead to from there
 

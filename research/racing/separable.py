@@ -26,7 +26,7 @@ def check(run: Run, blocks: Collection[str], wanted: str) -> None:
     event = event_of(run, 0)
 
     def moved(others: Params) -> list[jax.Array]:
-        state = run.program.strategy.init(run.params)
+        state = run.program.rule.init(run.params)
         own = {name: grads[name] for name in blocks}
         for _ in range(2):
             state, _ = halves.update(state, event, Message(jnp.zeros(()), {**others, **own}))

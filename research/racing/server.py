@@ -1,6 +1,6 @@
 """Who makes the updates of a race: this process, or the parts that keep some blocks each.
 
-    x_{t+1} = step(x_t, message)      the strategy's own update rule
+    x_{t+1} = step(x_t, message)      the method's own update rule
 
 Both answer the same questions, so that a race only has to put arrivals in order.
 """

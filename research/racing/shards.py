@@ -40,7 +40,7 @@ class Part:
     def __init__(self, run: Run, number: int, servers: int):
         self._halves = halves_of(run)
         own = {name: run.params[name] for name in blocks(run.params, servers)[number]}
-        self._state = run.program.strategy.init(own)
+        self._state = run.program.rule.init(own)
         # Compiled before the clock of the race begins, of which `put` leaves nothing.
         self.step(event_of(run, 0), jax.tree.map(np.zeros_like, jax.device_get(own)))
 

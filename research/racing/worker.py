@@ -121,7 +121,7 @@ def asked(run: Run, compute: Compute, group: int) -> Asked:
     """Asks a group for its message; the first time, its program is compiled."""
     halves = halves_of(run)
     reading = order_of(run).working[group]
-    x = jax.device_get(halves.given(run.program.strategy.init(run.params), reading.slot))
+    x = jax.device_get(halves.given(run.program.rule.init(run.params), reading.slot))
 
     def send() -> Tree:
         sent = compute(x, reading.numbers)

@@ -25,7 +25,7 @@ from optdyn.experiment import Experiment
 from optdyn.fields import field
 from optdyn.strategies import local_steps
 from optdyn.strategies import workers as own
-from optdyn.strategies.base import Batch, Event, Gradient, Info, Params, Strategy, Update
+from optdyn.strategies.base import Batch, Event, Gradient, Info, Params, Rule, Update
 from optdyn.strategies.local_steps import Trained
 from optdyn.strategies.method import Methods, Setting, of_config
 from optdyn.strategies.shared_fields import FRACTION, OuterMomentum, Periodic
@@ -68,8 +68,8 @@ class State(NamedTuple):
         return own.logged(self.workers)
 
 
-def async_local_sgd(gradient: Gradient, update: Update, workers: int) -> Strategy:
-    """Strategy of a table of `workers`; `event.choice` is a `Turn`."""
+def async_local_sgd(gradient: Gradient, update: Update, workers: int) -> Rule:
+    """Rule of a table of `workers`; `event.choice` is a `Turn`."""
 
     local = local_steps.local_step(gradient, update)
 
@@ -95,7 +95,7 @@ def async_local_sgd(gradient: Gradient, update: Update, workers: int) -> Strateg
         info = {"loss": loss, "sent_bytes": own.both_ways(exchange, w)}
         return State(theta, m, total, every, reads, opt_states, newest), info
 
-    return Strategy(init, step)
+    return Rule(init, step)
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class AsyncLocalSGD(own.Workers, Periodic, OuterMomentum):
 
     def read(
         self, gradient: Gradient, update: Update, slots: int, servers: Mapping[str, int] | None
-    ) -> Strategy:
+    ) -> Rule:
         return async_local_sgd(gradient, update, self.groups)
 
     def clock(self, setting: Setting, methods: Methods) -> Timeline:

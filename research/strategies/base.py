@@ -1,11 +1,11 @@
-"""What every strategy is: two pure functions of (state, event, batch), put together of pieces.
+"""What every update rule is: two pure functions of (state, event, batch), put together of pieces.
 
     gradient   (params, event, batch) -> loss, grads             of one device's part of the batch
     update     an optax optimizer, of all parameters or block by block
-    read       which version the gradient is taken at            gradient, update -> strategy
-    mix        what nodes with parameters of their own exchange  strategy -> strategy
+    read       which version the gradient is taken at            gradient, update -> rule
+    mix        what nodes with parameters of their own exchange  rule -> rule
 
-A strategy never sees seconds or clusters. The timeline decides which slot an update reads and which
+A rule never sees seconds or clusters. The timeline decides which slot an update reads and which
 it writes; the trainer scans `step` over those events.
 
 Pieces are written for one device, with collectives over named axes: `data`, devices that share a
@@ -50,7 +50,7 @@ class Apart(NamedTuple):
     fragments: int
 
 
-class Strategy(NamedTuple):
+class Rule(NamedTuple):
     """`init(params) -> state`; `step(state, event, batch) -> (state, info)`."""
 
     init: Callable[[Params], State]

@@ -21,7 +21,7 @@ from optdyn.experiment import Experiment
 from optdyn.fields import field
 from optdyn.strategies import local_steps
 from optdyn.strategies import workers as own
-from optdyn.strategies.base import Array, Batch, Event, Gradient, Info, Params, Strategy, Update
+from optdyn.strategies.base import Array, Batch, Event, Gradient, Info, Params, Rule, Update
 from optdyn.strategies.local_steps import Trained
 from optdyn.strategies.method import Methods, Setting
 from optdyn.strategies.shared_fields import Periodic
@@ -60,8 +60,8 @@ def pull(worker: Params, center: Params, a: Array) -> Params:
     return jax.tree.map(lambda w, c: a.astype(w.dtype) * (w - c), worker, center)
 
 
-def elastic(gradient: Gradient, update: Update, workers: int) -> Strategy:
-    """Strategy of a table of `workers`; `event.choice` is an `Exchange`."""
+def elastic(gradient: Gradient, update: Update, workers: int) -> Rule:
+    """Rule of a table of `workers`; `event.choice` is an `Exchange`."""
 
     local = local_steps.local_step(gradient, update)
 
@@ -79,7 +79,7 @@ def elastic(gradient: Gradient, update: Update, workers: int) -> Strategy:
         info = {"loss": loss, "sent_bytes": own.both_ways(exchange, w)}
         return State(center, table, own.put(state.opt_state, i, opt_state)), info
 
-    return Strategy(init, step)
+    return Rule(init, step)
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Elastic(own.Workers, Periodic):
 
     def read(
         self, gradient: Gradient, update: Update, slots: int, servers: Mapping[str, int] | None
-    ) -> Strategy:
+    ) -> Rule:
         return elastic(gradient, update, self.groups)
 
     def clock(self, setting: Setting, methods: Methods) -> Timeline:

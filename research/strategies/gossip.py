@@ -31,7 +31,7 @@ from optdyn import seeds
 from optdyn.experiment import Experiment
 from optdyn.fields import field
 from optdyn.strategies import nodes
-from optdyn.strategies.base import Batch, Event, Info, Params, State, Strategy
+from optdyn.strategies.base import Batch, Event, Info, Params, Rule, State
 from optdyn.strategies.messages import over_nodes, own_event
 from optdyn.strategies.method import Methods, Mixes, Network, Setting
 from optdyn.strategies.shared_fields import OnGraph
@@ -57,7 +57,7 @@ class Neighbours(NamedTuple):
     stand: Array | None = None  # (nodes,) int32, itself, or another for one that is away
 
 
-def gossip(inner: Strategy, order: str, senders: str | None = None) -> Strategy:
+def gossip(inner: Rule, order: str, senders: str | None = None) -> Rule:
     """The rule of one device over the axis `node`, around what a node does by itself.
 
     `event.choice` is `Neighbours`, the same on all nodes but for what is `inner` there. With its
@@ -102,7 +102,7 @@ def gossip(inner: Strategy, order: str, senders: str | None = None) -> Strategy:
         sent_bytes = size * (to[node] != node).sum().astype(jnp.float32)
         return after.moved_to(z), info | {"sent_bytes": sent_bytes}
 
-    return Strategy(inner.init, step)
+    return Rule(inner.init, step)
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Gossip(Mixes, OnGraph):
     cluster = ("overlap", "speeds", "latencies", "bandwidths", "regions", "diurnal", "presence")
     info = ("sent_bytes",)
 
-    def mix(self, inner: Strategy, senders: str | None = None) -> Strategy:
+    def mix(self, inner: Rule, senders: str | None = None) -> Rule:
         return gossip(inner, self.gossip_order, senders)
 
     def clock(self, setting: Setting, methods: Methods) -> Timeline:

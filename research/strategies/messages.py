@@ -105,7 +105,7 @@ def size(tree: Tree) -> jax.Array:
 
 
 def own_event(event: Event) -> Event:
-    """The event as this node's inner strategy sees it."""
+    """The event as this node's inner rule sees it."""
     node, staleness = lax.axis_index("node"), event.staleness
     if staleness is not None and jnp.ndim(staleness):  # that of every node
         staleness = staleness[node]

@@ -22,8 +22,8 @@ from optdyn.strategies.base import (
     Gradient,
     Info,
     Params,
+    Rule,
     State,
-    Strategy,
     Update,
 )
 from optdyn.trees import Tree
@@ -33,14 +33,14 @@ METERED = ("displacement", "raw_step", "gradient")
 
 
 def metered(
-    make: Callable[[Gradient, Update], Strategy],
+    make: Callable[[Gradient, Update], Rule],
     gradient: Gradient,
     update: Update,
     shared: bool = True,
-) -> Strategy:
-    """The strategy that `make` makes of these, saying `METERED` of each update, (q,) each.
+) -> Rule:
+    """The rule that `make` makes of these, saying `METERED` of each update, (q,) each.
 
-    Its step takes a pair of batches, the update's own and a second one. Of the strategy's state it
+    Its step takes a pair of batches, the update's own and a second one. Of the rule's state it
     uses `params`, and `opt_state` where what is updated are these parameters, `shared` by all.
     """
 
@@ -53,7 +53,7 @@ def metered(
         moved = jax.tree.map(jnp.subtract, after, params)
         return after, (opt_state, sketch(moved, params, SKETCH))
 
-    strategy = make(heard, Update(update.init, seen) if shared else update)
+    rule = make(heard, Update(update.init, seen) if shared else update)
 
     def step(state: State, event: Event, batches: Tree) -> tuple[State, Info]:
         own, second = batches
@@ -63,7 +63,7 @@ def metered(
         rate = _after(event.hyper["learning_rate"], independent)
         event = event._replace(hyper={**event.hyper, "learning_rate": rate})
         opened = state._replace(opt_state=(state.opt_state, None)) if shared else state
-        after, info = strategy.step(opened, event, own)
+        after, info = rule.step(opened, event, own)
         if shared:
             opt_state, moved = after.opt_state
             after = after._replace(opt_state=opt_state)
@@ -74,7 +74,7 @@ def metered(
         said = dict(zip(METERED, (moved, -arrived, independent), strict=True))
         return after, info | {"loss": loss} | said
 
-    return Strategy(strategy.init, step)
+    return Rule(rule.init, step)
 
 
 def _after(value: Array, other: jax.Array) -> jax.Array:

@@ -23,7 +23,7 @@ from optdyn.fields import check as check_field
 from optdyn.likeness import meant
 from optdyn.models.base import Blocks
 from optdyn.problem import Examples, Params, Problem
-from optdyn.strategies.base import Gradient, Strategy, Update
+from optdyn.strategies.base import Gradient, Rule, Update
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.trace import Held, checked, read
 from optdyn.trees import Choice, Json, Tree
@@ -171,7 +171,7 @@ class Reads(Method):
 
     def read(
         self, gradient: Gradient, update: Update, slots: int, servers: Mapping[str, int] | None
-    ) -> Strategy:
+    ) -> Rule:
         """The rule over a table of `slots` versions, of blocks with `servers` of their own."""
         raise NotImplementedError
 
@@ -182,7 +182,7 @@ class Mixes(Method):
 
     pieces: ClassVar[tuple[str, ...]] = ("mix",)
 
-    def mix(self, inner: Strategy, senders: str | None) -> Strategy:
+    def mix(self, inner: Rule, senders: str | None) -> Rule:
         """The rule around what a node does by itself.
 
         `senders`: the axis of a node's real devices, which share what it sends.

@@ -21,7 +21,7 @@ from jax import lax
 from optdyn.experiment import PART, Experiment
 from optdyn.fields import field
 from optdyn.strategies import compression, meetings, nodes
-from optdyn.strategies.base import Strategy
+from optdyn.strategies.base import Rule
 from optdyn.strategies.messages import Compression, Messages
 from optdyn.strategies.method import Methods, Mixes, Setting
 from optdyn.strategies.outer import INNER_STATES, outer
@@ -98,7 +98,7 @@ class ModelAveraging(Mixes, Periodic):
         wanted += " of an optimizer is of all parameters and of now"
         self.require("inner_state", self.inner_state == "kept" or not apart, wanted)
 
-    def mix(self, inner: Strategy, senders: str | None = None) -> Strategy:
+    def mix(self, inner: Rule, senders: str | None = None) -> Rule:
         """The rule with the mean, or with the `outer` optimizer."""
         a = self.mixing
         return outer(

@@ -5,7 +5,7 @@
     x     <- (w x + v P theta) / (w + v P)    w, v: weights of a node's own parameters, of each sent
 
 The mixing is w / (w + v P): it is 0 where nodes take over theta, and 1 where they ignore it. In
-between every node makes updates by itself, by any strategy.
+between every node makes updates by itself, by any rule.
 
 As in streaming DiLoCo (arXiv 2501.18512) the rule holds for every fragment of the parameters by
 itself. Each has an outer optimizer of its own and may have its own times of meeting. At most one
@@ -27,7 +27,7 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
 
-from optdyn.strategies.base import Apart, Batch, Event, Info, Params, Strategy
+from optdyn.strategies.base import Apart, Batch, Event, Info, Params, Rule
 from optdyn.strategies.fragments import cut, join
 from optdyn.strategies.messages import Messages, over_nodes, own_event, size
 from optdyn.trees import Hyper, Tree
@@ -49,14 +49,14 @@ class State(NamedTuple):
 
 
 def outer(
-    inner: Strategy,
+    inner: Rule,
     weights: Weights,
     optimizer: optax.GradientTransformation | None = None,
     messages: Messages | None = None,
     fragments: int = 1,
     inner_state: str = "kept",
-) -> Strategy:
-    """The rule of one device over the axis `node`, around the strategy that a node does by itself.
+) -> Rule:
+    """The rule of one device over the axis `node`, around the one that a node does by itself.
 
     `event.choice` is a `Meeting`, the same on all nodes but for what is `inner` there. The outer
     optimizer gets the hyperparameters of `outer` beside those of the event. The order of a step:
@@ -70,14 +70,14 @@ def outer(
     messages = messages or Messages()
     if messages.compression and not optimizer:  # theta is what messages are differences from
         optimizer = optax.sgd(1.0)
-    rule = optax.with_extra_args_support(optimizer) if optimizer else None
+    transform = optax.with_extra_args_support(optimizer) if optimizer else None
 
     def parts(tree: Params) -> tuple[Params, ...]:
         return cut(tree, fragments)
 
     def init(params: Params) -> State:
         nothing = jax.tree.map(jnp.zeros_like, messages.travelling(params))
-        theta = tuple((x, rule.init(x)) if rule else () for x in parts(params))
+        theta = tuple((x, transform.init(x)) if transform else () for x in parts(params))
         return State(inner.init(params), nothing, theta, tuple(map(messages.kept, parts(params))))
 
     def turns(event: Event) -> tuple[jax.Array, ...]:
@@ -145,10 +145,10 @@ def outer(
             return jnp.where(waited > 0, before, now).astype(x.dtype)
 
         arrived = jax.tree.map(due, x, before, now)
-        if rule:
+        if transform:
             center, opt_state = theta
             gap = jax.tree.map(lambda center, total: center - total / nodes, center, arrived)
-            updates, opt_state = rule.update(gap, opt_state, center, **hyper)
+            updates, opt_state = transform.update(gap, opt_state, center, **hyper)
             center = optax.apply_updates(center, updates)
             theta, arrived = (center, opt_state), jax.tree.map(lambda leaf: nodes * leaf, center)
 
@@ -178,7 +178,7 @@ def outer(
     alone = not messages.compression and inner_state != "averaged"
     carried = lambda state, event: merge(state, event, state.in_flight)  # noqa: E731
     apart = Apart(update, message, landed, carried, fragments) if alone else None
-    return Strategy(init, step, apart)
+    return Rule(init, step, apart)
 
 
 def _is_float(leaf: jax.Array) -> bool:

@@ -31,7 +31,7 @@ from optdyn.parallel.never_flushed import never_flushed
 from optdyn.problem import Problem
 from optdyn.strategies import local
 from optdyn.strategies.asynchronous import asynchronous
-from optdyn.strategies.base import Batch, Event, Gradient, Info, Params, Strategy, Update, whole
+from optdyn.strategies.base import Batch, Event, Gradient, Info, Params, Rule, Update, whole
 from optdyn.strategies.method import Gradients, Methods, Network, Reads, Setting
 from optdyn.strategies.shared_fields import MicroBatches
 from optdyn.strategies.snapshots import State
@@ -64,8 +64,8 @@ def late(problem: Problem) -> Gradient:
 
 def reading(
     gradient: Gradient, update: Update, kind: str, slots: int, servers: Mapping[str, int]
-) -> Strategy:
-    """The strategy of `asynchronous.py`, a server a block; `event.choice` is of `Stages`."""
+) -> Rule:
+    """The rule of `asynchronous.py`, a server a block; `event.choice` is of `Stages`."""
     inner = asynchronous(gradient, update, slots, servers=servers)
 
     def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
@@ -87,7 +87,7 @@ def reading(
             for name, b in servers.items()
         }
 
-    return Strategy(inner.init, step)
+    return Rule(inner.init, step)
 
 
 def work(config: Experiment, network: Network) -> pipeline.Work:
@@ -114,7 +114,7 @@ class StalePipeline(Gradients, Reads, MicroBatches):
 
     def read(
         self, gradient: Gradient, update: Update, slots: int, servers: Mapping[str, int] | None
-    ) -> Strategy:
+    ) -> Rule:
         assert servers
         return reading(gradient, update, self.pipeline, slots, servers)
 

@@ -203,7 +203,7 @@ def _trajectory(
 ) -> Arrays:
     """One replica: S d_t and S G_t, (T, q), and f(x_t), (T,)."""
     project = sketch(key, params, subspace)
-    state = program.strategy.init(params)
+    state = program.rule.init(params)
     if trace is not None:
         _, start = whole_gradient(program.problem, params, examples)
         scaled = jax.tree.map(lambda g: trace * g, start)
@@ -213,7 +213,7 @@ def _trajectory(
         event, chosen = inputs
         loss, gradient = whole_gradient(program.problem, state.params, examples)
         batch = program.problem.batch(examples, chosen)
-        after, _ = program.strategy.step(state, event, batch)
+        after, _ = program.rule.step(state, event, batch)
         moved = jax.tree.map(jnp.subtract, after.params, state.params)
         return after, {
             "displacements": project(moved),

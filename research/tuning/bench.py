@@ -120,7 +120,7 @@ def start(cluster: Cluster, seed: int = 0) -> Checkpoint:
         one = {name: leaf[:1] for name, leaf in run.data.train.items()}
         key = seeds.key(run.config.seed, f"init {seed}")
         params = program.init(run.config, run.data.classes, key, one)
-    return Checkpoint(jnp.int32(0), jnp.int32(1), run.program.strategy.init(params))
+    return Checkpoint(jnp.int32(0), jnp.int32(1), run.program.rule.init(params))
 
 
 def measure(cluster: Cluster, begin: Checkpoint) -> Line:
@@ -263,7 +263,7 @@ def _regrouped(run: Run, begin: Checkpoint, groups: int) -> State:
     """A copy of the state, for so many groups."""
     state = begin.state
     if groups != begin.groups:
-        state = run.program.strategy.init(state.params)._replace(opt_state=state.opt_state)
+        state = run.program.rule.init(state.params)._replace(opt_state=state.opt_state)
     return jax.tree.map(jnp.copy, state)
 
 

@@ -209,7 +209,7 @@ def terms(run: Run, layers: Layers, batch: int) -> Terms:
     whole = run.program.problem
     made = block_costs(whole, run.params, _first(run))
     kept = {cost.name: cost.activation_bytes for cost in (*made.trunk, *made.heads[-1:])}
-    state = jax.eval_shape(run.program.strategy.init, run.params)
+    state = jax.eval_shape(run.program.rule.init, run.params)
     copies = 1 + parameter_bytes(state) / parameter_bytes(run.params)
     names = [name for name, _ in whole.blocks]
     last = max((names.index(name.split("/")[0]) for name in layers), default=-1)
@@ -246,7 +246,7 @@ def updates(run: Run, layers: Layers) -> Updates:
         chosen = {"batch_size": batch, "model.lowering": lowering(layers, choice)}
         config = run.config.with_(chosen)
         made = program.make(config, run.data.classes, run.timeline.slots)
-        state = made.strategy.init(jax.tree.map(jnp.copy, run.params))  # donated
+        state = made.rule.init(jax.tree.map(jnp.copy, run.params))  # donated
         indices = problem.batches(config, run.examples, 0, CHUNK)
         advance: Any = made.advance
         compiled = advance.lower(state, examples, events, indices, np.int32(0)).compile()

@@ -113,7 +113,7 @@ def rows_of(kept: str, size: str, groups: list[int], rounds: int, most: float) -
             return
         updates = Updates(config_of(size, count, KEPT[kept]))
         seconds, ratio = in_turn(updates, plain, n, rounds)
-        need = room.need_of(updates.run.config, updates.run.program.strategy, updates.run.params)
+        need = room.need_of(updates.run.config, updates.run.program.rule, updates.run.params)
         yield {
             "kept": kept,
             "parameters": parameters,

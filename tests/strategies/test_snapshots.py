@@ -189,7 +189,7 @@ def updated(steps, snapshots, groups):
     state, *rest, n = driver.first(run, steps)
     state, infos = run.program.advance(state, *rest, n)
     float(infos["loss"][0])
-    need = room.need_of(config, run.program.strategy, run.params)
+    need = room.need_of(config, run.program.rule, run.params)
     return need.device + need.host, resident("VmHWM:") - before
 
 updated(3, sys.argv[2], 2)
