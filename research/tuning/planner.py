@@ -27,7 +27,7 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-import scipy  # whose parts are imported when they are first used: scipy.optimize takes 0.4 s
+import scipy  # its parts are imported at their first use: scipy.optimize takes 0.4 s
 from numpy.typing import ArrayLike
 
 from optdyn.values import InputError
@@ -98,17 +98,16 @@ def algorithms(times: ArrayLike, memory: ArrayLike, bound: float) -> np.ndarray:
     slack = min(bound - least, beyond.max(axis=1).sum())
     unit = math.ldexp(1.0, math.frexp(slack)[1] - UNITS_LOG2)  # a power of 2: division is exact
     slower = np.where(allowed, times - np.where(allowed, times, np.inf).min(1, keepdims=True), 0.0)
+    optimize = scipy.optimize
     cost = (slower / (slower.max() or 1.0) * COST_SCALE).ravel()
     limits = (0, allowed.ravel().astype(float))
-    one = scipy.optimize.LinearConstraint(
-        np.kron(np.eye(len(times)), np.ones(times.shape[1])), 1, 1
-    )
+    one = optimize.LinearConstraint(np.kron(np.eye(len(times)), np.ones(times.shape[1])), 1, 1)
     for rounded in (np.floor, np.ceil):
         # Half a unit more admits no other choice: sums of whole units are whole.
-        fits = scipy.optimize.LinearConstraint(
+        fits = optimize.LinearConstraint(
             rounded(beyond / unit).reshape(1, -1), ub=slack // unit + 0.5
         )
-        solved = scipy.optimize.milp(
+        solved = optimize.milp(
             cost, integrality=1, bounds=limits, constraints=(one, fits), options=EXACT
         )
         if solved.x is None:
