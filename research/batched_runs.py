@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from optdyn import config as configs
-from optdyn import driver, named, resident, strategies, trainer
+from optdyn import driver, lookup, shared_data, strategies, trainer
 from optdyn.driver import Chunk
 from optdyn.experiment import Experiment
 from optdyn.outputs.progress import Watch
@@ -95,7 +95,7 @@ def is_one_program(config: Experiment) -> bool:
     return not (config.parallel.api or config.replicas.count or on_host)
 
 
-@named.once()
+@lookup.once()
 def train(
     runs: Sequence[Run], workdirs: Sequence[Path], lanes: int, watches: Sequence[Watch]
 ) -> list[Json]:
@@ -149,14 +149,14 @@ def lanes_of(runs: Sequence[Run], most: int, budget: float) -> int:
 
 def memory(run: Run) -> int:
     """Bytes that one run needs besides the examples, by XLA's analysis, where it is one program."""
-    sets = resident.put(run.data, run.program.layout.put_examples, run.config)
+    sets = shared_data.put(run.data, run.program.layout.put_examples, run.config)
     some = {name: leaf[:EVALUATED] for name, leaf in sets.test_evaluated.items()}
     evaluation = _bytes(run.program.evaluate, run.params, some)
     return _bytes(run.program.advance, *driver.first(run, 0)) + evaluation
 
 
-class Room:
-    """Memory that threads take parts of: each waits until there is enough, or nobody else."""
+class MemoryBudget:
+    """Memory that threads take parts of: each waits until its bytes fit, or nobody else has any."""
 
     def __init__(self, size: float):
         self._size, self._taken, self._changed = size, 0.0, Condition()
@@ -232,7 +232,7 @@ def _difference(one: Tree, other: Tree) -> float:
 
 def _joint(run: Run) -> tuple[Advance, Program]:
     """`advance` of several runs like this one, and the program of each."""
-    return _vmapped(run.program, resident.is_drawn(run.config))
+    return _vmapped(run.program, shared_data.is_drawn(run.config))
 
 
 @lru_cache(maxsize=4)
@@ -277,7 +277,7 @@ def _alike(runs: Sequence[Run]) -> list[Run]:
 
 def _examples(run: Run, each: Sequence[Examples]) -> Examples:
     """The examples of all lanes, (lanes, N, ...) if they are not the same."""
-    return _joined(each) if resident.is_drawn(run.config) else each[0]
+    return _joined(each) if shared_data.is_drawn(run.config) else each[0]
 
 
 def _bytes(function: Tree, *arguments: Tree) -> int:

@@ -10,10 +10,10 @@ from functools import cache
 
 from ml_collections import ConfigDict
 
-from optdyn import experiment, kinds, strategies
+from optdyn import experiment, strategies, type_checks
+from optdyn.errors import ConfigError
 from optdyn.experiment import Experiment
 from optdyn.trees import Json, Tree
-from optdyn.values import ConfigError
 
 __all__ = [
     "ConfigError",
@@ -45,7 +45,7 @@ def parse(config: ConfigDict | Mapping[str, object]) -> Experiment:
     Raises `ConfigError` at the first that is not.
     """
     values = config.to_dict() if isinstance(config, ConfigDict) else config
-    kinds.check(values, _defaults())
+    type_checks.check(values, _defaults())
     return Experiment.of(values, strategies.Chosen.of)
 
 

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Var
 
-from optdyn import reached
+from optdyn import cache_keys
 from optdyn.models import base
 from optdyn.problem import Problem
 from optdyn.timeline.pipeline import Work
@@ -69,12 +69,12 @@ def block_costs(problem: Problem, params: Shapes, batch: Shapes) -> BlockCosts:
     """
     leaves, structure = jax.tree.flatten((params, batch))
     shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
-    return _block_costs(reached.Is(problem), structure, shapes)
+    return _block_costs(cache_keys.Is(problem), structure, shapes)
 
 
 @lru_cache(maxsize=16)  # a clock asks for those of its model each time
 def _block_costs(
-    of: reached.Is, structure: jax.tree_util.PyTreeDef, shapes: tuple[jax.ShapeDtypeStruct, ...]
+    of: cache_keys.Is, structure: jax.tree_util.PyTreeDef, shapes: tuple[jax.ShapeDtypeStruct, ...]
 ) -> BlockCosts:
     problem: Problem = of.thing
     params, batch = jax.tree.unflatten(structure, shapes)
@@ -183,13 +183,13 @@ def _cost(
 ) -> Cost:
     leaves, structure = jax.tree.flatten(arguments)
     shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
-    return Cost(name, *_analyzed(module, reached.key(module), losses, structure, shapes))
+    return Cost(name, *_analyzed(module, cache_keys.key(module), losses, structure, shapes))
 
 
 @lru_cache(maxsize=256)
 def _analyzed(
     module: nn.Module,
-    own: reached.Key,
+    own: cache_keys.Key,
     losses: Callable[..., jax.Array] | None,
     structure: jax.tree_util.PyTreeDef,
     shapes: tuple[jax.ShapeDtypeStruct, ...],

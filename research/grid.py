@@ -31,8 +31,8 @@ from ml_collections import ConfigDict
 
 from optdyn.checks import check
 from optdyn.config import ConfigError, parse
+from optdyn.errors import InputError, shown
 from optdyn.experiment import Experiment
-from optdyn.values import InputError, shown
 
 MOST = 100_000  # points of a grid
 

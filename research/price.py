@@ -19,10 +19,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from optdyn import program, resident, seeds, strategies
+from optdyn import program, seeds, shared_data, strategies
 from optdyn.checks import check_cluster
+from optdyn.errors import ConfigError, one_of
 from optdyn.experiment import Experiment, Pieces
-from optdyn.strategies import Methods, Network, Setting, local, meetings
+from optdyn.strategies import Methods, Network, Setting, averaging_clock, local
 from optdyn.strategies.asynchronous import Asynchronous
 from optdyn.strategies.daso import DASO
 from optdyn.strategies.gossip import Neighbours
@@ -36,7 +37,6 @@ from optdyn.timeline.network import SERVER, kind_of
 from optdyn.timeline.pipeline import Work
 from optdyn.timeline.service import DRAWN, is_drawn
 from optdyn.trees import Choice, Params
-from optdyn.values import ConfigError, one_of
 
 GEOMETRIC = "geometric"  # the law of a staleness, of groups that do not differ
 GIGABIT = 1e9 / 8  # bytes
@@ -102,7 +102,7 @@ class Window(NamedTuple):
 
 def of_model(config: Experiment) -> Shapes:
     """The model of an experiment. Raises `ConfigError` and `DataError`."""
-    data = resident.load(config)
+    data = shared_data.load(config)
     one = {name: leaf[:1] for name, leaf in data.train.items()}
     params = program.shapes(config, data.classes, seeds.key(config.seed, "init"), one)
     size = len(next(iter(data.train.values())))
@@ -495,8 +495,8 @@ def _meeting_bytes(config: Experiment, shapes: Shapes, choice: Meeting) -> tuple
     receive = np.asarray(choice.receive).reshape(send.shape)
     if isinstance(mix, ModelAveraging):
         setting = _setting(config, shapes)
-        sent = float((send @ np.array(meetings.message_bytes(mix, setting))).mean())
-        return sent, float(receive.any(axis=1).mean()) * meetings.state_bytes(mix, setting)
+        sent = float((send @ np.array(averaging_clock.message_bytes(mix, setting))).mean())
+        return sent, float(receive.any(axis=1).mean()) * averaging_clock.state_bytes(mix, setting)
     blocking = receive & (np.asarray(choice.waited).reshape(send.shape) == 0)
     short, usual = (
         shapes.bytes / (2 if dtype == "bfloat16" else 1)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from optdyn import models, optimizers, own_code, problem, strategies
+from optdyn.cache_keys import Key
 from optdyn.dynamics.probes import PROBES
 from optdyn.experiment import Experiment, Model
 from optdyn.fields import Options
@@ -21,7 +22,6 @@ from optdyn.optimizers import schedules
 from optdyn.parallel import devices as parallel
 from optdyn.parallel.layout import Layout
 from optdyn.problem import Examples, Params, Problem
-from optdyn.reached import Key
 from optdyn.strategies.base import Event, Info, Rule, State
 from optdyn.strategies.merged import Merged, cut, merged
 from optdyn.trees import Hyper, Tree

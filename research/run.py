@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from optdyn import data as datasets
-from optdyn import problem, resident
+from optdyn import problem, shared_data
 from optdyn.data import parts
 from optdyn.data.feed import Batches, Block, Feed, streamed, whole
 from optdyn.experiment import Experiment
@@ -78,7 +78,7 @@ def feed_of(run: Run) -> Feed:
     if config.data.streaming:
         put = layout.put_rows or (lambda of: layout.put_examples(of(0)))
         return streamed(run.data.train, put, layout.devices, config.batch_size, CHUNK)
-    return whole(resident.put(run.data, layout.put_examples, config).train)
+    return whole(shared_data.put(run.data, layout.put_examples, config).train)
 
 
 def batches_of(run: Run, independent: bool = False) -> Batches:

@@ -18,14 +18,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from optdyn import (
-    named,
+    lookup,
+    memory_checks,
     optimizers,
     own_code,
     problem,
     program,
-    resident,
-    room,
     seeds,
+    shared_data,
     strategies,
 )
 from optdyn.checks import check
@@ -63,7 +63,7 @@ ABSURD = 1e6  # times the first logged loss, at least 1: a run that ends above i
 MEASURED = 8  # updates at the end of an epoch that workers are timed over
 
 
-@named.once()
+@lookup.once()
 def prepare(config: Experiment, replicas: int = 0, begun: bool = False, race: bool = False) -> Run:
     """Checks the config, loads data, draws the timeline and the initial parameters.
 
@@ -82,13 +82,13 @@ def prepare(config: Experiment, replicas: int = 0, begun: bool = False, race: bo
             f"config.parallel.api is empty: {jax.process_count()} processes need one of "
             f"{', '.join(APIS)}, or each would be a run of its own"
         )
-    data = resident.load(config)
+    data = shared_data.load(config)
     one = {name: leaf[:1] for name, leaf in data.train.items()}
-    with resident.MAKING:
+    with shared_data.COMPILE_LOCK:
         program.check(config, data.classes, one)
-    room.of_data(config, data)
+    memory_checks.of_data(config, data)
     shards = problem.shards(config, data)
-    with resident.MAKING:
+    with shared_data.COMPILE_LOCK:
         params = program.init(config, data.classes, seeds.key(config.seed, "init"), one)
     origin: Json = {}
     if config.init_from and not begun:
@@ -103,10 +103,10 @@ def prepare(config: Experiment, replicas: int = 0, begun: bool = False, race: bo
         strategies.timeline_of, steps_per_epoch=epoch, update_bytes=size, network=network
     )
     first = events(config, replicas=replicas)
-    with resident.MAKING:
+    with shared_data.COMPILE_LOCK:
         compiled = program.make(config, data.classes, first.slots)
     optimizers.check(config, params)
-    room.of_state(config, compiled.rule, params, first.slots)
+    memory_checks.of_state(config, compiled.rule, params, first.slots)
     hypers = program.hypers(config)
     run = Run(config, data, epoch, first, events, compiled, params, report, hypers)
     code = own_code.fingerprint(config)
@@ -139,7 +139,7 @@ def _given(workdir: str, drawn: Params) -> tuple[Params, Json]:
     return jax.tree.map(jnp.asarray, found), origin
 
 
-@named.once()
+@lookup.once()
 def train(config: Experiment, workdir: str | Path) -> Json:
     """Runs the config in the workdir, or goes on with it, and returns its summary.
 
@@ -203,7 +203,7 @@ def _loop(
     before: Json,
 ) -> Training:
     config, steps, layout = run.config, run.config.steps, run.program.layout
-    _, sample, test_set = resident.put(run.data, layout.put_examples, config)
+    _, sample, test_set = shared_data.put(run.data, layout.put_examples, config)
     feed, every, recorder = feed_of(run), config.log_every, Recorder(folder / "trace.csv", step)
     meter: Meter | None = None
     if config.probes.momentum:

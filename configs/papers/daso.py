@@ -12,7 +12,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from optdyn import resident
+from optdyn import shared_data
 from optdyn.config import usual
 from optdyn.evidence import arms
 from optdyn.evidence.claim import Claim, Verdict
@@ -183,4 +183,4 @@ def picture(result: dict[str, Any], figure: Figure) -> None:
 
 
 def _per_epoch(config: Experiment) -> int:
-    return len(resident.load(config).train["label"]) // config.batch_size
+    return len(shared_data.load(config).train["label"]) // config.batch_size

@@ -19,7 +19,7 @@ from optdyn.data import own, records, text
 from optdyn.data.arrays import SEED, Data, DataError, take
 from optdyn.data.order import stratified
 from optdyn.data.records import is_prepared
-from optdyn.likeness import meant
+from optdyn.errors import meant
 
 MNIST5K_VERSION = "1.0.0"  # as in mnist5k.py, which is imported only to prepare
 SPEC = re.compile(r"(\w+)(?:/(\w[\w.+-]*))?(?::(\d+\.\d+\.\d+))?")

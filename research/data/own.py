@@ -16,7 +16,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import ArrayLike
 
-from optdyn import named
+from optdyn import lookup
 from optdyn.data.arrays import SEED, Data, DataError, Split, one_line, take
 from optdyn.data.order import stratified
 from optdyn.fields import plain
@@ -37,8 +37,8 @@ def load(name: str, options: Mapping[str, object]) -> Data:
 
     Raises `ConfigError` if it fails, `DataError` if no run can use what it returns.
     """
-    function = named.find(KEY, name, {})
-    made = named.call(KEY, name, function, **plain(options))
+    function = lookup.find(KEY, name, {})
+    made = lookup.call(KEY, name, function, **plain(options))
     if isinstance(made, Data):
         made = made._asdict()
     where = f"of {KEY} = {name!r}"

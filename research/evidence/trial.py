@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from optdyn import named, program, resident, trainer
+from optdyn import lookup, program, shared_data, trainer
 from optdyn.config import ConfigError
 from optdyn.driver import drive
 from optdyn.experiment import Experiment
@@ -45,7 +45,7 @@ class Curve(NamedTuple):
     met: Sequence[float] = ()  # simulated seconds, with a last meeting where the loss is of a mean
 
 
-@named.once()
+@lookup.once()
 def trial(
     config: Experiment,
     target: float = -math.inf,
@@ -73,7 +73,7 @@ def trial(
         return _logged(config, target, most, clock)
     run = trainer.prepare(config)
     put, loss = run.program.layout.put_examples, _loss(run.program, config.probes.mean)
-    _, sample, test = resident.put(run.data, put, config)
+    _, sample, test = shared_data.put(run.data, put, config)
     state = run.program.layout.put_state(run.program.rule.init(run.params))
     rows, status = [_row(run, 0, loss(state, sample))], ""
     for chunk in drive(run, state, 0, _log_points(first, config.steps), rows):

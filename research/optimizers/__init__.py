@@ -15,15 +15,15 @@ import numpy as np
 import optax
 from optax import contrib
 
-from optdyn import named, own_code
+from optdyn import lookup, own_code
+from optdyn.cache_keys import Key
+from optdyn.errors import ConfigError
 from optdyn.experiment import Experiment
 from optdyn.fields import OPTIONS, Options, plain
 from optdyn.optimizers import closed_loop, staleness
 from optdyn.optimizers.schedules import SCHEDULES, learning_rates
-from optdyn.reached import Key
 from optdyn.strategies import groups_of
 from optdyn.trees import Array, Hyper, Params, State, Tree
-from optdyn.values import ConfigError
 
 __all__ = [
     "KEY",
@@ -71,8 +71,8 @@ def maker(name: str) -> Make | None:
 
     Raises `ConfigError` for a name of the user's own that cannot be imported.
     """
-    if named.is_own(name):
-        return named.find(KEY, name, {})
+    if lookup.is_own(name):
+        return lookup.find(KEY, name, {})
     where, short = (contrib, name[len(CONTRIB) :]) if name.startswith(CONTRIB) else (optax, name)
     return OWN.get(name, getattr(where, short, None))
 
@@ -110,11 +110,11 @@ def transform(name: str) -> Make:
 
     One of TRANSFORMS, of optax or of the user's own. Raises `ConfigError` if there is none.
     """
-    if not named.is_own(name) and name not in TRANSFORMS:
+    if not lookup.is_own(name) and name not in TRANSFORMS:
         of_optax = getattr(optax, name, None)
         if inspect.isfunction(of_optax) and not name.startswith("_"):
             return of_optax
-    return named.find("config.optimizer.chain", name, TRANSFORMS)
+    return lookup.find("config.optimizer.chain", name, TRANSFORMS)
 
 
 def chain(config: Experiment) -> Chain:
@@ -210,7 +210,7 @@ def _checked(
 ) -> None:
     taken = arguments(name)
     makers = [maker(name), *(transform(other) for other, _ in chain)]
-    made_by = name if named.is_own(name) or name in OWN else f"optax.{name}"
+    made_by = name if lookup.is_own(name) or name in OWN else f"optax.{name}"
     made_by = " after ".join((made_by, *(other for other, _ in reversed(chain))))
     number = jax.ShapeDtypeStruct((), jnp.float32)
     hyper = {key: number for key in ("learning_rate", "momentum") if key in taken}
@@ -226,7 +226,7 @@ def _checked(
     try:
         before, after = jax.eval_shape(updated, params, hyper)
     except Exception as error:
-        why = named.told(error, *makers) if own else named.shown(str(error), 300)
+        why = lookup.told(error, *makers) if own else lookup.shown(str(error), 300)
         raise ConfigError(f"config.optimizer: {made_by} cannot be used ({why})") from error
 
     def shapes(tree: Tree) -> dict[str, tuple[tuple[int, ...], np.dtype]]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from optdyn.values import shown
+from optdyn.errors import shown
 
 NUMBER = (int, float)
 # Of figures that others compute with, where they are; null is of any.

@@ -14,8 +14,8 @@ from typing import IO
 
 import numpy as np
 
+from optdyn.errors import InputError
 from optdyn.trees import Array, Json, Tree
-from optdyn.values import InputError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)

@@ -31,8 +31,8 @@ from optdyn.parallel.layout import Layout
 from optdyn.parallel.stacked import Form, Forms, Stacked, form_of, merge, ravel, stack, unravel
 from optdyn.problem import Examples, Problem
 from optdyn.strategies.base import Event, Info, by_block
+from optdyn.strategies.local_losses import gradients, heads
 from optdyn.strategies.sync import State
-from optdyn.strategies.truncated import gradients, heads
 from optdyn.trees import Array, Tree
 
 Tick = tuple[Array, Array, Array]  # of a stage: its gradient, what it sends, its loss

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from optdyn import named, trainer
+from optdyn import lookup, trainer
 from optdyn.driver import Chunk, proceed
 from optdyn.experiment import Experiment
 from optdyn.outputs.files import WorkdirError, read_json
@@ -41,7 +41,7 @@ PATIENCE = 0.5  # seconds until the run looks whether it is to stop
 Connect = Callable[[Run], AbstractContextManager[Workers]]
 
 
-@named.once()
+@lookup.once()
 def race(config: Experiment, workdir: Path, connect: Connect, servers: int = 1) -> Json:
     """Runs the config in the workdir, or goes on with it, and returns its summary.
 

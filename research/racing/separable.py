@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from optdyn.errors import ConfigError
 from optdyn.racing.server import event_of
 from optdyn.racing.worker import halves_of
 from optdyn.run import Run
 from optdyn.strategies.base import Message, Params
-from optdyn.values import ConfigError
 
 
 def check(run: Run, blocks: Collection[str], wanted: str) -> None:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from optdyn.errors import ConfigError
 from optdyn.racing import separable
 from optdyn.racing.server import event_of
 from optdyn.racing.worker import Compute, Handle, Shards, halves_of
@@ -20,7 +21,6 @@ from optdyn.strategies.base import Event, Message, Params, State
 from optdyn.strategies.groups import Grouped
 from optdyn.strategies.method import of_config
 from optdyn.trees import Tree
-from optdyn.values import ConfigError
 
 Call = Callable[..., Handle]  # (method of a `Part`, its arguments) -> a handle of what it returns
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from optdyn import problem, program, resident
+from optdyn import problem, program, shared_data
 from optdyn.problem import Examples
 from optdyn.program import Raced
 from optdyn.run import Run, parted
@@ -67,7 +67,7 @@ def halves_of(run: Run) -> Raced:
 
 def examples_of(run: Run) -> Examples:
     """The training set on this process's devices, put there once."""
-    return resident.put(run.data, run.program.layout.put_examples, run.config).train
+    return shared_data.put(run.data, run.program.layout.put_examples, run.config).train
 
 
 def worker(run: Run) -> Compute:

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from optdyn import seeds
+from optdyn.errors import one_of
 from optdyn.experiment import Experiment
 from optdyn.strategies import workers as own
 from optdyn.strategies.base import Batch, Event, Gradient, Info, Params, Rule, Update
@@ -25,7 +26,6 @@ from optdyn.strategies.method import Methods, Setting
 from optdyn.strategies.shared_fields import OnGraph
 from optdyn.timeline.base import Timeline
 from optdyn.trees import Array
-from optdyn.values import one_of
 
 GRAPHS = ("ring", "complete")
 

@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from optdyn import models, seeds
+from optdyn.errors import ConfigError
 from optdyn.experiment import Experiment, Pieces
 from optdyn.fields import field
 from optdyn.strategies import groups
@@ -47,7 +48,6 @@ from optdyn.timeline.compute_groups import make
 from optdyn.timeline.service import DRAWN, is_drawn
 from optdyn.timeline.trace import Held
 from optdyn.timeline.versions import Versions
-from optdyn.values import ConfigError
 
 SLOTS = ("read", "write")
 HABITS = ("diurnal", "presence", "server_bandwidth")  # of `timeline/volunteers.py`

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from optdyn.errors import ConfigError
 from optdyn.experiment import Experiment
 from optdyn.fields import field
 from optdyn.strategies import base, groups
@@ -27,7 +28,6 @@ from optdyn.strategies.snapshots import State, is_rounded
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.service import DRAWN
 from optdyn.timeline.versions import WAITING, Versions
-from optdyn.values import ConfigError
 
 
 def buffered(

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from optdyn.errors import ConfigError
 from optdyn.experiment import Experiment
 from optdyn.fields import field
 from optdyn.problem import Problem
@@ -29,7 +30,6 @@ from optdyn.timeline import dynamic_batch as clocks
 from optdyn.timeline.base import Shares, Timeline, from_arrivals
 from optdyn.timeline.service import DRAWN
 from optdyn.timeline.trace import Held
-from optdyn.values import ConfigError
 
 MOST_WORK = 1000  # times that a worker may go through its part to be slow
 WEIGHTS = ("share", "equal")  # of the workers' mean gradients: b_i / B or 1 / N

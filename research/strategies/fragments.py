@@ -6,8 +6,8 @@ from itertools import pairwise
 import jax
 import numpy as np
 
+from optdyn.errors import ConfigError
 from optdyn.trees import Tree
-from optdyn.values import ConfigError
 
 
 def cut(tree: Tree, fragments: int) -> tuple[Tree, ...]:

@@ -28,6 +28,7 @@ import numpy as np
 from jax import lax
 
 from optdyn import seeds
+from optdyn.errors import one_of, require
 from optdyn.experiment import Experiment
 from optdyn.fields import field
 from optdyn.strategies import nodes
@@ -41,7 +42,6 @@ from optdyn.timeline.network import broadcast, links
 from optdyn.timeline.service import DRAWN
 from optdyn.timeline.trace import Held
 from optdyn.trees import Array, Choice
-from optdyn.values import one_of, require
 
 ORDERS = ("combine", "adapt")
 ROWS = 256  # nodes at most that each hold a whole row of R; of more those that are not 0

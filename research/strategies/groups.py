@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from optdyn.errors import ConfigError, one_of
 from optdyn.experiment import Experiment, Pieces
 from optdyn.fields import field
 from optdyn.strategies.base import Gradient, Message, Update, alone
@@ -12,7 +13,6 @@ from optdyn.strategies.snapshots import KEPT
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.compute_groups import make
 from optdyn.timeline.service import DRAWN, is_drawn
-from optdyn.values import ConfigError, one_of
 
 RECORDED = ("trace", "race")  # laws of service: arrivals that were, or are being, recorded
 

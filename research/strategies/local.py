@@ -2,8 +2,8 @@
 
     grad theta_j = sum over the groups (a, b) with a <= j < b of d L_ab / d theta_j
 
-The gradients are made in `truncated.py`; this file makes a method of them. Blocks are updated one
-by one, so with several servers (`asynchronous.py`) none waits for another.
+The gradients are made in `local_losses.py`; this file makes a method of them. Blocks are updated
+one by one, so with several servers (`asynchronous.py`) none waits for another.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,6 +16,7 @@ import optax
 
 from optdyn import models
 from optdyn.costs import Costs, Groups, block_costs, of_groups, of_stages
+from optdyn.errors import ConfigError
 from optdyn.experiment import Experiment
 from optdyn.fields import field
 from optdyn.models import base
@@ -25,14 +26,13 @@ from optdyn.parallel.stages import stages
 from optdyn.problem import Problem
 from optdyn.strategies import similarity
 from optdyn.strategies.base import Batch, Event, Gradient, Params
+from optdyn.strategies.local_losses import VARIANTS, gradients, groups, heads
 from optdyn.strategies.method import Gradients, Methods, Network, Setting
 from optdyn.strategies.shared_fields import MicroBatches
-from optdyn.strategies.truncated import VARIANTS, gradients, groups, heads
 from optdyn.timeline import pipeline
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.nodes import equal_parts
 from optdyn.trees import Json, Tree
-from optdyn.values import ConfigError
 
 
 def local(problem: Problem, groups: Groups, shared: bool = False) -> Gradient:

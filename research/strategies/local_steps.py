@@ -11,11 +11,11 @@ from typing import NamedTuple
 import jax
 from jax import lax
 
+from optdyn.errors import ConfigError
 from optdyn.experiment import Experiment
 from optdyn.strategies import groups
 from optdyn.strategies.base import Array, Batch, Event, Gradient, Params, Update
 from optdyn.trees import Hyper, Tree
-from optdyn.values import ConfigError
 
 
 class Trained(NamedTuple):

@@ -16,18 +16,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
 import jax
 import numpy as np
 
-from optdyn import named
+from optdyn import lookup
+from optdyn.errors import ConfigError, meant
 from optdyn.experiment import Cluster, Experiment
 from optdyn.fields import OPTIONS, Options, Value, default_of, like, plain
 from optdyn.fields import check as check_field
-from optdyn.likeness import meant
 from optdyn.models.base import Blocks
 from optdyn.problem import Examples, Params, Problem
 from optdyn.strategies.base import Gradient, Rule, Update
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.trace import Held, checked, read
 from optdyn.trees import Choice, Json, Tree
-from optdyn.values import ConfigError
 
 if TYPE_CHECKING:
     from optdyn.parallel.layout import Layout
@@ -401,11 +400,11 @@ def _made(keys: Options) -> Mapping[str, Method]:
 
 def load(name: str) -> type[Method]:
     """The method called `name`: a built-in one, or MODULE:METHOD of a file of the user's own."""
-    found = named.find("config.strategy.name", name, _methods())
+    found = lookup.find("config.strategy.name", name, _methods())
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise ConfigError(
             f"config.strategy.name = {name!r}: must be a Method of optdyn.strategies, and is "
-            f"{named.shown(found)}"
+            f"{lookup.shown(found)}"
         )
     return found
 

@@ -18,9 +18,10 @@ import numpy as np
 import optax
 from jax import lax
 
+from optdyn.errors import ConfigError
 from optdyn.experiment import PART, Experiment
 from optdyn.fields import field
-from optdyn.strategies import compression, meetings, nodes
+from optdyn.strategies import averaging_clock, compression, nodes
 from optdyn.strategies.base import Rule
 from optdyn.strategies.messages import Compression, Messages
 from optdyn.strategies.method import Methods, Mixes, Setting
@@ -28,7 +29,6 @@ from optdyn.strategies.outer import INNER_STATES, outer
 from optdyn.strategies.shared_fields import FRACTION, Periodic
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.service import DRAWN
-from optdyn.values import ConfigError
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,8 @@ class ModelAveraging(Mixes, Periodic):
         return compression.make(self.compression, self.compression_share, self.compression_rank)
 
     def clock(self, setting: Setting, methods: Methods) -> Timeline:
-        """When nodes meet (`meetings.py`); in the first, synchronous updates it is for the mean."""
-        line = meetings.clock(self, setting, methods)
+        """When nodes meet (`averaging_clock.py`); the first, synchronous updates take the mean."""
+        line = averaging_clock.clock(self, setting, methods)
         first = np.arange(setting.config.steps) < self.synchronous_updates
         numbers = {
             name: np.where(first, value, getattr(self, name)).astype(np.float32)

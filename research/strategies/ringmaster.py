@@ -19,6 +19,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from optdyn.errors import ConfigError
 from optdyn.experiment import Experiment
 from optdyn.fields import field
 from optdyn.strategies import groups
@@ -29,7 +30,6 @@ from optdyn.strategies.snapshots import is_rounded
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.service import DRAWN
 from optdyn.timeline.versions import Versions
-from optdyn.values import ConfigError
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import optax
 
 from optdyn import models
+from optdyn.errors import ConfigError
 from optdyn.experiment import Experiment
 from optdyn.fields import field
 from optdyn.parallel.layout import Layout, mesh
@@ -40,7 +41,6 @@ from optdyn.timeline import pipeline
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.stale_stages import KINDS, cuts, stale_stages
 from optdyn.trees import Json
-from optdyn.values import ConfigError
 
 
 def late(problem: Problem) -> Gradient:

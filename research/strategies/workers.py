@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from optdyn import seeds
+from optdyn.errors import ConfigError
 from optdyn.experiment import Experiment, Pieces
 from optdyn.fields import field
 from optdyn.strategies import in_place, local_steps
@@ -28,7 +29,6 @@ from optdyn.timeline.exchanges import batches, exchanges
 from optdyn.timeline.service import DRAWN, law
 from optdyn.timeline.versions import empty
 from optdyn.trees import Tree
-from optdyn.values import ConfigError
 
 Table = Tree  # a pytree, leaves (workers, ...)
 

@@ -10,8 +10,8 @@ from typing import NamedTuple, TypeVar
 import jax
 import numpy as np
 
+from optdyn.errors import InputError
 from optdyn.trees import Array, Choice, Params, Tree
-from optdyn.values import InputError
 
 T = TypeVar("T")
 

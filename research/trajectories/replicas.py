@@ -22,7 +22,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 from optdyn import data as datasets
-from optdyn import named, program, seeds, strategies, trainer
+from optdyn import lookup, program, seeds, strategies, trainer
 from optdyn.config import ConfigError
 from optdyn.experiment import Experiment
 from optdyn.outputs import history
@@ -54,7 +54,7 @@ class Series(NamedTuple):
     trace: float | None = None  # the momentum buffer starts at trace * G_0
 
 
-@named.once()
+@lookup.once()
 def record(config: Experiment, workdir: str | Path) -> Json:
     """Records `config.replicas.count` replicas of `config.steps` updates; returns the summary.
 

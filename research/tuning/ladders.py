@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from optdyn import optimizers
+from optdyn.errors import ConfigError
 from optdyn.evidence import arms
 from optdyn.evidence.arms import MOMENTUM, RATE, STEP, Arm, Ladder
 from optdyn.evidence.study import Study
 from optdyn.evidence.trial import to_loss
 from optdyn.experiment import Experiment
 from optdyn.trees import Json
-from optdyn.values import ConfigError
 
 CHOOSE, REPORT = 2, 5  # seeds
 APART = 500  # of those that choose from the config's own

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import jax
 
-from optdyn import own_code, room
+from optdyn import memory_checks, own_code
 from optdyn.config import usual
 from optdyn.experiment import Experiment
 from optdyn.outputs.files import WorkdirError, read_json, write_json
@@ -73,7 +73,7 @@ def fastest(config: Experiment) -> str:
         return ""
     kinds, own, batch = layers.distinct(every), layers.own("", every), config.batch_size
     update = plans.shown(layers.updates(run, every), 1 + len(layers.exchanged(kinds, own)))
-    wanted = config.plan.with_(memory=int(room.available() / 2))
+    wanted = config.plan.with_(memory=int(memory_checks.available() / 2))
     made = layers.tables(update, kinds, own, batch, wanted.memory, wanted.rounds)
     planned = layers.chosen(kinds, planner.algorithms(*made).tolist())
     device = plans.Device(run, every, update, own, own, batch, planner.Fit(batch, batch + 1))

@@ -13,7 +13,7 @@ import jax
 import pytest
 from absl import flags
 
-from optdyn import listed as registered
+from optdyn import registries as registered
 from optdyn import strategies, trainer
 from optdyn.config import default, differences, to_json
 from optdyn.launch import app, cli, completion, dry, listing, sources, sweep, train

@@ -11,8 +11,8 @@ import pytest
 from optdyn import program, strategies
 from optdyn.checks import check
 from optdyn.config import ConfigError
+from optdyn.strategies.averaging_clock import turns
 from optdyn.strategies.daso import DASO
-from optdyn.strategies.meetings import turns
 from tests.strategies import nodes
 from tests.strategies import test_battery as battery
 from tests.strategies.nodes import (

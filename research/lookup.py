@@ -22,8 +22,8 @@ from threading import RLock
 from types import ModuleType
 from typing import Any
 
-from optdyn import moved, sources
-from optdyn.values import ConfigError, InputError
+from optdyn import older_module_names, sources
+from optdyn.errors import ConfigError, InputError
 
 OWN = "MODULE:NAME or path/to/file.py:NAME of your own"
 IMPORTING = RLock()
@@ -118,7 +118,7 @@ def summary(thing: object) -> str:
 def _module(said: str, name: str) -> ModuleType:
     """Ours and those installed go before those of the current folder."""
     _search(Path.cwd())
-    name = moved.today(name)
+    name = older_module_names.today(name)
     if name not in sys.modules:
         importlib.invalidate_caches()  # it may have been written a moment ago
     try:

@@ -7,7 +7,7 @@ numbers, and no array is asked for whose length has no 32 bits.
 import math
 from collections.abc import Mapping, Sequence
 
-from optdyn.values import ConfigError, shown
+from optdyn.errors import ConfigError, shown
 
 LARGEST = 2**31 - 1  # of whole numbers, which count what lies in arrays
 WIDER = {"config.seed": 2**32 - 1, "config.plan.memory": 2**63 - 1}

@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping
 
 from optdyn import losses, models, optimizers, strategies
 from optdyn.data import loading
-from optdyn.named import summary
+from optdyn.errors import ConfigError
+from optdyn.lookup import summary
 from optdyn.timeline import service
 from optdyn.timeline.geometric import geometric
 from optdyn.timeline.trace import Held
-from optdyn.values import ConfigError
 
 Lines = dict[str, str]
 

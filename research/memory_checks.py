@@ -12,13 +12,13 @@ import jax
 
 from optdyn import data as datasets
 from optdyn import program, seeds, strategies
+from optdyn.errors import ConfigError
 from optdyn.experiment import Cluster, Experiment, Pieces
 from optdyn.parallel import paged
 from optdyn.parallel.layout import part_axis
 from optdyn.strategies.base import Rule
 from optdyn.timeline.arrivals import drawn
 from optdyn.trees import Params
-from optdyn.values import ConfigError
 
 GROUP = Path("/sys/fs/cgroup")
 UPDATE = 80  # bytes of a timeline while it is made, an update
