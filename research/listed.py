@@ -7,6 +7,7 @@ from typing import Any
 from optdyn import losses, models, optimizers, strategies
 from optdyn.data import loading
 from optdyn.named import summary
+from optdyn.strategies import names
 from optdyn.timeline import service
 from optdyn.timeline.geometric import geometric
 from optdyn.timeline.trace import Held
@@ -56,6 +57,7 @@ KINDS: Mapping[str, Callable[[], Lines]] = {
     "transforms": lambda: _of(optimizers.TRANSFORMS),
     "schedules": lambda: _of(optimizers.SCHEDULES),
     "methods": _methods,
+    "names": lambda: {name: names.flags(name) for name in names.NAMES},
     "laws": _laws,
 }
 

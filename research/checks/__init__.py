@@ -72,16 +72,12 @@ def _check_names(config: Experiment) -> None:
         "model.name": ((config.model.name,), models.MODELS),
         "loss": (filter(None, (config.loss,)), losses.LOSSES),
         "metrics": (config.metrics, losses.METRICS),
-        "strategy.name": (config.strategy.name.split("+"), strategies.built_in()),
         "optimizer.schedule": ((config.optimizer.schedule,), schedules.SCHEDULES),
     }
     for key, (names, known) in chosen.items():
         for name in names:
-            if not named.is_own(name) and name not in known:
-                raise ConfigError(
-                    f"config.{key} = {name!r}: must be one of {', '.join(known)}, or {named.OWN}"
-                    f"{meant(name, known)}"
-                )
+            if not named.is_own(name):
+                named.find(f"config.{key}", name, dict.fromkeys(known))
 
 
 def _check_model(config: Experiment) -> None:

@@ -22,6 +22,7 @@ from optdyn.fields import check as check_field
 from optdyn.likeness import meant
 from optdyn.problem import Examples, Params, Problem
 from optdyn.strategies.base import Gradient, Strategy, Update
+from optdyn.strategies.names import meant as meant_method
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.trace import Held, checked, read
 from optdyn.values import ConfigError
@@ -378,7 +379,7 @@ def _made(keys: Options) -> Mapping[str, Method]:
 
 def load(name: str) -> type[Method]:
     """The method called `name`: a built-in one, or MODULE:METHOD of a file of the user's own."""
-    found = named.find("config.strategy.name", name, _methods())
+    found = named.find("config.strategy.name", name, _methods(), meant_method)
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise ConfigError(
             f"config.strategy.name = {name!r}: must be a Method of optdyn.strategies, and is "
