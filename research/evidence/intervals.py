@@ -5,6 +5,7 @@ that: if all ratios are 1, any corrected chance is below 0.05 in at most 5 % of 
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -19,9 +20,7 @@ def ratio(a: Sequence[float], b: Sequence[float]) -> tuple[float, float, float]:
     or, where both are, NaN; such a draw counts as the least at the lower end, and as the most at
     the upper one.
     """
-    every = _drawn(a, b, DRAWS)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        whole = float(np.median(np.asarray(a, float)) / np.median(np.asarray(b, float)))
+    every, whole = _drawn(a, b, DRAWS), float(_over(np.median(a), np.median(b)))
     return whole, _end(every, 0.025, 0.0), _end(every, 0.975, np.inf)
 
 
@@ -34,6 +33,25 @@ def chance(a: Sequence[float], b: Sequence[float]) -> float:
     every = _drawn(a, b, CHANCES)
     beyond = min((~(every > 1)).sum(), (~(every < 1)).sum())
     return float(min(2 * (beyond + 1) / (CHANCES + 1), 1.0))
+
+
+def share(
+    usual: Sequence[float], best: Sequence[float], other: Sequence[float]
+) -> tuple[float, float, float]:
+    """How much of the gain of `other` over `usual` is that of `best` over it, and its interval.
+
+    Gains multiply, so they are logarithms of ratios of medians: 1/2 where `best` is half-way. The
+    same seeds are in all three. Where a draw has no gain to share it counts as in `ratio`.
+    """
+
+    def part(best: np.ndarray, other: np.ndarray) -> np.ndarray:
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.where(other < 1, np.log(best) / np.log(other), np.nan)
+
+    every = part(_drawn(best, usual, DRAWS), _drawn(other, usual, DRAWS))
+    middle = np.median(usual)
+    whole = float(part(_over(np.median(best), middle), _over(np.median(other), middle)))
+    return whole, _end(every, 0.025, -np.inf), _end(every, 0.975, np.inf)
 
 
 def holm(chances: Sequence[float]) -> list[float]:
@@ -68,11 +86,15 @@ def words(found: Sequence[float], less: str = "less", more: str = "more") -> str
 
 
 def _drawn(a: Sequence[float], b: Sequence[float], draws: int) -> np.ndarray:
-    """(draws,) ratios of medians, of seeds drawn in pairs with replacement."""
+    """(draws,) ratios of medians, of seeds drawn in pairs with replacement, the same every time."""
     above, below = np.asarray(a, float), np.asarray(b, float)
     drawn = np.random.default_rng(0).integers(len(above), size=(draws, len(above)))
+    return _over(np.median(above[drawn], axis=1), np.median(below[drawn], axis=1))
+
+
+def _over(above: Any, below: Any) -> np.ndarray:
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.median(above[drawn], axis=1) / np.median(below[drawn], axis=1)
+        return np.asarray(above / below)
 
 
 def _end(every: np.ndarray, q: float, nan: float) -> float:
