@@ -283,7 +283,7 @@ def picture(result: Mapping[str, Any], figure: Figure) -> None:
     result = _infinite(result)
     last, said, rows = str(result["losses"][-1]), words(result), result["rows"]
     figure.set_size_inches(9, 0.24 * len(rows) + 1.2)
-    panels = figure.subplots(1, len(result["opponents"]), sharey=True)
+    panels = figure.subplots(1, len(result["opponents"]), sharey=True, squeeze=False)[0]
     for axes, network in zip(panels, result["opponents"], strict=True):
         for y, row in enumerate(reversed(rows)):
             own, (kind, _) = row["networks"][network], said[network][row["arm"]]

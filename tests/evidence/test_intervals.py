@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optdyn.evidence.intervals import CHANCES, chance, holm, ratio, shown, words
+from optdyn.evidence.intervals import CHANCES, chance, holm, ratio, share, shown, words
 
 TIMES = st.lists(st.floats(1, 1e4), min_size=5, max_size=9)
 
@@ -74,3 +74,15 @@ def test_holm_is_the_closed_test_of_bonferroni(chances):
         max(min(len(s) * min(chances[j] for j in s), 1.0) for s in sets if i in s) for i in numbers
     ]
     np.testing.assert_allclose(holm(chances), closed, rtol=1e-12)  # rounding of the products
+
+
+@given(TIMES, st.floats(0.3, 0.95), st.floats(0.2, 3))
+def test_gains_multiply_and_a_share_is_of_their_logarithms(times, factor, part):
+    """A gain of factor^part is `part` of one of `factor`, in every draw."""
+    best, other = ([by * t for t in times] for by in (factor**part, factor))
+    np.testing.assert_allclose(share(times, best, other), part, rtol=1e-6)  # of the logarithms
+
+
+def test_where_nothing_is_gained_there_is_no_share():
+    value, low, high = share([1.0] * 5, [0.9] * 5, [1.1] * 5)
+    assert math.isnan(value) and (low, high) == (-math.inf, math.inf)
