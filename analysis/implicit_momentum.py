@@ -31,8 +31,8 @@ from optdyn.analysis.lags import (
 )
 from optdyn.analysis.tables import TableError, natural, replace, shown
 from optdyn.arguments import Parser
+from optdyn.errors import InputError
 from optdyn.outputs.files import as_json
-from optdyn.values import InputError
 
 MOMENTA, MATCHED = "matching_momenta", "matching_displacements"
 MIN_REPLICAS = 4
