@@ -48,10 +48,14 @@ COMMANDS = {
     "prepare": Command("data.prepare", "a data set, for config.data.name=tfds:NAME"),
     "config": Command("launch.show", "a config as it is resolved, or what differs in two", APP),
     "list": Command("launch.listing", "what can be named in a config, shipped configs, keys"),
+    "cite": Command("launch.cite", "BibTeX of the papers that a run used"),
     "completion": Command("launch.completion", "a script that completes commands in a shell"),
 }
 # These may be cut off, as by `| head`: they have written all their files before they print.
-CUT = ("list", "config", "completion", "reality", "momentum", "efficiency", "pareto", "network")
+CUT = (
+    *("list", "config", "cite", "completion"),
+    *("reality", "momentum", "efficiency", "pareto", "network"),
+)
 
 
 def main() -> None:
