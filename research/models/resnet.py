@@ -31,8 +31,7 @@ import flax.linen as nn
 import jax
 
 from optdyn.models.base import Blocks
-from optdyn.models.convolution import Conv
-from optdyn.models.lowerings import Shape, each
+from optdyn.models.convolution import Conv, Shape, each
 
 NORMS = ("group", "batch")
 STEMS: dict[str, Shape] = {
@@ -137,7 +136,7 @@ def resnet(
     `channels` has one entry a stage, and so has `stages`, the blocks of each; if that is (), each
     has blocks / len(channels) of them. ValueError if that is no whole number, at least 1, if there
     are more or fewer stages, if `norm` or `stem` is unknown, if groups cannot divide the channels,
-    or if `lowering`, that of all convolutions or a list (`lowerings.each`), does not serve them.
+    or if `lowering`, that of all convolutions or a list (`convolution.each`), does not serve them.
     """
     if not stages and (not channels or blocks < 1 or blocks % len(channels)):
         raise ValueError(

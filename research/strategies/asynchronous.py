@@ -63,10 +63,11 @@ def asynchronous(
 ) -> Rule:
     """Rule over a table of `slots` snapshots of the stale blocks, all x_0 at the start.
 
-    Slots are read before one is written (`in_place.py`), so XLA updates the table in place: a step
-    costs a synchronous one plus a copy of the stale blocks. `event.choice` is an `Arrival`; with
-    `servers`, the number of each block's server, its slots are (servers,). Versions are exact, and
-    x_t is that in its slot, or `rounded` to bfloat16, and x_t is kept besides.
+    Slots are read before one is written (`snapshots.read_first`), so XLA updates the table in
+    place: a step costs a synchronous one plus a copy of the stale blocks. `event.choice` is an
+    `Arrival`; with `servers`, the number of each block's server, its slots are (servers,).
+    Versions are exact, and x_t is that in its slot, or `rounded` to bfloat16, and x_t is kept
+    besides.
 
     `init` raises ValueError if a name in `fresh` is not a key of the parameters.
     """

@@ -7,9 +7,9 @@ import numpy as np
 
 from optdyn import optimizers
 from optdyn.experiment import Experiment
-from optdyn.strategies.fragments import cut
 from optdyn.strategies.method import Methods, Setting
 from optdyn.strategies.nodes import inside
+from optdyn.strategies.outer import cut
 from optdyn.timeline import habits
 from optdyn.timeline.base import Meeting, Timeline
 from optdyn.timeline.daso import timeline

@@ -18,7 +18,7 @@ from optdyn import seeds
 from optdyn.errors import ConfigError
 from optdyn.experiment import Experiment, Pieces
 from optdyn.fields import field
-from optdyn.strategies import in_place, local_steps
+from optdyn.strategies import local_steps, snapshots
 from optdyn.strategies.base import Array, Params, distance
 from optdyn.strategies.groups import divides
 from optdyn.strategies.method import Methods, Reads, Setting, slowed
@@ -40,7 +40,7 @@ def table(tree: Tree, workers: int) -> Table:
 
 def row(table: Table, i: Array | int) -> Tree:
     """Row i, all of which is read before anything is written into the table."""
-    return in_place.read_first(in_place.row, table, jnp.asarray(i))
+    return snapshots.read_first(snapshots.row, table, jnp.asarray(i))
 
 
 def put(table: Table, i: Array, tree: Tree) -> Table:

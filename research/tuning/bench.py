@@ -18,8 +18,7 @@ import numpy as np
 from optdyn import optimizers, program, seeds, strategies, trainer
 from optdyn.config import ConfigError
 from optdyn.driver import drive
-from optdyn.dynamics.noise import Moments, moments
-from optdyn.dynamics.sharpness import sharpness
+from optdyn.dynamics.probes import Moments, moments, sharpness
 from optdyn.experiment import Experiment
 from optdyn.problem import Examples, Params
 from optdyn.program import CHUNK, Program

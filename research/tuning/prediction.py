@@ -28,8 +28,7 @@ import numpy as np
 from optdyn import strategies, trainer
 from optdyn.checks import check
 from optdyn.driver import drive
-from optdyn.dynamics.noise import Moments, moments
-from optdyn.dynamics.sharpness import sharpness
+from optdyn.dynamics.probes import Moments, moments, sharpness
 from optdyn.dynamics.stability import limit
 from optdyn.experiment import Experiment
 from optdyn.problem import Examples, Params

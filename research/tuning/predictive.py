@@ -33,8 +33,8 @@ import math
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 
+from optdyn.experiment import Tune
 from optdyn.tuning.choice import Bench, Choice, Outcome, Point, Probe
-from optdyn.tuning.rules import Rules
 
 Move = Callable[[Choice], Choice]
 
@@ -48,7 +48,7 @@ GUARD = 2  # the first epoch before which groups stand against one group
 ROUNDING = 1e-9  # of sums of seconds
 
 
-def predictive(bench: Bench, groups: Sequence[int], rules: Rules) -> None:
+def predictive(bench: Bench, groups: Sequence[int], rules: Tune) -> None:
     """Tunes and trains in turn, until the target is reached or the seconds are over."""
     point, loss = Point(), bench.start(Point())
     left, epoch = rules.seconds, rules.epoch_seconds
