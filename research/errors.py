@@ -42,6 +42,13 @@ def is_as_wanted(holds: Callable[[Any], object], value: object) -> bool:
         return False
 
 
+def refuse(*wrongs: tuple[object, str]) -> None:
+    """Raises `ConfigError` with the line of the first pair (whether it is wrong, line) that is."""
+    for wrong, line in wrongs:
+        if wrong:
+            raise ConfigError(line)
+
+
 def one_of(name: str, value: object, values: Sequence[str]) -> None:
     """Raises `ConfigError` unless the value is one of these."""
     if value not in values:

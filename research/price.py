@@ -21,7 +21,7 @@ import numpy as np
 
 from optdyn import program, seeds, shared_data, strategies
 from optdyn.checks import check_cluster
-from optdyn.errors import ConfigError, one_of
+from optdyn.errors import one_of, refuse
 from optdyn.experiment import Experiment, Pieces
 from optdyn.strategies import Methods, Network, Setting, averaging_clock, local
 from optdyn.strategies.asynchronous import Asynchronous
@@ -244,24 +244,32 @@ def check(config: Experiment) -> None:
     cluster = config.cluster
     if not is_drawn(cluster.service):
         one_of("config.cluster.service", cluster.service, (*DRAWN, GEOMETRIC))
-    for key in ("presence", "diurnal"):
-        if getattr(cluster, key):
-            raise ConfigError(f"config.cluster.{key}: prices are of workers that are always there")
-    if cluster.pieces != Pieces():
-        raise ConfigError("config.cluster.pieces: prices are of examples' seconds and a network")
+    always = "prices are of workers that are always there"
+    refuse(
+        (cluster.presence, f"config.cluster.presence: {always}"),
+        (cluster.diurnal, f"config.cluster.diurnal: {always}"),
+        (
+            cluster.pieces != Pieces(),
+            "config.cluster.pieces: prices are of examples' seconds and a network",
+        ),
+    )
 
 
 def _refuse(config: Experiment, shapes: Shapes) -> None:
     """Raises `ConfigError` where there is no price."""
     check(config)
     methods = config.strategy.methods
-    if methods.by_block and isinstance(methods.read, Asynchronous):
-        raise ConfigError(
+    refuse(
+        (
+            methods.by_block and isinstance(methods.read, Asynchronous),
             "its blocks have servers of their own, each with other arrivals, and shares of time "
-            "are of one"
-        )
-    if methods.by_block and shapes.problem is None:
-        raise ConfigError("needs the blocks of a model: name one by --config, not --parameters")
+            "are of one",
+        ),
+        (
+            methods.by_block and shapes.problem is None,
+            "needs the blocks of a model: name one by --config, not --parameters",
+        ),
+    )
 
 
 def _window(config: Experiment, shapes: Shapes, steps: int) -> Window:

@@ -31,7 +31,8 @@ from optdyn import (
 from optdyn.checks import check
 from optdyn.config import ConfigError
 from optdyn.driver import Training, alone, drive
-from optdyn.experiment import Experiment
+from optdyn.errors import refuse
+from optdyn.experiment import APIS, Experiment
 from optdyn.meter import Meter
 from optdyn.outputs import history
 from optdyn.outputs.files import WorkdirError, read_json, write_json
@@ -49,7 +50,6 @@ from optdyn.outputs.workdir import (
     saving,
 )
 from optdyn.parallel.first_process import agreed, own, verdict
-from optdyn.parallel.layout import APIS
 from optdyn.processes import is_writer
 from optdyn.resuming import as_begun, begun, go_on, left
 from optdyn.run import Run, batches_of, columns_of, events_of, feed_of, momenta
@@ -72,16 +72,18 @@ def prepare(config: Experiment, replicas: int = 0, begun: bool = False, race: bo
     the run that it was started from is not looked for. A `race` has a timeline that is empty yet.
     """
     check(config)
-    if config.cluster.service == "race" and not race:
-        raise ConfigError(
+    refuse(
+        (
+            config.cluster.service == "race" and not race,
             "config.cluster.service = 'race': of real workers, which `optdyn race` (python -m "
-            "launch.race) starts; here it must be a law that is simulated"
-        )
-    if jax.process_count() > 1 and not config.parallel.api:
-        raise ConfigError(
+            "launch.race) starts; here it must be a law that is simulated",
+        ),
+        (
+            jax.process_count() > 1 and not config.parallel.api,
             f"config.parallel.api is empty: {jax.process_count()} processes need one of "
-            f"{', '.join(APIS)}, or each would be a run of its own"
-        )
+            f"{', '.join(APIS)}, or each would be a run of its own",
+        ),
+    )
     data = shared_data.load(config)
     one = {name: leaf[:1] for name, leaf in data.train.items()}
     with shared_data.COMPILE_LOCK:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optdyn.errors import ConfigError
+from optdyn.errors import ConfigError, refuse
 from optdyn.racing.server import event_of
 from optdyn.racing.worker import Compute, Handle, Shards, halves_of
 from optdyn.run import Run
@@ -109,17 +109,22 @@ def parted(compute: Compute, run: Run, servers: int) -> Callable[..., tuple[Tree
 def check(run: Run, servers: int) -> None:
     """Raises `ConfigError` if the server of this run cannot have so many parts."""
     config, wanted = run.config, f"--servers={servers}"
-    if not 1 <= servers <= len(run.params):
-        raise ConfigError(f"{wanted}: must be from 1 to {len(run.params)}, the blocks of the model")
-    if servers == 1:
-        return
     methods = of_config(config)
     one = isinstance(methods.read, Grouped) and methods.read.single
-    if not one or methods.get("fresh", ()) or config.probes.momentum:
-        raise ConfigError(
+    more = not one or methods.get("fresh", ()) or config.probes.momentum
+    refuse(
+        (
+            not 1 <= servers <= len(run.params),
+            f"{wanted}: must be from 1 to {len(run.params)}, the blocks of the model",
+        ),
+        (
+            servers > 1 and more,
             f"{wanted}: only where an update is one gradient of the whole batch, and the server "
-            "needs it for nothing else: without fresh blocks and config.probes.momentum"
-        )
+            "needs it for nothing else: without fresh blocks and config.probes.momentum",
+        ),
+    )
+    if servers == 1:
+        return
     for own in blocks(run.params, servers):
         check_separable(run, own, wanted)
 

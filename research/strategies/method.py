@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from optdyn import lookup
-from optdyn.errors import ConfigError, meant
+from optdyn.errors import ConfigError, meant, refuse
 from optdyn.experiment import Cluster, Experiment
 from optdyn.fields import OPTIONS, Options, Value, default_of, like, plain
 from optdyn.fields import check as check_field
@@ -426,16 +426,19 @@ def chosen(name: str) -> Methods:
                 )
             taken[piece] = part
     found = Methods(name, every)
-    if found.reduces_itself and found.read and not found.read.barrier:
-        raise ConfigError(
-            f"config.strategy.name = {name!r}: {taken['gradient']} divides the work of workers "
-            f"that wait for one another, and those of {taken['read']} do not"
-        )
-    if found.gradient and found.gradient.staged and found.mix:
-        raise ConfigError(
-            f"config.strategy.name = {name!r}: {taken['gradient']} cuts one model over the nodes, "
-            f"and those of {taken['mix']} have a model each"
-        )
+    gradient, read, mix = (taken.get(piece) for piece in MEANING)
+    refuse(
+        (
+            found.reduces_itself and found.read and not found.read.barrier,
+            f"config.strategy.name = {name!r}: {gradient} divides the work of workers that wait "
+            f"for one another, and those of {read} do not",
+        ),
+        (
+            found.gradient and found.gradient.staged and found.mix,
+            f"config.strategy.name = {name!r}: {gradient} cuts one model over the nodes, and "
+            f"those of {mix} have a model each",
+        ),
+    )
     return found
 
 

@@ -19,7 +19,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from optdyn.errors import ConfigError
+from optdyn.errors import refuse
 from optdyn.experiment import Experiment
 from optdyn.fields import field
 from optdyn.strategies import groups
@@ -60,10 +60,16 @@ class Ringmaster(groups.Grouped):
 
     def check(self, config: Experiment, methods: Methods) -> None:
         super().check(config, methods)
-        if self.delay_bound and config.replicas.count:
-            raise ConfigError("config.strategy.delay_bound: only of runs, not of replicas")
-        if methods.gradient and self.snapshots == "host":
-            raise ConfigError(f"config.strategy.snapshots = 'host': not of {methods.name!r}")
+        refuse(
+            (
+                self.delay_bound and config.replicas.count,
+                "config.strategy.delay_bound: only of runs, not of replicas",
+            ),
+            (
+                methods.gradient and self.snapshots == "host",
+                f"config.strategy.snapshots = 'host': not of {methods.name!r}",
+            ),
+        )
 
 
 METHOD = Ringmaster

@@ -26,7 +26,7 @@ import numpy as np
 import optax
 
 from optdyn import models
-from optdyn.errors import ConfigError
+from optdyn.errors import refuse
 from optdyn.experiment import Experiment
 from optdyn.fields import field
 from optdyn.parallel.layout import Layout, mesh
@@ -182,27 +182,25 @@ class StalePipeline(Gradients, Reads, MicroBatches):
     def check(self, config: Experiment, methods: Methods) -> None:
         cluster = config.cluster
         blocks = len(models.make(config.model, classes=2)) - 1
-        if not 1 <= cluster.nodes <= blocks:
-            raise ConfigError(
+        refuse(
+            (
+                not 1 <= cluster.nodes <= blocks,
                 f"config.cluster.nodes = {cluster.nodes}: stages of a pipeline, must be from 1 to "
-                f"the model's {blocks} blocks before its last"
-            )
-        if self.pipeline == "2bw" and self.micro_batches < cluster.nodes:
-            raise ConfigError(
-                f"config.strategy.micro_batches = {self.micro_batches}: must be at least the "
-                f"{cluster.nodes} stages, or '2bw' is later than by one update"
-            )
-        parts = cluster.devices_per_node * self.parts
-        if config.batch_size % parts:
-            raise ConfigError(
-                f"config.batch_size = {config.batch_size}: must be a multiple of {parts} (config."
-                "cluster.devices_per_node, of '2bw' x config.strategy.micro_batches)"
-            )
-        if self.pipeline == "predict" and config.optimizer.name != "sgd":
-            raise ConfigError(
+                f"the model's {blocks} blocks before its last",
+            ),
+            (
+                self.pipeline == "predict" and config.optimizer.name != "sgd",
                 f"config.optimizer.name = {config.optimizer.name!r}: 'predict' is of heavy ball, "
-                "must be 'sgd'"
-            )
+                "must be 'sgd'",
+            ),
+        )
+        many = self.pipeline != "2bw" or self.micro_batches >= cluster.nodes
+        wanted = f"at least the {cluster.nodes} stages, or '2bw' is later than by one update"
+        self.require("micro_batches", many, wanted)
+        parts = cluster.devices_per_node * self.parts
+        wanted = f"a multiple of {parts} (config.cluster.devices_per_node, of '2bw' x config."
+        wanted += "strategy.micro_batches)"
+        config.require("batch_size", config.batch_size % parts == 0, wanted)
 
     def report(self, config: Experiment, network: Network) -> Json:
         """Bytes of an update between stages, activations forward and their gradients back."""
