@@ -81,12 +81,8 @@ def prepare(config: Experiment) -> Cluster:
             not optimizers.takes_momentum(optimizer.name),
             f"config.optimizer.name = {optimizer.name!r}: has no momentum; {LADDERS}",
         ),
-        (
-            optimizer.schedule != "constant" or optimizer.warmup_steps,
-            "config.optimizer.schedule: learning rates are constant while tuned",
-        ),
-        (config.init_from, "config.init_from: of a run, not of what is tuned"),
     )
+    tunable(config)
     groups = _groups(config.cluster.nodes * config.cluster.devices_per_node)
     every = config.with_({"strategy.groups": groups[-1], "steps": CHUNK})
     run = trainer.prepare(every)
@@ -98,6 +94,18 @@ def prepare(config: Experiment) -> Cluster:
     # Updates are of a set on the device, as it is.
     plain = every.with_({"data.augment": "", "data.streaming": False})
     return Cluster(run._replace(config=plain), part, groups)
+
+
+def tunable(config: Experiment) -> None:
+    """Raises `ConfigError` where a learning rate is not constant, or x_0 is another run's."""
+    optimizer = config.optimizer
+    refuse(
+        (
+            optimizer.schedule != "constant" or optimizer.warmup_steps,
+            "config.optimizer.schedule: learning rates are constant while tuned",
+        ),
+        (config.init_from, "config.init_from: of a run, not of what is tuned"),
+    )
 
 
 def _groups(workers: int) -> tuple[int, ...]:
