@@ -23,8 +23,9 @@ from types import ModuleType
 from typing import Any
 
 from optdyn import older_module_names, sources
-from optdyn.errors import ConfigError, InputError
+from optdyn.errors import ConfigError, InputError, meant
 
+Hint = Callable[[str, Mapping[str, Any]], str]
 OWN = "MODULE:NAME or path/to/file.py:NAME of your own"
 IMPORTING = RLock()
 _looked_at: ContextVar[dict[Path, ModuleType] | None] = ContextVar("looked_at", default=None)
@@ -52,14 +53,16 @@ def is_own(name: str) -> bool:
     return ":" in str(name)
 
 
-def find(key: str, name: str, known: Mapping[str, object]) -> Any:
+def find(key: str, name: str, known: Mapping[str, Any], hint: Hint = meant) -> Any:
     """What `name`, the value of `key`, stands for: of `known`, or of the user's own.
 
-    Raises `ConfigError`, also where the user's file cannot be imported or has no such attribute.
+    `hint(name, known)` ends the line that refuses a name. Raises `ConfigError`, also where the
+    user's file cannot be imported or has no such attribute.
     """
     if not is_own(name):
         if name not in known:
-            raise ConfigError(f"{key} = {name!r}: must be one of {', '.join(known)}, or {OWN}")
+            wanted = f"must be one of {', '.join(known)}, or {OWN}{hint(name, known)}"
+            raise ConfigError(f"{key} = {name!r}: {wanted}")
         return known[name]
     module, attribute = module_of(key, name), name.rpartition(":")[2]
     if not hasattr(module, attribute):

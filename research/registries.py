@@ -7,6 +7,7 @@ from optdyn import losses, models, optimizers, strategies
 from optdyn.data import loading
 from optdyn.errors import ConfigError
 from optdyn.lookup import summary
+from optdyn.strategies import names
 from optdyn.timeline import service
 from optdyn.timeline.geometric import geometric
 from optdyn.timeline.trace import Held
@@ -55,6 +56,7 @@ KINDS: Mapping[str, Callable[[], Lines]] = {
     "transforms": lambda: _of(optimizers.TRANSFORMS),
     "schedules": lambda: _of(optimizers.SCHEDULES),
     "methods": _methods,
+    "names": lambda: {name: names.flags(name) for name in names.NAMES},
     "laws": _laws,
 }
 

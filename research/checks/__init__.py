@@ -59,14 +59,12 @@ def _check_names(config: Experiment) -> None:
         "model.name": ((config.model.name,), models.MODELS),
         "loss": (filter(None, (config.loss,)), losses.LOSSES),
         "metrics": (config.metrics, losses.METRICS),
-        "strategy.name": (config.strategy.name.split("+"), strategies.built_in()),
         "optimizer.schedule": ((config.optimizer.schedule,), schedules.SCHEDULES),
     }
     for key, (names, known) in chosen.items():
         for name in names:
-            wanted = f"must be one of {', '.join(known)}, or {lookup.OWN}{meant(name, known)}"
-            strange = not lookup.is_own(name) and name not in known
-            refuse((strange, f"config.{key} = {name!r}: {wanted}"))
+            if not lookup.is_own(name):
+                lookup.find(f"config.{key}", name, dict.fromkeys(known))
 
 
 def _check_model(config: Experiment) -> None:

@@ -113,25 +113,25 @@ def timed(
             cluster = like.config.cluster
             shape = {"nodes": cluster.nodes, "devices_per_node": cluster.devices_per_node}
             there = there.with_(cluster=there.cluster.with_(**shape))
-            curves.append(_with(curve, _line(there, curve).seconds))
+            curves.append(_with(curve, followed(there, curve).timeline.seconds))
             continue
-        before, after = (_line(config, curve) for config in (own, there))
-        if _same(before, after):
+        before, after = (followed(config, curve).timeline for config in (own, there))
+        if same_order(before, after):
             curves.append(_with(curve, after.seconds))
         else:
             curves += study.trials([Job(there, race.losses[-1])])
     return curves
 
 
-def _line(config: Experiment, curve: Curve) -> Timeline:
-    """The timeline, as far as a run with this curve goes."""
+def followed(config: Experiment, curve: Curve) -> Run:
+    """The run, its timeline as far as one with this curve goes."""
     run: Run = trainer.prepare(config)
     points = zip(curve.updates, curve.losses, strict=True)
     rows = [{"step": step, "train_loss": loss} for step, loss in points]
-    return extended(run, curve.updates[-1], rows).timeline
+    return extended(run, curve.updates[-1], rows)
 
 
-def _same(one: Timeline, other: Timeline) -> bool:
+def same_order(one: Timeline, other: Timeline) -> bool:
     """Whether timelines differ in nothing but seconds."""
     every = [jax.tree.leaves(line._replace(seconds=np.zeros(0))) for line in (one, other)]
     return all(np.array_equal(a, b) for a, b in zip(*every, strict=True))

@@ -24,6 +24,7 @@ from optdyn.fields import check as check_field
 from optdyn.models.base import Blocks
 from optdyn.problem import Examples, Params, Problem
 from optdyn.strategies.base import Gradient, Rule, Update
+from optdyn.strategies.names import meant as meant_method
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.trace import Held, checked, read
 from optdyn.trees import Choice, Json, Tree
@@ -400,7 +401,7 @@ def _made(keys: Options) -> Mapping[str, Method]:
 
 def load(name: str) -> type[Method]:
     """The method called `name`: a built-in one, or MODULE:METHOD of a file of the user's own."""
-    found = lookup.find("config.strategy.name", name, _methods())
+    found = lookup.find("config.strategy.name", name, _methods(), meant_method)
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise ConfigError(
             f"config.strategy.name = {name!r}: must be a Method of optdyn.strategies, and is "

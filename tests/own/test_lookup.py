@@ -109,6 +109,7 @@ def test_everything_registered_is_listed_with_a_line():
         "schedules": {"cosine", "piecewise"},
         "transforms": {"delay_compensation", "staleness_rate"},
         "methods": {"sync", "daso"},
+        "names": {"rennala", "snoo"},
         "laws": {"constant", "geometric", "trace"},
     }
     assert set(some) == set(KINDS)
