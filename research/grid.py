@@ -186,7 +186,7 @@ def changed(base: ConfigDict, values: Mapping[str, object]) -> ConfigDict:
 
 @contextlib.contextmanager
 def of_point(name: str) -> Iterator[None]:
-    """Where something that was given cannot be used, a `ConfigError` that names the point."""
+    """Inside, an error about what was given becomes a `ConfigError` that names the point."""
     try:
         yield
     except InputError as error:

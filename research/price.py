@@ -66,6 +66,7 @@ class Price(NamedTuple):
 
     @property
     def updates_per_second(self) -> float:
+        """Updates in a simulated second."""
         return 1 / self.seconds
 
 
@@ -79,6 +80,7 @@ class Shapes(NamedTuple):
 
     @property
     def bytes(self) -> int:
+        """Bytes of the parameters."""
         return program.parameter_bytes(self.params)
 
 
@@ -217,7 +219,7 @@ def needed(
 
 
 def _needed(of: Callable[[float], Price], share: float, known: dict[float, float]) -> float:
-    """By secants, as 1 / computing is nearly linear in 1 / bandwidth, else by the middle.
+    """The root by secants, as 1 / computing is nearly linear in 1 / bandwidth, else by the middle.
 
     It is found where a bandwidth that is off by less than `RATIO` would be off as much.
     """
@@ -343,7 +345,7 @@ def _pace(config: Experiment, shapes: Shapes, window: Window, line: Timeline) ->
 
 
 def _until_exchange(line: Timeline, workers: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of every worker its steps up to its last exchange, how many a second, and its exchanges."""
+    """Each worker's steps up to its last exchange, how many a second, and its exchanges."""
     order = np.argsort(line.worker, kind="stable")
     ends = np.cumsum(np.bincount(line.worker, minlength=workers))
     exchange = np.asarray(getattr(line.choice, "exchange", np.ones(len(order), bool)))

@@ -68,6 +68,7 @@ def momenta(run: Run, rows: list[Json]) -> list[tuple[int, float]]:
 
 
 def columns_of(line: Timeline) -> int:
+    """Examples a device, where the timeline divides batches; else 0."""
     divided = chosen(line, Shares)
     return columns(np.asarray(divided.shares)) if divided else 0
 

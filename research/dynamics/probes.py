@@ -122,14 +122,17 @@ def noise_of(problem: Problem, params: Params, _: Params, examples: Examples) ->
 
 
 def sharpness_of(problem: Problem, params: Params, _: Params, examples: Examples) -> Found:
+    """The largest eigenvalue of the Hessian, of at most CURVED examples."""
     return {"sharpness": sharpness(problem, params, _some(examples))}
 
 
 def similarity_of(problem: Problem, _: Params, replicas: Params, examples: Examples) -> Found:
+    """The mean cosine of the replicas' gradients, of at most CURVED examples."""
     return {"gradient_similarity": alignment(problem, replicas, _some(examples))}
 
 
 def mean_of(problem: Problem, _: Params, replicas: Params, examples: Examples) -> Found:
+    """The loss of the mean of the replicas' parameters."""
     mean = jax.tree.map(lambda leaf: leaf.mean(axis=0), replicas)
     return {"mean_loss": problem.loss(mean, examples)}
 

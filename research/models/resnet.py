@@ -79,6 +79,7 @@ class Residual(nn.Module):
     bottleneck: bool = False
 
     def conv(self, name: str) -> Conv:
+        """The convolution of that name: its window, strides and lowering."""
         shapes = convolutions(self.stride, self.stem, self.bottleneck)
         window, strides = shapes[name]
         wide = self.bottleneck and name in ("shortcut", "conv2")

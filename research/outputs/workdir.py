@@ -183,6 +183,7 @@ class Metrics:
         self._file = self._path.open("a")
 
     def append(self, row: Json) -> None:
+        """Adds a line to the log, and to the event file. Raises `DiskFull`."""
         self.rows.append(row)
         with writing(self._path):
             self._file.write(json.dumps(finite(row)) + "\n")
@@ -294,6 +295,7 @@ class Checkpoints:
         self._manager = ocp.CheckpointManager(self.path, options=options)
 
     def save(self, step: int, state: State) -> None:
+        """Writes the state after `step` updates, unless it is there. Raises `DiskFull`."""
         if step == self.latest():
             return
         folder = self.path / str(step)

@@ -180,7 +180,7 @@ def _advance(
 
 
 def _pairs(first: int, stages: int) -> list[tuple[int, int]]:
-    """Who swaps with whom: stages `first` and the next, the two after these, and so on."""
+    """Pairs of stages that swap: `first` and the next, the two after these, and so on."""
     lower = range(first, stages - 1, 2)
     return [pair for j in lower for pair in ((j, j + 1), (j + 1, j))]
 

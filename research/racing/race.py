@@ -70,7 +70,7 @@ def race(config: Experiment, workdir: Path, connect: Connect, servers: int = 1) 
 
 
 def prepared(config: Experiment, servers: int, begun: bool = False) -> Run:
-    """As `trainer.prepare`. Raises what that does, also where it cannot race with such servers."""
+    """The prepared run. Raises what `trainer.prepare` does, and where it has no such servers."""
     run = trainer.prepare(config, begun=begun, race=True)
     if fresh := config.strategy.methods.get("fresh", ()):
         shards.check_separable(run, fresh, f"config.strategy.fresh = {tuple(fresh)!r}")
@@ -79,7 +79,7 @@ def prepared(config: Experiment, servers: int, begun: bool = False) -> Run:
 
 
 def so_far(run: Run, trace: Path, step: int) -> Order:
-    """Where the groups are after the first `step` updates, which it writes into the timeline.
+    """The order after the first `step` updates, which it writes into the timeline.
 
     Raises `WorkdirError` if the trace does not have them.
     """

@@ -48,12 +48,15 @@ class Part:
         self._state = filled(self._state, state)
 
     def step(self, event: Event, grads: Params) -> None:
+        """Makes an update of the gradients of its blocks."""
         self._state, _ = self._halves.update(self._state, event, Message(jnp.zeros(()), grads))
 
     def at(self, slot: int) -> Params:
+        """What a worker sees of its blocks that reads the slot."""
         return jax.device_get(self._halves.given(self._state, slot))
 
     def get(self) -> dict[str, np.ndarray]:
+        """The state of its blocks."""
         return leaves(self._state)
 
 

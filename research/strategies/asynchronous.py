@@ -193,7 +193,7 @@ class Asynchronous(groups.Grouped, MergedServer):
         )
 
     def order(self, config: Experiment, line: Timeline) -> Versions:
-        """Who reads when in a race."""
+        """The order of arrivals in a race, which writes who reads when."""
         bound = self.staleness_bound if self.staleness_bound >= 0 else math.inf
         return Versions(line, self.groups, bound)
 

@@ -101,7 +101,7 @@ class Buffered(groups.Grouped):
         )
 
     def order(self, config: Experiment, line: Timeline) -> Versions:
-        """Who reads when in a race."""
+        """The order of arrivals in a race, which writes who reads when."""
         return Versions(line, self.groups, arrivals=self.arrivals, waiting=self.waiting)
 
     def check(self, config: Experiment, methods: Methods) -> None:

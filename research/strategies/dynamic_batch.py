@@ -142,6 +142,7 @@ class DynamicBatch(Gradients):
         return shares(problem.each_loss, self.micro_batch, self.weights)
 
     def timed(self, problem: Problem) -> Part:
+        """A worker's own part of the gradient, to be timed."""
         return part(problem.each_loss, self.micro_batch)
 
     def clock(self, setting: Setting, methods: Methods) -> Timeline:

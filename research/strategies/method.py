@@ -145,6 +145,7 @@ class Gradients(Method):
     timed: ClassVar[Callable[..., Callable[..., Tree]] | None] = None
 
     def gradient(self, problem: Problem) -> Gradient:
+        """The gradient of the loss of a problem, of one device's part of the batch."""
         raise NotImplementedError
 
     def heads(self, blocks: Blocks) -> Sequence[str]:
@@ -205,14 +206,17 @@ class Methods(NamedTuple):
 
     @property
     def gradient(self) -> Gradients | None:
+        """The method that says how a gradient is taken, if one does."""
         return next((m for m in self.every if isinstance(m, Gradients)), None)
 
     @property
     def read(self) -> Reads | None:
+        """The method that says which parameters it is taken at, if one does."""
         return next((m for m in self.every if isinstance(m, Reads)), None)
 
     @property
     def mix(self) -> Mixes | None:
+        """The method that says what nodes exchange, if one does."""
         return next((m for m in self.every if isinstance(m, Mixes)), None)
 
     @property
@@ -227,6 +231,7 @@ class Methods(NamedTuple):
 
     @property
     def reduces_itself(self) -> bool:
+        """Whether the gradient reduces itself over devices (`Gradients.reduces_itself`)."""
         return bool(self.gradient and self.gradient.reduces_itself)
 
     @property

@@ -47,6 +47,7 @@ class State(NamedTuple):
 
     @property
     def params(self) -> Params:
+        """x_t of this node."""
         return self.inner.params
 
 

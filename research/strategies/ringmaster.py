@@ -50,12 +50,12 @@ class Ringmaster(groups.Grouped):
         return asynchronous(gradient, update, slots, rounded=is_rounded(self.snapshots))
 
     def clock(self, setting: Setting, methods: Methods) -> Timeline:
-        """Where the gradient is local a group sends all blocks together."""
+        """The arrivals of `asynchronous`; a group sends all blocks together, also local ones."""
         of = {"replicas": setting.replicas, "delay_bound": self.delay_bound}
         return groups.together(self, setting, methods, **of)
 
     def order(self, config: Experiment, line: Timeline) -> Versions:
-        """Who reads when in a race."""
+        """The order of arrivals in a race, which writes who reads when."""
         return Versions(line, self.groups, delay_bound=self.delay_bound or math.inf)
 
     def check(self, config: Experiment, methods: Methods) -> None:

@@ -83,7 +83,7 @@ def stale_stages(kind: str, stages: int, blocks: int, seconds: np.ndarray) -> Ti
 
 
 def late(problem: Problem) -> Gradient:
-    """At what was read; by `reading`, with the derivatives of the `newest`, or further `ahead`."""
+    """The gradient at what was read; by `reading` also at the `newest`, or further `ahead`."""
     of = whole(problem.loss)
 
     def loss(new: Params, old: Params, batch: Batch) -> jax.Array:

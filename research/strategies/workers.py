@@ -49,6 +49,7 @@ def put(table: Table, i: Array, tree: Tree) -> Table:
 
 
 def mean(table: Table) -> Tree:
+    """The mean of the rows."""
     return jax.tree.map(lambda leaf: leaf.mean(axis=0), table)
 
 
@@ -64,7 +65,7 @@ def both_ways(exchange: Array, params: Params) -> jax.Array:
 
 
 def logged(workers: Table) -> dict[str, float]:
-    """For the log: how far workers are from their mean."""
+    """The distance of workers from their mean, for the log."""
     return {"worker_distance": distance(workers)}
 
 

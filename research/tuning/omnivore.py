@@ -172,7 +172,7 @@ def _best(
 
 
 def _smaller(one: Choice, other: Choice, in_any: bool = False) -> bool:
-    """In both numbers, or in any."""
+    """Whether it is smaller in both numbers, or in any."""
     below = one.learning_rate < other.learning_rate, one.momentum < other.momentum
     return any(below) if in_any else all(below)
 

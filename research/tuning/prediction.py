@@ -88,7 +88,7 @@ def measure(config: Experiment, updates: int) -> Measured:
 def measured(
     program: Program, examples: Examples, points: Iterable[Params], step: float, batch: int
 ) -> Measured:
-    """At parameters evenly spread over a run of this long-run step and batch, on these examples."""
+    """The measures at parameters evenly spread over a run of this long-run step and batch."""
     every = [jax.device_get(_at(program)(x, examples)) for x in points]
     square, trace, largest = np.mean([(m.square, m.trace, peak) for m, peak in every], axis=0)
     noise = float(trace / square)

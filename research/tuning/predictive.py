@@ -120,10 +120,12 @@ def better(probe: Probe, last: Choice, other: Choice) -> Choice:
 
 
 def down(setting: Choice) -> Choice:
+    """The next smaller learning rate."""
     return scaled(setting, 1 / FACTOR)
 
 
 def up(setting: Choice) -> Choice:
+    """The next larger learning rate."""
     return scaled(setting, FACTOR)
 
 
@@ -141,10 +143,12 @@ def step(setting: Choice) -> float:
 
 
 def of_step(groups: int, momentum: float, step: float) -> Choice:
+    """The setting with this long-run step, alpha / (1 - mu)."""
     return Choice(groups, momentum, step * (1 - momentum))
 
 
 def scaled(setting: Choice, by: float) -> Choice:
+    """The same setting with its learning rate times `by`."""
     return setting._replace(learning_rate=setting.learning_rate * by)
 
 
