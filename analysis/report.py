@@ -39,7 +39,7 @@ from optdyn.analysis.page import Cell, Column, Picture, Section, Table, cell, nu
 from optdyn.analysis.sections import GROUPS, NAME
 from optdyn.analysis.tables import Point, TableError
 from optdyn.arguments import Parser
-from optdyn.outputs.figures import missing
+from optdyn.outputs.files import missing
 
 SIMULATED = (
     "Gradients, updates and losses are real: they were computed. Staleness and seconds are "

@@ -27,14 +27,15 @@ from optdyn import config as configs
 from optdyn import own_code
 from optdyn.experiment import Experiment
 from optdyn.outputs import versions
-from optdyn.outputs.figures import missing, unlike
 from optdyn.outputs.files import (
     DiskFull,
     WorkdirError,
     finite,
     line_of,
+    missing,
     read_json,
     rows,
+    unlike,
     write,
     write_json,
     writing,
