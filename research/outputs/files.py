@@ -10,12 +10,12 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
 from optdyn.errors import InputError, shown
-from optdyn.trees import Array, Json, Tree
+from optdyn.trees import Array, Json
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -100,7 +100,7 @@ def write_json(path: Path, value: Json) -> None:
 def write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
     """Replaces the file in one step. Raises `DiskFull`."""
     aside = path.with_name(f".{path.stem}.part.npz")
-    _replace(path, aside, lambda file: np.savez(file, **dict[str, Tree](arrays)))
+    _replace(path, aside, lambda file: np.savez(file, **dict[str, Any](arrays)))
 
 
 def _replace(path: Path, aside: Path, put: Callable[[IO[bytes]], object]) -> None:
@@ -148,7 +148,7 @@ def rows(path: Path, counter: str = "") -> list[Json]:
         raise WorkdirError(f"{path}: cannot be read ({line_of(error)})") from error
 
 
-def finite(value: Tree) -> Tree:
+def finite(value: Any) -> Any:
     """The same with null in place of numbers that are not finite."""
     if isinstance(value, dict):
         return {key: finite(item) for key, item in value.items()}

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
 
-from optdyn.trees import Array, Hyper, Params, State, Tree
+from optdyn.trees import Array, Choice, Hyper, Params, State, Tree
 
 Batch = dict[str, jax.Array]
 Info = dict[str, jax.Array]  # float32 scalars: `loss`, of the batch, and what else the log may show
@@ -31,7 +31,7 @@ Loss = Callable[[Params, Batch], jax.Array]
 class Event(NamedTuple):
     """One update, as the update rule sees it. All leaves are scalars inside the scan."""
 
-    choice: Tree  # what the timeline decides of it, a NamedTuple of the method's own
+    choice: Choice  # what the timeline decides of it, a NamedTuple of the method's own
     hyper: Hyper  # float32, hyperparameters of this update, `learning_rate`, ...
     staleness: Tree = None  # int32, updates between the read and the arrival; or a dict by block
 
