@@ -30,7 +30,7 @@ from optdyn import (
 )
 from optdyn.checks import check
 from optdyn.config import ConfigError
-from optdyn.driver import Training, alone, drive
+from optdyn.driver import Training, drive, run_to_end
 from optdyn.errors import refuse
 from optdyn.experiment import APIS, Experiment
 from optdyn.meter import Meter
@@ -51,7 +51,7 @@ from optdyn.outputs.workdir import (
 )
 from optdyn.parallel.first_process import agreed, own, verdict
 from optdyn.processes import is_writer
-from optdyn.resuming import as_begun, begun, go_on, left
+from optdyn.resuming import as_begun, begun, finished_summary, go_on
 from optdyn.run import Run, batches_of, columns_of, events_of, feed_of, momenta
 from optdyn.strategies.base import Params, State
 from optdyn.strategies.metered import METERED
@@ -156,7 +156,7 @@ def train(config: Experiment, workdir: str | Path) -> Json:
     """
     folder = Path(workdir)
     verdict(lambda: writable(folder))
-    return alone(training(prepare(as_begun(config, folder), begun=begun(folder)), folder))
+    return run_to_end(training(prepare(as_begun(config, folder), begun=begun(folder)), folder))
 
 
 def training(run: Run, workdir: Path, watch: Watch | None = None) -> Training:
@@ -170,7 +170,7 @@ def training(run: Run, workdir: Path, watch: Watch | None = None) -> Training:
             said = own_code.changed(held["code"], run.code)
             other = f", with other code of {said}" if said else ""
             tell(f"already finished at {before['step']:,}{other}: {workdir}")
-            return left(folder, config, held, before)
+            return finished_summary(folder, config, held, before)
         with Checkpoints(folder) as checkpoints:
             fresh = run.program.init(run.params)
             step, state = agreed(checkpoints.restore(fresh) or (0, fresh))

@@ -240,9 +240,9 @@ def _value(config: Mapping[str, object], name: str) -> bool | int | float | str:
 
 
 def _flat(tree: Tree) -> Tree:
-    """A state as it is saved: what one keeps of another, its `inner`, is on a level with the rest.
+    """A state as it is saved, its nested `inner` states flattened.
 
-    So a state is found where it would be by itself.
+    So checkpoints of combined methods have the fields of each method by itself.
     """
     if not hasattr(tree, "_fields"):
         return tree

@@ -103,7 +103,7 @@ class Message(NamedTuple):
     grads: Tree  # `Params`; of parameters on servers of their own a list of handles
 
 
-def alone(gradient: Gradient, update: Update) -> Callable[..., Message]:
+def send_gradient(gradient: Gradient, update: Update) -> Callable[..., Message]:
     """What a worker of a race does that sends a gradient of one batch."""
 
     def work(given: Params, hyper: Hyper, batch: Callable[..., Batch], chosen: Array) -> Message:
@@ -186,7 +186,7 @@ def all_reduce(tree: Tree, axis: str) -> Tree:
 
 
 def distance(every: Params) -> float:
-    """How far rows, leaves (n, ...), are from their mean, over its length, root mean square."""
+    """The RMS distance of rows, leaves (n, ...), from their mean, over the mean's norm."""
     return float(_distance(every))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from optdyn.errors import ConfigError, one_of, refuse
 from optdyn.experiment import Experiment, Pieces
 from optdyn.fields import field
-from optdyn.strategies.base import Gradient, Message, Update, alone
+from optdyn.strategies.base import Gradient, Message, Update, send_gradient
 from optdyn.strategies.method import Methods, Reads, Setting, slowed
 from optdyn.strategies.snapshots import KEPT
 from optdyn.timeline.base import Timeline
@@ -33,7 +33,7 @@ class Grouped(Reads):
     barrier = False
 
     def message(self, gradient: Gradient, update: Update) -> Callable[..., Message]:
-        return alone(gradient, update)
+        return send_gradient(gradient, update)
 
     def check(self, config: Experiment, methods: Methods) -> None:
         cluster = config.cluster

@@ -54,7 +54,7 @@ def mean(table: Table) -> Tree:
 
 
 def where(condition: Array, tree: Tree, other: Tree) -> Tree:
-    """One of two pytrees, in the types of the second; of the other one no number counts."""
+    """`jnp.where` over pytrees, in the dtypes of `other`."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b).astype(b.dtype), tree, other)
 
 

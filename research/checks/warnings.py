@@ -15,7 +15,7 @@ NORMALIZED = (
 SENSIBLE = 0.05  # of a parameter, an update
 
 
-def doubts(config: Experiment, given: Iterable[str] = ()) -> list[str]:
+def probable_mistakes(config: Experiment, given: Iterable[str] = ()) -> list[str]:
     """A line for everything in a checked config that is hardly meant.
 
     `given` are the dotted keys that the user has set for this very run, on the command line. Others
