@@ -193,7 +193,7 @@ def test_what_a_method_does_not_have_it_does_not_read(config, name):
     own = strategies.keys_of(strategies.load(name))
     for key, value in default().strategy.items():
         if type(value) is int and key not in (*own, "staleness_bound"):  # refused of other methods
-            other.strategy[key] = value + 1
+            other.strategy[key] = {"compression_bits": 8}.get(key, value + 1)  # 33 are too many
     one, two = trainer.prepare(as_experiment(plain)), trainer.prepare(as_experiment(other))
     assert one.program is two.program
     for a, b in zip(jax.tree.leaves(one.timeline), jax.tree.leaves(two.timeline), strict=True):
