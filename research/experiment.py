@@ -11,7 +11,7 @@ from dataclasses import Field, InitVar, dataclass, fields
 from dataclasses import field as made
 from typing import TYPE_CHECKING, Any, Self
 
-from optdyn.errors import ConfigError, meant
+from optdyn.errors import ConfigError, require_known
 from optdyn.fields import OPTIONS, Options, Value, default_of, field, plain
 
 if TYPE_CHECKING:
@@ -574,10 +574,9 @@ def _changed(value: Any, changes: Mapping[str, Any], prefix: str = "config") -> 
         return {**value, **own}
     if not isinstance(value, Value):
         return value.with_(changes)
-    known = [each.name for each in fields(value)]
+    keys = [each.name for each in fields(value)]
     for name in (*own, *inner):
-        if name not in known:
-            raise ConfigError(f"{prefix} has no key {name!r}{meant(name, known)}")
+        require_known(name, keys, f"{prefix} has no key {name!r}")
     for name, of in inner.items():
         part = own.get(name, getattr(value, name))
         own[name] = _changed(part, of, f"{prefix}.{name}")

@@ -31,7 +31,7 @@ from ml_collections import ConfigDict
 
 from optdyn.checks import check
 from optdyn.config import ConfigError, parse
-from optdyn.errors import InputError, refuse, shown
+from optdyn.errors import InputError, refuse, refused_at, shown
 from optdyn.experiment import Experiment
 
 MOST = 100_000  # points of a grid
@@ -138,11 +138,9 @@ def named(config: ConfigDict) -> Iterator[tuple[str, Point]]:
     for point in config.points:
         if not (isinstance(point, Mapping) and all(isinstance(key, str) for key in point)):
             raise ConfigError(f"grid: {shown(point)} is no point: must be a dict of dotted keys")
-        try:
+        with refused_at(f"grid: {list(point)} of a point", ValueError):
             name = point_name(point)
             text = json.dumps({**point, "name": ""}, sort_keys=True, default=repr)
-        except ValueError as error:
-            raise ConfigError(f"grid: {list(point)} of a point: {error}") from error
         refuse(
             (
                 not name.strip("."),

@@ -31,7 +31,7 @@ from optdyn import (
 from optdyn.checks import check
 from optdyn.config import ConfigError
 from optdyn.driver import Training, drive, run_to_end
-from optdyn.errors import refuse
+from optdyn.errors import refuse, refused_at
 from optdyn.experiment import APIS, Experiment
 from optdyn.meter import Meter
 from optdyn.outputs import history
@@ -120,10 +120,8 @@ def _given(workdir: str, drawn: Params) -> tuple[Params, Json]:
 
     They must have the names, shapes and types of those that are `drawn`.
     """
-    try:
+    with refused_at(f"config.init_from = {workdir!r}", WorkdirError):
         step, found = parameters(Path(workdir))
-    except WorkdirError as error:
-        raise ConfigError(f"config.init_from = {workdir!r}: {error}") from error
 
     def shapes(tree: Params) -> dict[str, str]:
         leaves, _ = jax.tree_util.tree_flatten_with_path(tree)

@@ -17,7 +17,16 @@ from optdyn import (
     strategies,
 )
 from optdyn.data import tokenizers
-from optdyn.errors import ConfigError, meant, one_of, refuse, require, shown
+from optdyn.errors import (
+    ConfigError,
+    meant,
+    one_of,
+    refuse,
+    refused_at,
+    require,
+    require_known,
+    shown,
+)
 from optdyn.experiment import Cluster, Experiment, Pieces
 from optdyn.models.convolution import LOWERINGS
 from optdyn.optimizers import schedules
@@ -68,12 +77,8 @@ def _check_names(config: Experiment) -> None:
 
 
 def _check_model(config: Experiment) -> None:
-    try:
+    with refused_at("config.model", ValueError):
         models.make(config.model, classes=2)
-    except ConfigError:
-        raise
-    except ValueError as error:
-        raise ConfigError(f"config.model: {error}") from error
     losses.loss(config.loss)
     losses.metrics(config.metrics)
 
@@ -86,8 +91,9 @@ def check_cluster(config: Experiment) -> None:
     named_own = zip(methods.name.split("+"), methods.every, strict=True)
     own_keys = {key for name, m in named_own if ":" in name for key in strategies.keys_of(type(m))}
     for key in config.strategy.options:
-        wanted = f"{methods.name!r} has no such key{meant(key, own_keys)}"
-        refuse((key not in own_keys, f"config.strategy.options.{key}: {wanted}"))
+        require_known(
+            key, own_keys, f"config.strategy.options.{key}: {methods.name!r} has no such key"
+        )
     require(
         config,
         "cluster.speeds",
@@ -286,13 +292,9 @@ def _check_optimizer(config: Experiment) -> None:
     )
     for key in config.optimizer.options:
         where = f"config.optimizer.options.{key}:"
-        refuse(
-            (key not in taken, f"{where} {made_by} has no such argument{meant(key, taken)}"),
-            (
-                key in ("learning_rate", "momentum"),
-                f"{where} set config.optimizer.{key} instead",
-            ),
-        )
+        require_known(key, taken, f"{where} {made_by} has no such argument")
+        set_already = key in ("learning_rate", "momentum")
+        refuse((set_already, f"{where} set config.optimizer.{key} instead"))
     _check_chain(config)
     if name in optimizers.OWN:
         simple = [n for n in strategies.built_in() if strategies.chosen(n).simple]

@@ -16,7 +16,7 @@ import optax
 
 from optdyn import models
 from optdyn.costs import Costs, Groups, block_costs, of_groups, of_stages
-from optdyn.errors import ConfigError, refuse
+from optdyn.errors import ConfigError, refuse, refused_at
 from optdyn.experiment import Experiment
 from optdyn.fields import field
 from optdyn.models import base
@@ -125,10 +125,8 @@ class Local(Gradients, MicroBatches):
     def check(self, config: Experiment, methods: Methods) -> None:
         cluster = config.cluster
         blocks = len(models.make(config.model, classes=2)) - 1
-        try:
+        with refused_at("config.strategy", ValueError):
             own = self.over(blocks)
-        except ValueError as error:
-            raise ConfigError(f"config.strategy: {error}") from error
         if methods.read or methods.mix:  # then no device has but a part of the blocks
             return
         refuse(

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from optdyn import lookup
-from optdyn.errors import ConfigError, meant, refuse
+from optdyn.errors import ConfigError, refuse, require_known
 from optdyn.experiment import Cluster, Experiment
 from optdyn.fields import OPTIONS, Options, Value, default_of, like, plain
 from optdyn.fields import check as check_field
@@ -314,8 +314,7 @@ class Chosen:
             held = {each.name: each for each in fields(load(name))}
             for key, value in keys.items():
                 where = f"config.strategy.{name}.{key}"
-                if key not in held:
-                    raise ConfigError(f"{where}: {name} has no such key{meant(key, held)}")
+                require_known(key, held, f"{where}: {name} has no such key")
                 check_field(where, value, held[key])
 
     @cached_property
@@ -351,10 +350,10 @@ class Chosen:
             part, _, rest = key.partition(".")
             if rest:
                 whole[part] = {**whole.get(part, {}), rest: value}
-            elif key in whole or key in built_in():
-                whole[key] = value
             else:
-                raise ConfigError(f"config.strategy has no key {key!r}{meant(key, whole)}")
+                if key not in built_in():
+                    require_known(key, whole, f"config.strategy has no key {key!r}")
+                whole[key] = value
         return self.of(**whole)
 
     def __getstate__(self) -> dict[str, object]:
@@ -396,8 +395,7 @@ def defaults() -> dict[str, object]:
 def _made(keys: Options) -> Mapping[str, Method]:
     """Every built-in method with these values of the keys that it has. Raises `ConfigError`."""
     for key in keys:
-        if key not in usual_keys():
-            raise ConfigError(f"config.strategy.{key}: no such key{meant(key, usual_keys())}")
+        require_known(key, usual_keys(), f"config.strategy.{key}: no such key")
     return {
         name: method(**{k: v for k, v in keys.items() if k in keys_of(method)})
         for name, method in _methods().items()
