@@ -52,6 +52,7 @@ class Arm(NamedTuple):
 
     @property
     def synchronous(self) -> bool:
+        """Whether it is synchronous SGD."""
         return is_synchronous(self.name, self.keys)
 
     def taken(self, seeds: np.ndarray) -> np.ndarray:
@@ -70,6 +71,7 @@ class Measured(NamedTuple):
 
     @property
     def seeds(self) -> int:
+        """How many seeds there are."""
         return self.arms[0].updates.shape[1]
 
     @property

@@ -169,7 +169,7 @@ def _metered(points: Sequence[Point]) -> Section | None:
 
 
 def _workers(points: Sequence[Point]) -> Section | None:
-    """Who computes when, of the runs of fewest and of most groups."""
+    """Charts of who computes when, in the runs of fewest and of most groups."""
     arrangements: dict[int, Point] = {}
     for point in points:
         arrangements.setdefault(int(point.config.get(GROUPS) or 1), point)
