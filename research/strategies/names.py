@@ -44,6 +44,12 @@ TOGETHER: Mapping[str, Mapping[str, Any]] = {
     "streaming_diloco": DILOCO | {"strategy.fragments": 2},
     "lookahead": DILOCO | {"strategy.outer_momentum": 0.0} | ONE_NODE,
     "snoo": DILOCO | ONE_NODE,
+    "noloco": {
+        "strategy.name": "slowmo+gossip",
+        "strategy.graph": "random",
+        "strategy.slow_learning_rate": 0.7,
+        "strategy.slow_momentum": 0.9,
+    },
     "d_psgd": {"strategy.name": "gossip"},
     "sgp push_sum": {"strategy.name": "gossip"} | PUSH_SUM,
     "top_k": COMPRESSED | {"strategy.compression": "top_k"},

@@ -5,7 +5,13 @@
     x     <- (w x + v P theta) / (w + v P)    w, v: weights of a node's own parameters, of each sent
 
 The mixing is w / (w + v P): it is 0 where nodes take over theta, and 1 where they ignore it. In
-between every node makes updates by itself, by any strategy.
+between every node makes updates by itself, by any strategy. A merge that corrects has
+
+    x     <- theta + (x - x(sent))            what a node did meanwhile is kept, whole
+
+in the place of the last line (CO2, LOSCAR-SGD: arXiv 2605.20866); nothing was done where it waits.
+
+Over a graph (`over_graph.py`) the mean is over a node's neighbours, and theta is its own.
 
 As in streaming DiLoCo (arXiv 2501.18512) the rule holds for every fragment of the parameters by
 itself. Each has an outer optimizer of its own and may have its own times of meeting. At most one
@@ -38,8 +44,9 @@ INNER_STATES = ("kept", "averaged", "reset")
 class State(NamedTuple):
     inner: Any  # of this node
     in_flight: Params  # sum_p x_p(sent), in the type it travels in
-    outer: Any = ()  # of each fragment theta and its optimizer's state, the same in all nodes
+    outer: Any = ()  # of each fragment theta and its optimizer's state, the same where all meet
     errors: Any = ()  # of each fragment e and the compression's state, this node's
+    sent: Any = ()  # x(sent), this node's, where merges correct
 
     @property
     def params(self) -> Params:
@@ -53,14 +60,16 @@ def outer(
     messages: Messages | None = None,
     fragments: int = 1,
     inner_state: str = "kept",
+    corrects: bool = False,
 ) -> Strategy:
     """The rule of one device over the axis `node`, around the strategy that a node does by itself.
 
     `event.choice` is a `Meeting`, the same on all nodes but for what is `inner` there. The outer
-    optimizer gets the hyperparameters of `outer` beside those of the event. The order of a step:
+    optimizer gets the hyperparameters of `outer` beside those of the event; `error_decay` is that
+    of what messages left out. The order of a step:
     the node's own update, the sending of its result, the receipt and merge of what was sent
-    `waited` updates before, which is what was just sent if that is 0. `weights(waited)` is (w, v).
-    Raises `ConfigError` with more fragments than leaves.
+    `waited` updates before, which is what was just sent if that is 0. `weights(waited)` is (w, v);
+    a merge that `corrects` has none. Raises `ConfigError` with more fragments than leaves.
 
     Where a node receives, the state of its inner optimizer is `kept`, `averaged` over the nodes
     (numbers that are no floats, such as counts, are the same in all) or `reset`.
@@ -76,7 +85,8 @@ def outer(
     def init(params: Params) -> State:
         nothing = jax.tree.map(jnp.zeros_like, messages.travelling(params))
         theta = tuple((x, rule.init(x)) if rule else () for x in parts(params))
-        return State(inner.init(params), nothing, theta, tuple(map(messages.kept, parts(params))))
+        kept = tuple(map(messages.kept, parts(params)))
+        return State(inner.init(params), nothing, theta, kept, params if corrects else ())
 
     def turns(event: Event) -> tuple[jax.Array, ...]:
         """The `send`, `receive` and `waited` of every fragment."""
@@ -94,7 +104,7 @@ def outer(
         send, receive, waited = turns(event)
         blocking = receive & (waited == 0)
         each = [messages.size(*of) for of in zip(parts(after.params), blocking, strict=True)]
-        sent = jnp.where(send, jnp.stack(each), 0.0).sum()
+        sent = jnp.where(send, jnp.stack(each), 0.0).sum() * _peers(event)
         if inner_state == "averaged":
             sent += jnp.where(receive.any(), size(_floats(after.opt_state)), 0.0)
         info |= {"sent_bytes": sent + info.get("sent_bytes", 0.0)}
@@ -103,9 +113,11 @@ def outer(
     def exchange(state: State, event: Event) -> State:
         """What was just sent is in flight, of the fragments that were."""
         send, receive, waited = turns(event)
+        decay = dict(event.choice.outer).get("error_decay")
+        total = partial(messages.total, to=event.choice.to, decay=decay)
 
         def of(send: jax.Array, before: Params, *own: Any) -> tuple[Params, Any]:
-            return lax.cond(send, messages.total, lambda x, theta, kept, _: (before, kept), *own)
+            return lax.cond(send, total, lambda x, theta, kept, _: (before, kept), *own)
 
         x, present = state.params, event.choice.present
         if present is not None:
@@ -114,7 +126,15 @@ def outer(
         own = parts(x), state.outer, state.errors, receive & (waited == 0)
         sent = map(of, send, parts(state.in_flight), *own)
         in_flight, errors = zip(*sent, strict=True)
-        return state._replace(in_flight=join(in_flight), errors=errors)
+        state = state._replace(in_flight=join(in_flight), errors=errors)
+        if not corrects:
+            return state
+        ours = parts(state.sent), parts(state.params)
+        newest = [
+            jax.tree.map(partial(jnp.where, now), new, old)
+            for now, old, new in zip(send, *ours, strict=True)
+        ]
+        return state._replace(sent=join(newest))
 
     def merge(state: State, event: Event, before: Params) -> State:
         """Merges the fragments received; `before`: what was in flight before this update."""
@@ -125,7 +145,8 @@ def outer(
             return lax.cond(receive, partial(merged, hyper), lambda x, theta, *_: (x, theta), *own)
 
         after = state.inner
-        own = parts(after.params), state.outer, parts(before), parts(state.in_flight), waited
+        sent = parts(state.sent) if corrects else ((),) * fragments
+        own = parts(after.params), state.outer, parts(before), parts(state.in_flight), waited, sent
         x, theta = zip(*map(of, receive, *own), strict=True)
         if inner_state != "kept":
             after = after._replace(
@@ -134,7 +155,13 @@ def outer(
         return state._replace(inner=after.moved_to(join(x)), outer=theta)
 
     def merged(
-        hyper: dict[str, Any], x: Params, theta: Any, before: Params, now: Params, waited: jax.Array
+        hyper: dict[str, Any],
+        x: Params,
+        theta: Any,
+        before: Params,
+        now: Params,
+        waited: jax.Array,
+        sent: Params,
     ) -> tuple[Params, Any]:
         """The rule, of a fragment: what the node's parameters and theta become."""
         nodes = lax.axis_size("node")
@@ -150,10 +177,15 @@ def outer(
             center = optax.apply_updates(center, updates)
             theta, arrived = (center, opt_state), jax.tree.map(lambda leaf: nodes * leaf, center)
 
+        def corrected(x: jax.Array, total: jax.Array, sent: jax.Array) -> jax.Array:
+            return total / nodes + (x - sent)
+
         def mixed(x: jax.Array, total: jax.Array) -> jax.Array:
             w, v = (jnp.asarray(weight, x.dtype) for weight in weights(waited))
             return (w * x + v * total) / (w + v * nodes)
 
+        if corrects:
+            return jax.tree.map(corrected, x, arrived, sent), theta
         return jax.tree.map(mixed, x, arrived), theta
 
     def settled(after: Any) -> Any:
@@ -173,10 +205,18 @@ def outer(
         in_flight[fragment] = tree_of(total.astype(vector.dtype))
         return state._replace(in_flight=join(in_flight))
 
-    alone = not messages.compression and inner_state != "averaged"
+    alone = not (messages.compression or corrects or inner_state == "averaged")
     carried = lambda state, event: merge(state, event, state.in_flight)  # noqa: E731
     apart = Apart(update, message, landed, carried, fragments) if alone else None
     return Strategy(init, step, apart)
+
+
+def _peers(event: Event) -> Any:
+    """How many messages a node sends: one to all, or one to each of its neighbours."""
+    if event.choice.to is None:
+        return 1
+    node = lax.axis_index("node")
+    return (event.choice.to[node] != node).sum().astype(jnp.float32)
 
 
 def _is_float(leaf: jax.Array) -> bool:
