@@ -13,7 +13,16 @@ _OPTIMIZERS = ("adam", "adamw", "sgd")
 _VALUES = ("Cluster", "Data", "Law", "Model", "Optimizer", "Parallel", "Probes")
 _METHODS = (
     *("ad_psgd", "async_local_sgd", "asynchronous", "buffered", "daso", "diloco"),
-    *("dynamic_batch", "elastic", "gossip", "local", "model_averaging", "ringmaster", "slowmo"),
+    *(
+        "dynamic_batch",
+        "eager",
+        "elastic",
+        "gossip",
+        "local",
+        "model_averaging",
+        "ringmaster",
+        "slowmo",
+    ),
     *("sparseloco", "stale_pipeline", "sync"),
 )
 __all__ = [*_OURS, *_LAWS, *_OPTIMIZERS, *_VALUES, *_METHODS]

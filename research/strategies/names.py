@@ -42,6 +42,7 @@ TOGETHER: Mapping[str, Mapping[str, Any]] = {
     "local_sgd fedavg": AVERAGING,
     "post_local_sgd": AVERAGING | {"strategy.synchronous_updates": 100},
     "streaming_diloco": DILOCO | {"strategy.fragments": 2},
+    "co2": DILOCO | {"strategy.delay": 4, "strategy.merging": "correct"},
     "lookahead": DILOCO | {"strategy.outer_momentum": 0.0} | ONE_NODE,
     "snoo": DILOCO | ONE_NODE,
     "noloco": {

@@ -168,6 +168,11 @@ METHODS = {
         DASO | {"strategy.name": "sparseloco", "strategy.compression_share": 0.1},
         ("shard_map",),
     ),
+    "eager": (DASO | {"strategy.name": "eager"}, ("shard_map",)),
+    "correct": (
+        DASO | STREAMING | {"strategy.mixing": 0.0, "strategy.merging": "correct"},
+        ("shard_map",),
+    ),
     # A number between two levels that the last bit turns is another level: few meetings.
     "E3M0": (
         DASO | {"strategy.name": "diloco", "strategy.compression_bits": 4, "steps": 24},

@@ -350,6 +350,26 @@ def largest(v, share):
     return kept.reshape(v.shape)
 
 
+class Eager(Diloco):
+    """G_i = (D_i + sum_{j != i} D_j of the meeting before) / P; each node its own outer step"""
+
+    def start(self, params):
+        self.own = [Diloco([node], self.keys) for node in self.nodes]
+        self.past = [zeros(params) for _ in self.nodes]
+
+    def exchange(self, choice, hyper):
+        if not np.all(choice.send):
+            return
+        count = len(self.nodes)
+        gaps = [minus(own.theta, x) for own, x in zip(self.own, self.params, strict=True)]
+        for i, node in enumerate(self.nodes):
+            others = [self.past[j] for j in range(count) if j != i]
+            own = self.own[i]
+            own.theta = own.outer(mean([gaps[i], *others]), hyper)
+            node.move(own.theta)
+        self.past = gaps
+
+
 class Daso(Nodes):
     """x <- (2 S x + sum_p x_p(sent)) / (2 S + P), S batches after the sending"""
 
@@ -423,6 +443,7 @@ MIXES = {
     "diloco": Diloco,
     "slowmo": SlowMo,
     "sparseloco": SparseLoco,
+    "eager": Eager,
     "gossip": Gossip,
 }
 JOINED = {"model_averaging": OverGraph, "diloco": DilocoOverGraph, "slowmo": SlowMoOverGraph}
