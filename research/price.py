@@ -499,7 +499,7 @@ def _meeting_bytes(config: Experiment, shapes: Shapes, choice: Meeting) -> tuple
     if isinstance(mix, ModelAveraging):
         setting = _setting(config, shapes)
         sent = float((send @ np.array(meetings.message_bytes(mix, setting))).mean())
-        return sent, float(receive.any(axis=1).mean()) * meetings.state_bytes(mix, setting)
+        return sent, meetings.state_bytes(mix, setting, choice)
     if choice.to is not None:  # over a graph
         return _gossiped(choice, shapes.bytes * send), 0.0
     blocking = receive & (np.asarray(choice.waited).reshape(send.shape) == 0)

@@ -28,7 +28,7 @@ from optdyn.strategies.method import Methods, Mixes, Setting
 from optdyn.strategies.outer import INNER_STATES, outer
 from optdyn.strategies.quantized import WHOLE
 from optdyn.strategies.shared_fields import FRACTION, Periodic
-from optdyn.timeline.base import Timeline
+from optdyn.timeline.base import Meeting, Timeline
 from optdyn.timeline.service import DRAWN
 from optdyn.values import ConfigError
 
@@ -135,9 +135,18 @@ class ModelAveraging(Mixes, Periodic):
             self.outer(),
             Messages(compression=self.compressed(), senders=senders),
             fragments=self.fragments,
-            inner_state=self.inner_state,
+            inner_state=self.state_where_met,
             corrects=self.merging == "correct",
         )
+
+    @property
+    def state_where_met(self) -> str:
+        """What a node's optimizer is where it receives."""
+        return self.inner_state
+
+    def states(self, meeting: Meeting) -> np.ndarray | None:
+        """(steps, 2) whether first and second moments are averaged; None: at every meeting."""
+        return None
 
     def outer(self) -> optax.GradientTransformation | None:
         """The optimizer of the outer step; None is the mean."""
@@ -174,7 +183,7 @@ class ModelAveraging(Mixes, Periodic):
         more += ["merging"] * (self.merging == "correct")
         more += ["compression_bits"] * (self.compression_bits != WHOLE)
         more += ["fragments"] * (self.fragments > 1)
-        more += ["inner_state"] * (self.inner_state == "averaged")
+        more += ["inner_state"] * (self.state_where_met == "averaged")
         if more or config.parallel.api == "overlap":
             which = f"strategy.{more[0]}" if more else "parallel.api"
             raise ConfigError(
@@ -190,7 +199,7 @@ class ModelAveraging(Mixes, Periodic):
             return f"sends numbers of config.strategy.compression_bits = {self.compression_bits}"
         if self.merging == "correct":
             return "keeps what nodes did meanwhile (config.strategy.merging = 'correct')"
-        if self.inner_state == "averaged":
+        if self.state_where_met == "averaged":
             return "averages its optimizers' states too (config.strategy.inner_state = 'averaged')"
         return ""
 

@@ -40,6 +40,7 @@ TOGETHER: Mapping[str, Mapping[str, Any]] = {
     "easgd eamsgd": {"strategy.name": "elastic"},
     "delayed_nesterov": {"strategy.name": "async_local_sgd"},
     "local_sgd fedavg": AVERAGING,
+    "local_adam": AVERAGING | {"optimizer.name": "adam", "strategy.inner_state": "averaged"},
     "post_local_sgd": AVERAGING | {"strategy.synchronous_updates": 100},
     "streaming_diloco": DILOCO | {"strategy.fragments": 2},
     "co2": DILOCO | {"strategy.delay": 4, "strategy.merging": "correct"},

@@ -72,7 +72,8 @@ def outer(
     a merge that `corrects` has none. Raises `ConfigError` with more fragments than leaves.
 
     Where a node receives, the state of its inner optimizer is `kept`, `averaged` over the nodes
-    (numbers that are no floats, such as counts, are the same in all) or `reset`.
+    (numbers that are no floats, such as counts, are the same in all) or `reset`. With the `states`
+    of the event first and second moments are averaged where these say so (`des_loc.py`).
     """
     messages = messages or Messages()
     if messages.compression and not optimizer:  # theta is what messages are differences from
@@ -94,6 +95,13 @@ def outer(
         each = choice.send, choice.receive, choice.waited
         return tuple(jnp.broadcast_to(turn, fragments) for turn in each)
 
+    def averages(event: Event) -> tuple[jax.Array, jax.Array]:
+        """Whether first and second moments are averaged after this update."""
+        receives, states = turns(event)[1].any(), event.choice.states
+        if states is None:
+            return receives, receives
+        return receives & states[0], receives & states[1]
+
     def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
         after, info = update(state, event, batch)
         return merge(exchange(after, event), event, state.in_flight), info
@@ -106,7 +114,8 @@ def outer(
         each = [messages.size(*of) for of in zip(parts(after.params), blocking, strict=True)]
         sent = jnp.where(send, jnp.stack(each), 0.0).sum() * _peers(event)
         if inner_state == "averaged":
-            sent += jnp.where(receive.any(), size(_floats(after.opt_state)), 0.0)
+            for now, own in zip(averages(event), moments(after.opt_state), strict=True):
+                sent += jnp.where(now, size(own), 0.0)
         info |= {"sent_bytes": sent + info.get("sent_bytes", 0.0)}
         return state._replace(inner=after), info
 
@@ -148,7 +157,9 @@ def outer(
         sent = parts(state.sent) if corrects else ((),) * fragments
         own = parts(after.params), state.outer, parts(before), parts(state.in_flight), waited, sent
         x, theta = zip(*map(of, receive, *own), strict=True)
-        if inner_state != "kept":
+        if inner_state == "averaged" and event.choice.states is not None:
+            after = after._replace(opt_state=apart_averaged(after.opt_state, averages(event)))
+        elif inner_state != "kept":
             after = after._replace(
                 opt_state=lax.cond(receive.any(), settled, lambda after: after.opt_state, after)
             )
@@ -195,6 +206,21 @@ def outer(
         means = iter(over_nodes(messages.senders).mean(_floats(after.opt_state)))
         return jax.tree.map(lambda leaf: next(means) if _is_float(leaf) else leaf, after.opt_state)
 
+    def apart_averaged(opt_state: Any, now: tuple[jax.Array, jax.Array]) -> Any:
+        """The state with means of the moments whose turn it is."""
+        mean = over_nodes(messages.senders).mean
+        first, second = (
+            iter(lax.cond(turn, mean, lambda own: own, own) if own else ())
+            for turn, own in zip(now, moments(opt_state), strict=True)
+        )
+
+        def of(path: Any, leaf: jax.Array) -> jax.Array:
+            if not _is_float(leaf):
+                return leaf
+            return next(second if _is_second(path) else first)
+
+        return jax.tree_util.tree_map_with_path(of, opt_state)
+
     def message(state: State, fragment: int, blocking: bool) -> jax.Array:
         vector, _ = ravel_pytree(messages.travelling(parts(state.params)[fragment], blocking))
         return vector
@@ -217,6 +243,18 @@ def _peers(event: Event) -> Any:
         return 1
     node = lax.axis_index("node")
     return (event.choice.to[node] != node).sum().astype(jnp.float32)
+
+
+def moments(opt_state: Any) -> tuple[list[jax.Array], list[jax.Array]]:
+    """Floats of an optimizer's state: optax's `nu`, means of squares, are second; others first."""
+    leaves = jax.tree_util.tree_leaves_with_path(opt_state)
+    floats = [(_is_second(path), leaf) for path, leaf in leaves if _is_float(leaf)]
+    first, second = ([leaf for is_second, leaf in floats if is_second == kind] for kind in (0, 1))
+    return first, second
+
+
+def _is_second(path: Any) -> bool:
+    return any(getattr(key, "name", "") == "nu" for key in path)
 
 
 def _is_float(leaf: jax.Array) -> bool:

@@ -53,6 +53,7 @@ class Meeting(NamedTuple):
     inner: Any = ()  # what is decided for each node, (nodes, ...)
     present: Any = None  # (nodes,) float32, by how much what each sends is multiplied, P in sum
     outer: Any = ()  # hyperparameters of the outer optimizer by name, float32
+    states: Any = None  # (2,) bool, whether first and second moments are averaged, if not always
     to: Any = None  # (nodes, k) int32, whom each sends to, itself first, where it is not all
 
 

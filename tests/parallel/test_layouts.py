@@ -168,6 +168,10 @@ METHODS = {
         DASO | {"strategy.name": "sparseloco", "strategy.compression_share": 0.1},
         ("shard_map",),
     ),
+    "des_loc": (
+        DASO | {"strategy.name": "des_loc", "strategy.second_moment_meetings": 2},
+        ("shard_map",),
+    ),
     "eager": (DASO | {"strategy.name": "eager"}, ("shard_map",)),
     "correct": (
         DASO | STREAMING | {"strategy.mixing": 0.0, "strategy.merging": "correct"},

@@ -301,6 +301,29 @@ class Averaging(Nodes):
         return minus(self.theta, gap)
 
 
+class DesLoc(Averaging):
+    """Parameters at every meeting, and heavy ball's velocities, first moments, at every so many."""
+
+    def start(self, params):
+        self.meetings = 0
+
+    def exchange(self, choice, hyper):
+        super().exchange(choice, hyper)
+        self.meetings += bool(np.all(choice.receive))
+        if np.all(choice.receive) and self.meetings % self.keys["first_moment_meetings"] == 0:
+            average([node.rule for node in self.nodes if hasattr(node, "rule")])
+            for rules in zip(*(getattr(node, "rules", ()) for node in self.nodes), strict=True):
+                average(rules)
+
+
+def average(rules):
+    """The mean of optimizers' velocities, in all of them."""
+    if rules:
+        met = mean([rule.v for rule in rules])
+        for rule in rules:
+            rule.v = met
+
+
 class Diloco(Averaging):
     """m <- mu m + D; theta <- theta - eta (D + mu m)"""
 
@@ -442,6 +465,7 @@ MIXES = {
     "model_averaging": Averaging,
     "diloco": Diloco,
     "slowmo": SlowMo,
+    "des_loc": DesLoc,
     "sparseloco": SparseLoco,
     "eager": Eager,
     "gossip": Gossip,

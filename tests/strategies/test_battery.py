@@ -69,6 +69,7 @@ CASES = {
         {**ONE, "strategy.outer_learning_rate": 1.0, "strategy.outer_momentum": 0.0},
         like="model_averaging",
     ),
+    "des_loc": Case({"strategy.period": 2}, ONE, like="model_averaging"),
     "slowmo": Case(
         {"strategy.period": 3}, {**ONE, "strategy.slow_momentum": 0.0}, like="model_averaging"
     ),

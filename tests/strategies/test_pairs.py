@@ -32,6 +32,7 @@ VALUES = {
     "strategy.slow_momentum": 0.3,
     "strategy.compression_share": 0.4,  # no two numbers are equal where it cuts
     "strategy.error_decay": 0.9,
+    "strategy.first_moment_meetings": 2,
     "strategy.waiting": "k_batch_async",
     "strategy.arrivals": 3,
     "strategy.delay_bound": 2,
