@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from optdyn.errors import meant
 from optdyn.launch import sources
-from optdyn.likeness import meant
 
 Listed = Mapping[str, str]  # name: what it is, in a line
 
@@ -40,7 +40,7 @@ def keys() -> Listed:
 
 def registered(kind: str) -> Listed:
     """What can be chosen by name in a config."""
-    from optdyn.listed import listed  # here, for it takes long
+    from optdyn.registries import listed  # here, for it takes long
 
     return listed(kind)
 

@@ -27,10 +27,10 @@ from optdyn import processes
 from optdyn.analysis import figures, scoreboard
 from optdyn.analysis.tables import replace
 from optdyn.configs import papers as claims
+from optdyn.errors import meant
 from optdyn.evidence.claim import WORDS, Verdict
 from optdyn.evidence.study import Study
 from optdyn.launch import app, interruptible
-from optdyn.likeness import meant
 from optdyn.outputs.files import DiskFull, WorkdirError, permitted, read_json, write_json, writing
 from optdyn.outputs.hold import held, writable
 
@@ -53,16 +53,15 @@ def load(name: str) -> ModuleType:
     return importlib.import_module(f"{claims.__name__}.{name}")
 
 
-def study_of(workdir: Path, scale: str, seed: int, processes: int = 0) -> Study:
-    """The study of a scoreboard; seeds of different `seed` have nothing in common."""
-    choose, report = SCALES[scale]
+def study_of(workdir: Path, scale: str, seed: int, name: str) -> Study:
+    """The study of a claim; seeds of different `seed` have nothing in common."""
+    choose, report = getattr(load(name), "SEEDS", SCALES)[scale]
     first = BETWEEN * seed
     return Study(
         workdir,
         scale,
         range(first + 500, first + 500 + choose),
         range(first, first + report),
-        processes,
     )
 
 
@@ -107,14 +106,14 @@ def committed(file: Path) -> str:
 def run(workdir: Path, chosen: Sequence[str], scale: str, seed: int) -> dict[str, Any]:
     """The scoreboard with the chosen claims judged; those that are in it already stay."""
     board = opened(workdir, scale, seed)
-    with study_of(workdir, scale, seed) as study:
-        for name in chosen:
-            if name not in board["claims"]:
-                print(f"{name}: {load(name).CLAIM.sentence}", file=sys.stderr, flush=True)
+    for name in chosen:
+        if name not in board["claims"]:
+            print(f"{name}: {load(name).CLAIM.sentence}", file=sys.stderr, flush=True)
+            with study_of(workdir, scale, seed, name) as study:
                 board["claims"][name] = judge(name, study)
-                row = board["claims"][name]
-                print(f"  {row['verdict']}: {row['by']}", file=sys.stderr, flush=True)
-            write_json(workdir / "scoreboard.json", board)
+            row = board["claims"][name]
+            print(f"  {row['verdict']}: {row['by']}", file=sys.stderr, flush=True)
+        write_json(workdir / "scoreboard.json", board)
     ordered = [board["claims"][name] for name in names() if name in board["claims"]]
     replace(workdir / "scoreboard.html", scoreboard.html(workdir, ordered))
     replace(workdir / "scoreboard.md", scoreboard.markdown(ordered))

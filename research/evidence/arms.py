@@ -147,7 +147,12 @@ def at(config: Experiment, point: Point, seed: int) -> Experiment:
 
 
 def tuned(
-    study: Study, arm: Arm, target: float, clock: str = "updates", ends: str = "updates"
+    study: Study,
+    arm: Arm,
+    target: float,
+    clock: str = "updates",
+    ends: str = "updates",
+    near: Tuned | None = None,
 ) -> Tuned:
     """The setting with the least cost to a training loss of `target`, on the seeds that choose.
 
@@ -155,12 +160,22 @@ def tuned(
     with trials that are longer, up to the steps of the config. They end after `SLACK` times the
     updates that the best so far took. Where some settings take longer for an update than others,
     `ends` = 'seconds': the search then goes on from there with trials that end by those.
+
+    What was tuned by updates to the same target at another batch or period is `near`: the search
+    starts from there and from there only, with trials of `LONGER` times the updates it took.
     """
-    search = Search(study, arm, target, clock, "updates")
+    search, costs = Search(study, arm, target, clock, "updates"), dict[Rungs, Cost]()
+    if near is not None:
+        best = tuple(near.rungs[key] for key in arm.ladders)
+        budget = min(LONGER * near.cost, arm.config.steps)
+        best = _climb(search, best, costs, budget)
+        if math.isinf(costs[best].time):
+            return _found(search, best, costs, {})
+        return _found(search, *_decided(search, best, costs, budget))
     best = tuple(arm.start[key] for key in arm.ladders)
     budget = max(arm.config.steps / LONGER**ROUNDS, 1.0)
     while True:
-        costs: dict[Rungs, Cost] = {}
+        costs = {}
         best = _climb(search, best, costs, budget)
         if math.isfinite(costs[best].time) or budget >= arm.config.steps:
             break
@@ -185,7 +200,7 @@ def reported(study: Study, arm: Arm, setting: Point, target: float) -> list[Curv
 def _climb(search: Search, best: Rungs, costs: dict[Rungs, Cost], budget: float) -> Rungs:
     """From `best` to a setting with no better neighbour, by trials of `budget`; `costs` grow."""
     for _ in range(MOVES):
-        for wanted in ([best], _beside(best), _diagonal(best)):
+        for wanted in ([best], beside(best), diagonal(best)):
             _look(search, wanted, costs, budget)
             least = min(wanted, key=costs.__getitem__, default=best)
             here = costs[best]
@@ -239,18 +254,18 @@ def _decided(
                 break
             near, n = near[: max(math.ceil(len(near) / 2), 2)], min(2 * n, len(seeds))
         best = near[0]
-        if all(rungs in costs for rungs in (*_beside(best), *_diagonal(best))):
+        if all(rungs in costs for rungs in (*beside(best), *diagonal(best))):
             break
-        _look(search, (*_beside(best), *_diagonal(best)), costs, budget)
+        _look(search, (*beside(best), *diagonal(best)), costs, budget)
     return best, costs, times
 
 
-def _beside(rungs: Rungs) -> list[Rungs]:
+def beside(rungs: Rungs) -> list[Rungs]:
     """The settings one rung away on one ladder, below and above."""
     return [_moved(rungs, {k: by}) for k in range(len(rungs)) for by in (-1, 1)]
 
 
-def _diagonal(rungs: Rungs) -> list[Rungs]:
+def diagonal(rungs: Rungs) -> list[Rungs]:
     """The settings one rung away on two ladders."""
     pairs = combinations(range(len(rungs)), 2)
     return [
@@ -285,9 +300,9 @@ def _found(
         n = min(len(times[rungs]), len(own))
         return float(np.median(times[rungs][:n]) / np.median(own[:n]))
 
-    around = [rungs for rungs in (*_beside(best), *_diagonal(best)) if rungs in costs]
+    around = [rungs for rungs in (*beside(best), *diagonal(best)) if rungs in costs]
     interior = math.isfinite(costs[best].time) and all(over(r) >= 1 / WORSE for r in around)
-    beside = [costs[r].time if r in costs else math.nan for r in _beside(best)]
+    next_to = [costs[r].time if r in costs else math.nan for r in beside(best)]
     alike = [best]
     for rungs, taken in times.items():
         n = min(len(taken), len(own))
@@ -297,7 +312,7 @@ def _found(
         point(arm, best),
         dict(zip(arm.ladders, best, strict=True)),
         float(np.median(own)),
-        {key: beside[2 * k : 2 * k + 2] for k, key in enumerate(arm.ladders)},
+        {key: next_to[2 * k : 2 * k + 2] for k, key in enumerate(arm.ladders)},
         interior,
         [(list(rungs), cost.time) for rungs, cost in costs.items()],
         {key: _span(arm.ladders[key], [r[k] for r in alike]) for k, key in enumerate(arm.ladders)},

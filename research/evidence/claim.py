@@ -6,6 +6,7 @@ Each is a file of `configs/papers/` with
     measure(study)     the runs, all through the study; returns JSON values
     verdict(result)    the rule as code, a pure function, committed before the run that counts
     picture(result, figure)  on a matplotlib figure
+    SEEDS              {scale: how many seeds choose and report}, if not those of all claims
     LONG               True if it takes hours, so that it is judged only where it is named
 """
 

@@ -1,10 +1,16 @@
-"""Ratios of two ways of training with an interval, and the words that follow it."""
+"""Ratios of two ways of training with an interval, and the words that follow it.
+
+Where many ratios are judged at once some intervals exclude 1 by chance alone. `holm` corrects for
+that: if all ratios are 1, any corrected chance is below 0.05 in at most 5 % of studies.
+"""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 DRAWS = 4000  # of seeds, with replacement
+CHANCES = 40_000  # the same of a chance, which has to be known far into the tails
 
 
 def ratio(a: Sequence[float], b: Sequence[float]) -> tuple[float, float, float]:
@@ -14,12 +20,50 @@ def ratio(a: Sequence[float], b: Sequence[float]) -> tuple[float, float, float]:
     or, where both are, NaN; such a draw counts as the least at the lower end, and as the most at
     the upper one.
     """
-    above, below = np.asarray(a, float), np.asarray(b, float)
-    drawn = np.random.default_rng(0).integers(len(above), size=(DRAWS, len(above)))
-    with np.errstate(invalid="ignore", divide="ignore"):
-        every = np.median(above[drawn], axis=1) / np.median(below[drawn], axis=1)
-        whole = float(np.median(above) / np.median(below))
+    every, whole = _drawn(a, b, DRAWS), float(_over(np.median(a), np.median(b)))
     return whole, _end(every, 0.025, 0.0), _end(every, 0.975, np.inf)
+
+
+def chance(a: Sequence[float], b: Sequence[float]) -> float:
+    """The two-sided p-value of a ratio of 1: the least share that an interval leaves out with 1.
+
+    It is twice the share of draws of `ratio` that lie on the other side of 1, or at 1. A draw that
+    is NaN lies on both sides, and one draw that does is added, so that no chance is 0.
+    """
+    every = _drawn(a, b, CHANCES)
+    beyond = min((~(every > 1)).sum(), (~(every < 1)).sum())
+    return float(min(2 * (beyond + 1) / (CHANCES + 1), 1.0))
+
+
+def share(
+    usual: Sequence[float], best: Sequence[float], other: Sequence[float]
+) -> tuple[float, float, float]:
+    """How much of the gain of `other` over `usual` is that of `best` over it, and its interval.
+
+    Gains multiply, so they are logarithms of ratios of medians: 1/2 where `best` is half-way. The
+    same seeds are in all three. Where a draw has no gain to share it counts as in `ratio`.
+    """
+
+    def part(best: np.ndarray, other: np.ndarray) -> np.ndarray:
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.where(other < 1, np.log(best) / np.log(other), np.nan)
+
+    every = part(_drawn(best, usual, DRAWS), _drawn(other, usual, DRAWS))
+    middle = np.median(usual)
+    whole = float(part(_over(np.median(best), middle), _over(np.median(other), middle)))
+    return whole, _end(every, 0.025, -np.inf), _end(every, 0.975, np.inf)
+
+
+def holm(chances: Sequence[float]) -> list[float]:
+    """The p-values corrected for how many there are (Holm, Scand. J. Statist. 6, 1979).
+
+    The least of n is multiplied by n, the next by n - 1, and none may be below one before it.
+    """
+    given = np.asarray(chances, float)
+    order = np.argsort(given)
+    found = np.empty(len(given))
+    found[order] = np.maximum.accumulate(given[order] * np.arange(len(given), 0, -1))
+    return np.minimum(found, 1.0).tolist()
 
 
 def spread(values: Sequence[float]) -> tuple[float, float, float]:
@@ -39,6 +83,18 @@ def words(found: Sequence[float], less: str = "less", more: str = "more") -> str
     if low > 1:
         return more
     return less if high < 1 else "no difference seen"
+
+
+def _drawn(a: Sequence[float], b: Sequence[float], draws: int) -> np.ndarray:
+    """(draws,) ratios of medians, of seeds drawn in pairs with replacement, the same every time."""
+    above, below = np.asarray(a, float), np.asarray(b, float)
+    drawn = np.random.default_rng(0).integers(len(above), size=(draws, len(above)))
+    return _over(np.median(above[drawn], axis=1), np.median(below[drawn], axis=1))
+
+
+def _over(above: Any, below: Any) -> np.ndarray:
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(above / below)
 
 
 def _end(every: np.ndarray, q: float, nan: float) -> float:

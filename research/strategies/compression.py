@@ -13,14 +13,14 @@ every node's message goes to all others.
 from collections.abc import Callable
 from functools import partial
 from math import ceil
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from optdyn.strategies.messages import Compression, Nodes, Tree
+from optdyn.strategies.messages import Compression, Nodes
 from optdyn.strategies.powersgd import powersgd
 from optdyn.strategies.quantized import WHOLE, Numbers, numbers
+from optdyn.trees import State, Tree
 
 NAMES = ("", "bfloat16", "top_k", "sign", "powersgd")
 OF_BITS = ("", "top_k")  # those that send numbers, which may be of fewer bits
@@ -42,7 +42,7 @@ def make(
 
 
 def bfloat16() -> Compression:
-    def apply(nodes: Nodes, tree: Tree, state: Any) -> tuple[Tree, Tree, Any]:
+    def apply(nodes: Nodes, tree: Tree, state: State) -> tuple[Tree, Tree, Tree]:
         short = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), tree)
         mean, own = (
             jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), each, tree)
@@ -56,7 +56,7 @@ def bfloat16() -> Compression:
 def quantized(sent: Numbers) -> Compression:
     """All numbers of each array."""
 
-    def decode(code: Any, like: jax.Array) -> jax.Array:
+    def decode(code: Tree, like: jax.Array) -> jax.Array:
         return sent.decode(code, like.size).astype(like.dtype).reshape(like.shape)
 
     return _coded(lambda leaf: sent.encode(leaf.reshape(-1)), decode, sent.bytes)
@@ -68,12 +68,12 @@ def top_k(share: float, sent: Numbers) -> Compression:
     def kept(size: int) -> int:
         return ceil(share * size)
 
-    def encode(leaf: jax.Array) -> tuple[Any, jax.Array]:
+    def encode(leaf: jax.Array) -> tuple[Tree, jax.Array]:
         flat = leaf.reshape(-1)
         _, where = jax.lax.top_k(jnp.abs(flat), kept(leaf.size))
         return sent.encode(flat[where]), where.astype(jnp.int32)
 
-    def decode(code: tuple[Any, jax.Array], like: jax.Array) -> jax.Array:
+    def decode(code: tuple[Tree, jax.Array], like: jax.Array) -> jax.Array:
         values, where = code
         found = sent.decode(values, kept(like.size)).astype(like.dtype)
         return jnp.zeros(like.size, like.dtype).at[where].set(found).reshape(like.shape)
@@ -96,11 +96,11 @@ def sign() -> Compression:
 
 
 def _coded(
-    encode: Callable[..., Any], decode: Callable[..., jax.Array], size: Callable[[int], int]
+    encode: Callable[..., Tree], decode: Callable[..., jax.Array], size: Callable[[int], int]
 ) -> Compression:
     """Codes, one an array, that go to all nodes."""
 
-    def apply(nodes: Nodes, tree: Tree, state: Any) -> tuple[Tree, Tree, Any]:
+    def apply(nodes: Nodes, tree: Tree, state: State) -> tuple[Tree, Tree, Tree]:
         leaves, tree_of = jax.tree.flatten(tree)
         codes = [encode(leaf) for leaf in leaves]
         mean: list[jax.Array] = []

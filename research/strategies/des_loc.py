@@ -10,16 +10,15 @@ and all other floats of its state are u. With K_u = K_v = K_x it is model averag
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from optdyn.errors import ConfigError
 from optdyn.experiment import Experiment
 from optdyn.fields import field
 from optdyn.strategies.method import Methods
 from optdyn.strategies.model_averaging import ModelAveraging
 from optdyn.timeline.base import Meeting
-from optdyn.values import ConfigError
 
 
 @dataclass(frozen=True)
@@ -37,9 +36,9 @@ class DesLoc(ModelAveraging):
     def state_where_met(self) -> str:
         return "averaged"
 
-    def states(self, meeting: Meeting) -> Any:
+    def states(self, meeting: Meeting) -> np.ndarray:
         """Every so many meetings; after the last update, which is for the log, none besides."""
-        count = meeting.receive.any(axis=1).cumsum()[:, None]
+        count = np.asarray(meeting.receive).any(axis=1).cumsum()[:, None]
         return count % np.array([self.first_moment_meetings, self.second_moment_meetings]) == 0
 
     def check(self, config: Experiment, methods: Methods) -> None:

@@ -8,11 +8,11 @@
 
 A node's own way counts at once, that of the others when it is there; at the first meeting these
 have sent nothing yet. So an all-reduce has H updates of time, and nodes are never quite equal. With
-one node it is DiLoCo's, Lookahead's with mu = 0.
+one node it is DiLoCo's rule, and with mu = 0 Lookahead's.
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,9 +22,9 @@ from jax import lax
 
 from optdyn.experiment import Experiment
 from optdyn.strategies import nodes
-from optdyn.strategies.base import Batch, Event, Info, Params, Strategy
+from optdyn.strategies.averaging_clock import turns
+from optdyn.strategies.base import Batch, Event, Info, Rule
 from optdyn.strategies.diloco import nesterov
-from optdyn.strategies.meetings import turns
 from optdyn.strategies.messages import over_nodes, own_event, size
 from optdyn.strategies.method import Methods, Mixes, Setting
 from optdyn.strategies.shared_fields import OuterMomentum, Periodic
@@ -33,12 +33,13 @@ from optdyn.timeline.daso import timeline
 from optdyn.timeline.network import between_nodes, broadcast
 from optdyn.timeline.nodes import Within
 from optdyn.timeline.service import DRAWN
+from optdyn.trees import Params, Tree
 
 
 class State(NamedTuple):
-    inner: Any  # of this node
+    inner: Tree  # of this node
     theta: Params
-    outer: Any  # the outer optimizer's
+    outer: Tree  # the outer optimizer's
     others: Params  # sum_{j != i} D_j, of the last meeting
 
     @property
@@ -47,8 +48,8 @@ class State(NamedTuple):
 
 
 def eager(
-    inner: Strategy, rule: optax.GradientTransformationExtraArgs, senders: str | None = None
-) -> Strategy:
+    inner: Rule, rule: optax.GradientTransformationExtraArgs, senders: str | None = None
+) -> Rule:
     """The rule of one device over the axis `node`; `event.choice` is a `Meeting`."""
 
     def init(params: Params) -> State:
@@ -66,15 +67,14 @@ def eager(
             gap = jax.tree.map(lambda d, rest: (d + rest) / count, own, state.others)
             updates, outer = rule.update(gap, state.outer, state.theta, **hyper)
             theta = optax.apply_updates(state.theta, updates)
-            every = over_nodes(senders).sums(own)
-            others = jax.tree.map(jnp.subtract, every, own)
+            others = jax.tree.map(jnp.subtract, over_nodes(senders).sums(own), own)
             return State(state.inner.moved_to(theta), theta, outer, others)
 
         state = lax.cond(send, met, lambda state: state, state._replace(inner=after))
         sent = jnp.where(send, size(state.theta), 0.0)
         return state, info | {"sent_bytes": sent + info.get("sent_bytes", 0.0)}
 
-    return Strategy(init, step)
+    return Rule(init, step)
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Eager(Mixes, Periodic, OuterMomentum):
     cluster = ("overlap", "speeds", "latencies", "bandwidths", "regions")
     info = ("sent_bytes",)
 
-    def mix(self, inner: Strategy, senders: str | None = None) -> Strategy:
+    def mix(self, inner: Rule, senders: str | None = None) -> Rule:
         return eager(inner, nesterov(), senders)
 
     def clock(self, setting: Setting, methods: Methods) -> Timeline:

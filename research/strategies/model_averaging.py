@@ -19,10 +19,11 @@ import numpy as np
 import optax
 from jax import lax
 
+from optdyn.errors import ConfigError
 from optdyn.experiment import PART, Experiment
 from optdyn.fields import field
-from optdyn.strategies import compression, meetings, nodes
-from optdyn.strategies.base import Strategy
+from optdyn.strategies import averaging_clock, compression, nodes
+from optdyn.strategies.base import Rule
 from optdyn.strategies.messages import Compression, Messages
 from optdyn.strategies.method import Methods, Mixes, Setting
 from optdyn.strategies.outer import INNER_STATES, outer
@@ -30,7 +31,6 @@ from optdyn.strategies.quantized import WHOLE
 from optdyn.strategies.shared_fields import FRACTION, Periodic
 from optdyn.timeline.base import Meeting, Timeline
 from optdyn.timeline.service import DRAWN
-from optdyn.values import ConfigError
 
 MERGINGS = ("mix", "correct")
 
@@ -126,7 +126,7 @@ class ModelAveraging(Mixes, Periodic):
         wanted += " of an optimizer is of all parameters and of now"
         self.require("inner_state", self.inner_state == "kept" or not apart, wanted)
 
-    def mix(self, inner: Strategy, senders: str | None = None) -> Strategy:
+    def mix(self, inner: Rule, senders: str | None = None) -> Rule:
         """The rule with the mean, or with the `outer` optimizer."""
         a = self.mixing
         return outer(
@@ -163,8 +163,8 @@ class ModelAveraging(Mixes, Periodic):
         )
 
     def clock(self, setting: Setting, methods: Methods) -> Timeline:
-        """When nodes meet (`meetings.py`); in the first, synchronous updates it is for the mean."""
-        return self.with_numbers(meetings.clock(self, setting, methods))
+        """When nodes meet (`averaging_clock.py`); the first, synchronous updates take the mean."""
+        return self.with_numbers(averaging_clock.clock(self, setting, methods))
 
     def with_numbers(self, line: Timeline) -> Timeline:
         """The timeline with the numbers of the outer optimizer, which are its every update's."""

@@ -5,7 +5,7 @@
     x     <- (w x + v P theta) / (w + v P)    w, v: weights of a node's own parameters, of each sent
 
 The mixing is w / (w + v P): it is 0 where nodes take over theta, and 1 where they ignore it. In
-between every node makes updates by itself, by any strategy. A merge that corrects has
+between every node makes updates by itself, by any rule. A merge that corrects has
 
     x     <- theta + (x - x(sent))            what a node did meanwhile is kept, whole
 
@@ -24,29 +24,32 @@ the states of the nodes' optimizers are averaged, the third).
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
 from jax.flatten_util import ravel_pytree
+from jax.typing import ArrayLike
 
-from optdyn.strategies.base import Apart, Batch, Event, Info, Params, Strategy
+from optdyn.strategies.base import Apart, Batch, Event, Info, Params, Rule
 from optdyn.strategies.fragments import cut, join
 from optdyn.strategies.messages import Messages, over_nodes, own_event, size
+from optdyn.trees import Hyper, Tree
 
-Weights = Callable[[jax.Array], tuple[Any, Any]]
+Path = tuple[jax.tree_util.DictKey | jax.tree_util.GetAttrKey, ...]  # to a leaf
+Weights = Callable[[jax.Array], tuple[ArrayLike, ArrayLike]]
 
 INNER_STATES = ("kept", "averaged", "reset")
 
 
 class State(NamedTuple):
-    inner: Any  # of this node
+    inner: Tree  # of this node
     in_flight: Params  # sum_p x_p(sent), in the type it travels in
-    outer: Any = ()  # of each fragment theta and its optimizer's state, the same where all meet
-    errors: Any = ()  # of each fragment e and the compression's state, this node's
-    sent: Any = ()  # x(sent), this node's, where merges correct
+    outer: Tree = ()  # of each fragment theta and its optimizer's state, the same where all meet
+    errors: Tree = ()  # of each fragment e and the compression's state, this node's
+    sent: Tree = ()  # x(sent), this node's, where merges correct
 
     @property
     def params(self) -> Params:
@@ -54,15 +57,15 @@ class State(NamedTuple):
 
 
 def outer(
-    inner: Strategy,
+    inner: Rule,
     weights: Weights,
     optimizer: optax.GradientTransformation | None = None,
     messages: Messages | None = None,
     fragments: int = 1,
     inner_state: str = "kept",
     corrects: bool = False,
-) -> Strategy:
-    """The rule of one device over the axis `node`, around the strategy that a node does by itself.
+) -> Rule:
+    """The rule of one device over the axis `node`, around the one that a node does by itself.
 
     `event.choice` is a `Meeting`, the same on all nodes but for what is `inner` there. The outer
     optimizer gets the hyperparameters of `outer` beside those of the event; `error_decay` is that
@@ -78,14 +81,14 @@ def outer(
     messages = messages or Messages()
     if messages.compression and not optimizer:  # theta is what messages are differences from
         optimizer = optax.sgd(1.0)
-    rule = optax.with_extra_args_support(optimizer) if optimizer else None
+    transform = optax.with_extra_args_support(optimizer) if optimizer else None
 
     def parts(tree: Params) -> tuple[Params, ...]:
         return cut(tree, fragments)
 
     def init(params: Params) -> State:
         nothing = jax.tree.map(jnp.zeros_like, messages.travelling(params))
-        theta = tuple((x, rule.init(x)) if rule else () for x in parts(params))
+        theta = tuple((x, transform.init(x)) if transform else () for x in parts(params))
         kept = tuple(map(messages.kept, parts(params)))
         return State(inner.init(params), nothing, theta, kept, params if corrects else ())
 
@@ -125,7 +128,7 @@ def outer(
         decay = dict(event.choice.outer).get("error_decay")
         total = partial(messages.total, to=event.choice.to, decay=decay)
 
-        def of(send: jax.Array, before: Params, *own: Any) -> tuple[Params, Any]:
+        def of(send: jax.Array, before: Params, *own: Tree) -> tuple[Params, Tree]:
             return lax.cond(send, total, lambda x, theta, kept, _: (before, kept), *own)
 
         x, present = state.params, event.choice.present
@@ -150,7 +153,7 @@ def outer(
         _, receive, waited = turns(event)
         hyper = {**event.hyper, **dict(event.choice.outer)}
 
-        def of(receive: jax.Array, *own: Any) -> tuple[Params, Any]:
+        def of(receive: jax.Array, *own: Tree) -> tuple[Params, Tree]:
             return lax.cond(receive, partial(merged, hyper), lambda x, theta, *_: (x, theta), *own)
 
         after = state.inner
@@ -166,14 +169,14 @@ def outer(
         return state._replace(inner=after.moved_to(join(x)), outer=theta)
 
     def merged(
-        hyper: dict[str, Any],
+        hyper: Hyper,
         x: Params,
-        theta: Any,
+        theta: Tree,
         before: Params,
         now: Params,
         waited: jax.Array,
         sent: Params,
-    ) -> tuple[Params, Any]:
+    ) -> tuple[Params, Tree]:
         """The rule, of a fragment: what the node's parameters and theta become."""
         nodes = lax.axis_size("node")
 
@@ -181,10 +184,10 @@ def outer(
             return jnp.where(waited > 0, before, now).astype(x.dtype)
 
         arrived = jax.tree.map(due, x, before, now)
-        if rule:
+        if transform:
             center, opt_state = theta
             gap = jax.tree.map(lambda center, total: center - total / nodes, center, arrived)
-            updates, opt_state = rule.update(gap, opt_state, center, **hyper)
+            updates, opt_state = transform.update(gap, opt_state, center, **hyper)
             center = optax.apply_updates(center, updates)
             theta, arrived = (center, opt_state), jax.tree.map(lambda leaf: nodes * leaf, center)
 
@@ -199,14 +202,14 @@ def outer(
             return jax.tree.map(corrected, x, arrived, sent), theta
         return jax.tree.map(mixed, x, arrived), theta
 
-    def settled(after: Any) -> Any:
+    def settled(after: Tree) -> Tree:
         """What the inner optimizer's state is where its node receives."""
         if inner_state == "reset":
             return inner.init(after.params).opt_state
         means = iter(over_nodes(messages.senders).mean(_floats(after.opt_state)))
         return jax.tree.map(lambda leaf: next(means) if _is_float(leaf) else leaf, after.opt_state)
 
-    def apart_averaged(opt_state: Any, now: tuple[jax.Array, jax.Array]) -> Any:
+    def apart_averaged(opt_state: Tree, now: tuple[jax.Array, jax.Array]) -> Tree:
         """The state with means of the moments whose turn it is."""
         mean = over_nodes(messages.senders).mean
         first, second = (
@@ -214,7 +217,7 @@ def outer(
             for turn, own in zip(now, moments(opt_state), strict=True)
         )
 
-        def of(path: Any, leaf: jax.Array) -> jax.Array:
+        def of(path: Path, leaf: jax.Array) -> jax.Array:
             if not _is_float(leaf):
                 return leaf
             return next(second if _is_second(path) else first)
@@ -234,10 +237,10 @@ def outer(
     alone = not (messages.compression or corrects or inner_state == "averaged")
     carried = lambda state, event: merge(state, event, state.in_flight)  # noqa: E731
     apart = Apart(update, message, landed, carried, fragments) if alone else None
-    return Strategy(init, step, apart)
+    return Rule(init, step, apart)
 
 
-def _peers(event: Event) -> Any:
+def _peers(event: Event) -> ArrayLike:
     """How many messages a node sends: one to all, or one to each of its neighbours."""
     if event.choice.to is None:
         return 1
@@ -245,7 +248,7 @@ def _peers(event: Event) -> Any:
     return (event.choice.to[node] != node).sum().astype(jnp.float32)
 
 
-def moments(opt_state: Any) -> tuple[list[jax.Array], list[jax.Array]]:
+def moments(opt_state: Tree) -> tuple[list[jax.Array], list[jax.Array]]:
     """Floats of an optimizer's state: optax's `nu`, means of squares, are second; others first."""
     leaves = jax.tree_util.tree_leaves_with_path(opt_state)
     floats = [(_is_second(path), leaf) for path, leaf in leaves if _is_float(leaf)]
@@ -253,7 +256,7 @@ def moments(opt_state: Any) -> tuple[list[jax.Array], list[jax.Array]]:
     return first, second
 
 
-def _is_second(path: Any) -> bool:
+def _is_second(path: Path) -> bool:
     return any(getattr(key, "name", "") == "nu" for key in path)
 
 
@@ -261,5 +264,5 @@ def _is_float(leaf: jax.Array) -> bool:
     return jnp.issubdtype(leaf.dtype, jnp.floating)
 
 
-def _floats(tree: Any) -> list[jax.Array]:
+def _floats(tree: Tree) -> list[jax.Array]:
     return list(filter(_is_float, jax.tree.leaves(tree)))

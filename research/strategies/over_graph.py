@@ -17,10 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from optdyn import seeds
+from optdyn.errors import ConfigError
 from optdyn.experiment import Experiment
 from optdyn.strategies import nodes
-from optdyn.strategies.base import Strategy
-from optdyn.strategies.meetings import turns
+from optdyn.strategies.averaging_clock import turns
+from optdyn.strategies.base import Rule
 from optdyn.strategies.method import Methods, Mixes, Setting
 from optdyn.strategies.model_averaging import ModelAveraging
 from optdyn.timeline import graphs, habits
@@ -28,7 +29,6 @@ from optdyn.timeline.base import Meeting, Timeline
 from optdyn.timeline.daso import timeline
 from optdyn.timeline.network import broadcast, links
 from optdyn.timeline.nodes import Within
-from optdyn.values import ConfigError
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class OverGraph(Mixes):
     laws = ModelAveraging.laws
     info = ("sent_bytes",)
 
-    def mix(self, inner: Strategy, senders: str | None = None) -> Strategy:
+    def mix(self, inner: Rule, senders: str | None = None) -> Rule:
         return self.meets.mix(inner, senders)
 
     def clock(self, setting: Setting, methods: Methods) -> Timeline:
@@ -91,9 +91,8 @@ def _seconds(setting: Setting, within: Within, meeting: Meeting) -> np.ndarray:
     every, load = np.arange(cluster.nodes)[:, None], habits.load(cluster)
     now, free, arrival = np.zeros((3, cluster.nodes))
     seconds = np.zeros(len(meeting.send))
-    for t, (send, receive, to) in enumerate(
-        zip(meeting.send, meeting.receive, meeting.to, strict=True)
-    ):
+    for t, to in enumerate(np.asarray(meeting.to)):
+        send, receive = meeting.send[t], meeting.receive[t]
         factor = load(now) if load else 1.0
         first, now = now + within.ready[t] * factor, now + within.done[t] * factor
         if send.any():

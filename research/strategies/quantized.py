@@ -11,11 +11,13 @@
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from optdyn.trees import Tree
 
 WHOLE = 32  # bits of numbers that are sent as they are
 
@@ -23,8 +25,8 @@ WHOLE = 32  # bits of numbers that are sent as they are
 class Numbers(NamedTuple):
     """How a vector of floats is sent: in which arrays, and of how many bytes they are."""
 
-    encode: Callable[[jax.Array], Any]
-    decode: Callable[[Any, int], jax.Array]  # (code, how many numbers)
+    encode: Callable[[jax.Array], Tree]
+    decode: Callable[[Tree, int], jax.Array]  # (code, how many numbers)
     bytes: Callable[[int], int]  # of so many numbers
 
 

@@ -13,11 +13,11 @@ top-k and error feedback. There is no outer momentum: what is not sent yet is on
 
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 import jax
 import optax
 
+from optdyn.errors import ConfigError, one_of
 from optdyn.experiment import Experiment
 from optdyn.fields import field
 from optdyn.strategies import compression
@@ -26,15 +26,20 @@ from optdyn.strategies.method import Methods
 from optdyn.strategies.model_averaging import ModelAveraging
 from optdyn.strategies.quantized import numbers
 from optdyn.strategies.shared_fields import FRACTION, OuterRate
-from optdyn.values import ConfigError, one_of
+from optdyn.trees import Array, Params, Tree
 
 
 def descent() -> optax.GradientTransformationExtraArgs:
     """A step of rate a along the outer gradient."""
 
     def update(
-        gap: Any, state: Any, params: Any = None, *, outer_learning_rate: Any, **_: Any
-    ) -> Any:
+        gap: Tree,
+        state: Tree,
+        params: Params | None = None,
+        *,
+        outer_learning_rate: Array,
+        **_: Tree,
+    ) -> tuple[Params, Tree]:
         return jax.tree.map(lambda leaf: -outer_learning_rate * leaf, gap), state
 
     return optax.GradientTransformationExtraArgs(optax.identity().init, update)

@@ -111,6 +111,27 @@ def test_the_least_of_a_bowl_is_found_wherever_it_lies(step, momentum, start):
     assert found.cost == pytest.approx(100.5)  # the median of two seeds
 
 
+@settings(max_examples=15, deadline=None)
+@given(st.integers(-4, 2), st.integers(-3, 4))
+def test_from_what_is_best_nearby_the_least_is_found_without_short_trials(step, momentum):
+    """The other batch takes twice the updates, and its best step and momentum are a little off."""
+    config = problems.network("mlp", 64)
+    other = tuned(Known(bowl(0, 0)), sgd(config, 1.0, 0.0), 0.25)
+    made = []
+
+    class Counted(Known):
+        def trials(self, jobs):
+            made.extend(job.most for job in jobs)
+            return super().trials(jobs)
+
+    def twice(i, k):
+        return 2 * bowl(step, momentum)(i, k)
+
+    found = tuned(Counted(twice), sgd(config, 2.0**9, 0.9), 0.25, near=other)
+    assert found.rungs == {"long_run_step": step, MOMENTUM: momentum} and found.interior
+    assert made[0] == 4 * other.cost and found.cost == pytest.approx(201)
+
+
 class Unequal(Known):
     """A rung of momentum up doubles the updates, each in a third of the seconds, up to rung 3."""
 

@@ -1,12 +1,14 @@
 """Ratios of paired seeds, and the words that follow their intervals."""
 
+import itertools
 import math
+import statistics
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optdyn.evidence.intervals import ratio, shown, words
+from optdyn.evidence.intervals import CHANCES, chance, holm, ratio, share, shown, words
 
 TIMES = st.lists(st.floats(1, 1e4), min_size=5, max_size=9)
 
@@ -38,3 +40,49 @@ def test_words_follow_the_interval():
     assert words((0.8, 0.7, 0.9)) == "less"
     assert words((1.2, 0.9, 1.5)) == "no difference seen"
     assert shown((1.708, 1.2, math.inf)) == "1.71 [1.2, inf]"
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.floats(0.5, 2), min_size=5, max_size=5))
+def test_a_chance_is_that_of_all_resamples(times):
+    """Five seeds have 3,125 resamples: enumerated, by Python's own medians."""
+    every = [statistics.median(drawn) for drawn in itertools.product(times, repeat=5)]
+    beyond = min(sum(x <= 1 for x in every), sum(x >= 1 for x in every)) / len(every)
+    # Four standard deviations of a share of so many draws, and the one that is added.
+    away = 4 * math.sqrt(beyond * (1 - beyond) / CHANCES) + 1 / CHANCES
+    assert abs(chance(times, [1.0] * 5) - min(2 * beyond, 1)) <= 2 * away
+
+
+@given(TIMES, st.floats(0.2, 5))
+def test_a_chance_is_the_same_from_both_sides(times, factor):
+    other = [factor * t for t in reversed(times)]
+    assert chance(times, other) == chance(other, times)
+
+
+def test_a_chance_of_runs_that_all_missed_is_1_and_none_is_0():
+    assert chance([math.inf] * 5, [math.inf] * 5) == 1
+    assert chance([1.0] * 5, [2.0] * 5) == 2 / (CHANCES + 1)
+    assert chance([math.inf] * 5, [2.0] * 5) == 2 / (CHANCES + 1)
+
+
+@given(st.lists(st.floats(1e-4, 1), min_size=1, max_size=6))
+def test_holm_is_the_closed_test_of_bonferroni(chances):
+    """A hypothesis falls if every set with it falls, whose least chance is that of its size."""
+    numbers = range(len(chances))
+    sets = [s for k in numbers for s in itertools.combinations(numbers, k + 1)]
+    closed = [
+        max(min(len(s) * min(chances[j] for j in s), 1.0) for s in sets if i in s) for i in numbers
+    ]
+    np.testing.assert_allclose(holm(chances), closed, rtol=1e-12)  # rounding of the products
+
+
+@given(TIMES, st.floats(0.3, 0.95), st.floats(0.2, 3))
+def test_gains_multiply_and_a_share_is_of_their_logarithms(times, factor, part):
+    """A gain of factor^part is `part` of one of `factor`, in every draw."""
+    best, other = ([by * t for t in times] for by in (factor**part, factor))
+    np.testing.assert_allclose(share(times, best, other), part, rtol=1e-6)  # of the logarithms
+
+
+def test_where_nothing_is_gained_there_is_no_share():
+    value, low, high = share([1.0] * 5, [0.9] * 5, [1.1] * 5)
+    assert math.isnan(value) and (low, high) == (-math.inf, math.inf)

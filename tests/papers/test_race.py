@@ -79,10 +79,10 @@ def test_who_arrives_when_depends_on_the_network_where_nobody_waits():
 
     for arm in ("local SGD", "gossip"):
         fast, slow = lines(arm)
-        assert raced._same(fast, slow) and fast.seconds[-1] < slow.seconds[-1], arm
+        assert raced.same_order(fast, slow) and fast.seconds[-1] < slow.seconds[-1], arm
     alone = ("asynchronous", "AD-PSGD", "K-batch-async, K = 4")
     for arm in (*alone, "elastic averaging", "delayed Nesterov"):
-        assert not raced._same(*lines(arm)), arm
+        assert not raced.same_order(*lines(arm)), arm
 
 
 def test_a_trial_of_the_mean_has_the_loss_that_the_log_calls_so(tmp_path):

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from optdyn.checks import check
 from optdyn.config import ConfigError
 from optdyn.strategies import compression
-from optdyn.strategies.meetings import turns
+from optdyn.strategies.averaging_clock import turns
 from optdyn.strategies.messages import Compression, Messages, gathered, over_nodes
 from optdyn.strategies.model_averaging import ModelAveraging
 from optdyn.strategies.outer import outer

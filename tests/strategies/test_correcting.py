@@ -7,9 +7,9 @@ import pytest
 
 from optdyn.checks import check
 from optdyn.config import ConfigError
+from optdyn.strategies.averaging_clock import turns
 from optdyn.strategies.diloco import nesterov
 from optdyn.strategies.eager import Eager, eager
-from optdyn.strategies.meetings import turns
 from tests.strategies import nodes
 from tests.strategies import test_battery as battery
 from tests.strategies.nodes import NODES, RATE, START, STEPS, flattened, tree

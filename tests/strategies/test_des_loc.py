@@ -6,8 +6,8 @@ import pytest
 
 from optdyn.checks import check
 from optdyn.config import ConfigError
+from optdyn.strategies.averaging_clock import turns
 from optdyn.strategies.des_loc import DesLoc
-from optdyn.strategies.meetings import turns
 from tests.strategies import nodes
 from tests.strategies.nodes import NODES, RATE, START, STEPS, flattened
 from tests.strategies.test_outer import sent_and_seconds

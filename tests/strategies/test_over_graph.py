@@ -7,7 +7,7 @@ import pytest
 from optdyn import strategies
 from optdyn.checks import check
 from optdyn.config import ConfigError
-from optdyn.strategies.meetings import turns
+from optdyn.strategies.averaging_clock import turns
 from optdyn.timeline import graphs
 from tests.strategies import nodes
 from tests.strategies import test_battery as battery

@@ -5,7 +5,7 @@ import pytest
 
 from optdyn.checks import check
 from optdyn.config import ConfigError
-from optdyn.strategies.meetings import turns
+from optdyn.strategies.averaging_clock import turns
 from tests.strategies import nodes
 from tests.strategies.nodes import NODES, RATE, START, STEPS, flattened
 from tests.strategies.test_compression import LEVELS, parts, rounded

@@ -1,6 +1,6 @@
 """When nodes that train by themselves meet, and the seconds that it takes them."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -16,6 +16,7 @@ from optdyn.timeline.daso import timeline
 from optdyn.timeline.network import between_nodes, broadcast, to_all_nodes
 from optdyn.timeline.nodes import Within
 from optdyn.timeline.trace import Held
+from optdyn.trees import Tree
 
 if TYPE_CHECKING:
     from optdyn.strategies.model_averaging import ModelAveraging
@@ -184,5 +185,5 @@ def _of_states(of: "ModelAveraging", setting: Setting) -> tuple[int, int]:
     return _bytes(first), _bytes(second)
 
 
-def _bytes(tree: Any) -> int:
+def _bytes(tree: Tree) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

@@ -1,0 +1,215 @@
+"""The contest: what each network chooses, whose clock it is told by, and the rule as written."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from optdyn import trainer
+from optdyn.checks import check
+from optdyn.configs import contest, race
+from optdyn.evidence import contest as contested
+from optdyn.evidence.arms import at, point, rates, rung
+from optdyn.evidence.contest import Place, Side
+from optdyn.evidence.race import FASTER, MISSED, SAME, SLOWER
+from optdyn.evidence.trial import Curve, to_loss
+from optdyn.launch import papers
+from optdyn.outputs.files import finite
+
+RATIOS = contest.NETWORKS
+
+
+def place(ratio, nodes=8, devices=1):
+    return Place(race.bandwidth(contest.config_of("mlp", contest.PLAIN), ratio), nodes, devices)
+
+
+def side_of(name, **cluster):
+    """An arm in the contest, nothing of it tuned."""
+    entry = contest.entry("mlp", name)
+    changed = entry.arm.config.with_(cluster=entry.arm.config.cluster.with_(**cluster))
+    return Side(entry._replace(arm=entry.arm._replace(config=changed)), {})
+
+
+class Known:
+    """A study of 4 seeds whose updates to the target are a known function of batch and period.
+
+    The best long-run step is 1 and the best momentum 0.
+    """
+
+    choose, report = (0, 1, 2, 3), (9,)
+
+    def __init__(self, updates, target=0.1):
+        self.updates, self.target, self.tuned = updates, target, set()
+
+    def trials(self, jobs):
+        return [self.curve(job) for job in jobs]
+
+    def curve(self, job):
+        config = job.config
+        self.tuned.add((config.batch_size, config.strategy.keys["period"]))
+        step = config.optimizer.learning_rate / (1 - config.optimizer.momentum)
+        off = abs(rung(rates, step)) + abs(config.optimizer.momentum)
+        taken = math.ceil(self.updates(config) * 1.3**off)
+        if taken > min(job.most, config.steps):
+            return Curve([0, 16], [0.0, 1.0], [2.0, 1.0 + off / 10], "ended", {})
+        return Curve([0, taken], [0.0, 1.0], [2.0, self.target], "reached", {})
+
+
+@pytest.mark.parametrize("problem", race.PROBLEMS)
+def test_every_arm_can_run_at_the_ends_of_what_a_network_chooses_from(problem):
+    for name in (*contest.OPPONENTS, *contest.OTHERS):
+        entry = contest.entry(problem, name)
+        top = tuple(len(steps) - 1 for steps in entry.ladders.values())
+        for cell in (entry.usual, (0,) * len(top), top):
+            setting = point(entry.arm, list(entry.arm.start.values()))
+            check(at(Side(entry, {}).config(cell), setting, 0))
+
+
+def test_all_arms_of_the_race_are_in_it():
+    every = contest.contest("mlp", others=2)
+    assert {*contest.OTHERS, *race.SYNCHRONOUS} == set(race.ARMS)
+    assert len(every.entries) == 2 and every.family == 15 * 4  # though two are finished
+
+
+@pytest.mark.parametrize("network", RATIOS)
+def test_each_network_chooses_the_batch_of_the_fewest_seconds(network):
+    """By hand: 100 (1 + 256 / B) updates, each max(c, c / 3 + r) seconds, with c = B / 64."""
+    r = RATIOS[network]
+    seconds = {
+        b: math.ceil(100 * (1 + 256 / b)) * max(b / 64, b / 192 + r) for b in contest.BATCHES
+    }
+    side = side_of(contest.PLAIN, service="constant")
+    study = Known(lambda config: 100 * (1 + 256 / config.batch_size))
+    costs = contested.chosen(study, side, place(r), 0.1)
+    best = contested.least(costs)
+    assert contest.BATCHES[best[0]] == min(seconds, key=seconds.get)
+    for cell, cost in costs.items():
+        assert cost == pytest.approx(seconds[contest.BATCHES[cell[0]]], rel=1e-9)  # float64 sums
+
+
+def test_a_batch_and_a_period_that_only_pay_together_are_found():
+    """Twice the batch or four times the period alone is worse; a search of one at a time stays."""
+
+    def updates(config):
+        together = (config.batch_size, config.strategy.keys["period"])
+        return {(64, 8): 200, (128, 32): 50}.get(together, 600)
+
+    side, study = side_of("local SGD", service="constant"), Known(updates)
+    costs = contested.chosen(study, side, place(0.2), 0.1)
+    best = contested.values(side.entry, contested.least(costs))
+    assert best == {"batch_size": 128, "strategy.period": 32}
+    around = {(b, h) for b in (64, 128, 256) for h in (8, 32, 128)}
+    assert around <= study.tuned
+
+
+def test_what_one_network_has_tuned_another_chooses_from():
+    side = side_of(contest.PLAIN, service="constant")
+    study = Known(lambda config: 100 * (1 + 256 / config.batch_size))
+    contested.chosen(study, side, place(0.2), 0.1)
+    before = set(side.cells)
+    contested.chosen(study, side, place(20.0), 0.1)
+    assert before < set(side.cells)
+
+
+def told(name, there):
+    """A curve of 40 updates at the usual batch, in the seconds of a place."""
+    side = side_of(name)
+    curve = Curve([0, 40], [0.0, 1.0], [2.0, 0.1], "reached", {})
+    side.cells[side.entry.usual] = type("Best", (), {"point": {}})
+
+    class Trained:
+        def trials(self, jobs):
+            return [curve for _ in jobs]
+
+    return contested.timed(Trained(), side, side.entry.usual, there, 0.1, (3,))[0]
+
+
+@pytest.mark.parametrize("ratio", [0.2, 20.0])
+@pytest.mark.parametrize(("nodes", "devices"), [(8, 1), (4, 2)])
+def test_outer_momentum_on_one_node_takes_the_seconds_of_synchronous_training(
+    ratio, nodes, devices
+):
+    config = race.config_of("mlp", "synchronous").with_(seed=3, steps=40)
+    shape = {"nodes": nodes, "devices_per_node": devices}
+    there = place(ratio, nodes, devices)
+    config = config.with_(cluster=config.cluster.with_(bandwidth=there.bandwidth, **shape))
+    end = trainer.prepare(config).timeline.seconds[-1]
+    for name in (contest.PLAIN, contest.SNOO):
+        assert told(name, there).met[-1] == pytest.approx(end, rel=1e-12)  # float64 sums
+
+
+def test_the_last_meeting_of_nodes_counts_where_they_have_not_just_met():
+    """40 updates end with a meeting where H = 8; in the seconds of one at 39 there is one more."""
+    on = told("local SGD", place(2.0))
+    assert on.met[-1] == on.seconds[-1]
+    side = side_of("local SGD")
+    curve = Curve([0, 39], [0.0, 1.0], [2.0, 0.1], "reached", {})
+    side.cells[side.entry.usual] = type("Best", (), {"point": {}})
+    study = type("Trained", (), {"trials": lambda self, jobs: [curve for _ in jobs]})()
+    (one,) = contested.timed(study, side, side.entry.usual, place(2.0), 0.1, (3,))
+    assert to_loss(one, 0.1, "met") == pytest.approx(one.seconds[-1] + 2.0, rel=1e-12)
+
+
+SEEDS = 5
+
+
+def result(batch, *arms):
+    """Of an opponent that takes `batch` of its usual seconds, and arms that take so much."""
+    usual = np.linspace(100, 110, SEEDS)
+
+    def times(part):
+        return {"0.5": list(part * usual / 2), "0.1": list(part * usual)}
+
+    def cell(part, p):
+        own = times(part)
+        over = {x: [part / batch] * 3 for x in own}
+        said = {"chosen": {"batch_size": 128}, "interior": True, "seconds": own, "cost": part}
+        return {**said, "over": over, "over usual": {x: [part] * 3 for x in own}} | {
+            "chance": p,
+            "shape": "8 x 1",
+        }
+
+    plain = {"arm": "synchronous", **cell(batch, 1.0)}
+    against = {"8 x 1": {"usual": times(1.0), "best": "synchronous", "every": [plain]}}
+    rows = [
+        {"arm": f"arm {i}", "networks": {"1 Gb/s": cell(part, p)}}
+        for i, (part, p) in enumerate(arms)
+    ]
+    said = {"losses": [0.5, 0.1], "judged": "1 Gb/s", "family": 4}
+    return {**said, "opponents": {"1 Gb/s": against}, "rows": rows}
+
+
+@pytest.mark.parametrize(
+    ("batch", "best", "word"),
+    [(0.7, 0.6, "confirmed"), (0.9, 0.6, "refuted"), (0.6, 0.36, "open"), (0.9, 1.1, "open")],
+)
+def test_the_rule(batch, best, word):
+    """log 0.7 / log 0.6 is 0.70 and log 0.9 / log 0.6 0.21; half is 1/2; no gain has no share."""
+    assert contested.verdict(result(batch, (best, 0.01), (1.2, 0.01))).word == word
+
+
+def test_words_are_of_chances_that_are_corrected_for_all_that_are_planned():
+    """Of four words two are there: 0.01 times four is below 0.05, 0.02 times three is not."""
+    made = result(0.8, (0.6, 0.01), (0.7, 0.02))
+    said = contested.words(made)["1 Gb/s"]
+    assert said == {"arm 0": (FASTER, 0.04), "arm 1": (SAME, pytest.approx(0.06))}
+    assert contested.words(result(0.8, (0.9, 0.01)))["1 Gb/s"]["arm 0"][0] == SLOWER
+
+
+def test_table_and_picture_show_every_arm_as_the_record_has_it():
+    made = result(0.8, (0.6, 0.01), (math.inf, 0.01))
+    table = contested.table(json.loads(json.dumps(finite(made), allow_nan=False)))
+    first = next(line for line in table.splitlines() if line.startswith("| arm 0 |"))
+    assert "batch_size 128 | 0.6 [0.6, 0.6] | 0.75 [0.75, 0.75] | 0 of 5 | 0.04 | faster" in first
+    assert MISSED in table and "| 1 Gb/s | 8 x 1 | synchronous |" in table
+    figure = Figure()
+    contested.picture(made, figure)
+    assert [t.get_text() for t in figure.axes[0].get_yticklabels()] == ["arm 1", "arm 0"]
+
+
+def test_it_is_run_where_it_is_named_on_seeds_of_its_own(tmp_path):
+    assert "contest_mlp" in papers.names() and "contest_mlp" not in papers.usual()
+    study = papers.study_of(tmp_path, "full", 3, "contest_mlp")
+    assert (study.choose, study.report) == (tuple(range(3500, 3504)), tuple(range(3000, 3020)))
