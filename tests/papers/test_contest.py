@@ -33,12 +33,12 @@ def side_of(name, **cluster):
 
 
 class Known:
-    """A study of 4 seeds whose updates to the target are a known function of batch and period.
+    """A study of one seed whose updates to the target are a known function of batch and period.
 
     The best long-run step is 1 and the best momentum 0.
     """
 
-    choose, report = (0, 1, 2, 3), (9,)
+    choose, report = (0,), (9,)
 
     def __init__(self, updates, target=0.1):
         self.updates, self.target, self.tuned = updates, target, set()
