@@ -3,13 +3,17 @@ PYTHON ?= python3
 BIN = .venv/bin
 WORKDIR ?= workdirs/quickstart
 
-.PHONY: demo test test-device test-slow bench notebooks docs lint lock clean
+.PHONY: demo test test-fast test-device test-slow bench notebooks docs lint lock clean
 
 demo: .venv/.installed
 	$(BIN)/python -m launch.sweep --config=configs/grids/quickstart.py --workdir=$(WORKDIR)
 
 test: .venv/.installed
 	$(BIN)/python -m pytest -n auto --dist=loadfile
+
+# The tests nearest to what git says is changed, for a minute at most (tests/nearest.py).
+test-fast: .venv/.installed
+	$(BIN)/python -m pytest -p tests.nearest -n 2 --dist=load --maxschedchunk=2
 
 # The suite on whatever device JAX finds. Its tolerances are for sums in float32, so products are not
 # to be shortened, and many tests are of floats that are the same each time. Tests that need several

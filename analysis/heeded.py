@@ -5,9 +5,9 @@ from typing import Any
 
 from optdyn import strategies
 from optdyn.analysis.tables import Point
+from optdyn.errors import ConfigError
 from optdyn.strategies.method import OPTIONAL
 from optdyn.timeline.service import VARIED
-from optdyn.values import ConfigError
 
 # How a run is written down, and what other commands read.
 NEVER = ("note", "log_every", "checkpoint_every", "tune.", "plan.")

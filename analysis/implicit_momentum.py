@@ -31,7 +31,7 @@ from optdyn.analysis.lags import (
 )
 from optdyn.analysis.tables import TableError, natural, replace, shown
 from optdyn.arguments import Parser
-from optdyn.values import InputError
+from optdyn.errors import InputError
 
 MOMENTA, MATCHED = "matching_momenta", "matching_displacements"
 MIN_REPLICAS = 4

@@ -26,6 +26,7 @@ from optdyn.analysis.tables import Point, TableError
 from optdyn.arguments import Parser
 from optdyn.config import read
 from optdyn.experiment import Experiment
+from optdyn.strategies.daso import DASO
 from optdyn.timeline.daso import daso
 from optdyn.timeline.nodes import synchronous
 
@@ -73,7 +74,7 @@ def seconds(run: Recorded, bandwidths: Sequence[float]) -> pd.DataFrame:
         cluster = config.cluster.with_(bandwidth=between)
         waiting = float(synchronous(cluster, **common).seconds[-1])
         selective = float(
-            daso(cluster, config.strategy.methods.mix, **common, **epochs).seconds[-1]
+            daso(cluster, config.strategy.methods.of(DASO), **common, **epochs).seconds[-1]
         )
         rows.append((bandwidth, waiting, selective, 1 - selective / waiting))
     return pd.DataFrame(rows, columns=["bandwidth", "synchronous", "daso", "saved"])

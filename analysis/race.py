@@ -22,8 +22,8 @@ from optdyn.analysis.raced import load, only
 from optdyn.analysis.reality import summarize, workers
 from optdyn.analysis.tables import shown
 from optdyn.arguments import Parser
+from optdyn.errors import InputError
 from optdyn.outputs.workdir import write_json
-from optdyn.values import InputError
 
 TAIL = 1e-3  # of the staleness that the picture leaves out
 

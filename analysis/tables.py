@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from optdyn.errors import InputError
 from optdyn.outputs.figures import unlike
 from optdyn.outputs.files import write
 from optdyn.own_code import entries
-from optdyn.values import InputError
 
 if TYPE_CHECKING:
     import xarray

@@ -13,7 +13,7 @@ import pandas as pd
 from optdyn import strategies
 from optdyn.analysis.tables import Point
 from optdyn.config import read
-from optdyn.values import InputError
+from optdyn.errors import InputError
 
 MOST = 1_000_000  # updates of a timeline that is drawn again
 LANES = 16

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from ml_collections import ConfigDict
 
 from optdyn.config import default
-from optdyn.values import ConfigError, entry, shown
+from optdyn.errors import ConfigError, entry, shown
 
 
 class Size(NamedTuple):

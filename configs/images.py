@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ml_collections import ConfigDict
 
 from optdyn.config import default
-from optdyn.values import entry
+from optdyn.errors import entry
 
 
 class Standard(NamedTuple):

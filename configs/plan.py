@@ -6,7 +6,7 @@
 from ml_collections import ConfigDict
 
 from optdyn.config import default
-from optdyn.values import entry
+from optdyn.errors import entry
 
 MIB = 2**20
 MODELS = {

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
-from optdyn import program, resident
+from optdyn import program, shared_data
 from optdyn.config import usual
 from optdyn.evidence.arms import (
     MOMENTUM,
@@ -195,7 +195,7 @@ def config_of(problem: str, arm: str, network: str = MIDDLE) -> Experiment:
 
 def bandwidth(config: Experiment, ratio: float) -> float:
     """Bytes a second with which the ring all-reduce of 8 workers takes so many seconds."""
-    data = resident.load(config)
+    data = shared_data.load(config)
     one = {name: leaf[:1] for name, leaf in data.train.items()}
     params: Params = program.shapes(config, data.classes, jax.random.key(0), one)
     return 2 * (1 - 1 / WORKERS) * program.parameter_bytes(params) / ratio

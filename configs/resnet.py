@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 
 from optdyn.config import default
 from optdyn.configs import images
-from optdyn.values import entry
+from optdyn.errors import entry
 
 STAGES = {"18": (2, 2, 2, 2), "50": (3, 4, 6, 3)}
 SYNTHETIC = "synthetic"

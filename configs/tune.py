@@ -19,8 +19,8 @@ from ml_collections import ConfigDict
 
 from optdyn import timeline
 from optdyn.config import default, parse
+from optdyn.errors import entry
 from optdyn.experiment import Experiment
-from optdyn.values import entry
 
 WORKERS = 8
 SECONDS = 1e-3  # an example, on one worker

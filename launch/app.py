@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, NoReturn
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
-from optdyn import moved
+from optdyn import older_module_names
+from optdyn.errors import ConfigError, InputError
 from optdyn.experiment import Experiment
 from optdyn.launch import cache, interruptible, sources
-from optdyn.values import ConfigError, InputError
 
 NONE = "none"  # --workdir of a command that writes nothing
 TYPES = {
@@ -53,7 +53,7 @@ def run(main: Callable[[Any, Path], int], workdir: str | None = None, parsed: bo
     `--workdir=DIR`, whose default is `workdir`. Bad input is one line on standard error and exit
     code 2.
     """
-    moved.heed()  # a config file may have been written for the older names
+    older_module_names.heed()  # a config file may have been written for the older names
     argv, options = split(sys.argv)
     config = config_flags.DEFINE_config_file("config", help_string="Config file.", sys_argv=argv)
     folder = flags.DEFINE_string("workdir", workdir, "Folder to write to and to resume from.")
@@ -77,7 +77,7 @@ def run(main: Callable[[Any, Path], int], workdir: str | None = None, parsed: bo
         # Here, for they import jax and numpy.
         import jax
 
-        from optdyn import named, processes
+        from optdyn import lookup, processes
         from optdyn.config import parse
         from optdyn.outputs.files import DiskFull, permitted, writing
         from optdyn.outputs.hold import writable
@@ -98,7 +98,7 @@ def run(main: Callable[[Any, Path], int], workdir: str | None = None, parsed: bo
                     workdir = Path(folder.value)
                     if folder.value != NONE:
                         verdict(lambda: writable(workdir))
-                    with writing(), permitted(), named.once():
+                    with writing(), permitted(), lookup.once():
                         asked = chosen.base if is_grid(chosen) else chosen
                         if parsed:
                             _settle(asked, workdir)
@@ -236,15 +236,16 @@ def _settle(asked: Any, workdir: Path) -> None:
     That is what runs had before there was a key, and the lowerings, if they are to be measured.
     """
     from optdyn import resuming
-    from optdyn.config import parse
-    from optdyn.parallel.first_process import verdict
-    from optdyn.tuning.lowered import resolved
 
     if not isinstance(asked, ConfigDict):
         return  # what is no config is refused where its points are
     asked.update_from_flattened_dict(resuming.before(asked.to_dict(), workdir))
     model = asked.get("model")
     if isinstance(model, ConfigDict) and model.get("lowering") == "measured":
+        from optdyn.config import parse
+        from optdyn.parallel.first_process import verdict
+        from optdyn.tuning.lowered import resolved
+
         model.lowering = ""
         kept, plain = cache.place() / "lowerings.json", parse(asked)
         model.lowering = verdict(lambda: resolved(plain, kept, workdir))

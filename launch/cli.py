@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import NamedTuple, NoReturn
 
+from optdyn.errors import meant
 from optdyn.launch import sources
-from optdyn.likeness import meant
 
 APP = ("launch.app",)  # whose flags are those of every command with a config
 DRY = ("launch.dry", *APP)  # likewise of those that can say what they would take

@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 from absl import flags
 
-from optdyn import batched_runs, program, resident, room, trainer
+from optdyn import batched_runs, memory_checks, program, shared_data, trainer
 from optdyn.config import ConfigError
 from optdyn.driver import drive, initial
 from optdyn.experiment import Experiment
@@ -47,8 +47,8 @@ def described(config: Experiment) -> Iterator[str]:
         raise ConfigError("config.replicas.count: --dry_run is of runs; recordings have none")
     run = trainer.prepare(config)
     parameters, size = trainer.provenance(run)["parameters"], parameter_bytes(run.params)
-    state = parameter_bytes(jax.eval_shape(run.program.strategy.init, run.params))
-    need = room.need_of(config, run.program.strategy, run.params)
+    state = parameter_bytes(jax.eval_shape(run.program.rule.init, run.params))
+    need = memory_checks.need_of(config, run.program.rule, run.params)
     epochs = config.steps * config.batch_size / run.examples
     yield f"parameters      {parameters:,}, {size:,} bytes"
     yield f"state           {state:,} bytes: versions of the parameters and the optimizer's"
@@ -81,7 +81,7 @@ def seconds_per_update(run: trainer.Run) -> float:
 
 def seconds_per_evaluation(run: trainer.Run) -> float:
     """The seconds of a log point's figures, measured at the second time."""
-    _, sample, test = resident.put(run.data, run.program.layout.put_examples, run.config)
+    _, sample, test = shared_data.put(run.data, run.program.layout.put_examples, run.config)
     taken = 0.0
     for _ in range(2):
         begun = time.monotonic()

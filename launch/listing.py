@@ -1,7 +1,8 @@
 """What there is to choose from: `optdyn list KIND [PREFIX]`.
 
-KIND is one of models, data, losses, metrics, optimizers, transforms, schedules, methods, laws,
-configs and keys; PREFIX keeps the names that begin with it, as in `optdyn list keys strategy.`.
+KIND is one of models, data, losses, metrics, optimizers, transforms, schedules, methods, names,
+laws, configs and keys; `names` are other names of methods, and how each is asked for. PREFIX keeps
+the names that begin with it, as in `optdyn list keys strategy.` and `optdyn list names rennala`.
 Each line has a name and what it is, that of a key its default and what `research/experiment.py` or
 the method's file says of it.
 """
@@ -12,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from optdyn.errors import meant
 from optdyn.launch import sources
-from optdyn.likeness import meant
 
 Listed = Mapping[str, str]  # name: what it is, in a line
 
@@ -39,14 +40,22 @@ def keys() -> Listed:
 
 def registered(kind: str) -> Listed:
     """What can be chosen by name in a config."""
-    from optdyn.listed import listed  # here, for it takes long
+    from optdyn.registries import listed  # here, for it takes long
 
     return listed(kind)
 
 
+def other_name(name: str) -> str:
+    """Which method is meant by a name that no method has here; '' if none."""
+    from optdyn import strategies  # here, for it takes long
+    from optdyn.strategies import names
+
+    return names.meant(name, dict.fromkeys(strategies.built_in()))
+
+
 OF_CONFIGS = (
     *("models", "data", "losses", "metrics", "optimizers", "transforms", "schedules"),
-    *("methods", "laws"),
+    *("methods", "names", "laws"),
 )
 KINDS: dict[str, Callable[[], Listed]] = {
     **{kind: partial(registered, kind) for kind in OF_CONFIGS},
@@ -63,7 +72,8 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     found = {name: about for name, about in KINDS[kind]().items() if name.startswith(prefix)}
     if not found:
-        print(f"error: there are no {kind} that begin with {prefix!r}", file=sys.stderr)
+        hint = other_name(prefix) if kind == "methods" else ""
+        print(f"error: there are no {kind} that begin with {prefix!r}{hint}", file=sys.stderr)
         return 2
     width = max(map(len, found))
     for name, about in found.items():

@@ -27,10 +27,10 @@ from optdyn import processes
 from optdyn.analysis import figures, scoreboard
 from optdyn.analysis.tables import replace
 from optdyn.configs import papers as claims
+from optdyn.errors import meant
 from optdyn.evidence.claim import WORDS, Verdict
 from optdyn.evidence.study import Study
 from optdyn.launch import app, interruptible
-from optdyn.likeness import meant
 from optdyn.outputs.files import DiskFull, WorkdirError, permitted, read_json, write_json, writing
 from optdyn.outputs.hold import held, writable
 

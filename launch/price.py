@@ -32,9 +32,9 @@ from typing import Any
 
 from absl import flags
 
+from optdyn.errors import ConfigError, InputError
 from optdyn.experiment import Cluster, Experiment
 from optdyn.launch import app
-from optdyn.values import ConfigError, InputError
 
 SHARES = (0.5, 0.8, 0.9, 0.95, 0.99)
 USUAL = "price"  # the config without a --config
@@ -314,8 +314,8 @@ def _methods(given: Sequence[str]) -> list[str]:
 
 def _keys(periods: Sequence[str], compressions: Sequence[str]) -> list[dict[str, Any]]:
     """Values of keys of config.strategy, every one with every other. Raises `InputError`."""
+    from optdyn.errors import one_of
     from optdyn.strategies.compression import NAMES
-    from optdyn.values import one_of
 
     every: list[dict[str, Any]] = [{}]
     if periods:

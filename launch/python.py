@@ -42,20 +42,19 @@ from ml_collections import ConfigDict
 from optdyn import experiment, in_memory, strategies, trainer
 from optdyn.analysis import efficiency, figures, tables
 from optdyn.analysis.figures import OKABE_ITO
+from optdyn.cache_keys import Is
 from optdyn.checks import check
 from optdyn.config import default, parse
+from optdyn.errors import ConfigError, meant
 from optdyn.evidence.intervals import ratio
 from optdyn.experiment import Cluster, Data, Law, Model, Optimizer, Parallel, Pieces, Probes
 from optdyn.fields import NAMES, Options, Value
 from optdyn.grid import changed, grid, named
-from optdyn.likeness import meant
 from optdyn.outputs.workdir import parameters
 from optdyn.price import GIGABIT, Price, of_model, price
-from optdyn.reached import Is
-from optdyn.strategies.base import Strategy, together, whole
+from optdyn.strategies.base import Rule, together, whole
 from optdyn.strategies.compose import reading
 from optdyn.timeline.base import Timeline
-from optdyn.values import ConfigError
 
 __all__ = ["Comparison", "Experiment", "Law", "Method", "Trained", "compare", "optimizer"]
 
@@ -110,7 +109,7 @@ class Method:
         loss: Callable[[Any, Any], jax.Array],
         optimizer: optax.GradientTransformation,
         slots: int | None = None,
-    ) -> Strategy:
+    ) -> Rule:
         """The update rule alone, for a training loop of your own.
 
         `loss(params, batch)` is the mean loss of a batch; `optimizer` any optax transformation.

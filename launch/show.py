@@ -16,10 +16,10 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from optdyn.config import default, differences, to_json, with_new_keys
+from optdyn.errors import InputError
 from optdyn.launch import app
 from optdyn.outputs.files import read_json
 from optdyn.own_code import entries
-from optdyn.values import InputError
 
 
 def shown(config: ConfigDict, changed: bool) -> dict[str, Any]:

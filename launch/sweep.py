@@ -34,17 +34,17 @@ import jax
 from absl import flags
 from ml_collections import ConfigDict
 
-from optdyn import batched_runs, resident, trainer
+from optdyn import batched_runs, shared_data, trainer
 from optdyn.analysis import implicit_momentum, report, tables
 from optdyn.config import ConfigError
 from optdyn.grid import of_point, resolve
 from optdyn.launch import app
 from optdyn.launch.points import DONE, Entry, described, folder_of, plan
+from optdyn.memory_checks import available
 from optdyn.outputs.files import read_json, write_json
 from optdyn.outputs.progress import Sweep, Watch, stoppable
 from optdyn.parallel.first_process import agreed, own
 from optdyn.processes import is_writer
-from optdyn.room import available
 from optdyn.trainer import Run
 from optdyn.trajectories.replicas import record
 
@@ -140,7 +140,7 @@ def sweep(
 
 
 def _in_threads(going: Going, entries: Sequence[Entry]) -> None:
-    room = batched_runs.Room(going.memory)
+    budget = batched_runs.MemoryBudget(going.memory)
     sizes = dict[Hashable, int]()
 
     def work(entry: Entry) -> None:
@@ -148,16 +148,16 @@ def _in_threads(going: Going, entries: Sequence[Entry]) -> None:
         if watch.stopped():
             return
         run = going.prepare(entry)
-        with resident.MAKING:
+        with shared_data.COMPILE_LOCK:
             if entry.compilation not in sizes:
                 sizes[entry.compilation] = batched_runs.memory(run)
-        with room.take(sizes[entry.compilation]):
+        with budget.take(sizes[entry.compilation]):
             training = trainer.training(run, folder_of(going.workdir, entry.name), watch)
             going.end(entry, trainer.alone(training))
 
     with ThreadPoolExecutor(going.threads) as pool:
         try:
-            # In copies of the context, for `named.once`.
+            # In copies of the context, for `lookup.once`.
             started = [pool.submit(copy_context().run, work, entry) for entry in entries]
             for future in as_completed(started):
                 future.result()

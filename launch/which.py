@@ -17,12 +17,12 @@ import numpy as np
 from optdyn import price, strategies
 from optdyn.analysis import efficiency
 from optdyn.analysis.penalties import Arm, Measured, is_synchronous
+from optdyn.errors import ConfigError
 from optdyn.evidence.intervals import shown
 from optdyn.experiment import Experiment
 from optdyn.launch.price import and_
 from optdyn.price import GIGABIT, Shapes
 from optdyn.timeline.base import TimelineError
-from optdyn.values import ConfigError
 
 DRAWN = 5  # orders of arrivals that seconds are of
 WIDE = 100  # characters of a line of notes

@@ -5,10 +5,10 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from optdyn import kinds
+from optdyn import type_checks
 from optdyn.config import default, with_new_keys
+from optdyn.errors import ConfigError, InputError
 from optdyn.outputs.files import read_json
-from optdyn.values import ConfigError, InputError
 
 
 def get_config(path: str) -> ConfigDict:
@@ -19,7 +19,7 @@ def get_config(path: str) -> ConfigDict:
     config = default()
     try:
         held = _with_tuples(with_new_keys(read_json(Path(path))))
-        kinds.check(held, config.to_dict())
+        type_checks.check(held, config.to_dict())
     except InputError as error:
         raise ConfigError(f"config file {path}: is no config of a run: {error}") from error
     config.update(ConfigDict(held))

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from optdyn.likeness import meant
+from optdyn.errors import meant
 
 
 class Parser(argparse.ArgumentParser):

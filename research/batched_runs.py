@@ -18,21 +18,23 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from threading import Condition
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from optdyn import config as configs
-from optdyn import driver, named, resident, strategies, trainer
+from optdyn import driver, lookup, shared_data, strategies, trainer
 from optdyn.driver import Chunk
 from optdyn.experiment import Experiment
 from optdyn.outputs.progress import Watch
+from optdyn.parallel.layout import Advance
 from optdyn.problem import Examples
 from optdyn.program import CHUNK, EVALUATED, Program
 from optdyn.run import Run
 from optdyn.strategies.base import State
+from optdyn.trees import Json, Tree
 
 LANES = 64  # runs of one program, at most
 SECONDS, ROUNDS = 0.3, 3  # of updates that are timed, and how often; the fastest counts
@@ -93,10 +95,10 @@ def is_one_program(config: Experiment) -> bool:
     return not (config.parallel.api or config.replicas.count or on_host)
 
 
-@named.once()
+@lookup.once()
 def train(
     runs: Sequence[Run], workdirs: Sequence[Path], lanes: int, watches: Sequence[Watch]
-) -> list[dict[str, Any]]:
+) -> list[Json]:
     """The runs, `lanes` of one program at most, as `trainer.train` would; returns their summaries.
 
     Lanes beyond the runs repeat some, so that floats do not depend on how many runs there are. A
@@ -124,11 +126,11 @@ def train(
             spare = next(iter(events.values()))
             inputs = _stack([events.get(i, spare) for i in of_lane])
             states, infos = advance(states, examples, *inputs, n)
-            infos = {name: np.asarray(leaf)[:, :n] for name, leaf in infos.items()}
+            every = {name: np.asarray(leaf)[:, :n] for name, leaf in infos.items()}
             length = driver.next_length(length, n, time.monotonic() - begun)
             for i, chunk in chunks.items():
                 chunk.state = Lane(states, lane_of[i])
-                chunk.infos = {name: leaf[lane_of[i]] for name, leaf in infos.items()}
+                chunk.infos = {name: leaf[lane_of[i]] for name, leaf in every.items()}
                 said[i] = driver.proceed(trainings[i])
             chunks = {i: chunk for i, chunk in enumerate(said) if isinstance(chunk, Chunk)}
     return [summary for summary in said if not isinstance(summary, Chunk)]
@@ -147,14 +149,14 @@ def lanes_of(runs: Sequence[Run], most: int, budget: float) -> int:
 
 def memory(run: Run) -> int:
     """Bytes that one run needs besides the examples, by XLA's analysis, where it is one program."""
-    sets = resident.put(run.data, run.program.layout.put_examples, run.config)
+    sets = shared_data.put(run.data, run.program.layout.put_examples, run.config)
     some = {name: leaf[:EVALUATED] for name, leaf in sets.test_evaluated.items()}
     evaluation = _bytes(run.program.evaluate, run.params, some)
     return _bytes(run.program.advance, *driver.first(run, 0)) + evaluation
 
 
-class Room:
-    """Memory that threads take parts of: each waits until there is enough, or nobody else."""
+class MemoryBudget:
+    """Memory that threads take parts of: each waits until its bytes fit, or nobody else has any."""
 
     def __init__(self, size: float):
         self._size, self._taken, self._changed = size, 0.0, Condition()
@@ -210,7 +212,7 @@ def _enough(way: Callable[[int], tuple[float, State]]) -> int:
     return updates
 
 
-def _after(advance: Any, first: tuple[Any, ...], times: int) -> State:
+def _after(advance: Advance, first: tuple[Tree, ...], times: int) -> State:
     """The state after the same updates so many times over."""
     state, *rest = first
     for _ in range(times):
@@ -219,7 +221,7 @@ def _after(advance: Any, first: tuple[Any, ...], times: int) -> State:
     return state
 
 
-def _difference(one: Any, other: Any) -> float:
+def _difference(one: Tree, other: Tree) -> float:
     """The largest, over the largest parameter of its array."""
 
     def relative(a: jax.Array, b: jax.Array) -> float:
@@ -228,20 +230,20 @@ def _difference(one: Any, other: Any) -> float:
     return max(jax.tree.leaves(jax.tree.map(relative, one, other)))
 
 
-def _joint(run: Run) -> tuple[Any, Program]:
+def _joint(run: Run) -> tuple[Advance, Program]:
     """`advance` of several runs like this one, and the program of each."""
-    return _vmapped(run.program, resident.is_drawn(run.config))
+    return _vmapped(run.program, shared_data.is_drawn(run.config))
 
 
 @lru_cache(maxsize=4)
-def _vmapped(program: Program, drawn: bool) -> tuple[Any, Program]:
+def _vmapped(program: Program, drawn: bool) -> tuple[Advance, Program]:
     axes = (0, 0 if drawn else None, 0, 0, None)
     advance = jax.jit(jax.vmap(program.advance, axes), donate_argnums=0)
     layout = program.layout._replace(put_state=lambda state: state, get=_whole)
     return advance, replace(program, layout=layout)
 
 
-def _whole(state: Any) -> State:
+def _whole(state: Tree) -> State:
     """The state of a lane, or of a run before it is one."""
     return _row(state.states, state.number) if isinstance(state, Lane) else state
 
@@ -256,11 +258,11 @@ def _joined(states: Sequence[State]) -> State:
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
 
 
-def _stack(events: Sequence[Any]) -> Any:
+def _stack(events: Sequence[Tree]) -> Tree:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *events)
 
 
-def _first(runs: Sequence[Run], lanes: int, n: int) -> tuple[Any, ...]:
+def _first(runs: Sequence[Run], lanes: int, n: int) -> tuple[Tree, ...]:
     """Arguments of `advance` for the first n updates of so many lanes."""
     each = [driver.first(run, n) for run in itertools.islice(itertools.cycle(_alike(runs)), lanes)]
     states, examples, *inputs, _ = zip(*each, strict=True)
@@ -275,10 +277,10 @@ def _alike(runs: Sequence[Run]) -> list[Run]:
 
 def _examples(run: Run, each: Sequence[Examples]) -> Examples:
     """The examples of all lanes, (lanes, N, ...) if they are not the same."""
-    return _joined(each) if resident.is_drawn(run.config) else each[0]
+    return _joined(each) if shared_data.is_drawn(run.config) else each[0]
 
 
-def _bytes(function: Any, *arguments: Any) -> int:
+def _bytes(function: Tree, *arguments: Tree) -> int:
     """What a jitted function needs for its results and besides, by XLA's analysis."""
     found = function.lower(*arguments).compile().memory_analysis()
     return found.output_size_in_bytes + found.temp_size_in_bytes if found else 0

@@ -7,13 +7,13 @@ the result is locked, so a misspelt key is an error and not a silent default.
 import json
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
 
 from ml_collections import ConfigDict
 
-from optdyn import experiment, kinds, strategies
+from optdyn import experiment, strategies, type_checks
+from optdyn.errors import ConfigError
 from optdyn.experiment import Experiment
-from optdyn.values import ConfigError
+from optdyn.trees import Json, Tree
 
 __all__ = [
     "ConfigError",
@@ -34,18 +34,18 @@ def usual() -> Experiment:
     return parse(default())
 
 
-def read(held: Mapping[str, Any]) -> Experiment:
+def read(held: Mapping[str, object]) -> Experiment:
     """The experiment of a run that wrote `held` as its `config.json`. Raises `ConfigError`."""
     return parse(with_new_keys(held))
 
 
-def parse(config: ConfigDict | Mapping[str, Any]) -> Experiment:
+def parse(config: ConfigDict | Mapping[str, object]) -> Experiment:
     """The experiment that a config is of, each value of its kind and in its range.
 
     Raises `ConfigError` at the first that is not.
     """
     values = config.to_dict() if isinstance(config, ConfigDict) else config
-    kinds.check(values, _defaults())
+    type_checks.check(values, _defaults())
     return Experiment.of(values, strategies.Chosen.of)
 
 
@@ -60,9 +60,9 @@ def default() -> ConfigDict:
     return config
 
 
-def _defaults() -> dict[str, Any]:
+def _defaults() -> Json:
     """The default of every key, nested."""
-    nested = dict[str, Any]()
+    nested = Json()
     for name, value in (experiment.defaults() | strategies.defaults()).items():
         part, (*sections, key) = nested, name.split(".")
         for section in sections:
@@ -86,10 +86,10 @@ def to_json(config: ConfigDict | Experiment) -> str:
 BEFORE = {"cluster.collective": "drawn"}
 
 
-def with_new_keys(held: Mapping[str, Any]) -> dict[str, Any]:
+def with_new_keys(held: Mapping[str, object]) -> Json:
     """A config that was written before some keys were there: they have what runs had then."""
 
-    def merged(given: Any, usual: Any) -> Any:
+    def merged(given: Tree, usual: Tree) -> Tree:
         if not (isinstance(given, Mapping) and isinstance(usual, Mapping)):
             return given
         return {**usual, **{key: merged(v, usual.get(key)) for key, v in given.items()}}
@@ -101,7 +101,7 @@ def with_new_keys(held: Mapping[str, Any]) -> dict[str, Any]:
     return merged(held, usual)
 
 
-def before(config: Mapping[str, Any], held: Mapping[str, Any]) -> dict[str, Any]:
+def before(config: Json, held: Json) -> Json:
     """Dotted keys and their values that `config`, nested, had in a run that was begun as `held`.
 
     They are newer than that run, and `config` leaves them at their defaults.
@@ -115,7 +115,9 @@ def before(config: Mapping[str, Any], held: Mapping[str, Any]) -> dict[str, Any]
     return found
 
 
-def differences(one: Mapping[str, Any], other: Mapping[str, Any], prefix: str = "") -> list[str]:
+def differences(
+    one: Mapping[str, object], other: Mapping[str, object], prefix: str = ""
+) -> list[str]:
     """Dotted names of the keys in which two plain configs differ."""
     names = []
     for key in sorted(one.keys() | other.keys()):

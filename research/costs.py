@@ -17,7 +17,7 @@ those that fusions repeat. Optimizers, a few operations a parameter, are left ou
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -25,13 +25,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Var
 
-from optdyn import reached
+from optdyn import cache_keys
 from optdyn.models import base
 from optdyn.problem import Problem
 from optdyn.timeline.pipeline import Work
+from optdyn.trees import Examples, Params, Tree
 
 Groups = tuple[tuple[int, int], ...]  # of trunk blocks that learn together: half-open (a, b)
-Shapes = Any  # a pytree of arrays or of jax.ShapeDtypeStruct
+Shapes = Tree  # a pytree of arrays or of jax.ShapeDtypeStruct
 
 
 class Cost(NamedTuple):
@@ -68,11 +69,13 @@ def block_costs(problem: Problem, params: Shapes, batch: Shapes) -> BlockCosts:
     """
     leaves, structure = jax.tree.flatten((params, batch))
     shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
-    return _block_costs(reached.Is(problem), structure, shapes)
+    return _block_costs(cache_keys.Is(problem), structure, shapes)
 
 
 @lru_cache(maxsize=16)  # a clock asks for those of its model each time
-def _block_costs(of: reached.Is, structure: Any, shapes: tuple[Any, ...]) -> BlockCosts:
+def _block_costs(
+    of: cache_keys.Is, structure: jax.tree_util.PyTreeDef, shapes: tuple[jax.ShapeDtypeStruct, ...]
+) -> BlockCosts:
     problem: Problem = of.thing
     params, batch = jax.tree.unflatten(structure, shapes)
     *trunk, (last, head) = problem.blocks
@@ -165,35 +168,41 @@ def _back(costs: BlockCosts, a: int, b: int) -> float:
     return head.forward + head.backward + through + first.backward_first
 
 
-def _value(module: nn.Module, losses: Callable[..., Any] | None) -> Callable[..., jax.Array]:
+def _value(module: nn.Module, losses: Callable[..., jax.Array] | None) -> Callable[..., jax.Array]:
     """(params, h, batch) -> output of the block, or with `losses` the mean loss of the head."""
 
-    def value(params: Any, h: jax.Array, batch: Any) -> jax.Array:
-        y: Any = module.apply({"params": params}, h)
+    def value(params: Params, h: jax.Array, batch: Examples) -> jax.Array:
+        y: Tree = module.apply({"params": params}, h)
         return jnp.mean(losses(y, batch)) if losses else y
 
     return value
 
 
-def _cost(name: str, module: nn.Module, losses: Any, arguments: Shapes) -> Cost:
+def _cost(
+    name: str, module: nn.Module, losses: Callable[..., jax.Array] | None, arguments: Shapes
+) -> Cost:
     leaves, structure = jax.tree.flatten(arguments)
     shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
-    return Cost(name, *_analyzed(module, reached.key(module), losses, structure, shapes))
+    return Cost(name, *_analyzed(module, cache_keys.key(module), losses, structure, shapes))
 
 
 @lru_cache(maxsize=256)
 def _analyzed(
-    module: nn.Module, own: reached.Key, losses: Any, structure: Any, shapes: tuple[Any, ...]
+    module: nn.Module,
+    own: cache_keys.Key,
+    losses: Callable[..., jax.Array] | None,
+    structure: jax.tree_util.PyTreeDef,
+    shapes: tuple[jax.ShapeDtypeStruct, ...],
 ) -> tuple:
     """A `Cost` without the name, of arguments (params, h, batch) of these shapes."""
     arguments = jax.tree.unflatten(structure, shapes)
     value = _value(module, losses)
     output = jax.eval_shape(value, *arguments)
 
-    def pull(wrt: int, *arguments: Any) -> Any:  # back to the first `wrt` of them
+    def pull(wrt: int, *arguments: Tree) -> Tree:  # back to the first `wrt` of them
         return jax.vjp(lambda *first: value(*first, *arguments[wrt:]), *arguments[:wrt])
 
-    def gradient(wrt: int, cotangent: jax.Array, *arguments: Any) -> Any:
+    def gradient(wrt: int, cotangent: jax.Array, *arguments: Tree) -> Tree:
         y, back = pull(wrt, *arguments)
         return y, back(cotangent)
 
@@ -205,13 +214,13 @@ def _analyzed(
     return forward, backward, first, _bytes(arguments[0]), kept, _bytes(output)
 
 
-def _operations(function: Callable[..., Any], *arguments: Shapes) -> float:
+def _operations(function: Callable[..., Tree], *arguments: Shapes) -> float:
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        analysis: Any = jax.jit(function).lower(*arguments).cost_analysis()
+        analysis: Tree = jax.jit(function).lower(*arguments).cost_analysis()
     return analysis["flops"]
 
 
-def _kept(pull: Callable[..., Any], params: Shapes, *data: Shapes) -> int:
+def _kept(pull: Callable[..., Tree], params: Shapes, *data: Shapes) -> int:
     """Bytes of what `pull` keeps that depends on the data."""
     jaxpr = jax.make_jaxpr(lambda *arguments: pull(*arguments)[1])(params, *data).jaxpr
     depends = _variables(jaxpr.invars[len(jax.tree.leaves(params)) :])
@@ -221,7 +230,7 @@ def _kept(pull: Callable[..., Any], params: Shapes, *data: Shapes) -> int:
     return _bytes([variable.aval for variable in depends & _variables(jaxpr.outvars)])
 
 
-def _variables(atoms: Sequence[Any]) -> set[Any]:
+def _variables(atoms: Sequence[object]) -> set[Var]:
     return {atom for atom in atoms if isinstance(atom, Var)}
 
 

@@ -13,7 +13,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +24,7 @@ from optdyn.parallel.first_process import agreed
 from optdyn.program import CHUNK
 from optdyn.run import Run, batches_of, events_of, extended, feed_of
 from optdyn.strategies.base import Event, State
+from optdyn.trees import Json, Tree
 
 METERED_CHUNK = 64  # updates of a window handed to the device at a time: each says much
 
@@ -38,8 +38,8 @@ class Chunk:
     n: int  # 0: only compile
     until: int  # the stop that is next
     state: State  # on the program's devices
-    examples: Any  # likewise
-    events: Callable[[int], tuple[Event, Any]]  # the first so many, as `advance` takes them
+    examples: Tree  # likewise: `Examples`, and a pair of them for the momentum meter
+    events: Callable[[int], tuple[Event, Tree]]  # the first so many, as `advance` takes them
     metered: bool  # whether updates say what the momentum meter needs
     begun: float  # when it was asked for, by `time.monotonic`
     infos: Mapping[str, np.ndarray] = field(default_factory=dict)  # of each update made, (m,)
@@ -63,7 +63,7 @@ def drive(
     state: State,
     step: int,
     stops: Sequence[int],
-    log: list[dict[str, Any]] | None = None,
+    log: list[Json] | None = None,
     windows: Windows | None = None,
     feed: Feed | None = None,
 ) -> Iterator[Chunk]:
@@ -82,15 +82,16 @@ def drive(
         run = run if log is None else extended(run, held, log)
         until = min(stops[bisect_right(stops, step, hi=len(stops) - 1)], len(run.timeline.seconds))
         begun, block = time.monotonic(), feed(held, batches_of(run))
-        events: Callable[[int], Any] = partial(events_of, run, step, block)
-        examples, end = block.examples, min(until, block.stop, step + CHUNK)
+        events: Callable[[int], tuple[Event, Tree]] = partial(events_of, run, step, block)
+        examples: Tree = block.examples
+        end = min(until, block.stop, step + CHUNK)
         if windows:
             end = min(end, windows.until(step))
         if metered := windows is not None and windows.has(step):
             other = second(held, batches_of(run, independent=True))
             examples, end = (examples, other.examples), min(end, other.stop, step + METERED_CHUNK)
 
-            def events(n: int) -> Any:
+            def events(n: int) -> tuple[Event, Tree]:
                 event, indices = events_of(run, step, block, n, METERED_CHUNK)
                 return event, (indices, events_of(run, step, other, n, METERED_CHUNK)[1])
 
@@ -107,10 +108,10 @@ def drive(
             return
 
 
-Training = Generator[Chunk, None, dict[str, Any]]  # asks for updates, and returns the summary
+Training = Generator[Chunk, None, Json]  # asks for updates, and returns the summary
 
 
-def alone(training: Training) -> dict[str, Any]:
+def alone(training: Training) -> Json:
     """The summary of a run after all its updates, made on its own devices."""
     length = 1
     with contextlib.closing(training):
@@ -121,7 +122,7 @@ def alone(training: Training) -> dict[str, Any]:
     return chunk
 
 
-def proceed(training: Training) -> Chunk | dict[str, Any]:
+def proceed(training: Training) -> Chunk | Json:
     """What the run asks for after the chunk before has been made, or its summary."""
     try:
         return next(training)
@@ -139,7 +140,7 @@ def initial(run: Run) -> State:
     return run.program.layout.put_state(run.program.init(jax.tree.map(jnp.copy, run.params)))
 
 
-def first(run: Run, n: int) -> tuple[Any, ...]:
+def first(run: Run, n: int) -> tuple[Tree, ...]:
     """Arguments of `advance` for the first n updates of the run, which stays as it is."""
     chunk = next(drive(run, initial(run), 0, [n]))
     return chunk.state, chunk.examples, *chunk.events(n), n

@@ -11,9 +11,8 @@ from dataclasses import Field, InitVar, dataclass, fields
 from dataclasses import field as made
 from typing import TYPE_CHECKING, Any, Self
 
+from optdyn.errors import ConfigError, meant
 from optdyn.fields import OPTIONS, Options, Value, default_of, field, plain
-from optdyn.likeness import meant
-from optdyn.values import ConfigError
 
 if TYPE_CHECKING:
     from optdyn.strategies.method import Chosen

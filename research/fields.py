@@ -14,8 +14,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
-from optdyn import kinds
-from optdyn.values import ConfigError, is_as_wanted, one_of_these, shown
+from optdyn import type_checks
+from optdyn.errors import ConfigError, is_as_wanted, one_of_these, shown
 
 NAMES = ("name", "loss", "schedule", "service")  # fields that take a thing, or what it is called
 
@@ -119,7 +119,7 @@ def check(name: str, value: Any, of: "dataclasses.Field[Any]") -> None:
     """Raises `ConfigError` unless the value is of the field's kind, and in its range."""
     if of.name in NAMES and callable(value):
         return  # the thing itself
-    wanted, usual = kinds.refusal(name, value, default_of(of)), of.metadata.get("range")
+    wanted, usual = type_checks.refusal(name, value, default_of(of)), of.metadata.get("range")
     if not wanted and usual and not is_as_wanted(usual.holds, value):
         wanted = usual.wanted
     if not wanted and (known := of.metadata.get("one_of")) and value not in known:

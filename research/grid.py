@@ -31,8 +31,8 @@ from ml_collections import ConfigDict
 
 from optdyn.checks import check
 from optdyn.config import ConfigError, parse
+from optdyn.errors import InputError, shown
 from optdyn.experiment import Experiment
-from optdyn.values import InputError, shown
 
 MOST = 100_000  # points of a grid
 
@@ -156,7 +156,7 @@ def resolve(config: ConfigDict, name: str, point: Point) -> Experiment:
     return resolved
 
 
-def changed(base: ConfigDict, values: Mapping[str, Any]) -> ConfigDict:
+def changed(base: ConfigDict, values: Mapping[str, object]) -> ConfigDict:
     """A copy with these values of dotted keys, which is not checked further.
 
     Raises `ConfigError` where there is no such key, or it is of another type.
@@ -201,11 +201,11 @@ def _factors(part: Axes | Points) -> list[Points]:
     ]
 
 
-def _along(key: str, values: Sequence[Any]) -> Iterator[Point]:
+def _along(key: str, values: Sequence[object]) -> Iterator[Point]:
     return ({key: value} for value in values)
 
 
-def _values(key: str, values: Any) -> Sequence[Any]:
+def _values(key: str, values: object) -> Sequence[object]:
     """The values of an axis; `ConfigError` if they are none."""
     if isinstance(values, str) or not isinstance(values, Sequence):
         raise ConfigError(f"grid: axis {key} = {shown(values)}: must be a list of values")

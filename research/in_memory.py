@@ -5,15 +5,14 @@ the thing, as long as the process lives, so that `optdyn.in_memory:NAME` finds i
 """
 
 import sys
-from typing import Any
 
-from optdyn.reached import Is
+from optdyn.cache_keys import Is
 
 _names = dict[Is, str]()
 
 
-def name_of(thing: Any) -> str:
-    """`MODULE:NAME`, by which `named.find` finds this very thing; of a text the text itself."""
+def name_of(thing: object) -> str:
+    """`MODULE:NAME`, by which `lookup.find` finds this very thing; of a text the text itself."""
     if isinstance(thing, str):
         return thing
     module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", "")

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optdyn import named
-from optdyn.values import ConfigError
+from optdyn import lookup
+from optdyn.errors import ConfigError
 
 Each = Callable[[jax.Array, Mapping[str, jax.Array]], jax.Array]
 Batch = Mapping[str, jax.Array]
@@ -106,7 +106,7 @@ def metrics(names: Sequence[str]) -> Callable[[jax.Array, Batch], dict[str, jax.
 
 def _found(key: str, name: str, known: Mapping[str, Each]) -> Each:
     """One's own gives numbers of any type, which become float32."""
-    found = named.find(key, name, known)
+    found = lookup.find(key, name, known)
     if not callable(found):
         raise ConfigError(f"{key} = {name!r}: must be a function (outputs, batch) -> (B,)")
     return (lambda o, batch: jnp.asarray(found(o, batch), jnp.float32)) if ":" in name else found

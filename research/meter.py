@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from optdyn.dynamics.moments import Fit, NotIdentified, fit
 from optdyn.experiment import Experiment, Probes
 from optdyn.outputs.files import writing
 from optdyn.strategies.metered import METERED, SKETCH
+from optdyn.trees import Json
 
 FILE = "sketches.npy"
 LIMIT = 0.95  # of explicit momentum
@@ -115,7 +116,7 @@ class Meter:
         new = np.stack([infos[name] for name in METERED], axis=1)
         self._rows[at : at + len(new)] = new
 
-    def logged(self, since: int, step: int) -> dict[str, Any]:
+    def logged(self, since: int, step: int) -> Json:
         """Fitted to the windows that ended after `since` and by `step`; {} if none did."""
         ended = read(self._rows, self._config, self._examples, since, step)
         plain = is_plain(self._config)
@@ -148,7 +149,7 @@ def opened(path: Path, shape: tuple[int, ...]) -> np.ndarray:
     return made
 
 
-def steered(rows: Sequence[Mapping[str, Any]], total: float) -> list[tuple[int, float]]:
+def steered(rows: Sequence[Json], total: float) -> list[tuple[int, float]]:
     """(step, explicit momentum from then on) for each reading in the log.
 
     mu = M - i, which makes phi_1 = mu + i the total aimed at, M; i is the mean of all readings of
@@ -187,7 +188,7 @@ def lags(config: Experiment) -> int:
     return 1 + bool(optimizer.momentum and strategies.groups_of(config) > 1)
 
 
-def said(ended: Sequence[Window], lags: int, plain: bool, rate: float) -> dict[str, Any]:
+def said(ended: Sequence[Window], lags: int, plain: bool, rate: float) -> Json:
     """For the log: what the windows say.
 
     `implicit_momentum` with its 95 % interval and the p-value of the J test; likewise
@@ -195,7 +196,7 @@ def said(ended: Sequence[Window], lags: int, plain: bool, rate: float) -> dict[s
     and what is implicit together, or of `plain` SGD the same; `effective_learning_rate`, rate / g
     for memoryless groups.
     """
-    found: dict[str, Any] = {}
+    found: Json = {}
     for name, terms in (("implicit", 1), ("fitted", lags)):
         if not terms or (plain and name == "fitted"):
             continue

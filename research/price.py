@@ -19,10 +19,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from optdyn import program, resident, seeds, strategies
+from optdyn import program, seeds, shared_data, strategies
 from optdyn.checks import check_cluster
+from optdyn.errors import ConfigError, one_of
 from optdyn.experiment import Experiment, Pieces
-from optdyn.strategies import Methods, Network, Setting, local, meetings
+from optdyn.strategies import Methods, Network, Setting, averaging_clock, local
 from optdyn.strategies.asynchronous import Asynchronous
 from optdyn.strategies.daso import DASO
 from optdyn.strategies.gossip import Neighbours
@@ -33,8 +34,9 @@ from optdyn.timeline.base import Arrival, Meeting, Shares, Timeline, at, chosen
 from optdyn.timeline.compute_groups import compute_means
 from optdyn.timeline.dynamic_batch import costs
 from optdyn.timeline.network import SERVER, kind_of
+from optdyn.timeline.pipeline import Work
 from optdyn.timeline.service import DRAWN, is_drawn
-from optdyn.values import ConfigError, one_of
+from optdyn.trees import Choice, Params
 
 GEOMETRIC = "geometric"  # the law of a staleness, of groups that do not differ
 GIGABIT = 1e9 / 8  # bytes
@@ -70,8 +72,8 @@ class Price(NamedTuple):
 class Shapes(NamedTuple):
     """A model by its shapes, or the number of its parameters alone."""
 
-    params: Any  # of jax.ShapeDtypeStruct
-    problem: Any = None  # None: there is only a number of parameters
+    params: Params  # of jax.ShapeDtypeStruct
+    problem: Any = None  # a `Problem`; None: there is only a number of parameters
     examples: Any = None
     set_size: int = 0  # examples of the training set; 0: there is none
 
@@ -100,7 +102,7 @@ class Window(NamedTuple):
 
 def of_model(config: Experiment) -> Shapes:
     """The model of an experiment. Raises `ConfigError` and `DataError`."""
-    data = resident.load(config)
+    data = shared_data.load(config)
     one = {name: leaf[:1] for name, leaf in data.train.items()}
     params = program.shapes(config, data.classes, seeds.key(config.seed, "init"), one)
     size = len(next(iter(data.train.values())))
@@ -136,7 +138,7 @@ def with_nodes(config: Experiment, nodes: int) -> Experiment:
     return config.with_({"cluster.nodes": nodes}, batch_size=batch)
 
 
-def with_method(config: Experiment, name: str, **keys: Any) -> Experiment:
+def with_method(config: Experiment, name: str, **keys: object) -> Experiment:
     """The experiment by another method, whose workers have as many examples for an update.
 
     Groups that arrive by themselves are as many as workers, or as the devices of a node. `keys` are
@@ -148,7 +150,7 @@ def with_method(config: Experiment, name: str, **keys: Any) -> Experiment:
     groups = cluster.devices_per_node if methods.mix else workers
     if not methods.read or methods.read.barrier:
         groups = 1
-    changes: dict[str, Any] = {"strategy.name": name, "strategy.groups": groups}
+    changes: dict[str, object] = {"strategy.name": name, "strategy.groups": groups}
     changes |= {f"strategy.{k}": v for k, v in keys.items() if strategies.owns(name, k)}
     arrivals = config.with_(changes).strategy.methods.get("arrivals", 1)
     return config.with_(changes, batch_size=max(round(each * workers / groups * arrivals), 1))
@@ -384,7 +386,7 @@ def _who(line: Timeline) -> np.ndarray:
     return np.asarray(getattr(choice, "worker", line.worker))
 
 
-def _stages(config: Experiment, shapes: Shapes) -> Any:
+def _stages(config: Experiment, shapes: Shapes) -> Work:
     """The work of the nodes that are stages (`pipeline.Work`)."""
     of = config.strategy.methods.gradient
     of = of if isinstance(of, local.Local) else local.Local(variant="backprop")
@@ -440,7 +442,7 @@ def _by_groups(config: Experiment, line: Timeline, exchanges: float) -> float:
     return arrivals * (exchanges * to_server + (1 - exchanges) * inside)
 
 
-def _exchanges(choice: Any) -> float:
+def _exchanges(choice: Choice) -> float:
     """The share of arrivals that exchange."""
     if hasattr(choice, "peer"):
         return float(np.mean(np.asarray(choice.peer) != np.asarray(choice.worker)))
@@ -459,7 +461,7 @@ def _is_synchronous(config: Experiment) -> bool:
     return one and not methods.get("waiting", "")
 
 
-def _logged_bytes(config: Experiment, shapes: Shapes, choice: Any, exchanges: float) -> float:
+def _logged_bytes(config: Experiment, shapes: Shapes, choice: Choice, exchanges: float) -> float:
     """What a run's log calls `sent_bytes`: a node's own, once, and what its groups say.
 
     Of nodes that meet it is their messages, of workers with parameters of their own both ways.
@@ -493,8 +495,8 @@ def _meeting_bytes(config: Experiment, shapes: Shapes, choice: Meeting) -> tuple
     receive = np.asarray(choice.receive).reshape(send.shape)
     if isinstance(mix, ModelAveraging):
         setting = _setting(config, shapes)
-        sent = float((send @ np.array(meetings.message_bytes(mix, setting))).mean())
-        return sent, float(receive.any(axis=1).mean()) * meetings.state_bytes(mix, setting)
+        sent = float((send @ np.array(averaging_clock.message_bytes(mix, setting))).mean())
+        return sent, float(receive.any(axis=1).mean()) * averaging_clock.state_bytes(mix, setting)
     blocking = receive & (np.asarray(choice.waited).reshape(send.shape) == 0)
     short, usual = (
         shapes.bytes / (2 if dtype == "bfloat16" else 1)

@@ -3,26 +3,24 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from optdyn import data as datasets
-from optdyn import experiment, losses, models, named, seeds
+from optdyn import experiment, lookup, losses, models, seeds
 from optdyn.data.augment import augment
+from optdyn.errors import ConfigError, shown
 from optdyn.experiment import Experiment, Model
 from optdyn.models import base
 from optdyn.models.quadratic import centred, curvatures, factors, optima
-from optdyn.values import ConfigError, shown
+from optdyn.trees import Examples, Params, Tree
 
 TEXT = ("transformer", "modern_transformer")  # other built-in models take images or numbers
 HELD = {"text": "text", "image": "images", "x": "numbers"}
 SEVERAL = 7919  # examples of a batch that is only traced: a size that nothing else has
-
-Params = dict[str, Any]
-Examples = dict[str, Any]  # arrays whose first axis counts examples
 
 
 class Pixels(NamedTuple):
@@ -124,11 +122,11 @@ def check(of: Problem, examples: Examples) -> None:
     }
     data = ", ".join(f"{name} {leaf.shape[1:]}" for name, leaf in examples.items())
 
-    def traced(key: str, function: Callable[..., Any], *args: Any) -> Any:
+    def traced(key: str, function: Callable[..., Tree], *args: Tree) -> Tree:
         try:
             return jax.eval_shape(function, *args)
         except Exception as error:
-            why = named.told(error).replace(str(SEVERAL), "B")
+            why = lookup.told(error).replace(str(SEVERAL), "B")
             raise ConfigError(f"{key}: cannot be used on examples of {data} ({why})") from error
 
     def wanted(key: str, shape: jax.ShapeDtypeStruct) -> None:
@@ -177,7 +175,7 @@ def load_data(model: Model, chosen: experiment.Data, seed: int) -> datasets.Data
     )
     held = next(name for kind, name in HELD.items() if kind in data.train)
     wanted = "text" if model.name in TEXT else "images"
-    if not named.is_own(model.name) and (held == "text") != (wanted == "text"):
+    if not lookup.is_own(model.name) and (held == "text") != (wanted == "text"):
         raise datasets.DataError(
             f"config.model.name = {model.name!r} needs {wanted}: config.data.name = "
             f"{chosen.name!r} holds {held}"

@@ -16,7 +16,7 @@ from threading import Timer
 
 import jax
 
-from optdyn.values import InputError
+from optdyn.errors import InputError
 
 PLATFORMS = "jax_platforms"  # of JAX's configuration, from the environment's JAX_PLATFORMS
 CONNECT = 300  # seconds until all processes must have come

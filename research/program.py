@@ -7,13 +7,14 @@ rates, momentum, number of updates. One compilation serves a whole grid of those
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from optdyn import models, optimizers, own_code, problem, strategies
+from optdyn.cache_keys import Key
 from optdyn.dynamics.probes import PROBES
 from optdyn.experiment import Experiment, Model
 from optdyn.fields import Options
@@ -21,9 +22,9 @@ from optdyn.optimizers import schedules
 from optdyn.parallel import devices as parallel
 from optdyn.parallel.layout import Layout
 from optdyn.problem import Examples, Params, Problem
-from optdyn.reached import Key
-from optdyn.strategies.base import Event, Info, State, Strategy
+from optdyn.strategies.base import Event, Info, Rule, State
 from optdyn.strategies.merged import Merged, cut, merged
+from optdyn.trees import Hyper, Tree
 
 CHUNK = 256  # events handed to the device at a time; how many of them are run is an argument
 EVALUATED = 1000  # examples evaluated at a time
@@ -31,7 +32,7 @@ EVALUATED = 1000  # examples evaluated at a time
 
 @dataclass(frozen=True, eq=False)  # compared and hashed by identity, as a key of caches
 class Program:
-    """Pure functions of one problem and one strategy.
+    """Pure functions of one problem and one rule.
 
     `advance(state, examples, events, indices, n) -> (state, infos)` runs the first `n` of CHUNK
     events on its devices, `infos` being what each step says of itself, (CHUNK,); `indices`,
@@ -43,7 +44,7 @@ class Program:
     """
 
     problem: Problem
-    strategy: Strategy
+    rule: Rule
     layout: Layout
     metered: Layout | None  # the same, of pairs of batches, saying what the momentum meter needs
     evaluate: Callable[..., tuple[jax.Array, dict[str, jax.Array]]]
@@ -57,7 +58,7 @@ class Program:
     @property
     def init(self) -> Callable[[Params], State]:
         """The state that a run starts from."""
-        return self.layout.init or self.strategy.init
+        return self.layout.init or self.rule.init
 
 
 class Raced(NamedTuple):
@@ -70,8 +71,8 @@ class Raced(NamedTuple):
     needs, also takes the examples and the numbers of a second batch.
     """
 
-    given: Callable[[State, Any], Any]
-    work: Callable[..., Any]
+    given: Callable[[State, int], Tree]
+    work: Callable[..., Tree]
     update: Callable[..., tuple[State, Info]]
     metered: Callable[..., tuple[State, Info]]
     merged: Merged | None = None  # of examples and the numbers, (B,) or (B, 2), of those of a batch
@@ -184,7 +185,7 @@ def _problem(of: Minimized) -> tuple[Problem, Callable[..., Params]]:
 
 
 @lru_cache(maxsize=32)
-def _checked(of: Minimized, shapes: Sequence[tuple[str, tuple[int, ...], Any]]) -> None:
+def _checked(of: Minimized, shapes: Sequence[tuple[str, tuple[int, ...], np.dtype]]) -> None:
     examples = {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape, dtype in shapes}
     problem.check(_problem(of)[0], examples)
 
@@ -193,8 +194,8 @@ def _checked(of: Minimized, shapes: Sequence[tuple[str, tuple[int, ...], Any]]) 
 def _make(model: Minimized, rest: Static) -> Program:
     whole, _ = _problem(model)
     asked = rest.layout, whole, optimizers.optimizer(*rest.optimizer), rest.slots
-    strategy, layout = parallel.make(lambda one: partial(_advance, whole, one), *asked)
-    strategy = strategy._replace(init=jax.jit(strategy.init))  # one program, not one a leaf
+    rule, layout = parallel.make(lambda one: partial(_advance, whole, one), *asked)
+    rule = rule._replace(init=jax.jit(rule.init))  # one program, not one a leaf
     metered = None
     if rest.meter:
         _, metered = parallel.make(lambda one: partial(_metered, whole, one), *asked, meter=True)
@@ -202,9 +203,7 @@ def _make(model: Minimized, rest: Static) -> Program:
     own = [method.probe(whole) for method in methods.every]
     probe = _probe(whole, [each for each in own if each], rest.probes)
     sums = tuple(name for method in methods.every for name in method.info)
-    return Program(
-        whole, strategy, layout, metered, jax.jit(partial(_evaluate, whole)), probe, sums
-    )
+    return Program(whole, rule, layout, metered, jax.jit(partial(_evaluate, whole)), probe, sums)
 
 
 @lru_cache(maxsize=32)
@@ -216,23 +215,23 @@ def _raced(model: Minimized, rest: Static) -> Raced:
     assert methods.read and methods.read.message
     of = methods.read.message(*strategies.pieces(methods, whole, optimizer))
 
-    def work(given: Any, hyper: Any, examples: Examples, chosen: jax.Array) -> Any:
+    def work(given: Tree, hyper: Hyper, examples: Examples, chosen: jax.Array) -> Tree:
         return of(given, hyper, partial(whole.batch, examples), chosen)
 
     def step_of(meter: bool) -> Callable[..., tuple[State, Info]]:
         return strategies.compose(*asked, meter=meter, race=True).step
 
-    def update(state: State, event: Event, message: Any) -> tuple[State, Info]:
+    def update(state: State, event: Event, message: Tree) -> tuple[State, Info]:
         return step_of(meter=False)(state, event, message)
 
     def metered(
-        state: State, event: Event, message: Any, examples: Examples, second: jax.Array
+        state: State, event: Event, message: Tree, examples: Examples, second: jax.Array
     ) -> tuple[State, Info]:
         return step_of(meter=True)(state, event, (message, whole.batch(examples, second)))
 
     fresh = methods.get("fresh", ())
 
-    def given(state: State, slot: Any) -> Any:
+    def given(state: State, slot: int) -> Tree:
         seen = state.at(slot)
         return {name: own for name, own in seen.items() if name not in fresh} if fresh else seen
 
@@ -248,19 +247,23 @@ def _raced(model: Minimized, rest: Static) -> Raced:
 def _merged(whole: Problem, fresh: Sequence[str]) -> Merged:
     front, serve = merged(whole, cut([name for name, _ in whole.blocks], fresh))
 
-    def group(x: Params, examples: Examples, chosen: jax.Array) -> Any:
+    def group(x: Params, examples: Examples, chosen: jax.Array) -> Tree:
         return front(x, whole.batch(examples, chosen))
 
-    def server(y: Params, h: jax.Array, examples: Examples, chosen: jax.Array) -> Any:
+    def server(y: Params, h: jax.Array, examples: Examples, chosen: jax.Array) -> Tree:
         return serve(y, h, whole.batch(examples, chosen))
 
     return Merged(jax.jit(group), jax.jit(server))
 
 
-def _probe(problem: Problem, own: Sequence[Callable[..., Any]], asked: Sequence[str]) -> Any:
+def _probe(
+    problem: Problem, own: Sequence[Callable[..., Tree]], asked: Sequence[str]
+) -> Callable[..., dict[str, jax.Array]] | None:
     """The methods' probes, and those of `config.probes` that are asked for."""
 
-    def probe(params: Params, every: Params, train: Examples, test: Examples) -> dict[str, Any]:
+    def probe(
+        params: Params, every: Params, train: Examples, test: Examples
+    ) -> dict[str, jax.Array]:
         found = [measure(params, train, test) for measure in own]
         found += [PROBES[name](problem, params, every, train) for name in asked]
         return {name: value for each in found for name, value in each.items()}
@@ -270,7 +273,7 @@ def _probe(problem: Problem, own: Sequence[Callable[..., Any]], asked: Sequence[
 
 def _advance(
     problem: Problem,
-    strategy: Strategy,
+    rule: Rule,
     state: State,
     examples: Examples,
     events: Event,
@@ -280,12 +283,12 @@ def _advance(
     def batch(i: jax.Array) -> Examples:
         return problem.batch(examples, indices[i])
 
-    return _loop(strategy, state, events, batch, n)
+    return _loop(rule, state, events, batch, n)
 
 
 def _metered(
     problem: Problem,
-    strategy: Strategy,
+    rule: Rule,
     state: State,
     examples: tuple[Examples, Examples],
     events: Event,
@@ -296,15 +299,15 @@ def _metered(
         pairs = zip(examples, indices, strict=True)
         return tuple(problem.batch(held, chosen[i]) for held, chosen in pairs)
 
-    return _loop(strategy, state, events, batches, n)
+    return _loop(rule, state, events, batches, n)
 
 
 def _loop(
-    strategy: Strategy, state: State, events: Event, batch: Callable[..., Any], n: jax.Array
+    rule: Rule, state: State, events: Event, batch: Callable[..., Tree], n: jax.Array
 ) -> tuple[State, Info]:
-    def step(state: State, i: Any) -> tuple[State, Info]:
+    def step(state: State, i: jax.Array) -> tuple[State, Info]:
         event = jax.tree.map(lambda leaf: leaf[i], events)
-        return strategy.step(state, event, batch(i))
+        return rule.step(state, event, batch(i))
 
     def body(i: jax.Array, carry: tuple[State, Info]) -> tuple[State, Info]:
         state, every = carry
@@ -363,6 +366,6 @@ def probe(program: Program, state: State, train: Examples, test: Examples) -> di
     return {name: float(value) for name, value in jax.device_get(found).items()}
 
 
-def parameter_bytes(params: Any) -> int:
+def parameter_bytes(params: Tree) -> int:
     """Size of a pytree of arrays, or of their shapes."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))

@@ -5,9 +5,8 @@ step as it is. Whether it would is not known by a table of methods and laws, but
 timeline of as many steps must begin with what was done.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -21,9 +20,10 @@ from optdyn.outputs.workdir import enough, latest, text_of
 from optdyn.parallel.first_process import agreed
 from optdyn.processes import is_writer
 from optdyn.run import Run, extended
+from optdyn.trees import Json
 
 
-def before(config: Mapping[str, Any], workdir: Path) -> dict[str, Any]:
+def before(config: Json, workdir: Path) -> Json:
     """Dotted keys, and their values, with which the run in a workdir was begun, or a grid's points.
 
     `config` is the nested dict of what is asked for. A workdir that is older than a key goes on as
@@ -43,9 +43,7 @@ def begun(workdir: Path) -> bool:
     return agreed(latest(workdir) is not None)
 
 
-def left(
-    folder: Path, config: Experiment, held: Mapping[str, Any], summary: dict[str, Any]
-) -> dict[str, Any]:
+def left(folder: Path, config: Experiment, held: Json, summary: Json) -> Json:
     """The summary of a finished run: as it is, but one that diverged would have with more steps."""
     if summary["status"] == "diverged" and held["steps"] != config.steps and is_writer():
         summary = {**summary, "steps": config.steps}
@@ -57,9 +55,9 @@ def left(
 def go_on(
     folder: Path,
     run: Run,
-    held: Mapping[str, Any],
+    held: Json,
     step: int,
-    before: Mapping[str, Any],
+    before: Json,
     tell: Callable[[str], None],
 ) -> None:
     """Says where the run starts, and makes the workdir that of its config.
@@ -75,7 +73,7 @@ def go_on(
             "give another --workdir"
         )
     logged = rows(folder / "metrics.jsonl", "step")
-    changed: dict[str, Any] = {}
+    changed: Json = {}
     if of != config.steps and step:
         past = [row for row in logged if row["step"] <= step]
         changed = {"of": of} | _continued(folder, run, of, step, before, past)
@@ -97,9 +95,9 @@ def _continued(
     run: Run,
     of: int,
     step: int,
-    before: Mapping[str, Any],
-    logged: list[dict[str, Any]],
-) -> dict[str, Any]:
+    before: Json,
+    logged: list[Json],
+) -> Json:
     """What is another in a run of `of` steps from this one on than in one that always had as many
     as now: nothing, or the `schedule` of learning rates.
 

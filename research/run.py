@@ -3,13 +3,13 @@
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from optdyn import data as datasets
-from optdyn import problem, resident
+from optdyn import problem, shared_data
 from optdyn.data import parts
 from optdyn.data.feed import Batches, Block, Feed, streamed, whole
 from optdyn.experiment import Experiment
@@ -18,6 +18,7 @@ from optdyn.program import CHUNK, Program
 from optdyn.strategies.base import Event, Params
 from optdyn.timeline import Timeline
 from optdyn.timeline.base import Shares, at, chosen
+from optdyn.trees import Json
 
 
 class Run(NamedTuple):
@@ -30,10 +31,10 @@ class Run(NamedTuple):
     timeline_of: Callable[..., Timeline]  # (config, epochs) -> as far as their log decides it
     program: Program
     params: Params  # x_0
-    report: Mapping[str, Any]  # what its methods say of an update, for the summary
+    report: Mapping[str, object]  # what its methods say of an update, for the summary
     hypers: Mapping[str, np.ndarray]  # (steps,) each
     columns: int = 0  # of a device, where the timeline's shares say whose examples are whose
-    origin: Mapping[str, Any] = MappingProxyType({})  # the run that x_0 is of, if it is of one
+    origin: Mapping[str, object] = MappingProxyType({})  # the run that x_0 is of, if it is of one
     shards: tuple[np.ndarray, ...] = ()  # the numbers of each node's examples, where it has its own
     code: str = ""  # checksums of the user's own (`own_code.fingerprint`)
 
@@ -43,7 +44,7 @@ class Run(NamedTuple):
         return len(next(iter(self.data.train.values())))
 
 
-def extended(run: Run, step: int, rows: list[dict[str, Any]]) -> Run:
+def extended(run: Run, step: int, rows: list[Json]) -> Run:
     """The run with as much of its timeline as the log decides: to beyond `step`, or to the end.
 
     And with the momentum that the log's readings steer to.
@@ -61,14 +62,14 @@ def extended(run: Run, step: int, rows: list[dict[str, Any]]) -> Run:
     return run._replace(timeline=line, columns=columns_of(line))
 
 
-def momenta(run: Run, rows: list[dict[str, Any]]) -> list[tuple[int, float]]:
+def momenta(run: Run, rows: list[Json]) -> list[tuple[int, float]]:
     """(step, explicit momentum from then on), where the meter steers it; else []."""
     return steered(rows, run.config.optimizer.momentum) if run.config.probes.steer else []
 
 
 def columns_of(line: Timeline) -> int:
     divided = chosen(line, Shares)
-    return parts.columns(divided.shares) if divided else 0
+    return parts.columns(np.asarray(divided.shares)) if divided else 0
 
 
 def feed_of(run: Run) -> Feed:
@@ -77,7 +78,7 @@ def feed_of(run: Run) -> Feed:
     if config.data.streaming:
         put = layout.put_rows or (lambda of: layout.put_examples(of(0)))
         return streamed(run.data.train, put, layout.devices, config.batch_size, CHUNK)
-    return whole(resident.put(run.data, layout.put_examples, config).train)
+    return whole(shared_data.put(run.data, layout.put_examples, config).train)
 
 
 def batches_of(run: Run, independent: bool = False) -> Batches:
@@ -94,7 +95,7 @@ def batches_of(run: Run, independent: bool = False) -> Batches:
     divided = chosen(run.timeline, Shares)
     if not divided:
         return every
-    shares = divided.shares
+    shares = np.asarray(divided.shares)
 
     def batches(start: int, stop: int) -> np.ndarray:
         own = shares[start:stop]

@@ -1,4 +1,4 @@
-"""One run: the strategy's update rule over the cluster's timeline, logged, saved and resumed.
+"""One run: the methods' update rule over the cluster's timeline, logged, saved and resumed.
 
 A run is a generator that asks for chunks of updates (`driver.py`), logs and saves. `train` makes
 them on the run's own devices, `batched_runs.py` those of many runs in one program.
@@ -12,21 +12,20 @@ from collections.abc import Callable, Mapping
 from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from optdyn import (
-    named,
+    lookup,
+    memory_checks,
     optimizers,
     own_code,
     problem,
     program,
-    resident,
-    room,
     seeds,
+    shared_data,
     strategies,
 )
 from optdyn.checks import check
@@ -57,13 +56,14 @@ from optdyn.run import Run, batches_of, columns_of, events_of, feed_of, momenta
 from optdyn.strategies.base import Params, State
 from optdyn.strategies.metered import METERED
 from optdyn.timeline.base import Arrival, chosen
+from optdyn.trees import Json
 
 WORSE = 100  # times the first logged loss: the mark `worse` in a summary
 ABSURD = 1e6  # times the first logged loss, at least 1: a run that ends above it has diverged
 MEASURED = 8  # updates at the end of an epoch that workers are timed over
 
 
-@named.once()
+@lookup.once()
 def prepare(config: Experiment, replicas: int = 0, begun: bool = False, race: bool = False) -> Run:
     """Checks the config, loads data, draws the timeline and the initial parameters.
 
@@ -82,38 +82,38 @@ def prepare(config: Experiment, replicas: int = 0, begun: bool = False, race: bo
             f"config.parallel.api is empty: {jax.process_count()} processes need one of "
             f"{', '.join(APIS)}, or each would be a run of its own"
         )
-    data = resident.load(config)
+    data = shared_data.load(config)
     one = {name: leaf[:1] for name, leaf in data.train.items()}
-    with resident.MAKING:
+    with shared_data.COMPILE_LOCK:
         program.check(config, data.classes, one)
-    room.of_data(config, data)
+    memory_checks.of_data(config, data)
     shards = problem.shards(config, data)
-    with resident.MAKING:
+    with shared_data.COMPILE_LOCK:
         params = program.init(config, data.classes, seeds.key(config.seed, "init"), one)
-    origin: dict[str, Any] = {}
+    origin: Json = {}
     if config.init_from and not begun:
         params, origin = verdict(lambda: _given(config.init_from, params))
     epoch = max(len(next(iter(data.train.values()))) // config.batch_size, 1)
     size = program.parameter_bytes(params)
     network = strategies.Network(program.problem_of(config, data.classes), params, one)
-    report: dict[str, Any] = {}
+    report: Json = {}
     for method in strategies.of_config(config).every:
         report |= method.report(config, network)
     events = partial(
         strategies.timeline_of, steps_per_epoch=epoch, update_bytes=size, network=network
     )
     first = events(config, replicas=replicas)
-    with resident.MAKING:
+    with shared_data.COMPILE_LOCK:
         compiled = program.make(config, data.classes, first.slots)
     optimizers.check(config, params)
-    room.of_state(config, compiled.strategy, params, first.slots)
+    memory_checks.of_state(config, compiled.rule, params, first.slots)
     hypers = program.hypers(config)
     run = Run(config, data, epoch, first, events, compiled, params, report, hypers)
     code = own_code.fingerprint(config)
     return run._replace(columns=columns_of(first), origin=origin, shards=shards, code=code)
 
 
-def _given(workdir: str, drawn: Params) -> tuple[Params, dict[str, Any]]:
+def _given(workdir: str, drawn: Params) -> tuple[Params, Json]:
     """The parameters of another run, and which they are. Raises `ConfigError`.
 
     They must have the names, shapes and types of those that are `drawn`.
@@ -139,8 +139,8 @@ def _given(workdir: str, drawn: Params) -> tuple[Params, dict[str, Any]]:
     return jax.tree.map(jnp.asarray, found), origin
 
 
-@named.once()
-def train(config: Experiment, workdir: str | Path) -> dict[str, Any]:
+@lookup.once()
+def train(config: Experiment, workdir: str | Path) -> Json:
     """Runs the config in the workdir, or goes on with it, and returns its summary.
 
     `status` is `completed`, `diverged` or `interrupted` (SIGINT or SIGTERM, `signal` says which;
@@ -200,10 +200,10 @@ def _loop(
     metrics: Metrics,
     checkpoints: Checkpoints,
     watching: contextlib.AbstractContextManager[Watch],
-    before: Mapping[str, Any],
+    before: Json,
 ) -> Training:
     config, steps, layout = run.config, run.config.steps, run.program.layout
-    _, sample, test_set = resident.put(run.data, layout.put_examples, config)
+    _, sample, test_set = shared_data.put(run.data, layout.put_examples, config)
     feed, every, recorder = feed_of(run), config.log_every, Recorder(folder / "trace.csv", step)
     meter: Meter | None = None
     if config.probes.momentum:
@@ -306,7 +306,7 @@ def is_due(step: int, log_every: int, checkpoint_every: int) -> bool:
     return step // checkpoint_every > (step - log_every) // checkpoint_every
 
 
-def _clock(run: Run, step: int) -> dict[str, Any]:
+def _clock(run: Run, step: int) -> Json:
     """What the timeline and the schedules say at a log point."""
     config, done = run.config, max(step - 1, 0)
     since = done - done % config.log_every
@@ -320,7 +320,7 @@ def _clock(run: Run, step: int) -> dict[str, Any]:
     }
 
 
-def _summary(run: Run, status: str, step: int, rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _summary(run: Run, status: str, step: int, rows: list[Json]) -> Json:
     """The last finite log point, if any, the timeline's law, and what produced them."""
     last = next((row for row in reversed(rows) if math.isfinite(row["train_loss"])), rows[0])
     staleness, first = run.timeline.staleness[:step], rows[0]["train_loss"]
@@ -343,7 +343,7 @@ def _summary(run: Run, status: str, step: int, rows: list[dict[str, Any]]) -> di
     }
 
 
-def provenance(run: Run) -> dict[str, Any]:
+def provenance(run: Run) -> Json:
     """What a run's floats depend on besides its config."""
     devices = jax.devices()
     return {

@@ -111,7 +111,7 @@ def final():
 
     def restore(run, workdir):
         with Checkpoints(workdir) as checkpoints:
-            step, state = checkpoints.restore(run.program.strategy.init(run.params))
+            step, state = checkpoints.restore(run.program.rule.init(run.params))
         return step, jax.device_get(state)
 
     return restore

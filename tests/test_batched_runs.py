@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from optdyn import batched_runs, driver, program, resident, room, trainer
+from optdyn import batched_runs, driver, memory_checks, program, shared_data, trainer
 from optdyn.outputs.progress import Watch
 from optdyn.trainer import prepare, train
 from tests.values import as_experiment
@@ -238,14 +238,14 @@ def test_as_many_lanes_as_memory_holds(config):
     assert batched_runs.lanes_of(runs, 4, 100 * need) == 3  # 3 and 2 rather than 4 and 1
     assert batched_runs.lanes_of(runs, 64, 2.5 * need) == 2
     assert batched_runs.lanes_of(runs, 64, 0) == 1
-    assert 0 < room.available() < 2**50
+    assert 0 < memory_checks.available() < 2**50
 
 
-def test_room_is_never_overdrawn_but_by_one():
-    room, lock, taken, most = batched_runs.Room(10), threading.Lock(), [], []
+def test_memory_is_never_overdrawn_but_by_one():
+    budget, lock, taken, most = batched_runs.MemoryBudget(10), threading.Lock(), [], []
 
     def work(size):
-        with room.take(size):
+        with budget.take(size):
             with lock:
                 taken.append(size)
                 most.append(list(taken))
@@ -281,7 +281,8 @@ def test_examples_are_loaded_and_put_on_devices_once(config, mnist):
     one, other = (prepare(as_experiment(config({**mnist, "seed": seed}))) for seed in (0, 1))
     assert one.data is other.data
     sets = [
-        resident.put(run.data, run.program.layout.put_examples, run.config) for run in (one, other)
+        shared_data.put(run.data, run.program.layout.put_examples, run.config)
+        for run in (one, other)
     ]
     assert sets[0] is sets[1]
     fewer = prepare(as_experiment(config({**mnist, "data.train_examples": 100})))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from optdyn import kinds, program, room, strategies, trainer
+from optdyn import memory_checks, program, strategies, trainer, type_checks
 from optdyn.analysis import report, tables
 from optdyn.checks import check
 from optdyn.checks.doubts import doubts
@@ -27,8 +27,8 @@ from optdyn.configs.grids import (
     staleness,
     workers,
 )
+from optdyn.errors import ConfigError
 from optdyn.grid import grid, named, resolve
-from optdyn.values import ConfigError
 from tests.values import as_experiment
 
 
@@ -79,7 +79,7 @@ def test_kinds_are_of_any_reference():
     def like(**values):
         return reference | values
 
-    kinds.check(like(inner={"rate": 2}, options={"a": [1, {"b": "x"}], "c": None}), reference)
+    type_checks.check(like(inner={"rate": 2}, options={"a": [1, {"b": "x"}], "c": None}), reference)
     for bad, name in (
         ({"count": 1.0}, "config.count = 1.0"),
         ({"inner": {"rate": "2"}}, "config.inner.rate = '2'"),
@@ -89,7 +89,7 @@ def test_kinds_are_of_any_reference():
         ({"options": {"a": object}}, "config.options.a"),
         ({"other": 1}, "config.other: no such key"),
     ):
-        said = refusal(like(**bad), lambda config: kinds.check(config, reference))
+        said = refusal(like(**bad), lambda config: type_checks.check(config, reference))
         assert said.startswith(name)
 
 
@@ -115,12 +115,12 @@ def test_what_cannot_fit_is_refused_with_its_bytes(config, mnist, monkeypatch):
     chosen = config(mnist | {"optimizer.momentum": 0.5})
     run = trainer.prepare(as_experiment(chosen))
     size = program.parameter_bytes(run.params)
-    state = run.program.strategy.init(run.params)
+    state = run.program.rule.init(run.params)
     assert program.parameter_bytes(state) > 5 * size  # four versions and the velocity
     need = sum(leaf.nbytes for leaf in jax.tree.leaves(state)) + 2 * size
-    monkeypatch.setattr(room, "available", lambda: need)
+    monkeypatch.setattr(memory_checks, "available", lambda: need)
     trainer.prepare(as_experiment(chosen))
-    monkeypatch.setattr(room, "available", lambda: need - 1)
+    monkeypatch.setattr(memory_checks, "available", lambda: need - 1)
     said = refusal(as_experiment(chosen), trainer.prepare)
     assert f" 4 versions, and their optimizer's state need {need:,} bytes" in said
 
@@ -139,7 +139,7 @@ def test_what_cannot_fit_is_refused_with_its_bytes(config, mnist, monkeypatch):
 def test_arrays_that_nothing_holds_are_refused_before_they_are_made(
     config, values, name, monkeypatch
 ):
-    monkeypatch.setattr(room, "available", lambda: 2**30)
+    monkeypatch.setattr(memory_checks, "available", lambda: 2**30)
     assert refusal(config(values)).startswith(name)
 
 
@@ -148,7 +148,9 @@ def test_the_timeline_takes_no_less_than_is_said(config):
     long = config({"steps": 20_000})
     run = trainer.prepare(as_experiment(long))
     kept = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(run.timeline))
-    assert kept < room.UPDATE * long.steps < 6 * kept  # sorting them takes some copies besides
+    assert (
+        kept < memory_checks.UPDATE * long.steps < 6 * kept
+    )  # sorting them takes some copies besides
 
 
 def test_a_rate_that_does_not_suit_deserves_a_word(config):

@@ -19,14 +19,14 @@ import pytest
 from absl import flags
 from ml_collections import ConfigDict
 
-from optdyn import data, driver, room, trainer
+from optdyn import data, driver, memory_checks, trainer
 from optdyn.checks import check
 from optdyn.config import default
 from optdyn.configs import images, plan, quickstart, tune
 from optdyn.configs.grids import daso, dynamic_batch, local
+from optdyn.errors import InputError
 from optdyn.grid import changed, named, resolve
 from optdyn.launch import app
-from optdyn.values import InputError
 from tests.values import as_experiment
 
 ROOT = Path(__file__).parent.parent
@@ -223,7 +223,7 @@ def folder(tmp_path_factory, tmp_path, monkeypatch):
     here = tmp_path / "here"  # where `data.dir` may prepare data, as it may in `..`
     here.mkdir()
     monkeypatch.chdir(here)
-    monkeypatch.setattr(room, "available", lambda: MEMORY)
+    monkeypatch.setattr(memory_checks, "available", lambda: MEMORY)
     prepared = tmp_path_factory.getbasetemp() / "fuzzed"
     data.load("mnist5k", str(prepared))
     return str(prepared)

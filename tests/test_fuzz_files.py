@@ -15,6 +15,7 @@ import pytest
 
 from optdyn.analysis import report, tables
 from optdyn.data import folder as own_images
+from optdyn.errors import InputError
 from optdyn.grid import grid
 from optdyn.launch.plan import of_runs
 from optdyn.launch.points import described, plan
@@ -22,7 +23,6 @@ from optdyn.outputs.workdir import write_json
 from optdyn.strategies import timeline_of
 from optdyn.timeline.trace import read
 from optdyn.trainer import train
-from optdyn.values import InputError
 from tests.values import as_experiment
 
 VALUES = (

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from optdyn import room, strategies
+from optdyn import memory_checks, strategies
 from optdyn.checks import check
 from optdyn.configs import internet
 from optdyn.evidence.arms import PERIOD, counts
@@ -15,7 +15,7 @@ CASES = list(itertools.product(internet.PROBLEMS, internet.ARMS, (*internet.SIZE
 @pytest.fixture(autouse=True)
 def enough(monkeypatch):
     """Whether a machine is large enough is not what is asked."""
-    monkeypatch.setattr(room, "available", lambda: 2.0**40)
+    monkeypatch.setattr(memory_checks, "available", lambda: 2.0**40)
 
 
 @pytest.mark.parametrize(("problem", "arm", "size"), CASES)

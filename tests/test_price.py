@@ -11,9 +11,9 @@ import pytest
 import optdyn
 from optdyn import price, strategies, trainer
 from optdyn.config import parse, usual
+from optdyn.errors import ConfigError, InputError
 from optdyn.experiment import Cluster, Data, Model
 from optdyn.launch import price as command
-from optdyn.values import ConfigError, InputError
 
 STEP, SIZE, NODES = 0.5, 124e6, 64
 FIXED = Cluster(nodes=NODES, service="constant")

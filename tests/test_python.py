@@ -17,7 +17,7 @@ import optdyn
 from optdyn import experiment, in_memory, strategies
 from optdyn.config import default, parse
 from optdyn.dynamics.moments import FEWEST
-from optdyn.values import ConfigError
+from optdyn.errors import ConfigError
 from tests.values import as_experiment
 
 

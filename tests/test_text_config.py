@@ -8,7 +8,7 @@ import pytest
 from optdyn import trainer
 from optdyn.configs import text
 from optdyn.data import load
-from optdyn.values import ConfigError
+from optdyn.errors import ConfigError
 from tests.values import as_experiment
 
 

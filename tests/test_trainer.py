@@ -52,8 +52,8 @@ def test_a_run_is_the_update_rule_looped_over_events_and_batches(
     chosen = config({**network, "optimizer.schedule": "cosine", **values})
     train(as_experiment(chosen), tmp_path)
     run = trainer.prepare(as_experiment(chosen))
-    step = jax.jit(run.program.strategy.step)
-    state = run.program.strategy.init(run.params)
+    step = jax.jit(run.program.rule.step)
+    state = run.program.rule.init(run.params)
     for t, indices in enumerate(batch_indices(run)):
         hyper = {name: values[t] for name, values in run.hypers.items()}
         event = Event(at(run.timeline.choice, t), hyper)

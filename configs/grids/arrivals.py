@@ -17,9 +17,9 @@ from ml_collections import ConfigDict
 
 from optdyn.configs import quickstart
 from optdyn.configs.grids.pipelines import show
+from optdyn.errors import entry
 from optdyn.grid import Point, grid, log_range
 from optdyn.timeline.several import WAITING
-from optdyn.values import entry
 
 RATES = log_range(0.0125, 3.2, 9)
 LATE = ("inverse", "bounded", "power")

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 from optdyn.configs import quickstart
+from optdyn.errors import entry
 from optdyn.grid import Point, grid, product
-from optdyn.values import entry
 
 EPOCHS = 40
 GIGABIT = 1e9 / 8  # bytes

@@ -17,8 +17,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from optdyn.configs import quickstart
+from optdyn.errors import entry
 from optdyn.grid import Point, grid, product
-from optdyn.values import entry
 
 
 def get_config(table: str = "disturbed") -> ConfigDict:

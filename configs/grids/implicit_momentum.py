@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 from optdyn.configs import quickstart
+from optdyn.errors import entry
 from optdyn.grid import Point, grid
-from optdyn.values import entry
 
 QUADRATIC = {"model.name": "quadratic", "batch_size": 1, "replicas.block": 1000}
 MLP = {"model.name": "mlp", "model.hidden": (32,)}

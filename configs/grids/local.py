@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 from optdyn.config import default
+from optdyn.errors import entry
 from optdyn.grid import Point, grid
-from optdyn.values import entry
 
 SEEDS = (0, 1, 2)
 VARIANTS: dict[str, Point] = {

@@ -9,8 +9,8 @@ lag polynomial to each run and to all, beside one term.
 from ml_collections import ConfigDict
 
 from optdyn.configs import quickstart
+from optdyn.errors import entry
 from optdyn.grid import grid, product, seeds
-from optdyn.values import entry
 
 GROUPS = {"exponential": 4, "lognormal": 4, "constant": 2}
 

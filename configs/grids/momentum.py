@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from ml_collections import ConfigDict
 
 from optdyn.configs import quickstart
+from optdyn.errors import entry
 from optdyn.grid import Point, grid, product
-from optdyn.values import entry
 
 TOTAL = 0.9  # momentum that is kept where none is tuned
 MOMENTA = (-0.3, 0.0, 0.3, 0.6, TOTAL)

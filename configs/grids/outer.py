@@ -17,8 +17,8 @@ import pandas as pd
 from ml_collections import ConfigDict
 
 from optdyn.configs import quickstart
+from optdyn.errors import entry
 from optdyn.grid import Point, grid, log_range
-from optdyn.values import entry
 
 RATES = log_range(0.00625, 0.8, 8)
 

@@ -19,8 +19,8 @@ import pandas as pd
 from ml_collections import ConfigDict
 
 from optdyn.config import default
+from optdyn.errors import entry
 from optdyn.grid import Point, grid, log_range
-from optdyn.values import entry
 
 RATE = "optimizer.learning_rate"
 STAGES = (2, 4, 8)  # or nodes

@@ -19,8 +19,8 @@ from collections.abc import Iterable, Iterator
 from ml_collections import ConfigDict
 
 from optdyn.configs.grids import momentum
+from optdyn.errors import entry
 from optdyn.grid import Point, grid, product
-from optdyn.values import entry
 
 GROUPS = 16
 

@@ -19,8 +19,8 @@ from typing import NamedTuple
 from ml_collections import ConfigDict
 
 from optdyn.configs import quickstart
+from optdyn.errors import entry
 from optdyn.grid import Point, grid
-from optdyn.values import entry
 
 NOTE = """\
 How many updates do nodes that meet seldom, and workers that do not wait, take to a training loss,

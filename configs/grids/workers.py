@@ -16,8 +16,8 @@ import pandas as pd
 from ml_collections import ConfigDict
 
 from optdyn.configs import quickstart
+from optdyn.errors import entry
 from optdyn.grid import Point, grid, log_range
-from optdyn.values import entry
 
 RATES = log_range(0.00625, 6.4, 11)
 LOWER = {"nesterov": log_range(0.0000488281, 0.00625, 8)}  # of arms whose best is not among them

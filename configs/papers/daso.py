@@ -12,7 +12,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from optdyn import resident
+from optdyn import shared_data
 from optdyn.config import usual
 from optdyn.evidence import arms
 from optdyn.evidence.claim import Claim, Verdict
@@ -20,6 +20,7 @@ from optdyn.evidence.intervals import ratio, shown
 from optdyn.evidence.study import Job, Study
 from optdyn.evidence.trial import Curve, to_loss
 from optdyn.experiment import Cluster, Data, Experiment, Model
+from optdyn.strategies.daso import DASO
 from optdyn.timeline.daso import daso
 from optdyn.timeline.nodes import synchronous
 
@@ -86,7 +87,7 @@ def on(
         losses = dict(zip(curve.updates, curve.losses, strict=True))
         ends = [losses[step] for step in range(epoch, config.steps, epoch)]
         run |= {"steps_per_epoch": epoch, "epoch_losses": ends}
-        seconds = daso(cluster, config.strategy.methods.mix, **run).seconds
+        seconds = daso(cluster, config.strategy.methods.of(DASO), **run).seconds
     else:
         seconds = synchronous(cluster, **run).seconds
     return curve._replace(seconds=[float(seconds[n - 1]) if n else 0.0 for n in curve.updates])
@@ -182,4 +183,4 @@ def picture(result: dict[str, Any], figure: Figure) -> None:
 
 
 def _per_epoch(config: Experiment) -> int:
-    return len(resident.load(config).train["label"]) // config.batch_size
+    return len(shared_data.load(config).train["label"]) // config.batch_size

@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from optdyn import resident
+from optdyn import shared_data
 from optdyn.config import usual
 from optdyn.evidence import arms
 from optdyn.evidence.claim import Claim, Verdict
 from optdyn.evidence.intervals import ratio, shown, spread
 from optdyn.evidence.study import Job, Study
 from optdyn.experiment import Cluster, Data, Experiment, Model
+from optdyn.strategies.dynamic_batch import DynamicBatch
 from optdyn.timeline.dynamic_batch import clocked, waste
 
 EPOCHS = {"small": 40, "full": 120}
@@ -64,7 +65,7 @@ def config(scale: str, case: str, **strategy: Any) -> Experiment:
     base = usual().with_(
         model=Model(hidden=(32,)), data=Data(train_evaluated=1000), batch_size=BATCH
     )
-    examples = len(resident.load(base).train["label"])
+    examples = len(shared_data.load(base).train["label"])
     keys = {"name": "dynamic_batch", "micro_batch": BATCH, **strategy}  # simulated in one pass
     cluster = Cluster(NODES, service="constant", seconds_per_example=EPOCH * NODES / examples)
     return base.with_(
@@ -76,9 +77,9 @@ def config(scale: str, case: str, **strategy: Any) -> Experiment:
 
 def clock(config: Experiment, seed: int) -> tuple[float, float]:
     """Barrier waste, and simulated seconds, of a run."""
-    per_epoch = len(resident.load(config).train["label"]) // config.batch_size
+    per_epoch = len(shared_data.load(config).train["label"]) // config.batch_size
     sizes: Any = {"steps": config.steps, "batch_size": config.batch_size, "seed": seed}
-    method = config.strategy.methods.gradient
+    method = config.strategy.methods.of(DynamicBatch)
     made, busy = clocked(config.cluster, method, steps_per_epoch=per_epoch, **sizes)
     return waste(made, busy), float(made.seconds[-1])
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from optdyn import resident, seeds, trainer
+from optdyn import seeds, shared_data, trainer
 from optdyn.configs.papers import local_time
 from optdyn.configs.papers.local_time import LOSSES, TASKS
 from optdyn.evidence import arms
@@ -64,7 +64,7 @@ def cosines(config: Experiment) -> list[list[float]]:
 
 def random_labels(config: Experiment, folder: Path) -> Experiment:
     """The config on the first images with labels drawn anew, written to the folder."""
-    data, made = resident.load(config), folder / "random_labels"
+    data, made = shared_data.load(config), folder / "random_labels"
     if not made.exists():
         building = folder / "random_labels.part"
         shutil.rmtree(building, ignore_errors=True)

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from matplotlib.figure import Figure
 
-from optdyn import program, resident
+from optdyn import program, shared_data
 from optdyn.config import usual
 from optdyn.evidence import arms
 from optdyn.evidence.arms import RATE
@@ -102,7 +102,7 @@ def _method(config: Experiment) -> local.Local:
 def clock(config: Experiment) -> dict[str, list[float]]:
     """The seconds of the first update and between two, by schedule."""
     config = config.with_({"cluster.nodes": STAGES})
-    data = resident.load(config)
+    data = shared_data.load(config)
     one = {name: leaf[:1] for name, leaf in data.train.items()}
     params = program.init(config, data.classes, jax.random.key(0), one)
     network = Network(program.problem_of(config, data.classes), params, one)
@@ -137,7 +137,7 @@ def _flushed(forward: np.ndarray, backward: np.ndarray, micro_batches: int) -> p
 
 def _backprop_flops(config: Experiment) -> float:
     whole = config.with_({"strategy.variant": "backprop"})
-    data = resident.load(whole)
+    data = shared_data.load(whole)
     one = {name: leaf[:1] for name, leaf in data.train.items()}
     params = program.init(whole, data.classes, jax.random.key(0), one)
     network = Network(program.problem_of(whole, data.classes), params, one)

@@ -8,11 +8,20 @@ from operator import attrgetter
 import jax
 import numpy as np
 
-from optdyn import experiment, losses, models, named, optimizers, own_code, room, strategies
+from optdyn import (
+    experiment,
+    lookup,
+    losses,
+    memory_checks,
+    models,
+    optimizers,
+    own_code,
+    strategies,
+)
 from optdyn.data import tokenizers
 from optdyn.data.augment import NAMES as AUGMENTATIONS
+from optdyn.errors import ConfigError, meant, one_of, require, shown
 from optdyn.experiment import Cluster, Experiment, Pieces
-from optdyn.likeness import meant
 from optdyn.models.convolution import LOWERINGS
 from optdyn.models.resnet import NORMS, STEMS
 from optdyn.optimizers import schedules
@@ -21,7 +30,6 @@ from optdyn.strategies.groups import Grouped
 from optdyn.strategies.method import OPTIONAL
 from optdyn.timeline import service
 from optdyn.timeline.network import COLLECTIVES
-from optdyn.values import ConfigError, one_of, require, shown
 
 
 def check(config: Experiment) -> None:
@@ -58,7 +66,7 @@ def check(config: Experiment) -> None:
     _check_shards(config)
     _check_probes(config)
     _check_optimizer(config)
-    room.of_config(config)
+    memory_checks.of_config(config)
     own_code.check(config)
 
 
@@ -72,16 +80,12 @@ def _check_names(config: Experiment) -> None:
         "model.name": ((config.model.name,), models.MODELS),
         "loss": (filter(None, (config.loss,)), losses.LOSSES),
         "metrics": (config.metrics, losses.METRICS),
-        "strategy.name": (config.strategy.name.split("+"), strategies.built_in()),
         "optimizer.schedule": ((config.optimizer.schedule,), schedules.SCHEDULES),
     }
     for key, (names, known) in chosen.items():
         for name in names:
-            if not named.is_own(name) and name not in known:
-                raise ConfigError(
-                    f"config.{key} = {name!r}: must be one of {', '.join(known)}, or {named.OWN}"
-                    f"{meant(name, known)}"
-                )
+            if not lookup.is_own(name):
+                lookup.find(f"config.{key}", name, dict.fromkeys(known))
 
 
 def _check_model(config: Experiment) -> None:
@@ -117,7 +121,7 @@ def check_cluster(config: Experiment) -> None:
     laws = (*methods.outermost.laws, "trace")  # what has been recorded can be replayed
     wanted = f"one of {', '.join(map(repr, laws))} of config.strategy.name = {methods.name!r}"
     wanted += meant(cluster.service, laws)
-    own_law = named.is_own(cluster.service) and set(service.DRAWN) <= set(laws)
+    own_law = lookup.is_own(cluster.service) and set(service.DRAWN) <= set(laws)
     require(config, "cluster.service", lambda v: own_law or v in laws, wanted)
     service.check(cluster)
     if cluster.service == "trace" and not cluster.trace:
@@ -268,9 +272,9 @@ def _check_probes(config: Experiment) -> None:
 def _check_optimizer(config: Experiment) -> None:
     name = config.optimizer.name
     taken = optimizers.arguments(name)
-    made_by = name if named.is_own(name) or name in optimizers.OWN else f"optax.{name}"
+    made_by = name if lookup.is_own(name) or name in optimizers.OWN else f"optax.{name}"
     if "learning_rate" not in taken:
-        if named.is_own(name):
+        if lookup.is_own(name):
             raise ConfigError(
                 f"config.optimizer.name = {name!r}: must be a function with an argument "
                 "'learning_rate' that returns an optax transformation"

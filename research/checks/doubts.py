@@ -4,8 +4,8 @@ import inspect
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from optdyn import models, strategies
+from optdyn.errors import shown
 from optdyn.experiment import Experiment, Pieces
-from optdyn.values import shown
 
 # Optimizers of optax whose updates are about as long as the learning rate, whatever the gradient.
 NORMALIZED = (

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from optdyn.data.order import stratified
-from optdyn.values import InputError
+from optdyn.errors import InputError
 
 SEED = 0  # of held-out and reduced training sets: the same objective whatever the run's seed
 

@@ -13,12 +13,16 @@ import hashlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from optdyn.data.arrays import DataError
 from optdyn.outputs.files import write, write_npz
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 LINES = 10_000  # that are encoded at a time: each token takes some hundred bytes meanwhile
 LEAST = 256  # the bytes
@@ -54,7 +58,7 @@ def bpe(vocabulary: int, text: str, folder: Path | None = None) -> Encoding:
     )
 
 
-def _library() -> Any:
+def _library() -> ModuleType:
     try:
         import tokenizers
     except ImportError as error:
@@ -65,7 +69,7 @@ def _library() -> Any:
     return tokenizers
 
 
-def _trained(library: Any, vocabulary: int, text: str) -> Any:
+def _trained(library: ModuleType, vocabulary: int, text: str) -> "Tokenizer":
     made = library.Tokenizer(library.models.BPE())
     made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = library.decoders.ByteLevel()
@@ -78,7 +82,7 @@ def _trained(library: Any, vocabulary: int, text: str) -> Any:
     return made
 
 
-def _encoded(made: Any, folder: Path | None, text: str) -> np.ndarray:
+def _encoded(made: "Tokenizer", folder: Path | None, text: str) -> np.ndarray:
     """(L,) integers of the smallest dtype, from the folder if they are there."""
     kept = folder / f"tokens-{_hash(text)}.npz" if folder else None
     if kept:

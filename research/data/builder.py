@@ -5,12 +5,14 @@ import io
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from optdyn.data import records
 from optdyn.data.arrays import DataError, Split, one_line
+
+Example = tuple[int, dict[str, np.ndarray | int]]  # its number, and what it has by name
 
 
 class Images(NamedTuple):
@@ -75,10 +77,10 @@ def _prepare(root: Path, name: str, version: str, data: Images) -> Path:
                     supervised_keys=("image", "label"),
                 )
 
-            def _split_generators(self, _: Any) -> dict[str, Any]:
+            def _split_generators(self, _: object) -> dict[str, Iterator[Example]]:
                 return {key: self._generate_examples(split) for key, split in data.splits.items()}
 
-            def _generate_examples(self, split: Split) -> Iterator[tuple[int, dict[str, Any]]]:
+            def _generate_examples(self, split: Split) -> Iterator[Example]:
                 columns = (split[key] for key in ("number", "image", "label"))
                 for number, image, label in zip(*columns, strict=True):
                     yield int(number), {"image": image, "label": int(label)}

@@ -9,11 +9,12 @@ blocks of their own, a process reads those of its own devices and no others.
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from optdyn.data.arrays import Split, take
+from optdyn.trees import Examples
 
 BYTES = 2**26  # of a block, on all devices together; two of them are there
 
@@ -25,7 +26,7 @@ Batches = Callable[[int, int], np.ndarray]
 class Block(NamedTuple):
     """Examples on the devices, which the updates up to one before `stop` find all theirs in."""
 
-    examples: Any
+    examples: Examples
     stop: int
     batches: Batches  # of some of those updates, by the numbers of the examples in this block
 
@@ -33,14 +34,14 @@ class Block(NamedTuple):
 Feed = Callable[[int, Batches], Block]  # the block that holds the examples of an update
 
 
-def whole(examples: Any) -> Feed:
+def whole(examples: Examples) -> Feed:
     """The training set as one block, from the devices that it is on."""
     return lambda step, batches: Block(examples, sys.maxsize, batches)
 
 
 def streamed(
     train: Split,
-    put: Callable[[Callable[[int], Split]], Any],
+    put: Callable[[Callable[[int], Split]], Examples],
     devices: int,
     batch_size: int,
     most: int,
@@ -59,7 +60,7 @@ def streamed(
     def gathered(start: int, batches: Batches) -> Block:
         chosen = batches(start, start + updates)
         if not len(chosen):
-            return Block(None, start, batches)
+            return Block({}, start, batches)
         numbers = np.split(chosen if chosen.ndim == 2 else chosen[..., 0], devices, axis=1)
         distinct, each = zip(*(np.unique(own, return_inverse=True) for own in numbers), strict=True)
         rows = updates * min(numbers[0].shape[1], batch_size)

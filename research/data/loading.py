@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from optdyn.data import own, records, text
 from optdyn.data.arrays import SEED, Data, DataError, take
 from optdyn.data.order import stratified
 from optdyn.data.records import is_prepared
-from optdyn.likeness import meant
+from optdyn.errors import meant
 
 MNIST5K_VERSION = "1.0.0"  # as in mnist5k.py, which is imported only to prepare
 SPEC = re.compile(r"(\w+)(?:/(\w[\w.+-]*))?(?::(\d+\.\d+\.\d+))?")
@@ -42,7 +42,7 @@ def load(
     tokenizer: str = "character",
     sequence_length: int = 128,
     image_size: int = 0,
-    options: Mapping[str, Any] = {},
+    options: Mapping[str, object] = {},
 ) -> Data:
     """Reads the data set `name`.
 

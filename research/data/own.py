@@ -12,11 +12,11 @@ There is one of the first three; of targets as many as the loss asks for.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from optdyn import named
+from optdyn import lookup
 from optdyn.data.arrays import SEED, Data, DataError, Split, one_line, take
 from optdyn.data.order import stratified
 from optdyn.fields import plain
@@ -32,13 +32,13 @@ WANTED = {
 }
 
 
-def load(name: str, options: Mapping[str, Any]) -> Data:
+def load(name: str, options: Mapping[str, object]) -> Data:
     """What the user's function returns: `Data`, or a dict of `train`, maybe `test` and `classes`.
 
     Raises `ConfigError` if it fails, `DataError` if no run can use what it returns.
     """
-    function = named.find(KEY, name, {})
-    made = named.call(KEY, name, function, **plain(options))
+    function = lookup.find(KEY, name, {})
+    made = lookup.call(KEY, name, function, **plain(options))
     if isinstance(made, Data):
         made = made._asdict()
     where = f"of {KEY} = {name!r}"
@@ -53,7 +53,7 @@ def load(name: str, options: Mapping[str, Any]) -> Data:
     return checked(splits, int(made.get("classes") or 0), where)
 
 
-def checked(splits: Mapping[str, Mapping[str, Any]], classes: int, where: str) -> Data:
+def checked(splits: Mapping[str, Mapping[str, ArrayLike]], classes: int, where: str) -> Data:
     """Splits "train" and, if there is one, "test", as a run takes them; else a fifth is held out.
 
     `classes` = 0 counts them: of `label` and of tokens the largest and one, of `y` its last axis.
@@ -101,7 +101,7 @@ def checked(splits: Mapping[str, Mapping[str, Any]], classes: int, where: str) -
     return Data(train, test, classes)
 
 
-def _split(name: str, arrays: Mapping[str, Any], where: str) -> Split:
+def _split(name: str, arrays: Mapping[str, ArrayLike], where: str) -> Split:
     """The arrays of a split in the types that runs take. Raises `DataError`."""
     of = f"of the {name} split of the data set {where}"
     if not isinstance(arrays, Mapping):

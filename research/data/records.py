@@ -6,16 +6,20 @@ with a palette for its pixels, and does not convert between numbers of channels.
 
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from optdyn.data import cache
 from optdyn.data.arrays import Data, DataError, images, one_line
 
+if TYPE_CHECKING:
+    from tensorflow_datasets.core import DatasetBuilder
+
+Record = Mapping[str, Any]  # an example: an image, a label, or what else the data set has
 CACHE = "optdyn_arrays_2"
 MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}  # PIL's names, by the number of channels
 
@@ -36,7 +40,7 @@ def is_prepared(folder: Path) -> bool:
     return os.path.exists(folder / "features.json")
 
 
-def opened(folder: Path) -> Any:
+def opened(folder: Path) -> "DatasetBuilder":
     """The TFDS builder of the records in `folder`, which TFDS can read. Raises DataError."""
     import tensorflow_datasets as tfds
 
@@ -59,7 +63,7 @@ def opened(folder: Path) -> Any:
     return builder
 
 
-def held_out(builder: Any) -> str:
+def held_out(builder: "DatasetBuilder") -> str:
     """The split to test on; '' if there is none."""
     return next((name for name in ("test", "validation") if name in builder.info.splits), "")
 
@@ -87,7 +91,7 @@ def _sources(folder: Path, image_size: int) -> tuple[dict[str, cache.Source], in
     return splits, getattr(builder.info.features["label"], "num_classes", None) or 0
 
 
-def _check(builder: Any, folder: Path) -> None:
+def _check(builder: "DatasetBuilder", folder: Path) -> None:
     """Raises DataError if the records do not hold what is needed, by what TFDS says of them."""
     features = builder.info.features
     for key in ("image", "label"):
@@ -104,7 +108,7 @@ def _check(builder: Any, folder: Path) -> None:
             )
 
 
-def _undecoded(builder: Any, name: str) -> Any:
+def _undecoded(builder: "DatasetBuilder", name: str) -> "Sequence[Record]":
     """The records of a split, with images as they are encoded."""
     import tensorflow_datasets as tfds
 
@@ -113,7 +117,7 @@ def _undecoded(builder: Any, name: str) -> Any:
     return builder.as_data_source(name, decoders=decoders)
 
 
-def _source(builder: Any, name: str, folder: Path, image_size: int) -> cache.Source:
+def _source(builder: "DatasetBuilder", name: str, folder: Path, image_size: int) -> cache.Source:
     examples = _undecoded(builder, name)
     pixels = partial(_pixels, builder.info.features["image"].shape[-1], image_size)
     shape = pixels(examples[0]["image"]).shape if len(examples) else (0, 0, 0)
@@ -134,7 +138,7 @@ def _source(builder: Any, name: str, folder: Path, image_size: int) -> cache.Sou
     return cache.Source(len(examples), shape, rows)
 
 
-def _pixels(channels: int | None, image_size: int, image: Any) -> np.ndarray:
+def _pixels(channels: int | None, image_size: int, image: bytes | np.ndarray) -> np.ndarray:
     """An image of the records, encoded or an array, as uint8 (H, W, C)."""
     from PIL import Image
 

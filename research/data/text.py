@@ -12,16 +12,15 @@ letters patent govern its printing.
 import contextlib
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from optdyn.data import packages, stdlib, tokenizers
 from optdyn.data.arrays import Data, DataError, Split
-from optdyn.data.records import CACHE, held_out, opened, unreadable
+from optdyn.data.records import CACHE, Record, held_out, opened, unreadable
 
 PASSAGES = """
     SELECT Passage1 || ' ' || Passage2 FROM Bible
@@ -111,7 +110,7 @@ def feature(folder: Path) -> str:
     return "text" if "text" in texts else texts[0]
 
 
-def sources(folder: Path) -> tuple[Any, Any]:
+def sources(folder: Path) -> tuple[Sequence[Record], Sequence[Record]]:
     """The records of the two splits, sequences of examples; 95 % and 5 % where there is one."""
     builder = opened(folder)
     test = held_out(builder)
@@ -140,7 +139,7 @@ def records(
     whole = examples <= 0 or tokenizer not in tokenizers.NAMES
     needed = 0 if whole else examples * sequence_length + 1
 
-    def text(source: Iterable[Any]) -> str:
+    def text(source: Iterable[Record]) -> str:
         lines = (example[name].decode(errors="replace") for example in source)
         return "\n".join(_enough(lines, tokenizer, needed))
 

@@ -26,6 +26,7 @@ from optdyn.grid import Point
 from optdyn.run import Run, extended
 from optdyn.strategies.method import PLAIN
 from optdyn.timeline import Timeline
+from optdyn.trees import Json
 
 METERED, LOOKS, METERS = 400, 25, 3  # updates of a metered run and of a log point, seeds
 DISTANCES = ("node_distance", "worker_distance")
@@ -40,7 +41,7 @@ class Race(NamedTuple):
     synchronous: Sequence[str]  # the arms of which the best on a network is the opponent there
 
 
-def measure(study: Study, race: Race) -> dict[str, Any]:
+def measure(study: Study, race: Race) -> Json:
     """Every arm: what it takes on each network, and over the opponent's, and what it is like.
 
     The opponent is the synchronous arm that takes fewer seconds on the seeds that choose.
@@ -61,7 +62,7 @@ def measure(study: Study, race: Race) -> dict[str, Any]:
 
     opponents = {network: best(network) for network in race.networks}
 
-    def run(name: str) -> dict[str, Any]:
+    def run(name: str) -> Json:
         arm, setting = race.arms[name], found[name].point
 
         def taken(network: str, arm: Arm, point: Point, like: Arm, clock: str) -> Any:
@@ -144,7 +145,7 @@ def _is_on(arm: Arm, size: float) -> bool:
     return arm.config.cluster.bandwidth == size
 
 
-def _metered(study: Study, arm: Arm, setting: Point) -> dict[str, Any]:
+def _metered(study: Study, arm: Arm, setting: Point) -> Json:
     """The implicit momentum of the first updates of some reporting seeds, and how far nodes are.
 
     Batches are drawn with replacement there: the meter has little to read of short epochs.
@@ -159,7 +160,7 @@ def _metered(study: Study, arm: Arm, setting: Point) -> dict[str, Any]:
     return {name: [each[name] for each in said if name in each] for name in names}
 
 
-def _logged(config: Experiment) -> dict[str, Any]:
+def _logged(config: Experiment) -> Json:
     """What the meter says of a whole run, and the mean of its log points' distances."""
     summary, every = logged(config)
     rows = [row for row in every if row["step"]]
@@ -177,7 +178,7 @@ def word(own: Sequence[float], over: Sequence[float]) -> str:
     return MISSED if np.isinf(np.median(own)) else words(over, FASTER, SLOWER)
 
 
-def cells(result: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+def cells(result: Json) -> dict[str, dict[str, str]]:
     """The word of every network and arm that is not the opponent there."""
     last = str(result["losses"][-1])
     return {
@@ -191,7 +192,7 @@ def cells(result: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     }
 
 
-def verdict(result: Mapping[str, Any]) -> Verdict:
+def verdict(result: Json) -> Verdict:
     """The verdict over networks, from the fastest to the slowest."""
     said = list(cells(result).values())
     fast, slow = ([w == FASTER for w in each.values()] for each in (said[0], said[-1]))
@@ -217,7 +218,7 @@ def verdict(result: Mapping[str, Any]) -> Verdict:
     return Verdict(judged, f"{'; '.join(parts)}; {interior} of {len(over)} settings interior")
 
 
-def table(result: Mapping[str, Any]) -> str:
+def table(result: Json) -> str:
     """The rows in Markdown, at the last loss, and then the ratios at the others.
 
     Of a record too, in whose file what is not finite is null.
@@ -255,12 +256,12 @@ def _infinite(value: Any) -> Any:
     return np.inf if value is None else value
 
 
-def _setting(row: Mapping[str, Any]) -> str:
+def _setting(row: Json) -> str:
     values = [f"{key.split('.')[-1]} {value:.3g}" for key, value in row["tuned"]["point"].items()]
     return ", ".join(values) + ("" if row["tuned"]["interior"] else " (not interior)")
 
 
-def _like(found: Mapping[str, Any]) -> list[str]:
+def _like(found: Json) -> list[str]:
     """The meter's cell, a reading a seed, and that of the distance: median, least and most."""
     read, refused = found.get("implicit_momentum", []), found.get("implicit_momentum_refused", [])
     p = found.get("implicit_momentum_p", [])
@@ -272,7 +273,7 @@ def _like(found: Mapping[str, Any]) -> list[str]:
     return [meter, "{:.2g} ({:.2g} to {:.2g})".format(*spread(away)) if away else ""]
 
 
-def picture(result: Mapping[str, Any], figure: Figure) -> None:
+def picture(result: Json, figure: Figure) -> None:
     """Updates, and seconds on each network, over synchronous; an arm a row, its word its colour."""
     last, networks, rows = str(result["losses"][-1]), list(result["opponents"]), result["rows"]
     figure.set_size_inches(9, 0.24 * len(rows) + 1.2)
@@ -301,5 +302,5 @@ def picture(result: Mapping[str, Any], figure: Figure) -> None:
     figure.supxlabel(f"{said} (green: fewer, orange: more)", fontsize=8)
 
 
-def _seconds(of: Mapping[str, Any]) -> tuple[Any, Any]:
+def _seconds(of: Json) -> tuple[Any, Any]:
     return of["seconds"], of["over"]

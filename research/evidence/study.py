@@ -19,6 +19,7 @@ from optdyn import own_code
 from optdyn.evidence.trial import FIRST, Curve, cut, trial
 from optdyn.experiment import Experiment
 from optdyn.outputs.files import append, rows, write
+from optdyn.trees import Json
 
 ARMS = 16  # that are tuned at a time: each waits for its own trials
 
@@ -137,7 +138,7 @@ class _Lines:
         found = self._found.get(key)
         return found and {k: v for k, v in found.items() if k != "id"}
 
-    def put(self, key: str, value: dict[str, Any]) -> None:
+    def put(self, key: str, value: Json) -> None:
         with self._lock:
             line = json.loads(json.dumps({"id": key, **value}))  # what a later run will read
             append(self._path, json.dumps(line) + "\n")

@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from optdyn import named, program, resident, trainer
+from optdyn import lookup, program, shared_data, trainer
 from optdyn.config import ConfigError
 from optdyn.driver import drive
 from optdyn.experiment import Experiment
@@ -26,6 +26,7 @@ from optdyn.strategies.base import State
 from optdyn.timeline.base import Meeting, chosen
 from optdyn.timeline.network import between_nodes, broadcast
 from optdyn.trainer import Run
+from optdyn.trees import Json
 
 SPACING = 1.08  # updates from one log point to the next
 FIRST = 16  # the first log point after the start
@@ -44,7 +45,7 @@ class Curve(NamedTuple):
     met: Sequence[float] = ()  # simulated seconds, with a last meeting where the loss is of a mean
 
 
-@named.once()
+@lookup.once()
 def trial(
     config: Experiment,
     target: float = -math.inf,
@@ -72,8 +73,8 @@ def trial(
         return _logged(config, target, most, clock)
     run = trainer.prepare(config)
     put, loss = run.program.layout.put_examples, _loss(run.program, config.probes.mean)
-    _, sample, test = resident.put(run.data, put, config)
-    state = run.program.layout.put_state(run.program.strategy.init(run.params))
+    _, sample, test = shared_data.put(run.data, put, config)
+    state = run.program.layout.put_state(run.program.rule.init(run.params))
     rows, status = [_row(run, 0, loss(state, sample))], ""
     for chunk in drive(run, state, 0, _log_points(first, config.steps), rows):
         chunk.make()
@@ -100,19 +101,19 @@ def _logged(config: Experiment, target: float, most: float, clock: str) -> Curve
     reached = next((i for i, row in enumerate(found) if row["train_loss"] <= target), None)
     kept = found if reached is None else found[: reached + 1]
     whole = reached is not None or (summary["status"] == "completed" and chosen == config)
-    status = {"completed": "ended"}.get(summary["status"], summary["status"])
+    status = "ended" if summary["status"] == "completed" else summary["status"]
     metrics = {k[5:]: v for k, v in kept[-1].items() if k.startswith("test_")} if whole else {}
     return _curve(kept, status if reached is None else "reached", metrics)
 
 
-def _curve(rows: Sequence[dict[str, Any]], status: str, test: dict[str, float]) -> Curve:
+def _curve(rows: Sequence[Json], status: str, test: dict[str, float]) -> Curve:
     names = ("step", "simulated_seconds", "train_loss")
     updates, seconds, losses = ([row[name] for row in rows] for name in names)
-    met = [row.get("met", row["simulated_seconds"]) for row in rows]
+    met = [row["met"] if "met" in row else row["simulated_seconds"] for row in rows]
     return Curve(updates, seconds, losses, status, test, met)
 
 
-def logged(config: Experiment) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def logged(config: Experiment) -> tuple[Json, list[Json]]:
     """The summary and the log of a run, whose workdir is gone afterwards."""
     with TemporaryDirectory(prefix="optdyn-") as folder:
         summary = trainer.alone(trainer.training(trainer.prepare(config), Path(folder), SILENT))
@@ -156,7 +157,7 @@ def _log_points(first: int, steps: int) -> list[int]:
     return [*points, steps]
 
 
-def _row(run: Run, step: int, loss: float) -> dict[str, Any]:
+def _row(run: Run, step: int, loss: float) -> Json:
     seconds = float(run.timeline.seconds[step - 1]) if step else 0.0
     met = seconds + meeting(run, step)
     return {"step": step, "simulated_seconds": seconds, "met": met, "train_loss": loss}
@@ -199,7 +200,7 @@ def _loss(of: Program, mean_of_nodes: bool) -> Callable[[State, Examples], float
     return mean
 
 
-def _status(rows: Sequence[dict[str, Any]], target: float, most: float, clock: str) -> str:
+def _status(rows: Sequence[Json], target: float, most: float, clock: str) -> str:
     loss = rows[-1]["train_loss"]
     if not loss <= BLOWN_UP * max(rows[0]["train_loss"], target):
         return "diverged"

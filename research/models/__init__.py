@@ -6,7 +6,8 @@ from typing import Any
 
 import flax.linen as nn
 
-from optdyn import named
+from optdyn import lookup
+from optdyn.errors import ConfigError
 from optdyn.experiment import Model
 from optdyn.fields import plain
 from optdyn.models.base import Blocks, remat
@@ -17,7 +18,6 @@ from optdyn.models.quadratic import quadratic
 from optdyn.models.resmlp import resmlp
 from optdyn.models.resnet import resnet
 from optdyn.models.transformer import transformer
-from optdyn.values import ConfigError
 
 __all__ = ["MODELS", "Blocks", "make"]
 
@@ -41,9 +41,9 @@ def make(model: Model, classes: int) -> Blocks:
 
 
 def _made(model: Model, classes: int) -> Blocks:
-    function = named.find(KEY, model.name, MODELS)
-    if named.is_own(model.name):
-        made = named.call(KEY, model.name, function, classes, **plain(model.options))
+    function = lookup.find(KEY, model.name, MODELS)
+    if lookup.is_own(model.name):
+        made = lookup.call(KEY, model.name, function, classes, **plain(model.options))
         return _blocks(model.name, made)
     if model.options:
         raise ConfigError(f"config.model.options: of models of your own, not of {model.name!r}")
@@ -63,6 +63,6 @@ def _blocks(name: str, made: Any) -> Blocks:
     if not blocks or not all(good) or len(set(names)) < len(names):
         raise ConfigError(
             f"{KEY} = {name!r}: must return a flax.linen module or a sequence of (name, module), "
-            f"all names different, and returned {named.shown(made)}"
+            f"all names different, and returned {lookup.shown(made)}"
         )
     return blocks

@@ -5,19 +5,18 @@ that block's output, with parameters of its own.
 """
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
-from typing import Any
 
 import flax.linen as nn
 import jax
 
+from optdyn.trees import Params, Tree
+
 Blocks = tuple[tuple[str, nn.Module], ...]
 
 
-def init(
-    blocks: Blocks, key: jax.Array, x: jax.Array, heads: Collection[str] = ()
-) -> dict[str, Any]:
+def init(blocks: Blocks, key: jax.Array, x: jax.Array, heads: Collection[str] = ()) -> Params:
     """Parameters of every block, for an input like `x`, and of the heads of the blocks in `heads`.
 
     No parameter depends on which heads there are. `ValueError` if `heads` names anything but a
@@ -28,7 +27,7 @@ def init(
         among = ", ".join(trunk) or "none"
         raise ValueError(f"auxiliary head of {unknown[0]!r}: blocks before the last are {among}")
     params = {}
-    y: Any = x
+    y: jax.Array = x
     for index, (name, module) in enumerate(blocks):
         y, variables = module.init_with_output(jax.random.fold_in(key, index), y)
         params[name] = _parameters(name, variables)
@@ -38,7 +37,7 @@ def init(
     return params
 
 
-def _parameters(name: str, variables: Mapping[str, Any]) -> Any:
+def _parameters(name: str, variables: Mapping[str, Tree]) -> Params:
     """A block's parameters, which may be none. ValueError for other state, or if not float32."""
     if others := sorted(set(variables) - {"params"}):
         raise ValueError(
@@ -63,14 +62,14 @@ def remat(blocks: Blocks) -> Blocks:
 
 
 def _again(module: nn.Module) -> nn.Module:
-    kind: Any = type(module)
+    kind: Callable[..., nn.Module] = type(module)
     fields = (field.name for field in dataclasses.fields(module) if field.init)
     values = {name: getattr(module, name) for name in fields if name not in ("parent", "name")}
     return _checkpointed(kind)(**values)
 
 
 @lru_cache(maxsize=64)
-def _checkpointed(kind: Any) -> Any:
+def _checkpointed(kind: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
     return nn.remat(kind)
 
 
@@ -79,14 +78,14 @@ def head_of(block: str) -> str:
     return f"{block}_head"
 
 
-def apply(blocks: Blocks, params: dict[str, Any], x: jax.Array) -> jax.Array:
+def apply(blocks: Blocks, params: Params, x: jax.Array) -> jax.Array:
     """The last block's output for a batch `x`."""
     return activations(blocks, params, x)[-1]
 
 
-def activations(blocks: Blocks, params: dict[str, Any], x: jax.Array) -> list[jax.Array]:
+def activations(blocks: Blocks, params: Params, x: jax.Array) -> list[jax.Array]:
     """`x` and the output of every block in turn, each the input of the next."""
-    hs: list[Any] = [x]
+    hs: list[Tree] = [x]
     for name, module in blocks:
         hs.append(module.apply({"params": params[name]}, hs[-1]))
     return hs

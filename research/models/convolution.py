@@ -12,12 +12,12 @@ copy of long contiguous runs, however few the channels, and so are the additions
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import DTypeLike
 
 from optdyn.models.fft import fft
 from optdyn.models.winograd import winograd
@@ -145,8 +145,8 @@ class Conv(nn.Module):
     kernel_size: tuple[int, int]
     strides: tuple[int, int] = (1, 1)
     padding: str = "VALID"
-    dtype: Any = None
-    param_dtype: Any = jnp.float32
+    dtype: DTypeLike | None = None
+    param_dtype: DTypeLike = jnp.float32
     lowering: str | None = None
 
     @nn.compact

@@ -1,4 +1,4 @@
-"""Any optimizer of optax, of `OWN` or of the user's, its numbers traced arguments of `update`.
+"""Tree optimizer of optax, of `OWN` or of the user's, its numbers traced arguments of `update`.
 
 Hyperparameters arrive with each update (`Event.hyper`), so that learning-rate schedules, momentum
 and every other number are data: changing them recompiles nothing.
@@ -7,21 +7,23 @@ and every other number are data: changing them recompiles nothing.
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from optax import contrib
 
-from optdyn import named, own_code
+from optdyn import lookup, own_code
+from optdyn.cache_keys import Key
+from optdyn.errors import ConfigError
 from optdyn.experiment import Experiment
 from optdyn.fields import OPTIONS, Options, plain
 from optdyn.optimizers import closed_loop, staleness
 from optdyn.optimizers.schedules import SCHEDULES, learning_rates
-from optdyn.reached import Key
 from optdyn.strategies import groups_of
-from optdyn.values import ConfigError
+from optdyn.trees import Array, Hyper, Params, State, Tree
 
 __all__ = [
     "KEY",
@@ -41,8 +43,10 @@ __all__ = [
     "transform",
 ]
 
-OWN: Mapping[str, Callable[..., Any]] = {"closed_loop": closed_loop.closed_loop}
-TRANSFORMS: Mapping[str, Callable[..., Any]] = {
+Make = Callable[..., optax.GradientTransformation]
+
+OWN: Mapping[str, Make] = {"closed_loop": closed_loop.closed_loop}
+TRANSFORMS: Mapping[str, Make] = {
     make.__name__: make for make in (staleness.delay_compensation, staleness.staleness_rate)
 }
 CONTRIB = "contrib."  # before the name of one of optax.contrib
@@ -50,7 +54,7 @@ KEY = "config.optimizer.name"
 Chain = tuple[tuple[str, Options], ...]  # names of transforms, each with its arguments
 
 
-def known() -> dict[str, Callable[..., Any]]:
+def known() -> dict[str, Make]:
     """All registered optimizers by name: functions with an argument `learning_rate`."""
     of = {"": optax, CONTRIB: contrib}
     found = {prefix + n: getattr(module, n) for prefix, module in of.items() for n in dir(module)}
@@ -62,13 +66,13 @@ def known() -> dict[str, Callable[..., Any]]:
     }
 
 
-def maker(name: str) -> Any:
+def maker(name: str) -> Make | None:
     """The function that makes the optimizer, as optax's do; None if there is none.
 
     Raises `ConfigError` for a name of the user's own that cannot be imported.
     """
-    if named.is_own(name):
-        return named.find(KEY, name, {})
+    if lookup.is_own(name):
+        return lookup.find(KEY, name, {})
     where, short = (contrib, name[len(CONTRIB) :]) if name.startswith(CONTRIB) else (optax, name)
     return OWN.get(name, getattr(where, short, None))
 
@@ -78,9 +82,9 @@ def arguments(name: str) -> tuple[str, ...]:
     return _parameters(maker(name))
 
 
-def _parameters(function: Any) -> tuple[str, ...]:
+def _parameters(function: object) -> tuple[str, ...]:
     try:
-        return tuple(inspect.signature(function).parameters)
+        return tuple(inspect.signature(cast(Make, function)).parameters)
     except (TypeError, ValueError):  # not callable, or only an alias of a type
         return ()
 
@@ -101,16 +105,16 @@ def options(config: Experiment) -> Options:
     return Options({"staleness": groups_of(config) - 1} | given)
 
 
-def transform(name: str) -> Callable[..., Any]:
+def transform(name: str) -> Make:
     """The function that makes the transform `name` of `config.optimizer.chain`.
 
     One of TRANSFORMS, of optax or of the user's own. Raises `ConfigError` if there is none.
     """
-    if not named.is_own(name) and name not in TRANSFORMS:
+    if not lookup.is_own(name) and name not in TRANSFORMS:
         of_optax = getattr(optax, name, None)
         if inspect.isfunction(of_optax) and not name.startswith("_"):
             return of_optax
-    return named.find("config.optimizer.chain", name, TRANSFORMS)
+    return lookup.find("config.optimizer.chain", name, TRANSFORMS)
 
 
 def chain(config: Experiment) -> Chain:
@@ -120,8 +124,8 @@ def chain(config: Experiment) -> Chain:
     return tuple((n, Options({k: v for k, v in given.items() if k in of})) for n, of in taken)
 
 
-def logged(state: Any) -> dict[str, float]:
-    """What the log shows of a strategy's state: mu and mu_T of a closed loop's last update."""
+def logged(state: State) -> dict[str, float]:
+    """What the log shows of a rule's state: mu and mu_T of a closed loop's last update."""
     states = jax.tree.leaves(getattr(state, "opt_state", None), is_leaf=_is_loop)
     loop = next(filter(_is_loop, states), None)  # after a chain of others, or alone
     if loop is None:
@@ -129,15 +133,15 @@ def logged(state: Any) -> dict[str, float]:
     return {"explicit_momentum": float(loop.explicit), "total_momentum": float(loop.total)}
 
 
-def _is_loop(state: Any) -> bool:
+def _is_loop(state: State) -> bool:
     return isinstance(state, closed_loop.State)
 
 
 def optimizer(
     name: str,
     hyper_names: tuple[str, ...],
-    options: Mapping[str, Any] = OPTIONS,
-    chain: Sequence[tuple[str, Mapping[str, Any]]] = (),
+    options: Mapping[str, object] = OPTIONS,
+    chain: Sequence[tuple[str, Mapping[str, object]]] = (),
 ) -> optax.GradientTransformationExtraArgs:
     """The optimizer called `name`; `update(grads, state, params, **hyper)` takes its numbers.
 
@@ -145,36 +149,36 @@ def optimizer(
     `optax.sgd` keeps the heavy-ball form v <- g + mu v, x <- x - alpha v; mu may be negative.
     Gradients go through the transforms of a `chain` before, names with options.
     """
-    make, options = maker(name), plain(options)
+    make, options = cast(Make, maker(name)), plain(options)
     before = [transform(other)(**plain(given)) for other, given in chain]
 
-    def chained(hyper: Mapping[str, Any]) -> optax.GradientTransformationExtraArgs:
+    def chained(hyper: Hyper | dict[str, float]) -> optax.GradientTransformationExtraArgs:
         one = optax.with_extra_args_support(make(**hyper, **options))
         return optax.chain(*before, one) if before else one
 
-    def init(params: Any) -> optax.OptState:
+    def init(params: Params) -> optax.OptState:
         return _apart(chained(dict.fromkeys(hyper_names, 0.0)).init(params), params)
 
     def update(
-        grads: Any,
+        grads: Params,
         state: optax.OptState,
-        params: Any = None,
+        params: Params | None = None,
         *,
-        staleness: Any = None,
-        read_params: Any = None,
-        **hyper: Any,
-    ) -> Any:
+        staleness: Tree = None,
+        read_params: Params | None = None,
+        **hyper: Array,
+    ) -> Tree:
         more = {"staleness": staleness, "read_params": read_params}
         return chained(hyper).update(grads, state, params, **more)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _apart(state: Any, params: Any) -> Any:
+def _apart(state: State, params: Params) -> Tree:
     """The state with copies of arrays that are in it twice or are parameters: each is donated."""
     seen = {id(leaf) for leaf in jax.tree.leaves(params)}
 
-    def own(leaf: Any) -> Any:
+    def own(leaf: Array) -> Array:
         kept = jnp.copy(leaf) if isinstance(leaf, jax.Array) and id(leaf) in seen else leaf
         seen.add(id(leaf))
         return kept
@@ -182,7 +186,7 @@ def _apart(state: Any, params: Any) -> Any:
     return jax.tree.map(own, state)
 
 
-def check(config: Experiment, params: Any) -> None:
+def check(config: Experiment, params: Params) -> None:
     """Traces an update of the optimizer of a config for parameters like these.
 
     Raises `ConfigError`, in one line, if it fails, needs what no update is given, or returns what
@@ -201,18 +205,18 @@ def _checked(
     options: Options,
     chain: Chain,
     own: Key,
-    structure: Any,
-    leaves: Sequence[tuple[Any, Any]],
+    structure: jax.tree_util.PyTreeDef,
+    leaves: Sequence[tuple[tuple[int, ...], np.dtype]],
 ) -> None:
     taken = arguments(name)
     makers = [maker(name), *(transform(other) for other, _ in chain)]
-    made_by = name if named.is_own(name) or name in OWN else f"optax.{name}"
+    made_by = name if lookup.is_own(name) or name in OWN else f"optax.{name}"
     made_by = " after ".join((made_by, *(other for other, _ in reversed(chain))))
     number = jax.ShapeDtypeStruct((), jnp.float32)
     hyper = {key: number for key in ("learning_rate", "momentum") if key in taken}
     params = structure.unflatten([jax.ShapeDtypeStruct(*leaf) for leaf in leaves])
 
-    def updated(params: Any, hyper: Any) -> Any:
+    def updated(params: Params, hyper: Hyper) -> tuple[Tree, Tree]:
         made = optimizer(name, tuple(hyper), options, chain)
         before = made.init(params)
         more = {"staleness": jnp.int32(0), "read_params": params}
@@ -222,10 +226,10 @@ def _checked(
     try:
         before, after = jax.eval_shape(updated, params, hyper)
     except Exception as error:
-        why = named.told(error, *makers) if own else named.shown(str(error), 300)
+        why = lookup.told(error, *makers) if own else lookup.shown(str(error), 300)
         raise ConfigError(f"config.optimizer: {made_by} cannot be used ({why})") from error
 
-    def shapes(tree: Any) -> Any:
+    def shapes(tree: Tree) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
         leaves = jax.tree_util.tree_leaves_with_path(tree)
         return {jax.tree_util.keystr(path): (leaf.shape, leaf.dtype) for path, leaf in leaves}
 

@@ -24,12 +24,13 @@ an MLP on MNIST, where 0.9 - (1 - 1/16) is -0.04.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
+from jax.typing import ArrayLike
 
 from optdyn.strategies.base import Params
 
@@ -45,7 +46,10 @@ class State(NamedTuple):
 
 
 def closed_loop(
-    learning_rate: Any, momentum: Any = 0.0, gamma: Any = 0.01, staleness: int = 0
+    learning_rate: ArrayLike,
+    momentum: ArrayLike = 0.0,
+    gamma: float | jax.Array = 0.01,
+    staleness: int = 0,
 ) -> optax.GradientTransformation:
     """Heavy ball of learning rate alpha whose total momentum is held at mu*, `momentum`.
 

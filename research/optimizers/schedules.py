@@ -8,17 +8,16 @@ function of the update's number, traced, to its rate.
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from optdyn import named
+from optdyn import lookup
+from optdyn.errors import ConfigError
 from optdyn.experiment import Experiment
 from optdyn.fields import plain
-from optdyn.values import ConfigError
 
 KEY = "config.optimizer.schedule"
 
@@ -69,13 +68,13 @@ SCHEDULES: Mapping[str, Callable[..., optax.Schedule]] = {
 
 
 def schedule(
-    name: str, learning_rate: float, steps: int, decay_rate: float, options: Mapping[str, Any]
+    name: str, learning_rate: float, steps: int, decay_rate: float, options: Mapping[str, object]
 ) -> optax.Schedule:
     """The schedule `name` over so many steps. Raises `ConfigError`, as for options it lacks."""
-    make = named.find(KEY, name, SCHEDULES)
+    make = lookup.find(KEY, name, SCHEDULES)
     given = plain(options)
-    if named.is_own(name):
-        return named.call(KEY, name, make, learning_rate, steps, **given)
+    if lookup.is_own(name):
+        return lookup.call(KEY, name, make, learning_rate, steps, **given)
     usual = {"learning_rate": learning_rate, "steps": steps, "decay_rate": decay_rate}
     taken = inspect.signature(make).parameters
     if given.keys() != taken.keys() - usual.keys():
@@ -95,7 +94,7 @@ def learning_rates(
     warmup_steps: int = 0,
     decay_steps: int = 0,
     decay_rate: float = 0.1,
-    options: Mapping[str, Any] = {},
+    options: Mapping[str, object] = {},
 ) -> np.ndarray:
     """Learning rate of every update, (steps,) float32, by a schedule after a linear warm-up.
 
@@ -104,12 +103,12 @@ def learning_rates(
     """
     length = decay_steps or max(steps - warmup_steps, 1)
     after = schedule(name, learning_rate, length, decay_rate, options)
-    if named.is_own(name):
+    if lookup.is_own(name):
         after = _vectorized(name, after)
     warmup = optax.linear_schedule(0.0, learning_rate, max(warmup_steps, 1))
     whole = optax.join_schedules([warmup, after], [warmup_steps]) if warmup_steps else after
     values = np.asarray(whole(jnp.arange(steps)), np.float32)
-    if named.is_own(name) and not np.isfinite(values).all():
+    if lookup.is_own(name) and not np.isfinite(values).all():
         at = int(np.flatnonzero(~np.isfinite(values))[0])
         raise ConfigError(f"{KEY} = {name!r}: the rate of update {at} is {values[at]}")
     return np.broadcast_to(values, (steps,))
@@ -129,7 +128,7 @@ def of_config(config: Experiment) -> np.ndarray:
     )
 
 
-def _vectorized(name: str, own: Any) -> optax.Schedule:
+def _vectorized(name: str, own: optax.Schedule) -> optax.Schedule:
     """The user's schedule for an array of numbers of updates."""
 
     def one(step: jax.Array) -> jax.Array:
@@ -142,6 +141,6 @@ def _vectorized(name: str, own: Any) -> optax.Schedule:
         try:
             return jax.vmap(one)(count)
         except Exception as error:
-            raise ConfigError(f"{KEY} = {name!r}: {named.told(error, own)}") from error
+            raise ConfigError(f"{KEY} = {name!r}: {lookup.told(error, own)}") from error
 
     return every

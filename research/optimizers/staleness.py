@@ -22,13 +22,15 @@ divides much of these factors out again.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import ArrayLike
 
 from optdyn.strategies.base import Params
+from optdyn.trees import State, Tree
 
 EPS = 1e-7  # beside the mean of g * g
 
@@ -46,12 +48,12 @@ def delay_compensation(
     about 2, keeps a copy of the parameters more.
     """
 
-    def init(params: Params) -> Any:
+    def init(params: Params) -> MeanSquare | optax.EmptyState:
         return MeanSquare(jax.tree.map(jnp.zeros_like, params)) if adaptive else optax.EmptyState()
 
     def update(
-        grads: Params, state: Any, params: Params = None, *, read_params: Params, **_: Any
-    ) -> tuple[Params, Any]:
+        grads: Params, state: State, params: Params | None = None, *, read_params: Params, **_: Tree
+    ) -> tuple[Params, Tree]:
         if not adaptive:
             return jax.tree.map(
                 lambda g, x, read: g + lam * g * g * (x - read), grads, params, read_params
@@ -87,7 +89,12 @@ def staleness_rate(
         return Delays(jnp.int32(0), jnp.float32(0))
 
     def update(
-        grads: Params, state: Delays, params: Params = None, *, staleness: Any, **_: Any
+        grads: Params,
+        state: Delays,
+        params: Params | None = None,
+        *,
+        staleness: ArrayLike,
+        **_: Tree,
     ) -> tuple[Params, Delays]:
         tau = jnp.asarray(staleness, jnp.float32)
         mean = state.mean + (tau - state.mean) / (state.updates + 1)

@@ -1,12 +1,12 @@
 """What a run writes into `summary.json` and the lines of `metrics.jsonl`, by the kinds of it."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from optdyn.values import shown
+from optdyn.errors import shown
 
 NUMBER = (int, float)
-KINDS: Mapping[str, Any] = {  # of figures that others compute with, where they are; null is of any
+# Of figures that others compute with, where they are; null is of any.
+KINDS: Mapping[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("epoch", "train_loss", "learning_rate", "momentum"), NUMBER),
     **dict.fromkeys(("simulated_seconds", "simulated_seconds_per_step", "wall_seconds"), NUMBER),
     **dict.fromkeys(("staleness_mean", "test_loss", "test_accuracy"), NUMBER),
@@ -16,7 +16,7 @@ KINDS: Mapping[str, Any] = {  # of figures that others compute with, where they 
 }
 
 
-def unlike(row: Mapping[str, Any]) -> str:
+def unlike(row: Mapping[str, object]) -> str:
     """The first figure of another kind than is written, in words; '' if there is none."""
     for key, value in row.items():
         kind = KINDS.get(key, object)
@@ -27,6 +27,6 @@ def unlike(row: Mapping[str, Any]) -> str:
     return ""
 
 
-def missing(row: Mapping[str, Any], keys: Sequence[str]) -> str:
+def missing(row: Mapping[str, object], keys: Sequence[str]) -> str:
     """The first of the keys that has no value, in words; '' if all have one."""
     return next((f"{key} is missing" for key in keys if row.get(key) is None), "")

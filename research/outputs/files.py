@@ -8,13 +8,14 @@ import errno
 import json
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 
-from optdyn.values import InputError
+from optdyn.errors import InputError
+from optdyn.trees import Array, Json, Tree
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -81,18 +82,18 @@ def write(path: Path, text: str, aside: str = "part") -> None:
     _replace(path, path.with_name(f".{path.name}.{aside}"), lambda file: file.write(text.encode()))
 
 
-def write_json(path: Path, value: dict[str, Any]) -> None:
+def write_json(path: Path, value: Json) -> None:
     """Replaces the file in one step; numbers that are not finite become null."""
     write(path, json.dumps(finite(value), indent=2) + "\n")
 
 
-def write_npz(path: Path, arrays: dict[str, Any]) -> None:
+def write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
     """Replaces the file in one step. Raises `DiskFull`."""
     aside = path.with_name(f".{path.stem}.part.npz")
-    _replace(path, aside, lambda file: np.savez(file, **arrays))
+    _replace(path, aside, lambda file: np.savez(file, **dict[str, Tree](arrays)))
 
 
-def _replace(path: Path, aside: Path, put: Callable[[IO[bytes]], Any]) -> None:
+def _replace(path: Path, aside: Path, put: Callable[[IO[bytes]], object]) -> None:
     with writing(path):
         try:
             with aside.open("wb") as file:
@@ -109,7 +110,7 @@ def append(path: Path, text: str) -> None:
         file.write(text)
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> Json:
     """The object in the file, {} if there is none."""
     try:
         return _object(path.read_text())
@@ -119,7 +120,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise WorkdirError(f"{path}: cannot be read ({line_of(error)})") from error
 
 
-def rows(path: Path, counter: str = "") -> list[dict[str, Any]]:
+def rows(path: Path, counter: str = "") -> list[Json]:
     """The objects in the whole lines of a file; each has a whole number called `counter`, if any.
 
     Raises `WorkdirError`.
@@ -137,7 +138,7 @@ def rows(path: Path, counter: str = "") -> list[dict[str, Any]]:
         raise WorkdirError(f"{path}: cannot be read ({line_of(error)})") from error
 
 
-def finite(value: Any) -> Any:
+def finite(value: Tree) -> Tree:
     """The same with null in place of numbers that are not finite."""
     if isinstance(value, dict):
         return {key: finite(item) for key, item in value.items()}
@@ -152,7 +153,7 @@ def line_of(error: BaseException) -> str:
     return text.strip().split("\n")[0][:160]
 
 
-def _object(text: str) -> dict[str, Any]:
+def _object(text: str) -> Json:
     try:
         value = json.loads(text)
     except RecursionError as error:

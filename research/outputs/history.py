@@ -14,15 +14,15 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from optdyn.outputs.files import read_json, write, write_json
+from optdyn.trees import Json
 
 ROOT = Path(__file__).parent.parent.parent  # of the checkout, if this is one
 SMALL = 2**16  # characters of a difference that is kept
 
 
-def started(folder: Path, at: int, steps: int, **more: Any) -> None:
+def started(folder: Path, at: int, steps: int, **more: object) -> None:
     """Adds the start of this process, at an update, to the history of the workdir. And `more`.
 
     The difference between the code and its commit is kept beside it, if it is small.
@@ -45,12 +45,12 @@ def started(folder: Path, at: int, steps: int, **more: Any) -> None:
     write_json(folder / "history.json", {"starts": [*starts(folder), entry]})
 
 
-def starts(folder: Path) -> list[dict[str, Any]]:
+def starts(folder: Path) -> list[Json]:
     """All entries; [] of a run from before there were any."""
     return read_json(folder / "history.json").get("starts", [])
 
 
-def told(folder: Path) -> dict[str, Any]:
+def told(folder: Path) -> Json:
     """For the summary: all `starts`, and of those at which something was changed what it was."""
     every = starts(folder)
     origin = [{"init_from": entry["init_from"]} for entry in every if "init_from" in entry]
@@ -62,12 +62,12 @@ def told(folder: Path) -> dict[str, Any]:
     }
 
 
-def _changed(entry: Mapping[str, Any]) -> dict[str, Any]:
+def _changed(entry: Mapping[str, object]) -> Json:
     return {key: entry[key] for key in ("at", "of", "steps", "schedule") if key in entry}
 
 
 @cache
-def code() -> dict[str, Any]:
+def code() -> Json:
     """`commit`, if tracked files are `dirty`, and a small `diff`; {} if this is no checkout."""
 
     def git(*arguments: str) -> str:

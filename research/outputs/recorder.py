@@ -1,7 +1,6 @@
 """The file `trace` of a real run (`research/timeline/trace.py`), as it goes."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -14,14 +13,15 @@ class Recorder:
     """An update a row; opening keeps the first `step`. Raises `DiskFull`."""
 
     def __init__(self, path: Path, step: int):
-        import pandas as pd  # here and below, for it takes long
+        self._path, self._seconds = path, 0.0
+        if step and path.exists():
+            import pandas as pd  # here and below: it takes long, and a simulated run needs none
 
-        kept = pd.read_csv(path)[:step] if step and path.exists() else pd.DataFrame()
-        self._path, self._seconds = path, float(kept["seconds"].iloc[-1]) if len(kept) else 0.0
-        if len(kept):
-            write(path, kept.to_csv(index=False))
-        else:
-            path.unlink(missing_ok=True)
+            kept = pd.read_csv(path)[:step]
+            if len(kept):
+                self._seconds = float(kept["seconds"].iloc[-1])
+                return write(path, kept.to_csv(index=False))
+        path.unlink(missing_ok=True)
 
     def append(self, made: Timeline, window: slice, seconds: float) -> None:
         """The updates of the window, which took `seconds` together."""
@@ -36,7 +36,9 @@ class Recorder:
         """
         self._append(made, window, made.seconds[window], version=versions(made)[window])
 
-    def _append(self, made: Timeline, window: slice, seconds: np.ndarray, **more: Any) -> None:
+    def _append(
+        self, made: Timeline, window: slice, seconds: np.ndarray, **more: np.ndarray
+    ) -> None:
         import pandas as pd
 
         rows = {"worker": made.worker[window], "seconds": seconds, **more}

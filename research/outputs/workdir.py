@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import RLock
-from typing import Any, Self
+from typing import Self
 
 import jax
 import numpy as np
@@ -40,6 +40,7 @@ from optdyn.outputs.files import (
     writing,
 )
 from optdyn.strategies import snapshots
+from optdyn.trees import Json, Params, State, Tree
 
 # Of a run: keys that cannot change its floats, and its length.
 FREE = ("note", "steps", "log_every", "checkpoint_every", "plan", "tune")
@@ -51,7 +52,7 @@ SHOWN = 10.0  # seconds after which TensorBoard sees a log point, at most
 
 def claim(
     workdir: Path, config: Experiment, free: Sequence[str] = (), code: str | None = None
-) -> dict[str, Any]:
+) -> Json:
     """Makes the workdir this config's; the config that it held, which may differ in keys of `free`.
 
     Raises `WorkdirError` if it differs in others, and leaves the workdir as it is. `free`: dotted
@@ -97,7 +98,7 @@ def text_of(config: Experiment, code: str | None = None) -> str:
     return configs.to_json(config.with_(code=now))
 
 
-def is_finished(summary: Mapping[str, Any], steps: int) -> bool:
+def is_finished(summary: Mapping[str, Tree], steps: int) -> bool:
     """Whether a run has nothing left to do to have done so many steps.
 
     One whose loss is not finite has nothing left. One that ended `worse`, though it counts as
@@ -110,7 +111,7 @@ def is_finished(summary: Mapping[str, Any], steps: int) -> bool:
     return status in ("completed", "diverged") and done >= steps
 
 
-def _of_its_code(workdir: Path, config: Experiment, held: Any, now: str) -> None:
+def _of_its_code(workdir: Path, config: Experiment, held: object, now: str) -> None:
     if config.code != own_code.ANY and (said := own_code.changed(held, now)):
         raise WorkdirError(
             f"workdir {workdir}: the code of {said}, or of what is imported there, is not what its "
@@ -181,7 +182,7 @@ class Metrics:
                 old.unlink()
         self._file = self._path.open("a")
 
-    def append(self, row: dict[str, Any]) -> None:
+    def append(self, row: Json) -> None:
         self.rows.append(row)
         with writing(self._path):
             self._file.write(json.dumps(finite(row)) + "\n")
@@ -190,7 +191,7 @@ class Metrics:
         if time.monotonic() - self._flushed > SHOWN:
             self._flush()
 
-    def end(self, config: Experiment, summary: Mapping[str, Any]) -> None:
+    def end(self, config: Experiment, summary: Mapping[str, object]) -> None:
         """What TensorBoard's page of hyperparameters shows of a run: to be written once."""
         usual, given = (json.loads(configs.to_json(c)) for c in (configs.usual(), config))
         changed = {*configs.differences(usual, given), "optimizer.learning_rate", "seed"}
@@ -208,7 +209,7 @@ class Metrics:
             with writing(self._path), contextlib.suppress(*([OSError] if kind else [])):
                 file.close()
 
-    def _write_events(self, row: dict[str, Any]) -> None:
+    def _write_events(self, row: Json) -> None:
         for name, value in row.items():
             if name != "step" and isinstance(value, (int, float)):
                 self._put(Event(summary=events.scalar(tag(name), value)), row["step"])
@@ -228,15 +229,15 @@ def _is_tagged(name: str) -> bool:
     return name.startswith(("train_", "test_")) or name == "simulated_seconds"
 
 
-def _value(config: Mapping[str, Any], name: str) -> Any:
+def _value(config: Mapping[str, object], name: str) -> bool | int | float | str:
     """The value of a dotted key, as TensorBoard can show it."""
-    found: Any = config
+    found: object = config
     for part in name.split("."):
         found = found.get(part) if isinstance(found, Mapping) else None
     return found if isinstance(found, (bool, int, float, str)) else json.dumps(found)
 
 
-def _flat(tree: Any) -> Any:
+def _flat(tree: Tree) -> Tree:
     """A state as it is saved: what one keeps of another, its `inner`, is on a level with the rest.
 
     So a state is found where it would be by itself.
@@ -250,7 +251,7 @@ def _flat(tree: Any) -> Any:
     return (inner if isinstance(inner, dict) else inner._asdict()) | rest
 
 
-def _nested(like: Any, flat: Any) -> Any:
+def _nested(like: Tree, flat: Tree) -> Tree:
     """What `_flat` made of such a tree, as that again."""
     if not hasattr(like, "_fields"):
         return flat
@@ -292,7 +293,7 @@ class Checkpoints:
         )
         self._manager = ocp.CheckpointManager(self.path, options=options)
 
-    def save(self, step: int, state: Any) -> None:
+    def save(self, step: int, state: State) -> None:
         if step == self.latest():
             return
         folder = self.path / str(step)
@@ -310,13 +311,13 @@ class Checkpoints:
                 shutil.rmtree(torn, ignore_errors=True)
             raise
 
-    def _has_room(self, state: Any) -> None:
+    def _has_room(self, state: State) -> None:
         """Raises `DiskFull` before anything is written: Orbax may not survive a stop midway."""
         needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state)) + FILES
         if shutil.disk_usage(self.path).free < needed:
             raise DiskFull(self.path)
 
-    def restore(self, like: Any) -> tuple[int, Any] | None:
+    def restore(self, like: Tree) -> tuple[int, Tree] | None:
         """(step, state) of the latest checkpoint, shaped as `like`; None if there is none."""
         step = self.latest()
         if step is None:
@@ -383,7 +384,7 @@ def saving(workdir: Path) -> Iterator[None]:
         raise DiskFull(error.what, whole) from error
 
 
-def parameters(workdir: Path) -> tuple[int, Any]:
+def parameters(workdir: Path) -> tuple[int, Params]:
     """(step, parameters) of another run's latest checkpoint, whatever its method and layout.
 
     Raises `WorkdirError` if there is none, or it is none of a run's.
@@ -408,7 +409,7 @@ def parameters(workdir: Path) -> tuple[int, Any]:
         raise WorkdirError(f"checkpoint {folder}: no parameters ({line_of(error)})") from error
 
 
-def _parameters(saved: Mapping[str, Any]) -> Any:
+def _parameters(saved: Mapping[str, Tree]) -> Params:
     """The parameters in a saved state: those of the first node, the newest of a table."""
     if "state" in saved:
         return _parameters(jax.tree.map(lambda leaf: leaf[0], saved["state"]))
@@ -441,7 +442,7 @@ def _sum(path: Path) -> int:
     return total
 
 
-def fingerprint(tree: Any) -> int:
+def fingerprint(tree: Tree) -> int:
     """One number for all bits of a pytree of arrays: equal for equal floats."""
     sums = [zlib.crc32(np.ascontiguousarray(leaf).tobytes()) for leaf in jax.tree.leaves(tree)]
     return zlib.crc32(json.dumps(sums).encode())

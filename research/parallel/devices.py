@@ -1,9 +1,10 @@
-"""A strategy on its devices: the state it starts from, and the loop over events laid out."""
+"""A rule on its devices: the state it starts from, and the loop over events laid out."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
+import optax
 from jax.sharding import PartitionSpec as P
 
 from optdyn import strategies
@@ -14,9 +15,10 @@ from optdyn.parallel.paged import initial, paged
 from optdyn.parallel.simulated import one_node, over_nodes, over_workers
 from optdyn.parallel.worker_seconds import measure
 from optdyn.problem import Problem
-from optdyn.strategies import Methods, Strategy
+from optdyn.strategies import Methods, Rule
+from optdyn.trees import Params, State
 
-Loop = Callable[[Strategy], Advance]
+Loop = Callable[[Rule], Advance]
 
 
 class Asked(NamedTuple):
@@ -36,11 +38,11 @@ def make(
     loop: Loop,
     asked: Asked,
     whole: Problem,
-    optimizer: Any,
+    optimizer: optax.GradientTransformationExtraArgs,
     slots: int,
     meter: bool = False,
-) -> tuple[Strategy, Layout]:
-    """The strategy as one device simulates it, and the loop on real devices or on that one.
+) -> tuple[Rule, Layout]:
+    """The rule as one device simulates it, and the loop on real devices or on that one.
 
     States look the same either way. With `meter` batches are pairs, and so are the loop's examples
     and indices.
@@ -48,21 +50,21 @@ def make(
     methods = asked.methods
     api, nodes, devices, streamed = asked.api, asked.nodes, asked.devices, asked.streamed
 
-    def strategy(axis: str | None, real: bool = False, slots: int = slots) -> Strategy:
+    def rule(axis: str | None, real: bool = False, slots: int = slots) -> Rule:
         of = methods, whole, optimizer, slots, axis
         return strategies.compose(*of, asked.accumulation, real, meter)
 
-    def on_host() -> Callable[[Any], Any]:
-        return initial(jax.jit(strategy(None, slots=1).init), slots)
+    def on_host() -> Callable[[Params], State]:
+        return initial(jax.jit(rule(None, slots=1).init), slots)
 
     if methods.mix:
-        simulated = over_nodes(strategy("data"), nodes, devices)
+        simulated = over_nodes(rule("data"), nodes, devices)
     elif methods.reduces_itself:
-        simulated = over_workers(strategy("data"), devices)
+        simulated = over_workers(rule("data"), devices)
     else:
-        simulated = strategy(None)
+        simulated = rule(None)
     if methods.get("snapshots", "") == "host":
-        laid = paged(loop(strategy(None, slots=1)), methods.servers(whole))
+        laid = paged(loop(rule(None, slots=1)), methods.servers(whole))
         return simulated, laid._replace(init=on_host())
     if not api:
         return simulated, layout.one_device(loop(simulated))
@@ -77,11 +79,11 @@ def make(
         laid = layout.jit(advance, mesh, *shards)
         return simulated, laid._replace(init=on_host() if asked.shard_snapshots else None)
     # A mean over one device would not be free: XLA copies all gradients through it.
-    device = strategy("data" if devices > 1 or methods.reduces_itself else None, real=True)
+    device = rule("data" if devices > 1 or methods.reduces_itself else None, real=True)
     apart = device.apart
     if api == "overlap":
         assert apart
-        device = Strategy(device.init, apart.update)
+        device = Rule(device.init, apart.update)
     if methods.reduces_itself and devices == 1:
         device = over_workers(device, 1)
     if methods.mix:

@@ -10,14 +10,17 @@ the rest again on the way back.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from optdyn.trees import Array, Examples, Tree
 
-def gradient(programs: Sequence[Callable[..., Any]]) -> Callable[..., tuple[jax.Array, Any]]:
+
+def gradient(
+    programs: Sequence[Callable[..., tuple[Array, Array]]],
+) -> Callable[..., tuple[jax.Array, jax.Array]]:
     """`fn(params, h, examples, own) -> (loss, its gradient in params)`, along an axis `stage`.
 
     `programs[j](params, h, examples, own) -> (h, loss)` is what stage j does with the examples that
@@ -28,20 +31,20 @@ def gradient(programs: Sequence[Callable[..., Any]]) -> Callable[..., tuple[jax.
     count = len(programs)
     forward = [(j, j + 1) for j in range(count - 1)]
 
-    def idle(params: Any, h: Any, *_: Any) -> tuple[Any, jax.Array]:
+    def idle(params: jax.Array, h: jax.Array, *_: Tree) -> tuple[jax.Array, jax.Array]:
         return h, jnp.float32(0)
 
-    def total(params: Any, h: Any, examples: Any, own: jax.Array) -> jax.Array:
+    def total(params: jax.Array, h: jax.Array, examples: Examples, own: jax.Array) -> jax.Array:
         stage, micro_batches = lax.axis_index("stage"), len(own)
 
         @partial(jax.checkpoint, prevent_cse=False)  # a loop's body and its derivative are apart
-        def work(params: Any, h: Any, tick: jax.Array) -> tuple[Any, jax.Array]:
+        def work(params: jax.Array, h: jax.Array, tick: jax.Array) -> tuple[jax.Array, jax.Array]:
             m = tick - stage
             which = jnp.where((m >= 0) & (m < micro_batches), stage, count)
             at = jnp.clip(m, 0, micro_batches - 1)
             return lax.switch(which, [*programs, idle], params, h, examples, own[at])
 
-        def step(h: Any, tick: jax.Array) -> tuple[Any, jax.Array]:
+        def step(h: jax.Array, tick: jax.Array) -> tuple[jax.Array, jax.Array]:
             h, loss = work(params, h, tick)
             return lax.ppermute(h, "stage", forward), loss
 

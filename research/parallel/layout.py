@@ -12,7 +12,7 @@ over devices; the loop itself is the same function everywhere.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,10 +21,12 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from optdyn.values import InputError
+from optdyn.errors import InputError
+from optdyn.strategies.base import Event, Info
+from optdyn.trees import Array, Examples, Params, State, Tree
 
 APIS = ("jit", "shard_map", "pmap", "overlap")
-Advance = Callable[..., tuple[Any, Any]]
+Advance = Callable[..., tuple[State, Info]]  # (state, examples, events, indices, n)
 
 
 class DeviceError(InputError):
@@ -43,13 +45,13 @@ class Layout(NamedTuple):
     """
 
     advance: Advance
-    put_state: Callable[[Any], Any]
-    put_examples: Callable[[Any], Any]
-    get: Callable[[Any], Any]
-    put_rows: Callable[[Callable[[int], Any]], Any] | None = None
+    put_state: Callable[[State], State]
+    put_examples: Callable[[Examples], Examples]
+    get: Callable[[State], State]
+    put_rows: Callable[[Callable[[int], Examples]], Examples] | None = None
     devices: int = 1
     measure: Callable[..., np.ndarray] | None = None
-    init: Callable[[Any], Any] | None = None
+    init: Callable[[Params], State] | None = None
 
 
 def one_device(advance: Advance) -> Layout:
@@ -96,8 +98,8 @@ def jit(
     part = NamedSharding(mesh, P(mesh.axis_names))
     own = NamedSharding(mesh, P("node")) if nodes else whole
 
-    def shardings(state: Any) -> Any:
-        def of(leaf: Any) -> NamedSharding:
+    def shardings(state: State) -> State:
+        def of(leaf: Array) -> NamedSharding:
             return part if leaf.ndim and leaf.shape[0] % mesh.size == 0 else whole
 
         every = jax.tree.map(lambda _: own, state)
@@ -107,17 +109,19 @@ def jit(
             every = every._replace(slots=jax.tree.map(of_version, state.slots))
         return every
 
-    def of_version(leaf: Any) -> NamedSharding:
+    def of_version(leaf: Array) -> NamedSharding:
         axis = part_axis(leaf.shape, mesh.size)
         return NamedSharding(mesh, P(*[None] * axis, mesh.axis_names)) if axis else whole
 
-    def laid(state: Any, *rest: Any) -> tuple[Any, Any]:
+    def laid(state: State, *rest: Tree) -> tuple[State, Info]:
         state, losses = advance(state, *rest)
         return jax.lax.with_sharding_constraint(state, shardings(state)), losses
 
     compiled = jax.jit(laid, donate_argnums=0)
 
-    def run(state: Any, examples: Any, events: Any, indices: Any, n: Any) -> tuple[Any, Any]:
+    def run(
+        state: State, examples: Examples, events: Event, indices: Array, n: int
+    ) -> tuple[State, Info]:
         inputs = spread(events, whole), spread(indices, split), spread(np.int32(n), whole)
         state, losses = compiled(state, examples, *inputs)
         return state, gathered(losses)
@@ -142,7 +146,7 @@ def shard_map(advance: Advance, mesh: Mesh, state: P, indices: P, streamed: bool
     examples unless they are `streamed`: then each device holds its own.
     """
 
-    def laid(*arguments: Any) -> tuple[Any, Any]:
+    def laid(*arguments: Tree) -> tuple[State, Info]:
         after, losses = advance(*arguments)
         return after, jax.lax.pmean(losses, mesh.axis_names)
 
@@ -151,7 +155,9 @@ def shard_map(advance: Advance, mesh: Mesh, state: P, indices: P, streamed: bool
     compiled = jax.jit(mapped, donate_argnums=0)
     put = [lambda tree, spec=spec: spread(tree, NamedSharding(mesh, spec)) for spec in specs]
 
-    def run(state: Any, examples: Any, events: Any, indices: Any, n: Any) -> tuple[Any, Any]:
+    def run(
+        state: State, examples: Examples, events: Event, indices: Array, n: int
+    ) -> tuple[State, Info]:
         inputs = put[2](events), put[3](indices), put[4](np.int32(n))
         state, losses = compiled(state, examples, *inputs)
         return state, gathered(losses)
@@ -163,7 +169,7 @@ def shard_map(advance: Advance, mesh: Mesh, state: P, indices: P, streamed: bool
 def with_rows(layout: Layout, mesh: Mesh) -> Layout:
     """The same, whose devices hold streamed examples of their own."""
 
-    def put_rows(of: Callable[[int], Any]) -> Any:
+    def put_rows(of: Callable[[int], Examples]) -> Examples:
         def joined(*own: jax.Array) -> jax.Array:
             shape = (mesh.size * len(own[0]), *own[0].shape[1:])
             return jax.make_array_from_single_device_arrays(shape, split, list(own))
@@ -190,17 +196,19 @@ def pmap(
     # What pmap itself returns: arrays laid otherwise are moved, and compiled for, once more.
     split = NamedSharding(Mesh(np.array(local), (axis,)), P(axis))
 
-    def laid(*arguments: Any) -> tuple[Any, Any]:
+    def laid(*arguments: Tree) -> tuple[State, Info]:
         after, losses = advance(*arguments)
         return after, jax.lax.pmean(losses, axis)
 
     mapped = jax.pmap(laid, axis, devices=every, donate_argnums=0)
 
-    def put(tree: Any) -> Any:
+    def put(tree: Tree) -> Tree:
         each = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (len(local), *np.shape(leaf))), tree)
         return jax.device_put(each, split)
 
-    def run(state: Any, examples: Any, events: Any, indices: Any, n: Any) -> tuple[Any, Any]:
+    def run(
+        state: State, examples: Examples, events: Event, indices: Array, n: int
+    ) -> tuple[State, Info]:
         def of_devices(leaf: np.ndarray) -> np.ndarray:
             return np.stack(np.split(leaf, devices, axis=1))[own]
 
@@ -211,17 +219,17 @@ def pmap(
     def first(leaf: jax.Array) -> np.ndarray:
         return np.asarray(leaf.addressable_data(0)).reshape(leaf.shape[1:])
 
-    def put_state(state: Any) -> Any:
-        def of_nodes(leaf: Any) -> np.ndarray:
+    def put_state(state: State) -> State:
+        def of_nodes(leaf: Array) -> np.ndarray:
             return np.asarray(leaf)[own][:, None]
 
         return jax.device_put(jax.tree.map(of_nodes, state), split) if nodes else put(state)
 
-    def put_rows(of: Callable[[int], Any]) -> Any:
+    def put_rows(of: Callable[[int], Examples]) -> Examples:
         stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *map(of, own))
         return jax.device_put(stacked, split)
 
-    def get(state: Any) -> Any:
+    def get(state: State) -> State:
         if not nodes:
             return jax.tree.map(first, state)
         every = multihost_utils.process_allgather(state) if jax.process_count() > 1 else state
@@ -231,18 +239,18 @@ def pmap(
     return laid_out._replace(put_rows=put_rows, devices=devices) if streamed else laid_out
 
 
-def spread(tree: Any, sharding: NamedSharding) -> Any:
+def spread(tree: Tree, sharding: NamedSharding) -> Tree:
     """Global arrays of what every process holds whole."""
     return jax.tree.map(lambda leaf: _put_leaf(leaf, sharding), tree)
 
 
-def _put_leaf(leaf: Any, sharding: NamedSharding) -> jax.Array:
+def _put_leaf(leaf: Array, sharding: NamedSharding) -> jax.Array:
     """A global array; every process holds the whole value and gives its devices their parts."""
     value = np.asarray(leaf)
     return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
 
 
-def gathered(tree: Any) -> Any:
+def gathered(tree: Tree) -> Tree:
     """Global arrays whole, on every process."""
 
     def whole(leaf: jax.Array) -> np.ndarray:

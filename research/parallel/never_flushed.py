@@ -15,11 +15,12 @@ are under way, and computes the rest again on the way back.
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
@@ -34,17 +35,25 @@ from optdyn.strategies import sync
 from optdyn.strategies.base import Event, Info
 from optdyn.strategies.snapshots import State
 from optdyn.strategies.stage_parameters import distance, through
+from optdyn.trees import Array, Params, Tree
+
+Beat = tuple[Array, Array, Array]  # of a stage: its gradient, its message, its loss
 
 
 class Versions(NamedTuple):
     """`State` in parts: row j is of stage j."""
 
     rows: Stacked  # its params (S, slots, P), all versions
-    newest: Any  # (S,) int32, the slot of x_t
+    newest: Array  # (S,) int32, the slot of x_t
 
 
 def never_flushed(
-    problem: Problem, optimizer: Any, kind: str, cuts: Sequence[int], mesh: Mesh, micro_batches: int
+    problem: Problem,
+    optimizer: optax.GradientTransformationExtraArgs,
+    kind: str,
+    cuts: Sequence[int],
+    mesh: Mesh,
+    micro_batches: int,
 ) -> Layout:
     """The loop over events on a mesh of the axes `stage` and `data`.
 
@@ -98,7 +107,7 @@ class Carry(NamedTuple):
 
 def _advance(
     problem: Problem,
-    optimizer: Any,
+    optimizer: optax.GradientTransformationExtraArgs,
     kind: str,
     parts: Sequence[Stage],
     micro_batches: int,
@@ -114,7 +123,7 @@ def _advance(
     forms, first = state.rows.forms, jnp.array([part.first for part in parts])[stage]
     sent, message = sent_by(problem, parts, forms, examples, numbers[0, 0])
     programs = _programs(problem, kind, parts, forms, sent)
-    updates: list[Callable[..., Any]] = [
+    updates: list[Callable[..., tuple[Array, Array]]] = [
         *(partial(_update, optimizer, *own) for own in zip(parts, forms, strict=True)),
         lambda params, opt_state, *_: (params, opt_state),
     ]
@@ -176,7 +185,9 @@ def _pairs(first: int, stages: int) -> list[tuple[int, int]]:
     return [pair for j in lower for pair in ((j, j + 1), (j + 1, j))]
 
 
-def _seen(kind: str, versions: jax.Array, read: jax.Array, event: Event, first: Any) -> jax.Array:
+def _seen(
+    kind: str, versions: jax.Array, read: jax.Array, event: Event, first: jax.Array
+) -> jax.Array:
     """What a stage computes with that reads a version."""
     if kind != "predict":
         return read
@@ -185,15 +196,15 @@ def _seen(kind: str, versions: jax.Array, read: jax.Array, event: Event, first: 
 
 
 def _update(
-    optimizer: Any,
+    optimizer: optax.GradientTransformationExtraArgs,
     part: Stage,
     forms: Forms,
-    params: Any,
-    opt_state: Any,
-    grads: Any,
+    params: jax.Array,
+    opt_state: jax.Array,
+    grads: jax.Array,
     event: Event,
-    read: Any,
-) -> tuple[jax.Array, jax.Array]:
+    read: jax.Array,
+) -> tuple[Array, Array]:
     """The update by blocks, each with a staleness of its own."""
     stale = {name: event.staleness[part.first + k] for k, name in enumerate(part.names)}
     event = event._replace(staleness=stale)
@@ -206,27 +217,31 @@ def _programs(
     parts: Sequence[Stage],
     forms: Sequence[Forms],
     sent: Sequence[Form],
-) -> list[Callable[..., Any]]:
+) -> list[Callable[..., Beat]]:
     """`(seen, new, received, message, examples, own) -> (gradient, message, loss)`.
 
     Of every stage forward, of every stage backward, and of one that has nothing to do.
     """
     last = len(parts) - 1
 
-    def input_of(j: int, received: Any, examples: Examples, own: Any) -> Any:
+    def input_of(j: int, received: jax.Array, examples: Examples, own: jax.Array) -> jax.Array:
         return unravel(sent[j - 1], received) if j else problem.input(problem.batch(examples, own))
 
-    def forward(j: int, seen: Any, new: Any, received: Any, message: Any, *of: Any) -> Any:
+    def forward(
+        j: int, seen: jax.Array, new: jax.Array, received: jax.Array, message: jax.Array, *of: Tree
+    ) -> Beat:
         if j == last:  # computes it with the derivatives
             return idle(seen, new, received, message)
         params = unravel(forms[j].params, seen)
         h = base.apply(parts[j].blocks, params, input_of(j, received, *of))
         return jnp.zeros_like(seen), ravel(h, len(message), message.dtype), jnp.float32(0)
 
-    def backward(j: int, seen: Any, new: Any, received: Any, message: Any, *of: Any) -> Any:
+    def backward(
+        j: int, seen: jax.Array, new: jax.Array, received: jax.Array, message: jax.Array, *of: Tree
+    ) -> Beat:
         blocks, old = parts[j].blocks, unravel(forms[j].params, seen)
 
-        def made(params: Any, h: Any) -> Any:
+        def made(params: Params, h: jax.Array) -> jax.Array:
             if kind == "no_stash":
                 h = through(blocks, params, old, h)
             else:
@@ -242,7 +257,9 @@ def _programs(
             out if j == last else jnp.float32(0),
         )
 
-    def idle(seen: Any, new: Any, received: Any, message: Any, *_: Any) -> Any:
+    def idle(
+        seen: jax.Array, new: jax.Array, received: jax.Array, message: jax.Array, *_: Tree
+    ) -> Beat:
         return jnp.zeros_like(seen), message, jnp.float32(0)
 
     every = range(len(parts))

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial, reduce
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,8 @@ from jax.sharding import PartitionSpec as P
 from optdyn.parallel import ring
 from optdyn.parallel.layout import Advance, DeviceError, Layout, gathered, spread, with_rows
 from optdyn.parallel.simulated import Nodes
-from optdyn.strategies.base import Apart, Event
+from optdyn.strategies.base import Apart, Event, Info
+from optdyn.trees import Array, Examples, State, Tree
 
 
 class Running(NamedTuple):
@@ -45,15 +46,20 @@ def overlap(advance: Advance, apart: Apart, mesh: Mesh, streamed: bool = False) 
     split = P(None, mesh.axis_names)
     held = P(mesh.axis_names) if streamed else P()
 
-    def laid(piece: Callable[..., Any], *specs: P, donate: bool = True) -> Callable[..., Any]:
+    def laid(piece: Callable[..., Tree], *specs: P, donate: bool = True) -> Callable[..., Tree]:
         mapped = jax.shard_map(
             piece, mesh=mesh, in_specs=(node, *specs), out_specs=node, check_vma=False
         )
         return jax.jit(mapped, donate_argnums=0 if donate else ())
 
     def between(
-        nodes: Nodes, examples: Any, events: Event, indices: Any, start: Any, n: Any
-    ) -> tuple[Nodes, Any]:
+        nodes: Nodes,
+        examples: Examples,
+        events: Event,
+        indices: Array,
+        start: jax.Array,
+        n: jax.Array,
+    ) -> tuple[Nodes, Info]:
         """n updates from `start` on, and what they say of themselves, (1, events) of each node."""
         rolled = jax.tree.map(lambda leaf: jnp.roll(leaf, -start, axis=0), (events, indices))
         nodes, infos = advance(nodes, examples, *rolled, n)
@@ -65,7 +71,7 @@ def overlap(advance: Advance, apart: Apart, mesh: Mesh, streamed: bool = False) 
     def landed(fragment: int, nodes: Nodes, total: jax.Array) -> Nodes:
         return _nodes(apart.landed(_state(nodes), fragment, total[0]))
 
-    def merge(nodes: Nodes, events: Event, at: Any) -> Nodes:
+    def merge(nodes: Nodes, events: Event, at: jax.Array) -> Nodes:
         return _nodes(apart.merge(_state(nodes), jax.tree.map(lambda leaf: leaf[at], events)))
 
     every = range(apart.fragments)
@@ -75,7 +81,7 @@ def overlap(advance: Advance, apart: Apart, mesh: Mesh, streamed: bool = False) 
     landings = [laid(partial(landed, q), node) for q in every]
     merging = laid(merge, P(), P())
 
-    def put(leaf: Any, spec: P = everywhere) -> Any:
+    def put(leaf: Tree, spec: P = everywhere) -> Tree:
         return spread(leaf, NamedSharding(mesh, spec))
 
     def carried(vector: jax.Array, turn: int) -> np.ndarray:
@@ -89,7 +95,9 @@ def overlap(advance: Advance, apart: Apart, mesh: Mesh, streamed: bool = False) 
         sums = jax.make_array_from_callback(shape, NamedSharding(mesh, node), lambda _: total[None])
         return landings[fragment](nodes, sums)
 
-    def run(running: Running, examples: Any, events: Event, indices: Any, n: int) -> Any:
+    def run(
+        running: Running, examples: Examples, events: Event, indices: Array, n: int
+    ) -> tuple[Running, Info]:
         nodes, flights, turn = running.nodes, dict(running.flights), running.turn
         send, receive, waited = _turns(events, apart.fragments)
         events, indices, said, start = put(events), put(indices, split), [], 0
@@ -130,7 +138,7 @@ def overlap(advance: Advance, apart: Apart, mesh: Mesh, streamed: bool = False) 
     return with_rows(laid_out, mesh) if streamed else laid_out
 
 
-def senders(own: list[np.ndarray], turn: int) -> list[Any]:
+def senders(own: list[np.ndarray], turn: int) -> list[jax.Device]:
     """The device of each node whose turn it is to send."""
     return [row[turn % row.size] for row in own]
 
@@ -147,7 +155,7 @@ def _cuts(meets: np.ndarray, n: int) -> list[int]:
     return ends if ends and ends[-1] == n else [*ends, n]
 
 
-def _means(said: list[tuple[slice, Any]], events: int, own: list[np.ndarray]) -> Any:
+def _means(said: list[tuple[slice, Info]], events: int, own: list[np.ndarray]) -> Info:
     """What the updates say of themselves, (events, ...): means over the nodes of all processes."""
 
     def one(*leaves: jax.Array) -> np.ndarray:
@@ -173,14 +181,14 @@ def own_nodes(mesh: Mesh) -> list[np.ndarray]:
     return [row for row, its in zip(mesh.devices, of, strict=True) if its == (jax.process_index(),)]
 
 
-def _on(array: jax.Array, device: Any) -> np.ndarray:
+def _on(array: jax.Array, device: jax.Device) -> np.ndarray:
     """What that device holds of it."""
     return np.asarray(next(s.data for s in array.addressable_shards if s.device == device))
 
 
-def _state(nodes: Nodes) -> Any:
+def _state(nodes: Nodes) -> State:
     return jax.tree.map(lambda leaf: leaf[0], nodes.state)
 
 
-def _nodes(state: Any) -> Nodes:
+def _nodes(state: State) -> Nodes:
     return Nodes(jax.tree.map(lambda leaf: leaf[None], state))

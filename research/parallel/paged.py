@@ -12,7 +12,7 @@ device.
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ import numpy as np
 from optdyn.parallel.layout import Advance, Layout
 from optdyn.strategies.base import Event, Info, Params
 from optdyn.strategies.snapshots import Slot, State, rows
+from optdyn.trees import Array, Examples
 
 ROWS = 4  # on the device, besides its slot: brought for two updates, and made by two
 ALIGNED = 64  # bytes; a CPU then reads a row where it is
@@ -49,21 +50,21 @@ def initial(one: Callable[[Params], State], slots: int) -> Callable[[Params], St
 
 
 def paged(advance: Advance, servers: Mapping[str, int] | None = None) -> Layout:
-    """`advance` is the loop of a strategy of one slot; events address the host's table.
+    """`advance` is the loop of a rule of one slot; events address the host's table.
 
     With `servers`, the number of each block's server, slots are (servers,) of every update.
     """
 
     @partial(jax.jit, donate_argnums=0)
     def one(
-        state: State, seen: Params, examples: Any, event: Event, indices: Any, n: Any
+        state: State, seen: Params, examples: Examples, event: Event, indices: Array, n: int
     ) -> tuple[State, Params, Info]:
         seen = jax.tree.map(lambda leaf: leaf[None], seen)
         event = event._replace(choice=event.choice._replace(seen=seen))
         state, info = advance(state, examples, event, indices, n)
         return state, rows(state.slots, dict.fromkeys(state.slots, 0)), info
 
-    def each(table: Params, slots: np.ndarray) -> dict[str, Any]:
+    def each(table: Params, slots: np.ndarray) -> dict[str, np.ndarray]:
         return {name: slots[servers[name]] if servers else slots for name in table}
 
     def keep(table: Params, slots: np.ndarray, made: Params) -> None:
@@ -73,18 +74,21 @@ def paged(advance: Advance, servers: Mapping[str, int] | None = None) -> Layout:
             for leaf, new in pairs:
                 leaf[slot] = new
 
-    def run(state: Paged, examples: Any, events: Event, indices: Any, n: Any) -> tuple[Paged, Info]:
+    def run(
+        state: Paged, examples: Examples, events: Event, indices: Array, n: int
+    ) -> tuple[Paged, Info]:
         table, device, choice = state.slots, state.device, events.choice
         read, write = np.asarray(choice.read), np.asarray(choice.write)
         none = np.zeros_like(read)  # the device's one slot
         events = events._replace(choice=choice._replace(read=none, write=none))
-        seen, last, made, said = bring(table, each(table, read[0])), write[0], None, list[Info]()
+        seen, last, said = bring(table, each(table, read[0])), write[0], list[Info]()
+        made: Params = {}
         for t in range(max(int(n), 1)):  # of no update it is only compiled
             event, chosen = jax.tree.map(lambda leaf, t=t: leaf[t : t + 1], (events, indices))
             count, before = np.int32(min(n, 1)), made
             device, made, info = one(device, seen, examples, event, chosen, count)
             jax.tree.map(lambda leaf: leaf.copy_to_host_async(), made)
-            if before is not None:
+            if before:
                 keep(table, last, before)
             last = write[t]
             if t + 1 < n:
@@ -113,12 +117,12 @@ def paged(advance: Advance, servers: Mapping[str, int] | None = None) -> Layout:
     return Layout(run, put_state, partial(jax.tree.map, jnp.asarray), get)
 
 
-def bring(table: Params, slots: Mapping[str, Any]) -> Params:
+def bring(table: Params, slots: Mapping[str, Array]) -> Params:
     """Rows of these blocks, on the device."""
     return jax.device_put(rows({name: table[name] for name in slots}, slots))
 
 
-def _own(leaf: Any) -> np.ndarray:
+def _own(leaf: Array) -> np.ndarray:
     """A copy that can be written into, aligned."""
     bytes_of = np.empty(leaf.nbytes + ALIGNED, np.uint8)
     start = -bytes_of.ctypes.data % ALIGNED

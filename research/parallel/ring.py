@@ -16,7 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from multiprocessing.connection import Client, Connection, Listener
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -76,8 +76,8 @@ def all_reduce(
         hand_on(parts[(rank - turn + 1) % count], parts[(rank - turn) % count])
 
 
-def _bytes(part: np.ndarray) -> Any:
-    return part.view(np.uint8)  # not all types that arrays have here are known to a buffer
+def _bytes(part: np.ndarray) -> memoryview:
+    return part.view(np.uint8).data  # not all types that arrays have here are known to a buffer
 
 
 def _neighbours(rank: int, count: int) -> tuple[Connection, Connection]:

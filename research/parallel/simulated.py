@@ -1,17 +1,18 @@
 """Named axes on one device: the update rule of one device, mapped over all of them."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from optdyn.strategies.base import Batch, Event, Info, Params, Strategy, distance
+from optdyn.strategies.base import Batch, Event, Info, Params, Rule, distance
+from optdyn.trees import State, Tree
 
 
 class Nodes(NamedTuple):
     """States of all nodes."""
 
-    state: Any  # leaves (nodes, ...)
+    state: State  # leaves (nodes, ...)
 
     @property
     def params(self) -> Params:
@@ -28,17 +29,17 @@ class Nodes(NamedTuple):
         return {"node_distance": distance(self.every)}
 
 
-def over_nodes(strategy: Strategy, nodes: int, devices: int) -> Strategy:
-    """The strategy on `nodes` nodes of so many devices; each is given its part of the batch.
+def over_nodes(rule: Rule, nodes: int, devices: int) -> Rule:
+    """The rule on `nodes` nodes of so many devices; each is given its part of the batch.
 
     Parts have one size and follow one another. The devices of a node hold the same state, so one a
-    node is kept. `strategy.step` sees the axes `node` and `data` and must leave every state equal
+    node is kept. `rule.step` sees the axes `node` and `data` and must leave every state equal
     along `data`.
     """
-    inside = over_workers(strategy, devices).step
+    inside = over_workers(rule, devices).step
 
     def init(params: Params) -> Nodes:
-        state = strategy.init(params)
+        state = rule.init(params)
         return Nodes(jax.tree.map(lambda leaf: jnp.repeat(leaf[None], nodes, axis=0), state))
 
     def step(state: Nodes, event: Event, batch: Batch) -> tuple[Nodes, Info]:
@@ -46,18 +47,18 @@ def over_nodes(strategy: Strategy, nodes: int, devices: int) -> Strategy:
         after, info = every(state.state, event, _split(batch, nodes))
         return Nodes(after), _means(info)
 
-    return Strategy(init, step)
+    return Rule(init, step)
 
 
-def over_workers(strategy: Strategy, workers: int) -> Strategy:
-    """The strategy on `workers` devices of the axis `data`, each given its part of the batch."""
+def over_workers(rule: Rule, workers: int) -> Rule:
+    """The rule on `workers` devices of the axis `data`, each given its part of the batch."""
 
-    def step(state: Any, event: Event, batch: Batch) -> tuple[Any, Info]:
-        every = jax.vmap(strategy.step, (None, None, 0), (None, 0), axis_name="data")
+    def step(state: State, event: Event, batch: Batch) -> tuple[Tree, Info]:
+        every = jax.vmap(rule.step, (None, None, 0), (None, 0), axis_name="data")
         after, info = every(state, event, _split(batch, workers))
         return after, _means(info)
 
-    return Strategy(strategy.init, step)
+    return Rule(rule.init, step)
 
 
 def _means(info: Info) -> Info:
@@ -69,15 +70,15 @@ def _split(batch: Batch, parts: int) -> Batch:
     return jax.tree.map(lambda leaf: leaf.reshape(parts, -1, *leaf.shape[1:]), batch)
 
 
-def one_node(strategy: Strategy) -> Strategy:
-    """The strategy of one real device, its state kept as that of one node among `Nodes`."""
+def one_node(rule: Rule) -> Rule:
+    """The rule of one real device, its state kept as that of one node among `Nodes`."""
 
     def init(params: Params) -> Nodes:
-        return Nodes(jax.tree.map(lambda leaf: leaf[None], strategy.init(params)))
+        return Nodes(jax.tree.map(lambda leaf: leaf[None], rule.init(params)))
 
     def step(state: Nodes, event: Event, batch: Batch) -> tuple[Nodes, Info]:
         own = jax.tree.map(lambda leaf: leaf[0], state.state)
-        after, info = strategy.step(own, event, batch)
+        after, info = rule.step(own, event, batch)
         return Nodes(jax.tree.map(lambda leaf: leaf[None], after)), info
 
-    return Strategy(init, step)
+    return Rule(init, step)

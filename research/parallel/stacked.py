@@ -3,19 +3,22 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from optdyn.strategies.sync import State
+from optdyn.trees import Array, Tree
 
 
 class Form(NamedTuple):
     """What makes a pytree of a vector again."""
 
-    tree: Any  # a jax.tree_util.PyTreeDef
+    tree: jax.tree_util.PyTreeDef
     leaves: tuple[jax.ShapeDtypeStruct, ...]
 
     @property
@@ -40,8 +43,8 @@ class Stacked:
     Integers such as adam's count become floats: exact below 2^24.
     """
 
-    params: Any  # (S, P)
-    opt_state: Any  # (S, Q)
+    params: Array  # (S, P)
+    opt_state: Array  # (S, Q)
     forms: tuple[Forms, ...]
 
 
@@ -51,7 +54,7 @@ def stack(names: Sequence[Sequence[str]], state: State) -> Stacked:
     parts = [State(*({name: tree[name] for name in own} for tree in host)) for own in names]
     forms = tuple(Forms(*map(form_of, part)) for part in parts)
 
-    def rows(trees: Sequence[Any]) -> np.ndarray:
+    def rows(trees: Sequence[Tree]) -> np.ndarray:
         length = max(form_of(tree).size for tree in trees)
         return np.stack([ravel(tree, length) for tree in trees])
 
@@ -69,23 +72,23 @@ def merge(stacked: Stacked) -> State:
     return whole
 
 
-def form_of(tree: Any) -> Form:
+def form_of(tree: Tree) -> Form:
     """The form of a pytree of arrays, or of their shapes."""
     leaves, treedef = jax.tree.flatten(tree)
     return Form(treedef, tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves))
 
 
-def ravel(tree: Any, length: int, dtype: Any = jnp.float32) -> Any:
+def ravel(tree: Tree, length: int, dtype: DTypeLike = jnp.float32) -> Array:
     """All numbers of the tree, (length,), zeros after the last; NumPy's if all of those are."""
     leaves = jax.tree.leaves(tree)
-    numpy: Any = jnp if any(isinstance(leaf, jax.Array) for leaf in leaves) else np
+    numpy: ModuleType = jnp if any(isinstance(leaf, jax.Array) for leaf in leaves) else np
     flat = [leaf.reshape(-1).astype(dtype) for leaf in leaves]
     return numpy.concatenate([*flat, numpy.zeros(length - sum(map(len, flat)), dtype)])
 
 
-def unravel(form: Form, flat: Any) -> Any:
+def unravel(form: Form, flat: Array) -> Tree:
     """The tree that `flat`, (at least form.size,), begins with: of NumPy arrays if that is one."""
-    numpy: Any = jnp if isinstance(flat, jax.Array) else np
+    numpy: ModuleType = jnp if isinstance(flat, jax.Array) else np
     # A split's transpose is one concatenation; that of slices would be a sum of padded vectors.
     parts = numpy.split(flat, np.cumsum([leaf.size for leaf in form.leaves]))
     leaves = [

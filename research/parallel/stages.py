@@ -15,10 +15,11 @@ pipeline. Collectives stay outside, where all devices meet them.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
@@ -30,8 +31,11 @@ from optdyn.parallel.layout import Layout
 from optdyn.parallel.stacked import Form, Forms, Stacked, form_of, merge, ravel, stack, unravel
 from optdyn.problem import Examples, Problem
 from optdyn.strategies.base import Event, Info, by_block
+from optdyn.strategies.local_losses import gradients, heads
 from optdyn.strategies.sync import State
-from optdyn.strategies.truncated import gradients, heads
+from optdyn.trees import Array, Tree
+
+Tick = tuple[Array, Array, Array]  # of a stage: its gradient, what it sends, its loss
 
 
 class Stage(NamedTuple):
@@ -44,7 +48,11 @@ class Stage(NamedTuple):
 
 
 def stages(
-    problem: Problem, optimizer: Any, groups: Groups, mesh: Mesh, micro_batches: int = 1
+    problem: Problem,
+    optimizer: optax.GradientTransformationExtraArgs,
+    groups: Groups,
+    mesh: Mesh,
+    micro_batches: int = 1,
 ) -> Layout:
     """The loop over events on a mesh of the axes `stage` and `data`.
 
@@ -97,9 +105,9 @@ def _share(blocks: Blocks, groups: Groups, count: int, whole: bool) -> tuple[Sta
 
 def _advance(
     problem: Problem,
-    optimizer: Any,
+    optimizer: optax.GradientTransformationExtraArgs,
     parts: Sequence[Stage],
-    gradient: Callable[..., Any],
+    gradient: Callable[..., Callable[..., Tick]],
     lag: int,  # ticks by which each stage runs after the one before
     micro_batches: int,
     state: Stacked,
@@ -113,12 +121,12 @@ def _advance(
     numbers = in_micro_batches(indices, micro_batches)
     sent, h = sent_by(problem, parts, state.forms, examples, numbers[0, 0])
     grads_of = gradient(problem, parts, state.forms, sent)
-    updates: list[Callable[..., Any]] = [
+    updates: list[Callable[..., tuple[Array, Array]]] = [
         *(partial(update, optimizer, forms) for forms in state.forms),
         lambda params, opt_state, *_: (params, opt_state),
     ]
 
-    def body(tick: jax.Array, carry: tuple[Any, ...]) -> tuple[Any, ...]:
+    def body(tick: jax.Array, carry: tuple[Tree, ...]) -> tuple[Tree, ...]:
         params, opt_state, h, losses = carry
         t = tick - lag * stage
         at = jnp.clip(t, 0, chunk - 1)
@@ -146,14 +154,14 @@ def in_micro_batches(indices: jax.Array, count: int) -> jax.Array:
 
 
 def update(
-    optimizer: Any,
+    optimizer: optax.GradientTransformationExtraArgs,
     forms: Forms,
-    params: Any,
-    opt_state: Any,
-    grads: Any,
+    params: jax.Array,
+    opt_state: jax.Array,
+    grads: jax.Array,
     event: Event,
-    read: Any,
-) -> tuple[jax.Array, jax.Array]:
+    read: jax.Array,
+) -> tuple[Array, Array]:
     """A stage's vectors after its update; `read`: the parameters that the gradient was taken at."""
     x, grad, seen = (unravel(forms.params, each) for each in (params, grads, read))
     state = unravel(forms.opt_state, opt_state)
@@ -163,11 +171,13 @@ def update(
 
 def _local(
     problem: Problem, parts: Sequence[Stage], forms: Sequence[Forms], sent: Sequence[Form]
-) -> Callable[..., Any]:
+) -> Callable[..., Tick]:
     """One tick: every stage's gradients of its local losses, and what it sends."""
     last = len(parts) - 1
 
-    def program(j: int, params: Any, h: Any, examples: Examples, own: Any) -> tuple[Any, ...]:
+    def program(
+        j: int, params: jax.Array, h: jax.Array, examples: Examples, own: jax.Array
+    ) -> Tick:
         batch = problem.batch(examples, own[0])
         x = unravel(sent[j - 1], h) if j else problem.input(batch)
         gradient = gradients(problem, parts[j].groups)
@@ -176,13 +186,13 @@ def _local(
             return ravel(grads, len(params)), ravel(x, len(h), h.dtype), jnp.zeros_like(loss)
         return ravel(grads, len(params)), h, loss
 
-    def idle(params: Any, h: Any, *_: Any) -> tuple[Any, ...]:
+    def idle(params: jax.Array, h: jax.Array, *_: Tree) -> Tick:
         return jnp.zeros_like(params), h, jnp.float32(0)
 
     every = range(len(parts))
-    programs: list[Callable[..., Any]] = [*(partial(program, j) for j in every), idle]
+    programs: list[Callable[..., Tick]] = [*(partial(program, j) for j in every), idle]
 
-    def tick(which: Any, *arguments: Any) -> tuple[Any, ...]:
+    def tick(which: jax.Array, *arguments: Tree) -> Tick:
         grads, h, loss = lax.switch(which, programs, *arguments)
         return grads, lax.ppermute(h, "stage", [(j, j + 1) for j in range(last)]), loss
 
@@ -191,10 +201,12 @@ def _local(
 
 def _backprop(
     problem: Problem, parts: Sequence[Stage], forms: Sequence[Forms], sent: Sequence[Form]
-) -> Callable[..., Any]:
+) -> Callable[..., Tick]:
     """As `_local`, but a tick is a batch's whole way through all stages and back."""
 
-    def program(j: int, params: Any, h: Any, examples: Examples, own: Any) -> tuple[Any, Any]:
+    def program(
+        j: int, params: jax.Array, h: jax.Array, examples: Examples, own: jax.Array
+    ) -> tuple[Array, Array]:
         batch = problem.batch(examples, own)
         x = unravel(sent[j - 1], h) if j else problem.input(batch)
         x = base.apply(parts[j].blocks, unravel(forms[j].params, params), x)
@@ -204,7 +216,7 @@ def _backprop(
 
     gradient = gpipe.gradient([partial(program, j) for j in range(len(parts))])
 
-    def tick(_: Any, params: Any, h: Any, examples: Examples, own: Any) -> tuple[Any, ...]:
+    def tick(_: Tree, params: jax.Array, h: jax.Array, examples: Examples, own: jax.Array) -> Tick:
         loss, grads = gradient(params, h, examples, own)
         return grads, h, loss
 
@@ -219,7 +231,7 @@ def sent_by(
     own: jax.Array,
 ) -> tuple[list[Form], jax.Array]:
     """What each stage but the last sends, and zeros as long as the longest of that."""
-    x: Any = jax.eval_shape(lambda: problem.input(problem.batch(examples, own)))
+    x: jax.ShapeDtypeStruct = jax.eval_shape(lambda: problem.input(problem.batch(examples, own)))
     sent = []
     for part, forms in zip(parts[:-1], every[:-1], strict=True):
         params = jax.tree.unflatten(forms.params.tree, forms.params.leaves)

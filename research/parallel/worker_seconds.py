@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +10,9 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from optdyn.problem import Problem
+from optdyn.strategies.base import Event
 from optdyn.strategies.dynamic_batch import Part
+from optdyn.trees import Array, Examples, Params, State, Tree
 
 Measure = Callable[..., np.ndarray]
 
@@ -26,9 +27,14 @@ def measure(problem: Problem, part: Part, mesh: Mesh) -> Measure:
 
     @jax.jit
     def loop(
-        params: Any, examples: Any, events: Any, indices: jax.Array, n: jax.Array, worker: jax.Array
-    ) -> Any:
-        def body(i: jax.Array, sums: Any) -> Any:
+        params: Params,
+        examples: Examples,
+        events: Event,
+        indices: jax.Array,
+        n: jax.Array,
+        worker: jax.Array,
+    ) -> Tree:
+        def body(i: jax.Array, sums: Tree) -> Tree:
             event = jax.tree.map(lambda leaf: leaf[i], events)
             batch = problem.batch(examples, indices[i])
             return jax.tree.map(jnp.add, sums, part(params, event, batch, worker))
@@ -36,7 +42,7 @@ def measure(problem: Problem, part: Part, mesh: Mesh) -> Measure:
         nothing = (jnp.float32(0), jax.tree.map(jnp.zeros_like, params))
         return jax.lax.fori_loop(0, n, body, nothing)
 
-    def run(state: Any, examples: Any, events: Any, indices: Any, n: int) -> np.ndarray:
+    def run(state: State, examples: Examples, events: Event, indices: Array, n: int) -> np.ndarray:
         seconds, parts = np.zeros(mesh.size), np.split(indices, mesh.size, axis=1)
         for worker, device in enumerate(mesh.devices.flat):
             if device.process_index != jax.process_index():
@@ -55,7 +61,7 @@ def measure(problem: Problem, part: Part, mesh: Mesh) -> Measure:
     return run
 
 
-def _on(device: jax.Device, tree: Any) -> Any:
+def _on(device: jax.Device, tree: Tree) -> Tree:
     """A device's own copies of arrays that all devices hold."""
 
     def own(leaf: jax.Array) -> jax.Array:

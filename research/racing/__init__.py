@@ -1,1 +1,1 @@
-"""Real asynchrony: workers that race, and the server that applies the strategy's own update."""
+"""Real asynchrony: workers that race, and the server that applies the method's own update."""

@@ -9,16 +9,18 @@ import os
 import time
 import warnings
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
+from optdyn.errors import InputError
 from optdyn.experiment import Experiment
 from optdyn.racing.shards import Part, parted, shards
-from optdyn.racing.worker import Shards, Workers, asked, worker
+from optdyn.racing.worker import Handle, Shards, Workers, asked, worker
 from optdyn.run import Run
 from optdyn.strategies import groups_of
 from optdyn.strategies.base import Message
 from optdyn.trainer import prepare
-from optdyn.values import InputError
+from optdyn.trees import Json, Tree
 
 # Bytes up to which a message goes by itself, and not through Ray's store of shared memory: with
 # 200 kB each way a call takes 1.9 ms in place of 3.6.
@@ -54,10 +56,10 @@ class Worker:
     def ready(self) -> None:
         """Returns when the worker is there."""
 
-    def work(self, given: Any, numbers: range) -> Any:
+    def work(self, given: Tree, numbers: range) -> Tree:
         return self._compute(given, numbers)
 
-    def work_in_parts(self, numbers: range, *given: Any) -> tuple[Any, ...]:
+    def work_in_parts(self, numbers: range, *given: Tree) -> tuple[Tree, ...]:
         return self._in_parts(numbers, *given)
 
 
@@ -88,7 +90,7 @@ def ray_workers(
     except ImportError as error:
         raise RayError("Ray is not installed: pip install 'optdyn[ray]'") from error
     groups = groups_of(run.config)
-    given: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    given: Json = {"log_to_driver": False, "logging_level": "ERROR"}
     if not address:
         given["include_dashboard"] = False
     try:
@@ -120,10 +122,10 @@ def ray_workers(
         ray.shutdown()
 
 
-def keepers_at_work(ray: Any, keepers: list[Any], run: Run) -> Shards:
+def keepers_at_work(ray: ModuleType, keepers: list[Handle], run: Run) -> Shards:
     """The server's parts as these actors, whose calls are done in the order that they come in."""
 
-    def fetch(handles: list[Any]) -> list[Any]:
+    def fetch(handles: list[Handle]) -> list[Handle]:
         try:
             return ray.get(handles)
         except ray.exceptions.RayActorError as error:
@@ -136,28 +138,28 @@ def keepers_at_work(ray: Any, keepers: list[Any], run: Run) -> Shards:
     return shards(parts, fetch, run.program.init(run.params))
 
 
-def actors_at_work(ray: Any, actors: list[Any], server: Shards | None = None) -> Workers:
+def actors_at_work(ray: ModuleType, actors: list[Any], server: Shards | None = None) -> Workers:
     """The groups as these actors, one call of each at a time, and the server if it has parts."""
     # Of a call its group, and handles of gradients. The oldest first, so that none is passed over.
-    coming: dict[Any, tuple[int, list[Any]]] = {}
+    coming: dict[Handle, tuple[int, list[Handle]]] = {}
     # What a group is to do that is at something which it is to drop: a call cannot be interrupted,
     # so its message is let go.
-    later: dict[int, tuple[Any, range]] = {}
+    later: dict[int, tuple[Tree, range]] = {}
 
-    def call(group: int, given: Any, numbers: range) -> list[Any]:
+    def call(group: int, given: Tree, numbers: range) -> list[Handle]:
         if server is None:
             return [actors[group].work.remote(given, numbers)]
         work = actors[group].work_in_parts.options(num_returns=1 + len(given))
         return work.remote(numbers, *given)
 
-    def send(group: int, given: Any, numbers: range) -> None:
+    def send(group: int, given: Tree, numbers: range) -> None:
         if any(group == other for other, _ in coming.values()):
             later[group] = given, numbers
         else:
             sent, *grads = call(group, given, numbers)
             coming[sent] = group, grads
 
-    def receive(seconds: float) -> tuple[int, Any] | None:
+    def receive(seconds: float) -> tuple[int, Tree] | None:
         until = time.monotonic() + seconds
         while True:
             ready, _ = ray.wait(list(coming), timeout=max(until - time.monotonic(), 0.0))
@@ -169,7 +171,7 @@ def actors_at_work(ray: Any, actors: list[Any], server: Shards | None = None) ->
                 return group, Message(sent, grads) if server else sent
             send(group, *later.pop(group))
 
-    def received(message: Any, group: int) -> Any:
+    def received(message: Handle, group: int) -> Tree:
         try:
             return ray.get(message)
         except ray.exceptions.RayActorError as error:

@@ -1,6 +1,6 @@
 """A race: groups compute by themselves, and a server applies what they send as it arrives.
 
-    server   x_{t+1} = step(x_t, message)      the strategy's own update rule
+    server   x_{t+1} = step(x_t, message)      the method's own update rule
     group    grad f(x_r) of its batch          x_r: the version that it read last
              or where H local steps lead to from there
 
@@ -13,14 +13,13 @@ a checkpoint and the trace of what was before it: each group does again what it 
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from optdyn import named, trainer
+from optdyn import lookup, trainer
 from optdyn.driver import Chunk, proceed
 from optdyn.experiment import Experiment
 from optdyn.outputs.files import WorkdirError, read_json
@@ -30,19 +29,20 @@ from optdyn.racing import merged, separable, server, shards
 from optdyn.racing.worker import Compute, Workers, order_of, parts_of, worker
 from optdyn.resuming import as_begun, begun
 from optdyn.run import Run
-from optdyn.strategies.base import State
+from optdyn.strategies.base import Info, State
 from optdyn.strategies.method import groups_of
 from optdyn.timeline.base import TimelineError
 from optdyn.timeline.trace import read
 from optdyn.timeline.versions import Order, fill
+from optdyn.trees import Json, Tree
 
 PATIENCE = 0.5  # seconds until the run looks whether it is to stop
 
 Connect = Callable[[Run], AbstractContextManager[Workers]]
 
 
-@named.once()
-def race(config: Experiment, workdir: Path, connect: Connect, servers: int = 1) -> dict[str, Any]:
+@lookup.once()
+def race(config: Experiment, workdir: Path, connect: Connect, servers: int = 1) -> Json:
     """Runs the config in the workdir, or goes on with it, and returns its summary.
 
     `config.cluster.service` is 'race', and `connect` gives workers of so many `servers`. Raises
@@ -110,8 +110,8 @@ def serving(run: Run, order: Order, workers: Workers, begins: Chunk) -> Callable
         workers = merged.serve(run, order.working, workers, begins)
     line, step = run.timeline, begins.start
     clock = time.monotonic() - (line.seconds[step - 1] if step else 0.0)
-    come = deque[tuple[int, Any, float]]()  # arrivals that are not in the timeline yet
-    gathered = list[Any]()  # messages of the next update
+    come = deque[tuple[int, Tree, float]]()  # arrivals that are not in the timeline yet
+    gathered = list[Tree]()  # messages of the next update
 
     def send(state: State, groups: Iterable[int]) -> None:
         at = order.working
@@ -119,14 +119,14 @@ def serving(run: Run, order: Order, workers: Workers, begins: Chunk) -> Callable
         for group in groups:
             workers.send(group, given[at[group].slot], at[group].numbers)
 
-    def arrivals(group: int, message: Any) -> Iterator[tuple[int, Any, float]]:
+    def arrivals(group: int, message: Tree) -> Iterator[tuple[int, Tree, float]]:
         """What a message is, one arrival after the other: a gradient, or local steps."""
         now = time.monotonic() - clock
         for loss in np.ravel(message.loss)[-order.left(group) :]:
             yield group, message._replace(loss=loss), now
 
     def make(chunk: Chunk) -> None:
-        state, said = chunk.state, list[Mapping[str, Any]]()
+        state, said = chunk.state, list[Info]()
         until = time.monotonic() + PATIENCE
         while len(said) < chunk.n:
             if not come:
@@ -138,7 +138,7 @@ def serving(run: Run, order: Order, workers: Workers, begins: Chunk) -> Callable
             did = order.arrive(group, seconds)
             if not did.dropped:
                 gathered.append(message)
-            info: Mapping[str, Any] = {"loss": message.loss} | dict.fromkeys(run.program.sums, 0.0)
+            info: Info = {"loss": message.loss} | dict.fromkeys(run.program.sums, 0.0)
             if did.update:
                 state, info = made.update(chunk, state, chunk.start + len(said), gathered)
             send(state, did.readers)
@@ -172,12 +172,12 @@ def in_turn(compute: Compute, choose: Callable[[list[int]], int | None]) -> Work
 
     None: nobody yet.
     """
-    asked: dict[int, tuple[Any, range]] = {}
+    asked: dict[int, tuple[Tree, range]] = {}
 
-    def send(group: int, given: Any, numbers: range) -> None:
+    def send(group: int, given: Tree, numbers: range) -> None:
         asked[group] = given, numbers
 
-    def receive(seconds: float) -> tuple[int, Any] | None:
+    def receive(seconds: float) -> tuple[int, Tree] | None:
         group = choose(sorted(asked))
         return None if group is None else (group, compute(*asked.pop(group)))
 

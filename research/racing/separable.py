@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from optdyn.errors import ConfigError
 from optdyn.racing.server import event_of
 from optdyn.racing.worker import halves_of
 from optdyn.run import Run
 from optdyn.strategies.base import Message, Params
-from optdyn.values import ConfigError
 
 
 def check(run: Run, blocks: Collection[str], wanted: str) -> None:
@@ -26,7 +26,7 @@ def check(run: Run, blocks: Collection[str], wanted: str) -> None:
     event = event_of(run, 0)
 
     def moved(others: Params) -> list[jax.Array]:
-        state = run.program.strategy.init(run.params)
+        state = run.program.rule.init(run.params)
         own = {name: grads[name] for name in blocks}
         for _ in range(2):
             state, _ = halves.update(state, event, Message(jnp.zeros(()), {**others, **own}))

@@ -1,13 +1,13 @@
 """Who makes the updates of a race: this process, or the parts that keep some blocks each.
 
-    x_{t+1} = step(x_t, message)      the strategy's own update rule
+    x_{t+1} = step(x_t, message)      the method's own update rule
 
 Both answer the same questions, so that a race only has to put arrivals in order.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,14 +18,15 @@ from optdyn.racing.worker import Shards, examples_of, halves_of, numbered, parts
 from optdyn.run import Run, joined
 from optdyn.strategies.base import Event, Info, State
 from optdyn.timeline.base import at
+from optdyn.trees import Tree
 
 
 class Server(NamedTuple):
     """What a race asks of it. A state passes through, and is that of the trainer's run."""
 
     begin: Callable[[Chunk], None]  # all that is not to be on the clock of the race
-    update: Callable[[Chunk, State, int, Sequence[Any]], tuple[State, Info]]  # t, of such messages
-    given: Callable[[State, Iterable[Any]], Mapping[Any, Any]]  # what a worker reads, by slot
+    update: Callable[[Chunk, State, int, Sequence[Tree]], tuple[State, Info]]  # t, of such messages
+    given: Callable[[State, Iterable[int]], Mapping[int, Tree]]  # what a worker reads, by slot
     collected: Callable[[State], State]  # the state after updates
 
 
@@ -55,7 +56,7 @@ def _whole(run: Run) -> Server:
             state = jax.tree.map(jnp.copy, chunk.state)
             update(replace(chunk, metered=metered), state, 0, [nothing] * parts)
 
-    def update(chunk: Chunk, state: State, t: int, sent: Sequence[Any]) -> tuple[State, Info]:
+    def update(chunk: Chunk, state: State, t: int, sent: Sequence[Tree]) -> tuple[State, Info]:
         message = jax.tree.map(lambda *each: np.stack(each), *sent) if parts > 1 else sent[0]
         at = event_of(chunk.run, t)
         if not chunk.metered:
@@ -65,7 +66,7 @@ def _whole(run: Run) -> Server:
         other = joined(second(numbers), parts)[0]
         return halves.metered(state, at, message, examples, other)
 
-    def given(state: State, slots: Iterable[Any]) -> dict[Any, Any]:
+    def given(state: State, slots: Iterable[int]) -> dict[int, Tree]:
         return {slot: jax.device_get(halves.given(state, slot)) for slot in slots}
 
     return Server(begin, update, given, lambda state: state)
@@ -74,12 +75,12 @@ def _whole(run: Run) -> Server:
 def _in_parts(run: Run, parts: Shards) -> Server:
     """The parts have the state; that of the run is what they said when they were last asked."""
 
-    def update(chunk: Chunk, state: State, t: int, sent: Sequence[Any]) -> tuple[State, Info]:
+    def update(chunk: Chunk, state: State, t: int, sent: Sequence[Tree]) -> tuple[State, Info]:
         (message,) = sent
         parts.step(event_of(chunk.run, t), message.grads)
         return state, {"loss": message.loss}
 
-    def given(state: State, slots: Iterable[Any]) -> dict[Any, Any]:
+    def given(state: State, slots: Iterable[int]) -> dict[int, Tree]:
         return {slot: parts.at(slot) for slot in slots}
 
     return Server(lambda chunk: parts.put(chunk.state), update, given, lambda state: parts.get())

@@ -7,22 +7,22 @@ updates, and what a worker reads is one version of all blocks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from optdyn.errors import ConfigError
 from optdyn.racing import separable
 from optdyn.racing.server import event_of
-from optdyn.racing.worker import Compute, Shards, halves_of
+from optdyn.racing.worker import Compute, Handle, Shards, halves_of
 from optdyn.run import Run
 from optdyn.strategies.base import Event, Message, Params, State
 from optdyn.strategies.groups import Grouped
 from optdyn.strategies.method import of_config
-from optdyn.values import ConfigError
+from optdyn.trees import Tree
 
-Call = Callable[..., Any]  # (method of a `Part`, its arguments) -> a handle of what it returns
+Call = Callable[..., Handle]  # (method of a `Part`, its arguments) -> a handle of what it returns
 
 
 def blocks(params: Params, servers: int) -> list[list[str]]:
@@ -40,7 +40,7 @@ class Part:
     def __init__(self, run: Run, number: int, servers: int):
         self._halves = halves_of(run)
         own = {name: run.params[name] for name in blocks(run.params, servers)[number]}
-        self._state = run.program.strategy.init(own)
+        self._state = run.program.rule.init(own)
         # Compiled before the clock of the race begins, of which `put` leaves nothing.
         self.step(event_of(run, 0), jax.tree.map(np.zeros_like, jax.device_get(own)))
 
@@ -51,7 +51,7 @@ class Part:
     def step(self, event: Event, grads: Params) -> None:
         self._state, _ = self._halves.update(self._state, event, Message(jnp.zeros(()), grads))
 
-    def at(self, slot: Any) -> Params:
+    def at(self, slot: int) -> Params:
         return jax.device_get(self._halves.given(self._state, slot))
 
     def get(self) -> dict[str, np.ndarray]:
@@ -73,18 +73,20 @@ def filled(like: State, found: Mapping[str, np.ndarray]) -> State:
     )
 
 
-def shards(parts: Sequence[Call], fetch: Callable[[list[Any]], list[Any]], like: State) -> Shards:
+def shards(
+    parts: Sequence[Call], fetch: Callable[[list[Handle]], list[Tree]], like: State
+) -> Shards:
     """`fetch`: what handles are of. `like`: a state of all blocks."""
 
     def put(state: State) -> None:
         of = leaves(state)
         fetch([call("put", of) for call in parts])
 
-    def step(event: Event, grads: Sequence[Any]) -> None:
+    def step(event: Event, grads: Sequence[Handle]) -> None:
         for call, own in zip(parts, grads, strict=True):
             call("step", event, own)
 
-    def at(slot: Any) -> list[Any]:
+    def at(slot: int) -> list[Handle]:
         return [call("at", slot) for call in parts]
 
     def get() -> State:
@@ -94,11 +96,11 @@ def shards(parts: Sequence[Call], fetch: Callable[[list[Any]], list[Any]], like:
     return Shards(put, step, at, get)
 
 
-def parted(compute: Compute, run: Run, servers: int) -> Callable[..., tuple[Any, ...]]:
+def parted(compute: Compute, run: Run, servers: int) -> Callable[..., tuple[Tree, ...]]:
     """(numbers of its batches, what it is given of every part) -> loss, and each one's gradient."""
     names = blocks(run.params, servers)
 
-    def compute_parts(numbers: range, *given: Params) -> tuple[Any, ...]:
+    def compute_parts(numbers: range, *given: Params) -> tuple[Tree, ...]:
         loss, grads = compute({name: own for part in given for name, own in part.items()}, numbers)
         return loss, *({name: grads[name] for name in own} for own in names)
 

@@ -5,30 +5,34 @@ the gradient of its own blocks.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from optdyn import problem, program, resident
+from optdyn import problem, program, shared_data
 from optdyn.problem import Examples
 from optdyn.program import Raced
 from optdyn.run import Run, parted
 from optdyn.strategies.base import Event, Params, State
 from optdyn.strategies.method import of_config
 from optdyn.timeline.versions import Order
+from optdyn.trees import Tree
 
 AHEAD = 64  # batches whose numbers are made at a time
 
-Compute = Callable[[Any, range], Any]
+Handle = object  # of what another process has or will have; an `ObjectRef` of Ray
+Compute = Callable[
+    [Tree, range], Tree
+]  # (what a worker is given, numbers of its batches) -> message
 
 
 class Shards(NamedTuple):
     """A server in parts. Handles are what workers are given, and resolved where they are."""
 
     put: Callable[[State], None]  # this is the state
-    step: Callable[[Event, Sequence[Any]], None]  # an update of handles of gradients
-    at: Callable[[Any], list[Any]]  # handles of what a worker sees that reads the slot
+    step: Callable[[Event, Sequence[Handle]], None]  # an update of handles of gradients
+    at: Callable[[int], list[Handle]]  # handles of what a worker sees that reads the slot
     get: Callable[[], State]
 
 
@@ -38,8 +42,8 @@ class Workers(NamedTuple):
     A group that is sent something is to drop what it was at, of which nothing is received any more.
     """
 
-    send: Callable[[int, Any, range], None]  # (group, what it is given, numbers of its batches)
-    receive: Callable[[float], tuple[int, Any] | None]  # (seconds) -> group and message
+    send: Callable[[int, Tree, range], None]  # (group, what it is given, numbers of its batches)
+    receive: Callable[[float], tuple[int, Tree] | None]  # (seconds) -> group and message
     shards: Shards | None = None  # if they send to these; then messages are of handles
 
 
@@ -63,7 +67,7 @@ def halves_of(run: Run) -> Raced:
 
 def examples_of(run: Run) -> Examples:
     """The training set on this process's devices, put there once."""
-    return resident.put(run.data, run.program.layout.put_examples, run.config).train
+    return shared_data.put(run.data, run.program.layout.put_examples, run.config).train
 
 
 def worker(run: Run) -> Compute:
@@ -75,22 +79,22 @@ def worker(run: Run) -> Compute:
         return _in_two(halves, examples, chosen)
     hyper = {name: values[0] for name, values in run.hypers.items()}  # which some methods need
 
-    def compute(given: Any, numbers: range) -> Any:
+    def compute(given: Tree, numbers: range) -> Tree:
         return jax.device_get(halves.work(given, hyper, examples, chosen(numbers)))
 
     return compute
 
 
-def _in_two(halves: Raced, examples: Any, chosen: Callable[[range], np.ndarray]) -> Compute:
+def _in_two(halves: Raced, examples: Examples, chosen: Callable[[range], np.ndarray]) -> Compute:
     assert halves.merged
-    front, held = halves.merged.front, dict[range, Any]()  # the way back of what it is at
+    front, held = halves.merged.front, dict[range, Tree]()  # the way back of what it is at
 
     def forward(x: Params, numbers: range) -> jax.Array:
         held.clear()
         h, held[numbers] = front(x, examples, chosen(numbers)[0])
         return h
 
-    def compute(given: Any, numbers: range) -> Any:
+    def compute(given: Tree, numbers: range) -> Tree:
         if not isinstance(given, Answer):
             return Activations(jax.device_get(forward(given, numbers)))
         if numbers not in held:
@@ -101,15 +105,15 @@ def _in_two(halves: Raced, examples: Any, chosen: Callable[[range], np.ndarray])
 
 
 @jax.jit
-def _back(way: Any, slope: jax.Array) -> Params:
+def _back(way: Tree, slope: jax.Array) -> Params:
     return way(slope)
 
 
 class Asked(NamedTuple):
     """What a group is asked for at the beginning."""
 
-    send: Callable[[], Any]  # makes the whole message
-    given: Any
+    send: Callable[[], Tree]  # makes the whole message
+    given: Tree
     batches: int
 
 
@@ -117,9 +121,9 @@ def asked(run: Run, compute: Compute, group: int) -> Asked:
     """Asks a group for its message; the first time, its program is compiled."""
     halves = halves_of(run)
     reading = order_of(run).working[group]
-    x = jax.device_get(halves.given(run.program.strategy.init(run.params), reading.slot))
+    x = jax.device_get(halves.given(run.program.rule.init(run.params), reading.slot))
 
-    def send() -> Any:
+    def send() -> Tree:
         sent = compute(x, reading.numbers)
         if isinstance(sent, Activations):
             return sent, compute(Answer(x, sent.h), reading.numbers)

@@ -1,6 +1,6 @@
 """Ways of parallelising SGD, one a file, and what they are put together of."""
 
-from optdyn.strategies.base import Event, Strategy
+from optdyn.strategies.base import Event, Rule
 from optdyn.strategies.compose import compose, pieces
 from optdyn.strategies.method import (
     GROUPED,
@@ -41,8 +41,8 @@ __all__ = [
     "Mixes",
     "Network",
     "Reads",
+    "Rule",
     "Setting",
-    "Strategy",
     "arrives",
     "built_in",
     "chosen",

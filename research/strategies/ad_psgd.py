@@ -11,20 +11,21 @@ gamma / p, of p workers.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from optdyn import seeds
+from optdyn.errors import one_of
 from optdyn.experiment import Experiment
 from optdyn.strategies import workers as own
-from optdyn.strategies.base import Batch, Event, Gradient, Info, Params, Strategy, Update
+from optdyn.strategies.base import Batch, Event, Gradient, Info, Params, Rule, Update
 from optdyn.strategies.method import Methods, Setting
 from optdyn.strategies.shared_fields import OnGraph
 from optdyn.timeline.base import Timeline
-from optdyn.values import one_of
+from optdyn.trees import Array
 
 GRAPHS = ("ring", "complete")
 
@@ -32,8 +33,8 @@ GRAPHS = ("ring", "complete")
 class Encounter(NamedTuple):
     """The gradient of worker i, and whom it meets."""
 
-    worker: Any  # int32, i
-    peer: Any  # int32, j; i itself where it is alone
+    worker: Array  # int32, i
+    peer: Array  # int32, j; i itself where it is alone
 
 
 class State(NamedTuple):
@@ -61,8 +62,8 @@ class State(NamedTuple):
         return own.logged(self.workers)
 
 
-def ad_psgd(gradient: Gradient, update: Update, workers: int) -> Strategy:
-    """Strategy of a table of `workers`; `event.choice` is an `Encounter`."""
+def ad_psgd(gradient: Gradient, update: Update, workers: int) -> Rule:
+    """Rule of a table of `workers`; `event.choice` is an `Encounter`."""
 
     def init(params: Params) -> State:
         every, opt_state = own.table(params, workers), own.table(update.init(params), workers)
@@ -79,7 +80,7 @@ def ad_psgd(gradient: Gradient, update: Update, workers: int) -> Strategy:
         read, opt_state = own.put((state.read, state.opt_state), i, (x, opt_state))
         return State(every, read, opt_state, i), info
 
-    return Strategy(init, step)
+    return Rule(init, step)
 
 
 def peers(worker: np.ndarray, workers: int, graph: str, rng: np.random.Generator) -> np.ndarray:
@@ -95,7 +96,7 @@ def peers(worker: np.ndarray, workers: int, graph: str, rng: np.random.Generator
 class ADPSGD(own.Workers, OnGraph):
     def read(
         self, gradient: Gradient, update: Update, slots: int, servers: Mapping[str, int] | None
-    ) -> Strategy:
+    ) -> Rule:
         return ad_psgd(gradient, update, self.groups)
 
     def clock(self, setting: Setting, methods: Methods) -> Timeline:

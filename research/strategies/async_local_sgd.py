@@ -13,9 +13,9 @@ A worker of speed v_i takes H_i = H v_i / max v local steps, rounded down and at
 slow workers are not the stalest: the dynamic local updates of the paper.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,23 +25,25 @@ from optdyn.experiment import Experiment
 from optdyn.fields import field
 from optdyn.strategies import local_steps
 from optdyn.strategies import workers as own
-from optdyn.strategies.base import Batch, Event, Gradient, Info, Params, Strategy, Update
+from optdyn.strategies.base import Batch, Event, Gradient, Info, Params, Rule, Update
+from optdyn.strategies.local_steps import Trained
 from optdyn.strategies.method import Methods, Setting, of_config
 from optdyn.strategies.shared_fields import FRACTION, OuterMomentum, Periodic
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.exchanges import Exchanges
+from optdyn.trees import Array, Tree
 
 
 class Turn(NamedTuple):
     """A local step of worker i, and what it does to theta where it exchanges."""
 
-    worker: Any  # int32, i
-    exchange: Any  # bool
-    turn: Any  # bool, whether it is an N-th exchange
-    momentum_part: Any  # float32, of b m that comes with it: c, or 1 - c N + c at a turn
-    rate: Any  # float32, eta
-    decay: Any  # float32, b
-    delay: Any  # float32, N
+    worker: Array  # int32, i
+    exchange: Array  # bool
+    turn: Array  # bool, whether it is an N-th exchange
+    momentum_part: Array  # float32, of b m that comes with it: c, or 1 - c N + c at a turn
+    rate: Array  # float32, eta
+    decay: Array  # float32, b
+    delay: Array  # float32, N
 
 
 class State(NamedTuple):
@@ -58,7 +60,7 @@ class State(NamedTuple):
         workers, read = (own.put(table, self.newest, params) for table in self[3:5])
         return self._replace(params=params, workers=workers, read=read)
 
-    def at(self, worker: int) -> tuple[Params, Any]:
+    def at(self, worker: int) -> tuple[Params, Tree]:
         """What a worker begins with that has just read: theta, and the state of its optimizer."""
         return own.row((self.workers, self.opt_state), worker)
 
@@ -66,8 +68,8 @@ class State(NamedTuple):
         return own.logged(self.workers)
 
 
-def async_local_sgd(gradient: Gradient, update: Update, workers: int) -> Strategy:
-    """Strategy of a table of `workers`; `event.choice` is a `Turn`."""
+def async_local_sgd(gradient: Gradient, update: Update, workers: int) -> Rule:
+    """Rule of a table of `workers`; `event.choice` is a `Turn`."""
 
     local = local_steps.local_step(gradient, update)
 
@@ -93,7 +95,7 @@ def async_local_sgd(gradient: Gradient, update: Update, workers: int) -> Strateg
         info = {"loss": loss, "sent_bytes": own.both_ways(exchange, w)}
         return State(theta, m, total, every, reads, opt_states, newest), info
 
-    return Strategy(init, step)
+    return Rule(init, step)
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ class AsyncLocalSGD(own.Workers, Periodic, OuterMomentum):
 
     def read(
         self, gradient: Gradient, update: Update, slots: int, servers: Mapping[str, int] | None
-    ) -> Strategy:
+    ) -> Rule:
         return async_local_sgd(gradient, update, self.groups)
 
     def clock(self, setting: Setting, methods: Methods) -> Timeline:
@@ -145,7 +147,7 @@ class AsyncLocalSGD(own.Workers, Periodic, OuterMomentum):
         """N."""
         return self.momentum_delay or self.groups
 
-    def turns(self, exchange: Any, count: Any) -> dict[str, np.ndarray]:
+    def turns(self, exchange: Array, count: Array) -> dict[str, Array]:
         """Which exchanges are N-th ones, by their count, and the part of b m that each brings."""
         n = self.delay
         turn, c = exchange & (count % n == 0), self.momentum_part / n
@@ -156,7 +158,7 @@ class AsyncLocalSGD(own.Workers, Periodic, OuterMomentum):
         each = self.periods(Setting(config, 0, 0), of_config(config))
         return Exchanges(line, each, self.turns)
 
-    def message(self, gradient: Gradient, update: Update) -> Any:
+    def message(self, gradient: Gradient, update: Update) -> Callable[..., Trained]:
         return local_steps.local_steps(gradient, update)
 
 

@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from optdyn import models, seeds
+from optdyn.errors import ConfigError
 from optdyn.experiment import Experiment, Pieces
 from optdyn.fields import field
 from optdyn.strategies import groups
@@ -35,7 +36,7 @@ from optdyn.strategies.base import (
     Gradient,
     Info,
     Params,
-    Strategy,
+    Rule,
     Update,
 )
 from optdyn.strategies.merged import cut
@@ -47,7 +48,6 @@ from optdyn.timeline.compute_groups import make
 from optdyn.timeline.service import DRAWN, is_drawn
 from optdyn.timeline.trace import Held
 from optdyn.timeline.versions import Versions
-from optdyn.values import ConfigError
 
 SLOTS = ("read", "write")
 HABITS = ("diurnal", "presence", "server_bandwidth")  # of `timeline/volunteers.py`
@@ -60,8 +60,8 @@ def asynchronous(
     fresh: tuple[str, ...] = (),
     servers: Mapping[str, int] | None = None,
     rounded: bool = False,
-) -> Strategy:
-    """Strategy over a table of `slots` snapshots of the stale blocks, all x_0 at the start.
+) -> Rule:
+    """Rule over a table of `slots` snapshots of the stale blocks, all x_0 at the start.
 
     Slots are read before one is written (`in_place.py`), so XLA updates the table in place: a step
     costs a synchronous one plus a copy of the stale blocks. `event.choice` is an `Arrival`; with
@@ -99,7 +99,7 @@ def asynchronous(
             return slots
         return {block: slots[server] for block, server in servers.items() if block in stale}
 
-    return Strategy(init, step)
+    return Rule(init, step)
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Asynchronous(groups.Grouped, MergedServer):
 
     def read(
         self, gradient: Gradient, update: Update, slots: int, servers: Mapping[str, int] | None
-    ) -> Strategy:
+    ) -> Rule:
         return asynchronous(
             gradient, update, slots, self.fresh, servers, is_rounded(self.snapshots)
         )

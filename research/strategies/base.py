@@ -1,11 +1,11 @@
-"""What every strategy is: two pure functions of (state, event, batch), put together of pieces.
+"""What every update rule is: two pure functions of (state, event, batch), put together of pieces.
 
     gradient   (params, event, batch) -> loss, grads             of one device's part of the batch
     update     an optax optimizer, of all parameters or block by block
-    read       which version the gradient is taken at            gradient, update -> strategy
-    mix        what nodes with parameters of their own exchange  strategy -> strategy
+    read       which version the gradient is taken at            gradient, update -> rule
+    mix        what nodes with parameters of their own exchange  rule -> rule
 
-A strategy never sees seconds or clusters. The timeline decides which slot an update reads and which
+A rule never sees seconds or clusters. The timeline decides which slot an update reads and which
 it writes; the trainer scans `step` over those events.
 
 Pieces are written for one device, with collectives over named axes: `data`, devices that share a
@@ -13,18 +13,16 @@ batch and hold the same parameters, and `node`, which hold their own. An axis is
 is simulated and a mesh axis where it is real (`research/parallel`).
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.flatten_util import ravel_pytree
 
-Array = jax.Array | np.ndarray
-Params = Any
-State = Any  # any pytree with an attribute `params`, the parameters x_t that are evaluated
+from optdyn.trees import Array, Hyper, Params, State, Tree
+
 Batch = dict[str, jax.Array]
 Info = dict[str, jax.Array]  # float32 scalars: `loss`, of the batch, and what else the log may show
 Loss = Callable[[Params, Batch], jax.Array]
@@ -33,9 +31,9 @@ Loss = Callable[[Params, Batch], jax.Array]
 class Event(NamedTuple):
     """One update, as the update rule sees it. All leaves are scalars inside the scan."""
 
-    choice: Any  # what the timeline decides of it, a NamedTuple of the method's own
-    hyper: Mapping[str, Array]  # float32, hyperparameters of this update, `learning_rate`, ...
-    staleness: Any = None  # int32, updates between the read and the arrival; or a dict by block
+    choice: Tree  # what the timeline decides of it, a NamedTuple of the method's own
+    hyper: Hyper  # float32, hyperparameters of this update, `learning_rate`, ...
+    staleness: Tree = None  # int32, updates between the read and the arrival; or a dict by block
 
 
 class Apart(NamedTuple):
@@ -52,7 +50,7 @@ class Apart(NamedTuple):
     fragments: int
 
 
-class Strategy(NamedTuple):
+class Rule(NamedTuple):
     """`init(params) -> state`; `step(state, event, batch) -> (state, info)`."""
 
     init: Callable[[Params], State]
@@ -71,8 +69,8 @@ class Update(NamedTuple):
     the event's hyperparameters, as further arguments of an optax transform that takes them.
     """
 
-    init: Callable[[Params], Any]
-    apply: Callable[..., tuple[Params, Any]]
+    init: Callable[[Params], Tree]
+    apply: Callable[..., tuple[Params, Tree]]
 
 
 def whole(loss: Loss, parts: int = 1) -> Gradient:
@@ -83,7 +81,9 @@ def whole(loss: Loss, parts: int = 1) -> Gradient:
     of = jax.value_and_grad(loss)
 
     def gradient(params: Params, event: Event, batch: Batch) -> tuple[jax.Array, Params]:
-        def add(total: Params, part: Batch) -> tuple[Params, None]:
+        def add(
+            total: tuple[jax.Array, Params], part: Batch
+        ) -> tuple[tuple[jax.Array, Params], None]:
             return jax.tree.map(jnp.add, total, of(params, part)), None
 
         if parts == 1:
@@ -100,19 +100,19 @@ class Message(NamedTuple):
     """What a worker sends that computed a gradient by itself."""
 
     loss: jax.Array
-    grads: Params
+    grads: Tree  # `Params`; of parameters on servers of their own a list of handles
 
 
 def alone(gradient: Gradient, update: Update) -> Callable[..., Message]:
     """What a worker of a race does that sends a gradient of one batch."""
 
-    def work(given: Params, hyper: Any, batch: Callable[..., Batch], chosen: Array) -> Message:
+    def work(given: Params, hyper: Hyper, batch: Callable[..., Batch], chosen: Array) -> Message:
         return Message(*gradient(given, Event((), hyper), batch(chosen[0])))
 
     return work
 
 
-def parts(batch: Any, count: int) -> Any:
+def parts(batch: Tree, count: int) -> Tree:
     """(count, ...) of each leaf: example i is of part i mod `count`; or so many messages."""
     if isinstance(batch, Message):
         return batch
@@ -122,8 +122,10 @@ def parts(batch: Any, count: int) -> Any:
 def received(gradient: Gradient) -> Gradient:
     """The gradient; but of a batch that is a `Message` it is what the message says."""
 
-    def given(params: Params, event: Event, batch: Any) -> tuple[jax.Array, Params]:
-        return tuple(batch) if isinstance(batch, Message) else gradient(params, event, batch)
+    def given(params: Params, event: Event, batch: Batch | Message) -> tuple[jax.Array, Params]:
+        if isinstance(batch, Message):
+            return batch.loss, batch.grads
+        return gradient(params, event, batch)
 
     return given
 
@@ -147,8 +149,8 @@ def together(optimizer: optax.GradientTransformationExtraArgs) -> Update:
     """One optimizer of all parameters."""
 
     def apply(
-        grads: Params, opt_state: Any, params: Params, event: Event, read_params: Params
-    ) -> tuple[Params, Any]:
+        grads: Params, opt_state: Tree, params: Params, event: Event, read_params: Params
+    ) -> tuple[Params, Tree]:
         more = {"staleness": event.staleness, "read_params": read_params}
         updates, opt_state = optimizer.update(grads, opt_state, params, **event.hyper, **more)
         return optax.apply_updates(params, updates), opt_state
@@ -160,12 +162,12 @@ def by_block(optimizer: optax.GradientTransformationExtraArgs) -> Update:
     """An optimizer a block: each block that has a gradient is updated, by itself."""
     one = together(optimizer)
 
-    def init(params: Params) -> dict[str, Any]:
+    def init(params: Params) -> dict[str, Tree]:
         return {name: one.init(own) for name, own in params.items()}
 
     def apply(
-        grads: Params, opt_state: Any, params: Params, event: Event, read_params: Params
-    ) -> tuple[Params, dict[str, Any]]:
+        grads: Params, opt_state: Tree, params: Params, event: Event, read_params: Params
+    ) -> tuple[Params, dict[str, Tree]]:
         params, opt_state, stale = dict(params), dict(opt_state), event.staleness
         for name, grad in grads.items():
             own = event._replace(staleness=stale[name]) if isinstance(stale, dict) else event
@@ -177,7 +179,7 @@ def by_block(optimizer: optax.GradientTransformationExtraArgs) -> Update:
     return Update(init, apply)
 
 
-def all_reduce(tree: Any, axis: str) -> Any:
+def all_reduce(tree: Tree, axis: str) -> Tree:
     """Sum of a pytree over the devices of an axis, as one message and not one a leaf."""
     vector, tree_of = ravel_pytree(tree)
     return tree_of(jax.lax.psum(vector, axis))

@@ -17,23 +17,23 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from optdyn.errors import ConfigError
 from optdyn.experiment import Experiment
 from optdyn.fields import field
 from optdyn.strategies import base, groups
 from optdyn.strategies.asynchronous import asynchronous
-from optdyn.strategies.base import Batch, Event, Gradient, Info, Strategy, Update
+from optdyn.strategies.base import Batch, Event, Gradient, Info, Rule, Update
 from optdyn.strategies.method import Methods, Setting, devices_of
 from optdyn.strategies.snapshots import State, is_rounded
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.service import DRAWN
 from optdyn.timeline.versions import WAITING, Versions
-from optdyn.values import ConfigError
 
 
 def buffered(
     gradient: Gradient, update: Update, slots: int, arrivals: int, rounded: bool = False
-) -> Strategy:
-    """Strategy of K `arrivals` an update; `event.choice` is an `Arrival` of as many reads, (K,).
+) -> Rule:
+    """Rule of K `arrivals` an update; `event.choice` is an `Arrival` of as many reads, (K,).
 
     Example i of a device's part of a batch is of arrival i mod K, however many devices there are.
     The optimizer is given the means of what was read and of how late it is. A step also says the
@@ -67,7 +67,7 @@ def buffered(
         slot = jnp.asarray(event.choice.write, jnp.int32)
         return state.after(params, opt_state, slot), {"loss": loss}
 
-    return Strategy(alone.init, step)
+    return Rule(alone.init, step)
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Buffered(groups.Grouped):
 
     def read(
         self, gradient: Gradient, update: Update, slots: int, servers: Mapping[str, int] | None
-    ) -> Strategy:
+    ) -> Rule:
         return buffered(gradient, update, slots, self.arrivals, is_rounded(self.snapshots))
 
     def clock(self, setting: Setting, methods: Methods) -> Timeline:

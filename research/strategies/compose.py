@@ -1,4 +1,4 @@
-"""A strategy, put together of the pieces of its methods; what none replaces is plain SGD's."""
+"""A rule, put together of the pieces of its methods; what none replaces is plain SGD's."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -7,7 +7,7 @@ import optax
 
 from optdyn.problem import Problem
 from optdyn.strategies import base
-from optdyn.strategies.base import Gradient, Strategy, Update
+from optdyn.strategies.base import Gradient, Rule, Update
 from optdyn.strategies.metered import metered
 from optdyn.strategies.method import Methods
 from optdyn.strategies.sync import sync
@@ -23,8 +23,8 @@ def compose(
     real: bool = False,
     meter: bool = False,
     race: bool = False,
-) -> Strategy:
-    """The strategy of one device, put together of the methods' pieces and plain SGD's.
+) -> Rule:
+    """The rule of one device, put together of the methods' pieces and plain SGD's.
 
     `axis`: the devices that share its batch, if there are others, `real` or simulated. `parts`: of
     its part of the batch, one after the other. With `meter` its step takes a pair of batches and
@@ -39,12 +39,12 @@ def compose(
         gradient = base.received(gradient)
 
     one = partial(reading, methods, slots=slots, servers=servers)
-    strategy = one(gradient, update)
+    rule = one(gradient, update)
     if meter:
-        strategy = metered(one, gradient, update, methods.shared)
+        rule = metered(one, gradient, update, methods.shared)
     if methods.mix:
-        strategy = methods.mix.mix(strategy, (axis or "") if real else None)
-    return strategy
+        rule = methods.mix.mix(rule, (axis or "") if real else None)
+    return rule
 
 
 def reading(
@@ -53,8 +53,8 @@ def reading(
     update: Update,
     slots: int,
     servers: Mapping[str, int] | None = None,
-) -> Strategy:
-    """The strategy of whoever shares one set of parameters: the methods' piece, or plain SGD's."""
+) -> Rule:
+    """The rule of whoever shares one set of parameters: the methods' piece, or plain SGD's."""
     if methods.read:
         return methods.read.read(gradient, update, slots, servers)
     return sync(gradient, update)

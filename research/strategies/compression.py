@@ -5,6 +5,7 @@
     sign       sign(v) mean|v|, a bit a number (EF-signSGD, Karimireddy et al., arXiv 1901.09847)
     powersgd   low rank (`powersgd.py`)
 
+All numbers of an array, or those that `top_k` keeps, may be of a few bits (`quantized.py`).
 Arrays are compressed each by itself. Sparse numbers and signs cannot be added up on their way:
 every node's message goes to all others.
 """
@@ -12,29 +13,36 @@ every node's message goes to all others.
 from collections.abc import Callable
 from functools import partial
 from math import ceil
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from optdyn.strategies.messages import Compression, Nodes, Tree
+from optdyn.strategies.messages import Compression, Nodes
 from optdyn.strategies.powersgd import powersgd
+from optdyn.strategies.quantized import WHOLE, Numbers, numbers
+from optdyn.trees import State, Tree
 
 NAMES = ("", "bfloat16", "top_k", "sign", "powersgd")
+OF_BITS = ("", "top_k")  # those that send numbers, which may be of fewer bits
 
 
-def make(name: str, share: float, rank: int) -> Compression | None:
+def make(
+    name: str, share: float, rank: int, bits: int = WHOLE, block: int = 128
+) -> Compression | None:
     """The compression of that name, one of `NAMES`, with the numbers of those that have some.
 
-    None if messages are sent as they are.
+    Of `OF_BITS` numbers are sent in so many `bits`. None if messages are sent as they are.
     """
-    made = {"bfloat16": bfloat16, "top_k": lambda: top_k(share), "sign": sign}
+    sent = numbers(bits, block)
+    if not name:
+        return None if bits == WHOLE else quantized(sent)
+    made = {"bfloat16": bfloat16, "top_k": lambda: top_k(share, sent), "sign": sign}
     made["powersgd"] = lambda: powersgd(rank)
-    return made[name]() if name else None
+    return made[name]()
 
 
 def bfloat16() -> Compression:
-    def apply(nodes: Nodes, tree: Tree, state: Any) -> tuple[Tree, Tree, Any]:
+    def apply(nodes: Nodes, tree: Tree, state: State) -> tuple[Tree, Tree, Tree]:
         short = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), tree)
         mean, own = (
             jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), each, tree)
@@ -45,22 +53,32 @@ def bfloat16() -> Compression:
     return Compression(lambda tree: (), apply, lambda tree: (2 * sum(_sizes(tree)),))
 
 
-def top_k(share: float) -> Compression:
-    """s of each array's numbers, rounded up, as (float32, int32)."""
+def quantized(sent: Numbers) -> Compression:
+    """All numbers of each array."""
+
+    def decode(code: Tree, like: jax.Array) -> jax.Array:
+        return sent.decode(code, like.size).astype(like.dtype).reshape(like.shape)
+
+    return _coded(lambda leaf: sent.encode(leaf.reshape(-1)), decode, sent.bytes)
+
+
+def top_k(share: float, sent: Numbers) -> Compression:
+    """s of each array's numbers, rounded up, each with its place, an int32."""
 
     def kept(size: int) -> int:
         return ceil(share * size)
 
-    def encode(leaf: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def encode(leaf: jax.Array) -> tuple[Tree, jax.Array]:
         flat = leaf.reshape(-1)
         _, where = jax.lax.top_k(jnp.abs(flat), kept(leaf.size))
-        return flat[where], where.astype(jnp.int32)
+        return sent.encode(flat[where]), where.astype(jnp.int32)
 
-    def decode(code: tuple[jax.Array, jax.Array], like: jax.Array) -> jax.Array:
+    def decode(code: tuple[Tree, jax.Array], like: jax.Array) -> jax.Array:
         values, where = code
-        return jnp.zeros(like.size, like.dtype).at[where].set(values).reshape(like.shape)
+        found = sent.decode(values, kept(like.size)).astype(like.dtype)
+        return jnp.zeros(like.size, like.dtype).at[where].set(found).reshape(like.shape)
 
-    return _coded(encode, decode, lambda size: 8 * kept(size))
+    return _coded(encode, decode, lambda size: sent.bytes(kept(size)) + 4 * kept(size))
 
 
 def sign() -> Compression:
@@ -78,11 +96,11 @@ def sign() -> Compression:
 
 
 def _coded(
-    encode: Callable[..., Any], decode: Callable[..., jax.Array], size: Callable[[int], int]
+    encode: Callable[..., Tree], decode: Callable[..., jax.Array], size: Callable[[int], int]
 ) -> Compression:
     """Codes, one an array, that go to all nodes."""
 
-    def apply(nodes: Nodes, tree: Tree, state: Any) -> tuple[Tree, Tree, Any]:
+    def apply(nodes: Nodes, tree: Tree, state: State) -> tuple[Tree, Tree, Tree]:
         leaves, tree_of = jax.tree.flatten(tree)
         codes = [encode(leaf) for leaf in leaves]
         mean: list[jax.Array] = []

@@ -16,7 +16,7 @@ import numpy as np
 from optdyn.experiment import FINITE, Experiment
 from optdyn.fields import field
 from optdyn.strategies import nodes
-from optdyn.strategies.base import Strategy
+from optdyn.strategies.base import Rule
 from optdyn.strategies.messages import Messages
 from optdyn.strategies.method import Methods, Mixes, Setting
 from optdyn.strategies.outer import outer
@@ -94,7 +94,7 @@ class DASO(Mixes):
         self.require("wait", 0 <= self.wait <= most, wanted)
         self.require("reset_wait", 0 <= self.reset_wait <= reset, f"from 0 to {reset}")
 
-    def mix(self, inner: Strategy, senders: str | None = None) -> Strategy:
+    def mix(self, inner: Rule, senders: str | None = None) -> Rule:
         """The rule around what a node does by itself.
 
         *Selective*: of a node's devices one sends. Here each of `senders` sends its part, so that

@@ -12,26 +12,27 @@ DiLoCo (arXiv 2501.18512) has the same of every fragment by itself: `fragments`,
 
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 import optax
+from jax.typing import ArrayLike
 
 from optdyn.strategies.model_averaging import ModelAveraging
 from optdyn.strategies.shared_fields import OuterMomentum
+from optdyn.trees import Params, State, Tree
 
 
 def nesterov() -> optax.GradientTransformationExtraArgs:
     """optax's SGD of the outer gradient D, its rate and momentum arguments of every update."""
 
     def update(
-        gap: Any,
-        state: Any,
-        params: Any = None,
+        gap: Tree,
+        state: State,
+        params: Params | None = None,
         *,
-        outer_learning_rate: Any,
-        outer_momentum: Any,
-        **_: Any,
-    ) -> Any:
+        outer_learning_rate: ArrayLike,
+        outer_momentum: ArrayLike,
+        **_: Tree,
+    ) -> tuple[Params, Tree]:
         rule = optax.sgd(outer_learning_rate, outer_momentum, nesterov=True)
         return rule.update(gap, state, params)
 

@@ -14,13 +14,13 @@ others' examples (`research/data/parts.py`).
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from optdyn.errors import ConfigError
 from optdyn.experiment import Experiment
 from optdyn.fields import field
 from optdyn.problem import Problem
@@ -30,7 +30,6 @@ from optdyn.timeline import dynamic_batch as clocks
 from optdyn.timeline.base import Shares, Timeline, from_arrivals
 from optdyn.timeline.service import DRAWN
 from optdyn.timeline.trace import Held
-from optdyn.values import ConfigError
 
 MOST_WORK = 1000  # times that a worker may go through its part to be slow
 WEIGHTS = ("share", "equal")  # of the workers' mean gradients: b_i / B or 1 / N
@@ -161,7 +160,7 @@ class DynamicBatch(Gradients):
         run |= {"update_bytes": setting.update_bytes, "seed": config.seed}
         return clocks.dynamic_batch(cluster, self, **run)
 
-    def work(self, setting: Setting, draws: Any) -> tuple[Any, Shares]:
+    def work(self, setting: Setting, draws: np.ndarray) -> tuple[np.ndarray, Shares]:
         """Seconds of every device, (steps, nodes, k), of nodes that divide each their own batch."""
         config = setting.config
         if held := setting.held:

@@ -9,9 +9,9 @@ keeps w* + sum_i w_i. The paper's a is 0.9 / p for p workers: the key is p a, so
 center would be the workers' mean if all exchanged at once. It is 0 where workers are on their own.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,19 +21,21 @@ from optdyn.experiment import Experiment
 from optdyn.fields import field
 from optdyn.strategies import local_steps
 from optdyn.strategies import workers as own
-from optdyn.strategies.base import Array, Batch, Event, Gradient, Info, Params, Strategy, Update
+from optdyn.strategies.base import Array, Batch, Event, Gradient, Info, Params, Rule, Update
+from optdyn.strategies.local_steps import Trained
 from optdyn.strategies.method import Methods, Setting
 from optdyn.strategies.shared_fields import Periodic
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.exchanges import Exchanges
+from optdyn.trees import Tree
 
 
 class Exchange(NamedTuple):
     """A local step of worker i, and whether it exchanges."""
 
-    worker: Any  # int32, i
-    exchange: Any  # bool
-    elasticity: Any  # float32, a
+    worker: Array  # int32, i
+    exchange: Array  # bool
+    elasticity: Array  # float32, a
 
 
 class State(NamedTuple):
@@ -45,7 +47,7 @@ class State(NamedTuple):
         """w* is other parameters; the workers stay, and are pulled there."""
         return self._replace(params=params)
 
-    def at(self, worker: int) -> tuple[Params, Any]:
+    def at(self, worker: int) -> tuple[Params, Tree]:
         """What a worker goes on with that has exchanged: w_i, and the state of its optimizer."""
         return own.row((self.workers, self.opt_state), worker)
 
@@ -58,8 +60,8 @@ def pull(worker: Params, center: Params, a: Array) -> Params:
     return jax.tree.map(lambda w, c: a.astype(w.dtype) * (w - c), worker, center)
 
 
-def elastic(gradient: Gradient, update: Update, workers: int) -> Strategy:
-    """Strategy of a table of `workers`; `event.choice` is an `Exchange`."""
+def elastic(gradient: Gradient, update: Update, workers: int) -> Rule:
+    """Rule of a table of `workers`; `event.choice` is an `Exchange`."""
 
     local = local_steps.local_step(gradient, update)
 
@@ -77,7 +79,7 @@ def elastic(gradient: Gradient, update: Update, workers: int) -> Strategy:
         info = {"loss": loss, "sent_bytes": own.both_ways(exchange, w)}
         return State(center, table, own.put(state.opt_state, i, opt_state)), info
 
-    return Strategy(init, step)
+    return Rule(init, step)
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ class Elastic(own.Workers, Periodic):
 
     def read(
         self, gradient: Gradient, update: Update, slots: int, servers: Mapping[str, int] | None
-    ) -> Strategy:
+    ) -> Rule:
         return elastic(gradient, update, self.groups)
 
     def clock(self, setting: Setting, methods: Methods) -> Timeline:
@@ -113,7 +115,7 @@ class Elastic(own.Workers, Periodic):
         """Who exchanges when in a race."""
         return Exchanges(line, self.periods, is_stale=False)
 
-    def message(self, gradient: Gradient, update: Update) -> Any:
+    def message(self, gradient: Gradient, update: Update) -> Callable[..., Trained]:
         return local_steps.local_steps(gradient, update, before=True)
 
 

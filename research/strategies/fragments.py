@@ -2,15 +2,15 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import jax
 import numpy as np
 
-from optdyn.values import ConfigError
+from optdyn.errors import ConfigError
+from optdyn.trees import Tree
 
 
-def cut(tree: Any, fragments: int) -> tuple[Any, ...]:
+def cut(tree: Tree, fragments: int) -> tuple[Tree, ...]:
     """The tree once a fragment, with None in place of the leaves of all others.
 
     A fragment is of leaves that follow one another, one at least. It ends where what is before its
@@ -34,7 +34,7 @@ def cut(tree: Any, fragments: int) -> tuple[Any, ...]:
     )
 
 
-def join(trees: Sequence[Any]) -> Any:
+def join(trees: Sequence[Tree]) -> Tree:
     """The tree that was cut in these."""
     return jax.tree.map(
         lambda *own: next(leaf for leaf in own if leaf is not None),

@@ -20,7 +20,7 @@ knows P and hence w. What a node holds is z, and in terms of that with R_ij = P_
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,10 +28,11 @@ import numpy as np
 from jax import lax
 
 from optdyn import seeds
+from optdyn.errors import one_of, require
 from optdyn.experiment import Experiment
 from optdyn.fields import field
 from optdyn.strategies import nodes
-from optdyn.strategies.base import Batch, Event, Info, Params, State, Strategy
+from optdyn.strategies.base import Batch, Event, Info, Params, Rule, State
 from optdyn.strategies.messages import over_nodes, own_event
 from optdyn.strategies.method import Methods, Mixes, Network, Setting
 from optdyn.strategies.shared_fields import OnGraph
@@ -40,7 +41,7 @@ from optdyn.timeline.base import Timeline
 from optdyn.timeline.network import broadcast, links
 from optdyn.timeline.service import DRAWN
 from optdyn.timeline.trace import Held
-from optdyn.values import one_of, require
+from optdyn.trees import Array, Choice
 
 ORDERS = ("combine", "adapt")
 ROWS = 256  # nodes at most that each hold a whole row of R; of more those that are not 0
@@ -49,14 +50,14 @@ ROWS = 256  # nodes at most that each hold a whole row of R; of more those that 
 class Neighbours(NamedTuple):
     """Among whom an update of gossip is."""
 
-    to: Any  # (nodes, k) int32, whom each sends to
-    weight: Any  # (nodes,) float32, w
-    inner: Any = ()  # what is decided for each node, (nodes, ...)
-    senders: Any = None  # (nodes, k) int32, who sends to each; only of many nodes
-    stand: Any = None  # (nodes,) int32, itself, or of who is away another; only if nodes leave
+    to: Array  # (nodes, k) int32, whom each sends to
+    weight: Array  # (nodes,) float32, w
+    inner: Choice = ()  # what is decided for each node, (nodes, ...)
+    senders: Array | None = None  # (nodes, k) int32, who sends to each; only of many nodes
+    stand: Array | None = None  # (nodes,) int32, itself, or another for one that is away
 
 
-def gossip(inner: Strategy, order: str, senders: str | None = None) -> Strategy:
+def gossip(inner: Rule, order: str, senders: str | None = None) -> Rule:
     """The rule of one device over the axis `node`, around what a node does by itself.
 
     `event.choice` is `Neighbours`, the same on all nodes but for what is `inner` there. With its
@@ -75,7 +76,7 @@ def gossip(inner: Strategy, order: str, senders: str | None = None) -> Strategy:
             i = choice.stand[node]
             after = jax.tree.map(partial(jnp.where, i == node), after, state)
         if choice.senders is not None:
-            others: Any = choice.senders[i]
+            others = choice.senders[i]
             heard = w[others] / to.shape[1]
         else:
             others, heard = slice(None), (to == i).mean(axis=1) * w  # P_ij w_j of this row i
@@ -101,7 +102,7 @@ def gossip(inner: Strategy, order: str, senders: str | None = None) -> Strategy:
         sent_bytes = size * (to[node] != node).sum().astype(jnp.float32)
         return after.moved_to(z), info | {"sent_bytes": sent_bytes}
 
-    return Strategy(inner.init, step)
+    return Rule(inner.init, step)
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ class Gossip(Mixes, OnGraph):
     cluster = ("overlap", "speeds", "latencies", "bandwidths", "regions", "diurnal", "presence")
     info = ("sent_bytes",)
 
-    def mix(self, inner: Strategy, senders: str | None = None) -> Strategy:
+    def mix(self, inner: Rule, senders: str | None = None) -> Rule:
         return gossip(inner, self.gossip_order, senders)
 
     def clock(self, setting: Setting, methods: Methods) -> Timeline:
@@ -160,7 +161,7 @@ class Gossip(Mixes, OnGraph):
         wanted = f"at most {ROWS:,} that gossip on {self.graph!r}, where many send to one"
         require(config, "cluster.nodes", lambda v: v <= ROWS or not pushes, wanted)
 
-    def report(self, config: Experiment, network: Network) -> Mapping[str, Any]:
+    def report(self, config: Experiment, network: Network) -> Mapping[str, object]:
         return graphs.report(self.graph, config.cluster.nodes)
 
 

@@ -1,17 +1,18 @@
 """Compute groups that arrive by themselves: when they do, and what they ask of a config."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from optdyn.errors import ConfigError, one_of
 from optdyn.experiment import Experiment, Pieces
 from optdyn.fields import field
-from optdyn.strategies.base import Gradient, Update, alone
+from optdyn.strategies.base import Gradient, Message, Update, alone
 from optdyn.strategies.method import Methods, Reads, Setting, slowed
 from optdyn.strategies.snapshots import KEPT
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.compute_groups import make
 from optdyn.timeline.service import DRAWN, is_drawn
-from optdyn.values import ConfigError, one_of
 
 RECORDED = ("trace", "race")  # laws of service: arrivals that were, or are being, recorded
 
@@ -31,7 +32,7 @@ class Grouped(Reads):
 
     barrier = False
 
-    def message(self, gradient: Gradient, update: Update) -> Any:
+    def message(self, gradient: Gradient, update: Update) -> Callable[..., Message]:
         return alone(gradient, update)
 
     def check(self, config: Experiment, methods: Methods) -> None:

@@ -2,34 +2,37 @@
 
     grad theta_j = sum over the groups (a, b) with a <= j < b of d L_ab / d theta_j
 
-The gradients are made in `truncated.py`; this file makes a method of them. Blocks are updated one
-by one, so with several servers (`asynchronous.py`) none waits for another.
+The gradients are made in `local_losses.py`; this file makes a method of them. Blocks are updated
+one by one, so with several servers (`asynchronous.py`) none waits for another.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import jax
+import numpy as np
+import optax
 
 from optdyn import models
 from optdyn.costs import Costs, Groups, block_costs, of_groups, of_stages
+from optdyn.errors import ConfigError
 from optdyn.experiment import Experiment
 from optdyn.fields import field
 from optdyn.models import base
-from optdyn.parallel.layout import mesh
+from optdyn.models.base import Blocks
+from optdyn.parallel.layout import Layout, mesh
 from optdyn.parallel.stages import stages
 from optdyn.problem import Problem
 from optdyn.strategies import similarity
 from optdyn.strategies.base import Batch, Event, Gradient, Params
+from optdyn.strategies.local_losses import VARIANTS, gradients, groups, heads
 from optdyn.strategies.method import Gradients, Methods, Network, Setting
 from optdyn.strategies.shared_fields import MicroBatches
-from optdyn.strategies.truncated import VARIANTS, gradients, groups, heads
 from optdyn.timeline import pipeline
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.nodes import equal_parts
-from optdyn.values import ConfigError
+from optdyn.trees import Json, Tree
 
 
 def local(problem: Problem, groups: Groups, shared: bool = False) -> Gradient:
@@ -51,7 +54,7 @@ def costs(of: "Local", config: Experiment, network: Network) -> tuple[Costs, pip
     """What an update costs, whole and on the stages of the cluster."""
     whole, params, examples = network
 
-    def shape(leaf: Any) -> jax.ShapeDtypeStruct:
+    def shape(leaf: Tree) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((config.batch_size, *leaf.shape[1:]), leaf.dtype)
 
     made = block_costs(whole, params, jax.tree.map(shape, dict(examples)))
@@ -95,7 +98,7 @@ class Local(Gradients, MicroBatches):
         own = {name: place for place, name in enumerate(names)}
         return own | {base.head_of(name): own[name] for name in problem.heads}
 
-    def heads(self, blocks: Any) -> Sequence[str]:
+    def heads(self, blocks: Blocks) -> Sequence[str]:
         return heads(blocks, self.over(len(blocks) - 1), self.shared_heads)
 
     def slower(self, config: Experiment, network: Network) -> float:
@@ -112,7 +115,7 @@ class Local(Gradients, MicroBatches):
         size = {"steps": config.steps, "batch_size": config.batch_size}
         return pipeline.of_cluster(config.cluster, self.micro_batches * filled, work, **size)
 
-    def work(self, setting: Setting, draws: Any) -> tuple[Any, tuple]:
+    def work(self, setting: Setting, draws: np.ndarray) -> tuple[np.ndarray, tuple[()]]:
         """Seconds of every device, (steps, nodes, k), that computes all blocks of its examples."""
         config = setting.config
         assert setting.network
@@ -152,7 +155,7 @@ class Local(Gradients, MicroBatches):
         if self.shared_heads and cluster.nodes > 1:
             raise ConfigError("config.strategy.shared_heads: several nodes share no parameters")
 
-    def report(self, config: Experiment, network: Network) -> dict[str, Any]:
+    def report(self, config: Experiment, network: Network) -> Json:
         """Operations, bytes and memory of an update. Raises `ConfigError`."""
         whole, params, examples = network
         if self.shared_heads:
@@ -172,13 +175,19 @@ class Local(Gradients, MicroBatches):
             "group_memory_bytes": list(made.memory),
         }
 
-    def layout(self, problem: Problem, optimizer: Any, nodes: int, devices: int) -> Any:
+    def layout(
+        self,
+        problem: Problem,
+        optimizer: optax.GradientTransformationExtraArgs,
+        nodes: int,
+        devices: int,
+    ) -> "Layout":
         """Blocks on devices of their own, which is the axis that nothing else here has."""
         own = self.over(len(problem.blocks) - 1)
         parts = 1 if len(own) > 1 or nodes == 1 else self.micro_batches
         return stages(problem, optimizer, own, mesh(("stage", "data"), (nodes, devices)), parts)
 
-    def probe(self, problem: Problem) -> Any:
+    def probe(self, problem: Problem) -> Callable[..., dict[str, jax.Array]] | None:
         """`(params, train, test) -> {name: scalar}`: cosines and linear probes, if asked."""
         if not self.probes:
             return None

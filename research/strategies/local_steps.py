@@ -6,15 +6,16 @@ In a race a worker takes all steps up to its next exchange by itself, and sends 
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 from jax import lax
 
+from optdyn.errors import ConfigError
 from optdyn.experiment import Experiment
 from optdyn.strategies import groups
-from optdyn.strategies.base import Array, Event, Gradient, Params, Update
-from optdyn.values import ConfigError
+from optdyn.strategies.base import Array, Batch, Event, Gradient, Params, Update
+from optdyn.trees import Hyper, Tree
 
 
 class Trained(NamedTuple):
@@ -22,8 +23,8 @@ class Trained(NamedTuple):
 
     loss: jax.Array  # of each, or of the last
     params: Params
-    opt_state: Any
-    before: Params = ()  # parameters that the last step began at, for methods that ask for them
+    opt_state: Tree
+    before: Tree = ()  # where the last step began, for methods that ask for it
 
 
 def local_step(gradient: Gradient, update: Update) -> Callable[..., Trained]:
@@ -32,7 +33,7 @@ def local_step(gradient: Gradient, update: Update) -> Callable[..., Trained]:
     Or, in place of the batch, what the worker says that has taken it by itself.
     """
 
-    def step(params: Params, opt_state: Any, event: Event, batch: Any) -> Trained:
+    def step(params: Params, opt_state: Tree, event: Event, batch: Tree) -> Trained:
         if isinstance(batch, Trained):
             return batch
         loss, grads = gradient(params, event, batch)
@@ -48,8 +49,8 @@ def local_steps(gradient: Gradient, update: Update, before: bool = False) -> Cal
     """
     step = local_step(gradient, update)
 
-    def work(given: Any, hyper: Any, batch: Callable[..., Any], chosen: Array) -> Trained:
-        def one(own: Any, numbers: Any) -> tuple[Any, jax.Array]:
+    def work(given: Tree, hyper: Hyper, batch: Callable[..., Batch], chosen: Array) -> Trained:
+        def one(own: Tree, numbers: Tree) -> tuple[Tree, jax.Array]:
             after = step(*own[:2], Event((), hyper), batch(numbers))
             return tuple(after[1:]), after.loss
 

@@ -9,14 +9,15 @@ server both keeps and computes.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from optdyn.errors import ConfigError
 from optdyn.models import base
 from optdyn.problem import Params, Problem
-from optdyn.values import ConfigError
+from optdyn.trees import Tree
 
 Back = Callable[[jax.Array], Params]  # dl/dh -> dl/dx; a pytree, which programs may return
 
@@ -30,11 +31,11 @@ def merged(problem: Problem, first: int) -> Merged:
     """Cut after the `first` blocks; both pieces together make the gradient of the batch's loss."""
     blocks, dense = problem.blocks[:first], problem.blocks[first:]
 
-    def front(x: Params, batch: Any) -> tuple[jax.Array, Back]:
+    def front(x: Params, batch: Tree) -> tuple[jax.Array, Back]:
         h, pull = jax.vjp(lambda own: base.apply(blocks, own, problem.input(batch)), x)
         return h, jax.tree_util.Partial(_first, pull)
 
-    def serve(y: Params, h: jax.Array, batch: Any) -> tuple[jax.Array, Params, jax.Array]:
+    def serve(y: Params, h: jax.Array, batch: Tree) -> tuple[jax.Array, Params, jax.Array]:
         def loss(y: Params, h: jax.Array) -> jax.Array:
             return jnp.mean(problem.losses(base.apply(dense, y, h), batch))
 

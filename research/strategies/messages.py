@@ -7,7 +7,7 @@ theta + M, and keeps what it left out, e <- x - theta + e - M, for its next mess
 from collections.abc import Callable
 from functools import partial
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +15,7 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 
 from optdyn.strategies.base import Event, Params
-
-Tree = Any
+from optdyn.trees import Tree
 
 
 class Nodes(NamedTuple):
@@ -33,8 +32,8 @@ class Nodes(NamedTuple):
 class Compression(NamedTuple):
     """`apply(nodes, tree, state) -> (mean of the nodes' messages, own message, state)`."""
 
-    init: Callable[[Tree], Any]
-    apply: Callable[[Nodes, Tree, Any], tuple[Tree, Tree, Any]]
+    init: Callable[[Tree], Tree]
+    apply: Callable[[Nodes, Tree, Tree], tuple[Tree, Tree, Tree]]
     messages: Callable[[Tree], tuple[int, ...]]  # bytes a node sends, one after the other
     gathered: bool = False  # every node's message goes to all others; else they are added up
 
@@ -57,7 +56,7 @@ class Messages(NamedTuple):
         dtype = (self.blocking if blocking else "") or self.dtype
         return jax.tree.map(lambda leaf: leaf.astype(dtype or leaf.dtype), x)
 
-    def kept(self, x: Params) -> Any:
+    def kept(self, x: Params) -> Tree:
         """What no message of x has said yet: of a compression e and its state."""
         if not self.compression:
             return ()
@@ -72,7 +71,9 @@ class Messages(NamedTuple):
         )
         return jnp.where(blocking, short, usual)
 
-    def total(self, x: Params, theta: Any, kept: Any, blocking: jax.Array) -> tuple[Params, Any]:
+    def total(
+        self, x: Params, theta: Params, kept: Tree, blocking: jax.Array
+    ) -> tuple[Params, Tree]:
         """The sum over the nodes of what each has sent, x or theta + M, and what is `kept` then."""
         over = over_nodes(self.senders)
 
@@ -88,8 +89,8 @@ class Messages(NamedTuple):
         return (lax.cond(blocking, short, usual, x) if self.blocking else usual(x)), kept
 
     def _compressed(
-        self, over: Nodes, compression: Compression, x: Params, theta: Any, kept: Any
-    ) -> tuple[Params, Any]:
+        self, over: Nodes, compression: Compression, x: Params, theta: Params, kept: Tree
+    ) -> tuple[Params, Tree]:
         (center, _), (error, state) = theta, kept
         whole = jax.tree.map(lambda x, center, error: x - center + error, x, center, error)
         mean, own, state = compression.apply(over, whole, state)
@@ -104,7 +105,7 @@ def size(tree: Tree) -> jax.Array:
 
 
 def own_event(event: Event) -> Event:
-    """The event as this node's inner strategy sees it."""
+    """The event as this node's inner rule sees it."""
     node, staleness = lax.axis_index("node"), event.staleness
     if staleness is not None and jnp.ndim(staleness):  # that of every node
         staleness = staleness[node]
@@ -159,7 +160,7 @@ def gathered(leaf: jax.Array, senders: str) -> jax.Array:
     return every.reshape(-1, *leaf.shape)
 
 
-def _shared(collective: Callable[..., Any], vector: jax.Array, senders: str) -> jax.Array:
+def _shared(collective: Callable[..., jax.Array], vector: jax.Array, senders: str) -> jax.Array:
     """(..., numbers): the collective of every part, put together again."""
     devices = lax.axis_size(senders)
     padded = jnp.pad(vector, (0, -len(vector) % devices)).reshape(devices, -1)

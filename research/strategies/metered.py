@@ -10,7 +10,6 @@ is linear and keeps inner products in expectation.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,39 +22,40 @@ from optdyn.strategies.base import (
     Gradient,
     Info,
     Params,
+    Rule,
     State,
-    Strategy,
     Update,
 )
+from optdyn.trees import Tree
 
 SKETCH = 2048  # q, or the number of parameters if that is smaller
 METERED = ("displacement", "raw_step", "gradient")
 
 
 def metered(
-    make: Callable[[Gradient, Update], Strategy],
+    make: Callable[[Gradient, Update], Rule],
     gradient: Gradient,
     update: Update,
     shared: bool = True,
-) -> Strategy:
-    """The strategy that `make` makes of these, saying `METERED` of each update, (q,) each.
+) -> Rule:
+    """The rule that `make` makes of these, saying `METERED` of each update, (q,) each.
 
-    Its step takes a pair of batches, the update's own and a second one. Of the strategy's state it
+    Its step takes a pair of batches, the update's own and a second one. Of the rule's state it
     uses `params`, and `opt_state` where what is updated are these parameters, `shared` by all.
     """
 
-    def heard(params: Params, event: Event, batch: Batch) -> tuple[Any, Params]:
+    def heard(params: Params, event: Event, batch: Batch) -> tuple[Tree, Params]:
         loss, grads = gradient(params, event, batch)
         return (loss, sketch(grads, params, SKETCH)), grads
 
-    def seen(grads: Params, opt_state: Any, params: Params, *rest: Any) -> tuple[Params, Any]:
+    def seen(grads: Params, opt_state: Tree, params: Params, *rest: Tree) -> tuple[Params, Tree]:
         after, opt_state = update.apply(grads, opt_state[0], params, *rest)
         moved = jax.tree.map(jnp.subtract, after, params)
         return after, (opt_state, sketch(moved, params, SKETCH))
 
-    strategy = make(heard, Update(update.init, seen) if shared else update)
+    rule = make(heard, Update(update.init, seen) if shared else update)
 
-    def step(state: State, event: Event, batches: Any) -> tuple[State, Info]:
+    def step(state: State, event: Event, batches: Tree) -> tuple[State, Info]:
         own, second = batches
         _, grads = gradient(state.params, event, second)
         independent = sketch(grads, state.params, SKETCH)
@@ -63,7 +63,7 @@ def metered(
         rate = _after(event.hyper["learning_rate"], independent)
         event = event._replace(hyper={**event.hyper, "learning_rate": rate})
         opened = state._replace(opt_state=(state.opt_state, None)) if shared else state
-        after, info = strategy.step(opened, event, own)
+        after, info = rule.step(opened, event, own)
         if shared:
             opt_state, moved = after.opt_state
             after = after._replace(opt_state=opt_state)
@@ -74,7 +74,7 @@ def metered(
         said = dict(zip(METERED, (moved, -arrived, independent), strict=True))
         return after, info | {"loss": loss} | said
 
-    return Strategy(strategy.init, step)
+    return Rule(rule.init, step)
 
 
 def _after(value: Array, other: jax.Array) -> jax.Array:

@@ -6,25 +6,32 @@ replaces are plain SGD's.
 """
 
 import pkgutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, cached_property, lru_cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
 
 import jax
+import numpy as np
 
-from optdyn import named
+from optdyn import lookup
+from optdyn.errors import ConfigError, meant
 from optdyn.experiment import Cluster, Experiment
 from optdyn.fields import OPTIONS, Options, Value, default_of, like, plain
 from optdyn.fields import check as check_field
-from optdyn.likeness import meant
+from optdyn.models.base import Blocks
 from optdyn.problem import Examples, Params, Problem
-from optdyn.strategies.base import Gradient, Strategy, Update
+from optdyn.strategies.base import Gradient, Rule, Update
+from optdyn.strategies.names import meant as meant_method
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.trace import Held, checked, read
-from optdyn.values import ConfigError
+from optdyn.trees import Choice, Json, Tree
+
+if TYPE_CHECKING:
+    from optdyn.parallel.layout import Layout
+    from optdyn.timeline.versions import Order
 
 PLAIN, GROUPED = "sync", "asynchronous"  # the limit of all methods; groups that arrive alone
 PACKAGE = "optdyn.strategies"
@@ -61,7 +68,7 @@ class Setting(NamedTuple):
     steps_per_epoch: int
     update_bytes: int
     replicas: int = 0
-    epochs: Sequence[Mapping[str, Any]] = ()  # the log at the end of each past one
+    epochs: Sequence[Json] = ()  # the log at the end of each past one
     network: Network | None = None
     held: Held | None = None  # a recorded run that is replayed: whose arrivals these are
 
@@ -96,7 +103,7 @@ class Method(Value, section="strategy"):
     def check(self, config: Experiment, methods: "Methods") -> None:
         """Raises `ConfigError` where it cannot run with the rest of an experiment."""
 
-    def report(self, config: Experiment, network: Network) -> Mapping[str, Any]:
+    def report(self, config: Experiment, network: Network) -> Mapping[str, object]:
         """What the summary says of it."""
         return {}
 
@@ -104,7 +111,7 @@ class Method(Value, section="strategy"):
         """Whether the log decides its timeline."""
         return False
 
-    def probe(self, problem: Problem) -> Any:
+    def probe(self, problem: Problem) -> Callable[..., dict[str, jax.Array]] | None:
         """`(params, train, test) -> {name: scalar}` for the log, or None."""
 
     def compiled(self) -> Self:
@@ -125,17 +132,22 @@ class Gradients(Method):
     reduces_itself: ClassVar[bool] = False
     # The cluster's nodes are its stages, and none has all parameters.
     staged: ClassVar[bool] = False
-    # Optional pieces.
-    servers: ClassVar[Any] = None  # (problem) -> {block: number of its server}, if by themselves
-    work: ClassVar[Any] = None  # (setting, draws) -> each device's seconds, choice
-    slower: ClassVar[Any] = None  # (config, network) -> its seconds over those of plain SGD's
-    layout: ClassVar[Any] = None  # on real devices, if not like all others
-    timed: ClassVar[Any] = None  # (problem) -> a worker's part alone, to be timed
+    # Optional pieces:
+    # (problem) -> {block: number of its server}, if by themselves
+    servers: ClassVar[Callable[..., Mapping[str, int]] | None] = None
+    # (setting, draws) -> each device's seconds, choice
+    work: ClassVar[Callable[..., tuple[np.ndarray, Choice]] | None] = None
+    # (config, network) -> its seconds over those of plain SGD's
+    slower: ClassVar[Callable[..., float] | None] = None
+    # on real devices, if not like all others
+    layout: ClassVar[Callable[..., "Layout"] | None] = None
+    # (problem) -> a worker's part alone, to be timed
+    timed: ClassVar[Callable[..., Callable[..., Tree]] | None] = None
 
     def gradient(self, problem: Problem) -> Gradient:
         raise NotImplementedError
 
-    def heads(self, blocks: Any) -> Sequence[str]:
+    def heads(self, blocks: Blocks) -> Sequence[str]:
         """Names of the blocks that need an auxiliary head."""
         return ()
 
@@ -151,14 +163,15 @@ class Reads(Method):
     # How its groups race on real workers (`research/racing`), if they can. A group is given what
     # the state is `at` the slot that it reads, and the server's step takes its message in place of
     # the batch.
-    order: ClassVar[Any] = None  # (config, timeline) -> who reads when, written into the timeline
+    # (config, timeline) -> who reads when, written into the timeline
+    order: ClassVar[Callable[..., "Order"] | None] = None
     # (gradient, update) -> (given, hyper, batch, numbers of its batches, (n, B)) -> message, where
     # `batch` makes one of (B,)
-    message: ClassVar[Any] = None
+    message: ClassVar[Callable[..., Callable[..., Tree]] | None] = None
 
     def read(
         self, gradient: Gradient, update: Update, slots: int, servers: Mapping[str, int] | None
-    ) -> Strategy:
+    ) -> Rule:
         """The rule over a table of `slots` versions, of blocks with `servers` of their own."""
         raise NotImplementedError
 
@@ -169,7 +182,7 @@ class Mixes(Method):
 
     pieces: ClassVar[tuple[str, ...]] = ("mix",)
 
-    def mix(self, inner: Strategy, senders: str | None) -> Strategy:
+    def mix(self, inner: Rule, senders: str | None) -> Rule:
         """The rule around what a node does by itself.
 
         `senders`: the axis of a node's real devices, which share what it sends.
@@ -179,6 +192,9 @@ class Mixes(Method):
     def why_no_overlap(self) -> str:
         """Why the exchange of its nodes cannot leave the compiled loop; '' if it can."""
         return "exchanges otherwise than by sums"
+
+
+M = TypeVar("M", bound=Method)
 
 
 class Methods(NamedTuple):
@@ -250,6 +266,13 @@ class Methods(NamedTuple):
         """What a program depends on."""
         return Methods(self.name, tuple(method.compiled() for method in self.every))
 
+    def of(self, kind: type[M]) -> M:
+        """The method of that type. Raises LookupError where there is none."""
+        for method in self.every:
+            if isinstance(method, kind):
+                return method
+        raise LookupError(f"{self.name} has no {kind.__name__}")
+
     def get(self, key: str, usual: Any) -> Any:
         """The field of that name, of the method that has it; else the usual value."""
         found = (getattr(method, key) for method in self.every if hasattr(method, key))
@@ -270,7 +293,7 @@ class Chosen:
     own: Options = OPTIONS  # {method: {key: value}} of those that have their own
 
     @classmethod
-    def of(cls, name: str = PLAIN, options: Mapping[str, Any] = OPTIONS, **keys: Any) -> Self:
+    def of(cls, name: str = PLAIN, options: Mapping[str, object] = OPTIONS, **keys: Any) -> Self:
         """From the section of a config. Raises `ConfigError` where a key is not in its range."""
         own = {key: keys.pop(key) for key in built_in() if key in keys}
         return cls(name, like(options, None), Options(keys), like(own, None))
@@ -311,14 +334,14 @@ class Chosen:
                 made.append(usual[name].with_(**self.own.get(name, {})))
         return Methods(self.name, tuple(made))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Json:
         """The section of a config: a key that no method has of its own is not in it twice."""
         whole = {"name": self.name, "options": self.options, **self.keys, **self.own}
         return {key: plain(value) for key, value in whole.items()}
 
-    def with_(self, changes: Mapping[str, Any]) -> Self:
+    def with_(self, changes: Mapping[str, object]) -> Self:
         """The same with other values of some keys, `options.KEY` and `METHOD.KEY` among them."""
-        whole: dict[str, Any] = self.to_dict()
+        whole: Json = self.to_dict()
         for key, value in changes.items():
             part, _, rest = key.partition(".")
             if rest:
@@ -329,7 +352,7 @@ class Chosen:
                 raise ConfigError(f"config.strategy has no key {key!r}{meant(key, whole)}")
         return self.of(**whole)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
@@ -346,18 +369,18 @@ def built_in() -> tuple[str, ...]:
     return tuple(_methods())
 
 
-def keys_of(method: type[Method]) -> dict[str, Any]:
+def keys_of(method: type[Method]) -> dict[str, object]:
     """The defaults of a method's fields."""
     return {each.name: default_of(each) for each in fields(method)}
 
 
 @cache
-def usual_keys() -> Mapping[str, Any]:
+def usual_keys() -> Mapping[str, object]:
     """The default of every key of config.strategy that is of a built-in method."""
     return {key: value for method in _methods().values() for key, value in keys_of(method).items()}
 
 
-def defaults() -> dict[str, Any]:
+def defaults() -> dict[str, object]:
     """The default of every key of config.strategy, dotted; {} where keys are free."""
     own = {name: OPTIONS for name, method in _methods().items() if fields(method)}
     values = {"name": PLAIN, "options": OPTIONS, **usual_keys(), **own}
@@ -378,11 +401,11 @@ def _made(keys: Options) -> Mapping[str, Method]:
 
 def load(name: str) -> type[Method]:
     """The method called `name`: a built-in one, or MODULE:METHOD of a file of the user's own."""
-    found = named.find("config.strategy.name", name, _methods())
+    found = lookup.find("config.strategy.name", name, _methods(), meant_method)
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise ConfigError(
             f"config.strategy.name = {name!r}: must be a Method of optdyn.strategies, and is "
-            f"{named.shown(found)}"
+            f"{lookup.shown(found)}"
         )
     return found
 

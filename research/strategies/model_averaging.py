@@ -18,17 +18,18 @@ import numpy as np
 import optax
 from jax import lax
 
+from optdyn.errors import ConfigError
 from optdyn.experiment import PART, Experiment
 from optdyn.fields import field
-from optdyn.strategies import compression, meetings, nodes
-from optdyn.strategies.base import Strategy
+from optdyn.strategies import averaging_clock, compression, nodes
+from optdyn.strategies.base import Rule
 from optdyn.strategies.messages import Compression, Messages
 from optdyn.strategies.method import Methods, Mixes, Setting
 from optdyn.strategies.outer import INNER_STATES, outer
+from optdyn.strategies.quantized import WHOLE
 from optdyn.strategies.shared_fields import FRACTION, Periodic
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.service import DRAWN
-from optdyn.values import ConfigError
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,17 @@ class ModelAveraging(Mixes, Periodic):
     compression_rank: int = field(
         2, "powersgd: r, columns of the two factors of a matrix.", at_least=1, static=True
     )
+    compression_bits: int = field(
+        WHOLE,
+        "model_averaging, diloco, slowmo: b, bits of a number that is sent, also of those that "
+        "top_k keeps; 32: as they are.",
+        wanted="from 2 to 8, or 32",
+        holds=lambda v: 2 <= v <= 8 or v == WHOLE,
+        static=True,
+    )
+    compression_block: int = field(
+        128, "compression_bits: numbers that have a scale of their own.", at_least=1, static=True
+    )
 
     laws = DRAWN
     cluster = (
@@ -93,12 +105,15 @@ class ModelAveraging(Mixes, Periodic):
         turn = self.period // self.fragments
         wanted = f"from 0 to {turn - 1}, less than config.strategy.period // config.strategy."
         self.require("delay", 0 <= self.delay < turn, wanted + "fragments")
+        wanted = f"{WHOLE} with config.strategy.compression = {self.compression!r}"
+        whole = self.compression_bits == WHOLE or self.compression in compression.OF_BITS
+        self.require("compression_bits", whole, wanted)
         apart = "fragments" if self.fragments > 1 else "delay" if self.delay else ""
         wanted = f"'kept' with config.strategy.{apart} = {getattr(self, apart, None)}, as the state"
         wanted += " of an optimizer is of all parameters and of now"
         self.require("inner_state", self.inner_state == "kept" or not apart, wanted)
 
-    def mix(self, inner: Strategy, senders: str | None = None) -> Strategy:
+    def mix(self, inner: Rule, senders: str | None = None) -> Rule:
         """The rule with the mean, or with the `outer` optimizer."""
         a = self.mixing
         return outer(
@@ -116,11 +131,17 @@ class ModelAveraging(Mixes, Periodic):
 
     def compressed(self) -> Compression | None:
         """What messages go through."""
-        return compression.make(self.compression, self.compression_share, self.compression_rank)
+        return compression.make(
+            self.compression,
+            self.compression_share,
+            self.compression_rank,
+            self.compression_bits,
+            self.compression_block,
+        )
 
     def clock(self, setting: Setting, methods: Methods) -> Timeline:
-        """When nodes meet (`meetings.py`); in the first, synchronous updates it is for the mean."""
-        line = meetings.clock(self, setting, methods)
+        """When nodes meet (`averaging_clock.py`); the first, synchronous updates take the mean."""
+        line = averaging_clock.clock(self, setting, methods)
         first = np.arange(setting.config.steps) < self.synchronous_updates
         numbers = {
             name: np.where(first, value, getattr(self, name)).astype(np.float32)
@@ -133,6 +154,7 @@ class ModelAveraging(Mixes, Periodic):
         if not config.cluster.presence:
             return
         more = [key for key in ("delay", "mixing", "compression") if getattr(self, key)]
+        more += ["compression_bits"] * (self.compression_bits != WHOLE)
         more += ["fragments"] * (self.fragments > 1)
         more += ["inner_state"] * (self.inner_state == "averaged")
         if more or config.parallel.api == "overlap":
@@ -146,6 +168,8 @@ class ModelAveraging(Mixes, Periodic):
         """What takes more of the nodes than one sum of messages."""
         if self.compression:
             return f"compresses its messages (config.strategy.compression = {self.compression!r})"
+        if self.compression_bits != WHOLE:
+            return f"sends numbers of config.strategy.compression_bits = {self.compression_bits}"
         if self.inner_state == "averaged":
             return "averages its optimizers' states too (config.strategy.inner_state = 'averaged')"
         return ""

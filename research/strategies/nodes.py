@@ -6,12 +6,12 @@ import jax
 import numpy as np
 
 from optdyn import seeds
+from optdyn.errors import ConfigError
 from optdyn.experiment import Experiment
 from optdyn.strategies.method import Gradients, Methods, Setting
 from optdyn.timeline import nodes as hierarchy
 from optdyn.timeline.daso import Inside
 from optdyn.timeline.nodes import Within
-from optdyn.values import ConfigError
 
 SLOTS = ("worker", "read", "write")  # fields of a choice that are slots of a table
 

@@ -5,7 +5,7 @@
     x     <- (w x + v P theta) / (w + v P)    w, v: weights of a node's own parameters, of each sent
 
 The mixing is w / (w + v P): it is 0 where nodes take over theta, and 1 where they ignore it. In
-between every node makes updates by itself, by any strategy.
+between every node makes updates by itself, by any rule.
 
 As in streaming DiLoCo (arXiv 2501.18512) the rule holds for every fragment of the parameters by
 itself. Each has an outer optimizer of its own and may have its own times of meeting. At most one
@@ -18,28 +18,30 @@ the states of the nodes' optimizers are averaged, the third).
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
 from jax.flatten_util import ravel_pytree
+from jax.typing import ArrayLike
 
-from optdyn.strategies.base import Apart, Batch, Event, Info, Params, Strategy
+from optdyn.strategies.base import Apart, Batch, Event, Info, Params, Rule
 from optdyn.strategies.fragments import cut, join
 from optdyn.strategies.messages import Messages, over_nodes, own_event, size
+from optdyn.trees import Hyper, Tree
 
-Weights = Callable[[jax.Array], tuple[Any, Any]]
+Weights = Callable[[jax.Array], tuple[ArrayLike, ArrayLike]]
 
 INNER_STATES = ("kept", "averaged", "reset")
 
 
 class State(NamedTuple):
-    inner: Any  # of this node
+    inner: Tree  # of this node
     in_flight: Params  # sum_p x_p(sent), in the type it travels in
-    outer: Any = ()  # of each fragment theta and its optimizer's state, the same in all nodes
-    errors: Any = ()  # of each fragment e and the compression's state, this node's
+    outer: Tree = ()  # of each fragment theta and its optimizer's state, the same in all nodes
+    errors: Tree = ()  # of each fragment e and the compression's state, this node's
 
     @property
     def params(self) -> Params:
@@ -47,14 +49,14 @@ class State(NamedTuple):
 
 
 def outer(
-    inner: Strategy,
+    inner: Rule,
     weights: Weights,
     optimizer: optax.GradientTransformation | None = None,
     messages: Messages | None = None,
     fragments: int = 1,
     inner_state: str = "kept",
-) -> Strategy:
-    """The rule of one device over the axis `node`, around the strategy that a node does by itself.
+) -> Rule:
+    """The rule of one device over the axis `node`, around the one that a node does by itself.
 
     `event.choice` is a `Meeting`, the same on all nodes but for what is `inner` there. The outer
     optimizer gets the hyperparameters of `outer` beside those of the event. The order of a step:
@@ -68,14 +70,14 @@ def outer(
     messages = messages or Messages()
     if messages.compression and not optimizer:  # theta is what messages are differences from
         optimizer = optax.sgd(1.0)
-    rule = optax.with_extra_args_support(optimizer) if optimizer else None
+    transform = optax.with_extra_args_support(optimizer) if optimizer else None
 
     def parts(tree: Params) -> tuple[Params, ...]:
         return cut(tree, fragments)
 
     def init(params: Params) -> State:
         nothing = jax.tree.map(jnp.zeros_like, messages.travelling(params))
-        theta = tuple((x, rule.init(x)) if rule else () for x in parts(params))
+        theta = tuple((x, transform.init(x)) if transform else () for x in parts(params))
         return State(inner.init(params), nothing, theta, tuple(map(messages.kept, parts(params))))
 
     def turns(event: Event) -> tuple[jax.Array, ...]:
@@ -104,7 +106,7 @@ def outer(
         """What was just sent is in flight, of the fragments that were."""
         send, receive, waited = turns(event)
 
-        def of(send: jax.Array, before: Params, *own: Any) -> tuple[Params, Any]:
+        def of(send: jax.Array, before: Params, *own: Tree) -> tuple[Params, Tree]:
             return lax.cond(send, messages.total, lambda x, theta, kept, _: (before, kept), *own)
 
         x, present = state.params, event.choice.present
@@ -121,7 +123,7 @@ def outer(
         _, receive, waited = turns(event)
         hyper = {**event.hyper, **dict(event.choice.outer)}
 
-        def of(receive: jax.Array, *own: Any) -> tuple[Params, Any]:
+        def of(receive: jax.Array, *own: Tree) -> tuple[Params, Tree]:
             return lax.cond(receive, partial(merged, hyper), lambda x, theta, *_: (x, theta), *own)
 
         after = state.inner
@@ -134,8 +136,8 @@ def outer(
         return state._replace(inner=after.moved_to(join(x)), outer=theta)
 
     def merged(
-        hyper: dict[str, Any], x: Params, theta: Any, before: Params, now: Params, waited: jax.Array
-    ) -> tuple[Params, Any]:
+        hyper: Hyper, x: Params, theta: Tree, before: Params, now: Params, waited: jax.Array
+    ) -> tuple[Params, Tree]:
         """The rule, of a fragment: what the node's parameters and theta become."""
         nodes = lax.axis_size("node")
 
@@ -143,10 +145,10 @@ def outer(
             return jnp.where(waited > 0, before, now).astype(x.dtype)
 
         arrived = jax.tree.map(due, x, before, now)
-        if rule:
+        if transform:
             center, opt_state = theta
             gap = jax.tree.map(lambda center, total: center - total / nodes, center, arrived)
-            updates, opt_state = rule.update(gap, opt_state, center, **hyper)
+            updates, opt_state = transform.update(gap, opt_state, center, **hyper)
             center = optax.apply_updates(center, updates)
             theta, arrived = (center, opt_state), jax.tree.map(lambda leaf: nodes * leaf, center)
 
@@ -156,7 +158,7 @@ def outer(
 
         return jax.tree.map(mixed, x, arrived), theta
 
-    def settled(after: Any) -> Any:
+    def settled(after: Tree) -> Tree:
         """What the inner optimizer's state is where its node receives."""
         if inner_state == "reset":
             return inner.init(after.params).opt_state
@@ -176,12 +178,12 @@ def outer(
     alone = not messages.compression and inner_state != "averaged"
     carried = lambda state, event: merge(state, event, state.in_flight)  # noqa: E731
     apart = Apart(update, message, landed, carried, fragments) if alone else None
-    return Strategy(init, step, apart)
+    return Rule(init, step, apart)
 
 
 def _is_float(leaf: jax.Array) -> bool:
     return jnp.issubdtype(leaf.dtype, jnp.floating)
 
 
-def _floats(tree: Any) -> list[jax.Array]:
+def _floats(tree: Tree) -> list[jax.Array]:
     return list(filter(_is_float, jax.tree.leaves(tree)))

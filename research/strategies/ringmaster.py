@@ -19,17 +19,17 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from optdyn.errors import ConfigError
 from optdyn.experiment import Experiment
 from optdyn.fields import field
 from optdyn.strategies import groups
 from optdyn.strategies.asynchronous import asynchronous
-from optdyn.strategies.base import Gradient, Strategy, Update
+from optdyn.strategies.base import Gradient, Rule, Update
 from optdyn.strategies.method import Methods, Setting
 from optdyn.strategies.snapshots import is_rounded
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.service import DRAWN
 from optdyn.timeline.versions import Versions
-from optdyn.values import ConfigError
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Ringmaster(groups.Grouped):
 
     def read(
         self, gradient: Gradient, update: Update, slots: int, servers: Mapping[str, int] | None
-    ) -> Strategy:
+    ) -> Rule:
         return asynchronous(gradient, update, slots, rounded=is_rounded(self.snapshots))
 
     def clock(self, setting: Setting, methods: Methods) -> Timeline:

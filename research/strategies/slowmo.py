@@ -11,7 +11,6 @@ constant it is DiLoCo with heavy ball in place of Nesterov's momentum.
 
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,21 +19,22 @@ import optax
 from optdyn.fields import field
 from optdyn.strategies.model_averaging import ModelAveraging
 from optdyn.strategies.shared_fields import ABOVE_0
+from optdyn.trees import Array, Params, Tree
 
 
 def slow() -> optax.GradientTransformationExtraArgs:
     """The outer optimizer of D, its state u. Where gamma is 0, as before a warm-up, u gets no D."""
 
     def update(
-        gap: Any,
-        u: Any,
-        params: Any = None,
+        gap: Tree,
+        u: Tree,
+        params: Params | None = None,
         *,
-        learning_rate: Any,
-        slow_learning_rate: Any,
-        slow_momentum: Any,
-        **_: Any,
-    ) -> Any:
+        learning_rate: Array,
+        slow_learning_rate: Array,
+        slow_momentum: Array,
+        **_: Tree,
+    ) -> tuple[Params, Tree]:
         inverse = jnp.where(learning_rate == 0, 0.0, 1 / learning_rate)
         kept = jax.tree.map(lambda u: slow_momentum * u, u)
         step = jax.tree.map(lambda u, d: -slow_learning_rate * (learning_rate * u + d), kept, gap)

@@ -7,7 +7,7 @@ them.
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +16,11 @@ import optax
 
 from optdyn.strategies.base import Params
 from optdyn.strategies.in_place import read_first, row
+from optdyn.trees import Tree
 
 KEPT = ("", "bfloat16", "host")  # how versions are
 BITS = jnp.uint16
-Slot = Any  # int32, of all stale blocks, or a dict of one a block
+Slot = Tree  # int32, of all stale blocks, or a dict of one a block
 
 
 class State(NamedTuple):
@@ -56,7 +57,7 @@ class State(NamedTuple):
         return self.after(params, self.opt_state, self.newest)
 
 
-def rows(table: Params, slots: Mapping[str, Any]) -> Params:
+def rows(table: Params, slots: Mapping[str, Tree]) -> Params:
     """Row `slots[name]` of each block of the table."""
     return {name: row(block, slots[name]) for name, block in table.items()}
 

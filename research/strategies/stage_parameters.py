@@ -10,14 +10,13 @@ Predicted parameters are where heavy ball of momentum mu would be if all gradien
     x_t - (mu - mu^{tau+1}) / (1 - mu) (x_{t-1} - x_t)          tau updates on
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from optdyn.models import Blocks, base
 from optdyn.strategies.base import Params
+from optdyn.trees import Array
 
 
 def through(blocks: Blocks, new: Params, old: Params, h: jax.Array) -> jax.Array:
@@ -28,6 +27,6 @@ def through(blocks: Blocks, new: Params, old: Params, h: jax.Array) -> jax.Array
     return h
 
 
-def distance(momentum: Any, staleness: Any) -> jax.Array:
+def distance(momentum: Array, staleness: Array) -> Array:
     """How many of its last displacements heavy ball goes on in so many updates."""
     return (momentum - momentum ** (jnp.asarray(staleness) + 1)) / (1 - momentum)

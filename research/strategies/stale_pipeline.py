@@ -18,20 +18,21 @@ devices of their own.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from optdyn import models
+from optdyn.errors import ConfigError
 from optdyn.experiment import Experiment
 from optdyn.fields import field
-from optdyn.parallel.layout import mesh
+from optdyn.parallel.layout import Layout, mesh
 from optdyn.parallel.never_flushed import never_flushed
 from optdyn.problem import Problem
 from optdyn.strategies import local
 from optdyn.strategies.asynchronous import asynchronous
-from optdyn.strategies.base import Batch, Event, Gradient, Info, Params, Strategy, Update, whole
+from optdyn.strategies.base import Batch, Event, Gradient, Info, Params, Rule, Update, whole
 from optdyn.strategies.method import Gradients, Methods, Network, Reads, Setting
 from optdyn.strategies.shared_fields import MicroBatches
 from optdyn.strategies.snapshots import State
@@ -39,7 +40,7 @@ from optdyn.strategies.stage_parameters import distance, through
 from optdyn.timeline import pipeline
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.stale_stages import KINDS, cuts, stale_stages
-from optdyn.values import ConfigError
+from optdyn.trees import Json
 
 
 def late(problem: Problem) -> Gradient:
@@ -63,8 +64,8 @@ def late(problem: Problem) -> Gradient:
 
 def reading(
     gradient: Gradient, update: Update, kind: str, slots: int, servers: Mapping[str, int]
-) -> Strategy:
-    """The strategy of `asynchronous.py`, a server a block; `event.choice` is of `Stages`."""
+) -> Rule:
+    """The rule of `asynchronous.py`, a server a block; `event.choice` is of `Stages`."""
     inner = asynchronous(gradient, update, slots, servers=servers)
 
     def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
@@ -86,7 +87,7 @@ def reading(
             for name, b in servers.items()
         }
 
-    return Strategy(inner.init, step)
+    return Rule(inner.init, step)
 
 
 def work(config: Experiment, network: Network) -> pipeline.Work:
@@ -113,7 +114,7 @@ class StalePipeline(Gradients, Reads, MicroBatches):
 
     def read(
         self, gradient: Gradient, update: Update, slots: int, servers: Mapping[str, int] | None
-    ) -> Strategy:
+    ) -> Rule:
         assert servers
         return reading(gradient, update, self.pipeline, slots, servers)
 
@@ -164,11 +165,17 @@ class StalePipeline(Gradients, Reads, MicroBatches):
                 "must be 'sgd'"
             )
 
-    def report(self, config: Experiment, network: Network) -> dict[str, Any]:
+    def report(self, config: Experiment, network: Network) -> Json:
         """Bytes of an update between stages, activations forward and their gradients back."""
         return {"communicated_bytes": int(2 * work(config, network).sent.sum())}
 
-    def layout(self, problem: Problem, optimizer: Any, nodes: int, devices: int) -> Any:
+    def layout(
+        self,
+        problem: Problem,
+        optimizer: optax.GradientTransformationExtraArgs,
+        nodes: int,
+        devices: int,
+    ) -> "Layout":
         """A stage a device, or several that share its batches."""
         on = mesh(("stage", "data"), (nodes, devices))
         blocks = cuts(nodes, len(problem.blocks))

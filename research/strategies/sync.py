@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import optax
 
-from optdyn.strategies.base import Batch, Event, Gradient, Info, Params, Strategy, Update
+from optdyn.strategies.base import Batch, Event, Gradient, Info, Params, Rule, Update
 from optdyn.strategies.method import Methods, Setting
 from optdyn.strategies.shared_fields import MergedServer
 from optdyn.timeline.base import Timeline
@@ -26,8 +26,8 @@ class State(NamedTuple):
         return self._replace(params=params)
 
 
-def sync(gradient: Gradient, update: Update) -> Strategy:
-    """Strategy whose events' slots are ignored: there is one copy of the parameters."""
+def sync(gradient: Gradient, update: Update) -> Rule:
+    """Rule whose events' slots are ignored: there is one copy of the parameters."""
 
     def init(params: Params) -> State:
         return State(params, update.init(params))
@@ -37,7 +37,7 @@ def sync(gradient: Gradient, update: Update) -> Strategy:
         loss, grads = gradient(x, event, batch)
         return State(*update.apply(grads, state.opt_state, x, event, x)), {"loss": loss}
 
-    return Strategy(init, step)
+    return Rule(init, step)
 
 
 @dataclass(frozen=True)

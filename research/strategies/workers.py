@@ -9,13 +9,13 @@ worker i has: parameters, what it has read, an optimizer's state.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from optdyn import seeds
+from optdyn.errors import ConfigError
 from optdyn.experiment import Experiment, Pieces
 from optdyn.fields import field
 from optdyn.strategies import in_place, local_steps
@@ -28,31 +28,31 @@ from optdyn.timeline.compute_groups import work_of
 from optdyn.timeline.exchanges import batches, exchanges
 from optdyn.timeline.service import DRAWN, law
 from optdyn.timeline.versions import empty
-from optdyn.values import ConfigError
+from optdyn.trees import Tree
 
-Table = Any  # a pytree, leaves (workers, ...)
+Table = Tree  # a pytree, leaves (workers, ...)
 
 
-def table(tree: Any, workers: int) -> Table:
+def table(tree: Tree, workers: int) -> Table:
     """The same in all rows."""
     return jax.tree.map(lambda leaf: jnp.repeat(leaf[None], workers, axis=0), tree)
 
 
-def row(table: Table, i: Array | int) -> Any:
+def row(table: Table, i: Array | int) -> Tree:
     """Row i, all of which is read before anything is written into the table."""
     return in_place.read_first(in_place.row, table, jnp.asarray(i))
 
 
-def put(table: Table, i: Array, tree: Any) -> Table:
+def put(table: Table, i: Array, tree: Tree) -> Table:
     """The table with this row; as it was, if it has so few that there is no row i."""
     return jax.tree.map(lambda leaf, own: leaf.at[i].set(own), table, tree)
 
 
-def mean(table: Table) -> Any:
+def mean(table: Table) -> Tree:
     return jax.tree.map(lambda leaf: leaf.mean(axis=0), table)
 
 
-def where(condition: Array, tree: Any, other: Any) -> Any:
+def where(condition: Array, tree: Tree, other: Tree) -> Tree:
     """One of two pytrees, in the types of the second; of the other one no number counts."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b).astype(b.dtype), tree, other)
 

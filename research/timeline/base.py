@@ -5,12 +5,13 @@ made it. The types that several methods share are here, the others beside their 
 a choice is the `inner` of what the nodes do, with an axis of nodes, just as their states are.
 """
 
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import jax
 import numpy as np
 
-from optdyn.values import InputError
+from optdyn.errors import InputError
+from optdyn.trees import Array, Choice, Params, Tree
 
 T = TypeVar("T")
 
@@ -27,18 +28,18 @@ class Arrival(NamedTuple):
     (groups,) bool, has the groups whose gradient was, since the update before.
     """
 
-    worker: Any
-    read: Any  # slot
-    write: Any  # slot
-    seen: Any = None  # blocks as they were read, where they are not in the table any more
-    dropped: Any = None
+    worker: Array
+    read: Array  # slot
+    write: Array  # slot
+    seen: Params | None = None  # blocks as they were read, where they are not in the table any more
+    dropped: Array | None = None
 
 
 class Shares(NamedTuple):
     """How the examples of a batch are divided among workers, (workers,) int32."""
 
-    shares: Any  # examples of each, the size of the batch in sum
-    work: Any = None  # how often each goes through its own, to be slow for real
+    shares: Array  # examples of each, the size of the batch in sum
+    work: Array | None = None  # how often each goes through its own, to be slow for real
 
 
 class Meeting(NamedTuple):
@@ -47,12 +48,12 @@ class Meeting(NamedTuple):
     What is received was sent `waited` updates before; 0: it is what was just sent.
     """
 
-    send: Any  # bool
-    receive: Any  # bool
-    waited: Any  # int32, updates; 0 where nothing is received
-    inner: Any = ()  # what is decided for each node, (nodes, ...)
-    present: Any = None  # (nodes,) float32, by how much what each sends is multiplied, P in sum
-    outer: Any = ()  # hyperparameters of the outer optimizer by name, float32
+    send: Array  # bool
+    receive: Array  # bool
+    waited: Array  # int32, updates; 0 where nothing is received
+    inner: Choice = ()  # what is decided for each node, (nodes, ...)
+    present: Array | None = None  # (nodes,) float32: what each sends is multiplied by it, P in sum
+    outer: Tree = ()  # hyperparameters of the outer optimizer by name, float32
 
 
 class Timeline(NamedTuple):
@@ -60,11 +61,11 @@ class Timeline(NamedTuple):
     staleness: np.ndarray  # (..., steps) int32, updates between the read and the arrival
     seconds: np.ndarray  # (..., steps) float64, simulated time of the arrival
     slots: int  # snapshots that the slots of a choice address
-    choice: Any = ()  # what else it decides: a NamedTuple of arrays (..., steps, ...)
+    choice: Choice = ()  # what else it decides: a NamedTuple of arrays (..., steps, ...)
     batch: np.ndarray | None = None  # (steps,) its number, or (steps, K) those of its parts
 
 
-def at(choice: T, index: Any) -> T:
+def at(choice: T, index: int | slice | Array) -> T:
     """The choice of one update, of those of a slice, or of some replicas."""
     return jax.tree.map(lambda leaf: leaf[index], choice)
 

@@ -12,7 +12,7 @@ W = 0. So does the last batch of every epoch: all epochs end with equal nodes an
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from optdyn.experiment import Cluster
 from optdyn.timeline.base import Meeting, Timeline, at
 from optdyn.timeline.network import between_nodes, broadcast
 from optdyn.timeline.nodes import Within, node_seconds
+
+if TYPE_CHECKING:
+    from optdyn.strategies.daso import DASO
 
 Inside = Callable[[int], Within]  # of so many steps
 
@@ -34,7 +37,7 @@ class Phase(NamedTuple):
     bad: int = 0  # epochs since then, or since the last plateau
 
 
-def after_epoch(phase: Phase, loss: float, strategy: Any) -> Phase:
+def after_epoch(phase: Phase, loss: float, strategy: "DASO") -> Phase:
     """The phase of the next epoch, given the mean training loss of this one.
 
     A loss is an improvement if it is less than the best by the fraction `threshold`; more than
@@ -56,7 +59,7 @@ def after_epoch(phase: Phase, loss: float, strategy: Any) -> Phase:
 
 def daso(
     cluster: Cluster,
-    strategy: Any,
+    strategy: "DASO",
     *,
     steps: int,
     steps_per_epoch: int,
@@ -104,13 +107,15 @@ def timeline(meeting: Meeting, within: Within, seconds: np.ndarray) -> Timeline:
     known = len(seconds)
     staleness = within.staleness
     if staleness is None:
-        staleness = meeting.waited.reshape(known, -1).max(axis=1)
+        staleness = np.asarray(meeting.waited).reshape(known, -1).max(axis=1)
     meeting = meeting._replace(inner=at(within.choice, slice(known)))
     none = np.zeros(known, np.int32)
     return Timeline(none, staleness[:known], seconds, within.slots, meeting)
 
 
-def _meetings(strategy: Any, steps: int, steps_per_epoch: int, losses: Sequence[float]) -> Meeting:
+def _meetings(
+    strategy: "DASO", steps: int, steps_per_epoch: int, losses: Sequence[float]
+) -> Meeting:
     """Arrays (epochs, steps_per_epoch); after the last step of all there is nothing."""
     epochs = -(-steps // steps_per_epoch)
     phase = Phase(0, strategy.max_batches, strategy.wait)

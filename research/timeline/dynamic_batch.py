@@ -8,7 +8,7 @@ between epochs the rates are smoothed, which the paper does not do (`smoothing` 
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -19,8 +19,12 @@ from optdyn.timeline.base import Shares, Timeline, TimelineError, from_arrivals
 from optdyn.timeline.network import DRAWN, exchange
 from optdyn.timeline.nodes import draws, together
 from optdyn.timeline.shares import shares
+from optdyn.trees import Tree
 
 CHANGE = 0.1  # relative; a rate that moved by more is another speed and not noise
+
+if TYPE_CHECKING:
+    from optdyn.strategies.dynamic_batch import DynamicBatch
 
 
 class Costs(NamedTuple):
@@ -88,7 +92,7 @@ def ideal_seconds(costs: Costs, batch_size: int) -> np.ndarray:
     return np.maximum(together, costs.delay.max(-1))
 
 
-def dynamic_batch(cluster: Cluster, strategy: Any, **run: Any) -> Timeline:
+def dynamic_batch(cluster: Cluster, strategy: "DynamicBatch", **run: Tree) -> Timeline:
     """The timeline of `clocked`."""
     return clocked(cluster, strategy, **run)[0]
 
@@ -100,7 +104,7 @@ def waste(made: Timeline, busy: np.ndarray) -> float:
 
 def clocked(
     cluster: Cluster,
-    strategy: Any,
+    strategy: "DynamicBatch",
     *,
     steps: int,
     steps_per_epoch: int,
@@ -138,7 +142,7 @@ def clocked(
 
 def in_nodes(
     cluster: Cluster,
-    strategy: Any,
+    strategy: "DynamicBatch",
     draws: np.ndarray,
     *,
     steps_per_epoch: int,
@@ -173,7 +177,7 @@ def in_nodes(
 
 def measured(
     cluster: Cluster,
-    strategy: Any,
+    strategy: "DynamicBatch",
     *,
     steps: int,
     steps_per_epoch: int,
@@ -215,7 +219,7 @@ def measured(
 
 
 def _followed(
-    strategy: Any,
+    strategy: "DynamicBatch",
     steps: int,
     steps_per_epoch: int,
     batch_size: int,

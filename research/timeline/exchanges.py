@@ -5,15 +5,15 @@ what workers do by themselves in between has no order that would change anything
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.versions import Arrived, Reading
+from optdyn.trees import Array
 
 # (whether arrivals exchange, how many have so far) -> what else is decided of them, by name
-Decided = Callable[[Any, Any], Mapping[str, Any]]
+Decided = Callable[..., Mapping[str, Array]]
 
 
 class Exchanges:
@@ -52,7 +52,7 @@ class Exchanges:
         line.worker[t], line.seconds[t] = group, seconds
         line.staleness[t] = self._exchanges - had.version if self._is_stale else 0
         self._exchanges += exchange
-        decided = {"worker": group, "exchange": exchange}
+        decided: dict[str, Array | int] = {"worker": group, "exchange": exchange}
         decided |= self._decided(exchange, self._exchanges)
         for name, value in decided.items():
             getattr(line.choice, name)[t] = value

@@ -16,7 +16,7 @@ a circle.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -167,7 +167,7 @@ def arrivals(
         there = leave[:, None] + took
         if not early:  # its last layer leaves last
             there = np.maximum(there, now[:, None])
-        sent: Any = peers != every[:, None]
+        sent = peers != every[:, None]
         np.maximum.at(now, peers[sent], there[sent])
         now = now + handed_on
         if presence:

@@ -142,7 +142,7 @@ def links(cluster: Cluster, size: float) -> Callable[[np.ndarray, np.ndarray], n
     return lambda one, other: np.full(np.broadcast(one, other).shape, alike)
 
 
-def messages(cluster: Cluster, size: Any) -> np.ndarray:
+def messages(cluster: Cluster, size: float | np.ndarray) -> np.ndarray:
     """(nodes, nodes) seconds of a message of `size` bytes from the one node to the other.
 
     By `cluster.latencies` and `cluster.bandwidths`, or where there is none by the one number.

@@ -5,7 +5,7 @@ node's own links; an exchange between nodes is by one device of each, which hand
 others. An exchange takes what the network makes of it, whoever is slow in computing.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from optdyn.timeline import service
 from optdyn.timeline.base import Timeline, from_arrivals
 from optdyn.timeline.network import all_reduce, between_nodes, broadcast, kind_of
 from optdyn.timeline.shares import shares
+from optdyn.trees import Choice
 
 
 class Within(NamedTuple):
@@ -22,7 +23,7 @@ class Within(NamedTuple):
 
     ready: np.ndarray  # (steps, nodes) seconds of an update until its exchange may start
     done: np.ndarray  # (steps, nodes) seconds of an update until its end
-    choice: Any = ()  # what is decided for each node, (steps, nodes, ...)
+    choice: Choice = ()  # what is decided for each node, (steps, nodes, ...)
     staleness: np.ndarray | None = None  # (steps, nodes, ...), if there is any inside
     slots: int = 1  # that the choice addresses
 

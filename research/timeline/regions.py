@@ -16,7 +16,7 @@ Where a region is depends on R only, so that all seeds of a study are of one ear
 """
 
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -63,7 +63,9 @@ def of_cluster(cluster: Cluster) -> Regions:
     return regions(cluster.regions, cluster.bandwidth_variation)
 
 
-def links(cluster: Cluster, size: Any, one: np.ndarray, other: np.ndarray) -> np.ndarray:
+def links(
+    cluster: Cluster, size: float | np.ndarray, one: np.ndarray, other: np.ndarray
+) -> np.ndarray:
     """Seconds of a message of `size` bytes from nodes `one` to nodes `other`, elementwise."""
     earth, of = of_cluster(cluster), of_workers(cluster)
     a, b = of[one], of[other]

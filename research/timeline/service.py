@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from optdyn import named
+from optdyn import lookup
+from optdyn.errors import ConfigError
 from optdyn.experiment import Cluster
 from optdyn.fields import plain
 from optdyn.timeline.base import TimelineError
-from optdyn.values import ConfigError
 
 Law = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 
@@ -74,7 +74,7 @@ SAMPLE, ERRORS = 10_000, 5  # draws of one's own law that are looked at; standar
 
 def is_drawn(name: str) -> bool:
     """Whether times are drawn independently, from a law of these or of the user's own."""
-    return name in DRAWN or named.is_own(name)
+    return name in DRAWN or lookup.is_own(name)
 
 
 def law(cluster: Cluster) -> Law:
@@ -85,16 +85,16 @@ def law(cluster: Cluster) -> Law:
     """
     if not is_drawn(cluster.service):
         raise TimelineError(f"{KEY} = {cluster.service!r}: must be one of {', '.join(DRAWN)} here")
-    function = named.find(KEY, cluster.service, LAWS)
-    if named.is_own(cluster.service):
-        made = named.call(KEY, cluster.service, function, **plain(cluster.service_options))
+    function = lookup.find(KEY, cluster.service, LAWS)
+    if lookup.is_own(cluster.service):
+        made = lookup.call(KEY, cluster.service, function, **plain(cluster.service_options))
         return partial(_drawn, cluster.service, made)
     return function(cluster.variation) if cluster.service in VARIED else function()
 
 
 def check(cluster: Cluster) -> None:
     """Looks at a sample of the user's own law: `ConfigError`, or a warning if its mean is not 1."""
-    if not named.is_own(cluster.service):
+    if not lookup.is_own(cluster.service):
         if cluster.service_options:
             raise ConfigError(
                 f"config.cluster.service_options: of laws of your own, not of {cluster.service!r}"
@@ -109,9 +109,9 @@ def check(cluster: Cluster) -> None:
         )
 
 
-def _drawn(name: str, made: Any, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+def _drawn(name: str, made: Law, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     """Draws of the user's own law, checked."""
-    values = np.asarray(named.call(KEY, name, made, rng, shape))
+    values = np.asarray(lookup.call(KEY, name, made, rng, shape))
     if values.shape != shape or values.dtype.kind not in "fiu":
         raise ConfigError(
             f"{KEY} = {name!r}: of shape {shape} its law draws {values.dtype} {values.shape}, and "

@@ -4,11 +4,12 @@ tau_s = S - s        stash, no_stash, predict
 tau_s = 1            2bw, of all stages but where there is one only
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from optdyn.timeline.base import Timeline
+from optdyn.trees import Array, Params
 
 KINDS = ("stash", "2bw", "no_stash", "predict")
 
@@ -16,12 +17,12 @@ KINDS = ("stash", "2bw", "no_stash", "predict")
 class Stages(NamedTuple):
     """The version that each block is read at and that the new one is, (blocks,) int32 slots."""
 
-    read: Any
-    write: Any
-    before: Any = None  # the version before the one that is read, which predictions ask for
-    newest: Any = None  # x_t, whose derivatives are taken (`strategies/stage_parameters.py`)
-    ahead: Any = None  # by how much parameters are predicted to move
-    seen: Any = None
+    read: Array
+    write: Array
+    before: Array | None = None  # the version before that, which predictions ask for
+    newest: Array | None = None  # x_t, whose derivatives `strategies/stage_parameters.py` takes
+    ahead: Array | None = None  # by how much parameters are predicted to move
+    seen: Params | None = None
 
 
 def cuts(stages: int, blocks: int) -> list[int]:

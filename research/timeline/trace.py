@@ -14,12 +14,16 @@ know, such as measured shares. What the file says besides must be what the clock
 import math
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from optdyn.timeline.base import Arrival, Timeline, TimelineError, from_arrivals, staleness_of
 from optdyn.timeline.versions import NOBODY, Versions, empty, fill
+from optdyn.trees import Choice
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 PREFIX = "control."
 COLUMN = re.compile(r"control\.(?P<name>.+?)(?:\.(?P<number>\d+))?")
@@ -269,7 +273,7 @@ def _columns(line: Timeline, window: slice = slice(None)) -> dict[str, np.ndarra
     }
 
 
-def _leaves(choice: Any, inside: str = "") -> Iterator[tuple[str, np.ndarray]]:
+def _leaves(choice: Choice, inside: str = "") -> Iterator[tuple[str, np.ndarray]]:
     """The arrays of a choice by the names that their columns have."""
     for name, value in zip(getattr(choice, "_fields", ()), choice, strict=True):
         if name == "inner":
@@ -289,7 +293,7 @@ def _first(found: np.ndarray | None, expected: np.ndarray | None) -> int | None:
     return int(rows[0]) if len(rows) else None
 
 
-def _fields(table: Any) -> Iterator[tuple[str, np.ndarray]]:
+def _fields(table: "pd.DataFrame") -> Iterator[tuple[str, np.ndarray]]:
     """(rows,) or (rows, n) float64 by name."""
     numbers: dict[str, list[str]] = {}
     for column in table.columns:

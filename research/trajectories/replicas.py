@@ -10,9 +10,10 @@ S d and S G whatever S is: projecting biases nothing.
 """
 
 import shutil
+from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 from optdyn import data as datasets
-from optdyn import named, program, seeds, strategies, trainer
+from optdyn import lookup, program, seeds, strategies, trainer
 from optdyn.config import ConfigError
 from optdyn.experiment import Experiment
 from optdyn.outputs import history
@@ -35,11 +36,13 @@ from optdyn.resuming import as_begun
 from optdyn.strategies.base import Event
 from optdyn.timeline.base import at
 from optdyn.trainer import Run
+from optdyn.trees import Array, Json, State
 
 SLICE = 1000  # examples at a time in the gradient of the whole objective
 PART = 16  # replicas a file of an unfinished recording, rounded up to whole blocks
 
-Arrays = dict[str, Any]
+Arrays = Mapping[str, Array]
+Whole = tuple[jax.Array, Params]  # f and its gradient, of all examples
 
 
 class Series(NamedTuple):
@@ -51,8 +54,8 @@ class Series(NamedTuple):
     trace: float | None = None  # the momentum buffer starts at trace * G_0
 
 
-@named.once()
-def record(config: Experiment, workdir: str | Path) -> dict[str, Any]:
+@lookup.once()
+def record(config: Experiment, workdir: str | Path) -> Json:
     """Records `config.replicas.count` replicas of `config.steps` updates; returns the summary.
 
     `status` is `completed`, `diverged` (not all that was recorded is finite) or `interrupted`.
@@ -74,7 +77,7 @@ def record(config: Experiment, workdir: str | Path) -> dict[str, Any]:
         return _recorded(run, folder)
 
 
-def _recorded(run: Run, workdir: Path) -> dict[str, Any]:
+def _recorded(run: Run, workdir: Path) -> Json:
     config = run.config
     history.started(workdir, 0, config.steps)
     parts = workdir / "parts"
@@ -170,11 +173,16 @@ def _join(config: Experiment, parts: Path, names: list[str], starts: range) -> A
 
 
 @lru_cache(maxsize=32)
-def _recorder(program: Program, block: int, subspace: int) -> Any:
+def _recorder(program: Program, block: int, subspace: int) -> Callable[..., Arrays]:
     """Jitted `_trajectory` of many replicas, `block` of them at a time as one vmapped program."""
 
     def replicas(
-        params: Params, examples: Examples, key: Any, trace: Any, events: Event, indices: Any
+        params: Params,
+        examples: Examples,
+        key: jax.Array,
+        trace: jax.Array | None,
+        events: Event,
+        indices: Array,
     ) -> Arrays:
         one = partial(_trajectory, program, subspace, params, examples, key, trace)
         many = {"batch_size": block} if block > 1 else {}
@@ -195,17 +203,17 @@ def _trajectory(
 ) -> Arrays:
     """One replica: S d_t and S G_t, (T, q), and f(x_t), (T,)."""
     project = sketch(key, params, subspace)
-    state = program.strategy.init(params)
+    state = program.rule.init(params)
     if trace is not None:
         _, start = whole_gradient(program.problem, params, examples)
         scaled = jax.tree.map(lambda g: trace * g, start)
         state = state._replace(opt_state=optax.tree_utils.tree_set(state.opt_state, trace=scaled))
 
-    def step(state: Any, inputs: tuple[Event, jax.Array]) -> tuple[Any, Arrays]:
+    def step(state: State, inputs: tuple[Event, jax.Array]) -> tuple[State, Arrays]:
         event, chosen = inputs
         loss, gradient = whole_gradient(program.problem, state.params, examples)
         batch = program.problem.batch(examples, chosen)
-        after, _ = program.strategy.step(state, event, batch)
+        after, _ = program.rule.step(state, event, batch)
         moved = jax.tree.map(jnp.subtract, after.params, state.params)
         return after, {
             "displacements": project(moved),
@@ -216,7 +224,7 @@ def _trajectory(
     return jax.lax.scan(step, state, (events, indices))[1]
 
 
-def whole_gradient(problem: Problem, params: Params, examples: Examples) -> tuple[Any, Params]:
+def whole_gradient(problem: Problem, params: Params, examples: Examples) -> Whole:
     """f and grad f over all examples, a slice at a time."""
     count = len(next(iter(examples.values())))
     slices = -(-count // SLICE)
@@ -227,7 +235,7 @@ def whole_gradient(problem: Problem, params: Params, examples: Examples) -> tupl
         losses = problem.losses(problem.outputs(params, batch), batch)
         return jnp.sum(jnp.where(chosen < count, losses, 0)) / count
 
-    def add(total: Any, chosen: jax.Array) -> tuple[Any, None]:
+    def add(total: Whole, chosen: jax.Array) -> tuple[Whole, None]:
         return jax.tree.map(jnp.add, total, jax.value_and_grad(part)(params, chosen)), None
 
     if slices == 1:
@@ -236,7 +244,7 @@ def whole_gradient(problem: Problem, params: Params, examples: Examples) -> tupl
     return jax.lax.scan(add, zero, positions)[0]
 
 
-def sketch(key: jax.Array, params: Params, size: int) -> Any:
+def sketch(key: jax.Array, params: Params, size: int) -> Callable[[Params], jax.Array]:
     """Count sketch to min(size, p) numbers: random signs, then coordinate i is added to i mod q."""
     flat, _ = ravel_pytree(params)
     q = min(size, len(flat))

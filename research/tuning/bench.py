@@ -9,7 +9,7 @@ changes, all have read the parameters of the checkpoint; the velocity is kept.
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,10 +26,11 @@ from optdyn.program import CHUNK, Program
 from optdyn.strategies.base import State
 from optdyn.timeline import Timeline
 from optdyn.trainer import Run
+from optdyn.trees import Json
 from optdyn.tuning.choice import Choice, Outcome
 from optdyn.tuning.prediction import Measured, penalty, stability
 
-Line = dict[str, Any]
+Line = Json
 
 LADDERS = "config.tune.mode='ladders' tunes any method and optimizer"
 CEILING = 2.0  # times the loss that is to be lowered, at the start
@@ -119,7 +120,7 @@ def start(cluster: Cluster, seed: int = 0) -> Checkpoint:
         one = {name: leaf[:1] for name, leaf in run.data.train.items()}
         key = seeds.key(run.config.seed, f"init {seed}")
         params = program.init(run.config, run.data.classes, key, one)
-    return Checkpoint(jnp.int32(0), jnp.int32(1), run.program.strategy.init(params))
+    return Checkpoint(jnp.int32(0), jnp.int32(1), run.program.rule.init(params))
 
 
 def measure(cluster: Cluster, begin: Checkpoint) -> Line:
@@ -262,7 +263,7 @@ def _regrouped(run: Run, begin: Checkpoint, groups: int) -> State:
     """A copy of the state, for so many groups."""
     state = begin.state
     if groups != begin.groups:
-        state = run.program.strategy.init(state.params)._replace(opt_state=state.opt_state)
+        state = run.program.rule.init(state.params)._replace(opt_state=state.opt_state)
     return jax.tree.map(jnp.copy, state)
 
 

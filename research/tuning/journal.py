@@ -9,16 +9,16 @@ import math
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 from optdyn.outputs.files import WorkdirError, append, rows, write
 from optdyn.outputs.progress import number, say
 from optdyn.outputs.workdir import Checkpoints
+from optdyn.trees import Json
 from optdyn.tuning import bench
 from optdyn.tuning.bench import Checkpoint, Cluster
 from optdyn.tuning.choice import Choice, Measures, Outcome, Point
 
-Line = dict[str, Any]
+Line = Json
 
 
 class Journal:
@@ -124,7 +124,7 @@ class Method:
 
         def run() -> Line:
             nonlocal kept
-            target: dict[str, Any] = {}
+            target: Json = {}
             if what == "train":
                 target = {"target": self._target, "lower": loss, "settle": settle}
             state, outcome = bench.attempt(

@@ -8,15 +8,15 @@ compression. Settings are chosen on some seeds and reported on others.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from optdyn import optimizers
+from optdyn.errors import ConfigError
 from optdyn.evidence import arms
 from optdyn.evidence.arms import MOMENTUM, RATE, STEP, Arm, Ladder
 from optdyn.evidence.study import Study
 from optdyn.evidence.trial import to_loss
 from optdyn.experiment import Experiment
-from optdyn.values import ConfigError
+from optdyn.trees import Json
 
 CHOOSE, REPORT = 2, 5  # seeds
 APART = 500  # of those that choose from the config's own
@@ -67,7 +67,7 @@ def arm(config: Experiment) -> Arm:
     return Arm(config, {key: ladder for key, (ladder, _) in every.items()}, start)
 
 
-def tuned(config: Experiment, workdir: Path) -> dict[str, Any]:
+def tuned(config: Experiment, workdir: Path) -> Json:
     """The setting found, as JSON has it, and what each of the seeds that report took at it.
 
     `neighbours` are simulated seconds of the rungs beside, by ladder, and `interior` whether none
@@ -79,7 +79,7 @@ def tuned(config: Experiment, workdir: Path) -> dict[str, Any]:
         return searched(study, config, target)
 
 
-def searched(study: Study, config: Experiment, target: float) -> dict[str, Any]:
+def searched(study: Study, config: Experiment, target: float) -> Json:
     """`tuned`, by the trials of a study."""
     start = arm(config)
     found = arms.tuned(study, start, target, "seconds", ends="seconds")

@@ -22,6 +22,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.linen.module import InterceptorContext
 
 from optdyn import problem, program
 from optdyn.costs import block_costs
@@ -30,6 +31,7 @@ from optdyn.program import CHUNK, parameter_bytes
 from optdyn.strategies.base import Event
 from optdyn.timeline.base import at
 from optdyn.trainer import Run
+from optdyn.trees import Json, Tree
 from optdyn.tuning import phases, planner
 from optdyn.tuning.phases import Loop
 
@@ -80,7 +82,13 @@ def convolutions(run: Run) -> Layers:
     """Every convolution of the model, by tracing it."""
     found: dict[str, Layer] = {}
 
-    def record(block: str, call: Any, arguments: Any, keywords: Any, context: Any) -> Any:
+    def record(
+        block: str,
+        call: Callable[..., Tree],
+        arguments: tuple[Tree, ...],
+        keywords: dict[str, Tree],
+        context: InterceptorContext,
+    ) -> Tree:
         conv = context.module
         if isinstance(conv, Conv) and context.method_name == "__call__":
             (x,) = arguments
@@ -201,7 +209,7 @@ def terms(run: Run, layers: Layers, batch: int) -> Terms:
     whole = run.program.problem
     made = block_costs(whole, run.params, _first(run))
     kept = {cost.name: cost.activation_bytes for cost in (*made.trunk, *made.heads[-1:])}
-    state = jax.eval_shape(run.program.strategy.init, run.params)
+    state = jax.eval_shape(run.program.rule.init, run.params)
     copies = 1 + parameter_bytes(state) / parameter_bytes(run.params)
     names = [name for name, _ in whole.blocks]
     last = max((names.index(name.split("/")[0]) for name in layers), default=-1)
@@ -238,7 +246,7 @@ def updates(run: Run, layers: Layers) -> Updates:
         chosen = {"batch_size": batch, "model.lowering": lowering(layers, choice)}
         config = run.config.with_(chosen)
         made = program.make(config, run.data.classes, run.timeline.slots)
-        state = made.strategy.init(jax.tree.map(jnp.copy, run.params))  # donated
+        state = made.rule.init(jax.tree.map(jnp.copy, run.params))  # donated
         indices = problem.batches(config, run.examples, 0, CHUNK)
         advance: Any = made.advance
         compiled = advance.lower(state, examples, events, indices, np.int32(0)).compile()
@@ -262,6 +270,6 @@ def measure(loops: dict[str, Loop], rounds: int) -> dict[str, np.ndarray]:
     return phases.measure(phases.Work({}, loops, {}), rounds)
 
 
-def _first(run: Run) -> dict[str, Any]:
+def _first(run: Run) -> Json:
     """One example."""
     return {name: leaf[:1] for name, leaf in run.data.train.items()}

@@ -9,16 +9,17 @@ written out in the config, as if it had been given, so that a workdir says it.
 import contextlib
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import jax
 
-from optdyn import own_code, room
+from optdyn import memory_checks, own_code
 from optdyn.config import usual
 from optdyn.experiment import Experiment
 from optdyn.outputs.files import WorkdirError, read_json, write_json
 from optdyn.strategies.method import devices_of
+from optdyn.trees import Json
 from optdyn.tuning import layers, planner, plans
 
 
@@ -31,7 +32,7 @@ def resolved(config: Experiment, kept: Path, workdir: Path) -> str:
     if _of(before.get("model", {})) == _of(config.to_dict()["model"]):
         return str(before["model"]["lowering"])
     alone = plain(config)
-    name, known = key(alone), dict[str, Any]()
+    name, known = key(alone), Json()
     with contextlib.suppress(WorkdirError):  # a file that cannot be read: measured anew
         known = read_json(kept)
     if name not in known:
@@ -72,13 +73,13 @@ def fastest(config: Experiment) -> str:
         return ""
     kinds, own, batch = layers.distinct(every), layers.own("", every), config.batch_size
     update = plans.shown(layers.updates(run, every), 1 + len(layers.exchanged(kinds, own)))
-    wanted = config.plan.with_(memory=int(room.available() / 2))
+    wanted = config.plan.with_(memory=int(memory_checks.available() / 2))
     made = layers.tables(update, kinds, own, batch, wanted.memory, wanted.rounds)
     planned = layers.chosen(kinds, planner.algorithms(*made).tolist())
     device = plans.Device(run, every, update, own, own, batch, planner.Fit(batch, batch + 1))
     return layers.lowering(every, plans.whole(device, batch, planned, wanted).taken)
 
 
-def _of(model: Any) -> dict[str, Any]:
+def _of(model: Mapping[str, object]) -> Json:
     """A model but for its lowering, as JSON has it."""
     return json.loads(json.dumps({k: v for k, v in model.items() if k != "lowering"}))

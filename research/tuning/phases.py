@@ -15,7 +15,7 @@ all first phase, with the loss. Activations on their way to a merged server are 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,9 +31,10 @@ from optdyn.models import base
 from optdyn.parallel import layout
 from optdyn.parallel.first_process import agreed
 from optdyn.problem import Params, Problem
-from optdyn.strategies.base import Event, all_reduce, together
+from optdyn.strategies.base import Event, Info, all_reduce, together
 from optdyn.strategies.merged import cut, merged
 from optdyn.timeline.network import exchange
+from optdyn.trees import Array, Examples, Hyper, Tree
 
 ROUNDS = 15
 SECONDS = 0.1  # of one timing
@@ -41,11 +42,11 @@ BATCHES = 16  # different ones, in turn
 COMPUTING = {"conv": "conv_compute", "fc": "fc"}  # keys of config.cluster.pieces, by phase
 
 # (parameters, batch, what the other phase handed over) -> (gradients, what is handed back)
-Phase = Callable[[Params, Any, Any], tuple[Params, Any]]
+Phase = Callable[[Params, Examples, jax.Array], tuple[Params, jax.Array]]
 
 
 class Loop(NamedTuple):
-    run: Callable[[int], Any]  # does a thing so many times
+    run: Callable[[int], Tree]  # does a thing so many times
     exchanges: int = 1  # how many of the hardware model's that thing stands for
 
 
@@ -75,14 +76,14 @@ def phases(whole: Problem, first: int) -> dict[str, Phase]:
     """
     pieces = merged(whole, first)
 
-    def conv(params: Params, batch: Any, cotangent: Any) -> tuple[Params, Any]:
+    def conv(params: Params, batch: Examples, cotangent: jax.Array) -> tuple[Params, jax.Array]:
         h, back = pieces.front(params, batch)
         return back(cotangent), h
 
-    def fc(params: Params, batch: Any, h: Any) -> tuple[Params, Any]:
+    def fc(params: Params, batch: Examples, h: jax.Array) -> tuple[Params, jax.Array]:
         return pieces.serve(params, h, batch)[1:]
 
-    def alone(params: Params, batch: Any, nothing: Any) -> tuple[Params, Any]:
+    def alone(params: Params, batch: Examples, nothing: jax.Array) -> tuple[Params, jax.Array]:
         return jax.grad(whole.loss)(params, batch), nothing
 
     return {"conv": conv, "fc": fc} if whole.blocks[first:] else {"conv": alone}
@@ -123,7 +124,7 @@ def prepare(config: Experiment) -> Work:
 def _examples(run: trainer.Run) -> Block:
     """The first few batches, on this process's own device."""
 
-    def put(of: Callable[[int], Any]) -> Any:
+    def put(of: Callable[[int], Examples]) -> Examples:
         return jax.tree.map(jnp.asarray, of(0))
 
     feed = streamed(run.data.train, put, 1, run.config.batch_size, BATCHES)
@@ -170,11 +171,13 @@ def updates(
     given = block.examples, block.batches(0, block.stop)
 
     @jax.jit
-    def loop(params: Params, given: Any, handed: jax.Array, hyper: Any, n: Any) -> Any:
+    def loop(
+        params: Params, given: tuple[Examples, Array], handed: jax.Array, hyper: Hyper, n: int
+    ) -> Tree:
         examples, indices = given
         event = Event((), hyper, jnp.int32(0))
 
-        def body(i: jax.Array, carry: Any) -> Any:
+        def body(i: jax.Array, carry: Tree) -> Tree:
             params, opt_state, _ = carry
             batch = whole.batch(examples, indices[i % len(indices)])
             grads, back = phase(params, batch, handed)
@@ -191,11 +194,11 @@ def all_reduces(params: Params) -> Loop:
     """A loop of means over all k devices, each one message, for k exchanges."""
     mesh = layout.mesh(("data",), (jax.device_count(),))
 
-    def loop(tree: Params, *rest: Any) -> tuple[Params, Any]:
-        def mean(_: Any, tree: Params) -> Params:
+    def loop(tree: Params, *rest: Tree) -> tuple[Params, Info]:
+        def mean(_: jax.Array, tree: Params) -> Params:
             return jax.tree.map(lambda leaf: leaf / mesh.size, all_reduce(tree, "data"))
 
-        return jax.lax.fori_loop(0, rest[-1], mean, tree), jnp.zeros(())
+        return jax.lax.fori_loop(0, rest[-1], mean, tree), {"loss": jnp.zeros(())}
 
     laid = layout.shard_map(loop, mesh, P(), P())
     held = laid.put_state(params)

@@ -24,14 +24,13 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from fractions import Fraction
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import scipy  # its parts are imported at their first use: scipy.optimize takes 0.4 s
 from numpy.typing import ArrayLike
-from scipy.optimize import LinearConstraint, brentq, milp
-from scipy.special import stdtrit
 
-from optdyn.values import InputError
+from optdyn.errors import InputError
 
 # HiGHS lets a variable be off by 1e-6: of 2^16 units that is a fraction of one, of bytes kilobytes.
 UNITS_LOG2 = 16
@@ -41,7 +40,7 @@ EXACT = {"mip_rel_gap": 0}
 LEVEL = 0.9  # of intervals
 
 
-Of = Callable[[int], Any]  # of a mini-batch
+Of = Callable[[int], np.ndarray]  # of a mini-batch: of each algorithm of each layer
 
 
 class PlanError(InputError):
@@ -99,13 +98,18 @@ def algorithms(times: ArrayLike, memory: ArrayLike, bound: float) -> np.ndarray:
     slack = min(bound - least, beyond.max(axis=1).sum())
     unit = math.ldexp(1.0, math.frexp(slack)[1] - UNITS_LOG2)  # a power of 2: division is exact
     slower = np.where(allowed, times - np.where(allowed, times, np.inf).min(1, keepdims=True), 0.0)
+    optimize = scipy.optimize
     cost = (slower / (slower.max() or 1.0) * COST_SCALE).ravel()
     limits = (0, allowed.ravel().astype(float))
-    one = LinearConstraint(np.kron(np.eye(len(times)), np.ones(times.shape[1])), 1, 1)
+    one = optimize.LinearConstraint(np.kron(np.eye(len(times)), np.ones(times.shape[1])), 1, 1)
     for rounded in (np.floor, np.ceil):
         # Half a unit more admits no other choice: sums of whole units are whole.
-        fits = LinearConstraint(rounded(beyond / unit).reshape(1, -1), ub=slack // unit + 0.5)
-        solved = milp(cost, integrality=1, bounds=limits, constraints=(one, fits), options=EXACT)
+        fits = optimize.LinearConstraint(
+            rounded(beyond / unit).reshape(1, -1), ub=slack // unit + 0.5
+        )
+        solved = optimize.milp(
+            cost, integrality=1, bounds=limits, constraints=(one, fits), options=EXACT
+        )
         if solved.x is None:
             raise PlanError(f"the integer program was not solved: {solved.message}")
         chosen = solved.x.reshape(times.shape).argmax(axis=1)
@@ -128,7 +132,7 @@ def m_bound(total: float, feature_maps: float, parameters: float, classifier: fl
     return total - feature_maps - parameters - classifier
 
 
-def largest(bytes_of: Of, bound: float, most: int) -> Fit:
+def largest(bytes_of: Callable[[int], float], bound: float, most: int) -> Fit:
     """The largest mini-batch, of 1 to `most`, whose bytes are within the bound, to about 1 in 64.
 
     Bytes grow with the mini-batch, nearly along a line, but for steps where a compiler changes its
@@ -149,12 +153,14 @@ def largest(bytes_of: Of, bound: float, most: int) -> Fit:
     if beyond(1) > 0:
         raise PlanError(f"an update of one example takes {known[1]:.0f} bytes")
     if beyond(most) > 0:
-        brentq(beyond, 1, most, xtol=1, rtol=2**-6)
+        scipy.optimize.brentq(beyond, 1, most, xtol=1, rtol=2**-6)
     over = min((size for size, needed in known.items() if needed > bound), default=most + 1)
     return Fit(max(size for size in known if size < over), over)
 
 
-def batches(candidates: Iterable[int], times_of: Of, memory_of: Of, bound_of: Of) -> list[Row]:
+def batches(
+    candidates: Iterable[int], times_of: Of, memory_of: Of, bound_of: Callable[[int], float]
+) -> list[Row]:
     """Solves the integer program for each candidate mini-batch, in the order that they come.
 
     The functions map a mini-batch to the arguments of `algorithms`. All that an update does counts:
@@ -179,7 +185,7 @@ def batches(candidates: Iterable[int], times_of: Of, memory_of: Of, bound_of: Of
     return rows
 
 
-def soonest(rows: Iterable[Row], updates_of: Of) -> Row:
+def soonest(rows: Iterable[Row], updates_of: Callable[[int], float]) -> Row:
     """The feasible row of the least updates(B) seconds(B); of equal ones the smallest mini-batch.
 
     `updates_of` maps a mini-batch to how many updates training takes.
@@ -244,7 +250,7 @@ def interval(samples: ArrayLike) -> Interval:
 
 def student(freedom: int) -> float:
     """How many standard errors an interval of `LEVEL` reaches either way."""
-    return float(stdtrit(freedom, (1 + LEVEL) / 2))
+    return float(scipy.special.stdtrit(freedom, (1 + LEVEL) / 2))
 
 
 def gain(own: ArrayLike, planned: ArrayLike) -> Interval:

@@ -6,17 +6,18 @@ noise. Of the mini-batches so measured the one with the least updates(B) seconds
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from optdyn import strategies, trainer
 from optdyn.config import ConfigError
-from optdyn.experiment import Experiment
+from optdyn.experiment import Experiment, Plan
 from optdyn.models.convolution import LOWERINGS
 from optdyn.outputs.progress import Progress
 from optdyn.program import CHUNK
 from optdyn.trainer import Run
+from optdyn.trees import Json
 from optdyn.tuning import convergence, layers, planner
 from optdyn.tuning.layers import Choice, Layers, Updates
 from optdyn.tuning.planner import Interval
@@ -102,7 +103,7 @@ def device(config: Experiment) -> Device:
     return Device(run, every, update, own, least, first, fits)
 
 
-def proof(of: Device) -> dict[str, Any]:
+def proof(of: Device) -> Json:
     """The largest mini-batch, of which an update is run, beside those that do not fit."""
     fits, update = of.fits, of.update
     made, terms = update(fits.batch, of.least), layers.terms(of.run, of.convolutions, fits.batch)
@@ -120,7 +121,7 @@ def proof(of: Device) -> dict[str, Any]:
     }
 
 
-def decision(wanted: Any, of: Device, updates: convergence.Updates) -> dict[str, Any]:
+def decision(wanted: Plan, of: Device, updates: convergence.Updates) -> Json:
     """The mini-batch and the algorithms that train soonest; `wanted` is `config.plan`."""
     kinds, most = layers.distinct(of.convolutions), of.fits.batch
     first = min(of.batch, most)
@@ -148,7 +149,7 @@ def decision(wanted: Any, of: Device, updates: convergence.Updates) -> dict[str,
     }
 
 
-def whole(of: Device, batch: int, planned: Choice, wanted: Any) -> Whole:
+def whole(of: Device, batch: int, planned: Choice, wanted: Plan) -> Whole:
     """Measures a planned choice in turn with the config's own, and keeps it if that pays."""
     programs = {"planned": of.update(batch, planned)}
     own_fits = of.update(batch, of.own).bytes <= wanted.memory
@@ -169,7 +170,7 @@ def whole(of: Device, batch: int, planned: Choice, wanted: Any) -> Whole:
 
 def described(
     of: Device, row: planner.Row, found: Whole | None, updates: convergence.Updates
-) -> dict[str, Any]:
+) -> Json:
     """A candidate mini-batch, predicted and measured, as JSON has it."""
     about = {"batch": row.batch, "feasible": row.feasible, "predicted_seconds": row.seconds}
     if found is None:
@@ -187,7 +188,7 @@ def described(
     }
 
 
-def tabled(of: Device, made: layers.Tables, taken: Choice) -> list[dict[str, Any]]:
+def tabled(of: Device, made: layers.Tables, taken: Choice) -> list[Json]:
     """Each distinct convolution, with the tables' rows."""
     return [
         {

@@ -35,6 +35,7 @@ from optdyn.experiment import Experiment
 from optdyn.problem import Examples, Params
 from optdyn.program import Program
 from optdyn.run import Run, feed_of
+from optdyn.trees import Json
 
 KAPPA = 0.35
 POINTS = 8  # moments of the run that is measured along
@@ -67,7 +68,7 @@ def stability(config: Experiment, groups: int) -> float:
     return limit(line)
 
 
-def _grouped(groups: int) -> dict[str, Any]:
+def _grouped(groups: int) -> Json:
     return {"strategy.name": strategies.GROUPED, "strategy.groups": groups}
 
 

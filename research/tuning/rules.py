@@ -1,7 +1,9 @@
 """What `config.tune` says."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from optdyn.experiment import Tune
 
 
 class Rules(NamedTuple):
@@ -16,7 +18,7 @@ class Rules(NamedTuple):
     seconds: float  # of all training, at most
 
 
-def rules(tune: Any) -> Rules:
+def rules(tune: Tune) -> Rules:
     """The rules that `config.tune` asks for."""
     return Rules(
         momenta=tuple(tune.momenta),

@@ -39,10 +39,10 @@ from ml_collections import ConfigDict
 
 from optdyn import batched_runs, costs, program, trainer
 from optdyn.configs import gpt, resnet
+from optdyn.errors import InputError
 from optdyn.problem import Problem
 from optdyn.program import CHUNK
 from optdyn.trajectories import replicas
-from optdyn.values import InputError
 from tests.benchmarks import loading, meter, sweep
 from tests.benchmarks.peaks import product, published
 from tests.benchmarks.record import publish

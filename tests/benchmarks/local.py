@@ -77,7 +77,7 @@ def config_of(values: dict[str, Any]) -> ConfigDict:
 def compilation(config: ConfigDict) -> Timer:
     """Seconds to trace and compile the step of a config's strategy."""
     run = trainer.prepare(as_experiment(config))
-    step, state = run.program.strategy.step, run.program.strategy.init(run.params)
+    step, state = run.program.rule.step, run.program.rule.init(run.params)
     event, batch = _first(run)
 
     def once() -> float:

@@ -26,8 +26,8 @@ from optdyn.config import default
 from optdyn.costs import block_costs, of_groups
 from optdyn.strategies.base import Event, by_block
 from optdyn.strategies.local import local
+from optdyn.strategies.local_losses import groups, heads
 from optdyn.strategies.sync import sync
-from optdyn.strategies.truncated import groups, heads
 from tests.benchmarks.record import publish
 from tests.values import as_model
 

@@ -18,7 +18,7 @@ import pandas as pd
 from ml_collections import ConfigDict
 
 from optdyn import data as datasets
-from optdyn import resident
+from optdyn import shared_data
 from optdyn.config import default
 from optdyn.configs import images
 from optdyn.dynamics.moments import NORMAL, NotIdentified, fit
@@ -88,7 +88,7 @@ def fitted(cell: dict[str, Any], config: ConfigDict, recorded: Recording) -> dic
     """A line: coefficients, standard errors and the p-value, or why there are none."""
     lags, updates = cell.get("lags", 1), len(recorded.losses)
     start, stop = (round(x * updates) for x in PARTS[cell.get("part", "all")])
-    examples = len(next(iter(resident.load(as_experiment(config)).train.values())))
+    examples = len(next(iter(shared_data.load(as_experiment(config)).train.values())))
     moved = recorded.displacements if cell.get("momentum") else recorded.raw_steps
     heed = datasets.away(start, stop, config.batch_size, examples, lags)
     try:

@@ -59,7 +59,7 @@ def repeated(config: ConfigDict) -> Callable[[int], Any]:
     indices = rng.integers(run.examples, size=(CHUNK, config.batch_size)).astype(np.int32)
     events = Event(run.timeline.choice, run.hypers)
     examples = layout.put_examples(run.data.train)
-    state = layout.put_state(run.program.strategy.init(run.params))
+    state = layout.put_state(run.program.rule.init(run.params))
 
     def loop(updates: int) -> Any:
         nonlocal state

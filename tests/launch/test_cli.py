@@ -13,7 +13,7 @@ import jax
 import pytest
 from absl import flags
 
-from optdyn import listed as registered
+from optdyn import registries as registered
 from optdyn import strategies, trainer
 from optdyn.config import default, differences, to_json
 from optdyn.launch import app, cli, completion, dry, listing, sources, sweep, train
@@ -168,6 +168,23 @@ assert not long, long
         *("optdyn train --config=quikstart", "optdyn completion words optdyn"),
     ]
     subprocess.run([sys.executable, "-c", script, *lines], check=True, cwd=ROOT)
+
+
+def test_a_run_imports_nothing_that_only_other_commands_need(tmp_path):
+    """scipy.optimize alone is a tenth of the seconds until the first update of a small run."""
+    script = """
+import sys
+from optdyn.launch import cli
+sys.argv = sys.argv[1:]
+try:
+    cli.main()
+except SystemExit as exited:
+    assert not exited.code
+long = {"pandas", "matplotlib", "scipy.optimize", "scipy.stats", "optuna", "ray"} & set(sys.modules)
+assert not long, long
+"""
+    given = f"optdyn train --config=quickstart --config.steps=1 --workdir={tmp_path / 'run'}"
+    subprocess.run([sys.executable, "-c", script, *given.split()], check=True, cwd=ROOT)
 
 
 def test_a_command_leaves_the_process_as_it_was(optdyn):

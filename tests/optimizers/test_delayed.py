@@ -6,7 +6,7 @@ import optax
 import pytest
 from optax import contrib
 
-from optdyn import driver, program, resident, trainer
+from optdyn import driver, program, shared_data, trainer
 from optdyn.checks import check
 from optdyn.config import default
 from optdyn.evidence.trial import trial
@@ -71,7 +71,7 @@ def test_a_tiny_modern_transformer_learns_under_delay(name):
     """More than how often each character occurs, as the text's own frequencies tell."""
     made = config(name)
     curve = trial(as_experiment(made))
-    tokens = resident.load(as_experiment(made)).train["text"]
+    tokens = shared_data.load(as_experiment(made)).train["text"]
     share = np.bincount(tokens.ravel()) / tokens.size
     entropy = -np.sum(share[share > 0] * np.log(share[share > 0]))
     assert curve.status == "ended" and curve.losses[-1] < entropy - 0.1

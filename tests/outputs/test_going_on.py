@@ -9,11 +9,11 @@ import pytest
 
 from optdyn import optimizers, trainer
 from optdyn.config import ConfigError
+from optdyn.errors import InputError
 from optdyn.outputs.files import WorkdirError
 from optdyn.outputs.workdir import Metrics, latest
 from optdyn.trainer import train
 from optdyn.trajectories.replicas import record
-from optdyn.values import InputError
 from tests.values import as_experiment
 
 NODES = {"cluster.nodes": 2, "cluster.devices_per_node": 2, "strategy.groups": 1}

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from optdyn import checks, named, trainer
+from optdyn import checks, lookup, trainer
 from optdyn.config import ConfigError
-from optdyn.values import InputError
+from optdyn.errors import InputError
 from tests.values import as_experiment
 
 ROOT = Path(__file__).parents[2]
@@ -261,5 +261,5 @@ def test_a_run_of_ones_own_is_one_compilation_with_others_that_differ_in_numbers
 
 def test_a_method_from_a_path_is_imported_once(folder):
     (folder / "my_file.py").write_text(AGAIN)
-    method = named.find("key", "my_file.py:SYNC", {})
-    assert named.find("key", f"{folder}/my_file.py:SYNC", {}) is method
+    method = lookup.find("key", "my_file.py:SYNC", {})
+    assert lookup.find("key", f"{folder}/my_file.py:SYNC", {}) is method

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from optdyn import costs, named, problem, program, resident, sources, trainer
+from optdyn import costs, lookup, problem, program, shared_data, sources, trainer
 from optdyn.config import ConfigError
 from tests.values import as_experiment, as_model
 
@@ -146,7 +146,7 @@ def test_what_is_defined_no_more_is_not_kept_for_ever(cells, config):
     """Caches are bounded: as many new ones later the first is gone."""
     chosen = config({**RUN, **NAMES})
     first = weakref.ref(cells.loss)
-    with resident.MAKING:
+    with shared_data.COMPILE_LOCK:
         for _ in range(program._problem.cache_parameters()["maxsize"] + 1):
             program.problem_of(as_experiment(chosen), 2)
             cells.run("def loss(o, b): return (o - b['y']).sum(-1)")
@@ -185,7 +185,7 @@ def test_what_a_file_imports_from_beside_itself_is_part_of_it(folder):
         write(folder / "deep" / f"{name}.py", "from outer import value, it\ndef f(): return value")
 
     def found():
-        both = [named.find("key", f"deep/{name}.py:f", {}) for name in ("one", "other")]
+        both = [lookup.find("key", f"deep/{name}.py:f", {}) for name in ("one", "other")]
         return both, [function() for function in both]
 
     before, values = found()
@@ -217,9 +217,9 @@ def test_packages_beside_a_file_are_part_of_it(folder, text):
     write(folder / "file.py", text)
     for number in (1, 2, 3):
         write(folder / "lab" / "parts.py", f"value = {number}")
-        function = named.find("key", "file.py:f", {})
+        function = lookup.find("key", "file.py:f", {})
         assert function() == number
-        assert named.find("key", "file.py:f", {}) is function
+        assert lookup.find("key", "file.py:f", {}) is function
         digests = sources.digests(sys.modules[function.__module__])
         assert {"", "lab", "lab.parts"} <= set(digests) <= {"", "lab", "lab.parts", "lab.more"}
 
@@ -229,7 +229,7 @@ def test_an_edit_that_is_broken_is_a_line_until_it_is_repaired(folder):
     write(folder / "file.py", "from inner import value\nthing = [value]")
 
     def find():
-        return named.find("key", "file.py:thing", {})
+        return lookup.find("key", "file.py:thing", {})
 
     assert find() == [1]
     write(folder / "inner.py", "value = = 2")
@@ -249,13 +249,13 @@ def test_an_edit_that_is_broken_is_a_line_until_it_is_repaired(folder):
 
 def test_once_a_run_is_under_way_nobody_looks_again(folder):
     write(folder / "file.py", "thing = [1]")
-    with named.once():
-        found = named.find("key", "file.py:thing", {})
+    with lookup.once():
+        found = lookup.find("key", "file.py:thing", {})
         write(folder / "file.py", "thing = [2]")
-        with named.once():
-            assert named.find("key", "file.py:thing", {}) is found
-        assert named.find("key", "file.py:thing", {}) is found
-    assert named.find("key", "file.py:thing", {}) == [2]
+        with lookup.once():
+            assert lookup.find("key", "file.py:thing", {}) is found
+        assert lookup.find("key", "file.py:thing", {}) is found
+    assert lookup.find("key", "file.py:thing", {}) == [2]
 
 
 def test_a_module_is_as_python_has_it(cells, loss_of, folder):

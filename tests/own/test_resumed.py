@@ -12,12 +12,12 @@ from ml_collections import ConfigDict
 
 from optdyn import checks, own_code, trainer
 from optdyn.analysis import tables
+from optdyn.errors import InputError
 from optdyn.evidence.study import Job, Study
 from optdyn.grid import grid
 from optdyn.launch.points import plan
 from optdyn.racing.race import race
 from optdyn.trajectories.replicas import record
-from optdyn.values import InputError
 from tests.own.test_own import ROOT, started
 from tests.racing.test_race import at_random
 from tests.values import as_experiment

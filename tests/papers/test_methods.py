@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from optdyn import resident
+from optdyn import shared_data
 from optdyn.checks import check
 from optdyn.configs.papers import daso, dynamic_batch, local_similarity, local_time, merged_servers
 from optdyn.evidence.trial import Curve
@@ -139,8 +139,8 @@ def test_the_rule_of_local_time(order, time, word):
 
 def test_random_labels_are_of_the_same_images_and_know_nothing_of_them(tmp_path):
     config = local_time.config("vision", "greedy", "small")
-    changed = resident.load(local_similarity.random_labels(config, tmp_path))
-    whole = resident.load(config)
+    changed = shared_data.load(local_similarity.random_labels(config, tmp_path))
+    whole = shared_data.load(config)
     np.testing.assert_array_equal(
         changed.train["image"], whole.train["image"][: local_similarity.RANDOM]
     )

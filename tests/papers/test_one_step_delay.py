@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from optax import contrib
 
-from optdyn import program, resident, trainer
+from optdyn import program, shared_data, trainer
 from optdyn.checks import check
 from optdyn.configs.papers import one_step_delay
 from optdyn.configs.papers.one_step_delay import BATCHES, OPTIMIZERS, STARTS, TARGETS
@@ -26,7 +26,7 @@ def test_every_gradient_but_the_first_is_one_update_old(optimizer, batch_size):
 
 def test_muon_moves_the_matrices_of_the_blocks_alone():
     config = one_step_delay.config("muon", 4, 1)
-    data = resident.load(config)
+    data = shared_data.load(config)
     one = {name: leaf[:1] for name, leaf in data.train.items()}
     params = jax.eval_shape(
         lambda key: program.init(config, data.classes, key, one), jax.random.key(0)

@@ -45,7 +45,7 @@ def test_a_state_is_its_rows_to_the_bit(mnist, tmp_path, kind):
     trainer.train(as_experiment(config), tmp_path)
     run = trainer.prepare(as_experiment(config))
     with Checkpoints(tmp_path) as checkpoints:
-        _, state = checkpoints.restore(run.program.strategy.init(run.params))
+        _, state = checkpoints.restore(run.program.rule.init(run.params))
     state = jax.device_get(state)
     names = ("hidden0",), ("hidden1", "hidden2", "classifier")
     again = together(names, apart(names, state))

@@ -94,7 +94,7 @@ def leaves(tree):
 def saved(workdir, chosen):
     run = trainer.prepare(as_experiment(chosen))
     with Checkpoints(workdir) as checkpoints:
-        return checkpoints.restore(run.program.strategy.init(run.params))
+        return checkpoints.restore(run.program.rule.init(run.params))
 
 
 def test_a_run_resumed_while_a_message_is_under_way_is_the_whole_one(config, tmp_path, monkeypatch):

@@ -26,7 +26,7 @@ from optdyn.parallel.stacked import form_of, ravel, unravel
 from optdyn.parallel.stages import stages
 from optdyn.program import _advance
 from optdyn.strategies.base import Event
-from optdyn.strategies.truncated import heads
+from optdyn.strategies.local_losses import heads
 from tests.parallel.started import start as run_all
 from tests.strategies.composed import by_groups
 

@@ -27,7 +27,7 @@ def main(configs: str, folder: str) -> None:
         if processes.is_writer():
             run = trainer.prepare(as_experiment(config))
             with Checkpoints(Path(folder) / name) as checkpoints:
-                _, state = checkpoints.restore(run.program.strategy.init(run.params))
+                _, state = checkpoints.restore(run.program.rule.init(run.params))
             flat, _ = ravel_pytree(jax.tree.map(np.asarray, state.params))
             np.savez(Path(folder) / f"{name}.npz", flat=np.asarray(flat))
 

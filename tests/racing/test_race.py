@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 
 from optdyn import trainer
+from optdyn.errors import ConfigError
 from optdyn.outputs.files import WorkdirError
 from optdyn.outputs.hold import held
 from optdyn.outputs.workdir import parameters
@@ -25,7 +26,6 @@ from optdyn.timeline import TimelineError
 from optdyn.timeline.base import from_arrivals
 from optdyn.timeline.versions import WAITING
 from optdyn.trainer import train
-from optdyn.values import ConfigError
 from tests.values import as_experiment
 
 

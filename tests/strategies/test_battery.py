@@ -29,7 +29,7 @@ EPOCH = 4  # updates
 
 class Case(NamedTuple):
     values: dict  # of the config, for it to be itself
-    limit: dict | None  # those with which it is the synchronous strategy
+    limit: dict | None  # those with which it is the synchronous rule
     bits: bool = False  # to the bit
     like: str = ""  # a method of the same piece and clock, whose pairs are run for this one too
 
@@ -97,16 +97,16 @@ OPTIMIZERS = {"sgd": ("learning_rate", "momentum"), "adam": ("learning_rate",)}
 
 
 class Run(NamedTuple):
-    """A strategy with a state to start from and a run's inputs, (STEPS, ...) each."""
+    """A rule with a state to start from and a run's inputs, (STEPS, ...) each."""
 
-    strategy: strategies.Strategy
+    rule: strategies.Rule
     params: dict
     events: Event
     batches: dict
 
     @property
     def state(self):
-        return self.strategy.init(self.params)
+        return self.rule.init(self.params)
 
     @property
     def first(self):
@@ -128,11 +128,11 @@ def config_of(name, values=()):
     return parse(config)
 
 
-@cache  # one strategy a set of arguments: `step` and `scan` below compile once for all tests
-def make_strategy(asked, whole, optimizer, slots, loss):
+@cache  # one rule a set of arguments: `step` and `scan` below compile once for all tests
+def make_rule(asked, whole, optimizer, slots, loss):
     whole = whole._replace(losses=partial(loss, whole.losses))
     rule = optimizers.optimizer(optimizer, OPTIMIZERS[optimizer])
-    return parallel.make(lambda strategy: lambda *_: None, asked, whole, rule, slots)[0]
+    return parallel.make(lambda rule: lambda *_: None, asked, whole, rule, slots)[0]
 
 
 def weighted(losses, outputs, batch):
@@ -173,8 +173,8 @@ def make_run(name, values=(), *, seed=0, optimizer="sgd", loss=weighted):
         {name: jnp.asarray(hyper[name], jnp.float32) for name in OPTIMIZERS[optimizer]},
         jnp.asarray(line.staleness),
     )
-    strategy = make_strategy(program._layout(config), whole, optimizer, line.slots, loss)
-    return Run(strategy, params, events, jax.tree.map(jnp.asarray, batches))
+    rule = make_rule(program._layout(config), whole, optimizer, line.slots, loss)
+    return Run(rule, params, events, jax.tree.map(jnp.asarray, batches))
 
 
 def at(tree, index):
@@ -183,23 +183,23 @@ def at(tree, index):
 
 
 @partial(jax.jit, static_argnums=0)
-def step(strategy, state, event, batch):
-    return strategy.step(state, event, batch)
+def step(rule, state, event, batch):
+    return rule.step(state, event, batch)
 
 
 @partial(jax.jit, static_argnums=0)
-def scan(strategy, state, events, batches):
+def scan(rule, state, events, batches):
     """The state after the run, and (STEPS, ...) losses and parameters."""
 
     def body(state, inputs):
-        state, info = strategy.step(state, *inputs)
+        state, info = rule.step(state, *inputs)
         return state, (info["loss"], state.params)
 
     return jax.lax.scan(body, state, (events, batches))
 
 
 def ran(run):
-    return scan(run.strategy, run.state, run.events, run.batches)
+    return scan(run.rule, run.state, run.events, run.batches)
 
 
 def assert_same(one, other):
@@ -245,10 +245,10 @@ def test_step_is_pure(name):
     run = make_run(name)
     state, (event, batch) = run.state, run.first
     before = jax.device_get((state, event, batch))
-    one, other = run.strategy.step(state, event, batch), run.strategy.step(state, event, batch)
+    one, other = run.rule.step(state, event, batch), run.rule.step(state, event, batch)
     assert_same(one, other)
     assert_same(jax.device_get((state, event, batch)), before)
-    assert_same(run.strategy.init(run.params), state)
+    assert_same(run.rule.init(run.params), state)
 
 
 @every
@@ -256,8 +256,8 @@ def test_step_is_pure(name):
 def test_the_state_keeps_its_shapes_and_dtypes(name, optimizer):
     """So that it can be carried by `lax.scan`; what it says of itself are float32 scalars."""
     run = make_run(name, optimizer=optimizer)
-    state = jax.eval_shape(run.strategy.init, run.params)
-    after, info = jax.eval_shape(run.strategy.step, state, *run.first)
+    state = jax.eval_shape(run.rule.init, run.params)
+    after, info = jax.eval_shape(run.rule.step, state, *run.first)
     assert jax.tree.structure(after) == jax.tree.structure(state)
     for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(after), strict=True):
         assert (a.shape, a.dtype, a.weak_type) == (b.shape, b.dtype, b.weak_type)
@@ -275,9 +275,9 @@ def test_jit_equals_no_jit(name):
     state = run.state
     for t in range(STEPS):
         inputs = at((run.events, run.batches), t)
-        jitted, info = step(run.strategy, state, *inputs)
+        jitted, info = step(run.rule, state, *inputs)
         if EPOCH - 1 <= t < 2 * EPOCH + 1:
-            plain, its = run.strategy.step(state, *inputs)
+            plain, its = run.rule.step(state, *inputs)
             assert_close(jitted, plain)
             assert_close(info, its)
         state = jitted
@@ -293,13 +293,13 @@ def test_jit_equals_no_jit(name):
 def test_vmap_equals_a_loop(name):
     """Replicas with their own parameters, arrivals, hyperparameters and batches."""
     runs = [make_run(name, seed=seed) for seed in range(3)]
-    strategy = runs[0].strategy
+    rule = runs[0].rule
 
     inputs = [(run.state, run.events, run.batches) for run in runs]
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *inputs)
-    together = jax.vmap(partial(scan, strategy))(*stacked)
+    together = jax.vmap(partial(scan, rule))(*stacked)
     for i, one in enumerate(inputs):
-        assert_close(at(together, i), scan(strategy, *one))
+        assert_close(at(together, i), scan(rule, *one))
 
 
 @every
@@ -309,7 +309,7 @@ def test_a_run_in_two_parts_equals_the_whole(name):
 
     def advance(state, start, stop):
         for t in range(start, stop):
-            state, _ = step(run.strategy, state, *at((run.events, run.batches), t))
+            state, _ = step(run.rule, state, *at((run.events, run.batches), t))
         return state
 
     half = jax.device_get(advance(run.state, 0, STEPS // 2))  # as from a checkpoint

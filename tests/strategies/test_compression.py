@@ -14,10 +14,12 @@ from jax.sharding import PartitionSpec as P
 from optdyn.checks import check
 from optdyn.config import ConfigError
 from optdyn.strategies import compression
-from optdyn.strategies.meetings import turns
+from optdyn.strategies.averaging_clock import turns
 from optdyn.strategies.messages import Compression, Messages, gathered, over_nodes
+from optdyn.strategies.model_averaging import ModelAveraging
 from optdyn.strategies.outer import outer
 from optdyn.strategies.powersgd import low_rank, powersgd
+from optdyn.strategies.quantized import levels, numbers
 from tests.strategies import nodes
 from tests.strategies import test_battery as battery
 from tests.strategies.nodes import (
@@ -42,19 +44,44 @@ from tests.strategies.test_outer import (
 )
 from tests.values import as_experiment
 
-NAMES = [name for name in compression.NAMES if name]
-KEYS = {"compression_share": 0.25, "compression_rank": 1}
+KINDS = {name: {"compression": name} for name in compression.NAMES if name} | {
+    "E3M0": {"compression_bits": 4},
+    "3 bits": {"compression_bits": 3},
+    "top_k of 2 bits": {"compression": "top_k", "compression_bits": 2},
+}
+NAMES = list(KINDS)
+KEYS = {"compression_share": 0.25, "compression_rank": 1, "compression_block": 5}
 MAKERS = {"model_averaging": averaging, "diloco": diloco, "slowmo": slowmo}
 
 
 @cache
 def made(name, method="model_averaging", **keys):
-    return MAKERS[method](nodes.inner(), KEYS | {"compression": name} | keys)
+    return MAKERS[method](nodes.inner(), KEYS | KINDS[name] | keys)
 
 
 def parts(flat):
     """The arrays of flat parameters, as they are compressed."""
     return [flat[:12], flat[12:]]
+
+
+# Levels of |v| over the largest of its block, by their definition.
+LEVELS = {
+    "E3M0": np.array([0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1]),
+    "3 bits": np.array([0, 1 / 3, 2 / 3, 1]),
+    "top_k of 2 bits": np.array([0, 1]),
+}
+
+
+def rounded(levels, v, block=5):
+    """Each number of v, (n,), as the nearest level of its block's scale."""
+    found = np.zeros(len(v))
+    for start in range(0, len(v), block):
+        own = v[start : start + block]
+        scale = np.abs(own).max()
+        for i, number in enumerate(own):
+            nearest = np.abs(levels * scale - abs(number)).argmin()
+            found[start + i] = np.sign(number) * levels[nearest] * scale
+    return found
 
 
 def message(name):
@@ -63,8 +90,12 @@ def message(name):
     def of(part):
         if name == "sign":
             return np.where(part >= 0, 1.0, -1.0) * np.abs(part).mean()
+        if "top_k" not in name:
+            return rounded(LEVELS[name], part)
         kept = np.argsort(-np.abs(part))[: -(-len(part) // 4)]
-        return np.where(np.isin(np.arange(len(part)), kept), part, 0.0)
+        values, sent = part[kept], np.zeros(len(part))
+        sent[kept] = rounded(LEVELS[name], values) if name in LEVELS else values
+        return sent
 
     def both(v):
         sent = np.concatenate([of(part) for part in parts(v)])
@@ -74,7 +105,7 @@ def message(name):
 
 
 @pytest.mark.parametrize("method", MAKERS)
-@pytest.mark.parametrize("name", ["top_k", "sign"])
+@pytest.mark.parametrize("name", ["top_k", "sign", *LEVELS])
 def test_compressed_messages_equal_the_reference(name, method):
     states, _ = nodes.ran(made(name, method), nodes.events(meetings(method), RATE, 0.6))
     send = turns(STEPS, 4, 1, 0).send[:, 0]
@@ -150,7 +181,7 @@ def test_what_is_not_sent_is_kept(name):
     inner = nodes.sync(
         nodes.base.averaged(nodes.base.whole(along), "data"), nodes.base.together(nodes.SGD)
     )
-    every = averaging(inner, KEYS | {"compression": name})
+    every = averaging(inner, KEYS | KINDS[name])
     states, _ = nodes.ran(every, nodes.events(turns(STEPS, 1, 1, 0)))
     ((errors, _),) = states.errors
     found = flattened(states.params)[:, 0] + flattened(errors).mean(1)
@@ -164,10 +195,14 @@ def test_what_is_not_sent_is_kept(name):
     assert np.abs(flattened(errors)).max() > (1e-6 if name == "bfloat16" else 0.01)
 
 
+def made_of(name):
+    return ModelAveraging(**KEYS, **KINDS[name]).compressed()
+
+
 @partial(jax.jit, static_argnums=0)
 def messages_of(name, v):
     """Mean and own messages of nodes that have v, leaves (nodes, ...)."""
-    one = compression.make(name, 0.25, 1)
+    one = made_of(name)
     return jax.vmap(lambda v: one.apply(over_nodes(), v, one.init(v))[:2], axis_name="node")(v)
 
 
@@ -183,6 +218,39 @@ def test_a_message_is_nearer_than_none(seed, size, name):
         left = np.linalg.norm(v[leaf] - own[leaf])
         assert left <= np.linalg.norm(v[leaf]) * (1 + 1e-6)  # some ulp
         np.testing.assert_allclose(mean[leaf], own[leaf], rtol=1e-5, atol=1e-6)  # of one node
+
+
+PACKED = [(2, 13, 5), (3, 8, 8), (4, 1, 3), (5, 17, 4), (6, 9, 1), (7, 11, 20), (8, 12, 4)]
+
+
+@pytest.mark.parametrize("bits, size, block", PACKED)
+def test_few_bits_are_the_nearest_level_of_their_block(bits, size, block):
+    """What is packed comes out as the nearest level, and in as many bytes as are said."""
+    v = np.random.default_rng(bits).normal(size=(50, size)).astype(np.float32)
+    v[:10, ::2] = 0.0
+    v[0] = 0.0
+    one = numbers(bits, block)
+    code = jax.eval_shape(one.encode, jax.ShapeDtypeStruct((size,), "float32"))
+    assert sum(leaf.size * leaf.dtype.itemsize for leaf in code) == one.bytes(size)
+    assert one.bytes(size) == -(-size * bits // 8) + 4 * -(-size // block)
+    every = np.asarray(jax.jit(jax.vmap(lambda v: one.decode(one.encode(v), size)))(v))
+    for sent, found in zip(v, every, strict=True):
+        # In float32 a number between two levels may be nearer to either by its last bit: what is
+        # compared is the distance, to an ulp of numbers of up to five.
+        nearest = np.abs(rounded(levels(bits), sent, block) - sent)
+        np.testing.assert_allclose(np.abs(found - sent), nearest, rtol=0, atol=1e-6)
+
+
+def test_levels_are_of_all_codes_and_thirty_two_bits_are_none():
+    for bits in range(2, 9):
+        assert len(levels(bits)) == 2 ** (bits - 1) and levels(bits)[[0, -1]].tolist() == [0, 1]
+        assert (np.diff(levels(bits)) > 0).all()
+    assert compression.make("", 1.0, 1, 32) is None
+    whole, few = (averaging(nodes.inner(), keys) for keys in ({}, {"compression_bits": 8}))
+    events = nodes.events(turns(STEPS, 4, 1, 0), RATE, 0.6)
+    plain, rounded_off = (nodes.ran(one, events)[0].params for one in (whole, few))
+    apart = np.abs(flattened(plain) - flattened(rounded_off)).max()
+    assert 1e-5 < apart < 0.05  # of steps of about one, whose levels are a 127th apart
 
 
 @jax.jit
@@ -251,6 +319,9 @@ MESSAGES = {  # of 12 numbers (3, 4) and 2: a quarter is 3 and 1 of (float32, in
     "top_k": 8 * (3 + 1),
     "sign": (2 + 4) + (1 + 4),  # bits in bytes, and a scale an array
     "powersgd": 4 * (3 + 4 + 2),
+    "E3M0": (6 + 3 * 4) + (1 + 4),  # half a byte each, and a scale of every five
+    "3 bits": (5 + 3 * 4) + (1 + 4),
+    "top_k of 2 bits": (1 + 4 + 3 * 4) + (1 + 4 + 4),
 }
 
 
@@ -258,7 +329,7 @@ MESSAGES = {  # of 12 numbers (3, 4) and 2: a quarter is 3 and 1 of (float32, in
 @pytest.mark.parametrize("name", NAMES)
 def test_a_node_sends_so_many_bytes(name, local):
     """Counted in the program of a real device: so many as the log says, shared by its devices."""
-    keys = KEYS | {"compression": name}
+    keys = KEYS | KINDS[name]
     strategy = averaging(nodes.inner(), keys, "data" if local > 1 else None)
     mesh = AbstractMesh((NODES, local), ("node", "data"), (AxisType.Auto,) * 2)
     event, batch = battery.at((nodes.events(turns(STEPS, 1, 1, 0)), nodes.BATCHES), 0)
@@ -275,21 +346,20 @@ def test_a_node_sends_so_many_bytes(name, local):
 @pytest.mark.parametrize("name, fragments", [*((name, 1) for name in NAMES), ("powersgd", 2)])
 def test_the_clock_counts_the_same_bytes(name, fragments):
     """Two nodes: a ring of two takes as long as a message, whether it is added up or gathered."""
-    values = {"strategy.compression": name, "strategy.fragments": fragments}
-    values |= {"strategy.compression_rank": 1}
+    values = {f"strategy.{key}": value for key, value in KINDS[name].items()}
+    values |= {"strategy.fragments": fragments, "strategy.compression_rank": 1}
     sent, took, _ = sent_and_seconds("diloco", values)
     assert sent.sum() > 0
     np.testing.assert_allclose(took, sent, rtol=1e-12)  # whole numbers in float64
 
 
-@pytest.mark.parametrize("name, times", [("top_k", 3), ("sign", 3), ("bfloat16", 1.5)])
+@pytest.mark.parametrize("name, times", [("top_k", 3), ("sign", 3), ("bfloat16", 1.5), ("E3M0", 3)])
 def test_messages_that_cannot_be_added_up_go_to_all_others(name, times):
     """(n - 1) whole messages and not 2 (n - 1) / n of them."""
     params = battery.make_run("slowmo").params
-    values = {"strategy.compression": name, "strategy.compression_share": 0.25, "cluster.nodes": 4}
-    took = seconds("slowmo", params, MESSAGES_ALONE | values)
-    one = compression.make(name, 0.25, 1)
-    sent = sum(one.messages(params)) * np.tile([0, 0, 1], 4)
+    values = {f"strategy.{key}": value for key, value in (KEYS | KINDS[name]).items()}
+    took = seconds("slowmo", params, MESSAGES_ALONE | values | {"cluster.nodes": 4})
+    sent = sum(made_of(name).messages(params)) * np.tile([0, 0, 1], 4)
     np.testing.assert_allclose(took, times * sent, rtol=1e-12)  # whole numbers in float64
 
 
@@ -312,7 +382,8 @@ OWED = [
 @pytest.mark.parametrize("owed", OWED, ids=lambda owed: owed.__name__)
 @pytest.mark.parametrize("name", NAMES)
 def test_compression_owes_what_every_method_owes(monkeypatch, name, owed):
-    values = {"strategy.period": 3, "strategy.compression": name, "strategy.compression_rank": 1}
+    values = {"strategy.period": 3, "strategy.compression_rank": 1}
+    values |= {f"strategy.{key}": value for key, value in KINDS[name].items()}
     monkeypatch.setitem(battery.CASES, "diloco", battery.Case(values, None))
     for optimizer in battery.OPTIMIZERS if "shapes" in owed.__name__ else (None,):
         owed("diloco", optimizer) if optimizer else owed("diloco")
@@ -324,6 +395,12 @@ def test_compression_owes_what_every_method_owes(monkeypatch, name, owed):
         ({"compression": "zip"}, "compression = 'zip': must be one of '', 'bfloat16', 'top_k'"),
         ({"compression_share": 0.0}, "compression_share = 0.0: must be above 0 and at most 1"),
         ({"compression_rank": 0}, "compression_rank = 0: must be at least 1"),
+        ({"compression_bits": 9}, "compression_bits = 9: must be from 2 to 8, or 32"),
+        (
+            {"compression_bits": 4, "compression": "sign"},
+            "compression_bits = 4: must be 32 with config.strategy.compression = 'sign'",
+        ),
+        ({"compression_block": 0}, "compression_block = 0: must be at least 1"),
     ],
 )
 def test_values_that_cannot_be_are_refused(config, values, message):

@@ -18,8 +18,8 @@ from optdyn.config import ConfigError
 from optdyn.parallel.simulated import over_nodes
 from optdyn.program import parameter_bytes
 from optdyn.strategies import Event, base
+from optdyn.strategies.averaging_clock import turns
 from optdyn.strategies.fragments import cut, join
-from optdyn.strategies.meetings import turns
 from optdyn.strategies.sync import sync
 from optdyn.timeline.base import at
 from tests.strategies import test_battery as battery
@@ -265,7 +265,7 @@ def test_a_device_sends_the_fragments_whose_turn_it_is(fragments, local):
 
 def test_the_program_says_the_bytes_that_the_clock_counts():
     run = battery.make_run("model_averaging", STREAMING)
-    step, state, said = jax.jit(run.strategy.step), run.state, []
+    step, state, said = jax.jit(run.rule.step), run.state, []
     for t in range(battery.STEPS):
         state, info = step(state, *battery.at((run.events, run.batches), t))
         said.append(float(info["sent_bytes"]))

@@ -11,7 +11,7 @@ from optdyn import models, optimizers, problem
 from optdyn.experiment import Model
 from optdyn.models import base
 from optdyn.strategies import Event
-from optdyn.strategies.truncated import gradients, groups, heads
+from optdyn.strategies.local_losses import gradients, groups, heads
 from tests.strategies.composed import by_groups, sync
 
 BATCH, WIDTH, CLASSES, K, STEPS = 6, 5, 4, 3, 4

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from optdyn import models, problem
 from optdyn.experiment import Model
-from optdyn.strategies.truncated import VARIANTS, groups, heads
+from optdyn.strategies.local_losses import VARIANTS, groups, heads
 
 WIDTH, CLASSES, K = 5, 4, 3
 MODEL = Model("mlp", hidden=(WIDTH,) * K)

@@ -11,8 +11,8 @@ import pytest
 from optdyn import program, strategies
 from optdyn.checks import check
 from optdyn.config import ConfigError
+from optdyn.strategies.averaging_clock import turns
 from optdyn.strategies.daso import DASO
-from optdyn.strategies.meetings import turns
 from tests.strategies import nodes
 from tests.strategies import test_battery as battery
 from tests.strategies.nodes import (
@@ -312,7 +312,7 @@ def sent_and_seconds(name, values, optimizer="sgd"):
     """
     values = MESSAGES_ALONE | values
     run = battery.make_run(name, values, optimizer=optimizer)
-    step, state, said = jax.jit(run.strategy.step), run.state, []
+    step, state, said = jax.jit(run.rule.step), run.state, []
     for t in range(battery.STEPS):
         state, info = step(state, *battery.at((run.events, run.batches), t))
         said.append(float(info["sent_bytes"]))
@@ -345,8 +345,8 @@ def test_an_averaged_state_is_sent_and_takes_its_time(inner_state, times):
 def test_an_inner_state_is_that_of_groups_and_blocks_too(name, inner_state):
     """Whatever a node does by itself, its state keeps its shapes and types."""
     run = battery.make_run(name, {"strategy.inner_state": inner_state}, optimizer="adam")
-    state = jax.eval_shape(run.strategy.init, run.params)
-    after, _ = jax.eval_shape(run.strategy.step, state, *run.first)
+    state = jax.eval_shape(run.rule.init, run.params)
+    after, _ = jax.eval_shape(run.rule.step, state, *run.first)
     assert jax.tree.structure(after) == jax.tree.structure(state)
     for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(after), strict=True):
         assert (a.shape, a.dtype) == (b.shape, b.dtype)

@@ -172,7 +172,7 @@ def test_what_has_no_such_table_is_refused(config, values, said):
 MEASURED = """
 import json, sys
 from pathlib import Path
-from optdyn import driver, room, trainer
+from optdyn import driver, memory_checks, trainer
 from optdyn.config import default, parse
 
 def resident(kind):
@@ -189,7 +189,7 @@ def updated(steps, snapshots, groups):
     state, *rest, n = driver.first(run, steps)
     state, infos = run.program.advance(state, *rest, n)
     float(infos["loss"][0])
-    need = room.need_of(config, run.program.strategy, run.params)
+    need = memory_checks.need_of(config, run.program.rule, run.params)
     return need.device + need.host, resident("VmHWM:") - before
 
 updated(3, sys.argv[2], 2)

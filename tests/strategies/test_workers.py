@@ -62,7 +62,7 @@ def test_in_nodes_every_node_has_workers_of_its_own():
 
 def test_exchanges_in_nodes_and_between_them_are_counted():
     run = battery.make_run("model_averaging+elastic")
-    state, info = battery.step(run.strategy, run.state, *run.first)
+    state, info = battery.step(run.rule, run.state, *run.first)
     assert run.first[0].choice.inner.exchange.all() and run.first[0].choice.send.all()
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(run.params))
     assert info["sent_bytes"] == 3 * size  # to the center and back; to the other node

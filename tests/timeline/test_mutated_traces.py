@@ -12,8 +12,8 @@ import random
 import pytest
 
 from optdyn import strategies
+from optdyn.errors import InputError
 from optdyn.timeline.versions import fill
-from optdyn.values import InputError
 from tests.strategies import test_battery as battery
 from tests.timeline.recorded import config_of, line_of, record, replayed
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optdyn import room, seeds, strategies
+from optdyn import memory_checks, seeds, strategies
 from optdyn.checks import check
 from optdyn.config import ConfigError, default
 from optdyn.experiment import Cluster
@@ -191,7 +191,7 @@ def test_ten_thousand_workers_are_not_refused_for_memory():
     config.model.name, config.steps = "quadratic", 1_000_000
     config.strategy.name, config.strategy.groups = "asynchronous", 10_000
     config.cluster.nodes = 10_000
-    room.of_config(as_experiment(config))
+    memory_checks.of_config(as_experiment(config))
 
 
 def test_methods_know_of_regions():

@@ -59,8 +59,8 @@ def flat(tree):
 
 def loop(run, replica):
     """x_0..x_T, (T + 1, p), of a replica by a Python loop over its events and batches."""
-    step = jax.jit(run.program.strategy.step)
-    state = run.program.strategy.init(run.params)
+    step = jax.jit(run.program.rule.step)
+    state = run.program.rule.init(run.params)
     x = [flat(state.params)]
     for t, indices in enumerate(replicas._indices(run, f"replicas{replica}")):
         hyper = {name: values[t] for name, values in run.hypers.items()}

@@ -41,9 +41,9 @@ def traced(values):
     config.update_from_flattened_dict(values)
     one = {"image": np.zeros((1, 28, 28, 1), np.uint8), "label": np.zeros(1, np.int32)}
     whole = problem.make(as_model(config.model), classes=10)
-    strategy = sync(whole.loss, optimizers.optimizer("sgd", ("learning_rate", "momentum")))
+    rule = sync(whole.loss, optimizers.optimizer("sgd", ("learning_rate", "momentum")))
     params = jax.eval_shape(partial(whole.init, jax.random.key(0)), one)
-    program = SimpleNamespace(problem=whole, strategy=strategy)
+    program = SimpleNamespace(problem=whole, rule=rule)
     return SimpleNamespace(program=program, params=params, data=SimpleNamespace(train=one))
 
 
@@ -117,8 +117,8 @@ def test_the_program_is_the_trainers_update(dense):
     of, update = dense
     config = of.config.with_(batch_size=6)
     names = ("learning_rate", "momentum")
-    strategy = sync(of.program.problem.loss, optimizers.optimizer("sgd", names))
-    state, step = strategy.init(of.params), jax.jit(strategy.step)
+    rule = sync(of.program.problem.loss, optimizers.optimizer("sgd", names))
+    state, step = rule.init(of.params), jax.jit(rule.step)
     event, expected = Event((), {name: of.hypers[name][0] for name in names}), []
     for chosen in problem.batches(config, of.examples, 0, 2):
         batch = {name: leaf[chosen] for name, leaf in of.data.train.items()}

@@ -7,10 +7,10 @@ import pytest
 
 from optdyn.checks import check
 from optdyn.config import default
+from optdyn.errors import ConfigError
 from optdyn.models.convolution import LOWERINGS
 from optdyn.outputs.files import read_json
 from optdyn.tuning import lowered
-from optdyn.values import ConfigError
 from tests.values import as_experiment
 
 

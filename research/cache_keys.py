@@ -45,10 +45,10 @@ class Reads(NamedTuple):
     written: frozenset[str]  # of the functions around it
 
 
-def key(*things: Any) -> Key:
+def key(*things: object) -> Key:
     """These things and all that they reach: plain values as texts, the rest as itself."""
     found = dict[Hashable, None]()
-    seen, left = dict[int, Any](), list(reversed(things))
+    seen, left = dict[int, object](), list(reversed(things))
     while left:
         thing = left.pop()
         if isinstance(thing, PLAIN):
@@ -61,16 +61,16 @@ def key(*things: Any) -> Key:
     return tuple(found)
 
 
-def text(thing: Any) -> str:
+def text(thing: object) -> str:
     """What it is and reaches, the same in every process of this version of Python."""
     return repr([_shown(each.thing) if isinstance(each, Is) else each for each in key(thing)])
 
 
-def _is_record(thing: Any) -> bool:
+def _is_record(thing: object) -> bool:
     return dataclasses.is_dataclass(thing) and not isinstance(thing, type)
 
 
-def _parts(thing: Any) -> list[Any]:
+def _parts(thing: Any) -> list[object]:
     if isinstance(thing, tuple):
         return list(thing)
     if isinstance(thing, partial):
@@ -87,7 +87,7 @@ def _parts(thing: Any) -> list[Any]:
     return inner + (_of_function(thing) if isinstance(thing, FunctionType) else [])
 
 
-def _of_function(function: FunctionType) -> list[Any]:
+def _of_function(function: FunctionType) -> list[object]:
     code, reads = function.__code__, _reads(function.__code__)
     around = zip(code.co_freevars, function.__closure__ or (), strict=True)
     found = [each for name, cell in around if name not in reads.written for each in _held(cell)]
@@ -102,14 +102,14 @@ def _of_function(function: FunctionType) -> list[Any]:
     return found
 
 
-def _held(cell: CellType) -> list[Any]:
+def _held(cell: CellType) -> list[object]:
     try:
         return [cell.cell_contents]
     except ValueError:  # of a name that has no value yet
         return []
 
 
-def _functions(attributes: Mapping[str, Any]) -> Iterator[Any]:
+def _functions(attributes: Mapping[str, object]) -> Iterator[object]:
     for value in attributes.values():
         if isinstance(value, (staticmethod, classmethod)):
             yield value.__func__
@@ -148,7 +148,7 @@ def _nested(code: CodeType) -> Iterator[CodeType]:
             yield from _nested(constant)
 
 
-def _shown(thing: Any) -> Any:
+def _shown(thing: object) -> Any:
     if isinstance(thing, FunctionType) and not sources.is_library(thing.__code__.co_filename):
         return _shown(thing.__code__)
     if isinstance(thing, CodeType):  # what it does, wherever it stands

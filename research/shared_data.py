@@ -11,13 +11,13 @@ import numpy as np
 
 from optdyn import data as datasets
 from optdyn import experiment, own_code, problem
+from optdyn.cache_keys import Is, Key
 from optdyn.data.loading import data_root
 from optdyn.experiment import Experiment, Model
 from optdyn.problem import Examples
-from optdyn.reached import Is, Key
 
 # Held while something is made that other threads then find in a cache.
-MAKING = RLock()
+COMPILE_LOCK = RLock()
 Put = Callable[[Examples], Examples]
 KEPT = 2  # data sets: a sweep's threads may be in two groups of points at a time
 
@@ -40,7 +40,7 @@ def load(config: Experiment) -> datasets.Data:
     if is_drawn(config):
         return problem.load_data(config.model, config.data, config.seed)
     own = own_code.objects(config, own_code.DATA)
-    with MAKING:
+    with COMPILE_LOCK:
         return _loaded(config.data, config.model.name, own, data_root(config.data.dir))
 
 
@@ -48,7 +48,7 @@ def put(data: datasets.Data, put_examples: Put, config: Experiment) -> Sets:
     """The examples on devices, the same arrays for the same arguments."""
     chosen = config.data
     evaluated = chosen.train_evaluated, chosen.test_evaluated
-    with MAKING:
+    with COMPILE_LOCK:
         return _put(Is(data), put_examples, chosen.streaming, *evaluated)
 
 

@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
-from optdyn import named
+from optdyn import lookup
 from optdyn.config import ConfigError, default, parse, read, to_json
 from optdyn.fields import plain
-from optdyn.listed import KINDS, listed
+from optdyn.registries import KINDS, listed
 
 KEY = "config.some.key"
 
@@ -21,37 +21,37 @@ def refusal(call, *args, **kwargs):
 
 
 def test_a_name_is_of_the_registry_or_of_a_file(folder):
-    assert named.find(KEY, "a", {"a": 1, "b": 2}) == 1
+    assert lookup.find(KEY, "a", {"a": 1, "b": 2}) == 1
     (folder / "mine_here.py").write_text("thing = 7\n")
-    assert named.find(KEY, "mine_here:thing", {}) == 7
+    assert lookup.find(KEY, "mine_here:thing", {}) == 7
     deep = folder / "deep" / "er"
     deep.mkdir(parents=True)
     (deep / "neighbour_of_it.py").write_text("value = 8\n")
     (deep / "it.py").write_text("from neighbour_of_it import value\nthing = [value]\n")
-    found = named.find(KEY, "deep/er/it.py:thing", {})
+    found = lookup.find(KEY, "deep/er/it.py:thing", {})
     assert found == [8]
-    assert named.find(KEY, f"{deep}/it.py:thing", {}) is found  # imported once
-    assert named.find(KEY, "json:loads", {}).__module__ == "json"
+    assert lookup.find(KEY, f"{deep}/it.py:thing", {}) is found  # imported once
+    assert lookup.find(KEY, "json:loads", {}).__module__ == "json"
 
 
 def test_what_is_installed_goes_before_the_current_folder(folder):
     (folder / "configs").mkdir()
     (folder / "configs" / "__init__.py").write_text("")
     (folder / "configs" / "quickstart.py").write_text("raise RuntimeError('the wrong one')\n")
-    assert named.find(KEY, "configs.quickstart:get_config", {})().batch_size == 64
+    assert lookup.find(KEY, "configs.quickstart:get_config", {})().batch_size == 64
     # The folder is looked through last: nothing before it is displaced.
     assert sys.path.index(str(folder)) == len(sys.path) - 1
 
 
 def test_what_cannot_be_found_is_one_line(folder):
-    assert refusal(named.find, KEY, "c", {"a": 1, "b": 2}) == (
-        f"config.some.key = 'c': must be one of a, b, or {named.OWN}"
+    assert refusal(lookup.find, KEY, "c", {"a": 1, "b": 2}) == (
+        f"config.some.key = 'c': must be one of a, b, or {lookup.OWN}"
     )
-    assert "no module 'nosuch.deep'" in refusal(named.find, KEY, "nosuch.deep:x", {})
-    assert f"no file {folder}/nosuch.py" in refusal(named.find, KEY, "nosuch.py:x", {})
+    assert "no module 'nosuch.deep'" in refusal(lookup.find, KEY, "nosuch.deep:x", {})
+    assert f"no file {folder}/nosuch.py" in refusal(lookup.find, KEY, "nosuch.py:x", {})
     (folder / "halves.py").write_text("import math\n\n\ndef one():\n    pass\n")
     for name in ("halves:two", "halves.py:two"):
-        said = refusal(named.find, KEY, name, {})
+        said = refusal(lookup.find, KEY, name, {})
         assert f"{folder}/halves.py has no 'two', only one" in said
 
 
@@ -70,21 +70,21 @@ def test_what_cannot_be_found_is_one_line(folder):
 def test_an_error_in_the_file_says_where(folder, text, said):
     (folder / "broken_one.py").write_text(text)
     for name in ("broken_one:x", "broken_one.py:x"):
-        message = refusal(named.find, KEY, name, {})
+        message = refusal(lookup.find, KEY, name, {})
         assert message.startswith(f"{KEY} = {name!r}: ")
         assert f"{folder}/broken_one.py, {said}" in message
 
 
 def test_what_a_call_raises_says_where(folder):
     (folder / "calls.py").write_text("def make(a):\n    b = a\n    return 1 / b\n")
-    make = named.find(KEY, "calls:make", {})
-    assert named.call(KEY, "calls:make", make, 2) == 0.5
-    said = refusal(named.call, KEY, "calls:make", make, 0)
+    make = lookup.find(KEY, "calls:make", {})
+    assert lookup.call(KEY, "calls:make", make, 2) == 0.5
+    said = refusal(lookup.call, KEY, "calls:make", make, 0)
     assert f"{folder}/calls.py, line 3: ZeroDivisionError" in said
-    said = refusal(named.call, KEY, "calls:make", make, 1, c=2)
+    said = refusal(lookup.call, KEY, "calls:make", make, 1, c=2)
     assert f"{folder}/calls.py, line 1: TypeError" in said and "'c'" in said
     with pytest.raises(ZeroDivisionError):  # ours are not disguised
-        named.call(KEY, "registered", make, 0)
+        lookup.call(KEY, "registered", make, 0)
 
 
 def test_options_are_the_same_from_a_config_and_from_its_json():
@@ -109,6 +109,7 @@ def test_everything_registered_is_listed_with_a_line():
         "schedules": {"cosine", "piecewise"},
         "transforms": {"delay_compensation", "staleness_rate"},
         "methods": {"sync", "daso"},
+        "names": {"rennala", "snoo"},
         "laws": {"constant", "geometric", "trace"},
     }
     assert set(some) == set(KINDS)

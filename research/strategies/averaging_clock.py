@@ -1,6 +1,6 @@
 """When nodes that train by themselves meet, and the seconds that it takes them."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -16,6 +16,7 @@ from optdyn.timeline.daso import timeline
 from optdyn.timeline.network import between_nodes, broadcast, to_all_nodes
 from optdyn.timeline.nodes import Within
 from optdyn.timeline.trace import Held
+from optdyn.trees import Params, Tree
 
 if TYPE_CHECKING:
     from optdyn.strategies.model_averaging import ModelAveraging
@@ -158,7 +159,7 @@ def state_bytes(of: "ModelAveraging", setting: Setting) -> int:
     return _optimizer_bytes(setting.config, setting.network.params)
 
 
-def _optimizer_bytes(config: Experiment, params: Any) -> int:
+def _optimizer_bytes(config: Experiment, params: Params) -> int:
     """Bytes of the floats in an optimizer's state."""
     name = config.optimizer.name
     hyper = ("learning_rate", *(("momentum",) if optimizers.takes_momentum(name) else ()))
@@ -167,5 +168,5 @@ def _optimizer_bytes(config: Experiment, params: Any) -> int:
     return _bytes([leaf for leaf in state if np.issubdtype(leaf.dtype, np.floating)])
 
 
-def _bytes(tree: Any) -> int:
+def _bytes(tree: Tree) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

@@ -5,10 +5,9 @@ numbers, and no array is asked for whose length has no 32 bits.
 """
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-from optdyn.values import ConfigError, shown
+from optdyn.errors import ConfigError, shown
 
 LARGEST = 2**31 - 1  # of whole numbers, which count what lies in arrays
 WIDER = {"config.seed": 2**32 - 1, "config.plan.memory": 2**63 - 1}
@@ -19,7 +18,9 @@ WORDS = f"a text of at most {CHARACTERS:,} characters, none of which controls th
 FLOAT = f"a number, 0 or of a size from {SMALL:g} to {LARGE:g}"
 
 
-def check(values: Any, reference: Mapping[str, Any], name: str = "config") -> None:
+def check(
+    values: Mapping[str, object], reference: Mapping[str, object], name: str = "config"
+) -> None:
     """Raises `ConfigError` unless `values` has the keys of `reference`, with values of their kinds.
 
     A dict that is empty in `reference` has keys that are free, and may be left out. Their values
@@ -47,7 +48,7 @@ def check(values: Any, reference: Mapping[str, Any], name: str = "config") -> No
             _open(value, inner)
 
 
-def refusal(name: str, value: Any, usual: Any) -> str:
+def refusal(name: str, value: object, usual: object) -> str:
     """What the value of a key must be, by its default; '' if it is that."""
     if isinstance(usual, bool):
         return "" if isinstance(value, bool) else "True or False"
@@ -64,7 +65,7 @@ def refusal(name: str, value: Any, usual: Any) -> str:
     return "" if _plain(value) else "plain: numbers, texts, and lists of them"
 
 
-def _of_list(name: str, value: Any, usual: Any) -> str:
+def _of_list(name: str, value: object, usual: Sequence[object]) -> str:
     if not isinstance(value, (list, tuple)) or len(value) > ENTRIES:
         return f"a list of at most {ENTRIES:,} entries, as (1, 2) or ()"
     if usual:
@@ -74,7 +75,7 @@ def _of_list(name: str, value: Any, usual: Any) -> str:
     return "" if good and None not in value else "a list of numbers or texts, or of lists of them"
 
 
-def _open(values: Mapping[str, Any], name: str) -> None:
+def _open(values: Mapping[str, object], name: str) -> None:
     for key in values:
         if not _text(key):
             raise ConfigError(f"{name}: its keys must be texts, and one is {shown(key)}")
@@ -85,21 +86,21 @@ def _open(values: Mapping[str, Any], name: str) -> None:
             )
 
 
-def _whole(value: Any, most: int) -> bool:
+def _whole(value: object, most: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and -most <= value <= most
 
 
-def _number(value: Any) -> bool:
+def _number(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
     return value == 0 or SMALL <= abs(value) <= LARGE
 
 
-def _text(value: Any) -> bool:
+def _text(value: object) -> bool:
     return isinstance(value, str) and len(value) <= CHARACTERS and value.isprintable()
 
 
-def _plain(value: Any, depth: int = DEPTH) -> bool:
+def _plain(value: object, depth: int = DEPTH) -> bool:
     """Whether the value is what a JSON file can hold, and no text or number in it is odd."""
     if value is None or isinstance(value, bool) or _number(value) or _text(value):
         return True

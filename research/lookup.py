@@ -14,7 +14,7 @@ import importlib.util
 import sys
 import traceback
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -22,9 +22,10 @@ from threading import RLock
 from types import ModuleType
 from typing import Any
 
-from optdyn import moved, sources
-from optdyn.values import ConfigError, InputError
+from optdyn import older_module_names, sources
+from optdyn.errors import ConfigError, InputError, meant
 
+Hint = Callable[[str, Mapping[str, Any]], str]
 OWN = "MODULE:NAME or path/to/file.py:NAME of your own"
 IMPORTING = RLock()
 _looked_at: ContextVar[dict[Path, ModuleType] | None] = ContextVar("looked_at", default=None)
@@ -52,14 +53,16 @@ def is_own(name: str) -> bool:
     return ":" in str(name)
 
 
-def find(key: str, name: str, known: Mapping[str, Any]) -> Any:
+def find(key: str, name: str, known: Mapping[str, Any], hint: Hint = meant) -> Any:
     """What `name`, the value of `key`, stands for: of `known`, or of the user's own.
 
-    Raises `ConfigError`, also where the user's file cannot be imported or has no such attribute.
+    `hint(name, known)` ends the line that refuses a name. Raises `ConfigError`, also where the
+    user's file cannot be imported or has no such attribute.
     """
     if not is_own(name):
         if name not in known:
-            raise ConfigError(f"{key} = {name!r}: must be one of {', '.join(known)}, or {OWN}")
+            wanted = f"must be one of {', '.join(known)}, or {OWN}{hint(name, known)}"
+            raise ConfigError(f"{key} = {name!r}: {wanted}")
         return known[name]
     module, attribute = module_of(key, name), name.rpartition(":")[2]
     if not hasattr(module, attribute):
@@ -77,7 +80,7 @@ def module_of(key: str, name: str) -> ModuleType:
     return _file(said, Path(where)) if where.endswith(".py") else _module(said, where)
 
 
-def call(key: str, name: str, function: Any, *args: Any, **kwargs: Any) -> Any:
+def call(key: str, name: str, function: Callable[..., Any], *args: object, **kwargs: object) -> Any:
     """`function(*args, **kwargs)`; if it is the user's own, all that it raises is `ConfigError`."""
     if not is_own(name):
         return function(*args, **kwargs)
@@ -89,7 +92,7 @@ def call(key: str, name: str, function: Any, *args: Any, **kwargs: Any) -> Any:
         raise ConfigError(f"{key} = {name!r}: {told(error, function)}") from error
 
 
-def told(error: BaseException, *functions: Any) -> str:
+def told(error: BaseException, *functions: object) -> str:
     """One line: file and line, the exception and its message.
 
     The place is the last one outside of installed libraries, or where one of `functions` begins.
@@ -104,13 +107,13 @@ def told(error: BaseException, *functions: Any) -> str:
     return f"{where}{type(error).__name__}: {shown(str(error), 300)}"
 
 
-def shown(thing: Any, most: int = 80) -> str:
+def shown(thing: object, most: int = 80) -> str:
     """The start of its text, in one line."""
     text = " ".join(str(thing).split())
     return text if len(text) <= most else text[:most] + " ..."
 
 
-def summary(thing: Any) -> str:
+def summary(thing: object) -> str:
     """The first line of its docstring."""
     return ((getattr(thing, "__doc__", "") or "").strip().splitlines() or [""])[0]
 
@@ -118,7 +121,7 @@ def summary(thing: Any) -> str:
 def _module(said: str, name: str) -> ModuleType:
     """Ours and those installed go before those of the current folder."""
     _search(Path.cwd())
-    name = moved.today(name)
+    name = older_module_names.today(name)
     if name not in sys.modules:
         importlib.invalidate_caches()  # it may have been written a moment ago
     try:

@@ -2,20 +2,20 @@
 
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from optdyn import losses, models, optimizers, strategies
 from optdyn.data import loading
-from optdyn.named import summary
+from optdyn.errors import ConfigError
+from optdyn.lookup import summary
+from optdyn.strategies import names
 from optdyn.timeline import service
 from optdyn.timeline.geometric import geometric
 from optdyn.timeline.trace import Held
-from optdyn.values import ConfigError
 
 Lines = dict[str, str]
 
 
-def _of(registry: Mapping[str, Any]) -> Lines:
+def _of(registry: Mapping[str, object]) -> Lines:
     return {name: summary(thing) for name, thing in registry.items()}
 
 
@@ -56,6 +56,7 @@ KINDS: Mapping[str, Callable[[], Lines]] = {
     "transforms": lambda: _of(optimizers.TRANSFORMS),
     "schedules": lambda: _of(optimizers.SCHEDULES),
     "methods": _methods,
+    "names": lambda: {name: names.flags(name) for name in names.NAMES},
     "laws": _laws,
 }
 

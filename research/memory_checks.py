@@ -6,18 +6,19 @@ The bytes are lower bounds: what the run's own arrays take, without what XLA nee
 import contextlib
 import os
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
 from optdyn import data as datasets
 from optdyn import program, seeds, strategies
+from optdyn.errors import ConfigError
 from optdyn.experiment import Cluster, Experiment, Pieces
 from optdyn.parallel import paged
 from optdyn.parallel.layout import part_axis
-from optdyn.strategies.base import Strategy
+from optdyn.strategies.base import Rule
 from optdyn.timeline.arrivals import drawn
-from optdyn.values import ConfigError
+from optdyn.trees import Params
 
 GROUP = Path("/sys/fs/cgroup")
 UPDATE = 80  # bytes of a timeline while it is made, an update
@@ -103,9 +104,9 @@ class Need(NamedTuple):
     host: int  # besides; on a CPU both are of one memory
 
 
-def of_state(config: Experiment, strategy: Strategy, params: Any, slots: int) -> None:
+def of_state(config: Experiment, rule: Rule, params: Params, slots: int) -> None:
     """Raises `ConfigError` if the state, with all versions of the parameters, cannot fit."""
-    need = need_of(config, strategy, params)
+    need = need_of(config, rule, params)
     versions = f", {slots:,} versions" if slots > 1 else ""
     _fits(
         need.device,
@@ -115,9 +116,9 @@ def of_state(config: Experiment, strategy: Strategy, params: Any, slots: int) ->
         _fits(need.host, f"config.strategy.snapshots: {slots:,} versions need", host_memory())
 
 
-def need_of(config: Experiment, strategy: Strategy, params: Any) -> Need:
+def need_of(config: Experiment, rule: Rule, params: Params) -> Need:
     """Bytes of the state, x_0 and a gradient, and of versions that are on their way."""
-    state = jax.eval_shape(strategy.init, params)
+    state = jax.eval_shape(rule.init, params)
     size = program.parameter_bytes
     device, host = size(state) + REFERENCES * size(params), 0
     one_memory = jax.devices()[0].platform == "cpu"
@@ -143,5 +144,5 @@ def _workers(cluster: Cluster) -> str:
     return f"{workers:,} worker{'s' * (workers > 1)}"
 
 
-def _count(params: Any) -> int:
+def _count(params: Params) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(params))

@@ -1,0 +1,20 @@
+"""The types of what has no class of its own: pytrees of arrays, and objects of JSON files.
+
+A pytree's structure is a value, which no type can say: `Tree` is any. Where there is a NamedTuple
+or a dataclass, that is the type, and none of these.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+Array = jax.Array | np.ndarray  # on a device, or on the host
+Tree = Any  # a pytree of arrays, or one leaf of it
+Params = dict[str, Tree]  # parameters, or what is like them, by block
+Examples = dict[str, Tree]  # arrays by name, whose first axis counts examples
+State = Tree  # of an update rule: a pytree with an attribute `params`, x_t, which are evaluated
+Choice = Tree  # what a timeline decides: a NamedTuple of arrays, of the method's own
+Hyper = Mapping[str, Array]  # float32, hyperparameters of an update by name
+Json = dict[str, Any]  # an object of JSON: a line of a log, a summary, a result
