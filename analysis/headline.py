@@ -5,6 +5,7 @@ the grid. Problems and clusters are compared by themselves, methods only within 
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -60,6 +61,24 @@ def best(runs: pd.DataFrame, keys: Sequence[str], target: float, most: int = 5) 
     return "\n".join(
         "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows
     )
+
+
+def rows(runs: pd.DataFrame, keys: Sequence[str]) -> list[dict[str, Any]]:
+    """Of every setting, the best first, what tells it from others, and figures run by run."""
+    labels, found = varying(runs, keys), []
+    for setting in run_tables.ranked(runs):
+        its = runs[runs["setting"] == setting]
+        figures = ("seed", "updates_to_target", "seconds_to_target", "train_loss")
+        found.append(
+            {key: _plain(its.iloc[0][key]) for key in labels}
+            | {key: [_plain(value) for value in its[key]] for key in figures}
+        )
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """A cell of a table as JSON has it."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _parts(runs: pd.DataFrame, keys: Sequence[str]) -> tuple[list[pd.DataFrame], list[str]]:

@@ -39,7 +39,7 @@ from optdyn.analysis.relevant_keys import relevant
 from optdyn.analysis.run_tables import GROUPS, NAME
 from optdyn.analysis.tables import Point, TableError
 from optdyn.arguments import Parser
-from optdyn.outputs.files import missing
+from optdyn.outputs.files import as_json, missing
 
 SIMULATED = (
     "Gradients, updates and losses are real: they were computed. Staleness and seconds are "
@@ -85,6 +85,19 @@ def write(*workdirs: Path, target: float = np.nan, out: Path | None = None) -> P
     _write_pictures(path, shown)
     tables.replace(path, text)
     return path
+
+
+def compared(*workdirs: Path, target: float = np.nan) -> dict[str, Any]:
+    """The settings that the page compares, the best first, run by run.
+
+    A row has the keys of the config that tell it from others, and of each of its runs the seed, the
+    updates and the simulated seconds to the target (infinite if missed), and the final loss.
+    """
+    probed, plain = _probed(_told_apart(tables.points(*workdirs)))
+    if not (plain or probed):
+        return {"target": None, "rows": []}
+    it, _ = _compared(plain or probed, target)
+    return {"target": it.target, "rows": headline.rows(it.runs, it.keys)}
 
 
 def best(workdir: Path, target: float = np.nan) -> str:
@@ -373,9 +386,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("more", type=Path, nargs="*", help="workdirs that are compared with it")
     parser.add_argument("--target", type=float, default=np.nan, help="training loss to reach")
     parser.add_argument("--out", type=Path, help="the page; report.html in their common folder")
+    parser.add_argument("--json", action="store_true", help="print all settings as JSON")
     flags = parser.read(arguments)
     try:
-        print(write(flags.workdir, *flags.more, target=flags.target, out=flags.out))
+        workdirs = (flags.workdir, *flags.more)
+        path = write(*workdirs, target=flags.target, out=flags.out)
+        print(as_json(compared(*workdirs, target=flags.target)) if flags.json else path)
     except (TableError, OSError) as error:
         print("error: " + " ".join(str(error).split()), file=sys.stderr)
         return 2

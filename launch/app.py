@@ -147,6 +147,11 @@ def warn(config: Experiment) -> None:
         print(f"warning: {doubt}", file=sys.stderr, flush=True)
 
 
+def in_json() -> bool:
+    """Whether `--json` was given to a command that has the flag."""
+    return "json" in flags.FLAGS and bool(flags.FLAGS.json)
+
+
 def ended(summary: Mapping[str, Any], workdir: Path, then: str = "report") -> int:
     """Prints how a run ended, and that the command `then` reads it; returns its exit code."""
     from optdyn.launch import ending

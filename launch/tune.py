@@ -21,13 +21,14 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from absl import flags
 
 from optdyn import seeds, trainer
 from optdyn.analysis.tables import replace
 from optdyn.experiment import Experiment, Tune
 from optdyn.launch import app, dry
 from optdyn.outputs import history
-from optdyn.outputs.files import read_json, write, write_json
+from optdyn.outputs.files import as_json, read_json, write, write_json
 from optdyn.outputs.progress import clock, number, say
 from optdyn.outputs.workdir import Checkpoints, claim, saving, text_of
 from optdyn.parallel.first_process import own
@@ -223,12 +224,20 @@ def told(methods: Sequence[dict[str, Any]], workdir: Path) -> Iterator[str]:
 def main(config: Experiment, workdir: Path) -> int:
     app.one_run(config)
     summary = tune(config, workdir)
-    if config.tune.mode == LADDERS:
+    if app.in_json():
+        print(as_json(summary))
+    elif config.tune.mode == LADDERS:
         print(*found(summary["search"], workdir), sep="\n")
     else:
         print(*told(summary["methods"], workdir), sep="\n")
     return 0
 
 
+def define() -> None:
+    """The flag of this command besides those of all (`app.run`)."""
+    flags.DEFINE_bool("json", False, "Print all figures as JSON in place of the tables.")
+
+
 if __name__ == "__main__":
+    define()
     app.run(dry.asked(main, described))

@@ -430,7 +430,8 @@ def _between(config: Experiment, shapes: Shapes, line: Timeline, exchanges: floa
         sent, states = _meeting_bytes(config, shapes, choice)
         return others * sent + around * states
     if isinstance(choice, Meeting):
-        return around * sum(_meeting_bytes(config, shapes, choice))
+        others = nodes if choice.to is not None else around
+        return others * sum(_meeting_bytes(config, shapes, choice))
     if isinstance(choice, Neighbours):
         return nodes * _gossiped(choice, size)
     if not methods.read or methods.read.barrier or _is_synchronous(config):
@@ -491,11 +492,15 @@ def _logged_bytes(config: Experiment, shapes: Shapes, choice: Choice, exchanges:
     return float(own)
 
 
-def _gossiped(choice: Neighbours, size: int) -> float:
-    """Bytes that a node sends, an update, in the mean of the nodes."""
+def _gossiped(choice: Neighbours | Meeting, size: Any) -> float:
+    """Bytes that a node sends, an update, in the mean of the nodes; `size`: of each message.
+
+    One number, or (updates, 1) where messages are not sent after every update.
+    """
     to = np.asarray(choice.to)
     nodes = to.shape[-2]
-    return float(size * (to != np.arange(nodes)[:, None]).sum(axis=(-1, -2)).mean() / nodes)
+    peers = (to != np.arange(nodes)[:, None]).sum(axis=(-1, -2))
+    return float((np.ravel(size) * peers).mean() / nodes)
 
 
 def _meeting_bytes(config: Experiment, shapes: Shapes, choice: Meeting) -> tuple[float, float]:
@@ -506,7 +511,9 @@ def _meeting_bytes(config: Experiment, shapes: Shapes, choice: Meeting) -> tuple
     if isinstance(mix, ModelAveraging):
         setting = _setting(config, shapes)
         sent = float((send @ np.array(averaging_clock.message_bytes(mix, setting))).mean())
-        return sent, float(receive.any(axis=1).mean()) * averaging_clock.state_bytes(mix, setting)
+        return sent, averaging_clock.state_bytes(mix, setting, choice)
+    if choice.to is not None:  # over a graph
+        return _gossiped(choice, shapes.bytes * send), 0.0
     blocking = receive & (np.asarray(choice.waited).reshape(send.shape) == 0)
     short, usual = (
         shapes.bytes / (2 if dtype == "bfloat16" else 1)

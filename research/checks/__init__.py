@@ -117,7 +117,7 @@ def check_cluster(config: Experiment) -> None:
             f"config.cluster.{key}: {OPTIONAL[key]} are known to config.strategy.name = "
             f"{' and '.join(map(repr, those))}, not to {methods.name!r}"
         )
-    for method in methods.every:
+    for method in dict.fromkeys((*methods.every, methods.outermost)):
         method.check(config, methods)
 
 

@@ -92,9 +92,14 @@ def write(path: Path, text: str, aside: str = "part") -> None:
     _replace(path, path.with_name(f".{path.name}.{aside}"), lambda file: file.write(text.encode()))
 
 
+def as_json(value: Any) -> str:
+    """The value as JSON; numbers that are not finite become null."""
+    return json.dumps(finite(value), indent=2)
+
+
 def write_json(path: Path, value: Json) -> None:
     """Replaces the file in one step; numbers that are not finite become null."""
-    write(path, json.dumps(finite(value), indent=2) + "\n")
+    write(path, as_json(value) + "\n")
 
 
 def write_npz(path: Path, arrays: Mapping[str, Array]) -> None:

@@ -190,9 +190,18 @@ class Mixes(Method):
         """
         raise NotImplementedError
 
+    def joined(self, other: "Mixes") -> "Mixes | None":
+        """This one and the other as one method; None where they do not go together."""
+        return None
+
     def why_no_overlap(self) -> str:
         """Why the exchange of its nodes cannot leave the compiled loop; '' if it can."""
         return "exchanges otherwise than by sums"
+
+
+def as_one(one: Mixes, other: Mixes) -> Mixes | None:
+    """Two methods that mix as one that does both; None where there is none."""
+    return one.joined(other) or other.joined(one)
 
 
 M = TypeVar("M", bound=Method)
@@ -216,8 +225,9 @@ class Methods(NamedTuple):
 
     @property
     def mix(self) -> Mixes | None:
-        """The method that says what nodes exchange, if one does."""
-        return next((m for m in self.every if isinstance(m, Mixes)), None)
+        """The method that says what nodes exchange, or two of them as one, if any does."""
+        mixes = [m for m in self.every if isinstance(m, Mixes)]
+        return as_one(*mixes) if len(mixes) == 2 else next(iter(mixes), None)
 
     @property
     def outermost(self) -> Method:
@@ -423,7 +433,7 @@ def chosen(name: str) -> Methods:
     taken: dict[str, str] = {}
     for part, method in zip(names, every, strict=True):
         for piece in method.pieces:
-            if piece in taken:
+            if piece in taken and not (piece == "mix" and _mix_as_one(every)):
                 raise ConfigError(
                     f"config.strategy.name = {name!r}: {taken[piece]} and {part} both say "
                     f"{MEANING[piece]}, of which there is one"
@@ -444,6 +454,12 @@ def chosen(name: str) -> Methods:
         ),
     )
     return found
+
+
+def _mix_as_one(every: tuple[Method, ...]) -> bool:
+    """Whether two of the methods mix, and as one."""
+    mixes = [method for method in every if isinstance(method, Mixes)]
+    return len(mixes) == 2 and as_one(*mixes) is not None
 
 
 MEANING = {

@@ -2,6 +2,7 @@
 
 import base64
 import html
+import json
 import re
 from pathlib import Path
 from xml.etree import ElementTree
@@ -281,8 +282,14 @@ def test_workdirs_are_compared(tmp_path, capsys):
     table = rows(Page(path.read_text()).tables[0])
     found = {row["method"]: row["final training loss"] for row in table}
     assert found == {"g = 1": "1", "g = 2": "0.5", "g = 4": "0.4"}
-    assert report.main([*flags, f"--out={tmp_path / 'here.html'}"]) == 0
+    assert report.main([*flags, f"--out={tmp_path / 'here.html'}", "--json", "--target=0.7"]) == 0
     assert (tmp_path / "here.html").exists()
+    told = json.loads(capsys.readouterr().out)
+    assert told["target"] == 0.7
+    found = {row["strategy.groups"]: row for row in told["rows"]}
+    assert list(found) == [4, 2, 1]  # the best first
+    assert found[1]["updates_to_target"] == [None] and found[1]["train_loss"] == [1.0]
+    assert found[4]["updates_to_target"][0] < found[2]["updates_to_target"][0]
 
 
 def test_equal_configs_of_two_workdirs_are_not_seeds(tmp_path):
