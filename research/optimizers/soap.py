@@ -54,8 +54,8 @@ def soap(
         raise ValueError(f"every {every}: must be at least 1")
 
     def init(params: Params) -> State:
-        zeros = [jax.tree.map(jnp.zeros_like, params) for _ in range(2)]
-        return State(jnp.int32(0), *zeros, tuple(map(_first, jax.tree.leaves(params))))
+        mu, nu = (jax.tree.map(jnp.zeros_like, params) for _ in range(2))
+        return State(jnp.int32(0), mu, nu, tuple(map(_first, jax.tree.leaves(params))))
 
     def update(grads: Params, state: State, params: Params | None = None) -> tuple[Params, State]:
         count = state.updates + 1
@@ -72,8 +72,8 @@ def soap(
             mu.append(m.astype(g.dtype))
             nu.append(v.astype(g.dtype))
             bases.append(basis and _renewed(_mixed(basis, g, b2), count % every == 0))
-        step, *moments = (jax.tree.unflatten(tree_of, each) for each in (steps, mu, nu))
-        return step, State(count, *moments, tuple(bases))
+        means, squares = jax.tree.unflatten(tree_of, mu), jax.tree.unflatten(tree_of, nu)
+        return jax.tree.unflatten(tree_of, steps), State(count, means, squares, tuple(bases))
 
     return optax.GradientTransformation(init, update)
 
