@@ -147,7 +147,7 @@ def keys() -> str:
 
 def claims() -> str:
     """Every claim as its record has it: rule, verdict, figures, and what other seeds said."""
-    from optdyn.configs import race
+    from optdyn.configs import contest, race
 
     said = ["# Evidence of the claims", "", "Made of the records in `tests/benchmarks/records/`."]
     for name in RECORDS:
@@ -167,6 +167,8 @@ def claims() -> str:
                 said.append(f"- **{run['verdict']}** on seeds {seeds} ({rule}): {run['by']}")
             if name == "papers_race":
                 said += ["", race.table(claim["result"])]
+            if name == "papers_contest":
+                said += ["", contest.table(claim["result"])]
     return "\n".join(said)
 
 

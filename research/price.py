@@ -21,7 +21,7 @@ import numpy as np
 
 from optdyn import program, seeds, shared_data, strategies
 from optdyn.checks import check_cluster
-from optdyn.errors import ConfigError, one_of
+from optdyn.errors import one_of, refuse
 from optdyn.experiment import Experiment, Pieces
 from optdyn.strategies import Methods, Network, Setting, averaging_clock, local
 from optdyn.strategies.asynchronous import Asynchronous
@@ -66,6 +66,7 @@ class Price(NamedTuple):
 
     @property
     def updates_per_second(self) -> float:
+        """Updates in a simulated second."""
         return 1 / self.seconds
 
 
@@ -79,6 +80,7 @@ class Shapes(NamedTuple):
 
     @property
     def bytes(self) -> int:
+        """Bytes of the parameters."""
         return program.parameter_bytes(self.params)
 
 
@@ -217,7 +219,7 @@ def needed(
 
 
 def _needed(of: Callable[[float], Price], share: float, known: dict[float, float]) -> float:
-    """By secants, as 1 / computing is nearly linear in 1 / bandwidth, else by the middle.
+    """The root by secants, as 1 / computing is nearly linear in 1 / bandwidth, else by the middle.
 
     It is found where a bandwidth that is off by less than `RATIO` would be off as much.
     """
@@ -244,24 +246,32 @@ def check(config: Experiment) -> None:
     cluster = config.cluster
     if not is_drawn(cluster.service):
         one_of("config.cluster.service", cluster.service, (*DRAWN, GEOMETRIC))
-    for key in ("presence", "diurnal"):
-        if getattr(cluster, key):
-            raise ConfigError(f"config.cluster.{key}: prices are of workers that are always there")
-    if cluster.pieces != Pieces():
-        raise ConfigError("config.cluster.pieces: prices are of examples' seconds and a network")
+    always = "prices are of workers that are always there"
+    refuse(
+        (cluster.presence, f"config.cluster.presence: {always}"),
+        (cluster.diurnal, f"config.cluster.diurnal: {always}"),
+        (
+            cluster.pieces != Pieces(),
+            "config.cluster.pieces: prices are of examples' seconds and a network",
+        ),
+    )
 
 
 def _refuse(config: Experiment, shapes: Shapes) -> None:
     """Raises `ConfigError` where there is no price."""
     check(config)
     methods = config.strategy.methods
-    if methods.by_block and isinstance(methods.read, Asynchronous):
-        raise ConfigError(
+    refuse(
+        (
+            methods.by_block and isinstance(methods.read, Asynchronous),
             "its blocks have servers of their own, each with other arrivals, and shares of time "
-            "are of one"
-        )
-    if methods.by_block and shapes.problem is None:
-        raise ConfigError("needs the blocks of a model: name one by --config, not --parameters")
+            "are of one",
+        ),
+        (
+            methods.by_block and shapes.problem is None,
+            "needs the blocks of a model: name one by --config, not --parameters",
+        ),
+    )
 
 
 def _window(config: Experiment, shapes: Shapes, steps: int) -> Window:
@@ -335,7 +345,7 @@ def _pace(config: Experiment, shapes: Shapes, window: Window, line: Timeline) ->
 
 
 def _until_exchange(line: Timeline, workers: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of every worker its steps up to its last exchange, how many a second, and its exchanges."""
+    """Each worker's steps up to its last exchange, how many a second, and its exchanges."""
     order = np.argsort(line.worker, kind="stable")
     ends = np.cumsum(np.bincount(line.worker, minlength=workers))
     exchange = np.asarray(getattr(line.choice, "exchange", np.ones(len(order), bool)))

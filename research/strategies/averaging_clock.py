@@ -6,10 +6,9 @@ import jax
 import numpy as np
 
 from optdyn import optimizers
-from optdyn.strategies.fragments import cut
 from optdyn.strategies.method import Methods, Setting
 from optdyn.strategies.nodes import inside
-from optdyn.strategies.outer import moments
+from optdyn.strategies.outer import cut, moments
 from optdyn.timeline import habits
 from optdyn.timeline.base import Meeting, Timeline
 from optdyn.timeline.daso import timeline

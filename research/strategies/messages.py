@@ -26,6 +26,7 @@ class Nodes(NamedTuple):
     gather: Callable[[Tree], Tree]  # leaves (nodes, ...)
 
     def mean(self, tree: Tree) -> Tree:
+        """The mean over the nodes."""
         nodes = lax.axis_size("node")
         return jax.tree.map(lambda leaf: leaf / nodes, self.sums(tree))
 

@@ -22,19 +22,21 @@ what the nodes send; `merge`, what a receipt does. Only the second hears of othe
 the states of the nodes' optimizers are averaged, the third).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
 
+from optdyn.errors import ConfigError
 from optdyn.strategies.base import Apart, Batch, Event, Info, Params, Rule
-from optdyn.strategies.fragments import cut, join
 from optdyn.strategies.messages import Messages, over_nodes, own_event, size
 from optdyn.trees import Hyper, Tree
 
@@ -53,6 +55,7 @@ class State(NamedTuple):
 
     @property
     def params(self) -> Params:
+        """x_t of this node."""
         return self.inner.params
 
 
@@ -266,3 +269,36 @@ def _is_float(leaf: jax.Array) -> bool:
 
 def _floats(tree: Tree) -> list[jax.Array]:
     return list(filter(_is_float, jax.tree.leaves(tree)))
+
+
+def cut(tree: Tree, fragments: int) -> tuple[Tree, ...]:
+    """The tree once a fragment, with None in place of the leaves of all others.
+
+    A fragment is of leaves that follow one another, one at least. It ends where what is before its
+    end is nearest to equal parts, so that none is larger than an equal part and the largest leaf
+    together. Raises `ConfigError` where there are fewer leaves than fragments.
+    """
+    leaves, tree_of = jax.tree.flatten(tree)
+    if fragments > len(leaves):
+        raise ConfigError(
+            f"config.strategy.fragments = {fragments}: must be at most {len(leaves)}, the number "
+            "of arrays that the network's parameters are in"
+        )
+    filled = np.cumsum([leaf.size for leaf in leaves])
+    ends = [0]
+    for q in range(1, fragments):
+        nearest = 1 + int(np.abs(filled - filled[-1] * q / fragments).argmin())
+        ends.append(min(max(nearest, ends[-1] + 1), len(leaves) - fragments + q))
+    return tuple(
+        jax.tree.unflatten(tree_of, [leaf if a <= i < b else None for i, leaf in enumerate(leaves)])
+        for a, b in pairwise([*ends, len(leaves)])
+    )
+
+
+def join(trees: Sequence[Tree]) -> Tree:
+    """The tree that was cut in these."""
+    return jax.tree.map(
+        lambda *own: next(leaf for leaf in own if leaf is not None),
+        *trees,
+        is_leaf=lambda leaf: leaf is None,
+    )

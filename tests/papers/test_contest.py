@@ -33,12 +33,12 @@ def side_of(name, **cluster):
 
 
 class Known:
-    """A study of 4 seeds whose updates to the target are a known function of batch and period.
+    """A study of one seed whose updates to the target are a known function of batch and period.
 
     The best long-run step is 1 and the best momentum 0.
     """
 
-    choose, report = (0, 1, 2, 3), (9,)
+    choose, report = (0,), (9,)
 
     def __init__(self, updates, target=0.1):
         self.updates, self.target, self.tuned = updates, target, set()
@@ -82,10 +82,10 @@ def test_each_network_chooses_the_batch_of_the_fewest_seconds(network):
     }
     side = side_of(contest.PLAIN, service="constant")
     study = Known(lambda config: 100 * (1 + 256 / config.batch_size))
-    costs = contested.chosen(study, side, place(r), 0.1)
-    best = contested.least(costs)
+    times = contested.chosen(study, side, place(r), 0.1)
+    best = contested.least(times)
     assert contest.BATCHES[best[0]] == min(seconds, key=seconds.get)
-    for cell, cost in costs.items():
+    for cell, (cost,) in times.items():
         assert cost == pytest.approx(seconds[contest.BATCHES[cell[0]]], rel=1e-9)  # float64 sums
 
 
@@ -97,8 +97,8 @@ def test_a_batch_and_a_period_that_only_pay_together_are_found():
         return {(64, 8): 200, (128, 32): 50}.get(together, 600)
 
     side, study = side_of("local SGD", service="constant"), Known(updates)
-    costs = contested.chosen(study, side, place(0.2), 0.1)
-    best = contested.values(side.entry, contested.least(costs))
+    times = contested.chosen(study, side, place(0.2), 0.1)
+    best = contested.values(side.entry, contested.least(times))
     assert best == {"batch_size": 128, "strategy.period": 32}
     around = {(b, h) for b in (64, 128, 256) for h in (8, 32, 128)}
     assert around <= study.tuned
@@ -166,6 +166,7 @@ def result(batch, *arms):
         own = times(part)
         over = {x: [part / batch] * 3 for x in own}
         said = {"chosen": {"batch_size": 128}, "interior": True, "seconds": own, "cost": part}
+        said["over at best"] = [part / batch] * 3
         return {**said, "over": over, "over usual": {x: [part] * 3 for x in own}} | {
             "chance": p,
             "shape": "8 x 1",
@@ -202,7 +203,8 @@ def test_table_and_picture_show_every_arm_as_the_record_has_it():
     made = result(0.8, (0.6, 0.01), (math.inf, 0.01))
     table = contested.table(json.loads(json.dumps(finite(made), allow_nan=False)))
     first = next(line for line in table.splitlines() if line.startswith("| arm 0 |"))
-    assert "batch_size 128 | 0.6 [0.6, 0.6] | 0.75 [0.75, 0.75] | 0 of 5 | 0.04 | faster" in first
+    assert "batch_size 128 | 0.6 [0.6, 0.6] | 0.75 [0.75, 0.75] | 0 of 5 |" in first
+    assert first.endswith("| 0.75 [0.75, 0.75] | 0.04 | faster |")
     assert MISSED in table and "| 1 Gb/s | 8 x 1 | synchronous |" in table
     figure = Figure()
     contested.picture(made, figure)

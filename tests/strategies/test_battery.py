@@ -18,10 +18,10 @@ import pytest
 
 from optdyn import optimizers, program, strategies
 from optdyn.config import ConfigError, default, parse
-from optdyn.data.parts import columns, cut
 from optdyn.parallel import devices as parallel
 from optdyn.strategies import Event
 from optdyn.timeline.base import Shares, chosen
+from optdyn.timeline.shares import columns, cut
 
 STEPS, BATCH, CLASSES = 12, 24, 5
 EPOCH = 4  # updates
