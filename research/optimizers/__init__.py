@@ -20,7 +20,7 @@ from optdyn.cache_keys import Key
 from optdyn.errors import ConfigError, refuse
 from optdyn.experiment import Experiment
 from optdyn.fields import OPTIONS, Options, plain
-from optdyn.optimizers import closed_loop, staleness
+from optdyn.optimizers import closed_loop, soap, staleness
 from optdyn.optimizers.schedules import SCHEDULES, learning_rates
 from optdyn.strategies import groups_of
 from optdyn.trees import Array, Hyper, Params, State, Tree
@@ -45,7 +45,7 @@ __all__ = [
 
 Make = Callable[..., optax.GradientTransformation]
 
-OWN: Mapping[str, Make] = {"closed_loop": closed_loop.closed_loop}
+OWN: Mapping[str, Make] = {"closed_loop": closed_loop.closed_loop, "soap": soap.soap}
 TRANSFORMS: Mapping[str, Make] = {
     make.__name__: make for make in (staleness.delay_compensation, staleness.staleness_rate)
 }

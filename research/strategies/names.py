@@ -30,6 +30,18 @@ TOGETHER: Mapping[str, Mapping[str, Any]] = {
     "k_sync m_synchronous backup_workers": BUFFERED | {"strategy.waiting": "k_sync"},
     "k_batch_sync rennala": BUFFERED | {"strategy.waiting": "k_batch_sync"},
     "k_async": BUFFERED | {"strategy.waiting": "k_async"},
+    "fadas": BUFFERED
+    | {
+        "optimizer.name": "amsgrad",
+        "optimizer.momentum": 0.0,
+        "optimizer.chain": ("staleness_rate",),
+        "optimizer.chain_options.law": "bounded",
+    },
+    "cgad": {
+        "strategy.name": "async_local_sgd",
+        "strategy.server": "adam",
+        "strategy.age_decay": 0.1,
+    },
     "k_batch_async fedbuff": BUFFERED | {"strategy.waiting": "k_batch_async"},
     "delay_adaptive": {
         "strategy.name": "asynchronous",

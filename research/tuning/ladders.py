@@ -45,11 +45,13 @@ def ladders(config: Experiment) -> dict[str, tuple[Ladder, float]]:
         "outer_momentum": arms.not_negative,
         "slow_learning_rate": lambda i: round(2.0 ** (i / 2), 6),
         "slow_momentum": arms.not_negative,
+        "error_decay": arms.not_negative,
         "compression_share": lambda i: 2.0 ** min(i, 0),
         "compression_rank": arms.counts,
     }
     sent = {"top_k": "compression_share", "powersgd": "compression_rank"}
-    compressed = sent.get(methods.get("compression", ""), "")
+    sparse = methods.get("error_decay", None) is not None  # sparseloco, which is always top_k
+    compressed = sent.get("top_k" if sparse else methods.get("compression", ""), "")
     for key, ladder in own.items():
         value = methods.get(key, None)
         if value is not None and (key == compressed or not key.startswith("compression_")):

@@ -123,6 +123,12 @@ METHODS = {
         GROUPS | {"strategy.name": "async_local_sgd", "strategy.outer_momentum": 0.5},
         ("jit",),
     ),
+    "aged": (
+        GROUPS
+        | {"strategy.name": "async_local_sgd", "strategy.server": "adam", "strategy.age_decay": 0.3}
+        | {"strategy.outer_learning_rate": 0.01},
+        ("shard_map",),
+    ),
     "ad_psgd": (GROUPS | {"strategy.name": "ad_psgd"}, ("pmap",)),
     "buffered": (
         GROUPS | {"strategy.name": "buffered", "strategy.arrivals": 2},

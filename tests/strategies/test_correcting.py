@@ -157,3 +157,13 @@ def test_what_cannot_be_is_refused(config, values, said):
     with pytest.raises(ConfigError, match=said):
         check(as_experiment(config({"strategy.name": "diloco", **values})))
     assert Eager().why_no_overlap()
+
+
+@pytest.mark.parametrize("owed", ["shapes", "two parts"])
+def test_corrections_owe_what_every_method_owes(monkeypatch, owed):
+    values = {"strategy.period": 3, "strategy.delay": 1, "strategy.merging": "correct"}
+    monkeypatch.setitem(battery.CASES, "diloco", battery.Case(values, None))
+    if owed == "shapes":
+        battery.test_the_state_keeps_its_shapes_and_dtypes("diloco", "adam")
+    else:
+        battery.test_a_run_in_two_parts_equals_the_whole("diloco")
