@@ -32,6 +32,7 @@ from optdyn.analysis.lags import (
 from optdyn.analysis.tables import TableError, natural, replace, shown
 from optdyn.arguments import Parser
 from optdyn.errors import InputError
+from optdyn.outputs.files import as_json
 
 MOMENTA, MATCHED = "matching_momenta", "matching_displacements"
 MIN_REPLICAS = 4
@@ -227,8 +228,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--bootstrap", type=int, default=500, help=draws)
     first = "only replicas' first so many updates; 0: all"
     parser.add_argument("--steps", type=int, default=0, help=first)
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     options = vars(parser.read(arguments))
-    workdir = options.pop("workdir")
+    workdir, in_json = options.pop("workdir"), options.pop("json")
     terms = {name: options[name] for name in ("lags", "gradient_lags")}
     try:
         if any((value or 0) < 0 for value in terms.values()):
@@ -244,6 +246,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (AnalysisError, TableError, OSError) as error:
         print("error: " + " ".join(str(error).split()), file=sys.stderr)
         return 2
+    if in_json:
+        print(as_json({"recordings": results, "meters": fits}))
+        return 0
     every = [table(results), coefficients(results), windows.table(fits), windows.coefficients(fits)]
     print("\n\n".join(each.to_string(index=False) for each in every if len(each)))
     return 0
@@ -328,7 +333,7 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it: lists, and null for what is not finite."""
+    """The value as JSON has it: lists, and null for what is not finite."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -26,6 +26,7 @@ from optdyn.analysis.tables import Point, TableError
 from optdyn.arguments import Parser
 from optdyn.config import read
 from optdyn.experiment import Experiment
+from optdyn.outputs.files import as_json
 from optdyn.strategies.daso import DASO
 from optdyn.timeline.daso import daso
 from optdyn.timeline.nodes import synchronous
@@ -116,6 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--update_bytes", type=positive, help="of another model than the run's")
     parser.add_argument("--seconds_per_example", type=positive, help="on a device of speed 1")
     parser.add_argument("--name", default="network", help="of the files written")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     flags = parser.read(arguments)
     try:
         table = pd.concat(_tables(flags), ignore_index=True)
@@ -126,6 +128,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (TableError, OSError) as error:
         print("error: " + " ".join(str(error).split()), file=sys.stderr)
         return 2
+    if flags.json:
+        print(as_json({"bandwidths": median.reset_index().to_dict("records"), "marks": marks}))
+        return 0
     print(median.loc[list(TABLE)].to_string(float_format="{:.4g}".format))
     where = " and ".join(f"{mark:.3g}" for mark in marks) or f"none of {CURVE[-1]} to {CURVE[0]:g}"
     print(f"{PAPER:.0%}, the most in the paper: at {where} Gb/s")
@@ -153,6 +158,7 @@ def _tables(flags: argparse.Namespace) -> list[pd.DataFrame]:
 
 
 def positive(text: str) -> float:
+    """The number in the text. Raises ValueError unless it is above 0 and finite."""
     if not 0 < float(text) < np.inf:
         raise ValueError
     return float(text)

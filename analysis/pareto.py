@@ -22,10 +22,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from optdyn import strategies
-from optdyn.analysis import figures, planes, tables
+from optdyn.analysis import figures, tables, tradeoffs
 from optdyn.analysis import fronts as fronts_of
 from optdyn.analysis.tables import Point, TableError
 from optdyn.arguments import Parser
+from optdyn.outputs.files import as_json
 
 COMPUTE = tuple(fronts_of.FLOPS)
 VARIANT = "strategy.variant"
@@ -141,10 +142,12 @@ def picture(table: pd.DataFrame, compute: str) -> Figure:
     """The fronts, with the range over seeds; thin lines are all settings."""
     best = fronts(table, compute)
     lines = [
-        planes.Front(name, *LOOKS[name], *(rows[rows[VARIANT] == name] for rows in (best, table)))
+        tradeoffs.Front(
+            name, *LOOKS[name], *(rows[rows[VARIANT] == name] for rows in (best, table))
+        )
         for name in _variants(table)
     ]
-    return planes.fronts(lines, compute, f"{compute} FLOPs")
+    return tradeoffs.fronts(lines, compute, f"{compute} FLOPs")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -152,6 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(prog="analysis.pareto", description="Loss against compute.")
     parser.add_argument("--workdir", type=Path, required=True, help="of a sweep")
     parser.add_argument("--name", default="pareto", help="of the files written")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     flags = parser.read(arguments)
     try:
         table = levels(runs(flags.workdir))
@@ -161,16 +165,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"{flags.workdir}: needs finite losses of {BACKPROP} and of a local variant, has "
                 f"those of {' and '.join(names) or 'none'}"
             )
-        _write(flags.workdir / flags.name, table)
+        answer = _write(flags.workdir / flags.name, table)
     except (TableError, OSError) as error:
         print("error: " + " ".join(str(error).split()), file=sys.stderr)
         return 2
+    if flags.json:
+        print(as_json(answer))
+        return 0
     for compute in COMPUTE:
         _print(table, compute)
     return 0
 
 
-def _write(path: Path, table: pd.DataFrame) -> None:
+def _write(path: Path, table: pd.DataFrame) -> dict[str, Any]:
     best = [fronts(table, c).assign(compute=c) for c in COMPUTE]
     answer = {
         c: {
@@ -184,6 +191,7 @@ def _write(path: Path, table: pd.DataFrame) -> None:
     for compute in COMPUTE:
         file = path.with_name(f"{path.name}-{compute}.svg")
         tables.replace(file, figures.svg(picture(table, compute)))
+    return answer
 
 
 def _print(table: pd.DataFrame, compute: str) -> None:

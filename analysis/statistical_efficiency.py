@@ -32,7 +32,7 @@ from optdyn.analysis import efficiency, figures, tables
 from optdyn.analysis.efficiency import MOMENTUM, Tried
 from optdyn.analysis.tables import Point, TableError
 from optdyn.arguments import Parser
-from optdyn.outputs.workdir import write_json
+from optdyn.outputs.files import as_json, write_json
 
 RATE, GROUPS, NAME = "optimizer.learning_rate", "strategy.groups", "strategy.name"
 VARIED = {RATE, MOMENTUM, GROUPS, NAME, "seed", "steps"}
@@ -224,6 +224,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--target", type=float, required=True, help="training loss to reach")
     parser.add_argument("--fixed_momentum", type=float, default=0.9, help="that is not tuned")
     parser.add_argument("--where", action="append", default=[], help="KEY=VALUE, of the config")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     flags = parser.read(arguments)
     try:
         every = tried(flags.workdir, flags.target, flags.where)
@@ -234,7 +235,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (TableError, OSError) as error:
         print("error: " + " ".join(str(error).split()), file=sys.stderr)
         return 2
-    _print(summary)
+    if flags.json:
+        print(as_json(summary))
+    else:
+        _print(summary)
     return 0
 
 

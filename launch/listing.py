@@ -1,13 +1,16 @@
-"""What there is to choose from: `optdyn list KIND [PREFIX]`.
+"""What there is to choose from: `optdyn list KIND [PREFIX] [--json]`.
 
 KIND is one of models, data, losses, metrics, optimizers, transforms, schedules, methods, names,
 laws, configs and keys; `names` are other names of methods, and how each is asked for. PREFIX keeps
 the names that begin with it, as in `optdyn list keys strategy.` and `optdyn list names rennala`.
 Each line has a name and what it is, that of a key its default and what `research/experiment.py` or
-the method's file says of it.
+the method's file says of it; that of a key of methods says last which methods have it. A word after
+`keys`, as in `optdyn list keys momentum`, finds every key that has it in its name or in its line.
+`--json` prints an object, {name: what it is}.
 """
 
 import ast
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -15,6 +18,7 @@ from typing import Any
 
 from optdyn.errors import meant
 from optdyn.launch import sources
+from optdyn.outputs.files import as_json
 
 Listed = Mapping[str, str]  # name: what it is, in a line
 
@@ -28,14 +32,24 @@ def keys() -> Listed:
     """The keys of a run's config, with their defaults."""
     from optdyn.config import default
 
-    values, found = default(), {}
+    values, owners, found = default(), sources.owners(), {}
     for name, about in sources.keys().items():
         value: Any = values
         for part in name.split("."):
             value = value[part]
         shown = "{}" if name.endswith("options") else repr(value)
-        found[name] = f"= {shown}" + f"  {about}" * bool(about)
+        of = owners.get(name, [])
+        whose = f"  ({', '.join(of)})" if any(method not in about for method in of) else ""
+        found[name] = f"= {shown}" + f"  {about}" * bool(about) + whose
     return found
+
+
+def chosen(kind: str, found: Listed, text: str) -> Listed:
+    """Those whose names begin with `text`; of keys also those that have the word anywhere."""
+    begin = {name: about for name, about in found.items() if name.startswith(text)}
+    if kind != "keys" or re.search(r"\W", text):
+        return begin
+    return {n: about for n, about in found.items() if text.lower() in f"{n} {about}".lower()}
 
 
 def registered(kind: str) -> Listed:
@@ -65,16 +79,21 @@ KINDS: dict[str, Callable[[], Listed]] = {
 
 
 def main(arguments: Sequence[str]) -> int:
-    kind, prefix, *more = [*arguments, "", ""]
+    in_json, words = "--json" in arguments, [word for word in arguments if word != "--json"]
+    kind, prefix, *more = [*words, "", ""]
     if kind not in KINDS or any(more):
-        said = f"error: optdyn list KIND [PREFIX]: KIND is {', '.join(KINDS)}{meant(kind, KINDS)}"
-        print(said, file=sys.stderr)
+        said = f"KIND is {', '.join(KINDS)}{meant(kind, KINDS)}"
+        print(f"error: optdyn list KIND [PREFIX] [--json]: {said}", file=sys.stderr)
         return 2
-    found = {name: about for name, about in KINDS[kind]().items() if name.startswith(prefix)}
+    found = chosen(kind, KINDS[kind](), prefix)
     if not found:
+        have = "begin with" if kind != "keys" else "begin with or have"
         hint = other_name(prefix) if kind == "methods" else ""
-        print(f"error: there are no {kind} that begin with {prefix!r}{hint}", file=sys.stderr)
+        print(f"error: there are no {kind} that {have} {prefix!r}{hint}", file=sys.stderr)
         return 2
+    if in_json:
+        print(as_json(found))
+        return 0
     width = max(map(len, found))
     for name, about in found.items():
         print(f"{name:{width}}  {about}".rstrip())

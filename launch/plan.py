@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from absl import flags
 
 from optdyn import trainer
 from optdyn.analysis import efficiency, tables
@@ -27,7 +28,7 @@ from optdyn.checks import check
 from optdyn.config import ConfigError
 from optdyn.experiment import Experiment
 from optdyn.launch import app, dry
-from optdyn.outputs.files import read_json, write, write_json
+from optdyn.outputs.files import as_json, read_json, write, write_json
 from optdyn.outputs.progress import end_line, number
 from optdyn.outputs.workdir import claim, text_of
 from optdyn.parallel.first_process import own
@@ -178,9 +179,15 @@ def main(config: Experiment, workdir: Path) -> int:
     app.one_run(config)
     plan = run(config, workdir)
     end_line()
-    print(plan_text.text(plan))
+    print(as_json(plan) if app.in_json() else plan_text.text(plan))
     return 0
 
 
+def define() -> None:
+    """The flag of this command besides those of all (`app.run`)."""
+    flags.DEFINE_bool("json", False, "Print all figures as JSON in place of the tables.")
+
+
 if __name__ == "__main__":
+    define()
     app.run(dry.asked(main, described))

@@ -65,6 +65,7 @@ def define() -> None:
     )
     flags.DEFINE_float("step_seconds", None, "Seconds that a worker computes for an update.")
     flags.DEFINE_bool("needed", True, "Whether to find the Gbit/s for shares of computing.")
+    flags.DEFINE_bool("json", False, "Print all figures as JSON in place of the tables.")
     flags.DEFINE_string("out", "", "JSON file of all figures.")
     flags.DEFINE_string("page", "", "HTML file with sliders for the cluster.")
     flags.DEFINE_list("penalty", [], "Workdirs of sweeps that measured updates to a loss.")
@@ -190,7 +191,7 @@ def heading(config: Experiment, shapes: Any, is_model: bool) -> str:
 
 def main(config: Experiment, workdir: Path) -> int:
     from optdyn import price
-    from optdyn.outputs.files import write, write_json
+    from optdyn.outputs.files import as_json, write, write_json
 
     app.one_run(config)
     price.check(config)
@@ -231,12 +232,12 @@ def main(config: Experiment, workdir: Path) -> int:
             said, answers = _which(each, shapes, penalties, bandwidths, found)
             lines += ["", *said]
             told["which"] += answers
-    print(*lines, sep="\n")
+    print(*([as_json(told)] if app.in_json() else lines), sep="\n")
     if out:
         write_json(out, told)
     if page:
         write(page, _page(clusters, shapes, penalties, names, keys, bandwidths[0], lines))
-        print(f"\n{page}: the page with sliders")
+        print(f"\n{page}: the page with sliders", file=sys.stderr if app.in_json() else None)
     return 0
 
 

@@ -90,6 +90,16 @@ def keys() -> dict[str, str]:
     return found
 
 
+@cache
+def owners() -> dict[str, list[str]]:
+    """{`strategy.KEY`: the methods that have the key}."""
+    found = dict[str, list[str]]()
+    for method in _methods():
+        for key in _of_method(method):
+            found.setdefault(f"strategy.{key}", []).append(method)
+    return found
+
+
 def unknown_key(name: str) -> bool:
     """Whether neither a run's config nor a grid's has such a key. Those of options are free.
 

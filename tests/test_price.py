@@ -357,6 +357,9 @@ def test_the_command(tmp_path):
         (n, *row) for n in (4, 8) for row in (("sync", None), ("diloco", ""), ("diloco", "top_k"))
     ]
     assert "diloco 16 top_k, 8 nodes" in done.stdout and not done.stderr
+    told = ran("--parameters=1e6", "--methods=sync", "--bandwidths=1", "--noneeded", "--json")
+    (row,) = json.loads(told.stdout)["rows"]
+    assert (row["method"], list(row["prices"])) == ("sync", ["1.0"])
     wrong = ran("--methods=all", "--parameters=-1")
     assert wrong.returncode == 2 and wrong.stderr.startswith("error: --parameters:")
     assert len(wrong.stderr.splitlines()) == 1 and not wrong.stdout

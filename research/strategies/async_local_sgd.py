@@ -65,6 +65,7 @@ class State(NamedTuple):
         return own.row((self.workers, self.opt_state), worker)
 
     def logged(self) -> dict[str, float]:
+        """The distance of workers from their mean, for the log."""
         return own.logged(self.workers)
 
 
@@ -148,13 +149,13 @@ class AsyncLocalSGD(own.Workers, Periodic, OuterMomentum):
         return self.momentum_delay or self.groups
 
     def turns(self, exchange: Array, count: Array) -> dict[str, Array]:
-        """Which exchanges are N-th ones, by their count, and the part of b m that each brings."""
+        """Whether exchanges are N-th ones, by their count, and the part of b m that each brings."""
         n = self.delay
         turn, c = exchange & (count % n == 0), self.momentum_part / n
         return {"turn": turn, "momentum_part": np.where(turn, 1 - c * n + c, c).astype(np.float32)}
 
     def order(self, config: Experiment, line: Timeline) -> Exchanges:
-        """Who reads when in a race."""
+        """The order of arrivals in a race, which writes who reads when."""
         each = self.periods(Setting(config, 0, 0), of_config(config))
         return Exchanges(line, each, self.turns)
 

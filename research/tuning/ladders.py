@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from optdyn import optimizers
-from optdyn.errors import ConfigError
 from optdyn.evidence import arms
 from optdyn.evidence.arms import MOMENTUM, RATE, STEP, Arm, Ladder
 from optdyn.evidence.study import Study
 from optdyn.evidence.trial import to_loss
 from optdyn.experiment import Experiment
 from optdyn.trees import Json
+from optdyn.tuning.bench import tunable
 
 CHOOSE, REPORT = 2, 5  # seeds
 APART = 500  # of those that choose from the config's own
@@ -29,10 +29,7 @@ def ladders(config: Experiment) -> dict[str, tuple[Ladder, float]]:
     are not constant, or the config starts from a run.
     """
     optimizer, methods = config.optimizer, config.strategy.methods
-    if optimizer.schedule != "constant" or optimizer.warmup_steps:
-        raise ConfigError("config.optimizer.schedule: learning rates are constant while tuned")
-    if config.init_from:
-        raise ConfigError("config.init_from: of a run, not of what is tuned")
+    tunable(config)
     outer = methods.get("outer_momentum", 0.0)
     found: dict[str, tuple[Ladder, float]] = {}
     if optimizers.takes_momentum(optimizer.name):

@@ -1,5 +1,6 @@
 """The seconds behind the time that DASO saves: limits, a hand-worked run, a trained one."""
 
+import json
 import math
 
 import pandas as pd
@@ -98,6 +99,9 @@ def test_a_trained_run_is_clocked_as_its_log_is(config, tmp_path, capsys):
     assert main([*arguments, "--name=large"]) == 0
     assert "34%, the most in the paper" in capsys.readouterr().out
     large = pd.read_csv(tmp_path / "large.csv").set_index("bandwidth")
+    assert main([*arguments, "--name=again", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["bandwidths"]
+    assert {row["bandwidth"]: row["daso"] for row in told} == large["daso"].to_dict()
     for name in ("synchronous", "daso"):  # everything takes 1000 times as long, but for rounding
         assert large.loc[5.0, name] == pytest.approx(1000 * seconds(run, [5.0])[name][0])
     assert set(TABLE) <= set(large.index)

@@ -215,8 +215,10 @@ def test_the_command_writes_what_it_prints(crossing, capsys):
         assert ElementTree.fromstring(text).tag.endswith("svg")
         for label in (f"{name} FLOPs", "backprop", "greedy", "chunked", "training loss"):
             assert f"<!-- {label} -->".encode() in text
-    assert main([f"--workdir={crossing}"]) == 0
+    capsys.readouterr()
+    assert main([f"--workdir={crossing}", "--json"]) == 0
     assert [file.read_bytes() for file in files] == before
+    assert json.loads(capsys.readouterr().out) == answer
 
 
 def lacking(folder: Path, file: str, key: str, value=None) -> None:

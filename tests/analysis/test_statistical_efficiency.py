@@ -55,8 +55,10 @@ def sweep(tmp_path):
 
 
 def test_the_numbers_that_the_losses_were_made_with(sweep, capsys):
-    assert main([f"--workdir={sweep}", f"--target={TARGET}"]) == 0
+    assert main([f"--workdir={sweep}", f"--target={TARGET}", "--json"]) == 0
     found = json.loads((sweep / "statistical_efficiency.json").read_text())
+    assert json.loads(capsys.readouterr().out) == found
+    assert main([f"--workdir={sweep}", f"--target={TARGET}"]) == 0
     groups = np.array([row["groups"] for row in found["groups"]])
     assert groups.tolist() == list(PENALTY) and found["seeds"] == len(SLOW)
     penalty = np.array(list(PENALTY.values()))

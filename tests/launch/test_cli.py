@@ -1,5 +1,6 @@
 """The command `optdyn`: what it finds, what it refuses at once, what it prints."""
 
+import itertools
 import json
 import os
 import re
@@ -136,7 +137,7 @@ def test_the_version_is_that_of_the_project(optdyn):
             "--scale=ful: value should be one of <small|full>",
         ),
         (["list", "things"], "KIND is models, data, losses"),
-        (["list", "keys", "nosuch"], "there are no keys that begin with 'nosuch'"),
+        (["list", "keys", "nosuch"], "there are no keys that begin with or have 'nosuch'"),
         (["completion", "csh"], "optdyn completion bash|zsh|fish"),
         (["config", "{tmp}/a", "{tmp}/b"], "a/config.json: cannot be read"),
     ],
@@ -419,7 +420,21 @@ def test_lists_have_a_line_each(optdyn, kind):
 
 def test_keys_are_listed_with_defaults_and_comments(optdyn):
     _, out, _ = optdyn("list", "keys", "strategy.gro")
-    assert out == "strategy.groups  = 1  Compute groups, each synchronous inside.\n"
+    methods = "(ad_psgd, async_local_sgd, asynchronous, buffered, elastic, ringmaster)"
+    assert out == f"strategy.groups  = 1  Compute groups, each synchronous inside.  {methods}\n"
+
+
+def test_a_word_finds_every_key_that_has_it(optdyn):
+    """In its name, in what is said of it, or among the methods that have it; by sections."""
+    every = json.loads(optdyn("list", "keys", "--json")[1])
+    found = json.loads(optdyn("list", "keys", "Momentum", "--json")[1])
+    assert found == {k: v for k, v in every.items() if "momentum" in f"{k} {v}".lower()}
+    assert {"optimizer.momentum", "probes.steer", "strategy.outer_momentum"} <= set(found)
+    sections = [name.partition(".")[0] for name in every]
+    assert len(list(itertools.groupby(sections))) == len(set(sections))
+    assert set(json.loads(optdyn("list", "keys", "strategy.outer", "--json")[1])) == {
+        name for name in every if name.startswith("strategy.outer")
+    }
 
 
 @pytest.mark.parametrize(

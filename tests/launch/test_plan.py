@@ -100,6 +100,9 @@ def test_the_same_command_reads_the_plan(planned, small, files, monkeypatch, cap
     monkeypatch.setattr(layers, "updates", None)  # nothing can be measured
     assert plan.main(as_experiment(small(NOISE)), workdir) == 0
     assert capsys.readouterr().out == text(made) + "\n"
+    monkeypatch.setattr(app, "in_json", lambda: True)
+    assert plan.main(as_experiment(small(NOISE)), workdir) == 0
+    assert json.loads(capsys.readouterr().out) == made
     assert files(workdir) == before
 
 
