@@ -14,7 +14,7 @@ of one that is not, and runs what they lack.
 """
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -147,18 +147,22 @@ def finished(workdir: Path, seed: int, arms: int) -> dict[str, Any]:
         return measure(study, contest("mlp", arms))
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("workdir", type=Path)
     parser.add_argument("--seed", type=int, help="of the run that is not finished")
     parser.add_argument("--arms", type=int, help="how many are told of one that is not finished")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     if given.arms:
+        if given.seed is None or not 1 <= given.arms <= len(OTHERS):
+            parser.error(f"--arms={given.arms}: needs --seed, and is 1 to {len(OTHERS)}")
         result = finished(given.workdir, given.seed, given.arms)
         write_json(given.workdir / "arms.json", result)
     else:
-        board = read_json(given.workdir / "scoreboard.json")
-        result = board["claims"]["contest_mlp"]["result"]
+        claims = read_json(given.workdir / "scoreboard.json").get("claims", {})
+        if "contest_mlp" not in claims:
+            parser.error(f"{given.workdir}: no contest has ended there; --arms=N --seed=SEED")
+        result = claims["contest_mlp"]["result"]
     print(table(result))
 
 

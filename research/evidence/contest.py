@@ -19,7 +19,16 @@ from matplotlib.ticker import LogLocator, NullLocator
 from optdyn.evidence.arms import Arm, Rungs, Tuned, at, beside, diagonal, tuned
 from optdyn.evidence.claim import Verdict
 from optdyn.evidence.intervals import chance, holm, ratio, ratio_at_best, share, shown
-from optdyn.evidence.race import COLOURS, FASTER, MISSED, SAME, SLOWER, followed, same_order
+from optdyn.evidence.race import (
+    COLOURS,
+    FASTER,
+    MISSED,
+    SAME,
+    SLOWER,
+    followed,
+    infinite,
+    same_order,
+)
 from optdyn.evidence.study import Job, Study
 from optdyn.evidence.trial import Curve, meeting, to_loss
 from optdyn.experiment import Experiment
@@ -259,7 +268,7 @@ def verdict(result: Mapping[str, Any]) -> Verdict:
 
 def table(result: Mapping[str, Any]) -> str:
     """In Markdown: the opponents, then every arm over the usual opponent and over the best."""
-    result = _infinite(result)
+    result = infinite(result)
     last, said = str(result["losses"][-1]), words(result)
     lines = ["| network | nodes | opponent | chosen | over the usual opponent | best |"]
     lines.append("|---" * 6 + "|")
@@ -273,9 +282,8 @@ def table(result: Mapping[str, Any]) -> str:
     for loss in map(str, reversed(result["losses"])):
         lines += ["", f"To a loss of {loss}:", ""]
         titles = ["arm", "network", "chosen", "over the usual", "over the best", "missed"]
-        titles += ["over the best, choice of the cell included", "p, corrected", "word"] * (
-            loss == last
-        )
+        if loss == last:
+            titles += ["over the best, the cells' choice included", "p, corrected", "word"]
         lines += [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
         for row in result["rows"]:
             for network, own in row["networks"].items():
@@ -290,7 +298,7 @@ def table(result: Mapping[str, Any]) -> str:
 
 def picture(result: Mapping[str, Any], figure: Figure) -> None:
     """An arm a row, a network a panel: over the usual opponent (a ring) and the best (a disc)."""
-    result = _infinite(result)
+    result = infinite(result)
     last, said, rows = str(result["losses"][-1]), words(result), result["rows"]
     figure.set_size_inches(9, 0.24 * len(rows) + 1.2)
     panels = figure.subplots(1, len(result["opponents"]), sharey=True, squeeze=False)[0]
@@ -343,12 +351,3 @@ def _chosen(own: Mapping[str, Any]) -> str:
 
 def _short(seconds: float) -> float:
     return float(f"{seconds:.5g}")
-
-
-def _infinite(value: Any) -> Any:
-    """A record as it was before its file had null in place of infinity."""
-    if isinstance(value, Mapping):
-        return {key: _infinite(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_infinite(each) for each in value]
-    return np.inf if value is None else value
