@@ -1,11 +1,15 @@
-# `make demo` and `make test` need nothing but Python 3.11 or later, pip and make.
+# `make demo` and `make test` need nothing but Python 3.11 or later, pip and make. `make study` is all
+# that `make demo` is a part of, and goes on from it.
 PYTHON ?= python3
 BIN = .venv/bin
 WORKDIR ?= workdirs/quickstart
 
-.PHONY: demo test test-fast test-device test-slow bench notebooks docs lint lock clean
+.PHONY: demo study test test-fast test-device test-slow bench notebooks docs lint lock clean
 
 demo: .venv/.installed
+	$(BIN)/python -m launch.sweep --config=configs/grids/quickstart.py:demo --workdir=$(WORKDIR)
+
+study: .venv/.installed
 	$(BIN)/python -m launch.sweep --config=configs/grids/quickstart.py --workdir=$(WORKDIR)
 
 test: .venv/.installed

@@ -10,6 +10,7 @@ the method's file says of it; that of a key of methods says last which methods h
 """
 
 import ast
+import json
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,6 @@ from typing import Any
 
 from optdyn.errors import meant
 from optdyn.launch import sources
-from optdyn.outputs.files import as_json
 
 Listed = Mapping[str, str]  # name: what it is, in a line
 
@@ -92,7 +92,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"error: there are no {kind} that {have} {prefix!r}{hint}", file=sys.stderr)
         return 2
     if in_json:
-        print(as_json(found))
+        print(json.dumps(found, indent=2))
         return 0
     width = max(map(len, found))
     for name, about in found.items():

@@ -7,12 +7,13 @@ nothing is, the last commit. A test's distance from a changed file is
     1   its case is named after the file: test_step_is_pure[gossip], research/strategies/gossip.py
     n   its file imports the changed one by way of n - 1 others, or says its name in a string
 
-The nearest come first; among files at one distance those first that import fewest. At most 40 files
+The nearest come first; among files at one distance those first that import fewest. At most 20 files
 are run, none of them further away than 2 unless none is nearer. A test is skipped that takes over
 ten seconds, and so is what is left when the minute is over; the last lines say how many they are.
 """
 
 import ast
+import json
 import os
 import re
 import signal
@@ -27,10 +28,10 @@ import pytest
 
 FOLDERS = ("research", "analysis", "launch", "configs", "tests")
 FAR = 2  # the largest distance that is run, if any test is so near
-FILES = 40  # test files at most: to import them all takes as long as to run those of some
+FILES = 20  # test files at most: to import them all takes as long as to run some
 LONG = 10.0  # seconds of one test
-SECONDS = 45.0  # after which no test goes on; the others are for pytest to begin and to end
-ENDS = "OPTDYN_TEST_FAST_ENDS"  # when that is, for all processes of the session
+SECONDS = "OPTDYN_TEST_FAST_SECONDS"  # after which no test goes on; by default 45, as pytest begins
+CHOSEN = "OPTDYN_TEST_FAST"  # what is run and until when, for the workers of a session
 OVER, TOO_LONG = "the minute is over", "a test takes over ten seconds"
 COLLECTED = -1  # distance of a file of which only cases named after a change are run
 
@@ -156,9 +157,11 @@ class _Nearest:
     """The hooks of pytest, for one session or one worker of it."""
 
     def __init__(self, root: Path):
-        self.root, self.paths, suite = root, changed(root), Suite(root)
-        self.near, self.imports = suite.distances(self.paths), suite.used
-        self.ends = float(os.environ.setdefault(ENDS, repr(time.time() + SECONDS)))
+        if CHOSEN not in os.environ:
+            ends, paths = time.time() + float(os.environ.get(SECONDS, 45)), sorted(changed(root))
+            os.environ[CHOSEN] = json.dumps([ends, paths, Suite(root).distances(paths)])
+        self.root = root
+        self.ends, self.paths, self.near = json.loads(os.environ[CHOSEN])
         self.running = False
         signal.signal(signal.SIGALRM, self._alarm)
 
@@ -176,7 +179,8 @@ class _Nearest:
         far = {item: distance(item.nodeid, self.near, stems) for item in items}
         config.hook.pytest_deselected(items=[item for item in items if far[item] is None])
         items[:] = [item for item in items if far[item] is not None]
-        items.sort(key=lambda item: (far[item], len(self.imports[item.nodeid.partition("::")[0]])))
+        order = {file: place for place, file in enumerate(self.near)}  # the nearest first
+        items.sort(key=lambda item: (far[item], order[item.nodeid.partition("::")[0]]))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_setup(self):
@@ -203,7 +207,7 @@ class _Nearest:
             session.exitstatus = pytest.ExitCode.OK  # no test is near, as of a line in Makefile
 
     def pytest_terminal_summary(self, terminalreporter):
-        changes = ", ".join(sorted(self.paths)) or "nothing"
+        changes = ", ".join(self.paths) or "nothing"
         terminalreporter.write_line(f"changed: {changes}; {len(self.near)} test files are near")
         for reason in (TOO_LONG, OVER):
             skipped = terminalreporter.stats.get("skipped", ())

@@ -30,7 +30,8 @@ GRIDS = [
     ("dynamic_batch", (), 10),
     ("meter", ("lognormal",), 4),
     ("meter", ("constant",), 4),
-    ("quickstart", (), 618),
+    ("quickstart", (), 608),
+    ("quickstart", ("demo",), 285),
     ("local", ("mlp",), 12),
     ("local", ("resnet",), 12),
     ("local", ("text",), 12),
@@ -182,3 +183,21 @@ def test_what_is_no_grid_is_one_line(what):
         for name, point in named(config):
             resolve(config, name, point)
     assert expected in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_the_demo_is_a_part_of_the_whole_study():
+    """The study goes on from its workdir; no worker has a fraction of an example."""
+    module = importlib.import_module("configs.grids.quickstart")
+    demo, study = ({p["name"]: p for p in module.get_config(*a).points} for a in (("demo",), ()))
+    assert demo.items() <= study.items()
+    groups = {(p["batch_size"], p["strategy.groups"]) for p in demo.values()}
+    assert groups == {(batch, g) for batch in (16, 64) for g in (1, 4, 16)}
+    workers = module.get_config().base.cluster.nodes
+    trained = [p for p in study.values() if "replicas.count" not in p]
+    assert all(
+        p["batch_size"] % (workers // p["strategy.groups"]) == 0
+        for p in trained
+        if "batch_size" in p
+    )
+    with pytest.raises(ConfigError, match="must be demo"):
+        module.get_config("demos")

@@ -1,13 +1,18 @@
 """What does asynchrony cost once both sides are tuned? MNIST, a small MLP, 1 to 16 groups.
 
+    --config=grids/quickstart:demo    what `make demo` runs
+    --config=grids/quickstart         the whole study, `make study`; it goes on from the demo
+
 16 workers in g groups train with momentum 0.9 *kept*, as one group of them would have it, and with
 the momentum *tuned* for g; both with a learning rate of their own. With mini-batches of 64 training
-is limited by the largest stable step, which staleness lowers; with 8 more by the gradients' noise.
+is limited by the largest stable step, which staleness lowers; with 16 more by the gradients' noise.
 Rates are given as long-run steps alpha / (1 - mu), a factor of 2 apart. The ranges were found with
 seeds 100 to 102 so that the best lies inside; the report says whether it does with those used here.
+The demo has fewer groups, and of the momenta those that are best in the whole study and 0.9.
 
-Then the implicit momentum of g memoryless workers, twice: fitted to replicas of the beginning of
-plain SGD, and read by the momentum meter off one ordinary run of it, all of whose updates it sees.
+At the end of the study is the implicit momentum of g memoryless workers, twice: fitted to replicas
+of the beginning of plain SGD, and read by the momentum meter off one ordinary run of it, all of
+whose updates it sees.
 """
 
 import itertools
@@ -15,6 +20,7 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
+from optdyn.config import ConfigError
 from optdyn.configs import quickstart
 from optdyn.grid import Point, grid
 
@@ -24,30 +30,41 @@ each of which takes the gradient of one mini-batch at parameters that the others
 How many more updates does that take, with the momentum 0.9 of synchronous training kept and with
 one tuned for g, both with a learning rate of their own? And does it pay in simulated seconds?"""
 KEPT = 0.9
-# Not looked at before the ranges were fixed; then 0.95 was added where 0.9 had come out best.
+# Not looked at before the ranges were fixed; then one was moved up a rung, that of 16 groups with
+# KEPT at batches of 16, whose highest step had come out best.
 SEEDS = tuple(range(30, 35))
 GROUPS = (2, 4, 8, 16)
 HIGH, LOW = (-0.3, 0.3, KEPT, 0.97), (-0.9, -0.3, 0.3, KEPT)  # momenta of few and of many groups
-# (batch, groups): updates, those between log points, momenta, long-run steps, those with KEPT
+# (batch, groups): updates, those between log points, momenta, long-run steps, those with KEPT. A
+# batch is a whole number of examples for each worker of a group.
 SETTINGS = {
     (64, 1): (300, 10, HIGH, (0.4, 0.8, 1.6, 3.2), (0.4, 0.8, 1.6, 3.2)),
     (64, 2): (400, 10, HIGH, (0.2, 0.4, 0.8), (0.2, 0.4, 0.8)),
     (64, 4): (700, 20, LOW, (0.1, 0.2, 0.4), (0.05, 0.1, 0.2, 0.4)),
     (64, 8): (1000, 25, (-0.97, *LOW), (0.05, 0.1, 0.2, 0.4), (0.05, 0.1, 0.2)),
     (64, 16): (1250, 25, LOW, (0.05, 0.1, 0.2, 0.4), (0.025, 0.05, 0.1, 0.2)),
-    (8, 1): (1000, 25, (-0.9, *HIGH), (0.08, 0.16, 0.32), (0.08, 0.16, 0.32)),
-    (8, 4): (1300, 25, (*LOW, 0.95), (0.04, 0.08, 0.16, 0.32), (0.04, 0.08, 0.16)),
-    (8, 16): (2000, 50, LOW, (0.04, 0.08, 0.16), (0.02, 0.04, 0.08)),
+    (16, 1): (500, 10, HIGH, (0.1, 0.2, 0.4, 0.8), (0.1, 0.2, 0.4, 0.8)),
+    (16, 4): (900, 20, LOW, (0.1, 0.2, 0.4), (0.05, 0.1, 0.2, 0.4)),
+    (16, 16): (1400, 25, (-0.97, *LOW), (0.05, 0.1, 0.2), (0.05, 0.1, 0.2)),
 }
+DEMO = {1: (0.3, KEPT), 4: (-0.3, 0.3, KEPT), 16: (-0.3, 0.3, KEPT)}  # momenta of these groups
 
 
-def get_config() -> ConfigDict:
+def get_config(part: str = "") -> ConfigDict:
+    if part not in ("", "demo"):
+        raise ConfigError(f"config argument {part!r}: must be demo, or left out for all")
     base = quickstart.get_config()
     base.checkpoint_every = 0
     base.model.hidden = (32,)
     base.data.train_evaluated = 1000
     base.data.test_evaluated = 200
+    if part:
+        return grid(base, (p for p in training() if _in_demo(p)), NOTE)
     return grid(base, [*training(), *fits(), *metered()], NOTE)
+
+
+def _in_demo(point: Point) -> bool:
+    return point["optimizer.momentum"] in DEMO.get(point["strategy.groups"], ())
 
 
 def training() -> Iterator[Point]:

@@ -92,7 +92,7 @@ def write(path: Path, text: str, aside: str = "part") -> None:
     _replace(path, path.with_name(f".{path.name}.{aside}"), lambda file: file.write(text.encode()))
 
 
-def as_json(value: Any) -> str:
+def as_json(value: Json) -> str:
     """The value as JSON; numbers that are not finite become null."""
     return json.dumps(finite(value), indent=2)
 
