@@ -115,7 +115,7 @@ def comparisons(
 ) -> list[Comparison]:
     """All that the runs hold; settings that lack a seed are left out.
 
-    `runs` are those of `sections.prepared`. `loss` NaN: the lowest power of two that every arm
+    `runs` are those of `run_tables.prepared`. `loss` NaN: the lowest power of two that every arm
     reaches with its momentum tuned, or just what it reaches where runs start below that power.
     Losses that some run starts from or below are not among a comparison's.
     """

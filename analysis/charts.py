@@ -13,7 +13,7 @@ import pandas as pd
 from matplotlib.colors import to_hex
 
 from optdyn.analysis.figures import Curve, by_step, thin
-from optdyn.analysis.planes import Front
+from optdyn.analysis.tradeoffs import Front
 
 DASH = {"solid": "", "dashed": "6 3", "dotted": "2 2", "dash-dotted": "8 3 2 3"}
 FAINT = 5  # of so many points of a background line one is drawn
@@ -53,7 +53,7 @@ def course(
 
 
 def fronts(lines: Sequence[Front], cost: str, label: str) -> dict[str, Any]:
-    """The picture of `planes.fronts`: each loss holds until the next lower one."""
+    """The picture of `tradeoffs.fronts`: each loss holds until the next lower one."""
     series = []
     for line in lines:
         its = pd.concat([line.best, line.best.tail(1).assign(**{cost: line.every[cost].max()})])

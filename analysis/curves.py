@@ -6,13 +6,21 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from optdyn.analysis import charts, efficiency, figures, fronts, planes, sections, tables, times
+from optdyn.analysis import (
+    charts,
+    efficiency,
+    figures,
+    fronts,
+    run_tables,
+    tables,
+    times,
+    tradeoffs,
+)
 from optdyn.analysis.efficiency import MOMENTUM
 from optdyn.analysis.figures import DASHES, OKABE_ITO, Curve
-from optdyn.analysis.heeded import heeded
 from optdyn.analysis.page import Cell, Column, Picture, Section, Table, cell, number
-from optdyn.analysis.planes import Front
-from optdyn.analysis.sections import (
+from optdyn.analysis.relevant_keys import relevant
+from optdyn.analysis.run_tables import (
     GROUPS,
     LINES,
     describe,
@@ -24,6 +32,7 @@ from optdyn.analysis.sections import (
     varying,
 )
 from optdyn.analysis.tables import Point, TableError
+from optdyn.analysis.tradeoffs import Front
 
 WORST = 2  # of the curves that a picture names, where there are too many
 BACKGROUND = 40  # more that it draws in grey
@@ -46,7 +55,7 @@ COSTS = {
 class Compared(NamedTuple):
     """Trained runs, measured by one loss."""
 
-    runs: pd.DataFrame  # `sections.prepared`, with updates and seconds to the target
+    runs: pd.DataFrame  # `run_tables.prepared`, with updates and seconds to the target
     log: pd.DataFrame
     keys: list[str]  # of the config, that the runs are told apart by
     target: float
@@ -57,16 +66,16 @@ class Compared(NamedTuple):
 
 
 def compared(points: Sequence[Point], target: float = np.nan) -> Compared:
-    """The points, none of them a recording; `target` NaN: the loss of `sections.target`.
+    """The points, none of them a recording; `target` NaN: the loss of `run_tables.target`.
 
     Raises `TableError` if a run starts at or below the target that is given.
     """
-    points = heeded(points)
+    points = relevant(points)
     keys, log = tables.columns(points), tables.metrics(points)
     log = log[["point", *(column for column in LOGGED if column in log)]]
-    runs, why = sections.prepared(tables.runs(points, keys), keys, log), "as asked for"
+    runs, why = run_tables.prepared(tables.runs(points, keys), keys, log), "as asked for"
     if np.isnan(target):
-        target, why = sections.target(runs, log)
+        target, why = run_tables.target(runs, log)
     elif not np.isnan(start := efficiency.too_easy(target, log)):
         raise TableError(f"--target={target:g}: some run starts from {start:.4g}; must be below it")
     runs = efficiency.with_target(runs, log, target)
@@ -233,7 +242,7 @@ def plane(found: Sequence[Curve], target: float, of_kinds: bool = False) -> Sect
         for curve in moved
     ]
     alt = "Updates to the target against seconds an update. " + "; ".join(said) + "."
-    picture = Picture(figures.uri(planes.plane(moved, target)), alt)
+    picture = Picture(figures.uri(tradeoffs.plane(moved, target)), alt)
     return Section("Statistical and hardware efficiency", text=text, pictures=[picture])
 
 
@@ -257,14 +266,14 @@ def pareto(runs: pd.DataFrame, log: pd.DataFrame, keys: Sequence[str]) -> Sectio
         ]
         ends = "; ".join(f"{line.label} gets to {line.best['loss'].iloc[-1]:.3g}" for line in lines)
         alt = f"Pareto fronts of training loss against {COSTS[cost]}. {ends}."
-        figure = planes.fronts(lines, cost, COSTS[cost], thin)
+        figure = tradeoffs.fronts(lines, cost, COSTS[cost], thin)
         chart = charts.fronts(lines, cost, COSTS[cost])
         pictures.append(Picture(figures.uri(figure), alt, chart=chart))
     text = (
         "Pareto fronts: the lowest loss, median over seeds, that any setting of a kind has had for "
         "so much or less; bands are from the least to the most of its seeds."
     )
-    if left := sections.untold(runs, keys):
+    if left := run_tables.untold(runs, keys):
         text += f" Settings of one kind differ in {', '.join(left)}."
     text += " Thin lines are the settings." if thin else ""
     text += " The table marks the lowest loss of each row." if len(looks) > 1 else ""
@@ -274,7 +283,7 @@ def pareto(runs: pd.DataFrame, log: pd.DataFrame, keys: Sequence[str]) -> Sectio
 
 def _budgets(table: pd.DataFrame, cost: str, kinds: Sequence[str]) -> Table | None:
     """The loss that each kind reaches for so much, the lowest of them marked."""
-    budgets = np.array(planes.nice(table[cost].min(), table[cost].max()))
+    budgets = np.array(tradeoffs.nice(table[cost].min(), table[cost].max()))
     losses = fronts.at(table, cost, "kind", kinds, budgets)
     rows = [
         [cell(budget)] + [Cell(*cell(loss)[:2], good=loss == np.nanmin(row)) for loss in row]

@@ -50,7 +50,7 @@ def named(runs: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
 
 
 class Crossing(NamedTuple):
-    """Where a run's training loss first is at a target; infinite if it never is.
+    """The point at which a run's training loss first is at a target; infinite if it never is.
 
     The log knows no more than that it happened between two log points: `updates_apart` and
     `seconds_apart` are how far those are from one another (0 where the first log point is there).

@@ -165,7 +165,7 @@ def course(tables: Sequence[tuple[Curve, pd.DataFrame]], x: str, y: str, log: bo
 
 @matplotlib.rc_context(STYLE)
 def gantt(bars: pd.DataFrame, lanes: Sequence[str]) -> Figure:
-    """Who computes when: a bar from `start` to `end` in its `lane`, the darker the staler."""
+    """A chart of who computes when: bars from `start` to `end` in lanes, the darker the staler."""
     figure, axes = new(height=0.9 + 0.24 * len(lanes))
     share = bars["staleness"] / max(bars["staleness"].max(), 1)
     shades = matplotlib.colormaps["viridis_r"](share.to_numpy())
@@ -301,7 +301,7 @@ def uri(figure: Figure) -> str:
 
 
 def thin(table: pd.DataFrame) -> pd.DataFrame:
-    """At most about `POINTS` of the rows, evenly, the last with them."""
+    """The rows thinned evenly to at most about `POINTS`, the last with them."""
     last = len(table) - 1
     return table.iloc[np.unique(np.linspace(0, last, min(len(table), POINTS)).round().astype(int))]
 

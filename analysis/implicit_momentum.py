@@ -333,7 +333,7 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it: lists, and null for what is not finite."""
+    """The value as JSON has it: lists, and null for what is not finite."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

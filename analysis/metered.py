@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from optdyn.analysis import figures, sections, tables
+from optdyn.analysis import figures, run_tables, tables
 from optdyn.analysis.figures import DASHES, OKABE_ITO, Series
 from optdyn.analysis.lags import groups_of, memoryless, theory
 from optdyn.analysis.page import Cell, Column, Picture, Section, Table, cell, number
-from optdyn.analysis.sections import GROUPS, LINES, floats, of_seeds
+from optdyn.analysis.run_tables import GROUPS, LINES, floats, of_seeds
 from optdyn.analysis.tables import Point
 
 IMPLICIT, TOTAL, RATE = "implicit_momentum", "fitted_momentum", "effective_learning_rate"
@@ -50,7 +50,7 @@ class Setting(NamedTuple):
 def section(points: Sequence[Point], runs: pd.DataFrame, keys: Sequence[str]) -> Section | None:
     """Momenta over the updates, and a table of all windows together; None if none was metered.
 
-    `runs` are those of the points, `sections.prepared`, told apart by `keys` of the config.
+    `runs` are those of the points, `run_tables.prepared`, told apart by `keys` of the config.
     """
     every = _settings(points, runs, keys)
     if not every:
@@ -66,9 +66,9 @@ def section(points: Sequence[Point], runs: pd.DataFrame, keys: Sequence[str]) ->
         *_picture(IMPLICIT, "implicit momentum", "theory, 1 − 1/g", told),
         *_picture(TOTAL, "total momentum φ₁", "theory", differing),
     ]
-    if len(every) > sections.ROWS:
-        notes.append(f"{sections.ROWS} of {len(every):,} settings; analysis.tables.load has all.")
-    table = _table(every[: sections.ROWS])
+    if len(every) > run_tables.ROWS:
+        notes.append(f"{run_tables.ROWS} of {len(every):,} settings; analysis.tables.load has all.")
+    table = _table(every[: run_tables.ROWS])
     return Section(
         "Implicit momentum over training", text=text, pictures=pictures, table=table, notes=notes
     )
@@ -82,13 +82,13 @@ def _settings(points: Sequence[Point], runs: pd.DataFrame, keys: Sequence[str]) 
     said = [*FIGURES, RATE, REFUSED, "learning_rate"]
     runs = runs.reindex(columns=list(dict.fromkeys([*runs, *said])))
     folders = {point.name: point.folder for point in points}
-    labels = [GROUPS, *(sections.varying(runs, keys) if len(runs) else [])]
+    labels = [GROUPS, *(run_tables.varying(runs, keys) if len(runs) else [])]
     found = []
     for _, its in runs.groupby("setting", sort=False):
         first = its.iloc[0]
         config = json.loads((folders[first["point"]] / "config.json").read_text())
         own = log[log["point"].isin(its["point"])]
-        found.append(Setting(sections.describe(first, labels), its, own, config))
+        found.append(Setting(run_tables.describe(first, labels), its, own, config))
     return found
 
 

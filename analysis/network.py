@@ -158,6 +158,7 @@ def _tables(flags: argparse.Namespace) -> list[pd.DataFrame]:
 
 
 def positive(text: str) -> float:
+    """The number in the text. Raises ValueError unless it is above 0 and finite."""
     if not 0 < float(text) < np.inf:
         raise ValueError
     return float(text)

@@ -22,7 +22,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from optdyn import strategies
-from optdyn.analysis import figures, planes, tables
+from optdyn.analysis import figures, tables, tradeoffs
 from optdyn.analysis import fronts as fronts_of
 from optdyn.analysis.tables import Point, TableError
 from optdyn.arguments import Parser
@@ -142,10 +142,12 @@ def picture(table: pd.DataFrame, compute: str) -> Figure:
     """The fronts, with the range over seeds; thin lines are all settings."""
     best = fronts(table, compute)
     lines = [
-        planes.Front(name, *LOOKS[name], *(rows[rows[VARIANT] == name] for rows in (best, table)))
+        tradeoffs.Front(
+            name, *LOOKS[name], *(rows[rows[VARIANT] == name] for rows in (best, table))
+        )
         for name in _variants(table)
     ]
-    return planes.fronts(lines, compute, f"{compute} FLOPs")
+    return tradeoffs.fronts(lines, compute, f"{compute} FLOPs")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -23,7 +23,7 @@ import pandas as pd
 from optdyn import strategies
 from optdyn.analysis import efficiency, tables
 from optdyn.analysis.efficiency import MOMENTUM
-from optdyn.analysis.heeded import heeded
+from optdyn.analysis.relevant_keys import relevant
 from optdyn.analysis.tables import Point, TableError
 
 NAME, GROUPS, RATE = "strategy.name", "strategy.groups", "optimizer.learning_rate"
@@ -52,6 +52,7 @@ class Arm(NamedTuple):
 
     @property
     def synchronous(self) -> bool:
+        """Whether it is synchronous SGD."""
         return is_synchronous(self.name, self.keys)
 
     def taken(self, seeds: np.ndarray) -> np.ndarray:
@@ -70,6 +71,7 @@ class Measured(NamedTuple):
 
     @property
     def seeds(self) -> int:
+        """How many seeds there are."""
         return self.arms[0].updates.shape[1]
 
     @property
@@ -105,7 +107,7 @@ def _of_sweeps(sources: Sequence[Path], target: float, where: Sequence[str]) -> 
     said = ", ".join(map(str, sources))
     every = [p for p in tables.points(*sources) if not p.config.get("replicas.count")]
     plain = [p for p in every if not p.config.get("probes.momentum")]
-    every = tables.narrowed(heeded(plain or every), where)
+    every = tables.narrowed(relevant(plain or every), where)
     every = [p for p in every if p.summary.get("status") in ("completed", "diverged")]
     if not every:
         raise TableError(f"{said}: no finished run that was asked for")

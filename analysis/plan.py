@@ -9,6 +9,7 @@ MIB = 2**20
 
 
 def text(plan: dict[str, Any]) -> str:
+    """The plan in words and tables."""
     parts = (_memory(plan), _batches(plan), _convolutions(plan), _decided(plan))
     return "\n\n".join(part for part in parts if part)
 

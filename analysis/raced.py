@@ -33,6 +33,7 @@ class Race(NamedTuple):
 
     @property
     def groups(self) -> int:
+        """g, how many groups race."""
         return len(self.services)
 
     @property

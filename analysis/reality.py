@@ -282,6 +282,7 @@ def notes(race: Race, source: Race | None, found: Mapping[str, Any]) -> list[str
 
 
 def workers(count: int) -> str:
+    """'1 worker', or '2 workers' and so on."""
     return f"{count} worker{'s' * (count > 1)}"
 
 
@@ -291,7 +292,7 @@ def _key(word: str) -> str:
 
 
 def _written(value: Any) -> str:
-    """As a flag has it."""
+    """The value as a flag has it."""
     return (
         "(" + "".join(f"{each}," for each in value) + ")"
         if isinstance(value, tuple)

@@ -19,28 +19,27 @@ import numpy as np
 
 from optdyn import strategies
 from optdyn.analysis import (
-    answer,
     arms,
     charts,
     curves,
     figures,
+    headline,
+    kept_momentum,
     metered,
     page,
-    remains,
-    sections,
+    run_tables,
     tables,
     workers,
 )
 from optdyn.analysis.arms import Comparison
 from optdyn.analysis.curves import Compared
 from optdyn.analysis.efficiency import MOMENTUM
-from optdyn.analysis.heeded import heeded
 from optdyn.analysis.page import Cell, Column, Picture, Section, Table, cell, number
-from optdyn.analysis.sections import GROUPS, NAME
+from optdyn.analysis.relevant_keys import relevant
+from optdyn.analysis.run_tables import GROUPS, NAME
 from optdyn.analysis.tables import Point, TableError
 from optdyn.arguments import Parser
-from optdyn.outputs.figures import missing
-from optdyn.outputs.files import as_json
+from optdyn.outputs.files import as_json, missing
 
 SIMULATED = (
     "Gradients, updates and losses are real: they were computed. Staleness and seconds are "
@@ -98,7 +97,7 @@ def compared(*workdirs: Path, target: float = np.nan) -> dict[str, Any]:
     if not (plain or probed):
         return {"target": None, "rows": []}
     it, _ = _compared(plain or probed, target)
-    return {"target": it.target, "rows": answer.rows(it.runs, it.keys)}
+    return {"target": it.target, "rows": headline.rows(it.runs, it.keys)}
 
 
 def best(workdir: Path, target: float = np.nan) -> str:
@@ -107,7 +106,7 @@ def best(workdir: Path, target: float = np.nan) -> str:
     if not (plain or probed):
         return ""
     it, _ = _compared(plain or probed, target)
-    return answer.best(it.runs, it.keys, it.target)
+    return headline.best(it.runs, it.keys, it.target)
 
 
 def _probed(points: Sequence[Point]) -> tuple[list[Point], list[Point]]:
@@ -147,15 +146,15 @@ def _trained(points: Sequence[Point], target: float) -> tuple[list[str], list[Se
         if why := missing(point.config, (NAME, MOMENTUM)):
             raise TableError(f"{point.folder / 'config.json'}: {why}")
     it, tuned = _compared(points, target)
-    overview = sections.overview(it.runs, it.keys, it.target, it.why)
+    overview = run_tables.overview(it.runs, it.keys, it.target, it.why)
     if not it.curves:
         return [], [overview]
-    said = remains.answer(tuned, it.keys) or answer.lines(it.runs, it.keys, it.target)
+    said = kept_momentum.answer(tuned, it.keys) or headline.lines(it.runs, it.keys, it.target)
     kinds = curves.kinds(it.runs, it.log, it.keys) if it.others else it.curves
     return said, [
-        *remains.sections(tuned, it.log, it.keys),
+        *kept_momentum.sections(tuned, it.log, it.keys),
         overview,
-        curves.losses(it.curves, it.others, it.note, it.target, sections.tuned(it.runs)),
+        curves.losses(it.curves, it.others, it.note, it.target, run_tables.tuned(it.runs)),
         curves.to_losses(it.curves),
         curves.plane(kinds, it.target, bool(it.others)),
         curves.pareto(it.runs, it.log, it.keys),
@@ -183,7 +182,7 @@ def _metered(points: Sequence[Point]) -> Section | None:
 
 
 def _workers(points: Sequence[Point]) -> Section | None:
-    """Who computes when, of the runs of fewest and of most groups."""
+    """Charts of who computes when, in the runs of fewest and of most groups."""
     arrangements: dict[int, Point] = {}
     for point in points:
         arrangements.setdefault(int(point.config.get(GROUPS) or 1), point)
@@ -209,7 +208,7 @@ def _staleness(points: Sequence[Point]) -> Section | None:
     stale = [point for point in points if any(point.summary.get("staleness_histogram", [])[1:])]
     if not stale:
         return None
-    keys = tables.columns(heeded(stale))
+    keys = tables.columns(relevant(stale))
     keys = [key for key in keys if key.startswith(("strategy.", "cluster."))]
     runs = tables.runs(stale, keys)
     note = (
@@ -225,7 +224,7 @@ def _staleness(points: Sequence[Point]) -> Section | None:
         note += f" {HISTOGRAMS} of {len(groups)}."
         places = np.linspace(0, len(groups) - 1, HISTOGRAMS).round().astype(int)
         groups = [groups[place] for place in places]
-    labels = [GROUPS, *sections.varying(runs, keys)]
+    labels = [GROUPS, *run_tables.varying(runs, keys)]
     pictures = [_histogram([stale[i] for i in group.index], labels) for group in groups]
     return Section("Staleness", text=note, pictures=pictures, small=True)
 
@@ -242,7 +241,7 @@ def _histogram(members: Sequence[Point], labels: Sequence[str]) -> Picture:
     each = strategies.arrives(name) and not strategies.owns(name, "arrivals")
     memoryless = services <= set(MEMORYLESS) and each and strategies.is_shared(name)
     groups = config[GROUPS] if memoryless else None
-    caption = f"{sections.describe(config, labels)}: mean {mean:.3g}"
+    caption = f"{run_tables.describe(config, labels)}: mean {mean:.3g}"
     alt = "Histogram of staleness. " + caption
     alt += f"; over it the geometric law of mean {groups - 1}." if groups else "."
     return Picture(figures.uri(figures.staleness(counts, groups)), alt, caption)
@@ -253,7 +252,7 @@ def _fits(points: Sequence[Point], workdirs: Sequence[Path]) -> Section | None:
     if not points:
         return None
     lead = [f"{len(points)} recording{'s' * (len(points) > 1)} of replicas."]
-    lead += list(dict.fromkeys(_scope(point.config) for point in points))[: sections.ROWS]
+    lead += list(dict.fromkeys(_scope(point.config) for point in points))[: run_tables.ROWS]
     if not all(point.fit for point in points):
         where = shlex.join(f"--workdir={workdir}" for workdir in workdirs)
         lead += [f"Not all are fitted yet: python -m analysis.implicit_momentum {where}"]
@@ -278,7 +277,7 @@ def _fits(points: Sequence[Point], workdirs: Sequence[Path]) -> Section | None:
             cell(fit["config_learning_rate"] / fit["groups"]),
             Cell(fit["reason"], fit["reason"], bad=True),
         ]
-        for name, fit in fits[: sections.ROWS]
+        for name, fit in fits[: run_tables.ROWS]
     ]
     note = (
         "E dₜ = μ E dₜ₋₁ − η E Gₜ, with d the step and G the gradient of the whole objective, "

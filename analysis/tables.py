@@ -24,8 +24,7 @@ import numpy as np
 import pandas as pd
 
 from optdyn.errors import InputError
-from optdyn.outputs.figures import unlike
-from optdyn.outputs.files import write
+from optdyn.outputs.files import unlike, write
 from optdyn.own_code import entries
 
 if TYPE_CHECKING:

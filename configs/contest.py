@@ -8,21 +8,24 @@ opponents are three, and the best of them on a network is everybody's opponent t
     outer momentum          SNOO (2510.15830), which is `diloco` on one node: an outer Nesterov step
                             of what H synchronous updates did, which costs no message
 
-`python -m configs.contest WORKDIR` prints the tables of what is finished in a workdir that
-`optdyn papers --scale=full --only=contest_mlp` writes.
+`python -m configs.contest WORKDIR` prints the tables of a workdir that `optdyn papers --scale=full
+--only=contest_mlp` has finished. With `--arms=N --seed=SEED` it prints those of the first N arms
+of one that is not, and runs what they lack.
 """
 
-import sys
-from collections.abc import Mapping
+import argparse
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from optdyn.configs import race
 from optdyn.evidence.arms import PERIOD
 from optdyn.evidence.claim import Claim
-from optdyn.evidence.contest import Contest, Entry, table
+from optdyn.evidence.contest import Contest, Entry, measure, table
 from optdyn.experiment import Experiment
 from optdyn.grid import Point
-from optdyn.outputs.files import read_json
+from optdyn.launch import papers
+from optdyn.outputs.files import read_json, write_json
 
 NETWORKS = {"10 Gb/s": 0.2, "1 Gb/s": 2.0, "0.3 Gb/s": 20 / 3, "0.1 Gb/s": 20.0}
 JUDGED = race.MIDDLE  # where arms are tuned, too
@@ -138,6 +141,30 @@ def _of_the_fast(batch: int) -> int:
     return batch // race.WORKERS * FAST
 
 
+def finished(workdir: Path, seed: int, arms: int) -> dict[str, Any]:
+    """The result of the first arms of the MLP's contest, of trials that the workdir has."""
+    with papers.study_of(workdir, "full", seed, "contest_mlp") as study:
+        return measure(study, contest("mlp", arms))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("workdir", type=Path)
+    parser.add_argument("--seed", type=int, help="of the run that is not finished")
+    parser.add_argument("--arms", type=int, help="how many are told of one that is not finished")
+    given = parser.parse_args(arguments)
+    if given.arms:
+        if given.seed is None or not 1 <= given.arms <= len(OTHERS):
+            parser.error(f"--arms={given.arms}: needs --seed, and is 1 to {len(OTHERS)}")
+        result = finished(given.workdir, given.seed, given.arms)
+        write_json(given.workdir / "arms.json", result)
+    else:
+        claims = read_json(given.workdir / "scoreboard.json").get("claims", {})
+        if "contest_mlp" not in claims:
+            parser.error(f"{given.workdir}: no contest has ended there; --arms=N --seed=SEED")
+        result = claims["contest_mlp"]["result"]
+    print(table(result))
+
+
 if __name__ == "__main__":
-    claims = read_json(Path(sys.argv[1]) / "scoreboard.json")["claims"]
-    print(table(claims["contest_mlp"]["result"]))
+    main()

@@ -24,7 +24,7 @@ FOLDERS = ("research", "launch", "analysis", "configs", "docs")
 LINKS = ROOT / "build" / "docs"  # the package as it is installed: its folders lie apart here
 PARTS = {"optdyn": "research", **{f"optdyn.{n}": n for n in ("analysis", "configs", "launch")}}
 LEFT_OUT = ("optdyn.analysis.notebooks", "optdyn.configs")  # configs are examples: their own pages
-RECORDS = ("papers_small", "papers_steered", "papers_one_step", "papers_race")
+RECORDS = ("papers_small", "papers_steered", "papers_one_step", "papers_race", "papers_contest")
 LINK = re.compile(r"""\]\(([^)\s]+)\)|(?:src|href)="([^"]+)\"""")
 
 
@@ -147,7 +147,7 @@ def keys() -> str:
 
 def claims() -> str:
     """Every claim as its record has it: rule, verdict, figures, and what other seeds said."""
-    from optdyn.configs import race
+    from optdyn.configs import contest, race
 
     said = ["# Evidence of the claims", "", "Made of the records in `tests/benchmarks/records/`."]
     for name in RECORDS:
@@ -167,6 +167,8 @@ def claims() -> str:
                 said.append(f"- **{run['verdict']}** on seeds {seeds} ({rule}): {run['by']}")
             if name == "papers_race":
                 said += ["", race.table(claim["result"])]
+            if name == "papers_contest":
+                said += ["", contest.table(claim["result"])]
     return "\n".join(said)
 
 

@@ -139,11 +139,11 @@ def no_memory(said: str, config: ConfigDict) -> str:
 
 def warn(config: Experiment) -> None:
     """A line on standard error for everything in a checked config that is hardly meant."""
-    from optdyn.checks.doubts import doubts  # here, for they import jax
+    from optdyn.checks.warnings import probable_mistakes  # here, for they import jax
     from optdyn.processes import is_writer
 
     given = [match[1] for argument in sys.argv[1:] if (match := KEY.match(argument))]
-    for doubt in doubts(config, given) if is_writer() else ():
+    for doubt in probable_mistakes(config, given) if is_writer() else ():
         print(f"warning: {doubt}", file=sys.stderr, flush=True)
 
 

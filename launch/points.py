@@ -12,8 +12,7 @@ from ml_collections import ConfigDict
 from optdyn import batched_runs
 from optdyn.config import ConfigError
 from optdyn.grid import Point, named, resolve
-from optdyn.outputs.figures import unlike
-from optdyn.outputs.files import read_json
+from optdyn.outputs.files import read_json, unlike
 from optdyn.outputs.workdir import claim, free
 
 DONE = ("completed", "diverged")

@@ -153,7 +153,7 @@ def _in_threads(going: Going, entries: Sequence[Entry]) -> None:
                 sizes[entry.compilation] = batched_runs.memory(run)
         with budget.take(sizes[entry.compilation]):
             training = trainer.training(run, folder_of(going.workdir, entry.name), watch)
-            going.end(entry, trainer.alone(training))
+            going.end(entry, trainer.run_to_end(training))
 
     with ThreadPoolExecutor(going.threads) as pool:
         try:
@@ -229,7 +229,7 @@ def _one_by_one(going: Going, entries: Sequence[Entry]) -> int:
             summary = record(config, folder)
         else:
             training = trainer.training(going.prepare(entry), folder, going.watch(entry))
-            summary = trainer.alone(training)
+            summary = trainer.run_to_end(training)
         if summary["status"] == "interrupted":
             return summary["signal"]
         going.end(entry, summary)

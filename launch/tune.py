@@ -25,7 +25,7 @@ from absl import flags
 
 from optdyn import seeds, trainer
 from optdyn.analysis.tables import replace
-from optdyn.experiment import Experiment
+from optdyn.experiment import Experiment, Tune
 from optdyn.launch import app, dry
 from optdyn.outputs import history
 from optdyn.outputs.files import as_json, read_json, write, write_json
@@ -39,7 +39,6 @@ from optdyn.tuning.choice import Choice, Point
 from optdyn.tuning.journal import Journal, Line, Method
 from optdyn.tuning.omnivore import omnivore
 from optdyn.tuning.predictive import predictive
-from optdyn.tuning.rules import Rules, rules
 
 SHOWN = {  # columns of the results that are printed
     "method": "method",
@@ -63,7 +62,7 @@ def tune(config: Experiment, workdir: Path) -> dict[str, Any]:
         ladders.ladders(config)
         found = partial(_on_ladders, config)
     else:
-        cluster, given = bench.prepare(config), rules(config.tune)
+        cluster, given = bench.prepare(config), config.tune
         run, found = cluster.run, partial(_tuned, config, cluster, given)
     with own(workdir) as folder, saving(folder):
         claim(folder, config, ("log_every", "checkpoint_every", "plan"))
@@ -82,7 +81,7 @@ def _on_ladders(config: Experiment, workdir: Path) -> dict[str, Any]:
     return {"search": ladders.tuned(config, workdir)}
 
 
-def _tuned(config: Experiment, cluster: Cluster, given: Rules, workdir: Path) -> dict[str, Any]:
+def _tuned(config: Experiment, cluster: Cluster, given: Tune, workdir: Path) -> dict[str, Any]:
     with Checkpoints(workdir) as checkpoints:
         journal = Journal(workdir / "decisions.jsonl", checkpoints.latest() or 0, given.seconds)
         first = Method(config.tune.mode, cluster, journal, config.tune.target, checkpoints)
@@ -156,7 +155,7 @@ def described(config: Experiment) -> Iterator[str]:
     if config.tune.mode == LADDERS:
         yield from _climbed(config)
         return
-    cluster, given = bench.prepare(config), rules(config.tune)
+    cluster, given = bench.prepare(config), config.tune
     ways = [config.tune.mode, *config.tune.baselines]
     most = len(ways) * given.seconds / bench.seconds_per_update(cluster, cluster.groups[-1])
     each = dry.seconds_per_update(cluster.run)

@@ -26,5 +26,6 @@ class Parser(argparse.ArgumentParser):
         return self.parse_args(given)
 
     def error(self, message: str) -> NoReturn:
+        """Prints the message in one line and ends the process with exit code 2."""
         print("error: " + " ".join(message.split()), file=sys.stderr, flush=True)
         sys.exit(2)

@@ -163,6 +163,7 @@ class MemoryBudget:
 
     @contextlib.contextmanager
     def take(self, size: float) -> Iterator[None]:
+        """Inside, `size` bytes are taken."""
         with self._changed:
             self._changed.wait_for(lambda: not self._taken or self._taken + size <= self._size)
             self._taken += size

@@ -7,13 +7,14 @@ the result is locked, so a misspelt key is an error and not a silent default.
 import json
 from collections.abc import Mapping
 from functools import cache
+from typing import Any
 
 from ml_collections import ConfigDict
 
 from optdyn import experiment, strategies, type_checks
 from optdyn.errors import ConfigError
 from optdyn.experiment import Experiment
-from optdyn.trees import Json, Tree
+from optdyn.trees import Json
 
 __all__ = [
     "ConfigError",
@@ -89,7 +90,7 @@ BEFORE = {"cluster.collective": "drawn"}
 def with_new_keys(held: Mapping[str, object]) -> Json:
     """A config that was written before some keys were there: they have what runs had then."""
 
-    def merged(given: Tree, usual: Tree) -> Tree:
+    def merged(given: Any, usual: Any) -> Any:
         if not (isinstance(given, Mapping) and isinstance(usual, Mapping)):
             return given
         return {**usual, **{key: merged(v, usual.get(key)) for key, v in given.items()}}

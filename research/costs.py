@@ -17,7 +17,7 @@ those that fusions repeat. Optimizers, a few operations a parameter, are left ou
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -216,7 +216,7 @@ def _analyzed(
 
 def _operations(function: Callable[..., Tree], *arguments: Shapes) -> float:
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        analysis: Tree = jax.jit(function).lower(*arguments).cost_analysis()
+        analysis: Any = jax.jit(function).lower(*arguments).cost_analysis()
     return analysis["flops"]
 
 

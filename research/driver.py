@@ -111,7 +111,7 @@ def drive(
 Training = Generator[Chunk, None, Json]  # asks for updates, and returns the summary
 
 
-def alone(training: Training) -> Json:
+def run_to_end(training: Training) -> Json:
     """The summary of a run after all its updates, made on its own devices."""
     length = 1
     with contextlib.closing(training):

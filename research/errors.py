@@ -4,7 +4,8 @@ It needs the standard library only: typing errors are answered before anything e
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import SequenceMatcher
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -40,6 +41,33 @@ def is_as_wanted(holds: Callable[[Any], object], value: object) -> bool:
         return bool(holds(value))
     except TypeError:
         return False
+
+
+def refuse(*wrongs: tuple[object, str]) -> None:
+    """Raises `ConfigError` with the line of the first pair (whether it is wrong, line) that is."""
+    for wrong, line in wrongs:
+        if wrong:
+            raise ConfigError(line)
+
+
+@contextmanager
+def refused_at(where: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Inside, an error of these kinds becomes a `ConfigError` that begins with `where`.
+
+    A `ConfigError` stays what it is.
+    """
+    try:
+        yield
+    except ConfigError:
+        raise
+    except kinds as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def require_known(key: str, among: Iterable[str], line: str) -> None:
+    """Raises `ConfigError` with the line, and which key may be meant, unless it is among these."""
+    if key not in (names := [*among]):
+        raise ConfigError(f"{line}{meant(key, names)}")
 
 
 def one_of(name: str, value: object, values: Sequence[str]) -> None:

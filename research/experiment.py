@@ -11,7 +11,7 @@ from dataclasses import Field, InitVar, dataclass, fields
 from dataclasses import field as made
 from typing import TYPE_CHECKING, Any, Self
 
-from optdyn.errors import ConfigError, meant
+from optdyn.errors import ConfigError, require_known
 from optdyn.fields import OPTIONS, Options, Value, default_of, field, plain
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ BLOCKS = 1000  # of a model, which is traced block by block
 WIDTH = 2**20  # of a layer, or of a set of workers
 PIXELS = 4096  # a side
 SHORTEST = 54  # updates of a window of the momentum meter
+APIS = ("jit", "shard_map", "pmap", "overlap")  # of real devices
 BASELINES = ("synchronous", "asynchronous", "random", "tpe")
 
 
@@ -90,7 +91,9 @@ class Model(Value, section="model"):
     )
     width: int = field(256, "resmlp, transformers: of what the blocks add to.", **WIDE)
     attention_heads: int = field(4, "transformers: attention heads of a block.", **WIDE)
-    norm: str = field("group", "resnet: its normalization, 'group' or 'batch'.")
+    norm: str = field(
+        "group", "resnet: its normalization, 'group' or 'batch'.", one_of=("group", "batch")
+    )
     stages: tuple[int, ...] = field(
         (),
         "resnet: blocks of each stage, as (3, 4, 6, 3); (): model.blocks evenly.",
@@ -98,10 +101,15 @@ class Model(Value, section="model"):
         holds=_counts,
     )
     stem: str = field(
-        "half", "resnet: 3 x 3 at 'half' or the 'whole' size, or ImageNet's at a 'quarter'."
+        "half",
+        "resnet: 3 x 3 at 'half' or the 'whole' size, or ImageNet's at a 'quarter'.",
+        one_of=("half", "whole", "quarter"),
     )
     bottleneck: bool = field(False, "resnet: blocks of 1 x 1, 3 x 3 and 1 x 1 convolutions.")
-    dtype: str = field("float32", "Type of the computation; parameters stay float32.")
+    dtype: str = field(
+        "float32", "Type of the computation; parameters stay float32.",
+        one_of=("float32", "bfloat16"),
+    )  # fmt: skip
     remat: bool = field(False, "Whether blocks keep their inputs only, and compute the rest again.")
     lowering: str = field(
         "",
@@ -159,7 +167,9 @@ class Data(Value, section="data"):
         (), "Standard deviation of pixels, a number a channel: divided by.", **A_CHANNEL
     )
     augment: str = field(
-        "", "What is done to training images at random: 'crop', 'flip', 'crop_flip'."
+        "",
+        "What is done to training images at random: 'crop', 'flip', 'crop_flip'.",
+        one_of=("", "crop", "flip", "crop_flip"),
     )
     streaming: bool = field(False, "Whether examples are brought to devices as they are needed.")
     tokenizer: str = field("character", "Of text: 'character', 'byte' or 'bpe:N'.")
@@ -237,7 +247,9 @@ class Cluster(Value, section="cluster"):
     devices_per_node: int = field(1, "Devices of a node, each a worker.", **WIDE)
     speeds: tuple[float, ...] = field((), "Relative speed of each worker; (): all 1.", **A_WORKER)
     split: str = field(
-        "equal", "How a group divides its batch: 'equal', or 'proportional' to speeds."
+        "equal",
+        "How a group divides its batch: 'equal', or 'proportional' to speeds.",
+        one_of=("equal", "proportional"),
     )
     service: Any = field("exponential", "Law of the times that workers take, or your own.")
     service_options: Options = field(OPTIONS, "Arguments of a law of your own.")
@@ -254,6 +266,7 @@ class Cluster(Value, section="cluster"):
         "ring",
         "How all workers, nodes or devices add up: 'ring', 'tree', 'server'; 'drawn': as before "
         "2026-12.",
+        one_of=("ring", "tree", "server", "drawn"),
     )
     latency: float = field(0.0, "Seconds a message.", at_least=0)
     bandwidth: float = field(0.0, "Bytes a second; 0: transfers take no time.", at_least=0)
@@ -335,7 +348,9 @@ class Parallel(Value, section="parallel"):
     """The real devices (`parallel/`)."""
 
     api: str = field(
-        "", "'jit', 'shard_map', 'pmap', 'overlap': on real devices; '': all on one, simulated."
+        "",
+        "'jit', 'shard_map', 'pmap', 'overlap': on real devices; '': all on one, simulated.",
+        one_of=("", *APIS),
     )
     devices: int = field(0, "sync: how many devices; 0: all.", at_least=0)
     accumulation: int = field(1, "Parts of a device's batch, one after the other.", at_least=1)
@@ -400,7 +415,9 @@ class Tune(Value, section="tune"):
     """What `optdyn tune` may try; its seconds are simulated."""
 
     mode: str = field(
-        "predictive", "'predictive', 'omnivore', the authors' own, or 'ladders', of any method."
+        "predictive",
+        "'predictive', 'omnivore', the authors' own, or 'ladders', of any method.",
+        one_of=("predictive", "omnivore", "ladders"),
     )
     target: float = field(
         0.1, "Training loss at which training ends.",
@@ -557,10 +574,9 @@ def _changed(value: Any, changes: Mapping[str, Any], prefix: str = "config") -> 
         return {**value, **own}
     if not isinstance(value, Value):
         return value.with_(changes)
-    known = [each.name for each in fields(value)]
+    keys = [each.name for each in fields(value)]
     for name in (*own, *inner):
-        if name not in known:
-            raise ConfigError(f"{prefix} has no key {name!r}{meant(name, known)}")
+        require_known(name, keys, f"{prefix} has no key {name!r}")
     for name, of in inner.items():
         part = own.get(name, getattr(value, name))
         own[name] = _changed(part, of, f"{prefix}.{name}")

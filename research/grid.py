@@ -31,7 +31,7 @@ from ml_collections import ConfigDict
 
 from optdyn.checks import check
 from optdyn.config import ConfigError, parse
-from optdyn.errors import InputError, shown
+from optdyn.errors import InputError, refuse, refused_at, shown
 from optdyn.experiment import Experiment
 
 MOST = 100_000  # points of a grid
@@ -118,28 +118,37 @@ def seeds(count: int, first: int = 0) -> range:
 
 def named(config: ConfigDict) -> Iterator[tuple[str, Point]]:
     """Every point by its name; `ConfigError` if the grid has none, or one twice."""
-    if "base" not in config or "points" not in config:
-        raise ConfigError("config: a grid needs the keys base and points (research.grid.grid)")
-    if not isinstance(config.base, ConfigDict):
-        raise ConfigError("config.base: must hold the keys of a run, as research.config.default()")
-    if not isinstance(config.points, Iterable):
-        raise ConfigError(f"grid: config.points = {shown(config.points)}: must be a list of dicts")
+    base, points = config.get("base"), config.get("points")
+    refuse(
+        (
+            "base" not in config or "points" not in config,
+            "config: a grid needs the keys base and points (research.grid.grid)",
+        ),
+        (
+            not isinstance(base, ConfigDict),
+            "config.base: must hold the keys of a run, as research.config.default()",
+        ),
+        (
+            not isinstance(points, Iterable),
+            f"grid: config.points = {shown(points)}: must be a list of dicts",
+        ),
+    )
     names: set[str] = set()
     values: dict[str, str] = {}
     for point in config.points:
         if not (isinstance(point, Mapping) and all(isinstance(key, str) for key in point)):
             raise ConfigError(f"grid: {shown(point)} is no point: must be a dict of dotted keys")
-        try:
+        with refused_at(f"grid: {list(point)} of a point", ValueError):
             name = point_name(point)
             text = json.dumps({**point, "name": ""}, sort_keys=True, default=repr)
-        except ValueError as error:
-            raise ConfigError(f"grid: {list(point)} of a point: {error}") from error
-        if not name.strip("."):
-            raise ConfigError(f"grid: a point is called {name!r}, which cannot be a folder's name")
-        if name in names:
-            raise ConfigError(f"grid: point {name} occurs twice")
-        if text in values:
-            raise ConfigError(f"grid: points {values[text]} and {name} are the same")
+        refuse(
+            (
+                not name.strip("."),
+                f"grid: a point is called {name!r}, which cannot be a folder's name",
+            ),
+            (name in names, f"grid: point {name} occurs twice"),
+            (text in values, f"grid: points {values.get(text)} and {name} are the same"),
+        )
         names.add(name)
         values[text] = name
         yield name, point
@@ -175,7 +184,7 @@ def changed(base: ConfigDict, values: Mapping[str, object]) -> ConfigDict:
 
 @contextlib.contextmanager
 def of_point(name: str) -> Iterator[None]:
-    """Where something that was given cannot be used, a `ConfigError` that names the point."""
+    """Inside, an error about what was given becomes a `ConfigError` that names the point."""
     try:
         yield
     except InputError as error:

@@ -126,14 +126,11 @@ def _module(said: str, name: str) -> ModuleType:
         importlib.invalidate_caches()  # it may have been written a moment ago
     try:
         module = importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name and (name == error.name or name.startswith(error.name + ".")):
-            raise ConfigError(
-                f"{said}: no module {name!r}, neither installed nor in {Path.cwd()}"
-            ) from error
-        raise ConfigError(f"{said}: cannot be imported ({told(error)})") from error
     except Exception as error:
-        raise ConfigError(f"{said}: cannot be imported ({told(error)})") from error
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        none = missing and (name == missing or name.startswith(missing + "."))
+        why = f"no module {name!r}, neither installed nor in {Path.cwd()}"
+        raise ConfigError(f"{said}: {why if none else _unimported(error)}") from error
     sources.note(module)
     return module
 
@@ -166,8 +163,12 @@ def _executed(said: str, name: str, path: Path, before: ModuleType | None) -> Mo
         sources.run(module)
     except Exception as error:
         del sys.modules[name]
-        raise ConfigError(f"{said}: cannot be imported ({told(error)})") from error
+        raise ConfigError(f"{said}: {_unimported(error)}") from error
     return module
+
+
+def _unimported(error: Exception) -> str:
+    return f"cannot be imported ({told(error)})"
 
 
 def _search(folder: Path) -> None:

@@ -189,7 +189,7 @@ def lags(config: Experiment) -> int:
 
 
 def said(ended: Sequence[Window], lags: int, plain: bool, rate: float) -> Json:
-    """For the log: what the windows say.
+    """The figures of the windows, for the log.
 
     `implicit_momentum` with its 95 % interval and the p-value of the J test; likewise
     `fitted_momentum`, phi_1 of a lag polynomial of `lags` terms, if there is one: what is explicit

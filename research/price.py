@@ -21,7 +21,7 @@ import numpy as np
 
 from optdyn import program, seeds, shared_data, strategies
 from optdyn.checks import check_cluster
-from optdyn.errors import ConfigError, one_of
+from optdyn.errors import one_of, refuse
 from optdyn.experiment import Experiment, Pieces
 from optdyn.strategies import Methods, Network, Setting, averaging_clock, local
 from optdyn.strategies.asynchronous import Asynchronous
@@ -66,6 +66,7 @@ class Price(NamedTuple):
 
     @property
     def updates_per_second(self) -> float:
+        """Updates in a simulated second."""
         return 1 / self.seconds
 
 
@@ -79,6 +80,7 @@ class Shapes(NamedTuple):
 
     @property
     def bytes(self) -> int:
+        """Bytes of the parameters."""
         return program.parameter_bytes(self.params)
 
 
@@ -217,7 +219,7 @@ def needed(
 
 
 def _needed(of: Callable[[float], Price], share: float, known: dict[float, float]) -> float:
-    """By secants, as 1 / computing is nearly linear in 1 / bandwidth, else by the middle.
+    """The root by secants, as 1 / computing is nearly linear in 1 / bandwidth, else by the middle.
 
     It is found where a bandwidth that is off by less than `RATIO` would be off as much.
     """
@@ -244,24 +246,32 @@ def check(config: Experiment) -> None:
     cluster = config.cluster
     if not is_drawn(cluster.service):
         one_of("config.cluster.service", cluster.service, (*DRAWN, GEOMETRIC))
-    for key in ("presence", "diurnal"):
-        if getattr(cluster, key):
-            raise ConfigError(f"config.cluster.{key}: prices are of workers that are always there")
-    if cluster.pieces != Pieces():
-        raise ConfigError("config.cluster.pieces: prices are of examples' seconds and a network")
+    always = "prices are of workers that are always there"
+    refuse(
+        (cluster.presence, f"config.cluster.presence: {always}"),
+        (cluster.diurnal, f"config.cluster.diurnal: {always}"),
+        (
+            cluster.pieces != Pieces(),
+            "config.cluster.pieces: prices are of examples' seconds and a network",
+        ),
+    )
 
 
 def _refuse(config: Experiment, shapes: Shapes) -> None:
     """Raises `ConfigError` where there is no price."""
     check(config)
     methods = config.strategy.methods
-    if methods.by_block and isinstance(methods.read, Asynchronous):
-        raise ConfigError(
+    refuse(
+        (
+            methods.by_block and isinstance(methods.read, Asynchronous),
             "its blocks have servers of their own, each with other arrivals, and shares of time "
-            "are of one"
-        )
-    if methods.by_block and shapes.problem is None:
-        raise ConfigError("needs the blocks of a model: name one by --config, not --parameters")
+            "are of one",
+        ),
+        (
+            methods.by_block and shapes.problem is None,
+            "needs the blocks of a model: name one by --config, not --parameters",
+        ),
+    )
 
 
 def _window(config: Experiment, shapes: Shapes, steps: int) -> Window:
@@ -335,7 +345,7 @@ def _pace(config: Experiment, shapes: Shapes, window: Window, line: Timeline) ->
 
 
 def _until_exchange(line: Timeline, workers: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of every worker its steps up to its last exchange, how many a second, and its exchanges."""
+    """Each worker's steps up to its last exchange, how many a second, and its exchanges."""
     order = np.argsort(line.worker, kind="stable")
     ends = np.cumsum(np.bincount(line.worker, minlength=workers))
     exchange = np.asarray(getattr(line.choice, "exchange", np.ones(len(order), bool)))
@@ -420,7 +430,8 @@ def _between(config: Experiment, shapes: Shapes, line: Timeline, exchanges: floa
         sent, states = _meeting_bytes(config, shapes, choice)
         return others * sent + around * states
     if isinstance(choice, Meeting):
-        return around * sum(_meeting_bytes(config, shapes, choice))
+        others = nodes if choice.to is not None else around
+        return others * sum(_meeting_bytes(config, shapes, choice))
     if isinstance(choice, Neighbours):
         return nodes * _gossiped(choice, size)
     if not methods.read or methods.read.barrier or _is_synchronous(config):
@@ -481,11 +492,15 @@ def _logged_bytes(config: Experiment, shapes: Shapes, choice: Choice, exchanges:
     return float(own)
 
 
-def _gossiped(choice: Neighbours, size: int) -> float:
-    """Bytes that a node sends, an update, in the mean of the nodes."""
+def _gossiped(choice: Neighbours | Meeting, size: Any) -> float:
+    """Bytes that a node sends, an update, in the mean of the nodes; `size`: of each message.
+
+    One number, or (updates, 1) where messages are not sent after every update.
+    """
     to = np.asarray(choice.to)
     nodes = to.shape[-2]
-    return float(size * (to != np.arange(nodes)[:, None]).sum(axis=(-1, -2)).mean() / nodes)
+    peers = (to != np.arange(nodes)[:, None]).sum(axis=(-1, -2))
+    return float((np.ravel(size) * peers).mean() / nodes)
 
 
 def _meeting_bytes(config: Experiment, shapes: Shapes, choice: Meeting) -> tuple[float, float]:
@@ -496,7 +511,9 @@ def _meeting_bytes(config: Experiment, shapes: Shapes, choice: Meeting) -> tuple
     if isinstance(mix, ModelAveraging):
         setting = _setting(config, shapes)
         sent = float((send @ np.array(averaging_clock.message_bytes(mix, setting))).mean())
-        return sent, float(receive.any(axis=1).mean()) * averaging_clock.state_bytes(mix, setting)
+        return sent, averaging_clock.state_bytes(mix, setting, choice)
+    if choice.to is not None:  # over a graph
+        return _gossiped(choice, shapes.bytes * send), 0.0
     blocking = receive & (np.asarray(choice.waited).reshape(send.shape) == 0)
     short, usual = (
         shapes.bytes / (2 if dtype == "bfloat16" else 1)

@@ -59,6 +59,7 @@ class Problem(NamedTuple):
         return base.init(self.blocks, key, self.input(examples), self.heads)
 
     def outputs(self, params: Params, batch: Examples) -> jax.Array:
+        """What the last block makes of a batch."""
         return base.apply(self.blocks, params, self.input(batch))
 
     def each_loss(self, params: Params, batch: Examples) -> jax.Array:

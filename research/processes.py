@@ -66,9 +66,9 @@ def devices() -> None:
 
 
 def own_address(environ: Mapping[str, str]) -> str:
-    """Where this machine is reached by the other processes: from its side of the coordinator's.
+    """The address that other processes reach this machine at, on the way to the coordinator.
 
-    Else its name: only `described` jobs say where their coordinator is.
+    It is the machine's name where no coordinator is known: only `described` jobs say theirs.
     """
     if "OPTDYN_COORDINATOR" not in environ:
         return socket.gethostname()

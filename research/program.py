@@ -53,6 +53,7 @@ class Program:
 
     @property
     def advance(self) -> Callable[..., tuple[State, Info]]:
+        """The compiled loop over events, as `Layout.advance`."""
         return self.layout.advance
 
     @property

@@ -43,8 +43,8 @@ def begun(workdir: Path) -> bool:
     return agreed(latest(workdir) is not None)
 
 
-def left(folder: Path, config: Experiment, held: Json, summary: Json) -> Json:
-    """The summary of a finished run: as it is, but one that diverged would have with more steps."""
+def finished_summary(folder: Path, config: Experiment, held: Json, summary: Json) -> Json:
+    """The summary of a finished run; one that diverged gets the new `steps`, written too."""
     if summary["status"] == "diverged" and held["steps"] != config.steps and is_writer():
         summary = {**summary, "steps": config.steps}
         write_json(folder / "summary.json", summary)

@@ -10,7 +10,6 @@ import numpy as np
 
 from optdyn import data as datasets
 from optdyn import problem, shared_data
-from optdyn.data import parts
 from optdyn.data.feed import Batches, Block, Feed, streamed, whole
 from optdyn.experiment import Experiment
 from optdyn.meter import steered
@@ -18,6 +17,7 @@ from optdyn.program import CHUNK, Program
 from optdyn.strategies.base import Event, Params
 from optdyn.timeline import Timeline
 from optdyn.timeline.base import Shares, at, chosen
+from optdyn.timeline.shares import columns, cut
 from optdyn.trees import Json
 
 
@@ -68,8 +68,9 @@ def momenta(run: Run, rows: list[Json]) -> list[tuple[int, float]]:
 
 
 def columns_of(line: Timeline) -> int:
+    """Examples a device, where the timeline divides batches; else 0."""
     divided = chosen(line, Shares)
-    return parts.columns(np.asarray(divided.shares)) if divided else 0
+    return columns(np.asarray(divided.shares)) if divided else 0
 
 
 def feed_of(run: Run) -> Feed:
@@ -99,7 +100,7 @@ def batches_of(run: Run, independent: bool = False) -> Batches:
 
     def batches(start: int, stop: int) -> np.ndarray:
         own = shares[start:stop]
-        return parts.cut(every(start, start + len(own)), own, run.columns)
+        return cut(every(start, start + len(own)), own, run.columns)
 
     return batches
 

@@ -187,7 +187,7 @@ def _users_file(spec: ModuleSpec | None) -> Path | None:
 
 
 def _spec(name: str) -> ModuleSpec | None:
-    """Where a module is, which is not imported for it; of libraries only the first part is."""
+    """The place of a module, which is not imported for it; of libraries only the first part is."""
     if name in sys.modules:
         return getattr(sys.modules[name], "__spec__", None)
     above, _, _ = name.rpartition(".")

@@ -30,8 +30,9 @@ from optdyn import (
 )
 from optdyn.checks import check
 from optdyn.config import ConfigError
-from optdyn.driver import Training, alone, drive
-from optdyn.experiment import Experiment
+from optdyn.driver import Training, drive, run_to_end
+from optdyn.errors import refuse, refused_at
+from optdyn.experiment import APIS, Experiment
 from optdyn.meter import Meter
 from optdyn.outputs import history
 from optdyn.outputs.files import WorkdirError, read_json, write_json
@@ -49,9 +50,8 @@ from optdyn.outputs.workdir import (
     saving,
 )
 from optdyn.parallel.first_process import agreed, own, verdict
-from optdyn.parallel.layout import APIS
 from optdyn.processes import is_writer
-from optdyn.resuming import as_begun, begun, go_on, left
+from optdyn.resuming import as_begun, begun, finished_summary, go_on
 from optdyn.run import Run, batches_of, columns_of, events_of, feed_of, momenta
 from optdyn.strategies.base import Params, State
 from optdyn.strategies.metered import METERED
@@ -72,16 +72,18 @@ def prepare(config: Experiment, replicas: int = 0, begun: bool = False, race: bo
     the run that it was started from is not looked for. A `race` has a timeline that is empty yet.
     """
     check(config)
-    if config.cluster.service == "race" and not race:
-        raise ConfigError(
+    refuse(
+        (
+            config.cluster.service == "race" and not race,
             "config.cluster.service = 'race': of real workers, which `optdyn race` (python -m "
-            "launch.race) starts; here it must be a law that is simulated"
-        )
-    if jax.process_count() > 1 and not config.parallel.api:
-        raise ConfigError(
+            "launch.race) starts; here it must be a law that is simulated",
+        ),
+        (
+            jax.process_count() > 1 and not config.parallel.api,
             f"config.parallel.api is empty: {jax.process_count()} processes need one of "
-            f"{', '.join(APIS)}, or each would be a run of its own"
-        )
+            f"{', '.join(APIS)}, or each would be a run of its own",
+        ),
+    )
     data = shared_data.load(config)
     one = {name: leaf[:1] for name, leaf in data.train.items()}
     with shared_data.COMPILE_LOCK:
@@ -118,10 +120,8 @@ def _given(workdir: str, drawn: Params) -> tuple[Params, Json]:
 
     They must have the names, shapes and types of those that are `drawn`.
     """
-    try:
+    with refused_at(f"config.init_from = {workdir!r}", WorkdirError):
         step, found = parameters(Path(workdir))
-    except WorkdirError as error:
-        raise ConfigError(f"config.init_from = {workdir!r}: {error}") from error
 
     def shapes(tree: Params) -> dict[str, str]:
         leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
@@ -154,7 +154,7 @@ def train(config: Experiment, workdir: str | Path) -> Json:
     """
     folder = Path(workdir)
     verdict(lambda: writable(folder))
-    return alone(training(prepare(as_begun(config, folder), begun=begun(folder)), folder))
+    return run_to_end(training(prepare(as_begun(config, folder), begun=begun(folder)), folder))
 
 
 def training(run: Run, workdir: Path, watch: Watch | None = None) -> Training:
@@ -168,7 +168,7 @@ def training(run: Run, workdir: Path, watch: Watch | None = None) -> Training:
             said = own_code.changed(held["code"], run.code)
             other = f", with other code of {said}" if said else ""
             tell(f"already finished at {before['step']:,}{other}: {workdir}")
-            return left(folder, config, held, before)
+            return finished_summary(folder, config, held, before)
         with Checkpoints(folder) as checkpoints:
             fresh = run.program.init(run.params)
             step, state = agreed(checkpoints.restore(fresh) or (0, fresh))

@@ -5,12 +5,16 @@ or a dataclass, that is the type, and none of these.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jax
-import numpy as np
+if TYPE_CHECKING:
+    import jax
+    import numpy as np
 
-Array = jax.Array | np.ndarray  # on a device, or on the host
+    Array = jax.Array | np.ndarray  # on a device, or on the host
+else:
+    Array = Any  # commands that compute nothing start without importing jax
+
 Tree = Any  # a pytree of arrays, or one leaf of it
 Params = dict[str, Tree]  # parameters, or what is like them, by block
 Examples = dict[str, Tree]  # arrays by name, whose first axis counts examples

@@ -7,7 +7,7 @@ numbers, and no array is asked for whose length has no 32 bits.
 import math
 from collections.abc import Mapping, Sequence
 
-from optdyn.errors import ConfigError, shown
+from optdyn.errors import ConfigError, refuse, shown
 
 LARGEST = 2**31 - 1  # of whole numbers, which count what lies in arrays
 WIDER = {"config.seed": 2**32 - 1, "config.plan.memory": 2**63 - 1}
@@ -77,13 +77,14 @@ def _of_list(name: str, value: object, usual: Sequence[object]) -> str:
 
 def _open(values: Mapping[str, object], name: str) -> None:
     for key in values:
-        if not _text(key):
-            raise ConfigError(f"{name}: its keys must be texts, and one is {shown(key)}")
-        if not _plain(values[key]):
-            raise ConfigError(
+        refuse(
+            (not _text(key), f"{name}: its keys must be texts, and one is {shown(key)}"),
+            (
+                not _plain(values[key]),
                 f"{name}.{key} = {shown(values[key])}: must be plain, finite numbers, texts, and "
-                "lists of them"
-            )
+                "lists of them",
+            ),
+        )
 
 
 def _whole(value: object, most: int) -> bool:

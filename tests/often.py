@@ -74,6 +74,7 @@ OFTEN = {
     ),
     "strategies/test_pairs.py::test_it_is_what_its_equations_say": (
         *("asynchronous]", "async_local_sgd+local", "buffered+diloco", "gossip]"),
+        *("sparseloco]", "slowmo+gossip]", "eager]", "des_loc]"),
         *("daso+dynamic", "diloco+async_local_sgd]"),
     ),
     "strategies/test_pairs.py::test_a_pair_trains_to_what_its_better_parent_reaches": (

@@ -273,7 +273,7 @@ def test_measuring_changes_nothing(config, tmp_path, monkeypatch):
     assert rates.threads > 0 and rates.vmap > 0 and rates.updates == 16
     assert 0 <= rates.difference < 1e-5  # 16 updates, each rounded by some 1e-7
     for i, run in enumerate(runs):
-        summary = trainer.alone(trainer.training(run, tmp_path / f"after{i}", QUIET))
+        summary = trainer.run_to_end(trainer.training(run, tmp_path / f"after{i}", QUIET))
         assert summary["parameters_crc32"] == whole[i]["parameters_crc32"]
 
 

@@ -7,9 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ml_collections import ConfigDict
 
+from optdyn import experiment
 from optdyn.checks import check
 from optdyn.config import ConfigError, default, differences, to_json
+from optdyn.models.resnet import NORMS, STEMS
 from optdyn.strategies import groups_of
+from optdyn.timeline.network import COLLECTIVES
 from tests.values import as_experiment
 
 HUGE = float("inf")
@@ -352,3 +355,9 @@ def test_json_gives_the_config_back(values):
     assert to_json(back) == text and text.endswith("}\n")
     assert not differences(json.loads(text), json.loads(to_json(back)))
     assert set(leaves(json.loads(text))) == set(leaves(as_experiment(config).to_dict()))
+
+
+def test_choices_that_fields_declare_are_those_that_the_code_has():
+    declared = {key: set(of.metadata.get("one_of", ())) for key, of in experiment.every_key()}
+    assert declared["model.norm"] == set(NORMS) and declared["model.stem"] == set(STEMS)
+    assert declared["cluster.collective"] == set(COLLECTIVES)

@@ -95,7 +95,7 @@ def test_an_interrupted_run_resumes_to_the_same_reading(config, whole, tmp_path,
     seen = [0]
     watch = Watch(lambda: 2 if seen[0] >= stop else 0, lambda step, _: seen.__setitem__(0, step))
     chosen = config(PROBED)
-    halted = trainer.alone(
+    halted = trainer.run_to_end(
         trainer.training(trainer.prepare(as_experiment(chosen)), tmp_path, watch)
     )
     assert halted["status"] == "interrupted" and halted["step"] < 560
@@ -143,7 +143,7 @@ def test_steering_follows_the_readings(config, tmp_path):
     seen = [0]
     watch = Watch(lambda: 2 if seen[0] >= 300 else 0, lambda step, _: seen.__setitem__(0, step))
     run = trainer.prepare(as_experiment(config(values)))
-    trainer.alone(trainer.training(run, tmp_path / "halved", watch))
+    trainer.run_to_end(trainer.training(run, tmp_path / "halved", watch))
     resumed = trainer.train(as_experiment(config(values)), tmp_path / "halved")
     assert resumed["parameters_crc32"] == summary["parameters_crc32"]
     assert rows(tmp_path / "halved") == rows(tmp_path / "whole")

@@ -26,6 +26,7 @@ def get_config(table: str) -> ConfigDict:
 
 
 def implicit_momentum() -> ConfigDict:
+    """The grid of the notebook on implicit momentum."""
     base = implicit_momentum_grid.get_config("mlp").base
     base.log_every = 5
     base.checkpoint_every = 0
@@ -33,6 +34,7 @@ def implicit_momentum() -> ConfigDict:
 
 
 def fits() -> Iterator[Point]:
+    """Replicas of the quadratic and of the MLP, for the fits."""
     tables = {"quadratic": (implicit_momentum_grid.quadratic, 2000)}
     tables["mlp"] = (implicit_momentum_grid.mlp, 200)
     for model, (points, replicas) in tables.items():
@@ -91,6 +93,7 @@ def metered() -> Point:
 
 
 def tradeoff() -> ConfigDict:
+    """The quickstart grid, without checkpoints."""
     base = quickstart_grid.get_config().base
     base.checkpoint_every = 0
     return grid(base, quickstart_grid.training())
@@ -106,6 +109,7 @@ def daso() -> ConfigDict:
 
 
 def exchanges() -> Iterator[Point]:
+    """DASO at every number of batches between exchanges, three seeds each."""
     for batches in (0, 2, 4, 8):
         for seed in range(3):
             yield {
@@ -121,12 +125,14 @@ def exchanges() -> Iterator[Point]:
 
 
 def dynamic_batch() -> ConfigDict:
+    """Dynamic batches under disturbances, three seeds, and on unlike workers."""
     base = dynamic_batch_grid.get_config().base
     some = [point for point in dynamic_batch_grid.disturbed() if point["seed"] < 3]
     return grid(base, [*some, *dynamic_batch_grid.heterogeneity()])
 
 
 def local_parallelism() -> ConfigDict:
+    """The variants of local parallelism on a small network."""
     base = local_grid.get_config().base
     base.steps = 400
     base.log_every = 40
@@ -147,6 +153,7 @@ def when_asynchrony_pays() -> ConfigDict:
 
 
 def penalties() -> Iterator[Point]:
+    """The best settings by batch and groups, with three steps around each."""
     # Best long-run step and momentum of the page's map, and twice the updates that they take.
     best = {
         (4, 1): (0.088, 0.3, 2600),

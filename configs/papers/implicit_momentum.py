@@ -1,9 +1,9 @@
 """Implicit momentum is 1 - 1/g, and not only in the first dozen updates.
 
 The theorem (arXiv 1605.09774) says what memoryless asynchrony does to SGD in expectation. It is
-measured on ordinary single runs by the momentum meter (`analysis/moments.py`), which assumes
-neither convexity nor a steady state: plain SGD without explicit momentum, 1,000 updates of all
-4,000 MNIST images or of 4,000 examples of a noisy quadratic, batches of 64 (CNN: 32) drawn with
+measured on ordinary single runs by the momentum meter (`research/dynamics/moments.py`), which
+assumes neither convexity nor a steady state: plain SGD without explicit momentum, 1,000 updates of
+all 4,000 MNIST images or of 4,000 examples of a noisy quadratic, batches of 64 (CNN: 32) drawn with
 replacement, g = 1, 4, 16 groups. One fit to five runs, and one to the second half of each of them,
 when the networks are past their transient. No opponent has to be tuned, as nothing races. The
 contrast is constant service, whose delay is always g - 1: there one term must be rejected.

@@ -1,9 +1,7 @@
 """Whether a configuration can run: every value by itself, and the values that must go together."""
 
 import math
-from collections.abc import Sequence
 from importlib.util import find_spec
-from operator import attrgetter
 
 import jax
 import numpy as np
@@ -19,17 +17,22 @@ from optdyn import (
     strategies,
 )
 from optdyn.data import tokenizers
-from optdyn.data.augment import NAMES as AUGMENTATIONS
-from optdyn.errors import ConfigError, meant, one_of, require, shown
+from optdyn.errors import (
+    ConfigError,
+    meant,
+    one_of,
+    refuse,
+    refused_at,
+    require,
+    require_known,
+    shown,
+)
 from optdyn.experiment import Cluster, Experiment, Pieces
 from optdyn.models.convolution import LOWERINGS
-from optdyn.models.resnet import NORMS, STEMS
 from optdyn.optimizers import schedules
-from optdyn.parallel.layout import APIS
 from optdyn.strategies.groups import Grouped
 from optdyn.strategies.method import OPTIONAL
 from optdyn.timeline import service
-from optdyn.timeline.network import COLLECTIVES
 
 
 def check(config: Experiment) -> None:
@@ -38,24 +41,13 @@ def check(config: Experiment) -> None:
     First what a value means by itself, then what must go together, whether it can fit into this
     machine's memory, and whether the user's own code is what it asks for.
     """
-    _one_of(config, "model.dtype", ("float32", "bfloat16"))
     names = ("", *LOWERINGS)
     wanted = f"of {names}, or with a command of optdyn 'measured'"
     require(config, "model.lowering", lambda v: {*str(v).split(",")} <= {*names}, wanted)
-    _one_of(config, "model.norm", NORMS)
-    _one_of(config, "model.stem", tuple(STEMS))
-    _one_of(config, "parallel.api", ("", *APIS))
-    _one_of(config, "cluster.split", ("equal", "proportional"))
-    _one_of(config, "cluster.collective", COLLECTIVES)
     require(config, "data.tokenizer", tokenizers.is_known, tokenizers.WANTED)
-    _one_of(config, "data.augment", AUGMENTATIONS)
-    _one_of(config, "tune.mode", ("predictive", "omnivore", "ladders"))
     workers = config.cluster.nodes * config.cluster.devices_per_node
-    if workers > experiment.WIDTH:
-        raise ConfigError(
-            f"config.cluster.nodes x config.cluster.devices_per_node = {workers:,} workers: must "
-            f"be at most {experiment.WIDTH:,}"
-        )
+    many = f"config.cluster.nodes x config.cluster.devices_per_node = {workers:,} workers: must be "
+    refuse((workers > experiment.WIDTH, f"{many}at most {experiment.WIDTH:,}"))
     installed = "() where there is no optuna (pip install 'optdyn[tune]')"
     require(config, "tune.baselines", lambda v: not v or bool(find_spec("optuna")), installed)
     _check_names(config)
@@ -68,10 +60,6 @@ def check(config: Experiment) -> None:
     _check_optimizer(config)
     memory_checks.of_config(config)
     own_code.check(config)
-
-
-def _one_of(config: Experiment, key: str, values: Sequence[str]) -> None:
-    one_of(f"config.{key}", attrgetter(key)(config), values)
 
 
 def _check_names(config: Experiment) -> None:
@@ -89,12 +77,8 @@ def _check_names(config: Experiment) -> None:
 
 
 def _check_model(config: Experiment) -> None:
-    try:
+    with refused_at("config.model", ValueError):
         models.make(config.model, classes=2)
-    except ConfigError:
-        raise
-    except ValueError as error:
-        raise ConfigError(f"config.model: {error}") from error
     losses.loss(config.loss)
     losses.metrics(config.metrics)
 
@@ -107,11 +91,9 @@ def check_cluster(config: Experiment) -> None:
     named_own = zip(methods.name.split("+"), methods.every, strict=True)
     own_keys = {key for name, m in named_own if ":" in name for key in strategies.keys_of(type(m))}
     for key in config.strategy.options:
-        if key not in own_keys:
-            raise ConfigError(
-                f"config.strategy.options.{key}: {methods.name!r} has no such key"
-                f"{meant(key, own_keys)}"
-            )
+        require_known(
+            key, own_keys, f"config.strategy.options.{key}: {methods.name!r} has no such key"
+        )
     require(
         config,
         "cluster.speeds",
@@ -124,8 +106,8 @@ def check_cluster(config: Experiment) -> None:
     own_law = lookup.is_own(cluster.service) and set(service.DRAWN) <= set(laws)
     require(config, "cluster.service", lambda v: own_law or v in laws, wanted)
     service.check(cluster)
-    if cluster.service == "trace" and not cluster.trace:
-        raise ConfigError("config.cluster.trace is empty: service='trace' needs a CSV file")
+    no_file = cluster.service == "trace" and not cluster.trace
+    refuse((no_file, "config.cluster.trace is empty: service='trace' needs a CSV file"))
     heeded = {key for method in (methods.outermost, *methods.every) for key in method.cluster}
     plain = Cluster()
     changed = [key for key in OPTIONAL if getattr(cluster, key) != getattr(plain, key)]
@@ -135,89 +117,116 @@ def check_cluster(config: Experiment) -> None:
             f"config.cluster.{key}: {OPTIONAL[key]} are known to config.strategy.name = "
             f"{' and '.join(map(repr, those))}, not to {methods.name!r}"
         )
-    for method in methods.every:
+    for method in dict.fromkeys((*methods.every, methods.outermost)):
         method.check(config, methods)
 
 
 def _check_unread(config: Experiment, methods: strategies.Methods) -> None:
     """What would change the meaning of a run, if its methods heeded it."""
     keys, blocks = config.strategy.keys, [n for n, _ in models.make(config.model, classes=2)]
-    if not set(fresh := keys["fresh"]) <= set(blocks):
-        raise ConfigError(
-            f"config.strategy.fresh = {shown(fresh)}: must be of the blocks {', '.join(blocks)}"
-        )
-    if fresh and isinstance(methods.read, Grouped) and not hasattr(methods.read, "fresh"):
-        raise ConfigError(f"config.strategy.fresh: no block is merged of {methods.name!r}")
-    if keys["snapshots"] and methods.get("snapshots", None) is None:
-        raise ConfigError(
+    fresh, merges = keys["fresh"], hasattr(methods.read, "fresh")
+    refuse(
+        (
+            not set(fresh) <= set(blocks),
+            f"config.strategy.fresh = {shown(fresh)}: must be of the blocks {', '.join(blocks)}",
+        ),
+        (
+            fresh and isinstance(methods.read, Grouped) and not merges,
+            f"config.strategy.fresh: no block is merged of {methods.name!r}",
+        ),
+        (
+            keys["snapshots"] and methods.get("snapshots", None) is None,
             f"config.strategy.snapshots = {keys['snapshots']!r}: config.strategy.name = "
-            f"{methods.name!r} keeps no table of versions; it must be ''"
-        )
-    if keys["staleness_bound"] >= 0 and methods.get("staleness_bound", None) is None:
-        raise ConfigError(
-            "config.strategy.staleness_bound: only of config.strategy.name = 'asynchronous'"
-        )
+            f"{methods.name!r} keeps no table of versions; it must be ''",
+        ),
+        (
+            keys["staleness_bound"] >= 0 and methods.get("staleness_bound", None) is None,
+            "config.strategy.staleness_bound: only of config.strategy.name = 'asynchronous'",
+        ),
+    )
 
 
 def _check_pieces(config: Experiment) -> None:
     cluster, pieces = config.cluster, config.cluster.pieces != Pieces()
     if not pieces:
         return
-    if cluster.overlap:
-        raise ConfigError(
-            "config.cluster.overlap: not of config.cluster.pieces, which have their own"
-        )
-    if not cluster.pieces.conv_compute:
-        raise ConfigError("config.cluster.pieces.conv_compute = 0: must be more than 0 beside them")
-    if cluster.speeds:
-        raise ConfigError("config.cluster.speeds: with config.cluster.pieces all workers are equal")
+    refuse(
+        (
+            cluster.overlap,
+            "config.cluster.overlap: not of config.cluster.pieces, which have their own",
+        ),
+        (
+            not cluster.pieces.conv_compute,
+            "config.cluster.pieces.conv_compute = 0: must be more than 0 beside them",
+        ),
+        (
+            cluster.speeds,
+            "config.cluster.speeds: with config.cluster.pieces all workers are equal",
+        ),
+    )
     if not service.is_drawn(cluster.service):
-        _one_of(config, "cluster.service", service.DRAWN)
+        one_of("config.cluster.service", cluster.service, service.DRAWN)
 
 
 def _check_parallel(config: Experiment) -> None:
     real, methods = config.parallel, strategies.of_config(config)
-    if real.api and (why := strategies.refused(config)):
-        raise ConfigError(
-            f"config.parallel.api = {real.api!r}: config.strategy.name = {methods.name!r} {why}"
-        )
-    if real.devices and not methods.plain:
-        raise ConfigError("config.parallel.devices: those of other strategies are the cluster's")
-    if real.accumulation > 1 and methods.gradient:
-        raise ConfigError(
-            f"config.parallel.accumulation: {methods.name!r} takes gradients in a way of its own"
-        )
-    if real.shard_optimizer and (real.api != "jit" or methods.mix):
-        raise ConfigError(
-            "config.parallel.shard_optimizer: only of config.parallel.api = 'jit' and nodes that "
-            "hold the same parameters"
-        )
+    why = strategies.refused(config) if real.api else ""
     tabled = isinstance(methods.read, Grouped)
-    if real.shard_snapshots and (real.api != "jit" or methods.mix or not tabled):
-        raise ConfigError(
+    refuse(
+        (
+            why,
+            f"config.parallel.api = {real.api!r}: config.strategy.name = {methods.name!r} {why}",
+        ),
+        (
+            real.devices and not methods.plain,
+            "config.parallel.devices: those of other strategies are the cluster's",
+        ),
+        (
+            real.accumulation > 1 and methods.gradient,
+            f"config.parallel.accumulation: {methods.name!r} takes gradients in a way of its own",
+        ),
+        (
+            real.shard_optimizer and (real.api != "jit" or methods.mix),
+            "config.parallel.shard_optimizer: only of config.parallel.api = 'jit' and nodes that "
+            "hold the same parameters",
+        ),
+        (
+            real.shard_snapshots and (real.api != "jit" or methods.mix or not tabled),
             "config.parallel.shard_snapshots: only of config.parallel.api = 'jit' and one table "
-            "of versions, as config.strategy.name = 'asynchronous' has"
-        )
+            "of versions, as config.strategy.name = 'asynchronous' has",
+        ),
+    )
     parts = max(real.devices, 1) * real.accumulation
     nodes, devices = strategies.devices_of(config)
     if methods.mix:
         parts *= nodes * devices
     elif real.api and methods.read:
         parts *= devices
-    if config.batch_size % parts:
-        raise ConfigError(
-            f"config.batch_size = {config.batch_size}: must be a multiple of {parts} "
-            "(devices that share it x config.parallel.accumulation)"
-        )
-    for key in ("augment", "streaming"):
-        if config.replicas.count and getattr(config.data, key):
-            raise ConfigError(f"config.data.{key}: replicas are of one objective, held in memory")
-    if config.replicas.count and (real.api or not methods.simple):
-        simple = [name for name in strategies.built_in() if strategies.chosen(name).simple]
-        raise ConfigError(
+    wanted = f"a multiple of {parts} (devices that share it x config.parallel.accumulation)"
+    config.require("batch_size", config.batch_size % parts == 0, wanted)
+    _check_replicas(config)
+
+
+def _check_replicas(config: Experiment) -> None:
+    """Replicas are of one small objective on one device, recorded whole."""
+    methods, data = strategies.of_config(config), config.data
+    if not config.replicas.count:
+        return
+    simple = [name for name in strategies.built_in() if strategies.chosen(name).simple]
+    refuse(
+        (data.augment, "config.data.augment: replicas are of one objective, held in memory"),
+        (data.streaming, "config.data.streaming: replicas are of one objective, held in memory"),
+        (
+            config.parallel.api or not methods.simple,
             "config.replicas.count: replicas are recorded of strategies of one device "
-            f"({', '.join(simple)}), with config.parallel.api = ''"
-        )
+            f"({', '.join(simple)}), with config.parallel.api = ''",
+        ),
+        (data.dirichlet, "config.data.dirichlet: replicas are of one objective, without shards"),
+        (
+            config.probes.momentum,
+            "config.probes.momentum: replicas are recorded whole, without windows",
+        ),
+    )
 
 
 def _check_shards(config: Experiment) -> None:
@@ -233,40 +242,34 @@ def _check_shards(config: Experiment) -> None:
             "config.data.dirichlet: nodes have shards of their own with config.strategy.name = "
             f"{', '.join(map(repr, (strategies.PLAIN, *mixing)))}, not {methods.name!r}"
         )
-    if config.replicas.count:
-        raise ConfigError("config.data.dirichlet: replicas are of one objective, without shards")
-    if config.batch_size % nodes:
-        raise ConfigError(
-            f"config.batch_size = {config.batch_size}: must be a multiple of config.cluster.nodes "
-            f"= {nodes}, each of which draws from a shard of its own (config.data.dirichlet)"
-        )
+    wanted = f"a multiple of config.cluster.nodes = {nodes}, each of which draws from a shard of "
+    wanted += "its own (config.data.dirichlet)"
+    config.require("batch_size", config.batch_size % nodes == 0, wanted)
 
 
 def _check_probes(config: Experiment) -> None:
     probes, methods = config.probes, strategies.of_config(config)
-    if (probes.similarity or probes.mean) and not methods.mix:
-        raise ConfigError(
+    refuse(
+        (
+            (probes.similarity or probes.mean) and not methods.mix,
             f"config.probes.{'similarity' if probes.similarity else 'mean'}: of nodes with "
             "parameters of their own, which "
-            f"config.strategy.name = {methods.name!r} has none of"
-        )
-    if probes.steer and (not probes.momentum or config.optimizer.name != "sgd"):
-        raise ConfigError(
-            "config.probes.steer: needs config.probes.momentum and config.optimizer.name = 'sgd'"
-        )
-    if not probes.momentum:
-        return
-    if probes.window > probes.every:
-        raise ConfigError(
-            f"config.probes.window = {probes.window}: at most config.probes.every = {probes.every}"
-        )
-    if methods.stages and config.parallel.api == "shard_map":
-        raise ConfigError(
+            f"config.strategy.name = {methods.name!r} has none of",
+        ),
+        (
+            probes.steer and (not probes.momentum or config.optimizer.name != "sgd"),
+            "config.probes.steer: needs config.probes.momentum and config.optimizer.name = 'sgd'",
+        ),
+        (
+            probes.momentum and probes.window > probes.every,
+            f"config.probes.window = {probes.window}: at most config.probes.every = {probes.every}",
+        ),
+        (
+            probes.momentum and methods.stages and config.parallel.api == "shard_map",
             "config.probes.momentum: not with blocks on devices of their own; "
-            "config.parallel.api = '' trains the same on one"
-        )
-    if config.replicas.count:
-        raise ConfigError("config.probes.momentum: replicas are recorded whole, without windows")
+            "config.parallel.api = '' trains the same on one",
+        ),
+    )
 
 
 def _check_optimizer(config: Experiment) -> None:
@@ -274,27 +277,24 @@ def _check_optimizer(config: Experiment) -> None:
     taken = optimizers.arguments(name)
     made_by = name if lookup.is_own(name) or name in optimizers.OWN else f"optax.{name}"
     if "learning_rate" not in taken:
-        if lookup.is_own(name):
-            raise ConfigError(
-                f"config.optimizer.name = {name!r}: must be a function with an argument "
-                "'learning_rate' that returns an optax transformation"
-            )
+        own = "must be a function with an argument 'learning_rate' that returns an optax "
+        own += "transformation"
+        ours = f"optax has no such optimizer{meant(name, optimizers.known())}"
         raise ConfigError(
-            f"config.optimizer.name = {name!r}: optax has no such optimizer"
-            f"{meant(name, optimizers.known())}"
+            f"config.optimizer.name = {name!r}: {own if lookup.is_own(name) else ours}"
         )
-    if config.optimizer.momentum and not optimizers.takes_momentum(name):
-        raise ConfigError(
+    refuse(
+        (
+            config.optimizer.momentum and not optimizers.takes_momentum(name),
             f"config.optimizer.momentum = {config.optimizer.momentum}: {made_by} has no "
-            "momentum; set its own arguments in config.optimizer.options"
+            "momentum; set its own arguments in config.optimizer.options",
         )
+    )
     for key in config.optimizer.options:
-        if key not in taken:
-            raise ConfigError(
-                f"config.optimizer.options.{key}: {made_by} has no such argument{meant(key, taken)}"
-            )
-        if key in ("learning_rate", "momentum"):
-            raise ConfigError(f"config.optimizer.options.{key}: set config.optimizer.{key} instead")
+        where = f"config.optimizer.options.{key}:"
+        require_known(key, taken, f"{where} {made_by} has no such argument")
+        set_already = key in ("learning_rate", "momentum")
+        refuse((set_already, f"{where} set config.optimizer.{key} instead"))
     _check_chain(config)
     if name in optimizers.OWN:
         simple = [n for n in strategies.built_in() if strategies.chosen(n).simple]
@@ -305,11 +305,13 @@ def _check_optimizer(config: Experiment) -> None:
             f"one of {', '.join(map(repr, simple))}",
         )
     more = config.optimizer.options or config.optimizer.chain
-    if config.replicas.matching and (name != "sgd" or more):
-        raise ConfigError(
+    refuse(
+        (
+            config.replicas.matching and (name != "sgd" or more),
             "config.replicas.matching: compares with plain momentum SGD, so it needs "
-            "config.optimizer.name = 'sgd' without options or a chain"
+            "config.optimizer.name = 'sgd' without options or a chain",
         )
+    )
     optimizers.check(config, {"x": jax.ShapeDtypeStruct((1,), np.float32)})
     chosen = config.optimizer
     of = chosen.learning_rate, 1, chosen.decay_rate, chosen.schedule_options
@@ -323,8 +325,5 @@ def _check_chain(config: Experiment) -> None:
     every = [options for _, options in optimizers.chain(config)]
     for key in config.optimizer.chain_options:
         takers = sum(key in options for options in every)
-        if takers != 1:
-            raise ConfigError(
-                f"config.optimizer.chain_options.{key}: taken by {takers} of config.optimizer."
-                f"chain = {tuple(config.optimizer.chain)}, must be by one"
-            )
+        said = f"config.optimizer.chain_options.{key}: taken by {takers} of config.optimizer."
+        refuse((takers != 1, f"{said}chain = {tuple(config.optimizer.chain)}, must be by one"))

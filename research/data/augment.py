@@ -8,8 +8,6 @@
 import jax
 import jax.numpy as jnp
 
-NAMES = ("", "crop", "flip", "crop_flip")
-
 
 def crop(key: jax.Array, image: jax.Array) -> jax.Array:
     """A shifted image (H, W, C)."""

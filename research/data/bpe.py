@@ -37,7 +37,9 @@ class Encoding(NamedTuple):
 
 
 def bpe(vocabulary: int, text: str, folder: Path | None = None) -> Encoding:
-    """For a training text, at most `vocabulary` tokens: fewer if all of its words are tokens.
+    """The encoding of a training text in at most `vocabulary` tokens.
+
+    There are fewer if all of its words are tokens.
 
     Raises DataError where the wheel is not installed.
     """

@@ -146,7 +146,7 @@ def _records(where: Path, asked: Asked) -> Data:
 
 
 def _kept(asked: Asked) -> Path:
-    """Where byte pairs are kept, beside the data."""
+    """The folder that byte pairs are kept in, beside the data."""
     return asked.root / "tokenizers"
 
 

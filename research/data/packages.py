@@ -71,6 +71,7 @@ def prepare(root: Path) -> Path:
 
 
 def is_prepared(folder: Path) -> bool:
+    """Whether the texts lie in the folder."""
     return (folder / "packages.json").is_file()
 
 

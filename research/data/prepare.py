@@ -136,6 +136,7 @@ def _reach(url: str) -> None:
 
 
 def main() -> None:
+    """The command `optdyn prepare`."""
     parser = Parser(prog="optdyn prepare", description="Prepares a data set for 'tfds:NAME'.")
     parser.add_argument("spec", metavar="NAME[/CONFIG][:VERSION]")
     parser.add_argument("--data_dir", help="default: $OPTDYN_DATA_DIR, or that of TFDS")

@@ -18,8 +18,17 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from optdyn.evidence.arms import Arm, Rungs, Tuned, at, beside, diagonal, tuned
 from optdyn.evidence.claim import Verdict
-from optdyn.evidence.intervals import chance, holm, ratio, share, shown
-from optdyn.evidence.race import COLOURS, FASTER, MISSED, SAME, SLOWER, followed, same_order
+from optdyn.evidence.intervals import chance, holm, ratio, ratio_at_best, share, shown
+from optdyn.evidence.race import (
+    COLOURS,
+    FASTER,
+    MISSED,
+    SAME,
+    SLOWER,
+    followed,
+    infinite,
+    same_order,
+)
 from optdyn.evidence.study import Job, Study
 from optdyn.evidence.trial import Curve, meeting, to_loss
 from optdyn.experiment import Experiment
@@ -73,8 +82,10 @@ def values(entry: Entry, cell: Rungs) -> Point:
     return {key: steps[i] for (key, steps), i in zip(entry.ladders.items(), cell, strict=True)}
 
 
-def chosen(study: Study, side: Side, place: Place, target: float) -> dict[Rungs, float]:
-    """Seconds at every cell that is tuned, among them the least and all that are around it.
+def chosen(study: Study, side: Side, place: Place, target: float) -> dict[Rungs, list[float]]:
+    """Seconds at every cell that is tuned, of every seed that chooses.
+
+    Among them are the cell of the least median, and all that are around it.
 
     From the best of what has been tuned so far it goes to a better one beside it, or where there is
     none to one on a diagonal, until nothing around it is better. What it looks at is tuned first,
@@ -87,25 +98,25 @@ def chosen(study: Study, side: Side, place: Place, target: float) -> dict[Rungs,
 
     if not side.cells:
         tune(side.entry.usual)
-    costs = dict[Rungs, float]()
+    times = dict[Rungs, list[float]]()
     while True:
         for cell in side.cells:
-            if cell not in costs:
+            if cell not in times:
                 curves = timed(study, side, cell, place, target, study.choose)
-                costs[cell] = float(np.median([to_loss(c, target, "met") for c in curves]))
-        best = least(costs)
+                times[cell] = [to_loss(curve, target, "met") for curve in curves]
+        best = least(times)
         for around in (beside, diagonal):
-            new = [cell for cell in around(best) if _there_is(side.entry, cell, costs)]
+            new = [cell for cell in around(best) if _there_is(side.entry, cell, times)]
             if new:
                 break
         else:
-            return costs
+            return times
         for cell in new:
             tune(cell, side.cells[best])
 
 
-def least(costs: Mapping[Rungs, float]) -> Rungs:
-    return min(costs, key=costs.__getitem__)
+def least(times: Mapping[Rungs, Sequence[float]]) -> Rungs:
+    return min(times, key=lambda cell: float(np.median(times[cell])))
 
 
 def timed(
@@ -146,8 +157,8 @@ def measure(study: Study, contest: Contest) -> dict[str, Any]:
         return {str(x): [_short(to_loss(c, x, "met")) for c in curves] for x in contest.losses}
 
     def told(name: str, side: Side, place: Place) -> dict[str, Any]:
-        costs = chosen(study, side, place, target)
-        cell = least(costs)
+        times = chosen(study, side, place, target)
+        cell = least(times)
         found = side.cells[cell]
         return {
             "arm": name,
@@ -155,8 +166,11 @@ def measure(study: Study, contest: Contest) -> dict[str, Any]:
             "point": found.point,
             "range": found.range,
             "interior": found.interior and not _at_an_end(side.entry, cell),
-            "costs": [[*values(side.entry, c).values(), _short(costs[c])] for c in sorted(costs)],
-            "cost": costs[cell],
+            "tried": [
+                [*values(side.entry, each).values(), *map(_short, times[each])]
+                for each in sorted(times)
+            ],
+            "cost": float(np.median(times[cell])),
             "seconds": taken(side, cell, place),
         }
 
@@ -175,11 +189,14 @@ def measure(study: Study, contest: Contest) -> dict[str, Any]:
                 met[place] = against(place)
             own, others = told(name, side, place), met[place]
             best = best_of(others)["seconds"]
+            tried = (_times(each, study) for each in (own, best_of(others)))
+            last = own["seconds"][str(target)], best[str(target)]
+            own["over at best"] = list(ratio_at_best(*last, *tried))
             own["over"] = {x: list(ratio(own["seconds"][x], best[x])) for x in best}
             own["over usual"] = {
                 x: list(ratio(own["seconds"][x], others["usual"][x])) for x in best
             }
-            own["chance"] = chance(own["seconds"][str(target)], best[str(target)])
+            own["chance"] = chance(*last)
             own["shape"] = _shape(place)
             networks[network] = own
         return {"arm": name, "networks": networks}
@@ -251,7 +268,7 @@ def verdict(result: Mapping[str, Any]) -> Verdict:
 
 def table(result: Mapping[str, Any]) -> str:
     """In Markdown: the opponents, then every arm over the usual opponent and over the best."""
-    result = _infinite(result)
+    result = infinite(result)
     last, said = str(result["losses"][-1]), words(result)
     lines = ["| network | nodes | opponent | chosen | over the usual opponent | best |"]
     lines.append("|---" * 6 + "|")
@@ -265,14 +282,15 @@ def table(result: Mapping[str, Any]) -> str:
     for loss in map(str, reversed(result["losses"])):
         lines += ["", f"To a loss of {loss}:", ""]
         titles = ["arm", "network", "chosen", "over the usual", "over the best", "missed"]
-        titles += ["p, corrected", "word"] * (loss == last)
+        if loss == last:
+            titles += ["over the best, the cells' choice included", "p, corrected", "word"]
         lines += [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
         for row in result["rows"]:
             for network, own in row["networks"].items():
                 missed = f"{np.isinf(own['seconds'][loss]).sum()} of {len(own['seconds'][loss])}"
                 usual, best = shown(own["over usual"][loss]), shown(own["over"][loss])
                 word, p = said[network][row["arm"]]
-                ends = [f"{p:.2g}", word] * (loss == last)
+                ends = [shown(own["over at best"]), f"{p:.2g}", word] * (loss == last)
                 every = [row["arm"], network, _chosen(own), usual, best, missed, *ends]
                 lines.append(f"| {' | '.join(every)} |")
     return "\n".join(lines) + "\n"
@@ -280,7 +298,7 @@ def table(result: Mapping[str, Any]) -> str:
 
 def picture(result: Mapping[str, Any], figure: Figure) -> None:
     """An arm a row, a network a panel: over the usual opponent (a ring) and the best (a disc)."""
-    result = _infinite(result)
+    result = infinite(result)
     last, said, rows = str(result["losses"][-1]), words(result), result["rows"]
     figure.set_size_inches(9, 0.24 * len(rows) + 1.2)
     panels = figure.subplots(1, len(result["opponents"]), sharey=True, squeeze=False)[0]
@@ -307,7 +325,7 @@ def picture(result: Mapping[str, Any], figure: Figure) -> None:
     figure.supxlabel(f"{said_below} opponent (discs; green: faster, orange: slower)", fontsize=8)
 
 
-def _there_is(entry: Entry, cell: Rungs, known: Mapping[Rungs, float]) -> bool:
+def _there_is(entry: Entry, cell: Rungs, known: Mapping[Rungs, Any]) -> bool:
     """Whether the ladders have the cell, and it is new."""
     on = all(0 <= i < len(steps) for steps, i in zip(entry.ladders.values(), cell, strict=True))
     return on and cell not in known
@@ -321,6 +339,11 @@ def _shape(place: Place) -> str:
     return f"{place.nodes} x {place.devices}"
 
 
+def _times(told: Mapping[str, Any], study: Study) -> list[list[float]]:
+    """(cells, seeds that choose) seconds of what a network chose from."""
+    return [each[-len(study.choose) :] for each in told["tried"]]
+
+
 def _chosen(own: Mapping[str, Any]) -> str:
     every = [f"{key.rpartition('.')[2]} {value:g}" for key, value in own["chosen"].items()]
     return ", ".join(every) + ("" if own["interior"] else " (not interior)")
@@ -328,12 +351,3 @@ def _chosen(own: Mapping[str, Any]) -> str:
 
 def _short(seconds: float) -> float:
     return float(f"{seconds:.5g}")
-
-
-def _infinite(value: Any) -> Any:
-    """A record as it was before its file had null in place of infinity."""
-    if isinstance(value, Mapping):
-        return {key: _infinite(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_infinite(each) for each in value]
-    return np.inf if value is None else value

@@ -24,6 +24,21 @@ def ratio(a: Sequence[float], b: Sequence[float]) -> tuple[float, float, float]:
     return whole, _end(every, 0.025, 0.0), _end(every, 0.975, np.inf)
 
 
+def ratio_at_best(
+    a: Sequence[float], b: Sequence[float], a_tried: Any, b_tried: Any
+) -> tuple[float, float, float]:
+    """`ratio`, with an interval that has in it that the settings were chosen by chance, too.
+
+    `a_tried`, (settings, seeds that choose), are the times of all that may be the best of a, of
+    which the least median was chosen; `b_tried` those of b, on the same seeds. In every draw these
+    seeds are drawn again too. What is chosen then is worse than what was chosen by some factor, and
+    so may be what was chosen than the best: the factors of both sides are taken off. The interval
+    is of the best settings' ratio.
+    """
+    every = _drawn(a, b, DRAWS) / _worse(a_tried) * _worse(b_tried)
+    return ratio(a, b)[0], _end(every, 0.025, 0.0), _end(every, 0.975, np.inf)
+
+
 def chance(a: Sequence[float], b: Sequence[float]) -> float:
     """The two-sided p-value of a ratio of 1: the least share that an interval leaves out with 1.
 
@@ -90,6 +105,15 @@ def _drawn(a: Sequence[float], b: Sequence[float], draws: int) -> np.ndarray:
     above, below = np.asarray(a, float), np.asarray(b, float)
     drawn = np.random.default_rng(0).integers(len(above), size=(draws, len(above)))
     return _over(np.median(above[drawn], axis=1), np.median(below[drawn], axis=1))
+
+
+def _worse(tried: Any) -> np.ndarray:
+    """(DRAWS,) times of what is chosen on seeds that are drawn again, over those of the chosen."""
+    times = np.asarray(tried, float)
+    drawn = np.random.default_rng(1).integers(times.shape[1], size=(DRAWS, times.shape[1]))
+    medians = np.median(times, axis=1)
+    again = np.median(times[:, drawn], axis=2).argmin(axis=0)
+    return _over(medians[again], medians.min())
 
 
 def _over(above: Any, below: Any) -> np.ndarray:

@@ -223,7 +223,7 @@ def table(result: Json) -> str:
 
     Of a record too, in whose file what is not finite is null.
     """
-    result = _infinite(result)
+    result = infinite(result)
     last, networks = str(result["losses"][-1]), list(result["opponents"])
     titles = ["arm", "setting", "updates", *(f"seconds, {network}" for network in networks)]
     titles += ["missed", "implicit momentum", "distance"]
@@ -247,12 +247,12 @@ def table(result: Json) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _infinite(value: Any) -> Any:
-    """With infinity in place of every None."""
+def infinite(value: Any) -> Any:
+    """A record as it was before its file had null in place of infinity."""
     if isinstance(value, Mapping):
-        return {key: _infinite(each) for key, each in value.items()}
+        return {key: infinite(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_infinite(each) for each in value]
+        return [infinite(each) for each in value]
     return np.inf if value is None else value
 
 

@@ -116,7 +116,9 @@ def _curve(rows: Sequence[Json], status: str, test: dict[str, float]) -> Curve:
 def logged(config: Experiment) -> tuple[Json, list[Json]]:
     """The summary and the log of a run, whose workdir is gone afterwards."""
     with TemporaryDirectory(prefix="optdyn-") as folder:
-        summary = trainer.alone(trainer.training(trainer.prepare(config), Path(folder), SILENT))
+        summary = trainer.run_to_end(
+            trainer.training(trainer.prepare(config), Path(folder), SILENT)
+        )
         return summary, rows_of(Path(folder) / "metrics.jsonl")
 
 

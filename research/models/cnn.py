@@ -6,8 +6,7 @@ import flax.linen as nn
 import jax
 
 from optdyn.models.base import Blocks
-from optdyn.models.convolution import Conv, max_pool
-from optdyn.models.lowerings import each
+from optdyn.models.convolution import Conv, each, max_pool
 from optdyn.models.mlp import mlp
 
 WINDOW = (5, 5)
@@ -39,7 +38,7 @@ def cnn(
     """Blocks `conv0`, ... then those of `mlp`. (6, 16) and (120, 84) make LeNet-5.
 
     That has 61,706 parameters on 32 x 32 x 1 images, 44,426 on 28 x 28 x 1. `lowering` is that
-    of all convolutions or a list, see `lowerings.each`, which raises ValueError.
+    of all convolutions or a list, see `convolution.each`, which raises ValueError.
     """
     chosen = each(lowering, [(WINDOW, (1, 1))] * len(channels))
     convs = tuple(

@@ -23,6 +23,7 @@ from optdyn.models.fft import fft
 from optdyn.models.winograd import winograd
 
 Lowering = Callable[[jax.Array, jax.Array, Sequence[int], str], jax.Array]
+Shape = tuple[tuple[int, int], tuple[int, int]]  # of a convolution: kernel (kh, kw), strides
 
 
 def _batch_last(x: jax.Array) -> jax.Array:
@@ -161,3 +162,21 @@ class Conv(nn.Module):
         x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias, dtype=self.dtype)
         y = convolve(x, kernel, strides=self.strides, padding=self.padding, lowering=self.lowering)
         return y + bias
+
+
+def each(lowering: str | None, shapes: Sequence[Shape]) -> tuple[str | None, ...]:
+    """One lowering for each convolution, in the order in which they are computed.
+
+    'gemm' is that for all of them, 'gemm,fft' names them in order, None is the default. ValueError
+    if there are as many names as neither, or if one does not serve its convolution.
+    """
+    names = lowering.split(",") if lowering else [None]
+    if len(names) not in (1, len(shapes)):
+        raise ValueError(
+            f"lowering {lowering!r} names {len(names)}: must be one for all, or one for each of "
+            f"{len(shapes)} convolutions"
+        )
+    chosen = tuple(names * len(shapes) if len(names) == 1 else names)
+    for name, shape in zip(chosen, shapes, strict=True):
+        require(name, *shape)
+    return chosen

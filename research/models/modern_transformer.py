@@ -57,9 +57,11 @@ class Block(nn.Module):
         return x + self.dense("down", joins=True)(y)
 
     def norm(self, name: str) -> nn.RMSNorm:
+        """The normalization of that name, without a bias."""
         return nn.RMSNorm(EPSILON, dtype=self.dtype, name=name)
 
     def dense(self, name: str, features: int = 0, joins: bool = False) -> nn.Dense:
+        """A linear layer of that name; one that `joins` the residual stream starts smaller."""
         scale = 1 / self.branches if joins else 1.0
         initial = nn.initializers.variance_scaling(scale, "fan_in", "truncated_normal")
         return nn.Dense(

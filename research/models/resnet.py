@@ -31,8 +31,7 @@ import flax.linen as nn
 import jax
 
 from optdyn.models.base import Blocks
-from optdyn.models.convolution import Conv
-from optdyn.models.lowerings import Shape, each
+from optdyn.models.convolution import Conv, Shape, each
 
 NORMS = ("group", "batch")
 STEMS: dict[str, Shape] = {
@@ -80,6 +79,7 @@ class Residual(nn.Module):
     bottleneck: bool = False
 
     def conv(self, name: str) -> Conv:
+        """The convolution of that name: its window, strides and lowering."""
         shapes = convolutions(self.stride, self.stem, self.bottleneck)
         window, strides = shapes[name]
         wide = self.bottleneck and name in ("shortcut", "conv2")
@@ -137,7 +137,7 @@ def resnet(
     `channels` has one entry a stage, and so has `stages`, the blocks of each; if that is (), each
     has blocks / len(channels) of them. ValueError if that is no whole number, at least 1, if there
     are more or fewer stages, if `norm` or `stem` is unknown, if groups cannot divide the channels,
-    or if `lowering`, that of all convolutions or a list (`lowerings.each`), does not serve them.
+    or if `lowering`, that of all convolutions or a list (`convolution.each`), does not serve them.
     """
     if not stages and (not channels or blocks < 1 or blocks % len(channels)):
         raise ValueError(

@@ -42,6 +42,7 @@ class Residual(nn.Module):
         return x + nn.Dense(self.width, dtype=self.dtype, kernel_init=joining, name="contract")(y)
 
     def embed(self, tokens: jax.Array) -> jax.Array:
+        """(B, T) tokens as (B, T, width): what is learned of each token and of its position."""
         embedding = nn.Embed(self.vocabulary, self.width, dtype=self.dtype, name="tokens")
         normal = nn.initializers.normal(self.width**-0.5)  # as that of tokens
         positions = self.param("positions", normal, (tokens.shape[1], self.width))

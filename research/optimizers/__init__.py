@@ -17,10 +17,10 @@ from optax import contrib
 
 from optdyn import lookup, own_code
 from optdyn.cache_keys import Key
-from optdyn.errors import ConfigError
+from optdyn.errors import ConfigError, refuse
 from optdyn.experiment import Experiment
 from optdyn.fields import OPTIONS, Options, plain
-from optdyn.optimizers import closed_loop, staleness
+from optdyn.optimizers import closed_loop, soap, staleness
 from optdyn.optimizers.schedules import SCHEDULES, learning_rates
 from optdyn.strategies import groups_of
 from optdyn.trees import Array, Hyper, Params, State, Tree
@@ -45,7 +45,7 @@ __all__ = [
 
 Make = Callable[..., optax.GradientTransformation]
 
-OWN: Mapping[str, Make] = {"closed_loop": closed_loop.closed_loop}
+OWN: Mapping[str, Make] = {"closed_loop": closed_loop.closed_loop, "soap": soap.soap}
 TRANSFORMS: Mapping[str, Make] = {
     make.__name__: make for make in (staleness.delay_compensation, staleness.staleness_rate)
 }
@@ -233,14 +233,14 @@ def _checked(
         leaves = jax.tree_util.tree_leaves_with_path(tree)
         return {jax.tree_util.keystr(path): (leaf.shape, leaf.dtype) for path, leaf in leaves}
 
-    if any(0 in leaf.shape for leaf in jax.tree.leaves(before)):
-        raise ConfigError(
+    said = f"config.optimizer: {made_by} cannot be used (an update changes the structure, the "
+    said += "shapes or the types of its"
+    refuse(
+        (
+            any(0 in leaf.shape for leaf in jax.tree.leaves(before)),
             f"config.optimizer: {made_by} cannot be used (its state has arrays without a number, "
-            "which checkpoints cannot hold)"
-        )
-    for what, one, other in zip(("parameters", "state"), before, after, strict=True):
-        if shapes(one) != shapes(other):
-            raise ConfigError(
-                f"config.optimizer: {made_by} cannot be used (an update changes the structure, "
-                f"the shapes or the types of its {what})"
-            )
+            "which checkpoints cannot hold)",
+        ),
+        (shapes(before[0]) != shapes(after[0]), f"{said} parameters)"),
+        (shapes(before[1]) != shapes(after[1]), f"{said} state)"),
+    )

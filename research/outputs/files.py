@@ -8,18 +8,28 @@ import errno
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
-from optdyn.errors import InputError
-from optdyn.trees import Array, Json, Tree
+from optdyn.errors import InputError, shown
+from optdyn.trees import Array, Json
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 GOES_ON = "the same command goes on when there is space"
+NUMBER = (int, float)
+# Kinds of figures in summary.json and metrics.jsonl that others compute with; null is of any.
+KINDS: Mapping[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("epoch", "train_loss", "learning_rate", "momentum"), NUMBER),
+    **dict.fromkeys(("simulated_seconds", "simulated_seconds_per_step", "wall_seconds"), NUMBER),
+    **dict.fromkeys(("staleness_mean", "test_loss", "test_accuracy"), NUMBER),
+    **{"step": NUMBER, "steps": int, "status": str, "versions": dict, "device": dict},
+    "staleness_histogram": list,
+    "dropped_arrivals": int,
+}
 
 
 class WorkdirError(InputError):
@@ -95,7 +105,7 @@ def write_json(path: Path, value: Json) -> None:
 def write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
     """Replaces the file in one step. Raises `DiskFull`."""
     aside = path.with_name(f".{path.stem}.part.npz")
-    _replace(path, aside, lambda file: np.savez(file, **dict[str, Tree](arrays)))
+    _replace(path, aside, lambda file: np.savez(file, **dict[str, Any](arrays)))
 
 
 def _replace(path: Path, aside: Path, put: Callable[[IO[bytes]], object]) -> None:
@@ -143,7 +153,7 @@ def rows(path: Path, counter: str = "") -> list[Json]:
         raise WorkdirError(f"{path}: cannot be read ({line_of(error)})") from error
 
 
-def finite(value: Tree) -> Tree:
+def finite(value: Any) -> Any:
     """The same with null in place of numbers that are not finite."""
     if isinstance(value, dict):
         return {key: finite(item) for key, item in value.items()}
@@ -166,3 +176,19 @@ def _object(text: str) -> Json:
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
     return value
+
+
+def unlike(row: Mapping[str, object]) -> str:
+    """The first figure of another kind than is written, in words; '' if there is none."""
+    for key, value in row.items():
+        kind = KINDS.get(key, object)
+        large = isinstance(value, int) and abs(value) >= 2**63
+        odd = isinstance(value, bool) and key in KINDS
+        if large or odd or not (value is None or isinstance(value, kind)):
+            return f"{key} = {shown(value)} is not what a run writes there"
+    return ""
+
+
+def missing(row: Mapping[str, object], keys: Sequence[str]) -> str:
+    """The first of the keys that has no value, in words; '' if all have one."""
+    return next((f"{key} is missing" for key in keys if row.get(key) is None), "")

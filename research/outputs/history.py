@@ -51,7 +51,7 @@ def starts(folder: Path) -> list[Json]:
 
 
 def told(folder: Path) -> Json:
-    """For the summary: all `starts`, and of those at which something was changed what it was."""
+    """All `starts`, and what was changed at some of them, for the summary."""
     every = starts(folder)
     origin = [{"init_from": entry["init_from"]} for entry in every if "init_from" in entry]
     changed = {(entry["at"], entry["steps"]): _changed(entry) for entry in every if "of" in entry}

@@ -106,6 +106,7 @@ class Progress:
         self._shown = time.monotonic() if not sys.stderr.isatty() else 0.0
 
     def show(self, step: int, text: str = "") -> None:
+        """The run has made `step` updates; the line says so where it is time for another."""
         now = time.monotonic()
         self._done, self._text = step, text
         self._first = self._first or (step, now)

@@ -26,6 +26,7 @@ def has_large(state: Tree) -> bool:
 
 
 def write(checkpoint: Path, slots: Tree) -> None:
+    """Writes the table, a file a leaf."""
     for keys, leaf in flatten_dict(slots).items():
         path = checkpoint.joinpath(FOLDER, *keys).with_name(f"{keys[-1]}.npy")
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -27,14 +27,15 @@ from optdyn import config as configs
 from optdyn import own_code
 from optdyn.experiment import Experiment
 from optdyn.outputs import versions
-from optdyn.outputs.figures import missing, unlike
 from optdyn.outputs.files import (
     DiskFull,
     WorkdirError,
     finite,
     line_of,
+    missing,
     read_json,
     rows,
+    unlike,
     write,
     write_json,
     writing,
@@ -183,6 +184,7 @@ class Metrics:
         self._file = self._path.open("a")
 
     def append(self, row: Json) -> None:
+        """Adds a line to the log, and to the event file. Raises `DiskFull`."""
         self.rows.append(row)
         with writing(self._path):
             self._file.write(json.dumps(finite(row)) + "\n")
@@ -238,9 +240,9 @@ def _value(config: Mapping[str, object], name: str) -> bool | int | float | str:
 
 
 def _flat(tree: Tree) -> Tree:
-    """A state as it is saved: what one keeps of another, its `inner`, is on a level with the rest.
+    """A state as it is saved, its nested `inner` states flattened.
 
-    So a state is found where it would be by itself.
+    So checkpoints of combined methods have the fields of each method by itself.
     """
     if not hasattr(tree, "_fields"):
         return tree
@@ -294,6 +296,7 @@ class Checkpoints:
         self._manager = ocp.CheckpointManager(self.path, options=options)
 
     def save(self, step: int, state: State) -> None:
+        """Writes the state after `step` updates, unless it is there. Raises `DiskFull`."""
         if step == self.latest():
             return
         folder = self.path / str(step)

@@ -25,7 +25,6 @@ from optdyn.errors import InputError
 from optdyn.strategies.base import Event, Info
 from optdyn.trees import Array, Examples, Params, State, Tree
 
-APIS = ("jit", "shard_map", "pmap", "overlap")
 Advance = Callable[..., tuple[State, Info]]  # (state, examples, events, indices, n)
 
 

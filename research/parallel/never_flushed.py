@@ -5,7 +5,7 @@
 In every beat neighbours work in pairs, one forward and one backward, and then they swap what they
 made: activations for their gradient. So stage j makes S - 1 - j updates between a batch's forward
 and its backward. Which version of its parameters it computes with is not left to that: the
-timeline says it (`research/timeline/stale_stages.py`), and the stage has kept it. So a call of
+timeline says it (`research/strategies/stale_pipeline.py`), and the stage has kept it. So a call of
 `advance` may end with the pipeline drained, and the updates are those of one device.
 
 A stage is a row of vectors, as in `stages.py`. It keeps what it received of the micro-batches that
@@ -180,7 +180,7 @@ def _advance(
 
 
 def _pairs(first: int, stages: int) -> list[tuple[int, int]]:
-    """Who swaps with whom: stages `first` and the next, the two after these, and so on."""
+    """Pairs of stages that swap: `first` and the next, the two after these, and so on."""
     lower = range(first, stages - 1, 2)
     return [pair for j in lower for pair in ((j, j + 1), (j + 1, j))]
 

@@ -150,7 +150,7 @@ def _turns(events: Event, fragments: int) -> tuple[np.ndarray, ...]:
 
 
 def _cuts(meets: np.ndarray, n: int) -> list[int]:
-    """Where the first n updates are cut: after those that nodes meet after, and at the end."""
+    """Cuts of the first n updates: after those that nodes meet after, and at the end."""
     ends: list[int] = (1 + np.flatnonzero(meets[:n].any(axis=1))).tolist()
     return ends if ends and ends[-1] == n else [*ends, n]
 

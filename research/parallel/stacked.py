@@ -23,6 +23,7 @@ class Form(NamedTuple):
 
     @property
     def size(self) -> int:
+        """Numbers in the vector."""
         return sum(leaf.size for leaf in self.leaves)
 
 

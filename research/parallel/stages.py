@@ -202,7 +202,7 @@ def _local(
 def _backprop(
     problem: Problem, parts: Sequence[Stage], forms: Sequence[Forms], sent: Sequence[Form]
 ) -> Callable[..., Tick]:
-    """As `_local`, but a tick is a batch's whole way through all stages and back."""
+    """The ticks of backprop: one is a batch's whole way through all stages and back."""
 
     def program(
         j: int, params: jax.Array, h: jax.Array, examples: Examples, own: jax.Array

@@ -57,9 +57,11 @@ class Worker:
         """Returns when the worker is there."""
 
     def work(self, given: Tree, numbers: range) -> Tree:
+        """The message, given what the group reads and the numbers of its batches."""
         return self._compute(given, numbers)
 
     def work_in_parts(self, numbers: range, *given: Tree) -> tuple[Tree, ...]:
+        """The loss, and the gradients of each of the server's parts."""
         return self._in_parts(numbers, *given)
 
 

@@ -25,7 +25,7 @@ from optdyn.experiment import Experiment
 from optdyn.outputs.files import WorkdirError, read_json
 from optdyn.outputs.hold import free
 from optdyn.outputs.workdir import is_finished
-from optdyn.racing import merged, separable, server, shards
+from optdyn.racing import merged, server, shards
 from optdyn.racing.worker import Compute, Workers, order_of, parts_of, worker
 from optdyn.resuming import as_begun, begun
 from optdyn.run import Run
@@ -70,16 +70,16 @@ def race(config: Experiment, workdir: Path, connect: Connect, servers: int = 1) 
 
 
 def prepared(config: Experiment, servers: int, begun: bool = False) -> Run:
-    """As `trainer.prepare`. Raises what that does, also where it cannot race with such servers."""
+    """The prepared run. Raises what `trainer.prepare` does, and where it has no such servers."""
     run = trainer.prepare(config, begun=begun, race=True)
     if fresh := config.strategy.methods.get("fresh", ()):
-        separable.check(run, fresh, f"config.strategy.fresh = {tuple(fresh)!r}")
+        shards.check_separable(run, fresh, f"config.strategy.fresh = {tuple(fresh)!r}")
     shards.check(run, servers)
     return run
 
 
 def so_far(run: Run, trace: Path, step: int) -> Order:
-    """Where the groups are after the first `step` updates, which it writes into the timeline.
+    """The order after the first `step` updates, which it writes into the timeline.
 
     Raises `WorkdirError` if the trace does not have them.
     """

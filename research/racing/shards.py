@@ -6,14 +6,13 @@ The command hears only that a gradient is there, and numbers it. So all parts ha
 updates, and what a worker reads is one version of all blocks.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optdyn.errors import ConfigError
-from optdyn.racing import separable
+from optdyn.errors import ConfigError, refuse
 from optdyn.racing.server import event_of
 from optdyn.racing.worker import Compute, Handle, Shards, halves_of
 from optdyn.run import Run
@@ -49,12 +48,15 @@ class Part:
         self._state = filled(self._state, state)
 
     def step(self, event: Event, grads: Params) -> None:
+        """Makes an update of the gradients of its blocks."""
         self._state, _ = self._halves.update(self._state, event, Message(jnp.zeros(()), grads))
 
     def at(self, slot: int) -> Params:
+        """What a worker sees of its blocks that reads the slot."""
         return jax.device_get(self._halves.given(self._state, slot))
 
     def get(self) -> dict[str, np.ndarray]:
+        """The state of its blocks."""
         return leaves(self._state)
 
 
@@ -110,16 +112,48 @@ def parted(compute: Compute, run: Run, servers: int) -> Callable[..., tuple[Tree
 def check(run: Run, servers: int) -> None:
     """Raises `ConfigError` if the server of this run cannot have so many parts."""
     config, wanted = run.config, f"--servers={servers}"
-    if not 1 <= servers <= len(run.params):
-        raise ConfigError(f"{wanted}: must be from 1 to {len(run.params)}, the blocks of the model")
-    if servers == 1:
-        return
     methods = of_config(config)
     one = isinstance(methods.read, Grouped) and methods.read.single
-    if not one or methods.get("fresh", ()) or config.probes.momentum:
-        raise ConfigError(
+    more = not one or methods.get("fresh", ()) or config.probes.momentum
+    refuse(
+        (
+            not 1 <= servers <= len(run.params),
+            f"{wanted}: must be from 1 to {len(run.params)}, the blocks of the model",
+        ),
+        (
+            servers > 1 and more,
             f"{wanted}: only where an update is one gradient of the whole batch, and the server "
-            "needs it for nothing else: without fresh blocks and config.probes.momentum"
-        )
+            "needs it for nothing else: without fresh blocks and config.probes.momentum",
+        ),
+    )
+    if servers == 1:
+        return
     for own in blocks(run.params, servers):
-        separable.check(run, own, wanted)
+        check_separable(run, own, wanted)
+
+
+def check_separable(run: Run, blocks: Collection[str], wanted: str) -> None:
+    """Raises `ConfigError` if how the blocks move depends on the gradients of others.
+
+    So it does with an optimizer that scales all by the norm of all. Two updates are made of random
+    gradients, the second for those that have a memory. `wanted` is the key that asks for it.
+    """
+    halves = halves_of(run)
+    rng = np.random.default_rng(0)
+    grads = jax.tree.map(lambda x: rng.standard_normal(x.shape).astype(x.dtype), run.params)
+    zeros = jax.tree.map(np.zeros_like, grads)
+    event = event_of(run, 0)
+
+    def moved(others: Params) -> list[jax.Array]:
+        state = run.program.rule.init(run.params)
+        own = {name: grads[name] for name in blocks}
+        for _ in range(2):
+            state, _ = halves.update(state, event, Message(jnp.zeros(()), {**others, **own}))
+        return jax.tree.leaves({name: state.params[name] for name in blocks})
+
+    pairs = zip(moved(grads), moved(zeros), strict=True)
+    if not all(np.array_equal(one, other) for one, other in pairs):
+        raise ConfigError(
+            f"{wanted}: the servers of a race move their blocks one after the other, and this "
+            "optimizer moves a block by the gradients of all; take one that does not"
+        )

@@ -133,7 +133,7 @@ def asked(run: Run, compute: Compute, group: int) -> Asked:
 
 
 def order_of(run: Run) -> Order:
-    """Who reads what when, from the beginning, written into the run's timeline."""
+    """The order of arrivals from the beginning, which writes the run's timeline."""
     read = of_config(run.config).read
     assert read and read.order
     return read.order(run.config, run.timeline)

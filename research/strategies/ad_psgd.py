@@ -59,6 +59,7 @@ class State(NamedTuple):
         return self._replace(workers=every, read=read)
 
     def logged(self) -> dict[str, float]:
+        """The distance of workers from their mean, for the log."""
         return own.logged(self.workers)
 
 

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from optdyn import models, seeds
-from optdyn.errors import ConfigError
+from optdyn.errors import refuse
 from optdyn.experiment import Experiment, Pieces
 from optdyn.fields import field
 from optdyn.strategies import groups
@@ -63,10 +63,11 @@ def asynchronous(
 ) -> Rule:
     """Rule over a table of `slots` snapshots of the stale blocks, all x_0 at the start.
 
-    Slots are read before one is written (`in_place.py`), so XLA updates the table in place: a step
-    costs a synchronous one plus a copy of the stale blocks. `event.choice` is an `Arrival`; with
-    `servers`, the number of each block's server, its slots are (servers,). Versions are exact, and
-    x_t is that in its slot, or `rounded` to bfloat16, and x_t is kept besides.
+    Slots are read before one is written (`snapshots.read_first`), so XLA updates the table in
+    place: a step costs a synchronous one plus a copy of the stale blocks. `event.choice` is an
+    `Arrival`; with `servers`, the number of each block's server, its slots are (servers,).
+    Versions are exact, and x_t is that in its slot, or `rounded` to bfloat16, and x_t is kept
+    besides.
 
     `init` raises ValueError if a name in `fresh` is not a key of the parameters.
     """
@@ -171,26 +172,28 @@ class Asynchronous(groups.Grouped, MergedServer):
         local, bound = methods.by_block, self.staleness_bound
         habit = next((key for key in HABITS if getattr(cluster, key)), "")
         apart = local or bound >= 0 or cluster.pieces != Pieces()
-        if habit and (apart or config.replicas.count or not is_drawn(cluster.service)):
-            raise ConfigError(
+        ordered = is_drawn(cluster.service) or cluster.service in groups.RECORDED
+        refuse(
+            (
+                habit and (apart or config.replicas.count or not is_drawn(cluster.service)),
                 f"config.cluster.{habit}: of one run of groups by themselves, whose times are "
                 "drawn from a law, without config.cluster.pieces, a staleness bound, or blocks "
-                "with servers of their own"
-            )
-        if bound < 0:
-            return
-        ordered = is_drawn(cluster.service) or cluster.service in groups.RECORDED
-        if not ordered or cluster.pieces != Pieces():
-            raise ConfigError(
+                "with servers of their own",
+            ),
+            (
+                bound >= 0 and (not ordered or cluster.pieces != Pieces()),
                 "config.strategy.staleness_bound: groups wait for one another only where their "
                 "times are drawn or recorded, config.cluster.service one of "
-                f"{', '.join((*DRAWN, *groups.RECORDED))} and no pieces"
-            )
-        if config.replicas.count:
-            raise ConfigError("config.strategy.staleness_bound: only of runs, not of replicas")
+                f"{', '.join((*DRAWN, *groups.RECORDED))} and no pieces",
+            ),
+            (
+                bound >= 0 and config.replicas.count,
+                "config.strategy.staleness_bound: only of runs, not of replicas",
+            ),
+        )
 
     def order(self, config: Experiment, line: Timeline) -> Versions:
-        """Who reads when in a race."""
+        """The order of arrivals in a race, which writes who reads when."""
         bound = self.staleness_bound if self.staleness_bound >= 0 else math.inf
         return Versions(line, self.groups, bound)
 
@@ -220,10 +223,13 @@ def _merges(config: Experiment, methods: Methods, fresh: tuple[str, ...]) -> Non
     """Raises `ConfigError` where a race can have no merged server."""
     cut([name for name, _ in models.make(config.model, classes=2)], fresh)
     wanted = f"config.strategy.fresh = {fresh!r}: in a race"
-    if methods.gradient:
-        raise ConfigError(f"{wanted} groups must take the gradient of the whole model's loss")
-    if config.probes.steer:
-        raise ConfigError(f"{wanted} config.probes.steer must be False, as these blocks are ahead")
+    refuse(
+        (methods.gradient, f"{wanted} groups must take the gradient of the whole model's loss"),
+        (
+            config.probes.steer,
+            f"{wanted} config.probes.steer must be False, as these blocks are ahead",
+        ),
+    )
 
 
 METHOD = Asynchronous

@@ -6,17 +6,16 @@ import jax
 import numpy as np
 
 from optdyn import optimizers
-from optdyn.experiment import Experiment
-from optdyn.strategies.fragments import cut
 from optdyn.strategies.method import Methods, Setting
 from optdyn.strategies.nodes import inside
+from optdyn.strategies.outer import cut, moments
 from optdyn.timeline import habits
 from optdyn.timeline.base import Meeting, Timeline
 from optdyn.timeline.daso import timeline
 from optdyn.timeline.network import between_nodes, broadcast, to_all_nodes
 from optdyn.timeline.nodes import Within
 from optdyn.timeline.trace import Held
-from optdyn.trees import Params, Tree
+from optdyn.trees import Tree
 
 if TYPE_CHECKING:
     from optdyn.strategies.model_averaging import ModelAveraging
@@ -57,6 +56,7 @@ def clock(of: "ModelAveraging", setting: Setting, methods: Methods) -> Timeline:
     config, steps = setting.config, setting.config.steps
     within = inside(setting, methods)(steps)
     meeting = turns(steps, of.period, of.fragments, of.delay, of.synchronous_updates)
+    meeting = meeting._replace(states=of.states(meeting))
     if held := setting.held:
         parts = _recorded(held, config.cluster.nodes) if config.cluster.presence else None
         return timeline(meeting._replace(present=parts), within, held.seconds)
@@ -71,7 +71,7 @@ def _seconds(
     config, cluster = setting.config, setting.config.cluster
     (steps, fragments), (ready, done) = meeting.send.shape, within[:2]
     sizes = _sizes(setting, fragments)
-    transfer = _transfers(of, setting, sizes)
+    transfer, more = _transfers(of, setting, sizes), _state_transfers(of, setting, meeting)
     handed_on = np.array([broadcast(cluster, size) for size in sizes])
     load, there = habits.load(cluster), habits.presence(cluster, config.seed)
     now, seconds, since = np.zeros(cluster.nodes), np.zeros(steps), 0.0
@@ -88,7 +88,7 @@ def _seconds(
             parts[t] = counts * (cluster.nodes / max(counts.sum(), 1))
         for q in np.flatnonzero(meeting.send[t]):
             whole = first[counts].max(), now[counts].max()
-            arrival[q] = last = max(whole[1], max(whole[0], last) + transfer[q])
+            arrival[q] = last = max(whole[1], max(whole[0], last) + transfer[q] + more[t])
         if (due := meeting.receive[t]).any():
             since = arrival[due].max() + handed_on[due].sum()
             now = np.maximum(now, arrival[due].max()) + handed_on[due].sum()
@@ -132,10 +132,25 @@ def _transfers(of: "ModelAveraging", setting: Setting, sizes: list[float]) -> li
         travel = to_all_nodes if small and small.gathered else between_nodes
         messages = small.messages(part) if small else (whole,)
         seconds.append(sum(travel(cluster, size * (sent / whole)) for sent in messages))
-    if of.inner_state == "averaged":  # a message more, of one fragment
-        state = _optimizer_bytes(setting.config, params)
-        seconds[0] += between_nodes(cluster, sizes[0] * (state / _bytes(params)))
     return seconds
+
+
+def _state_transfers(of: "ModelAveraging", setting: Setting, meeting: Meeting) -> np.ndarray:
+    """(steps,) seconds of a message more where the optimizers' states are averaged too."""
+    assert setting.network
+    whole, sizes = _bytes(setting.network.params), _of_states(of, setting)
+    size = setting.update_bytes * (_turns(meeting) @ np.array(sizes) / whole)
+    every = {
+        own: between_nodes(setting.config.cluster, own) for own in set(size[size > 0].tolist())
+    }
+    return np.array([every.get(own, 0.0) for own in size.tolist()])
+
+
+def _turns(meeting: Meeting) -> np.ndarray:
+    """(steps, 2) of first and second moments, 1 where they are averaged at a meeting."""
+    if meeting.states is None:
+        return np.ones((len(np.asarray(meeting.send)), 2))
+    return np.asarray(meeting.states, float)
 
 
 def message_bytes(of: "ModelAveraging", setting: Setting) -> list[float]:
@@ -151,21 +166,22 @@ def message_bytes(of: "ModelAveraging", setting: Setting) -> list[float]:
     ]
 
 
-def state_bytes(of: "ModelAveraging", setting: Setting) -> int:
-    """Bytes that a node sends of its optimizer's state where it receives."""
-    if of.inner_state != "averaged":
-        return 0
+def state_bytes(of: "ModelAveraging", setting: Setting, meeting: Meeting) -> float:
+    """Bytes that a node sends of its optimizer's state, in the mean of the updates."""
+    receive = np.asarray(meeting.receive).reshape(len(meeting.receive), -1).any(axis=1)
+    return float((receive * (_turns(meeting) @ np.array(_of_states(of, setting)))).mean())
+
+
+def _of_states(of: "ModelAveraging", setting: Setting) -> tuple[int, int]:
+    """Bytes of the floats in an optimizer's state that are averaged: first and second moments."""
+    if of.state_where_met != "averaged":
+        return 0, 0
     assert setting.network
-    return _optimizer_bytes(setting.config, setting.network.params)
-
-
-def _optimizer_bytes(config: Experiment, params: Params) -> int:
-    """Bytes of the floats in an optimizer's state."""
-    name = config.optimizer.name
+    config, name = setting.config, setting.config.optimizer.name
     hyper = ("learning_rate", *(("momentum",) if optimizers.takes_momentum(name) else ()))
     made = optimizers.optimizer(name, hyper, optimizers.options(config), optimizers.chain(config))
-    state = jax.tree.leaves(jax.eval_shape(made.init, params))
-    return _bytes([leaf for leaf in state if np.issubdtype(leaf.dtype, np.floating)])
+    first, second = moments(jax.eval_shape(made.init, setting.network.params))
+    return _bytes(first), _bytes(second)
 
 
 def _bytes(tree: Tree) -> int:

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
 
-from optdyn.trees import Array, Hyper, Params, State, Tree
+from optdyn.trees import Array, Choice, Hyper, Params, State, Tree
 
 Batch = dict[str, jax.Array]
 Info = dict[str, jax.Array]  # float32 scalars: `loss`, of the batch, and what else the log may show
@@ -31,7 +31,7 @@ Loss = Callable[[Params, Batch], jax.Array]
 class Event(NamedTuple):
     """One update, as the update rule sees it. All leaves are scalars inside the scan."""
 
-    choice: Tree  # what the timeline decides of it, a NamedTuple of the method's own
+    choice: Choice  # what the timeline decides of it, a NamedTuple of the method's own
     hyper: Hyper  # float32, hyperparameters of this update, `learning_rate`, ...
     staleness: Tree = None  # int32, updates between the read and the arrival; or a dict by block
 
@@ -103,7 +103,7 @@ class Message(NamedTuple):
     grads: Tree  # `Params`; of parameters on servers of their own a list of handles
 
 
-def alone(gradient: Gradient, update: Update) -> Callable[..., Message]:
+def send_gradient(gradient: Gradient, update: Update) -> Callable[..., Message]:
     """What a worker of a race does that sends a gradient of one batch."""
 
     def work(given: Params, hyper: Hyper, batch: Callable[..., Batch], chosen: Array) -> Message:
@@ -186,7 +186,7 @@ def all_reduce(tree: Tree, axis: str) -> Tree:
 
 
 def distance(every: Params) -> float:
-    """How far rows, leaves (n, ...), are from their mean, over its length, root mean square."""
+    """The RMS distance of rows, leaves (n, ...), from their mean, over the mean's norm."""
     return float(_distance(every))
 
 

@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from optdyn.errors import ConfigError
 from optdyn.experiment import Experiment
 from optdyn.fields import field
 from optdyn.strategies import base, groups
@@ -102,24 +101,20 @@ class Buffered(groups.Grouped):
         )
 
     def order(self, config: Experiment, line: Timeline) -> Versions:
-        """Who reads when in a race."""
+        """The order of arrivals in a race, which writes who reads when."""
         return Versions(line, self.groups, arrivals=self.arrivals, waiting=self.waiting)
 
     def check(self, config: Experiment, methods: Methods) -> None:
         super().check(config, methods)
         nodes, devices = devices_of(config)
-        if self.arrivals > self.groups and "batch" not in self.waiting:
-            raise ConfigError(
-                f"config.strategy.arrivals = {self.arrivals}: must be at most config.strategy."
-                f"groups = {self.groups}, of which each delivers once with {self.waiting!r}"
-            )
+        wanted = f"at most config.strategy.groups = {self.groups}, of which each delivers once "
+        wanted += f"with {self.waiting!r}"
+        self.require("arrivals", self.arrivals <= self.groups or "batch" in self.waiting, wanted)
         parts = self.arrivals * config.parallel.accumulation
         parts *= nodes * devices if methods.mix else devices if config.parallel.api else 1
-        if config.batch_size % parts:
-            raise ConfigError(
-                f"config.batch_size = {config.batch_size}: must be a multiple of {parts} "
-                "(config.strategy.arrivals x devices that share it x config.parallel.accumulation)"
-            )
+        wanted = f"a multiple of {parts} (config.strategy.arrivals x devices that share it x "
+        wanted += "config.parallel.accumulation)"
+        config.require("batch_size", config.batch_size % parts == 0, wanted)
 
 
 METHOD = Buffered

@@ -42,6 +42,8 @@ def make(
 
 
 def bfloat16() -> Compression:
+    """Messages rounded to bfloat16, whose sums are rounded too."""
+
     def apply(nodes: Nodes, tree: Tree, state: State) -> tuple[Tree, Tree, Tree]:
         short = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), tree)
         mean, own = (

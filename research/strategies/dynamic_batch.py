@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from optdyn.errors import ConfigError
+from optdyn.errors import refuse
 from optdyn.experiment import Experiment
 from optdyn.fields import field
 from optdyn.problem import Problem
@@ -142,6 +142,7 @@ class DynamicBatch(Gradients):
         return shares(problem.each_loss, self.micro_batch, self.weights)
 
     def timed(self, problem: Problem) -> Part:
+        """A worker's own part of the gradient, to be timed."""
         return part(problem.each_loss, self.micro_batch)
 
     def clock(self, setting: Setting, methods: Methods) -> Timeline:
@@ -183,14 +184,16 @@ class DynamicBatch(Gradients):
         cluster = config.cluster
         if cluster.service != "measured":
             return
-        if config.parallel.api != "shard_map" or methods.mix:
-            raise ConfigError(
+        said = "simulated, so not of service 'measured'"
+        refuse(
+            (
+                config.parallel.api != "shard_map" or methods.mix,
                 "config.cluster.service = 'measured': only of real workers that are one node, so "
-                "it needs config.parallel.api = 'shard_map'"
-            )
-        for name in ("speeds", "disturbance_probability"):
-            if getattr(cluster, name):
-                raise ConfigError(f"config.cluster.{name}: simulated, so not of service 'measured'")
+                "it needs config.parallel.api = 'shard_map'",
+            ),
+            (cluster.speeds, f"config.cluster.speeds: {said}"),
+            (cluster.disturbance_probability, f"config.cluster.disturbance_probability: {said}"),
+        )
 
 
 METHOD = DynamicBatch

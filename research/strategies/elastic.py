@@ -52,6 +52,7 @@ class State(NamedTuple):
         return own.row((self.workers, self.opt_state), worker)
 
     def logged(self) -> dict[str, float]:
+        """The distance of workers from their mean, for the log."""
         return own.logged(self.workers)
 
 
@@ -112,7 +113,7 @@ class Elastic(own.Workers, Periodic):
         return [self.period] * self.groups
 
     def order(self, config: Experiment, line: Timeline) -> Exchanges:
-        """Who exchanges when in a race."""
+        """The order of arrivals in a race, which writes who exchanges when."""
         return Exchanges(line, self.periods, is_stale=False)
 
     def message(self, gradient: Gradient, update: Update) -> Callable[..., Trained]:

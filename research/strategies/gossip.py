@@ -35,6 +35,8 @@ from optdyn.strategies import nodes
 from optdyn.strategies.base import Batch, Event, Info, Params, Rule, State
 from optdyn.strategies.messages import over_nodes, own_event
 from optdyn.strategies.method import Methods, Mixes, Network, Setting
+from optdyn.strategies.model_averaging import ModelAveraging
+from optdyn.strategies.over_graph import OverGraph
 from optdyn.strategies.shared_fields import OnGraph
 from optdyn.timeline import graphs, habits
 from optdyn.timeline.base import Timeline
@@ -160,6 +162,12 @@ class Gossip(Mixes, OnGraph):
         pushes = self.graph in ("push", "complete")
         wanted = f"at most {ROWS:,} that gossip on {self.graph!r}, where many send to one"
         require(config, "cluster.nodes", lambda v: v <= ROWS or not pushes, wanted)
+
+    def joined(self, other: Mixes) -> Mixes | None:
+        """The graph of nodes that meet now and then."""
+        if isinstance(other, ModelAveraging) and other.over_graphs:
+            return OverGraph(other, self.graph)
+        return None
 
     def report(self, config: Experiment, network: Network) -> Mapping[str, object]:
         return graphs.report(self.graph, config.cluster.nodes)

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from optdyn.errors import ConfigError, one_of
+from optdyn.errors import ConfigError, one_of, refuse
 from optdyn.experiment import Experiment, Pieces
 from optdyn.fields import field
-from optdyn.strategies.base import Gradient, Message, Update, alone
+from optdyn.strategies.base import Gradient, Message, Update, send_gradient
 from optdyn.strategies.method import Methods, Reads, Setting, slowed
 from optdyn.strategies.snapshots import KEPT
 from optdyn.timeline.base import Timeline
@@ -33,7 +33,7 @@ class Grouped(Reads):
     barrier = False
 
     def message(self, gradient: Gradient, update: Update) -> Callable[..., Message]:
-        return alone(gradient, update)
+        return send_gradient(gradient, update)
 
     def check(self, config: Experiment, methods: Methods) -> None:
         cluster = config.cluster
@@ -80,28 +80,36 @@ def divides(groups: int, config: Experiment, methods: Methods) -> None:
 def in_host_memory(config: Experiment, methods: Methods) -> None:
     """Raises `ConfigError` where versions cannot lie in the host's memory."""
     wanted = "config.strategy.snapshots = 'host':"
-    if methods.mix or not methods.read or not methods.read.single:
-        raise ConfigError(
+    refuse(
+        (
+            methods.mix or not methods.read or not methods.read.single,
             f"{wanted} of one set of parameters and one version an update, not of "
-            f"config.strategy.name = {methods.name!r}; 'bfloat16' halves the table of all"
-        )
-    if config.parallel.api:
-        raise ConfigError(
+            f"config.strategy.name = {methods.name!r}; 'bfloat16' halves the table of all",
+        ),
+        (
+            config.parallel.api,
             f"{wanted} of one device, config.parallel.api = ''; on several "
-            "config.parallel.shard_snapshots gives each a part of the table"
-        )
-    if config.replicas.count:
-        raise ConfigError(f"{wanted} config.replicas.count must be 0, replicas share a device")
+            "config.parallel.shard_snapshots gives each a part of the table",
+        ),
+        (
+            config.replicas.count,
+            f"{wanted} config.replicas.count must be 0, replicas share a device",
+        ),
+    )
 
 
 def races(snapshots: str, config: Experiment) -> None:
     """Raises `ConfigError` where groups cannot race on real workers (`research/racing`)."""
     wanted = "config.cluster.service = 'race':"
-    if snapshots:
-        raise ConfigError(f"{wanted} config.strategy.snapshots must be '', as workers are sent x_t")
-    if config.parallel.api or config.parallel.accumulation > 1:
-        raise ConfigError(f"{wanted} config.parallel must be as it is by default")
-    if config.replicas.count:
-        raise ConfigError(f"{wanted} config.replicas.count must be 0, one race is one run")
-    if config.data.streaming:
-        raise ConfigError(f"{wanted} config.data.streaming must be False")
+    refuse(
+        (
+            snapshots,
+            f"{wanted} config.strategy.snapshots must be '', as workers are sent x_t",
+        ),
+        (
+            config.parallel.api or config.parallel.accumulation > 1,
+            f"{wanted} config.parallel must be as it is by default",
+        ),
+        (config.replicas.count, f"{wanted} config.replicas.count must be 0, one race is one run"),
+        (config.data.streaming, f"{wanted} config.data.streaming must be False"),
+    )

@@ -16,7 +16,7 @@ import optax
 
 from optdyn import models
 from optdyn.costs import Costs, Groups, block_costs, of_groups, of_stages
-from optdyn.errors import ConfigError
+from optdyn.errors import ConfigError, refuse, refused_at
 from optdyn.experiment import Experiment
 from optdyn.fields import field
 from optdyn.models import base
@@ -125,24 +125,26 @@ class Local(Gradients, MicroBatches):
     def check(self, config: Experiment, methods: Methods) -> None:
         cluster = config.cluster
         blocks = len(models.make(config.model, classes=2)) - 1
-        try:
+        with refused_at("config.strategy", ValueError):
             own = self.over(blocks)
-        except ValueError as error:
-            raise ConfigError(f"config.strategy: {error}") from error
         if methods.read or methods.mix:  # then no device has but a part of the blocks
             return
-        if blocks % cluster.nodes:
-            raise ConfigError(
-                f"config.cluster.nodes = {cluster.nodes}: must divide the model's {blocks} blocks"
-            )
+        refuse(
+            (
+                blocks % cluster.nodes,
+                f"config.cluster.nodes = {cluster.nodes}: must divide the model's {blocks} blocks",
+            ),
+            (
+                self.shared_heads and cluster.nodes > 1,
+                "config.strategy.shared_heads: several nodes share no parameters",
+            ),
+        )
         parts = cluster.devices_per_node
         if self.variant == "backprop" and cluster.nodes > 1:
             parts *= self.micro_batches
-        if config.batch_size % parts:
-            raise ConfigError(
-                f"config.batch_size = {config.batch_size}: must be a multiple of {parts} (config."
-                "cluster.devices_per_node, of backprop on several nodes x strategy.micro_batches)"
-            )
+        wanted = f"a multiple of {parts} (config.cluster.devices_per_node, of backprop on several "
+        wanted += "nodes x strategy.micro_batches)"
+        config.require("batch_size", config.batch_size % parts == 0, wanted)
         cuts = {blocks * i // cluster.nodes for i in range(cluster.nodes + 1)}
         crossing = [group for group in own if any(group[0] < cut < group[1] for cut in cuts)]
         if crossing and self.variant != "backprop":
@@ -152,8 +154,6 @@ class Local(Gradients, MicroBatches):
                 "must be on one node; on several, variants are 'greedy', 'backprop', or 'chunked' "
                 "with chunks that end where nodes do"
             )
-        if self.shared_heads and cluster.nodes > 1:
-            raise ConfigError("config.strategy.shared_heads: several nodes share no parameters")
 
     def report(self, config: Experiment, network: Network) -> Json:
         """Operations, bytes and memory of an update. Raises `ConfigError`."""

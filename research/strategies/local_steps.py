@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 from jax import lax
 
-from optdyn.errors import ConfigError
+from optdyn.errors import refuse
 from optdyn.experiment import Experiment
 from optdyn.strategies import groups
 from optdyn.strategies.base import Array, Batch, Event, Gradient, Params, Update
@@ -65,12 +65,18 @@ def races(config: Experiment) -> None:
     """Raises `ConfigError` where local steps would depend on what their worker cannot know."""
     groups.races("", config)
     optimizer, wanted = config.optimizer, "config.cluster.service = 'race':"
-    if optimizer.schedule != "constant" or optimizer.warmup_steps:
-        raise ConfigError(
+    refuse(
+        (
+            optimizer.schedule != "constant" or optimizer.warmup_steps,
             f"{wanted} config.optimizer.schedule must be 'constant', without warmup_steps, for "
-            "workers that take local steps do not know the number of an update"
-        )
-    if "staleness_rate" in optimizer.chain:
-        raise ConfigError(f"{wanted} config.optimizer.chain: local steps know no staleness")
-    if config.probes.momentum:
-        raise ConfigError(f"{wanted} config.probes.momentum must be False, of local steps unseen")
+            "workers that take local steps do not know the number of an update",
+        ),
+        (
+            "staleness_rate" in optimizer.chain,
+            f"{wanted} config.optimizer.chain: local steps know no staleness",
+        ),
+        (
+            config.probes.momentum,
+            f"{wanted} config.probes.momentum must be False, of local steps unseen",
+        ),
+    )

@@ -1,7 +1,8 @@
 """What a node's device can ask of all nodes, and what nodes send that meet now and then.
 
 With a compression C (`compression.py`) a node sends M = C(x - theta + e), so that x(sent) is
-theta + M, and keeps what it left out, e <- x - theta + e - M, for its next message.
+theta + M, and keeps what it left out, e <- x - theta + e - M, for its next message. A `decay` b of
+what was kept has b e in the place of e (`sparseloco.py`).
 """
 
 from collections.abc import Callable
@@ -25,6 +26,7 @@ class Nodes(NamedTuple):
     gather: Callable[[Tree], Tree]  # leaves (nodes, ...)
 
     def mean(self, tree: Tree) -> Tree:
+        """The mean over the nodes."""
         nodes = lax.axis_size("node")
         return jax.tree.map(lambda leaf: leaf / nodes, self.sums(tree))
 
@@ -71,11 +73,22 @@ class Messages(NamedTuple):
         )
         return jnp.where(blocking, short, usual)
 
+    def over(self, to: jax.Array | None) -> Nodes:
+        """The nodes that a node hears: all, or those that send `to` it, (nodes, k)."""
+        every = over_nodes(self.senders)
+        return every if to is None else neighbours(every, to)
+
     def total(
-        self, x: Params, theta: Params, kept: Tree, blocking: jax.Array
+        self,
+        x: Params,
+        theta: Params,
+        kept: Tree,
+        blocking: jax.Array,
+        to: jax.Array | None = None,
+        decay: jax.Array | None = None,
     ) -> tuple[Params, Tree]:
         """The sum over the nodes of what each has sent, x or theta + M, and what is `kept` then."""
-        over = over_nodes(self.senders)
+        over = self.over(to)
 
         def usual(x: Params) -> Params:
             return over.sums(self.travelling(x))
@@ -85,13 +98,21 @@ class Messages(NamedTuple):
             return jax.tree.map(lambda now, leaf: now.astype(leaf.dtype), now, self.travelling(x))
 
         if self.compression:
-            return self._compressed(over, self.compression, x, theta, kept)
+            return self._compressed(over, self.compression, x, theta, kept, decay)
         return (lax.cond(blocking, short, usual, x) if self.blocking else usual(x)), kept
 
     def _compressed(
-        self, over: Nodes, compression: Compression, x: Params, theta: Params, kept: Tree
+        self,
+        over: Nodes,
+        compression: Compression,
+        x: Params,
+        theta: Params,
+        kept: Tree,
+        decay: jax.Array | None,
     ) -> tuple[Params, Tree]:
         (center, _), (error, state) = theta, kept
+        if decay is not None:
+            error = jax.tree.map(lambda leaf: (decay * leaf).astype(leaf.dtype), error)
         whole = jax.tree.map(lambda x, center, error: x - center + error, x, center, error)
         mean, own, state = compression.apply(over, whole, state)
         error = jax.tree.map(jnp.subtract, whole, own)
@@ -124,6 +145,22 @@ def over_nodes(senders: str | None = None) -> Nodes:
     if senders == "":
         return Nodes(partial(at_once, sums), partial(_gathered_at_once, gather))
     return Nodes(sums, partial(jax.tree.map, gather))
+
+
+def neighbours(every: Nodes, to: jax.Array) -> Nodes:
+    """The same whose sum is P times sum_j W_ij x_j, and whose mean is that without P.
+
+    W_ij is the share of node j's messages, (nodes, k), that go to node i, its own among them. Its
+    rows sum to 1 where all are sent as many messages as they send.
+    """
+    nodes = lax.axis_size("node")
+    row = nodes * (to == lax.axis_index("node")).mean(axis=1)
+
+    def weighted(leaf: jax.Array) -> jax.Array:  # in float32, which accelerators would cut
+        own = row.astype(leaf.dtype)
+        return jnp.tensordot(own, leaf, axes=1, precision=lax.Precision.HIGHEST)
+
+    return every._replace(sums=lambda tree: jax.tree.map(weighted, every.gather(tree)))
 
 
 def at_once(collective: Callable[[jax.Array], jax.Array], tree: Tree) -> Tree:

@@ -78,7 +78,7 @@ def metered(
 
 
 def _after(value: Array, other: jax.Array) -> jax.Array:
-    """The value, float32, to the bit, but of a computation that needs the other one's first number.
+    """The float32 `value` unchanged, computed after `other`, whose first number it depends on.
 
     Bits of floats, as integers, are below 2^31 - 2 but for some that are no numbers. Barriers do
     not do: XLA drops them before it decides what has to be copied.

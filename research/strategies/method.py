@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from optdyn import lookup
-from optdyn.errors import ConfigError, meant
+from optdyn.errors import ConfigError, refuse, require_known
 from optdyn.experiment import Cluster, Experiment
 from optdyn.fields import OPTIONS, Options, Value, default_of, like, plain
 from optdyn.fields import check as check_field
@@ -145,6 +145,7 @@ class Gradients(Method):
     timed: ClassVar[Callable[..., Callable[..., Tree]] | None] = None
 
     def gradient(self, problem: Problem) -> Gradient:
+        """The gradient of the loss of a problem, of one device's part of the batch."""
         raise NotImplementedError
 
     def heads(self, blocks: Blocks) -> Sequence[str]:
@@ -189,9 +190,18 @@ class Mixes(Method):
         """
         raise NotImplementedError
 
+    def joined(self, other: "Mixes") -> "Mixes | None":
+        """This one and the other as one method; None where they do not go together."""
+        return None
+
     def why_no_overlap(self) -> str:
         """Why the exchange of its nodes cannot leave the compiled loop; '' if it can."""
         return "exchanges otherwise than by sums"
+
+
+def as_one(one: Mixes, other: Mixes) -> Mixes | None:
+    """Two methods that mix as one that does both; None where there is none."""
+    return one.joined(other) or other.joined(one)
 
 
 M = TypeVar("M", bound=Method)
@@ -205,15 +215,19 @@ class Methods(NamedTuple):
 
     @property
     def gradient(self) -> Gradients | None:
+        """The method that says how a gradient is taken, if one does."""
         return next((m for m in self.every if isinstance(m, Gradients)), None)
 
     @property
     def read(self) -> Reads | None:
+        """The method that says which parameters it is taken at, if one does."""
         return next((m for m in self.every if isinstance(m, Reads)), None)
 
     @property
     def mix(self) -> Mixes | None:
-        return next((m for m in self.every if isinstance(m, Mixes)), None)
+        """The method that says what nodes exchange, or two of them as one, if any does."""
+        mixes = [m for m in self.every if isinstance(m, Mixes)]
+        return as_one(*mixes) if len(mixes) == 2 else next(iter(mixes), None)
 
     @property
     def outermost(self) -> Method:
@@ -227,6 +241,7 @@ class Methods(NamedTuple):
 
     @property
     def reduces_itself(self) -> bool:
+        """Whether the gradient reduces itself over devices (`Gradients.reduces_itself`)."""
         return bool(self.gradient and self.gradient.reduces_itself)
 
     @property
@@ -309,8 +324,7 @@ class Chosen:
             held = {each.name: each for each in fields(load(name))}
             for key, value in keys.items():
                 where = f"config.strategy.{name}.{key}"
-                if key not in held:
-                    raise ConfigError(f"{where}: {name} has no such key{meant(key, held)}")
+                require_known(key, held, f"{where}: {name} has no such key")
                 check_field(where, value, held[key])
 
     @cached_property
@@ -346,10 +360,10 @@ class Chosen:
             part, _, rest = key.partition(".")
             if rest:
                 whole[part] = {**whole.get(part, {}), rest: value}
-            elif key in whole or key in built_in():
-                whole[key] = value
             else:
-                raise ConfigError(f"config.strategy has no key {key!r}{meant(key, whole)}")
+                if key not in built_in():
+                    require_known(key, whole, f"config.strategy has no key {key!r}")
+                whole[key] = value
         return self.of(**whole)
 
     def __getstate__(self) -> dict[str, object]:
@@ -391,8 +405,7 @@ def defaults() -> dict[str, object]:
 def _made(keys: Options) -> Mapping[str, Method]:
     """Every built-in method with these values of the keys that it has. Raises `ConfigError`."""
     for key in keys:
-        if key not in usual_keys():
-            raise ConfigError(f"config.strategy.{key}: no such key{meant(key, usual_keys())}")
+        require_known(key, usual_keys(), f"config.strategy.{key}: no such key")
     return {
         name: method(**{k: v for k, v in keys.items() if k in keys_of(method)})
         for name, method in _methods().items()
@@ -420,24 +433,33 @@ def chosen(name: str) -> Methods:
     taken: dict[str, str] = {}
     for part, method in zip(names, every, strict=True):
         for piece in method.pieces:
-            if piece in taken:
+            if piece in taken and not (piece == "mix" and _mix_as_one(every)):
                 raise ConfigError(
                     f"config.strategy.name = {name!r}: {taken[piece]} and {part} both say "
                     f"{MEANING[piece]}, of which there is one"
                 )
             taken[piece] = part
     found = Methods(name, every)
-    if found.reduces_itself and found.read and not found.read.barrier:
-        raise ConfigError(
-            f"config.strategy.name = {name!r}: {taken['gradient']} divides the work of workers "
-            f"that wait for one another, and those of {taken['read']} do not"
-        )
-    if found.gradient and found.gradient.staged and found.mix:
-        raise ConfigError(
-            f"config.strategy.name = {name!r}: {taken['gradient']} cuts one model over the nodes, "
-            f"and those of {taken['mix']} have a model each"
-        )
+    gradient, read, mix = (taken.get(piece) for piece in MEANING)
+    refuse(
+        (
+            found.reduces_itself and found.read and not found.read.barrier,
+            f"config.strategy.name = {name!r}: {gradient} divides the work of workers that wait "
+            f"for one another, and those of {read} do not",
+        ),
+        (
+            found.gradient and found.gradient.staged and found.mix,
+            f"config.strategy.name = {name!r}: {gradient} cuts one model over the nodes, and "
+            f"those of {mix} have a model each",
+        ),
+    )
     return found
+
+
+def _mix_as_one(every: tuple[Method, ...]) -> bool:
+    """Whether two of the methods mix, and as one."""
+    mixes = [method for method in every if isinstance(method, Mixes)]
+    return len(mixes) == 2 and as_one(*mixes) is not None
 
 
 MEANING = {

@@ -8,6 +8,7 @@ updates. Streaming (Douillard et al., arXiv 2501.18512) does the same with fragm
 parameters, which take turns, and with what was sent tau updates before:
 
     x_i <- (1 - a) 1/P sum_j x_j(t - tau) + a x_i
+    x_i <- 1/P sum_j x_j(t - tau) + (x_i - x_i(t - tau))      where merges correct, as in CO2
 """
 
 from collections.abc import Mapping
@@ -28,8 +29,10 @@ from optdyn.strategies.method import Methods, Mixes, Setting
 from optdyn.strategies.outer import INNER_STATES, outer
 from optdyn.strategies.quantized import WHOLE
 from optdyn.strategies.shared_fields import FRACTION, Periodic
-from optdyn.timeline.base import Timeline
+from optdyn.timeline.base import Meeting, Timeline
 from optdyn.timeline.service import DRAWN
+
+MERGINGS = ("mix", "correct")
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,13 @@ class ModelAveraging(Mixes, Periodic):
         0.0,
         "model_averaging, diloco, slowmo: a, the part that nodes keep of their own parameters.",
         **FRACTION,
+        static=True,
+    )
+    merging: str = field(
+        "mix",
+        "model_averaging, diloco, slowmo: what nodes make of what arrives and their own, 'mix', or "
+        "'correct', which keeps all that they did since the sending.",
+        one_of=MERGINGS,
         static=True,
     )
     inner_state: str = field(
@@ -95,6 +105,7 @@ class ModelAveraging(Mixes, Periodic):
         *("regions", "diurnal", "presence"),
     )
     info = ("sent_bytes",)
+    over_graphs: ClassVar[bool] = True  # its mean may be one of neighbours
     # Fields that the outer optimizer is given at every update, with the values that are the mean.
     mean: ClassVar[Mapping[str, float]] = {}
 
@@ -108,6 +119,8 @@ class ModelAveraging(Mixes, Periodic):
         wanted = f"{WHOLE} with config.strategy.compression = {self.compression!r}"
         whole = self.compression_bits == WHOLE or self.compression in compression.OF_BITS
         self.require("compression_bits", whole, wanted)
+        mixes = self.merging == "mix" or not self.mixing
+        self.require("mixing", mixes, "0 with config.strategy.merging = 'correct'")
         apart = "fragments" if self.fragments > 1 else "delay" if self.delay else ""
         wanted = f"'kept' with config.strategy.{apart} = {getattr(self, apart, None)}, as the state"
         wanted += " of an optimizer is of all parameters and of now"
@@ -122,8 +135,18 @@ class ModelAveraging(Mixes, Periodic):
             self.outer(),
             Messages(compression=self.compressed(), senders=senders),
             fragments=self.fragments,
-            inner_state=self.inner_state,
+            inner_state=self.state_where_met,
+            corrects=self.merging == "correct",
         )
+
+    @property
+    def state_where_met(self) -> str:
+        """What a node's optimizer is where it receives."""
+        return self.inner_state
+
+    def states(self, meeting: Meeting) -> np.ndarray | None:
+        """(steps, 2) whether first and second moments are averaged; None: at every meeting."""
+        return None
 
     def outer(self) -> optax.GradientTransformation | None:
         """The optimizer of the outer step; None is the mean."""
@@ -141,8 +164,11 @@ class ModelAveraging(Mixes, Periodic):
 
     def clock(self, setting: Setting, methods: Methods) -> Timeline:
         """When nodes meet (`averaging_clock.py`); the first, synchronous updates take the mean."""
-        line = averaging_clock.clock(self, setting, methods)
-        first = np.arange(setting.config.steps) < self.synchronous_updates
+        return self.with_numbers(averaging_clock.clock(self, setting, methods))
+
+    def with_numbers(self, line: Timeline) -> Timeline:
+        """The timeline with the numbers of the outer optimizer, which are its every update's."""
+        first = np.arange(len(line.seconds)) < self.synchronous_updates
         numbers = {
             name: np.where(first, value, getattr(self, name)).astype(np.float32)
             for name, value in self.mean.items()
@@ -154,9 +180,10 @@ class ModelAveraging(Mixes, Periodic):
         if not config.cluster.presence:
             return
         more = [key for key in ("delay", "mixing", "compression") if getattr(self, key)]
+        more += ["merging"] * (self.merging == "correct")
         more += ["compression_bits"] * (self.compression_bits != WHOLE)
         more += ["fragments"] * (self.fragments > 1)
-        more += ["inner_state"] * (self.inner_state == "averaged")
+        more += ["inner_state"] * (self.state_where_met == "averaged")
         if more or config.parallel.api == "overlap":
             which = f"strategy.{more[0]}" if more else "parallel.api"
             raise ConfigError(
@@ -170,7 +197,9 @@ class ModelAveraging(Mixes, Periodic):
             return f"compresses its messages (config.strategy.compression = {self.compression!r})"
         if self.compression_bits != WHOLE:
             return f"sends numbers of config.strategy.compression_bits = {self.compression_bits}"
-        if self.inner_state == "averaged":
+        if self.merging == "correct":
+            return "keeps what nodes did meanwhile (config.strategy.merging = 'correct')"
+        if self.state_where_met == "averaged":
             return "averages its optimizers' states too (config.strategy.inner_state = 'averaged')"
         return ""
 

@@ -30,6 +30,18 @@ TOGETHER: Mapping[str, Mapping[str, Any]] = {
     "k_sync m_synchronous backup_workers": BUFFERED | {"strategy.waiting": "k_sync"},
     "k_batch_sync rennala": BUFFERED | {"strategy.waiting": "k_batch_sync"},
     "k_async": BUFFERED | {"strategy.waiting": "k_async"},
+    "fadas": BUFFERED
+    | {
+        "optimizer.name": "amsgrad",
+        "optimizer.momentum": 0.0,
+        "optimizer.chain": ("staleness_rate",),
+        "optimizer.chain_options.law": "bounded",
+    },
+    "cgad": {
+        "strategy.name": "async_local_sgd",
+        "strategy.server": "adam",
+        "strategy.age_decay": 0.1,
+    },
     "k_batch_async fedbuff": BUFFERED | {"strategy.waiting": "k_batch_async"},
     "delay_adaptive": {
         "strategy.name": "asynchronous",
@@ -40,10 +52,18 @@ TOGETHER: Mapping[str, Mapping[str, Any]] = {
     "easgd eamsgd": {"strategy.name": "elastic"},
     "delayed_nesterov": {"strategy.name": "async_local_sgd"},
     "local_sgd fedavg": AVERAGING,
+    "local_adam": AVERAGING | {"optimizer.name": "adam", "strategy.inner_state": "averaged"},
     "post_local_sgd": AVERAGING | {"strategy.synchronous_updates": 100},
     "streaming_diloco": DILOCO | {"strategy.fragments": 2},
+    "co2": DILOCO | {"strategy.delay": 4, "strategy.merging": "correct"},
     "lookahead": DILOCO | {"strategy.outer_momentum": 0.0} | ONE_NODE,
     "snoo": DILOCO | ONE_NODE,
+    "noloco": {
+        "strategy.name": "slowmo+gossip",
+        "strategy.graph": "random",
+        "strategy.slow_learning_rate": 0.7,
+        "strategy.slow_momentum": 0.9,
+    },
     "d_psgd": {"strategy.name": "gossip"},
     "sgp push_sum": {"strategy.name": "gossip"} | PUSH_SUM,
     "top_k": COMPRESSED | {"strategy.compression": "top_k"},

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from optdyn import seeds
-from optdyn.errors import ConfigError
+from optdyn.errors import refuse
 from optdyn.experiment import Experiment
 from optdyn.strategies.method import Gradients, Methods, Setting
 from optdyn.timeline import nodes as hierarchy
@@ -19,20 +19,26 @@ SLOTS = ("worker", "read", "write")  # fields of a choice that are slots of a ta
 def check(config: Experiment, methods: Methods) -> None:
     """Raises `ConfigError` if the batch cannot be divided among all devices."""
     devices = config.cluster.nodes * config.cluster.devices_per_node
-    if config.batch_size % devices:
-        raise ConfigError(
-            f"config.batch_size = {config.batch_size}: must be a multiple of the cluster's "
-            f"{devices} devices (config.cluster.nodes x config.cluster.devices_per_node)"
-        )
-    far = [key for key in ("regions", "diurnal", "presence") if getattr(config.cluster, key)]
-    if far and methods.read:
-        raise ConfigError(
-            f"config.cluster.{far[0]}: of nodes that compute as a whole, not of groups inside them"
-        )
-    if config.cluster.regions and (config.cluster.latencies or config.cluster.bandwidths):
-        raise ConfigError("config.cluster.regions: says all links, beside latencies and bandwidths")
-    if config.cluster.server_bandwidth:
-        raise ConfigError("config.cluster.server_bandwidth: nodes that meet have no server")
+    wanted = f"a multiple of the cluster's {devices} devices (config.cluster.nodes x config."
+    wanted += "cluster.devices_per_node)"
+    config.require("batch_size", config.batch_size % devices == 0, wanted)
+    cluster = config.cluster
+    far = [key for key in ("regions", "diurnal", "presence") if getattr(cluster, key)]
+    refuse(
+        (
+            far and methods.read,
+            f"config.cluster.{''.join(far[:1])}: of nodes that compute as a whole, not of groups "
+            "inside them",
+        ),
+        (
+            cluster.regions and (cluster.latencies or cluster.bandwidths),
+            "config.cluster.regions: says all links, beside latencies and bandwidths",
+        ),
+        (
+            cluster.server_bandwidth,
+            "config.cluster.server_bandwidth: nodes that meet have no server",
+        ),
+    )
 
 
 def inside(setting: Setting, methods: Methods) -> Inside:

@@ -1,7 +1,7 @@
 """Numbers of b bits, of blocks that each have a scale of their own.
 
-    s = max |v|                         of a block of B numbers, sent as a float32
-    Q_b v = s sign(v) nearest(|v| / s)  to one of 2^(b-1) levels from 0 to 1, and a sign
+    s = max |v|                          of a block of B numbers, sent as a float32
+    Q_b v = s sign(v) nearest(|v| / s)   of 2^(b-1) levels from 0 to 1; the sign is the other bit
 
     b = 4, E3M0   0, 2^-6, 2^-5, ..., 1/2, 1          three bits of exponent and none of mantissa
     others        0, 1/L, 2/L, ..., 1                 L = 2^(b-1) - 1

@@ -19,7 +19,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from optdyn.errors import ConfigError
+from optdyn.errors import refuse
 from optdyn.experiment import Experiment
 from optdyn.fields import field
 from optdyn.strategies import groups
@@ -50,20 +50,26 @@ class Ringmaster(groups.Grouped):
         return asynchronous(gradient, update, slots, rounded=is_rounded(self.snapshots))
 
     def clock(self, setting: Setting, methods: Methods) -> Timeline:
-        """Where the gradient is local a group sends all blocks together."""
+        """The arrivals of `asynchronous`; a group sends all blocks together, also local ones."""
         of = {"replicas": setting.replicas, "delay_bound": self.delay_bound}
         return groups.together(self, setting, methods, **of)
 
     def order(self, config: Experiment, line: Timeline) -> Versions:
-        """Who reads when in a race."""
+        """The order of arrivals in a race, which writes who reads when."""
         return Versions(line, self.groups, delay_bound=self.delay_bound or math.inf)
 
     def check(self, config: Experiment, methods: Methods) -> None:
         super().check(config, methods)
-        if self.delay_bound and config.replicas.count:
-            raise ConfigError("config.strategy.delay_bound: only of runs, not of replicas")
-        if methods.gradient and self.snapshots == "host":
-            raise ConfigError(f"config.strategy.snapshots = 'host': not of {methods.name!r}")
+        refuse(
+            (
+                self.delay_bound and config.replicas.count,
+                "config.strategy.delay_bound: only of runs, not of replicas",
+            ),
+            (
+                methods.gradient and self.snapshots == "host",
+                f"config.strategy.snapshots = 'host': not of {methods.name!r}",
+            ),
+        )
 
 
 METHOD = Ringmaster

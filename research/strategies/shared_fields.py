@@ -29,10 +29,14 @@ class Periodic(Method):
 
 
 @dataclass(frozen=True)
-class OuterMomentum(Method):
+class OuterRate(Method):
     outer_learning_rate: float = field(
-        0.7, "diloco, async_local_sgd: learning rate of the outer step.", **ABOVE_0
+        0.7, "diloco, async_local_sgd, sparseloco: learning rate of the outer step.", **ABOVE_0
     )
+
+
+@dataclass(frozen=True)
+class OuterMomentum(OuterRate):
     outer_momentum: float = field(
         0.9, "diloco, async_local_sgd: momentum of the outer step.", at_least=0, below=1
     )

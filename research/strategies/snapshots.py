@@ -3,6 +3,10 @@
 Of it a group sees the row that it had read. Rows are exact, or rounded to bfloat16, and then x_t
 itself is kept beside them. Where they lie in the host's memory, `research/parallel/paged.py` brings
 them.
+
+A table is read such that it is not copied when it is written into afterwards (`read_first`): XLA
+reads a row anew wherever it is used, and where such a use might come after the write, it copies the
+whole table at every update.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,10 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax import lax
 
 from optdyn.strategies.base import Params
-from optdyn.strategies.in_place import read_first, row
-from optdyn.trees import Tree
+from optdyn.trees import Array, Tree
 
 KEPT = ("", "bfloat16", "host")  # how versions are
 BITS = jnp.uint16
@@ -91,3 +95,29 @@ def unpacked(bits: jax.Array, exact: jax.Array) -> jax.Array:
 def is_rounded(snapshots: str) -> bool:
     """Whether the table is of rounded versions."""
     return snapshots == "bfloat16"
+
+
+def row(table: Tree, i: Array) -> Tree:
+    """Row i of every leaf."""
+    return jax.tree.map(lambda leaf: leaf[i], table)
+
+
+@partial(jax.jit, static_argnums=0, inline=True)
+def read_first(read: Callable[[Tree, Tree], Tree], table: Tree, i: Array) -> Tree:
+    """`read(table, i)`, once: what uses it uses what was read. `i` are numbers of rows, from 0 on.
+
+    On a CPU it is read in a branch that is always taken, as XLA drops barriers there before it
+    decides what to copy.
+    """
+
+    def branch(table: Tree, i: Array) -> Tree:
+        def nothing(*given: Tree) -> Tree:
+            return jax.tree.map(jnp.zeros_like, read(*given))
+
+        always = jnp.asarray(jax.tree.leaves(i)[0]) >= 0
+        return lax.cond(always, read, nothing, table, i)
+
+    def barrier(table: Tree, i: Array) -> Tree:
+        return lax.optimization_barrier(read(table, i))
+
+    return lax.platform_dependent(table, i, cpu=branch, default=barrier)

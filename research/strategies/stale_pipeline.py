@@ -18,13 +18,15 @@ devices of their own.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from optdyn import models
-from optdyn.errors import ConfigError
+from optdyn.errors import refuse
 from optdyn.experiment import Experiment
 from optdyn.fields import field
 from optdyn.parallel.layout import Layout, mesh
@@ -39,12 +41,49 @@ from optdyn.strategies.snapshots import State
 from optdyn.strategies.stage_parameters import distance, through
 from optdyn.timeline import pipeline
 from optdyn.timeline.base import Timeline
-from optdyn.timeline.stale_stages import KINDS, cuts, stale_stages
-from optdyn.trees import Json
+from optdyn.trees import Array, Json
+
+KINDS = ("stash", "2bw", "no_stash", "predict")
+
+
+class Stages(NamedTuple):
+    """The version that each block is read at and that the new one is, (blocks,) int32 slots."""
+
+    read: Array
+    write: Array
+    before: Array | None = None  # the version before that, which predictions ask for
+    newest: Array | None = None  # x_t, whose derivatives `strategies/stage_parameters.py` takes
+    ahead: Array | None = None  # by how much parameters are predicted to move
+    seen: Params | None = None
+
+
+def cuts(stages: int, blocks: int) -> list[int]:
+    """The first block of every stage."""
+    return [(blocks - 1) * stage // stages for stage in range(stages)]
+
+
+def delays(kind: str, stages: int, blocks: int) -> np.ndarray:
+    """(blocks,) int32, tau of every block; the last is where the block before it is."""
+    trunk = np.minimum(np.arange(blocks), max(blocks - 2, 0))
+    behind = stages - np.searchsorted(cuts(stages, blocks), trunk, side="right")
+    return np.minimum(behind.max(), 1) + 0 * behind if kind == "2bw" else behind
+
+
+def stale_stages(kind: str, stages: int, blocks: int, seconds: np.ndarray) -> Timeline:
+    """Updates that end at these `seconds`, (steps,), each block with slots in a ring."""
+    late, steps = delays(kind, stages, blocks), len(seconds)
+    t = np.arange(steps)[:, None]
+    staleness = np.minimum(late, t).astype(np.int32)
+    slots = int(late.max()) + 1 + (kind == "predict")
+    versions = {"read": t - staleness, "write": t + 1 + 0 * late}
+    if kind == "predict":
+        versions["before"] = np.maximum(t - staleness - 1, 0)
+    choice = Stages(**{name: (v % slots).astype(np.int32) for name, v in versions.items()})
+    return Timeline(np.zeros(steps, np.int32), staleness, seconds, slots, choice)
 
 
 def late(problem: Problem) -> Gradient:
-    """At what was read; by `reading`, with the derivatives of the `newest`, or further `ahead`."""
+    """The gradient at what was read; by `reading` also at the `newest`, or further `ahead`."""
     of = whole(problem.loss)
 
     def loss(new: Params, old: Params, batch: Batch) -> jax.Array:
@@ -143,27 +182,25 @@ class StalePipeline(Gradients, Reads, MicroBatches):
     def check(self, config: Experiment, methods: Methods) -> None:
         cluster = config.cluster
         blocks = len(models.make(config.model, classes=2)) - 1
-        if not 1 <= cluster.nodes <= blocks:
-            raise ConfigError(
+        refuse(
+            (
+                not 1 <= cluster.nodes <= blocks,
                 f"config.cluster.nodes = {cluster.nodes}: stages of a pipeline, must be from 1 to "
-                f"the model's {blocks} blocks before its last"
-            )
-        if self.pipeline == "2bw" and self.micro_batches < cluster.nodes:
-            raise ConfigError(
-                f"config.strategy.micro_batches = {self.micro_batches}: must be at least the "
-                f"{cluster.nodes} stages, or '2bw' is later than by one update"
-            )
-        parts = cluster.devices_per_node * self.parts
-        if config.batch_size % parts:
-            raise ConfigError(
-                f"config.batch_size = {config.batch_size}: must be a multiple of {parts} (config."
-                "cluster.devices_per_node, of '2bw' x config.strategy.micro_batches)"
-            )
-        if self.pipeline == "predict" and config.optimizer.name != "sgd":
-            raise ConfigError(
+                f"the model's {blocks} blocks before its last",
+            ),
+            (
+                self.pipeline == "predict" and config.optimizer.name != "sgd",
                 f"config.optimizer.name = {config.optimizer.name!r}: 'predict' is of heavy ball, "
-                "must be 'sgd'"
-            )
+                "must be 'sgd'",
+            ),
+        )
+        many = self.pipeline != "2bw" or self.micro_batches >= cluster.nodes
+        wanted = f"at least the {cluster.nodes} stages, or '2bw' is later than by one update"
+        self.require("micro_batches", many, wanted)
+        parts = cluster.devices_per_node * self.parts
+        wanted = f"a multiple of {parts} (config.cluster.devices_per_node, of '2bw' x config."
+        wanted += "strategy.micro_batches)"
+        config.require("batch_size", config.batch_size % parts == 0, wanted)
 
     def report(self, config: Experiment, network: Network) -> Json:
         """Bytes of an update between stages, activations forward and their gradients back."""

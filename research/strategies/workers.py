@@ -18,7 +18,7 @@ from optdyn import seeds
 from optdyn.errors import ConfigError
 from optdyn.experiment import Experiment, Pieces
 from optdyn.fields import field
-from optdyn.strategies import in_place, local_steps
+from optdyn.strategies import local_steps, snapshots
 from optdyn.strategies.base import Array, Params, distance
 from optdyn.strategies.groups import divides
 from optdyn.strategies.method import Methods, Reads, Setting, slowed
@@ -40,7 +40,7 @@ def table(tree: Tree, workers: int) -> Table:
 
 def row(table: Table, i: Array | int) -> Tree:
     """Row i, all of which is read before anything is written into the table."""
-    return in_place.read_first(in_place.row, table, jnp.asarray(i))
+    return snapshots.read_first(snapshots.row, table, jnp.asarray(i))
 
 
 def put(table: Table, i: Array, tree: Tree) -> Table:
@@ -49,11 +49,12 @@ def put(table: Table, i: Array, tree: Tree) -> Table:
 
 
 def mean(table: Table) -> Tree:
+    """The mean of the rows."""
     return jax.tree.map(lambda leaf: leaf.mean(axis=0), table)
 
 
 def where(condition: Array, tree: Tree, other: Tree) -> Tree:
-    """One of two pytrees, in the types of the second; of the other one no number counts."""
+    """`jnp.where` over pytrees, in the dtypes of `other`."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b).astype(b.dtype), tree, other)
 
 
@@ -64,7 +65,7 @@ def both_ways(exchange: Array, params: Params) -> jax.Array:
 
 
 def logged(workers: Table) -> dict[str, float]:
-    """For the log: how far workers are from their mean."""
+    """The distance of workers from their mean, for the log."""
     return {"worker_distance": distance(workers)}
 
 

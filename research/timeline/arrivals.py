@@ -37,9 +37,11 @@ class Queue:
         heapq.heapify(self._heap)
 
     def push(self, entry: tuple) -> None:
+        """Adds a delivery that is to come."""
         heapq.heappush(self._heap, entry)
 
     def pop(self) -> tuple:
+        """Takes the next delivery."""
         if not self._rounding:
             return heapq.heappop(self._heap)
         if not self._now:

@@ -54,6 +54,8 @@ class Meeting(NamedTuple):
     inner: Choice = ()  # what is decided for each node, (nodes, ...)
     present: Array | None = None  # (nodes,) float32: what each sends is multiplied by it, P in sum
     outer: Tree = ()  # hyperparameters of the outer optimizer by name, float32
+    states: Array | None = None  # (2,) bool: are first and second moments averaged, if not always
+    to: Array | None = None  # (nodes, k) int32, whom each sends to, itself first, if it is not all
 
 
 class Timeline(NamedTuple):

@@ -28,7 +28,7 @@ Inside = Callable[[int], Within]  # of so many steps
 
 
 class Phase(NamedTuple):
-    """Where training is in the cycle of B and W."""
+    """The place of training in the cycle of B and W."""
 
     epoch: int  # the epoch that this is the phase of
     batches: int  # B

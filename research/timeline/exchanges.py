@@ -44,9 +44,11 @@ class Exchanges:
         self._done[worker], self._batches = 0, self._batches + period
 
     def left(self, group: int) -> int:
+        """Local steps until the worker exchanges."""
         return self._periods[group] - self._done[group]
 
     def arrive(self, group: int, seconds: float) -> Arrived:
+        """The worker has taken a local step; the timeline's next entry is written."""
         line, t, had = self._line, self._steps, self.working[group]
         exchange = self.left(group) == 1
         line.worker[t], line.seconds[t] = group, seconds

@@ -215,7 +215,7 @@ def _lasting(
     load: Load | None,
     presence: Presence,
 ) -> np.ndarray:
-    """Who is in the next update, of who was in the last; sets the second `now` of who is back."""
+    """The nodes in the next update, given those in the last; sets `now` of those that are back."""
     every = np.arange(len(here))
     for _ in range(TURNS):
         here = here & (now < presence.left)

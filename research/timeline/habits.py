@@ -43,7 +43,7 @@ class Habits(NamedTuple):
 
 
 class Presence:
-    """Who is there when: presences and absences of each node, exponential, in turns.
+    """Presences and absences of each node, of exponential lengths, in turns.
 
     All are there at second 0. `left` is when a node leaves, or has left, and `back` when it comes
     back after that, (nodes,) seconds.
@@ -74,7 +74,7 @@ class Presence:
 
 
 def presence(cluster: Cluster, seed: int) -> Presence | None:
-    """Who is there; None where nobody ever leaves."""
+    """The presences of the nodes; None where nobody ever leaves."""
     if not cluster.presence:
         return None
     rng = seeds.generator(seed, "presence")

@@ -71,7 +71,7 @@ def one_f_one_b(
     updates: int,
     update: Seconds = 0.0,
 ) -> Schedule:
-    """As `gpipe`, but a stage holds no more activations than keep the stages after it busy."""
+    """The schedule 1F1B: a stage holds no more activations than keep the stages after it busy."""
     work, ahead = [forward, backward, update], list(reversed(range(np.size(forward))))
     return _schedule(work, transfer, ahead, micro_batches, updates, PIPELINED)
 

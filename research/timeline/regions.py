@@ -60,6 +60,7 @@ def of_workers(cluster: Cluster) -> np.ndarray:
 
 
 def of_cluster(cluster: Cluster) -> Regions:
+    """The regions that the config names, with their links."""
     return regions(cluster.regions, cluster.bandwidth_variation)
 
 

@@ -66,6 +66,7 @@ class Held(NamedTuple):
         return Held(self.path, order, clock, fields)
 
     def has(self, field: str) -> bool:
+        """Whether the file has columns of that field."""
         return self.inside + field in self.fields
 
     def numbers(self, field: str, shape: tuple[int, ...] = ()) -> np.ndarray:

@@ -44,12 +44,12 @@ class Arrived(NamedTuple):
 
 
 class Order(Protocol):
-    """Who reads what when: it writes the entries of a timeline as groups arrive."""
+    """An order of arrivals: it writes the entries of a timeline as groups arrive."""
 
     working: dict[int, Reading]
 
     def left(self, group: int) -> int:
-        """In how many arrivals the group has done what it is at."""
+        """Arrivals until the group has done what it is at."""
 
     def arrive(self, group: int, seconds: float) -> Arrived:
         """The group is at work, and has come one arrival further."""
@@ -62,15 +62,17 @@ class Slots:
         self._holders, self._free = [0] * slots, list(range(slots))
 
     def hold(self, slot: int) -> None:
+        """One group more reads the slot."""
         self._holders[slot] += 1
 
     def release(self, slot: int) -> None:
+        """One group less reads the slot, which is free when none does."""
         self._holders[slot] -= 1
         if not self._holders[slot]:
             heapq.heappush(self._free, slot)
 
     def next(self) -> int:
-        """The first slot that nobody holds; it is the next one again until somebody holds it."""
+        """The lowest free slot; it is not taken yet."""
         while self._holders[self._free[0]]:
             heapq.heappop(self._free)
         return self._free[0]
@@ -108,9 +110,11 @@ class Versions:
             self._slots.hold(0)
 
     def left(self, group: int) -> int:
+        """One arrival: a group delivers whole gradients."""
         return 1
 
     def arrive(self, group: int, seconds: float) -> Arrived:
+        """The group has delivered; the last of an update writes the timeline's next entry."""
         had = self.working.pop(group)
         self._slots.release(had.slot)
         if self._updates - had.version >= self._delay_bound:

@@ -16,10 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from optdyn import optimizers, program, seeds, strategies, trainer
-from optdyn.config import ConfigError
 from optdyn.driver import drive
-from optdyn.dynamics.noise import Moments, moments
-from optdyn.dynamics.sharpness import sharpness
+from optdyn.dynamics.probes import Moments, moments, sharpness
+from optdyn.errors import refuse
 from optdyn.experiment import Experiment
 from optdyn.problem import Examples, Params
 from optdyn.program import CHUNK, Program
@@ -71,33 +70,42 @@ def prepare(config: Experiment) -> Cluster:
     learning rate to be tuned, or probes are too short.
     """
     methods = strategies.of_config(config)
-    if not methods.simple or not methods.read:
-        raise ConfigError(
+    optimizer = config.optimizer
+    refuse(
+        (
+            not methods.simple or not methods.read,
             f"config.strategy.name = {methods.name!r}: must be of groups that arrive by "
-            f"themselves, as {strategies.GROUPED!r}; {LADDERS}"
-        )
-    if not optimizers.takes_momentum(config.optimizer.name):
-        raise ConfigError(
-            f"config.optimizer.name = {config.optimizer.name!r}: has no momentum; {LADDERS}"
-        )
-    if config.optimizer.schedule != "constant" or config.optimizer.warmup_steps:
-        raise ConfigError("config.optimizer.schedule: learning rates are constant while tuned")
-    if config.init_from:
-        raise ConfigError("config.init_from: of a run, not of what is tuned")
+            f"themselves, as {strategies.GROUPED!r}; {LADDERS}",
+        ),
+        (
+            not optimizers.takes_momentum(optimizer.name),
+            f"config.optimizer.name = {optimizer.name!r}: has no momentum; {LADDERS}",
+        ),
+    )
+    tunable(config)
     groups = _groups(config.cluster.nodes * config.cluster.devices_per_node)
     every = config.with_({"strategy.groups": groups[-1], "steps": CHUNK})
     run = trainer.prepare(every)
     least = float(_timeline(run, 1, 0, 0.0).seconds[LEAST - 1])
-    if config.tune.probe_seconds < least:
-        raise ConfigError(
-            f"config.tune.probe_seconds = {config.tune.probe_seconds}: must be at least "
-            f"{least:.3g}, in which one group makes {LEAST} updates"
-        )
+    wanted = f"at least {least:.3g}, in which one group makes {LEAST} updates"
+    config.tune.require("probe_seconds", config.tune.probe_seconds >= least, wanted)
     stride = -(-run.examples // (config.data.train_evaluated or run.examples))
     part = {name: jnp.asarray(leaf[::stride]) for name, leaf in run.data.train.items()}
     # Updates are of a set on the device, as it is.
     plain = every.with_({"data.augment": "", "data.streaming": False})
     return Cluster(run._replace(config=plain), part, groups)
+
+
+def tunable(config: Experiment) -> None:
+    """Raises `ConfigError` where a learning rate is not constant, or x_0 is another run's."""
+    optimizer = config.optimizer
+    refuse(
+        (
+            optimizer.schedule != "constant" or optimizer.warmup_steps,
+            "config.optimizer.schedule: learning rates are constant while tuned",
+        ),
+        (config.init_from, "config.init_from: of a run, not of what is tuned"),
+    )
 
 
 def _groups(workers: int) -> tuple[int, ...]:

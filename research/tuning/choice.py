@@ -11,7 +11,7 @@ class Choice(NamedTuple):
 
 
 class Point(NamedTuple):
-    """Where training is: an initialization, and epochs trained from it."""
+    """A point of training: an initialization, and epochs trained from it."""
 
     seed: int = 0
     epoch: int = 0

@@ -56,7 +56,7 @@ def fit(batches: ArrayLike, updates: ArrayLike) -> Law:
 
 
 def of_runs(batches: ArrayLike, updates: ArrayLike) -> Updates:
-    """Where the next run lies, by three runs or more at two mini-batches or more.
+    """The interval of the next run, by three runs or more at two mini-batches or more.
 
     Student's prediction interval of the logarithms, with the law linearized around its fit. Errors
     as of `fit`.
@@ -87,7 +87,7 @@ def of_runs(batches: ArrayLike, updates: ArrayLike) -> Updates:
 
 
 def of_noise(updates: Interval, batch: int, noise: float) -> Updates:
-    """With a given noise scale, from what training takes at one mini-batch."""
+    """The interval by a given noise scale, from what training takes at one mini-batch."""
     least = batch / (batch + noise)  # share of U_min in these updates
 
     def of(other: int) -> Interval:
@@ -98,8 +98,11 @@ def of_noise(updates: Interval, batch: int, noise: float) -> Updates:
 
 
 def unknown(updates: Interval, batch: int) -> Updates:
-    """For want of a noise scale: the worst of all. It is infinite for a smaller mini-batch than
-    the one that training is known at, and 0 for a larger one. The low end is the best of all."""
+    """The interval of all noise scales, where none is known: the median is that of the worst.
+
+    The worst is infinite for a smaller mini-batch than the one that training is known at, and 0 for
+    a larger one. The low end is that of the best.
+    """
 
     def of(other: int) -> Interval:
         scales = sorted((1.0, batch / other))

@@ -78,9 +78,11 @@ class Method:
         self.pace = cache(partial(bench.seconds_per_update, cluster))
 
     def start(self, point: Point) -> float:
+        """The loss at the point."""
         return bench.start_loss(self._cluster, self._state(point))
 
     def measure(self, point: Point) -> Measures:
+        """What the prediction asks to know at the point."""
         line = {"method": self.name, "what": "limits", **point._asdict()}
         found = self._journal(line, lambda: bench.measure(self._cluster, self._state(point)))
         groups = self._cluster.groups
@@ -89,9 +91,11 @@ class Method:
         )
 
     def note(self, what: str, setting: Choice) -> None:
+        """Writes a decision into the journal."""
         self._journal({"method": self.name, "what": what, **setting._asdict()})
 
     def probe(self, point: Point, seconds: float, setting: Choice) -> Outcome:
+        """How a setting does from the point on, for so many seconds; training stays where it is."""
         return self._attempt("probe", point, seconds, setting)[0]
 
     def train(

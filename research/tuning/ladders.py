@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from optdyn import optimizers
-from optdyn.errors import ConfigError
 from optdyn.evidence import arms
 from optdyn.evidence.arms import MOMENTUM, RATE, STEP, Arm, Ladder
 from optdyn.evidence.study import Study
 from optdyn.evidence.trial import to_loss
 from optdyn.experiment import Experiment
 from optdyn.trees import Json
+from optdyn.tuning.bench import tunable
 
 CHOOSE, REPORT = 2, 5  # seeds
 APART = 500  # of those that choose from the config's own
@@ -29,10 +29,7 @@ def ladders(config: Experiment) -> dict[str, tuple[Ladder, float]]:
     are not constant, or the config starts from a run.
     """
     optimizer, methods = config.optimizer, config.strategy.methods
-    if optimizer.schedule != "constant" or optimizer.warmup_steps:
-        raise ConfigError("config.optimizer.schedule: learning rates are constant while tuned")
-    if config.init_from:
-        raise ConfigError("config.init_from: of a run, not of what is tuned")
+    tunable(config)
     outer = methods.get("outer_momentum", 0.0)
     found: dict[str, tuple[Ladder, float]] = {}
     if optimizers.takes_momentum(optimizer.name):
@@ -48,11 +45,13 @@ def ladders(config: Experiment) -> dict[str, tuple[Ladder, float]]:
         "outer_momentum": arms.not_negative,
         "slow_learning_rate": lambda i: round(2.0 ** (i / 2), 6),
         "slow_momentum": arms.not_negative,
+        "error_decay": arms.not_negative,
         "compression_share": lambda i: 2.0 ** min(i, 0),
         "compression_rank": arms.counts,
     }
     sent = {"top_k": "compression_share", "powersgd": "compression_rank"}
-    compressed = sent.get(methods.get("compression", ""), "")
+    sparse = methods.get("error_decay", None) is not None  # sparseloco, which is always top_k
+    compressed = sent.get("top_k" if sparse else methods.get("compression", ""), "")
     for key, ladder in own.items():
         value = methods.get(key, None)
         if value is not None and (key == compressed or not key.startswith("compression_")):

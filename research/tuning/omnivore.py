@@ -36,8 +36,8 @@ from itertools import product
 from typing import NamedTuple
 
 from optdyn.config import ConfigError
+from optdyn.experiment import Tune
 from optdyn.tuning.choice import Bench, Choice, Outcome, Point, Probe, calmer
-from optdyn.tuning.rules import Rules
 
 FASTER = 1.1  # by which more groups have to make updates faster
 CLOSE = 1.01  # ratio of losses within which a larger setting is taken, in steady state
@@ -49,7 +49,7 @@ ROUNDING = 1e-9  # of sums of seconds
 TINY = 1e-30  # learning rates that move nothing, in float32
 
 
-def omnivore(bench: Bench, groups: Sequence[int], rules: Rules) -> None:
+def omnivore(bench: Bench, groups: Sequence[int], rules: Tune) -> None:
     """Tunes and trains in turn, until the target is reached or the seconds are over.
 
     `groups`: 1, 2, 4, ...
@@ -72,7 +72,7 @@ def omnivore(bench: Bench, groups: Sequence[int], rules: Rules) -> None:
             most = last.groups
 
 
-def cold_start(bench: Bench, groups: Sequence[int], rules: Rules) -> tuple[Point, Choice, int]:
+def cold_start(bench: Bench, groups: Sequence[int], rules: Tune) -> tuple[Point, Choice, int]:
     """The best initialization, the best setting, and the most groups that do not saturate."""
     grid = [Choice(1, max(rules.momenta), alpha) for alpha in rules.learning_rates]
     found: dict[Point, Found] = {}
@@ -172,7 +172,7 @@ def _best(
 
 
 def _smaller(one: Choice, other: Choice, in_any: bool = False) -> bool:
-    """In both numbers, or in any."""
+    """Whether it is smaller in both numbers, or in any."""
     below = one.learning_rate < other.learning_rate, one.momentum < other.momentum
     return any(below) if in_any else all(below)
 

@@ -57,6 +57,7 @@ class Row(NamedTuple):
 
     @property
     def examples_per_second(self) -> float:
+        """Examples that pass in a second."""
         return self.batch / self.seconds
 
 
@@ -235,7 +236,7 @@ def parameter_servers(s_p: float, n_w: int, b_ps: float, t_c: float) -> int:
 
 
 def interval(samples: ArrayLike) -> Interval:
-    """Where the next sample lies with probability `LEVEL`, and the median: of lognormal samples.
+    """The interval of the next lognormal sample, with probability `LEVEL`, and the median.
 
     Student's prediction interval of the logarithms. Raises PlanError for fewer than two samples,
     or one that is not above 0 and finite.

@@ -12,6 +12,7 @@ import numpy as np
 
 from optdyn import strategies, trainer
 from optdyn.config import ConfigError
+from optdyn.errors import refused_at
 from optdyn.experiment import Experiment, Plan
 from optdyn.models.convolution import LOWERINGS
 from optdyn.outputs.progress import Progress
@@ -96,10 +97,8 @@ def device(config: Experiment) -> Device:
     run, every, update, own, first, count = start(config)
     update = shown(update, count)
     least = layers.least(update, layers.distinct(every), own, first)
-    try:
+    with refused_at(f"config.plan.memory = {config.plan.memory}", planner.PlanError):
         fits = planner.largest(lambda b: update(b, least).bytes, config.plan.memory, run.examples)
-    except planner.PlanError as error:
-        raise ConfigError(f"config.plan.memory = {config.plan.memory}: {error}") from error
     return Device(run, every, update, own, least, first, fits)
 
 

@@ -28,8 +28,7 @@ import numpy as np
 from optdyn import strategies, trainer
 from optdyn.checks import check
 from optdyn.driver import drive
-from optdyn.dynamics.noise import Moments, moments
-from optdyn.dynamics.sharpness import sharpness
+from optdyn.dynamics.probes import Moments, moments, sharpness
 from optdyn.dynamics.stability import limit
 from optdyn.experiment import Experiment
 from optdyn.problem import Examples, Params
@@ -89,7 +88,7 @@ def measure(config: Experiment, updates: int) -> Measured:
 def measured(
     program: Program, examples: Examples, points: Iterable[Params], step: float, batch: int
 ) -> Measured:
-    """At parameters evenly spread over a run of this long-run step and batch, on these examples."""
+    """The measures at parameters evenly spread over a run of this long-run step and batch."""
     every = [jax.device_get(_at(program)(x, examples)) for x in points]
     square, trace, largest = np.mean([(m.square, m.trace, peak) for m, peak in every], axis=0)
     noise = float(trace / square)

@@ -33,8 +33,8 @@ import math
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 
+from optdyn.experiment import Tune
 from optdyn.tuning.choice import Bench, Choice, Outcome, Point, Probe
-from optdyn.tuning.rules import Rules
 
 Move = Callable[[Choice], Choice]
 
@@ -48,7 +48,7 @@ GUARD = 2  # the first epoch before which groups stand against one group
 ROUNDING = 1e-9  # of sums of seconds
 
 
-def predictive(bench: Bench, groups: Sequence[int], rules: Rules) -> None:
+def predictive(bench: Bench, groups: Sequence[int], rules: Tune) -> None:
     """Tunes and trains in turn, until the target is reached or the seconds are over."""
     point, loss = Point(), bench.start(Point())
     left, epoch = rules.seconds, rules.epoch_seconds
@@ -120,10 +120,12 @@ def better(probe: Probe, last: Choice, other: Choice) -> Choice:
 
 
 def down(setting: Choice) -> Choice:
+    """The next smaller learning rate."""
     return scaled(setting, 1 / FACTOR)
 
 
 def up(setting: Choice) -> Choice:
+    """The next larger learning rate."""
     return scaled(setting, FACTOR)
 
 
@@ -141,10 +143,12 @@ def step(setting: Choice) -> float:
 
 
 def of_step(groups: int, momentum: float, step: float) -> Choice:
+    """The setting with this long-run step, alpha / (1 - mu)."""
     return Choice(groups, momentum, step * (1 - momentum))
 
 
 def scaled(setting: Choice, by: float) -> Choice:
+    """The same setting with its learning rate times `by`."""
     return setting._replace(learning_rate=setting.learning_rate * by)
 
 

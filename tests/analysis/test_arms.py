@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from optdyn.analysis import remains, report
+from optdyn.analysis import kept_momentum, report
 from optdyn.analysis.arms import Arm, chosen, judged_at
 from tests.analysis.reports import page, rows, run
 
@@ -126,7 +126,7 @@ def test_the_settings_that_seeds_are_judged_at_are_shown():
     index = pd.MultiIndex.from_tuples([(0.9, 0.1), (0.9, 0.2)])
     arm = Arm(4, False, index, np.array([[[10.0, 10.0, 30.0], [20.0, 20.0, 12.0]]]))
     assert list(judged_at(arm)) == [(0.9, 0.2), (0.9, 0.2), (0.9, 0.1)]
-    momentum, rate = remains._setting(arm, chosen(index, arm.figures[0], kept=False))
+    momentum, rate = kept_momentum._setting(arm, chosen(index, arm.figures[0], kept=False))
     assert (momentum.shown, momentum.range) == ("0.9, tuned", "")
     assert (rate.shown, rate.range) == ("0.1", "0.1 – 0.2")
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from optdyn.analysis import metered, sections
+from optdyn.analysis import metered, run_tables
 from tests.analysis.reports import page, rows, run
 
 TITLE = "Implicit momentum over training"
@@ -118,13 +118,13 @@ def test_everything_refused_has_no_picture(tmp_path):
 
 
 def test_of_many_settings_some_are_drawn_and_listed(tmp_path, monkeypatch):
-    monkeypatch.setattr(sections, "ROWS", 12)
+    monkeypatch.setattr(run_tables, "ROWS", 12)
     for g in range(1, 16):
         it = (1 - 1 / g, 0.9 - 1 / g, 1.1 - 1 / g)
         probed(tmp_path / "points" / f"g{g}", [it], strategy__groups=g)
     text, parsed = page(tmp_path)
-    assert f"{sections.LINES} of 15 settings." in text
-    assert alts(parsed)[0].count("g = ") == sections.LINES
+    assert f"{run_tables.LINES} of 15 settings." in text
+    assert alts(parsed)[0].count("g = ") == run_tables.LINES
     assert len(rows(parsed.tables[-1])) == 12 and "12 of 15 settings" in text
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import ortho_group
 
-from optdyn.analysis.moments import NotIdentified, fit, moving_average
+from optdyn.dynamics.moments import NotIdentified, fit, moving_average
 from tests.analysis.simulation import simulate
 
 ALPHA, STEPS = 0.5, 600

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from optdyn import trainer
-from optdyn.analysis import heeded, report, sections, tables, workers
+from optdyn.analysis import relevant_keys, report, run_tables, tables, workers
 from tests.analysis.reports import page, recording, run
 from tests.values import as_experiment
 
@@ -91,7 +91,7 @@ def test_kinds_are_few(tmp_path):
     """Keys that would make more kinds than a picture names are not among theirs."""
     runs = pd.DataFrame({"strategy.name": "asynchronous", "strategy.groups": [1, 2] * 30})
     runs = runs.assign(**{"model.width": range(60), "cluster.nodes": [1] * 30 + [2] * 30})
-    found = sections.kinds(runs, list(runs))
+    found = run_tables.kinds(runs, list(runs))
     assert found == ["strategy.name", "strategy.groups", "cluster.nodes"]
 
 
@@ -103,17 +103,21 @@ def test_only_keys_that_are_heeded_tell_settings_apart(tmp_path):
     text, parsed = page(tmp_path)
     assert len(parsed.tables[0]) == 2 and "with the worst of its seeds" in text
     config = {"strategy.name": "sync", "cluster.service": "lognormal"}
-    assert heeded.heeds(config, "cluster.variation")
-    assert heeded.heeds(config | {"cluster.service": "gamma"}, "cluster.variation")
-    assert not heeded.heeds(config | {"cluster.service": "constant"}, "cluster.variation")
-    assert not heeded.heeds(config, "strategy.groups") and heeded.heeds(config, "model.hidden")
-    assert heeded.heeds(config | {"strategy.name": "asynchronous"}, "strategy.groups")
+    assert relevant_keys.heeds(config, "cluster.variation")
+    assert relevant_keys.heeds(config | {"cluster.service": "gamma"}, "cluster.variation")
+    assert not relevant_keys.heeds(config | {"cluster.service": "constant"}, "cluster.variation")
+    assert not relevant_keys.heeds(config, "strategy.groups") and relevant_keys.heeds(
+        config, "model.hidden"
+    )
+    assert relevant_keys.heeds(config | {"strategy.name": "asynchronous"}, "strategy.groups")
     joined = {"strategy.name": "diloco+async_local_sgd"}
-    assert heeded.heeds(joined, "strategy.diloco.period")
-    assert not heeded.heeds(joined, "strategy.diloco.graph")
-    assert not heeded.heeds(joined, "strategy.slowmo.period")
+    assert relevant_keys.heeds(joined, "strategy.diloco.period")
+    assert not relevant_keys.heeds(joined, "strategy.diloco.graph")
+    assert not relevant_keys.heeds(joined, "strategy.slowmo.period")
     own = {"strategy.name": "not.there:METHOD"}
-    assert heeded.heeds(own, "cluster.split") and heeded.heeds(own, "strategy.options.a")
+    assert relevant_keys.heeds(own, "cluster.split") and relevant_keys.heeds(
+        own, "strategy.options.a"
+    )
 
 
 def test_two_configs_can_be_compared(tmp_path):

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pandas as pd
 import pytest
 
-from optdyn.analysis import planes, report, sections, tables
+from optdyn.analysis import report, run_tables, tables, tradeoffs
 from tests.analysis.reports import Page, page, recording, rows, run
 
 
@@ -217,7 +217,7 @@ LABEL = re.compile(r"<!-- (.*?) -->")
 @pytest.fixture
 def large(tmp_path, monkeypatch) -> Path:
     """48 methods of which a table takes 20; the larger the momentum the worse, 4 diverged."""
-    monkeypatch.setattr(sections, "ROWS", 20)
+    monkeypatch.setattr(run_tables, "ROWS", 20)
     for i in range(48):
         losses, status = ([2.0, 0.5 + i / 48], "completed") if i < 44 else ([2.0, None], "diverged")
         run(tmp_path / "large" / str(i), losses, status, optimizer__momentum=i / 50)
@@ -261,13 +261,13 @@ def test_settings_go_by_as_few_keys_as_tell_them_apart():
         }
     )
     told = ["strategy.name", "strategy.groups", "optimizer.learning_rate"]
-    assert sections.varying(runs, list(runs)) == told
+    assert run_tables.varying(runs, list(runs)) == told
 
 
 def test_nice_numbers():
-    assert planes.nice(0.5, 20) == [0.5, 1, 2, 5, 10, 20]
-    assert planes.nice(3, 4) == []
-    assert planes.nice(1e-3, 1e6) == [10.0**d for d in range(-3, 7)]
+    assert tradeoffs.nice(0.5, 20) == [0.5, 1, 2, 5, 10, 20]
+    assert tradeoffs.nice(3, 4) == []
+    assert tradeoffs.nice(1e-3, 1e6) == [10.0**d for d in range(-3, 7)]
 
 
 def test_workdirs_are_compared(tmp_path, capsys):
@@ -335,4 +335,4 @@ def test_bad_input_is_one_line_and_2(tmp_path, capsys, rubbish):
     ],
 )
 def test_a_setting_says_which_method_it_is(values, words):
-    assert sections.describe(values, list(values)) == words
+    assert run_tables.describe(values, list(values)) == words

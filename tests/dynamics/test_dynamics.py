@@ -9,8 +9,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 from optdyn import program, strategies, trainer
-from optdyn.dynamics.noise import moments
-from optdyn.dynamics.sharpness import sharpness
+from optdyn.dynamics.probes import moments, sharpness
 from optdyn.dynamics.stability import STEPS, limit
 from optdyn.models.quadratic import curvatures
 from optdyn.timeline import Timeline

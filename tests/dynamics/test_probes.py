@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from optdyn import program, trainer
-from optdyn.dynamics.alignment import alignment
+from optdyn.dynamics.probes import alignment
 from optdyn.problem import curvatures
 from tests.values import as_experiment
 

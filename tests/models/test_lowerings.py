@@ -8,8 +8,7 @@ import pytest
 from optdyn import models
 from optdyn.config import default
 from optdyn.models import base
-from optdyn.models.convolution import Conv
-from optdyn.models.lowerings import each
+from optdyn.models.convolution import Conv, each
 from tests.models import parameters
 from tests.values import as_model
 

@@ -123,6 +123,12 @@ METHODS = {
         GROUPS | {"strategy.name": "async_local_sgd", "strategy.outer_momentum": 0.5},
         ("jit",),
     ),
+    "aged": (
+        GROUPS
+        | {"strategy.name": "async_local_sgd", "strategy.server": "adam", "strategy.age_decay": 0.3}
+        | {"strategy.outer_learning_rate": 0.01},
+        ("shard_map",),
+    ),
     "ad_psgd": (GROUPS | {"strategy.name": "ad_psgd"}, ("pmap",)),
     "buffered": (
         GROUPS | {"strategy.name": "buffered", "strategy.arrivals": 2},
@@ -163,6 +169,28 @@ METHODS = {
     "top_k": (
         DASO | {"strategy.name": "slowmo", "strategy.compression": "top_k"},
         ("shard_map",),
+    ),
+    "sparseloco": (
+        DASO | {"strategy.name": "sparseloco", "strategy.compression_share": 0.1},
+        ("shard_map",),
+    ),
+    "des_loc": (
+        DASO | {"strategy.name": "des_loc", "strategy.second_moment_meetings": 2},
+        ("shard_map",),
+    ),
+    "eager": (DASO | {"strategy.name": "eager"}, ("shard_map",)),
+    "correct": (
+        DASO | STREAMING | {"strategy.mixing": 0.0, "strategy.merging": "correct"},
+        ("shard_map",),
+    ),
+    # A number between two levels that the last bit turns is another level: few meetings.
+    "E3M0": (
+        DASO | {"strategy.name": "diloco", "strategy.compression_bits": 4, "steps": 24},
+        ("shard_map",),
+    ),
+    "noloco": (
+        ONE_EACH | {"strategy.name": "slowmo+gossip", "strategy.graph": "random"},
+        ("shard_map", "pmap"),
     ),
     # A sign that the last bit turns, as sums in another order may, is another message.
     "sign": (ONE_EACH | {"strategy.name": "diloco", "strategy.compression": "sign"}, ("pmap",)),

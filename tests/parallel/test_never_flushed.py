@@ -8,7 +8,7 @@ from optdyn import trainer
 from optdyn.config import default
 from optdyn.outputs.workdir import Checkpoints
 from optdyn.parallel.never_flushed import _pairs, apart, together
-from optdyn.timeline.stale_stages import KINDS
+from optdyn.strategies.stale_pipeline import KINDS
 from tests.values import as_experiment
 
 

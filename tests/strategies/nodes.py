@@ -12,6 +12,7 @@ from optdyn.strategies import Event, base
 from optdyn.strategies.diloco import DiLoCo
 from optdyn.strategies.model_averaging import ModelAveraging
 from optdyn.strategies.slowmo import SlowMo
+from optdyn.strategies.sparseloco import SparseLoCo
 from optdyn.strategies.sync import sync
 
 NODES, EACH, STEPS, P = 3, 4, 32, 14  # EACH: examples a node; P: parameters
@@ -64,6 +65,10 @@ def diloco(inner, keys, senders=None):
 
 def slowmo(inner, keys, senders=None):
     return SlowMo(**keys).mix(inner, senders)
+
+
+def sparseloco(inner, keys, senders=None):
+    return SparseLoCo(**keys).mix(inner, senders)
 
 
 def events(choice, rates=RATE, momentum=0.0):

@@ -301,6 +301,29 @@ class Averaging(Nodes):
         return minus(self.theta, gap)
 
 
+class DesLoc(Averaging):
+    """Parameters at every meeting, and heavy ball's velocities, first moments, at every so many."""
+
+    def start(self, params):
+        self.meetings = 0
+
+    def exchange(self, choice, hyper):
+        super().exchange(choice, hyper)
+        self.meetings += bool(np.all(choice.receive))
+        if np.all(choice.receive) and self.meetings % self.keys["first_moment_meetings"] == 0:
+            average([node.rule for node in self.nodes if hasattr(node, "rule")])
+            for rules in zip(*(getattr(node, "rules", ()) for node in self.nodes), strict=True):
+                average(rules)
+
+
+def average(rules):
+    """The mean of optimizers' velocities, in all of them."""
+    if rules:
+        met = mean([rule.v for rule in rules])
+        for rule in rules:
+            rule.v = met
+
+
 class Diloco(Averaging):
     """m <- mu m + D; theta <- theta - eta (D + mu m)"""
 
@@ -318,6 +341,56 @@ class SlowMo(Averaging):
         gamma = hyper["learning_rate"]
         self.m = tree(lambda u, d: beta * u + d / gamma, self.m, gap)
         return plus(self.theta, self.m, -a * gamma)
+
+
+class SparseLoco(Averaging):
+    """e_i <- beta e_i + theta - x_i; s_i = top-k(e_i); e_i <- e_i - s_i;
+    theta <- theta - a mean s_i"""
+
+    def start(self, params):
+        self.errors = [zeros(params) for _ in self.nodes]
+
+    def exchange(self, choice, hyper):
+        if not np.all(choice.send):
+            return
+        beta, share = self.keys["error_decay"], self.keys["compression_share"]
+        whole = [
+            plus(minus(self.theta, x), e, beta)
+            for x, e in zip(self.params, self.errors, strict=True)
+        ]
+        sent = [tree(lambda v: largest(v, share), v) for v in whole]
+        self.errors = [minus(v, s) for v, s in zip(whole, sent, strict=True)]
+        self.theta = plus(self.theta, mean(sent), -self.keys["outer_learning_rate"])
+        for node in self.nodes:
+            node.move(self.theta)
+
+
+def largest(v, share):
+    """The share of its numbers that are largest, 0 elsewhere."""
+    flat, kept = v.reshape(-1), np.zeros(v.size)
+    order = np.argsort(-np.abs(flat), kind="stable")[: int(np.ceil(share * v.size))]
+    kept[order] = flat[order]
+    return kept.reshape(v.shape)
+
+
+class Eager(Diloco):
+    """G_i = (D_i + sum_{j != i} D_j of the meeting before) / P; each node its own outer step"""
+
+    def start(self, params):
+        self.own = [Diloco([node], self.keys) for node in self.nodes]
+        self.past = [zeros(params) for _ in self.nodes]
+
+    def exchange(self, choice, hyper):
+        if not np.all(choice.send):
+            return
+        count = len(self.nodes)
+        gaps = [minus(own.theta, x) for own, x in zip(self.own, self.params, strict=True)]
+        for i, node in enumerate(self.nodes):
+            others = [self.past[j] for j in range(count) if j != i]
+            own = self.own[i]
+            own.theta = own.outer(mean([gaps[i], *others]), hyper)
+            node.move(own.theta)
+        self.past = gaps
 
 
 class Daso(Nodes):
@@ -349,6 +422,35 @@ class Gossip(Nodes):
             node.move(plus(heard, minus(after[i], self.before[i])))
 
 
+class OverGraph(Nodes):
+    """D_i = theta_i - sum_j W_ij x_j; theta_i <- theta_i - outer(D_i); x_i <- theta_i"""
+
+    meets = Averaging
+
+    def start(self, params):
+        self.own = [self.meets([node], self.keys) for node in self.nodes]
+
+    def exchange(self, choice, hyper):
+        if not np.all(choice.send):
+            return
+        count, x = len(self.nodes), self.params
+        w = np.array([[np.mean(choice.to[j] == i) for j in range(count)] for i in range(count)])
+        for i, node in enumerate(self.nodes):
+            others = [tree(lambda v, p=w[i, j]: p * v, x[j]) for j in range(count)]
+            heard = tree(lambda *leaves: sum(leaves), *others)
+            own = self.own[i]
+            own.theta = own.outer(minus(own.theta, heard), hyper)
+            node.move(own.theta)
+
+
+class DilocoOverGraph(OverGraph):
+    meets = Diloco
+
+
+class SlowMoOverGraph(OverGraph):
+    meets = SlowMo
+
+
 GRADIENTS = {"local": greedy}
 READS = {
     "asynchronous": Asynchronous,
@@ -363,8 +465,12 @@ MIXES = {
     "model_averaging": Averaging,
     "diloco": Diloco,
     "slowmo": SlowMo,
+    "des_loc": DesLoc,
+    "sparseloco": SparseLoco,
+    "eager": Eager,
     "gossip": Gossip,
 }
+JOINED = {"model_averaging": OverGraph, "diloco": DilocoOverGraph, "slowmo": SlowMoOverGraph}
 
 
 class Batch:
@@ -391,7 +497,7 @@ def run(name, params, choices, hypers, images, labels, nodes, devices, keys):
         return next((known[part] for part in parts if part in known), usual)
 
     loss = of(GRADIENTS, whole)
-    mix = of(MIXES, Alone)
+    mix = of(JOINED if "gossip" in parts else MIXES, of(MIXES, Alone))
     count = nodes if mix is not Alone else 1
     params = tree(lambda leaf: np.asarray(leaf, np.float64), params)
 

@@ -18,6 +18,63 @@ ETA, B = 0.7, 0.9
 SPEEDS = {"cluster.speeds": (1.0, 0.8, 0.4), "strategy.period": 4}
 
 
+def aged(line, alpha, eta, adam):
+    """G <- e^(-alpha tau) G, and then N = workers and c = 0, or optax's Adam of first decay b."""
+    kept = {"m": np.zeros(P), "delta": np.zeros(P), "version": 0, "v": np.zeros(P)}
+    theta_read, version_read = {}, {}
+
+    def arrival(now, i, t, step):
+        now.x[i] = now.read[i] = now.x[i] + step()
+        if not line.choice.exchange[t]:
+            return
+        outer = theta_read.get(i, np.float64(START)) - now.x[i]
+        outer = np.exp(-alpha * (kept["version"] - version_read.get(i, 0))) * outer
+        kept["version"] += 1
+        if adam:
+            kept["m"] = B * kept["m"] + (1 - B) * outer
+            kept["v"] = 0.999 * kept["v"] + 0.001 * outer**2
+            mean = kept["m"] / (1 - B ** kept["version"])
+            root = np.sqrt(kept["v"] / (1 - 0.999 ** kept["version"]))
+            now.shown = now.shown - eta * mean / (root + 1e-8)
+        else:
+            kept["delta"], way = kept["delta"] + outer, outer / WORKERS
+            if kept["version"] % WORKERS == 0:
+                kept["m"] = B * kept["m"] + kept["delta"] / WORKERS
+                kept["delta"], way = np.zeros(P), way + B * kept["m"]
+            now.shown = now.shown - eta * way
+        now.x[i] = now.read[i] = theta_read[i] = now.shown
+        version_read[i] = kept["version"]
+
+    return arrival
+
+
+adam_server = cache(
+    lambda: workers.made(lambda *pieces: async_local_sgd(*pieces, server="adam"), WORKERS)
+)
+
+
+@pytest.mark.parametrize("adam, eta", [(False, ETA), (True, 0.05)])
+def test_a_server_heeds_the_age_of_what_comes(adam, eta):
+    asked = {"strategy.age_decay": 0.5, "strategy.outer_learning_rate": eta}
+    line = line_of("async_local_sgd", **SPEEDS, **asked)
+    _, theta = reference(line, aged(line, 0.5, eta, adam))
+    states, _ = ran(adam_server() if adam else strategy(), events_of(line))
+    # Parameters of about one in float32: 1e-7 an operation, over 32 updates.
+    np.testing.assert_allclose(flattened(states.params), theta, rtol=0, atol=1e-5)
+    plain, _ = ran(strategy(), events_of(line_of("async_local_sgd", **SPEEDS)))
+    assert np.abs(flattened(plain.params) - theta).max() > 1e-2
+
+
+def test_what_is_not_late_counts_whole():
+    """One worker's messages have age 0: any alpha is plain, to the bit."""
+    values = {"strategy.period": 2}
+    plain, late = (
+        ran(strategy(1), events_of(line_of("async_local_sgd", 1, **values, **more)))[0].params
+        for more in ({}, {"strategy.age_decay": 3.0})
+    )
+    battery.assert_same(plain, late)
+
+
 def delayed(line, delay, c):
     """A rule that counts for itself, and keeps `stale`, versions between what was read and now."""
     kept = {"m": np.zeros(P), "delta": np.zeros(P), "version": 0, "stale": []}
@@ -95,3 +152,14 @@ def test_equally_stale_arrivals_are_one_step_along_their_mean():
     np.testing.assert_allclose(flattened(states.momentum)[WORKERS - 1], m, **CLOSE)
     after = np.float64(START) - ETA * (B * m + mean)
     np.testing.assert_allclose(flattened(states.params)[WORKERS - 1], after, **CLOSE)
+
+
+@pytest.mark.parametrize("owed", ["shapes", "two parts"])
+def test_servers_that_heed_age_owe_what_every_method_owes(monkeypatch, owed):
+    own = {"strategy.server": "adam", "strategy.age_decay": 0.3}
+    values = battery.CASES["async_local_sgd"].values | own
+    monkeypatch.setitem(battery.CASES, "async_local_sgd", battery.Case(values, None))
+    if owed == "shapes":
+        battery.test_the_state_keeps_its_shapes_and_dtypes("async_local_sgd", "adam")
+    else:
+        battery.test_a_run_in_two_parts_equals_the_whole("async_local_sgd")

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optdyn import optimizers, problem
-from optdyn.data.parts import columns, cut
 from optdyn.experiment import Model
 from optdyn.parallel.simulated import over_workers
 from optdyn.strategies.base import Event
 from optdyn.strategies.dynamic_batch import WEIGHTS
 from optdyn.timeline.base import Shares
+from optdyn.timeline.shares import columns, cut
 from tests.strategies.composed import by_shares, sync
 
 WORKERS, BATCH, CLASSES = 4, 22, 5

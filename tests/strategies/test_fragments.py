@@ -19,7 +19,7 @@ from optdyn.parallel.simulated import over_nodes
 from optdyn.program import parameter_bytes
 from optdyn.strategies import Event, base
 from optdyn.strategies.averaging_clock import turns
-from optdyn.strategies.fragments import cut, join
+from optdyn.strategies.outer import cut, join
 from optdyn.strategies.sync import sync
 from optdyn.timeline.base import at
 from tests.strategies import test_battery as battery

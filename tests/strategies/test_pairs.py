@@ -30,6 +30,9 @@ VALUES = {
     "strategy.outer_learning_rate": 0.7,
     "strategy.outer_momentum": 0.3,
     "strategy.slow_momentum": 0.3,
+    "strategy.compression_share": 0.4,  # no two numbers are equal where it cuts
+    "strategy.error_decay": 0.9,
+    "strategy.first_moment_meetings": 2,
     "strategy.waiting": "k_batch_async",
     "strategy.arrivals": 3,
     "strategy.delay_bound": 2,
@@ -54,7 +57,8 @@ def test_no_pair_is_left_out():
     every = map("+".join, itertools.combinations(battery.OTHERS, 2))
     assert {pair for pair in every if battery.go_together(pair)} == set(PAIRS)
     reads, mixes = (len(known) for known in (reference.READS, reference.MIXES))
-    assert len(PAIRS) == reads * mixes + reads + 2 * mixes  # with groups, blocks, shares
+    over_a_graph = len(reference.JOINED)
+    assert len(PAIRS) == reads * mixes + reads + 2 * mixes + over_a_graph  # groups, blocks, shares
 
 
 def examples():

@@ -11,9 +11,8 @@ from optdyn import optimizers, program, strategies, trainer
 from optdyn.checks import check
 from optdyn.config import ConfigError
 from optdyn.strategies import Event, base
-from optdyn.strategies.stale_pipeline import StalePipeline, reading
+from optdyn.strategies.stale_pipeline import KINDS, StalePipeline, delays, reading
 from optdyn.timeline import pipeline
-from optdyn.timeline.stale_stages import KINDS, delays
 from tests.values import as_experiment
 
 STEPS, BATCH, STAGES, RATE, MU = 12, 6, 3, 0.1, 0.5

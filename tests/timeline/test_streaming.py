@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from optdyn import program, strategies
 from optdyn.program import parameter_bytes
 from optdyn.strategies.averaging_clock import turns
-from optdyn.strategies.fragments import cut
+from optdyn.strategies.outer import cut
 from optdyn.timeline.network import all_reduce
 from optdyn.timeline.nodes import node_seconds
 from tests.strategies import test_battery as battery

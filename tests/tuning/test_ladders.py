@@ -98,6 +98,13 @@ def test_a_ladder_that_has_an_end_stays_there():
             [RATE, "period", "compression_rank"],
         ),
         ("model_averaging", "adam", {"compression": "sign"}, [RATE, "period"]),
+        (
+            "sparseloco",
+            "adam",
+            {},
+            [RATE, "period", "outer_learning_rate", "error_decay", "compression_share"],
+        ),
+        ("eager", "adam", {}, [RATE, "period", "outer_learning_rate", "outer_momentum"]),
     ],
 )
 def test_what_is_searched_is_what_the_method_and_the_optimizer_have(name, optimizer, keys, wanted):
@@ -112,6 +119,7 @@ def test_every_rung_is_a_value_that_the_config_takes():
     for name, keys in (
         ("diloco", {"period": 16, "fragments": 4, "delay": 2, "compression": "top_k"}),
         ("slowmo", {}),
+        ("sparseloco", {}),
     ):
         one = config(name, **keys)
         arm = ladders.arm(one)

@@ -10,14 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optdyn.config import ConfigError
+from optdyn.experiment import Tune
 from optdyn.tuning.choice import Choice, Outcome, Point
 from optdyn.tuning.omnivore import cold_start, omnivore, search, settings, size, steady_state
-from optdyn.tuning.rules import Rules
 from tests.tuning.cluster import Cluster
 
 MOMENTA = (0.0, 0.3, 0.6, 0.9)
 RATES = (0.1, 0.01, 0.001, 0.0001)
-RULES = Rules(MOMENTA, RATES, 1, probe_seconds=60, probe_share=0.02, epoch_seconds=1e4, seconds=4e4)
+RULES = Tune(
+    momenta=MOMENTA,
+    learning_rates=RATES,
+    probe_seconds=60,
+    probe_share=0.02,
+    epoch_seconds=1e4,
+    seconds=4e4,
+)
 GROUPS = (1, 2, 4, 8, 16, 32)
 
 
@@ -93,7 +100,7 @@ def test_the_best_of_several_initializations_is_kept():
         return outcome._replace(loss=losses[point] * outcome.loss)
 
     cluster.probe = probe
-    point, _, _ = cold_start(cluster, GROUPS, RULES._replace(seeds=3))
+    point, _, _ = cold_start(cluster, GROUPS, RULES.with_(seeds=3))
     assert point == Point(1)
     assert all(at == point for at, _, setting in cluster.probes if setting.groups > 1)
     assert {at for at, _, setting in cluster.probes if setting.groups == 1} == set(losses)
@@ -187,7 +194,7 @@ def test_a_first_epoch_that_does_not_lower_the_loss_is_refused_too(bad):
     """100 is the loss at the start: half the groups, then a tenth of the learning rate."""
     cluster = near(1.4)
     cluster.losses = iter([bad, bad, bad, 1.0])
-    omnivore(cluster, (1, 2, 4), RULES._replace(momenta=(0.6,)))
+    omnivore(cluster, (1, 2, 4), RULES.with_(momenta=(0.6,)))
     epochs = [(point.epoch, s.groups, s.learning_rate) for point, _, s in cluster.epochs]
     g = epochs[0][1]
     assert cluster.asked == 4 * [100.0]

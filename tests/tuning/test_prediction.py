@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optdyn import trainer
-from optdyn.dynamics.noise import moments
+from optdyn.dynamics.probes import moments
 from optdyn.tuning.prediction import KAPPA, SMALL, Measured, measure, penalty, stability
 from tests.values import as_experiment
 

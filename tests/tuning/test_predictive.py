@@ -6,14 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from optdyn.experiment import Tune
 from optdyn.tuning.choice import Choice, Measures, Outcome, Point
 from optdyn.tuning.predictive import SETTLE, better, guarded, of_step, planned, predictive, step
-from optdyn.tuning.rules import Rules
 from tests.tuning.cluster import Cluster
 
 MOMENTA = (0.0, 0.3, 0.6, 0.9)
-RULES = Rules(
-    MOMENTA, (0.1,), 1, probe_seconds=60, probe_share=0.05, epoch_seconds=100, seconds=3100
+RULES = Tune(
+    momenta=MOMENTA,
+    learning_rates=(0.1,),
+    probe_seconds=60,
+    probe_share=0.05,
+    epoch_seconds=100,
+    seconds=3100,
 )
 GROUPS = (1, 2, 4, 8)
 FREE = dict.fromkeys(GROUPS, 1.0)
@@ -75,7 +80,7 @@ def test_a_challenger_that_wins_trains_and_is_followed():
         measured=Measures(0.1, 0.0, DEAR),
         loss=lambda s, seconds: 1 + abs(math.log2(step(s) / 0.8)),
     )
-    run(cluster, RULES._replace(seconds=12700))
+    run(cluster, RULES.with_(seconds=12700))
     assert [round(step(s), 3) for _, _, s in cluster.epochs] == [0.1, 0.2, 0.4, *4 * [0.8]]
 
 
@@ -141,7 +146,7 @@ def test_an_epoch_that_does_not_lower_the_loss_is_repeated_with_half_the_step(ba
     losses = [bad, 1.0, math.nan, 0.9]
     cluster = run(
         Cluster(measured=Measures(0.1, 0.0, DEAR), loss=lambda s, seconds: 1.0, losses=losses),
-        RULES._replace(seconds=600),
+        RULES.with_(seconds=600),
     )
     made = [(point.epoch, seconds, s.learning_rate) for point, seconds, s in cluster.epochs]
     assert made == [(0, 100, 0.1), (0, 100, 0.05), (1, 200, 0.05), (1, 200, 0.025)]
@@ -153,7 +158,7 @@ def test_an_epoch_that_half_the_step_makes_no_better_was_too_short():
     losses = [100.0, 101.0, 1.0, 0.5]
     cluster = run(
         Cluster(measured=Measures(0.1, 0.0, DEAR), loss=lambda s, seconds: 1.0, losses=losses),
-        RULES._replace(seconds=800),
+        RULES.with_(seconds=800),
     )
     made = [(point.epoch, seconds, s.learning_rate) for point, seconds, s in cluster.epochs]
     assert made == [(0, 100, 0.1), (0, 100, 0.05), (0, 200, 0.1), (1, 400, 0.1)]
@@ -164,7 +169,7 @@ def test_an_epoch_that_hardly_lowers_the_loss_is_gone_on_from_with_half_the_step
     losses = [1.0, 0.8, 0.72, 0.5]
     cluster = run(
         Cluster(measured=Measures(0.1, 0.0, DEAR), loss=lambda s, seconds: 1.0, losses=losses),
-        RULES._replace(seconds=1500),
+        RULES.with_(seconds=1500),
     )
     made = [(point.epoch, seconds, s.learning_rate) for point, seconds, s in cluster.epochs]
     assert made == [(0, 100, 0.1), (1, 200, 0.1), (2, 400, 0.1), (3, 800, 0.05)]
@@ -175,7 +180,7 @@ def test_groups_are_guarded_even_if_the_second_epoch_is_held_up():
     losses = [1.0, 0.9, 0.4, 0.2]
     cluster = Cluster(measured=Measures(0.1, 0.0, FREE), served=1e-9, losses=losses)
     cluster.loss = lambda s, seconds: 0.5 if s.groups == 1 else 1.0
-    run(cluster, RULES._replace(seconds=1500))
+    run(cluster, RULES.with_(seconds=1500))
     assert [s.groups for _, _, s in cluster.epochs] == [8, 8, 8, 1]
 
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optdyn.config import default
-from optdyn.data.parts import columns, cut
 from optdyn.problem import batches
+from optdyn.timeline.shares import columns, cut
 from tests.values import as_experiment
 
 N, BATCH, DEVICES = 5, 20, 4

@@ -11,7 +11,7 @@ from optdyn.analysis.arms import GROUPS, RATE, Arm, Choice, Comparison, chosen
 from optdyn.analysis.efficiency import MOMENTUM
 from optdyn.analysis.figures import DASHES, OKABE_ITO, Curve, Series
 from optdyn.analysis.page import Cell, Column, Picture, Section, Table, cell, number
-from optdyn.analysis.sections import INTERPOLATED, describe
+from optdyn.analysis.run_tables import INTERPOLATED, describe
 
 CONTEXTS = 6  # comparisons that are told apart in a picture
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from optdyn.analysis import efficiency, sections
+from optdyn.analysis import efficiency, run_tables
 from optdyn.analysis.page import number
-from optdyn.analysis.sections import GROUPS, NAME, describe, of_figure, varying
+from optdyn.analysis.run_tables import GROUPS, NAME, describe, of_figure, varying
 from optdyn.analysis.times import CLOCKS
 from optdyn.strategies import GROUPED, PLAIN
 
@@ -20,7 +20,7 @@ PARTS = 4  # problems or clusters that are told of
 
 
 def lines(runs: pd.DataFrame, keys: Sequence[str], target: float) -> list[str]:
-    """The sentences; `runs` are those of `sections.prepared`, with figures to the target."""
+    """The sentences; `runs` are those of `run_tables.prepared`, with figures to the target."""
     methods = runs["method"].nunique()
     if methods < 2:
         return []
@@ -31,7 +31,7 @@ def lines(runs: pd.DataFrame, keys: Sequence[str], target: float) -> list[str]:
         ]
     parts, place = _parts(runs, keys)
     first = f"{methods:,} methods were compared by their way to a training loss of {number(target)}"
-    first += ", each at its best learning rate" if sections.tuned(runs) else ""
+    first += ", each at its best learning rate" if run_tables.tuned(runs) else ""
     first += f", in {len(parts):,} places by themselves" if len(parts) > 1 else ""
     seeds = int(runs.groupby("setting")["seed"].nunique().min())
     first += f", with {seeds} seeds or more." if seeds > 1 else ", with one seed."
@@ -53,7 +53,7 @@ def best(runs: pd.DataFrame, keys: Sequence[str], target: float, most: int = 5) 
     batch = [key for key in ("batch_size",) if key in keys and runs[key].nunique() > 1]
     labels = list(dict.fromkeys([*varying(runs, keys), *batch]))
     rows = [titles]
-    for setting in sections.ranked(runs)[:most]:
+    for setting in run_tables.ranked(runs)[:most]:
         its = runs[runs["setting"] == setting]
         cells = [of_figure(its, figure) for figure in figures]
         rows.append([describe(its.iloc[0], labels), *(cell.shown for cell in cells)])
@@ -66,7 +66,7 @@ def best(runs: pd.DataFrame, keys: Sequence[str], target: float, most: int = 5) 
 def rows(runs: pd.DataFrame, keys: Sequence[str]) -> list[dict[str, Any]]:
     """Of every setting, the best first, what tells it from others, and figures run by run."""
     labels, found = varying(runs, keys), []
-    for setting in sections.ranked(runs):
+    for setting in run_tables.ranked(runs):
         its = runs[runs["setting"] == setting]
         figures = ("seed", "updates_to_target", "seconds_to_target", "train_loss")
         found.append(

@@ -1,4 +1,4 @@
-"""What can run and is hardly meant: a word about it, and no refusal."""
+"""Warnings about settings that can run and are probably mistakes."""
 
 import inspect
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -15,7 +15,7 @@ NORMALIZED = (
 SENSIBLE = 0.05  # of a parameter, an update
 
 
-def doubts(config: Experiment, given: Iterable[str] = ()) -> list[str]:
+def probable_mistakes(config: Experiment, given: Iterable[str] = ()) -> list[str]:
     """A line for everything in a checked config that is hardly meant.
 
     `given` are the dotted keys that the user has set for this very run, on the command line. Others
@@ -33,7 +33,7 @@ def doubts(config: Experiment, given: Iterable[str] = ()) -> list[str]:
 
 
 def _parts_of_examples(config: Experiment) -> Iterator[str]:
-    """Where the clock divides examples among workers of whom each has less than one."""
+    """A warning where each worker has less than one example of a batch."""
     methods, cluster = strategies.of_config(config), config.cluster
     workers = cluster.nodes * cluster.devices_per_node // strategies.groups_of(config)
     staged = cluster.nodes > 1 and methods.stages

@@ -1,4 +1,4 @@
-"""The keys of a config that its run heeds: the others may differ and mean nothing."""
+"""The keys of a config that its run reads: the others may differ and mean nothing."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -38,8 +38,8 @@ def heeds(config: Mapping[str, Any], key: str) -> bool:
     return True
 
 
-def heeded(points: Sequence[Point]) -> list[Point]:
-    """The points without the keys of their configs that they do not heed."""
+def relevant(points: Sequence[Point]) -> list[Point]:
+    """The points without the keys of their configs that their runs do not read."""
     return [
         point._replace(config={k: v for k, v in point.config.items() if heeds(point.config, k)})
         for point in points

@@ -1,0 +1,101 @@
+"""SOAP against its equations in NumPy, as Adam in bases that stay, and under rotations."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from optdyn.optimizers import known, logged, optimizer
+from optdyn.optimizers.soap import soap
+
+STEPS, RATE, B1, B2, EPS, EVERY = 30, 0.05, 0.9, 0.95, 1e-8, 7
+SHAPES = {"matrix": (3, 4), "kernel": (2, 2, 3), "vector": (5,)}
+RNG = np.random.default_rng(4)
+START = {name: RNG.normal(size=shape) for name, shape in SHAPES.items()}
+GRADS = {name: RNG.normal(size=(STEPS, *shape)) for name, shape in SHAPES.items()}
+
+
+def ran(made, dtype):
+    params = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), START)
+    grads = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), GRADS)
+
+    def body(carry, grad):
+        params, state = carry
+        updates, state = made.update(grad, state, params)
+        params = optax.apply_updates(params, updates)
+        return (params, state), params
+
+    return jax.device_get(jax.lax.scan(body, (params, made.init(params)), grads)[1])
+
+
+def reference(name):
+    """(STEPS, ...): its equations, one array by itself."""
+    x, shape = START[name], SHAPES[name]
+    rows, columns = (int(np.prod(shape[:-1])), shape[-1])
+    left, right, is_matrix = np.eye(rows), np.eye(columns), len(shape) > 1
+    big_l, big_r, m, v = np.zeros((rows, rows)), np.zeros((columns, columns)), 0.0, 0.0
+    history = []
+    for t in range(STEPS):
+        g = GRADS[name][t].reshape(rows, columns)
+        m = B1 * m + (1 - B1) * g
+        own, turned = left.T @ g @ right, left.T @ m @ right
+        v = B2 * v + (1 - B2) * own**2
+        root = np.sqrt(v / (1 - B2 ** (t + 1))) + EPS
+        way = left @ (turned / (1 - B1 ** (t + 1)) / root) @ right.T
+        x = x - RATE * way.reshape(shape)
+        big_l, big_r = B2 * big_l + (1 - B2) * g @ g.T, B2 * big_r + (1 - B2) * g.T @ g
+        if is_matrix and (t + 1) % EVERY == 0:
+            left, right = np.linalg.qr(big_l @ left)[0], np.linalg.qr(big_r @ right)[0]
+        history.append(x)
+    return np.array(history)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_it_is_what_its_equations_say(dtype):
+    with jax.enable_x64(dtype == "float64"):
+        found = ran(soap(RATE, B1, B2, EPS, EVERY), dtype)
+    for name in SHAPES:
+        # Float32: 1e-7 an operation, in bases of a condition of some ten.
+        close = {"rtol": 0, "atol": 1e-5 if dtype == "float32" else 1e-10}
+        np.testing.assert_allclose(found[name], reference(name), **close)
+
+
+def test_in_the_bases_of_the_parameters_it_is_adam():
+    found, adam = ran(soap(RATE, B1, B2, EPS, STEPS + 1), "float32"), optax.adam(RATE, B1, B2, EPS)
+    for name, expected in ran(adam, "float32").items():
+        np.testing.assert_allclose(found[name], expected, rtol=0, atol=1e-6)
+    other = ran(soap(RATE, B1, B2, EPS, EVERY), "float32")
+    np.testing.assert_allclose(other["vector"], found["vector"], rtol=0, atol=1e-6)
+    assert np.abs(other["matrix"] - found["matrix"]).max() > 1e-2
+
+
+def test_turned_gradients_make_turned_steps():
+    """What Adam has not: G -> P G S' and bases that begin as P and S make X -> P X S'."""
+    p, s = (np.linalg.qr(RNG.normal(size=(n, n)))[0] for n in SHAPES["matrix"])
+    with jax.enable_x64(True):
+        made, found = soap(RATE, B1, B2, EPS, EVERY), []
+        for left, right in ((np.eye(3), np.eye(4)), (p, s)):
+            grads = jnp.asarray(left @ GRADS["matrix"] @ right.T)
+            params = jnp.asarray(left @ START["matrix"] @ right.T)
+            state = made.init(params)
+            basis = state.bases[0]._replace(left=jnp.asarray(left), right=jnp.asarray(right))
+            state = state._replace(bases=(basis,))
+            for grad in grads:
+                updates, state = made.update(grad, state, params)
+                params = params + updates
+            found.append(np.asarray(params))
+    np.testing.assert_allclose(found[1], p @ found[0] @ s.T, rtol=0, atol=1e-8)
+
+
+def test_it_is_an_optimizer_by_name():
+    assert "soap" in known()
+    made = optimizer("soap", ("learning_rate",), {"every": 5})
+    params = jax.tree.map(jnp.asarray, START)
+    state = made.init(params)
+    updates, after = made.update(params, state, params, learning_rate=0.1)
+    assert jax.tree.structure(after) == jax.tree.structure(state)
+    assert jax.tree.structure(updates) == jax.tree.structure(params)
+    assert logged(after) == {}
+    with pytest.raises(ValueError, match="every 0: must be at least 1"):
+        soap(0.1, every=0)
