@@ -2,7 +2,8 @@
 
 Of its methods, its compression, its rules of staleness and its closed loop of momentum; their files
 name the papers by arXiv numbers, and `launch/references.bib` has an entry of each. optdyn itself is
-the first. More papers may be named in a method's file than a run with its settings needs.
+the first. More papers may be named in a method's file than a run with its settings needs; of some
+that are named beside a method's own the entry is the number alone.
 """
 
 import re
@@ -28,6 +29,12 @@ def references() -> dict[str, str]:
     """{arXiv number: its BibTeX entry}."""
     entries = re.findall(r"^@\w+\{.*?^\}", REFERENCES.read_text(), re.M | re.S)
     return {NUMBER.findall(entry)[0]: entry for entry in entries}
+
+
+def bare(number: str) -> str:
+    """The entry of a paper that `references.bib` does not have."""
+    url = f"https://arxiv.org/abs/{number}"
+    return f"@misc{{arxiv{number},\n  title = {{arXiv:{number}}},\n  url = {{{url}}}\n}}"
 
 
 def modules(config: Mapping[str, Any]) -> Iterator[str]:
@@ -70,7 +77,8 @@ def main(arguments: Sequence[str]) -> int:
         print("error: optdyn cite DIR [DIR ...]: give the workdir of a run", file=sys.stderr)
         return 2
     numbers = dict.fromkeys(number for config in configs for number in papers(config))
-    print("\n\n".join([OPTDYN, *(references()[number] for number in numbers)]))
+    known = references()
+    print("\n\n".join([OPTDYN, *(known.get(number) or bare(number) for number in numbers)]))
     return 0
 
 
