@@ -81,10 +81,13 @@ def test_turned_gradients_make_turned_steps():
             state = made.init(params)
             basis = state.bases[0]._replace(left=jnp.asarray(left), right=jnp.asarray(right))
             state = state._replace(bases=(basis,))
-            for grad in grads:
+
+            def body(carry, grad):
+                params, state = carry
                 updates, state = made.update(grad, state, params)
-                params = params + updates
-            found.append(np.asarray(params))
+                return (params + updates, state), None
+
+            found.append(np.asarray(jax.lax.scan(body, (params, state), grads)[0][0]))
     np.testing.assert_allclose(found[1], p @ found[0] @ s.T, rtol=0, atol=1e-8)
 
 
