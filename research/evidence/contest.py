@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullLocator
 
 from optdyn.evidence.arms import Arm, Rungs, Tuned, at, beside, diagonal, tuned
 from optdyn.evidence.claim import Verdict
@@ -27,6 +26,7 @@ from optdyn.evidence.race import (
     SLOWER,
     followed,
     infinite,
+    on_ratios,
     same_order,
 )
 from optdyn.evidence.study import Job, Study
@@ -314,12 +314,7 @@ def picture(result: Mapping[str, Any], figure: Figure) -> None:
             axes.plot(usual, y, "o", mfc="none", color="#888888", ms=4)
             axes.plot([low, high], [y, y], color=COLOURS[kind], lw=1.5)
             axes.plot(value, y, "o", color=COLOURS[kind], ms=4)
-        axes.axvline(1, color="#666666", lw=0.8)
-        axes.set(xscale="log", title=network)
-        axes.tick_params(axis="x", labelsize=7)
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=20))
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.xaxis.set_minor_locator(NullLocator())
+        on_ratios(axes, network)
     panels[0].set_yticks(range(len(rows)), [row["arm"] for row in reversed(rows)], fontsize=7)
     said_below = "seconds over synchronous training with its usual batch (rings), over the best"
     figure.supxlabel(f"{said_below} opponent (discs; green: faster, orange: slower)", fontsize=8)

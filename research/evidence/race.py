@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
@@ -291,15 +292,20 @@ def picture(result: Json, figure: Figure) -> None:
                 continue
             axes.plot([low, high], [y, y], color=COLOURS[kind], lw=1.5)
             axes.plot(value, y, "o", color=COLOURS[kind], ms=4)
-        axes.axvline(1, color="#666666", lw=0.8)
-        axes.set(xscale="log", title=title)
-        axes.tick_params(axis="x", labelsize=7)
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=20))
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.xaxis.set_minor_locator(NullLocator())
+        on_ratios(axes, title)
     panels[0].set_yticks(range(len(rows)), [row["arm"] for row in reversed(rows)], fontsize=7)
     said = "over synchronous: updates; simulated seconds, by network"
     figure.supxlabel(f"{said} (green: fewer, orange: more)", fontsize=8)
+
+
+def on_ratios(axes: Axes, title: str) -> None:
+    """A panel of ratios, on a logarithmic axis with a line at 1."""
+    axes.axvline(1, color="#666666", lw=0.8)
+    axes.set(xscale="log", title=title)
+    axes.tick_params(axis="x", labelsize=7)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=20))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_locator(NullLocator())
 
 
 def _seconds(of: Json) -> tuple[Any, Any]:

@@ -10,7 +10,7 @@ from optdyn.strategies.method import Methods, Setting
 from optdyn.strategies.nodes import inside
 from optdyn.strategies.outer import cut, moments
 from optdyn.timeline import habits
-from optdyn.timeline.base import Meeting, Timeline
+from optdyn.timeline.base import Meeting, Timeline, undelayed
 from optdyn.timeline.daso import timeline
 from optdyn.timeline.network import between_nodes, broadcast, to_all_nodes
 from optdyn.timeline.nodes import Within
@@ -97,8 +97,7 @@ def _seconds(
         seconds[t] = now[counts].max(initial=since)
     if not there:
         return seconds, None
-    # A running minimum from the end: a straggler that nobody waits for delays no update.
-    return np.minimum.accumulate(seconds[::-1])[::-1], parts
+    return undelayed(seconds), parts
 
 
 def _recorded(held: Held, nodes: int) -> np.ndarray:

@@ -28,7 +28,7 @@ from optdyn.strategies.diloco import nesterov
 from optdyn.strategies.messages import over_nodes, own_event, size
 from optdyn.strategies.method import Methods, Mixes, Setting
 from optdyn.strategies.shared_fields import OuterMomentum, Periodic
-from optdyn.timeline.base import Meeting, Timeline
+from optdyn.timeline.base import Meeting, Timeline, undelayed
 from optdyn.timeline.daso import timeline
 from optdyn.timeline.network import between_nodes, broadcast
 from optdyn.timeline.nodes import Within
@@ -114,7 +114,7 @@ def _seconds(setting: Setting, within: Within, meeting: Meeting) -> np.ndarray:
             before, now = arrival, np.maximum(now, arrival)
             arrival = max(max(first.max(), before) + transfer, now.max()) + handed_on
         seconds[t] = now.max()
-    return np.minimum.accumulate(seconds[::-1])[::-1]
+    return undelayed(seconds)
 
 
 METHOD = Eager

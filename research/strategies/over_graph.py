@@ -25,7 +25,7 @@ from optdyn.strategies.base import Rule
 from optdyn.strategies.method import Methods, Mixes, Setting
 from optdyn.strategies.model_averaging import ModelAveraging
 from optdyn.timeline import graphs, habits
-from optdyn.timeline.base import Meeting, Timeline
+from optdyn.timeline.base import Meeting, Timeline, undelayed
 from optdyn.timeline.daso import timeline
 from optdyn.timeline.network import broadcast, links
 from optdyn.timeline.nodes import Within
@@ -104,5 +104,4 @@ def _seconds(setting: Setting, within: Within, meeting: Meeting) -> np.ndarray:
         if receive.any():
             now = np.maximum(now, arrival) + handed_on
         seconds[t] = now.max()
-    # A running minimum from the end: a straggler that nobody waits for delays no update.
-    return np.minimum.accumulate(seconds[::-1])[::-1]
+    return undelayed(seconds)

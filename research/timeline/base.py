@@ -109,3 +109,11 @@ def from_arrivals(worker: np.ndarray, seconds: np.ndarray, workers: int) -> Time
     np.put_along_axis(previous, order, before, -1)
     staleness = np.arange(worker.shape[-1], dtype=np.int32) - previous - 1
     return Timeline(worker, staleness, seconds, workers, Arrival(worker, worker, worker))
+
+
+def undelayed(seconds: np.ndarray) -> np.ndarray:
+    """(steps,) seconds at which updates count, of those at which their last worker is done.
+
+    It is a running minimum from the end: a straggler that nobody waits for delays no update.
+    """
+    return np.minimum.accumulate(seconds[::-1])[::-1]

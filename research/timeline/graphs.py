@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from optdyn.timeline.base import TimelineError
+from optdyn.timeline.base import TimelineError, undelayed
 from optdyn.timeline.habits import TURNS, Load, Presence
 
 GRAPHS = ("ring", "exponential", "one_peer", "complete", "random", "push")
@@ -173,8 +173,7 @@ def arrivals(
         if presence:
             now, free = (np.where(here, *each) for each in zip((now, free), before, strict=True))
         seconds[t] = now[here].max()
-    # A running minimum from the end: a straggler that nobody waits for delays no update.
-    return Gossiped(np.minimum.accumulate(seconds[::-1])[::-1], used, who)
+    return Gossiped(undelayed(seconds), used, who)
 
 
 def among(to: np.ndarray, there: np.ndarray) -> np.ndarray:
