@@ -58,8 +58,8 @@ def papers(config: Mapping[str, Any]) -> list[str]:
 
 def main(arguments: Sequence[str]) -> int:
     """Prints the entries; 2 and one line on standard error for folders without a run."""
-    from optdyn.errors import InputError
-    from optdyn.outputs.files import read_json  # here, for it takes long
+    from optdyn.basics.errors import InputError
+    from optdyn.basics.files import read_json  # here, for it takes long
 
     configs = []
     for folder in map(Path, arguments):

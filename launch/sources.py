@@ -13,7 +13,7 @@ import optdyn.analysis
 import optdyn.configs
 import optdyn.launch
 from optdyn import experiment
-from optdyn.errors import meant
+from optdyn.basics.errors import meant
 
 CONFIGS = Path(optdyn.configs.__path__[0])
 WRITTEN = Path(__file__).with_name("written.py")  # reads what runs wrote down

@@ -17,15 +17,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optdyn import seeds
-from optdyn.errors import one_of
+from optdyn.basics import seeds
+from optdyn.basics.errors import one_of
+from optdyn.basics.trees import Array
+from optdyn.core import Batch, Event, Gradient, Info, Params, Rule, Update
 from optdyn.experiment import Experiment
 from optdyn.strategies import workers as own
-from optdyn.strategies.base import Batch, Event, Gradient, Info, Params, Rule, Update
 from optdyn.strategies.method import Methods, Setting
 from optdyn.strategies.shared_fields import OnGraph
 from optdyn.timeline.base import Timeline
-from optdyn.trees import Array
 
 GRAPHS = ("ring", "complete")
 

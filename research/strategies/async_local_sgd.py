@@ -29,18 +29,18 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from optdyn.errors import ConfigError
+from optdyn.basics.errors import ConfigError
+from optdyn.basics.fields import field
+from optdyn.basics.trees import Array, Tree
+from optdyn.core import Batch, Event, Gradient, Info, Params, Rule, Update
 from optdyn.experiment import Experiment
-from optdyn.fields import field
 from optdyn.strategies import local_steps
 from optdyn.strategies import workers as own
-from optdyn.strategies.base import Batch, Event, Gradient, Info, Params, Rule, Update
 from optdyn.strategies.local_steps import Trained
 from optdyn.strategies.method import Methods, Setting, of_config
 from optdyn.strategies.shared_fields import FRACTION, OuterMomentum, Periodic
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.exchanges import Exchanges
-from optdyn.trees import Array, Tree
 
 SERVERS = ("nesterov", "adam")
 

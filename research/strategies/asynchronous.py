@@ -24,12 +24,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optdyn import models, seeds
-from optdyn.errors import refuse
-from optdyn.experiment import Experiment, Pieces
-from optdyn.fields import field
-from optdyn.strategies import groups
-from optdyn.strategies.base import (
+from optdyn.basics import seeds
+from optdyn.basics.errors import refuse
+from optdyn.basics.fields import field
+from optdyn.core import (
     Array,
     Batch,
     Event,
@@ -39,10 +37,13 @@ from optdyn.strategies.base import (
     Rule,
     Update,
 )
+from optdyn.core.snapshots import Slot, State, is_rounded, packed
+from optdyn.experiment import Experiment, Pieces
+from optdyn.problem import models
+from optdyn.strategies import groups
 from optdyn.strategies.merged import cut
 from optdyn.strategies.method import Methods, Setting, slowed
 from optdyn.strategies.shared_fields import MergedServer
-from optdyn.strategies.snapshots import Slot, State, is_rounded, packed
 from optdyn.timeline.base import Timeline, staleness_of
 from optdyn.timeline.compute_groups import make
 from optdyn.timeline.service import DRAWN, is_drawn

@@ -6,16 +6,15 @@ import jax
 import numpy as np
 
 from optdyn import optimizers
+from optdyn.basics.trees import Tree
 from optdyn.strategies.method import Methods, Setting
 from optdyn.strategies.nodes import inside
 from optdyn.strategies.outer import cut, moments
 from optdyn.timeline import habits
 from optdyn.timeline.base import Meeting, Timeline, undelayed
-from optdyn.timeline.daso import timeline
 from optdyn.timeline.network import between_nodes, broadcast, to_all_nodes
-from optdyn.timeline.nodes import Within
+from optdyn.timeline.nodes import Within, of_meetings
 from optdyn.timeline.trace import Held
-from optdyn.trees import Tree
 
 if TYPE_CHECKING:
     from optdyn.strategies.model_averaging import ModelAveraging
@@ -59,9 +58,9 @@ def clock(of: "ModelAveraging", setting: Setting, methods: Methods) -> Timeline:
     meeting = meeting._replace(states=of.states(meeting))
     if held := setting.held:
         parts = _recorded(held, config.cluster.nodes) if config.cluster.presence else None
-        return timeline(meeting._replace(present=parts), within, held.seconds)
+        return of_meetings(meeting._replace(present=parts), within, held.seconds)
     seconds, parts = _seconds(of, setting, within, meeting)
-    return timeline(meeting._replace(present=parts), within, seconds)
+    return of_meetings(meeting._replace(present=parts), within, seconds)
 
 
 def _seconds(

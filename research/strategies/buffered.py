@@ -17,13 +17,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from optdyn import core
+from optdyn.basics.fields import field
+from optdyn.core import Batch, Event, Gradient, Info, Rule, Update
+from optdyn.core.snapshots import State, is_rounded
 from optdyn.experiment import Experiment
-from optdyn.fields import field
-from optdyn.strategies import base, groups
+from optdyn.strategies import groups
 from optdyn.strategies.asynchronous import asynchronous
-from optdyn.strategies.base import Batch, Event, Gradient, Info, Rule, Update
 from optdyn.strategies.method import Methods, Setting, devices_of
-from optdyn.strategies.snapshots import State, is_rounded
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.service import DRAWN
 from optdyn.timeline.versions import WAITING, Versions
@@ -56,7 +57,7 @@ def buffered(
         def add(total: tuple, arrival: tuple) -> tuple[tuple, None]:
             return jax.tree.map(jnp.add, total, one(arrival)), None
 
-        every = event.choice.read, base.parts(batch, arrivals)
+        every = event.choice.read, core.parts(batch, arrivals)
         shapes = jax.eval_shape(one, jax.tree.map(lambda leaf: leaf[0], every))
         total, _ = lax.scan(add, jax.tree.map(jnp.zeros_like, shapes), every)
         loss, grads, seen = jax.tree.map(lambda leaf: leaf / arrivals, total)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from optdyn.errors import ConfigError
+from optdyn.basics.errors import ConfigError
+from optdyn.basics.fields import field
 from optdyn.experiment import Experiment
-from optdyn.fields import field
 from optdyn.strategies.method import Methods
 from optdyn.strategies.model_averaging import ModelAveraging
 from optdyn.timeline.base import Meeting

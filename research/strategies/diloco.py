@@ -16,9 +16,9 @@ from types import MappingProxyType
 import optax
 from jax.typing import ArrayLike
 
+from optdyn.basics.trees import Params, State, Tree
 from optdyn.strategies.model_averaging import ModelAveraging
 from optdyn.strategies.shared_fields import OuterMomentum
-from optdyn.trees import Params, State, Tree
 
 
 def nesterov() -> optax.GradientTransformationExtraArgs:

@@ -9,7 +9,7 @@ shares b_i are the timeline's (`Shares`), from how fast each worker was.
 
 The shares are numbers, not shapes: a worker goes through its part in micro-batches of a fixed size,
 as many as its part needs, and meets the others once, in the sum of the gradients. It is given no
-others' examples (`research/data/parts.py`).
+others' examples (`research/problem/data/parts.py`).
 """
 
 from collections.abc import Callable
@@ -20,11 +20,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from optdyn.errors import refuse
+from optdyn.basics.errors import refuse
+from optdyn.basics.fields import field
+from optdyn.core import Batch, Event, Gradient, Params, all_reduce
 from optdyn.experiment import Experiment
-from optdyn.fields import field
-from optdyn.problem import Problem
-from optdyn.strategies.base import Batch, Event, Gradient, Params, all_reduce
+from optdyn.problem.problem import Problem
 from optdyn.strategies.method import Gradients, Methods, Setting
 from optdyn.timeline import dynamic_batch as clocks
 from optdyn.timeline.base import Shares, Timeline, from_arrivals

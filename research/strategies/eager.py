@@ -20,20 +20,19 @@ import numpy as np
 import optax
 from jax import lax
 
+from optdyn.basics.trees import Params, Tree
+from optdyn.core import Batch, Event, Info, Rule
 from optdyn.experiment import Experiment
 from optdyn.strategies import nodes
 from optdyn.strategies.averaging_clock import turns
-from optdyn.strategies.base import Batch, Event, Info, Rule
 from optdyn.strategies.diloco import nesterov
 from optdyn.strategies.messages import over_nodes, own_event, size
 from optdyn.strategies.method import Methods, Mixes, Setting
 from optdyn.strategies.shared_fields import OuterMomentum, Periodic
 from optdyn.timeline.base import Meeting, Timeline, undelayed
-from optdyn.timeline.daso import timeline
 from optdyn.timeline.network import between_nodes, broadcast
-from optdyn.timeline.nodes import Within
+from optdyn.timeline.nodes import Within, of_meetings
 from optdyn.timeline.service import DRAWN
-from optdyn.trees import Params, Tree
 
 
 class State(NamedTuple):
@@ -97,7 +96,7 @@ class Eager(Mixes, Periodic, OuterMomentum):
         late = np.where(meeting.send, np.int32(self.period), np.int32(0))
         meeting = meeting._replace(outer=outer, waited=late)
         seconds = setting.held.seconds if setting.held else _seconds(setting, within, meeting)
-        return timeline(meeting, within, seconds)
+        return of_meetings(meeting, within, seconds)
 
     def check(self, config: Experiment, methods: Methods) -> None:
         nodes.check(config, methods)

@@ -17,17 +17,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from optdyn.basics.fields import field
+from optdyn.basics.trees import Tree
+from optdyn.core import Array, Batch, Event, Gradient, Info, Params, Rule, Update
 from optdyn.experiment import Experiment
-from optdyn.fields import field
 from optdyn.strategies import local_steps
 from optdyn.strategies import workers as own
-from optdyn.strategies.base import Array, Batch, Event, Gradient, Info, Params, Rule, Update
 from optdyn.strategies.local_steps import Trained
 from optdyn.strategies.method import Methods, Setting
 from optdyn.strategies.shared_fields import Periodic
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.exchanges import Exchanges
-from optdyn.trees import Tree
 
 
 class Exchange(NamedTuple):

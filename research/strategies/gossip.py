@@ -27,12 +27,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from optdyn import seeds
-from optdyn.errors import one_of, require
+from optdyn.basics import seeds
+from optdyn.basics.errors import one_of, require
+from optdyn.basics.fields import field
+from optdyn.basics.trees import Array, Choice
+from optdyn.core import Batch, Event, Info, Params, Rule, State
 from optdyn.experiment import Experiment
-from optdyn.fields import field
 from optdyn.strategies import nodes
-from optdyn.strategies.base import Batch, Event, Info, Params, Rule, State
 from optdyn.strategies.messages import over_nodes, own_event
 from optdyn.strategies.method import Methods, Mixes, Network, Setting
 from optdyn.strategies.model_averaging import ModelAveraging
@@ -43,7 +44,6 @@ from optdyn.timeline.base import Timeline
 from optdyn.timeline.network import broadcast, links
 from optdyn.timeline.service import DRAWN
 from optdyn.timeline.trace import Held
-from optdyn.trees import Array, Choice
 
 ORDERS = ("combine", "adapt")
 ROWS = 256  # nodes at most that each hold a whole row of R; of more those that are not 0

@@ -4,12 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from optdyn.errors import ConfigError, one_of, refuse
+from optdyn.basics.errors import ConfigError, one_of, refuse
+from optdyn.basics.fields import field
+from optdyn.core import Gradient, Message, Update, send_gradient
+from optdyn.core.snapshots import KEPT
 from optdyn.experiment import Experiment, Pieces
-from optdyn.fields import field
-from optdyn.strategies.base import Gradient, Message, Update, send_gradient
 from optdyn.strategies.method import Methods, Reads, Setting, slowed
-from optdyn.strategies.snapshots import KEPT
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.compute_groups import make
 from optdyn.timeline.service import DRAWN, is_drawn

@@ -14,25 +14,25 @@ import jax
 import numpy as np
 import optax
 
-from optdyn import models
-from optdyn.costs import Costs, Groups, block_costs, of_groups, of_stages
-from optdyn.errors import ConfigError, refuse, refused_at
+from optdyn.basics.errors import ConfigError, refuse, refused_at
+from optdyn.basics.fields import field
+from optdyn.basics.trees import Json, Tree
+from optdyn.core import Batch, Event, Gradient, Params
 from optdyn.experiment import Experiment
-from optdyn.fields import field
-from optdyn.models import base
-from optdyn.models.base import Blocks
 from optdyn.parallel.layout import Layout, mesh
-from optdyn.parallel.stages import stages
-from optdyn.problem import Problem
+from optdyn.problem import models
+from optdyn.problem.costs import Costs, Groups, block_costs, of_groups, of_stages
+from optdyn.problem.models import base
+from optdyn.problem.models.base import Blocks
+from optdyn.problem.problem import Problem
 from optdyn.strategies import similarity
-from optdyn.strategies.base import Batch, Event, Gradient, Params
 from optdyn.strategies.local_losses import VARIANTS, gradients, groups, heads
 from optdyn.strategies.method import Gradients, Methods, Network, Setting
 from optdyn.strategies.shared_fields import MicroBatches
+from optdyn.strategies.stages import stages
 from optdyn.timeline import pipeline
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.nodes import equal_parts
-from optdyn.trees import Json, Tree
 
 
 def local(problem: Problem, groups: Groups, shared: bool = False) -> Gradient:

@@ -17,10 +17,10 @@ from itertools import pairwise
 import jax
 import jax.numpy as jnp
 
-from optdyn.costs import Groups
-from optdyn.models import Blocks, base
-from optdyn.problem import Problem
-from optdyn.strategies.base import Batch, Params
+from optdyn.core import Batch, Params
+from optdyn.problem.costs import Groups
+from optdyn.problem.models import Blocks, base
+from optdyn.problem.problem import Problem
 
 Gradients = Callable[[Params, jax.Array, Batch], tuple[Params, jax.Array, jax.Array]]
 

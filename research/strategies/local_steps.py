@@ -11,11 +11,11 @@ from typing import NamedTuple
 import jax
 from jax import lax
 
-from optdyn.errors import refuse
+from optdyn.basics.errors import refuse
+from optdyn.basics.trees import Hyper, Tree
+from optdyn.core import Array, Batch, Event, Gradient, Params, Update
 from optdyn.experiment import Experiment
 from optdyn.strategies import groups
-from optdyn.strategies.base import Array, Batch, Event, Gradient, Params, Update
-from optdyn.trees import Hyper, Tree
 
 
 class Trained(NamedTuple):

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.flatten_util import ravel_pytree
 
-from optdyn.strategies.base import Event, Params
-from optdyn.trees import Tree
+from optdyn.basics.trees import Tree
+from optdyn.core import Event, Params
 
 
 class Nodes(NamedTuple):

@@ -19,11 +19,11 @@ import numpy as np
 import optax
 from jax import lax
 
-from optdyn.errors import ConfigError
+from optdyn.basics.errors import ConfigError
+from optdyn.basics.fields import field
+from optdyn.core import Rule
 from optdyn.experiment import PART, Experiment
-from optdyn.fields import field
 from optdyn.strategies import averaging_clock, compression, nodes
-from optdyn.strategies.base import Rule
 from optdyn.strategies.messages import Compression, Messages
 from optdyn.strategies.method import Methods, Mixes, Setting
 from optdyn.strategies.outer import INNER_STATES, outer

@@ -5,13 +5,12 @@ from functools import partial
 import jax
 import numpy as np
 
-from optdyn import seeds
-from optdyn.errors import refuse
+from optdyn.basics import seeds
+from optdyn.basics.errors import refuse
 from optdyn.experiment import Experiment
 from optdyn.strategies.method import Gradients, Methods, Setting
 from optdyn.timeline import nodes as hierarchy
-from optdyn.timeline.daso import Inside
-from optdyn.timeline.nodes import Within
+from optdyn.timeline.nodes import Inside, Within
 
 SLOTS = ("worker", "read", "write")  # fields of a choice that are slots of a table
 

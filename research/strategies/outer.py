@@ -35,10 +35,10 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
 
-from optdyn.errors import ConfigError
-from optdyn.strategies.base import Apart, Batch, Event, Info, Params, Rule
+from optdyn.basics.errors import ConfigError
+from optdyn.basics.trees import Hyper, Tree
+from optdyn.core import Apart, Batch, Event, Info, Params, Rule
 from optdyn.strategies.messages import Messages, over_nodes, own_event, size
-from optdyn.trees import Hyper, Tree
 
 Path = tuple[jax.tree_util.DictKey | jax.tree_util.GetAttrKey, ...]  # to a leaf
 Weights = Callable[[jax.Array], tuple[ArrayLike, ArrayLike]]

@@ -16,19 +16,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from optdyn import seeds
-from optdyn.errors import ConfigError
+from optdyn.basics import seeds
+from optdyn.basics.errors import ConfigError
+from optdyn.core import Rule
 from optdyn.experiment import Experiment
 from optdyn.strategies import nodes
 from optdyn.strategies.averaging_clock import turns
-from optdyn.strategies.base import Rule
 from optdyn.strategies.method import Methods, Mixes, Setting
 from optdyn.strategies.model_averaging import ModelAveraging
 from optdyn.timeline import graphs, habits
 from optdyn.timeline.base import Meeting, Timeline, undelayed
-from optdyn.timeline.daso import timeline
 from optdyn.timeline.network import broadcast, links
-from optdyn.timeline.nodes import Within
+from optdyn.timeline.nodes import Within, of_meetings
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ class OverGraph(Mixes):
         meeting = meeting._replace(to=to[(count - 1).clip(0) % len(to)])
         held = setting.held
         seconds = held.seconds if held else _seconds(setting, within, meeting)
-        return of.with_numbers(timeline(meeting, within, seconds))
+        return of.with_numbers(of_meetings(meeting, within, seconds))
 
     def check(self, config: Experiment, methods: Methods) -> None:
         of, keys = self.meets, ("fragments", "compression", "compression_bits", "inner_state")

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optdyn.trees import Tree
+from optdyn.basics.trees import Tree
 
 WHOLE = 32  # bits of numbers that are sent as they are
 

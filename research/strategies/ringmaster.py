@@ -19,14 +19,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from optdyn.errors import refuse
+from optdyn.basics.errors import refuse
+from optdyn.basics.fields import field
+from optdyn.core import Gradient, Rule, Update
+from optdyn.core.snapshots import is_rounded
 from optdyn.experiment import Experiment
-from optdyn.fields import field
 from optdyn.strategies import groups
 from optdyn.strategies.asynchronous import asynchronous
-from optdyn.strategies.base import Gradient, Rule, Update
 from optdyn.strategies.method import Methods, Setting
-from optdyn.strategies.snapshots import is_rounded
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.service import DRAWN
 from optdyn.timeline.versions import Versions

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from optdyn.costs import Groups
-from optdyn.models import base
-from optdyn.problem import Examples, Params, Problem
+from optdyn.problem.costs import Groups
+from optdyn.problem.models import base
+from optdyn.problem.problem import Examples, Params, Problem
 from optdyn.strategies.local_losses import gradients
 
 RIDGE = 1e-3  # lambda; of the mean variance of a feature, whatever the features' scale

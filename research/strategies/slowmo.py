@@ -16,10 +16,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optdyn.fields import field
+from optdyn.basics.fields import field
+from optdyn.basics.trees import Array, Params, Tree
 from optdyn.strategies.model_averaging import ModelAveraging
 from optdyn.strategies.shared_fields import ABOVE_0
-from optdyn.trees import Array, Params, Tree
 
 
 def slow() -> optax.GradientTransformationExtraArgs:

@@ -17,16 +17,16 @@ from types import MappingProxyType
 import jax
 import optax
 
-from optdyn.errors import ConfigError, one_of
+from optdyn.basics.errors import ConfigError, one_of
+from optdyn.basics.fields import field
+from optdyn.basics.trees import Array, Params, Tree
 from optdyn.experiment import Experiment
-from optdyn.fields import field
 from optdyn.strategies import compression
 from optdyn.strategies.messages import Compression
 from optdyn.strategies.method import Methods
 from optdyn.strategies.model_averaging import ModelAveraging
 from optdyn.strategies.quantized import numbers
 from optdyn.strategies.shared_fields import FRACTION, OuterRate
-from optdyn.trees import Array, Params, Tree
 
 
 def descent() -> optax.GradientTransformationExtraArgs:

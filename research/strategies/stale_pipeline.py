@@ -10,9 +10,9 @@
 
 The nodes of the cluster are the stages. This is asynchronous SGD whose blocks have a slot each,
 which the clock decides, forward and backward alike. Each block has an optimizer of its own, with a
-staleness of its own. What a stage computes with is in `stage_parameters.py`.
+staleness of its own. What a stage computes with is in `never_flushed.py`.
 
-Here one device computes all stages in turn; `research/parallel/never_flushed.py` has them on
+Here one device computes all stages in turn; `research/strategies/never_flushed.py` has them on
 devices of their own.
 """
 
@@ -25,23 +25,22 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from optdyn import models
-from optdyn.errors import refuse
+from optdyn.basics.errors import refuse
+from optdyn.basics.fields import field
+from optdyn.basics.trees import Array, Json
+from optdyn.core import Batch, Event, Gradient, Info, Params, Rule, Update, whole
+from optdyn.core.snapshots import State
 from optdyn.experiment import Experiment
-from optdyn.fields import field
 from optdyn.parallel.layout import Layout, mesh
-from optdyn.parallel.never_flushed import never_flushed
-from optdyn.problem import Problem
+from optdyn.problem import models
+from optdyn.problem.problem import Problem
 from optdyn.strategies import local
 from optdyn.strategies.asynchronous import asynchronous
-from optdyn.strategies.base import Batch, Event, Gradient, Info, Params, Rule, Update, whole
 from optdyn.strategies.method import Gradients, Methods, Network, Reads, Setting
+from optdyn.strategies.never_flushed import distance, never_flushed, through
 from optdyn.strategies.shared_fields import MicroBatches
-from optdyn.strategies.snapshots import State
-from optdyn.strategies.stage_parameters import distance, through
 from optdyn.timeline import pipeline
 from optdyn.timeline.base import Timeline
-from optdyn.trees import Array, Json
 
 KINDS = ("stash", "2bw", "no_stash", "predict")
 
@@ -52,7 +51,7 @@ class Stages(NamedTuple):
     read: Array
     write: Array
     before: Array | None = None  # the version before that, which predictions ask for
-    newest: Array | None = None  # x_t, whose derivatives `strategies/stage_parameters.py` takes
+    newest: Array | None = None  # x_t, whose derivatives `never_flushed.through` takes
     ahead: Array | None = None  # by how much parameters are predicted to move
     seen: Params | None = None
 

@@ -14,12 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optdyn import seeds
-from optdyn.errors import ConfigError
+from optdyn.basics import seeds
+from optdyn.basics.errors import ConfigError
+from optdyn.basics.fields import field
+from optdyn.basics.trees import Tree
+from optdyn.core import Array, Params, distance, snapshots
 from optdyn.experiment import Experiment, Pieces
-from optdyn.fields import field
-from optdyn.strategies import local_steps, snapshots
-from optdyn.strategies.base import Array, Params, distance
+from optdyn.strategies import local_steps
 from optdyn.strategies.groups import divides
 from optdyn.strategies.method import Methods, Reads, Setting, slowed
 from optdyn.timeline.arrivals import Work, arrivals
@@ -28,7 +29,6 @@ from optdyn.timeline.compute_groups import work_of
 from optdyn.timeline.exchanges import batches, exchanges
 from optdyn.timeline.service import DRAWN, law
 from optdyn.timeline.versions import empty
-from optdyn.trees import Tree
 
 Table = Tree  # a pytree, leaves (workers, ...)
 

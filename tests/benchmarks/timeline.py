@@ -27,9 +27,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from optdyn import program, strategies
+from optdyn import strategies
 from optdyn.config import default
 from optdyn.strategies.method import Network
+from optdyn.training import program
 from tests.benchmarks.record import publish
 from tests.values import as_experiment
 

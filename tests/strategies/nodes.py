@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optdyn import optimizers
+from optdyn import core, optimizers
 from optdyn.parallel.simulated import over_nodes
-from optdyn.strategies import Event, base
+from optdyn.strategies import Event
 from optdyn.strategies.diloco import DiLoCo
 from optdyn.strategies.model_averaging import ModelAveraging
 from optdyn.strategies.slowmo import SlowMo
@@ -46,7 +46,7 @@ def loss(params, batch):
 
 def inner(optimizer=SGD):
     """What a node does by itself."""
-    return sync(base.averaged(base.whole(loss), "data"), base.together(optimizer))
+    return sync(core.averaged(core.whole(loss), "data"), core.together(optimizer))
 
 
 def averaging(inner, keys, senders=None, optimizer=None):

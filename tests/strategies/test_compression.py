@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
-from optdyn.checks import check
 from optdyn.config import ConfigError
 from optdyn.strategies import compression
 from optdyn.strategies.averaging_clock import turns
@@ -20,6 +19,7 @@ from optdyn.strategies.model_averaging import ModelAveraging
 from optdyn.strategies.outer import outer
 from optdyn.strategies.powersgd import low_rank, powersgd
 from optdyn.strategies.quantized import levels, numbers
+from optdyn.training.checks import check
 from tests.strategies import nodes
 from tests.strategies import test_battery as battery
 from tests.strategies.nodes import (

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn import models, problem
 from optdyn.experiment import Model
+from optdyn.problem import models, problem
 from optdyn.strategies.local_losses import VARIANTS, groups, heads
 
 WIDTH, CLASSES, K = 5, 4, 3

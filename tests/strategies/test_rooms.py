@@ -8,7 +8,7 @@ import pytest
 from optdyn import strategies
 from optdyn.config import ConfigError
 from optdyn.strategies.method import Method
-from optdyn.trainer import train
+from optdyn.training.trainer import train
 from tests.values import as_experiment
 
 ROOT = Path(strategies.__file__).parents[2]
