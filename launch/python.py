@@ -14,8 +14,8 @@
     )
     runs.table()
 
-An experiment is a value. What it trains to is what the command trains to from the config of
-`Experiment.config()`, to the same floats, for it is trained by the same code.
+An experiment is a value. The command trains the config of `Experiment.config()` to the same floats,
+because both run the same code.
 """
 
 import dataclasses
@@ -65,8 +65,9 @@ __all__ = ["Comparison", "Experiment", "Law", "Method", "Trained", "compare", "o
 class Method:
     """A way of parallelising SGD, or several that are joined: `diloco(period=8) + local()`.
 
-    `keys` are its fields that are not as they are by default (`optdyn list keys strategy.`). What
-    joined methods both have and not alike is `METHOD.FIELD`, as in `diloco.period`.
+    `keys` are the fields that differ from their defaults (`optdyn list keys strategy.`). A field
+    that two joined methods have with different values is `METHOD.FIELD`, as in `diloco.period`.
+    An unknown field raises `ConfigError`.
     """
 
     name: str
@@ -114,11 +115,12 @@ class Method:
     ) -> Rule:
         """The update rule alone, for a training loop of your own.
 
-        `loss(params, batch)` is the mean loss of a batch; `optimizer` any optax transformation.
-        `init(params)` is the state, `step(state, event, batch)` the next and what it says; `events`
-        of `clock` are what it takes. `slots`: those of the timeline; by default as many as groups.
-        Raises `ConfigError` for methods that take gradients in a way of their own, or whose nodes
-        have parameters of their own.
+        `loss(params, batch)` is the mean loss of a batch, a scalar; `optimizer` is any optax
+        transformation. The rule's `init(params)` returns the first state. Its
+        `step(state, event, batch)` returns the next state and a dict of scalars, `loss` among them;
+        `Clock.events` has the events. `slots` is the number of versions that are kept,
+        `Clock.slots`; the default is the number of groups. Raises `ConfigError` for methods that
+        take gradients in another way, and for those whose nodes have parameters of their own.
         """
         methods = strategies.chosen(self.name)
         if methods.gradient or methods.mix:
@@ -136,10 +138,10 @@ class Method:
         batch_size: int = 64,
         update_bytes: int = 0,
     ) -> "Clock":
-        """Who reads and writes which version when, and the simulated seconds: no model is needed.
+        """Who reads and writes which version when, and the simulated seconds. It needs no model.
 
-        `update_bytes` is what an update sends, the size of the parameters. Raises `ConfigError` and
-        `TimelineError`.
+        `update_bytes` is the size of the parameters, which a message has. Raises `ConfigError` for
+        a setting that cannot be, and `TimelineError` for a trace that does not fit.
         """
         of = Experiment(method=self, cluster=cluster, steps=steps, seed=seed, batch_size=batch_size)
         config = of.parsed()
@@ -149,7 +151,7 @@ class Method:
 
 
 class Clock(NamedTuple):
-    """A timeline, and its updates as a rule takes them."""
+    """A timeline, and its events in the form that the rule of `Method.around` takes."""
 
     timeline: Timeline
 
@@ -165,16 +167,17 @@ class Clock(NamedTuple):
 
     @property
     def slots(self) -> int:
+        """How many versions of the parameters are kept."""
         return self.timeline.slots
 
     @property
     def events(self) -> strategies.Event:
-        """What `step` takes, of all updates: to be scanned over."""
+        """The events of all updates, with an axis of `steps` before all others, for `lax.scan`."""
         return strategies.Event(self.timeline.choice, {}, self.timeline.staleness)
 
 
 def method(name: str) -> Callable[..., Method]:
-    """`method("diloco")(period=8)`: the built-in method of that name, its fields by keyword."""
+    """A function that makes the built-in method of that name: `method("diloco")(period=8)`."""
     keys = strategies.keys_of(strategies.load(name))
 
     def make(**fields: Any) -> Method:
@@ -188,37 +191,37 @@ def method(name: str) -> Callable[..., Method]:
 
 
 def exponential() -> Law:
-    """Memoryless times."""
+    """Exponential times, which are memoryless."""
     return Law("exponential")
 
 
 def constant() -> Law:
-    """The same time always."""
+    """A constant time."""
     return Law("constant")
 
 
 def lognormal(variation: float = 1.0) -> Law:
-    """Lognormal times; `variation`: their standard deviation over their mean."""
+    """Lognormal times; `variation` is their standard deviation over their mean."""
     return Law("lognormal", {"variation": variation})
 
 
 def gamma(variation: float = 1.0) -> Law:
-    """Gamma times; `variation`: their standard deviation over their mean."""
+    """Gamma times; `variation` is their standard deviation over their mean."""
     return Law("gamma", {"variation": variation})
 
 
 def trace(path: str | Path) -> Law:
-    """Times, or a whole run's arrivals, that were recorded in a CSV file."""
+    """Recorded times: a CSV file of a worker's times, or the `trace.csv` of a whole run."""
     return Law("trace", {"trace": str(path)})
 
 
 def optimizer(
     name: Any, learning_rate: float = 0.1, momentum: float = 0.0, **more: Any
 ) -> Optimizer:
-    """An optimizer of optax by its name, or your own function; `more`: its other arguments.
+    """An optimizer of optax by its name, or a function of your own that returns one.
 
-    `schedule`, `warmup_steps`, `decay_steps`, `decay_rate`, `chain` and their options are fields of
-    `Optimizer`.
+    `more` are its other arguments, or other fields of `Optimizer`: `schedule`, `warmup_steps`,
+    `decay_steps`, `decay_rate`, `chain` and their options.
     """
     own = {each.name for each in dataclasses.fields(Optimizer)} - {"name", "options"}
     fields = {key: value for key, value in more.items() if key in own}
@@ -232,12 +235,12 @@ def sgd(learning_rate: float = 0.1, momentum: float = 0.0, **more: Any) -> Optim
 
 
 def adam(learning_rate: float = 1e-3, **more: Any) -> Optimizer:
-    """Adam."""
+    """Adam; `more` as in `optimizer`."""
     return optimizer("adam", learning_rate, **more)
 
 
 def adamw(learning_rate: float = 1e-3, **more: Any) -> Optimizer:
-    """AdamW."""
+    """AdamW; `more` as in `optimizer`."""
     return optimizer("adamw", learning_rate, **more)
 
 
@@ -245,13 +248,14 @@ def adamw(learning_rate: float = 1e-3, **more: Any) -> Optimizer:
 class Experiment(experiment.Run):
     """What is trained, by which method, on which cluster, and for how long.
 
-    `model` is a `Model` by its name, a flax module, a pair of functions `(init(key, x),
-    apply(params, x))`, or a function of the number of classes that returns a module or blocks.
-    `data` is a `Data` by its name, or a dict of arrays `image`, `x` or `text` with `label` or `y`,
-    the first axis counting examples; or such dicts as `train` and `test`. `optimizer` is one of
-    `optdyn.sgd` and its like, or any optax transformation. `loss` is a function of outputs and
-    batch that returns a number an example. All else are fields with ranges: a bad value raises
-    `ConfigError`, one line that says which.
+    `model`: a `Model`; a flax module; a pair of functions `init(key, x)` and `apply(params, x)`; or
+    a function of the number of classes that returns a module or named blocks.
+    `data`: a `Data`; a dict of arrays `image`, `x` or `text` with `label` or `y`, whose first axis
+    counts examples; or a dict of such dicts, `train` and `test`.
+    `optimizer`: what `optdyn.sgd` and its like return, or any optax transformation.
+    `loss`: a function of outputs and batch that returns one number for each example.
+
+    All other fields have ranges. A bad value raises `ConfigError`, one line that names it.
     """
 
     model: Any = made(default_factory=Model)
@@ -273,15 +277,15 @@ class Experiment(experiment.Run):
         super().__post_init__()
 
     def config(self) -> ConfigDict:
-        """The config that the command trains the same from. Raises `ConfigError`."""
+        """The config from which the command trains the same run. Raises `ConfigError`."""
         return changed(default(), self.keys())
 
     def parsed(self) -> experiment.Experiment:
-        """What the trainer takes. Raises `ConfigError`."""
+        """The parsed experiment, which the trainer takes. Raises `ConfigError`."""
         return parse(self.config())
 
     def keys(self) -> dict[str, Any]:
-        """Values of the keys of a config: all fields, and those of the method that are set."""
+        """The config's keys with their values: all fields, and the keys that the method sets."""
         values = dict(_keys_of(self))
         for part in PARTS:
             if part != "method":
@@ -294,9 +298,10 @@ class Experiment(experiment.Run):
         return values
 
     def train(self, workdir: str | Path | None = None) -> "Trained":
-        """Trains; without a `workdir`, in a folder that is removed afterwards.
+        """Trains, and returns the log, the summary and the parameters.
 
-        With one it is the run of the command: it is resumed there, and can be reported on.
+        With a `workdir` this is the run of the command: it resumes there, and `optdyn report` reads
+        it. Without one nothing is kept on disk. Raises `ConfigError`.
         """
         where = nullcontext(workdir) if workdir else tempfile.TemporaryDirectory()
         with where as folder:
@@ -305,15 +310,16 @@ class Experiment(experiment.Run):
             return _trained(self, Path(folder))
 
     def timeline(self) -> Timeline:
-        """Who reads and writes which version when, and the seconds; nothing is trained."""
+        """Who reads and writes which version when, and the simulated seconds, without training."""
         return trainer.prepare(self.parsed()).timeline
 
     def price(self, bandwidth: float | None = None, settled: bool = False) -> Price:
-        """What its method takes in seconds on its cluster, without training.
+        """The simulated seconds of its method on its cluster, without training.
 
-        It is of this run, from the first update to the last, or of the `settled` state, which has
-        no beginning and no end; of DASO of that alone. `bandwidth`: bytes a second between nodes,
-        in place of the cluster's. Raises `ConfigError` and `TimelineError`.
+        The price is that of this run, from its first update to its last. With `settled` it is that
+        of the steady state, which has no beginning and no end; DASO has only this one. `bandwidth`
+        replaces the cluster's, in bytes a second between nodes. Raises `ConfigError` and
+        `TimelineError`.
         """
         config = self.parsed()
         if bandwidth is not None:
@@ -327,17 +333,19 @@ class Experiment(experiment.Run):
         where: Mapping[str, Any] = MappingProxyType({}),
         bandwidth: float | None = None,
     ) -> pd.DataFrame:
-        """Which of the methods that were measured takes the least time on this cluster.
+        """Which of the measured methods takes the least time on this cluster.
 
-        `penalty`: workdirs of sweeps, or a scoreboard of `optdyn papers`, which say how many
-        updates methods take to the training loss `target` over tuned synchronous training; what an
-        update takes is priced here, of this model, cluster and batch (that of synchronous training,
-        whatever the experiment's own method). `where`: values of keys that runs agree with.
-        `bandwidth`: bytes a second between nodes, in place of the cluster's.
+        The runs of `penalty`, workdirs of sweeps or a scoreboard of `optdyn papers`, say how many
+        updates each method takes to the training loss `target`, over tuned synchronous training.
+        The seconds of an update are priced for this model and cluster; `batch_size` is taken as
+        that of synchronous training, whatever this experiment's own method. `where` has the values
+        of keys by which runs are chosen. `bandwidth` replaces the cluster's, in bytes a second
+        between nodes.
 
-        A row a method, the best first: `updates` and `time` over those of synchronous training with
-        the ends of their 95 % intervals, `seconds` an update with least and most of five orders of
-        arrivals, and whether it is told from the best. Raises `ConfigError` and `TableError`.
+        The table has a row a method, the best first: `updates` and `time` over those of synchronous
+        training with the ends of their 95 % intervals, `seconds` an update with the least and most
+        of five orders of arrivals, and `told`, whether a difference from the best is seen. Raises
+        `ConfigError` and `TableError`.
         """
         from optdyn.analysis import penalties
         from optdyn.launch import which
@@ -374,18 +382,22 @@ PARTS: dict[str, type] = {
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """A run that has ended."""
+    """A run that has ended.
+
+    `log` has a row a log point: `step`, `simulated_seconds`, `train_loss` and others. `params` are
+    those of the last checkpoint, or None if the run diverged before one.
+    """
 
     experiment: Experiment
-    log: pd.DataFrame  # a row a log point: step, simulated_seconds, train_loss, ...
+    log: pd.DataFrame
     summary: Mapping[str, Any]
-    params: Any  # of the last checkpoint; None if there is none, as it diverged
+    params: Any
 
     def implicit_momentum(self) -> tuple[float, float, float]:
-        """(reading, low, high) of the momentum meter over the run, with its 95 % interval.
+        """The momentum meter's reading over the run: (value, low, high), a 95 % interval.
 
-        A run that had no meter is trained once more with it, to the same floats. Raises
-        `ConfigError` where the run is too short or does not say.
+        A run without a meter is trained once more with it, to the same floats. Raises `ConfigError`
+        if the run is too short or the meter refuses.
         """
         if "implicit_momentum" in self.summary:
             names = ("", "_low", "_high")
@@ -400,7 +412,7 @@ class Trained:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Several experiments, each trained with several seeds, the same ones."""
+    """Several experiments, each trained with the same seeds. `runs[name]` is an `Arm`."""
 
     runs: Mapping[str, tuple[Trained, ...]]
 
@@ -409,17 +421,17 @@ class Comparison:
 
     @cached_property
     def target(self) -> float:
-        """The training loss that all are compared by: the highest that some run ends at."""
+        """The lowest training loss that every run reaches, by which all are compared."""
         ends = [run.log["train_loss"].min() for arm in self.runs.values() for run in arm]
         return float(max(ends))
 
     def table(self, target: float | None = None) -> pd.DataFrame:
-        """The way of each experiment to a training loss, a row each: medians over the seeds.
+        """Updates and seconds to a training loss, a row an experiment, medians over the seeds.
 
         Columns: `updates` and simulated `seconds` to the loss `target`, by default that of the
         comparison; the ratio of each to the first experiment's, with the ends of its 95 % interval
-        over pairs of seeds; the `loss` at the end; how many `seeds`. A run that does not get there
-        takes infinitely many.
+        over pairs of seeds; the `loss` at the end; the number of `seeds`. A run that misses the
+        loss counts as infinite.
         """
         loss = self.target if target is None else target
         way = {
@@ -439,7 +451,7 @@ class Comparison:
         return pd.DataFrame(rows).set_index("experiment")
 
     def plot(self, x: str = "simulated_seconds", y: str = "train_loss") -> Figure:
-        """Medians over seeds, and their range, of a column of the log along another."""
+        """A figure of one column of the log against another: medians and ranges over seeds."""
         figure, axes = figures.new()
         looks = itertools.product(figures.DASHES, OKABE_ITO)
         for name, (dashes, colour) in zip(self.runs, looks, strict=False):
@@ -459,7 +471,7 @@ class Arm(NamedTuple):
 
     @property
     def log(self) -> pd.DataFrame:
-        """The log points of all seeds."""
+        """The log points of all seeds, with a column `seed`."""
         of = {run.experiment.seed: run.log for run in self.runs}
         return pd.concat(of, names=["seed"]).reset_index(level=0)
 
@@ -475,10 +487,11 @@ def compare(
     seeds: Iterable[int] = range(5),
     workdir: str | Path | None = None,
 ) -> Comparison:
-    """Trains all experiments with all seeds, as `optdyn sweep` does: in threads, compiling once.
+    """Trains all experiments with all seeds, in threads that share compiled programs.
 
-    `steps`: updates of each, by default its own. With a `workdir` its points are those of a sweep:
-    they are resumed, and `optdyn report` reads them. Raises `ConfigError`, which names the point.
+    `steps` replaces each experiment's own number of updates. With a `workdir` the runs are the
+    points of a sweep: they resume there, and `optdyn report` reads them. Raises `ConfigError`,
+    which names the point, also if there is no experiment or no seed.
     """
     from optdyn.launch import points, sweep
 

@@ -1,8 +1,8 @@
 """An experiment: what is trained, by which method, on which cluster, and for how long.
 
 Each part is a value (`fields.py`), whose fields are the keys of a config: `config.cluster.nodes` is
-`Experiment.cluster.nodes`. Seconds are simulated, sizes are bytes. Where a field takes the name of
-something, it takes one of ours, or of your own MODULE:NAME, or path/to/file.py:NAME.
+`Experiment.cluster.nodes`. Seconds are simulated, sizes are bytes. A field that takes a name takes
+one of the package, or one of your own: MODULE:NAME, or path/to/file.py:NAME.
 """
 
 import math
@@ -76,20 +76,22 @@ WIDE: Known = {"at_least": 1, "at_most": WIDTH}
 
 @dataclass(frozen=True)
 class Model(Value, section="model"):
-    """What is trained: a sequence of blocks (`models/`). A field is of the models that it names."""
+    """The model, a sequence of blocks (`models/`). A field applies to the models that it names."""
 
     name: Any = field("mlp", "Model, of research/problem/models/ or your own.")
     options: Options = field(OPTIONS, "Arguments of a model of your own.")
     hidden: tuple[int, ...] = field(
-        (256, 256), "mlp: widths of its layers; cnn: of its dense layers.", **WIDTHS
+        (256, 256), "mlp: widths of its hidden layers; cnn: widths of its dense layers.", **WIDTHS
     )
     channels: tuple[int, ...] = field(
-        (6, 16), "cnn: of its convolutions; resnet: of the blocks of each stage.", **WIDTHS
+        (6, 16),
+        "cnn: channels of its convolutions; resnet: channels of each stage's blocks.",
+        **WIDTHS,
     )
     blocks: int = field(
         8, "resmlp, resnet, transformers: residual blocks.", at_least=1, at_most=BLOCKS
     )
-    width: int = field(256, "resmlp, transformers: of what the blocks add to.", **WIDE)
+    width: int = field(256, "resmlp, transformers: width of the residual stream.", **WIDE)
     attention_heads: int = field(4, "transformers: attention heads of a block.", **WIDE)
     norm: str = field(
         "group", "resnet: its normalization, 'group' or 'batch'.", one_of=("group", "batch")
@@ -110,7 +112,10 @@ class Model(Value, section="model"):
         "float32", "Type of the computation; parameters stay float32.",
         one_of=("float32", "bfloat16"),
     )  # fmt: skip
-    remat: bool = field(False, "Whether blocks keep their inputs only, and compute the rest again.")
+    remat: bool = field(
+        False,
+        "Whether blocks keep only their inputs, and the backward pass computes the rest again.",
+    )
     lowering: str = field(
         "",
         "How convolutions are computed, or a list 'gemm,fft' in their order; '': as the backend "
@@ -129,7 +134,7 @@ class Model(Value, section="model"):
 
 @dataclass(frozen=True)
 class Data(Value, section="data"):
-    """What it is trained on (`data/`)."""
+    """The data set (`data/`)."""
 
     name: Any = field(
         "mnist5k",
@@ -144,10 +149,10 @@ class Data(Value, section="data"):
         0, "Images, or sequences of text, that are trained on; 0: all.", at_least=0
     )
     train_evaluated: int = field(
-        5000, "Examples that the log's train_loss is of, at most; 0: all.", at_least=0
+        5000, "Most examples that the log's train_loss is the mean over; 0: all.", at_least=0
     )
     test_evaluated: int = field(
-        0, "Examples that the log's test figures are of, at most; 0: all.", at_least=0
+        0, "Most examples that the log's test figures are the mean over; 0: all.", at_least=0
     )
     replacement: bool = field(False, "Whether batches are drawn independently, as theory assumes.")
     dirichlet: float = field(
@@ -161,10 +166,12 @@ class Data(Value, section="data"):
         at_least=0, at_most=PIXELS,
     )  # fmt: skip
     mean: tuple[float, ...] = field(
-        (), "Of pixels from 0 to 1, a number a channel: taken off.", **A_CHANNEL
+        (), "Mean of pixels (0 to 1), a number a channel, which is subtracted.", **A_CHANNEL
     )
     std: tuple[float, ...] = field(
-        (), "Standard deviation of pixels, a number a channel: divided by.", **A_CHANNEL
+        (),
+        "Standard deviation of pixels, a number a channel, by which they are divided.",
+        **A_CHANNEL,
     )
     augment: str = field(
         "",
@@ -172,8 +179,10 @@ class Data(Value, section="data"):
         one_of=("", "crop", "flip", "crop_flip"),
     )
     streaming: bool = field(False, "Whether examples are brought to devices as they are needed.")
-    tokenizer: str = field("character", "Of text: 'character', 'byte' or 'bpe:N'.")
-    sequence_length: int = field(128, "Of text: tokens predicted an example.", at_least=1)
+    tokenizer: str = field("character", "Tokenizer of text: 'character', 'byte' or 'bpe:N'.")
+    sequence_length: int = field(
+        128, "Tokens of text that are predicted in an example.", at_least=1
+    )
 
 
 @dataclass(frozen=True)
@@ -208,13 +217,14 @@ class Optimizer(Value, section="optimizer"):
 
 @dataclass(frozen=True)
 class Pieces(Value, section="cluster.pieces"):
-    """Seconds of a whole batch_size, measured, in place of seconds_per_example and the network.
+    """Measured seconds of the pieces of an update, for the whole `batch_size`.
 
-    sync, asynchronous (`timeline/server.py`).
+    They replace `seconds_per_example` and the network in `sync` and `asynchronous`
+    (`timeline/server.py`).
     """
 
     conv_compute: float = field(
-        0.0, "Convolutions on one worker; a group's k workers divide it. 0: not so.", at_least=0
+        0.0, "Convolutions on one worker; a group's k workers divide it. 0: no pieces.", at_least=0
     )
     conv_network: float = field(
         0.0, "The exchange of convolutions with one worker; k take k times it.", at_least=0
@@ -227,18 +237,21 @@ class Pieces(Value, section="cluster.pieces"):
 
 @dataclass(frozen=True)
 class Law:
-    """A law of the times that workers take: a name, or your own function, and its numbers."""
+    """A law of the times that workers take: its name, or your own function, and its numbers.
+
+    `fields` are the fields of `Cluster` that it sets, such as `variation`.
+    """
 
     name: Any
-    fields: Mapping[str, Any] = made(default_factory=dict)  # of the cluster
+    fields: Mapping[str, Any] = made(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Cluster(Value, section="cluster"):
     """The workers, how fast they are, and the network between them (`timeline/`).
 
-    `workers` stands for `nodes`, where each has `devices_per_node` of them. A `service` that is a
-    `Law` brings its numbers along.
+    `workers` may be given in place of `nodes`: it is `nodes * devices_per_node`. A `service` that
+    is a `Law` also sets the fields of that law. Raises `ConfigError` for a value out of its range.
     """
 
     nodes: int = field(
@@ -264,8 +277,8 @@ class Cluster(Value, section="cluster"):
     )
     collective: str = field(
         "ring",
-        "How all workers, nodes or devices add up: 'ring', 'tree', 'server'; 'drawn': as before "
-        "2026-12.",
+        "How workers, nodes or devices add up messages: 'ring', 'tree', 'server'; 'drawn': as in "
+        "workdirs from before 2026-12.",
         one_of=("ring", "tree", "server", "drawn"),
     )
     latency: float = field(0.0, "Seconds a message.", at_least=0)
@@ -287,7 +300,10 @@ class Cluster(Value, section="cluster"):
         0.0, "Of regions' links: standard deviation of the bandwidth over its mean.", at_least=0
     )
     diurnal: float = field(
-        0.0, "Amplitude of the load by the hour, which makes nodes slower.", at_least=0, below=1
+        0.0,
+        "Amplitude of the daily load, which makes nodes slower by the hour of their longitude.",
+        at_least=0,
+        below=1,
     )
     day: float = field(86_400.0, "Seconds of a day.", above=0)
     presence: float = field(
@@ -313,7 +329,7 @@ class Cluster(Value, section="cluster"):
         (), "dynamic_batch: (worker, first epoch, last, slowdown), ..."
     )
     disturbance_probability: float = field(
-        0.0, "dynamic_batch: of a delay, a worker and epoch.",
+        0.0, "dynamic_batch: probability that a worker begins to be delayed, at each epoch.",
         wanted="between 0 and 1", holds=lambda v: 0 <= v <= 1,
     )  # fmt: skip
     disturbance_seconds: tuple[float, ...] = field(
@@ -339,21 +355,23 @@ class Cluster(Value, section="cluster"):
         super().__post_init__()
 
     def with_(self, **changes: Any) -> Self:
-        """The same with other values of some fields. Raises `ConfigError`."""
+        """A copy with other values of some fields. Raises `ConfigError`."""
         return super().with_(**{"workers": 0} | changes)
 
 
 @dataclass(frozen=True)
 class Parallel(Value, section="parallel"):
-    """The real devices (`parallel/`)."""
+    """How a run is laid over real devices (`parallel/`)."""
 
     api: str = field(
         "",
         "'jit', 'shard_map', 'pmap', 'overlap': on real devices; '': all on one, simulated.",
         one_of=("", *APIS),
     )
-    devices: int = field(0, "sync: how many devices; 0: all.", at_least=0)
-    accumulation: int = field(1, "Parts of a device's batch, one after the other.", at_least=1)
+    devices: int = field(0, "sync: number of devices; 0: all.", at_least=0)
+    accumulation: int = field(
+        1, "Parts of a device's batch, which are computed one after the other.", at_least=1
+    )
     shard_optimizer: bool = field(
         False, "sync with jit: whether the optimizer's state is split over the devices."
     )
@@ -364,7 +382,7 @@ class Parallel(Value, section="parallel"):
 
 @dataclass(frozen=True)
 class Probes(Value, section="probes"):
-    """What is measured beside training."""
+    """What is measured while a run trains."""
 
     momentum: bool = field(
         False, "Whether the implicit momentum is measured, in windows, with its interval."
@@ -377,7 +395,8 @@ class Probes(Value, section="probes"):
     )
     every: int = field(400, "Updates from the start of a window to that of the next.", at_least=1)
     steer: bool = field(
-        False, "sgd: whether momentum is the total aimed at, less what is implicit."
+        False,
+        "sgd: whether momentum is the total aimed at, less the implicit momentum that is read.",
     )
     noise_scale: bool = field(
         False, "Whether log points have the gradients' noise scale, arXiv 1812.06162."
@@ -395,7 +414,7 @@ class Probes(Value, section="probes"):
 
 @dataclass(frozen=True)
 class Replicas(Value, section="replicas"):
-    """Trajectories of many replicas in place of one run."""
+    """Many replicas, whose trajectories are recorded, in place of one run."""
 
     count: int = field(0, "Replicas that are recorded; 0: one run instead.", at_least=0)
     block: int = field(
@@ -412,7 +431,7 @@ class Replicas(Value, section="replicas"):
 
 @dataclass(frozen=True)
 class Tune(Value, section="tune"):
-    """What `optdyn tune` may try; its seconds are simulated."""
+    """What `optdyn tune` tries, and for how many simulated seconds."""
 
     mode: str = field(
         "predictive",
@@ -423,7 +442,7 @@ class Tune(Value, section="tune"):
         0.1, "Training loss at which training ends.",
         wanted="a finite number", holds=math.isfinite,
     )  # fmt: skip
-    seconds: float = field(3600.0, "Seconds of training, at most.", **POSITIVE)
+    seconds: float = field(3600.0, "Most seconds of training.", **POSITIVE)
     probe_seconds: float = field(
         1.0, "omnivore, baselines: seconds of a probe of the cold start.", **POSITIVE
     )
@@ -443,7 +462,7 @@ class Tune(Value, section="tune"):
     )  # fmt: skip
     seeds: int = field(1, "omnivore: initializations tried.", at_least=1)
     baselines: tuple[str, ...] = field(
-        (), "What is run beside it: 'synchronous', 'asynchronous', 'random', 'tpe'.",
+        (), "Tuners run for comparison: 'synchronous', 'asynchronous', 'random', 'tpe'.",
         wanted="of " + ", ".join(map(repr, BASELINES)), holds=lambda v: set(v) <= set(BASELINES),
     )  # fmt: skip
 
@@ -458,8 +477,8 @@ class Plan(Value, section="plan"):
         wanted="mini-batches of at least 1", holds=lambda v: all(b >= 1 for b in v),
     )  # fmt: skip
     rounds: int = field(7, "Rounds of timing.", at_least=2)
-    efficiency: float = field(0.9, "Efficiency that so many devices are to keep.", **PART)
-    devices: int = field(64, "Devices, at most.", at_least=1)
+    efficiency: float = field(0.9, "Efficiency that the number of devices must keep.", **PART)
+    devices: int = field(64, "Most devices.", at_least=1)
     overhead: float = field(
         0.0, "Seconds an update; 0: the exchange of parameters over the cluster.", **FINITE
     )
@@ -481,11 +500,12 @@ class Plan(Value, section="plan"):
 
 @dataclass(frozen=True)
 class Run(Value):
-    """The numbers of a run, and what of it is in no other part."""
+    """The fields of a run that belong to no other part: seed, updates, batch, logging, loss."""
 
-    note: str = field("", "What the run is for, in words: on top of its report.")
+    note: str = field("", "What the run is for, in words; stands on top of its report.")
     code: str = field(
-        "", "Checksums of your own files, filled in by a run; 'any': go on with others."
+        "",
+        "Checksums of your own files, filled in by a run; 'any': a run goes on with edited files.",
     )
     seed: int = field(0, "Seed of everything that is drawn.", at_least=0)
     steps: int = field(1000, "Updates of the run.", at_least=1)
@@ -497,7 +517,7 @@ class Run(Value):
         500, "Updates between checkpoints, at log points; 0: only at the end.", at_least=0
     )
     init_from: str = field(
-        "", "Workdir of a run whose latest parameters are x_0; '': they are drawn."
+        "", "Workdir of a run with whose latest parameters this one begins; '': they are drawn."
     )
     loss: Any = field(
         "",
@@ -512,10 +532,10 @@ class Run(Value):
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment(Run):
-    """All that a run is determined by, as a value: it hashes, and is a key of caches.
+    """All that determines a run, as a value: it hashes, and can be the key of a cache.
 
-    Each field is of its kind and in its range; what they must have in common `checks.check` asks.
-    `strategy` has the keys of all methods (`strategies.Chosen`).
+    Every field is of its kind and in its range. `checks.check` refuses fields that do not go
+    together. `strategy` has the keys of all methods (`strategies.Chosen`).
     """
 
     strategy: "Chosen"
@@ -531,7 +551,7 @@ class Experiment(Run):
 
     @classmethod
     def of(cls, values: Mapping[str, Any], strategy: Callable[..., Any]) -> Self:
-        """From the nested dict of a config, which has all keys. Raises `ConfigError`."""
+        """From the nested dict of a config, which must have all keys. Raises `ConfigError`."""
         parts: dict[str, Callable[..., Any]] = {"strategy": strategy, **PARTS}
         own = {key: value for key, value in values.items() if key not in parts}
         for name, part in parts.items():
@@ -546,9 +566,9 @@ class Experiment(Run):
         return {each.name: _plain(getattr(self, each.name)) for each in fields(self)}
 
     def with_(self, changes: Mapping[str, Any] = OPTIONS, /, **more: Any) -> Self:
-        """The same with other values of some keys: `with_({"cluster.nodes": 4}, steps=10)`.
+        """A copy with other values of some keys: `with_({"cluster.nodes": 4}, steps=10)`.
 
-        Raises `ConfigError`.
+        Raises `ConfigError` for an unknown key or a value out of its range.
         """
         changed: Self = _changed(self, {**changes, **more})
         return changed
@@ -599,7 +619,7 @@ SECTIONS = (Run, Model, Data, Optimizer, Cluster, Pieces, Parallel, Probes, Repl
 
 
 def every_key() -> Iterator[tuple[str, "Field[Any]"]]:
-    """Every key of a config but those of methods, dotted, with its field."""
+    """The dotted name and the field of every key of a config, except those of methods."""
     for part in SECTIONS:
         for each in fields(part):
             if "about" in each.metadata:
@@ -607,5 +627,5 @@ def every_key() -> Iterator[tuple[str, "Field[Any]"]]:
 
 
 def defaults() -> dict[str, Any]:
-    """The default of every key, dotted, but of those of methods."""
+    """The default of every key by its dotted name, except those of methods."""
     return {name: default_of(each) for name, each in every_key()}

@@ -1,6 +1,6 @@
-"""What a way of parallelising SGD puts in place of plain SGD's pieces, and what it asks for.
+"""A method: the pieces of plain SGD that a way of parallelising replaces, and its clock.
 
-A method is a file with a `METHOD`, a class. Methods that replace different pieces combine:
+A method is a file with a class `METHOD`. Methods that replace different pieces combine:
 `daso+dynamic_batch` is DASO whose nodes divide their batch by speed. Pieces that no method
 replaces are plain SGD's.
 """
@@ -54,7 +54,7 @@ OPTIONAL = {
 
 
 class Network(NamedTuple):
-    """What is trained, where a clock asks what an update of it costs."""
+    """The model, its parameters and some examples, for clocks that ask what an update costs."""
 
     problem: Problem
     params: Params
@@ -62,19 +62,23 @@ class Network(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """What a clock may know."""
+    """All that a clock may know.
+
+    `update_bytes` is the size of the parameters. `replicas` is 0 for one run. `epochs` has the log
+    at the end of each past epoch. `held` is the recorded run that is replayed, if one is.
+    """
 
     config: Experiment
     steps_per_epoch: int
     update_bytes: int
     replicas: int = 0
-    epochs: Sequence[Json] = ()  # the log at the end of each past one
+    epochs: Sequence[Json] = ()
     network: Network | None = None
-    held: Held | None = None  # a recorded run that is replayed: whose arrivals these are
+    held: Held | None = None
 
 
 def slowed(setting: Setting, methods: "Methods") -> Cluster:
-    """The cluster, where a gradient takes as long as the methods' own does."""
+    """The cluster, whose seconds an example are those of the methods' own gradient."""
     cluster = setting.config.cluster
     if not (methods.gradient and methods.gradient.slower and setting.network):
         return cluster
@@ -86,9 +90,9 @@ def slowed(setting: Setting, methods: "Methods") -> Cluster:
 class Method(Value, section="strategy"):
     """A way of parallelising SGD: a frozen dataclass whose fields are its numbers.
 
-    It is a `Gradients`, a `Reads` or a `Mixes`, by the piece of plain SGD that it replaces, or
-    several of them. The reference, `sync`, replaces none. Fields that its rule depends on, and not
-    only its clock, are `static`: a program sees no others (`compiled`).
+    It derives from `Gradients`, `Reads` or `Mixes`, by the piece of plain SGD that it replaces, or
+    from several of them; `sync` replaces none. A field on which the update rule depends is
+    `static`, so that another value makes another program. The clock alone sees the others.
     """
 
     pieces: ClassVar[tuple[str, ...]] = ()  # of MEANING, that it replaces
@@ -97,25 +101,28 @@ class Method(Value, section="strategy"):
     info: ClassVar[tuple[str, ...]] = ()  # what its updates say of themselves, for the log to sum
 
     def clock(self, setting: Setting, methods: "Methods") -> Timeline:
-        """When the updates are, of this method around the others."""
+        """The timeline of an experiment, where this method is the outermost of `methods`.
+
+        Raises `TimelineError` where there is none.
+        """
         raise NotImplementedError
 
     def check(self, config: Experiment, methods: "Methods") -> None:
-        """Raises `ConfigError` where it cannot run with the rest of an experiment."""
+        """Raises `ConfigError` if the method cannot run with the rest of the experiment."""
 
     def report(self, config: Experiment, network: Network) -> Mapping[str, object]:
-        """What the summary says of it."""
+        """What `summary.json` says of the method, by key."""
         return {}
 
     def follows(self, config: Experiment) -> bool:
-        """Whether the log decides its timeline."""
+        """Whether the log of past epochs decides the timeline of the next."""
         return False
 
     def probe(self, problem: Problem) -> Callable[..., dict[str, jax.Array]] | None:
-        """`(params, train, test) -> {name: scalar}` for the log, or None."""
+        """What log points measure besides: `(params, train, test) -> {name: scalar}`, or None."""
 
     def compiled(self) -> Self:
-        """The same as a program sees it: what is data of a program is None."""
+        """The method as a program sees it: fields that are not `static` are None."""
         made = object.__new__(type(self))
         for each in fields(self):
             value = getattr(self, each.name) if each.metadata.get("static", True) else None
@@ -145,7 +152,7 @@ class Gradients(Method):
     timed: ClassVar[Callable[..., Callable[..., Tree]] | None] = None
 
     def gradient(self, problem: Problem) -> Gradient:
-        """The gradient of the loss of a problem, of one device's part of the batch."""
+        """`(params, event, batch) -> loss, grads`, the mean over one device's part of the batch."""
         raise NotImplementedError
 
     def heads(self, blocks: Blocks) -> Sequence[str]:
@@ -155,7 +162,7 @@ class Gradients(Method):
 
 @dataclass(frozen=True)
 class Reads(Method):
-    """A method that says which parameters a gradient is taken at."""
+    """A method that says at which parameters a gradient is taken."""
 
     pieces: ClassVar[tuple[str, ...]] = ("read",)
     single: ClassVar[bool] = True  # an update is of one gradient, of the whole batch
@@ -173,7 +180,7 @@ class Reads(Method):
     def read(
         self, gradient: Gradient, update: Update, slots: int, servers: Mapping[str, int] | None
     ) -> Rule:
-        """The rule over a table of `slots` versions, of blocks with `servers` of their own."""
+        """The rule over a table of `slots` versions. `servers` numbers each block's own, if any."""
         raise NotImplementedError
 
 
@@ -184,23 +191,24 @@ class Mixes(Method):
     pieces: ClassVar[tuple[str, ...]] = ("mix",)
 
     def mix(self, inner: Rule, senders: str | None) -> Rule:
-        """The rule around what a node does by itself.
+        """The rule of all nodes, around `inner`, the rule of a node by itself.
 
-        `senders`: the axis of a node's real devices, which share what it sends.
+        `senders` is the axis of a node's real devices, which share what it sends; None in a
+        simulation.
         """
         raise NotImplementedError
 
     def joined(self, other: "Mixes") -> "Mixes | None":
-        """This one and the other as one method; None where they do not go together."""
+        """Both methods as one; None if they do not go together."""
         return None
 
     def why_no_overlap(self) -> str:
-        """Why the exchange of its nodes cannot leave the compiled loop; '' if it can."""
+        """Why `config.parallel.api=overlap` cannot carry its exchange; '' if it can."""
         return "exchanges otherwise than by sums"
 
 
 def as_one(one: Mixes, other: Mixes) -> Mixes | None:
-    """Two methods that mix as one that does both; None where there is none."""
+    """Two methods that mix, as one that does both; None if they do not go together."""
     return one.joined(other) or other.joined(one)
 
 
@@ -220,7 +228,7 @@ class Methods(NamedTuple):
 
     @property
     def read(self) -> Reads | None:
-        """The method that says which parameters it is taken at, if one does."""
+        """The method that says at which parameters a gradient is taken, if one does."""
         return next((m for m in self.every if isinstance(m, Reads)), None)
 
     @property
@@ -231,12 +239,12 @@ class Methods(NamedTuple):
 
     @property
     def outermost(self) -> Method:
-        """The one whose clock it is."""
+        """The method whose clock counts."""
         return self.mix or self.read or self.gradient or self.every[0]
 
     @property
     def plain(self) -> bool:
-        """Whether none of plain SGD's pieces is replaced."""
+        """Whether every piece is plain SGD's."""
         return not any(method.pieces for method in self.every)
 
     @property
@@ -250,51 +258,51 @@ class Methods(NamedTuple):
         return bool(self.gradient and self.gradient.servers)
 
     def servers(self, problem: Problem) -> Mapping[str, int] | None:
-        """The number of each block's, where blocks learn by themselves."""
+        """The number of each block's server, if blocks learn by themselves; else None."""
         of = self.gradient and self.gradient.servers
         return of(problem) if of else None
 
     @property
     def simple(self) -> bool:
-        """Whether an update is one gradient of the whole batch, of the one set of parameters."""
+        """Whether an update is one gradient of the whole batch, at one set of parameters."""
         own = self.read and (self.read.workers or not self.read.single)
         return not self.mix and not self.gradient and not own
 
     @property
     def shared(self) -> bool:
-        """Whether groups share parameters, of which they read versions."""
+        """Whether groups share one set of parameters, of which they read versions."""
         return not (self.read and self.read.workers)
 
     @property
     def groups(self) -> int:
-        """Groups that arrive by themselves: one where everybody waits for everybody."""
+        """The number of groups that arrive by themselves; 1 if all wait for one another."""
         return self.get("groups", 1) if self.read and not self.read.barrier else 1
 
     @property
     def stages(self) -> bool:
-        """Whether the cluster's nodes are stages that blocks are spread over."""
+        """Whether the cluster's nodes are stages, over which the blocks are spread."""
         own = self.read in (None, self.gradient) and not self.mix
         return bool(self.gradient and self.gradient.layout and own)
 
     @property
     def inside(self) -> "Methods":
-        """What a node does by itself."""
+        """The methods of a node by itself: all that do not mix."""
         return Methods(self.name, tuple(m for m in self.every if not isinstance(m, Mixes)))
 
     @property
     def compiled(self) -> "Methods":
-        """What a program depends on."""
+        """The methods as a program sees them (`Method.compiled`)."""
         return Methods(self.name, tuple(method.compiled() for method in self.every))
 
     def of(self, kind: type[M]) -> M:
-        """The method of that type. Raises LookupError where there is none."""
+        """The method of that type. Raises `LookupError` if there is none."""
         for method in self.every:
             if isinstance(method, kind):
                 return method
         raise LookupError(f"{self.name} has no {kind.__name__}")
 
     def get(self, key: str, usual: Any) -> Any:
-        """The field of that name, of the method that has it; else the usual value."""
+        """The value of the field `key` in the first method that has it, else `usual`."""
         found = (getattr(method, key) for method in self.every if hasattr(method, key))
         return next(found, usual)
 
@@ -303,7 +311,7 @@ class Methods(NamedTuple):
 class Chosen:
     """`config.strategy`: the methods' names, and the keys of all methods, chosen or not.
 
-    A key that several methods have is of all of them, but where one of them has its own:
+    A key belongs to all methods that have it, except to one with a value of its own, such as
     `config.strategy.diloco.period`.
     """
 
@@ -314,7 +322,7 @@ class Chosen:
 
     @classmethod
     def of(cls, name: str = PLAIN, options: Mapping[str, object] = OPTIONS, **keys: Any) -> Self:
-        """From the section of a config. Raises `ConfigError` where a key is not in its range."""
+        """From the section of a config. Raises `ConfigError` for a key out of its range."""
         own = {key: keys.pop(key) for key in built_in() if key in keys}
         return cls(name, like(options, None), Options(keys), like(own, None))
 
@@ -336,8 +344,8 @@ class Chosen:
     def methods(self) -> Methods:
         """The methods with their numbers.
 
-        One of the user's own has what `options` say, and what the keys say of the fields that it
-        has of a built-in one. Raises `ConfigError` if there are none of these names, or they do not
+        A method of the user's own takes `options`, and the keys of those fields that it inherits
+        from a built-in method. Raises `ConfigError` if a name is unknown, or if the methods do not
         go together.
         """
         made, usual = [], _made(self.keys)
@@ -354,12 +362,15 @@ class Chosen:
         return Methods(self.name, tuple(made))
 
     def to_dict(self) -> Json:
-        """The section of a config: a key that no method has of its own is not in it twice."""
+        """The section of a config, with a method's own values only where it has some."""
         whole = {"name": self.name, "options": self.options, **self.keys, **self.own}
         return {key: plain(value) for key, value in whole.items()}
 
     def with_(self, changes: Mapping[str, object]) -> Self:
-        """The same with other values of some keys, `options.KEY` and `METHOD.KEY` among them."""
+        """A copy with other values of some keys, also `options.KEY` and `METHOD.KEY`.
+
+        Raises `ConfigError` for a key that there is not.
+        """
         whole: Json = self.to_dict()
         for key, value in changes.items():
             part, _, rest = key.partition(".")
@@ -384,7 +395,7 @@ def _methods() -> Mapping[str, type[Method]]:
 
 
 def built_in() -> tuple[str, ...]:
-    """Names of the files beside this one that have a `METHOD`, plain SGD's first."""
+    """The names of the built-in methods, plain SGD's first."""
     return tuple(_methods())
 
 
@@ -395,12 +406,12 @@ def keys_of(method: type[Method]) -> dict[str, object]:
 
 @cache
 def usual_keys() -> Mapping[str, object]:
-    """The default of every key of config.strategy that is of a built-in method."""
+    """The default of every key of config.strategy that belongs to a built-in method."""
     return {key: value for method in _methods().values() for key, value in keys_of(method).items()}
 
 
 def defaults() -> dict[str, object]:
-    """The default of every key of config.strategy, dotted; {} where keys are free."""
+    """The default of every key of config.strategy, by its dotted name; {} where keys are free."""
     own = {name: OPTIONS for name, method in _methods().items() if fields(method)}
     values = {"name": PLAIN, "options": OPTIONS, **usual_keys(), **own}
     return {f"strategy.{key}": value for key, value in values.items()}
@@ -418,7 +429,10 @@ def _made(keys: Options) -> Mapping[str, Method]:
 
 
 def load(name: str) -> type[Method]:
-    """The method called `name`: a built-in one, or MODULE:METHOD of a file of the user's own."""
+    """The method called `name`: a built-in one, or MODULE:METHOD of the user's own file.
+
+    Raises `ConfigError` if there is none.
+    """
     found = lookup.find("config.strategy.name", name, _methods(), meant_method)
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise ConfigError(
@@ -492,15 +506,15 @@ def is_shared(name: str) -> bool:
 
 
 def is_simple(name: str) -> bool:
-    """Whether an update of these methods is one gradient of the whole batch."""
+    """Whether an update of methods of that name is one gradient of the whole batch."""
     methods = _seen(name)
     return bool(methods and methods.simple)
 
 
 def owns(name: str, key: str) -> bool:
-    """Whether a key of config.strategy says something of methods of that name.
+    """Whether methods of that name have the key of config.strategy.
 
-    `diloco.period` does of those that have `diloco` among them.
+    `diloco.period` belongs to those that have `diloco` among them.
     """
     first, _, own = key.partition(".")
     if own and first in str(name).split("+"):
@@ -524,7 +538,7 @@ def _built(name: str) -> Methods:
 
 
 def devices_of(config: Experiment) -> tuple[int, int]:
-    """Nodes with parameters of their own, and devices that share a node's batch (or a group's)."""
+    """(nodes with parameters of their own, devices that share the batch of a node or group)."""
     cluster, methods = config.cluster, of_config(config)
     if methods.plain:  # the cluster is only its clock
         return 1, config.parallel.devices or jax.device_count()
@@ -552,12 +566,15 @@ def refused(config: Experiment) -> str:
 
 
 def follows(config: Experiment) -> bool:
-    """Whether the log decides the timeline, so that it is not there before the run."""
+    """Whether the log decides the timeline, so that a run cannot have it beforehand."""
     return any(method.follows(config) for method in of_config(config).every)
 
 
 def timeline_of(config: Experiment, **known: Any) -> Timeline:
-    """The timeline of a run, as far as its epochs so far decide it; `known` are of `Setting`."""
+    """The timeline of a run, as far as its past epochs decide it.
+
+    `known` are the fields of `Setting` besides the config. Raises `TimelineError`.
+    """
     methods = of_config(config)
     clock = methods.outermost.clock
     if config.cluster.service != "trace":
