@@ -212,7 +212,7 @@ def test_what_has_no_file_is_known_by_its_code(config, monkeypatch, text, same):
 def test_a_script_is_known_by_what_is_named_and_not_by_all_its_text(folder):
     """Or it could not be given more steps. And in every process alike."""
     text = (
-        "import sys\nfrom optdyn import own_code\nfrom optdyn.config import default, parse\n"
+        "from optdyn.problem import own_code\nfrom optdyn.config import default, parse\n"
         "def loss(o, b): return o.sum(-1) * (1 if 'x' in {'x', 'y', 'z'} else 2)\n"
         "config = default()\nconfig.loss = '__main__:loss'\nconfig.steps = 100\n"
         "print(own_code.fingerprint(parse(config)))\n"
