@@ -55,7 +55,7 @@ from optdyn.resuming import as_begun, begun, finished_summary, go_on
 from optdyn.run import Run, batches_of, columns_of, events_of, feed_of, momenta
 from optdyn.strategies.base import Params, State
 from optdyn.strategies.metered import METERED
-from optdyn.timeline.base import Arrival, chosen
+from optdyn.timeline.base import Arrival, Timeline, chosen
 from optdyn.trees import Json
 
 WORSE = 100  # times the first logged loss: the mark `worse` in a summary
@@ -64,12 +64,19 @@ MEASURED = 8  # updates at the end of an epoch that workers are timed over
 
 
 @lookup.once()
-def prepare(config: Experiment, replicas: int = 0, begun: bool = False, race: bool = False) -> Run:
+def prepare(
+    config: Experiment,
+    replicas: int = 0,
+    begun: bool = False,
+    race: bool = False,
+    timeline_of: Callable[..., Timeline] = strategies.timeline_of,
+) -> Run:
     """Checks the config, loads data, draws the timeline and the initial parameters.
 
     Raises `ConfigError`, `DataError` or `TimelineError`; touches no workdir. With `replicas` > 0
     the timeline is (replicas, steps). Of a run that has `begun`, whose checkpoint has all of it,
     the run that it was started from is not looked for. A `race` has a timeline that is empty yet.
+    `timeline_of` draws the timeline, or has it from before.
     """
     check(config)
     refuse(
@@ -101,9 +108,7 @@ def prepare(config: Experiment, replicas: int = 0, begun: bool = False, race: bo
     report: Json = {}
     for method in strategies.of_config(config).every:
         report |= method.report(config, network)
-    events = partial(
-        strategies.timeline_of, steps_per_epoch=epoch, update_bytes=size, network=network
-    )
+    events = partial(timeline_of, steps_per_epoch=epoch, update_bytes=size, network=network)
     first = events(config, replicas=replicas)
     with shared_data.COMPILE_LOCK:
         compiled = program.make(config, data.classes, first.slots)

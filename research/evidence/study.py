@@ -16,6 +16,7 @@ from threading import RLock, Thread
 from typing import Any, NamedTuple, Self
 
 from optdyn import own_code
+from optdyn.config import differences, usual
 from optdyn.evidence.trial import FIRST, Curve, cut, trial
 from optdyn.experiment import Experiment
 from optdyn.outputs.files import append, rows, write
@@ -67,14 +68,11 @@ class Study:
             key: job for key, job in zip(keys, every, strict=True) if not self._known(key, job)
         }
         asked = {
-            self._executor().submit(trial, *job, self._first): (key, job.most)
-            for key, job in unknown.items()
+            self._executor().submit(trial, *job, self._first): key for key, job in unknown.items()
         }
         for future in as_completed(asked):  # so that a kill loses none that has ended
-            key, most = asked[future]
-            code = unknown[key].config.code
-            line = {"most": most, **future.result()._asdict()}
-            self._trials.put(key, line | ({"code": code} if code else {}))
+            key = asked[future]
+            self._trials.put(key, _line(unknown[key], future.result()))
         return [
             cut(self._curve(key), job.most, job.clock) for key, job in zip(keys, every, strict=True)
         ]
@@ -178,6 +176,21 @@ def _with_code(job: Job) -> Job:
     if not (code := own_code.fingerprint(job.config)):
         return job
     return job._replace(config=job.config.with_(code=code))
+
+
+def _line(job: Job, curve: Curve) -> Json:
+    """A trial as it is remembered, with all that it is of."""
+    own, code = job.config.to_dict(), job.config.code
+    config = {name: _at(own, name) for name in differences(own, usual().to_dict())}
+    config.pop("code", None)
+    of = {"config": config, "target": job.target, "clock": job.clock, "most": job.most}
+    return {**of, **curve._asdict(), **({"code": code} if code else {})}
+
+
+def _at(values: Any, dotted: str) -> Any:
+    for name in dotted.split("."):
+        values = values[name]
+    return values
 
 
 def _of_job(job: Job) -> str:
