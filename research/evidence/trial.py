@@ -71,7 +71,7 @@ def trial(
         )
     if config.probes.momentum:  # what the meter logs may steer the run
         return _logged(config, target, most, clock)
-    run = trainer.prepare(config, timeline_of=_timeline_of)
+    run = trainer.prepare(config, timeline_of=timeline_of)
     put, loss = run.program.layout.put_examples, _loss(run.program, config.probes.mean)
     _, sample, test = shared_data.put(run.data, put, config)
     state = run.program.layout.put_state(run.program.rule.init(run.params))
@@ -103,10 +103,10 @@ class _Decided(NamedTuple):
         return 0
 
 
-def _timeline_of(config: Experiment, **known: Any) -> Timeline:
+def timeline_of(config: Experiment, **known: Any) -> Timeline:
     """`strategies.timeline_of`, drawn once for all learning rates and momenta: no clock sees them.
 
-    Searches try dozens of those with the same seeds.
+    Searches try dozens of those with the same seeds. What is drawn must not be written to.
     """
     if known.get("epochs") or any(own_code.names(config)):
         return strategies.timeline_of(config, **known)
@@ -114,7 +114,7 @@ def _timeline_of(config: Experiment, **known: Any) -> Timeline:
     return _drawn(config.with_(same), _Decided(known))
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _drawn(config: Experiment, decided: _Decided) -> Timeline:
     line = strategies.timeline_of(config, **decided.known)
     for leaf in jax.tree.leaves(line):
