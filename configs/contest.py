@@ -10,7 +10,8 @@ opponents are three, and the best of them on a network is everybody's opponent t
 
 `python -m configs.contest WORKDIR` prints the tables of a workdir that `optdyn papers --scale=full
 --only=contest_mlp` has finished. With `--arms=N --seed=SEED` it prints those of the first N arms
-of one that is not, and runs what they lack.
+of one that is not, and runs what they lack. `--trials=FILE` begins with the trials of another
+machine, such as those that were run so far: `tests/benchmarks/records/contest.parquet`.
 """
 
 import argparse
@@ -19,13 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from optdyn.configs import race
+from optdyn.evidence import raw
 from optdyn.evidence.arms import PERIOD
 from optdyn.evidence.claim import Claim
 from optdyn.evidence.contest import Contest, Entry, measure, table
 from optdyn.experiment import Experiment
 from optdyn.grid import Point
 from optdyn.launch import papers
-from optdyn.outputs.files import read_json, write_json
+from optdyn.outputs.files import WorkdirError, read_json, write_json
 
 NETWORKS = {"10 Gb/s": 0.2, "1 Gb/s": 2.0, "0.3 Gb/s": 20 / 3, "0.1 Gb/s": 20.0}
 JUDGED = race.MIDDLE  # where arms are tuned, too
@@ -152,7 +154,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("workdir", type=Path)
     parser.add_argument("--seed", type=int, help="of the run that is not finished")
     parser.add_argument("--arms", type=int, help="how many are told of one that is not finished")
+    parser.add_argument("--trials", type=Path, help="raw results that the workdir is to have")
     given = parser.parse_args(arguments)
+    if given.trials:
+        try:
+            raw.unpack(given.trials, given.workdir)
+        except WorkdirError as error:
+            parser.error(str(error))
     if given.arms:
         if given.seed is None or not 1 <= given.arms <= len(OTHERS):
             parser.error(f"--arms={given.arms}: needs --seed, and is 1 to {len(OTHERS)}")

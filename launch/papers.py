@@ -6,6 +6,9 @@ chosen on some seeds and judged on others; `--seed=N` takes other seeds for both
 measures more and longer. Writes `scoreboard.json`, and as pages with a picture a claim
 `scoreboard.html` and `scoreboard.md`. Claims that are `LONG` are judged only where they are named.
 Interrupted or killed, the same command goes on: trials that ended are remembered.
+
+`--ship=FILE` writes all that a workdir remembers as one Parquet file, and ends. `--trials=FILE`
+begins with what such a file has, so that what was run on another machine is not run again.
 """
 
 import importlib
@@ -28,6 +31,7 @@ from optdyn.analysis import figures, scoreboard
 from optdyn.analysis.tables import replace
 from optdyn.configs import papers as claims
 from optdyn.errors import meant
+from optdyn.evidence import raw
 from optdyn.evidence.claim import WORDS, Verdict
 from optdyn.evidence.study import Study
 from optdyn.launch import app, interruptible
@@ -149,6 +153,12 @@ def main(_: Sequence[str]) -> int:
         processes.devices()
         writable(Path(given.workdir))
         with held(Path(given.workdir)), writing(), permitted():
+            if given.ship:
+                print(f"{given.ship}: {raw.ship(Path(given.workdir), Path(given.ship))}")
+                return 0
+            if given.trials:
+                found = raw.unpack(Path(given.trials), Path(given.workdir))
+                print(f"{given.trials}: {found}", file=sys.stderr, flush=True)
             board = run(Path(given.workdir), chosen, given.scale, given.seed)
     except app.InputError as error:
         app.fail(str(error))
@@ -167,5 +177,7 @@ if __name__ == "__main__":
     flags.DEFINE_list("only", None, "Claims to judge; by default all that do not take hours.")
     flags.DEFINE_enum("scale", "small", list(SCALES), "How much is measured.")
     flags.DEFINE_integer("seed", 0, "Which seeds: those of two numbers have none in common.")
+    flags.DEFINE_string("trials", "", "File of raw results that the workdir is to have.")
+    flags.DEFINE_string("ship", "", "File that the workdir's raw results are written to.")
     flags.mark_flag_as_required("workdir")
     absl_app.run(main, flags_parser=app.parse)
