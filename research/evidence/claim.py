@@ -1,6 +1,6 @@
 """A claim of a paper: one sentence, what is measured against whom, and the verdict's rule.
 
-Each is a file of `configs/papers/` with
+Each is a file of `configs/papers/`, or of a folder that `optdyn papers --claims` names, with
 
     CLAIM              what is claimed, and how it is judged
     measure(study)     the runs, all through the study; returns JSON values
