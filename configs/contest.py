@@ -48,22 +48,22 @@ OPPONENTS: Mapping[str, Point] = {
     SNOO: {"strategy.name": "diloco", "cluster.nodes": 1},
 }
 PERIODIC = (SNOO, "local SGD", "DiLoCo", "SlowMo", "elastic averaging", "delayed Nesterov")
-OTHERS = (  # all of the race; those that took the most updates in it come last
+OTHERS = (  # all of the race; first those of which a network chooses nothing but the batch
     "gossip",
-    "PowerSGD",
+    "K-batch-sync, K = 4",
     "top-k",
+    "AD-PSGD",
+    "K-batch-async, K = 4",
+    "asynchronous",
+    "delay-compensated",
+    "rate by staleness",
+    "PowerSGD",
     "local SGD",
     "DiLoCo",
     "SlowMo",
     "DASO",
-    "AD-PSGD",
-    "K-batch-sync, K = 4",
-    "K-batch-async, K = 4",
     "elastic averaging",
     "delayed Nesterov",
-    "asynchronous",
-    "delay-compensated",
-    "rate by staleness",
 )
 
 

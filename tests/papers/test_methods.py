@@ -5,7 +5,14 @@ import pytest
 
 from optdyn import shared_data
 from optdyn.checks import check
-from optdyn.configs.papers import daso, dynamic_batch, local_similarity, local_time, merged_servers
+from optdyn.configs.papers import (
+    barrier_waste,
+    daso,
+    dynamic_batch,
+    local_similarity,
+    local_time,
+    merged_servers,
+)
 from optdyn.evidence.trial import Curve
 from optdyn.timeline.pipeline import one_f_one_b, seconds
 
@@ -205,3 +212,11 @@ def test_every_arm_can_run():
     for task in local_time.TASKS:
         for variant in local_time.VARIANTS:
             check(local_time.config(task, variant, "small"))
+
+
+def test_the_mean_waste_is_over_cases_and_seeds_alike():
+    waste = np.array([[0.02, 0.04, 0.03], [0.08, 0.06, 0.07]])
+    middle, low, high = barrier_waste.mean(waste.tolist())
+    assert middle == pytest.approx(waste.mean()) and low <= middle <= high
+    # Drawn in pairs, every seed has the same sum here, so no draw has another mean.
+    assert low == pytest.approx(0.05) and high == pytest.approx(0.05)
