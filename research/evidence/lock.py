@@ -13,9 +13,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
 
-from optdyn import sources
-from optdyn.outputs.files import WorkdirError, read_json, write_json
-from optdyn.trees import Json
+from optdyn.basics import sources
+from optdyn.basics.files import WorkdirError, read_json, write_json
+from optdyn.basics.trees import Json
 
 LOCK = "claims.lock"
 JUDGING = ("optdyn.configs", "optdyn.evidence")  # ours that a verdict depends on: all that judges

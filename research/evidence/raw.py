@@ -20,6 +20,9 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from optdyn.basics.files import WorkdirError, writing
+from optdyn.basics.files import line_of as told
+from optdyn.basics.trees import Json
 from optdyn.config import ConfigError, read, to_json, usual
 from optdyn.evidence.study import (
     MEASURED,
@@ -32,9 +35,6 @@ from optdyn.evidence.study import (
     of_job,
     reaches,
 )
-from optdyn.outputs.files import WorkdirError, writing
-from optdyn.outputs.files import line_of as told
-from optdyn.trees import Json
 
 DEFAULTS = b"optdyn defaults"  # in the file's metadata
 LEVEL = 19  # of zstd: a curve of 40 points takes about 240 bytes

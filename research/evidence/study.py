@@ -15,12 +15,12 @@ from pathlib import Path
 from threading import RLock, Thread
 from typing import Any, NamedTuple, Self
 
-from optdyn import own_code
+from optdyn.basics.files import append, rows, write
+from optdyn.basics.trees import Json
 from optdyn.config import differences, usual
 from optdyn.evidence.trial import FIRST, Curve, cut, trial
 from optdyn.experiment import Experiment
-from optdyn.outputs.files import append, rows, write
-from optdyn.trees import Json
+from optdyn.problem import own_code
 
 TRIALS, MEASURED = "trials.jsonl", "measured.jsonl"
 ARMS = 16  # that are tuned at a time: each waits for its own trials

@@ -7,10 +7,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from optdyn.basics.files import WorkdirError
 from optdyn.configs import problems
 from optdyn.evidence import raw, study
 from optdyn.evidence.study import Job, Study
-from optdyn.outputs.files import WorkdirError
 
 
 def jobs():

@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn import strategies, trainer
+from optdyn import strategies
 from optdyn.config import ConfigError
 from optdyn.configs import problems
 from optdyn.evidence import trial as trials
 from optdyn.evidence.trial import Curve, to_loss, trial
+from optdyn.training import trainer
 
 
 def small(groups=2):

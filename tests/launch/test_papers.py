@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+from optdyn.basics.errors import InputError
 from optdyn.configs import papers as every_claim
-from optdyn.errors import InputError
 from optdyn.evidence import lock
 from optdyn.evidence.claim import Claim
 from optdyn.launch import papers
