@@ -1,4 +1,4 @@
-"""Whether the space of trade-offs has something better than named systems: claim 14, as an estimate.
+"""Whether the space of trade-offs has more than named systems: claim 14, as an estimate.
 
 Settings, clusters and tuning are those of `systems.py`, all of them: with --scale=small one setting
 stands for the whole space.
@@ -30,8 +30,8 @@ CLAIM = Claim(
     "rate and momentum, interior",
     rule="On each cluster the best named setting and the best other one are those of the least "
     "median seconds on the seeds that choose. Of the ratio of median seconds of the other over the "
-    "named on the seeds that report, in the geometric mean over both clusters, with a 95 % interval "
-    "from seeds drawn again in all alike: confirmed if the interval is below 1, refuted if it is "
+    "named on the seeds that report, in the geometric mean over both clusters, with a 95 % "
+    "interval from seeds drawn again in all alike: confirmed if the interval is below 1, refuted if it is "
     "above, open otherwise. It is decided with --scale=full: 4 seeds choose, 20 report",
 )
 
