@@ -31,8 +31,8 @@ CLAIM = Claim(
     rule="On each cluster the best named setting and the best other one are those of the least "
     "median seconds on the seeds that choose. Of the ratio of median seconds of the other over the "
     "named on the seeds that report, in the geometric mean over both clusters, with a 95 % "
-    "interval from seeds drawn again in all alike: confirmed if the interval is below 1, refuted if it is "
-    "above, open otherwise. It is decided with --scale=full: 4 seeds choose, 20 report",
+    "interval from seeds drawn again in all alike: confirmed if the interval is below 1, refuted "
+    "if it is above, open otherwise. It is decided with --scale=full: 4 seeds choose, 20 report",
 )
 
 
