@@ -64,7 +64,8 @@ def arms() -> dict[str, Point]:
         f"Ringmaster, R = {r}": {"strategy.name": "ringmaster", "strategy.delay_bound": r}
         for r in OLD
     }
-    late["rate by delay"] = late["asynchronous"] | {
+    late["rate by delay"] = {
+        **late["asynchronous"],
         "optimizer.chain": ("staleness_rate",),
         "optimizer.chain_options.law": "bounded",
     }
