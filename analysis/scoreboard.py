@@ -3,12 +3,15 @@
 import base64
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from optdyn.analysis import page
 
 HEADINGS = ("claim", "verdict", "by how much")
 TERMS = ("source", "measured", "opponent", "rule")
+DEVIATIONS = "Deviations from what was locked before the run"
+NONE: Mapping[str, Sequence[str]] = MappingProxyType({})
 SIMULATED = (
     "Gradients are real. Seconds are simulated where a claim says so, and otherwise those of the "
     "machine below. Settings are chosen on some seeds and judged on others; intervals are 95 %, "
@@ -16,18 +19,26 @@ SIMULATED = (
 )
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> str:
+DEVIATES = " (deviates)"
+Deviations = Mapping[str, Sequence[str]]  # by claim, from its lock file (`evidence/lock.py`)
+
+
+def table(rows: Sequence[Mapping[str, Any]], deviations: Deviations = NONE) -> str:
     """The verdicts in Markdown."""
     lines = [f"| {' | '.join(HEADINGS)} |", "|---|---|---|"]
     for row in rows:
-        cells = (f"{row['number']}. {row['sentence']}", row["verdict"], row["by"])
+        verdict = row["verdict"] + DEVIATES * (row["claim"] in deviations)
+        cells = (f"{row['number']}. {row['sentence']}", verdict, row["by"])
         lines.append("| " + " | ".join(text.replace("|", "\\|") for text in cells) + " |")
     return "\n".join(lines) + "\n"
 
 
-def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+def markdown(rows: Sequence[Mapping[str, Any]], deviations: Deviations = NONE) -> str:
     """The page in Markdown: the verdicts, then every claim with its picture, `NAME.svg` beside."""
-    text = f"# The papers' claims, judged\n\n{SIMULATED}\n\n{table(rows)}"
+    text = f"# The papers' claims, judged\n\n{SIMULATED}\n\n{table(rows, deviations)}"
+    if deviations:
+        said = "".join(f"- {line}\n" for line in _deviations(deviations))
+        text += f"\n## {DEVIATIONS}\n\n{said}"
     for row in rows:
         terms = "".join(f"- {term.capitalize()}: {row[term]}\n" for term in TERMS)
         text += (
@@ -38,14 +49,23 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     return text
 
 
-def html(workdir: Path, rows: Sequence[Mapping[str, Any]]) -> str:
+def html(workdir: Path, rows: Sequence[Mapping[str, Any]], deviations: Deviations = NONE) -> str:
     """One offline page; the pictures are `workdir`'s, one a claim."""
     board = page.Table(
         "Verdicts",
         [page.Column(title, text=True) for title in HEADINGS],
-        [[_cell(row), page.cell(row["verdict"]), page.cell(row["by"])] for row in rows],
+        [
+            [
+                _cell(row),
+                page.cell(row["verdict"] + DEVIATES * (row["claim"] in deviations)),
+                page.cell(row["by"]),
+            ]
+            for row in rows
+        ],
     )
     sections = [page.Section("Verdicts", table=board)]
+    if deviations:
+        sections.append(page.Section(DEVIATIONS, points=_deviations(deviations)))
     for row in rows:
         picture = (workdir / f"{row['claim']}.svg").read_bytes()
         uri = "data:image/svg+xml;base64," + base64.b64encode(picture).decode()
@@ -65,6 +85,10 @@ def html(workdir: Path, rows: Sequence[Mapping[str, Any]]) -> str:
         provenance=[(row["claim"], _run(row)) for row in rows],
         shared=[],
     )
+
+
+def _deviations(deviations: Deviations) -> list[str]:
+    return [f"{name}: {'; '.join(said)}." for name, said in deviations.items()]
 
 
 def _cell(row: Mapping[str, Any]) -> page.Cell:

@@ -10,7 +10,8 @@ opponents are three, and the best of them on a network is everybody's opponent t
 
 `python -m configs.contest WORKDIR` prints the tables of a workdir that `optdyn papers --scale=full
 --only=contest_mlp` has finished. With `--arms=N --seed=SEED` it prints those of the first N arms
-of one that is not, and runs what they lack.
+of one that is not, and runs what they lack. `--trials=FILE` begins with the trials of another
+machine, such as those that were run so far: `tests/benchmarks/records/contest.parquet`.
 """
 
 import argparse
@@ -18,8 +19,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from optdyn.basics.files import read_json, write_json
+from optdyn.basics.files import WorkdirError, read_json, write_json
 from optdyn.configs import race
+from optdyn.evidence import raw
 from optdyn.evidence.arms import PERIOD
 from optdyn.evidence.claim import Claim
 from optdyn.evidence.contest import Contest, Entry, measure, table
@@ -46,22 +48,22 @@ OPPONENTS: Mapping[str, Point] = {
     SNOO: {"strategy.name": "diloco", "cluster.nodes": 1},
 }
 PERIODIC = (SNOO, "local SGD", "DiLoCo", "SlowMo", "elastic averaging", "delayed Nesterov")
-OTHERS = (  # all of the race; those that took the most updates in it come last
+OTHERS = (  # all of the race; first those of which a network chooses nothing but the batch
     "gossip",
-    "PowerSGD",
+    "K-batch-sync, K = 4",
     "top-k",
+    "AD-PSGD",
+    "K-batch-async, K = 4",
+    "asynchronous",
+    "delay-compensated",
+    "rate by staleness",
+    "PowerSGD",
     "local SGD",
     "DiLoCo",
     "SlowMo",
     "DASO",
-    "AD-PSGD",
-    "K-batch-sync, K = 4",
-    "K-batch-async, K = 4",
     "elastic averaging",
     "delayed Nesterov",
-    "asynchronous",
-    "delay-compensated",
-    "rate by staleness",
 )
 
 
@@ -152,7 +154,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("workdir", type=Path)
     parser.add_argument("--seed", type=int, help="of the run that is not finished")
     parser.add_argument("--arms", type=int, help="how many are told of one that is not finished")
+    parser.add_argument("--trials", type=Path, help="raw results that the workdir is to have")
     given = parser.parse_args(arguments)
+    if given.trials:
+        try:
+            raw.unpack(given.trials, given.workdir)
+        except WorkdirError as error:
+            parser.error(str(error))
     if given.arms:
         if given.seed is None or not 1 <= given.arms <= len(OTHERS):
             parser.error(f"--arms={given.arms}: needs --seed, and is 1 to {len(OTHERS)}")

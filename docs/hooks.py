@@ -24,7 +24,10 @@ FOLDERS = ("research", "launch", "analysis", "configs", "docs")
 LINKS = ROOT / "build" / "docs"  # the package as it is installed: its folders lie apart here
 PARTS = {"optdyn": "research", **{f"optdyn.{n}": n for n in ("analysis", "configs", "launch")}}
 LEFT_OUT = ("optdyn.analysis.notebooks", "optdyn.configs")  # configs are examples: their own pages
-RECORDS = ("papers_small", "papers_steered", "papers_one_step", "papers_race", "papers_contest")
+RECORDS = (
+    *("papers_small", "papers_steered", "papers_one_step", "papers_race", "papers_contest"),
+    "papers_decided",
+)
 LINK = re.compile(r"""\]\(([^)\s]+)\)|(?:src|href)="([^"]+)\"""")
 
 

@@ -6,6 +6,13 @@ chosen on some seeds and judged on others; `--seed=N` takes other seeds for both
 measures more and longer. Writes `scoreboard.json`, and as pages with a picture a claim
 `scoreboard.html` and `scoreboard.md`. Claims that are `LONG` are judged only where they are named.
 Interrupted or killed, the same command goes on: trials that ended are remembered.
+
+`--claims=FOLDER` judges the claims of your own that are files there, in place of the papers'. Their
+rules and files are written into `FOLDER/claims.lock` before the run, and what differs from it later
+is listed (`evidence/lock.py`).
+
+`--ship=FILE` writes all that a workdir remembers as one Parquet file, and ends. `--trials=FILE`
+begins with what such a file has, so that what was run on another machine is not run again.
 """
 
 import importlib
@@ -13,7 +20,7 @@ import pkgutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,12 +32,13 @@ from matplotlib.figure import Figure
 
 from optdyn.analysis import figures, scoreboard
 from optdyn.analysis.tables import replace
-from optdyn.basics import processes
-from optdyn.basics.errors import meant
+from optdyn.basics import lookup, processes, sources
+from optdyn.basics.errors import InputError, meant
 from optdyn.basics.files import DiskFull, WorkdirError, permitted, read_json, write_json, writing
 from optdyn.basics.hold import held, writable
 from optdyn.configs import papers as claims
-from optdyn.evidence.claim import WORDS, Verdict
+from optdyn.evidence import lock, raw
+from optdyn.evidence.claim import WORDS, Claim, Verdict
 from optdyn.evidence.study import Study
 from optdyn.launch import app, interruptible
 
@@ -38,24 +46,46 @@ SCALES = {"small": (2, 5), "full": (3, 10)}  # seeds that choose and that report
 BETWEEN = 1000  # seeds of one --seed and the next
 
 
-def names() -> list[str]:
-    """The names of all claims, in the order of the scoreboard."""
-    found = [module.name for module in pkgutil.iter_modules(claims.__path__)]
-    return sorted(found, key=lambda name: load(name).CLAIM.number)
+def names(folder: Path | None = None) -> list[str]:
+    """The names of all claims, in the order of the scoreboard: the papers', or a folder's.
+
+    Raises `InputError` where one of the folder's is not whole.
+    """
+    places = claims.__path__ if folder is None else [str(folder)]
+    found = [module.name for module in pkgutil.iter_modules(places)]
+    found = [name for name in found if not name.startswith("_")]
+    return sorted(found, key=lambda name: int(load(name, folder).CLAIM.number))
 
 
-def usual() -> list[str]:
+def usual(folder: Path | None = None) -> list[str]:
     """Names of those that do not take hours."""
-    return [name for name in names() if not getattr(load(name), "LONG", False)]
+    return [name for name in names(folder) if not getattr(load(name, folder), "LONG", False)]
 
 
-def load(name: str) -> ModuleType:
-    return importlib.import_module(f"{claims.__name__}.{name}")
+def load(name: str, folder: Path | None = None) -> ModuleType:
+    """The module of a claim. Raises `InputError` where a folder's is not whole."""
+    if folder is None:
+        return importlib.import_module(f"{claims.__name__}.{name}")
+    file = folder.resolve() / f"{name}.py"
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))  # for processes that measure, too
+    try:
+        module = importlib.import_module(name)
+    except Exception as error:
+        raise InputError(f"{file}: cannot be imported ({lookup.told(error)})") from error
+    if sources.file_of(module) != file:
+        raise InputError(f"{file}: another module is called {name!r}; it needs another name")
+    for part in ("measure", "verdict", "picture"):
+        if not callable(getattr(module, part, None)):
+            raise InputError(f"{file}: has no function {part!r} (optdyn.evidence.claim)")
+    if not isinstance(getattr(module, "CLAIM", None), Claim):
+        raise InputError(f"{file}: has no CLAIM that is an optdyn.evidence.claim.Claim")
+    return module
 
 
-def study_of(workdir: Path, scale: str, seed: int, name: str) -> Study:
+def study_of(workdir: Path, scale: str, seed: int, name: str, folder: Path | None = None) -> Study:
     """The study of a claim; seeds of different `seed` have nothing in common."""
-    choose, report = getattr(load(name), "SEEDS", SCALES)[scale]
+    choose, report = getattr(load(name, folder), "SEEDS", SCALES)[scale]
     first = BETWEEN * seed
     return Study(
         workdir,
@@ -65,9 +95,10 @@ def study_of(workdir: Path, scale: str, seed: int, name: str) -> Study:
     )
 
 
-def judge(name: str, study: Study) -> dict[str, Any]:
+def judge(name: str, study: Study, folder: Path | None = None) -> dict[str, Any]:
     """Measures a claim and judges it: its row of the scoreboard."""
-    module, begun = load(name), time.monotonic()
+    module, begun = load(name, folder), time.monotonic()
+    files = lock.blobs(module)
     result = module.measure(study)
     verdict: Verdict = module.verdict(result)
     if verdict.word not in WORDS:
@@ -85,6 +116,7 @@ def judge(name: str, study: Study) -> dict[str, Any]:
         "seeds": {"choose": study.choose, "report": study.report},
         "minutes": (time.monotonic() - begun) / 60,
         "commit": committed(Path(str(module.__file__))),
+        "files": files,
         "result": result,
     }
 
@@ -103,21 +135,35 @@ def committed(file: Path) -> str:
         return ""
 
 
-def run(workdir: Path, chosen: Sequence[str], scale: str, seed: int) -> dict[str, Any]:
-    """The scoreboard with the chosen claims judged; those that are in it already stay."""
+def run(
+    workdir: Path, chosen: Sequence[str], scale: str, seed: int, folder: Path | None = None
+) -> dict[str, Any]:
+    """The scoreboard with the chosen claims judged; those that are in it already stay.
+
+    Claims of a `folder` are locked first, all of them.
+    """
     board = opened(workdir, scale, seed)
+    if folder is not None:
+        board["deviations"] = lock.lock(folder, {n: load(n, folder) for n in names(folder)})
+        for name, said in board["deviations"].items():
+            print(f"{name}: {'; '.join(said)}", file=sys.stderr, flush=True)
     for name in chosen:
         if name not in board["claims"]:
-            print(f"{name}: {load(name).CLAIM.sentence}", file=sys.stderr, flush=True)
-            with study_of(workdir, scale, seed, name) as study:
-                board["claims"][name] = judge(name, study)
+            print(f"{name}: {load(name, folder).CLAIM.sentence}", file=sys.stderr, flush=True)
+            with study_of(workdir, scale, seed, name, folder) as study:
+                board["claims"][name] = judge(name, study, folder)
             row = board["claims"][name]
             print(f"  {row['verdict']}: {row['by']}", file=sys.stderr, flush=True)
         write_json(workdir / "scoreboard.json", board)
-    ordered = [board["claims"][name] for name in names() if name in board["claims"]]
-    replace(workdir / "scoreboard.html", scoreboard.html(workdir, ordered))
-    replace(workdir / "scoreboard.md", scoreboard.markdown(ordered))
+    ordered, other = rows(board), board.get("deviations", {})
+    replace(workdir / "scoreboard.html", scoreboard.html(workdir, ordered, other))
+    replace(workdir / "scoreboard.md", scoreboard.markdown(ordered, other))
     return board
+
+
+def rows(board: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The claims that are judged, in the order of the scoreboard."""
+    return sorted(board["claims"].values(), key=lambda row: int(row["number"]))
 
 
 def opened(workdir: Path, scale: str, seed: int) -> dict[str, Any]:
@@ -139,8 +185,16 @@ def main(_: Sequence[str]) -> int:
     if not flags.FLAGS["verbosity"].present:
         logging.set_verbosity(logging.WARNING)
     given = flags.FLAGS
-    every = names()
-    chosen = given.only or usual()
+    folder = Path(given.claims) if given.claims else None
+    try:
+        if folder and not folder.is_dir():
+            raise InputError(f"--claims={folder}: no such folder")
+        every = names(folder)
+        chosen = given.only or usual(folder)
+    except InputError as error:
+        app.fail(str(error))
+    if not every:
+        app.fail(f"--claims={folder}: has no claims; a claim is a file there (evidence/claim.py)")
     for name in chosen:
         if name not in every:
             hint = meant(name, every) or f"; there are {', '.join(every)}"
@@ -149,16 +203,21 @@ def main(_: Sequence[str]) -> int:
         processes.devices()
         writable(Path(given.workdir))
         with held(Path(given.workdir)), writing(), permitted():
-            board = run(Path(given.workdir), chosen, given.scale, given.seed)
-    except app.InputError as error:
+            if given.ship:
+                print(f"{given.ship}: {raw.ship(Path(given.workdir), Path(given.ship))}")
+                return 0
+            if given.trials:
+                found = raw.unpack(Path(given.trials), Path(given.workdir))
+                print(f"{given.trials}: {found}", file=sys.stderr, flush=True)
+            board = run(Path(given.workdir), chosen, given.scale, given.seed, folder)
+    except InputError as error:
         app.fail(str(error))
     except DiskFull as error:
         app.fail(str(error), code=1)
     except KeyboardInterrupt:
         print("stopped: the same command goes on", file=sys.stderr)
         return 130
-    ordered = [board["claims"][name] for name in every if name in board["claims"]]
-    print(scoreboard.table(ordered))
+    print(scoreboard.table(rows(board), board.get("deviations", {})))
     return 0
 
 
@@ -167,5 +226,8 @@ if __name__ == "__main__":
     flags.DEFINE_list("only", None, "Claims to judge; by default all that do not take hours.")
     flags.DEFINE_enum("scale", "small", list(SCALES), "How much is measured.")
     flags.DEFINE_integer("seed", 0, "Which seeds: those of two numbers have none in common.")
+    flags.DEFINE_string("claims", "", "Folder of claims of your own, to judge in place of ours.")
+    flags.DEFINE_string("trials", "", "File of raw results that the workdir is to have.")
+    flags.DEFINE_string("ship", "", "File that the workdir's raw results are written to.")
     flags.mark_flag_as_required("workdir")
     absl_app.run(main, flags_parser=app.parse)

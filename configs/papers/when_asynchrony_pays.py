@@ -91,7 +91,11 @@ def cells(scale: str) -> list[Cell]:
 
 def measure(study: Study) -> dict[str, Any]:
     """Every cell tuned and run on the reporting seeds, beside what the synchronous run predicts."""
-    chosen = cells(study.scale)
+    return measured(study, cells(study.scale))
+
+
+def measured(study: Study, chosen: list[Cell]) -> dict[str, Any]:
+    """The same of some of the cells."""
     alone = {Cell(c.model, batch, 1, "constant") for c in chosen for batch in (c.batch, REFERENCE)}
     every = sorted(alone) + chosen
     limits = {c: stability(config_of(c), c.groups) for c in every}

@@ -216,11 +216,11 @@ def _package(spec: ModuleSpec | None) -> str:
 
 
 def _text(content: bytes, package: str) -> Text:
-    return Text(hashlib.sha256(content).hexdigest(), _imports(content, package))
+    return Text(hashlib.sha256(content).hexdigest(), imports_of(content, package))
 
 
 @lru_cache(maxsize=256)
-def _imports(content: bytes, package: str) -> tuple[str, ...]:
+def imports_of(content: bytes, package: str) -> tuple[str, ...]:
     """The modules that a text imports, and those above them; () of one that is no Python."""
     try:
         tree = ast.parse(content)

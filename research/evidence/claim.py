@@ -1,6 +1,6 @@
 """A claim of a paper: one sentence, what is measured against whom, and the verdict's rule.
 
-Each is a file of `configs/papers/` with
+Each is a file of `configs/papers/`, or of a folder that `optdyn papers --claims` names, with
 
     CLAIM              what is claimed, and how it is judged
     measure(study)     the runs, all through the study; returns JSON values
@@ -10,6 +10,7 @@ Each is a file of `configs/papers/` with
     LONG               True if it takes hours, so that it is judged only where it is named
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 WORDS = ("confirmed", "refuted", "open")
@@ -27,3 +28,9 @@ class Claim(NamedTuple):
 class Verdict(NamedTuple):
     word: str  # of WORDS
     by: str  # by how much, in one sentence
+
+
+def below(found: Sequence[float], bound: float) -> str:
+    """The word of a claim that an estimate, (value, low, high), is below a bound."""
+    _, low, high = found
+    return "confirmed" if high < bound else "refuted" if low > bound else "open"

@@ -4,7 +4,7 @@ Where many ratios are judged at once some intervals exclude 1 by chance alone. `
 that: if all ratios are 1, any corrected chance is below 0.05 in at most 5 % of studies.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,6 +67,17 @@ def share(
     middle = np.median(usual)
     whole = float(part(_over(np.median(best), middle), _over(np.median(other), middle)))
     return whole, _end(every, 0.025, -np.inf), _end(every, 0.975, np.inf)
+
+
+def drawn_again(figure: Callable[[np.ndarray], float], seeds: int) -> tuple[float, float, float]:
+    """(figure of all seeds, and its 95 % interval), of a figure that indices of seeds determine.
+
+    The interval is that of the figures of seeds that are drawn with replacement, each draw the same
+    for all that the figure is made of.
+    """
+    drawn = np.random.default_rng(0).integers(seeds, size=(DRAWS, seeds))
+    every = np.array([figure(each) for each in drawn])
+    return float(figure(np.arange(seeds))), _end(every, 0.025, -np.inf), _end(every, 0.975, np.inf)
 
 
 def holm(chances: Sequence[float]) -> list[float]:

@@ -21,7 +21,7 @@ from optdyn.evidence.arms import Arm, Tuned, at, tuned
 from optdyn.evidence.claim import Verdict
 from optdyn.evidence.intervals import ratio, shown, spread, words
 from optdyn.evidence.study import Job, Study
-from optdyn.evidence.trial import Curve, logged, to_loss
+from optdyn.evidence.trial import Curve, logged, timeline_of, to_loss
 from optdyn.experiment import Experiment
 from optdyn.grid import Point
 from optdyn.strategies.method import PLAIN
@@ -126,7 +126,7 @@ def timed(
 
 def followed(config: Experiment, curve: Curve) -> Run:
     """The run, its timeline as far as one with this curve goes."""
-    run: Run = trainer.prepare(config)
+    run: Run = trainer.prepare(config, timeline_of=timeline_of)
     points = zip(curve.updates, curve.losses, strict=True)
     rows = [{"step": step, "train_loss": loss} for step, loss in points]
     return extended(run, curve.updates[-1], rows)

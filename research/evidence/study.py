@@ -17,10 +17,12 @@ from typing import Any, NamedTuple, Self
 
 from optdyn.basics.files import append, rows, write
 from optdyn.basics.trees import Json
+from optdyn.config import differences, usual
 from optdyn.evidence.trial import FIRST, Curve, cut, trial
 from optdyn.experiment import Experiment
 from optdyn.problem import own_code
 
+TRIALS, MEASURED = "trials.jsonl", "measured.jsonl"
 ARMS = 16  # that are tuned at a time: each waits for its own trials
 
 
@@ -53,8 +55,8 @@ class Study:
             raise ValueError("seeds that choose must not report")
         self.workdir, self.scale = workdir, scale
         self.choose, self.report = tuple(choose), tuple(report)
-        self._trials = _Lines(workdir / "trials.jsonl")
-        self._measured = _Lines(workdir / "measured.jsonl")
+        self._trials = Lines(workdir / TRIALS)
+        self._measured = Lines(workdir / MEASURED)
         self._processes, self._first = processes or cores(), first
         self._pool: ProcessPoolExecutor | None = None
         self._lock = RLock()
@@ -62,21 +64,19 @@ class Study:
     def trials(self, jobs: Iterable[Job]) -> list[Curve]:
         """The curves, in order; those that are not remembered run as processes become free."""
         every = [_with_code(job) for job in jobs]
-        keys = [_of_job(job) for job in every]
+        keys = [of_job(job) for job in every]
         unknown = {
             key: job for key, job in zip(keys, every, strict=True) if not self._known(key, job)
         }
         asked = {
-            self._executor().submit(trial, *job, self._first): (key, job.most)
-            for key, job in unknown.items()
+            self._executor().submit(trial, *job, self._first): key for key, job in unknown.items()
         }
         for future in as_completed(asked):  # so that a kill loses none that has ended
-            key, most = asked[future]
-            code = unknown[key].config.code
-            line = {"most": most, **future.result()._asdict()}
-            self._trials.put(key, line | ({"code": code} if code else {}))
+            key = asked[future]
+            self._trials.put(key, line_of(unknown[key], future.result()))
         return [
-            cut(self._curve(key), job.most, job.clock) for key, job in zip(keys, every, strict=True)
+            cut(curve_of(self._trials.at(key)), job.most, job.clock)
+            for key, job in zip(keys, every, strict=True)
         ]
 
     def remember(self, key: str, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -85,7 +85,7 @@ class Study:
         The key has to say all that the result depends on. It runs here, and not beside trials of
         this thread.
         """
-        name = _key([key])
+        name = key_of([key])
         if self._measured.at(name) is None:
             self._measured.put(name, {"key": key, "value": function(*arguments)})
         return self._measured.at(name)["value"]
@@ -102,16 +102,12 @@ class Study:
         if self._pool:
             self._pool.shutdown(cancel_futures=True)
 
-    def _curve(self, key: str) -> Curve:
-        line = self._trials.at(key)
-        return Curve(**{name: line[name] for name in Curve._fields if name in line})
-
     def _known(self, key: str, job: Job) -> bool:
         """Whether what is remembered says all that the job asks for."""
         line = self._trials.at(key)
         if line is None or own_code.changed(line.get("code"), job.config.code):
             return False
-        return line["status"] != "ended" or line["most"] >= job.most
+        return reaches(line, job.most)
 
     def _executor(self) -> ProcessPoolExecutor:
         with self._lock:
@@ -124,7 +120,7 @@ class Study:
             return self._pool
 
 
-class _Lines:
+class Lines:
     """A dictionary that is a file of lines, the last of a key counting."""
 
     def __init__(self, path: Path):
@@ -133,6 +129,10 @@ class _Lines:
         self._path, self._lock = path, RLock()
         if path.exists() and not path.read_text().endswith("\n"):  # torn by a kill
             write(path, "".join(json.dumps(row) + "\n" for row in self._found.values()))
+
+    def every(self) -> list[Json]:
+        """All that it holds, without their keys."""
+        return [self.at(key) for key in self._found]
 
     def at(self, key: str) -> Any:
         found = self._found.get(key)
@@ -180,11 +180,36 @@ def _with_code(job: Job) -> Job:
     return job._replace(config=job.config.with_(code=code))
 
 
-def _of_job(job: Job) -> str:
+def reaches(line: Json, most: float) -> bool:
+    """Whether a trial that is remembered went as far as one that may take `most`."""
+    return bool(line["status"] != "ended" or line["most"] >= most)
+
+
+def curve_of(line: Json) -> Curve:
+    """The curve of a trial that is remembered."""
+    return Curve(**{name: line[name] for name in Curve._fields if name in line})
+
+
+def line_of(job: Job, curve: Curve) -> Json:
+    """A trial as it is remembered, with all that it is of: `config` has what is no default."""
+    own, code = job.config.to_dict(), job.config.code
+    config = {name: _at(own, name) for name in differences(own, usual().to_dict())}
+    config.pop("code", None)
+    of = {"config": config, "target": job.target, "clock": job.clock, "most": job.most}
+    return {**of, **curve._asdict(), **({"code": code} if code else {})}
+
+
+def _at(values: Any, dotted: str) -> Any:
+    for name in dotted.split("."):
+        values = values[name]
+    return values
+
+
+def of_job(job: Job) -> str:
     """The key of a trial, as it was before there was `config.code`: its code is in its line."""
     values = {name: value for name, value in job.config.to_dict().items() if name != "code"}
-    return _key([values, job.target, job.clock])
+    return key_of([values, job.target, job.clock])
 
 
-def _key(value: Any) -> str:
+def key_of(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:24]

@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from optdyn import strategies
 from optdyn.basics import lookup
 from optdyn.basics.progress import Watch
 from optdyn.basics.trees import Json
@@ -21,9 +22,9 @@ from optdyn.config import ConfigError
 from optdyn.core import State
 from optdyn.experiment import Experiment
 from optdyn.outputs.workdir import rows as rows_of
-from optdyn.problem import shared_data
+from optdyn.problem import own_code, shared_data
 from optdyn.problem.problem import Examples
-from optdyn.timeline.base import Meeting, chosen
+from optdyn.timeline.base import Meeting, Timeline, chosen
 from optdyn.timeline.network import between_nodes, broadcast
 from optdyn.training import program, trainer
 from optdyn.training.driver import drive
@@ -73,7 +74,7 @@ def trial(
         )
     if config.probes.momentum:  # what the meter logs may steer the run
         return _logged(config, target, most, clock)
-    run = trainer.prepare(config)
+    run = trainer.prepare(config, timeline_of=timeline_of)
     put, loss = run.program.layout.put_examples, _loss(run.program, config.probes.mean)
     _, sample, test = shared_data.put(run.data, put, config)
     state = run.program.layout.put_state(run.program.rule.init(run.params))
@@ -91,6 +92,38 @@ def trial(
     whole = status == "reached" or (not status and chunk.step == config.steps)
     metrics = program.evaluate(run.program, chunk.state.params, test) if whole else {}
     return _curve(finite, status or "ended", metrics)
+
+
+class _Decided(NamedTuple):
+    """What a config decides already, and so is no part of the key of a cache."""
+
+    known: dict[str, Any]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Decided)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+def timeline_of(config: Experiment, **known: Any) -> Timeline:
+    """`strategies.timeline_of`, drawn once for all learning rates and momenta: no clock sees them.
+
+    Searches try dozens of those with the same seeds. What is drawn must not be written to.
+    """
+    if known.get("epochs") or any(own_code.names(config)):
+        return strategies.timeline_of(config, **known)
+    same = {"optimizer.learning_rate": 1.0, "optimizer.momentum": 0.0}
+    return _drawn(config.with_(same), _Decided(known))
+
+
+@lru_cache(maxsize=256)
+def _drawn(config: Experiment, decided: _Decided) -> Timeline:
+    line = strategies.timeline_of(config, **decided.known)
+    for leaf in jax.tree.leaves(line):
+        if isinstance(leaf, np.ndarray):
+            leaf.setflags(write=False)  # it is shared
+    return line
 
 
 def _logged(config: Experiment, target: float, most: float, clock: str) -> Curve:

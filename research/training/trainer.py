@@ -43,7 +43,7 @@ from optdyn.outputs.workdir import (
 from optdyn.parallel.first_process import agreed, own, verdict
 from optdyn.problem import own_code, problem, shared_data
 from optdyn.strategies.metered import METERED
-from optdyn.timeline.base import Arrival, chosen
+from optdyn.timeline.base import Arrival, Timeline, chosen
 from optdyn.training import memory_checks, program
 from optdyn.training.checks import check
 from optdyn.training.driver import Training, drive, run_to_end
@@ -57,12 +57,19 @@ MEASURED = 8  # updates at the end of an epoch that workers are timed over
 
 
 @lookup.once()
-def prepare(config: Experiment, replicas: int = 0, begun: bool = False, race: bool = False) -> Run:
+def prepare(
+    config: Experiment,
+    replicas: int = 0,
+    begun: bool = False,
+    race: bool = False,
+    timeline_of: Callable[..., Timeline] = strategies.timeline_of,
+) -> Run:
     """Checks the config, loads data, draws the timeline and the initial parameters.
 
     Raises `ConfigError`, `DataError` or `TimelineError`; touches no workdir. With `replicas` > 0
     the timeline is (replicas, steps). Of a run that has `begun`, whose checkpoint has all of it,
     the run that it was started from is not looked for. A `race` has a timeline that is empty yet.
+    `timeline_of` draws the timeline, or has it from before.
     """
     check(config)
     refuse(
@@ -94,9 +101,7 @@ def prepare(config: Experiment, replicas: int = 0, begun: bool = False, race: bo
     report: Json = {}
     for method in strategies.of_config(config).every:
         report |= method.report(config, network)
-    events = partial(
-        strategies.timeline_of, steps_per_epoch=epoch, update_bytes=size, network=network
-    )
+    events = partial(timeline_of, steps_per_epoch=epoch, update_bytes=size, network=network)
     first = events(config, replicas=replicas)
     with shared_data.COMPILE_LOCK:
         compiled = program.make(config, data.classes, first.slots)

@@ -4,7 +4,9 @@ Single ordinary runs in shuffled epochs, simulated arrivals, one fit a run: how 
 hold what theory says, how wide they are, how often the J test rejects at 5 %. `small`: an MLP
 784-64-64-10 on 4,000 MNIST images, 1,000 updates of 64. `real`: LeNet-5 and a residual network on
 the 60,000 images of Fashion-MNIST (900 and 600 updates), and a transformer of 2 blocks on text (600
-of 32 sequences). Runs that have ended are kept in a file of lines, and are not done again.
+of 32 sequences). `windows`: parts of 1,200 updates of 48 by that MLP with 6 groups, rate 0.02, each
+fitted by itself, as a short window's reading may be off where a whole run's is not. Runs that have
+ended are kept in a file of lines, and are not done again.
 """
 
 import argparse
@@ -29,6 +31,12 @@ from tests.benchmarks.record import publish
 from tests.values import as_experiment
 
 PARTS = {"all": (0, 1), "middle third": (1 / 3, 2 / 3), "last third": (2 / 3, 1)}
+SHORT = {
+    "all": (0.0, 1.0),
+    **{f"updates {a} to {a + 200}": (a / 1200, (a + 200) / 1200) for a in (0, 400, 1000)},
+    "updates 0 to 400": (0.0, 1 / 3),
+    "updates 400 to 800": (1 / 3, 2 / 3),
+}
 
 
 def small() -> Iterator[dict[str, Any]]:
@@ -53,6 +61,16 @@ def real() -> Iterator[dict[str, Any]]:
                     yield {**cell, "part": part, "seeds": 4}
 
 
+def windows() -> Iterator[dict[str, Any]]:
+    for replacement in (False, True):
+        for part in SHORT:
+            cell = {"groups": 6, "rate": 0.02, "batch": 48, "steps": 1200}
+            yield {**cell, "replacement": replacement, "part": part, "seeds": 40}
+
+
+CELLS = {"small": small, "real": real, "windows": windows}
+
+
 def config_of(cell: dict[str, Any], seed: int) -> ConfigDict:
     """Of what `small` and `real` say of a run."""
     model = cell.get("model", "mlp")
@@ -66,6 +84,9 @@ def config_of(cell: dict[str, Any], seed: int) -> ConfigDict:
         config.data.update(name="kjv", sequence_length=64)
         config.model.update(name="transformer", blocks=2, width=64)
         config.batch_size = 32
+    config.batch_size = cell.get("batch", config.batch_size)
+    config.steps = cell.get("steps", config.steps)
+    config.data.replacement = cell.get("replacement", False)
     config.seed, config.checkpoint_every, config.log_every = seed, 0, config.steps
     config.optimizer.name = cell.get("optimizer", "sgd")
     config.optimizer.learning_rate = cell.get("rate", 0.05)
@@ -87,10 +108,11 @@ def truth(cell: dict[str, Any]) -> list[float]:
 def fitted(cell: dict[str, Any], config: ConfigDict, recorded: Recording) -> dict[str, Any]:
     """A line: coefficients, standard errors and the p-value, or why there are none."""
     lags, updates = cell.get("lags", 1), len(recorded.losses)
-    start, stop = (round(x * updates) for x in PARTS[cell.get("part", "all")])
+    start, stop = (round(x * updates) for x in (PARTS | SHORT)[cell.get("part", "all")])
     examples = len(next(iter(shared_data.load(as_experiment(config)).train.values())))
     moved = recorded.displacements if cell.get("momentum") else recorded.raw_steps
-    heed = datasets.away(start, stop, config.batch_size, examples, lags)
+    replacement = bool(config.data.replacement)
+    heed = datasets.away(start, stop, config.batch_size, examples, lags, replacement)
     try:
         it = fit([(moved[start:stop], recorded.gradients[start:stop])], lags, heed=[heed])
     except NotIdentified as error:
@@ -144,13 +166,13 @@ def table(cells: list[dict[str, Any]], lines: list[dict[str, Any]]) -> pd.DataFr
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--cells", choices=("small", "real"), default="small")
+    parser.add_argument("--cells", choices=tuple(CELLS), default="small")
     parser.add_argument("--seeds", type=int, default=100, help="runs of each cell, at most")
     parser.add_argument("--lines", type=Path, help="file of the runs that have ended")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     name = f"meter_coverage_{arguments.cells}"
-    cells = list({"small": small, "real": real}[arguments.cells]())
+    cells = list(CELLS[arguments.cells]())
     lines = arguments.lines or Path(f"workdirs/{name}.jsonl")
     found = measure(cells, lines, arguments.seeds)
     publish(table(cells, found), arguments.out or Path(f"workdirs/{name}.json"))

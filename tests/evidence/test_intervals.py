@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from optdyn.evidence.claim import below
 from optdyn.evidence.intervals import (
     CHANCES,
     chance,
+    drawn_again,
     holm,
     ratio,
     ratio_at_best,
@@ -122,3 +124,22 @@ def test_intervals_cover_the_ratio_of_the_best_settings():
     away = 2 * math.sqrt(0.05 * 0.95 / 200)
     assert AIM[0] - away <= rows.covered["at best"] <= AIM[1] + away
     assert rows.covered["at best"] >= rows.covered["plain"]
+
+
+def test_a_figure_of_seeds_drawn_again_has_the_interval_of_its_mean():
+    """Of 400 normal values it is the mean and 1.96 standard errors on either side."""
+    values = np.random.default_rng(3).normal(5.0, 2.0, 400)
+    middle, low, high = drawn_again(lambda seeds: values[seeds].mean(), len(values))
+    error = values.std() / 20
+    assert middle == pytest.approx(values.mean())
+    ends = [middle - 1.96 * error, middle + 1.96 * error]
+    # 4,000 draws know a 2.5 % quantile to about 0.04 standard errors; four times that.
+    assert [low, high] == pytest.approx(ends, abs=0.16 * error)
+
+
+@pytest.mark.parametrize(
+    ("found", "word"),
+    [((1.0, 0.8, 1.4), "confirmed"), ((1.6, 1.51, 2.0), "refuted"), ((1.4, 1.2, 1.5), "open")],
+)
+def test_an_estimate_decides_by_its_interval_alone(found, word):
+    assert below(found, 1.5) == word

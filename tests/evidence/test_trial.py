@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from optdyn import strategies
 from optdyn.config import ConfigError
 from optdyn.configs import problems
+from optdyn.evidence import trial as trials
 from optdyn.evidence.trial import Curve, to_loss, trial
 from optdyn.training import trainer
 
@@ -25,6 +27,26 @@ def test_a_trial_has_the_losses_and_seconds_of_the_trainers_run(tmp_path):
     assert curve.losses[-1] == pytest.approx(summary["train_loss"], rel=1e-6)  # summed in one part
     assert curve.seconds[-1] == summary["simulated_seconds"]
     assert curve.test["loss"] == pytest.approx(summary["test_loss"], rel=1e-6)
+
+
+def test_a_timeline_is_drawn_once_for_all_steps_and_momenta_and_for_nothing_else(monkeypatch):
+    """Curves are those of timelines that are drawn each time."""
+    seeds = [3, 4, 3]
+    every = [small(2).with_({"optimizer.momentum": m}, seed=s) for m in (0.0, 0.5) for s in seeds]
+    every += [each.with_({"strategy.groups": 4}) for each in every[:1]]
+    drawn, draw = list[int](), strategies.timeline_of
+
+    def counted(config, **known):
+        drawn.append(config.seed)
+        return draw(config, **known)
+
+    monkeypatch.setattr(strategies, "timeline_of", counted)
+    trials._drawn.cache_clear()
+    found = [trial(each) for each in every]
+    assert drawn == [3, 4, 3]
+    for each, curve in zip(every, found, strict=True):
+        trials._drawn.cache_clear()
+        assert trial(each) == curve
 
 
 def test_it_ends_at_the_target_or_when_too_much_has_passed():

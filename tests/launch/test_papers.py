@@ -1,11 +1,16 @@
 """The claims are whole, and the scoreboard is what was judged."""
 
+import importlib
 import json
+import shutil
+import subprocess
 import sys
 
 import pytest
 
+from optdyn.basics.errors import InputError
 from optdyn.configs import papers as every_claim
+from optdyn.evidence import lock
 from optdyn.evidence.claim import Claim
 from optdyn.launch import papers
 from optdyn.outputs.workdir import WorkdirError
@@ -55,3 +60,97 @@ def test_the_scoreboard_has_the_verdict_and_is_not_made_twice(claims, monkeypatc
     )
     with pytest.raises(WorkdirError, match="--seed=3"):
         papers.run(claims, ["arithmetic"], "small", 4)
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A folder of claims of one's own, one with a helper beside it, as a new process finds it."""
+    folder = tmp_path / "own"
+    folder.mkdir()
+    (folder / "sums.py").write_text(CLAIM.replace("Claim(1", "Claim(2") + "import _helper\n")
+    (folder / "_helper.py").write_text("")
+    (folder / "arithmetic_of_ours.py").write_text(CLAIM)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+    def forget():
+        for name in ("sums", "_helper", "arithmetic_of_ours"):
+            sys.modules.pop(name, None)
+        importlib.invalidate_caches()
+        shutil.rmtree(folder / "__pycache__", ignore_errors=True)
+
+    forget()
+    yield folder, forget
+    forget()
+
+
+def test_claims_of_ones_own_are_locked_before_they_are_measured(own, tmp_path, monkeypatch):
+    folder, _ = own
+    assert papers.names(folder) == ["arithmetic_of_ours", "sums"]  # by number
+    with monkeypatch.context() as patch:
+        patch.setattr(papers, "judge", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            papers.run(tmp_path / "board", ["sums"], "small", 0, folder)
+    held = json.loads((folder / lock.LOCK).read_text())
+    assert set(held) == {"sums", "arithmetic_of_ours"} and held["sums"]["rule"] == "the rule"
+    assert set(held["sums"]["files"]) == {"sums", "_helper"}
+    git = subprocess.run(
+        ["git", "hash-object", folder / "sums.py"], capture_output=True, text=True, check=True
+    )
+    assert held["sums"]["files"]["sums"] == git.stdout.strip()
+    board = papers.run(tmp_path / "board", ["sums"], "small", 0, folder)
+    assert board["deviations"] == {} and board["claims"]["sums"]["verdict"] == "confirmed"
+    assert {"sums", "_helper", "optdyn.evidence.claim"} <= set(board["claims"]["sums"]["files"])
+    assert "deviates" not in (tmp_path / "board" / "scoreboard.md").read_text()
+
+
+def test_what_differs_from_the_lock_is_listed_and_stays_listed(own, tmp_path):
+    folder, forget = own
+    papers.run(tmp_path / "board", ["sums"], "small", 0, folder)
+    before = (folder / lock.LOCK).read_text()
+    text = (folder / "sums.py").read_text().replace('"the rule"', '"another rule"')
+    (folder / "sums.py").write_text(text)
+    (folder / "arithmetic_of_ours.py").unlink()
+    for _ in range(2):
+        forget()
+        board = papers.run(tmp_path / "board", ["sums"], "small", 0, folder)
+        gone, changed = board["deviations"]["arithmetic_of_ours"], board["deviations"]["sums"]
+        assert "the claim is gone since" in gone[0]
+        assert "it was 'the rule'" in changed[0] and "the module sums has changed" in changed[1]
+        assert (folder / lock.LOCK).read_text() == before
+    for name in ("scoreboard.md", "scoreboard.html"):
+        page = (tmp_path / "board" / name).read_text()
+        assert "the claim is gone" in page and "confirmed (deviates)" in page
+    (folder / "_helper.py").write_text("TWO = 3\n")
+    forget()
+    board = papers.run(tmp_path / "board", ["sums"], "small", 0, folder)
+    assert "the module _helper has changed" in board["deviations"]["sums"][1]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (CLAIM.replace("def measure", "def measured"), "has no function 'measure'"),
+        (CLAIM.replace("CLAIM =", "ANY ="), "has no CLAIM"),
+        ("import nothing_like_this", "cannot be imported.*sums.py, line 1"),
+        ("1 +", "cannot be imported"),
+    ],
+)
+def test_a_claim_that_is_not_whole_is_refused_in_one_line(own, text, said):
+    folder, _ = own
+    (folder / "sums.py").write_text(text)
+    with pytest.raises(InputError, match=said):
+        papers.names(folder)
+
+
+def test_a_claim_that_is_called_like_another_module_is_refused(own):
+    folder, _ = own
+    (folder / "json.py").write_text(CLAIM)
+    with pytest.raises(InputError, match="another module is called 'json'"):
+        papers.names(folder)
+
+
+def test_a_lock_file_that_is_none_is_refused(own, tmp_path):
+    folder, _ = own
+    (folder / lock.LOCK).write_text('{"sums": 3}')
+    with pytest.raises(InputError, match="is no lock file"):
+        papers.run(tmp_path / "board", ["sums"], "small", 0, folder)

@@ -2,17 +2,21 @@
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from matplotlib.figure import Figure
 
 from optdyn.basics.files import finite
 from optdyn.configs import contest, race
 from optdyn.evidence import contest as contested
+from optdyn.evidence import raw
 from optdyn.evidence.arms import at, point, rates, rung
 from optdyn.evidence.contest import Place, Side
 from optdyn.evidence.race import FASTER, MISSED, SAME, SLOWER
+from optdyn.evidence.study import Job, Lines, curve_of, of_job
 from optdyn.evidence.trial import Curve, to_loss
 from optdyn.launch import papers
 from optdyn.training import trainer
@@ -258,3 +262,23 @@ def test_tables_are_of_a_contest_that_has_ended_or_of_so_many_arms(tmp_path, cap
     (tmp_path / "scoreboard.json").write_text(json.dumps(board))
     contest.main([str(tmp_path)])
     assert contested.table(made) in capsys.readouterr().out
+
+
+def test_the_trials_that_are_shipped_are_those_of_the_record(tmp_path):
+    """Of the synchronous arm on 1 Gb/s, where it was tuned, by what a curve found again says."""
+    folder = Path(__file__).parents[1] / "benchmarks/records"
+    record = json.loads((folder / "papers_contest.json").read_text())["claims"]["contest_mlp"]
+    others = record["result"]["opponents"][contest.JUDGED]["8 x 1"]["every"]
+    plain = next(each for each in others if each["arm"] == contest.PLAIN)
+    seed = record["seeds"]["report"][0]
+    table = pq.read_table(folder / "contest.parquet")
+    is_of = [f'"seed": {seed},' in config for config in table["config"].to_pylist()]
+    pq.write_table(table.filter(is_of), tmp_path / "one_seed.parquet")
+    raw.unpack(tmp_path / "one_seed.parquet", tmp_path)
+    config = at(
+        contest.config_of("mlp", contest.PLAIN).with_(plain["chosen"]), plain["point"], seed
+    )
+    line = Lines(tmp_path / "trials.jsonl").at(of_job(Job(config, 0.1)))
+    # The record has five digits.
+    seconds = to_loss(curve_of(line), 0.1, "met")
+    assert seconds == pytest.approx(plain["seconds"]["0.1"][0], rel=1e-4)

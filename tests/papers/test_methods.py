@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 
-from optdyn.configs.papers import daso, dynamic_batch, local_similarity, local_time, merged_servers
+from optdyn.configs.papers import (
+    barrier_waste,
+    daso,
+    dynamic_batch,
+    local_similarity,
+    local_time,
+    merged_servers,
+    systems_space,
+)
 from optdyn.evidence.trial import Curve
 from optdyn.problem import shared_data
 from optdyn.timeline.pipeline import one_f_one_b, seconds
@@ -205,3 +213,27 @@ def test_every_arm_can_run():
     for task in local_time.TASKS:
         for variant in local_time.VARIANTS:
             check(local_time.config(task, variant, "small"))
+
+
+def test_the_mean_waste_is_over_cases_and_seeds_alike():
+    waste = np.array([[0.02, 0.04, 0.03], [0.08, 0.06, 0.07]])
+    middle, low, high = barrier_waste.mean(waste.tolist())
+    assert middle == pytest.approx(waste.mean()) and low <= middle <= high
+    # Drawn in pairs, every seed has the same sum here, so no draw has another mean.
+    assert low == pytest.approx(0.05) and high == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize(("other", "word"), [(0.8, "confirmed"), (1.25, "refuted")])
+def test_the_best_of_the_space_is_held_against_the_best_of_the_systems(other, word):
+    """The luckiest of the seeds that report is none that was chosen."""
+    own = np.linspace(9.0, 11.0, 20)
+
+    def row(setting, named, cost, factor):
+        seconds = (factor * own).tolist()
+        return {"setting": setting, "named": named, "chosen_by": cost, "seconds": seconds}
+
+    rows = [row("a", True, 10.0, 1.0), row("b", True, 11.0, 0.1)]
+    rows += [row("c", False, 9.0, other), row("d", False, 12.0, 0.1)]
+    result = {"clusters": {"one": {"rows": rows}, "two": {"rows": rows}}}
+    assert systems_space.mean(result) == pytest.approx([other] * 3)
+    assert systems_space.verdict(result).word == word

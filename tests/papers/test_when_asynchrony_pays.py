@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from optdyn.configs.papers.predicted_penalty import factor
 from optdyn.configs.papers.when_asynchrony_pays import Cell, cells, errors, verdict
 
 
@@ -47,3 +48,16 @@ def test_cells_are_of_both_networks_and_of_several_groups(scale):
     assert {cell.model for cell in every} == {"mlp", "cnn"}
     assert all(isinstance(cell, Cell) and cell.groups > 1 for cell in every)
     assert len(set(every)) == len(every)
+
+
+def test_the_median_error_factor_is_that_of_medians_over_seeds():
+    """By hand: 20 / 10 updates where 3 is predicted, 30 / 10 where 2 is, 40 / 10 where 4 is."""
+    rows = [
+        {"batch": b, "updates": [u, u, u], "predicted": p}
+        for b, u, p in ((4, 20.0, 3.0), (64, 30.0, 2.0), (64, 40.0, 4.0))
+    ]
+    alone = {4: [9.0, 10.0, 11.0], 64: [10.0, 10.0, 10.0]}
+    middle, low, high = factor(rows, alone)
+    assert middle == pytest.approx(1.5)  # of 1.5, 1.5 and 1
+    # Where only the seed of 9 is drawn the first is 3 x 9 / 20; of 11, 1.65, and 1.5 is the median.
+    assert (low, high) == pytest.approx((1.35, 1.5))
