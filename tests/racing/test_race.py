@@ -5,7 +5,6 @@ import itertools
 import re
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -17,7 +16,7 @@ from optdyn.errors import ConfigError
 from optdyn.outputs.files import WorkdirError
 from optdyn.outputs.hold import held
 from optdyn.outputs.workdir import parameters
-from optdyn.racing import on_ray, shards
+from optdyn.racing import shards
 from optdyn.racing.race import in_turn, race, replaying
 from optdyn.racing.worker import worker
 from optdyn.run import by_number
@@ -336,34 +335,6 @@ def test_local_steps_are_of_their_readers_batches(config, tmp_path):
             version += 1
             read[i], done[i], unread = (unread, version), 0, unread + periods[i]
     assert version > 15 and trace["control.batch"].is_unique
-
-
-def test_of_a_call_that_was_dropped_nothing_is_received():
-    """A group has one call at a time; of what it was sent meanwhile it gets the last."""
-    called, ended = [], []
-
-    def actor(group):
-        def remote(given, numbers):
-            called.append((group, given, numbers))
-            return len(called) - 1
-
-        return SimpleNamespace(work=SimpleNamespace(remote=remote))
-
-    def wait(calls, timeout):
-        return [call for call in calls if call in ended][:1], []
-
-    ray = SimpleNamespace(wait=wait, get=lambda call: called[call][1])
-    workers = on_ray.actors_at_work(ray, [actor(0), actor(1)])
-    workers.send(0, "old", range(1))
-    workers.send(1, "other", range(1, 2))
-    for given in ("newer", "newest"):
-        workers.send(0, given, range(1))
-    assert [given for _, given, _ in called] == ["old", "other"]
-    ended.append(0)
-    assert workers.receive(0.0) is None  # the old one is let go
-    assert called[2:] == [(0, "newest", range(1))]
-    ended += [1, 2]
-    assert workers.receive(0.0) == (1, "other") and workers.receive(0.0) == (0, "newest")
 
 
 def test_no_worker_starts_where_another_race_is(config, tmp_path):
