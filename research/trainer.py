@@ -56,6 +56,7 @@ from optdyn.run import Run, batches_of, columns_of, events_of, feed_of, momenta
 from optdyn.strategies.base import Params, State
 from optdyn.strategies.metered import METERED
 from optdyn.timeline.base import Arrival, chosen
+from optdyn.timeline.trace import SERVED
 from optdyn.trees import Json
 
 WORSE = 100  # times the first logged loss: the mark `worse` in a summary
@@ -262,10 +263,10 @@ def _loop(
             good = np.isfinite(chunk.infos["loss"])
             if meter and chunk.metered and len(good):
                 meter.append(chunk.start, chunk.infos)
-            for name in chunk.infos.keys() - {"loss", *METERED}:
+            for name in chunk.infos.keys() - {"loss", SERVED, *METERED}:
                 sums[name] = sums.get(name, 0.0) + float(chunk.infos[name].sum(dtype=np.float64))
             if config.cluster.service == "race":
-                recorder.raced(run.timeline, made)
+                recorder.raced(run.timeline, made, chunk.infos[SERVED])
             elif config.parallel.api:
                 recorder.append(run.timeline, made, time.monotonic() - chunk.begun)
             if not good.all():

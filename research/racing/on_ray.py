@@ -88,6 +88,8 @@ def ray_workers(
     try:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_max_direct_call_object_size", str(DIRECT))
+        # Ray's own is 15: then a server takes cores from the workers that share them.
+        os.environ.setdefault("RAY_worker_niceness", "0")
         import ray
     except ImportError as error:
         raise RayError("Ray is not installed: pip install 'optdyn[ray]'") from error
@@ -104,7 +106,9 @@ def ray_workers(
             f"--address={address}: no Ray there ({' '.join(str(error).split())})"
         ) from error
     try:
-        threads = str(max((os.cpu_count() or 1) // groups, 1))  # of XLA, on a machine of its own
+        # Of XLA, on a machine of its own; fewer if NPROC says so.
+        cores = os.cpu_count() or 1
+        threads = str(min(int(os.environ.get("NPROC") or cores), max(cores // groups, 1)))
         variables = MEMORY if address else {**MEMORY, "NPROC": threads, "OMP_NUM_THREADS": threads}
         shared = {
             "num_cpus": 0,  # more groups than cores may share them

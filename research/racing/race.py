@@ -32,7 +32,7 @@ from optdyn.run import Run
 from optdyn.strategies.base import Info, State
 from optdyn.strategies.method import groups_of
 from optdyn.timeline.base import TimelineError
-from optdyn.timeline.trace import read
+from optdyn.timeline.trace import SERVED, read
 from optdyn.timeline.versions import Order, fill
 from optdyn.trees import Json, Tree
 
@@ -127,6 +127,7 @@ def serving(run: Run, order: Order, workers: Workers, begins: Chunk) -> Callable
 
     def make(chunk: Chunk) -> None:
         state, said = chunk.state, list[Info]()
+        served, spent = list[float](), time.process_time()
         until = time.monotonic() + PATIENCE
         while len(said) < chunk.n:
             if not come:
@@ -145,8 +146,11 @@ def serving(run: Run, order: Order, workers: Workers, begins: Chunk) -> Callable
             if did.row:
                 said.append(info)
                 gathered.clear()
+                served.append(time.process_time() - spent)
+                spent += served[-1]
         names = said[0] if said else ("loss",)
-        chunk.infos = {name: np.array([info[name] for info in said]) for name in names}
+        infos = {name: np.array([info[name] for info in said]) for name in names}
+        chunk.infos = infos | {SERVED: np.array(served)}
         chunk.state = made.collected(state) if said else state
 
     send(begins.state, list(order.working))

@@ -32,6 +32,7 @@ def several(waiting):
     return {"strategy.name": "buffered", "strategy.arrivals": 2, "strategy.waiting": waiting}
 
 
+TIMES = ["seconds", "served"]  # of a trace, which no two races share
 # Of 5, 5, 2 and 1 local steps: exchanges are in the middle of log points and of checkpoints.
 LOCAL = {"strategy.name": "async_local_sgd", "strategy.period": 5, "strategy.momentum_delay": 2}
 LOCAL |= {"cluster.speeds": (1.0, 1.0, 0.5, 0.25), "strategy.momentum_part": 0.5}
@@ -144,7 +145,7 @@ def test_a_merged_server_goes_on_where_it_was_saved(config, mnist, tmp_path):
     rest = replaying(messages(trace)[20:])
     parts, again = raced(config, values, tmp_path / "parts", rest)
     assert parts["parameters_crc32"] == whole["parameters_crc32"]
-    pd.testing.assert_frame_equal(again.drop(columns="seconds"), trace.drop(columns="seconds"))
+    pd.testing.assert_frame_equal(again.drop(columns=TIMES), trace.drop(columns=TIMES))
 
 
 def test_the_other_half_waits_for_those_before_it(config, mnist, tmp_path):
@@ -211,7 +212,7 @@ def test_a_server_in_parts_makes_the_same_updates(config, mnist, tmp_path, own, 
         servers,
     )
     one, other = (pd.read_csv(tmp_path / name / "trace.csv") for name in ("whole", "parts"))
-    pd.testing.assert_frame_equal(*(t[:20].drop(columns="seconds") for t in (one, other)))
+    pd.testing.assert_frame_equal(*(t[:20].drop(columns=TIMES) for t in (one, other)))
     # It goes on whole, from what the parts have put together.
     again = race(as_experiment(config(values)), tmp_path / "parts", replaying(one["worker"][20:]))
     one, other = vector(tmp_path / "whole"), vector(tmp_path / "parts")
@@ -258,7 +259,7 @@ def test_it_goes_on_where_it_was_saved(config, tmp_path, case):
     rest = replaying(messages(trace[20:]))
     parts, again = raced(config, values, tmp_path / "parts", rest)
     assert parts["parameters_crc32"] == whole["parameters_crc32"]
-    pd.testing.assert_frame_equal(again.drop(columns="seconds"), trace.drop(columns="seconds"))
+    pd.testing.assert_frame_equal(again.drop(columns=TIMES), trace.drop(columns=TIMES))
     assert again["seconds"].is_monotonic_increasing
 
 
@@ -273,7 +274,7 @@ def test_it_waits_where_nobody_arrives(config, tmp_path, case):
     )
     paused, again = raced(config, CASES[case], tmp_path / "paused", connect)
     assert paused["parameters_crc32"] == whole["parameters_crc32"]
-    pd.testing.assert_frame_equal(again.drop(columns="seconds"), trace.drop(columns="seconds"))
+    pd.testing.assert_frame_equal(again.drop(columns=TIMES), trace.drop(columns=TIMES))
 
 
 def messages(trace):
