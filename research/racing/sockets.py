@@ -19,8 +19,8 @@ from multiprocessing.connection import Client, Connection, Listener, Pipe, wait
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
+from optdyn.basics.trees import Tree
 from optdyn.racing.worker import Compute, Workers
-from optdyn.trees import Tree
 
 
 class Door(NamedTuple):

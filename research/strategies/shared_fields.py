@@ -3,8 +3,8 @@
 import math
 from dataclasses import dataclass
 
+from optdyn.basics.fields import field
 from optdyn.experiment import Known
-from optdyn.fields import field
 from optdyn.strategies.method import Method
 
 ABOVE_0: Known = {"wanted": "above 0", "holds": lambda v: 0 < v < math.inf}
