@@ -23,6 +23,9 @@ from optdyn.basics.trees import Tree
 from optdyn.racing.worker import Compute, Workers
 
 
+KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}  # seconds, and how often
+
+
 class Door(NamedTuple):
     """Where groups of a race connect."""
 
@@ -141,7 +144,15 @@ def at_work(at: Door, groups: int, check: Callable[[], None]) -> Workers:
 
 
 def _at_once(line: Connection) -> None:
-    """The end of a message does not wait for more of it (TCP_NODELAY)."""
+    """The end of a message does not wait for more of it, and a dead machine is found in a minute.
+
+    TCP_NODELAY and keepalive.
+    """
     with socket.socket(fileno=os.dup(line.fileno())) as own:
-        if own.family != socket.AF_UNIX:
-            own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if own.family == socket.AF_UNIX:
+            return
+        own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in KEEPALIVE.items():
+            if hasattr(socket, name):  # not everywhere
+                own.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
