@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 from optdyn.basics.trees import Tree
 from optdyn.racing.worker import Compute, Workers
 
-
 KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}  # seconds, and how often
 
 
