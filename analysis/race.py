@@ -66,12 +66,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--workdir", type=Path, required=True, help="of a race")
     parser.add_argument("--from", dest="source", type=Path, help="workdir the law is taken from")
     parser.add_argument("--against", type=Path, help="workdir of the simulated run")
+    parser.add_argument(
+        "--cores",
+        type=float,
+        help="that the workers and the server share; with --from=DIR1, of one worker",
+    )
     flags = parser.read(arguments)
     try:
         race = load(flags.workdir)
         source = load(flags.source) if flags.source else None
         against = only(flags.against) if flags.against else None
-        found = summarize(race, source, against)
+        found = summarize(race, source, against, flags.cores)
         write_json(flags.workdir / "race.json", found)
         tables.replace(flags.workdir / "race.svg", figures.svg(picture(found)))
     except (InputError, OSError) as error:
@@ -110,6 +115,9 @@ def _print(found: Mapping[str, Any]) -> None:
         _row("in the slowest tenth", min(found["tenths"]), np.median(slow), slow[0], slow[-1]),
         _row("in the fastest tenth", max(found["tenths"]), np.median(fast), fast[0], fast[-1]),
     ]
+    if shared := found["shared"]:
+        name = f"updates a second, {shared['cores']:g} cores shared"
+        rows.append(_row(name, found["updates_a_second"], *shared["updates_a_second"]))
     print("\n" + pd.DataFrame(rows).to_string(index=False))
     print(f"(simulated: median, least and most of {drawn['seeds']} seeds)")
     print(

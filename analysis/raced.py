@@ -3,6 +3,7 @@
 P(tau = k) = (1/g) (1 - 1/g)^k     if g workers are memoryless and alike
 """
 
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from optdyn.analysis import laws, tables
 from optdyn.analysis.tables import Point, TableError
 from optdyn.outputs import history
 from optdyn.timeline.base import from_arrivals
+from optdyn.timeline.trace import SERVED
 
 LATE = 5  # updates a worker by which nearly every gradient that is at work arrives
 EXPECTED = 5  # in a bin of the chi-squared test, at least
@@ -30,6 +32,7 @@ class Race(NamedTuple):
     staleness: np.ndarray
     services: list[np.ndarray]  # seconds, by worker, without its first and those near a stop
     stops: np.ndarray  # updates; none where there are too many to leave out what is near them
+    serving: float = math.nan  # core-seconds of an update on the server; NaN where nobody knows
 
     @property
     def groups(self) -> int:
@@ -63,6 +66,7 @@ def load(folder: Path) -> Race:
         table = pd.read_csv(path)
         worker, seconds = table["worker"].to_numpy(float), table["seconds"].to_numpy(float)
         version = table["version"].to_numpy(float) if "version" in table else None
+        served = table[SERVED].to_numpy(float) if SERVED in table else np.full(len(table), np.nan)
     except (OSError, KeyError, ValueError) as error:
         raise TableError(f"{path}: not a CSV file with the columns worker and seconds") from error
     t = np.arange(len(table))
@@ -91,7 +95,9 @@ def load(folder: Path) -> Race:
     if np.bincount(made.worker[calm], minlength=groups).min() < laws.FEWEST:
         halts, calm = np.zeros(0, int), ~first
     each = [services[calm & (made.worker == w)] for w in range(groups)]
-    return Race(point, made.worker, seconds, late, each, halts)
+    known = np.isfinite(served) & quiet(halts, t, groups)
+    serving = float(served[known].mean()) if known.any() else math.nan
+    return Race(point, made.worker, seconds, late, each, halts, serving)
 
 
 def stops(point: Point, updates: int) -> np.ndarray:

@@ -22,7 +22,10 @@ from optdyn.analysis.tables import Point, TableError
 from optdyn.config import usual
 from optdyn.dynamics.moments import equivalent_momentum
 from optdyn.outputs import history
-from optdyn.timeline import make
+from optdyn.timeline import make, service
+from optdyn.timeline.arrivals import Work
+from optdyn.timeline.shared_cores import shared_cores
+from optdyn.timeline.trace import SERVED
 
 SEEDS = 20  # of the simulator
 SMALL = 0.01  # p-values below are a rejection
@@ -82,10 +85,59 @@ def simulated(race: Race, values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def summarize(
-    race: Race, source: Race | None = None, against: Point | None = None
+def sharing(
+    race: Race, values: Mapping[str, Any], source: Race | None, cores: float
 ) -> dict[str, Any]:
-    """All that the command reports, as JSON has it."""
+    """The race as `shared_cores` predicts it from one worker, `source`, with the law of `values`.
+
+    One worker is served at once, so its service is its own computing and the server's `serving`.
+    Raises `TableError` where there is no such source, or it does not know what the server took.
+    """
+    if not cores > 0:
+        raise TableError(f"--cores={cores:g}: must be positive")
+    if source is None or source.groups > 1 or not np.isfinite(source.serving):
+        raise TableError(
+            "--cores: needs --from=DIR1, a race of one worker whose trace.csv has the column "
+            f"{SERVED!r}"
+        )
+    computing = float(source.means[0]) - source.serving
+    if computing <= 0:
+        raise TableError(
+            f"{source.point.folder}: the server takes {source.serving:.3g} core-seconds an update, "
+            f"and an update {source.means[0]:.3g} seconds; nothing is left for the worker"
+        )
+    work = Work(np.full((race.groups, 1), computing))
+    # What varies of a service is its computing: an update is the same work each time.
+    cluster = usual().with_(values).cluster
+    drawn = service.law(cluster.with_(variation=cluster.variation * source.means[0] / computing))
+    lines = [
+        shared_cores(seed, drawn, work, source.serving, cores, len(race.seconds))
+        for seed in range(SEEDS)
+    ]
+    rates = [raced.rate(line.worker, line.seconds, race.stops) for line in lines]
+    counts = [raced.histogram(line.worker, line.staleness, race.stops) for line in lines]
+    size = max(map(len, counts))
+    whole = np.sum([np.pad(each, (0, size - len(each))) for each in counts], axis=0)
+    return {
+        "cores": cores if np.isfinite(cores) else None,
+        "computing_seconds": computing,
+        "serving_seconds": source.serving,
+        "updates_a_second": [float(f(rates)) for f in (np.median, np.min, np.max)],
+        "staleness_histogram": whole.tolist(),
+    }
+
+
+def summarize(
+    race: Race,
+    source: Race | None = None,
+    against: Point | None = None,
+    cores: float | None = None,
+) -> dict[str, Any]:
+    """All that the command reports, as JSON has it.
+
+    With `cores`, that workers and server share, there is a prediction from one worker besides.
+    Raises `TableError`.
+    """
     taken = source or race
     fitted = laws.fit(laws.ratios(taken.services), taken.groups)
     values = keys(race, fitted[0], taken)
@@ -134,8 +186,14 @@ def summarize(
             "keys": values,
             "command": command(race, values),
         },
+        "shared": None,
         "momentum": momentum(race, counts),
     }
+    if cores is not None:
+        shared = sharing(race, values, source, cores)
+        shared["relative_error"] = shared["updates_a_second"][0] / real - 1
+        shared["distance"] = raced.distance(counts, np.array(shared["staleness_histogram"]))
+        found["shared"] = shared
     found["against"] = compared(race, setup, against) if against else None
     return found | {"notes": notes(race, source, found)}
 

@@ -46,6 +46,7 @@ METHODS = ("sync", "asynchronous", "diloco", "async_local_sgd")
 PERIODS = ("8", "32", "128")
 SIZES = (0.125, 0.25, 0.5, 1, 2)
 VARIED = {"lognormal": "log-normal", "gamma": "gamma"}
+UNITS = {"K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9}
 Rows = Sequence[dict[str, Any]]
 
 
@@ -60,8 +61,10 @@ def define() -> None:
         "compression", [], "What messages go through, 'none' among them, where a method has it."
     )
     flags.DEFINE_list("nodes", [], "Numbers of nodes; by default the config's.")
-    flags.DEFINE_float(
-        "parameters", None, "Parameters of a float32 model, in place of the config's."
+    flags.DEFINE_string(
+        "parameters",
+        None,
+        "Parameters of a float32 model, as 124e6 or 124M; by default the config's.",
     )
     flags.DEFINE_float("step_seconds", None, "Seconds that a worker computes for an update.")
     flags.DEFINE_bool("needed", True, "Whether to find the Gbit/s for shares of computing.")
@@ -143,8 +146,8 @@ HEAD_OF_TIMES = (
 )
 
 
-def notes(config: Experiment, found: Rows) -> Iterator[str]:
-    """What the figures are of, in sentences."""
+def notes(config: Experiment, found: Rows, assumed: bool = False) -> Iterator[str]:
+    """What the figures are of, in sentences; `assumed`: the step's seconds are of no such model."""
     from optdyn import strategies
     from optdyn.tuning import price
 
@@ -152,7 +155,8 @@ def notes(config: Experiment, found: Rows) -> Iterator[str]:
     said = [
         "Seconds are simulated, each method's by its own clock; nothing was trained.",
         "Examples a second say how fast data goes through, not how fast the loss falls: rare "
-        "exchanges and stale gradients may cost updates, which only training can tell.",
+        "exchanges and stale gradients may cost updates, which only training can tell; with "
+        "--penalty=WORKDIR, of a sweep, they count.",
         "Waiting is for slower workers, or for work that is dropped.",
         "MB between nodes are those of all messages, for a step of one node.",
     ]
@@ -168,6 +172,11 @@ def notes(config: Experiment, found: Rows) -> Iterator[str]:
         said.append("daso is between its first and last epochs, before any plateau of the loss.")
     if any("local" in name.split("+") for name in priced):
         said.append("The computing of local has that of its auxiliary heads in it.")
+    if assumed:
+        said.append(
+            "A step's seconds are the config's cluster.seconds_per_example, whatever the size of "
+            "the model; --step_seconds has yours."
+        )
     for sentence in said:
         yield from textwrap.wrap(sentence, WIDE)
 
@@ -206,15 +215,15 @@ def main(config: Experiment, workdir: Path) -> int:
         raise InputError("--bandwidths is empty; name a number of Gbit/s")
     keys = _keys(given.periods or list(PERIODS) * bool(given.page), given.compression)
     nodes = [_whole("nodes", text) for text in given.nodes] or [config.cluster.nodes]
-    for flag in ("parameters", "step_seconds"):
-        if given[flag].present:
-            _number(flag, given[flag].value)
+    parameters = None if given.parameters is None else _count("parameters", given.parameters)
+    if given.step_seconds is not None:
+        _number("step_seconds", given.step_seconds)
     out, page = _file("out", given.out), _file("page", given.page)
     if config.cluster.bandwidths:
         raise ConfigError("config.cluster.bandwidths: must be (), for --bandwidths says all links")
     clusters = [price.with_nodes(config, number) for number in dict.fromkeys(nodes)]
-    counted = given.parameters is not None
-    shapes = price.of_parameters(given.parameters) if counted else price.of_model(config)
+    counted = parameters is not None
+    shapes = price.of_model(config) if parameters is None else price.of_parameters(parameters)
     if given.step_seconds is not None:
         clusters = [price.step_of(each, given.step_seconds) for each in clusters]
     found = [
@@ -224,8 +233,9 @@ def main(config: Experiment, workdir: Path) -> int:
     ]
     if not any("prices" in row for row in found):
         raise ConfigError(f"no price of {found[0]['method']}: {found[0]['refused']}")
+    assumed = counted and given.step_seconds is None
     headings = [heading(each, shapes, not counted) for each in clusters]
-    lines = [*headings, "", *table(found, bandwidths), "", *notes(clusters[0], found)]
+    lines = [*headings, "", *table(found, bandwidths), "", *notes(clusters[0], found, assumed)]
     told: dict[str, Any] = {"bytes": shapes.bytes, "rows": found}
     if penalties:
         told["which"] = []
@@ -376,6 +386,12 @@ def _number(flag: str, text: Any) -> float:
     except ValueError:
         pass
     raise InputError(f"--{flag}: {text!r} must be a finite number above 0")
+
+
+def _count(flag: str, text: str) -> float:
+    """A number, as 124e6, 124M or 1.3B."""
+    unit = UNITS.get(text[-1:].upper())
+    return _number(flag, text[:-1]) * unit if unit else _number(flag, text)
 
 
 def _whole(flag: str, text: str, most: int = 2**20) -> int:

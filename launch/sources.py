@@ -140,7 +140,8 @@ def no_flag(name: str, flags: Sequence[str]) -> str:
     elif of_config and not unknown_key(name):  # also those of options
         hint = f"; did you mean --config.{name}?"
     else:
-        hint = meant(name, every) or f"; there are {', '.join(every[: len(flags)])}"
+        own = every[: len(flags)]
+        hint = meant(name, own) or meant(name, every) or f"; there are {', '.join(own)}"
     return f"Unknown command line flag {name!r}{hint}"
 
 

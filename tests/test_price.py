@@ -362,6 +362,16 @@ def test_the_command(tmp_path):
     told = ran("--parameters=1e6", "--methods=sync", "--bandwidths=1", "--noneeded", "--json")
     (row,) = json.loads(told.stdout)["rows"]
     assert (row["method"], list(row["prices"])) == ("sync", ["1.0"])
+    same = ran("--parameters=1M", "--methods=sync", "--bandwidths=1", "--noneeded")
+    assert "64 nodes, 1,000,000 parameters" in same.stdout
+    # The usual config's 1 ms an example knows nothing of a model's size.
+    assert "--step_seconds has yours" in " ".join(same.stdout.split())
+    for flag, said in (
+        ("--parameters=many", "--parameters: 'many' must be a finite number above 0"),
+        ("--bandwith=1", "did you mean --bandwidths"),
+    ):
+        wrong = ran("--methods=sync", flag)
+        assert wrong.returncode == 2 and said in wrong.stderr and wrong.stderr.count("\n") == 1
     wrong = ran("--methods=all", "--parameters=-1")
     assert wrong.returncode == 2 and wrong.stderr.startswith("error: --parameters:")
     assert len(wrong.stderr.splitlines()) == 1 and not wrong.stdout

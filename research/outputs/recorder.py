@@ -6,7 +6,7 @@ import numpy as np
 
 from optdyn.basics.files import append, write
 from optdyn.timeline.base import Timeline
-from optdyn.timeline.trace import PREFIX, columns, versions
+from optdyn.timeline.trace import PREFIX, SERVED, columns, versions
 
 
 class Recorder:
@@ -20,6 +20,8 @@ class Recorder:
             kept = pd.read_csv(path)[:step]
             if len(kept):
                 self._seconds = float(kept["seconds"].iloc[-1])
+                if "version" in kept and SERVED not in kept:  # of a race that began without it
+                    kept.insert(list(kept).index("version") + 1, SERVED, np.nan)
                 return write(path, kept.to_csv(index=False))
         path.unlink(missing_ok=True)
 
@@ -29,12 +31,14 @@ class Recorder:
         self._append(made, window, self._seconds + seconds * np.arange(1, count + 1) / count)
         self._seconds += seconds
 
-    def raced(self, made: Timeline, window: slice) -> None:
+    def raced(self, made: Timeline, window: slice, served: np.ndarray) -> None:
         """Writes updates of a race, each with its own time and the version that it had read.
 
-        Of several arrivals it is that of the last one.
+        Of several arrivals it is that of the last one. `served`: core-seconds that the server had
+        for each since the update before, (m,).
         """
-        self._append(made, window, made.seconds[window], version=versions(made)[window])
+        own = {"version": versions(made)[window], SERVED: np.round(served, 6)}
+        self._append(made, window, made.seconds[window], **own)
 
     def _append(
         self, made: Timeline, window: slice, seconds: np.ndarray, **more: np.ndarray

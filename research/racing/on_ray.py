@@ -6,7 +6,6 @@ once, whatever dies.
 
 import contextlib
 import os
-import time
 import warnings
 from collections.abc import Iterator
 from types import ModuleType
@@ -17,12 +16,13 @@ from optdyn.basics.trees import Json, Tree
 from optdyn.core import Message
 from optdyn.experiment import Experiment
 from optdyn.racing.shards import Part, parted, shards
+from optdyn.racing.sockets import Door, answer, at_work, door
 from optdyn.racing.worker import Handle, Shards, Workers, asked, worker
 from optdyn.training.run import Run
 from optdyn.training.trainer import prepare
 
-# Bytes up to which a message goes by itself, and not through Ray's store of shared memory: with
-# 200 kB each way a call takes 1.9 ms in place of 3.6.
+# Bytes up to which a message to a server's part goes by itself, and not through Ray's store of
+# shared memory: with 200 kB each way a call takes 1.9 ms in place of 3.6.
 DIRECT = 2**20
 
 # A gradient's temporaries stay with the worker. By default glibc gives them back to the kernel
@@ -55,9 +55,9 @@ class Worker:
     def ready(self) -> None:
         """Returns when the worker is there."""
 
-    def work(self, given: Tree, numbers: range) -> Tree:
-        """The message, given what the group reads and the numbers of its batches."""
-        return self._compute(given, numbers)
+    def answer(self, address: Any, key: bytes, group: int) -> None:
+        """Works for the server at that address until it is gone."""
+        answer(address, key, group, self._compute)
 
     def work_in_parts(self, numbers: range, *given: Tree) -> tuple[Tree, ...]:
         """The loss, and the gradients of each of the server's parts."""
@@ -87,6 +87,8 @@ def ray_workers(
     try:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_max_direct_call_object_size", str(DIRECT))
+        # Ray's own is 15: then a server takes cores from the workers that share them.
+        os.environ.setdefault("RAY_worker_niceness", "0")
         import ray
     except ImportError as error:
         raise RayError("Ray is not installed: pip install 'optdyn[ray]'") from error
@@ -103,7 +105,9 @@ def ray_workers(
             f"--address={address}: no Ray there ({' '.join(str(error).split())})"
         ) from error
     try:
-        threads = str(max((os.cpu_count() or 1) // groups, 1))  # of XLA, on a machine of its own
+        # Of XLA, on a machine of its own; fewer if NPROC says so.
+        cores = os.cpu_count() or 1
+        threads = str(min(int(os.environ.get("NPROC") or cores), max(cores // groups, 1)))
         variables = MEMORY if address else {**MEMORY, "NPROC": threads, "OMP_NUM_THREADS": threads}
         shared = {
             "num_cpus": 0,  # more groups than cores may share them
@@ -118,7 +122,11 @@ def ray_workers(
         keeps: Any = ray.remote(Keeper).options(**shared)
         keepers = [keeps.remote(config, number, servers) for number in range(parts)]
         ray.get([each.ready.remote() for each in actors + keepers])
-        yield actors_at_work(ray, actors, keepers_at_work(ray, keepers, run) if parts else None)
+        if parts:
+            yield parts_at_work(ray, actors, keepers_at_work(ray, keepers, run))
+        else:
+            with door(ray.util.get_node_ip_address() if address else "") as at:
+                yield actors_at_work(ray, actors, at)
     finally:
         ray.shutdown()
 
@@ -139,46 +147,43 @@ def keepers_at_work(ray: ModuleType, keepers: list[Handle], run: Run) -> Shards:
     return shards(parts, fetch, run.program.init(run.params))
 
 
-def actors_at_work(ray: ModuleType, actors: list[Any], server: Shards | None = None) -> Workers:
-    """The groups as these actors, one call of each at a time, and the server if it has parts."""
-    # Of a call its group, and handles of gradients. The oldest first, so that none is passed over.
-    coming: dict[Handle, tuple[int, list[Handle]]] = {}
-    # What a group is to do that is at something which it is to drop: a call cannot be interrupted,
-    # so its message is let go.
-    later: dict[int, tuple[Tree, range]] = {}
+def actors_at_work(ray: ModuleType, actors: list[Any], at: Door) -> Workers:
+    """The groups as these actors, which connect to a server that is one."""
+    answers = [actor.answer.remote(at.address, at.key, w) for w, actor in enumerate(actors)]
 
-    def call(group: int, given: Tree, numbers: range) -> list[Handle]:
-        if server is None:
-            return [actors[group].work.remote(given, numbers)]
-        work = actors[group].work_in_parts.options(num_returns=1 + len(given))
-        return work.remote(numbers, *given)
-
-    def send(group: int, given: Tree, numbers: range) -> None:
-        if any(group == other for other, _ in coming.values()):
-            later[group] = given, numbers
-        else:
-            sent, *grads = call(group, given, numbers)
-            coming[sent] = group, grads
-
-    def receive(seconds: float) -> tuple[int, Tree] | None:
-        until = time.monotonic() + seconds
-        while True:
-            ready, _ = ray.wait(list(coming), timeout=max(until - time.monotonic(), 0.0))
-            if not ready:
-                return None
-            group, grads = coming.pop(ready[0])
-            if group not in later:
-                sent = received(ready[0], group)
-                return group, Message(sent, grads) if server else sent
-            send(group, *later.pop(group))
-
-    def received(message: Handle, group: int) -> Tree:
+    def check() -> None:
+        ended, _ = ray.wait(answers, timeout=0.0)
+        if not ended:
+            return
+        group = answers.index(ended[0])
         try:
-            return ray.get(message)
+            ray.get(ended[0])
         except ray.exceptions.RayActorError as error:
-            if server:  # workers are replaced, and what it keeps is not
-                raise PartLost from error
             said = " ".join(str(error).split())
             raise RayError(f"worker {group} cannot work: {said}") from error
+        raise RayError(f"worker {group} cannot work: it lost its connection and did not die")
+
+    return at_work(at, len(actors), check)
+
+
+def parts_at_work(ray: ModuleType, actors: list[Any], server: Shards) -> Workers:
+    """The groups as these actors, one call of each at a time, which send to the server's parts."""
+    # Of a call its group, and handles of gradients. The oldest first, so that none is passed over.
+    coming: dict[Handle, tuple[int, list[Handle]]] = {}
+
+    def send(group: int, given: Tree, numbers: range) -> None:
+        work = actors[group].work_in_parts.options(num_returns=1 + len(given))
+        sent, *grads = work.remote(numbers, *given)
+        coming[sent] = group, grads
+
+    def receive(seconds: float) -> tuple[int, Tree] | None:
+        ready, _ = ray.wait(list(coming), timeout=seconds)
+        if not ready:
+            return None
+        group, grads = coming.pop(ready[0])
+        try:
+            return group, Message(ray.get(ready[0]), grads)
+        except ray.exceptions.RayActorError as error:  # workers are replaced, what it keeps is not
+            raise PartLost from error
 
     return Workers(send, receive, server)

@@ -29,7 +29,7 @@ from optdyn.outputs.workdir import is_finished
 from optdyn.racing import merged, server, shards
 from optdyn.racing.worker import Compute, Workers, order_of, parts_of, worker
 from optdyn.timeline.base import TimelineError
-from optdyn.timeline.trace import read
+from optdyn.timeline.trace import SERVED, read
 from optdyn.timeline.versions import Order, fill
 from optdyn.training import trainer
 from optdyn.training.driver import Chunk, proceed
@@ -127,6 +127,7 @@ def serving(run: Run, order: Order, workers: Workers, begins: Chunk) -> Callable
 
     def make(chunk: Chunk) -> None:
         state, said = chunk.state, list[Info]()
+        served, spent = list[float](), time.process_time()
         until = time.monotonic() + PATIENCE
         while len(said) < chunk.n:
             if not come:
@@ -145,8 +146,11 @@ def serving(run: Run, order: Order, workers: Workers, begins: Chunk) -> Callable
             if did.row:
                 said.append(info)
                 gathered.clear()
+                served.append(time.process_time() - spent)
+                spent += served[-1]
         names = said[0] if said else ("loss",)
-        chunk.infos = {name: np.array([info[name] for info in said]) for name in names}
+        infos = {name: np.array([info[name] for info in said]) for name in names}
+        chunk.infos = infos | {SERVED: np.array(served)}
         chunk.state = made.collected(state) if said else state
 
     send(begins.state, list(order.working))

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 PREFIX = "control."
 COLUMN = re.compile(r"control\.(?P<name>.+?)(?:\.(?P<number>\d+))?")
 BATCH = "batch"
+SERVED = "served"  # a column that a race adds: core-seconds of its server, of an update
 CLOSE = 1e-6  # relative, of numbers that are float32
 
 

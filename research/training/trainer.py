@@ -43,7 +43,8 @@ from optdyn.outputs.workdir import (
 from optdyn.parallel.first_process import agreed, own, verdict
 from optdyn.problem import own_code, problem, shared_data
 from optdyn.strategies.metered import METERED
-from optdyn.timeline.base import Arrival, Timeline, chosen
+from optdyn.timeline.base import Arrival, chosen
+from optdyn.timeline.trace import SERVED
 from optdyn.training import memory_checks, program
 from optdyn.training.checks import check
 from optdyn.training.driver import Training, drive, run_to_end
@@ -260,10 +261,10 @@ def _loop(
             good = np.isfinite(chunk.infos["loss"])
             if meter and chunk.metered and len(good):
                 meter.append(chunk.start, chunk.infos)
-            for name in chunk.infos.keys() - {"loss", *METERED}:
+            for name in chunk.infos.keys() - {"loss", SERVED, *METERED}:
                 sums[name] = sums.get(name, 0.0) + float(chunk.infos[name].sum(dtype=np.float64))
             if config.cluster.service == "race":
-                recorder.raced(run.timeline, made)
+                recorder.raced(run.timeline, made, chunk.infos[SERVED])
             elif config.parallel.api:
                 recorder.append(run.timeline, made, time.monotonic() - chunk.begun)
             if not good.all():

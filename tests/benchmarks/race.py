@@ -1,4 +1,4 @@
-"""Real races on this machine: `python -m tests.benchmarks.race [--only=replay,overhead,kills]`.
+"""Races that are real: `python -m tests.benchmarks.race [--only=replay,overhead,kills,predicted]`.
 
     replay      4 workers race for 2,000 updates, an MLP and LeNet-5, whose dense blocks a merged
                 server has or not; the parameters of the replay over the race's, by the same two
@@ -6,6 +6,9 @@
     overhead    seconds an update of a race with one worker over those of `launch.train`, of
                 batches so large that the latter are 20 ms
     kills       one race in which 20 workers and 5 servers are killed at random times
+    predicted   updates a second of 2 and 4 workers, predicted from a race of one by cores that
+                they share and a server that they queue for (`timeline/shared_cores.py`); rounds of
+                the three in turn, the cores that were busy before each
 
 Differences are the largest of a parameter, over the largest parameter. XLA sums in an order that
 depends on its threads, so this process takes as many as a worker has, and the simulator's takes all
@@ -29,6 +32,8 @@ import numpy as np
 import pandas as pd
 from ml_collections import ConfigDict
 
+from optdyn.analysis.raced import load
+from optdyn.analysis.reality import summarize
 from optdyn.basics.files import rows
 from optdyn.configs import quickstart
 from optdyn.outputs.workdir import parameters
@@ -47,6 +52,8 @@ OVERHEAD = {"data.replacement": True, "log_every": 100, "checkpoint_every": 400}
 BATCH = {"mlp": 14_000, "cnn": 448}  # about as large as takes so long:
 SECONDS = 0.020  # an update
 ROUNDS = 5
+RACING, PREDICTED = (2, 4), 4000  # workers that are predicted from one, and updates
+PLAIN = {"optimizer.momentum": 0.0, "optimizer.learning_rate": 0.1}
 
 
 def config_of(groups: int, steps: int, values: dict[str, Any]) -> ConfigDict:
@@ -56,12 +63,15 @@ def config_of(groups: int, steps: int, values: dict[str, Any]) -> ConfigDict:
     return config
 
 
-def started(module: str, workdir: Path, groups: int, steps: int, values: dict[str, Any]) -> Any:
-    """The command for what `config_of` says, started."""
+def started(
+    module: str, workdir: Path, groups: int, steps: int, values: dict[str, Any], threads: str = ""
+) -> Any:
+    """The command for what `config_of` says, started; `threads`: of XLA, if not of all cores."""
     given = {"strategy.name": "asynchronous", "strategy.groups": groups, "cluster.nodes": groups}
     keys = (f"--config.{key}={value}" for key, value in {**given, "steps": steps, **values}.items())
     line = [sys.executable, "-m", module, "--config=configs/quickstart.py", f"--workdir={workdir}"]
     quiet, env = subprocess.DEVNULL, {k: v for k, v in os.environ.items() if k != "NPROC"}
+    env |= {"NPROC": threads} if threads else {}
     return subprocess.Popen([*line, *keys], env=env, stdout=quiet, stderr=quiet)
 
 
@@ -161,13 +171,57 @@ def kills(folder: Path, of_workers: int = 20, of_servers: int = 5) -> list[dict[
     ]
 
 
+def busy_cores(seconds: float = 1.0) -> float:
+    """Cores that others use, while this process sleeps (Linux)."""
+
+    def used() -> float:
+        user, nice, system = Path("/proc/stat").read_text().split()[1:4]
+        return (int(user) + int(nice) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+    before = used()
+    time.sleep(seconds)
+    return (used() - before) / seconds
+
+
+def predicted(folder: Path) -> list[dict[str, Any]]:
+    """One row a number of workers: medians over the rounds, and the worst of them."""
+    cores, values = float(os.cpu_count() or 1), {"log_every": 500, "checkpoint_every": 0, **PLAIN}
+    rounds: dict[int, list[dict[str, float]]] = {groups: [] for groups in RACING}
+    busy = list[float]()
+    for i in range(ROUNDS):
+        for groups in (1, *RACING):
+            busy.append(busy_cores())
+            workdir = folder / f"{i} {groups}"
+            ended(started("launch.race", workdir, groups, PREDICTED, values, threads="1"))
+            if groups == 1:
+                source = load(workdir)
+                continue
+            found = summarize(load(workdir), source, cores=cores)
+            rounds[groups].append(
+                {
+                    "measured": found["updates_a_second"],
+                    "predicted": found["shared"]["updates_a_second"][0],
+                    "alone": found["simulated"]["updates_a_second"][0],
+                }
+            )
+    rows = []
+    for groups, every in rounds.items():
+        each = {name: np.array([one[name] for one in every]) for name in every[0]}
+        off, before = (each[name] / each["measured"] - 1 for name in ("predicted", "alone"))
+        about: dict[str, Any] = {"workers": groups, "cores busy before": float(np.median(busy))}
+        about |= {f"updates/s, {n}": float(np.median(each[n])) for n in ("measured", "predicted")}
+        about |= {"off by": f"{np.median(off):+.1%}", "at most": f"{abs(off).max():.1%}"}
+        rows.append(about | {"by workers alone": f"{np.median(before):+.0%}", "wanted": "15 %"})
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="replay,overhead,kills")
+    parser.add_argument("--only", default="replay,overhead,kills,predicted")
     parser.add_argument("--out", type=Path, default=Path("tests/benchmarks/records"))
     given = parser.parse_args()
     os.environ["NPROC"] = str(max((os.cpu_count() or 1) // GROUPS, 1))
-    parts = {"replay": replay, "overhead": overhead, "kills": kills}
+    parts = {"replay": replay, "overhead": overhead, "kills": kills, "predicted": predicted}
     for name in given.only.split(","):
         with tempfile.TemporaryDirectory(prefix="optdyn-race-") as folder:
             publish(pd.DataFrame(parts[name](Path(folder))), given.out / f"race_{name}.json")

@@ -5,6 +5,9 @@ holds exactly in whatever order it is added, so results are compared without a t
 not so of `fft` and `winograd`, whose transforms round: `close` says how far they may be off.
 """
 
+import os
+import subprocess
+import sys
 from functools import partial
 
 import flax.linen as nn
@@ -124,6 +127,34 @@ def check_against_xla(lowering, x_shape, kernel_shape, strides, padding):
 )
 def test_fft_is_xla_in_value_and_both_gradients(batch, size, window, channels, strides, padding):
     check_against_xla("fft", (batch, *size, channels[0]), (*window, *channels), strides, padding)
+
+
+REPLICAS = """
+import jax, jax.numpy as jnp
+from optdyn.problem.models.convolution import convolve
+
+def loss(kernels, x):
+    return sum((convolve(x, kernel, lowering="fft") ** 2).mean() for kernel in kernels)
+
+draw = jax.random.normal
+x = draw(jax.random.key(0), (4, 16, 28, 28, 3))
+kernels = [draw(jax.random.key(n), (4, 5, 5, 3, 8 + n)) for n in range(4)]
+step = jax.jit(jax.vmap(jax.value_and_grad(loss)))
+for _ in range(50):
+    found = jax.block_until_ready(step(kernels, x))
+assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(found))
+"""
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_transforms_of_replicas_end(threads):
+    """Some jaxlib let a transform wait for the threads that it ran on, inside `vmap` (0.10: none).
+
+    Eight independent transforms are there for one or two threads. What is awaited is an end; two
+    minutes are no judgement of the machine.
+    """
+    own = {**os.environ, "NPROC": str(threads), "JAX_PLATFORMS": "cpu"}
+    subprocess.run([sys.executable, "-c", REPLICAS], env=own, check=True, timeout=120)
 
 
 @settings(max_examples=5, deadline=None)

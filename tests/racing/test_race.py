@@ -5,7 +5,6 @@ import itertools
 import re
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -17,7 +16,7 @@ from optdyn.basics.errors import ConfigError
 from optdyn.basics.files import WorkdirError
 from optdyn.basics.hold import held
 from optdyn.outputs.workdir import parameters
-from optdyn.racing import on_ray, shards
+from optdyn.racing import shards
 from optdyn.racing.race import in_turn, race, replaying
 from optdyn.racing.worker import worker
 from optdyn.timeline import TimelineError
@@ -33,6 +32,7 @@ def several(waiting):
     return {"strategy.name": "buffered", "strategy.arrivals": 2, "strategy.waiting": waiting}
 
 
+TIMES = ["seconds", "served"]  # of a trace, which no two races share
 # Of 5, 5, 2 and 1 local steps: exchanges are in the middle of log points and of checkpoints.
 LOCAL = {"strategy.name": "async_local_sgd", "strategy.period": 5, "strategy.momentum_delay": 2}
 LOCAL |= {"cluster.speeds": (1.0, 1.0, 0.5, 0.25), "strategy.momentum_part": 0.5}
@@ -145,7 +145,7 @@ def test_a_merged_server_goes_on_where_it_was_saved(config, mnist, tmp_path):
     rest = replaying(messages(trace)[20:])
     parts, again = raced(config, values, tmp_path / "parts", rest)
     assert parts["parameters_crc32"] == whole["parameters_crc32"]
-    pd.testing.assert_frame_equal(again.drop(columns="seconds"), trace.drop(columns="seconds"))
+    pd.testing.assert_frame_equal(again.drop(columns=TIMES), trace.drop(columns=TIMES))
 
 
 def test_the_other_half_waits_for_those_before_it(config, mnist, tmp_path):
@@ -212,12 +212,25 @@ def test_a_server_in_parts_makes_the_same_updates(config, mnist, tmp_path, own, 
         servers,
     )
     one, other = (pd.read_csv(tmp_path / name / "trace.csv") for name in ("whole", "parts"))
-    pd.testing.assert_frame_equal(*(t[:20].drop(columns="seconds") for t in (one, other)))
+    pd.testing.assert_frame_equal(*(t[:20].drop(columns=TIMES) for t in (one, other)))
     # It goes on whole, from what the parts have put together.
     again = race(as_experiment(config(values)), tmp_path / "parts", replaying(one["worker"][20:]))
     one, other = vector(tmp_path / "whole"), vector(tmp_path / "parts")
     assert again["staleness_histogram"] == whole["staleness_histogram"]
     assert np.abs(one - other).max() <= 1e-5 * np.abs(one).max()  # two roundings, as above
+
+
+def test_a_trace_without_what_the_server_had_goes_on_with_it(config, tmp_path):
+    """A race that an earlier version began; what nobody measured stays open."""
+    race(as_experiment(config({"steps": 20, "cluster.service": "race"})), tmp_path, at_random(1))
+    path = tmp_path / "trace.csv"
+    old = pd.read_csv(path)
+    assert (old["served"] > 0).all()
+    old.drop(columns="served").to_csv(path, index=False)
+    _, trace = raced(config, {}, tmp_path, at_random(2))
+    assert list(trace.columns) == list(old.columns) and len(trace) == 60
+    pd.testing.assert_frame_equal(trace[:20].drop(columns="served"), old.drop(columns="served"))
+    assert trace["served"][:20].isna().all() and (trace["served"][20:] > 0).all()
 
 
 def test_the_largest_part_is_small():
@@ -259,7 +272,7 @@ def test_it_goes_on_where_it_was_saved(config, tmp_path, case):
     rest = replaying(messages(trace[20:]))
     parts, again = raced(config, values, tmp_path / "parts", rest)
     assert parts["parameters_crc32"] == whole["parameters_crc32"]
-    pd.testing.assert_frame_equal(again.drop(columns="seconds"), trace.drop(columns="seconds"))
+    pd.testing.assert_frame_equal(again.drop(columns=TIMES), trace.drop(columns=TIMES))
     assert again["seconds"].is_monotonic_increasing
 
 
@@ -274,7 +287,7 @@ def test_it_waits_where_nobody_arrives(config, tmp_path, case):
     )
     paused, again = raced(config, CASES[case], tmp_path / "paused", connect)
     assert paused["parameters_crc32"] == whole["parameters_crc32"]
-    pd.testing.assert_frame_equal(again.drop(columns="seconds"), trace.drop(columns="seconds"))
+    pd.testing.assert_frame_equal(again.drop(columns=TIMES), trace.drop(columns=TIMES))
 
 
 def messages(trace):
@@ -336,34 +349,6 @@ def test_local_steps_are_of_their_readers_batches(config, tmp_path):
             version += 1
             read[i], done[i], unread = (unread, version), 0, unread + periods[i]
     assert version > 15 and trace["control.batch"].is_unique
-
-
-def test_of_a_call_that_was_dropped_nothing_is_received():
-    """A group has one call at a time; of what it was sent meanwhile it gets the last."""
-    called, ended = [], []
-
-    def actor(group):
-        def remote(given, numbers):
-            called.append((group, given, numbers))
-            return len(called) - 1
-
-        return SimpleNamespace(work=SimpleNamespace(remote=remote))
-
-    def wait(calls, timeout):
-        return [call for call in calls if call in ended][:1], []
-
-    ray = SimpleNamespace(wait=wait, get=lambda call: called[call][1])
-    workers = on_ray.actors_at_work(ray, [actor(0), actor(1)])
-    workers.send(0, "old", range(1))
-    workers.send(1, "other", range(1, 2))
-    for given in ("newer", "newest"):
-        workers.send(0, given, range(1))
-    assert [given for _, given, _ in called] == ["old", "other"]
-    ended.append(0)
-    assert workers.receive(0.0) is None  # the old one is let go
-    assert called[2:] == [(0, "newest", range(1))]
-    ended += [1, 2]
-    assert workers.receive(0.0) == (1, "other") and workers.receive(0.0) == (0, "newest")
 
 
 def test_no_worker_starts_where_another_race_is(config, tmp_path):
