@@ -348,12 +348,14 @@ def _until_exchange(line: Timeline, workers: int) -> tuple[np.ndarray, np.ndarra
     """Each worker's steps up to its last exchange, how many a second, and its exchanges."""
     order = np.argsort(line.worker, kind="stable")
     ends = np.cumsum(np.bincount(line.worker, minlength=workers))
-    exchange = np.asarray(getattr(line.choice, "exchange", np.ones(len(order), bool)))
+    usual = getattr(line.choice, "exchange", np.ones(len(order), bool))
+    exchange = np.asarray(getattr(line.choice, "part", usual))
     found = np.ones((3, workers))
     for worker, own in enumerate(np.split(order, ends[:-1])):
         (sent,) = np.nonzero(exchange[own])
         last = sent[-1] if len(sent) else len(own) - 1
-        found[:, worker] = last + 1, (last + 1) / line.seconds[own[last]], len(sent)
+        sent_until = float(exchange[own].sum())
+        found[:, worker] = last + 1, (last + 1) / line.seconds[own[last]], sent_until
     return found[0], found[1], found[2]
 
 
@@ -454,10 +456,10 @@ def _by_groups(config: Experiment, line: Timeline, exchanges: float) -> float:
 
 
 def _exchanges(choice: Choice) -> float:
-    """The share of arrivals that exchange."""
+    """The share of arrivals that exchange, or of the parameters, there and back, that they do."""
     if hasattr(choice, "peer"):
         return float(np.mean(np.asarray(choice.peer) != np.asarray(choice.worker)))
-    return float(np.mean(getattr(choice, "exchange", 1.0)))
+    return float(np.mean(getattr(choice, "part", getattr(choice, "exchange", 1.0))))
 
 
 def _never_back(methods: Methods) -> bool:

@@ -45,6 +45,7 @@ TRAINED = {
     "buffered": {"arrivals": 2},
     "elastic": {"period": 3},
     "ad_psgd": {},
+    "decoupled": {"period": 3, "quorum": 2},
     "model_averaging": {"period": 3, "inner_state": "averaged"},
     "diloco": {"period": 5, "compression": "sign"},
     "gossip": {"graph": "exponential"},

@@ -70,7 +70,7 @@ def _seconds(
     """(steps,) seconds of the updates, and the parts that nodes have in meetings (`Meeting`)."""
     config, cluster = setting.config, setting.config.cluster
     (steps, fragments), (ready, done) = meeting.send.shape, within[:2]
-    sizes = _sizes(setting, fragments)
+    sizes = fragment_bytes(setting, fragments)
     transfer, more = _transfers(of, setting, sizes), _state_transfers(of, setting, meeting)
     handed_on = np.array([broadcast(cluster, size) for size in sizes])
     load, there = habits.load(cluster), habits.presence(cluster, config.seed)
@@ -112,8 +112,10 @@ def _recorded(held: Held, nodes: int) -> np.ndarray:
     return parts.astype(np.float32)
 
 
-def _sizes(setting: Setting, fragments: int) -> list[float]:
-    """Bytes of the fragments."""
+def fragment_bytes(setting: Setting, fragments: int) -> list[float]:
+    """Bytes of the fragments, of a setting that has its network if they are several."""
+    if fragments == 1:
+        return [float(setting.update_bytes)]
     assert setting.network
     parts = map(jax.tree.leaves, cut(setting.network.params, fragments))
     sizes = np.array([sum(leaf.size for leaf in leaves) for leaves in parts])
@@ -155,7 +157,7 @@ def _turns(meeting: Meeting) -> np.ndarray:
 def message_bytes(of: "ModelAveraging", setting: Setting) -> list[float]:
     """Bytes that a node sends of every fragment, as they are compressed."""
     assert setting.network
-    sizes, small = _sizes(setting, of.fragments), of.compressed()
+    sizes, small = fragment_bytes(setting, of.fragments), of.compressed()
     if not small:
         return sizes
     parts = cut(setting.network.params, of.fragments)

@@ -28,7 +28,7 @@ from optdyn.strategies.messages import Compression, Messages
 from optdyn.strategies.method import Methods, Mixes, Setting
 from optdyn.strategies.outer import INNER_STATES, outer
 from optdyn.strategies.quantized import WHOLE
-from optdyn.strategies.shared_fields import FRACTION, Periodic
+from optdyn.strategies.shared_fields import FRACTION, Fragmented, Periodic
 from optdyn.timeline.base import Meeting, Timeline
 from optdyn.timeline.service import DRAWN
 
@@ -36,21 +36,11 @@ MERGINGS = ("mix", "correct")
 
 
 @dataclass(frozen=True)
-class ModelAveraging(Mixes, Periodic):
+class ModelAveraging(Mixes, Periodic, Fragmented):
     synchronous_updates: int = field(
         0,
         "model_averaging, diloco, slowmo: T_0, the first updates, with an average after each.",
         at_least=0,
-    )
-    fragments: int = field(
-        1,
-        "model_averaging, diloco, slowmo: fragments of the parameters, which take turns.",
-        static=True,
-    )
-    delay: int = field(
-        0,
-        "model_averaging, diloco, slowmo: tau, updates from the sending of a fragment to its "
-        "receipt.",
     )
     mixing: float = field(
         0.0,

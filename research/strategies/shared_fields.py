@@ -29,6 +29,21 @@ class Periodic(Method):
 
 
 @dataclass(frozen=True)
+class Fragmented(Method):
+    fragments: int = field(
+        1,
+        "model_averaging, diloco, slowmo, decoupled: fragments of the parameters, which take "
+        "turns.",
+        static=True,
+    )
+    delay: int = field(
+        0,
+        "model_averaging, diloco, slowmo, decoupled: tau, updates from the sending of a fragment "
+        "to its receipt.",
+    )
+
+
+@dataclass(frozen=True)
 class OuterRate(Method):
     outer_learning_rate: float = field(
         0.7, "diloco, async_local_sgd, sparseloco: learning rate of the outer step.", **ABOVE_0

@@ -59,9 +59,10 @@ class Held(NamedTuple):
         every = self.inner.numbers("worker", (nodes, width))[:, node]
         self.require(worker, every == np.floor(every), "whole numbers")
         fields = {"worker": every} if width > 1 else {}
-        late = self.fields.get(self.inner.inside + "dropped")
-        if late is not None and late.ndim > 1 and late.shape[1] % nodes == 0:
-            fields["dropped"] = late.reshape(len(late), nodes, -1)[:, node]
+        for name in ("dropped", "receive", "send", "into", "merge"):  # seconds decide these
+            said = self.fields.get(self.inner.inside + name)
+            if said is not None and said.ndim > 1 and said.shape[1] % nodes == 0:
+                fields[name] = said.reshape(len(said), nodes, -1)[:, node]
         order, clock = every[:, -1].astype(np.int32), np.arange(len(every), dtype=float)
         return Held(self.path, order, clock, fields)
 

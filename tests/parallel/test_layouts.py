@@ -129,6 +129,10 @@ METHODS = {
         | {"strategy.outer_learning_rate": 0.01},
         ("shard_map",),
     ),
+    "decoupled": (
+        GROUPS | {"strategy.name": "decoupled", "strategy.fragments": 2, "strategy.quorum": 1},
+        ("shard_map",),
+    ),
     "ad_psgd": (GROUPS | {"strategy.name": "ad_psgd"}, ("pmap",)),
     "buffered": (
         GROUPS | {"strategy.name": "buffered", "strategy.arrivals": 2},

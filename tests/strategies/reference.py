@@ -217,6 +217,36 @@ class AsyncLocal(Workers):
             self.x[self.last] = self.read[self.last] = params
 
 
+class Decoupled(Workers):
+    """D_m = Theta_m - x_m; v <- mu v + Delta; Theta <- Theta - eta (Delta + mu v);
+    x_m, Theta_m <- Theta of those who were merged. Which merge a message is in, the clock says."""
+
+    def __init__(self, params, gradient, groups, keys):
+        super().__init__(params, gradient, groups, keys)
+        self.v, self.mail, self.steps = zeros(params), {}, [0] * groups
+
+    def step(self, choice, hyper, batch):
+        i = int(choice.worker)
+        self.x[i] = self.rules[i].step(self.x[i], self.gradient(self.x[i], batch), hyper)
+        self.steps[i] += 1
+        if choice.receive.all():
+            self.x[i] = self.read[i] = self.mail.pop(i)
+            self.steps[i] = 0
+        if choice.send.all():
+            self.mail[i] = int(choice.into[0]), self.steps[i], minus(self.read[i], self.x[i])
+        if choice.merge.all():
+            number, mu = int(choice.merge[0]), self.keys["outer_momentum"]
+            eta = self.keys["outer_learning_rate"]
+            sent = {m: own for m, own in self.mail.items() if isinstance(own, tuple)}
+            members = {m: own for m, own in sent.items() if own[0] == number}
+            total = sum(w for _, w, _ in members.values())
+            parts = [tree(lambda d, w=w: d * w / total, gap) for _, w, gap in members.values()]
+            gap = tree(lambda *leaves: sum(leaves), *parts)
+            self.v = tree(lambda v, d: mu * v + d, self.v, gap)
+            self.params = plus(self.params, plus(gap, self.v, mu), -eta)
+            self.mail |= dict.fromkeys(members, self.params)
+
+
 class AdPsgd(Workers):
     """x_i, x_j <- (x_i + x_j) / 2; x_i <- x_i - gamma g(x_i read); x_i read <- x_i"""
 
@@ -459,6 +489,7 @@ READS = {
     "elastic": Elastic,
     "async_local_sgd": AsyncLocal,
     "ad_psgd": AdPsgd,
+    "decoupled": Decoupled,
 }
 MIXES = {
     "daso": Daso,

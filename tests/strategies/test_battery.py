@@ -46,6 +46,11 @@ CASES = {
         | {"strategy.outer_learning_rate": 1.0, "strategy.outer_momentum": 0.0},
         like="asynchronous",
     ),
+    "decoupled": Case(
+        {"strategy.groups": 2, "strategy.period": 2, "strategy.fragments": 2},
+        None,
+        like="asynchronous",
+    ),
     "ad_psgd": Case({"strategy.groups": 2}, {"strategy.groups": 1}, like="asynchronous"),
     "buffered": Case(
         {"strategy.groups": 2, "strategy.arrivals": 3},
