@@ -426,6 +426,8 @@ def _between(config: Experiment, shapes: Shapes, line: Timeline, exchanges: floa
     if methods.stages:
         there_and_back = 1 if _never_back(methods) else 2
         return float(there_and_back * _stages(config, shapes).sent.sum())
+    if methods.mix and (own := methods.mix.sends(shapes.params)):
+        return own.bytes * (nodes * (nodes - 1) if own.gathered else around)
     if isinstance(methods.mix, ModelAveraging):
         small = methods.mix.compressed()
         others = nodes * (nodes - 1) if small and small.gathered else around
@@ -487,6 +489,8 @@ def _logged_bytes(config: Experiment, shapes: Shapes, choice: Choice, exchanges:
         own = sum(_meeting_bytes(config, shapes, choice))
     elif isinstance(choice, Neighbours):
         own = _gossiped(choice, shapes.bytes)
+    elif methods.mix and (each := methods.mix.sends(shapes.params)):
+        own = each.bytes
     if methods.read and methods.read.workers:
         own += 2 * shapes.bytes * exchanges
     elif methods.read and "sent_bytes" in methods.read.info:

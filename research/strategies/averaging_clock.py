@@ -10,7 +10,7 @@ from optdyn.strategies.method import Methods, Setting
 from optdyn.strategies.nodes import inside
 from optdyn.strategies.outer import cut, moments
 from optdyn.timeline import habits
-from optdyn.timeline.base import Meeting, Timeline, undelayed
+from optdyn.timeline.base import Meeting, Timeline, Together, undelayed
 from optdyn.timeline.daso import timeline
 from optdyn.timeline.network import between_nodes, broadcast, to_all_nodes
 from optdyn.timeline.nodes import Within
@@ -62,6 +62,22 @@ def clock(of: "ModelAveraging", setting: Setting, methods: Methods) -> Timeline:
         return timeline(meeting._replace(present=parts), within, held.seconds)
     seconds, parts = _seconds(of, setting, within, meeting)
     return timeline(meeting._replace(present=parts), within, seconds)
+
+
+def every_update(setting: Setting, methods: Methods, transfer: float) -> Timeline:
+    """The timeline of nodes that wait after every update for the last and for its exchange.
+
+    It takes `transfer` seconds, from when the first layers' gradients are there on; then it is
+    handed on inside the nodes. The choice is `Together`.
+    """
+    steps, held = setting.config.steps, setting.held
+    within = inside(setting, methods)(steps)
+    last = np.maximum(within.ready.max(axis=1) + transfer, within.done.max(axis=1))
+    seconds = np.cumsum(last + broadcast(setting.config.cluster, setting.update_bytes))
+    none = np.zeros(steps, np.int32)
+    staleness = none if within.staleness is None else within.staleness
+    choice = Together(within.choice)
+    return Timeline(none, staleness, held.seconds if held else seconds, within.slots, choice)
 
 
 def _seconds(

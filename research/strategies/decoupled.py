@@ -164,23 +164,23 @@ class Decoupled(own.Workers, Periodic, Fragmented, OuterMomentum):
         The staleness is how many merges the fragment that lags most has not seen.
         """
         line, cluster = own.unhindered(self, setting, methods), setting.config.cluster
-        sizes = np.array(fragment_bytes(setting, self.fragments))
+        shares = np.array(fragment_bytes(setting._replace(update_bytes=1), self.fragments))
+        sizes = shares * setting.update_bytes
         places = np.arange(self.groups) * cluster.nodes // self.groups
-        message = np.stack([to_server(cluster, part)[places] for part in sizes], axis=1)
+        message = np.stack([to_server(cluster, size)[places] for size in sizes], axis=1)
         if (held := setting.held) and held.has("merge"):
-            told = (held.whole(name, sizes.shape, 0, len(line.worker)) for name in Rounds._fields)
+            told = (held.whole(name, shares.shape, 0, len(line.worker)) for name in Rounds._fields)
             receive, send, into, merge = told
             made = Rounds(receive.astype(bool), send.astype(bool), into, merge)
         else:
             numbers = self.period, self.delay, self.quorum, self.grace
             made = rounds(line.worker, line.seconds, message, *numbers)
         steps, late = ages(line.worker, self.groups, made)
-        both_ways = (made.send.astype(float) + made.receive) @ (sizes / 2)
         choice = Learning(
             line.worker,
             *made,
             steps=steps.astype(np.float32),
-            part=(both_ways / max(sizes.sum(), 1)).astype(np.float32),
+            part=((made.send * 0.5 + made.receive * 0.5) @ shares).astype(np.float32),
             rate=np.full(len(steps), self.outer_learning_rate, np.float32),
             momentum=np.full(len(steps), self.outer_momentum, np.float32),
         )

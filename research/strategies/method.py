@@ -177,6 +177,13 @@ class Reads(Method):
         raise NotImplementedError
 
 
+class Sends(NamedTuple):
+    """A node's message."""
+
+    bytes: float
+    gathered: bool  # it goes to all others as it is; else they are added up on their way
+
+
 @dataclass(frozen=True)
 class Mixes(Method):
     """A method that says what nodes with parameters of their own exchange."""
@@ -189,6 +196,10 @@ class Mixes(Method):
         `senders`: the axis of a node's real devices, which share what it sends.
         """
         raise NotImplementedError
+
+    def sends(self, params: Params) -> "Sends | None":
+        """What a node sends after every update; None: it sends at other times."""
+        return None
 
     def joined(self, other: "Mixes") -> "Mixes | None":
         """This one and the other as one method; None where they do not go together."""

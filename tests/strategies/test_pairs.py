@@ -25,6 +25,7 @@ NODES, DEVICES = 2, 2
 VALUES = {
     "strategy.groups": 2,
     "strategy.period": 2,
+    "strategy.fragments": 1,
     "strategy.steps_by_speed": False,
     "strategy.elasticity": 1.6,
     "strategy.outer_learning_rate": 0.7,
