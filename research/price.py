@@ -26,7 +26,7 @@ from optdyn.experiment import Experiment, Pieces
 from optdyn.strategies import Methods, Network, Setting, averaging_clock, local
 from optdyn.strategies.asynchronous import Asynchronous
 from optdyn.strategies.daso import DASO
-from optdyn.strategies.gossip import Neighbours
+from optdyn.strategies.gossip import Gossip, Neighbours
 from optdyn.strategies.groups import Grouped
 from optdyn.strategies.method import slowed
 from optdyn.strategies.model_averaging import ModelAveraging
@@ -437,7 +437,7 @@ def _between(config: Experiment, shapes: Shapes, line: Timeline, exchanges: floa
         others = nodes if choice.to is not None else around
         return others * sum(_meeting_bytes(config, shapes, choice))
     if isinstance(choice, Neighbours):
-        return nodes * _gossiped(choice, size)
+        return nodes * _gossiped(choice, methods.of(Gossip).message_bytes(shapes.params, size))
     if not methods.read or methods.read.barrier or _is_synchronous(config):
         return float(around * size)
     return size * _by_groups(config, line, exchanges)
@@ -488,7 +488,8 @@ def _logged_bytes(config: Experiment, shapes: Shapes, choice: Choice, exchanges:
     if isinstance(choice, Meeting):
         own = sum(_meeting_bytes(config, shapes, choice))
     elif isinstance(choice, Neighbours):
-        own = _gossiped(choice, shapes.bytes)
+        size = methods.of(Gossip).message_bytes(shapes.params, shapes.bytes)
+        own = _gossiped(choice, size)
     elif methods.mix and (each := methods.mix.sends(shapes.params)):
         own = each.bytes
     if methods.read and methods.read.workers:

@@ -45,6 +45,8 @@ TRAINED = {
     "buffered": {"arrivals": 2},
     "elastic": {"period": 3},
     "ad_psgd": {},
+    "sparta": {"averaged_share": 0.4},
+    "demo": {"coefficients": 2},
     "decoupled": {"period": 3, "quorum": 2},
     "model_averaging": {"period": 3, "inner_state": "averaged"},
     "diloco": {"period": 5, "compression": "sign"},

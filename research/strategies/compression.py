@@ -17,7 +17,7 @@ from math import ceil
 import jax
 import jax.numpy as jnp
 
-from optdyn.strategies.messages import Compression, Nodes
+from optdyn.strategies.messages import Compression, Nodes, mean_of
 from optdyn.strategies.powersgd import powersgd
 from optdyn.strategies.quantized import WHOLE, Numbers, numbers
 from optdyn.trees import State, Tree
@@ -108,7 +108,7 @@ def _coded(
         mean: list[jax.Array] = []
         own: list[jax.Array] = []
         for leaf, code, every in zip(leaves, codes, nodes.gather(codes), strict=True):
-            mean.append(jax.vmap(partial(decode, like=leaf))(every).mean(axis=0))
+            mean.append(mean_of(jax.vmap(partial(decode, like=leaf))(every), nodes.weights))
             own.append(decode(code, leaf))
         return jax.tree.unflatten(tree_of, mean), jax.tree.unflatten(tree_of, own), state
 

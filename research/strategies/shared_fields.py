@@ -3,9 +3,12 @@
 import math
 from dataclasses import dataclass
 
-from optdyn.experiment import Known
+from optdyn.experiment import PART, Known
 from optdyn.fields import field
+from optdyn.strategies import compression
+from optdyn.strategies.messages import Compression
 from optdyn.strategies.method import Method
+from optdyn.strategies.quantized import WHOLE
 
 ABOVE_0: Known = {"wanted": "above 0", "holds": lambda v: 0 < v < math.inf}
 FRACTION: Known = {"wanted": "from 0 to 1", "holds": lambda v: 0 <= v <= 1}
@@ -41,6 +44,53 @@ class Fragmented(Method):
         "model_averaging, diloco, slowmo, decoupled: tau, updates from the sending of a fragment "
         "to its receipt.",
     )
+
+
+@dataclass(frozen=True)
+class Compressed(Method):
+    compression: str = field(
+        "",
+        "model_averaging, diloco, slowmo, gossip: of messages, 'bfloat16', 'top_k', 'sign', "
+        "'powersgd'.",
+        one_of=compression.NAMES,
+        static=True,
+    )
+    compression_share: float = field(
+        0.01,
+        "top_k: share of an array's numbers that are sent.",
+        **PART,
+        static=True,
+    )
+    compression_rank: int = field(
+        2, "powersgd: r, columns of the two factors of a matrix.", at_least=1, static=True
+    )
+    compression_bits: int = field(
+        WHOLE,
+        "model_averaging, diloco, slowmo, gossip: b, bits of a number that is sent, also of those "
+        "that top_k keeps; 32: as they are.",
+        wanted="from 2 to 8, or 32",
+        holds=lambda v: 2 <= v <= 8 or v == WHOLE,
+        static=True,
+    )
+    compression_block: int = field(
+        128, "compression_bits: numbers that have a scale of their own.", at_least=1, static=True
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        wanted = f"{WHOLE} with config.strategy.compression = {self.compression!r}"
+        whole = self.compression_bits == WHOLE or self.compression in compression.OF_BITS
+        self.require("compression_bits", whole, wanted)
+
+    def compressed(self) -> Compression | None:
+        """What messages go through."""
+        return compression.make(
+            self.compression,
+            self.compression_share,
+            self.compression_rank,
+            self.compression_bits,
+            self.compression_block,
+        )
 
 
 @dataclass(frozen=True)

@@ -183,6 +183,14 @@ METHODS = {
         ("shard_map",),
     ),
     "eager": (DASO | {"strategy.name": "eager"}, ("shard_map",)),
+    "sparta": (DASO | {"strategy.name": "sparta", "strategy.averaged_share": 0.2}, ("shard_map",)),
+    # A coefficient that the last bit makes the larger one is another message: few updates.
+    "demo": (
+        DASO
+        | {"strategy.name": "demo", "strategy.coefficients": 8, "strategy.chunk": 16}
+        | {"strategy.signed": False, "steps": 64},
+        ("shard_map",),
+    ),
     "correct": (
         DASO | STREAMING | {"strategy.mixing": 0.0, "strategy.merging": "correct"},
         ("shard_map",),

@@ -88,6 +88,12 @@ CASES = {
         {**ONE, "strategy.outer_learning_rate": 1.0, "strategy.outer_momentum": 0.0},
         like="model_averaging",
     ),
+    "sparta": Case({"strategy.averaged_share": 0.3}, ONE, like="model_averaging"),
+    "demo": Case(
+        {"strategy.coefficients": 2, "strategy.chunk": 4},
+        ONE | {"strategy.coefficients": 4096, "strategy.signed": False},
+        like="model_averaging",
+    ),
     "gossip": Case({"strategy.graph": "one_peer"}, ONE, like="model_averaging"),
     "dynamic_batch": Case({"cluster.speeds": (1.0, 2.0, 3.0, 4.0)}, {"strategy.adapt": False}),
     "stale_pipeline": Case({}, ONE, bits=True),

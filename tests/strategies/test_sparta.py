@@ -36,7 +36,7 @@ def test_every_update_equals_the_reference():
             x[i] = x[i] - np.float64(np.float32(RATE)) * velocity[i]
         chosen = np.isin(np.arange(P), drawn(t, 0.25))
         x = [np.where(chosen, sum(x) / NODES, own) for own in x]
-        history.append(x)
+        history.append(list(x))
     # Parameters of about one in float32: 1e-7 an operation, over 32 updates.
     np.testing.assert_allclose(flattened(states.params), history, rtol=0, atol=1e-5)
     np.testing.assert_array_equal(sent, 4 * (3 + 1))
