@@ -440,17 +440,19 @@ def _between(config: Experiment, shapes: Shapes, line: Timeline, exchanges: floa
         return nodes * _gossiped(choice, methods.of(Gossip).message_bytes(shapes.params, size))
     if not methods.read or methods.read.barrier or _is_synchronous(config):
         return float(around * size)
-    return size * _by_groups(config, line, exchanges)
+    return size * _by_groups(config, shapes, line, exchanges)
 
 
-def _by_groups(config: Experiment, line: Timeline, exchanges: float) -> float:
+def _by_groups(config: Experiment, shapes: Shapes, line: Timeline, exchanges: float) -> float:
     """Messages of the size of the parameters, an update, of groups that arrive by themselves."""
     cluster, methods = config.cluster, config.strategy.methods
     workers = cluster.nodes * cluster.devices_per_node // strategies.groups_of(config)
     inside = 2 * (max(workers // cluster.devices_per_node, 1) - 1)  # a group adds up
-    to_server = 2 + inside
+    small = methods.read.compressed() if isinstance(methods.read, Asynchronous) else None
+    there_and_back = 1 + (small.part(shapes.params) if small else 1)
+    to_server = there_and_back + inside
     if kind_of(cluster) == SERVER:
-        to_server = 2 * workers
+        to_server = there_and_back * workers
     dropped = getattr(chosen(line, Arrival), "dropped", None)
     arrivals = methods.get("arrivals", 1)
     arrivals += 0 if dropped is None else float(np.sum(dropped)) / len(line.seconds)

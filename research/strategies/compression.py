@@ -20,7 +20,8 @@ import jax.numpy as jnp
 from optdyn.strategies.messages import Compression, Nodes, mean_of
 from optdyn.strategies.powersgd import powersgd
 from optdyn.strategies.quantized import WHOLE, Numbers, numbers
-from optdyn.trees import State, Tree
+from optdyn.strategies.snapshots import read_first, row
+from optdyn.trees import Array, State, Tree
 
 NAMES = ("", "bfloat16", "top_k", "sign", "powersgd")
 OF_BITS = ("", "top_k")  # those that send numbers, which may be of fewer bits
@@ -95,6 +96,16 @@ def sign() -> Compression:
         return (scale * signs).reshape(like.shape)
 
     return _coded(encode, decode, lambda size: ceil(size / 8) + 4)
+
+
+def fed_back(small: Compression, tree: Tree, errors: Tree, i: Array) -> tuple[Tree, Tree]:
+    """The message of row i of a table of errors, (n, ...), and the table after it."""
+    error = read_first(row, errors, jnp.asarray(i))
+    whole = jax.tree.map(jnp.add, tree, error)
+    alone = Nodes(lambda tree: tree, lambda tree: jax.tree.map(lambda leaf: leaf[None], tree))
+    _, own, _ = small.apply(alone, whole, ())
+    left = jax.tree.map(lambda table, v, m: table.at[i].set(v - m), errors, whole, own)
+    return own, left
 
 
 def _coded(

@@ -134,9 +134,7 @@ class Gossip(Mixes, OnGraph, Compressed):
     def message_bytes(self, params: Params, whole: float) -> float:
         """Bytes of a message, of `whole` bytes of parameters."""
         small = self.compressed()
-        leaves = jax.tree.leaves(params)
-        size = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
-        return whole * sum(small.messages(params)) / size if small else whole
+        return whole * small.part(params) if small else whole
 
     def clock(self, setting: Setting, methods: Methods) -> Timeline:
         """Nodes wait for what is sent to them, and for nobody else (`graphs.arrivals`).

@@ -47,6 +47,11 @@ class Compression(NamedTuple):
     messages: Callable[[Tree], tuple[int, ...]]  # bytes a node sends, one after the other
     gathered: bool = False  # every node's message goes to all others; else they are added up
 
+    def part(self, tree: Tree) -> float:
+        """Bytes of its messages over those of the arrays, or their shapes."""
+        whole = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+        return sum(self.messages(tree)) / whole
+
 
 class Messages(NamedTuple):
     """How parameters travel: in which types, or compressed, and from which of a node's devices.

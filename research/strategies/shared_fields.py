@@ -50,8 +50,8 @@ class Fragmented(Method):
 class Compressed(Method):
     compression: str = field(
         "",
-        "model_averaging, diloco, slowmo, gossip: of messages, 'bfloat16', 'top_k', 'sign', "
-        "'powersgd'.",
+        "Of messages, 'bfloat16', 'top_k', 'sign', 'powersgd'; of gossip and asynchronous the "
+        "second and the third.",
         one_of=compression.NAMES,
         static=True,
     )
@@ -66,8 +66,7 @@ class Compressed(Method):
     )
     compression_bits: int = field(
         WHOLE,
-        "model_averaging, diloco, slowmo, gossip: b, bits of a number that is sent, also of those "
-        "that top_k keeps; 32: as they are.",
+        "compression: b, bits of a number that is sent, also of those of top_k; 32: as they are.",
         wanted="from 2 to 8, or 32",
         holds=lambda v: 2 <= v <= 8 or v == WHOLE,
         static=True,

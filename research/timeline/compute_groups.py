@@ -34,14 +34,16 @@ def make(
     several_of: tuple[int, str] = (1, ""),
     delay_bound: int = 0,
     held: Held | None = None,
+    message_bytes: float | None = None,
 ) -> Timeline:
     """The timeline of `steps` updates by `groups` groups of the cluster's workers.
 
     The N = nodes x devices_per_node workers form equal groups of k = N / groups, in order. A worker
     computes its share of the batch at `seconds_per_example` over its speed, times a draw of unit
     mean from the law `service`; a group delivers with its slowest worker, after sending its
-    gradient and before reading the new parameters (`update_bytes` each way), behind the fraction
-    `overlap` of its computing. One group of all is synchronous, without a server (`nodes.py`).
+    gradient and before reading the new parameters (`update_bytes` each way, or a gradient of
+    `message_bytes`), behind the fraction `overlap` of its computing. One group of all is
+    synchronous, without a server (`nodes.py`).
 
     With `cluster.pieces` the groups queue for a server instead (`server.py`), `merged` or not, with
     draws from the same law. Pieces are seconds for a whole batch, so neither `batch_size` nor
@@ -58,7 +60,7 @@ def make(
     count = max(replicas, 1) * steps
     workers = cluster.nodes * cluster.devices_per_node
     pieces = pieces_of(cluster, merged)
-    work = work_of(cluster, groups, batch_size, update_bytes)
+    work = work_of(cluster, groups, batch_size, update_bytes, message_bytes=message_bytes)
     if cluster.service == "geometric":
         shape = (replicas, steps) if replicas else (steps,)
         interval = 1 / np.sum(1 / work.means().max(axis=1))  # the rates of the groups add up
@@ -104,12 +106,18 @@ def make(
 
 
 def work_of(
-    cluster: Cluster, groups: int, batch_size: int, update_bytes: int, sent: bool = True
+    cluster: Cluster,
+    groups: int,
+    batch_size: int,
+    update_bytes: int,
+    sent: bool = True,
+    message_bytes: float | None = None,
 ) -> Work:
     """What each group does for an update, whose gradient and parameters are `sent` or not."""
     means = compute_means(cluster, groups, batch_size)
     if cluster.collective != DRAWN:
-        return Work(means, of_groups(cluster, groups, update_bytes, sent), cluster.overlap)
+        each = of_groups(cluster, groups, update_bytes, sent, message_bytes)
+        return Work(means, each, cluster.overlap)
     both_ways = exchange(cluster, update_bytes) if sent else exchange(_prompt(cluster), 0)
     if np.ndim(both_ways):
         both_ways = np.repeat(both_ways, cluster.devices_per_node).reshape(means.shape)

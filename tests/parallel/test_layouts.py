@@ -191,6 +191,17 @@ METHODS = {
         | {"strategy.signed": False, "steps": 64},
         ("shard_map",),
     ),
+    "choco": (
+        DASO
+        | {"strategy.name": "gossip", "strategy.gossip_order": "adapt"}
+        | {"strategy.compression": "top_k", "strategy.compression_share": 0.2},
+        ("shard_map",),
+    ),
+    "compressed-groups": (
+        GROUPS | {"strategy.compression": "top_k", "strategy.compression_share": 0.2},
+        ("shard_map",),
+    ),
+    "soap": (DASO | {"strategy.name": "model_averaging", "optimizer.name": "soap"}, ("shard_map",)),
     "correct": (
         DASO | STREAMING | {"strategy.mixing": 0.0, "strategy.merging": "correct"},
         ("shard_map",),

@@ -90,7 +90,7 @@ CASES = {
     ),
     "sparta": Case({"strategy.averaged_share": 0.3}, ONE, like="model_averaging"),
     "demo": Case(
-        {"strategy.coefficients": 2, "strategy.chunk": 4},
+        {"strategy.coefficients": 2, "strategy.chunk": 4, "strategy.signed": False},
         ONE | {"strategy.coefficients": 4096, "strategy.signed": False},
         like="model_averaging",
     ),
