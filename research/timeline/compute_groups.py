@@ -33,6 +33,7 @@ def make(
     staleness_bound: int = -1,
     several_of: tuple[int, str] = (1, ""),
     delay_bound: int = 0,
+    allotted: float = 0.0,
     held: Held | None = None,
     message_bytes: float | None = None,
 ) -> Timeline:
@@ -49,7 +50,8 @@ def make(
     draws from the same law. Pieces are seconds for a whole batch, so neither `batch_size` nor
     `update_bytes` counts. With `staleness_bound` from 0 up they wait for one another, and with
     `several_of`, (K, who waits), an update is of K arrivals (`several.py`). With `delay_bound` from
-    1 up what is as many updates old is dropped; one group is never late. With a load by the hour,
+    1 up what is as many updates old is dropped; one group is never late. With `allotted` above 0
+    who has not delivered after so many of its mean services begins again. With a load by the hour,
     absences or a server whose link has a width they are volunteers (`volunteers.py`). Of groups
     that race, `service` "race", it is empty: the race fills it. With `held` it is that of the
     arrivals that a trace holds.
@@ -68,15 +70,25 @@ def make(
     bound = staleness_bound if staleness_bound >= 0 else math.inf
     oldest = delay_bound if delay_bound and groups > 1 else math.inf
     several_arrivals, waiting = several_of
+    limit = allotted or math.inf
     if cluster.service == "race":
         return blank(groups, steps, several_arrivals, waiting, oldest < math.inf)
     if held:
         worker = held.worker
         if several_arrivals > 1:
             worker = held.workers((several_arrivals,), groups)
-        elif bound == oldest == math.inf and not waiting:
+        elif bound == oldest == limit == math.inf and not waiting:
             held.has_all(groups)
-        whole = arrived(held, groups, bound, several_arrivals, waiting or NOBODY, worker, oldest)
+        whole = arrived(
+            held,
+            groups,
+            bound,
+            several_arrivals,
+            waiting or NOBODY,
+            worker,
+            oldest,
+            limit < math.inf,
+        )
     elif pieces:
         rng = seeds.generator(seed, "arrivals")
         whole, _ = server(pieces, groups, workers // groups, count, service.law(cluster), rng)
@@ -89,13 +101,14 @@ def make(
     else:
         stream = int(seeds.generator(seed, "arrivals").integers(2**63))
         order = arrivals
-        if waiting or min(bound, oldest) < math.inf:
+        if waiting or min(bound, oldest, limit) < math.inf:
             order = partial(
                 several,
                 arrivals=several_arrivals,
                 waiting=waiting or NOBODY,
                 bound=bound,
                 delay_bound=oldest,
+                allotted=limit,
             )
         whole = order(stream, service.law(cluster), work, count)
     if not replicas:

@@ -201,7 +201,12 @@ METHODS = {
         GROUPS | {"strategy.compression": "top_k", "strategy.compression_share": 0.2},
         ("shard_map",),
     ),
-    "soap": (DASO | {"strategy.name": "model_averaging", "optimizer.name": "soap"}, ("shard_map",)),
+    "soap": (
+        DASO
+        | {"strategy.name": "model_averaging", "optimizer.name": "soap"}
+        | {"optimizer.momentum": 0.0, "optimizer.learning_rate": 1e-3},
+        ("shard_map",),
+    ),
     "correct": (
         DASO | STREAMING | {"strategy.mixing": 0.0, "strategy.merging": "correct"},
         ("shard_map",),
