@@ -19,7 +19,7 @@ from typing import Any
 
 from optdyn.analysis import tables
 from optdyn.analysis.tables import Point, TableError
-from optdyn.arguments import Parser
+from optdyn.basics.arguments import Parser
 
 LONGEST = 6000  # characters of a value that MLflow keeps
 AT_ONCE = 100  # values of a config that it takes

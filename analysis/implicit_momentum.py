@@ -30,9 +30,9 @@ from optdyn.analysis.lags import (
     theory,
 )
 from optdyn.analysis.tables import TableError, natural, replace, shown
-from optdyn.arguments import Parser
-from optdyn.errors import InputError
-from optdyn.outputs.files import as_json
+from optdyn.basics.arguments import Parser
+from optdyn.basics.errors import InputError
+from optdyn.basics.files import as_json
 
 MOMENTA, MATCHED = "matching_momenta", "matching_displacements"
 MIN_REPLICAS = 4

@@ -1,4 +1,4 @@
-"""What the momentum meter said of trained runs (`research/meter.py`), for the report."""
+"""What the momentum meter said of trained runs (`research/training/meter.py`), for the report."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -23,12 +23,11 @@ from matplotlib.figure import Figure
 from optdyn import strategies
 from optdyn.analysis import figures, tables
 from optdyn.analysis.tables import Point, TableError
-from optdyn.arguments import Parser
+from optdyn.basics.arguments import Parser
+from optdyn.basics.files import as_json
 from optdyn.config import read
 from optdyn.experiment import Experiment
-from optdyn.outputs.files import as_json
-from optdyn.strategies.daso import DASO
-from optdyn.timeline.daso import daso
+from optdyn.strategies.mix.daso import DASO, clock
 from optdyn.timeline.nodes import synchronous
 
 GIGABIT = 1e9 / 8  # bytes
@@ -75,7 +74,7 @@ def seconds(run: Recorded, bandwidths: Sequence[float]) -> pd.DataFrame:
         cluster = config.cluster.with_(bandwidth=between)
         waiting = float(synchronous(cluster, **common).seconds[-1])
         selective = float(
-            daso(cluster, config.strategy.methods.of(DASO), **common, **epochs).seconds[-1]
+            clock(cluster, config.strategy.methods.of(DASO), **common, **epochs).seconds[-1]
         )
         rows.append((bandwidth, waiting, selective, 1 - selective / waiting))
     return pd.DataFrame(rows, columns=["bandwidth", "synchronous", "daso", "saved"])

@@ -25,8 +25,8 @@ from optdyn import strategies
 from optdyn.analysis import figures, tables, tradeoffs
 from optdyn.analysis import fronts as fronts_of
 from optdyn.analysis.tables import Point, TableError
-from optdyn.arguments import Parser
-from optdyn.outputs.files import as_json
+from optdyn.basics.arguments import Parser
+from optdyn.basics.files import as_json
 
 COMPUTE = tuple(fronts_of.FLOPS)
 VARIANT = "strategy.variant"

@@ -21,8 +21,8 @@ from optdyn.analysis import figures, raced, tables
 from optdyn.analysis.raced import load, only
 from optdyn.analysis.reality import summarize, workers
 from optdyn.analysis.tables import shown
-from optdyn.arguments import Parser
-from optdyn.errors import InputError
+from optdyn.basics.arguments import Parser
+from optdyn.basics.errors import InputError
 from optdyn.outputs.workdir import write_json
 
 TAIL = 1e-3  # of the staleness that the picture leaves out

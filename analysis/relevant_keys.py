@@ -5,7 +5,7 @@ from typing import Any
 
 from optdyn import strategies
 from optdyn.analysis.tables import Point
-from optdyn.errors import ConfigError
+from optdyn.basics.errors import ConfigError
 from optdyn.strategies.method import OPTIONAL
 from optdyn.timeline.service import VARIED
 

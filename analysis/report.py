@@ -38,8 +38,8 @@ from optdyn.analysis.page import Cell, Column, Picture, Section, Table, cell, nu
 from optdyn.analysis.relevant_keys import relevant
 from optdyn.analysis.run_tables import GROUPS, NAME
 from optdyn.analysis.tables import Point, TableError
-from optdyn.arguments import Parser
-from optdyn.outputs.files import as_json, missing
+from optdyn.basics.arguments import Parser
+from optdyn.basics.files import as_json, missing
 
 SIMULATED = (
     "Gradients, updates and losses are real: they were computed. Staleness and seconds are "

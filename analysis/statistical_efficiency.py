@@ -31,8 +31,8 @@ from optdyn import strategies
 from optdyn.analysis import efficiency, figures, tables
 from optdyn.analysis.efficiency import MOMENTUM, Tried
 from optdyn.analysis.tables import Point, TableError
-from optdyn.arguments import Parser
-from optdyn.outputs.files import as_json, write_json
+from optdyn.basics.arguments import Parser
+from optdyn.basics.files import as_json, write_json
 
 RATE, GROUPS, NAME = "optimizer.learning_rate", "strategy.groups", "strategy.name"
 VARIED = {RATE, MOMENTUM, GROUPS, NAME, "seed", "steps"}

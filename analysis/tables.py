@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from optdyn.errors import InputError
-from optdyn.outputs.files import unlike, write
-from optdyn.own_code import entries
+from optdyn.basics.errors import InputError
+from optdyn.basics.files import unlike, write
+from optdyn.problem.own_code import entries
 
 if TYPE_CHECKING:
     import xarray

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from optdyn import meter
 from optdyn.analysis import tables
 from optdyn.analysis.lags import groups_of, memoryless, theory
 from optdyn.analysis.tables import TableError, natural
 from optdyn.config import parse, with_new_keys
 from optdyn.dynamics.moments import NotIdentified, equivalent_momentum
-from optdyn.meter import Window
+from optdyn.training import meter
+from optdyn.training.meter import Window
 
 
 class Metered(NamedTuple):

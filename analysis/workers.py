@@ -12,8 +12,8 @@ import pandas as pd
 
 from optdyn import strategies
 from optdyn.analysis.tables import Point
+from optdyn.basics.errors import InputError
 from optdyn.config import read
-from optdyn.errors import InputError
 
 MOST = 1_000_000  # updates of a timeline that is drawn again
 LANES = 16

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from optdyn.basics.files import read_json, write_json
 from optdyn.configs import race
 from optdyn.evidence.arms import PERIOD
 from optdyn.evidence.claim import Claim
@@ -25,7 +26,6 @@ from optdyn.evidence.contest import Contest, Entry, measure, table
 from optdyn.experiment import Experiment
 from optdyn.grid import Point
 from optdyn.launch import papers
-from optdyn.outputs.files import read_json, write_json
 
 NETWORKS = {"10 Gb/s": 0.2, "1 Gb/s": 2.0, "0.3 Gb/s": 20 / 3, "0.1 Gb/s": 20.0}
 JUDGED = race.MIDDLE  # where arms are tuned, too

@@ -31,8 +31,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from optdyn import trainer
-from optdyn.arguments import Parser
+from optdyn.basics.arguments import Parser
 from optdyn.config import usual
 from optdyn.configs.race import WORKERS, bandwidth, tuned_of
 from optdyn.evidence.arms import (
@@ -54,6 +53,7 @@ from optdyn.evidence.trial import meeting, to_loss
 from optdyn.experiment import Experiment
 from optdyn.grid import Point
 from optdyn.outputs.workdir import write_json
+from optdyn.training import trainer
 
 SIZES = (8, 64, 512, 4096)
 SECONDS = 30.0  # of a gradient, and of all parameters through the median link

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
-from optdyn import program, shared_data
+from optdyn.basics.files import read_json
 from optdyn.config import usual
 from optdyn.evidence.arms import (
     MOMENTUM,
@@ -40,8 +40,9 @@ from optdyn.evidence.claim import Claim
 from optdyn.evidence.race import Race, table
 from optdyn.experiment import Cluster, Experiment
 from optdyn.grid import Point
-from optdyn.outputs.files import read_json
-from optdyn.problem import Params
+from optdyn.problem import shared_data
+from optdyn.problem.problem import Params
+from optdyn.training import program
 
 WORKERS = 8
 NETWORKS = {"10 Gb/s": 0.2, "1 Gb/s": 2.0, "0.1 Gb/s": 20.0}  # all-reduce over computing

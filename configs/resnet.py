@@ -3,10 +3,10 @@
     18    basic blocks in stages of 2, 2, 2, 2    11.2 million parameters for 10 classes
     50    bottlenecks in stages of 3, 4, 6, 3     25.6 million for 1,000
 
-with preactivation (`research/models/resnet.py`), of 64 to 512 channels, 2,048 at the bottlenecks'
-ends. Data are those of `configs/images.py`, fashion_mnist if none are named, or `synthetic`, drawn
-images of 224 x 224 in 1,000 classes, to measure with. Images of 28 or 32 pixels a side have a stem
-that keeps their size, those of ImageNet, 224 here, its usual one.
+with preactivation (`research/problem/models/resnet.py`), of 64 to 512 channels, 2,048 at the
+bottlenecks' ends. Data are those of `configs/images.py`, fashion_mnist if none are named, or
+`synthetic`, drawn images of 224 x 224 in 1,000 classes, to measure with. Images of 28 or 32 pixels
+a side have a stem that keeps their size, those of ImageNet, 224 here, its usual one.
 
 Learning rate 0.1 for batches of 256, momentum 0.9, decay by half a cosine. It computes in bfloat16
 from batches of 224 x 224 on; of small ones `--config.model.dtype=bfloat16` does, where there is an
@@ -16,9 +16,9 @@ either. None of these was trained to its end here: that takes an accelerator.
 
 from ml_collections import ConfigDict
 
+from optdyn.basics.errors import entry
 from optdyn.config import default
 from optdyn.configs import images
-from optdyn.errors import entry
 
 STAGES = {"18": (2, 2, 2, 2), "50": (3, 4, 6, 3)}
 SYNTHETIC = "synthetic"
@@ -51,7 +51,7 @@ def get_config(variant: str = "18") -> ConfigDict:
 
 
 def drawn() -> ConfigDict:
-    """Images from a seed, as they are brought to the devices (`research/data/synthetic.py`)."""
+    """Images from a seed, as they are brought to the devices (`problem/data/synthetic.py`)."""
     config = default()
     config.data.name = "research.data.synthetic:images"
     config.data.options.update(side=224, classes=1000, examples=1280)

@@ -18,8 +18,8 @@ training takes some 500 to 1,500 updates to reach.
 from ml_collections import ConfigDict
 
 from optdyn import timeline
+from optdyn.basics.errors import entry
 from optdyn.config import default, parse
-from optdyn.errors import entry
 from optdyn.experiment import Experiment
 
 WORKERS = 8

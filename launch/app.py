@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, NoReturn
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
-from optdyn import older_module_names
-from optdyn.errors import ConfigError, InputError
+from optdyn.basics import older_module_names
+from optdyn.basics.errors import ConfigError, InputError
 from optdyn.experiment import Experiment
 from optdyn.launch import cache, interruptible, sources
 
@@ -77,11 +77,11 @@ def run(main: Callable[[Any, Path], int], workdir: str | None = None, parsed: bo
         # Here, for they import jax and numpy.
         import jax
 
-        from optdyn import lookup, processes
+        from optdyn.basics import lookup, processes
+        from optdyn.basics.files import DiskFull, permitted, writing
+        from optdyn.basics.hold import writable
+        from optdyn.basics.progress import end_line, say
         from optdyn.config import parse
-        from optdyn.outputs.files import DiskFull, permitted, writing
-        from optdyn.outputs.hold import writable
-        from optdyn.outputs.progress import end_line, say
         from optdyn.parallel.first_process import verdict
 
         interruptible()
@@ -125,7 +125,7 @@ def run(main: Callable[[Any, Path], int], workdir: str | None = None, parsed: bo
 
 def no_memory(said: str, config: ConfigDict) -> str:
     """The line for what XLA says of an allocation that failed, with keys that take less."""
-    from optdyn.problem import TEXT  # here, for it imports jax
+    from optdyn.problem.problem import TEXT  # here, for it imports jax
 
     text = (config.base if is_grid(config) else config).model.name in TEXT
     wanted = re.search(r"allocating (\d+) bytes", said)
@@ -139,8 +139,8 @@ def no_memory(said: str, config: ConfigDict) -> str:
 
 def warn(config: Experiment) -> None:
     """A line on standard error for everything in a checked config that is hardly meant."""
-    from optdyn.checks.warnings import probable_mistakes  # here, for they import jax
-    from optdyn.processes import is_writer
+    from optdyn.basics.processes import is_writer
+    from optdyn.training.warnings import probable_mistakes  # here, for they import jax
 
     given = [match[1] for argument in sys.argv[1:] if (match := KEY.match(argument))]
     for doubt in probable_mistakes(config, given) if is_writer() else ():
@@ -154,8 +154,8 @@ def in_json() -> bool:
 
 def ended(summary: Mapping[str, Any], workdir: Path, then: str = "report") -> int:
     """Prints how a run ended, and that the command `then` reads it; returns its exit code."""
+    from optdyn.basics.processes import is_writer  # here, for it imports jax
     from optdyn.launch import ending
-    from optdyn.processes import is_writer  # here, for it imports jax
 
     if is_writer():
         print(*ending.lines(summary, workdir, then), sep="\n")
@@ -240,7 +240,7 @@ def _settle(asked: Any, workdir: Path) -> None:
 
     That is what runs had before there was a key, and the lowerings, if they are to be measured.
     """
-    from optdyn import resuming
+    from optdyn.training import resuming
 
     if not isinstance(asked, ConfigDict):
         return  # what is no config is refused where its points are

@@ -41,9 +41,10 @@ def modules(config: Mapping[str, Any]) -> Iterator[str]:
     """The modules of what a run's config names, as `launch.sources` names them."""
     strategy, optimizer = config.get("strategy", {}), config.get("optimizer", {})
     own = set(sources.methods())
-    yield from (f"strategies.{name}" for name in strategy.get("name", "").split("+") if name in own)
+    names = strategy.get("name", "").split("+")
+    yield from (sources.module_of(name) for name in names if name in own)
     if compression := strategy.get("compression"):
-        yield "strategies.powersgd" if compression == "powersgd" else "strategies.compression"
+        yield sources.module_of("powersgd" if compression == "powersgd" else "compression")
     if optimizer.get("name") == "closed_loop":
         yield "optimizers.closed_loop"
     if not STALENESS.isdisjoint(optimizer.get("chain", ())):
@@ -58,8 +59,8 @@ def papers(config: Mapping[str, Any]) -> list[str]:
 
 def main(arguments: Sequence[str]) -> int:
     """Prints the entries; 2 and one line on standard error for folders without a run."""
-    from optdyn.errors import InputError
-    from optdyn.outputs.files import read_json  # here, for it takes long
+    from optdyn.basics.errors import InputError
+    from optdyn.basics.files import read_json  # here, for it takes long
 
     configs = []
     for folder in map(Path, arguments):

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from optdyn.launch import cli, listing, sources
+from optdyn.launch.commands import COMMANDS
 
 BASH = r"""
 _optdyn() {
@@ -48,13 +49,13 @@ def words(line: str) -> list[str]:
         return []
     last = "" if not given or line[-1:].isspace() else given.pop()
     if len(given) < 2:
-        return _beginning(last, cli.COMMANDS)
+        return _beginning(last, COMMANDS)
     name = given[1]
     if name in ("list", "completion"):
         return _beginning(last, listing.KINDS if name == "list" else SCRIPTS)
-    if name not in cli.COMMANDS:
+    if name not in COMMANDS:
         return []
-    command = cli.COMMANDS[name]
+    command = COMMANDS[name]
     if command.also and last.startswith("--config="):
         return _beginning(last, [f"--config={config}" for config in sources.configs()])
     flags = [f"{flag}=" for flag in cli.flags_of(command) if flag.startswith("--")]

@@ -7,14 +7,15 @@ from pathlib import Path
 import jax
 from absl import flags
 
-from optdyn import batched_runs, memory_checks, program, shared_data, trainer
+from optdyn.basics.processes import is_writer
+from optdyn.basics.progress import clock, number
 from optdyn.config import ConfigError
-from optdyn.driver import drive, initial
 from optdyn.experiment import Experiment
 from optdyn.launch import app
-from optdyn.outputs.progress import clock, number
-from optdyn.processes import is_writer
-from optdyn.program import parameter_bytes
+from optdyn.problem import shared_data
+from optdyn.training import batched_runs, memory_checks, program, trainer
+from optdyn.training.driver import drive, initial
+from optdyn.training.program import parameter_bytes
 
 SECONDS = 0.5  # of updates that are timed, at least
 Main = Callable[[Experiment, Path], int]

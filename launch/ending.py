@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from optdyn.launch.cli import COMMANDS
-from optdyn.outputs.progress import number
+from optdyn.basics.progress import number
+from optdyn.launch.commands import COMMANDS
 
 FIGURES = {"train_loss": "training loss", "test_loss": "test loss"}  # others by their names
 CLOCKS = {"reality": "real seconds"}  # of what commands read; of others they are simulated

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from optdyn.errors import meant
+from optdyn.basics.errors import meant
 from optdyn.launch import sources
 
 Listed = Mapping[str, str]  # name: what it is, in a line
@@ -54,7 +54,7 @@ def chosen(kind: str, found: Listed, text: str) -> Listed:
 
 def registered(kind: str) -> Listed:
     """What can be chosen by name in a config."""
-    from optdyn.registries import listed  # here, for it takes long
+    from optdyn.launch.registries import listed  # here, for it takes long
 
     return listed(kind)
 

@@ -23,16 +23,16 @@ from absl import app as absl_app
 from absl import flags, logging
 from matplotlib.figure import Figure
 
-from optdyn import processes
 from optdyn.analysis import figures, scoreboard
 from optdyn.analysis.tables import replace
+from optdyn.basics import processes
+from optdyn.basics.errors import meant
+from optdyn.basics.files import DiskFull, WorkdirError, permitted, read_json, write_json, writing
+from optdyn.basics.hold import held, writable
 from optdyn.configs import papers as claims
-from optdyn.errors import meant
 from optdyn.evidence.claim import WORDS, Verdict
 from optdyn.evidence.study import Study
 from optdyn.launch import app, interruptible
-from optdyn.outputs.files import DiskFull, WorkdirError, permitted, read_json, write_json, writing
-from optdyn.outputs.hold import held, writable
 
 SCALES = {"small": (2, 5), "full": (3, 10)}  # seeds that choose and that report
 BETWEEN = 1000  # seeds of one --seed and the next

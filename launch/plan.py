@@ -21,19 +21,19 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from optdyn import trainer
 from optdyn.analysis import efficiency, tables
 from optdyn.analysis import plan as plan_text
-from optdyn.checks import check
+from optdyn.basics.files import as_json, read_json, write, write_json
+from optdyn.basics.progress import end_line, number
 from optdyn.config import ConfigError
 from optdyn.experiment import Experiment
 from optdyn.launch import app, dry
-from optdyn.outputs.files import as_json, read_json, write, write_json
-from optdyn.outputs.progress import end_line, number
 from optdyn.outputs.workdir import claim, text_of
 from optdyn.parallel.first_process import own
-from optdyn.program import parameter_bytes
 from optdyn.timeline.network import exchange
+from optdyn.training import trainer
+from optdyn.training.checks import check
+from optdyn.training.program import parameter_bytes
 from optdyn.tuning import convergence, layers, planner, plans
 from optdyn.tuning.convergence import Updates
 from optdyn.tuning.planner import Interval

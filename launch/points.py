@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
-from optdyn import batched_runs
+from optdyn.basics.files import read_json, unlike
 from optdyn.config import ConfigError
 from optdyn.grid import Point, named, resolve
-from optdyn.outputs.files import read_json, unlike
 from optdyn.outputs.workdir import claim, free
+from optdyn.training import batched_runs
 
 DONE = ("completed", "diverged")
 SHORT = "to go on"  # it has ended, with fewer steps than the grid has now

@@ -32,7 +32,7 @@ from typing import Any
 
 from absl import flags
 
-from optdyn.errors import ConfigError, InputError
+from optdyn.basics.errors import ConfigError, InputError, and_
 from optdyn.experiment import Cluster, Experiment
 from optdyn.launch import app
 
@@ -85,8 +85,9 @@ def rows(
 
     Values that say nothing of a method make no row more.
     """
-    from optdyn import price, strategies
+    from optdyn import strategies
     from optdyn.timeline.base import TimelineError
+    from optdyn.tuning import price
 
     for name in methods:
         own = [{k: v for k, v in each.items() if strategies.owns(name, k)} for each in keys]
@@ -144,7 +145,8 @@ HEAD_OF_TIMES = (
 
 def notes(config: Experiment, found: Rows) -> Iterator[str]:
     """What the figures are of, in sentences."""
-    from optdyn import price, strategies
+    from optdyn import strategies
+    from optdyn.tuning import price
 
     priced = {row["method"] for row in found if "prices" in row}
     said = [
@@ -156,9 +158,8 @@ def notes(config: Experiment, found: Rows) -> Iterator[str]:
     ]
     if any(None in row.get("needed", {}).values() for row in found):
         said.append("'never' is where workers wait so much that no network is fast enough.")
-    alone = [
-        name for name in sorted(priced) if strategies.groups_of(price.with_method(config, name)) > 1
-    ]
+    methods = {name: price.with_method(config, name).strategy.methods for name in sorted(priced)}
+    alone = [name for name, method in methods.items() if method.groups > 1]
     if alone:
         said.append(f"An update of {and_(alone)} is of one worker or a few, of the others of all.")
     if any(not hasattr(strategies.chosen(name).read, "graph") for name in alone):
@@ -173,7 +174,7 @@ def notes(config: Experiment, found: Rows) -> Iterator[str]:
 
 def heading(config: Experiment, shapes: Any, is_model: bool) -> str:
     """What all prices are of, in a sentence."""
-    from optdyn import price
+    from optdyn.tuning import price
 
     cluster: Cluster = config.cluster
     nodes = f"{cluster.nodes:,} nodes of {cluster.devices_per_node:,} devices"
@@ -190,8 +191,8 @@ def heading(config: Experiment, shapes: Any, is_model: bool) -> str:
 
 
 def main(config: Experiment, workdir: Path) -> int:
-    from optdyn import price
-    from optdyn.outputs.files import as_json, write, write_json
+    from optdyn.basics.files import as_json, write, write_json
+    from optdyn.tuning import price
 
     app.one_run(config)
     price.check(config)
@@ -283,8 +284,8 @@ def _which(
     config: Experiment, shapes: Any, penalties: Any, bandwidths: Sequence[float], found: Rows
 ) -> tuple[list[str], list[dict[str, Any]]]:
     """Which method is best on a cluster: as lines, and as JSON has it, by bandwidth."""
-    from optdyn import price
     from optdyn.launch import which
+    from optdyn.tuning import price
 
     every, others = which.answers(config, shapes, penalties, bandwidths), list[str]()
     for row in found:
@@ -315,8 +316,8 @@ def _methods(given: Sequence[str]) -> list[str]:
 
 def _keys(periods: Sequence[str], compressions: Sequence[str]) -> list[dict[str, Any]]:
     """Values of keys of config.strategy, every one with every other. Raises `InputError`."""
-    from optdyn.errors import one_of
-    from optdyn.strategies.compression import NAMES
+    from optdyn.basics.errors import one_of
+    from optdyn.strategies.mix.compression import NAMES
 
     every: list[dict[str, Any]] = [{}]
     if periods:
@@ -366,11 +367,6 @@ def _cells(*texts: str, epochs: bool) -> str:
 
 def _speed(gigabits: float | None) -> str:
     return "never" if gigabits is None else f"{gigabits:.3g}"
-
-
-def and_(names: Sequence[str]) -> str:
-    """`one, two and three`."""
-    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
 def _number(flag: str, text: Any) -> float:

@@ -11,12 +11,12 @@ from pathlib import Path
 import jax
 import pandas as pd
 
+from optdyn.basics.files import write, write_json
+from optdyn.basics.processes import is_writer
 from optdyn.experiment import Experiment
 from optdyn.launch import app
-from optdyn.outputs.files import write, write_json
 from optdyn.outputs.workdir import claim, text_of
 from optdyn.parallel.first_process import own
-from optdyn.processes import is_writer
 from optdyn.tuning.phases import flags, measure, prepare
 
 

@@ -39,22 +39,24 @@ import pandas as pd
 from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
-from optdyn import experiment, in_memory, strategies, trainer
+from optdyn import experiment, strategies
 from optdyn.analysis import efficiency, figures, tables
 from optdyn.analysis.figures import OKABE_ITO
-from optdyn.cache_keys import Is
-from optdyn.checks import check
+from optdyn.basics.cache_keys import Is
+from optdyn.basics.errors import ConfigError, meant
+from optdyn.basics.fields import NAMES, Options, Value
 from optdyn.config import default, parse
-from optdyn.errors import ConfigError, meant
+from optdyn.core import Rule, together, whole
 from optdyn.evidence.intervals import ratio
 from optdyn.experiment import Cluster, Data, Law, Model, Optimizer, Parallel, Pieces, Probes
-from optdyn.fields import NAMES, Options, Value
 from optdyn.grid import changed, grid, named
+from optdyn.launch import in_memory
 from optdyn.outputs.workdir import parameters
-from optdyn.price import GIGABIT, Price, of_model, price
-from optdyn.strategies.base import Rule, together, whole
 from optdyn.strategies.compose import reading
 from optdyn.timeline.base import Timeline
+from optdyn.training import trainer
+from optdyn.training.checks import check
+from optdyn.tuning.price import GIGABIT, Price, of_model, price
 
 __all__ = ["Comparison", "Experiment", "Law", "Method", "Trained", "compare", "optimizer"]
 
@@ -123,7 +125,7 @@ class Method:
             raise ConfigError(f"{self.name}: only a method of reading is a rule by itself")
         config = Experiment(method=self).parsed()
         update = together(optax.with_extra_args_support(optimizer))
-        slots = slots or strategies.groups_of(config)
+        slots = slots or config.strategy.methods.groups
         return reading(config.strategy.methods, whole(loss), update, slots)
 
     def clock(
@@ -173,14 +175,15 @@ class Clock(NamedTuple):
 
 def method(name: str) -> Callable[..., Method]:
     """`method("diloco")(period=8)`: the built-in method of that name, its fields by keyword."""
-    keys = strategies.keys_of(strategies.load(name))
+    made_of = strategies.load(name)
+    keys = strategies.keys_of(made_of)
 
     def make(**fields: Any) -> Method:
         return Method(name, fields)
 
     make.__name__ = make.__qualname__ = name
     shown = ", ".join(f"{key}={value!r}" for key, value in keys.items())
-    about = sys.modules[f"{strategies.__name__}.{name}"].__doc__
+    about = sys.modules[made_of.__module__].__doc__
     make.__doc__ = f"{about}\nFields: {shown}."
     return make
 

@@ -35,8 +35,8 @@ DEATHS = 3  # one after the other without a new checkpoint, after which it is gi
 
 def raced(config: Experiment) -> Experiment:
     """The same, of a race. Raises `ConfigError`."""
-    from optdyn.checks import check
     from optdyn.launch import app
+    from optdyn.training.checks import check
 
     app.one_run(config)
     config = config.with_({"cluster.service": "race"})
@@ -67,12 +67,11 @@ def served(config: Experiment, workdir: Path) -> int:
 
 def described(config: Experiment) -> Iterator[str]:
     """Lines on what workers compute and send. Raises what a race raises before it begins."""
+    from optdyn.basics.progress import clock, number
     from optdyn.launch.dry import SECONDS
-    from optdyn.outputs.progress import clock, number
-    from optdyn.program import parameter_bytes
     from optdyn.racing.race import prepared
     from optdyn.racing.worker import asked, parts_of, worker
-    from optdyn.strategies import groups_of
+    from optdyn.training.program import parameter_bytes
 
     config = raced(config)
     run = prepared(config, flags.FLAGS.servers)
@@ -83,7 +82,7 @@ def described(config: Experiment) -> Iterator[str]:
         send()
         taken, done = taken + time.monotonic() - begun, done + 1
     each, updates = taken / done, batches / parts_of(run)
-    rate = groups_of(config) * updates / each
+    rate = config.strategy.methods.groups * updates / each
     yield f"parameters      {parameter_bytes(run.params):,} bytes"
     yield f"a message       {number(each)} s of a worker alone with all cores, {updates:g} updates"
     yield f"it is given     {parameter_bytes(given):,} bytes"

@@ -15,11 +15,11 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict
 
+from optdyn.basics.errors import InputError
+from optdyn.basics.files import read_json
 from optdyn.config import default, differences, to_json, with_new_keys
-from optdyn.errors import InputError
 from optdyn.launch import app
-from optdyn.outputs.files import read_json
-from optdyn.own_code import entries
+from optdyn.problem.own_code import entries
 
 
 def shown(config: ConfigDict, changed: bool) -> dict[str, Any]:

@@ -12,17 +12,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from optdyn import price, strategies
+from optdyn import strategies
 from optdyn.analysis import charts, efficiency, page
 from optdyn.analysis.figures import OKABE_ITO
 from optdyn.analysis.penalties import Measured
-from optdyn.errors import ConfigError
+from optdyn.basics.errors import ConfigError
+from optdyn.basics.progress import say
 from optdyn.experiment import Experiment
 from optdyn.launch import which
-from optdyn.outputs.progress import say
-from optdyn.price import GIGABIT, Shapes
 from optdyn.timeline.base import TimelineError
 from optdyn.timeline.service import VARIED
+from optdyn.tuning import price
+from optdyn.tuning.price import GIGABIT, Shapes
 
 GIGABITS = tuple(float(f"{n}e{e}") for e in range(-2, 3) for n in (1, 2, 5))
 SPREADS = (0.0, 0.1, 0.3, 1.0)  # standard deviation of a worker's times over their mean

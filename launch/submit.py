@@ -25,7 +25,7 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict
 
-from optdyn.arguments import Parser
+from optdyn.basics.arguments import Parser
 from optdyn.config import ConfigError
 from optdyn.launch import app, sweep
 from optdyn.launch.points import plan

@@ -34,19 +34,20 @@ import jax
 from absl import flags
 from ml_collections import ConfigDict
 
-from optdyn import batched_runs, shared_data, trainer
 from optdyn.analysis import implicit_momentum, report, tables
+from optdyn.basics.files import read_json, write_json
+from optdyn.basics.processes import is_writer
+from optdyn.basics.progress import Sweep, Watch, stoppable
 from optdyn.config import ConfigError
 from optdyn.grid import of_point, resolve
 from optdyn.launch import app
 from optdyn.launch.points import DONE, Entry, described, folder_of, plan
-from optdyn.memory_checks import available
-from optdyn.outputs.files import read_json, write_json
-from optdyn.outputs.progress import Sweep, Watch, stoppable
 from optdyn.parallel.first_process import agreed, own
-from optdyn.processes import is_writer
-from optdyn.trainer import Run
-from optdyn.trajectories.replicas import record
+from optdyn.problem import shared_data
+from optdyn.training import batched_runs, trainer
+from optdyn.training.memory_checks import available
+from optdyn.training.replicas import record
+from optdyn.training.trainer import Run
 
 
 class Going(NamedTuple):

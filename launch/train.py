@@ -9,11 +9,11 @@ the run would take: its memory, its updates and epochs, and its time. It writes 
 from pathlib import Path
 from typing import Any
 
-from optdyn.checks import check
 from optdyn.experiment import Experiment
 from optdyn.launch import app, dry
-from optdyn.trainer import train
-from optdyn.trajectories.replicas import record
+from optdyn.training.checks import check
+from optdyn.training.replicas import record
+from optdyn.training.trainer import train
 
 
 def run(config: Experiment, workdir: Path) -> dict[str, Any]:

@@ -3,9 +3,9 @@
     time = updates(method) / updates(synchronous) x seconds(method) / seconds(synchronous)
 
 The penalty is of the problem and the cluster that it was measured on (`analysis/penalties.py`), and
-is carried over as it is. Seconds are those of the cluster that is asked for (`research/price.py`),
-of as many examples an update, over those of synchronous training, as were measured. Intervals of
-95 % draw seeds of the runs again, in pairs, and orders of arrivals.
+is carried over as it is. Seconds are those of the cluster that is asked for
+(`research/tuning/price.py`), of as many examples an update, over those of synchronous training, as
+were measured. Intervals of 95 % draw seeds of the runs again, in pairs, and orders of arrivals.
 """
 
 import textwrap
@@ -14,15 +14,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from optdyn import price, strategies
+from optdyn import strategies
 from optdyn.analysis import efficiency
 from optdyn.analysis.penalties import Arm, Measured, is_synchronous
-from optdyn.errors import ConfigError
+from optdyn.basics.errors import ConfigError, and_
 from optdyn.evidence.intervals import shown
 from optdyn.experiment import Experiment
-from optdyn.launch.price import and_
-from optdyn.price import GIGABIT, Shapes
 from optdyn.timeline.base import TimelineError
+from optdyn.tuning import price
+from optdyn.tuning.price import GIGABIT, Shapes
 
 DRAWN = 5  # orders of arrivals that seconds are of
 WIDE = 100  # characters of a line of notes
@@ -91,7 +91,7 @@ def carried(config: Experiment, arm: Arm, anchor: Arm) -> Experiment:
     """
     keys = {f"strategy.{key}": value for key, value in arm.keys.items()}
     one = config.with_({"strategy.name": arm.name, **keys})
-    groups, cluster = strategies.groups_of(one), one.cluster
+    groups, cluster = one.strategy.methods.groups, one.cluster
     workers = cluster.nodes * cluster.devices_per_node
     if (cluster.devices_per_node if one.strategy.methods.mix else workers) % groups:
         raise ConfigError(f"of {groups} groups, which cannot share {workers:,} workers")

@@ -5,10 +5,10 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from optdyn import type_checks
+from optdyn.basics import type_checks
+from optdyn.basics.errors import ConfigError, InputError
+from optdyn.basics.files import read_json
 from optdyn.config import default, with_new_keys
-from optdyn.errors import ConfigError, InputError
-from optdyn.outputs.files import read_json
 
 
 def get_config(path: str) -> ConfigDict:

@@ -11,10 +11,11 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from optdyn import experiment, strategies, type_checks
-from optdyn.errors import ConfigError
+from optdyn import experiment, strategies
+from optdyn.basics import type_checks
+from optdyn.basics.errors import ConfigError
+from optdyn.basics.trees import Json
 from optdyn.experiment import Experiment
-from optdyn.trees import Json
 
 __all__ = [
     "ConfigError",

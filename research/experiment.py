@@ -11,8 +11,8 @@ from dataclasses import Field, InitVar, dataclass, fields
 from dataclasses import field as made
 from typing import TYPE_CHECKING, Any, Self
 
-from optdyn.errors import ConfigError, require_known
-from optdyn.fields import OPTIONS, Options, Value, default_of, field, plain
+from optdyn.basics.errors import ConfigError, require_known
+from optdyn.basics.fields import OPTIONS, Options, Value, default_of, field, plain
 
 if TYPE_CHECKING:
     from optdyn.strategies.method import Chosen
@@ -78,7 +78,7 @@ WIDE: Known = {"at_least": 1, "at_most": WIDTH}
 class Model(Value, section="model"):
     """What is trained: a sequence of blocks (`models/`). A field is of the models that it names."""
 
-    name: Any = field("mlp", "Model, of research/models/ or your own.")
+    name: Any = field("mlp", "Model, of research/problem/models/ or your own.")
     options: Options = field(OPTIONS, "Arguments of a model of your own.")
     hidden: tuple[int, ...] = field(
         (256, 256), "mlp: widths of its layers; cnn: of its dense layers.", **WIDTHS
@@ -501,8 +501,8 @@ class Run(Value):
     )
     loss: Any = field(
         "",
-        "Loss of an example, (outputs, batch) -> (B,): of research/losses.py or your own; '': by "
-        "the data's target, label, y or the next token of text.",
+        "Loss of an example, (outputs, batch) -> (B,): of research/problem/losses.py or your own; "
+        "'': by the data's target, label, y or the next token of text.",
     )
     metrics: tuple[str, ...] = field(
         (), "Metrics, test_NAME in the log; (): the accuracy of labels and tokens.",

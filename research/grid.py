@@ -29,10 +29,10 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from optdyn.checks import check
+from optdyn.basics.errors import InputError, refuse, refused_at, shown
 from optdyn.config import ConfigError, parse
-from optdyn.errors import InputError, refuse, refused_at, shown
 from optdyn.experiment import Experiment
+from optdyn.training.checks import check
 
 MOST = 100_000  # points of a grid
 

@@ -13,9 +13,10 @@ import jax
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
-from optdyn import data, trainer
 from optdyn.config import default
 from optdyn.outputs.workdir import Checkpoints
+from optdyn.problem import data
+from optdyn.training import trainer
 from tests.often import is_often
 from tests.values import as_experiment
 

@@ -8,9 +8,10 @@ import jax
 import numpy as np
 import pytest
 
-from optdyn import batched_runs, driver, memory_checks, program, shared_data, trainer
-from optdyn.outputs.progress import Watch
-from optdyn.trainer import prepare, train
+from optdyn.basics.progress import Watch
+from optdyn.problem import shared_data
+from optdyn.training import batched_runs, driver, memory_checks, program, trainer
+from optdyn.training.trainer import prepare, train
 from tests.values import as_experiment
 
 QUIET = Watch(lambda: 0, lambda step, text: None)

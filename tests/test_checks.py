@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from optdyn import memory_checks, program, strategies, trainer, type_checks
+from optdyn import strategies
 from optdyn.analysis import report, tables
-from optdyn.checks import check
-from optdyn.checks.warnings import probable_mistakes
+from optdyn.basics import type_checks
+from optdyn.basics.errors import ConfigError
 from optdyn.config import default
 from optdyn.configs import gpt, images, plan, resnet, text, tune
 from optdyn.configs.grids import (
@@ -27,8 +27,10 @@ from optdyn.configs.grids import (
     staleness,
     workers,
 )
-from optdyn.errors import ConfigError
 from optdyn.grid import grid, named, resolve
+from optdyn.training import memory_checks, program, trainer
+from optdyn.training.checks import check
+from optdyn.training.warnings import probable_mistakes
 from tests.values import as_experiment
 
 

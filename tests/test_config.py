@@ -8,11 +8,10 @@ from hypothesis import strategies as st
 from ml_collections import ConfigDict
 
 from optdyn import experiment
-from optdyn.checks import check
 from optdyn.config import ConfigError, default, differences, to_json
-from optdyn.models.resnet import NORMS, STEMS
-from optdyn.strategies import groups_of
+from optdyn.problem.models.resnet import NORMS, STEMS
 from optdyn.timeline.network import COLLECTIVES
+from optdyn.training.checks import check
 from tests.values import as_experiment
 
 HUGE = float("inf")
@@ -291,11 +290,10 @@ def test_values_that_can_run(values):
 
 def test_groups():
     """Only asynchronous groups arrive by themselves."""
-    assert groups_of(as_experiment(changed({"strategy.groups": 3}))) == 1
-    assert (
-        groups_of(as_experiment(changed({"strategy.groups": 3, "strategy.name": "asynchronous"})))
-        == 3
-    )
+    given = {"strategy.groups": 3}
+    assert as_experiment(changed(given)).strategy.methods.groups == 1
+    given["strategy.name"] = "asynchronous"
+    assert as_experiment(changed(given)).strategy.methods.groups == 3
 
 
 def test_unknown_and_missing_keys():

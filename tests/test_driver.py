@@ -4,11 +4,11 @@ import jax
 import numpy as np
 import pytest
 
-from optdyn.driver import METERED_CHUNK, drive, initial
-from optdyn.meter import Windows
 from optdyn.strategies.metered import METERED
-from optdyn.trainer import prepare
-from optdyn.trajectories import single
+from optdyn.training import single
+from optdyn.training.driver import METERED_CHUNK, drive, initial
+from optdyn.training.meter import Windows
+from optdyn.training.trainer import prepare
 from tests.values import as_experiment
 
 STEPS = 60

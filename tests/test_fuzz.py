@@ -19,14 +19,15 @@ import pytest
 from absl import flags
 from ml_collections import ConfigDict
 
-from optdyn import data, driver, memory_checks, trainer
-from optdyn.checks import check
+from optdyn.basics.errors import InputError
 from optdyn.config import default
 from optdyn.configs import images, plan, quickstart, tune
 from optdyn.configs.grids import daso, dynamic_batch, local
-from optdyn.errors import InputError
 from optdyn.grid import changed, named, resolve
 from optdyn.launch import app
+from optdyn.problem import data
+from optdyn.training import driver, memory_checks, trainer
+from optdyn.training.checks import check
 from tests.values import as_experiment
 
 ROOT = Path(__file__).parent.parent

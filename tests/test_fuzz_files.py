@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 
 from optdyn.analysis import report, tables
-from optdyn.data import folder as own_images
-from optdyn.errors import InputError
+from optdyn.basics.errors import InputError
 from optdyn.grid import grid
 from optdyn.launch.plan import of_runs
 from optdyn.launch.points import described, plan
 from optdyn.outputs.workdir import write_json
+from optdyn.problem.data import folder as own_images
 from optdyn.strategies import timeline_of
 from optdyn.timeline.trace import read
-from optdyn.trainer import train
+from optdyn.training.trainer import train
 from tests.values import as_experiment
 
 VALUES = (

@@ -4,10 +4,10 @@ import itertools
 
 import pytest
 
-from optdyn import memory_checks, strategies
-from optdyn.checks import check
 from optdyn.configs import internet
 from optdyn.evidence.arms import PERIOD, counts
+from optdyn.training import memory_checks
+from optdyn.training.checks import check
 
 CASES = list(itertools.product(internet.PROBLEMS, internet.ARMS, (*internet.SIZES, 10_000)))
 
@@ -23,7 +23,7 @@ def test_all_arms_can_run_at_every_size(problem, arm, size):
     found = internet.arm_of(problem, arm, size)
     check(found.config)
     workers = size if arm == internet.ALONE else 1
-    assert strategies.groups_of(found.config) == workers
+    assert found.config.strategy.methods.groups == workers
     assert found.config.cluster.nodes == size and found.config.cluster.regions == 100
 
 

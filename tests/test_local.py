@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from optdyn import trainer
 from optdyn.config import ConfigError
-from optdyn.trainer import train
+from optdyn.training import trainer
+from optdyn.training.trainer import train
 from tests.values import as_experiment
 
 LOCAL = {

@@ -6,11 +6,11 @@ import math
 import numpy as np
 import pytest
 
-from optdyn import trainer
 from optdyn.launch import train as launcher
-from optdyn.models.quadratic import curvatures
 from optdyn.outputs.workdir import tag
-from optdyn.trainer import train
+from optdyn.problem.models.quadratic import curvatures
+from optdyn.training import trainer
+from optdyn.training.trainer import train
 from tests.values import as_experiment
 
 FIELDS = {

@@ -7,12 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn import trainer
+from optdyn.basics.progress import Watch
 from optdyn.config import ConfigError
-from optdyn.meter import FILE, Windows, lags, shortened, steered
-from optdyn.outputs.progress import Watch
 from optdyn.strategies.metered import METERED
-from optdyn.trajectories import single
+from optdyn.training import single, trainer
+from optdyn.training.meter import FILE, Windows, lags, shortened, steered
 from tests.values import as_experiment
 
 PROBED = {

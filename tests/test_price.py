@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 import optdyn
-from optdyn import price, strategies, trainer
+from optdyn import strategies
+from optdyn.basics.errors import ConfigError, InputError
 from optdyn.config import parse, usual
-from optdyn.errors import ConfigError, InputError
 from optdyn.experiment import Cluster, Data, Model
 from optdyn.launch import price as command
+from optdyn.training import trainer
+from optdyn.tuning import price
 
 STEP, SIZE, NODES = 0.5, 124e6, 64
 FIXED = Cluster(nodes=NODES, service="constant")

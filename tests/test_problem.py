@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from optdyn import problem
 from optdyn.config import default
-from optdyn.models.quadratic import curvatures
+from optdyn.problem import problem
+from optdyn.problem.models.quadratic import curvatures
 from tests.values import as_experiment, as_model
 
 CLASSES = 7

@@ -14,10 +14,11 @@ import optax
 import pytest
 
 import optdyn
-from optdyn import experiment, in_memory, strategies
+from optdyn import experiment, strategies
+from optdyn.basics.errors import ConfigError
 from optdyn.config import default, parse
 from optdyn.dynamics.moments import FEWEST
-from optdyn.errors import ConfigError
+from optdyn.launch import in_memory
 from tests.values import as_experiment
 
 
@@ -139,8 +140,8 @@ def test_a_loss_that_is_defined_anew_is_another():
 def test_ones_own_loop_over_rule_and_clock_makes_the_floats_of_the_trainer():
     """Of the same batches: twenty lines, which the pages show."""
     chosen = base(method=optdyn.asynchronous(groups=4), steps=30, batch_size=2)
-    from optdyn import trainer
-    from optdyn.run import batches_of
+    from optdyn.training import trainer
+    from optdyn.training.run import batches_of
 
     run = trainer.prepare(as_experiment(chosen.config()))
     batches = {k: v[batches_of(run)(0, 30)] for k, v in run.data.train.items()}

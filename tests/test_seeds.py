@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 
-from optdyn import seeds
+from optdyn.basics import seeds
 
 NAMES = ("init", "order", "arrivals", "subspace")
 SEEDS = (0, 1, 2**32 - 1)

@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from optdyn import data, models
-from optdyn.checks import check
 from optdyn.config import ConfigError
 from optdyn.configs import gpt, resnet
+from optdyn.problem import data, models
+from optdyn.training.checks import check
 from tests.models.parameters import count, shapes
 from tests.values import as_experiment, as_model
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn.errors import closest, meant
+from optdyn.basics.errors import closest, meant
 from optdyn.launch import sources
 
 METHODS = ("sync", "asynchronous", "async_local_sgd", "daso", "diloco", "gossip", "local")

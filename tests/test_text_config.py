@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from optdyn import trainer
+from optdyn.basics.errors import ConfigError
 from optdyn.configs import text
-from optdyn.data import load
-from optdyn.errors import ConfigError
+from optdyn.problem.data import load
+from optdyn.training import trainer
 from tests.values import as_experiment
 
 

@@ -8,12 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from optdyn import data as datasets
-from optdyn import driver, program, seeds, trainer
+from optdyn.basics import seeds
+from optdyn.problem import data as datasets
 from optdyn.strategies import Event
 from optdyn.timeline.base import at
-from optdyn.trainer import train
-from optdyn.trajectories.replicas import record
+from optdyn.training import driver, program, trainer
+from optdyn.training.replicas import record
+from optdyn.training.trainer import train
 from tests.values import as_experiment
 
 SYNC = {"strategy.name": "sync", "strategy.groups": 1}

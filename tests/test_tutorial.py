@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from optdyn import trainer
 from optdyn.launch import points
+from optdyn.training import trainer
 from tests.values import as_experiment
 
 ROOT = Path(__file__).parent.parent

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 import optdyn
-from optdyn import price
 from optdyn.analysis import penalties
 from optdyn.analysis.tables import TableError
+from optdyn.basics.errors import InputError
 from optdyn.config import usual
-from optdyn.errors import InputError
 from optdyn.experiment import Cluster, Data, Model
 from optdyn.launch import price as command
 from optdyn.launch import sliders, which
+from optdyn.tuning import price
 from tests.analysis.test_statistical_efficiency import TARGET, write
 
 NODES, STEP, GIGABITS = 4, 0.5, 1.0

@@ -15,9 +15,9 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from optdyn.basics.errors import entry
 from optdyn.configs import quickstart
 from optdyn.configs.grids.pipelines import show
-from optdyn.errors import entry
 from optdyn.grid import Point, grid, log_range
 from optdyn.timeline.several import WAITING
 

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
+from optdyn.basics.errors import entry
 from optdyn.configs import quickstart
-from optdyn.errors import entry
 from optdyn.grid import Point, grid, product
 
 EPOCHS = 40

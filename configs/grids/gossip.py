@@ -14,8 +14,8 @@ from pathlib import Path
 import pandas as pd
 from ml_collections import ConfigDict
 
+from optdyn.basics.errors import entry
 from optdyn.configs import quickstart
-from optdyn.errors import entry
 from optdyn.grid import Point, grid, log_range
 
 RATES = log_range(0.05, 1.6, 6)

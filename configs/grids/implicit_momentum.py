@@ -17,8 +17,8 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
+from optdyn.basics.errors import entry
 from optdyn.configs import quickstart
-from optdyn.errors import entry
 from optdyn.grid import Point, grid
 
 QUADRATIC = {"model.name": "quadratic", "batch_size": 1, "replicas.block": 1000}

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
+from optdyn.basics.errors import entry
 from optdyn.config import default
-from optdyn.errors import entry
 from optdyn.grid import Point, grid
 
 SEEDS = (0, 1, 2)

@@ -8,8 +8,8 @@ lag polynomial to each run and to all, beside one term.
 
 from ml_collections import ConfigDict
 
+from optdyn.basics.errors import entry
 from optdyn.configs import quickstart
-from optdyn.errors import entry
 from optdyn.grid import grid, product, seeds
 
 GROUPS = {"exponential": 4, "lognormal": 4, "constant": 2}

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 
 from ml_collections import ConfigDict
 
+from optdyn.basics.errors import entry
 from optdyn.configs import quickstart
-from optdyn.errors import entry
 from optdyn.grid import Point, grid, product
 
 TOTAL = 0.9  # momentum that is kept where none is tuned

@@ -16,8 +16,8 @@ from typing import Any
 import pandas as pd
 from ml_collections import ConfigDict
 
+from optdyn.basics.errors import entry
 from optdyn.configs import quickstart
-from optdyn.errors import entry
 from optdyn.grid import Point, grid, log_range
 
 RATES = log_range(0.00625, 0.8, 8)

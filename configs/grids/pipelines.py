@@ -18,8 +18,8 @@ import numpy as np
 import pandas as pd
 from ml_collections import ConfigDict
 
+from optdyn.basics.errors import entry
 from optdyn.config import default
-from optdyn.errors import entry
 from optdyn.grid import Point, grid, log_range
 
 RATE = "optimizer.learning_rate"

@@ -18,8 +18,8 @@ from collections.abc import Iterable, Iterator
 
 from ml_collections import ConfigDict
 
+from optdyn.basics.errors import entry
 from optdyn.configs.grids import momentum
-from optdyn.errors import entry
 from optdyn.grid import Point, grid, product
 
 GROUPS = 16

@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
+from optdyn.basics.errors import entry
 from optdyn.configs import quickstart
-from optdyn.errors import entry
 from optdyn.grid import Point, grid
 
 NOTE = """\

@@ -12,7 +12,6 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from optdyn import shared_data
 from optdyn.config import usual
 from optdyn.evidence import arms
 from optdyn.evidence.claim import Claim, Verdict
@@ -20,8 +19,8 @@ from optdyn.evidence.intervals import ratio, shown
 from optdyn.evidence.study import Job, Study
 from optdyn.evidence.trial import Curve, to_loss
 from optdyn.experiment import Cluster, Data, Experiment, Model
-from optdyn.strategies.daso import DASO
-from optdyn.timeline.daso import daso
+from optdyn.problem import shared_data
+from optdyn.strategies.mix.daso import DASO, clock
 from optdyn.timeline.nodes import synchronous
 
 WIDTHS = (784, 512, 512, 10)
@@ -87,7 +86,7 @@ def on(
         losses = dict(zip(curve.updates, curve.losses, strict=True))
         ends = [losses[step] for step in range(epoch, config.steps, epoch)]
         run |= {"steps_per_epoch": epoch, "epoch_losses": ends}
-        seconds = daso(cluster, config.strategy.methods.of(DASO), **run).seconds
+        seconds = clock(cluster, config.strategy.methods.of(DASO), **run).seconds
     else:
         seconds = synchronous(cluster, **run).seconds
     return curve._replace(seconds=[float(seconds[n - 1]) if n else 0.0 for n in curve.updates])

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from optdyn import shared_data
 from optdyn.config import usual
 from optdyn.evidence import arms
 from optdyn.evidence.claim import Claim, Verdict
 from optdyn.evidence.intervals import ratio, shown, spread
 from optdyn.evidence.study import Job, Study
 from optdyn.experiment import Cluster, Data, Experiment, Model
-from optdyn.strategies.dynamic_batch import DynamicBatch
+from optdyn.problem import shared_data
+from optdyn.strategies.gradient.dynamic_batch import DynamicBatch
 from optdyn.timeline.dynamic_batch import clocked, waste
 
 EPOCHS = {"small": 40, "full": 120}

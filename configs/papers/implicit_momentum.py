@@ -22,7 +22,7 @@ from optdyn.dynamics import moments
 from optdyn.evidence.claim import Claim, Verdict
 from optdyn.evidence.study import Study, cores
 from optdyn.experiment import Cluster, Data, Experiment
-from optdyn.trajectories import single
+from optdyn.training import single
 
 GROUPS = (1, 4, 16)
 CONTRAST = 4  # groups of constant service

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from optdyn import seeds, shared_data, trainer
+from optdyn.basics import seeds
 from optdyn.configs.papers import local_time
 from optdyn.configs.papers.local_time import LOSSES, TASKS
 from optdyn.evidence import arms
@@ -28,6 +28,8 @@ from optdyn.evidence.study import Job, Study
 from optdyn.evidence.trial import to_loss
 from optdyn.experiment import Experiment
 from optdyn.outputs.workdir import rows
+from optdyn.problem import shared_data
+from optdyn.training import trainer
 
 VARIANTS = ("backprop", "overlapping", "greedy")
 UPDATES = 100  # at whose start and end cosines are measured

@@ -15,7 +15,6 @@ import jax
 import numpy as np
 from matplotlib.figure import Figure
 
-from optdyn import program, shared_data
 from optdyn.config import usual
 from optdyn.evidence import arms
 from optdyn.evidence.arms import RATE
@@ -24,8 +23,11 @@ from optdyn.evidence.intervals import ratio, shown
 from optdyn.evidence.study import Job, Study
 from optdyn.evidence.trial import to_loss
 from optdyn.experiment import Experiment
-from optdyn.strategies import Network, local
+from optdyn.problem import shared_data
+from optdyn.strategies import Network
+from optdyn.strategies.gradient import local
 from optdyn.timeline import pipeline
+from optdyn.training import program
 
 STAGES, MICRO_BATCHES = 4, (4, 16)  # the last is the opponent's
 DATA = "batch divided"  # among the devices: data parallelism, whose exchange is free as links are

@@ -19,7 +19,7 @@ from optdyn.evidence.claim import Claim, Verdict
 from optdyn.evidence.clock import Setting, in_turn, repeated
 from optdyn.evidence.intervals import ratio, shown
 from optdyn.evidence.study import Study, cores
-from optdyn.models.convolution import convolve, max_pool
+from optdyn.problem.models.convolution import convolve, max_pool
 
 CLAIM = Claim(
     number=6,

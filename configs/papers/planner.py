@@ -28,8 +28,8 @@ from optdyn.evidence.intervals import ratio, shown
 from optdyn.evidence.study import Job, Study, cores
 from optdyn.evidence.trial import to_loss
 from optdyn.experiment import Experiment, Plan
-from optdyn.models.convolution import default_lowering
-from optdyn.program import CHUNK
+from optdyn.problem.models.convolution import default_lowering
+from optdyn.training.program import CHUNK
 from optdyn.tuning import convergence, layers, plans
 
 CLAIM = Claim(

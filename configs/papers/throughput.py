@@ -21,8 +21,8 @@ from optdyn.evidence.clock import Setting, in_turn, repeated
 from optdyn.evidence.intervals import ratio, shown
 from optdyn.evidence.study import Study, cores
 from optdyn.experiment import Optimizer
-from optdyn.models.convolution import default_lowering
-from optdyn.program import CHUNK
+from optdyn.problem.models.convolution import default_lowering
+from optdyn.training.program import CHUNK
 from optdyn.tuning import layers, plans
 
 CLAIM = Claim(

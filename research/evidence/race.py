@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from optdyn import trainer
+from optdyn.basics.trees import Json
 from optdyn.config import to_json
 from optdyn.evidence.arms import Arm, Tuned, at, tuned
 from optdyn.evidence.claim import Verdict
@@ -24,10 +24,10 @@ from optdyn.evidence.study import Job, Study
 from optdyn.evidence.trial import Curve, logged, to_loss
 from optdyn.experiment import Experiment
 from optdyn.grid import Point
-from optdyn.run import Run, extended
 from optdyn.strategies.method import PLAIN
 from optdyn.timeline import Timeline
-from optdyn.trees import Json
+from optdyn.training import trainer
+from optdyn.training.run import Run, extended
 
 METERED, LOOKS, METERS = 400, 25, 3  # updates of a metered run and of a log point, seeds
 DISTANCES = ("node_distance", "worker_distance")

@@ -15,11 +15,11 @@ from pathlib import Path
 from threading import RLock, Thread
 from typing import Any, NamedTuple, Self
 
-from optdyn import own_code
+from optdyn.basics.files import append, rows, write
+from optdyn.basics.trees import Json
 from optdyn.evidence.trial import FIRST, Curve, cut, trial
 from optdyn.experiment import Experiment
-from optdyn.outputs.files import append, rows, write
-from optdyn.trees import Json
+from optdyn.problem import own_code
 
 ARMS = 16  # that are tuned at a time: each waits for its own trials
 

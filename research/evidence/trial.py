@@ -14,19 +14,21 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from optdyn import lookup, program, shared_data, trainer
+from optdyn.basics import lookup
+from optdyn.basics.progress import Watch
+from optdyn.basics.trees import Json
 from optdyn.config import ConfigError
-from optdyn.driver import drive
+from optdyn.core import State
 from optdyn.experiment import Experiment
-from optdyn.outputs.progress import Watch
 from optdyn.outputs.workdir import rows as rows_of
-from optdyn.problem import Examples
-from optdyn.program import EVALUATED, Program
-from optdyn.strategies.base import State
+from optdyn.problem import shared_data
+from optdyn.problem.problem import Examples
 from optdyn.timeline.base import Meeting, chosen
 from optdyn.timeline.network import between_nodes, broadcast
-from optdyn.trainer import Run
-from optdyn.trees import Json
+from optdyn.training import program, trainer
+from optdyn.training.driver import drive
+from optdyn.training.program import EVALUATED, Program
+from optdyn.training.trainer import Run
 
 SPACING = 1.08  # updates from one log point to the next
 FIRST = 16  # the first log point after the start

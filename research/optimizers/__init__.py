@@ -15,15 +15,15 @@ import numpy as np
 import optax
 from optax import contrib
 
-from optdyn import lookup, own_code
-from optdyn.cache_keys import Key
-from optdyn.errors import ConfigError, refuse
+from optdyn.basics import lookup
+from optdyn.basics.cache_keys import Key
+from optdyn.basics.errors import ConfigError, refuse
+from optdyn.basics.fields import OPTIONS, Options, plain
+from optdyn.basics.trees import Array, Hyper, Params, State, Tree
 from optdyn.experiment import Experiment
-from optdyn.fields import OPTIONS, Options, plain
 from optdyn.optimizers import closed_loop, soap, staleness
 from optdyn.optimizers.schedules import SCHEDULES, learning_rates
-from optdyn.strategies import groups_of
-from optdyn.trees import Array, Hyper, Params, State, Tree
+from optdyn.problem import own_code
 
 __all__ = [
     "KEY",
@@ -102,7 +102,7 @@ def options(config: Experiment) -> Options:
     given = config.optimizer.options
     if config.optimizer.name != "closed_loop":
         return given
-    return Options({"staleness": groups_of(config) - 1} | given)
+    return Options({"staleness": config.strategy.methods.groups - 1} | given)
 
 
 def transform(name: str) -> Make:

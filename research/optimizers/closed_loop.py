@@ -32,7 +32,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
 
-from optdyn.strategies.base import Params
+from optdyn.core import Params
 
 LIMIT = 0.999  # of |mu|: a mean lag 1 / (1 - mu) of at most 1000 updates
 

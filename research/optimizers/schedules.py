@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from optdyn import lookup
-from optdyn.errors import ConfigError
+from optdyn.basics import lookup
+from optdyn.basics.errors import ConfigError
+from optdyn.basics.fields import plain
 from optdyn.experiment import Experiment
-from optdyn.fields import plain
 
 KEY = "config.optimizer.schedule"
 

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from optdyn.trees import Params
+from optdyn.basics.trees import Params
 
 
 class Bases(NamedTuple):

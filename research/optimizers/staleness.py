@@ -29,8 +29,8 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from optdyn.strategies.base import Params
-from optdyn.trees import State, Tree
+from optdyn.basics.trees import State, Tree
+from optdyn.core import Params
 
 EPS = 1e-7  # beside the mean of g * g
 

@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 
-from optdyn.outputs.files import read_json, write, write_json
-from optdyn.trees import Json
+from optdyn.basics.files import read_json, write, write_json
+from optdyn.basics.trees import Json
 
 ROOT = Path(__file__).parent.parent.parent  # of the checkout, if this is one
 SMALL = 2**16  # characters of a difference that is kept

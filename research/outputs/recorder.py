@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from optdyn.outputs.files import append, write
+from optdyn.basics.files import append, write
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.trace import PREFIX, columns, versions
 

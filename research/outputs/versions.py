@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from optdyn.strategies.snapshots import State
-from optdyn.trees import Tree
+from optdyn.basics.trees import Tree
+from optdyn.core.snapshots import State
 
 FOLDER = "versions"
 LARGE = 2**28  # bytes of a table

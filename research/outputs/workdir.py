@@ -24,10 +24,7 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event
 
 from optdyn import config as configs
-from optdyn import own_code
-from optdyn.experiment import Experiment
-from optdyn.outputs import versions
-from optdyn.outputs.files import (
+from optdyn.basics.files import (
     DiskFull,
     WorkdirError,
     finite,
@@ -40,8 +37,11 @@ from optdyn.outputs.files import (
     write_json,
     writing,
 )
-from optdyn.strategies import snapshots
-from optdyn.trees import Json, Params, State, Tree
+from optdyn.basics.trees import Json, Params, State, Tree
+from optdyn.core import snapshots
+from optdyn.experiment import Experiment
+from optdyn.outputs import versions
+from optdyn.problem import own_code
 
 # Of a run: keys that cannot change its floats, and its length.
 FREE = ("note", "steps", "log_every", "checkpoint_every", "plan", "tune")

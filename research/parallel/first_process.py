@@ -11,9 +11,9 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from optdyn.errors import InputError
-from optdyn.outputs.hold import LOCK, held
-from optdyn.processes import is_writer
+from optdyn.basics.errors import InputError
+from optdyn.basics.hold import LOCK, held
+from optdyn.basics.processes import is_writer
 
 T = TypeVar("T")
 

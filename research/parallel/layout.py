@@ -21,9 +21,9 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from optdyn.errors import InputError
-from optdyn.strategies.base import Event, Info
-from optdyn.trees import Array, Examples, Params, State, Tree
+from optdyn.basics.errors import InputError
+from optdyn.basics.trees import Array, Examples, Params, State, Tree
+from optdyn.core import Event, Info
 
 Advance = Callable[..., tuple[State, Info]]  # (state, examples, events, indices, n)
 

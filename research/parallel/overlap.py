@@ -21,11 +21,11 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from optdyn.basics.trees import Array, Examples, State, Tree
+from optdyn.core import Apart, Event, Info
 from optdyn.parallel import ring
 from optdyn.parallel.layout import Advance, DeviceError, Layout, gathered, spread, with_rows
 from optdyn.parallel.simulated import Nodes
-from optdyn.strategies.base import Apart, Event, Info
-from optdyn.trees import Array, Examples, State, Tree
 
 
 class Running(NamedTuple):

@@ -18,10 +18,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from optdyn.basics.trees import Array, Examples
+from optdyn.core import Event, Info, Params
+from optdyn.core.snapshots import Slot, State, rows
 from optdyn.parallel.layout import Advance, Layout
-from optdyn.strategies.base import Event, Info, Params
-from optdyn.strategies.snapshots import Slot, State, rows
-from optdyn.trees import Array, Examples
 
 ROWS = 4  # on the device, besides its slot: brought for two updates, and made by two
 ALIGNED = 64  # bytes; a CPU then reads a row where it is

@@ -22,8 +22,8 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from optdyn.basics.processes import own_address
 from optdyn.parallel.first_process import agreed
-from optdyn.processes import own_address
 
 LONGEST = 255  # bytes of an address, as text
 

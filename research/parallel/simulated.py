@@ -5,8 +5,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from optdyn.strategies.base import Batch, Event, Info, Params, Rule, distance
-from optdyn.trees import State, Tree
+from optdyn.basics.trees import State, Tree
+from optdyn.core import Batch, Event, Info, Params, Rule, distance
 
 
 class Nodes(NamedTuple):

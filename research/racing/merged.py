@@ -19,12 +19,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optdyn.driver import Chunk
+from optdyn.core import Message, Params
 from optdyn.racing.server import event_of
 from optdyn.racing.worker import Activations, Answer, Workers, examples_of, halves_of, numbered
-from optdyn.run import Run
-from optdyn.strategies.base import Message, Params
 from optdyn.timeline.versions import Reading
+from optdyn.training.driver import Chunk
+from optdyn.training.run import Run
 
 
 def serve(run: Run, working: Mapping[int, Reading], workers: Workers, begins: Chunk) -> Workers:

@@ -12,15 +12,14 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from optdyn.errors import InputError
+from optdyn.basics.errors import InputError
+from optdyn.basics.trees import Json, Tree
+from optdyn.core import Message
 from optdyn.experiment import Experiment
 from optdyn.racing.shards import Part, parted, shards
 from optdyn.racing.worker import Handle, Shards, Workers, asked, worker
-from optdyn.run import Run
-from optdyn.strategies import groups_of
-from optdyn.strategies.base import Message
-from optdyn.trainer import prepare
-from optdyn.trees import Json, Tree
+from optdyn.training.run import Run
+from optdyn.training.trainer import prepare
 
 # Bytes up to which a message goes by itself, and not through Ray's store of shared memory: with
 # 200 kB each way a call takes 1.9 ms in place of 3.6.
@@ -91,7 +90,7 @@ def ray_workers(
         import ray
     except ImportError as error:
         raise RayError("Ray is not installed: pip install 'optdyn[ray]'") from error
-    groups = groups_of(run.config)
+    groups = run.config.strategy.methods.groups
     given: Json = {"log_to_driver": False, "logging_level": "ERROR"}
     if not address:
         given["include_dashboard"] = False

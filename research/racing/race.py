@@ -19,22 +19,22 @@ from pathlib import Path
 
 import numpy as np
 
-from optdyn import lookup, trainer
-from optdyn.driver import Chunk, proceed
+from optdyn.basics import lookup
+from optdyn.basics.files import WorkdirError, read_json
+from optdyn.basics.hold import free
+from optdyn.basics.trees import Json, Tree
+from optdyn.core import Info, State
 from optdyn.experiment import Experiment
-from optdyn.outputs.files import WorkdirError, read_json
-from optdyn.outputs.hold import free
 from optdyn.outputs.workdir import is_finished
 from optdyn.racing import merged, server, shards
 from optdyn.racing.worker import Compute, Workers, order_of, parts_of, worker
-from optdyn.resuming import as_begun, begun
-from optdyn.run import Run
-from optdyn.strategies.base import Info, State
-from optdyn.strategies.method import groups_of
 from optdyn.timeline.base import TimelineError
 from optdyn.timeline.trace import read
 from optdyn.timeline.versions import Order, fill
-from optdyn.trees import Json, Tree
+from optdyn.training import trainer
+from optdyn.training.driver import Chunk, proceed
+from optdyn.training.resuming import as_begun, begun
+from optdyn.training.run import Run
 
 PATIENCE = 0.5  # seconds until the run looks whether it is to stop
 
@@ -87,7 +87,7 @@ def so_far(run: Run, trace: Path, step: int) -> Order:
     try:
         if step:
             held, parts = read(str(trace), step), parts_of(run)
-            groups = groups_of(run.config)
+            groups = run.config.strategy.methods.groups
             worker = held.workers((parts,), groups) if parts > 1 else held.worker
             late = held.flags("dropped", (groups,)) if held.has("dropped") else None
             fill(order, worker, held.seconds, late)

@@ -13,12 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optdyn.driver import Chunk
+from optdyn.basics.trees import Tree
+from optdyn.core import Event, Info, State
 from optdyn.racing.worker import Shards, examples_of, halves_of, numbered, parts_of
-from optdyn.run import Run, joined
-from optdyn.strategies.base import Event, Info, State
 from optdyn.timeline.base import at
-from optdyn.trees import Tree
+from optdyn.training.driver import Chunk
+from optdyn.training.run import Run, joined
 
 
 class Server(NamedTuple):

@@ -12,14 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optdyn.errors import ConfigError, refuse
+from optdyn.basics.errors import ConfigError, refuse
+from optdyn.basics.trees import Tree
+from optdyn.core import Event, Message, Params, State
 from optdyn.racing.server import event_of
 from optdyn.racing.worker import Compute, Handle, Shards, halves_of
-from optdyn.run import Run
-from optdyn.strategies.base import Event, Message, Params, State
-from optdyn.strategies.groups import Grouped
 from optdyn.strategies.method import of_config
-from optdyn.trees import Tree
+from optdyn.strategies.read.groups import Grouped
+from optdyn.training.run import Run
 
 Call = Callable[..., Handle]  # (method of a `Part`, its arguments) -> a handle of what it returns
 

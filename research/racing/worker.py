@@ -10,14 +10,15 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from optdyn import problem, program, shared_data
-from optdyn.problem import Examples
-from optdyn.program import Raced
-from optdyn.run import Run, parted
-from optdyn.strategies.base import Event, Params, State
+from optdyn.basics.trees import Tree
+from optdyn.core import Event, Params, State
+from optdyn.problem import problem, shared_data
+from optdyn.problem.problem import Examples
 from optdyn.strategies.method import of_config
 from optdyn.timeline.versions import Order
-from optdyn.trees import Tree
+from optdyn.training import program
+from optdyn.training.program import Raced
+from optdyn.training.run import Run, parted
 
 AHEAD = 64  # batches whose numbers are made at a time
 

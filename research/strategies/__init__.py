@@ -1,6 +1,6 @@
 """Ways of parallelising SGD, one a file, and what they are put together of."""
 
-from optdyn.strategies.base import Event, Rule
+from optdyn.core import Event, Rule
 from optdyn.strategies.compose import compose, pieces
 from optdyn.strategies.method import (
     GROUPED,
@@ -19,7 +19,6 @@ from optdyn.strategies.method import (
     defaults,
     devices_of,
     follows,
-    groups_of,
     is_shared,
     is_simple,
     keys_of,
@@ -50,7 +49,6 @@ __all__ = [
     "defaults",
     "devices_of",
     "follows",
-    "groups_of",
     "is_shared",
     "is_simple",
     "keys_of",

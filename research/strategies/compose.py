@@ -5,9 +5,9 @@ from functools import partial
 
 import optax
 
-from optdyn.problem import Problem
-from optdyn.strategies import base
-from optdyn.strategies.base import Gradient, Rule, Update
+from optdyn import core
+from optdyn.core import Gradient, Rule, Update
+from optdyn.problem.problem import Problem
 from optdyn.strategies.metered import metered
 from optdyn.strategies.method import Methods
 from optdyn.strategies.sync import sync
@@ -34,9 +34,9 @@ def compose(
     gradient, update = pieces(methods, problem, optimizer, parts)
     servers = methods.servers(problem)
     if axis and not methods.reduces_itself:
-        gradient = base.averaged(gradient, axis, real)
+        gradient = core.averaged(gradient, axis, real)
     if race:
-        gradient = base.received(gradient)
+        gradient = core.received(gradient)
 
     one = partial(reading, methods, slots=slots, servers=servers)
     rule = one(gradient, update)
@@ -67,7 +67,7 @@ def pieces(
     parts: int = 1,
 ) -> tuple[Gradient, Update]:
     """The gradient of one device's part of the batch as the methods take it, and the update."""
-    update = base.by_block if methods.servers(problem) else base.together
+    update = core.by_block if methods.servers(problem) else core.together
     return gradient_of(methods, problem, parts), update(optimizer)
 
 
@@ -75,4 +75,4 @@ def gradient_of(methods: Methods, problem: Problem, parts: int = 1) -> Gradient:
     """The gradient of one device's part of the batch, as the methods take it."""
     if methods.gradient:
         return methods.gradient.gradient(problem)
-    return base.whole(problem.loss, parts)
+    return core.whole(problem.loss, parts)

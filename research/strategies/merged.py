@@ -14,10 +14,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from optdyn.errors import ConfigError
-from optdyn.models import base
-from optdyn.problem import Params, Problem
-from optdyn.trees import Tree
+from optdyn.basics.errors import ConfigError
+from optdyn.basics.trees import Tree
+from optdyn.problem.models import base
+from optdyn.problem.problem import Params, Problem
 
 Back = Callable[[jax.Array], Params]  # dl/dh -> dl/dx; a pytree, which programs may return
 

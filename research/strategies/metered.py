@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optdyn.strategies.base import (
+from optdyn.basics.trees import Tree
+from optdyn.core import (
     Array,
     Batch,
     Event,
@@ -26,7 +27,6 @@ from optdyn.strategies.base import (
     State,
     Update,
 )
-from optdyn.trees import Tree
 
 SKETCH = 2048  # q, or the number of parameters if that is smaller
 METERED = ("displacement", "raw_step", "gradient")

@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
 import jax
 import numpy as np
 
-from optdyn import lookup
-from optdyn.errors import ConfigError, refuse, require_known
+from optdyn.basics import lookup
+from optdyn.basics.errors import ConfigError, refuse, require_known
+from optdyn.basics.fields import OPTIONS, Options, Value, default_of, like, plain
+from optdyn.basics.fields import check as check_field
+from optdyn.basics.trees import Choice, Json, Tree
+from optdyn.core import Gradient, Rule, Update
 from optdyn.experiment import Cluster, Experiment
-from optdyn.fields import OPTIONS, Options, Value, default_of, like, plain
-from optdyn.fields import check as check_field
-from optdyn.models.base import Blocks
-from optdyn.problem import Examples, Params, Problem
-from optdyn.strategies.base import Gradient, Rule, Update
+from optdyn.problem.models.base import Blocks
+from optdyn.problem.problem import Examples, Params, Problem
 from optdyn.strategies.names import meant as meant_method
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.trace import Held, checked, read
-from optdyn.trees import Choice, Json, Tree
 
 if TYPE_CHECKING:
     from optdyn.parallel.layout import Layout
@@ -277,6 +277,11 @@ class Methods(NamedTuple):
         return not (self.read and self.read.workers)
 
     @property
+    def groups(self) -> int:
+        """Groups that arrive by themselves: one where everybody waits for everybody."""
+        return self.get("groups", 1) if self.read and not self.read.barrier else 1
+
+    @property
     def stages(self) -> bool:
         """Whether the cluster's nodes are stages that blocks are spread over."""
         own = self.read in (None, self.gradient) and not self.mix
@@ -383,14 +388,19 @@ class Chosen:
 
 @cache
 def _methods() -> Mapping[str, type[Method]]:
-    """The methods of the files beside this one, plain SGD's first."""
-    beside = sorted(module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]))
-    files = {name: import_module(f"{PACKAGE}.{name}") for name in (PLAIN, *beside)}
-    return {name: file.METHOD for name, file in files.items() if hasattr(file, "METHOD")}
+    """The methods of the files of `gradient/`, `read/` and `mix/`, plain SGD's first."""
+    beside = {
+        module.name: f"{PACKAGE}.{piece}.{module.name}"
+        for piece in MEANING
+        for module in pkgutil.iter_modules([str(Path(__file__).parent / piece)])
+    }
+    files = {PLAIN: f"{PACKAGE}.{PLAIN}", **{name: beside[name] for name in sorted(beside)}}
+    made = {name: import_module(file) for name, file in files.items()}
+    return {name: file.METHOD for name, file in made.items() if hasattr(file, "METHOD")}
 
 
 def built_in() -> tuple[str, ...]:
-    """Names of the files beside this one that have a `METHOD`, plain SGD's first."""
+    """Names of the files of methods that have a `METHOD`, plain SGD's first."""
     return tuple(_methods())
 
 
@@ -485,12 +495,6 @@ def of_config(config: Experiment) -> Methods:
     return config.strategy.methods
 
 
-def groups_of(config: Experiment) -> int:
-    """Groups that arrive by themselves: one where everybody waits for everybody."""
-    methods = of_config(config)
-    return methods.get("groups", 1) if methods.read and not methods.read.barrier else 1
-
-
 def arrives(name: str) -> bool:
     """Whether methods of that name have groups that arrive by themselves."""
     methods = _seen(name)
@@ -542,7 +546,7 @@ def devices_of(config: Experiment) -> tuple[int, int]:
         return 1, config.parallel.devices or jax.device_count()
     nodes = cluster.nodes if methods.mix or methods.stages else 1
     workers = cluster.nodes * cluster.devices_per_node
-    return nodes, max(workers // nodes // groups_of(config), 1)
+    return nodes, max(workers // nodes // config.strategy.methods.groups, 1)
 
 
 def refused(config: Experiment) -> str:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from optdyn.errors import closest
+from optdyn.basics.errors import closest
 
 CONSTANT = {"cluster.service": "constant"}  # the only law that their clocks draw
 ONE_NODE = {"cluster.nodes": 1}

@@ -3,12 +3,12 @@
 import math
 from dataclasses import dataclass
 
+from optdyn.basics.fields import field
 from optdyn.experiment import PART, Known
-from optdyn.fields import field
-from optdyn.strategies import compression
-from optdyn.strategies.messages import Compression
 from optdyn.strategies.method import Method
-from optdyn.strategies.quantized import WHOLE
+from optdyn.strategies.mix import compression
+from optdyn.strategies.mix.messages import Compression
+from optdyn.strategies.mix.quantized import WHOLE
 
 ABOVE_0: Known = {"wanted": "above 0", "holds": lambda v: 0 < v < math.inf}
 FRACTION: Known = {"wanted": "from 0 to 1", "holds": lambda v: 0 <= v <= 1}

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import optax
 
-from optdyn.strategies.base import Batch, Event, Gradient, Info, Params, Rule, Update
+from optdyn.core import Batch, Event, Gradient, Info, Params, Rule, Update
 from optdyn.strategies.method import Methods, Setting
 from optdyn.strategies.shared_fields import MergedServer
 from optdyn.timeline.base import Timeline

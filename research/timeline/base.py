@@ -10,8 +10,8 @@ from typing import NamedTuple, TypeVar
 import jax
 import numpy as np
 
-from optdyn.errors import InputError
-from optdyn.trees import Array, Choice, Params, Tree
+from optdyn.basics.errors import InputError
+from optdyn.basics.trees import Array, Choice, Params, Tree
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 
-from optdyn import seeds
+from optdyn.basics import seeds
 from optdyn.experiment import Cluster
 from optdyn.timeline import habits, service
 from optdyn.timeline.arrivals import Work, arrivals

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from optdyn import seeds
+from optdyn.basics import seeds
+from optdyn.basics.trees import Tree
 from optdyn.experiment import Cluster
 from optdyn.timeline import service
 from optdyn.timeline.base import Shares, Timeline, TimelineError, from_arrivals
 from optdyn.timeline.network import DRAWN, exchange
 from optdyn.timeline.nodes import draws, together
 from optdyn.timeline.shares import shares
-from optdyn.trees import Tree
 
 CHANGE = 0.1  # relative; a rate that moved by more is another speed and not noise
 
 if TYPE_CHECKING:
-    from optdyn.strategies.dynamic_batch import DynamicBatch
+    from optdyn.strategies.gradient.dynamic_batch import DynamicBatch
 
 
 class Costs(NamedTuple):

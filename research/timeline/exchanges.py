@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from optdyn.basics.trees import Array
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.versions import Arrived, Reading
-from optdyn.trees import Array
 
 # (whether arrivals exchange, how many have so far) -> what else is decided of them, by name
 Decided = Callable[..., Mapping[str, Array]]

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from optdyn import seeds
+from optdyn.basics import seeds
 from optdyn.experiment import Cluster
 from optdyn.timeline import regions
 from optdyn.timeline.base import TimelineError

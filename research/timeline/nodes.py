@@ -2,20 +2,22 @@
 
 Every device takes its part of the batch. The devices of a node then add up their gradients over the
 node's own links; an exchange between nodes is by one device of each, which hands the sum on to the
-others. An exchange takes what the network makes of it, whoever is slow in computing.
+others. An exchange takes what the network makes of it, whoever is slow in computing. Nodes that
+train by themselves in between meet when their method says so (`of_meetings`).
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
-from optdyn import seeds
+from optdyn.basics import seeds
+from optdyn.basics.trees import Choice
 from optdyn.experiment import Cluster
 from optdyn.timeline import service
-from optdyn.timeline.base import Timeline, from_arrivals
+from optdyn.timeline.base import Meeting, Timeline, at, from_arrivals
 from optdyn.timeline.network import all_reduce, between_nodes, broadcast, kind_of
 from optdyn.timeline.shares import shares
-from optdyn.trees import Choice
 
 
 class Within(NamedTuple):
@@ -26,6 +28,9 @@ class Within(NamedTuple):
     choice: Choice = ()  # what is decided for each node, (steps, nodes, ...)
     staleness: np.ndarray | None = None  # (steps, nodes, ...), if there is any inside
     slots: int = 1  # that the choice addresses
+
+
+Inside = Callable[[int], Within]  # of so many steps
 
 
 def synchronous(
@@ -104,3 +109,14 @@ def exchanged(
     slowest = compute.max(axis=2)
     ready = slowest * (1 - cluster.overlap) + local
     return ready, np.maximum(slowest, ready)
+
+
+def of_meetings(meeting: Meeting, within: Within, seconds: np.ndarray) -> Timeline:
+    """The timeline of nodes that meet so, and do what they do inside, at these seconds."""
+    known = len(seconds)
+    staleness = within.staleness
+    if staleness is None:
+        staleness = np.asarray(meeting.waited).reshape(known, -1).max(axis=1)
+    meeting = meeting._replace(inner=at(within.choice, slice(known)))
+    none = np.zeros(known, np.int32)
+    return Timeline(none, staleness[:known], seconds, within.slots, meeting)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from optdyn import seeds
+from optdyn.basics import seeds
 from optdyn.experiment import Cluster
 
 RADIUS = 6.371e6  # metres

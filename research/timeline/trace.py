@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from optdyn.basics.trees import Choice
 from optdyn.timeline.base import Arrival, Timeline, TimelineError, from_arrivals, staleness_of
 from optdyn.timeline.versions import NOBODY, Versions, empty, fill
-from optdyn.trees import Choice
 
 if TYPE_CHECKING:
     import pandas as pd

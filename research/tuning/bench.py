@@ -15,17 +15,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optdyn import optimizers, program, seeds, strategies, trainer
-from optdyn.driver import drive
-from optdyn.dynamics.probes import Moments, moments, sharpness
-from optdyn.errors import refuse
+from optdyn import optimizers, strategies
+from optdyn.basics import seeds
+from optdyn.basics.errors import refuse
+from optdyn.basics.trees import Json
+from optdyn.core import State
 from optdyn.experiment import Experiment
-from optdyn.problem import Examples, Params
-from optdyn.program import CHUNK, Program
-from optdyn.strategies.base import State
+from optdyn.problem.problem import Examples, Params
 from optdyn.timeline import Timeline
-from optdyn.trainer import Run
-from optdyn.trees import Json
+from optdyn.training import program, trainer
+from optdyn.training.driver import drive
+from optdyn.training.probes import Moments, moments, sharpness
+from optdyn.training.program import CHUNK, Program
+from optdyn.training.trainer import Run
 from optdyn.tuning.choice import Choice, Outcome
 from optdyn.tuning.prediction import Measured, penalty, stability
 

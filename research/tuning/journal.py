@@ -10,10 +10,10 @@ from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 
-from optdyn.outputs.files import WorkdirError, append, rows, write
-from optdyn.outputs.progress import number, say
+from optdyn.basics.files import WorkdirError, append, rows, write
+from optdyn.basics.progress import number, say
+from optdyn.basics.trees import Json
 from optdyn.outputs.workdir import Checkpoints
-from optdyn.trees import Json
 from optdyn.tuning import bench
 from optdyn.tuning.bench import Checkpoint, Cluster
 from optdyn.tuning.choice import Choice, Measures, Outcome, Point

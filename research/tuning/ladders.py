@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from optdyn import optimizers
+from optdyn.basics.trees import Json
 from optdyn.evidence import arms
 from optdyn.evidence.arms import MOMENTUM, RATE, STEP, Arm, Ladder
 from optdyn.evidence.study import Study
 from optdyn.evidence.trial import to_loss
 from optdyn.experiment import Experiment
-from optdyn.trees import Json
 from optdyn.tuning.bench import tunable
 
 CHOOSE, REPORT = 2, 5  # seeds

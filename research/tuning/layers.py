@@ -24,14 +24,15 @@ import jax.numpy as jnp
 import numpy as np
 from flax.linen.module import InterceptorContext
 
-from optdyn import problem, program
-from optdyn.costs import block_costs
-from optdyn.models.convolution import LOWERINGS, Conv, default_lowering, serves
-from optdyn.program import CHUNK, parameter_bytes
-from optdyn.strategies.base import Event
+from optdyn.basics.trees import Json, Tree
+from optdyn.core import Event
+from optdyn.problem import problem
+from optdyn.problem.costs import block_costs
+from optdyn.problem.models.convolution import LOWERINGS, Conv, default_lowering, serves
 from optdyn.timeline.base import at
-from optdyn.trainer import Run
-from optdyn.trees import Json, Tree
+from optdyn.training import program
+from optdyn.training.program import CHUNK, parameter_bytes
+from optdyn.training.trainer import Run
 from optdyn.tuning import phases, planner
 from optdyn.tuning.phases import Loop
 

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import jax
 
-from optdyn import memory_checks, own_code
+from optdyn.basics.files import WorkdirError, read_json, write_json
+from optdyn.basics.trees import Json
 from optdyn.config import usual
 from optdyn.experiment import Experiment
-from optdyn.outputs.files import WorkdirError, read_json, write_json
+from optdyn.problem import own_code
 from optdyn.strategies.method import devices_of
-from optdyn.trees import Json
+from optdyn.training import memory_checks
 from optdyn.tuning import layers, planner, plans
 
 

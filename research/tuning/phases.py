@@ -23,18 +23,20 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import PartitionSpec as P
 
-from optdyn import optimizers, problem, program, strategies, trainer
+from optdyn import optimizers, strategies
+from optdyn.basics.trees import Array, Examples, Hyper, Tree
 from optdyn.config import ConfigError
-from optdyn.data.feed import Block, streamed
+from optdyn.core import Event, Info, all_reduce, together
 from optdyn.experiment import Experiment
-from optdyn.models import base
 from optdyn.parallel import layout
 from optdyn.parallel.first_process import agreed
-from optdyn.problem import Params, Problem
-from optdyn.strategies.base import Event, Info, all_reduce, together
+from optdyn.problem import problem
+from optdyn.problem.data.feed import Block, streamed
+from optdyn.problem.models import base
+from optdyn.problem.problem import Params, Problem
 from optdyn.strategies.merged import cut, merged
 from optdyn.timeline.network import exchange
-from optdyn.trees import Array, Examples, Hyper, Tree
+from optdyn.training import program, trainer
 
 ROUNDS = 15
 SECONDS = 0.1  # of one timing

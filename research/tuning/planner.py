@@ -30,7 +30,7 @@ import numpy as np
 import scipy  # its parts are imported at their first use: scipy.optimize takes 0.4 s
 from numpy.typing import ArrayLike
 
-from optdyn.errors import InputError
+from optdyn.basics.errors import InputError
 
 # HiGHS lets a variable be off by 1e-6: of 2^16 units that is a fraction of one, of bytes kilobytes.
 UNITS_LOG2 = 16

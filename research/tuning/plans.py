@@ -10,15 +10,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from optdyn import strategies, trainer
+from optdyn import strategies
+from optdyn.basics.errors import refused_at
+from optdyn.basics.progress import Progress
+from optdyn.basics.trees import Json
 from optdyn.config import ConfigError
-from optdyn.errors import refused_at
 from optdyn.experiment import Experiment, Plan
-from optdyn.models.convolution import LOWERINGS
-from optdyn.outputs.progress import Progress
-from optdyn.program import CHUNK
-from optdyn.trainer import Run
-from optdyn.trees import Json
+from optdyn.problem.models.convolution import LOWERINGS
+from optdyn.training import trainer
+from optdyn.training.program import CHUNK
+from optdyn.training.trainer import Run
 from optdyn.tuning import convergence, layers, planner
 from optdyn.tuning.layers import Choice, Layers, Updates
 from optdyn.tuning.planner import Interval

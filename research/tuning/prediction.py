@@ -25,16 +25,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optdyn import strategies, trainer
-from optdyn.checks import check
-from optdyn.driver import drive
-from optdyn.dynamics.probes import Moments, moments, sharpness
+from optdyn import strategies
+from optdyn.basics.trees import Json
 from optdyn.dynamics.stability import limit
 from optdyn.experiment import Experiment
-from optdyn.problem import Examples, Params
-from optdyn.program import Program
-from optdyn.run import Run, feed_of
-from optdyn.trees import Json
+from optdyn.problem.problem import Examples, Params
+from optdyn.training import trainer
+from optdyn.training.checks import check
+from optdyn.training.driver import drive
+from optdyn.training.probes import Moments, moments, sharpness
+from optdyn.training.program import Program
+from optdyn.training.run import Run, feed_of
 
 KAPPA = 0.35
 POINTS = 8  # moments of the run that is measured along

@@ -9,7 +9,7 @@ import pytest
 from optdyn.analysis import tables
 from optdyn.analysis.network import GIGABIT, TABLE, Recorded, crossings, main, recorded, seconds
 from optdyn.config import usual
-from optdyn.trainer import train
+from optdyn.training.trainer import train
 from tests.values import as_experiment
 
 LOSSES = [1.0] * 3

@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from optdyn import trainer
 from optdyn.analysis import relevant_keys, report, run_tables, tables, workers
+from optdyn.training import trainer
 from tests.analysis.reports import page, recording, run
 from tests.values import as_experiment
 

@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from optdyn import trainer
 from optdyn.analysis import windows
 from optdyn.analysis.tables import TableError
-from optdyn.meter import FILE
+from optdyn.training import trainer
+from optdyn.training.meter import FILE
 from tests.analysis.simulation import deviation
 from tests.analysis.test_implicit_momentum import command
 from tests.values import as_experiment

@@ -12,9 +12,9 @@
 
 Every part is a process, so that none has the memory or the failures of another, and ends with the
 peak of its memory. On a CPU all sizes are small: what counts there is that it runs. Utilization is
-the model's own operations (`research/costs.py`: no recomputing, attention in full) over the seconds
-of an update and the device's published peak (`peaks.py`); where none is known, as of a CPU, over
-the rate of a product of matrices that is measured beside it, and the table says so.
+the model's own operations (`research/problem/costs.py`: no recomputing, attention in full) over the
+seconds of an update and the device's published peak (`peaks.py`); where none is known, as of a CPU,
+over the rate of a product of matrices that is measured beside it, and the table says so.
 `--only=hand,grid` takes some parts.
 """
 
@@ -37,12 +37,12 @@ import numpy as np
 import pandas as pd
 from ml_collections import ConfigDict
 
-from optdyn import batched_runs, costs, program, trainer
+from optdyn.basics.errors import InputError
 from optdyn.configs import gpt, resnet
-from optdyn.errors import InputError
-from optdyn.problem import Problem
-from optdyn.program import CHUNK
-from optdyn.trajectories import replicas
+from optdyn.problem import costs
+from optdyn.problem.problem import Problem
+from optdyn.training import batched_runs, program, replicas, trainer
+from optdyn.training.program import CHUNK
 from tests.benchmarks import loading, meter, sweep
 from tests.benchmarks.peaks import product, published
 from tests.benchmarks.record import publish

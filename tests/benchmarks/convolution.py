@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 from jax import lax
 
-from optdyn.models.convolution import LOWERINGS, convolve, serves
+from optdyn.problem.models.convolution import LOWERINGS, convolve, serves
 from tests.benchmarks.record import publish
 from tests.benchmarks.step_time import Timer, in_turn, spread
 

@@ -29,11 +29,12 @@ import pandas as pd
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
-from optdyn import processes, trainer
+from optdyn.basics import processes
 from optdyn.configs import quickstart
-from optdyn.program import CHUNK
 from optdyn.timeline import service
 from optdyn.timeline.server import t_conv
+from optdyn.training import trainer
+from optdyn.training.program import CHUNK
 from optdyn.tuning.hardware import saturation, seconds_per_iteration, simulate, slowest
 from optdyn.tuning.phases import Loop, Work, all_reduces, measure, prepare
 from tests.benchmarks.record import publish

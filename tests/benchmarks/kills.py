@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from optdyn.basics.files import rows
 from optdyn.launch import sweep, train, tune  # noqa: F401  imported here, once for all processes
-from optdyn.outputs.files import rows
 from optdyn.outputs.workdir import latest
 
 GRID = """

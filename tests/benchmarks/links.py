@@ -44,13 +44,16 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from launch import cache
-from optdyn import driver, price, processes, program, strategies, trainer
+from optdyn import strategies
+from optdyn.basics import processes
+from optdyn.basics.files import write_json
 from optdyn.config import default
 from optdyn.experiment import Experiment
-from optdyn.outputs.files import write_json
 from optdyn.parallel import overlap
-from optdyn.run import Run
 from optdyn.timeline.base import Timeline
+from optdyn.training import driver, program, trainer
+from optdyn.training.run import Run
+from optdyn.tuning import price
 from tests.benchmarks import shaped
 from tests.benchmarks.record import publish
 from tests.values import as_experiment

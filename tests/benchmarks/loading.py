@@ -17,8 +17,8 @@ import numpy as np
 import pandas as pd
 from ml_collections import ConfigDict
 
-from optdyn import driver, trainer
-from optdyn.program import CHUNK
+from optdyn.training import driver, trainer
+from optdyn.training.program import CHUNK
 from tests.benchmarks.record import publish
 from tests.benchmarks.step_time import BATCH, Timer, config_of, in_turn, spread
 from tests.values import as_experiment

@@ -28,12 +28,14 @@ import numpy as np
 import pandas as pd
 from ml_collections import ConfigDict
 
-from optdyn import optimizers, program, trainer
+from optdyn import optimizers
 from optdyn.config import default
-from optdyn.models import base
-from optdyn.strategies import Network, local
-from optdyn.strategies.base import by_block
+from optdyn.core import by_block
+from optdyn.problem.models import base
+from optdyn.strategies import Network
+from optdyn.strategies.gradient import local
 from optdyn.timeline import pipeline
+from optdyn.training import program, trainer
 from tests.benchmarks.record import publish
 from tests.benchmarks.step_time import Timer, in_turn, ours, spread
 from tests.values import as_experiment

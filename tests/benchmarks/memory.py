@@ -21,12 +21,13 @@ import jax
 import jax.numpy as jnp
 import pandas as pd
 
-from optdyn import models, optimizers, problem
+from optdyn import optimizers
 from optdyn.config import default
-from optdyn.costs import block_costs, of_groups
-from optdyn.strategies.base import Event, by_block
-from optdyn.strategies.local import local
-from optdyn.strategies.local_losses import groups, heads
+from optdyn.core import Event, by_block
+from optdyn.problem import models, problem
+from optdyn.problem.costs import block_costs, of_groups
+from optdyn.strategies.gradient.local import local
+from optdyn.strategies.gradient.local_losses import groups, heads
 from optdyn.strategies.sync import sync
 from tests.benchmarks.record import publish
 from tests.values import as_model

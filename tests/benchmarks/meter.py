@@ -19,10 +19,9 @@ import numpy as np
 import pandas as pd
 from ml_collections import ConfigDict
 
-from optdyn import driver, trainer
 from optdyn.dynamics.moments import NotIdentified, fit
-from optdyn.program import CHUNK
-from optdyn.trajectories import single
+from optdyn.training import driver, single, trainer
+from optdyn.training.program import CHUNK
 from tests.benchmarks.record import publish
 from tests.benchmarks.step_time import Timer, config_of, in_turn, spread
 from tests.values import as_experiment

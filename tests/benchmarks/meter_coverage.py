@@ -17,14 +17,14 @@ import numpy as np
 import pandas as pd
 from ml_collections import ConfigDict
 
-from optdyn import data as datasets
-from optdyn import shared_data
 from optdyn.config import default
 from optdyn.configs import images
 from optdyn.dynamics.moments import NORMAL, NotIdentified, fit
 from optdyn.outputs.workdir import rows
-from optdyn.trajectories import single
-from optdyn.trajectories.single import Recording
+from optdyn.problem import data as datasets
+from optdyn.problem import shared_data
+from optdyn.training import single
+from optdyn.training.single import Recording
 from tests.benchmarks.record import publish
 from tests.values import as_experiment
 

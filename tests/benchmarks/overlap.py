@@ -30,12 +30,13 @@ import numpy as np
 import pandas as pd
 from jax.experimental import multihost_utils
 
-from optdyn import driver, processes, trainer
+from optdyn.basics import processes
 from optdyn.config import default
 from optdyn.parallel import ring
-from optdyn.program import parameter_bytes
-from optdyn.run import Run
 from optdyn.timeline.base import Meeting
+from optdyn.training import driver, trainer
+from optdyn.training.program import parameter_bytes
+from optdyn.training.run import Run
 from tests.benchmarks.record import publish
 from tests.benchmarks.step_time import Timer, in_turn, spread
 from tests.values import as_experiment

@@ -29,8 +29,8 @@ import numpy as np
 import pandas as pd
 from ml_collections import ConfigDict
 
+from optdyn.basics.files import rows
 from optdyn.configs import quickstart
-from optdyn.outputs.files import rows
 from optdyn.outputs.workdir import parameters
 from optdyn.racing.race import race, replaying
 from tests.benchmarks.record import publish

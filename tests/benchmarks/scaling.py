@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from optdyn import batched_runs, trainer
-from optdyn.program import CHUNK
+from optdyn.training import batched_runs, trainer
+from optdyn.training.program import CHUNK
 from tests.benchmarks.record import publish
 from tests.benchmarks.step_time import Timer, config_of, in_turn, ours
 from tests.values import as_experiment

@@ -27,8 +27,8 @@ import numpy as np
 import pandas as pd
 from ml_collections import ConfigDict
 
-from optdyn import processes
-from optdyn.program import CHUNK
+from optdyn.basics import processes
+from optdyn.training.program import CHUNK
 from tests.benchmarks.record import publish
 from tests.benchmarks.step_time import BATCH, Timer, by_hand, config_of, in_turn, ours, spread
 

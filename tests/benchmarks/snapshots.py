@@ -8,7 +8,7 @@ way and a size, in which groups only become more, so that its peak is that of th
     seconds     an update, the median of the rounds
     over sync   of the synchronous one that was run in turn, the median of ratios
     GiB         what the process took at its peak, more than after a small run
-    said        what `research/memory_checks.py` says before the run
+    said        what `research/training/memory_checks.py` says before the run
 
 What would not fit into `--memory` is left out. Exponents are slopes of logarithms, of the last
 three points of each line: groups at each size, parameters at each number of groups.
@@ -29,10 +29,10 @@ import numpy as np
 import pandas as pd
 from ml_collections import ConfigDict
 
-from optdyn import driver, memory_checks, trainer
 from optdyn.config import default
 from optdyn.configs import gpt
-from optdyn.program import CHUNK
+from optdyn.training import driver, memory_checks, trainer
+from optdyn.training.program import CHUNK
 from tests.benchmarks.record import publish
 from tests.values import as_experiment
 

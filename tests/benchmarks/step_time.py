@@ -25,11 +25,11 @@ import optax
 import pandas as pd
 from ml_collections import ConfigDict
 
-from optdyn import trainer
 from optdyn.config import default
-from optdyn.models.convolution import convolve, max_pool
-from optdyn.program import CHUNK
-from optdyn.strategies.base import Event
+from optdyn.core import Event
+from optdyn.problem.models.convolution import convolve, max_pool
+from optdyn.training import trainer
+from optdyn.training.program import CHUNK
 from tests.benchmarks.record import publish
 from tests.values import as_experiment
 

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from optdyn import problem
-from optdyn.program import shapes
+from optdyn.problem import problem
+from optdyn.training.program import shapes
 from tests.benchmarks import accelerator
 from tests.benchmarks.peaks import published
 from tests.values import as_experiment, as_model

@@ -20,7 +20,7 @@ import pandas as pd
 from ml_collections import ConfigDict
 
 from optdyn.config import default
-from optdyn.program import CHUNK
+from optdyn.training.program import CHUNK
 from tests.benchmarks.record import publish
 from tests.benchmarks.snapshots import SECONDS, Updates, in_turn
 

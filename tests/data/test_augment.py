@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from optdyn import data, problem, trainer
 from optdyn.config import ConfigError, default
-from optdyn.data.augment import augment
+from optdyn.problem import data, problem
+from optdyn.problem.data.augment import augment
+from optdyn.training import trainer
 from tests.parallel.started import start
 from tests.values import as_experiment, as_model
 

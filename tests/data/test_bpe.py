@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optdyn import data
-from optdyn.data import bpe
+from optdyn.problem import data
+from optdyn.problem.data import bpe
 
 pytest.importorskip("tokenizers")
 TRAINING = "low low low low low lower lower newest newest newest newest newest newest widest\n" * 3

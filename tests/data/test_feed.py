@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn import run as runs
-from optdyn import trainer
 from optdyn.config import default
-from optdyn.data import feed
+from optdyn.problem.data import feed
+from optdyn.training import run as runs
+from optdyn.training import trainer
 from tests.values import as_experiment
 
 RNG = np.random.default_rng(0)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from optdyn import data
-from optdyn.data import folder, prepare
+from optdyn.problem import data
+from optdyn.problem.data import folder, prepare
 from tests.data.builders import examples, tiny
 
 RNG = np.random.default_rng(0)

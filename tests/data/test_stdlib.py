@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from optdyn import data
-from optdyn.data import stdlib, tokenizers
+from optdyn.problem import data
+from optdyn.problem.data import stdlib, tokenizers
 
 ROOT = Path(sysconfig.get_path("stdlib"))
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from optdyn import data
 from optdyn.config import ConfigError
-from optdyn.data import synthetic
+from optdyn.problem import data
+from optdyn.problem.data import synthetic
 
 
 def test_images_are_their_classes_and_noise():

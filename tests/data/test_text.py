@@ -8,8 +8,8 @@ import tensorflow_datasets as tfds
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn import data
-from optdyn.data import prepare, text, tokenizers
+from optdyn.problem import data
+from optdyn.problem.data import prepare, text, tokenizers
 from tests.data.builders import examples, prepared_text, texts, tiny
 
 POEM = [f"Zeile {i}: über {'x' * (i % 7)} 🙂" for i in range(60)]

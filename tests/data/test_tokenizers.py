@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn import data
-from optdyn.data import tokenizers
+from optdyn.problem import data
+from optdyn.problem.data import tokenizers
 
 TEXTS = st.text()  # of all of Unicode but surrogates, which no UTF-8 has
 

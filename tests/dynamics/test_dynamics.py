@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from optdyn import program, strategies, trainer
-from optdyn.dynamics.probes import moments, sharpness
+from optdyn import strategies
 from optdyn.dynamics.stability import STEPS, limit
-from optdyn.models.quadratic import curvatures
+from optdyn.problem.models.quadratic import curvatures
 from optdyn.timeline import Timeline
+from optdyn.training import program, trainer
+from optdyn.training.probes import moments, sharpness
 from tests.values import as_experiment
 
 GRID = STEPS[1] / STEPS[0]

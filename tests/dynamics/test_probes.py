@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from optdyn import program, trainer
-from optdyn.dynamics.probes import alignment
-from optdyn.problem import curvatures
+from optdyn.problem.problem import curvatures
+from optdyn.training import program, trainer
+from optdyn.training.probes import alignment
 from tests.values import as_experiment
 
 QUADRATIC = {

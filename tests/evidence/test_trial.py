@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn import trainer
 from optdyn.config import ConfigError
 from optdyn.configs import problems
 from optdyn.evidence.trial import Curve, to_loss, trial
+from optdyn.training import trainer
 
 
 def small(groups=2):

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from absl import flags
 
-from optdyn import trainer
 from optdyn.grid import named, resolve
 from optdyn.launch import app, sweep
+from optdyn.training import trainer
 from tests.values import as_experiment
 
 ROOT = Path(__file__).parent.parent.parent

@@ -6,8 +6,9 @@ import jax
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from optdyn import program, seeds, trainer
+from optdyn.basics import seeds
 from optdyn.launch import cache
+from optdyn.training import program, trainer
 from tests.values import as_experiment
 
 OPTIONS = (

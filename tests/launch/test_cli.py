@@ -14,11 +14,12 @@ import jax
 import pytest
 from absl import flags
 
-from optdyn import registries as registered
-from optdyn import strategies, trainer
+from optdyn import strategies
+from optdyn.basics.progress import number
 from optdyn.config import default, differences, to_json
 from optdyn.launch import app, cli, completion, dry, listing, sources, sweep, train
-from optdyn.outputs.progress import number
+from optdyn.launch import registries as registered
+from optdyn.training import trainer
 from tests.values import as_experiment
 
 ROOT = Path(__file__).parents[2]

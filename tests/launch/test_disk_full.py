@@ -10,14 +10,14 @@ import subprocess
 import pandas as pd
 import pytest
 
-from optdyn import trainer
 from optdyn.analysis import report, tables
+from optdyn.basics import files as outputs
+from optdyn.basics.files import DiskFull
 from optdyn.launch import sweep
-from optdyn.outputs import files as outputs
 from optdyn.outputs import history, workdir
-from optdyn.outputs.files import DiskFull
 from optdyn.outputs.workdir import Checkpoints, Metrics, latest
-from optdyn.trainer import train
+from optdyn.training import trainer
+from optdyn.training.trainer import train
 from tests.launch.sweeping import alone, assert_same, config_of, grid_file
 from tests.values import as_experiment
 

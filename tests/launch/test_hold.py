@@ -12,19 +12,19 @@ import time
 
 import pytest
 
+from optdyn.basics.files import WorkdirError
+from optdyn.basics.hold import LOCK, held
 from optdyn.launch import plan, tune
-from optdyn.outputs.files import WorkdirError
-from optdyn.outputs.hold import LOCK, held
 from optdyn.parallel.first_process import own
-from optdyn.trainer import train
-from optdyn.trajectories.replicas import record
+from optdyn.training.replicas import record
+from optdyn.training.trainer import train
 from tests.launch.sweeping import ROOT, grid_file
 from tests.values import as_experiment
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from optdyn.outputs.hold import held
+from optdyn.basics.hold import held
 with held(Path(sys.argv[1]), *sys.argv[2:]):
     print("held", flush=True)
     time.sleep(600)

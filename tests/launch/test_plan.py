@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from optdyn.analysis.plan import text
+from optdyn.basics import progress
 from optdyn.config import to_json
 from optdyn.launch import app, plan
-from optdyn.outputs import progress
 from optdyn.timeline.compute_groups import exchange
 from optdyn.tuning import layers, phases, planner, plans
 from optdyn.tuning.planner import Interval

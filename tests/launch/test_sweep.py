@@ -7,10 +7,10 @@ import signal
 import pandas as pd
 import pytest
 
-from optdyn import batched_runs, program
 from optdyn.analysis import tables
 from optdyn.launch import sweep
 from optdyn.outputs.workdir import Metrics
+from optdyn.training import batched_runs, program
 from tests.launch.sweeping import alone, assert_same, config_of, grid_file, summaries
 
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optdyn.models import base
+from optdyn.problem.models import base
 
 
 def shapes(blocks, x, heads=()):

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from optdyn.models.convolution import LOWERINGS, Conv, convolve, max_pool, serves
+from optdyn.problem.models.convolution import LOWERINGS, Conv, convolve, max_pool, serves
 
 # A window and strides that a lowering serves.
 LAYERS = [

@@ -5,10 +5,10 @@ import jax
 import numpy as np
 import pytest
 
-from optdyn import models
 from optdyn.config import default
-from optdyn.models import base
-from optdyn.models.convolution import Conv, each
+from optdyn.problem import models
+from optdyn.problem.models import base
+from optdyn.problem.models.convolution import Conv, each
 from tests.models import parameters
 from tests.values import as_model
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from optdyn import models
-from optdyn.models import base
-from optdyn.models.quadratic import curvatures, optima
+from optdyn.problem import models
+from optdyn.problem.models import base
+from optdyn.problem.models.quadratic import curvatures, optima
 from tests.values import as_model
 
 CLASSES = 10

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optdyn.models import base
-from optdyn.models.modern_transformer import modern_transformer, rotated
+from optdyn.problem.models import base
+from optdyn.problem.models.modern_transformer import modern_transformer, rotated
 from tests.models.parameters import assert_heads_apply, count, shapes, some
 
 VOCABULARY, LENGTH, WIDTH, HEADS = 11, 6, 8, 2

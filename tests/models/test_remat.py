@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from optdyn import costs, models, problem
 from optdyn.config import default
-from optdyn.models import base
+from optdyn.problem import costs, models, problem
+from optdyn.problem.models import base
 from tests.models.parameters import shapes, some
 from tests.values import as_model
 

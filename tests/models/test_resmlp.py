@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optdyn.models import base
-from optdyn.models.resmlp import resmlp
+from optdyn.problem.models import base
+from optdyn.problem.models.resmlp import resmlp
 from tests.models.parameters import assert_heads_apply, count, shapes, some
 
 CLASSES = 3

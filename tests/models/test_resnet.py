@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from optdyn.models import base
-from optdyn.models.resnet import NORMS, Residual, resnet
+from optdyn.problem.models import base
+from optdyn.problem.models.resnet import NORMS, Residual, resnet
 from tests.models.parameters import count, shapes, some
 
 CLASSES = 3

@@ -10,8 +10,8 @@ from flax.errors import ScopeParamShapeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optdyn.models import base
-from optdyn.models.transformer import transformer
+from optdyn.problem.models import base
+from optdyn.problem.models.transformer import transformer
 from tests.models.parameters import assert_heads_apply, count, shapes, some
 
 VOCABULARY, LENGTH = 11, 6

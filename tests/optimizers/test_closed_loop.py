@@ -10,12 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ml_collections import ConfigDict
 
-from optdyn import optimizers, problem, timeline, trainer
+from optdyn import optimizers, timeline
 from optdyn.config import default
-from optdyn.models.quadratic import curvatures
 from optdyn.optimizers.closed_loop import LIMIT, closed_loop, total_momentum
+from optdyn.problem import problem
+from optdyn.problem.models.quadratic import curvatures
 from optdyn.strategies import Event
 from optdyn.timeline.base import at
+from optdyn.training import trainer
 from tests.strategies.composed import asynchronous
 from tests.values import as_cluster, as_experiment, as_model
 

@@ -6,10 +6,11 @@ import optax
 import pytest
 from optax import contrib
 
-from optdyn import driver, program, shared_data, trainer
-from optdyn.checks import check
 from optdyn.config import default
 from optdyn.evidence.trial import trial
+from optdyn.problem import shared_data
+from optdyn.training import driver, program, trainer
+from optdyn.training.checks import check
 from tests.values import as_experiment
 
 OPTIMIZERS = {

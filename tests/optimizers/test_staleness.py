@@ -8,11 +8,12 @@ import numpy as np
 import optax
 import pytest
 
-from optdyn import optimizers, trainer
-from optdyn.checks import check
+from optdyn import optimizers
 from optdyn.config import ConfigError, default
 from optdyn.optimizers import staleness
 from optdyn.strategies import Event
+from optdyn.training import trainer
+from optdyn.training.checks import check
 from tests.strategies import composed
 from tests.strategies.test_asynchronous import DIMENSION, OPTIMA, QUADRATIC, H, arrivals
 from tests.values import as_experiment

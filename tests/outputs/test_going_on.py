@@ -7,13 +7,14 @@ import signal
 import numpy as np
 import pytest
 
-from optdyn import optimizers, trainer
+from optdyn import optimizers
+from optdyn.basics.errors import InputError
+from optdyn.basics.files import WorkdirError
 from optdyn.config import ConfigError
-from optdyn.errors import InputError
-from optdyn.outputs.files import WorkdirError
 from optdyn.outputs.workdir import Metrics, latest
-from optdyn.trainer import train
-from optdyn.trajectories.replicas import record
+from optdyn.training import trainer
+from optdyn.training.replicas import record
+from optdyn.training.trainer import train
 from tests.values import as_experiment
 
 NODES = {"cluster.nodes": 2, "cluster.devices_per_node": 2, "strategy.groups": 1}

@@ -11,7 +11,7 @@ from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
 
 from optdyn.outputs import history
 from optdyn.outputs.workdir import tag
-from optdyn.trainer import train
+from optdyn.training.trainer import train
 from tests.conftest import Event as Recorded
 from tests.conftest import _records
 from tests.values import as_experiment

@@ -7,8 +7,8 @@ import signal
 
 import pytest
 
-from optdyn.outputs import progress
-from optdyn.outputs.progress import Progress, Sweep, clock, number, say, stoppable
+from optdyn.basics import progress
+from optdyn.basics.progress import Progress, Sweep, clock, number, say, stoppable
 
 
 class Terminal(io.StringIO):
@@ -96,7 +96,7 @@ def test_what_is_said_has_a_line_of_its_own(terminal, now):
 
 def test_another_process_than_the_writer_says_nothing(terminal, monkeypatch):
     shown = terminal(80)
-    monkeypatch.setattr("optdyn.processes.is_writer", lambda: False)
+    monkeypatch.setattr("optdyn.basics.processes.is_writer", lambda: False)
     say("resuming at 3")
     assert shown.getvalue() == ""
 

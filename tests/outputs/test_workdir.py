@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from optdyn import driver
-from optdyn.outputs.files import WorkdirError, write_npz
-from optdyn.outputs.hold import LOCK
+from optdyn.basics.files import WorkdirError, write_npz
+from optdyn.basics.hold import LOCK
 from optdyn.outputs.workdir import SUMS, Checkpoints, Metrics, claim
-from optdyn.trainer import train
+from optdyn.training import driver
+from optdyn.training.trainer import train
 from tests.values import as_experiment
 
 

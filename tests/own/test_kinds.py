@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from optdyn import losses, problem, trainer
-from optdyn.data import DataError, load
-from optdyn.data.own import checked
+from optdyn.problem import losses, problem
+from optdyn.problem.data import DataError, load
+from optdyn.problem.data.own import checked
+from optdyn.training import trainer
 from tests.parallel.started import start
 from tests.values import as_experiment, as_model
 

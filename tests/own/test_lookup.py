@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
-from optdyn import lookup
+from optdyn.basics import lookup
+from optdyn.basics.fields import plain
 from optdyn.config import ConfigError, default, parse, read, to_json
-from optdyn.fields import plain
-from optdyn.registries import KINDS, listed
+from optdyn.launch.registries import KINDS, listed
 
 KEY = "config.some.key"
 

@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from optdyn import checks, lookup, trainer
+from optdyn.basics import lookup
+from optdyn.basics.errors import InputError
 from optdyn.config import ConfigError
-from optdyn.errors import InputError
+from optdyn.training import checks, trainer
 from tests.values import as_experiment
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +25,7 @@ AGAIN = """
 import jax, jax.numpy as jnp, optax
 from flax import linen as nn
 from optdyn import data
-from optdyn.models.mlp import mlp
+from optdyn.problem.models.mlp import mlp
 from optdyn.strategies.method import load
 from optdyn.timeline import service
 
@@ -172,7 +173,7 @@ LINES = {
     },
     "strategy.name": {"def f(): pass": "must be a Method of optdyn.strategies"},
     "data.name": {
-        "def f(): return 3": "is a int: must be optdyn.data.Data, or a dict",
+        "def f(): return 3": "is a int: must be optdyn.problem.data.Data, or a dict",
         "def f(): return {'train': {'x': np.ones((4, 2))}, 'tests': 3}": "has 'tests': only",
         "def f(): return {'train': {'z': np.ones(4)}}": "'z' of the train split",
         "def f(): return {'train': {'y': np.ones(4)}}": "must have one of image, x, text",
@@ -242,7 +243,7 @@ def test_a_law_whose_mean_is_not_1_is_warned_of(config, folder, caplog):
 
 
 def test_a_run_of_ones_own_is_one_compilation_with_others_that_differ_in_numbers(config, folder):
-    from optdyn import batched_runs
+    from optdyn.training import batched_runs
 
     text = "def law(shape=2.0): return lambda rng, size: rng.gamma(shape, 1 / shape, size)\n"
     text += "def rate(learning_rate, steps, by): return lambda t: learning_rate / by\n"

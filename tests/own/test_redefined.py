@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from optdyn import costs, lookup, problem, program, shared_data, sources, trainer
+from optdyn.basics import lookup, sources
 from optdyn.config import ConfigError
+from optdyn.problem import costs, problem, shared_data
+from optdyn.training import program, trainer
 from tests.values import as_experiment, as_model
 
 CELLS = """

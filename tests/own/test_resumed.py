@@ -10,14 +10,15 @@ from types import ModuleType
 import pytest
 from ml_collections import ConfigDict
 
-from optdyn import checks, own_code, trainer
 from optdyn.analysis import tables
-from optdyn.errors import InputError
+from optdyn.basics.errors import InputError
 from optdyn.evidence.study import Job, Study
 from optdyn.grid import grid
 from optdyn.launch.points import plan
+from optdyn.problem import own_code
 from optdyn.racing.race import race
-from optdyn.trajectories.replicas import record
+from optdyn.training import checks, trainer
+from optdyn.training.replicas import record
 from tests.own.test_own import ROOT, started
 from tests.racing.test_race import at_random
 from tests.values import as_experiment

@@ -2,10 +2,10 @@
 
 import pytest
 
-from optdyn.checks import check
 from optdyn.configs import tune as cases
 from optdyn.configs.papers.automatic_optimizer import CASES, MODES, verdict
 from optdyn.timeline.server import pieces_of
+from optdyn.training.checks import check
 from optdyn.tuning import hardware
 from tests.values import as_experiment
 

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from optdyn import trainer
-from optdyn.checks import check
+from optdyn.basics.files import finite
 from optdyn.configs import contest, race
 from optdyn.evidence import contest as contested
 from optdyn.evidence.arms import at, point, rates, rung
@@ -16,7 +15,8 @@ from optdyn.evidence.contest import Place, Side
 from optdyn.evidence.race import FASTER, MISSED, SAME, SLOWER
 from optdyn.evidence.trial import Curve, to_loss
 from optdyn.launch import papers
-from optdyn.outputs.files import finite
+from optdyn.training import trainer
+from optdyn.training.checks import check
 
 RATIOS = contest.NETWORKS
 

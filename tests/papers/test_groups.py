@@ -5,7 +5,6 @@ import math
 import pytest
 from matplotlib.figure import Figure
 
-from optdyn.checks import check
 from optdyn.configs.papers import (
     best_momentum,
     interior_groups,
@@ -13,6 +12,7 @@ from optdyn.configs.papers import (
     steered_momentum,
     systems,
 )
+from optdyn.training.checks import check
 
 LESS, SAME, MORE = (0.7, 0.6, 0.8), (1.0, 0.9, 1.05), (1.5, 1.3, 1.8)
 UNSURE = (1.2, 0.9, 1.6)

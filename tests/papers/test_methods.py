@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from optdyn import shared_data
-from optdyn.checks import check
 from optdyn.configs.papers import daso, dynamic_batch, local_similarity, local_time, merged_servers
 from optdyn.evidence.trial import Curve
+from optdyn.problem import shared_data
 from optdyn.timeline.pipeline import one_f_one_b, seconds
+from optdyn.training.checks import check
 
 ONE, LESS, MUCH_LESS, MORE = [1.0, 0.9, 1.1], [0.8, 0.7, 0.9], [0.5, 0.4, 0.6], [1.3, 1.2, 1.4]
 

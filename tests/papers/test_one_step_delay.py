@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 from optax import contrib
 
-from optdyn import program, shared_data, trainer
-from optdyn.checks import check
 from optdyn.configs.papers import one_step_delay
 from optdyn.configs.papers.one_step_delay import BATCHES, OPTIMIZERS, STARTS, TARGETS
 from optdyn.evidence.trial import Curve
+from optdyn.problem import shared_data
+from optdyn.training import program, trainer
+from optdyn.training.checks import check
 from tests.models.parameters import count
 
 LESS, SAME, UNSURE, MORE = (1.05, 1.0, 1.09), (1.1, 1.08, 1.12), (1.3, 1.0, 1.6), (1.5, 1.3, 1.8)

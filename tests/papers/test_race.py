@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from optdyn import trainer
-from optdyn.checks import check
+from optdyn.basics.files import finite
 from optdyn.configs import race
 from optdyn.evidence import race as raced
 from optdyn.evidence.arms import (
@@ -26,8 +25,9 @@ from optdyn.evidence.arms import (
 from optdyn.evidence.race import FASTER, MISSED, SAME, SLOWER
 from optdyn.evidence.trial import trial
 from optdyn.launch import papers
-from optdyn.outputs.files import finite
 from optdyn.outputs.workdir import rows
+from optdyn.training import trainer
+from optdyn.training.checks import check
 
 
 @pytest.mark.parametrize("problem", race.PROBLEMS)

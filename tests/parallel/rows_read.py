@@ -10,9 +10,10 @@ from pathlib import Path
 
 import jax
 
-from optdyn import processes, trainer
+from optdyn.basics import processes
 from optdyn.config import default
-from optdyn.data import feed
+from optdyn.problem.data import feed
+from optdyn.training import trainer
 from tests.values import as_experiment
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from optdyn.outputs.hold import LOCK, held
+from optdyn.basics.hold import LOCK, held
 from tests.proc import parents, read
 
 ROOT = Path(__file__).parents[2]

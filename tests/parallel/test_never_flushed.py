@@ -4,11 +4,11 @@ import jax
 import numpy as np
 import pytest
 
-from optdyn import trainer
 from optdyn.config import default
 from optdyn.outputs.workdir import Checkpoints
-from optdyn.parallel.never_flushed import _pairs, apart, together
-from optdyn.strategies.stale_pipeline import KINDS
+from optdyn.strategies.read.never_flushed import _pairs, apart, together
+from optdyn.strategies.read.stale_pipeline import KINDS
+from optdyn.training import trainer
 from tests.values import as_experiment
 
 

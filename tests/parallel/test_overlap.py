@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optdyn import driver, processes, trainer
-from optdyn.checks import check
+from optdyn.basics import processes
 from optdyn.config import ConfigError
 from optdyn.outputs.workdir import Checkpoints
 from optdyn.parallel import overlap, ring
 from optdyn.parallel.layout import DeviceError
+from optdyn.training import driver, trainer
+from optdyn.training.checks import check
 from tests.parallel.test_layouts import CLOSE
 from tests.values import as_experiment
 

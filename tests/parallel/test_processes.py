@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from optdyn import processes
+from optdyn.basics import processes
 
 ROOT = Path(__file__).parents[2]
 # Every device of the job holds a part of 0, 1, ..., and a sum over all of them is asked for.
@@ -166,5 +166,5 @@ def test_processes_that_jax_cannot_find_are_an_error():
         timeout=60,
     )
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("optdyn.processes.ProcessError: ")
+    assert done.stderr.splitlines()[-1].startswith("optdyn.basics.processes.ProcessError: ")
     assert "set OPTDYN_COORDINATOR" in done.stderr.splitlines()[-1]

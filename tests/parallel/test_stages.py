@@ -19,14 +19,16 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from jax.flatten_util import ravel_pytree
 from jax.sharding import AbstractMesh
 
-from optdyn import optimizers, problem, processes
+from optdyn import optimizers
+from optdyn.basics import processes
+from optdyn.core import Event
 from optdyn.experiment import Model
 from optdyn.parallel import layout
-from optdyn.parallel.stacked import form_of, ravel, unravel
-from optdyn.parallel.stages import stages
-from optdyn.program import _advance
-from optdyn.strategies.base import Event
-from optdyn.strategies.local_losses import heads
+from optdyn.problem import problem
+from optdyn.strategies.gradient.local_losses import heads
+from optdyn.strategies.gradient.stacked import form_of, ravel, unravel
+from optdyn.strategies.gradient.stages import stages
+from optdyn.training.program import _advance
 from tests.parallel.started import start as run_all
 from tests.strategies.composed import by_groups
 

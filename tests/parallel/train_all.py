@@ -12,9 +12,10 @@ import jax
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from optdyn import processes, trainer
+from optdyn.basics import processes
 from optdyn.config import default
 from optdyn.outputs.workdir import Checkpoints
+from optdyn.training import trainer
 from tests.values import as_experiment
 
 

@@ -12,20 +12,20 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from optdyn import trainer
-from optdyn.errors import ConfigError
-from optdyn.outputs.files import WorkdirError
-from optdyn.outputs.hold import held
+from optdyn import core
+from optdyn.basics.errors import ConfigError
+from optdyn.basics.files import WorkdirError
+from optdyn.basics.hold import held
 from optdyn.outputs.workdir import parameters
 from optdyn.racing import on_ray, shards
 from optdyn.racing.race import in_turn, race, replaying
 from optdyn.racing.worker import worker
-from optdyn.run import by_number
-from optdyn.strategies import base
 from optdyn.timeline import TimelineError
 from optdyn.timeline.base import from_arrivals
 from optdyn.timeline.versions import WAITING
-from optdyn.trainer import train
+from optdyn.training import trainer
+from optdyn.training.run import by_number
+from optdyn.training.trainer import train
 from tests.values import as_experiment
 
 
@@ -183,7 +183,7 @@ def in_parts(servers, seed):
 
         def sent(given, numbers):
             loss, *grads = compute(numbers, *given)
-            return base.Message(loss, grads)
+            return core.Message(loss, grads)
 
         rng = np.random.default_rng(seed)
         made = in_turn(sent, lambda working: int(rng.choice(working)))
@@ -298,9 +298,9 @@ def test_a_batch_is_put_together_of_its_parts():
         numbers = np.arange(8 * k).reshape(8, k)
         np.testing.assert_array_equal(by_number(every, numbers), order)
         some = rng.choice(8 * k, (2, k))
-        cut = base.parts({"x": by_number(every, some).swapaxes(0, 1)}, k)["x"]  # (k, ., 2 batches)
+        cut = core.parts({"x": by_number(every, some).swapaxes(0, 1)}, k)["x"]  # (k, ., 2 batches)
         for (t, j), number in np.ndenumerate(some):
-            whose = base.parts({"x": order[number // k]}, k)["x"][number % k]
+            whose = core.parts({"x": order[number // k]}, k)["x"][number % k]
             np.testing.assert_array_equal(cut[j][:, t], whose)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from optdyn.outputs.hold import LOCK, held
+from optdyn.basics.hold import LOCK, held
 from optdyn.outputs.workdir import parameters
 from optdyn.timeline.versions import WAITING
 from tests.proc import parents, read

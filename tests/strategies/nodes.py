@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optdyn import optimizers
+from optdyn import core, optimizers
 from optdyn.parallel.simulated import over_nodes
-from optdyn.strategies import Event, base
-from optdyn.strategies.diloco import DiLoCo
-from optdyn.strategies.model_averaging import ModelAveraging
-from optdyn.strategies.slowmo import SlowMo
-from optdyn.strategies.sparseloco import SparseLoCo
+from optdyn.strategies import Event
+from optdyn.strategies.mix.diloco import DiLoCo
+from optdyn.strategies.mix.model_averaging import ModelAveraging
+from optdyn.strategies.mix.slowmo import SlowMo
+from optdyn.strategies.mix.sparseloco import SparseLoCo
 from optdyn.strategies.sync import sync
 
 NODES, EACH, STEPS, P = 3, 4, 32, 14  # EACH: examples a node; P: parameters
@@ -46,7 +46,7 @@ def loss(params, batch):
 
 def inner(optimizer=SGD):
     """What a node does by itself."""
-    return sync(base.averaged(base.whole(loss), "data"), base.together(optimizer))
+    return sync(core.averaged(core.whole(loss), "data"), core.together(optimizer))
 
 
 def averaging(inner, keys, senders=None, optimizer=None):

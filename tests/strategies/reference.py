@@ -9,7 +9,7 @@ are to the project's own code, and so are the random numbers; nothing else of th
 import numpy as np
 from scipy.fft import dctn, idctn
 
-from optdyn.strategies.sparta import places
+from optdyn.strategies.mix.sparta import places
 
 
 def tree(function, *trees):

@@ -4,8 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from optdyn import driver, trainer
-from optdyn.trajectories import single
+from optdyn.training import driver, single, trainer
 from tests.values import as_experiment
 
 

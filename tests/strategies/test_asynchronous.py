@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from optdyn import optimizers, problem, timeline
+from optdyn import optimizers, timeline
 from optdyn.experiment import Cluster, Model
-from optdyn.models.quadratic import curvatures
+from optdyn.problem import problem
+from optdyn.problem.models.quadratic import curvatures
 from optdyn.strategies import Event
 from tests.strategies.composed import asynchronous
 

@@ -16,12 +16,13 @@ import numpy as np
 import optax
 import pytest
 
-from optdyn import optimizers, program, strategies
+from optdyn import optimizers, strategies
 from optdyn.config import ConfigError, default, parse
-from optdyn.parallel import devices as parallel
 from optdyn.strategies import Event
 from optdyn.timeline.base import Shares, chosen
 from optdyn.timeline.shares import columns, cut
+from optdyn.training import devices as parallel
+from optdyn.training import program
 
 STEPS, BATCH, CLASSES = 12, 24, 5
 EPOCH = 4  # updates

@@ -5,11 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from optdyn import optimizers, strategies, trainer
-from optdyn.checks import check
+from optdyn import core, optimizers, strategies
 from optdyn.config import ConfigError
-from optdyn.strategies import Event, base
-from optdyn.strategies.buffered import buffered
+from optdyn.strategies import Event
+from optdyn.strategies.read.buffered import buffered
+from optdyn.training import trainer
+from optdyn.training.checks import check
 from tests.strategies import composed
 from tests.strategies.test_asynchronous import CONDITION, DIMENSION, QUADRATIC, H
 from tests.values import as_experiment
@@ -46,7 +47,7 @@ def trained(strategy, line):
 
 
 def made(line, arrivals=K):
-    gradient, update = base.whole(QUADRATIC.loss), base.together(SGD)
+    gradient, update = core.whole(QUADRATIC.loss), core.together(SGD)
     return trained(buffered(gradient, update, line.slots, arrivals), line)
 
 

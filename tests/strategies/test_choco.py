@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from optdyn.checks import check
 from optdyn.config import ConfigError
-from optdyn.strategies import compression
-from optdyn.strategies.choco import choco
-from optdyn.strategies.gossip import Neighbours, gossip
-from optdyn.strategies.quantized import numbers
+from optdyn.strategies.mix import compression
+from optdyn.strategies.mix.choco import choco
+from optdyn.strategies.mix.gossip import Neighbours, gossip
+from optdyn.strategies.mix.quantized import numbers
 from optdyn.timeline.graphs import each_update, graph, matrices
+from optdyn.training.checks import check
 from tests.strategies import nodes
 from tests.strategies.nodes import RATE, START, STEPS, P, flattened
 from tests.strategies.test_compression import LEVELS, parts, rounded

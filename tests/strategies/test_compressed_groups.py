@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
-from optdyn.checks import check
 from optdyn.config import ConfigError
-from optdyn.strategies import Network, compression
-from optdyn.strategies.asynchronous import asynchronous
-from optdyn.strategies.quantized import numbers
+from optdyn.strategies import Network
+from optdyn.strategies.mix import compression
+from optdyn.strategies.mix.quantized import numbers
+from optdyn.strategies.read.asynchronous import asynchronous
+from optdyn.training.checks import check
 from tests.strategies import workers
 from tests.strategies.nodes import RATE, START, STEPS, P, flattened, gradient, tree
 from tests.strategies.test_choco import a_quarter

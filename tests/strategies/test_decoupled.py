@@ -6,12 +6,12 @@ import jax
 import numpy as np
 import pytest
 
-from optdyn.checks import check
 from optdyn.config import ConfigError
 from optdyn.strategies import Network
-from optdyn.strategies.averaging_clock import turns
-from optdyn.strategies.decoupled import decoupled
+from optdyn.strategies.mix.averaging_clock import turns
+from optdyn.strategies.read.decoupled import decoupled
 from optdyn.timeline.syncer import rounds
+from optdyn.training.checks import check
 from tests.strategies import nodes, workers
 from tests.strategies.nodes import BATCHES, EACH, NODES, RATE, START, STEPS, P, flattened
 from tests.strategies.workers import ALL, MOMENTUM, events_of, line_of, ran

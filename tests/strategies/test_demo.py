@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from scipy.fft import dctn, idctn
 
-from optdyn.strategies.demo import chunks, demo
+from optdyn.strategies.mix.demo import chunks, demo
 from optdyn.timeline.base import Together
 from tests.strategies import nodes
 from tests.strategies.nodes import EACH, NODES, RATE, START, STEPS, P, flattened

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optdyn import optimizers, problem
+from optdyn import optimizers
+from optdyn.core import Event
 from optdyn.experiment import Model
 from optdyn.parallel.simulated import over_workers
-from optdyn.strategies.base import Event
-from optdyn.strategies.dynamic_batch import WEIGHTS
+from optdyn.problem import problem
+from optdyn.strategies.gradient.dynamic_batch import WEIGHTS
 from optdyn.timeline.base import Shares
 from optdyn.timeline.shares import columns, cut
 from tests.strategies.composed import by_shares, sync

@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
-from optdyn import optimizers
-from optdyn.checks import check
+from optdyn import core, optimizers
 from optdyn.config import ConfigError
 from optdyn.parallel.simulated import over_nodes
-from optdyn.program import parameter_bytes
-from optdyn.strategies import Event, base
-from optdyn.strategies.averaging_clock import turns
-from optdyn.strategies.outer import cut, join
+from optdyn.strategies import Event
+from optdyn.strategies.mix.averaging_clock import turns
+from optdyn.strategies.mix.outer import cut, join
 from optdyn.strategies.sync import sync
 from optdyn.timeline.base import at
+from optdyn.training.checks import check
+from optdyn.training.program import parameter_bytes
 from tests.strategies import test_battery as battery
 from tests.strategies.nodes import averaging
 from tests.strategies.test_daso import collectives
@@ -63,7 +63,7 @@ def loss(params, batch):
     return 0.5 * jnp.mean((batch["inputs"] @ flat - batch["targets"]) ** 2)
 
 
-INNER = sync(base.averaged(base.whole(loss), "data"), base.together(SGD))
+INNER = sync(core.averaged(core.whole(loss), "data"), core.together(SGD))
 
 
 @cache

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn import driver, strategies, trainer
-from optdyn.checks import check
+from optdyn import strategies
 from optdyn.config import ConfigError, default
-from optdyn.strategies.gossip import Neighbours, gossip
+from optdyn.strategies.mix.gossip import Neighbours, gossip
 from optdyn.timeline import TimelineError, graphs
 from optdyn.timeline.graphs import DRAWN, GRAPHS, arrivals, graph, matrices, spectral_gap, weights
+from optdyn.training import driver, trainer
+from optdyn.training.checks import check
 from tests.strategies import nodes
 from tests.strategies.nodes import EACH, RATE, START, STEPS, P, flattened, gradient
 from tests.values import as_experiment

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn import models, problem
 from optdyn.experiment import Model
-from optdyn.strategies.local_losses import VARIANTS, groups, heads
+from optdyn.problem import models, problem
+from optdyn.strategies.gradient.local_losses import VARIANTS, groups, heads
 
 WIDTH, CLASSES, K = 5, 4, 3
 MODEL = Model("mlp", hidden=(WIDTH,) * K)

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from optdyn import strategies
-from optdyn.checks import check
 from optdyn.config import ConfigError, default, parse
 from optdyn.strategies import names
+from optdyn.training.checks import check
 
 GLOSSARY = Path(__file__).parents[2] / "docs" / "glossary.md"
 

@@ -8,11 +8,12 @@ import numpy as np
 import optax
 import pytest
 
-from optdyn import program, strategies
-from optdyn.checks import check
+from optdyn import strategies
 from optdyn.config import ConfigError
-from optdyn.strategies.averaging_clock import turns
-from optdyn.strategies.daso import DASO
+from optdyn.strategies.mix.averaging_clock import turns
+from optdyn.strategies.mix.daso import DASO
+from optdyn.training import program
+from optdyn.training.checks import check
 from tests.strategies import nodes
 from tests.strategies import test_battery as battery
 from tests.strategies.nodes import (

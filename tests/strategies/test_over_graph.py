@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 from optdyn import strategies
-from optdyn.checks import check
 from optdyn.config import ConfigError
-from optdyn.strategies.averaging_clock import turns
+from optdyn.strategies.mix.averaging_clock import turns
 from optdyn.timeline import graphs
+from optdyn.training.checks import check
 from tests.strategies import nodes
 from tests.strategies import test_battery as battery
 from tests.strategies.nodes import RATE, STEPS, flattened

@@ -12,10 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from optdyn import program, strategies
-from optdyn.parallel import devices as parallel
+from optdyn import strategies
 from optdyn.strategies import Event
 from optdyn.timeline.base import Shares, at, chosen
+from optdyn.training import devices as parallel
+from optdyn.training import program
 from tests.strategies import reference
 from tests.strategies import test_battery as battery
 from tests.timeline.recorded import config_of, network_of

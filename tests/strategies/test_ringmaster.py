@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn import strategies, trainer
+from optdyn import strategies
 from optdyn.timeline.arrivals import Work, arrivals
 from optdyn.timeline.several import several
+from optdyn.training import trainer
 from tests.timeline.lines import begins_with
 from tests.timeline.test_slots import versions_read
 from tests.timeline.test_stale_synchronous import LAWS

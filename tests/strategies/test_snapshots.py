@@ -11,11 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from optdyn import driver, optimizers, trainer
+from optdyn import core, optimizers
 from optdyn.config import ConfigError
 from optdyn.outputs import versions, workdir
-from optdyn.strategies import Event, base
-from optdyn.strategies.asynchronous import asynchronous
+from optdyn.strategies import Event
+from optdyn.strategies.read.asynchronous import asynchronous
+from optdyn.training import driver, trainer
 from tests.strategies.test_asynchronous import DIMENSION, OPTIMA, QUADRATIC, STEPS, H, arrivals
 from tests.values import as_experiment
 
@@ -62,9 +63,9 @@ def rounded(x):
 def run(name, kept, momentum=MOMENTUM):
     """The (STEPS, DIMENSION) parameters after each update of heavy ball on a noisy quadratic."""
     made = arrivals(name)
-    update = base.together(optimizers.optimizer("sgd", ("learning_rate", "momentum")))
+    update = core.together(optimizers.optimizer("sgd", ("learning_rate", "momentum")))
     strategy = asynchronous(
-        base.whole(QUADRATIC.loss), update, made.slots, rounded=kept == "bfloat16"
+        core.whole(QUADRATIC.loss), update, made.slots, rounded=kept == "bfloat16"
     )
     hyper = {"learning_rate": np.full(STEPS, ALPHA), "momentum": np.full(STEPS, momentum)}
     hyper = {key: values.astype(np.float32) for key, values in hyper.items()}

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from optdyn.checks import check
 from optdyn.config import ConfigError
-from optdyn.strategies.averaging_clock import turns
+from optdyn.strategies.mix.averaging_clock import turns
+from optdyn.training.checks import check
 from tests.strategies import nodes
 from tests.strategies.nodes import NODES, RATE, START, STEPS, flattened
 from tests.strategies.test_compression import LEVELS, parts, rounded

@@ -4,8 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from optdyn.strategies.averaging_clock import turns
-from optdyn.strategies.sparta import places, sparta
+from optdyn.strategies.mix.averaging_clock import turns
+from optdyn.strategies.mix.sparta import places, sparta
 from optdyn.timeline.base import Together
 from tests.strategies import nodes
 from tests.strategies.nodes import EACH, NODES, RATE, START, STEPS, P, flattened

@@ -7,12 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from optdyn import optimizers, program, strategies, trainer
-from optdyn.checks import check
+from optdyn import core, optimizers, strategies
 from optdyn.config import ConfigError
-from optdyn.strategies import Event, base
-from optdyn.strategies.stale_pipeline import KINDS, StalePipeline, delays, reading
+from optdyn.strategies import Event
+from optdyn.strategies.read.stale_pipeline import KINDS, StalePipeline, delays, reading
 from optdyn.timeline import pipeline
+from optdyn.training import program, trainer
+from optdyn.training.checks import check
 from tests.values import as_experiment
 
 STEPS, BATCH, STAGES, RATE, MU = 12, 6, 3, 0.1, 0.5
@@ -159,7 +160,7 @@ def test_predictions_are_exact_where_the_coming_gradients_are_0(config):
         seen = jax.tree.map(jnp.add, params, event.choice.ahead)
         return seen, jax.tree.map(lambda leaf: batch * jnp.ones_like(leaf), params)
 
-    sgd = base.by_block(optimizers.optimizer("sgd", ("learning_rate", "momentum")))
+    sgd = core.by_block(optimizers.optimizer("sgd", ("learning_rate", "momentum")))
     strategy = reading(given, sgd, "predict", line.slots, servers)
 
     def body(state, inputs):

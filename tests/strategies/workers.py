@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optdyn import strategies
+from optdyn import core, strategies
 from optdyn.config import default
-from optdyn.strategies import Event, base
+from optdyn.strategies import Event
 from optdyn.strategies.metered import metered
 from tests.strategies.nodes import BATCHES, RATE, SGD, START, STEPS, gradient, loss, tree
 from tests.values import as_experiment
@@ -39,7 +39,7 @@ def events_of(line, rate=RATE, momentum=MOMENTUM):
 
 def made(make, groups=WORKERS, optimizer=SGD, meter=False):
     """`make(gradient, update, groups)` on the least squares."""
-    gradient, update = base.whole(loss), base.together(optimizer)
+    gradient, update = core.whole(loss), core.together(optimizer)
     if meter:
         one = lambda gradient, update: make(gradient, update, groups)  # noqa: E731
         return metered(one, gradient, update, shared=False)

@@ -4,8 +4,8 @@ import jax
 import numpy as np
 from hypothesis import strategies as st
 
+from optdyn.basics.type_checks import SMALL
 from optdyn.timeline.base import at
-from optdyn.type_checks import SMALL
 
 
 def numbers(most):

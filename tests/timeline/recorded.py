@@ -5,8 +5,9 @@ from functools import cache
 import jax
 import numpy as np
 
-from optdyn import program, strategies
+from optdyn import strategies
 from optdyn.outputs.recorder import Recorder
+from optdyn.training import program
 from tests.strategies import test_battery as battery
 
 # Of one update and the next: what the other methods of a pair do differs between them.

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn import trainer
 from optdyn.experiment import Cluster
 from optdyn.timeline import make
 from optdyn.timeline.network import COLLECTIVES, among, between_nodes, of_groups
+from optdyn.training import trainer
 from tests.timeline.recorded import config_of, line_of
 from tests.values import as_experiment
 

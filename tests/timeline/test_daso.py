@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optdyn.experiment import Cluster
-from optdyn.strategies.daso import DASO
-from optdyn.timeline.daso import Phase, after_epoch, daso
+from optdyn.strategies.mix.daso import DASO, Phase, after_epoch, clock
 from optdyn.timeline.network import all_reduce
 from optdyn.timeline.nodes import synchronous
 from tests.timeline.lines import begins_with
@@ -19,7 +18,7 @@ def strategy_of(**values):
 
 def make(cluster, strategy, losses=(), *, steps, per_epoch, seed=0, size=0, batch_size=None):
     batch_size = batch_size or cluster.nodes * cluster.devices_per_node  # one example a device
-    return daso(
+    return clock(
         cluster,
         strategy,
         steps=steps,

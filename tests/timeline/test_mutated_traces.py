@@ -12,7 +12,7 @@ import random
 import pytest
 
 from optdyn import strategies
-from optdyn.errors import InputError
+from optdyn.basics.errors import InputError
 from optdyn.timeline.versions import fill
 from tests.strategies import test_battery as battery
 from tests.timeline.recorded import config_of, line_of, record, replayed

@@ -6,10 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optdyn.experiment import Cluster
-from optdyn.strategies.daso import DASO
-from optdyn.strategies.dynamic_batch import DynamicBatch
+from optdyn.strategies.gradient.dynamic_batch import DynamicBatch
+from optdyn.strategies.mix.daso import DASO, clock
 from optdyn.timeline.compute_groups import make
-from optdyn.timeline.daso import daso
 from optdyn.timeline.dynamic_batch import dynamic_batch
 from optdyn.timeline.nodes import synchronous
 from optdyn.timeline.service import with_exchange
@@ -41,7 +40,7 @@ def cluster_of(**values):
 def daso_of(cluster, **values):
     strategy = DASO(**{"warmup_epochs": 0, "cooldown_epochs": 0, **values})
     run = {"steps": STEPS, "batch_size": BATCH, "update_bytes": BYTES, "seed": 3}
-    return daso(cluster, strategy, **run, steps_per_epoch=PER_EPOCH, epoch_losses=[1.0] * 3)
+    return clock(cluster, strategy, **run, steps_per_epoch=PER_EPOCH, epoch_losses=[1.0] * 3)
 
 
 def clocks(cluster):

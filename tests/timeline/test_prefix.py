@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optdyn import program, strategies
+from optdyn import strategies
 from optdyn.config import default
+from optdyn.training import program
 from tests.values import as_experiment
 
 EPOCH, BATCH, WORKERS = 7, 24, 4

@@ -5,13 +5,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optdyn import memory_checks, seeds, strategies
-from optdyn.checks import check
+from optdyn import strategies
+from optdyn.basics import seeds
 from optdyn.config import ConfigError, default
 from optdyn.experiment import Cluster
 from optdyn.timeline import TimelineError, habits, network, regions
 from optdyn.timeline.habits import Presence
 from optdyn.timeline.regions import LIGHT, RADIUS, great_circle
+from optdyn.training import memory_checks
+from optdyn.training.checks import check
 from tests.strategies import test_battery as battery
 from tests.timeline.test_streaming import streaming
 from tests.values import as_experiment

@@ -5,12 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn import experiment, trainer
+from optdyn import experiment
 from optdyn.config import default
 from optdyn.experiment import Cluster
 from optdyn.strategies import timeline_of
 from optdyn.timeline import make, service
 from optdyn.timeline.server import Pieces, server
+from optdyn.training import trainer
 from optdyn.tuning.hardware import seconds_per_iteration
 from tests.timeline.lines import numbers, replica
 from tests.timeline.test_slots import check

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optdyn.config import default
-from optdyn.problem import batches
+from optdyn.problem.problem import batches
 from optdyn.timeline.shares import columns, cut
 from tests.values import as_experiment
 

@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn import program, strategies
-from optdyn.program import parameter_bytes
-from optdyn.strategies.averaging_clock import turns
-from optdyn.strategies.outer import cut
+from optdyn import strategies
+from optdyn.strategies.mix.averaging_clock import turns
+from optdyn.strategies.mix.outer import cut
 from optdyn.timeline.network import all_reduce
 from optdyn.timeline.nodes import node_seconds
+from optdyn.training import program
+from optdyn.training.program import parameter_bytes
 from tests.strategies import test_battery as battery
 
 

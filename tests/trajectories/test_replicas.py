@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from optdyn import program, seeds, trainer
+from optdyn.basics import seeds
+from optdyn.basics.hold import LOCK
 from optdyn.launch import app
-from optdyn.models.quadratic import curvatures
-from optdyn.outputs.hold import LOCK
+from optdyn.problem.models.quadratic import curvatures
 from optdyn.strategies import Event
 from optdyn.timeline.base import at
-from optdyn.trajectories import replicas
-from optdyn.trajectories.replicas import record, whole_gradient
+from optdyn.training import program, replicas, trainer
+from optdyn.training.replicas import record, whole_gradient
 from tests.values import as_experiment
 
 STEPS, COUNT, MOMENTA = 12, 5, (-0.4, 0.0, 0.6)

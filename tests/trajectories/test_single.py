@@ -4,12 +4,11 @@ import jax
 import numpy as np
 import pytest
 
-from optdyn import data as datasets
-from optdyn import program, trainer
 from optdyn.dynamics import moments
-from optdyn.problem import batches
+from optdyn.problem import data as datasets
+from optdyn.problem.problem import batches
 from optdyn.strategies import metered
-from optdyn.trajectories import single
+from optdyn.training import program, single, trainer
 from tests.values import as_experiment
 
 STEPS = 12

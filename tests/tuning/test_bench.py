@@ -4,9 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-from optdyn import program, trainer
 from optdyn.config import ConfigError
 from optdyn.outputs.workdir import fingerprint
+from optdyn.training import program, trainer
 from optdyn.tuning import bench
 from optdyn.tuning.choice import Choice
 from tests.values import as_experiment

@@ -13,11 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optdyn import optimizers, problem, trainer
+from optdyn import optimizers
 from optdyn.config import default
-from optdyn.models.convolution import LOWERINGS, serves
-from optdyn.program import CHUNK, parameter_bytes
-from optdyn.strategies.base import Event
+from optdyn.core import Event
+from optdyn.problem import problem
+from optdyn.problem.models.convolution import LOWERINGS, serves
+from optdyn.training import trainer
+from optdyn.training.program import CHUNK, parameter_bytes
 from optdyn.tuning import layers, planner
 from optdyn.tuning.layers import Layer, Update
 from optdyn.tuning.phases import Loop

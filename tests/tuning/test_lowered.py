@@ -5,11 +5,11 @@ import json
 import jax
 import pytest
 
-from optdyn.checks import check
+from optdyn.basics.errors import ConfigError
+from optdyn.basics.files import read_json
 from optdyn.config import default
-from optdyn.errors import ConfigError
-from optdyn.models.convolution import LOWERINGS
-from optdyn.outputs.files import read_json
+from optdyn.problem.models.convolution import LOWERINGS
+from optdyn.training.checks import check
 from optdyn.tuning import lowered
 from tests.values import as_experiment
 

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn import problem
-from optdyn.checks import check
 from optdyn.config import ConfigError, default
 from optdyn.launch import profile
-from optdyn.models import base
+from optdyn.problem import problem
+from optdyn.problem.models import base
 from optdyn.strategies import timeline_of
+from optdyn.training.checks import check
 from optdyn.tuning import phases as timing
 from optdyn.tuning.hardware import Pieces, seconds_per_iteration
 from optdyn.tuning.phases import Loop, Work, first_phase, measure, phases, prepare

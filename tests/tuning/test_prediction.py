@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn import trainer
-from optdyn.dynamics.probes import moments
+from optdyn.training import trainer
+from optdyn.training.probes import moments
 from optdyn.tuning.prediction import KAPPA, SMALL, Measured, measure, penalty, stability
 from tests.values import as_experiment
 

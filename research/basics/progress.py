@@ -1,0 +1,223 @@
+"""What a waiting user sees, and how they stop: a progress line, Ctrl-C and SIGTERM.
+
+One line at a time is rewritten on a terminal; whatever else is to be said goes through `say`, which
+takes that line away first.
+"""
+
+import contextlib
+import math
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from threading import Lock, RLock, Timer, current_thread, main_thread
+from types import FrameType
+from typing import NamedTuple
+
+LIVE, PRINTED = 0.2, 10.0  # seconds between lines: rewritten on a terminal, printed elsewhere
+PATIENCE = 2.0  # seconds after which the line says what takes so long
+CLEAR = "\r\x1b[K"
+
+
+class Watch(NamedTuple):
+    """What a run looks at between updates, and shows how far it is."""
+
+    stopped: Callable[[], int]  # the number of the signal that stops it, 0: none
+    show: Callable[[int, str], None]  # (updates done, text)
+    during: Callable[[str], AbstractContextManager[None]] = lambda what: nullcontext()
+
+
+def say(text: str) -> None:
+    """Prints a line on standard error, in place of the progress line, if there is one.
+
+    Of several processes only the one that writes files does.
+    """
+    from optdyn.basics.processes import is_writer  # here, for it imports jax
+
+    if is_writer():
+        _write(f"{text}\n", is_open=False)
+
+
+@contextlib.contextmanager
+def watched(name: str, total: int, start: int, watch: Watch | None = None) -> Iterator[Watch]:
+    """The watch of a run, or where it has none, signals noted inside and a line of its own."""
+    if watch:
+        yield watch
+    else:
+        line = Progress(name, total, start)
+        with stoppable() as stopped:
+            yield Watch(stopped, line.show, line.during)
+
+
+@contextlib.contextmanager
+def stoppable() -> Iterator[Callable[[], int]]:
+    """Inside, the first SIGINT or SIGTERM is only noted: `stopped()` is its number, else 0.
+
+    A second one acts as it would outside. Afterwards the progress line is ended, so that what
+    follows it, such as a traceback, begins a line of its own. Python hands signals to the main
+    thread only: in another one none is noted.
+    """
+    caught = 0
+    noted = (signal.SIGINT, signal.SIGTERM) if current_thread() is main_thread() else ()
+    before = {number: signal.getsignal(number) for number in noted}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal caught
+        caught = number
+        restore()
+        say("stopping; once more to stop at once")
+
+    for number in before:
+        signal.signal(number, note)
+    try:
+        yield lambda: caught
+    finally:
+        restore()
+        end_line()
+
+
+def end_line() -> None:
+    """Lets the progress line stand, if there is one, and goes on below it."""
+    global _open
+    with _writing:
+        print("\n" * _open, end="", file=sys.stderr, flush=True)
+        _open = False
+
+
+class Progress:
+    """`name  step 500/1,000  loss 0.12  810 steps/s  0:00:03 left`, on standard error.
+
+    On a terminal the line is rewritten, and no longer than the terminal is wide; elsewhere it is
+    printed every ten seconds and at the end. The rate is that of what was done after the first
+    call of `show`: before it everything is compiled.
+    """
+
+    def __init__(self, name: str, total: int, start: int = 0, unit: str = "step"):
+        self._name, self._total, self._unit = name, total, unit
+        self._done, self._text = start, ""
+        self._first: tuple[int, float] | None = None  # updates and time of the first call
+        self._shown = time.monotonic() if not sys.stderr.isatty() else 0.0
+
+    def show(self, step: int, text: str = "") -> None:
+        """The run has made `step` updates; the line says so where it is time for another."""
+        now = time.monotonic()
+        self._done, self._text = step, text
+        self._first = self._first or (step, now)
+        live, last = sys.stderr.isatty(), step >= self._total
+        if not last and now - self._shown < (LIVE if live else PRINTED):
+            return
+        self._shown = now
+        _show(self._words(now), last)
+
+    @contextlib.contextmanager
+    def during(self, what: str) -> Iterator[None]:
+        """Inside, if it takes long, the line on a terminal ends in `what ...`."""
+
+        def show() -> None:
+            if sys.stderr.isatty():
+                _show(f"{self._words(time.monotonic())}  {what} ...", False)
+
+        timer = Timer(PATIENCE, show)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _words(self, now: float) -> str:
+        parts = [self._name, f"{self._unit} {self._done:,}/{self._total:,}", self._text]
+        since, begun = self._first or (self._done, now)
+        if self._done > since:
+            rate = (self._done - since) / max(now - begun, 1e-9)
+            parts += [f"{number(rate)} {self._unit}s/s"]
+            if self._done < self._total:
+                parts += [f"{clock((self._total - self._done) / rate)} left"]
+        return "  ".join(filter(None, parts))
+
+
+class Sweep:
+    """One line for many runs at a time: `12/64 points, 1 diverged`, and the updates of them all.
+
+    `points` are the updates of each, of which those in `done` are not to be run any more.
+    """
+
+    def __init__(self, name: str, points: Mapping[str, int], done: Collection[str]):
+        self._points = points
+        self._ended, self._diverged = set(done), 0
+        self._at = {point: points[point] for point in done}
+        self._line = Progress(name, sum(points.values()), unit="update")
+        self._lock = Lock()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all points have ended."""
+        return len(self._ended) == len(self._points)
+
+    def show(self, point: str, step: int) -> None:
+        """Says that the point is at that update; `end` tells of the last one."""
+        with self._lock:
+            if step < self._points[point]:
+                self._show(point, step)
+
+    def end(self, point: str, status: str) -> None:
+        """Says that the point needs no more updates."""
+        with self._lock:
+            self._ended.add(point)
+            self._diverged += status == "diverged"
+            self._show(point, self._points[point])
+
+    def _show(self, point: str, step: int) -> None:
+        self._at[point] = step
+        text = f"{len(self._ended)}/{len(self._points)} points"
+        text += f", {self._diverged} diverged" * (self._diverged > 0)
+        self._line.show(sum(self._at.values()), text)
+
+
+def number(value: float) -> str:
+    """Three digits that count, and none of an exponent: 12,300, 0.0451."""
+    if value <= 0:
+        return "0"
+    digits = max(2 - math.floor(math.log10(value)), 0)
+    return f"{round(value, 2 - math.floor(math.log10(value))):,.{digits}f}"
+
+
+def clock(seconds: float) -> str:
+    """Hours, minutes and seconds: 1:02:03."""
+    whole = round(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+
+
+_writing = RLock()  # held again by a signal's handler that comes in between
+_open = False  # whether the last line of the terminal is the progress line
+
+
+def _show(text: str, last: bool) -> None:
+    if sys.stderr.isatty():
+        _write(text[: _width() - 1] + "\n" * last, is_open=not last)
+    else:
+        _write(f"{text}\n", is_open=False)
+
+
+def _width() -> int:
+    """Columns of the terminal that standard error is."""
+    with contextlib.suppress(OSError, ValueError):
+        if found := os.get_terminal_size(sys.stderr.fileno()).columns:
+            return found
+    return shutil.get_terminal_size().columns
+
+
+def _write(text: str, is_open: bool) -> None:
+    """Writes in place of the progress line, which the text is if it stays open."""
+    global _open
+    with _writing:
+        sys.stderr.write(CLEAR * _open + text)
+        sys.stderr.flush()
+        _open = is_open

@@ -1,0 +1,1 @@
+"""What is learned: models, data, losses, and what an example costs."""

@@ -1,0 +1,48 @@
+"""LeNet-style network: 5x5 convolutions with ReLU and 2x2 max-pooling, then dense layers."""
+
+from collections.abc import Sequence
+
+import flax.linen as nn
+import jax
+
+from optdyn.problem.models.base import Blocks
+from optdyn.problem.models.convolution import Conv, each, max_pool
+from optdyn.problem.models.mlp import mlp
+
+WINDOW = (5, 5)
+
+
+class ConvPool(nn.Module):
+    """(B, H, W, C) -> (B, (H - 4) / 2, (W - 4) / 2, channels).
+
+    ReLU after pooling: the same function as before it, on a quarter of the numbers.
+    """
+
+    channels: int
+    dtype: str
+    lowering: str | None
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        conv = Conv(self.channels, WINDOW, dtype=self.dtype, lowering=self.lowering)
+        return nn.relu(max_pool(conv(x)))
+
+
+def cnn(
+    channels: Sequence[int],
+    hidden: Sequence[int],
+    classes: int,
+    dtype: str,
+    lowering: str | None = None,
+) -> Blocks:
+    """Blocks `conv0`, ... then those of `mlp`. (6, 16) and (120, 84) make LeNet-5.
+
+    That has 61,706 parameters on 32 x 32 x 1 images, 44,426 on 28 x 28 x 1. `lowering` is that
+    of all convolutions or a list, see `convolution.each`, which raises ValueError.
+    """
+    chosen = each(lowering, [(WINDOW, (1, 1))] * len(channels))
+    convs = tuple(
+        (f"conv{i}", ConvPool(c, dtype, own))
+        for i, (c, own) in enumerate(zip(channels, chosen, strict=True))
+    )
+    return convs + mlp(hidden, classes, dtype)

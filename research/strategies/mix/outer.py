@@ -1,0 +1,304 @@
+"""Nodes with parameters of their own that meet now and then: one rule for all such methods.
+
+    D     = theta - mean_p x_p(sent)          what the P nodes sent, `waited` updates before
+    theta <- theta - outer(D)                 any optax optimizer; by default sgd(1), the mean
+    x     <- (w x + v P theta) / (w + v P)    w, v: weights of a node's own parameters, of each sent
+
+The mixing is w / (w + v P): it is 0 where nodes take over theta, and 1 where they ignore it. In
+between every node makes updates by itself, by any rule. A merge that corrects has
+
+    x     <- theta + (x - x(sent))            what a node did meanwhile is kept, whole
+
+in the place of the last line (CO2, LOSCAR-SGD: arXiv 2605.20866); nothing was done where it waits.
+
+Over a graph (`over_graph.py`) the mean is over a node's neighbours, and theta is its own.
+
+As in streaming DiLoCo (arXiv 2501.18512) the rule holds for every fragment of the parameters by
+itself. Each has an outer optimizer of its own and may have its own times of meeting. At most one
+message of a fragment is in flight. Nodes exchange nothing of a fragment that is not sent.
+
+A step is three pieces, one after the other: `update`, the node by itself; `exchange`, the sum of
+what the nodes send; `merge`, what a receipt does. Only the second hears of other nodes (and, where
+the states of the nodes' optimizers are averaged, the third).
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+from jax.flatten_util import ravel_pytree
+from jax.typing import ArrayLike
+
+from optdyn.basics.errors import ConfigError
+from optdyn.basics.trees import Hyper, Tree
+from optdyn.core import Apart, Batch, Event, Info, Params, Rule
+from optdyn.strategies.mix.messages import Messages, over_nodes, own_event, size
+
+Path = tuple[jax.tree_util.DictKey | jax.tree_util.GetAttrKey, ...]  # to a leaf
+Weights = Callable[[jax.Array], tuple[ArrayLike, ArrayLike]]
+
+INNER_STATES = ("kept", "averaged", "reset")
+
+
+class State(NamedTuple):
+    inner: Tree  # of this node
+    in_flight: Params  # sum_p x_p(sent), in the type it travels in
+    outer: Tree = ()  # of each fragment theta and its optimizer's state, the same where all meet
+    errors: Tree = ()  # of each fragment e and the compression's state, this node's
+    sent: Tree = ()  # x(sent), this node's, where merges correct
+
+    @property
+    def params(self) -> Params:
+        """x_t of this node."""
+        return self.inner.params
+
+
+def outer(
+    inner: Rule,
+    weights: Weights,
+    optimizer: optax.GradientTransformation | None = None,
+    messages: Messages | None = None,
+    fragments: int = 1,
+    inner_state: str = "kept",
+    corrects: bool = False,
+) -> Rule:
+    """The rule of one device over the axis `node`, around the one that a node does by itself.
+
+    `event.choice` is a `Meeting`, the same on all nodes but for what is `inner` there. The outer
+    optimizer gets the hyperparameters of `outer` beside those of the event; `error_decay` is that
+    of what messages left out. The order of a step:
+    the node's own update, the sending of its result, the receipt and merge of what was sent
+    `waited` updates before, which is what was just sent if that is 0. `weights(waited)` is (w, v);
+    a merge that `corrects` has none. Raises `ConfigError` with more fragments than leaves.
+
+    Where a node receives, the state of its inner optimizer is `kept`, `averaged` over the nodes
+    (numbers that are no floats, such as counts, are the same in all) or `reset`. With the `states`
+    of the event first and second moments are averaged where these say so (`des_loc.py`).
+    """
+    messages = messages or Messages()
+    if messages.compression and not optimizer:  # theta is what messages are differences from
+        optimizer = optax.sgd(1.0)
+    transform = optax.with_extra_args_support(optimizer) if optimizer else None
+
+    def parts(tree: Params) -> tuple[Params, ...]:
+        return cut(tree, fragments)
+
+    def init(params: Params) -> State:
+        nothing = jax.tree.map(jnp.zeros_like, messages.travelling(params))
+        theta = tuple((x, transform.init(x)) if transform else () for x in parts(params))
+        kept = tuple(map(messages.kept, parts(params)))
+        return State(inner.init(params), nothing, theta, kept, params if corrects else ())
+
+    def turns(event: Event) -> tuple[jax.Array, ...]:
+        """The `send`, `receive` and `waited` of every fragment."""
+        choice = event.choice
+        each = choice.send, choice.receive, choice.waited
+        return tuple(jnp.broadcast_to(turn, fragments) for turn in each)
+
+    def averages(event: Event) -> tuple[jax.Array, jax.Array]:
+        """Whether first and second moments are averaged after this update."""
+        receives, states = turns(event)[1].any(), event.choice.states
+        if states is None:
+            return receives, receives
+        return receives & states[0], receives & states[1]
+
+    def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
+        after, info = update(state, event, batch)
+        return merge(exchange(after, event), event, state.in_flight), info
+
+    def update(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
+        """What the node does by itself; `info` counts the bytes that it is about to send."""
+        after, info = inner.step(state.inner, own_event(event), batch)
+        send, receive, waited = turns(event)
+        blocking = receive & (waited == 0)
+        each = [messages.size(*of) for of in zip(parts(after.params), blocking, strict=True)]
+        sent = jnp.where(send, jnp.stack(each), 0.0).sum() * _peers(event)
+        if inner_state == "averaged":
+            for now, own in zip(averages(event), moments(after.opt_state), strict=True):
+                sent += jnp.where(now, size(own), 0.0)
+        info |= {"sent_bytes": sent + info.get("sent_bytes", 0.0)}
+        return state._replace(inner=after), info
+
+    def exchange(state: State, event: Event) -> State:
+        """What was just sent is in flight, of the fragments that were."""
+        send, receive, waited = turns(event)
+        decay = dict(event.choice.outer).get("error_decay")
+        total = partial(messages.total, to=event.choice.to, decay=decay)
+
+        def of(send: jax.Array, before: Params, *own: Tree) -> tuple[Params, Tree]:
+            return lax.cond(send, total, lambda x, theta, kept, _: (before, kept), *own)
+
+        x, present = state.params, event.choice.present
+        if present is not None:
+            part = present[lax.axis_index("node")]
+            x = jax.tree.map(lambda leaf: (part * leaf).astype(leaf.dtype), x)
+        own = parts(x), state.outer, state.errors, receive & (waited == 0)
+        sent = map(of, send, parts(state.in_flight), *own)
+        in_flight, errors = zip(*sent, strict=True)
+        state = state._replace(in_flight=join(in_flight), errors=errors)
+        if not corrects:
+            return state
+        ours = parts(state.sent), parts(state.params)
+        newest = [
+            jax.tree.map(partial(jnp.where, now), new, old)
+            for now, old, new in zip(send, *ours, strict=True)
+        ]
+        return state._replace(sent=join(newest))
+
+    def merge(state: State, event: Event, before: Params) -> State:
+        """Merges the fragments received; `before`: what was in flight before this update."""
+        _, receive, waited = turns(event)
+        hyper = {**event.hyper, **dict(event.choice.outer)}
+
+        def of(receive: jax.Array, *own: Tree) -> tuple[Params, Tree]:
+            return lax.cond(receive, partial(merged, hyper), lambda x, theta, *_: (x, theta), *own)
+
+        after = state.inner
+        sent = parts(state.sent) if corrects else ((),) * fragments
+        own = parts(after.params), state.outer, parts(before), parts(state.in_flight), waited, sent
+        x, theta = zip(*map(of, receive, *own), strict=True)
+        if inner_state == "averaged" and event.choice.states is not None:
+            after = after._replace(opt_state=apart_averaged(after.opt_state, averages(event)))
+        elif inner_state != "kept":
+            after = after._replace(
+                opt_state=lax.cond(receive.any(), settled, lambda after: after.opt_state, after)
+            )
+        return state._replace(inner=after.moved_to(join(x)), outer=theta)
+
+    def merged(
+        hyper: Hyper,
+        x: Params,
+        theta: Tree,
+        before: Params,
+        now: Params,
+        waited: jax.Array,
+        sent: Params,
+    ) -> tuple[Params, Tree]:
+        """The rule, of a fragment: what the node's parameters and theta become."""
+        nodes = lax.axis_size("node")
+
+        def due(x: jax.Array, before: jax.Array, now: jax.Array) -> jax.Array:
+            return jnp.where(waited > 0, before, now).astype(x.dtype)
+
+        arrived = jax.tree.map(due, x, before, now)
+        if transform:
+            center, opt_state = theta
+            gap = jax.tree.map(lambda center, total: center - total / nodes, center, arrived)
+            updates, opt_state = transform.update(gap, opt_state, center, **hyper)
+            center = optax.apply_updates(center, updates)
+            theta, arrived = (center, opt_state), jax.tree.map(lambda leaf: nodes * leaf, center)
+
+        def corrected(x: jax.Array, total: jax.Array, sent: jax.Array) -> jax.Array:
+            return total / nodes + (x - sent)
+
+        def mixed(x: jax.Array, total: jax.Array) -> jax.Array:
+            w, v = (jnp.asarray(weight, x.dtype) for weight in weights(waited))
+            return (w * x + v * total) / (w + v * nodes)
+
+        if corrects:
+            return jax.tree.map(corrected, x, arrived, sent), theta
+        return jax.tree.map(mixed, x, arrived), theta
+
+    def settled(after: Tree) -> Tree:
+        """What the inner optimizer's state is where its node receives."""
+        if inner_state == "reset":
+            return inner.init(after.params).opt_state
+        means = iter(over_nodes(messages.senders).mean(_floats(after.opt_state)))
+        return jax.tree.map(lambda leaf: next(means) if _is_float(leaf) else leaf, after.opt_state)
+
+    def apart_averaged(opt_state: Tree, now: tuple[jax.Array, jax.Array]) -> Tree:
+        """The state with means of the moments whose turn it is."""
+        mean = over_nodes(messages.senders).mean
+        first, second = (
+            iter(lax.cond(turn, mean, lambda own: own, own) if own else ())
+            for turn, own in zip(now, moments(opt_state), strict=True)
+        )
+
+        def of(path: Path, leaf: jax.Array) -> jax.Array:
+            if not _is_float(leaf):
+                return leaf
+            return next(second if _is_second(path) else first)
+
+        return jax.tree_util.tree_map_with_path(of, opt_state)
+
+    def message(state: State, fragment: int, blocking: bool) -> jax.Array:
+        vector, _ = ravel_pytree(messages.travelling(parts(state.params)[fragment], blocking))
+        return vector
+
+    def landed(state: State, fragment: int, total: jax.Array) -> State:
+        in_flight = list(parts(state.in_flight))
+        vector, tree_of = ravel_pytree(in_flight[fragment])
+        in_flight[fragment] = tree_of(total.astype(vector.dtype))
+        return state._replace(in_flight=join(in_flight))
+
+    alone = not (messages.compression or corrects or inner_state == "averaged")
+    carried = lambda state, event: merge(state, event, state.in_flight)  # noqa: E731
+    apart = Apart(update, message, landed, carried, fragments) if alone else None
+    return Rule(init, step, apart)
+
+
+def _peers(event: Event) -> ArrayLike:
+    """How many messages a node sends: one to all, or one to each of its neighbours."""
+    if event.choice.to is None:
+        return 1
+    node = lax.axis_index("node")
+    return (event.choice.to[node] != node).sum().astype(jnp.float32)
+
+
+def moments(opt_state: Tree) -> tuple[list[jax.Array], list[jax.Array]]:
+    """Floats of an optimizer's state: optax's `nu`, means of squares, are second; others first."""
+    leaves = jax.tree_util.tree_leaves_with_path(opt_state)
+    floats = [(_is_second(path), leaf) for path, leaf in leaves if _is_float(leaf)]
+    first, second = ([leaf for is_second, leaf in floats if is_second == kind] for kind in (0, 1))
+    return first, second
+
+
+def _is_second(path: Path) -> bool:
+    return any(getattr(key, "name", "") == "nu" for key in path)
+
+
+def _is_float(leaf: jax.Array) -> bool:
+    return jnp.issubdtype(leaf.dtype, jnp.floating)
+
+
+def _floats(tree: Tree) -> list[jax.Array]:
+    return list(filter(_is_float, jax.tree.leaves(tree)))
+
+
+def cut(tree: Tree, fragments: int) -> tuple[Tree, ...]:
+    """The tree once a fragment, with None in place of the leaves of all others.
+
+    A fragment is of leaves that follow one another, one at least. It ends where what is before its
+    end is nearest to equal parts, so that none is larger than an equal part and the largest leaf
+    together. Raises `ConfigError` where there are fewer leaves than fragments.
+    """
+    leaves, tree_of = jax.tree.flatten(tree)
+    if fragments > len(leaves):
+        raise ConfigError(
+            f"config.strategy.fragments = {fragments}: must be at most {len(leaves)}, the number "
+            "of arrays that the network's parameters are in"
+        )
+    filled = np.cumsum([leaf.size for leaf in leaves])
+    ends = [0]
+    for q in range(1, fragments):
+        nearest = 1 + int(np.abs(filled - filled[-1] * q / fragments).argmin())
+        ends.append(min(max(nearest, ends[-1] + 1), len(leaves) - fragments + q))
+    return tuple(
+        jax.tree.unflatten(tree_of, [leaf if a <= i < b else None for i, leaf in enumerate(leaves)])
+        for a, b in pairwise([*ends, len(leaves)])
+    )
+
+
+def join(trees: Sequence[Tree]) -> Tree:
+    """The tree that was cut in these."""
+    return jax.tree.map(
+        lambda *own: next(leaf for leaf in own if leaf is not None),
+        *trees,
+        is_leaf=lambda leaf: leaf is None,
+    )

@@ -1,0 +1,106 @@
+"""Nodes that meet now and then with their neighbours in a graph: NoLoCo, and all of its kind.
+
+    D_i     = theta_i - sum_j W_ij x_j        every H updates; W: as in `gossip`, one row a node
+    theta_i <- theta_i - outer(D_i)           any outer optimizer, one of each node
+    x_i     <- theta_i
+
+It is what `diloco+gossip` says: the rule of `outer.py`, whose mean is over the neighbours and not
+over all. NoLoCo (arXiv 2506.10911) has pairs that are drawn at every meeting (graph `random`) and
+heavy ball, `slowmo+gossip`: m <- mu m + eta mean(x_j - theta_j) + eta (mean(theta_j) - theta_i) is
+mu m - eta D_i, as its two means are over the same pair. On `complete` it is the method that meets.
+
+A node waits for those that send to it, and for nobody else.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from optdyn.basics import seeds
+from optdyn.basics.errors import ConfigError
+from optdyn.core import Rule
+from optdyn.experiment import Experiment
+from optdyn.strategies.method import Methods, Mixes, Setting
+from optdyn.strategies.mix import nodes
+from optdyn.strategies.mix.averaging_clock import turns
+from optdyn.strategies.mix.model_averaging import ModelAveraging
+from optdyn.timeline import graphs, habits
+from optdyn.timeline.base import Meeting, Timeline, undelayed
+from optdyn.timeline.network import broadcast, links
+from optdyn.timeline.nodes import Within, of_meetings
+
+
+@dataclass(frozen=True)
+class OverGraph(Mixes):
+    """A method whose nodes meet, over a graph; made of two methods that are joined."""
+
+    meets: ModelAveraging
+    graph: str
+
+    laws = ModelAveraging.laws
+    info = ("sent_bytes",)
+
+    def mix(self, inner: Rule, senders: str | None = None) -> Rule:
+        return self.meets.mix(inner, senders)
+
+    def clock(self, setting: Setting, methods: Methods) -> Timeline:
+        """Meeting n is on turn n of the graph, so that peers take turns whatever the period is."""
+        config, of = setting.config, self.meets
+        steps, cluster = config.steps, config.cluster
+        within = nodes.inside(setting, methods)(steps)
+        meeting = turns(steps, of.period, 1, of.delay, of.synchronous_updates)
+        count = meeting.send[:, 0].cumsum()
+        rng = seeds.generator(config.seed, "graph")
+        to = graphs.graph(self.graph, cluster.nodes, int(count[-1]), rng)
+        meeting = meeting._replace(to=to[(count - 1).clip(0) % len(to)])
+        held = setting.held
+        seconds = held.seconds if held else _seconds(setting, within, meeting)
+        return of.with_numbers(of_meetings(meeting, within, seconds))
+
+    def check(self, config: Experiment, methods: Methods) -> None:
+        of, keys = self.meets, ("fragments", "compression", "compression_bits", "inner_state")
+        usual = ModelAveraging()
+        for key in keys:
+            if getattr(of, key) != getattr(usual, key):
+                raise ConfigError(
+                    f"config.strategy.{key}: must be {getattr(usual, key)!r} with config.strategy."
+                    f"name = {methods.name!r}, whose nodes send all that they have, to neighbours"
+                )
+        if config.cluster.presence:
+            raise ConfigError(
+                f"config.cluster.presence: must be 0 with config.strategy.name = {methods.name!r}"
+            )
+        if self.graph == "push":
+            raise ConfigError(
+                "config.strategy.graph = 'push': must be another with config.strategy.name = "
+                f"{methods.name!r}, as nobody knows how many send to a node"
+            )
+
+    def why_no_overlap(self) -> str:
+        return "exchanges otherwise than by sums"
+
+
+def _seconds(setting: Setting, within: Within, meeting: Meeting) -> np.ndarray:
+    """(steps,) at which the last node is done with each update.
+
+    A node sends its messages one after the other, from when the first layers' gradients are there.
+    """
+    cluster, size = setting.config.cluster, setting.update_bytes
+    between, handed_on = links(cluster, size), broadcast(cluster, size)
+    every, load = np.arange(cluster.nodes)[:, None], habits.load(cluster)
+    now, free, arrival = np.zeros((3, cluster.nodes))
+    seconds = np.zeros(len(meeting.send))
+    for t, to in enumerate(np.asarray(meeting.to)):
+        send, receive = meeting.send[t], meeting.receive[t]
+        factor = load(now) if load else 1.0
+        first, now = now + within.ready[t] * factor, now + within.done[t] * factor
+        if send.any():
+            leave, sent = np.maximum(first, free), to != every
+            took = np.where(sent, between(every, to), 0.0).cumsum(axis=1)
+            free, arrival = leave + took[:, -1], now.copy()
+            # Its last layer leaves last.
+            np.maximum.at(arrival, to[sent], np.maximum(leave[:, None] + took, now[:, None])[sent])
+        if receive.any():
+            now = np.maximum(now, arrival) + handed_on
+        seconds[t] = now.max()
+    return undelayed(seconds)

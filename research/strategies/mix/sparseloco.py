@@ -1,0 +1,77 @@
+"""SparseLoCo (Sarfi et al., arXiv 2508.15706): sparse messages, and errors in place of a momentum.
+
+    D_i   = theta - x_i                       every H updates, of P nodes that train by themselves
+    e_i   <- beta e_i + D_i
+    s_i   = Q_b(top-k(e_i))                   the share k of an array's numbers, b bits each
+    e_i   <- e_i - s_i
+    theta <- theta - a 1/P sum_i s_i          x_i <- theta
+
+The rule of `outer.py`, whose messages are those of `compression.py`: e is what they leave out, and
+beta its decay. With beta = 1, a = 1 and numbers as they are (b = 32) it is model averaging with
+top-k and error feedback. There is no outer momentum: what is not sent yet is one, of each node.
+"""
+
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import jax
+import optax
+
+from optdyn.basics.errors import ConfigError, one_of
+from optdyn.basics.fields import field
+from optdyn.basics.trees import Array, Params, Tree
+from optdyn.experiment import Experiment
+from optdyn.strategies.method import Methods
+from optdyn.strategies.mix import compression
+from optdyn.strategies.mix.messages import Compression
+from optdyn.strategies.mix.model_averaging import ModelAveraging
+from optdyn.strategies.mix.quantized import numbers
+from optdyn.strategies.shared_fields import FRACTION, OuterRate
+
+
+def descent() -> optax.GradientTransformationExtraArgs:
+    """A step of rate a along the outer gradient."""
+
+    def update(
+        gap: Tree,
+        state: Tree,
+        params: Params | None = None,
+        *,
+        outer_learning_rate: Array,
+        **_: Tree,
+    ) -> tuple[Params, Tree]:
+        return jax.tree.map(lambda leaf: -outer_learning_rate * leaf, gap), state
+
+    return optax.GradientTransformationExtraArgs(optax.identity().init, update)
+
+
+@dataclass(frozen=True)
+class SparseLoCo(ModelAveraging, OuterRate):
+    error_decay: float = field(
+        0.95, "sparseloco: beta, what is kept of an error until the next message.", **FRACTION
+    )
+
+    over_graphs = False  # messages are differences from a theta that all nodes have
+    mean = MappingProxyType({"outer_learning_rate": 1.0, "error_decay": 1.0})
+
+    def outer(self) -> optax.GradientTransformationExtraArgs:
+        return descent()
+
+    def compressed(self) -> Compression:
+        sent = numbers(self.compression_bits, self.compression_block)
+        return compression.top_k(self.compression_share, sent)
+
+    def check(self, config: Experiment, methods: Methods) -> None:
+        super().check(config, methods)
+        one_of("config.strategy.compression of sparseloco", self.compression, ("", "top_k"))
+        if config.cluster.presence:
+            raise ConfigError(
+                "config.cluster.presence: must be 0 with config.strategy.name = 'sparseloco', as "
+                "nobody says what the errors of those who are away become"
+            )
+
+    def why_no_overlap(self) -> str:
+        return "sends the largest numbers of an array only"
+
+
+METHOD = SparseLoCo

@@ -1,0 +1,115 @@
+"""Compute groups that arrive by themselves: when they do, and what they ask of a config."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from optdyn.basics.errors import ConfigError, one_of, refuse
+from optdyn.basics.fields import field
+from optdyn.core import Gradient, Message, Update, send_gradient
+from optdyn.core.snapshots import KEPT
+from optdyn.experiment import Experiment, Pieces
+from optdyn.strategies.method import Methods, Reads, Setting, slowed
+from optdyn.timeline.base import Timeline
+from optdyn.timeline.compute_groups import make
+from optdyn.timeline.service import DRAWN, is_drawn
+
+RECORDED = ("trace", "race")  # laws of service: arrivals that were, or are being, recorded
+
+
+@dataclass(frozen=True)
+class Grouped(Reads):
+    """Groups that arrive by themselves and share one set of parameters."""
+
+    groups: int = field(1, "Compute groups, each synchronous inside.", at_least=1)
+    snapshots: str = field(
+        "",
+        "asynchronous, buffered, ringmaster: how versions are kept, '' exactly and on the device, "
+        "rounded to 'bfloat16', or on the 'host'.",
+        one_of=KEPT,
+        static=True,
+    )
+
+    barrier = False
+
+    def message(self, gradient: Gradient, update: Update) -> Callable[..., Message]:
+        return send_gradient(gradient, update)
+
+    def check(self, config: Experiment, methods: Methods) -> None:
+        cluster = config.cluster
+        divides(self.groups, config, methods)
+        local = methods.by_block
+        if local and not is_drawn(cluster.service):
+            one_of("config.cluster.service", cluster.service, (*DRAWN, *RECORDED, "geometric"))
+        if local and cluster.pieces != Pieces():
+            raise ConfigError("config.cluster.pieces: no block of local learning has such a server")
+        if cluster.service == "race":
+            races(self.snapshots, config)
+        if self.snapshots == "host":
+            in_host_memory(config, methods)
+
+
+def together(of: Grouped, setting: Setting, methods: Methods, **more: Any) -> Timeline:
+    """Arrivals of groups that send all blocks at once; `more` are arguments of `make`."""
+    config = setting.config
+    usual: dict[str, Any] = {
+        "groups": of.groups,
+        "steps": config.steps,
+        "batch_size": config.batch_size,
+        "update_bytes": setting.update_bytes,
+        "seed": config.seed,
+        "held": setting.held,
+    }
+    return make(slowed(setting, methods), **usual | more)
+
+
+def divides(groups: int, config: Experiment, methods: Methods) -> None:
+    """Raises `ConfigError` if groups are not of equally many workers."""
+    cluster = config.cluster
+    workers = cluster.nodes * cluster.devices_per_node
+    if methods.mix:
+        workers = cluster.devices_per_node
+    if workers % groups:
+        where = "a node's" if methods.mix else "the cluster's"
+        raise ConfigError(
+            f"config.strategy.groups = {groups}: must divide {where} {workers} workers "
+            "(config.cluster.nodes x config.cluster.devices_per_node)"
+        )
+
+
+def in_host_memory(config: Experiment, methods: Methods) -> None:
+    """Raises `ConfigError` where versions cannot lie in the host's memory."""
+    wanted = "config.strategy.snapshots = 'host':"
+    refuse(
+        (
+            methods.mix or not methods.read or not methods.read.single,
+            f"{wanted} of one set of parameters and one version an update, not of "
+            f"config.strategy.name = {methods.name!r}; 'bfloat16' halves the table of all",
+        ),
+        (
+            config.parallel.api,
+            f"{wanted} of one device, config.parallel.api = ''; on several "
+            "config.parallel.shard_snapshots gives each a part of the table",
+        ),
+        (
+            config.replicas.count,
+            f"{wanted} config.replicas.count must be 0, replicas share a device",
+        ),
+    )
+
+
+def races(snapshots: str, config: Experiment) -> None:
+    """Raises `ConfigError` where groups cannot race on real workers (`research/racing`)."""
+    wanted = "config.cluster.service = 'race':"
+    refuse(
+        (
+            snapshots,
+            f"{wanted} config.strategy.snapshots must be '', as workers are sent x_t",
+        ),
+        (
+            config.parallel.api or config.parallel.accumulation > 1,
+            f"{wanted} config.parallel must be as it is by default",
+        ),
+        (config.replicas.count, f"{wanted} config.replicas.count must be 0, one race is one run"),
+        (config.data.streaming, f"{wanted} config.data.streaming must be False"),
+    )

@@ -1,0 +1,323 @@
+"""Whether a configuration can run: every value by itself, and the values that must go together."""
+
+import math
+from importlib.util import find_spec
+
+import jax
+import numpy as np
+
+from optdyn import experiment, optimizers, strategies
+from optdyn.basics import lookup
+from optdyn.basics.errors import (
+    ConfigError,
+    meant,
+    one_of,
+    refuse,
+    refused_at,
+    require,
+    require_known,
+    shown,
+)
+from optdyn.experiment import Cluster, Experiment, Pieces
+from optdyn.optimizers import schedules
+from optdyn.problem import losses, models, own_code
+from optdyn.problem.data import tokenizers
+from optdyn.problem.models.convolution import LOWERINGS
+from optdyn.strategies.method import OPTIONAL
+from optdyn.strategies.read.groups import Grouped
+from optdyn.timeline import service
+from optdyn.training import memory_checks
+
+
+def check(config: Experiment) -> None:
+    """Raises `ConfigError` at the first value that cannot run, though it is in its range.
+
+    First what a value means by itself, then what must go together, whether it can fit into this
+    machine's memory, and whether the user's own code is what it asks for.
+    """
+    names = ("", *LOWERINGS)
+    wanted = f"of {names}, or with a command of optdyn 'measured'"
+    require(config, "model.lowering", lambda v: {*str(v).split(",")} <= {*names}, wanted)
+    require(config, "data.tokenizer", tokenizers.is_known, tokenizers.WANTED)
+    workers = config.cluster.nodes * config.cluster.devices_per_node
+    many = f"config.cluster.nodes x config.cluster.devices_per_node = {workers:,} workers: must be "
+    refuse((workers > experiment.WIDTH, f"{many}at most {experiment.WIDTH:,}"))
+    installed = "() where there is no optuna (pip install 'optdyn[tune]')"
+    require(config, "tune.baselines", lambda v: not v or bool(find_spec("optuna")), installed)
+    _check_names(config)
+    _check_model(config)
+    check_cluster(config)
+    _check_pieces(config)
+    _check_parallel(config)
+    _check_shards(config)
+    _check_probes(config)
+    _check_optimizer(config)
+    memory_checks.of_config(config)
+    own_code.check(config)
+
+
+def _check_names(config: Experiment) -> None:
+    """Raises `ConfigError` at a name that is neither known nor of the user's own file."""
+    chosen = {
+        "model.name": ((config.model.name,), models.MODELS),
+        "loss": (filter(None, (config.loss,)), losses.LOSSES),
+        "metrics": (config.metrics, losses.METRICS),
+        "optimizer.schedule": ((config.optimizer.schedule,), schedules.SCHEDULES),
+    }
+    for key, (names, known) in chosen.items():
+        for name in names:
+            if not lookup.is_own(name):
+                lookup.find(f"config.{key}", name, dict.fromkeys(known))
+
+
+def _check_model(config: Experiment) -> None:
+    with refused_at("config.model", ValueError):
+        models.make(config.model, classes=2)
+    losses.loss(config.loss)
+    losses.metrics(config.metrics)
+
+
+def check_cluster(config: Experiment) -> None:
+    """The cluster, and what the methods make of it."""
+    cluster, methods = config.cluster, strategies.of_config(config)
+    workers = cluster.nodes * cluster.devices_per_node
+    _check_unread(config, methods)
+    named_own = zip(methods.name.split("+"), methods.every, strict=True)
+    own_keys = {key for name, m in named_own if ":" in name for key in strategies.keys_of(type(m))}
+    for key in config.strategy.options:
+        require_known(
+            key, own_keys, f"config.strategy.options.{key}: {methods.name!r} has no such key"
+        )
+    require(
+        config,
+        "cluster.speeds",
+        lambda v: len(v) in (0, workers) and all(0 < speed < math.inf for speed in v),
+        f"{workers} positive numbers, one a worker, or ()",
+    )
+    laws = (*methods.outermost.laws, "trace")  # what has been recorded can be replayed
+    wanted = f"one of {', '.join(map(repr, laws))} of config.strategy.name = {methods.name!r}"
+    wanted += meant(cluster.service, laws)
+    own_law = lookup.is_own(cluster.service) and set(service.DRAWN) <= set(laws)
+    require(config, "cluster.service", lambda v: own_law or v in laws, wanted)
+    service.check(cluster)
+    no_file = cluster.service == "trace" and not cluster.trace
+    refuse((no_file, "config.cluster.trace is empty: service='trace' needs a CSV file"))
+    heeded = {key for method in (methods.outermost, *methods.every) for key in method.cluster}
+    plain = Cluster()
+    changed = [key for key in OPTIONAL if getattr(cluster, key) != getattr(plain, key)]
+    for key in (key for key in changed if key not in heeded):
+        those = [n for n in strategies.built_in() if key in strategies.load(n).cluster]
+        raise ConfigError(
+            f"config.cluster.{key}: {OPTIONAL[key]} are known to config.strategy.name = "
+            f"{' and '.join(map(repr, those))}, not to {methods.name!r}"
+        )
+    for method in dict.fromkeys((*methods.every, methods.outermost)):
+        method.check(config, methods)
+
+
+def _check_unread(config: Experiment, methods: strategies.Methods) -> None:
+    """What would change the meaning of a run, if its methods heeded it."""
+    keys, blocks = config.strategy.keys, [n for n, _ in models.make(config.model, classes=2)]
+    fresh, merges = keys["fresh"], hasattr(methods.read, "fresh")
+    refuse(
+        (
+            not set(fresh) <= set(blocks),
+            f"config.strategy.fresh = {shown(fresh)}: must be of the blocks {', '.join(blocks)}",
+        ),
+        (
+            fresh and isinstance(methods.read, Grouped) and not merges,
+            f"config.strategy.fresh: no block is merged of {methods.name!r}",
+        ),
+        (
+            keys["snapshots"] and methods.get("snapshots", None) is None,
+            f"config.strategy.snapshots = {keys['snapshots']!r}: config.strategy.name = "
+            f"{methods.name!r} keeps no table of versions; it must be ''",
+        ),
+        (
+            keys["staleness_bound"] >= 0 and methods.get("staleness_bound", None) is None,
+            "config.strategy.staleness_bound: only of config.strategy.name = 'asynchronous'",
+        ),
+    )
+
+
+def _check_pieces(config: Experiment) -> None:
+    cluster, pieces = config.cluster, config.cluster.pieces != Pieces()
+    if not pieces:
+        return
+    refuse(
+        (
+            cluster.overlap,
+            "config.cluster.overlap: not of config.cluster.pieces, which have their own",
+        ),
+        (
+            not cluster.pieces.conv_compute,
+            "config.cluster.pieces.conv_compute = 0: must be more than 0 beside them",
+        ),
+        (
+            cluster.speeds,
+            "config.cluster.speeds: with config.cluster.pieces all workers are equal",
+        ),
+    )
+    if not service.is_drawn(cluster.service):
+        one_of("config.cluster.service", cluster.service, service.DRAWN)
+
+
+def _check_parallel(config: Experiment) -> None:
+    real, methods = config.parallel, strategies.of_config(config)
+    why = strategies.refused(config) if real.api else ""
+    tabled = isinstance(methods.read, Grouped)
+    refuse(
+        (
+            why,
+            f"config.parallel.api = {real.api!r}: config.strategy.name = {methods.name!r} {why}",
+        ),
+        (
+            real.devices and not methods.plain,
+            "config.parallel.devices: those of other strategies are the cluster's",
+        ),
+        (
+            real.accumulation > 1 and methods.gradient,
+            f"config.parallel.accumulation: {methods.name!r} takes gradients in a way of its own",
+        ),
+        (
+            real.shard_optimizer and (real.api != "jit" or methods.mix),
+            "config.parallel.shard_optimizer: only of config.parallel.api = 'jit' and nodes that "
+            "hold the same parameters",
+        ),
+        (
+            real.shard_snapshots and (real.api != "jit" or methods.mix or not tabled),
+            "config.parallel.shard_snapshots: only of config.parallel.api = 'jit' and one table "
+            "of versions, as config.strategy.name = 'asynchronous' has",
+        ),
+    )
+    parts = max(real.devices, 1) * real.accumulation
+    nodes, devices = strategies.devices_of(config)
+    if methods.mix:
+        parts *= nodes * devices
+    elif real.api and methods.read:
+        parts *= devices
+    wanted = f"a multiple of {parts} (devices that share it x config.parallel.accumulation)"
+    config.require("batch_size", config.batch_size % parts == 0, wanted)
+    _check_replicas(config)
+
+
+def _check_replicas(config: Experiment) -> None:
+    """Replicas are of one small objective on one device, recorded whole."""
+    methods, data = strategies.of_config(config), config.data
+    if not config.replicas.count:
+        return
+    simple = [name for name in strategies.built_in() if strategies.chosen(name).simple]
+    refuse(
+        (data.augment, "config.data.augment: replicas are of one objective, held in memory"),
+        (data.streaming, "config.data.streaming: replicas are of one objective, held in memory"),
+        (
+            config.parallel.api or not methods.simple,
+            "config.replicas.count: replicas are recorded of strategies of one device "
+            f"({', '.join(simple)}), with config.parallel.api = ''",
+        ),
+        (data.dirichlet, "config.data.dirichlet: replicas are of one objective, without shards"),
+        (
+            config.probes.momentum,
+            "config.probes.momentum: replicas are recorded whole, without windows",
+        ),
+    )
+
+
+def _check_shards(config: Experiment) -> None:
+    methods, nodes = strategies.of_config(config), config.cluster.nodes
+    if not config.data.dirichlet:
+        return
+    if not methods.mix and not methods.plain:
+        load = strategies.load
+        mixing = [
+            name for name in strategies.built_in() if issubclass(load(name), strategies.Mixes)
+        ]
+        raise ConfigError(
+            "config.data.dirichlet: nodes have shards of their own with config.strategy.name = "
+            f"{', '.join(map(repr, (strategies.PLAIN, *mixing)))}, not {methods.name!r}"
+        )
+    wanted = f"a multiple of config.cluster.nodes = {nodes}, each of which draws from a shard of "
+    wanted += "its own (config.data.dirichlet)"
+    config.require("batch_size", config.batch_size % nodes == 0, wanted)
+
+
+def _check_probes(config: Experiment) -> None:
+    probes, methods = config.probes, strategies.of_config(config)
+    refuse(
+        (
+            (probes.similarity or probes.mean) and not methods.mix,
+            f"config.probes.{'similarity' if probes.similarity else 'mean'}: of nodes with "
+            "parameters of their own, which "
+            f"config.strategy.name = {methods.name!r} has none of",
+        ),
+        (
+            probes.steer and (not probes.momentum or config.optimizer.name != "sgd"),
+            "config.probes.steer: needs config.probes.momentum and config.optimizer.name = 'sgd'",
+        ),
+        (
+            probes.momentum and probes.window > probes.every,
+            f"config.probes.window = {probes.window}: at most config.probes.every = {probes.every}",
+        ),
+        (
+            probes.momentum and methods.stages and config.parallel.api == "shard_map",
+            "config.probes.momentum: not with blocks on devices of their own; "
+            "config.parallel.api = '' trains the same on one",
+        ),
+    )
+
+
+def _check_optimizer(config: Experiment) -> None:
+    name = config.optimizer.name
+    taken = optimizers.arguments(name)
+    made_by = name if lookup.is_own(name) or name in optimizers.OWN else f"optax.{name}"
+    if "learning_rate" not in taken:
+        own = "must be a function with an argument 'learning_rate' that returns an optax "
+        own += "transformation"
+        ours = f"optax has no such optimizer{meant(name, optimizers.known())}"
+        raise ConfigError(
+            f"config.optimizer.name = {name!r}: {own if lookup.is_own(name) else ours}"
+        )
+    refuse(
+        (
+            config.optimizer.momentum and not optimizers.takes_momentum(name),
+            f"config.optimizer.momentum = {config.optimizer.momentum}: {made_by} has no "
+            "momentum; set its own arguments in config.optimizer.options",
+        )
+    )
+    for key in config.optimizer.options:
+        where = f"config.optimizer.options.{key}:"
+        require_known(key, taken, f"{where} {made_by} has no such argument")
+        set_already = key in ("learning_rate", "momentum")
+        refuse((set_already, f"{where} set config.optimizer.{key} instead"))
+    _check_chain(config)
+    if name in optimizers.OWN:
+        simple = [n for n in strategies.built_in() if strategies.chosen(n).simple]
+        require(
+            config,
+            "strategy.name",
+            lambda v: strategies.chosen(v).simple,
+            f"one of {', '.join(map(repr, simple))}",
+        )
+    more = config.optimizer.options or config.optimizer.chain
+    refuse(
+        (
+            config.replicas.matching and (name != "sgd" or more),
+            "config.replicas.matching: compares with plain momentum SGD, so it needs "
+            "config.optimizer.name = 'sgd' without options or a chain",
+        )
+    )
+    optimizers.check(config, {"x": jax.ShapeDtypeStruct((1,), np.float32)})
+    chosen = config.optimizer
+    of = chosen.learning_rate, 1, chosen.decay_rate, chosen.schedule_options
+    schedules.schedule(chosen.schedule, *of)
+
+
+def _check_chain(config: Experiment) -> None:
+    """What gradients go through before the optimizer."""
+    texts = "of texts, names of transforms as ('delay_compensation',), or ()"
+    require(config, "optimizer.chain", lambda v: all(isinstance(n, str) for n in v), texts)
+    every = [options for _, options in optimizers.chain(config)]
+    for key in config.optimizer.chain_options:
+        takers = sum(key in options for options in every)
+        said = f"config.optimizer.chain_options.{key}: taken by {takers} of config.optimizer."
+        refuse((takers != 1, f"{said}chain = {tuple(config.optimizer.chain)}, must be by one"))

@@ -1,0 +1,246 @@
+"""The momentum meter of a run: windows of its updates, what they recorded, and what that says.
+
+    sketches.npy   (updates in windows, 3, q) float32: displacement, raw step, independent gradient
+
+of every update of the windows (`strategies/metered.py`), in order. Fitted by `dynamics/moments.py`:
+
+    raw steps -g_t            one lag: what asynchrony alone contributes, under any optimizer
+    d_t / alpha_t             that and explicit momentum, a lag each: the total of heavy-ball SGD
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from optdyn import optimizers
+from optdyn.basics.files import writing
+from optdyn.basics.trees import Json
+from optdyn.dynamics.moments import Fit, NotIdentified, fit
+from optdyn.experiment import Experiment, Probes
+from optdyn.problem import data as datasets
+from optdyn.strategies.metered import METERED, SKETCH
+from optdyn.training import program
+
+FILE = "sketches.npy"
+LIMIT = 0.95  # of explicit momentum
+NUMBERS = 2**22  # of a fit's sketches, at most: longer runs are fitted to shorter sketches
+
+
+class Windows(NamedTuple):
+    """Updates k every .. k every + window - 1, for all k, of a run of so many steps."""
+
+    every: int
+    window: int
+    steps: int
+
+    def until(self, step: int) -> int:
+        """The first update from `step` on at which a window begins or ends, or the run."""
+        begin = step - step % self.every
+        ends = (begin + self.window, begin + self.every)
+        return min(self.steps, next(end for end in ends if end > step))
+
+    def has(self, step: int) -> bool:
+        """Whether an update is in a window."""
+        return step % self.every < self.window
+
+    def before(self, step: int) -> int:
+        """Updates of windows before this one."""
+        whole, rest = divmod(step, self.every)
+        return whole * self.window + min(rest, self.window)
+
+    def ended(self, since: int, step: int) -> list[tuple[int, int]]:
+        """(start, stop) of the windows that ended after `since`, and by `step`."""
+        starts = range(0, self.steps, self.every)
+        every = [(start, min(start + self.window, self.steps)) for start in starts]
+        return [(start, stop) for start, stop in every if since < stop <= step]
+
+
+def windows(probes: Probes, steps: int) -> Windows:
+    """The windows that `config.probes` ask for."""
+    return Windows(probes.every, probes.window, steps)
+
+
+class Window(NamedTuple):
+    """What updates in a row recorded, (T, q) each."""
+
+    displacements: np.ndarray  # over their learning rates
+    raw_steps: np.ndarray
+    gradients: np.ndarray
+    away: Callable[[int], np.ndarray]  # (T,) of so many `past` updates, as `data.away` says
+
+
+def read(
+    rows: np.ndarray, config: Experiment, examples: int, since: int, step: int
+) -> list[Window]:
+    """The windows that ended after `since` and by `step`, of the `rows` of `sketches.npy`.
+
+    `examples` is how many the run is trained on, which says where its epochs begin.
+    """
+    it, rates = windows(config.probes, config.steps), _rates(config)
+    found = []
+    for start, stop in it.ended(since, step):
+        moved, raw, gradients = np.array(rows[it.before(start) : it.before(stop)]).swapaxes(0, 1)
+        away = partial(_away, config, examples, start, stop)
+        found.append(Window(moved / rates[start:stop, None], raw, gradients, away))
+    return found
+
+
+def _away(config: Experiment, examples: int, start: int, stop: int, past: int) -> np.ndarray:
+    """`data.away`; of nodes that have shards of their own, from the epoch that is nearest."""
+    nodes, replacement = (
+        config.cluster.nodes if config.data.dirichlet else 1,
+        config.data.replacement,
+    )
+    sizes = {int(size) for size in datasets.sizes(examples, nodes)}
+    batch = config.batch_size // nodes
+    each = [datasets.away(start, stop, batch, size, past, replacement) for size in sizes]
+    return np.minimum.reduce(each)
+
+
+class Meter:
+    """Records a run's windows, and reads them."""
+
+    def __init__(self, folder: Path, config: Experiment, parameters: int, examples: int):
+        """How many `parameters` and `examples` there are."""
+        self.windows = windows(config.probes, config.steps)
+        self._config, self._examples = config, examples
+        rows = self.windows.before(config.steps)
+        self._rows = opened(folder / FILE, (rows, len(METERED), min(SKETCH, parameters)))
+
+    def append(self, step: int, infos: Mapping[str, np.ndarray]) -> None:
+        """What updates of a window said of themselves, from update `step` on."""
+        at = self.windows.before(step)
+        new = np.stack([infos[name] for name in METERED], axis=1)
+        self._rows[at : at + len(new)] = new
+
+    def logged(self, since: int, step: int) -> Json:
+        """Fitted to the windows that ended after `since` and by `step`; {} if none did."""
+        ended = read(self._rows, self._config, self._examples, since, step)
+        plain = is_plain(self._config)
+        return said(ended, lags(self._config), plain, rate(self._config, step)) if ended else {}
+
+
+def opened(path: Path, shape: tuple[int, ...]) -> np.ndarray:
+    """The array in the file, to be written to; made, or made as long as `shape` says.
+
+    A longer one stays. All its space is taken now: there is no error to catch where what is mapped
+    finds the disk full. Raises `DiskFull`.
+    """
+    held = np.load(path, mmap_mode="r+") if path.exists() else None
+    if held is not None and len(held) >= shape[0]:
+        return held
+    aside = path.with_name(f".{path.name}.part")
+    with writing(path):
+        try:
+            made = np.lib.format.open_memmap(aside, "w+", np.float32, shape)
+            if hasattr(os, "posix_fallocate"):  # not on macOS
+                with aside.open("r+b") as file:
+                    os.posix_fallocate(file.fileno(), 0, aside.stat().st_size)
+        except OSError:
+            aside.unlink(missing_ok=True)
+            raise
+        if held is not None:
+            made[: len(held)] = held
+            made.flush()
+        os.replace(aside, path)
+    return made
+
+
+def steered(rows: Sequence[Json], total: float) -> list[tuple[int, float]]:
+    """(step, explicit momentum from then on) for each reading in the log.
+
+    mu = M - i, which makes phi_1 = mu + i the total aimed at, M; i is the mean of all readings of
+    the implicit momentum, each by its precision. Before the first mu is 0: what asynchrony adds is
+    not known, and momentum that is too large diverges.
+    """
+    changes, sums, precision = [(0, 0.0)], 0.0, 0.0
+    for row in rows:
+        if "implicit_momentum" in row:
+            weight = (row["implicit_momentum_high"] - row["implicit_momentum_low"]) ** -2
+            sums, precision = sums + weight * row["implicit_momentum"], precision + weight
+            explicit = float(np.clip(total - sums / precision, -LIMIT, LIMIT))
+            changes.append((row["step"], explicit))
+    return changes
+
+
+def rate(config: Experiment, step: int) -> float:
+    """Learning rate of the last of `step` updates."""
+    return float(_rates(config)[step - 1])
+
+
+def is_plain(config: Experiment) -> bool:
+    """Whether displacements over their learning rates are the raw steps, and need no second fit."""
+    optimizer = config.optimizer
+    more = optimizer.momentum or optimizer.options or optimizer.chain
+    return optimizer.name == "sgd" and not more
+
+
+def lags(config: Experiment) -> int:
+    """Terms of heavy-ball SGD on these groups; 0 for optimizers that have no such polynomial."""
+    optimizer = config.optimizer
+    if optimizer.name not in ("sgd", *optimizers.OWN):
+        return 0
+    if optimizer.options or optimizer.chain:
+        return 0
+    return 1 + bool(optimizer.momentum and config.strategy.methods.groups > 1)
+
+
+def said(ended: Sequence[Window], lags: int, plain: bool, rate: float) -> Json:
+    """The figures of the windows, for the log.
+
+    `implicit_momentum` with its 95 % interval and the p-value of the J test; likewise
+    `fitted_momentum`, phi_1 of a lag polynomial of `lags` terms, if there is one: what is explicit
+    and what is implicit together, or of `plain` SGD the same; `effective_learning_rate`, rate / g
+    for memoryless groups.
+    """
+    found: Json = {}
+    for name, terms in (("implicit", 1), ("fitted", lags)):
+        if not terms or (plain and name == "fitted"):
+            continue
+        try:
+            it = fitted(ended, terms, raw=name == "implicit")
+        except NotIdentified as error:
+            found[f"{name}_momentum_refused"] = str(error)
+            continue
+        low, high = map(float, it.phi_interval[0])
+        found |= {f"{name}_momentum": float(it.phi[0]), f"{name}_momentum_p": it.p}
+        found |= {f"{name}_momentum_low": low, f"{name}_momentum_high": high}
+        if name == "implicit":
+            found["effective_learning_rate"] = float(rate * it.eta[0])
+    if plain:
+        implicit = {name: value for name, value in found.items() if name.startswith("implicit")}
+        found |= {name.replace("implicit", "fitted", 1): v for name, v in implicit.items()}
+    return found
+
+
+def fitted(ended: Sequence[Window], lags: int, gradient_lags: int = 0, raw: bool = False) -> Fit:
+    """The fit of the displacements over their learning rates, or of the `raw` steps.
+
+    Raises `NotIdentified`.
+    """
+    many = sum(len(window.gradients) for window in ended)
+    each = [window.raw_steps if raw else window.displacements for window in ended]
+    runs = [
+        (shortened(moved, many), shortened(window.gradients, many))
+        for moved, window in zip(each, ended, strict=True)
+    ]
+    heed = [window.away(max(lags, 1 + gradient_lags)) for window in ended]
+    return fit(runs, lags, gradient_lags, heed)
+
+
+def shortened(sketches: np.ndarray, many: int) -> np.ndarray:
+    """Sketches (T, q) folded to fewer numbers until `many` of them are NUMBERS at most.
+
+    The number i of a sketch of q is added to i mod q/2: what a sketch of q/2 would have been.
+    """
+    while many * sketches.shape[1] > NUMBERS and sketches.shape[1] % 2 == 0:
+        sketches = sketches.reshape(len(sketches), 2, -1).sum(axis=1)
+    return sketches
+
+
+def _rates(config: Experiment) -> np.ndarray:
+    return program.hypers(config)["learning_rate"]

@@ -1,0 +1,130 @@
+"""Where a run starts: from the beginning, from where it was saved, or with more steps from its end.
+
+A run that is given more steps goes on if one that always had as many would have come to the same
+step as it is. Whether it would is not known by a table of methods and laws, but looked at: the
+timeline of as many steps must begin with what was done.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from optdyn import config as configs
+from optdyn.basics.files import WorkdirError, read_json, rows, write, write_json
+from optdyn.basics.processes import is_writer
+from optdyn.basics.trees import Json
+from optdyn.experiment import Experiment
+from optdyn.outputs import history
+from optdyn.outputs.workdir import enough, latest, text_of
+from optdyn.parallel.first_process import agreed
+from optdyn.problem import own_code
+from optdyn.training import program
+from optdyn.training.run import Run, extended
+
+
+def before(config: Json, workdir: Path) -> Json:
+    """Dotted keys, and their values, with which the run in a workdir was begun, or a grid's points.
+
+    `config` is the nested dict of what is asked for. A workdir that is older than a key goes on as
+    it was before there was that key.
+    """
+    first = next(iter(sorted(workdir.glob("points/*/config.json"))), workdir / "config.json")
+    return configs.before(config, read_json(first))
+
+
+def as_begun(config: Experiment, workdir: Path) -> Experiment:
+    """The experiment as the run in the workdir was begun with it."""
+    return config.with_(before(config.to_dict(), workdir))
+
+
+def begun(workdir: Path) -> bool:
+    """Whether the run has a checkpoint to go on from."""
+    return agreed(latest(workdir) is not None)
+
+
+def finished_summary(folder: Path, config: Experiment, held: Json, summary: Json) -> Json:
+    """The summary of a finished run; one that diverged gets the new `steps`, written too."""
+    if summary["status"] == "diverged" and held["steps"] != config.steps and is_writer():
+        summary = {**summary, "steps": config.steps}
+        write_json(folder / "summary.json", summary)
+        write(folder / "config.json", text_of(config, held["code"]))
+    return summary
+
+
+def go_on(
+    folder: Path,
+    run: Run,
+    held: Json,
+    step: int,
+    before: Json,
+    tell: Callable[[str], None],
+) -> None:
+    """Says where the run starts, and makes the workdir that of its config.
+
+    Raises `WorkdirError` if the run that its config asks for would not have come to this step as it
+    is, and changes nothing.
+    """
+    config, of = run.config, held["steps"]
+    enough(folder, config.steps, step)
+    if before.get("status") in ("completed", "diverged") and not step:
+        raise WorkdirError(
+            f"workdir {folder} has no checkpoint of its {before['step']:,} steps to go on from; "
+            "give another --workdir"
+        )
+    logged = rows(folder / "metrics.jsonl", "step")
+    changed: Json = {}
+    if of != config.steps and step:
+        past = [row for row in logged if row["step"] <= step]
+        changed = {"of": of} | _continued(folder, run, of, step, before, past)
+    about = {"init_from": run.origin, "own_code": run.code}
+    history.started(folder, step, config.steps, **changed, **{k: v for k, v in about.items() if v})
+    if (text := text_of(config, run.code)) != (folder / "config.json").read_text():
+        write(folder / "config.json", text)
+    if step:
+        more = f", for {config.steps:,} steps in place of {of:,}" if changed else ""
+        tell(f"resuming at {step:,}{more}")
+    if "schedule" in changed:
+        tell(f"learning rates: {changed['schedule']}")
+    if said := own_code.changed(held["code"], run.code):
+        tell(f"other code from here on: {said}")
+
+
+def _continued(
+    folder: Path,
+    run: Run,
+    of: int,
+    step: int,
+    before: Json,
+    logged: list[Json],
+) -> Json:
+    """What is another in a run of `of` steps from this one on than in one that always had as many
+    as now: nothing, or the `schedule` of learning rates.
+
+    Raises `WorkdirError` if it is what was done before: an exchange that ends a run, say.
+    """
+    config = run.config
+    earlier = config.with_(steps=of)
+    hypers = program.hypers(earlier)
+    past = run._replace(config=earlier, timeline=run.timeline_of(earlier), hypers=hypers)
+    lines = [extended(each, step - 1, logged).timeline for each in (run, past)]
+    arrays = [jax.tree.leaves(line._replace(slots=0)) for line in lines]
+    same = lines[0].slots == lines[1].slots and all(
+        np.array_equal(np.asarray(a)[:step], np.asarray(b)[:step])
+        for a, b in zip(*arrays, strict=True)
+        if np.ndim(a)
+    )
+    read_at_end = config.probes.steer and before.get("status") in ("completed", "diverged")
+    if not same or read_at_end:
+        why = "config.probes.steer" if read_at_end else f"strategy {config.strategy.name!r}"
+        raise WorkdirError(
+            f"workdir {folder}: its {step:,} updates are not the first of {config.steps:,} steps, "
+            f"since {why} ends a run of {of:,} in a way of its own; give another --workdir"
+        )
+    if all(np.array_equal(run.hypers[name][:step], hypers[name][:step]) for name in hypers):
+        return {}
+    return {
+        "schedule": f"{config.optimizer.schedule!r} of {config.steps:,} steps from update {step:,} "
+        f"on, before that of {of:,}"
+    }

@@ -1,0 +1,66 @@
+"""Warnings about settings that can run and are probably mistakes."""
+
+import inspect
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+from optdyn import strategies
+from optdyn.basics.errors import shown
+from optdyn.experiment import Experiment, Pieces
+from optdyn.problem import models
+
+# Optimizers of optax whose updates are about as long as the learning rate, whatever the gradient.
+NORMALIZED = (
+    *("adabelief", "adam", "adamax", "adamaxw", "adamw", "adan", "amsgrad", "lion", "nadam"),
+    *("nadamw", "novograd", "radam", "rmsprop", "sign_sgd", "yogi"),
+)
+SENSIBLE = 0.05  # of a parameter, an update
+
+
+def probable_mistakes(config: Experiment, given: Iterable[str] = ()) -> list[str]:
+    """A line for everything in a checked config that is hardly meant.
+
+    `given` are the dotted keys that the user has set for this very run, on the command line. Others
+    may be set where nothing reads them: a config file serves several methods, and old commands
+    resume.
+    """
+    name, rate = config.optimizer.name, config.optimizer.learning_rate
+    found = list(_unread(config, given))
+    if name in NORMALIZED and rate > SENSIBLE:
+        found.append(
+            f"config.optimizer.learning_rate = {rate:g}: {name} moves every parameter by about as "
+            "much in an update, whatever the gradient; 0.001 is usual"
+        )
+    return [*found, *_parts_of_examples(config)]
+
+
+def _parts_of_examples(config: Experiment) -> Iterator[str]:
+    """A warning where each worker has less than one example of a batch."""
+    methods, cluster = strategies.of_config(config), config.cluster
+    workers = cluster.nodes * cluster.devices_per_node // config.strategy.methods.groups
+    staged = cluster.nodes > 1 and methods.stages
+    if config.batch_size < workers and not (staged or cluster.pieces != Pieces()):
+        yield (
+            f"config.batch_size = {config.batch_size}: {workers} workers share them, "
+            f"{config.batch_size / workers:.2g} of an example each, which takes that part of an "
+            "example's seconds here; no real worker can do so"
+        )
+
+
+def _unread(config: Experiment, given: Iterable[str]) -> Iterator[str]:
+    """Keys of methods and models that those chosen do not have."""
+    methods = {name: strategies.keys_of(strategies.load(name)) for name in strategies.built_in()}
+    made = {name: inspect.signature(make).parameters for name, make in models.MODELS.items()}
+    every = strategies.of_config(config).every
+    own = {key for method in every for key in strategies.keys_of(type(method))}
+    read = {"strategy": own, "model": set(made.get(config.model.name, ()))}
+    known: dict[str, Mapping[str, Collection[str]]] = {"strategy": methods, "model": made}
+    for key in dict.fromkeys(given):
+        section, _, rest = key.partition(".")
+        others = [name for name, keys in known.get(section, {}).items() if rest in keys]
+        if others and rest not in read[section]:
+            part = getattr(config, section)
+            value = part.keys[rest] if section == "strategy" else getattr(part, rest)
+            yield (
+                f"config.{key} = {shown(value)}: ignored, {part.name!r} "
+                f"has no such key; {', '.join(others)} {'have' if len(others) > 1 else 'has'}"
+            )

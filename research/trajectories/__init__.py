@@ -1,1 +1,0 @@
-"""Trajectories recorded update by update, for fits of implicit momentum."""

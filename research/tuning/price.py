@@ -1,0 +1,539 @@
+"""What a way of parallelising takes in seconds, by its own clock: nothing is trained.
+
+    computing = sum_i (seconds that worker i computes) / (workers x seconds of all updates)
+    waiting   = 1 - computing on a network that takes no time
+    exchange  = what is left of 1
+
+What is computed and then dropped, as by K-sync, is no computing here but waiting. Seconds are of a
+run of some hundred updates, drawn by the law of its cluster, in its steady state: without the first
+and the last period of nodes that meet, without the epochs in which shares of a batch are found, and
+for DASO between its first and last epochs. A model is its shapes; there are no arrays, whatever its
+size.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from optdyn import strategies
+from optdyn.basics import seeds
+from optdyn.basics.errors import one_of, refuse
+from optdyn.basics.trees import Choice, Params
+from optdyn.experiment import Experiment, Pieces
+from optdyn.problem import shared_data
+from optdyn.strategies import Methods, Network, Setting
+from optdyn.strategies.gradient import local
+from optdyn.strategies.method import slowed
+from optdyn.strategies.mix import averaging_clock
+from optdyn.strategies.mix.daso import DASO
+from optdyn.strategies.mix.gossip import Gossip, Neighbours
+from optdyn.strategies.mix.model_averaging import ModelAveraging
+from optdyn.strategies.read.asynchronous import Asynchronous
+from optdyn.strategies.read.groups import Grouped
+from optdyn.timeline.base import Arrival, Meeting, Shares, Timeline, at, chosen
+from optdyn.timeline.compute_groups import compute_means
+from optdyn.timeline.dynamic_batch import costs
+from optdyn.timeline.network import SERVER, kind_of
+from optdyn.timeline.pipeline import Work
+from optdyn.timeline.service import DRAWN, is_drawn
+from optdyn.training import program
+from optdyn.training.checks import check_cluster
+
+GEOMETRIC = "geometric"  # the law of a staleness, of groups that do not differ
+GIGABIT = 1e9 / 8  # bytes
+STEPS, EACH = 512, 64  # updates at least, and of every group that arrives by itself
+PERIODS = 8  # or so many of a period
+EPOCH = 128  # updates, after each of which shares of a batch follow the speeds
+LAYERS = 144  # arrays of the model that a number of parameters stands for
+WIDEST, NARROWEST = 1e5, 1e-4  # Gbit/s between which a bandwidth is looked for
+RATIO = 1.005  # of two bandwidths that are one
+FREE = {"bandwidth": 0.0, "latency": 0.0, "latencies": (), "bandwidths": (), "regions": 0}
+FREE |= {"local_bandwidth": 0.0, "local_latency": 0.0, "server_bandwidth": 0.0}
+
+
+class Price(NamedTuple):
+    """What one method takes on one cluster; seconds are simulated, shares are of workers' time."""
+
+    method: str
+    seconds: float  # an update
+    examples_per_second: float
+    epoch_seconds: float  # once through the training set; 0: there is none
+    computing: float
+    waiting: float  # for slower workers, or at work that is dropped
+    exchange: float
+    network_bytes: float  # between nodes, for a step of one node, of all messages it is in
+    logged_bytes: float  # an update, as a run's log counts `sent_bytes`; 0: it does not
+    staleness: float  # updates, mean; of nodes that meet, where they receive
+
+    @property
+    def updates_per_second(self) -> float:
+        """Updates in a simulated second."""
+        return 1 / self.seconds
+
+
+class Shapes(NamedTuple):
+    """A model by its shapes, or the number of its parameters alone."""
+
+    params: Params  # of jax.ShapeDtypeStruct
+    problem: Any = None  # a `Problem`; None: there is only a number of parameters
+    examples: Any = None
+    set_size: int = 0  # examples of the training set; 0: there is none
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the parameters."""
+        return program.parameter_bytes(self.params)
+
+
+class Pace(NamedTuple):
+    """How fast updates follow one another."""
+
+    seconds: float  # an update
+    computing: float  # the share of all workers' time, in the mean of the draws' law
+    exchanges: float  # the share of arrivals that exchange
+
+
+class Window(NamedTuple):
+    """A run of `steps` updates, of which `first` to `last` count, last excluded."""
+
+    steps: int
+    first: int
+    last: int
+    steps_per_epoch: int
+    settled: bool = True  # False: of a run from its first update to its last
+
+
+def of_model(config: Experiment) -> Shapes:
+    """The model of an experiment. Raises `ConfigError` and `DataError`."""
+    data = shared_data.load(config)
+    one = {name: leaf[:1] for name, leaf in data.train.items()}
+    params = program.shapes(config, data.classes, seeds.key(config.seed, "init"), one)
+    size = len(next(iter(data.train.values())))
+    return Shapes(params, program.problem_of(config, data.classes), one, size)
+
+
+def of_parameters(count: float) -> Shapes:
+    """Float32 parameters, so many, in square matrices and a vector with the rest."""
+    width = max(int(math.sqrt(count / LAYERS)), 1)
+    rest = int(count) - LAYERS * width**2
+    params = {
+        f"layer{i:03}": jax.ShapeDtypeStruct((width, width), "float32") for i in range(LAYERS)
+    }
+    if rest > 0:
+        params["rest"] = jax.ShapeDtypeStruct((rest,), "float32")
+    return Shapes(params)
+
+
+def examples_of_worker(config: Experiment) -> float:
+    """How many examples a worker computes for its part of an update."""
+    return config.batch_size / _at_work(config)
+
+
+def step_of(config: Experiment, seconds: float) -> Experiment:
+    """The experiment in which a worker of speed 1 computes so long for its part of an update."""
+    each = examples_of_worker(config)
+    return config.with_({"cluster.seconds_per_example": seconds / each})
+
+
+def with_nodes(config: Experiment, nodes: int) -> Experiment:
+    """The experiment on so many nodes, whose workers have as many examples for an update."""
+    batch = max(round(config.batch_size * nodes / config.cluster.nodes), 1)
+    return config.with_({"cluster.nodes": nodes}, batch_size=batch)
+
+
+def with_method(config: Experiment, name: str, **keys: object) -> Experiment:
+    """The experiment by another method, whose workers have as many examples for an update.
+
+    Groups that arrive by themselves are as many as workers, or as the devices of a node. `keys` are
+    of config.strategy; those that say nothing of the method are left out. Raises `ConfigError`.
+    """
+    cluster, each = config.cluster, examples_of_worker(config)
+    workers = cluster.nodes * cluster.devices_per_node
+    methods = strategies.chosen(name)
+    groups = cluster.devices_per_node if methods.mix else workers
+    if not methods.read or methods.read.barrier:
+        groups = 1
+    changes: dict[str, object] = {"strategy.name": name, "strategy.groups": groups}
+    changes |= {f"strategy.{k}": v for k, v in keys.items() if strategies.owns(name, k)}
+    arrivals = config.with_(changes).strategy.methods.get("arrivals", 1)
+    return config.with_(changes, batch_size=max(round(each * workers / groups * arrivals), 1))
+
+
+def price(config: Experiment, shapes: Shapes, steps: int = 0) -> Price:
+    """What the experiment's method takes on its cluster.
+
+    With `steps` it is of a run of so many updates from the first to the last, as it is trained;
+    else of the steady state. DASO's nodes meet every `max_batches`, as they do between its first
+    and last epochs, in either. Raises `ConfigError` and `TimelineError` where the method's clock
+    does not know such a cluster or the model.
+    """
+    return priced(config, shapes, steps)(config.cluster.bandwidth)
+
+
+def priced(config: Experiment, shapes: Shapes, steps: int = 0) -> Callable[[float], Price]:
+    """`price` by the bytes a second between nodes, each computed once."""
+    methods, cluster = config.strategy.methods, config.cluster
+    _refuse(config, shapes)
+    window = _window(config, shapes, steps)
+    whole = config.with_(
+        {"steps": window.steps, "strategy.warmup_epochs": 0, "strategy.cooldown_epochs": 0}
+    )
+    check_cluster(whole)
+    free = whole.with_(cluster=cluster.with_(**FREE))
+    without = _pace(free, shapes, window, _line(free, shapes, window)).computing
+    # Where nobody ever waits all time is computing, and the draws' own mean is left out.
+    ideal = 1.0 if _never_waits(config) else min(without, 1.0)
+
+    @cache
+    def of(bandwidth: float) -> Price:
+        there = whole.with_(cluster=cluster.with_(bandwidth=bandwidth))
+        line = _line(there, shapes, window)
+        seconds, computing, exchanges = _pace(there, shapes, window, line)
+        more = max(1 / computing - 1 / without, 0.0)  # what the network adds, over computing
+        computing = 1 / (1 / ideal + more)
+        return Price(
+            methods.name,
+            seconds,
+            config.batch_size / seconds,
+            seconds * shapes.set_size / config.batch_size,
+            computing,
+            1 - ideal,
+            ideal - computing,
+            _network_bytes(there, shapes, line, exchanges),
+            _logged_bytes(there, shapes, line.choice, exchanges),
+            _staleness(line),
+        )
+
+    return of
+
+
+def needed(
+    of: Callable[[float], Price], computing: Iterable[float], tried: Iterable[float] = ()
+) -> dict[float, float]:
+    """Gbit/s between nodes with which such shares of the workers' time are computing.
+
+    `of` is as `priced` returns it, and has been asked for those that are `tried`. Infinite if no
+    network is fast enough: workers wait for one another too. To within `RATIO`.
+    """
+    known = {b: of(b * GIGABIT).computing for b in (NARROWEST, WIDEST, *tried)}
+    return {share: _needed(of, share, known) for share in computing}
+
+
+def _needed(of: Callable[[float], Price], share: float, known: dict[float, float]) -> float:
+    """The root by secants, as 1 / computing is nearly linear in 1 / bandwidth, else by the middle.
+
+    It is found where a bandwidth that is off by less than `RATIO` would be off as much.
+    """
+    if known[WIDEST] < share or known[NARROWEST] >= share:
+        return math.inf if known[WIDEST] < share else NARROWEST
+    goal, turn = 1 / share, 0
+    near = (RATIO - 1) / 2 * (goal - 1 / known[WIDEST])
+    while True:
+        low = max(b for b, c in known.items() if c < share)
+        high = min(b for b, c in known.items() if c >= share and b > low)
+        if high / low <= RATIO:
+            return high
+        slope = (1 / known[low] - 1 / known[high]) / (1 / low - 1 / high)
+        secant = 1 / (1 / high + (goal - 1 / known[high]) / slope)
+        middle = math.sqrt(low * high) if turn % 3 == 2 else min(max(secant, low), high)
+        known[middle] = of(middle * GIGABIT).computing
+        if abs(1 / known[middle] - goal) <= near:
+            return middle
+        turn += 1
+
+
+def check(config: Experiment) -> None:
+    """Raises `ConfigError` where a cluster has no prices, by whatever method."""
+    cluster = config.cluster
+    if not is_drawn(cluster.service):
+        one_of("config.cluster.service", cluster.service, (*DRAWN, GEOMETRIC))
+    always = "prices are of workers that are always there"
+    refuse(
+        (cluster.presence, f"config.cluster.presence: {always}"),
+        (cluster.diurnal, f"config.cluster.diurnal: {always}"),
+        (
+            cluster.pieces != Pieces(),
+            "config.cluster.pieces: prices are of examples' seconds and a network",
+        ),
+    )
+
+
+def _refuse(config: Experiment, shapes: Shapes) -> None:
+    """Raises `ConfigError` where there is no price."""
+    check(config)
+    methods = config.strategy.methods
+    refuse(
+        (
+            methods.by_block and isinstance(methods.read, Asynchronous),
+            "its blocks have servers of their own, each with other arrivals, and shares of time "
+            "are of one",
+        ),
+        (
+            methods.by_block and shapes.problem is None,
+            "needs the blocks of a model: name one by --config, not --parameters",
+        ),
+    )
+
+
+def _window(config: Experiment, shapes: Shapes, steps: int) -> Window:
+    methods = config.strategy.methods
+    if steps and not methods.get("max_batches", 0):
+        each = max(shapes.set_size // config.batch_size, 1) if shapes.set_size else steps
+        return Window(steps, 0, steps, each, settled=False)
+    if methods.get("adapt", False):
+        return Window(STEPS + 2 * EPOCH, 2 * EPOCH, STEPS + 2 * EPOCH, EPOCH)
+    if methods.mix:
+        mix = methods.mix
+        period = mix.max_batches if isinstance(mix, DASO) else getattr(mix, "period", 1)
+        last = (max(-(-STEPS // period), PERIODS) + 1) * period
+        return Window(last + period, period, last, last + period)
+    period = methods.get("period", 1)
+    steps = max(STEPS, max(-(-EACH // period), PERIODS) * period * methods.groups)
+    return Window(steps, 0, steps, steps)
+
+
+def _never_waits(config: Experiment) -> bool:
+    """Whether groups of one worker arrive by themselves, and nothing that they do is dropped."""
+    methods, cluster = config.strategy.methods, config.cluster
+    if methods.mix or not methods.read or methods.read.barrier:
+        return False
+    alone = config.strategy.methods.groups == cluster.nodes * cluster.devices_per_node
+    waits = methods.get("staleness_bound", -1) >= 0 or methods.get("delay_bound", 0)
+    return alone and not waits and methods.get("waiting", "") in ("", "k_batch_async")
+
+
+def _at_work(config: Experiment) -> float:
+    """Workers whose examples an update is of, each as often as it is."""
+    cluster, methods = config.cluster, config.strategy.methods
+    workers = cluster.nodes * cluster.devices_per_node
+    return workers / config.strategy.methods.groups * methods.get("arrivals", 1)
+
+
+def _setting(config: Experiment, shapes: Shapes, steps_per_epoch: int = 0) -> Setting:
+    network = Network(shapes.problem, shapes.params, shapes.examples)
+    return Setting(config, steps_per_epoch or config.steps, shapes.bytes, network=network)
+
+
+def _line(config: Experiment, shapes: Shapes, window: Window) -> Timeline:
+    """The updates of the window, whose seconds begin at 0."""
+    known = _setting(config, shapes, window.steps_per_epoch)._asdict()
+    line = strategies.timeline_of(known.pop("config"), **known)
+    counted = slice(window.first, window.last)
+    since = line.seconds[window.first - 1] if window.first else 0.0
+    return line._replace(
+        worker=line.worker[counted],
+        staleness=line.staleness[counted],
+        seconds=line.seconds[counted] - since,
+        choice=at(line.choice, counted),
+    )
+
+
+def _pace(config: Experiment, shapes: Shapes, window: Window, line: Timeline) -> Pace:
+    """How fast it goes in the window."""
+    cluster, methods = config.cluster, config.strategy.methods
+    workers, exchanges = cluster.nodes * cluster.devices_per_node, _exchanges(line.choice)
+    if methods.mix:
+        exchanges = _exchanges(getattr(line.choice, "inner", ()))
+    if not (window.settled and methods.read and methods.read.workers) or methods.mix:
+        seconds, busy = float(line.seconds[-1]), _busy(config, shapes, window, line)
+        return Pace(seconds / len(line.seconds), busy / (workers * seconds), exchanges)
+    # Every worker is a renewal process of its own, and begins anew with every exchange.
+    steps, rate, exchanged = _until_exchange(line, config.strategy.methods.groups)
+    means = compute_means(slowed(_setting(config, shapes), methods), len(rate), config.batch_size)
+    each = exchanged / steps if exchanges else 0 * steps
+    share = float(rate @ means.sum(axis=1)) / workers
+    return Pace(1 / float(rate.sum()), share, float(rate @ each / rate.sum()))
+
+
+def _until_exchange(line: Timeline, workers: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Each worker's steps up to its last exchange, how many a second, and its exchanges."""
+    order = np.argsort(line.worker, kind="stable")
+    ends = np.cumsum(np.bincount(line.worker, minlength=workers))
+    usual = getattr(line.choice, "exchange", np.ones(len(order), bool))
+    exchange = np.asarray(getattr(line.choice, "part", usual))
+    found = np.ones((3, workers))
+    for worker, own in enumerate(np.split(order, ends[:-1])):
+        (sent,) = np.nonzero(exchange[own])
+        last = sent[-1] if len(sent) else len(own) - 1
+        sent_until = float(exchange[own].sum())
+        found[:, worker] = last + 1, (last + 1) / line.seconds[own[last]], sent_until
+    return found[0], found[1], found[2]
+
+
+def _busy(config: Experiment, shapes: Shapes, window: Window, line: Timeline) -> float:
+    """Seconds that all workers compute for the updates, in the mean of their law."""
+    methods, updates = config.strategy.methods, len(line.seconds)
+    if methods.stages:
+        work = _stages(config, shapes)
+        part = float(work.forward.sum() + work.backward.sum())
+        return updates * part * config.cluster.seconds_per_example * config.batch_size
+    cluster = slowed(_setting(config, shapes), methods)
+    if divided := chosen(line, Shares):
+        return _of_shares(config, window, np.asarray(divided.shares).reshape(updates, -1))
+    nodes, groups = cluster.nodes if methods.mix else 1, config.strategy.methods.groups
+    batch = config.batch_size // nodes // methods.get("arrivals", 1)
+    means = compute_means(cluster, nodes * groups, batch)  # of every worker of every group
+    an_update = means.sum(axis=1).reshape(nodes, groups)
+    if groups == 1:
+        return float(updates * an_update.sum())
+    if cluster.service == GEOMETRIC:  # whose arrivals are nobody's
+        rate = 1 / means.max(axis=1).reshape(nodes, groups)
+        return float(updates * ((rate * an_update).sum(axis=1) / rate.sum(axis=1)).sum())
+    who = _who(line).reshape(updates, nodes, -1)
+    return float(an_update[np.arange(nodes)[:, None], who].sum())
+
+
+def _of_shares(config: Experiment, window: Window, shares: np.ndarray) -> float:
+    """Seconds that workers compute for their shares of batches, (updates, workers)."""
+    each = window.steps_per_epoch
+    of = costs(config.cluster, -(-window.steps // each), each, config.seed)
+    epoch = np.arange(window.first, window.last) // each
+    return float((shares * of.example[epoch] + of.delay[epoch]).sum())
+
+
+def _who(line: Timeline) -> np.ndarray:
+    """The groups whose gradients updates are of, (updates, ...), inside nodes with an axis more."""
+    choice = line.choice
+    while not hasattr(choice, "worker") and hasattr(choice, "inner"):
+        choice = choice.inner
+    return np.asarray(getattr(choice, "worker", line.worker))
+
+
+def _stages(config: Experiment, shapes: Shapes) -> Work:
+    """The work of the nodes that are stages (`pipeline.Work`)."""
+    of = config.strategy.methods.gradient
+    of = of if isinstance(of, local.Local) else local.Local(variant="backprop")
+    return local.costs(of, config, Network(shapes.problem, shapes.params, shapes.examples))[1]
+
+
+def _staleness(line: Timeline) -> float:
+    choice = line.choice
+    if isinstance(choice, Meeting) and line.staleness.ndim == 1:
+        received = np.asarray(choice.receive).reshape(len(line.seconds), -1).any(axis=1)
+        return float(line.staleness[received].mean()) if received.any() else 0.0
+    return float(np.mean(line.staleness))
+
+
+def _network_bytes(config: Experiment, shapes: Shapes, line: Timeline, exchanges: float) -> float:
+    """Bytes between nodes for a step of one node: of all messages, over the steps that are made."""
+    steps = _at_work(config) / config.cluster.devices_per_node
+    return _between(config, shapes, line, exchanges) / steps if config.cluster.nodes > 1 else 0.0
+
+
+def _between(config: Experiment, shapes: Shapes, line: Timeline, exchanges: float) -> float:
+    """Bytes of all messages between nodes, an update."""
+    methods, choice, size = config.strategy.methods, line.choice, shapes.bytes
+    nodes, around = config.cluster.nodes, 2 * (config.cluster.nodes - 1)
+    if methods.stages:
+        there_and_back = 1 if _never_back(methods) else 2
+        return float(there_and_back * _stages(config, shapes).sent.sum())
+    if methods.mix and (own := methods.mix.sends(shapes.params)):
+        return own.bytes * (nodes * (nodes - 1) if own.gathered else around)
+    if isinstance(methods.mix, ModelAveraging):
+        small = methods.mix.compressed()
+        others = nodes * (nodes - 1) if small and small.gathered else around
+        sent, states = _meeting_bytes(config, shapes, choice)
+        return others * sent + around * states
+    if isinstance(choice, Meeting):
+        others = nodes if choice.to is not None else around
+        return others * sum(_meeting_bytes(config, shapes, choice))
+    if isinstance(choice, Neighbours):
+        return nodes * _gossiped(choice, methods.of(Gossip).message_bytes(shapes.params, size))
+    if not methods.read or methods.read.barrier or _is_synchronous(config):
+        return float(around * size)
+    return size * _by_groups(config, shapes, line, exchanges)
+
+
+def _by_groups(config: Experiment, shapes: Shapes, line: Timeline, exchanges: float) -> float:
+    """Messages of the size of the parameters, an update, of groups that arrive by themselves."""
+    cluster, methods = config.cluster, config.strategy.methods
+    workers = cluster.nodes * cluster.devices_per_node // config.strategy.methods.groups
+    inside = 2 * (max(workers // cluster.devices_per_node, 1) - 1)  # a group adds up
+    small = methods.read.compressed() if isinstance(methods.read, Asynchronous) else None
+    there_and_back = 1 + (small.part(shapes.params) if small else 1)
+    to_server = there_and_back + inside
+    if kind_of(cluster) == SERVER:
+        to_server = there_and_back * workers
+    dropped = getattr(chosen(line, Arrival), "dropped", None)
+    arrivals = methods.get("arrivals", 1)
+    arrivals += 0 if dropped is None else float(np.sum(dropped)) / len(line.seconds)
+    return arrivals * (exchanges * to_server + (1 - exchanges) * inside)
+
+
+def _exchanges(choice: Choice) -> float:
+    """The share of arrivals that exchange, or of the parameters, there and back, that they do."""
+    if hasattr(choice, "peer"):
+        return float(np.mean(np.asarray(choice.peer) != np.asarray(choice.worker)))
+    return float(np.mean(getattr(choice, "part", getattr(choice, "exchange", 1.0))))
+
+
+def _never_back(methods: Methods) -> bool:
+    """Whether stages send activations on, and nothing comes back."""
+    return isinstance(methods.gradient, local.Local) and methods.gradient.variant != "backprop"
+
+
+def _is_synchronous(config: Experiment) -> bool:
+    """Whether one group of all shares its parameters, and so has no server."""
+    methods = config.strategy.methods
+    one = config.strategy.methods.groups == 1 and isinstance(methods.read, Grouped)
+    return one and not methods.get("waiting", "")
+
+
+def _logged_bytes(config: Experiment, shapes: Shapes, choice: Choice, exchanges: float) -> float:
+    """What a run's log calls `sent_bytes`: a node's own, once, and what its groups say.
+
+    Of nodes that meet it is their messages, of workers with parameters of their own both ways.
+    """
+    methods = config.strategy.methods
+    if not any("sent_bytes" in method.info for method in methods.every):
+        return 0.0
+    own = 0.0
+    if isinstance(choice, Meeting):
+        own = sum(_meeting_bytes(config, shapes, choice))
+    elif isinstance(choice, Neighbours):
+        size = methods.of(Gossip).message_bytes(shapes.params, shapes.bytes)
+        own = _gossiped(choice, size)
+    elif methods.mix and (each := methods.mix.sends(shapes.params)):
+        own = each.bytes
+    if methods.read and methods.read.workers:
+        own += 2 * shapes.bytes * exchanges
+    elif methods.read and "sent_bytes" in methods.read.info:
+        own += shapes.bytes * methods.get("arrivals", 1)
+    return float(own)
+
+
+def _gossiped(choice: Neighbours | Meeting, size: Any) -> float:
+    """Bytes that a node sends, an update, in the mean of the nodes; `size`: of each message.
+
+    One number, or (updates, 1) where messages are not sent after every update.
+    """
+    to = np.asarray(choice.to)
+    nodes = to.shape[-2]
+    peers = (to != np.arange(nodes)[:, None]).sum(axis=(-1, -2))
+    return float((np.ravel(size) * peers).mean() / nodes)
+
+
+def _meeting_bytes(config: Experiment, shapes: Shapes, choice: Meeting) -> tuple[float, float]:
+    """Bytes of a node's messages, an update: of its parameters, and of its optimizer's state."""
+    mix = config.strategy.methods.mix
+    send = np.asarray(choice.send).reshape(len(choice.send), -1)
+    receive = np.asarray(choice.receive).reshape(send.shape)
+    if isinstance(mix, ModelAveraging):
+        setting = _setting(config, shapes)
+        sent = float((send @ np.array(averaging_clock.message_bytes(mix, setting))).mean())
+        return sent, averaging_clock.state_bytes(mix, setting, choice)
+    if choice.to is not None:  # over a graph
+        return _gossiped(choice, shapes.bytes * send), 0.0
+    blocking = receive & (np.asarray(choice.waited).reshape(send.shape) == 0)
+    short, usual = (
+        shapes.bytes / (2 if dtype == "bfloat16" else 1)
+        for dtype in (
+            getattr(mix, "blocking_dtype", "") or getattr(mix, "transfer_dtype", ""),
+            getattr(mix, "transfer_dtype", ""),
+        )
+    )
+    return float((send * np.where(blocking, short, usual)).mean()), 0.0
