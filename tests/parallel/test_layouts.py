@@ -202,9 +202,8 @@ METHODS = {
         ("shard_map",),
     ),
     "soap": (
-        DASO
-        | {"strategy.name": "model_averaging", "optimizer.name": "soap"}
-        | {"optimizer.momentum": 0.0, "optimizer.learning_rate": 1e-3},
+        GROUPS
+        | {"optimizer.name": "soap", "optimizer.momentum": 0.0, "optimizer.learning_rate": 1e-3},
         ("shard_map",),
     ),
     "correct": (
