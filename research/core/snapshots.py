@@ -32,6 +32,7 @@ class State(NamedTuple):
     newest: Slot  # of stale_t
     opt_state: optax.OptState
     fresh: Params  # fresh_t; of a table of rounded versions all of x_t
+    errors: Tree = ()  # of each group what its messages left out, where they are compressed
 
     def at(self, slot: Slot) -> Params:
         """The parameters as a group sees them that had read `slot`."""
@@ -54,7 +55,8 @@ class State(NamedTuple):
     def after(self, params: Params, opt_state: optax.OptState, slot: Slot) -> "State":
         """x_{t+1} is these parameters, in this slot."""
         slots = put(self.slots, slot, {name: params[name] for name in self.slots})
-        return State(slots, slot, opt_state, {name: params[name] for name in self.fresh})
+        fresh = {name: params[name] for name in self.fresh}
+        return State(slots, slot, opt_state, fresh, self.errors)
 
     def moved_to(self, params: Params) -> "State":
         """x_t is other parameters; the versions that were read stay."""

@@ -184,6 +184,13 @@ class Reads(Method):
         raise NotImplementedError
 
 
+class Sends(NamedTuple):
+    """A node's message."""
+
+    bytes: float
+    gathered: bool  # it goes to all others as it is; else they are added up on their way
+
+
 @dataclass(frozen=True)
 class Mixes(Method):
     """A method that says what nodes with parameters of their own exchange."""
@@ -197,6 +204,10 @@ class Mixes(Method):
         simulation.
         """
         raise NotImplementedError
+
+    def sends(self, params: Params) -> "Sends | None":
+        """What a node sends after every update; None: it sends at other times."""
+        return None
 
     def joined(self, other: "Mixes") -> "Mixes | None":
         """Both methods as one; None if they do not go together."""

@@ -4,8 +4,11 @@ import math
 from dataclasses import dataclass
 
 from optdyn.basics.fields import field
-from optdyn.experiment import Known
+from optdyn.experiment import PART, Known
 from optdyn.strategies.method import Method
+from optdyn.strategies.mix import compression
+from optdyn.strategies.mix.messages import Compression
+from optdyn.strategies.mix.quantized import WHOLE
 
 ABOVE_0: Known = {"wanted": "above 0", "holds": lambda v: 0 < v < math.inf}
 FRACTION: Known = {"wanted": "from 0 to 1", "holds": lambda v: 0 <= v <= 1}
@@ -26,6 +29,67 @@ class Periodic(Method):
         "fastest worker.",
         at_least=1,
     )
+
+
+@dataclass(frozen=True)
+class Fragmented(Method):
+    fragments: int = field(
+        1,
+        "model_averaging, diloco, slowmo, decoupled: fragments of the parameters, which take "
+        "turns.",
+        static=True,
+    )
+    delay: int = field(
+        0,
+        "model_averaging, diloco, slowmo, decoupled: tau, updates from the sending of a fragment "
+        "to its receipt.",
+    )
+
+
+@dataclass(frozen=True)
+class Compressed(Method):
+    compression: str = field(
+        "",
+        "Of messages, 'bfloat16', 'top_k', 'sign', 'powersgd'; of gossip and asynchronous the "
+        "second and the third.",
+        one_of=compression.NAMES,
+        static=True,
+    )
+    compression_share: float = field(
+        0.01,
+        "top_k: share of an array's numbers that are sent.",
+        **PART,
+        static=True,
+    )
+    compression_rank: int = field(
+        2, "powersgd: r, columns of the two factors of a matrix.", at_least=1, static=True
+    )
+    compression_bits: int = field(
+        WHOLE,
+        "compression: b, bits of a number that is sent, also of those of top_k; 32: as they are.",
+        wanted="from 2 to 8, or 32",
+        holds=lambda v: 2 <= v <= 8 or v == WHOLE,
+        static=True,
+    )
+    compression_block: int = field(
+        128, "compression_bits: numbers that have a scale of their own.", at_least=1, static=True
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        wanted = f"{WHOLE} with config.strategy.compression = {self.compression!r}"
+        whole = self.compression_bits == WHOLE or self.compression in compression.OF_BITS
+        self.require("compression_bits", whole, wanted)
+
+    def compressed(self) -> Compression | None:
+        """What messages go through."""
+        return compression.make(
+            self.compression,
+            self.compression_share,
+            self.compression_rank,
+            self.compression_bits,
+            self.compression_block,
+        )
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,14 @@ class Meeting(NamedTuple):
     to: Array | None = None  # (nodes, k) int32, whom each sends to, itself first, if it is not all
 
 
+class Together(NamedTuple):
+    """Nodes that wait for one another after every update."""
+
+    inner: Choice = ()  # what is decided for each node, (nodes, ...)
+    draw: Array | None = None  # int32, of that update, from which all nodes draw the same
+    numbers: Tree = ()  # of the rule, by name, float32
+
+
 class Timeline(NamedTuple):
     worker: np.ndarray  # (..., steps) int32, group that arrives, of several the last
     staleness: np.ndarray  # (..., steps) int32, updates between the read and the arrival

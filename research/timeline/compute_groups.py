@@ -33,21 +33,25 @@ def make(
     staleness_bound: int = -1,
     several_of: tuple[int, str] = (1, ""),
     delay_bound: int = 0,
+    allotted: float = 0.0,
     held: Held | None = None,
+    message_bytes: float | None = None,
 ) -> Timeline:
     """The timeline of `steps` updates by `groups` groups of the cluster's workers.
 
     The N = nodes x devices_per_node workers form equal groups of k = N / groups, in order. A worker
     computes its share of the batch at `seconds_per_example` over its speed, times a draw of unit
     mean from the law `service`; a group delivers with its slowest worker, after sending its
-    gradient and before reading the new parameters (`update_bytes` each way), behind the fraction
-    `overlap` of its computing. One group of all is synchronous, without a server (`nodes.py`).
+    gradient and before reading the new parameters (`update_bytes` each way, or a gradient of
+    `message_bytes`), behind the fraction `overlap` of its computing. One group of all is
+    synchronous, without a server (`nodes.py`).
 
     With `cluster.pieces` the groups queue for a server instead (`server.py`), `merged` or not, with
     draws from the same law. Pieces are seconds for a whole batch, so neither `batch_size` nor
     `update_bytes` counts. With `staleness_bound` from 0 up they wait for one another, and with
     `several_of`, (K, who waits), an update is of K arrivals (`several.py`). With `delay_bound` from
-    1 up what is as many updates old is dropped; one group is never late. With a load by the hour,
+    1 up what is as many updates old is dropped; one group is never late. With `allotted` above 0
+    who has not delivered after so many of its mean services begins again. With a load by the hour,
     absences or a server whose link has a width they are volunteers (`volunteers.py`). Of groups
     that race, `service` "race", it is empty: the race fills it. With `held` it is that of the
     arrivals that a trace holds.
@@ -58,7 +62,7 @@ def make(
     count = max(replicas, 1) * steps
     workers = cluster.nodes * cluster.devices_per_node
     pieces = pieces_of(cluster, merged)
-    work = work_of(cluster, groups, batch_size, update_bytes)
+    work = work_of(cluster, groups, batch_size, update_bytes, message_bytes=message_bytes)
     if cluster.service == "geometric":
         shape = (replicas, steps) if replicas else (steps,)
         interval = 1 / np.sum(1 / work.means().max(axis=1))  # the rates of the groups add up
@@ -66,15 +70,25 @@ def make(
     bound = staleness_bound if staleness_bound >= 0 else math.inf
     oldest = delay_bound if delay_bound and groups > 1 else math.inf
     several_arrivals, waiting = several_of
+    limit = allotted or math.inf
     if cluster.service == "race":
         return blank(groups, steps, several_arrivals, waiting, oldest < math.inf)
     if held:
         worker = held.worker
         if several_arrivals > 1:
             worker = held.workers((several_arrivals,), groups)
-        elif bound == oldest == math.inf and not waiting:
+        elif bound == oldest == limit == math.inf and not waiting:
             held.has_all(groups)
-        whole = arrived(held, groups, bound, several_arrivals, waiting or NOBODY, worker, oldest)
+        whole = arrived(
+            held,
+            groups,
+            bound,
+            several_arrivals,
+            waiting or NOBODY,
+            worker,
+            oldest,
+            limit < math.inf,
+        )
     elif pieces:
         rng = seeds.generator(seed, "arrivals")
         whole, _ = server(pieces, groups, workers // groups, count, service.law(cluster), rng)
@@ -87,13 +101,14 @@ def make(
     else:
         stream = int(seeds.generator(seed, "arrivals").integers(2**63))
         order = arrivals
-        if waiting or min(bound, oldest) < math.inf:
+        if waiting or min(bound, oldest, limit) < math.inf:
             order = partial(
                 several,
                 arrivals=several_arrivals,
                 waiting=waiting or NOBODY,
                 bound=bound,
                 delay_bound=oldest,
+                allotted=limit,
             )
         whole = order(stream, service.law(cluster), work, count)
     if not replicas:
@@ -104,12 +119,18 @@ def make(
 
 
 def work_of(
-    cluster: Cluster, groups: int, batch_size: int, update_bytes: int, sent: bool = True
+    cluster: Cluster,
+    groups: int,
+    batch_size: int,
+    update_bytes: int,
+    sent: bool = True,
+    message_bytes: float | None = None,
 ) -> Work:
     """What each group does for an update, whose gradient and parameters are `sent` or not."""
     means = compute_means(cluster, groups, batch_size)
     if cluster.collective != DRAWN:
-        return Work(means, of_groups(cluster, groups, update_bytes, sent), cluster.overlap)
+        each = of_groups(cluster, groups, update_bytes, sent, message_bytes)
+        return Work(means, each, cluster.overlap)
     both_ways = exchange(cluster, update_bytes) if sent else exchange(_prompt(cluster), 0)
     if np.ndim(both_ways):
         both_ways = np.repeat(both_ways, cluster.devices_per_node).reshape(means.shape)

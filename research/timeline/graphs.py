@@ -25,6 +25,7 @@ from optdyn.timeline.habits import TURNS, Load, Presence
 
 GRAPHS = ("ring", "exponential", "one_peer", "complete", "random", "push")
 DRAWN = ("random", "push")
+CONSTANT = ("ring", "exponential", "complete")
 Links = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (from, to) -> seconds, of broadcast nodes
 
 

@@ -96,8 +96,12 @@ def to_server(cluster: Cluster, size: float) -> np.ndarray:
     return np.full(cluster.nodes, cluster.latency + transfer)
 
 
-def of_groups(cluster: Cluster, groups: int, size: float, sent: bool = True) -> np.ndarray:
+def of_groups(
+    cluster: Cluster, groups: int, size: float, sent: bool = True, message: float | None = None
+) -> np.ndarray:
     """(groups,) seconds of the messages of a group: its gradient, and what it reads then.
+
+    Both are of `size` bytes, or the gradient that goes to the server is a `message` of others.
 
     The k workers of a group add up among themselves, and one of them sends the sum to the server,
     reads the parameters and hands them on; if nothing is `sent` they only add up. With `server` as
@@ -108,7 +112,10 @@ def of_groups(cluster: Cluster, groups: int, size: float, sent: bool = True) -> 
         workers // cluster.devices_per_node,
         min(workers.shape[1], cluster.devices_per_node),
     )
-    both_ways = 2 * to_server(cluster, size)[places].max(axis=1) if sent else np.zeros(groups)
+    both_ways = 2 * to_server(cluster, size)
+    if message is not None:
+        both_ways = to_server(cluster, size) + to_server(cluster, message)
+    both_ways = both_ways[places].max(axis=1) if sent else np.zeros(groups)
     if workers.shape[1] == 1 or (sent and kind_of(cluster) == SERVER):
         return both_ways
     inside = cluster.local_bandwidth, cluster.local_latency

@@ -19,6 +19,9 @@ reads the parameters as they are when it goes on.
 
 *Ringmaster* (`strategies/ringmaster.py`) waits for nobody, and drops an arrival whose gradient was
 taken `delay_bound` (R) or more updates ago: its group begins again at the newest parameters.
+
+*MindFlayer* (`strategies/mindflayer.py`): who has not delivered after `allotted` times its mean
+service drops what it is at, and begins again at the newest parameters.
 """
 
 import math
@@ -27,6 +30,8 @@ from optdyn.timeline.arrivals import Queue, Work, rounding, services
 from optdyn.timeline.base import Timeline, TimelineError
 from optdyn.timeline.service import Law
 from optdyn.timeline.versions import NOBODY, WAITING, Versions, empty
+
+LATE = 1000  # gradients dropped for one that is delivered, at most
 
 
 def several(
@@ -38,6 +43,7 @@ def several(
     waiting: str = NOBODY,
     bound: float = math.inf,
     delay_bound: float = math.inf,
+    allotted: float = math.inf,
 ) -> Timeline:
     """The first `steps` updates, of `arrivals` (K) gradients each, with staleness bound `bound`.
 
@@ -52,21 +58,41 @@ def several(
         raise TimelineError(f"{arrivals} arrivals of {groups} groups, {waiting!r}: never come")
 
     service = [services(seed, law, work, steps, group) for group in range(groups)]
-    working = Queue([(next(service[group]), group) for group in range(groups)], rounding(law))
-    line = blank(groups, steps, arrivals, waiting, delay_bound < math.inf)
+    limit = (allotted * work.means().max(axis=1)).tolist() if allotted < math.inf else []
+
+    def next_of(group: int, now: float) -> tuple[float, int, bool]:
+        """When the group is done that begins now, or is late."""
+        takes = next(service[group])
+        if limit and takes > limit[group]:
+            return now + limit[group], group, True
+        return now + takes, group, False
+
+    working = Queue([next_of(group, 0.0) for group in range(groups)], rounding(law))
+    line = blank(groups, steps, arrivals, waiting, min(delay_bound, allotted) < math.inf)
     versions = Versions(line, groups, bound, arrivals, waiting, delay_bound)
-    left = steps * arrivals
+    left, late = steps * arrivals, 0
     while left:
-        now, group = working.pop()
+        now, group, is_late = working.pop()
+        if is_late:
+            versions.drop(group)
+            working.push(next_of(group, now))
+            late += 1
+            if late > LATE * (steps * arrivals - left + groups):
+                raise TimelineError(
+                    f"config.strategy.allotted = {allotted:g}: groups have begun again {late:,} "
+                    "times and hardly deliver; it must be longer"
+                )
+            continue
         _, _, readers, dropped = versions.arrive(group, now)
         left -= not dropped
         if waiting.endswith("_sync") and len(readers) > 1:  # they may be at work, and drop that
             working.drop(set(readers))
         for other in readers:
-            working.push((now + next(service[other]), other))
+            working.push(next_of(other, now))
     return line._replace(batch=None)  # batches are of updates here, not of readers
 
 
 def blank(groups: int, steps: int, arrivals: int, waiting: str, drops: bool = False) -> Timeline:
     """Such a timeline before anybody has arrived. Where all others are dropped, one slot does."""
-    return empty(1 if waiting.endswith("_sync") else groups, steps, arrivals, drops)
+    slots = 1 if waiting.endswith("_sync") else groups
+    return empty(slots, steps, arrivals, groups if drops else 0)

@@ -60,9 +60,10 @@ class Held(NamedTuple):
         every = self.inner.numbers("worker", (nodes, width))[:, node]
         self.require(worker, every == np.floor(every), "whole numbers")
         fields = {"worker": every} if width > 1 else {}
-        late = self.fields.get(self.inner.inside + "dropped")
-        if late is not None and late.ndim > 1 and late.shape[1] % nodes == 0:
-            fields["dropped"] = late.reshape(len(late), nodes, -1)[:, node]
+        for name in ("dropped", "receive", "send", "into", "merge"):  # seconds decide these
+            said = self.fields.get(self.inner.inside + name)
+            if said is not None and said.ndim > 1 and said.shape[1] % nodes == 0:
+                fields[name] = said.reshape(len(said), nodes, -1)[:, node]
         order, clock = every[:, -1].astype(np.int32), np.arange(len(every), dtype=float)
         return Held(self.path, order, clock, fields)
 
@@ -165,15 +166,16 @@ def arrived(
     waiting: str,
     worker: np.ndarray,
     delay_bound: float = math.inf,
+    has_limit: bool = False,
 ) -> Timeline:
     """The timeline of arrivals in that order, (steps,) or, of K `arrivals` an update, (steps, K).
 
     With a finite `bound` of the staleness groups waited for one another, and where updates are of K
-    `arrivals` they wait as `waiting` says (`several.py`). With a finite `delay_bound` it also says
-    whose arrivals were dropped. Raises `TimelineError`.
+    `arrivals` they wait as `waiting` says (`several.py`). With a finite `delay_bound`, or where
+    time `has_limit`, it also says whose arrivals were dropped. Raises `TimelineError`.
     """
     held.groups(worker, groups)
-    drops = delay_bound < np.inf
+    drops = delay_bound < np.inf or has_limit
     if (worker.ndim, bound, waiting, drops) == (1, np.inf, NOBODY, False):
         if held.has("read"):
             return _read(held, worker)
@@ -182,10 +184,11 @@ def arrived(
         # Its reader was the first, or read as many updates ago as it is late (`versions.py`).
         return made._replace(batch=np.where(late == t, worker, groups + t - late - 1))
     dropped = held.flags("dropped", (groups,)) if drops else None
-    made = empty(1 if waiting.endswith("_sync") else groups, len(worker), arrivals, drops)
+    slots = 1 if waiting.endswith("_sync") else groups
+    made = empty(slots, len(worker), arrivals, groups if drops else 0)
     order = Versions(made, groups, bound, arrivals, waiting, delay_bound)
     try:
-        fill(order, worker, held.seconds, dropped)
+        fill(order, worker, held.seconds, dropped, order.drop if has_limit else None)
     except TimelineError as error:
         raise TimelineError(f"trace {held.path}: {error}") from error
     return made

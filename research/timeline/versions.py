@@ -9,6 +9,7 @@ its update. Where an update is of several arrivals these are parts of batches.
 
 import heapq
 import math
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -115,12 +116,11 @@ class Versions:
 
     def arrive(self, group: int, seconds: float) -> Arrived:
         """The group has delivered; the last of an update writes the timeline's next entry."""
+        if self._updates - self.working[group].version >= self._delay_bound:
+            self.drop(group)
+            return Arrived(False, False, [group], dropped=True)
         had = self.working.pop(group)
         self._slots.release(had.slot)
-        if self._updates - had.version >= self._delay_bound:
-            self._line.choice.dropped[self._updates, group] = True
-            self._begin(group, had.batch)
-            return Arrived(False, False, [group], dropped=True)
         self._had.append((group, had))
         self._clock[group] += 1
         self._waiting.append(group)
@@ -146,21 +146,28 @@ class Versions:
             self._begin(other, batch)
         return Arrived(update, update, readers)
 
+    def drop(self, group: int) -> None:
+        """What the group is at counts for nothing, and it begins again."""
+        had = self.working.pop(group)
+        self._slots.release(had.slot)
+        self._line.choice.dropped[self._updates, group] = True
+        self._begin(group, had.batch)
+
     def _begin(self, group: int, batch: int) -> None:
         self._slots.hold(self._newest)
         self.working[group] = Reading(self._newest, self._updates, batch)
 
 
-def empty(slots: int, steps: int, arrivals: int = 1, drops: bool = False) -> Timeline:
+def empty(slots: int, steps: int, arrivals: int = 1, drops: int = 0) -> Timeline:
     """The timeline of a race before it is run: an `Order` writes its updates as they come.
 
     With several `arrivals` K an update is of parts of batches, and what is of each is (steps, K).
-    Where it `drops` what is too old it has room for whose that was, of as many groups as slots.
+    Where something may be dropped it has room for whose that was, of `drops` groups.
     """
     worker, write = np.zeros((2, steps), np.int32)
     shape = (steps,) if arrivals == 1 else (steps, arrivals)
     staleness, batch, who, read = np.zeros((4, *shape), np.int32)
-    dropped = np.zeros((steps, slots), bool) if drops else None
+    dropped = np.zeros((steps, drops), bool) if drops else None
     choice = Arrival(worker if arrivals == 1 else who, read, write, dropped=dropped)
     return Timeline(worker, staleness, np.zeros(steps), slots, choice, batch)
 
@@ -181,18 +188,26 @@ def put(line: Timeline, t: int, seconds: float, had: list[tuple[int, Reading]], 
 
 
 def fill(
-    order: Order, worker: np.ndarray, seconds: np.ndarray, dropped: np.ndarray | None = None
+    order: Order,
+    worker: np.ndarray,
+    seconds: np.ndarray,
+    dropped: np.ndarray | None = None,
+    drop: Callable[[int], None] | None = None,
 ) -> None:
     """Arrivals in that order, (n,) or, of n updates, (n, K); `seconds`, (n,), are an update's.
 
-    `dropped`, (n, groups), has those whose arrivals were dropped before each update. Raises
-    `TimelineError` where a group arrives that waits for others, or is dropped and should not be.
+    `dropped`, (n, groups), has those that were dropped before each update: that arrived too late,
+    or have not arrived at all where there is a `drop`. Raises `TimelineError` where a group arrives
+    that waits for others, or is dropped and should not be.
     """
     for t, groups in enumerate(worker.tolist()):
         late = [] if dropped is None else np.flatnonzero(dropped[t]).tolist()
         for n, group in enumerate([*late, *(groups if isinstance(groups, list) else [groups])]):
             if group not in order.working:
                 raise TimelineError(f"arrival {t}: worker {group} waits for others then")
+            if drop and n < len(late):
+                drop(group)
+                continue
             if order.arrive(group, float(seconds[t])).dropped != (n < len(late)):
                 is_too = "is not too" if n < len(late) else "is too"
                 raise TimelineError(f"arrival {t}: what worker {group} has {is_too} old to apply")

@@ -43,7 +43,7 @@ from optdyn.outputs.workdir import (
 from optdyn.parallel.first_process import agreed, own, verdict
 from optdyn.problem import own_code, problem, shared_data
 from optdyn.strategies.metered import METERED
-from optdyn.timeline.base import Arrival, chosen
+from optdyn.timeline.base import Arrival, Timeline, chosen
 from optdyn.timeline.trace import SERVED
 from optdyn.training import memory_checks, program
 from optdyn.training.checks import check

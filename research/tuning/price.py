@@ -30,7 +30,7 @@ from optdyn.strategies.gradient import local
 from optdyn.strategies.method import slowed
 from optdyn.strategies.mix import averaging_clock
 from optdyn.strategies.mix.daso import DASO
-from optdyn.strategies.mix.gossip import Neighbours
+from optdyn.strategies.mix.gossip import Gossip, Neighbours
 from optdyn.strategies.mix.model_averaging import ModelAveraging
 from optdyn.strategies.read.asynchronous import Asynchronous
 from optdyn.strategies.read.groups import Grouped
@@ -353,12 +353,14 @@ def _until_exchange(line: Timeline, workers: int) -> tuple[np.ndarray, np.ndarra
     """Each worker's steps up to its last exchange, how many a second, and its exchanges."""
     order = np.argsort(line.worker, kind="stable")
     ends = np.cumsum(np.bincount(line.worker, minlength=workers))
-    exchange = np.asarray(getattr(line.choice, "exchange", np.ones(len(order), bool)))
+    usual = getattr(line.choice, "exchange", np.ones(len(order), bool))
+    exchange = np.asarray(getattr(line.choice, "part", usual))
     found = np.ones((3, workers))
     for worker, own in enumerate(np.split(order, ends[:-1])):
         (sent,) = np.nonzero(exchange[own])
         last = sent[-1] if len(sent) else len(own) - 1
-        found[:, worker] = last + 1, (last + 1) / line.seconds[own[last]], len(sent)
+        sent_until = float(exchange[own].sum())
+        found[:, worker] = last + 1, (last + 1) / line.seconds[own[last]], sent_until
     return found[0], found[1], found[2]
 
 
@@ -429,6 +431,8 @@ def _between(config: Experiment, shapes: Shapes, line: Timeline, exchanges: floa
     if methods.stages:
         there_and_back = 1 if _never_back(methods) else 2
         return float(there_and_back * _stages(config, shapes).sent.sum())
+    if methods.mix and (own := methods.mix.sends(shapes.params)):
+        return own.bytes * (nodes * (nodes - 1) if own.gathered else around)
     if isinstance(methods.mix, ModelAveraging):
         small = methods.mix.compressed()
         others = nodes * (nodes - 1) if small and small.gathered else around
@@ -438,20 +442,22 @@ def _between(config: Experiment, shapes: Shapes, line: Timeline, exchanges: floa
         others = nodes if choice.to is not None else around
         return others * sum(_meeting_bytes(config, shapes, choice))
     if isinstance(choice, Neighbours):
-        return nodes * _gossiped(choice, size)
+        return nodes * _gossiped(choice, methods.of(Gossip).message_bytes(shapes.params, size))
     if not methods.read or methods.read.barrier or _is_synchronous(config):
         return float(around * size)
-    return size * _by_groups(config, line, exchanges)
+    return size * _by_groups(config, shapes, line, exchanges)
 
 
-def _by_groups(config: Experiment, line: Timeline, exchanges: float) -> float:
+def _by_groups(config: Experiment, shapes: Shapes, line: Timeline, exchanges: float) -> float:
     """Messages of the size of the parameters, an update, of groups that arrive by themselves."""
     cluster, methods = config.cluster, config.strategy.methods
     workers = cluster.nodes * cluster.devices_per_node // config.strategy.methods.groups
     inside = 2 * (max(workers // cluster.devices_per_node, 1) - 1)  # a group adds up
-    to_server = 2 + inside
+    small = methods.read.compressed() if isinstance(methods.read, Asynchronous) else None
+    there_and_back = 1 + (small.part(shapes.params) if small else 1)
+    to_server = there_and_back + inside
     if kind_of(cluster) == SERVER:
-        to_server = 2 * workers
+        to_server = there_and_back * workers
     dropped = getattr(chosen(line, Arrival), "dropped", None)
     arrivals = methods.get("arrivals", 1)
     arrivals += 0 if dropped is None else float(np.sum(dropped)) / len(line.seconds)
@@ -459,10 +465,10 @@ def _by_groups(config: Experiment, line: Timeline, exchanges: float) -> float:
 
 
 def _exchanges(choice: Choice) -> float:
-    """The share of arrivals that exchange."""
+    """The share of arrivals that exchange, or of the parameters, there and back, that they do."""
     if hasattr(choice, "peer"):
         return float(np.mean(np.asarray(choice.peer) != np.asarray(choice.worker)))
-    return float(np.mean(getattr(choice, "exchange", 1.0)))
+    return float(np.mean(getattr(choice, "part", getattr(choice, "exchange", 1.0))))
 
 
 def _never_back(methods: Methods) -> bool:
@@ -489,7 +495,10 @@ def _logged_bytes(config: Experiment, shapes: Shapes, choice: Choice, exchanges:
     if isinstance(choice, Meeting):
         own = sum(_meeting_bytes(config, shapes, choice))
     elif isinstance(choice, Neighbours):
-        own = _gossiped(choice, shapes.bytes)
+        size = methods.of(Gossip).message_bytes(shapes.params, shapes.bytes)
+        own = _gossiped(choice, size)
+    elif methods.mix and (each := methods.mix.sends(shapes.params)):
+        own = each.bytes
     if methods.read and methods.read.workers:
         own += 2 * shapes.bytes * exchanges
     elif methods.read and "sent_bytes" in methods.read.info:

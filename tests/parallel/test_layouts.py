@@ -129,6 +129,10 @@ METHODS = {
         | {"strategy.outer_learning_rate": 0.01},
         ("shard_map",),
     ),
+    "decoupled": (
+        GROUPS | {"strategy.name": "decoupled", "strategy.fragments": 2, "strategy.quorum": 1},
+        ("shard_map",),
+    ),
     "ad_psgd": (GROUPS | {"strategy.name": "ad_psgd"}, ("pmap",)),
     "buffered": (
         GROUPS | {"strategy.name": "buffered", "strategy.arrivals": 2},
@@ -179,6 +183,29 @@ METHODS = {
         ("shard_map",),
     ),
     "eager": (DASO | {"strategy.name": "eager"}, ("shard_map",)),
+    "sparta": (DASO | {"strategy.name": "sparta", "strategy.averaged_share": 0.2}, ("shard_map",)),
+    # A coefficient that the last bit makes the larger one is another message: few updates.
+    "demo": (
+        DASO
+        | {"strategy.name": "demo", "strategy.coefficients": 8, "strategy.chunk": 16}
+        | {"strategy.signed": False, "steps": 64},
+        ("shard_map",),
+    ),
+    "choco": (
+        DASO
+        | {"strategy.name": "gossip", "strategy.gossip_order": "adapt"}
+        | {"strategy.compression": "top_k", "strategy.compression_share": 0.2},
+        ("shard_map",),
+    ),
+    "compressed-groups": (
+        GROUPS | {"strategy.compression": "top_k", "strategy.compression_share": 0.2},
+        ("shard_map",),
+    ),
+    "soap": (
+        GROUPS
+        | {"optimizer.name": "soap", "optimizer.momentum": 0.0, "optimizer.learning_rate": 1e-3},
+        ("shard_map",),
+    ),
     "correct": (
         DASO | STREAMING | {"strategy.mixing": 0.0, "strategy.merging": "correct"},
         ("shard_map",),

@@ -3,10 +3,13 @@
 There is one class a piece, and a pair is made of two of them: what a node does by itself (`read`)
 is given the gradient that its updates take, and what nodes exchange (`mix`) is put around one
 `read` a node. Parameters are dicts {block: {name: array}}. The clock's choices are given, as they
-are to the project's own code; nothing else of that is used here.
+are to the project's own code, and so are the random numbers; nothing else of that is used here.
 """
 
 import numpy as np
+from scipy.fft import dctn, idctn
+
+from optdyn.strategies.mix.sparta import places
 
 
 def tree(function, *trees):
@@ -217,6 +220,36 @@ class AsyncLocal(Workers):
             self.x[self.last] = self.read[self.last] = params
 
 
+class Decoupled(Workers):
+    """D_m = Theta_m - x_m; v <- mu v + Delta; Theta <- Theta - eta (Delta + mu v);
+    x_m, Theta_m <- Theta of those who were merged. Which merge a message is in, the clock says."""
+
+    def __init__(self, params, gradient, groups, keys):
+        super().__init__(params, gradient, groups, keys)
+        self.v, self.mail, self.steps = zeros(params), {}, [0] * groups
+
+    def step(self, choice, hyper, batch):
+        i = int(choice.worker)
+        self.x[i] = self.rules[i].step(self.x[i], self.gradient(self.x[i], batch), hyper)
+        self.steps[i] += 1
+        if choice.receive.all():
+            self.x[i] = self.read[i] = self.mail.pop(i)
+            self.steps[i] = 0
+        if choice.send.all():
+            self.mail[i] = int(choice.into[0]), self.steps[i], minus(self.read[i], self.x[i])
+        if choice.merge.all():
+            number, mu = int(choice.merge[0]), self.keys["outer_momentum"]
+            eta = self.keys["outer_learning_rate"]
+            sent = {m: own for m, own in self.mail.items() if isinstance(own, tuple)}
+            members = {m: own for m, own in sent.items() if own[0] == number}
+            total = sum(w for _, w, _ in members.values())
+            parts = [tree(lambda d, w=w: d * w / total, gap) for _, w, gap in members.values()]
+            gap = tree(lambda *leaves: sum(leaves), *parts)
+            self.v = tree(lambda v, d: mu * v + d, self.v, gap)
+            self.params = plus(self.params, plus(gap, self.v, mu), -eta)
+            self.mail |= dict.fromkeys(members, self.params)
+
+
 class AdPsgd(Workers):
     """x_i, x_j <- (x_i + x_j) / 2; x_i <- x_i - gamma g(x_i read); x_i read <- x_i"""
 
@@ -393,6 +426,53 @@ class Eager(Diloco):
         self.past = gaps
 
 
+class Sparta(Nodes):
+    """x_i[S] <- mean_j x_j[S], of numbers S that all have drawn"""
+
+    def exchange(self, choice, hyper):
+        every = [tree(np.copy, x) for x in self.params]
+        names = [(block, name) for block in sorted(every[0]) for name in sorted(every[0][block])]
+        for n, (block, name) in enumerate(names):
+            arrays = [x[block][name] for x in every]
+            chosen = places(choice.draw, n, arrays[0].size, self.keys["averaged_share"])
+            at = np.unravel_index(np.asarray(chosen), arrays[0].shape)
+            mean = sum(array[at] for array in arrays) / len(arrays)
+            for array in arrays:
+                array[at] = mean
+        for node, x in zip(self.nodes, every, strict=True):
+            node.move(x)
+
+
+class Demo(Nodes):
+    """m_i <- beta m_i + (theta - x_i); q_i: its k largest of every chunk's DCT, taken off;
+    theta <- theta - mean_i q_i"""
+
+    def start(self, params):
+        self.momenta = [zeros(params) for _ in self.nodes]
+
+    def exchange(self, choice, hyper):
+        beta, ways = self.keys["momentum_decay"], []
+        for i, x in enumerate(self.params):
+            self.momenta[i] = plus(minus(self.theta, x), self.momenta[i], beta)
+            ways.append(tree(self.fast, self.momenta[i]))
+            self.momenta[i] = minus(self.momenta[i], ways[-1])
+        self.theta = minus(self.theta, mean(ways))
+        for node in self.nodes:
+            node.move(self.theta)
+
+    def fast(self, v):
+        matrix, c = np.atleast_2d(v), self.keys["chunk"]
+        height, width = (max(d for d in range(1, c + 1) if n % d == 0) for n in matrix.shape)
+        out = np.zeros_like(matrix)
+        for a in range(0, matrix.shape[0], height):
+            for b in range(0, matrix.shape[1], width):
+                block = slice(a, a + height), slice(b, b + width)
+                found = dctn(matrix[block], norm="ortho")
+                least = np.sort(np.abs(found), axis=None)[::-1][: self.keys["coefficients"]][-1]
+                out[block] = idctn(np.where(np.abs(found) >= least, found, 0.0), norm="ortho")
+        return out.reshape(v.shape)
+
+
 class Daso(Nodes):
     """x <- (2 S x + sum_p x_p(sent)) / (2 S + P), S batches after the sending"""
 
@@ -459,6 +539,7 @@ READS = {
     "elastic": Elastic,
     "async_local_sgd": AsyncLocal,
     "ad_psgd": AdPsgd,
+    "decoupled": Decoupled,
 }
 MIXES = {
     "daso": Daso,
@@ -469,6 +550,8 @@ MIXES = {
     "sparseloco": SparseLoco,
     "eager": Eager,
     "gossip": Gossip,
+    "sparta": Sparta,
+    "demo": Demo,
 }
 JOINED = {"model_averaging": OverGraph, "diloco": DilocoOverGraph, "slowmo": SlowMoOverGraph}
 

@@ -47,6 +47,11 @@ CASES = {
         | {"strategy.outer_learning_rate": 1.0, "strategy.outer_momentum": 0.0},
         like="asynchronous",
     ),
+    "decoupled": Case(
+        {"strategy.groups": 2, "strategy.period": 2, "strategy.fragments": 2},
+        None,
+        like="asynchronous",
+    ),
     "ad_psgd": Case({"strategy.groups": 2}, {"strategy.groups": 1}, like="asynchronous"),
     "buffered": Case(
         {"strategy.groups": 2, "strategy.arrivals": 3},
@@ -82,6 +87,12 @@ CASES = {
     "eager": Case(
         {"strategy.period": 3},
         {**ONE, "strategy.outer_learning_rate": 1.0, "strategy.outer_momentum": 0.0},
+        like="model_averaging",
+    ),
+    "sparta": Case({"strategy.averaged_share": 0.3}, ONE, like="model_averaging"),
+    "demo": Case(
+        {"strategy.coefficients": 2, "strategy.chunk": 4, "strategy.signed": False},
+        ONE | {"strategy.coefficients": 4096, "strategy.signed": False},
         like="model_averaging",
     ),
     "gossip": Case({"strategy.graph": "one_peer"}, ONE, like="model_averaging"),

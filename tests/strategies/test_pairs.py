@@ -26,6 +26,7 @@ NODES, DEVICES = 2, 2
 VALUES = {
     "strategy.groups": 2,
     "strategy.period": 2,
+    "strategy.fragments": 1,
     "strategy.steps_by_speed": False,
     "strategy.elasticity": 1.6,
     "strategy.outer_learning_rate": 0.7,
@@ -33,6 +34,11 @@ VALUES = {
     "strategy.slow_momentum": 0.3,
     "strategy.compression_share": 0.4,  # no two numbers are equal where it cuts
     "strategy.error_decay": 0.9,
+    "strategy.averaged_share": 0.6,
+    "strategy.momentum_decay": 0.9,
+    "strategy.chunk": 4,
+    "strategy.coefficients": 8,
+    "strategy.signed": False,  # a sign of what is nearly 0 is that of its rounding
     "strategy.first_moment_meetings": 2,
     "strategy.waiting": "k_batch_async",
     "strategy.arrivals": 3,

@@ -20,7 +20,7 @@ ALL = slice(0, len(BATCHES["targets"][0]))  # an update has the whole batch
 CLOSE = {"rtol": 0, "atol": 2e-5}
 
 
-def line_of(name, groups=WORKERS, steps=STEPS, update_bytes=0, **values):
+def line_of(name, groups=WORKERS, steps=STEPS, update_bytes=0, network=None, **values):
     """The timeline of a method; memoryless arrivals unless the cluster's `values` say else."""
     config = default()
     config.batch_size, config.steps, config.cluster.nodes = 12, steps, groups
@@ -28,7 +28,7 @@ def line_of(name, groups=WORKERS, steps=STEPS, update_bytes=0, **values):
     config.cluster.service, config.cluster.seconds_per_example = "exponential", 1 / 12
     config.update_from_flattened_dict(values)
     return strategies.timeline_of(
-        as_experiment(config), steps_per_epoch=1, update_bytes=update_bytes
+        as_experiment(config), steps_per_epoch=1, update_bytes=update_bytes, network=network
     )
 
 

@@ -11,7 +11,7 @@ from optdyn.strategies.method import Methods, Setting
 from optdyn.strategies.mix.nodes import inside
 from optdyn.strategies.mix.outer import cut, moments
 from optdyn.timeline import habits
-from optdyn.timeline.base import Meeting, Timeline, undelayed
+from optdyn.timeline.base import Meeting, Timeline, Together, undelayed
 from optdyn.timeline.network import between_nodes, broadcast, to_all_nodes
 from optdyn.timeline.nodes import Within, of_meetings
 from optdyn.timeline.trace import Held
@@ -63,13 +63,29 @@ def clock(of: "ModelAveraging", setting: Setting, methods: Methods) -> Timeline:
     return of_meetings(meeting._replace(present=parts), within, seconds)
 
 
+def every_update(setting: Setting, methods: Methods, transfer: float) -> Timeline:
+    """The timeline of nodes that wait after every update for the last and for its exchange.
+
+    It takes `transfer` seconds, from when the first layers' gradients are there on; then it is
+    handed on inside the nodes. The choice is `Together`.
+    """
+    steps, held = setting.config.steps, setting.held
+    within = inside(setting, methods)(steps)
+    last = np.maximum(within.ready.max(axis=1) + transfer, within.done.max(axis=1))
+    seconds = np.cumsum(last + broadcast(setting.config.cluster, setting.update_bytes))
+    none = np.zeros(steps, np.int32)
+    staleness = none if within.staleness is None else within.staleness
+    choice = Together(within.choice)
+    return Timeline(none, staleness, held.seconds if held else seconds, within.slots, choice)
+
+
 def _seconds(
     of: "ModelAveraging", setting: Setting, within: Within, meeting: Meeting
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """(steps,) seconds of the updates, and the parts that nodes have in meetings (`Meeting`)."""
     config, cluster = setting.config, setting.config.cluster
     (steps, fragments), (ready, done) = meeting.send.shape, within[:2]
-    sizes = _sizes(setting, fragments)
+    sizes = fragment_bytes(setting, fragments)
     transfer, more = _transfers(of, setting, sizes), _state_transfers(of, setting, meeting)
     handed_on = np.array([broadcast(cluster, size) for size in sizes])
     load, there = habits.load(cluster), habits.presence(cluster, config.seed)
@@ -111,8 +127,10 @@ def _recorded(held: Held, nodes: int) -> np.ndarray:
     return parts.astype(np.float32)
 
 
-def _sizes(setting: Setting, fragments: int) -> list[float]:
-    """Bytes of the fragments."""
+def fragment_bytes(setting: Setting, fragments: int) -> list[float]:
+    """Bytes of the fragments, of a setting that has its network if they are several."""
+    if fragments == 1:
+        return [float(setting.update_bytes)]
     assert setting.network
     parts = map(jax.tree.leaves, cut(setting.network.params, fragments))
     sizes = np.array([sum(leaf.size for leaf in leaves) for leaves in parts])
@@ -154,7 +172,7 @@ def _turns(meeting: Meeting) -> np.ndarray:
 def message_bytes(of: "ModelAveraging", setting: Setting) -> list[float]:
     """Bytes that a node sends of every fragment, as they are compressed."""
     assert setting.network
-    sizes, small = _sizes(setting, of.fragments), of.compressed()
+    sizes, small = fragment_bytes(setting, of.fragments), of.compressed()
     if not small:
         return sizes
     parts = cut(setting.network.params, of.fragments)

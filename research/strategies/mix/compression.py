@@ -17,8 +17,9 @@ from math import ceil
 import jax
 import jax.numpy as jnp
 
-from optdyn.basics.trees import State, Tree
-from optdyn.strategies.mix.messages import Compression, Nodes
+from optdyn.basics.trees import Array, State, Tree
+from optdyn.core.snapshots import read_first, row
+from optdyn.strategies.mix.messages import Compression, Nodes, mean_of
 from optdyn.strategies.mix.powersgd import powersgd
 from optdyn.strategies.mix.quantized import WHOLE, Numbers, numbers
 
@@ -97,6 +98,16 @@ def sign() -> Compression:
     return _coded(encode, decode, lambda size: ceil(size / 8) + 4)
 
 
+def fed_back(small: Compression, tree: Tree, errors: Tree, i: Array) -> tuple[Tree, Tree]:
+    """The message of row i of a table of errors, (n, ...), and the table after it."""
+    error = read_first(row, errors, jnp.asarray(i))
+    whole = jax.tree.map(jnp.add, tree, error)
+    alone = Nodes(lambda tree: tree, lambda tree: jax.tree.map(lambda leaf: leaf[None], tree))
+    _, own, _ = small.apply(alone, whole, ())
+    left = jax.tree.map(lambda table, v, m: table.at[i].set(v - m), errors, whole, own)
+    return own, left
+
+
 def _coded(
     encode: Callable[..., Tree], decode: Callable[..., jax.Array], size: Callable[[int], int]
 ) -> Compression:
@@ -108,7 +119,7 @@ def _coded(
         mean: list[jax.Array] = []
         own: list[jax.Array] = []
         for leaf, code, every in zip(leaves, codes, nodes.gather(codes), strict=True):
-            mean.append(jax.vmap(partial(decode, like=leaf))(every).mean(axis=0))
+            mean.append(mean_of(jax.vmap(partial(decode, like=leaf))(every), nodes.weights))
             own.append(decode(code, leaf))
         return jax.tree.unflatten(tree_of, mean), jax.tree.unflatten(tree_of, own), state
 

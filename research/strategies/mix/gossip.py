@@ -14,7 +14,8 @@ knows P and hence w. What a node holds is z, and in terms of that with R_ij = P_
     adapt   z_i <- sum_j R_ij (z_j - gamma g_j / w_j)
     combine z_i <- sum_j R_ij z_j - gamma g_i / w_i'        w' = P w, so that rows of R sum to 1
 
--gamma g stands for whatever a node's own update does.
+-gamma g stands for whatever a node's own update does. Compressed messages have another rule
+(`choco.py`).
 """
 
 from collections.abc import Mapping
@@ -35,10 +36,11 @@ from optdyn.core import Batch, Event, Info, Params, Rule, State
 from optdyn.experiment import Experiment
 from optdyn.strategies.method import Methods, Mixes, Network, Setting
 from optdyn.strategies.mix import nodes
+from optdyn.strategies.mix.choco import choco
 from optdyn.strategies.mix.messages import over_nodes, own_event
 from optdyn.strategies.mix.model_averaging import ModelAveraging
 from optdyn.strategies.mix.over_graph import OverGraph
-from optdyn.strategies.shared_fields import OnGraph
+from optdyn.strategies.shared_fields import ABOVE_0, Compressed, OnGraph
 from optdyn.timeline import graphs, habits
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.network import broadcast, links
@@ -57,6 +59,7 @@ class Neighbours(NamedTuple):
     inner: Choice = ()  # what is decided for each node, (nodes, ...)
     senders: Array | None = None  # (nodes, k) int32, who sends to each; only of many nodes
     stand: Array | None = None  # (nodes,) int32, itself, or another for one that is away
+    rate: Array | None = None  # float32, c of `choco.py`
 
 
 def gossip(inner: Rule, order: str, senders: str | None = None) -> Rule:
@@ -108,12 +111,15 @@ def gossip(inner: Rule, order: str, senders: str | None = None) -> Rule:
 
 
 @dataclass(frozen=True)
-class Gossip(Mixes, OnGraph):
+class Gossip(Mixes, OnGraph, Compressed):
     gossip_order: str = field(
         "combine",
         "gossip: nodes send what they had before an update, 'combine', or have after it, 'adapt'.",
         one_of=ORDERS,
         static=True,
+    )
+    consensus_rate: float = field(
+        0.5, "gossip: c, the step toward neighbours where messages are compressed.", **ABOVE_0
     )
 
     laws = DRAWN
@@ -121,7 +127,14 @@ class Gossip(Mixes, OnGraph):
     info = ("sent_bytes",)
 
     def mix(self, inner: Rule, senders: str | None = None) -> Rule:
+        if small := self.compressed():
+            return choco(inner, small, senders)
         return gossip(inner, self.gossip_order, senders)
+
+    def message_bytes(self, params: Params, whole: float) -> float:
+        """Bytes of a message, of `whole` bytes of parameters."""
+        small = self.compressed()
+        return whole * small.part(params) if small else whole
 
     def clock(self, setting: Setting, methods: Methods) -> Timeline:
         """Nodes wait for what is sent to them, and for nobody else (`graphs.arrivals`).
@@ -140,7 +153,11 @@ class Gossip(Mixes, OnGraph):
                 to = graphs.among(to, there)
         else:
             early = self.gossip_order == "combine"
-            between, handed_on = links(cluster, size), broadcast(cluster, size)
+            sent = float(size)
+            if self.compressed():
+                assert setting.network
+                sent = self.message_bytes(setting.network.params, size)
+            between, handed_on = links(cluster, sent), broadcast(cluster, size)
             habit = habits.load(cluster), habits.presence(cluster, config.seed)
             ready, done = within.ready, within.done
             seconds, to, there = graphs.arrivals(to, ready, done, between, handed_on, early, *habit)
@@ -151,6 +168,7 @@ class Gossip(Mixes, OnGraph):
             within.choice,
             graphs.each_update(graphs.senders(to), steps) if cluster.nodes > ROWS else None,
             graphs.stands(there) if cluster.presence else None,
+            np.full(steps, self.consensus_rate, np.float32) if self.compressed() else None,
         )
         none = np.zeros(steps, np.int32)
         staleness = none if within.staleness is None else within.staleness
@@ -162,6 +180,13 @@ class Gossip(Mixes, OnGraph):
         pushes = self.graph in ("push", "complete")
         wanted = f"at most {ROWS:,} that gossip on {self.graph!r}, where many send to one"
         require(config, "cluster.nodes", lambda v: v <= ROWS or not pushes, wanted)
+        if not self.compressed():
+            return
+        one_of("config.strategy.compression of gossip", self.compression, ("", "top_k", "sign"))
+        one_of("config.strategy.graph of compressed messages", self.graph, graphs.CONSTANT)
+        wanted = "'adapt' with config.strategy.compression, as nodes send what they have then"
+        self.require("gossip_order", self.gossip_order == "adapt", wanted)
+        require(config, "cluster.presence", lambda v: not v, "0 with compressed gossip")
 
     def joined(self, other: Mixes) -> Mixes | None:
         """The graph of nodes that meet now and then."""

@@ -24,11 +24,19 @@ class Nodes(NamedTuple):
 
     sums: Callable[[Tree], Tree]
     gather: Callable[[Tree], Tree]  # leaves (nodes, ...)
+    weights: jax.Array | None = None  # (nodes,) of a mean; None: they weigh alike
 
     def mean(self, tree: Tree) -> Tree:
         """The mean over the nodes."""
         nodes = lax.axis_size("node")
         return jax.tree.map(lambda leaf: leaf / nodes, self.sums(tree))
+
+
+def mean_of(rows: jax.Array, weights: jax.Array | None) -> jax.Array:
+    """Of gathered rows, (nodes, ...)."""
+    if weights is None:
+        return rows.mean(axis=0)
+    return jnp.tensordot(weights.astype(rows.dtype), rows, axes=1, precision=lax.Precision.HIGHEST)
 
 
 class Compression(NamedTuple):
@@ -38,6 +46,11 @@ class Compression(NamedTuple):
     apply: Callable[[Nodes, Tree, Tree], tuple[Tree, Tree, Tree]]
     messages: Callable[[Tree], tuple[int, ...]]  # bytes a node sends, one after the other
     gathered: bool = False  # every node's message goes to all others; else they are added up
+
+    def part(self, tree: Tree) -> float:
+        """Bytes of its messages over those of the arrays, or their shapes."""
+        whole = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+        return sum(self.messages(tree)) / whole
 
 
 class Messages(NamedTuple):
@@ -160,7 +173,8 @@ def neighbours(every: Nodes, to: jax.Array) -> Nodes:
         own = row.astype(leaf.dtype)
         return jnp.tensordot(own, leaf, axes=1, precision=lax.Precision.HIGHEST)
 
-    return every._replace(sums=lambda tree: jax.tree.map(weighted, every.gather(tree)))
+    sums = lambda tree: jax.tree.map(weighted, every.gather(tree))  # noqa: E731
+    return every._replace(sums=sums, weights=row / nodes)
 
 
 def at_once(collective: Callable[[jax.Array], jax.Array], tree: Tree) -> Tree:

@@ -22,13 +22,13 @@ from jax import lax
 from optdyn.basics.errors import ConfigError
 from optdyn.basics.fields import field
 from optdyn.core import Rule
-from optdyn.experiment import PART, Experiment
+from optdyn.experiment import Experiment
 from optdyn.strategies.method import Methods, Mixes, Setting
-from optdyn.strategies.mix import averaging_clock, compression, nodes
-from optdyn.strategies.mix.messages import Compression, Messages
+from optdyn.strategies.mix import averaging_clock, nodes
+from optdyn.strategies.mix.messages import Messages
 from optdyn.strategies.mix.outer import INNER_STATES, outer
 from optdyn.strategies.mix.quantized import WHOLE
-from optdyn.strategies.shared_fields import FRACTION, Periodic
+from optdyn.strategies.shared_fields import FRACTION, Compressed, Fragmented, Periodic
 from optdyn.timeline.base import Meeting, Timeline
 from optdyn.timeline.service import DRAWN
 
@@ -36,21 +36,11 @@ MERGINGS = ("mix", "correct")
 
 
 @dataclass(frozen=True)
-class ModelAveraging(Mixes, Periodic):
+class ModelAveraging(Mixes, Periodic, Fragmented, Compressed):
     synchronous_updates: int = field(
         0,
         "model_averaging, diloco, slowmo: T_0, the first updates, with an average after each.",
         at_least=0,
-    )
-    fragments: int = field(
-        1,
-        "model_averaging, diloco, slowmo: fragments of the parameters, which take turns.",
-        static=True,
-    )
-    delay: int = field(
-        0,
-        "model_averaging, diloco, slowmo: tau, updates from the sending of a fragment to its "
-        "receipt.",
     )
     mixing: float = field(
         0.0,
@@ -72,32 +62,6 @@ class ModelAveraging(Mixes, Periodic):
         one_of=INNER_STATES,
         static=True,
     )
-    compression: str = field(
-        "",
-        "model_averaging, diloco, slowmo: of messages, 'bfloat16', 'top_k', 'sign', 'powersgd'.",
-        one_of=compression.NAMES,
-        static=True,
-    )
-    compression_share: float = field(
-        0.01,
-        "top_k: share of an array's numbers that are sent.",
-        **PART,
-        static=True,
-    )
-    compression_rank: int = field(
-        2, "powersgd: r, columns of the two factors of a matrix.", at_least=1, static=True
-    )
-    compression_bits: int = field(
-        WHOLE,
-        "model_averaging, diloco, slowmo: b, bits of a number that is sent, also of those that "
-        "top_k keeps; 32: as they are.",
-        wanted="from 2 to 8, or 32",
-        holds=lambda v: 2 <= v <= 8 or v == WHOLE,
-        static=True,
-    )
-    compression_block: int = field(
-        128, "compression_bits: numbers that have a scale of their own.", at_least=1, static=True
-    )
 
     laws = DRAWN
     cluster = (
@@ -116,9 +80,6 @@ class ModelAveraging(Mixes, Periodic):
         turn = self.period // self.fragments
         wanted = f"from 0 to {turn - 1}, less than config.strategy.period // config.strategy."
         self.require("delay", 0 <= self.delay < turn, wanted + "fragments")
-        wanted = f"{WHOLE} with config.strategy.compression = {self.compression!r}"
-        whole = self.compression_bits == WHOLE or self.compression in compression.OF_BITS
-        self.require("compression_bits", whole, wanted)
         mixes = self.merging == "mix" or not self.mixing
         self.require("mixing", mixes, "0 with config.strategy.merging = 'correct'")
         apart = "fragments" if self.fragments > 1 else "delay" if self.delay else ""
@@ -151,16 +112,6 @@ class ModelAveraging(Mixes, Periodic):
     def outer(self) -> optax.GradientTransformation | None:
         """The optimizer of the outer step; None is the mean."""
         return None
-
-    def compressed(self) -> Compression | None:
-        """What messages go through."""
-        return compression.make(
-            self.compression,
-            self.compression_share,
-            self.compression_rank,
-            self.compression_bits,
-            self.compression_block,
-        )
 
     def clock(self, setting: Setting, methods: Methods) -> Timeline:
         """When nodes meet (`averaging_clock.py`); the first, synchronous updates take the mean."""

@@ -8,6 +8,9 @@ the order of arrivals, which the timeline decides. Fresh blocks are those that o
 and computes, so that nobody holds an old copy: the merged fully-connected servers of 1606.04487. By
 default there are none.
 
+Group i may send C(g + e_i) in the place of a gradient g, C a `compression`, and keeps what that
+leaves out, e_i <- g + e_i - C(g + e_i), for its next message.
+
 Where the gradient is local (`local.py`) no block waits for another, so each has a server and an
 order of arrivals of its own. Then r(t), and the momentum that it is worth, differ by block.
 
@@ -25,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from optdyn.basics import seeds
-from optdyn.basics.errors import refuse
+from optdyn.basics.errors import one_of, refuse
 from optdyn.basics.fields import field
 from optdyn.core import (
     Array,
@@ -42,8 +45,10 @@ from optdyn.experiment import Experiment, Pieces
 from optdyn.problem import models
 from optdyn.strategies.merged import cut
 from optdyn.strategies.method import Methods, Setting, slowed
+from optdyn.strategies.mix.compression import fed_back
+from optdyn.strategies.mix.messages import Compression
 from optdyn.strategies.read import groups
-from optdyn.strategies.shared_fields import MergedServer
+from optdyn.strategies.shared_fields import Compressed, MergedServer
 from optdyn.timeline.base import Timeline, staleness_of
 from optdyn.timeline.compute_groups import make
 from optdyn.timeline.service import DRAWN, is_drawn
@@ -61,12 +66,14 @@ def asynchronous(
     fresh: tuple[str, ...] = (),
     servers: Mapping[str, int] | None = None,
     rounded: bool = False,
+    small: Compression | None = None,
 ) -> Rule:
     """Rule over a table of `slots` snapshots of the stale blocks, all x_0 at the start.
 
     Slots are read before one is written (`snapshots.read_first`), so XLA updates the table in
     place: a step costs a synchronous one plus a copy of the stale blocks. `event.choice` is an
-    `Arrival`; with `servers`, the number of each block's server, its slots are (servers,).
+    `Arrival`; with `servers`, the number of each block's server, its slots are (servers,). Messages
+    may be `small`, of as many groups as slots at most.
     Versions are exact, and x_t is that in its slot, or `rounded` to bfloat16, and x_t is kept
     besides.
 
@@ -81,13 +88,17 @@ def asynchronous(
         table = jax.tree.map(lambda leaf: jnp.repeat(leaf[None], slots, axis=0), row)
         first = {name: jnp.int32(0) for name in stale} if servers else jnp.int32(0)
         kept = {name: block for name, block in params.items() if rounded or name in fresh}
-        return State(table, first, update.init(params), kept)
+        nothing = jax.tree.map(lambda leaf: jnp.zeros((slots, *leaf.shape), leaf.dtype), params)
+        return State(table, first, update.init(params), kept, nothing if small else ())
 
     def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
         choice = event.choice
         read, write = (slot_of(slots, state.slots) for slots in (choice.read, choice.write))
         seen = state.at(read) | (choice.seen or {})
         loss, grads = gradient(seen, event, batch)
+        if small:
+            grads, errors = fed_back(small, grads, state.errors, choice.worker)
+            state = state._replace(errors=errors)
         if servers and event.staleness is not None:
             each = jnp.asarray(event.staleness)
             stale_by = {block: each[server] for block, server in servers.items()}
@@ -105,7 +116,7 @@ def asynchronous(
 
 
 @dataclass(frozen=True)
-class Asynchronous(groups.Grouped, MergedServer):
+class Asynchronous(groups.Grouped, MergedServer, Compressed):
     staleness_bound: int = field(
         -1, "asynchronous: updates that a group may be ahead of the slowest; -1: any.", at_least=-1
     )
@@ -116,9 +127,8 @@ class Asynchronous(groups.Grouped, MergedServer):
     def read(
         self, gradient: Gradient, update: Update, slots: int, servers: Mapping[str, int] | None
     ) -> Rule:
-        return asynchronous(
-            gradient, update, slots, self.fresh, servers, is_rounded(self.snapshots)
-        )
+        rounded, small = is_rounded(self.snapshots), self.compressed()
+        return asynchronous(gradient, update, slots, self.fresh, servers, rounded, small)
 
     def clock(self, setting: Setting, methods: Methods) -> Timeline:
         """Arrivals of `groups` groups, of every server by itself where the gradient is local.
@@ -135,7 +145,9 @@ class Asynchronous(groups.Grouped, MergedServer):
         }
         size |= {"update_bytes": setting.update_bytes, "replicas": setting.replicas}
         size |= {"staleness_bound": self.staleness_bound, "merged": bool(self.fresh)}
-        held = setting.held
+        held, small = setting.held, self.compressed()
+        if small and setting.network:
+            size["message_bytes"] = setting.update_bytes * small.part(setting.network.params)
         if not methods.by_block:
             return make(config.cluster, seed=config.seed, held=held, **size)
         assert setting.network
@@ -171,6 +183,8 @@ class Asynchronous(groups.Grouped, MergedServer):
         if cluster.service == "race" and self.fresh:
             _merges(config, methods, self.fresh)
         local, bound = methods.by_block, self.staleness_bound
+        pieces, small = cluster.pieces != Pieces(), ("", "top_k", "sign")
+        one_of("config.strategy.compression of asynchronous", self.compression, small)
         habit = next((key for key in HABITS if getattr(cluster, key)), "")
         apart = local or bound >= 0 or cluster.pieces != Pieces()
         ordered = is_drawn(cluster.service) or cluster.service in groups.RECORDED
@@ -190,6 +204,20 @@ class Asynchronous(groups.Grouped, MergedServer):
             (
                 bound >= 0 and config.replicas.count,
                 "config.strategy.staleness_bound: only of runs, not of replicas",
+            ),
+            (
+                self.compressed() and (methods.gradient or self.fresh or self.snapshots == "host"),
+                "config.strategy.compression: of groups that send whole gradients, all of which "
+                "their server keeps on the device",
+            ),
+            (
+                self.compressed() and (cluster.service in ("race", "geometric") or habit or pieces),
+                "config.strategy.compression: of groups whose times are drawn, config.cluster."
+                f"service one of {', '.join(DRAWN)}, without pieces, {', '.join(HABITS)}",
+            ),
+            (
+                self.compressed() and self.groups == 1,
+                "config.strategy.compression: of 2 groups at least, as one has no server",
             ),
         )
 

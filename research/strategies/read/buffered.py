@@ -12,6 +12,7 @@ asynchronous SGD.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -81,6 +82,7 @@ class Buffered(groups.Grouped):
     laws = (*DRAWN, "race")
     cluster = ("split", "overlap", "speeds")
     info = ("sent_bytes",)
+    limit: ClassVar[float] = 0.0  # mean services after which a group begins again; 0: never
 
     def read(
         self, gradient: Gradient, update: Update, slots: int, servers: Mapping[str, int] | None
@@ -99,6 +101,7 @@ class Buffered(groups.Grouped):
             methods,
             batch_size=setting.config.batch_size // self.arrivals,
             several_of=(self.arrivals, self.waiting),
+            allotted=self.limit,
         )
 
     def order(self, config: Experiment, line: Timeline) -> Versions:

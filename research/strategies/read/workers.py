@@ -9,6 +9,7 @@ worker i has: parameters, what it has read, an optimizer's state.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -25,10 +26,11 @@ from optdyn.strategies.read import local_steps
 from optdyn.strategies.read.groups import divides
 from optdyn.timeline.arrivals import Work, arrivals
 from optdyn.timeline.base import Timeline, from_arrivals
-from optdyn.timeline.compute_groups import work_of
+from optdyn.timeline.compute_groups import habits_of, work_of
 from optdyn.timeline.exchanges import batches, exchanges
 from optdyn.timeline.service import DRAWN, law
 from optdyn.timeline.versions import empty
+from optdyn.timeline.volunteers import volunteers
 
 Table = Tree  # a pytree, leaves (workers, ...)
 
@@ -76,7 +78,7 @@ class Workers(Reads):
     groups: int = field(1, "Compute groups, each synchronous inside.", at_least=1, static=True)
 
     laws = DRAWN
-    cluster = ("split", "overlap", "speeds")
+    cluster: ClassVar[tuple[str, ...]] = ("split", "overlap", "speeds")
     barrier = False
     workers = True
     info = ("sent_bytes",)
@@ -129,6 +131,19 @@ def timeline(
     line = arrivals(stream, law(config.cluster), work, config.steps)
     exchange, late, _ = exchanges(line.worker, periods, is_stale)
     return line._replace(staleness=late), exchange
+
+
+def unhindered(of: Workers, setting: Setting, methods: Methods) -> Timeline:
+    """Arrivals of local steps of workers that wait for no message; they may come and go."""
+    config, count = setting.config, of.groups
+    if held := setting.held:
+        held.groups(held.worker, count)
+        return from_arrivals(held.worker, held.seconds, count)
+    work, service = local_work(of, setting, methods, sent=False), law(config.cluster)
+    stream = int(seeds.generator(config.seed, "arrivals").integers(2**63))
+    if habits := habits_of(config.cluster, count, 0):
+        return volunteers(stream, service, work, config.steps, habits)[0]
+    return arrivals(stream, service, work, config.steps)
 
 
 def by_speed(of: Workers, setting: Setting, methods: Methods, period: int) -> list[int]:
