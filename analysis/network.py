@@ -27,7 +27,7 @@ from optdyn.basics.arguments import Parser
 from optdyn.basics.files import as_json
 from optdyn.config import read
 from optdyn.experiment import Experiment
-from optdyn.strategies.daso import DASO, clock
+from optdyn.strategies.mix.daso import DASO, clock
 from optdyn.timeline.nodes import synchronous
 
 GIGABIT = 1e9 / 8  # bytes

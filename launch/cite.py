@@ -41,9 +41,10 @@ def modules(config: Mapping[str, Any]) -> Iterator[str]:
     """The modules of what a run's config names, as `launch.sources` names them."""
     strategy, optimizer = config.get("strategy", {}), config.get("optimizer", {})
     own = set(sources.methods())
-    yield from (f"strategies.{name}" for name in strategy.get("name", "").split("+") if name in own)
+    names = strategy.get("name", "").split("+")
+    yield from (sources.module_of(name) for name in names if name in own)
     if compression := strategy.get("compression"):
-        yield "strategies.powersgd" if compression == "powersgd" else "strategies.compression"
+        yield sources.module_of("powersgd" if compression == "powersgd" else "compression")
     if optimizer.get("name") == "closed_loop":
         yield "optimizers.closed_loop"
     if not STALENESS.isdisjoint(optimizer.get("chain", ())):

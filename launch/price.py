@@ -317,7 +317,7 @@ def _methods(given: Sequence[str]) -> list[str]:
 def _keys(periods: Sequence[str], compressions: Sequence[str]) -> list[dict[str, Any]]:
     """Values of keys of config.strategy, every one with every other. Raises `InputError`."""
     from optdyn.basics.errors import one_of
-    from optdyn.strategies.compression import NAMES
+    from optdyn.strategies.mix.compression import NAMES
 
     every: list[dict[str, Any]] = [{}]
     if periods:

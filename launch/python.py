@@ -175,14 +175,15 @@ class Clock(NamedTuple):
 
 def method(name: str) -> Callable[..., Method]:
     """`method("diloco")(period=8)`: the built-in method of that name, its fields by keyword."""
-    keys = strategies.keys_of(strategies.load(name))
+    made_of = strategies.load(name)
+    keys = strategies.keys_of(made_of)
 
     def make(**fields: Any) -> Method:
         return Method(name, fields)
 
     make.__name__ = make.__qualname__ = name
     shown = ", ".join(f"{key}={value!r}" for key, value in keys.items())
-    about = sys.modules[f"{strategies.__name__}.{name}"].__doc__
+    about = sys.modules[made_of.__module__].__doc__
     make.__doc__ = f"{about}\nFields: {shown}."
     return make
 

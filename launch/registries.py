@@ -36,8 +36,7 @@ def _optimizers() -> Lines:
 
 
 def _methods() -> Lines:
-    package = strategies.__name__
-    return {name: summary(sys.modules[f"{package}.{name}"]) for name in strategies.built_in()}
+    return {n: summary(sys.modules[strategies.load(n).__module__]) for n in strategies.built_in()}
 
 
 def _laws() -> Lines:

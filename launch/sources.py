@@ -77,7 +77,13 @@ def config_file(name: str) -> Path:
 
 def methods() -> dict[str, str]:
     """The files of strategies that have a `METHOD`, with the first line of each."""
-    return {name: doc(f"strategies.{name}").split("\n")[0] for name in _methods()}
+    return {name: doc(module_of(name)).split("\n")[0] for name in _methods()}
+
+
+def module_of(name: str) -> str:
+    """`strategies.mix.daso`, the module of a file of strategies, as `doc` takes it."""
+    path = _strategies()[name].relative_to(optdyn.__path__[0])
+    return ".".join(path.with_suffix("").parts)
 
 
 @cache
@@ -146,24 +152,26 @@ def _text(module: str) -> str:
 
 
 def _methods() -> list[str]:
-    folder = Path(optdyn.__path__[0]) / "strategies"
     made = re.compile(r"^METHOD = ", re.M)
-    return [path.stem for path in sorted(folder.glob("*.py")) if made.search(path.read_text())]
+    return [name for name, path in _strategies().items() if made.search(path.read_text())]
+
+
+def _strategies() -> dict[str, Path]:
+    """The files of strategies, by their names."""
+    every = Path(optdyn.__path__[0], "strategies").rglob("*.py")
+    return dict(sorted((path.stem, path) for path in every if path.stem != "__init__"))
 
 
 @cache
 def _classes() -> dict[str, ast.ClassDef]:
     """The classes of all files of strategies, by their names."""
-    folder = Path(optdyn.__path__[0]) / "strategies"
-    every = (
-        node for path in sorted(folder.glob("*.py")) for node in ast.parse(path.read_text()).body
-    )
+    every = (node for path in _strategies().values() for node in ast.parse(path.read_text()).body)
     return {node.name: node for node in every if isinstance(node, ast.ClassDef)}
 
 
 def _of_method(name: str) -> dict[str, str]:
     """The fields of a method, those of the classes that it is made of first, and their words."""
-    (made,) = re.findall(r"^METHOD = (\w+)$", _text(f"strategies.{name}"), re.M)
+    (made,) = re.findall(r"^METHOD = (\w+)$", _strategies()[name].read_text(), re.M)
     return _fields(made)
 
 

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from optdyn.problem import problem
 from optdyn.problem.costs import BlockCosts, Cost, block_costs, communicated, of_groups
-from optdyn.strategies.local_losses import gradients, groups, heads
+from optdyn.strategies.gradient.local_losses import gradients, groups, heads
 from tests.values import as_model
 
 BATCH, WIDTH, CLASSES, K = 32, 64, 10, 4

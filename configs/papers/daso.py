@@ -20,7 +20,7 @@ from optdyn.evidence.study import Job, Study
 from optdyn.evidence.trial import Curve, to_loss
 from optdyn.experiment import Cluster, Data, Experiment, Model
 from optdyn.problem import shared_data
-from optdyn.strategies.daso import DASO, clock
+from optdyn.strategies.mix.daso import DASO, clock
 from optdyn.timeline.nodes import synchronous
 
 WIDTHS = (784, 512, 512, 10)

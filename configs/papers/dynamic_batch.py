@@ -20,7 +20,7 @@ from optdyn.evidence.intervals import ratio, shown, spread
 from optdyn.evidence.study import Job, Study
 from optdyn.experiment import Cluster, Data, Experiment, Model
 from optdyn.problem import shared_data
-from optdyn.strategies.dynamic_batch import DynamicBatch
+from optdyn.strategies.gradient.dynamic_batch import DynamicBatch
 from optdyn.timeline.dynamic_batch import clocked, waste
 
 EPOCHS = {"small": 40, "full": 120}

@@ -24,7 +24,8 @@ from optdyn.evidence.study import Job, Study
 from optdyn.evidence.trial import to_loss
 from optdyn.experiment import Experiment
 from optdyn.problem import shared_data
-from optdyn.strategies import Network, local
+from optdyn.strategies import Network
+from optdyn.strategies.gradient import local
 from optdyn.timeline import pipeline
 from optdyn.training import program
 

@@ -28,6 +28,16 @@ MOVED = {
     "optdyn.trainer": "optdyn.training.trainer",
     "optdyn.strategies.base": "optdyn.core",
 }
+PIECES = {
+    "gradient": ("dynamic_batch", "local"),
+    "read": ("ad_psgd", "async_local_sgd", "asynchronous", "buffered", "elastic", "stale_pipeline"),
+    "mix": ("daso", "diloco", "gossip", "model_averaging", "slowmo"),
+}
+MOVED |= {
+    f"optdyn.strategies.{name}": f"optdyn.strategies.{piece}.{name}"
+    for piece, names in PIECES.items()
+    for name in names
+}
 
 
 def today(name: str) -> str:

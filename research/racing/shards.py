@@ -17,8 +17,8 @@ from optdyn.basics.trees import Tree
 from optdyn.core import Event, Message, Params, State
 from optdyn.racing.server import event_of
 from optdyn.racing.worker import Compute, Handle, Shards, halves_of
-from optdyn.strategies.groups import Grouped
 from optdyn.strategies.method import of_config
+from optdyn.strategies.read.groups import Grouped
 from optdyn.training.run import Run
 
 Call = Callable[..., Handle]  # (method of a `Part`, its arguments) -> a handle of what it returns

@@ -377,14 +377,19 @@ class Chosen:
 
 @cache
 def _methods() -> Mapping[str, type[Method]]:
-    """The methods of the files beside this one, plain SGD's first."""
-    beside = sorted(module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]))
-    files = {name: import_module(f"{PACKAGE}.{name}") for name in (PLAIN, *beside)}
-    return {name: file.METHOD for name, file in files.items() if hasattr(file, "METHOD")}
+    """The methods of the files of `gradient/`, `read/` and `mix/`, plain SGD's first."""
+    beside = {
+        module.name: f"{PACKAGE}.{piece}.{module.name}"
+        for piece in MEANING
+        for module in pkgutil.iter_modules([str(Path(__file__).parent / piece)])
+    }
+    files = {PLAIN: f"{PACKAGE}.{PLAIN}", **{name: beside[name] for name in sorted(beside)}}
+    made = {name: import_module(file) for name, file in files.items()}
+    return {name: file.METHOD for name, file in made.items() if hasattr(file, "METHOD")}
 
 
 def built_in() -> tuple[str, ...]:
-    """Names of the files beside this one that have a `METHOD`, plain SGD's first."""
+    """Names of the files of methods that have a `METHOD`, plain SGD's first."""
     return tuple(_methods())
 
 

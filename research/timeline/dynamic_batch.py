@@ -24,7 +24,7 @@ from optdyn.timeline.shares import shares
 CHANGE = 0.1  # relative; a rate that moved by more is another speed and not noise
 
 if TYPE_CHECKING:
-    from optdyn.strategies.dynamic_batch import DynamicBatch
+    from optdyn.strategies.gradient.dynamic_batch import DynamicBatch
 
 
 class Costs(NamedTuple):

@@ -23,8 +23,8 @@ from optdyn.optimizers import schedules
 from optdyn.problem import losses, models, own_code
 from optdyn.problem.data import tokenizers
 from optdyn.problem.models.convolution import LOWERINGS
-from optdyn.strategies.groups import Grouped
 from optdyn.strategies.method import OPTIONAL
+from optdyn.strategies.read.groups import Grouped
 from optdyn.timeline import service
 from optdyn.training import memory_checks
 

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from optdyn.basics.trees import Array, Examples, Params, State, Tree
 from optdyn.core import Event
 from optdyn.problem.problem import Problem
-from optdyn.strategies.dynamic_batch import Part
+from optdyn.strategies.gradient.dynamic_batch import Part
 
 Measure = Callable[..., np.ndarray]
 

@@ -25,13 +25,15 @@ from optdyn.basics.errors import one_of, refuse
 from optdyn.basics.trees import Choice, Params
 from optdyn.experiment import Experiment, Pieces
 from optdyn.problem import shared_data
-from optdyn.strategies import Methods, Network, Setting, averaging_clock, local
-from optdyn.strategies.asynchronous import Asynchronous
-from optdyn.strategies.daso import DASO
-from optdyn.strategies.gossip import Neighbours
-from optdyn.strategies.groups import Grouped
+from optdyn.strategies import Methods, Network, Setting
+from optdyn.strategies.gradient import local
 from optdyn.strategies.method import slowed
-from optdyn.strategies.model_averaging import ModelAveraging
+from optdyn.strategies.mix import averaging_clock
+from optdyn.strategies.mix.daso import DASO
+from optdyn.strategies.mix.gossip import Neighbours
+from optdyn.strategies.mix.model_averaging import ModelAveraging
+from optdyn.strategies.read.asynchronous import Asynchronous
+from optdyn.strategies.read.groups import Grouped
 from optdyn.timeline.base import Arrival, Meeting, Shares, Timeline, at, chosen
 from optdyn.timeline.compute_groups import compute_means
 from optdyn.timeline.dynamic_batch import costs

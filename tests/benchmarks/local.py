@@ -32,7 +32,8 @@ from optdyn import optimizers
 from optdyn.config import default
 from optdyn.core import by_block
 from optdyn.problem.models import base
-from optdyn.strategies import Network, local
+from optdyn.strategies import Network
+from optdyn.strategies.gradient import local
 from optdyn.timeline import pipeline
 from optdyn.training import program, trainer
 from tests.benchmarks.record import publish

@@ -26,8 +26,8 @@ from optdyn.config import default
 from optdyn.core import Event, by_block
 from optdyn.problem import models, problem
 from optdyn.problem.costs import block_costs, of_groups
-from optdyn.strategies.local import local
-from optdyn.strategies.local_losses import groups, heads
+from optdyn.strategies.gradient.local import local
+from optdyn.strategies.gradient.local_losses import groups, heads
 from optdyn.strategies.sync import sync
 from tests.benchmarks.record import publish
 from tests.values import as_model

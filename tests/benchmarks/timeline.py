@@ -7,7 +7,7 @@ makes none. The kinds:
     volunteers  the same in 100 regions, with a load by the hour, absences and a server's link
                 (`research/timeline/volunteers.py`)
     nodes       nodes that meet after every 8th update, with all of that but the server
-                (`research/strategies/averaging_clock.py`); an event is one node's update
+                (`research/strategies/mix/averaging_clock.py`); an event is one node's update
 
 Exponents are of a fit to log seconds, s = c events^a workers^b, over the last two decades of
 events, as start-up dominates what is smaller, and likewise of the memory beyond the start. The

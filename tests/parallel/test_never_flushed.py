@@ -6,8 +6,8 @@ import pytest
 
 from optdyn.config import default
 from optdyn.outputs.workdir import Checkpoints
-from optdyn.strategies.never_flushed import _pairs, apart, together
-from optdyn.strategies.stale_pipeline import KINDS
+from optdyn.strategies.read.never_flushed import _pairs, apart, together
+from optdyn.strategies.read.stale_pipeline import KINDS
 from optdyn.training import trainer
 from tests.values import as_experiment
 

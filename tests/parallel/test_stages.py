@@ -25,9 +25,9 @@ from optdyn.core import Event
 from optdyn.experiment import Model
 from optdyn.parallel import layout
 from optdyn.problem import problem
-from optdyn.strategies.local_losses import heads
-from optdyn.strategies.stacked import form_of, ravel, unravel
-from optdyn.strategies.stages import stages
+from optdyn.strategies.gradient.local_losses import heads
+from optdyn.strategies.gradient.stacked import form_of, ravel, unravel
+from optdyn.strategies.gradient.stages import stages
 from optdyn.training.program import _advance
 from tests.parallel.started import start as run_all
 from tests.strategies.composed import by_groups

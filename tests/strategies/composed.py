@@ -1,9 +1,9 @@
 """The methods by themselves, put together by hand of the pieces that a test is about."""
 
 from optdyn import core
-from optdyn.strategies import asynchronous as slots_of
-from optdyn.strategies import dynamic_batch, local
-from optdyn.strategies.daso import DASO
+from optdyn.strategies.gradient import dynamic_batch, local
+from optdyn.strategies.mix.daso import DASO
+from optdyn.strategies.read import asynchronous as slots_of
 from optdyn.strategies.sync import sync as plain
 
 

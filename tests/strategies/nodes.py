@@ -9,10 +9,10 @@ import numpy as np
 from optdyn import core, optimizers
 from optdyn.parallel.simulated import over_nodes
 from optdyn.strategies import Event
-from optdyn.strategies.diloco import DiLoCo
-from optdyn.strategies.model_averaging import ModelAveraging
-from optdyn.strategies.slowmo import SlowMo
-from optdyn.strategies.sparseloco import SparseLoCo
+from optdyn.strategies.mix.diloco import DiLoCo
+from optdyn.strategies.mix.model_averaging import ModelAveraging
+from optdyn.strategies.mix.slowmo import SlowMo
+from optdyn.strategies.mix.sparseloco import SparseLoCo
 from optdyn.strategies.sync import sync
 
 NODES, EACH, STEPS, P = 3, 4, 32, 14  # EACH: examples a node; P: parameters

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from optdyn.config import ConfigError, default
-from optdyn.strategies.ad_psgd import ad_psgd, peers
+from optdyn.strategies.read.ad_psgd import ad_psgd, peers
 from optdyn.training.checks import check
 from tests.strategies import workers
 from tests.strategies.nodes import RATE, START, STEPS, P, flattened, tree

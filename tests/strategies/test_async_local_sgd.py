@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import pytest
 
-from optdyn.strategies.async_local_sgd import async_local_sgd
+from optdyn.strategies.read.async_local_sgd import async_local_sgd
 from tests.strategies import test_battery as battery
 from tests.strategies import workers
 from tests.strategies.nodes import BATCHES, RATE, START, STEPS, P, flattened, gradient, loss, tree

@@ -8,7 +8,7 @@ import pytest
 from optdyn import core, optimizers, strategies
 from optdyn.config import ConfigError
 from optdyn.strategies import Event
-from optdyn.strategies.buffered import buffered
+from optdyn.strategies.read.buffered import buffered
 from optdyn.training import trainer
 from optdyn.training.checks import check
 from tests.strategies import composed

@@ -12,13 +12,13 @@ from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 from optdyn.config import ConfigError
-from optdyn.strategies import compression
-from optdyn.strategies.averaging_clock import turns
-from optdyn.strategies.messages import Compression, Messages, gathered, over_nodes
-from optdyn.strategies.model_averaging import ModelAveraging
-from optdyn.strategies.outer import outer
-from optdyn.strategies.powersgd import low_rank, powersgd
-from optdyn.strategies.quantized import levels, numbers
+from optdyn.strategies.mix import compression
+from optdyn.strategies.mix.averaging_clock import turns
+from optdyn.strategies.mix.messages import Compression, Messages, gathered, over_nodes
+from optdyn.strategies.mix.model_averaging import ModelAveraging
+from optdyn.strategies.mix.outer import outer
+from optdyn.strategies.mix.powersgd import low_rank, powersgd
+from optdyn.strategies.mix.quantized import levels, numbers
 from optdyn.training.checks import check
 from tests.strategies import nodes
 from tests.strategies import test_battery as battery

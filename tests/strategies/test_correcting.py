@@ -6,9 +6,9 @@ import optax
 import pytest
 
 from optdyn.config import ConfigError
-from optdyn.strategies.averaging_clock import turns
-from optdyn.strategies.diloco import nesterov
-from optdyn.strategies.eager import Eager, eager
+from optdyn.strategies.mix.averaging_clock import turns
+from optdyn.strategies.mix.diloco import nesterov
+from optdyn.strategies.mix.eager import Eager, eager
 from optdyn.training.checks import check
 from tests.strategies import nodes
 from tests.strategies import test_battery as battery

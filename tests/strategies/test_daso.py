@@ -16,9 +16,9 @@ from optdyn import optimizers
 from optdyn.experiment import Cluster
 from optdyn.parallel.simulated import Nodes, over_nodes
 from optdyn.strategies import Event
-from optdyn.strategies.daso import DASO
-from optdyn.strategies.daso import clock as phases
-from optdyn.strategies.messages import in_parts
+from optdyn.strategies.mix.daso import DASO
+from optdyn.strategies.mix.daso import clock as phases
+from optdyn.strategies.mix.messages import in_parts
 from optdyn.timeline.base import Meeting, at
 from tests.strategies.composed import daso, sync
 

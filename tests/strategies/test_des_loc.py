@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from optdyn.config import ConfigError
-from optdyn.strategies.averaging_clock import turns
-from optdyn.strategies.des_loc import DesLoc
+from optdyn.strategies.mix.averaging_clock import turns
+from optdyn.strategies.mix.des_loc import DesLoc
 from optdyn.training.checks import check
 from tests.strategies import nodes
 from tests.strategies.nodes import NODES, RATE, START, STEPS, flattened

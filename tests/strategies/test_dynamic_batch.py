@@ -15,7 +15,7 @@ from optdyn.core import Event
 from optdyn.experiment import Model
 from optdyn.parallel.simulated import over_workers
 from optdyn.problem import problem
-from optdyn.strategies.dynamic_batch import WEIGHTS
+from optdyn.strategies.gradient.dynamic_batch import WEIGHTS
 from optdyn.timeline.base import Shares
 from optdyn.timeline.shares import columns, cut
 from tests.strategies.composed import by_shares, sync

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from optdyn.strategies.elastic import State, elastic, pull
+from optdyn.strategies.read.elastic import State, elastic, pull
 from tests.strategies import workers
 from tests.strategies.nodes import START, STEPS, P, flattened, tree
 from tests.strategies.workers import CLOSE, WORKERS, events_of, line_of, ran, reference

@@ -16,8 +16,8 @@ from optdyn import core, optimizers
 from optdyn.config import ConfigError
 from optdyn.parallel.simulated import over_nodes
 from optdyn.strategies import Event
-from optdyn.strategies.averaging_clock import turns
-from optdyn.strategies.outer import cut, join
+from optdyn.strategies.mix.averaging_clock import turns
+from optdyn.strategies.mix.outer import cut, join
 from optdyn.strategies.sync import sync
 from optdyn.timeline.base import at
 from optdyn.training.checks import check

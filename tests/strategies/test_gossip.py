@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from optdyn import strategies
 from optdyn.config import ConfigError, default
-from optdyn.strategies.gossip import Neighbours, gossip
+from optdyn.strategies.mix.gossip import Neighbours, gossip
 from optdyn.timeline import TimelineError, graphs
 from optdyn.timeline.graphs import DRAWN, GRAPHS, arrivals, graph, matrices, spectral_gap, weights
 from optdyn.training import driver, trainer

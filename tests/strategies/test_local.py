@@ -12,7 +12,7 @@ from optdyn.experiment import Model
 from optdyn.problem import models, problem
 from optdyn.problem.models import base
 from optdyn.strategies import Event
-from optdyn.strategies.local_losses import gradients, groups, heads
+from optdyn.strategies.gradient.local_losses import gradients, groups, heads
 from tests.strategies.composed import by_groups, sync
 
 BATCH, WIDTH, CLASSES, K, STEPS = 6, 5, 4, 3, 4

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from optdyn.experiment import Model
 from optdyn.problem import models, problem
-from optdyn.strategies.local_losses import VARIANTS, groups, heads
+from optdyn.strategies.gradient.local_losses import VARIANTS, groups, heads
 
 WIDTH, CLASSES, K = 5, 4, 3
 MODEL = Model("mlp", hidden=(WIDTH,) * K)

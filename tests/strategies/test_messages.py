@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from optdyn.strategies.messages import over_nodes
+from optdyn.strategies.mix.messages import over_nodes
 
 
 def trees(nodes: int) -> dict:

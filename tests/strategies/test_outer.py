@@ -10,8 +10,8 @@ import pytest
 
 from optdyn import strategies
 from optdyn.config import ConfigError
-from optdyn.strategies.averaging_clock import turns
-from optdyn.strategies.daso import DASO
+from optdyn.strategies.mix.averaging_clock import turns
+from optdyn.strategies.mix.daso import DASO
 from optdyn.training import program
 from optdyn.training.checks import check
 from tests.strategies import nodes

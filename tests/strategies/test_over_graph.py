@@ -6,7 +6,7 @@ import pytest
 
 from optdyn import strategies
 from optdyn.config import ConfigError
-from optdyn.strategies.averaging_clock import turns
+from optdyn.strategies.mix.averaging_clock import turns
 from optdyn.timeline import graphs
 from optdyn.training.checks import check
 from tests.strategies import nodes

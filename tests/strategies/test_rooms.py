@@ -27,7 +27,7 @@ def test_no_line_outside_a_methods_file_branches_on_its_name():
             place = str(file.relative_to(ROOT))
             if place == REGISTRY or file.parent.name == "notebooks":
                 continue
-            own = file.stem if file.parent.name == "strategies" else ""
+            own = file.stem if "strategies" in file.parts else ""
             for number, line in enumerate(file.read_text().split("\n"), start=1):
                 hit = BRANCH.search(line)
                 if hit and hit[2] != own:
@@ -96,7 +96,7 @@ from dataclasses import dataclass
 
 import optax
 
-from optdyn.strategies.model_averaging import ModelAveraging
+from optdyn.strategies.mix.model_averaging import ModelAveraging
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from optdyn.experiment import Model
 from optdyn.problem import problem
 from optdyn.problem.problem import Problem
-from optdyn.strategies.similarity import POSITIONS, RIDGE, cosines, linear_probe, ridge
+from optdyn.strategies.gradient.similarity import POSITIONS, RIDGE, cosines, linear_probe, ridge
 
 BATCH, WIDTH, CLASSES = 8, 5, 3
 TRUNK = ["hidden0", "hidden1", "hidden2"]

@@ -15,7 +15,7 @@ from optdyn import core, optimizers
 from optdyn.config import ConfigError
 from optdyn.outputs import versions, workdir
 from optdyn.strategies import Event
-from optdyn.strategies.asynchronous import asynchronous
+from optdyn.strategies.read.asynchronous import asynchronous
 from optdyn.training import driver, trainer
 from tests.strategies.test_asynchronous import DIMENSION, OPTIMA, QUADRATIC, STEPS, H, arrivals
 from tests.values import as_experiment

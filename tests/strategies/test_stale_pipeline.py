@@ -10,7 +10,7 @@ import pytest
 from optdyn import core, optimizers, strategies
 from optdyn.config import ConfigError
 from optdyn.strategies import Event
-from optdyn.strategies.stale_pipeline import KINDS, StalePipeline, delays, reading
+from optdyn.strategies.read.stale_pipeline import KINDS, StalePipeline, delays, reading
 from optdyn.timeline import pipeline
 from optdyn.training import program, trainer
 from optdyn.training.checks import check

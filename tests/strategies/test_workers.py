@@ -6,10 +6,10 @@ import pytest
 
 from optdyn import strategies
 from optdyn.config import ConfigError, default
-from optdyn.strategies.ad_psgd import ad_psgd
-from optdyn.strategies.async_local_sgd import async_local_sgd
-from optdyn.strategies.elastic import elastic
 from optdyn.strategies.metered import SKETCH, sketch
+from optdyn.strategies.read.ad_psgd import ad_psgd
+from optdyn.strategies.read.async_local_sgd import async_local_sgd
+from optdyn.strategies.read.elastic import elastic
 from optdyn.training.checks import check
 from tests.strategies import test_battery as battery
 from tests.strategies import workers

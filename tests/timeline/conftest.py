@@ -3,7 +3,7 @@
 import pytest
 
 from optdyn.experiment import Cluster
-from optdyn.strategies.dynamic_batch import DynamicBatch
+from optdyn.strategies.gradient.dynamic_batch import DynamicBatch
 from optdyn.timeline.dynamic_batch import costs, dynamic_batch
 
 SPEEDS = (1.0, 1.0, 2.0, 4.0)

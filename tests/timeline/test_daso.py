@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optdyn.experiment import Cluster
-from optdyn.strategies.daso import DASO, Phase, after_epoch, clock
+from optdyn.strategies.mix.daso import DASO, Phase, after_epoch, clock
 from optdyn.timeline.network import all_reduce
 from optdyn.timeline.nodes import synchronous
 from tests.timeline.lines import begins_with

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from optdyn.experiment import Cluster
-from optdyn.strategies.dynamic_batch import DynamicBatch
+from optdyn.strategies.gradient.dynamic_batch import DynamicBatch
 from optdyn.timeline import TimelineError
 from optdyn.timeline.dynamic_batch import measured
 from tests.timeline.conftest import BATCH

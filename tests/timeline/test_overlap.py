@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optdyn.experiment import Cluster
-from optdyn.strategies.daso import DASO, clock
-from optdyn.strategies.dynamic_batch import DynamicBatch
+from optdyn.strategies.gradient.dynamic_batch import DynamicBatch
+from optdyn.strategies.mix.daso import DASO, clock
 from optdyn.timeline.compute_groups import make
 from optdyn.timeline.dynamic_batch import dynamic_batch
 from optdyn.timeline.nodes import synchronous

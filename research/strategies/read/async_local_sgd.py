@@ -34,10 +34,10 @@ from optdyn.basics.fields import field
 from optdyn.basics.trees import Array, Tree
 from optdyn.core import Batch, Event, Gradient, Info, Params, Rule, Update
 from optdyn.experiment import Experiment
-from optdyn.strategies import local_steps
-from optdyn.strategies import workers as own
-from optdyn.strategies.local_steps import Trained
 from optdyn.strategies.method import Methods, Setting, of_config
+from optdyn.strategies.read import local_steps
+from optdyn.strategies.read import workers as own
+from optdyn.strategies.read.local_steps import Trained
 from optdyn.strategies.shared_fields import FRACTION, OuterMomentum, Periodic
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.exchanges import Exchanges

@@ -33,11 +33,11 @@ from optdyn.basics.fields import field
 from optdyn.basics.trees import Array, Choice
 from optdyn.core import Batch, Event, Info, Params, Rule, State
 from optdyn.experiment import Experiment
-from optdyn.strategies import nodes
-from optdyn.strategies.messages import over_nodes, own_event
 from optdyn.strategies.method import Methods, Mixes, Network, Setting
-from optdyn.strategies.model_averaging import ModelAveraging
-from optdyn.strategies.over_graph import OverGraph
+from optdyn.strategies.mix import nodes
+from optdyn.strategies.mix.messages import over_nodes, own_event
+from optdyn.strategies.mix.model_averaging import ModelAveraging
+from optdyn.strategies.mix.over_graph import OverGraph
 from optdyn.strategies.shared_fields import OnGraph
 from optdyn.timeline import graphs, habits
 from optdyn.timeline.base import Timeline

@@ -21,11 +21,11 @@ from optdyn.basics.errors import ConfigError, one_of
 from optdyn.basics.fields import field
 from optdyn.basics.trees import Array, Params, Tree
 from optdyn.experiment import Experiment
-from optdyn.strategies import compression
-from optdyn.strategies.messages import Compression
 from optdyn.strategies.method import Methods
-from optdyn.strategies.model_averaging import ModelAveraging
-from optdyn.strategies.quantized import numbers
+from optdyn.strategies.mix import compression
+from optdyn.strategies.mix.messages import Compression
+from optdyn.strategies.mix.model_averaging import ModelAveraging
+from optdyn.strategies.mix.quantized import numbers
 from optdyn.strategies.shared_fields import FRACTION, OuterRate
 
 

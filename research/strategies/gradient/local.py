@@ -25,11 +25,11 @@ from optdyn.problem.costs import Costs, Groups, block_costs, of_groups, of_stage
 from optdyn.problem.models import base
 from optdyn.problem.models.base import Blocks
 from optdyn.problem.problem import Problem
-from optdyn.strategies import similarity
-from optdyn.strategies.local_losses import VARIANTS, gradients, groups, heads
+from optdyn.strategies.gradient import similarity
+from optdyn.strategies.gradient.local_losses import VARIANTS, gradients, groups, heads
+from optdyn.strategies.gradient.stages import stages
 from optdyn.strategies.method import Gradients, Methods, Network, Setting
 from optdyn.strategies.shared_fields import MicroBatches
-from optdyn.strategies.stages import stages
 from optdyn.timeline import pipeline
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.nodes import equal_parts

@@ -17,7 +17,7 @@ import optax
 from jax.typing import ArrayLike
 
 from optdyn.basics.trees import Params, State, Tree
-from optdyn.strategies.model_averaging import ModelAveraging
+from optdyn.strategies.mix.model_averaging import ModelAveraging
 from optdyn.strategies.shared_fields import OuterMomentum
 
 

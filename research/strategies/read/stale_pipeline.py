@@ -12,7 +12,7 @@ The nodes of the cluster are the stages. This is asynchronous SGD whose blocks h
 which the clock decides, forward and backward alike. Each block has an optimizer of its own, with a
 staleness of its own. What a stage computes with is in `never_flushed.py`.
 
-Here one device computes all stages in turn; `research/strategies/never_flushed.py` has them on
+Here one device computes all stages in turn; `research/strategies/read/never_flushed.py` has them on
 devices of their own.
 """
 
@@ -34,10 +34,10 @@ from optdyn.experiment import Experiment
 from optdyn.parallel.layout import Layout, mesh
 from optdyn.problem import models
 from optdyn.problem.problem import Problem
-from optdyn.strategies import local
-from optdyn.strategies.asynchronous import asynchronous
+from optdyn.strategies.gradient import local
 from optdyn.strategies.method import Gradients, Methods, Network, Reads, Setting
-from optdyn.strategies.never_flushed import distance, never_flushed, through
+from optdyn.strategies.read.asynchronous import asynchronous
+from optdyn.strategies.read.never_flushed import distance, never_flushed, through
 from optdyn.strategies.shared_fields import MicroBatches
 from optdyn.timeline import pipeline
 from optdyn.timeline.base import Timeline

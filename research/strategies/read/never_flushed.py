@@ -5,7 +5,7 @@
 In every beat neighbours work in pairs, one forward and one backward, and then they swap what they
 made: activations for their gradient. So stage j makes S - 1 - j updates between a batch's forward
 and its backward. Which version of its parameters it computes with is not left to that: the
-timeline says it (`research/strategies/stale_pipeline.py`), and the stage has kept it. So a call of
+timeline says it (`stale_pipeline.py`), and the stage has kept it. So a call of
 `advance` may end with the pipeline drained, and the updates are those of one device.
 
 A stage is a row of vectors, as in `stages.py`. It keeps what it received of the micro-batches that
@@ -42,8 +42,8 @@ from optdyn.parallel.layout import Layout
 from optdyn.problem.models import Blocks, base
 from optdyn.problem.problem import Examples, Problem
 from optdyn.strategies import sync
-from optdyn.strategies.stacked import Form, Forms, Stacked, merge, ravel, stack, unravel
-from optdyn.strategies.stages import Stage, in_micro_batches, sent_by, update
+from optdyn.strategies.gradient.stacked import Form, Forms, Stacked, merge, ravel, stack, unravel
+from optdyn.strategies.gradient.stages import Stage, in_micro_batches, sent_by, update
 
 Beat = tuple[Array, Array, Array]  # of a stage: its gradient, its message, its loss
 

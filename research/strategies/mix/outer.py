@@ -38,7 +38,7 @@ from jax.typing import ArrayLike
 from optdyn.basics.errors import ConfigError
 from optdyn.basics.trees import Hyper, Tree
 from optdyn.core import Apart, Batch, Event, Info, Params, Rule
-from optdyn.strategies.messages import Messages, over_nodes, own_event, size
+from optdyn.strategies.mix.messages import Messages, over_nodes, own_event, size
 
 Path = tuple[jax.tree_util.DictKey | jax.tree_util.GetAttrKey, ...]  # to a leaf
 Weights = Callable[[jax.Array], tuple[ArrayLike, ArrayLike]]

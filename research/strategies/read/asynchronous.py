@@ -40,9 +40,9 @@ from optdyn.core import (
 from optdyn.core.snapshots import Slot, State, is_rounded, packed
 from optdyn.experiment import Experiment, Pieces
 from optdyn.problem import models
-from optdyn.strategies import groups
 from optdyn.strategies.merged import cut
 from optdyn.strategies.method import Methods, Setting, slowed
+from optdyn.strategies.read import groups
 from optdyn.strategies.shared_fields import MergedServer
 from optdyn.timeline.base import Timeline, staleness_of
 from optdyn.timeline.compute_groups import make

@@ -8,8 +8,8 @@ import numpy as np
 from optdyn import optimizers
 from optdyn.basics.trees import Tree
 from optdyn.strategies.method import Methods, Setting
-from optdyn.strategies.nodes import inside
-from optdyn.strategies.outer import cut, moments
+from optdyn.strategies.mix.nodes import inside
+from optdyn.strategies.mix.outer import cut, moments
 from optdyn.timeline import habits
 from optdyn.timeline.base import Meeting, Timeline, undelayed
 from optdyn.timeline.network import between_nodes, broadcast, to_all_nodes
@@ -17,7 +17,7 @@ from optdyn.timeline.nodes import Within, of_meetings
 from optdyn.timeline.trace import Held
 
 if TYPE_CHECKING:
-    from optdyn.strategies.model_averaging import ModelAveraging
+    from optdyn.strategies.mix.model_averaging import ModelAveraging
 
 
 def turns(steps: int, period: int, fragments: int, delay: int, synchronous: int = 0) -> Meeting:

@@ -17,7 +17,7 @@ from optdyn.basics.errors import ConfigError
 from optdyn.basics.fields import field
 from optdyn.experiment import Experiment
 from optdyn.strategies.method import Methods
-from optdyn.strategies.model_averaging import ModelAveraging
+from optdyn.strategies.mix.model_averaging import ModelAveraging
 from optdyn.timeline.base import Meeting
 
 

@@ -18,9 +18,9 @@ import jax
 import jax.numpy as jnp
 
 from optdyn.basics.trees import State, Tree
-from optdyn.strategies.messages import Compression, Nodes
-from optdyn.strategies.powersgd import powersgd
-from optdyn.strategies.quantized import WHOLE, Numbers, numbers
+from optdyn.strategies.mix.messages import Compression, Nodes
+from optdyn.strategies.mix.powersgd import powersgd
+from optdyn.strategies.mix.quantized import WHOLE, Numbers, numbers
 
 NAMES = ("", "bfloat16", "top_k", "sign", "powersgd")
 OF_BITS = ("", "top_k")  # those that send numbers, which may be of fewer bits

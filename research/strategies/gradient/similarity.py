@@ -18,7 +18,7 @@ from jax.flatten_util import ravel_pytree
 from optdyn.problem.costs import Groups
 from optdyn.problem.models import base
 from optdyn.problem.problem import Examples, Params, Problem
-from optdyn.strategies.local_losses import gradients
+from optdyn.strategies.gradient.local_losses import gradients
 
 RIDGE = 1e-3  # lambda; of the mean variance of a feature, whatever the features' scale
 POSITIONS = 4096  # of a text's positions, this many, evenly spread, are examples of the probe

@@ -15,7 +15,7 @@ from optdyn.basics.errors import refuse
 from optdyn.basics.trees import Hyper, Tree
 from optdyn.core import Array, Batch, Event, Gradient, Params, Update
 from optdyn.experiment import Experiment
-from optdyn.strategies import groups
+from optdyn.strategies.read import groups
 
 
 class Trained(NamedTuple):

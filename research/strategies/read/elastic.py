@@ -21,10 +21,10 @@ from optdyn.basics.fields import field
 from optdyn.basics.trees import Tree
 from optdyn.core import Array, Batch, Event, Gradient, Info, Params, Rule, Update
 from optdyn.experiment import Experiment
-from optdyn.strategies import local_steps
-from optdyn.strategies import workers as own
-from optdyn.strategies.local_steps import Trained
 from optdyn.strategies.method import Methods, Setting
+from optdyn.strategies.read import local_steps
+from optdyn.strategies.read import workers as own
+from optdyn.strategies.read.local_steps import Trained
 from optdyn.strategies.shared_fields import Periodic
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.exchanges import Exchanges

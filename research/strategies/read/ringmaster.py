@@ -24,9 +24,9 @@ from optdyn.basics.fields import field
 from optdyn.core import Gradient, Rule, Update
 from optdyn.core.snapshots import is_rounded
 from optdyn.experiment import Experiment
-from optdyn.strategies import groups
-from optdyn.strategies.asynchronous import asynchronous
 from optdyn.strategies.method import Methods, Setting
+from optdyn.strategies.read import groups
+from optdyn.strategies.read.asynchronous import asynchronous
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.service import DRAWN
 from optdyn.timeline.versions import Versions

@@ -20,9 +20,9 @@ from optdyn.basics.fields import field
 from optdyn.basics.trees import Tree
 from optdyn.core import Array, Params, distance, snapshots
 from optdyn.experiment import Experiment, Pieces
-from optdyn.strategies import local_steps
-from optdyn.strategies.groups import divides
 from optdyn.strategies.method import Methods, Reads, Setting, slowed
+from optdyn.strategies.read import local_steps
+from optdyn.strategies.read.groups import divides
 from optdyn.timeline.arrivals import Work, arrivals
 from optdyn.timeline.base import Timeline, from_arrivals
 from optdyn.timeline.compute_groups import work_of

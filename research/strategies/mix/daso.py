@@ -28,10 +28,10 @@ import numpy as np
 from optdyn.basics.fields import field
 from optdyn.core import Rule
 from optdyn.experiment import FINITE, Cluster, Experiment
-from optdyn.strategies import nodes
-from optdyn.strategies.messages import Messages
 from optdyn.strategies.method import Methods, Mixes, Setting
-from optdyn.strategies.outer import outer
+from optdyn.strategies.mix import nodes
+from optdyn.strategies.mix.messages import Messages
+from optdyn.strategies.mix.outer import outer
 from optdyn.timeline.base import Meeting, Timeline
 from optdyn.timeline.network import between_nodes, broadcast
 from optdyn.timeline.nodes import Inside, Within, node_seconds, of_meetings

@@ -23,11 +23,11 @@ from jax import lax
 from optdyn.basics.trees import Params, Tree
 from optdyn.core import Batch, Event, Info, Rule
 from optdyn.experiment import Experiment
-from optdyn.strategies import nodes
-from optdyn.strategies.averaging_clock import turns
-from optdyn.strategies.diloco import nesterov
-from optdyn.strategies.messages import over_nodes, own_event, size
 from optdyn.strategies.method import Methods, Mixes, Setting
+from optdyn.strategies.mix import nodes
+from optdyn.strategies.mix.averaging_clock import turns
+from optdyn.strategies.mix.diloco import nesterov
+from optdyn.strategies.mix.messages import over_nodes, own_event, size
 from optdyn.strategies.shared_fields import OuterMomentum, Periodic
 from optdyn.timeline.base import Meeting, Timeline, undelayed
 from optdyn.timeline.network import between_nodes, broadcast

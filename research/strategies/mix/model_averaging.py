@@ -23,11 +23,11 @@ from optdyn.basics.errors import ConfigError
 from optdyn.basics.fields import field
 from optdyn.core import Rule
 from optdyn.experiment import PART, Experiment
-from optdyn.strategies import averaging_clock, compression, nodes
-from optdyn.strategies.messages import Compression, Messages
 from optdyn.strategies.method import Methods, Mixes, Setting
-from optdyn.strategies.outer import INNER_STATES, outer
-from optdyn.strategies.quantized import WHOLE
+from optdyn.strategies.mix import averaging_clock, compression, nodes
+from optdyn.strategies.mix.messages import Compression, Messages
+from optdyn.strategies.mix.outer import INNER_STATES, outer
+from optdyn.strategies.mix.quantized import WHOLE
 from optdyn.strategies.shared_fields import FRACTION, Periodic
 from optdyn.timeline.base import Meeting, Timeline
 from optdyn.timeline.service import DRAWN

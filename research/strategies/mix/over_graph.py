@@ -20,10 +20,10 @@ from optdyn.basics import seeds
 from optdyn.basics.errors import ConfigError
 from optdyn.core import Rule
 from optdyn.experiment import Experiment
-from optdyn.strategies import nodes
-from optdyn.strategies.averaging_clock import turns
 from optdyn.strategies.method import Methods, Mixes, Setting
-from optdyn.strategies.model_averaging import ModelAveraging
+from optdyn.strategies.mix import nodes
+from optdyn.strategies.mix.averaging_clock import turns
+from optdyn.strategies.mix.model_averaging import ModelAveraging
 from optdyn.timeline import graphs, habits
 from optdyn.timeline.base import Meeting, Timeline, undelayed
 from optdyn.timeline.network import broadcast, links

@@ -22,9 +22,9 @@ from optdyn.basics.fields import field
 from optdyn.core import Batch, Event, Gradient, Info, Rule, Update
 from optdyn.core.snapshots import State, is_rounded
 from optdyn.experiment import Experiment
-from optdyn.strategies import groups
-from optdyn.strategies.asynchronous import asynchronous
 from optdyn.strategies.method import Methods, Setting, devices_of
+from optdyn.strategies.read import groups
+from optdyn.strategies.read.asynchronous import asynchronous
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.service import DRAWN
 from optdyn.timeline.versions import WAITING, Versions

@@ -22,8 +22,8 @@ from optdyn.basics.errors import one_of
 from optdyn.basics.trees import Array
 from optdyn.core import Batch, Event, Gradient, Info, Params, Rule, Update
 from optdyn.experiment import Experiment
-from optdyn.strategies import workers as own
 from optdyn.strategies.method import Methods, Setting
+from optdyn.strategies.read import workers as own
 from optdyn.strategies.shared_fields import OnGraph
 from optdyn.timeline.base import Timeline
 

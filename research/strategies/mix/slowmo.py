@@ -18,7 +18,7 @@ import optax
 
 from optdyn.basics.fields import field
 from optdyn.basics.trees import Array, Params, Tree
-from optdyn.strategies.model_averaging import ModelAveraging
+from optdyn.strategies.mix.model_averaging import ModelAveraging
 from optdyn.strategies.shared_fields import ABOVE_0
 
 

@@ -2,7 +2,7 @@
 
     stage j runs update t at tick t + j            n updates of S stages: n + S - 1 ticks
 
-Losses are local (`research/strategies/local.py`), so nothing but activations travels, forward to
+Losses are local (`local.py`), so nothing but activations travels, forward to
 the next stage at the end of a tick; a stage updates as they arrive. Backprop, whose one loss spans
 all stages, goes through them in micro-batches (`gpipe.py`). Along the axis `data` every stage has
 copies that share a batch.
@@ -31,9 +31,18 @@ from optdyn.parallel.layout import Layout
 from optdyn.problem.costs import Groups
 from optdyn.problem.models import Blocks, base
 from optdyn.problem.problem import Examples, Problem
-from optdyn.strategies import gpipe
-from optdyn.strategies.local_losses import gradients, heads
-from optdyn.strategies.stacked import Form, Forms, Stacked, form_of, merge, ravel, stack, unravel
+from optdyn.strategies.gradient import gpipe
+from optdyn.strategies.gradient.local_losses import gradients, heads
+from optdyn.strategies.gradient.stacked import (
+    Form,
+    Forms,
+    Stacked,
+    form_of,
+    merge,
+    ravel,
+    stack,
+    unravel,
+)
 from optdyn.strategies.sync import State
 
 Tick = tuple[Array, Array, Array]  # of a stage: its gradient, what it sends, its loss

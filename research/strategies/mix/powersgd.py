@@ -15,7 +15,7 @@ from math import prod
 import jax
 import jax.numpy as jnp
 
-from optdyn.strategies.messages import Compression, Nodes, Tree
+from optdyn.strategies.mix.messages import Compression, Nodes, Tree
 
 
 def powersgd(rank: int) -> Compression:

@@ -1,0 +1,1 @@
+"""Methods that say how a gradient is taken."""

@@ -1,0 +1,1 @@
+"""Methods that say what nodes exchange that have parameters of their own."""

@@ -1,0 +1,1 @@
+"""Methods that say at which parameters a gradient is taken, and who arrives when."""
