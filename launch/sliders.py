@@ -87,9 +87,9 @@ def grid(
 ) -> dict[str, Any]:
     """All that the page shows: stops of its sliders, and a price of every curve at each.
 
-    Figures of a curve are [stragglers][nodes][bandwidth], null where it has no price; seconds are
-    an update's, of the first order of arrivals. The sliders start at the config's own cluster, with
-    so many Gbit/s.
+    A curve's figures are lists over stragglers, of those over nodes, of those over bandwidths, with
+    null where it has no price. Seconds are an update's, of the first order of arrivals. The sliders
+    start at the config's own cluster, with so many Gbit/s.
     """
     stragglers, periods = spreads(config), sorted({c.period for c in curves if c.period})
     rows = []

@@ -99,10 +99,3 @@ OTHERS = {
     "tune": {"mode", "probe_share", "target"},
     "plan": {"noise_scale", "runs", "memory"},
 }
-
-
-def test_python_blocks_of_the_pages_can_be_compiled():
-    for page in PAGES:
-        for kind, block in BLOCK.findall(page.read_text()):
-            if kind == "python":
-                compile(block, str(page), "exec")

@@ -1,10 +1,8 @@
 """`import optdyn`: experiments as values train to the floats of the command, and own loops too."""
 
 import json
-import re
 import subprocess
 import sys
-from pathlib import Path
 
 import flax.linen as nn
 import jax
@@ -239,31 +237,3 @@ def test_public_names_have_a_docstring_and_are_found():
         for a, v in default().to_dict().items()
         for b in (v if isinstance(v, dict) else [""])
     ) | {f"cluster.pieces.{k}" for k in default().cluster.pieces}
-
-
-def blocks(page):
-    """The blocks of Python of a page that import something."""
-    text = (Path(__file__).parents[1] / page).read_text()
-    return re.findall(r"```python\n(import .*?)```", text, re.S)
-
-
-def test_the_blocks_of_the_pages_run(mnist, capsys, monkeypatch):
-    """With fewer updates and seeds; what a reader has, a loss and batches, is given."""
-    monkeypatch.setenv("OPTDYN_DATA_DIR", mnist["data.dir"])
-    (first,), (second,) = blocks("README.md"), blocks("docs/getting_started.md")
-    (third,) = blocks("docs/from_torch.md")
-    names = {}
-    exec(first.replace("1000", "50").replace("range(5)", "range(2)"), names)
-    assert "async" in capsys.readouterr().out
-    given = {
-        "loss": lambda params, batch: jnp.mean((batch["x"] @ params["w"]) ** 2),
-        "params": {"w": jnp.ones(3)},
-        "batches": {"x": np.random.default_rng(0).normal(size=(100, 8, 3)).astype(np.float32)},
-    }
-    exec(second, given)
-    assert float(given["infos"]["loss"][-1]) < 0.1 * float(given["infos"]["loss"][0])
-    torch = {}
-    exec(third, torch)
-    log = torch["trained"].log
-    assert log["train_loss"].iloc[-1] < 0.5 * np.log(2)  # a model that knows nothing has log 2
-    assert (log["simulated_seconds"].diff()[1:] > 0).all()
