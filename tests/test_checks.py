@@ -181,7 +181,7 @@ def test_a_key_that_nothing_reads_deserves_a_word(config):
     assert blocks.startswith("config.model.blocks = 3: ignored, 'quadratic' has no such key; resm")
     alone = config({"strategy.name": "gossip", "strategy.arrivals": 3, "cluster.nodes": 4})
     (said,) = probable_mistakes(as_experiment(alone), ["strategy.arrivals", "strategy.graph"])
-    assert said.endswith("'gossip' has no such key; buffered has")
+    assert said.endswith("'gossip' has no such key; buffered, mindflayer have")
 
 
 @pytest.mark.parametrize("name", strategies.built_in())

@@ -116,7 +116,7 @@ def test_cases_named_after_a_file_are_next_to_it():
 def test_modules_of_this_project_are_found():
     """Real imports, of all kinds that the project has."""
     used = nearest.Suite(ROOT).used
-    assert "research/strategies/gossip.py" in used["tests/strategies/test_gossip.py"]
+    assert "research/strategies/mix/gossip.py" in used["tests/strategies/test_gossip.py"]
     assert "research/training/trainer.py" in used["tests/conftest.py"]
     assert "launch/sweep.py" in used["tests/launch/sweeping.py"]
     assert "launch/python.py" in used["research/__init__.py"]  # inside a function

@@ -9,7 +9,7 @@ import socket, sys
 def refuse(*args, **kwargs):
     raise AssertionError("network")
 socket.socket.connect = socket.getaddrinfo = refuse
-from optdyn import data
+from optdyn.problem import data
 name, data_dir, unwanted = sys.argv[1:]
 data.load(name, data_dir)
 assert not set(unwanted.split()) & set(sys.modules), unwanted

@@ -15,8 +15,8 @@ def written(folder, **keys):
 
 def test_every_methods_paper_has_an_entry():
     known = cite.references()
-    found = [f"strategies.{name}" for name in strategies.built_in()]
-    found += ["strategies.compression", "strategies.powersgd"]
+    found = [sources.module_of(name) for name in strategies.built_in()]
+    found += [sources.module_of("compression"), sources.module_of("powersgd")]
     found += ["optimizers.closed_loop", "optimizers.staleness"]
     for module in found:
         assert set(cite.NUMBER.findall(sources.doc(module))[:1]) <= set(known), module  # its own

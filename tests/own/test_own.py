@@ -24,7 +24,7 @@ EXAMPLES = ROOT / "configs" / "own"
 AGAIN = """
 import jax, jax.numpy as jnp, optax
 from flax import linen as nn
-from optdyn import data
+from optdyn.problem import data
 from optdyn.problem.models.mlp import mlp
 from optdyn.strategies.method import load
 from optdyn.timeline import service

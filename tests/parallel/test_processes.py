@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 # Every device of the job holds a part of 0, 1, ..., and a sum over all of them is asked for.
 SUM = """
 import signal, sys
-from optdyn import processes
+from optdyn.basics import processes
 processes.initialize()
 import jax, numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P

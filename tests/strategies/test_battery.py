@@ -59,6 +59,12 @@ CASES = {
         bits=True,
         like="asynchronous",
     ),
+    "mindflayer": Case(
+        {"strategy.groups": 2, "strategy.arrivals": 3, "strategy.allotted": 1.5},
+        {"strategy.groups": 1, "strategy.arrivals": 1, "strategy.allotted": 0.0},
+        bits=True,
+        like="asynchronous",
+    ),
     "ringmaster": Case(
         {"strategy.groups": 2, "strategy.delay_bound": 2, "cluster.speeds": (2.0, 3.0, 3.0, 3.0)},
         {"strategy.groups": 1},

@@ -179,7 +179,7 @@ def along(params, batch):
 def test_what_is_not_sent_is_kept(name):
     """theta + mean_i e_i is what plain SGD would be at: the error is a debt, and none is lost."""
     inner = nodes.sync(
-        nodes.base.averaged(nodes.base.whole(along), "data"), nodes.base.together(nodes.SGD)
+        nodes.core.averaged(nodes.core.whole(along), "data"), nodes.core.together(nodes.SGD)
     )
     every = averaging(inner, KEYS | KINDS[name])
     states, _ = nodes.ran(every, nodes.events(turns(STEPS, 1, 1, 0)))

@@ -113,6 +113,7 @@ def test_peers_take_turns_whatever_the_period_is():
     [
         ({"strategy.graph": "push"}, "strategy.graph = 'push': must be another with"),
         ({"strategy.compression": "sign"}, "strategy.compression: must be '' with"),
+        ({"strategy.gossip.compression": "sign"}, "strategy.compression: must be '' with"),
         ({"strategy.fragments": 2}, "strategy.fragments: must be 1 with"),
         ({"strategy.inner_state": "averaged"}, "strategy.inner_state: must be 'kept' with"),
         ({"cluster.presence": 1.0, "cluster.absence": 1.0}, "cluster.presence: must be 0 with"),

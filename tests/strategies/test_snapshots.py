@@ -173,7 +173,7 @@ def test_what_has_no_such_table_is_refused(config, values, said):
 MEASURED = """
 import json, sys
 from pathlib import Path
-from optdyn import driver, memory_checks, trainer
+from optdyn.training import driver, memory_checks, trainer
 from optdyn.config import default, parse
 
 def resident(kind):

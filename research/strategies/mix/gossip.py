@@ -39,7 +39,7 @@ from optdyn.strategies.mix import nodes
 from optdyn.strategies.mix.choco import choco
 from optdyn.strategies.mix.messages import over_nodes, own_event
 from optdyn.strategies.mix.model_averaging import ModelAveraging
-from optdyn.strategies.mix.over_graph import OverGraph
+from optdyn.strategies.mix.over_graph import COMPRESSED, OverGraph, all_is_sent
 from optdyn.strategies.shared_fields import ABOVE_0, Compressed, OnGraph
 from optdyn.timeline import graphs, habits
 from optdyn.timeline.base import Timeline
@@ -182,6 +182,8 @@ class Gossip(Mixes, OnGraph, Compressed):
         require(config, "cluster.nodes", lambda v: v <= ROWS or not pushes, wanted)
         if not self.compressed():
             return
+        if isinstance(methods.outermost, OverGraph):
+            all_is_sent(self, COMPRESSED, methods)
         one_of("config.strategy.compression of gossip", self.compression, ("", "top_k", "sign"))
         one_of("config.strategy.graph of compressed messages", self.graph, graphs.CONSTANT)
         wanted = "'adapt' with config.strategy.compression, as nodes send what they have then"

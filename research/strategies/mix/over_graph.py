@@ -12,6 +12,7 @@ mu m - eta D_i, as its two means are over the same pair. On `complete` it is the
 A node waits for those that send to it, and for nobody else.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +29,8 @@ from optdyn.timeline import graphs, habits
 from optdyn.timeline.base import Meeting, Timeline, undelayed
 from optdyn.timeline.network import broadcast, links
 from optdyn.timeline.nodes import Within, of_meetings
+
+COMPRESSED = ("compression", "compression_bits")
 
 
 @dataclass(frozen=True)
@@ -58,14 +61,8 @@ class OverGraph(Mixes):
         return of.with_numbers(of_meetings(meeting, within, seconds))
 
     def check(self, config: Experiment, methods: Methods) -> None:
-        of, keys = self.meets, ("fragments", "compression", "compression_bits", "inner_state")
-        usual = ModelAveraging()
-        for key in keys:
-            if getattr(of, key) != getattr(usual, key):
-                raise ConfigError(
-                    f"config.strategy.{key}: must be {getattr(usual, key)!r} with config.strategy."
-                    f"name = {methods.name!r}, whose nodes send all that they have, to neighbours"
-                )
+        all_is_sent(self.meets, ("fragments", "inner_state"), methods)
+        all_is_sent(self.meets, COMPRESSED, methods)
         if config.cluster.presence:
             raise ConfigError(
                 f"config.cluster.presence: must be 0 with config.strategy.name = {methods.name!r}"
@@ -78,6 +75,16 @@ class OverGraph(Mixes):
 
     def why_no_overlap(self) -> str:
         return "exchanges otherwise than by sums"
+
+
+def all_is_sent(of: Mixes, keys: Sequence[str], methods: Methods) -> None:
+    """Refuses keys of a method that is joined by which nodes would send less than they have."""
+    for key in keys:
+        if getattr(of, key) != (usual := getattr(ModelAveraging(), key)):
+            raise ConfigError(
+                f"config.strategy.{key}: must be {usual!r} with config.strategy.name = "
+                f"{methods.name!r}, whose nodes send all that they have, to neighbours"
+            )
 
 
 def _seconds(setting: Setting, within: Within, meeting: Meeting) -> np.ndarray:
