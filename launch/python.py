@@ -177,7 +177,7 @@ class Clock(NamedTuple):
 
 
 def method(name: str) -> Callable[..., Method]:
-    """Returns what makes the built-in method of that name: `method("diloco")(period=8)`."""
+    """Returns what makes the method with that name: `method("diloco")(period=8)`."""
     made_of = strategies.load(name)
     keys = strategies.keys_of(made_of)
 

@@ -158,7 +158,7 @@ def test_a_tpu_machine_asks_for_its_peers_unless_another_platform_is_chosen():
 def test_processes_that_jax_cannot_find_are_an_error():
     # Open MPI 5 counts its processes, and no longer says where the first one is.
     done = subprocess.run(
-        [sys.executable, "-c", "from optdyn import processes; processes.initialize()"],
+        [sys.executable, "-c", "from optdyn.basics import processes; processes.initialize()"],
         cwd=ROOT,
         env={**os.environ, "OMPI_COMM_WORLD_SIZE": "2"},
         capture_output=True,
