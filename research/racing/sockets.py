@@ -15,7 +15,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, Listener, Pipe, wait
+from multiprocessing.connection import (
+    Client,
+    Connection,
+    Listener,
+    Pipe,
+    answer_challenge,
+    deliver_challenge,
+    wait,
+)
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
@@ -51,21 +59,30 @@ def door(host: str = "") -> Iterator[Door]:
     Their connections end with it.
     """
     key, came, (bell, ring) = os.urandom(32), SimpleQueue[tuple[int, Connection]](), Pipe(False)
-    lines = list[Connection]()
-    listener = Listener((host, 0) if host else None, backlog=128, authkey=key)
+    lines, ringing = list[Connection](), threading.Lock()
+    listener = Listener((host, 0) if host else None, backlog=128)
+
+    def greet(line: Connection) -> None:
+        """Each side shows the other that it knows the key, in a thread: strangers may be silent."""
+        try:
+            deliver_challenge(line, key)
+            answer_challenge(line, key)
+            _at_once(line)
+            came.put((line.recv(), line))
+            with ringing:
+                ring.send(None)
+        except (AuthenticationError, EOFError, OSError):
+            line.close()  # who does not know the key, or died meanwhile
 
     def accept() -> None:
         while True:
             try:
-                line = listener.accept()
-                lines.append(line)
-                _at_once(line)
-                came.put((line.recv(), line))
-                ring.send(None)
-            except (AuthenticationError, EOFError, ConnectionError):
-                continue  # who does not know the key, or died meanwhile
+                lines.append(line := listener.accept())
+            except ConnectionError:
+                continue  # it died meanwhile
             except OSError:
                 return  # the door is closed
+            threading.Thread(target=greet, args=(line,), daemon=True).start()
 
     threading.Thread(target=accept, daemon=True).start()
     try:

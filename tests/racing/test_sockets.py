@@ -82,6 +82,16 @@ def test_who_does_not_know_the_secret_is_not_let_in(at):
     assert one.recv() == ("x", range(1))
 
 
+def test_a_stranger_that_says_nothing_keeps_nobody_waiting(at):
+    """It is connected first, and never answers the challenge."""
+    with Client(at.address):
+        workers = at_work(at, 1, fine)
+        workers.send(0, "given", range(1))
+        line = group(at, 0)
+        assert workers.receive(0.5) is None
+        assert line.poll(WAIT) and line.recv() == ("given", range(1))
+
+
 def test_a_group_that_is_lost_for_good_ends_the_race(at):
     def check():
         raise RuntimeError("gone")
