@@ -17,7 +17,7 @@ from optdyn.config import ConfigError
 from optdyn.parallel.simulated import over_nodes
 from optdyn.strategies import Event
 from optdyn.strategies.mix.averaging_clock import turns
-from optdyn.strategies.mix.outer import cut, join
+from optdyn.strategies.mix.fragments import cut, join
 from optdyn.strategies.sync import sync
 from optdyn.timeline.base import at
 from optdyn.training.checks import check

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from optdyn import strategies
 from optdyn.strategies.mix.averaging_clock import turns
-from optdyn.strategies.mix.outer import cut
+from optdyn.strategies.mix.fragments import cut
 from optdyn.timeline.network import all_reduce
 from optdyn.timeline.nodes import node_seconds
 from optdyn.training import program

@@ -8,8 +8,8 @@ import numpy as np
 from optdyn import optimizers
 from optdyn.basics.trees import Tree
 from optdyn.strategies.method import Methods, Setting
+from optdyn.strategies.mix.fragments import cut, moments
 from optdyn.strategies.mix.nodes import inside
-from optdyn.strategies.mix.outer import cut, moments
 from optdyn.timeline import habits
 from optdyn.timeline.base import Meeting, Timeline, Together, undelayed
 from optdyn.timeline.network import between_nodes, broadcast, to_all_nodes

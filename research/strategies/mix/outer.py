@@ -22,25 +22,22 @@ what the nodes send; `merge`, what a receipt does. Only the second hears of othe
 the states of the nodes' optimizers are averaged, the third).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax import lax
 from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
 
-from optdyn.basics.errors import ConfigError
 from optdyn.basics.trees import Hyper, Tree
 from optdyn.core import Apart, Batch, Event, Info, Params, Rule
+from optdyn.strategies.mix.fragments import averaged, cut, join, moments
 from optdyn.strategies.mix.messages import Messages, over_nodes, own_event, size
 
-Path = tuple[jax.tree_util.DictKey | jax.tree_util.GetAttrKey, ...]  # to a leaf
 Weights = Callable[[jax.Array], tuple[ArrayLike, ArrayLike]]
 
 INNER_STATES = ("kept", "averaged", "reset")
@@ -163,12 +160,13 @@ def outer(
         sent = parts(state.sent) if corrects else ((),) * fragments
         own = parts(after.params), state.outer, parts(before), parts(state.in_flight), waited, sent
         x, theta = zip(*map(of, receive, *own), strict=True)
-        if inner_state == "averaged" and event.choice.states is not None:
-            after = after._replace(opt_state=apart_averaged(after.opt_state, averages(event)))
-        elif inner_state != "kept":
-            after = after._replace(
-                opt_state=lax.cond(receive.any(), settled, lambda after: after.opt_state, after)
-            )
+        if inner_state == "averaged":
+            mean = over_nodes(messages.senders).mean
+            after = after._replace(opt_state=averaged(after.opt_state, averages(event), mean))
+        elif inner_state == "reset":
+            fresh = lambda after: inner.init(after.params).opt_state  # noqa: E731
+            kept = lambda after: after.opt_state  # noqa: E731
+            after = after._replace(opt_state=lax.cond(receive.any(), fresh, kept, after))
         return state._replace(inner=after.moved_to(join(x)), outer=theta)
 
     def merged(
@@ -205,28 +203,6 @@ def outer(
             return jax.tree.map(corrected, x, arrived, sent), theta
         return jax.tree.map(mixed, x, arrived), theta
 
-    def settled(after: Tree) -> Tree:
-        """What the inner optimizer's state is where its node receives."""
-        if inner_state == "reset":
-            return inner.init(after.params).opt_state
-        means = iter(over_nodes(messages.senders).mean(_floats(after.opt_state)))
-        return jax.tree.map(lambda leaf: next(means) if _is_float(leaf) else leaf, after.opt_state)
-
-    def apart_averaged(opt_state: Tree, now: tuple[jax.Array, jax.Array]) -> Tree:
-        """The state with means of the moments whose turn it is."""
-        mean = over_nodes(messages.senders).mean
-        first, second = (
-            iter(lax.cond(turn, mean, lambda own: own, own) if own else ())
-            for turn, own in zip(now, moments(opt_state), strict=True)
-        )
-
-        def of(path: Path, leaf: jax.Array) -> jax.Array:
-            if not _is_float(leaf):
-                return leaf
-            return next(second if _is_second(path) else first)
-
-        return jax.tree_util.tree_map_with_path(of, opt_state)
-
     def message(state: State, fragment: int, blocking: bool) -> jax.Array:
         vector, _ = ravel_pytree(messages.travelling(parts(state.params)[fragment], blocking))
         return vector
@@ -249,56 +225,3 @@ def _peers(event: Event) -> ArrayLike:
         return 1
     node = lax.axis_index("node")
     return (event.choice.to[node] != node).sum().astype(jnp.float32)
-
-
-def moments(opt_state: Tree) -> tuple[list[jax.Array], list[jax.Array]]:
-    """Floats of an optimizer's state: optax's `nu`, means of squares, are second; others first."""
-    leaves = jax.tree_util.tree_leaves_with_path(opt_state)
-    floats = [(_is_second(path), leaf) for path, leaf in leaves if _is_float(leaf)]
-    first, second = ([leaf for is_second, leaf in floats if is_second == kind] for kind in (0, 1))
-    return first, second
-
-
-def _is_second(path: Path) -> bool:
-    return any(getattr(key, "name", "") == "nu" for key in path)
-
-
-def _is_float(leaf: jax.Array) -> bool:
-    return jnp.issubdtype(leaf.dtype, jnp.floating)
-
-
-def _floats(tree: Tree) -> list[jax.Array]:
-    return list(filter(_is_float, jax.tree.leaves(tree)))
-
-
-def cut(tree: Tree, fragments: int) -> tuple[Tree, ...]:
-    """The tree once a fragment, with None in place of the leaves of all others.
-
-    A fragment is of leaves that follow one another, one at least. It ends where what is before its
-    end is nearest to equal parts, so that none is larger than an equal part and the largest leaf
-    together. Raises `ConfigError` where there are fewer leaves than fragments.
-    """
-    leaves, tree_of = jax.tree.flatten(tree)
-    if fragments > len(leaves):
-        raise ConfigError(
-            f"config.strategy.fragments = {fragments}: must be at most {len(leaves)}, the number "
-            "of arrays that the network's parameters are in"
-        )
-    filled = np.cumsum([leaf.size for leaf in leaves])
-    ends = [0]
-    for q in range(1, fragments):
-        nearest = 1 + int(np.abs(filled - filled[-1] * q / fragments).argmin())
-        ends.append(min(max(nearest, ends[-1] + 1), len(leaves) - fragments + q))
-    return tuple(
-        jax.tree.unflatten(tree_of, [leaf if a <= i < b else None for i, leaf in enumerate(leaves)])
-        for a, b in pairwise([*ends, len(leaves)])
-    )
-
-
-def join(trees: Sequence[Tree]) -> Tree:
-    """The tree that was cut in these."""
-    return jax.tree.map(
-        lambda *own: next(leaf for leaf in own if leaf is not None),
-        *trees,
-        is_leaf=lambda leaf: leaf is None,
-    )

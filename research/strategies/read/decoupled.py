@@ -31,8 +31,8 @@ from optdyn.core import Batch, Event, Gradient, Info, Params, Rule, Update
 from optdyn.strategies.method import Methods, Setting
 from optdyn.strategies.mix.averaging_clock import fragment_bytes
 from optdyn.strategies.mix.diloco import nesterov
+from optdyn.strategies.mix.fragments import cut, join
 from optdyn.strategies.mix.messages import size
-from optdyn.strategies.mix.outer import cut, join
 from optdyn.strategies.read import local_steps
 from optdyn.strategies.read import workers as own
 from optdyn.strategies.shared_fields import Fragmented, OuterMomentum, Periodic
