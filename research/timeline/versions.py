@@ -147,10 +147,15 @@ class Versions:
         return Arrived(update, update, readers)
 
     def drop(self, group: int) -> None:
-        """What the group is at counts for nothing, and it begins again."""
+        """What the group is at counts for nothing, and it begins again.
+
+        It is written down only if the group had read an older version: otherwise it reads the same
+        again, and a trace does not say whether that was before or after an arrival of its own.
+        """
         had = self.working.pop(group)
         self._slots.release(had.slot)
-        self._line.choice.dropped[self._updates, group] = True
+        if had.version < self._updates:
+            self._line.choice.dropped[self._updates, group] = True
         self._begin(group, had.batch)
 
     def _begin(self, group: int, batch: int) -> None:

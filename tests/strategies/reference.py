@@ -536,6 +536,7 @@ READS = {
     "asynchronous": Asynchronous,
     "ringmaster": Asynchronous,  # of what is not dropped
     "buffered": Buffered,
+    "mindflayer": Buffered,  # of what is not dropped
     "elastic": Elastic,
     "async_local_sgd": AsyncLocal,
     "ad_psgd": AdPsgd,

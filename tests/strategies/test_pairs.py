@@ -43,6 +43,7 @@ VALUES = {
     "strategy.waiting": "k_batch_async",
     "strategy.arrivals": 3,
     "strategy.delay_bound": 2,
+    "strategy.allotted": 1.5,
     "strategy.warmup_epochs": 1,
     "strategy.cooldown_epochs": 0,
     "strategy.max_batches": 2,
