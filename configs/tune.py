@@ -13,8 +13,15 @@ Whether asynchrony can win is decided by a rule, `can_win`, of what is known bef
 number of groups makes updates in less than 0.6 of the seconds, HE(g) / HE(1), and the batch is well
 below the gradient noise scale, at most a third of it. The targets are losses that synchronous
 training takes some 500 to 1,500 updates to reach.
+
+Beside them are twelve more, `drawn-0` to `drawn-11`, on which nothing was developed: network, batch,
+workers, law of service, link and target of each are drawn from lists by a seed that was committed
+before any of them was run.
 """
 
+from typing import Any
+
+import numpy as np
 from ml_collections import ConfigDict
 
 from optdyn import timeline
@@ -46,31 +53,65 @@ CNN = {
 TARGETS = {("mlp", 8): 0.1, ("mlp", 64): 0.01, ("cnn", 8): 0.2}
 # Gradient noise scale of the MLP at its start, on seeds 10 to 12: 66, 77, 82 (1,000 examples).
 NOISE = 75
+# Of the drawn cases: networks and their targets, and what else is drawn.
+NETWORKS = [
+    (MLP, (0.2, 0.1, 0.05)),
+    ({"model.name": "mlp", "model.hidden": (64, 64)}, (0.2, 0.1, 0.05)),
+    ({"model.name": "resmlp", "model.blocks": 2, "model.width": 32}, (0.2, 0.1, 0.05)),
+    (CNN, (0.4, 0.3, 0.2)),
+]
+DRAWN_BATCHES = 16, 32, 64, 128
+DRAWN_WORKERS = 4, 8, 12, 16
+LAWS = [
+    {"cluster.service": "constant"},
+    {"cluster.service": "lognormal", "cluster.variation": 0.25},
+    {"cluster.service": "lognormal", "cluster.variation": 1.0},
+    {"cluster.service": "gamma", "cluster.variation": 0.5},
+    {"cluster.service": "exponential"},
+]
+LATENCIES = 0.0, 1e-3, 4e-3  # seconds a message
+DRAWN = tuple(f"drawn-{i}" for i in range(12))
+DRAW = 20261125
 CASES = {f"{batch},{cluster}": (batch, cluster) for batch in BATCHES for cluster in CLUSTERS}
 
 
 def get_config(case: str = "small,stragglers") -> ConfigDict:
-    batch, cluster = entry(CASES, case)
     config = default()
-    config.batch_size = BATCHES[batch]
     config.log_every = 20
     config.data.train_evaluated = 1000
     config.strategy.name = "asynchronous"
-    config.cluster.nodes = WORKERS
     config.cluster.seconds_per_example = SECONDS
-    config.update_from_flattened_dict(CLUSTERS[cluster])
-    network = CNN if case in ("small,network", "small,uniform") else MLP
-    config.update_from_flattened_dict(network)
-    if cluster == "server":
-        config.cluster.pieces.conv_compute = SECONDS * config.batch_size
+    config.update_from_flattened_dict(drawn(case) if case in DRAWN else chosen(case))
     each = pace(parse(config), 1)
     config.tune.probe_seconds = 10 * each
     config.tune.epoch_seconds = 60 * each
     config.tune.seconds = 6000 * each
     config.tune.probe_share = 0.05
     config.tune.baselines = ("synchronous", "asynchronous", "random", "tpe")
-    config.tune.target = TARGETS[config.model.name, config.batch_size]
     return config
+
+
+def chosen(case: str) -> dict[str, Any]:
+    """The keys of one of the eight cases. Raises `ConfigError` for others."""
+    batch, cluster = entry(CASES, case)
+    network = CNN if case in ("small,network", "small,uniform") else MLP
+    size = BATCHES[batch]
+    keys = CLUSTERS[cluster] | network | {"batch_size": size, "cluster.nodes": WORKERS}
+    if cluster == "server":
+        keys |= {"cluster.pieces.conv_compute": SECONDS * size}
+    return keys | {"tune.target": TARGETS[network["model.name"], size]}
+
+
+def drawn(case: str) -> dict[str, Any]:
+    """The keys of one of the drawn cases: each network is in three of them."""
+    number = DRAWN.index(case)
+    rng = np.random.default_rng((DRAW, number))
+    network, targets = NETWORKS[number % len(NETWORKS)]
+    batch, nodes = int(rng.choice(DRAWN_BATCHES)), int(rng.choice(DRAWN_WORKERS))
+    law, latency = LAWS[rng.integers(len(LAWS))], float(rng.choice(LATENCIES))
+    target = float(rng.choice(targets))
+    keys = {"batch_size": batch, "cluster.nodes": nodes, "cluster.latency": latency}
+    return network | law | keys | {"tune.target": target}
 
 
 def can_win(case: str) -> bool:
