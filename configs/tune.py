@@ -14,9 +14,9 @@ number of groups makes updates in less than 0.6 of the seconds, HE(g) / HE(1), a
 below the gradient noise scale, at most a third of it. The targets are losses that synchronous
 training takes some 500 to 1,500 updates to reach.
 
-Beside them are twelve more, `drawn-0` to `drawn-11`, on which nothing was developed: network, batch,
-workers, law of service, link and target of each are drawn from lists by a seed that was committed
-before any of them was run.
+Beside them are twelve more, `drawn-0` to `drawn-11`, on which nothing was developed: network,
+batch, workers, law of service, link and target of each are drawn from lists by a seed that was
+committed before any of them was run.
 """
 
 from typing import Any
