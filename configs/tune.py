@@ -19,20 +19,19 @@ batch, workers, law of service, link and target of each are drawn from lists by 
 committed before any of them was run.
 """
 
-from typing import Any
-
 import numpy as np
 from ml_collections import ConfigDict
 
 from optdyn import timeline
 from optdyn.basics.errors import entry
+from optdyn.basics.trees import Json
 from optdyn.config import default, parse
 from optdyn.experiment import Experiment
 
 WORKERS = 8
 SECONDS = 1e-3  # an example, on one worker
 BATCHES = {"small": 8, "large": 64}
-CLUSTERS = {
+CLUSTERS: dict[str, Json] = {
     "stragglers": {"cluster.service": "exponential"},
     "network": {"cluster.service": "lognormal", "cluster.variation": 0.25, "cluster.latency": 2e-3},
     "server": {
@@ -43,8 +42,8 @@ CLUSTERS = {
     },
     "uniform": {"cluster.service": "constant"},
 }
-MLP = {"model.name": "mlp", "model.hidden": (32,)}
-CNN = {
+MLP: Json = {"model.name": "mlp", "model.hidden": (32,)}
+CNN: Json = {
     "model.name": "cnn",
     "model.channels": (4, 8),
     "model.hidden": (32,),
@@ -54,7 +53,7 @@ TARGETS = {("mlp", 8): 0.1, ("mlp", 64): 0.01, ("cnn", 8): 0.2}
 # Gradient noise scale of the MLP at its start, on seeds 10 to 12: 66, 77, 82 (1,000 examples).
 NOISE = 75
 # Of the drawn cases: networks and their targets, and what else is drawn.
-NETWORKS = [
+NETWORKS: list[tuple[Json, tuple[float, ...]]] = [
     (MLP, (0.2, 0.1, 0.05)),
     ({"model.name": "mlp", "model.hidden": (64, 64)}, (0.2, 0.1, 0.05)),
     ({"model.name": "resmlp", "model.blocks": 2, "model.width": 32}, (0.2, 0.1, 0.05)),
@@ -62,7 +61,7 @@ NETWORKS = [
 ]
 DRAWN_BATCHES = 16, 32, 64, 128
 DRAWN_WORKERS = 4, 8, 12, 16
-LAWS = [
+LAWS: list[Json] = [
     {"cluster.service": "constant"},
     {"cluster.service": "lognormal", "cluster.variation": 0.25},
     {"cluster.service": "lognormal", "cluster.variation": 1.0},
@@ -91,7 +90,7 @@ def get_config(case: str = "small,stragglers") -> ConfigDict:
     return config
 
 
-def chosen(case: str) -> dict[str, Any]:
+def chosen(case: str) -> Json:
     """The keys of one of the eight cases. Raises `ConfigError` for others."""
     batch, cluster = entry(CASES, case)
     network = CNN if case in ("small,network", "small,uniform") else MLP
@@ -102,7 +101,7 @@ def chosen(case: str) -> dict[str, Any]:
     return keys | {"tune.target": TARGETS[network["model.name"], size]}
 
 
-def drawn(case: str) -> dict[str, Any]:
+def drawn(case: str) -> Json:
     """The keys of one of the drawn cases: each network is in three of them."""
     number = DRAWN.index(case)
     rng = np.random.default_rng((DRAW, number))
