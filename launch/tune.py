@@ -37,6 +37,7 @@ from optdyn.tuning import bench, ladders
 from optdyn.tuning.baselines import choose
 from optdyn.tuning.bench import Cluster
 from optdyn.tuning.choice import Choice, Point
+from optdyn.tuning.halving import halving
 from optdyn.tuning.journal import Journal, Line, Method
 from optdyn.tuning.omnivore import omnivore
 from optdyn.tuning.predictive import predictive
@@ -48,7 +49,7 @@ SHOWN = {  # columns of the results that are printed
     "updates": "updates",
     "picked": "picked: g/momentum/rate",
 }
-MODES = {"predictive": predictive, "omnivore": omnivore}
+MODES = {"predictive": predictive, "halving": halving, "omnivore": omnivore}
 LADDERS = "ladders"
 
 

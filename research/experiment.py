@@ -435,8 +435,9 @@ class Tune(Value, section="tune"):
 
     mode: str = field(
         "predictive",
-        "'predictive', 'omnivore', the authors' own, or 'ladders', of any method.",
-        one_of=("predictive", "omnivore", "ladders"),
+        "'predictive', 'halving', which measures, 'omnivore', the authors', or 'ladders', of any "
+        "method.",
+        one_of=("predictive", "halving", "omnivore", "ladders"),
     )
     target: float = field(
         0.1, "Training loss at which training ends.",

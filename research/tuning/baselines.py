@@ -6,10 +6,9 @@ random         random search (Bergstra and Bengio, JMLR 2012) of groups, momentu
 tpe            the same space, searched by optuna's tree-structured Parzen estimator
 """
 
-import math
 from collections.abc import Callable, Sequence
 
-from optdyn.tuning.choice import Choice, Outcome
+from optdyn.tuning.choice import Choice, Outcome, loss_of
 
 Probe = Callable[[float, Choice], Outcome]  # from the start, for how many seconds
 MOMENTA = -0.9, 0.99  # the box that is searched: no optimum seen here is near its sides
@@ -38,11 +37,6 @@ def choose(
             trial.suggest_float("momentum", *MOMENTA),
             trial.suggest_float("learning_rate", *RATES, log=True),
         )
-        tried[setting] = _loss(probe(seconds / count, setting))
+        tried[setting] = loss_of(probe(seconds / count, setting))
         study.tell(trial, tried[setting])
     return min(tried, key=lambda setting: tried[setting])
-
-
-def _loss(outcome: Outcome) -> float:
-    """What diverged is worse than anything."""
-    return outcome.loss if math.isfinite(outcome.loss) else math.inf

@@ -1,5 +1,6 @@
 """What is chosen, and what a mode of `launch.tune` may do to choose it."""
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
@@ -58,6 +59,11 @@ class Bench(Protocol):
 
     def note(self, what: str, setting: Choice) -> None:
         """Takes down a decision."""
+
+
+def loss_of(outcome: Outcome) -> float:
+    """The loss, by which outcomes are compared: what diverged is worse than anything."""
+    return outcome.loss if math.isfinite(outcome.loss) else math.inf
 
 
 def calmer(setting: Choice, by: float) -> Choice:

@@ -37,7 +37,7 @@ from typing import NamedTuple
 
 from optdyn.config import ConfigError
 from optdyn.experiment import Tune
-from optdyn.tuning.choice import Bench, Choice, Outcome, Point, Probe, calmer
+from optdyn.tuning.choice import Bench, Choice, Outcome, Point, Probe, calmer, loss_of
 
 FASTER = 1.1  # by which more groups have to make updates faster
 CLOSE = 1.01  # ratio of losses within which a larger setting is taken, in steady state
@@ -90,7 +90,7 @@ def cold_start(bench: Bench, groups: Sequence[int], rules: Tune) -> tuple[Point,
             probe, settings(g, last.learning_rate, rules.momenta), rules.momenta, last
         ).setting
     longer = {s: bench.probe(point, LONGER * rules.probe_seconds, s) for s in best.values()}
-    chosen = min(longer, key=lambda s: _loss(longer[s]))
+    chosen = min(longer, key=lambda s: loss_of(longer[s]))
     bench.note("cold start", chosen)
     return point, chosen, max(best)
 
@@ -161,7 +161,7 @@ def _best(
             continue
         if one not in tried:
             tried[one] = probe(one)
-        losses[one] = _loss(tried[one])
+        losses[one] = loss_of(tried[one])
         if losses[one] == math.inf:
             diverged = one
     least = min(losses.values(), default=math.inf)
@@ -180,8 +180,3 @@ def _smaller(one: Choice, other: Choice, in_any: bool = False) -> bool:
 def size(setting: Choice) -> tuple[float, float]:
     """The number that settings are ordered by."""
     return setting.learning_rate, setting.momentum
-
-
-def _loss(outcome: Outcome) -> float:
-    """What diverged is worse than anything."""
-    return outcome.loss if math.isfinite(outcome.loss) else math.inf

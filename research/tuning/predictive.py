@@ -34,9 +34,10 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 
 from optdyn.experiment import Tune
-from optdyn.tuning.choice import Bench, Choice, Outcome, Point, Probe
+from optdyn.tuning.choice import Bench, Choice, Point, Probe, loss_of
 
 Move = Callable[[Choice], Choice]
+First = Callable[[Bench, Point, Sequence[int]], tuple[Choice, Choice]]
 
 GROWTH = 2  # of epochs
 FACTOR = 2.0  # between steps
@@ -48,11 +49,16 @@ GUARD = 2  # the first epoch before which groups stand against one group
 ROUNDING = 1e-9  # of sums of seconds
 
 
-def predictive(bench: Bench, groups: Sequence[int], rules: Tune) -> None:
-    """Tunes and trains in turn, until the target is reached or the seconds are over."""
+def predictive(
+    bench: Bench, groups: Sequence[int], rules: Tune, first: First | None = None
+) -> None:
+    """Tunes and trains in turn, until the target is reached or the seconds are over.
+
+    `first` chooses what it begins with, and the best of one group; by default both are `planned`.
+    """
     point, loss = Point(), bench.start(Point())
     left, epoch = rules.seconds, rules.epoch_seconds
-    last, synchronous = planned(bench, point, groups)
+    last, synchronous = (first or planned)(bench, point, groups)
     other = partial(momentum, sorted({*rules.momenta, last.momentum, synchronous.momentum}))
     compared, refused, least = False, last, math.inf
     moves: list[Move] = [up, partial(other, 1), partial(other, -1)]
@@ -71,7 +77,7 @@ def predictive(bench: Bench, groups: Sequence[int], rules: Tune) -> None:
         elif not lower and least <= outcome.loss:  # with half the step no better: not the step's
             last, epoch, least = refused, GROWTH * epoch, math.inf
         elif not lower:
-            refused, least, last = last, _loss(outcome), down(last)
+            refused, least, last = last, loss_of(outcome), down(last)
         elif stalled:
             last, epoch = down(last), GROWTH * epoch
         else:
@@ -106,8 +112,8 @@ def guarded(
 ) -> Choice:
     """One group where it does better than the groups at their step and at half of it."""
     tried = cache(partial(bench.probe, point, seconds))
-    groups = min(_loss(tried(last)), _loss(tried(down(last))))
-    if SHORTER * _loss(tried(synchronous)) < groups:
+    groups = min(loss_of(tried(last)), loss_of(tried(down(last))))
+    if SHORTER * loss_of(tried(synchronous)) < groups:
         return synchronous
     return better(tried, last, down(last))
 
@@ -115,8 +121,8 @@ def guarded(
 def better(probe: Probe, last: Choice, other: Choice) -> Choice:
     """The setting with the less loss, a shorter step handicapped."""
     calmer = step(other) < (1 - ROUNDING) * step(last) or other.momentum < last.momentum
-    loss, handicap = _loss(probe(last)), SHORTER if calmer else LONGER
-    return other if handicap * _loss(probe(other)) < loss else last
+    loss, handicap = loss_of(probe(last)), SHORTER if calmer else LONGER
+    return other if handicap * loss_of(probe(other)) < loss else last
 
 
 def down(setting: Choice) -> Choice:
@@ -150,8 +156,3 @@ def of_step(groups: int, momentum: float, step: float) -> Choice:
 def scaled(setting: Choice, by: float) -> Choice:
     """The same setting with its learning rate times `by`."""
     return setting._replace(learning_rate=setting.learning_rate * by)
-
-
-def _loss(outcome: Outcome) -> float:
-    """What diverged is worse than anything."""
-    return outcome.loss if math.isfinite(outcome.loss) else math.inf
