@@ -45,6 +45,7 @@ TRAINED = {
     "sync": {},
     "asynchronous": {},
     "buffered": {"arrivals": 2},
+    "mindflayer": {"arrivals": 2, "allotted": 1.1},
     "elastic": {"period": 3},
     "ad_psgd": {},
     "sparta": {"averaged_share": 0.4},

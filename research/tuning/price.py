@@ -303,6 +303,7 @@ def _never_waits(config: Experiment) -> bool:
         return False
     alone = config.strategy.methods.groups == cluster.nodes * cluster.devices_per_node
     waits = methods.get("staleness_bound", -1) >= 0 or methods.get("delay_bound", 0)
+    waits = waits or methods.get("allotted", 0)
     return alone and not waits and methods.get("waiting", "") in ("", "k_batch_async")
 
 
@@ -460,7 +461,8 @@ def _by_groups(config: Experiment, shapes: Shapes, line: Timeline, exchanges: fl
         to_server = there_and_back * workers
     dropped = getattr(chosen(line, Arrival), "dropped", None)
     arrivals = methods.get("arrivals", 1)
-    arrivals += 0 if dropped is None else float(np.sum(dropped)) / len(line.seconds)
+    drops = 0 if dropped is None else float(np.sum(dropped)) / len(line.seconds)
+    arrivals += drops / 2 if methods.get("allotted", 0) else drops  # who is late sends no gradient
     return arrivals * (exchanges * to_server + (1 - exchanges) * inside)
 
 

@@ -138,6 +138,12 @@ METHODS = {
         GROUPS | {"strategy.name": "buffered", "strategy.arrivals": 2},
         ("shard_map",),
     ),
+    "mindflayer": (  # about half of the services, of the slowest of four, are longer
+        GROUPS
+        | {"strategy.name": "mindflayer", "strategy.arrivals": 2, "strategy.allotted": 1.5}
+        | {"cluster.service": "lognormal", "cluster.variation": 1.0},
+        ("shard_map",),
+    ),
     "ringmaster": (
         GROUPS | {"strategy.name": "ringmaster", "strategy.delay_bound": 2},
         ("shard_map",),
