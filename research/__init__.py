@@ -14,7 +14,8 @@ _VALUES = ("Cluster", "Data", "Law", "Model", "Optimizer", "Parallel", "Probes")
 _METHODS = (
     *("ad_psgd", "async_local_sgd", "asynchronous", "buffered", "daso", "decoupled", "demo"),
     *("des_loc", "diloco", "dynamic_batch", "eager", "elastic", "gossip", "local", "mindflayer"),
-    *("model_averaging", "ringmaster", "slowmo", "sparseloco", "sparta", "stale_pipeline", "sync"),
+    *("model_averaging", "ringleader", "ringmaster", "slowmo", "sparseloco", "sparta"),
+    *("stale_pipeline", "sync"),
 )
 __all__ = [*_OURS, *_LAWS, *_OPTIMIZERS, *_VALUES, *_METHODS]
 

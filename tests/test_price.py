@@ -46,6 +46,7 @@ TRAINED = {
     "asynchronous": {},
     "buffered": {"arrivals": 2},
     "mindflayer": {"arrivals": 2, "allotted": 1.1},
+    "ringleader": {},
     "elastic": {"period": 3},
     "ad_psgd": {},
     "sparta": {"averaged_share": 0.4},

@@ -33,6 +33,7 @@ class State(NamedTuple):
     opt_state: optax.OptState
     fresh: Params  # fresh_t; of a table of rounded versions all of x_t
     errors: Tree = ()  # of each group what its messages left out, where they are compressed
+    gradients: Tree = ()  # two of each group, (2, groups, ...), where a table of them is kept
 
     def at(self, slot: Slot) -> Params:
         """The parameters as a group sees them that had read `slot`."""
@@ -56,7 +57,7 @@ class State(NamedTuple):
         """x_{t+1} is these parameters, in this slot."""
         slots = put(self.slots, slot, {name: params[name] for name in self.slots})
         fresh = {name: params[name] for name in self.fresh}
-        return State(slots, slot, opt_state, fresh, self.errors)
+        return State(slots, slot, opt_state, fresh, self.errors, self.gradients)
 
     def moved_to(self, params: Params) -> "State":
         """x_t is other parameters; the versions that were read stay."""

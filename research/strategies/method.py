@@ -168,6 +168,7 @@ class Reads(Method):
     single: ClassVar[bool] = True  # an update is of one gradient, of the whole batch
     barrier: ClassVar[bool] = True  # the workers wait for one another at every update
     workers: ClassVar[bool] = False  # every group has parameters of its own (`workers.py`)
+    gathers: ClassVar[bool] = False  # not every arrival is an update
     # How its groups race on real workers (`research/racing`), if they can. A group is given what
     # the state is `at` the slot that it reads, and the server's step takes its message in place of
     # the batch.
@@ -281,8 +282,8 @@ class Methods(NamedTuple):
 
     @property
     def shared(self) -> bool:
-        """Whether groups share one set of parameters, of which they read versions."""
-        return not (self.read and self.read.workers)
+        """Whether every arrival updates one set of parameters, of which groups read versions."""
+        return not (self.read and (self.read.workers or self.read.gathers))
 
     @property
     def groups(self) -> int:

@@ -27,6 +27,7 @@ TOGETHER: Mapping[str, Mapping[str, Any]] = {
     "asgd omnivore parameter_server": {"strategy.name": "asynchronous"},
     "ssp": {"strategy.name": "asynchronous", "strategy.staleness_bound": 4},
     "ringmaster_asgd": {"strategy.name": "ringmaster"},
+    "ringleader_asgd": {"strategy.name": "ringleader"},
     "k_sync m_synchronous backup_workers": BUFFERED | {"strategy.waiting": "k_sync"},
     "k_batch_sync rennala": BUFFERED | {"strategy.waiting": "k_batch_sync"},
     "k_async": BUFFERED | {"strategy.waiting": "k_async"},

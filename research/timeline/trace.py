@@ -205,10 +205,10 @@ def versions(line: Timeline) -> np.ndarray:
     """(steps,) int, how many updates that others read each gradient had in its parameters.
 
     Of several gradients it is that of the last. Workers that take local steps are read from where
-    they exchange, and only then.
+    they exchange, and only then; of gradients that are gathered in a table, where it is `applied`.
     """
     late = line.staleness if line.staleness.ndim == 1 else line.staleness[:, -1]
-    exchange = getattr(line.choice, "exchange", None)
+    exchange = getattr(line.choice, "applied", getattr(line.choice, "exchange", None))
     updates = np.arange(len(late)) if exchange is None else np.cumsum(exchange) - exchange
     return updates - late
 

@@ -423,7 +423,7 @@ def test_keys_are_listed_with_defaults_and_comments(optdyn):
     _, out, _ = optdyn("list", "keys", "strategy.gro")
     methods = "ad_psgd, async_local_sgd, asynchronous, buffered, decoupled, elastic, mindflayer"
     about = "Compute groups, each synchronous inside."
-    assert out == f"strategy.groups  = 1  {about}  ({methods}, ringmaster)\n"
+    assert out == f"strategy.groups  = 1  {about}  ({methods}, ringleader, ringmaster)\n"
 
 
 def test_a_word_finds_every_key_that_has_it(optdyn):

@@ -144,6 +144,7 @@ METHODS = {
         | {"cluster.service": "lognormal", "cluster.variation": 1.0},
         ("shard_map",),
     ),
+    "ringleader": (GROUPS | {"strategy.name": "ringleader"}, ("shard_map",)),
     "ringmaster": (
         GROUPS | {"strategy.name": "ringmaster", "strategy.delay_bound": 2},
         ("shard_map",),

@@ -155,6 +155,34 @@ class Buffered(Asynchronous):
         self.write(mean(each), self.slots(choice.write, None), hyper)
 
 
+class Ringleader(Asynchronous):
+    """G_i: the mean of i's gradients of a round; x <- x - gamma mean_i G_i once each has one.
+
+    In rounds: with the arrival after which each has one, and with the next of each other group.
+    Those who come again meanwhile are of the next round.
+    """
+
+    def __init__(self, params, gradient, groups, keys):
+        super().__init__(params, gradient, groups, keys)
+        self.round, self.next = ([[] for _ in range(groups)] for _ in range(2))
+        self.turns = []
+
+    def step(self, choice, hyper, batch):
+        i = int(choice.worker)
+        grads = self.gradient(self.at(self.slots(i, None)), batch)
+        (self.next if self.turns and i not in self.turns else self.round)[i].append(grads)
+        if not self.turns and all(self.round):
+            self.turns = list(range(len(self.round)))
+        if i not in self.turns:
+            self.newest = self.slots(i, None)
+            self.move(self.params)
+            return
+        self.write(mean([mean(each) for each in self.round]), self.slots(i, None), hyper)
+        self.turns.remove(i)
+        if not self.turns:
+            self.round, self.next = self.next, [[] for _ in self.round]
+
+
 class Workers:
     """Workers with parameters and an optimizer of their own."""
 
@@ -537,6 +565,7 @@ READS = {
     "ringmaster": Asynchronous,  # of what is not dropped
     "buffered": Buffered,
     "mindflayer": Buffered,  # of what is not dropped
+    "ringleader": Ringleader,
     "elastic": Elastic,
     "async_local_sgd": AsyncLocal,
     "ad_psgd": AdPsgd,

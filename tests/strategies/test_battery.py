@@ -71,6 +71,12 @@ CASES = {
         bits=True,
         like="asynchronous",
     ),
+    "ringleader": Case(
+        {"strategy.groups": 2, "cluster.speeds": (2.0, 3.0, 3.0, 3.0)},
+        {"strategy.groups": 1},
+        bits=True,
+        like="asynchronous",
+    ),
     "daso": Case(
         {"strategy.warmup_epochs": 1, "strategy.cooldown_epochs": 0, "strategy.max_batches": 2},
         {**ONE, "strategy.wait": 0},

@@ -1,0 +1,122 @@
+"""Ringleader ASGD (Maranjyan and Richtarik, arXiv 2509.22860): every group in every update.
+
+    G_i     <- (1 - 1/b_i) G_i + g / b_i        a gradient g of group i arrives, its b_i-th
+    x_{t+1} =  x_t - alpha 1/n sum_i G_i        if it is one that applies the table
+
+n groups arrive as in asynchronous SGD: nobody waits, and who arrives reads the newest parameters.
+The server goes in rounds of n updates. It gathers until each group has an entry. The arrival that
+completes the table applies it, and so does the next one of each other group. Who arrives again in
+between is kept in a second table, the next round's. So a fast group has a mean of more gradients,
+but no more say, and none that is applied is older than 2n - 2 updates. One group is SGD.
+
+A row of the timeline is an arrival, of a gradient of a whole batch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from optdyn.basics.fields import field
+from optdyn.core import Array, Batch, Event, Gradient, Info, Params, Rule, Update
+from optdyn.core.snapshots import State, is_rounded
+from optdyn.strategies.method import Methods, Setting
+from optdyn.strategies.read import groups
+from optdyn.strategies.read.asynchronous import asynchronous
+from optdyn.strategies.read.workers import where
+from optdyn.timeline.base import Timeline
+from optdyn.timeline.service import DRAWN
+
+
+class Entry(NamedTuple):
+    """An arrival of a group, which reads and writes its own slot, and the entry that it makes."""
+
+    worker: Array  # int32, i
+    read: Array  # slot
+    write: Array  # slot
+    table: Array  # int32, 0 or 1, which of the two
+    count: Array  # int32, b_i
+    applied: Array  # bool
+
+
+def ringleader(
+    gradient: Gradient, update: Update, slots: int, count: int, rounded: bool = False
+) -> Rule:
+    """Rule of `count` groups (n); `event.choice` is an `Entry`.
+
+    The optimizer is given the staleness, and what was read, of the gradient that arrives. Versions
+    are exact or `rounded`, as in `asynchronous`.
+    """
+    alone = asynchronous(gradient, update, slots, rounded=rounded)
+
+    def init(params: Params) -> State:
+        tables = jax.tree.map(lambda leaf: jnp.zeros((2, count, *leaf.shape), leaf.dtype), params)
+        return alone.init(params)._replace(gradients=tables)
+
+    def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
+        i, read, write, table, b, applied = event.choice
+        seen = state.at(read)
+        loss, grads = gradient(seen, event, batch)
+        kept = jax.tree.map(
+            lambda G, g: G.at[table, i].set((1 - 1 / b) * G[table, i] + g / b),
+            state.gradients,
+            grads,
+        )
+        mean = jax.tree.map(lambda G: G[table].mean(axis=0), kept)
+        now = state.params, state.opt_state
+        params, opt_state = where(applied, update.apply(mean, now[1], now[0], event, seen), now)
+        after = state._replace(gradients=kept).after(params, opt_state, jnp.asarray(write))
+        return after, {"loss": loss}
+
+    return Rule(init, step)
+
+
+def rounds(worker: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of arrivals in this order, (steps,): their table, b_i, and whether they apply it."""
+    table, number = np.zeros((2, len(worker)), np.int32)
+    applied, b = np.zeros(len(worker), bool), np.zeros((2, count), np.int32)
+    now, turns = 0, set[int]()  # the round's table, and who has yet to apply it; none: it gathers
+    for t, i in enumerate(worker.tolist()):
+        later = bool(turns) and i not in turns
+        table[t] = 1 - now if later else now
+        b[table[t], i] += 1
+        number[t] = b[table[t], i]
+        if not turns and b[now].all():
+            turns = set(range(count))
+        if i in turns:
+            applied[t] = True
+            turns.remove(i)
+            if not turns:
+                b[now], now = 0, 1 - now
+    return table, number, applied
+
+
+@dataclass(frozen=True)
+class Ringleader(groups.Grouped):
+    groups: int = field(1, "Compute groups, each synchronous inside.", at_least=1, static=True)
+
+    single = False
+    gathers = True
+    laws = DRAWN
+    cluster = ("split", "overlap", "speeds", "regions")
+
+    def read(
+        self, gradient: Gradient, update: Update, slots: int, servers: Mapping[str, int] | None
+    ) -> Rule:
+        return ringleader(gradient, update, slots, self.groups, is_rounded(self.snapshots))
+
+    def clock(self, setting: Setting, methods: Methods) -> Timeline:
+        """The arrivals of `asynchronous`; the staleness counts what was applied meanwhile."""
+        held = setting.held and setting.held.order(setting.held.worker)
+        line = groups.together(self, setting, methods, held=held)
+        table, number, applied = rounds(line.worker, self.groups)
+        t, so_far = np.arange(len(applied)), np.append(0, np.cumsum(applied, dtype=np.int32))
+        late = so_far[t] - so_far[t - line.staleness]
+        choice = Entry(line.worker, line.worker, line.worker, table, number, applied)
+        return line._replace(staleness=late, choice=choice)
+
+
+METHOD = Ringleader
