@@ -150,7 +150,7 @@ def measure(cluster: Cluster, begin: Checkpoint) -> Line:
         {k: v[:n] for k, v in cluster.evaluated.items()} for n in (MEASURED, MEASURED // 2)
     )
     found, largest = _limits(cluster.run.program)(params, many, few)
-    peak = float(largest)
+    peak = abs(float(largest))  # so few iterations may end where the loss curves down
     signal = max(float(found.square), float(found.trace) / (MEASURED * UNRESOLVED))
     scale = float(found.trace) / signal
     noise = 1 + scale / batch

@@ -14,7 +14,7 @@ from optdyn.analysis.notebooks import grids, small
 from optdyn.grid import named, resolve
 
 FOLDER = Path(notebooks.__file__).parent
-NAMES = [
+GRIDS = [  # those that read a sweep of `grids.py`
     "daso",
     "dynamic_batch",
     "implicit_momentum",
@@ -22,6 +22,8 @@ NAMES = [
     "tradeoff",
     "when_asynchrony_pays",
 ]
+QUESTIONS = ["momentum", "my_cluster", "own_loop", "period", "price"]  # those of Python alone
+NAMES = sorted([*GRIDS, *QUESTIONS])
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -57,7 +59,8 @@ def run(code: str, names: dict[str, object]) -> object:
 
 
 def test_all_are_known():
-    assert sorted(path.stem for path in FOLDER.glob("*.ipynb")) == NAMES == sorted(grids.TABLES)
+    assert sorted(path.stem for path in FOLDER.glob("*.ipynb")) == NAMES
+    assert sorted(grids.TABLES) == GRIDS
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -71,7 +74,7 @@ def test_cells_compile_and_use_what_exists(name):
                 assert hasattr(module, node.attr), f"{module.__name__}.{node.attr}"
     for value in bound.values():
         assert value is not None
-    assert f'sweep("{name}")' in "".join(cells(name, "code"))
+    assert (f'sweep("{name}")' in "".join(cells(name, "code"))) == (name in GRIDS)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -82,12 +85,13 @@ def test_stored_pictures_are_small_and_all_there(name):
     code = [cell for cell in read["cells"] if cell["cell_type"] == "code"]
     for cell in code:
         kinds = [kind for output in cell["outputs"] for kind in output.get("data", {})]
-        shows = "".join(cell["source"]).rpartition("\n")[2].startswith(("show(", ")"))
+        last = ast.unparse(ast.parse("".join(cell["source"])).body[-1])
+        shows = last.startswith(("show(", "picture("))
         assert ("image/png" in kinds) == shows
         assert not any(output["output_type"] == "error" for output in cell["outputs"])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", GRIDS)
 def test_grids_can_run(name):
     config = grids.get_config(name)
     assert all(resolve(config, point, values) for point, values in named(config))

@@ -30,6 +30,7 @@ CLUSTER: Point = {
     "strategy.groups": 16,
     "strategy.arrivals": 8,
 }
+RECORD = Path("tests/benchmarks/records/heavy_tails_cpu.json")
 WAITING = ("k_batch_async", "k_batch_sync")
 
 
@@ -62,7 +63,7 @@ def ratios(rows: list[dict[str, Any]]) -> Mapping[str, tuple[float, float, float
 def main() -> None:
     parser = Parser(description=__doc__.split("\n")[0])
     parser.add_argument("workdir", type=Path)
-    parser.add_argument("--out", type=Path, default=Path("tests/benchmarks/records/heavy_tails_cpu.json"))
+    parser.add_argument("--out", type=Path, default=RECORD)
     parser.add_argument("--processes", type=int, default=1)
     asked = parser.read()
     choose, report = (100, 101), (0, 1, 2, 3, 4)

@@ -213,3 +213,14 @@ def test_what_cannot_be_tuned_is_refused(config, values, message):
     with pytest.raises(ConfigError) as caught:
         bench.prepare(as_experiment(config(values)))
     assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
+
+
+def test_a_step_is_positive_where_the_loss_curves_down(cluster, monkeypatch):
+    """A few iterations can end in a direction of negative curvature, which limits steps as well."""
+
+    def measured(peak):
+        found = bench.Moments(np.float32(1.0), np.float32(50.0))
+        monkeypatch.setattr(bench, "_limits", lambda of: lambda *given: (found, np.float32(peak)))
+        return bench.measure(cluster, bench.start(cluster))
+
+    assert measured(-5.0) == measured(5.0) and measured(-5.0)["step"] > 0
