@@ -32,13 +32,11 @@ from optdyn.timeline.service import DRAWN
 
 
 class Entry(NamedTuple):
-    """An arrival of a group, which reads and writes its own slot, and the entry that it makes."""
+    """The arrival of a group, whose slot has what it had read, and the entry that it makes."""
 
     worker: Array  # int32, i
-    read: Array  # slot
-    write: Array  # slot
     table: Array  # int32, 0 or 1, which of the two
-    count: Array  # int32, b_i
+    number: Array  # int32, b_i
     applied: Array  # bool
 
 
@@ -57,8 +55,8 @@ def ringleader(
         return alone.init(params)._replace(gradients=tables)
 
     def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
-        i, read, write, table, b, applied = event.choice
-        seen = state.at(read)
+        i, table, b, applied = event.choice
+        seen = state.at(i)
         loss, grads = gradient(seen, event, batch)
         kept = jax.tree.map(
             lambda G, g: G.at[table, i].set((1 - 1 / b) * G[table, i] + g / b),
@@ -68,7 +66,7 @@ def ringleader(
         mean = jax.tree.map(lambda G: G[table].mean(axis=0), kept)
         now = state.params, state.opt_state
         params, opt_state = where(applied, update.apply(mean, now[1], now[0], event, seen), now)
-        after = state._replace(gradients=kept).after(params, opt_state, jnp.asarray(write))
+        after = state._replace(gradients=kept).after(params, opt_state, jnp.asarray(i))
         return after, {"loss": loss}
 
     return Rule(init, step)
@@ -81,7 +79,7 @@ def rounds(worker: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray, np.n
     now, turns = 0, set[int]()  # the round's table, and who has yet to apply it; none: it gathers
     for t, i in enumerate(worker.tolist()):
         later = bool(turns) and i not in turns
-        table[t] = 1 - now if later else now
+        table[t] = now ^ later
         b[table[t], i] += 1
         number[t] = b[table[t], i]
         if not turns and b[now].all():
@@ -115,8 +113,7 @@ class Ringleader(groups.Grouped):
         table, number, applied = rounds(line.worker, self.groups)
         t, so_far = np.arange(len(applied)), np.append(0, np.cumsum(applied, dtype=np.int32))
         late = so_far[t] - so_far[t - line.staleness]
-        choice = Entry(line.worker, line.worker, line.worker, table, number, applied)
-        return line._replace(staleness=late, choice=choice)
+        return line._replace(staleness=late, choice=Entry(line.worker, table, number, applied))
 
 
 METHOD = Ringleader
