@@ -157,8 +157,8 @@ class Data(Value, section="data"):
     replacement: bool = field(False, "Whether batches are drawn independently, as theory assumes.")
     dirichlet: float = field(
         0.0,
-        "Concentration of the labels' proportions in each node's own shard; 0: nodes draw from one "
-        "set.",
+        "Concentration of the labels' proportions in the shard of each node, or of each group; 0: "
+        "all draw from one set.",
         at_least=0,
     )
     image_size: int = field(

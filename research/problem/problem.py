@@ -232,24 +232,34 @@ def batches(
     stop: int,
     independent: bool = False,
     shards: Sequence[np.ndarray] = (),
+    worker: np.ndarray | None = None,
 ) -> np.ndarray:
     """What updates start..stop-1 are trained on: int32 (stop - start, B) numbers of examples.
 
     With augmentation (stop - start, B, 2), each with its seed, as `Problem.batch` takes it. With
     `independent`, second mini-batches beside those, of the same conditional mean. With `shards`
-    every node has an even part of B, from epochs over its own, one node after the other.
+    every node has an even part of B, from epochs over its own, one node after the other. With
+    `worker` besides, (stop,) at least, all of B is of the node whose gradient an update is of.
     """
 
     def seed(name: str) -> int:
         return int(seeds.generator(config.seed, name).integers(2**63))
 
-    def drawn(size: int, count: int, of: str = "") -> np.ndarray:
-        order, many = seed("batches" + of), (start, stop, size, count, config.data.replacement)
+    def drawn(
+        size: int, count: int, of: str = "", first: int = start, last: int = stop
+    ) -> np.ndarray:
+        order, many = seed("batches" + of), (first, last, size, count, config.data.replacement)
         if independent:
             return datasets.independent(seed("second" + of), order, *many)
         return datasets.batches(order, *many)
 
-    if shards:
+    if shards and worker is not None:
+        chosen = np.empty((stop - start, config.batch_size), np.int32)
+        for i, own in enumerate(shards):
+            past, now = np.count_nonzero(worker[:start] == i), worker[start:stop] == i
+            each = past, past + np.count_nonzero(now)
+            chosen[now] = own[drawn(config.batch_size, len(own), f" of node {i}", *each)]
+    elif shards:
         size = config.batch_size // len(shards)
         each = [own[drawn(size, len(own), f" of node {i}")] for i, own in enumerate(shards)]
         chosen = np.concatenate(each, axis=1, dtype=np.int32)

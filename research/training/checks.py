@@ -227,18 +227,40 @@ def _check_shards(config: Experiment) -> None:
     methods, nodes = strategies.of_config(config), config.cluster.nodes
     if not config.data.dirichlet:
         return
+    if methods.read and not methods.read.barrier and not methods.mix:
+        _check_shards_of_groups(config)
+        return
     if not methods.mix and not methods.plain:
-        load = strategies.load
-        mixing = [
-            name for name in strategies.built_in() if issubclass(load(name), strategies.Mixes)
-        ]
         raise ConfigError(
-            "config.data.dirichlet: nodes have shards of their own with config.strategy.name = "
-            f"{', '.join(map(repr, (strategies.PLAIN, *mixing)))}, not {methods.name!r}"
+            "config.data.dirichlet: nodes have shards of their own where they wait for one another "
+            f"or arrive by themselves, not with config.strategy.name = {methods.name!r}"
         )
     wanted = f"a multiple of config.cluster.nodes = {nodes}, each of which draws from a shard of "
     wanted += "its own (config.data.dirichlet)"
     config.require("batch_size", config.batch_size % nodes == 0, wanted)
+
+
+def _check_shards_of_groups(config: Experiment) -> None:
+    """Groups that arrive by themselves are nodes then, and each has all of a batch."""
+    methods, wanted = strategies.of_config(config), "config.data.dirichlet:"
+    refuse(
+        (
+            methods.groups != config.cluster.nodes,
+            f"{wanted} each group has a node's shard, so config.strategy.groups = {methods.groups} "
+            f"must be config.cluster.nodes = {config.cluster.nodes}",
+        ),
+        (
+            methods.gradient or methods.get("arrivals", 1) > 1,
+            f"{wanted} a group has a shard where a gradient is of one group, not with "
+            f"config.strategy.name = {methods.name!r}",
+        ),
+        (
+            config.cluster.service in ("race", "geometric"),
+            f"{wanted} of groups whose times are drawn, not config.cluster.service = "
+            f"{config.cluster.service!r}",
+        ),
+        (config.probes.momentum, f"{wanted} config.probes.momentum must be False, of groups"),
+    )
 
 
 def _check_probes(config: Experiment) -> None:

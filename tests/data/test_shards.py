@@ -70,6 +70,30 @@ VALUES = {
 }
 
 
+GROUPS = VALUES | {
+    "strategy.name": "asynchronous",
+    "strategy.groups": 4,
+    "cluster.service": "exponential",
+}
+
+
+@pytest.mark.parametrize("independent", [False, True])
+def test_a_group_draws_its_whole_batch_from_its_own_however_often_it_comes(
+    config, mnist, independent
+):
+    """In epochs of its own, wherever the run is cut, and a replay draws the same."""
+    run = trainer.prepare(as_experiment(config(mnist | GROUPS)))
+    batches, worker = batches_of(run, independent)(0, 60), run.timeline.worker
+    for group, own in enumerate(run.shards):
+        seen = batches[worker[:60] == group].reshape(-1)
+        assert set(seen) <= set(own) and len(seen) > 50
+        if not independent:
+            np.testing.assert_array_equal(np.sort(seen[:50]), own)
+    np.testing.assert_array_equal(batches_of(run, independent)(7, 19), batches[7:19])
+    by_reader = run._replace(timeline=run.timeline._replace(batch=np.arange(60)[::-1]))
+    np.testing.assert_array_equal(batches_of(by_reader, independent)(0, 60), batches)
+
+
 @pytest.mark.parametrize("independent", [False, True])
 def test_nodes_draw_from_their_own_in_epochs_of_their_own(config, mnist, independent):
     run = trainer.prepare(as_experiment(config(mnist | VALUES)))
@@ -119,7 +143,14 @@ def test_data_without_labels_is_cut_into_stretches(config):
 @pytest.mark.parametrize(
     ("values", "line"),
     [
-        ({"strategy.name": "asynchronous"}, "config.data.dirichlet: nodes have shards of their"),
+        ({"strategy.name": "asynchronous"}, "config.data.dirichlet: each group has a node's shard"),
+        (
+            GROUPS | {"strategy.name": "buffered", "strategy.arrivals": 2},
+            "config.data.dirichlet: a group has a shard where",
+        ),
+        (GROUPS | {"cluster.service": "race"}, "config.data.dirichlet: of groups whose times are"),
+        (GROUPS | {"probes.momentum": True}, "config.data.dirichlet: config.probes.momentum must"),
+        ({"strategy.name": "dynamic_batch"}, "config.data.dirichlet: nodes have shards of their"),
         ({"strategy.name": "sync", "batch_size": 10}, "config.batch_size = 10: must be a multi"),
         ({"strategy.name": "sync", "replicas.count": 2}, "config.data.dirichlet: replicas are"),
         ({"data.dirichlet": -1.0}, "config.data.dirichlet = -1.0: must be at least 0"),
