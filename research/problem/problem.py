@@ -256,9 +256,9 @@ def batches(
     if shards and worker is not None:
         chosen = np.empty((stop - start, config.batch_size), np.int32)
         for i, own in enumerate(shards):
-            past, now = np.count_nonzero(worker[:start] == i), worker[start:stop] == i
-            each = past, past + np.count_nonzero(now)
-            chosen[now] = own[drawn(config.batch_size, len(own), f" of node {i}", *each)]
+            now, of = worker[start:stop] == i, f" of node {i}"
+            first, last = (int(np.count_nonzero(worker[:end] == i)) for end in (start, stop))
+            chosen[now] = own[drawn(config.batch_size, len(own), of, first, last)]
     elif shards:
         size = config.batch_size // len(shards)
         each = [own[drawn(size, len(own), f" of node {i}")] for i, own in enumerate(shards)]
