@@ -42,7 +42,9 @@ TOGETHER: Mapping[str, Mapping[str, Any]] = {
         "strategy.name": "async_local_sgd",
         "strategy.server": "adam",
         "strategy.age_decay": 0.1,
+        "strategy.age_cutoff": 16.0,
     },
+    "heloco": {"strategy.name": "async_local_sgd", "strategy.server": "heloco"},
     "k_batch_async fedbuff": BUFFERED | {"strategy.waiting": "k_batch_async"},
     "delay_adaptive": {
         "strategy.name": "asynchronous",

@@ -129,6 +129,10 @@ METHODS = {
         | {"strategy.outer_learning_rate": 0.01},
         ("shard_map",),
     ),
+    "heloco": (
+        GROUPS | {"strategy.name": "async_local_sgd", "strategy.server": "heloco"},
+        ("shard_map",),
+    ),
     "decoupled": (
         GROUPS | {"strategy.name": "decoupled", "strategy.fragments": 2, "strategy.quorum": 1},
         ("shard_map",),

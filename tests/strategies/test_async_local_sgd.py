@@ -7,6 +7,7 @@ import numpy as np
 import optax
 import pytest
 
+from optdyn.strategies.read import heloco
 from optdyn.strategies.read.async_local_sgd import async_local_sgd
 from tests.strategies import test_battery as battery
 from tests.strategies import workers
@@ -63,6 +64,86 @@ def test_a_server_heeds_the_age_of_what_comes(adam, eta):
     np.testing.assert_allclose(flattened(states.params), theta, rtol=0, atol=1e-5)
     plain, _ = ran(strategy(), events_of(line_of("async_local_sgd", **SPEEDS)))
     assert np.abs(flattened(plain.params) - theta).max() > 1e-2
+
+
+@pytest.mark.parametrize("cutoff", [1.0, 3.0, 1e9])
+def test_what_is_older_than_the_cutoff_counts_nothing(cutoff):
+    """By half a cosine on the way there; far from it, and at age 0, what comes counts whole."""
+    line = line_of("async_local_sgd", **SPEEDS, **{"strategy.age_cutoff": cutoff})
+    age, weight = line.staleness[line.choice.exchange], line.choice.weight[line.choice.exchange]
+    assert age.max() >= 3 and not age.min()
+    np.testing.assert_array_equal(weight[age == 0], 1)
+    # A float32 of a cosine near its ends, 1 - pi^2 (3 / 1e9)^2 / 4 and 1e-17 among them.
+    np.testing.assert_allclose(weight[age >= cutoff], 0, atol=1e-7)
+    between = (age > 0) & (age < cutoff)
+    np.testing.assert_allclose(
+        weight[between], np.sin(np.pi / 2 * (1 - age[between] / cutoff)) ** 2, atol=1e-6
+    )
+
+
+def turned(d, m, c_ok, k):
+    """HeLoCo's correction of one array, by cases."""
+    if not m.any():
+        return d
+    size, length = np.sqrt((d**2).sum()), np.sqrt((m**2).sum())
+    c, towards, f = (d * m).sum() / size / length, m / length, size / (size + length)
+    if c >= c_ok:
+        return d
+    if c < 0:
+        return d - min(-k * c * f, 1) * c * size * towards
+    part = min(k * (1 - c) * f, 1)
+    u = (1 - part) * d / size + part * towards
+    return size * u / np.sqrt((u**2).sum())
+
+
+def directed(line, c_ok, k, cases):
+    """Nesterov's of an average momentum, of messages that are turned array by array."""
+    kept = {"m": np.zeros(P)}
+    theta_read, arrays = {}, (slice(0, 12), slice(12, P))
+
+    def arrival(now, i, t, step):
+        now.x[i] = now.read[i] = now.x[i] + step()
+        if not line.choice.exchange[t]:
+            return
+        outer = theta_read.get(i, np.float64(START)) - now.x[i]
+        cases.extend(np.sign(outer[a] @ kept["m"][a]) for a in arrays)
+        outer = np.concatenate([turned(outer[a], kept["m"][a], c_ok, k) for a in arrays])
+        kept["m"] = B * kept["m"] + (1 - B) * outer
+        now.shown = now.shown - ETA * (outer + B * kept["m"])
+        now.x[i] = now.read[i] = theta_read[i] = now.shown
+
+    return arrival
+
+
+heloco_server = cache(
+    lambda: workers.made(lambda *pieces: async_local_sgd(*pieces, server="heloco"), WORKERS)
+)
+
+
+@pytest.mark.parametrize(("c_ok", "k"), [(0.9, 0.7), (1.0, 5.0), (-1.0, 0.7)])
+def test_heloco_turns_messages_toward_the_momentum(c_ok, k):
+    """As it says by cases; strong corrections are cut at 1, and of c_ok = -1 there are none."""
+    asked = {"strategy.server": "heloco", "strategy.aligned": c_ok, "strategy.correction": k}
+    line, cases = line_of("async_local_sgd", **SPEEDS, **asked), []
+    _, theta = reference(line, directed(line, c_ok, k, cases))
+    states, _ = ran(heloco_server(), events_of(line))
+    np.testing.assert_allclose(flattened(states.params), theta, **CLOSE)
+    assert {-1.0, 0.0, 1.0} <= set(cases)
+    plain = line_of("async_local_sgd", **SPEEDS, **(asked | {"strategy.correction": 0.0}))
+    others, _ = ran(heloco_server(), events_of(plain))
+    same = np.abs(flattened(others.params) - theta).max() < 1e-4
+    assert same == (c_ok == -1)
+
+
+def test_what_is_turned_keeps_its_length_and_loses_what_is_against_the_momentum():
+    rng = np.random.default_rng(3)
+    m, every = np.float32(rng.normal(size=(2, 200, 6)))
+    for d, own in zip(every, m, strict=True):
+        after = np.asarray(heloco.turned({"a": d}, {"a": own}, 1.0, 0.8)["a"])
+        with_it, before = after @ own, d @ own
+        assert with_it > before or np.isclose(with_it, before, atol=1e-6)
+        if before >= 0:
+            np.testing.assert_allclose(np.sum(after**2), np.sum(d**2), rtol=1e-5)
 
 
 def test_what_is_not_late_counts_whole():
@@ -154,9 +235,10 @@ def test_equally_stale_arrivals_are_one_step_along_their_mean():
     np.testing.assert_allclose(flattened(states.params)[WORKERS - 1], after, **CLOSE)
 
 
+@pytest.mark.parametrize("server", ["adam", "heloco"])
 @pytest.mark.parametrize("owed", ["shapes", "two parts"])
-def test_servers_that_heed_age_owe_what_every_method_owes(monkeypatch, owed):
-    own = {"strategy.server": "adam", "strategy.age_decay": 0.3}
+def test_servers_that_heed_age_owe_what_every_method_owes(monkeypatch, owed, server):
+    own = {"strategy.server": server, "strategy.age_decay": 0.3, "strategy.age_cutoff": 4.0}
     values = battery.CASES["async_local_sgd"].values | own
     monkeypatch.setitem(battery.CASES, "async_local_sgd", battery.Case(values, None))
     if owed == "shapes":

@@ -11,10 +11,11 @@ Nesterov's. Every N-th exchange of all workers together is a turn of the momentu
 
 Of its age tau, how often theta was updated since it was read, the server makes
 
-    G     <- e^(-alpha tau) G                         with alpha = 0, or tau = 0, as it is
+    G     <- gate(tau) e^(-alpha tau) G               with alpha = 0, or tau = 0, as it is
+    gate   = (1 + cos(pi min(tau / T, 1))) / 2        1 without a cutoff T
     theta <- theta - eta Adam(G)                      of first decay b, in place of the momentum
 
-as CGAD (arXiv 2605.09126) has both; its gate by the cosine of G and the momentum is not here.
+as CGAD (arXiv 2605.09126) has them, or it is that of HeLoCo (`heloco.py`).
 
 A worker of speed v_i takes H_i = H v_i / max v local steps, rounded down and at least one, so that
 slow workers are not the stalest: the dynamic local updates of the paper.
@@ -35,14 +36,14 @@ from optdyn.basics.trees import Array, Tree
 from optdyn.core import Batch, Event, Gradient, Info, Params, Rule, Update
 from optdyn.experiment import Experiment
 from optdyn.strategies.method import Methods, Setting, of_config
-from optdyn.strategies.read import local_steps
+from optdyn.strategies.read import heloco, local_steps
 from optdyn.strategies.read import workers as own
 from optdyn.strategies.read.local_steps import Trained
 from optdyn.strategies.shared_fields import FRACTION, OuterMomentum, Periodic
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.exchanges import Exchanges
 
-SERVERS = ("nesterov", "adam")
+SERVERS = ("nesterov", "adam", "heloco")
 
 
 class Turn(NamedTuple):
@@ -55,7 +56,9 @@ class Turn(NamedTuple):
     rate: Array  # float32, eta
     decay: Array  # float32, b
     delay: Array  # float32, N
-    weight: Array | None = None  # float32, e^(-alpha tau) of the message; None: 1
+    weight: Array | None = None  # float32, gate(tau) e^(-alpha tau) of the message; None: 1
+    aligned: Array | None = None  # float32, c_ok of HeLoCo
+    strength: Array | None = None  # float32, its k
 
 
 class State(NamedTuple):
@@ -97,10 +100,13 @@ def async_local_sgd(
         return State(params, zeros, zeros, every, every, opt_state, nobody, kept)
 
     def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
-        i, exchange, turn, part, rate, b, n, weight = event.choice
+        i, exchange, turn, part, rate, b, n, weight, aligned, strength = event.choice
         w, read = own.row(state.workers, i), own.row(state.read, i)
         loss, w, opt_state, _ = local(w, own.row(state.opt_state, i), event, batch)
         outer = jax.tree.map(jnp.subtract, read, w)
+        if server == "heloco":
+            assert aligned is not None and strength is not None
+            outer = heloco.turned(outer, state.momentum, aligned, strength)
         if weight is not None:
             outer = jax.tree.map(lambda g: (weight * g).astype(g.dtype), outer)
         total = jax.tree.map(jnp.add, state.waiting, outer)
@@ -109,6 +115,8 @@ def async_local_sgd(
         kept = state.server
         if is_adam:
             step, kept = optax.scale_by_adam(b1=b).update(outer, state.server)
+        if server == "heloco":
+            step, m = heloco.step(outer, state.momentum, b)
         theta = jax.tree.map(lambda x, v: x - rate * v, state.params, step)
         total = jax.tree.map(lambda d: jnp.where(turn, 0.0, d), total)
         theta, m, total = own.where(exchange, (theta, m, total), state[:3])
@@ -144,9 +152,26 @@ class AsyncLocalSGD(own.Workers, Periodic, OuterMomentum):
     )
     server: str = field(
         SERVERS[0],
-        "async_local_sgd: what the server makes of what comes, delayed 'nesterov' or 'adam'.",
+        "async_local_sgd: what the server makes of what comes, delayed 'nesterov', 'adam' or "
+        "'heloco'.",
         one_of=SERVERS,
         static=True,
+    )
+    age_cutoff: float = field(
+        0.0,
+        "async_local_sgd: T, an age from which on what comes counts nothing, and less before by a "
+        "cosine; 0: none.",
+        at_least=0,
+    )
+    aligned: float = field(
+        0.5,
+        "async_local_sgd: c_ok of 'heloco', a cosine with the momentum from which on a message "
+        "stays as it is.",
+        at_least=-1,
+        at_most=1,
+    )
+    correction: float = field(
+        0.5, "async_local_sgd: k of 'heloco', how much others are corrected.", at_least=0
     )
 
     laws = (*own.Workers.laws, "race")
@@ -160,7 +185,10 @@ class AsyncLocalSGD(own.Workers, Periodic, OuterMomentum):
         """The staleness is how often theta was updated since the worker had read it."""
         steps = setting.config.steps
         line, exchange = own.timeline(self, setting, methods, self.periods(setting, methods))
-        weight = np.exp(-self.age_decay * line.staleness).astype(np.float32)
+        age, is_heloco = line.staleness, self.server == "heloco"
+        weight = np.exp(-self.age_decay * age)
+        if self.age_cutoff:
+            weight *= (1 + np.cos(np.pi * np.minimum(age / self.age_cutoff, 1))) / 2
         choice = Turn(
             line.worker,
             exchange,
@@ -168,21 +196,23 @@ class AsyncLocalSGD(own.Workers, Periodic, OuterMomentum):
             rate=np.full(steps, self.outer_learning_rate, np.float32),
             decay=np.full(steps, self.outer_momentum, np.float32),
             delay=np.full(steps, self.delay, np.float32),
-            weight=weight if self.age_decay else None,
+            weight=weight.astype(np.float32) if self.age_decay or self.age_cutoff else None,
+            aligned=np.full(steps, self.aligned, np.float32) if is_heloco else None,
+            strength=np.full(steps, self.correction, np.float32) if is_heloco else None,
         )
         return line._replace(choice=choice)
 
     def check(self, config: Experiment, methods: Methods) -> None:
         super().check(config, methods)
-        if self.server == "adam" and (self.momentum_delay or self.momentum_part):
+        if self.server != SERVERS[0] and (self.momentum_delay or self.momentum_part):
             raise ConfigError(
                 "config.strategy.momentum_delay, momentum_part: must be 0 with config.strategy."
-                "server = 'adam', which waits for nothing"
+                f"server = {self.server!r}, which waits for nothing"
             )
-        if self.age_decay and config.cluster.service == "race":
+        if (self.age_decay or self.age_cutoff) and config.cluster.service == "race":
             raise ConfigError(
-                f"config.strategy.age_decay = {self.age_decay}: must be 0 with config.cluster."
-                "service = 'race', where ages are known when messages come"
+                "config.strategy.age_decay, age_cutoff: must be 0 with config.cluster.service = "
+                "'race', where ages are known when messages come"
             )
 
     def periods(self, setting: Setting, methods: Methods) -> list[int]:
