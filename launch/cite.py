@@ -16,7 +16,7 @@ from optdyn.launch import sources
 
 REFERENCES = Path(__file__).with_name("references.bib")
 NUMBER = re.compile(r"\b\d{4}\.\d{4,5}\b")
-STALENESS = {"delay_compensation", "staleness_rate"}  # transforms of a chain
+STALENESS = {"delay_compensation", "staleness_rate", "error_feedback"}  # transforms of a chain
 OPTDYN = """\
 @software{optdyn,
   author = {{The optdyn authors}},

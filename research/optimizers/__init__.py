@@ -46,9 +46,10 @@ __all__ = [
 Make = Callable[..., optax.GradientTransformation]
 
 OWN: Mapping[str, Make] = {"closed_loop": closed_loop.closed_loop, "soap": soap.soap}
+AFTER: Mapping[str, Make] = {"error_feedback": staleness.error_feedback}  # the optimizer
 TRANSFORMS: Mapping[str, Make] = {
     make.__name__: make for make in (staleness.delay_compensation, staleness.staleness_rate)
-}
+} | AFTER
 CONTRIB = "contrib."  # before the name of one of optax.contrib
 KEY = "config.optimizer.name"
 Chain = tuple[tuple[str, Options], ...]  # names of transforms, each with its arguments
@@ -147,14 +148,18 @@ def optimizer(
 
     `hyper_names` are the arguments given at each update, `options` those fixed at compile time.
     `optax.sgd` keeps the heavy-ball form v <- g + mu v, x <- x - alpha v; mu may be negative.
-    Gradients go through the transforms of a `chain` before, names with options.
+    Gradients go through the transforms of a `chain` before, names with options; its steps go
+    through those that come `AFTER`.
     """
     make, options = cast(Make, maker(name)), plain(options)
-    before = [transform(other)(**plain(given)) for other, given in chain]
+    before, after = (
+        [transform(other)(**plain(given)) for other, given in chain if (other in AFTER) == late]
+        for late in (False, True)
+    )
 
     def chained(hyper: Hyper | dict[str, float]) -> optax.GradientTransformationExtraArgs:
         one = optax.with_extra_args_support(make(**hyper, **options))
-        return optax.chain(*before, one) if before else one
+        return optax.chain(*before, one, *after) if before or after else one
 
     def init(params: Params) -> optax.OptState:
         return _apart(chained(dict.fromkeys(hyper_names, 0.0)).init(params), params)

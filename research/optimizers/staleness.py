@@ -1,4 +1,4 @@
-"""Transforms before the optimizer for gradients that are late, by name in `config.optimizer.chain`.
+"""Transforms for gradients that are late, by name in `config.optimizer.chain`.
 
 Delay compensation (DC-ASGD, Zheng et al., arXiv 1609.08326) takes g back to where it is applied,
 with lambda g * g in place of the Hessian:
@@ -19,6 +19,11 @@ Staleness-dependent rates multiply g by a function of its delay tau, the argumen
 k is a delay at which nothing changes, by default the mean of all so far. Where blocks have a server
 or a stage each, so they have a tau. An optimizer that divides by the size of g, as Adam does,
 divides much of these factors out again.
+
+Error feedback (Zmushko et al., arXiv 2606.30634) comes after the optimizer, whose steps u are of
+gradients that are one update late. What the step before should have been, and was not, is added:
+
+    x_{t+1} = x_t + u_t + lambda (u_t - u_{t-1})
 """
 
 from collections.abc import Callable, Mapping
@@ -112,3 +117,29 @@ LAWS: Mapping[str, Callable[..., jax.Array]] = {  # (tau, k, a, t / T) -> factor
     "power": lambda tau, k, a, part: ((1 + tau) / (1 + k)) ** -a,
     "annealed": lambda tau, k, a, part: jnp.maximum(tau, 1) ** (part - 1),
 }
+
+
+class Last(NamedTuple):
+    updates: jax.Array  # int32, t
+    step: Params  # u_{t-1}
+
+
+def error_feedback(strength: float = 1.0) -> optax.GradientTransformationExtraArgs:
+    """Steps of the optimizer and how far they are from those before, times `strength`, lambda.
+
+    The first stays as it is. Raises ValueError for a strength below 0.
+    """
+    if strength < 0:
+        raise ValueError(f"strength {strength}: must be at least 0")
+
+    def init(params: Params) -> Last:
+        return Last(jnp.int32(0), jax.tree.map(jnp.zeros_like, params))
+
+    def update(
+        steps: Params, state: Last, params: Params | None = None, **_: Tree
+    ) -> tuple[Params, Last]:
+        part = jnp.where(state.updates > 0, strength, 0.0)
+        fed = jax.tree.map(lambda u, last: u + part.astype(u.dtype) * (u - last), steps, state.step)
+        return fed, Last(state.updates + 1, steps)
+
+    return optax.GradientTransformationExtraArgs(init, update)

@@ -72,6 +72,47 @@ def test_delay_compensation_uses_what_the_group_itself_had_read(lam, adaptive):
     assert np.abs(x - trained(made, [])).max() > 1e-2
 
 
+@pytest.mark.parametrize("strength", [1.0, 0.5])
+def test_error_feedback_adds_what_the_step_before_lacked(strength):
+    """x_{t+1} = x_t + u_t + lambda (u_t - u_{t-1}), u heavy ball's: not what the gradients get."""
+    made = arrivals("constant")
+    x = trained(made, [("error_feedback", {"strength": strength})])
+    versions, v, last = [np.ones(DIMENSION)], np.zeros(DIMENSION), None
+    for t, (tau, xi) in enumerate(zip(made.staleness, OPTIMA.astype(np.float64), strict=True)):
+        v = H * (versions[t - tau] - xi.mean(0)) + MU * v
+        u = -RATE * v
+        versions.append(versions[t] + u + strength * (0 if last is None else u - last))
+        last = u
+    np.testing.assert_allclose(x, versions[1:], atol=2e-5)  # float32 against float64, as above
+    assert np.abs(x - trained(made, [])).max() > 1e-2
+
+
+def test_error_feedback_makes_all_steps_and_the_last_once_more():
+    """Of any steps; and so of steps that do not change it does nothing."""
+    made = staleness.error_feedback()
+    steps = np.float32(np.random.default_rng(0).normal(size=(9, 4)))
+    state, total = made.init({"a": steps[0]}), np.zeros(4)
+    for t, step in enumerate(steps):
+        after, state = made.update({"a": step}, state)
+        total += after["a"]
+        # A float32 of nine numbers of about one.
+        np.testing.assert_allclose(
+            total, steps[: t + 1].sum(0) + steps[t] - steps[0], rtol=0, atol=1e-5
+        )
+
+
+def test_error_feedback_bears_a_rate_that_a_delay_of_one_does_not():
+    """Of h x at x_{t-1}, r = alpha h: roots of z^2 - z + r, and of z^3 - z^2 + 2 r z - r.
+
+    Both are stable below r = 1 and r = 1/2: it is faster at small rates, and it bears less.
+    """
+    for r in (0.05, 0.1, 0.2):
+        late = np.abs(np.roots([1, -1, r])).max()
+        fed = np.abs(np.roots([1, -1, 2 * r, -r])).max()
+        whole = abs(1 - r)
+        assert abs(fed - whole) < abs(late - whole)
+
+
 def test_no_compensation_is_asynchronous_and_of_one_group_there_is_none_to_the_bit():
     made, alone = arrivals("memoryless"), arrivals("one group")
     none = [("delay_compensation", {"lam": 0.0})]
