@@ -47,9 +47,10 @@ Make = Callable[..., optax.GradientTransformation]
 
 OWN: Mapping[str, Make] = {"closed_loop": closed_loop.closed_loop, "soap": soap.soap}
 AFTER: Mapping[str, Make] = {"error_feedback": staleness.error_feedback}  # the optimizer
-TRANSFORMS: Mapping[str, Make] = {
+BEFORE: Mapping[str, Make] = {
     make.__name__: make for make in (staleness.delay_compensation, staleness.staleness_rate)
-} | AFTER
+}
+TRANSFORMS: Mapping[str, Make] = {**BEFORE, **AFTER}
 CONTRIB = "contrib."  # before the name of one of optax.contrib
 KEY = "config.optimizer.name"
 Chain = tuple[tuple[str, Options], ...]  # names of transforms, each with its arguments

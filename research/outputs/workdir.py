@@ -11,7 +11,8 @@ import json
 import shutil
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from threading import RLock
 from typing import Self
@@ -239,31 +240,38 @@ def _value(config: Mapping[str, object], name: str) -> bool | int | float | str:
     return found if isinstance(found, (bool, int, float, str)) else json.dumps(found)
 
 
-def _flat(tree: Tree) -> Tree:
-    """A state as it is saved, its nested `inner` states flattened.
+Name = tuple[str, ...]
 
-    So checkpoints of combined methods have the fields of each method by itself.
+
+def _names(tree: Tree) -> dict[Name, Tree]:
+    """The arrays of a state by name: a name has no types, as what is saved has none."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    part = partial(jax.tree_util.keystr, simple=True)
+    return {tuple(part((key,)) for key in path): leaf for path, leaf in leaves}
+
+
+def _saved(wanted: Iterable[Name], names: Iterable[Name]) -> list[Name]:
+    """By which of the `names` each of those wanted is saved.
+
+    Fields of an `inner` state once lay beside those of the state around it. Raises ValueError if
+    one is not there, or if any is left.
     """
-    if not hasattr(tree, "_fields"):
-        return tree
-    if "inner" not in tree._fields:
-        return type(tree)(*map(_flat, tree))
-    rest = {name: leaf for name, leaf in tree._asdict().items() if jax.tree.leaves(leaf)}
-    inner = _flat(rest.pop("inner"))
-    return (inner if isinstance(inner, dict) else inner._asdict()) | rest
 
+    def without(name: Name) -> Name:
+        return tuple(part for part in name if part != "inner")
 
-def _nested(like: Tree, flat: Tree) -> Tree:
-    """What `_flat` made of such a tree, as that again."""
-    if not hasattr(like, "_fields"):
-        return flat
-    found = flat if isinstance(flat, dict) else flat._asdict()
-    return type(like)(
-        *(
-            _nested(part, found if name == "inner" else found.get(name, part))
-            for name, part in zip(like._fields, like, strict=True)
-        )
-    )
+    left = dict.fromkeys(names)
+    once = {without(name): name for name in left}
+    found = []
+    for name in wanted:
+        known = name if name in left else once.get(without(name))
+        if known not in left:
+            raise ValueError(f"it has no {'.'.join(name)}")
+        left.pop(known)
+        found.append(known)
+    if left:
+        raise ValueError(f"{'.'.join(min(left))} is not of this run")
+    return found
 
 
 SAVING = (
@@ -305,7 +313,7 @@ class Checkpoints:
                 self._has_room(state)
                 large = versions.has_large(state)
                 kept = state._replace(slots={}) if large else state
-                self._manager.save(step, args=ocp.args.StandardSave(_flat(kept)))
+                self._manager.save(step, args=ocp.args.StandardSave(kept))
                 if large:
                     versions.write(folder, state.slots)
                 write_json(folder / SUMS, _file_sums(folder))
@@ -329,11 +337,25 @@ class Checkpoints:
             folder = self.path / str(step)
             large = (folder / versions.FOLDER).exists()
             kept = like._replace(slots={}) if large else like
-            found = self._manager.restore(step, args=ocp.args.StandardRestore(_flat(kept)))
-            whole = _nested(kept, found)
+            whole = self._restored(step, kept)
             return step, whole._replace(slots=versions.read(folder, like.slots)) if large else whole
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise self._unusable(step, line_of(error)) from error
+
+    def _restored(self, step: int, like: Tree) -> Tree:
+        """What is saved, as `like` by the names of its arrays.
+
+        So fields in which there is no array may come and go from one version to the next. Raises
+        ValueError if the arrays are others.
+        """
+        handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=_alone(jax.process_index()))
+        saved = handler.metadata(self.path / str(step) / "default").tree
+        leaves, names = _names(like), _names(saved)
+        held = _saved(leaves, names)
+        by_name = dict(zip(held, leaves.values(), strict=True))
+        target = jax.tree.unflatten(jax.tree.structure(saved), [by_name[name] for name in names])
+        found = _names(self._manager.restore(step, args=ocp.args.StandardRestore(target)))
+        return jax.tree.unflatten(jax.tree.structure(like), [found[name] for name in held])
 
     def latest(self) -> int | None:
         """The step of the latest checkpoint."""
@@ -416,6 +438,8 @@ def _parameters(saved: Mapping[str, Tree]) -> Params:
     """The parameters in a saved state: those of the first node, the newest of a table."""
     if "state" in saved:
         return _parameters(jax.tree.map(lambda leaf: leaf[0], saved["state"]))
+    if "inner" in saved:
+        return _parameters(saved["inner"])
     if "slots" not in saved:
         return saved["params"]
     fields = {name: saved.get(name, {}) for name in snapshots.State._fields}

@@ -5,6 +5,7 @@ import shutil
 import signal
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 import pytest
 
@@ -258,6 +259,70 @@ def test_a_damaged_checkpoint_is_refused_file_by_file(config, workdir, whole, fi
     assert files(workdir) == intact
     shutil.rmtree(folder)
     assert_completes(config, workdir, whole, rows)
+
+
+class Inner(NamedTuple):
+    params: Any
+    errors: Any = ()
+
+
+class Outer(NamedTuple):
+    inner: Inner
+    theta: Any
+    errors: Any = ()
+
+
+def some_state(**fields):
+    return Outer(Inner({"a": np.arange(3.0)}), [{"a": np.ones(3)}], **fields)
+
+
+def saved(workdir, state):
+    with Checkpoints(workdir) as checkpoints:
+        checkpoints.save(1, state)
+
+
+def restored(workdir, like):
+    with Checkpoints(workdir) as checkpoints:
+        return checkpoints.restore(like)[1]
+
+
+def zeros(state):
+    return jax.tree.map(np.zeros_like, state)
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        {"inner": {"params": {"a": np.arange(3.0)}}, "theta": [{"a": np.ones(3)}]},
+        {"params": {"a": np.arange(3.0)}, "theta": [{"a": np.ones(3)}], "once": {}},
+    ],
+    ids=["without a field", "once, beside one another"],
+)
+def test_a_checkpoint_of_an_earlier_version_is_read(tmp_path, held):
+    """Fields that hold no array may come and go; those of `inner` once lay beside the others."""
+    saved(tmp_path, held)
+    found = restored(tmp_path, zeros(some_state()))
+    assert isinstance(found.inner, Inner) and found.errors == ()
+    jax.tree.map(np.testing.assert_array_equal, found, some_state())
+
+
+def test_two_states_may_have_a_field_of_the_same_name(tmp_path):
+    state = some_state(errors=(np.full(3, 2.0),))
+    state = state._replace(inner=state.inner._replace(errors=(np.full(4, 7.0),)))
+    saved(tmp_path, state)
+    jax.tree.map(np.testing.assert_array_equal, restored(tmp_path, zeros(state)), state)
+
+
+def test_a_checkpoint_of_other_arrays_is_refused(tmp_path):
+    more = some_state(errors=(np.ones(2),))
+    for name, held, like, said in [
+        ("fewer", some_state(), more, "it has no errors.0"),
+        ("more", more, some_state(), "errors.0 is not of this run"),
+    ]:
+        (tmp_path / name).mkdir()
+        saved(tmp_path / name, held)
+        with pytest.raises(WorkdirError, match=said):
+            restored(tmp_path / name, like)
 
 
 def test_a_checkpoint_without_its_sums_is_none(config, workdir, whole, rows):

@@ -18,6 +18,7 @@ import pytest
 
 from optdyn import optimizers, strategies
 from optdyn.config import ConfigError, default, parse
+from optdyn.outputs.workdir import Checkpoints
 from optdyn.strategies import Event
 from optdyn.timeline.base import Shares, chosen
 from optdyn.timeline.shares import columns, cut
@@ -339,8 +340,8 @@ def test_vmap_equals_a_loop(name):
 
 
 @every
-def test_a_run_in_two_parts_equals_the_whole(name):
-    """The state is all there is to resume from, to the bit."""
+def test_a_run_in_two_parts_equals_the_whole(name, tmp_path):
+    """The state is all there is to resume from, to the bit, and a checkpoint keeps all of it."""
     run = make_run(name)
 
     def advance(state, start, stop):
@@ -348,8 +349,12 @@ def test_a_run_in_two_parts_equals_the_whole(name):
             state, _ = step(run.rule, state, *at((run.events, run.batches), t))
         return state
 
-    half = jax.device_get(advance(run.state, 0, STEPS // 2))  # as from a checkpoint
-    assert_same(advance(half, STEPS // 2, STEPS), advance(run.state, 0, STEPS))
+    half = advance(run.state, 0, STEPS // 2)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(STEPS // 2, half)
+        _, kept = checkpoints.restore(jax.tree.map(jnp.zeros_like, half))
+    assert_same(kept, half)
+    assert_same(advance(kept, STEPS // 2, STEPS), advance(run.state, 0, STEPS))
 
 
 @every
