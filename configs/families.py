@@ -11,11 +11,15 @@ every one of three losses; they differ if it has no 1 in it.
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
+from matplotlib.figure import Figure
 
+from optdyn.analysis import figures
 from optdyn.basics.arguments import Parser
 from optdyn.config import usual
 from optdyn.configs.race import ARMS as RACE
@@ -157,6 +161,18 @@ def word(found: Sequence[float]) -> str:
     return "alike" if ALIKE[0] < found[1] and found[2] < ALIKE[1] else words(found)
 
 
+def alike(rows: Sequence[Mapping[str, Any]], losses: Sequence[float]) -> list[tuple[str, str]]:
+    """The pairs of rules that are alike to every one of these losses."""
+
+    def same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+        both = [(one["updates"][f"{loss:g}"], other["updates"][f"{loss:g}"]) for loss in losses]
+        return all(word(ratio(*each)) == "alike" for each in both)
+
+    return [
+        (one["rule"], other["rule"]) for one, other in combinations(rows, 2) if same(one, other)
+    ]
+
+
 def table(record: Mapping[str, Any]) -> str:
     """The rules against DiLoCo and against plain synchronous training, in Markdown."""
     head = f"| rule | over {DILOCO}'s | over {PLAIN}'s | bytes an update | staleness, most |"
@@ -169,7 +185,59 @@ def table(record: Mapping[str, Any]) -> str:
             cells.append(f"{shown(found['ratio'])} {found['word']}" if found else "1")
         cells += [f"{each['bytes']:,.0f}", f"{each['staleness']:.2g}, {each['stalest']}"]
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    pairs = [
+        f"Alike, {name}: " + (", ".join(" and ".join(pair) for pair in found) or "none") + "."
+        for name, found in record["alike"].items()
+    ]
+    return "\n".join([*lines, "", *pairs])
+
+
+# What the rules of the page are grouped by, after the run was seen.
+FAMILIES: Mapping[str, tuple[str, Sequence[str]]] = {
+    "all at every update": ("#555555", (PLAIN, "gossip")),
+    "with an outer momentum": ("#0072B2", ("SNOO", DILOCO, "SlowMo")),
+    "averages without one": (
+        "#009E73",
+        ("local SGD", "local SGD, momenta averaged", "DES-LOC", "DASO", "DeMo"),
+    ),
+    "late, or left out": ("#D55E00", ("asynchronous", "eager updates", "SparseLoCo", "SPARTA")),
+}
+BESIDE: Mapping[str, tuple[int, int]] = {  # where a name is, in points from its rule; above: (0, 9)
+    PLAIN: (-8, 0),
+    "SNOO": (-8, 0),
+    DILOCO: (-8, -4),
+    "SlowMo": (-8, 4),
+    "local SGD": (-8, 2),
+    "local SGD, momenta averaged": (8, 4),
+    "DES-LOC": (0, -16),
+    "DASO": (8, -3),
+}
+
+
+def picture(record: Mapping[str, Any]) -> Figure:
+    """Updates of every rule over those of plain training, against the bytes of an update."""
+    figure, axes = figures.new(6.4, 4.2)
+    loss = f"{LOSSES[-1]:g}"
+    over = {name: each["ratio"] for name, each in record["against"][PLAIN][loss].items()}
+    over |= {PLAIN: (1.0, 1.0, 1.0)}
+    axes.axhline(1, color="#999999", lw=0.8, zorder=0)
+    for family, (colour, names) in FAMILIES.items():
+        rows = [row for row in record["rows"] if row["rule"] in names]
+        ratios = np.array([over[row["rule"]] for row in rows])
+        ends, sent = np.abs(ratios[:, 1:] - ratios[:, :1]).T, [row["bytes"] for row in rows]
+        axes.errorbar(sent, ratios[:, 0], ends, fmt="o", ms=4, color=colour, label=family)
+        for name, x, y in zip((row["rule"] for row in rows), sent, ratios[:, 0], strict=True):
+            right, up = BESIDE.get(name, (0, 9))
+            side = {-1: "right", 0: "center", 1: "left"}[int(np.sign(right))]
+            shift: dict[str, Any] = {"xytext": (right, up), "textcoords": "offset points"}
+            axes.annotate(name, (x, y), ha=side, va="center", fontsize=8, color=colour, **shift)
+    axes.set(xscale="log", yscale="log", xlabel="bytes that a worker sends for an update")
+    axes.set_ylabel(f"updates to a loss of {loss}, over synchronous")
+    axes.set_yticks([0.7, 1, 2, 4, 8], ["0.7", "1", "2", "4", "8"])
+    axes.minorticks_off()
+    axes.margins(x=0.15)
+    figures.legend(figure)
+    return figure
 
 
 def measured(study: Study, names: Sequence[str]) -> dict[str, Any]:
@@ -185,7 +253,8 @@ def measured(study: Study, names: Sequence[str]) -> dict[str, Any]:
         "losses": LOSSES,
         "choose": list(study.choose),
         "report": list(study.report),
-        "alike": ALIKE,
+        "bounds": ALIKE,
+        "alike": {"every loss": alike(rows, LOSSES), f"{LOSSES[-1]:g}": alike(rows, LOSSES[-1:])},
         "rows": rows,
         "against": comparisons,
     }
@@ -195,12 +264,15 @@ def main() -> None:
     parser = Parser(description=__doc__.split("\n")[0])
     parser.add_argument("workdir", type=Path)
     parser.add_argument("--out", type=Path, help="the record; by default families.json there")
+    parser.add_argument("--picture", type=Path, help="an SVG")
     parser.add_argument("--processes", type=int, default=1)
     asked = parser.read()
     with Study(asked.workdir, "families", CHOOSE, REPORT, asked.processes) as study:
         record = measured(study, tuple(RULES))
     write_json(asked.out or asked.workdir / "families.json", record)
     print(table(record))
+    if asked.picture:
+        asked.picture.write_text(figures.svg(picture(record)))
 
 
 if __name__ == "__main__":

@@ -199,4 +199,4 @@ def picture(result: Mapping[str, Any], figure: Figure) -> None:
             axes.plot(row["updates"], [y] * len(row["updates"]), "|", color=colours[row["kind"]])
             axes.plot(float(np.median(row["updates"])), y, "o", color=colours[row["kind"]], ms=4)
         axes.set(xscale="log", title=f"{share:.0%} sent", xlabel="updates")
-    panels[0].set_yticks(range(len(KINDS)), list(reversed(KINDS)))
+    panels[0].set_yticks(range(len(KINDS)), list(KINDS)[::-1])
