@@ -69,13 +69,15 @@ def share(
     return whole, _end(every, 0.025, -np.inf), _end(every, 0.975, np.inf)
 
 
-def drawn_again(figure: Callable[[np.ndarray], float], seeds: int) -> tuple[float, float, float]:
+def drawn_again(
+    figure: Callable[[np.ndarray], float], seeds: int, draws: int = DRAWS
+) -> tuple[float, float, float]:
     """(figure of all seeds, and its 95 % interval), of a figure that indices of seeds determine.
 
     The interval is that of the figures of seeds that are drawn with replacement, each draw the same
     for all that the figure is made of.
     """
-    drawn = np.random.default_rng(0).integers(seeds, size=(DRAWS, seeds))
+    drawn = np.random.default_rng(0).integers(seeds, size=(draws, seeds))
     every = np.array([figure(each) for each in drawn])
     return float(figure(np.arange(seeds))), _end(every, 0.025, -np.inf), _end(every, 0.975, np.inf)
 
