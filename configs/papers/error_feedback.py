@@ -191,12 +191,12 @@ def verdict(result: Mapping[str, Any]) -> Verdict:
 
 def picture(result: Mapping[str, Any], figure: Figure) -> None:
     figure.set_size_inches(9, 2.6)
-    panels = figure.subplots(1, len(SHARES), sharey=True)
+    panels = figure.subplots(1, len(SHARES), sharex=True, sharey=True)
     colours = dict(zip(KINDS, ("#555555", "#0072B2", "#D55E00"), strict=True))
     for axes, share in zip(panels, SHARES, strict=True):
         rows: Sequence[Mapping[str, Any]] = [r for r in result["rows"] if r["share"] == share]
         for y, row in enumerate(reversed(rows)):
             axes.plot(row["updates"], [y] * len(row["updates"]), "|", color=colours[row["kind"]])
             axes.plot(float(np.median(row["updates"])), y, "o", color=colours[row["kind"]], ms=4)
-        axes.set(xscale="log", title=f"{share:.0%} sent", xlabel="updates")
+        axes.set(title=f"{share:.0%} sent", xlabel="updates")
     panels[0].set_yticks(range(len(KINDS)), list(KINDS)[::-1])
