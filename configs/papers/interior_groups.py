@@ -91,6 +91,7 @@ def measure(study: Study) -> dict[str, Any]:
                 "batch": cell[1],
                 "seconds": {str(g): seconds[g] for g in GROUPS},
                 "interior": {str(g): arms[g][0].interior for g in GROUPS},
+                "chosen_by": {str(g): arms[g][0].cost for g in GROUPS},
                 "settings": {str(g): arms[g][0].point for g in GROUPS},
                 "best": best,
                 "best over 1": ratio(seconds[best], seconds[1]),

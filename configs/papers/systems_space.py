@@ -7,12 +7,10 @@ stands for the whole space.
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from optdyn.configs.papers import systems
 from optdyn.configs.papers.systems import picture
 from optdyn.evidence.claim import Claim, Verdict, below
-from optdyn.evidence.intervals import drawn_again, ratio, shown
+from optdyn.evidence.intervals import mean_ratio, ratio, shown
 from optdyn.evidence.study import Study
 
 __all__ = ["CLAIM", "LONG", "SEEDS", "measure", "picture", "verdict"]
@@ -45,15 +43,11 @@ def best(rows: list[dict[str, Any]], named: bool) -> dict[str, Any]:
 
 
 def mean(result: Mapping[str, Any]) -> tuple[float, float, float]:
-    """The geometric mean over clusters of ratios of medians, and its interval."""
     each = [found["rows"] for found in result["clusters"].values()]
-    every = np.array([[best(rows, named)["seconds"] for named in (False, True)] for rows in each])
-
-    def figure(seeds: np.ndarray) -> float:
-        medians = np.median(every[:, :, seeds], axis=2)
-        return float(np.exp(np.log(medians[:, 0] / medians[:, 1]).mean()))
-
-    return drawn_again(figure, every.shape[2])
+    other, named = (
+        [best(rows, is_named)["seconds"] for rows in each] for is_named in (False, True)
+    )
+    return mean_ratio(other, named)
 
 
 def verdict(result: Mapping[str, Any]) -> Verdict:

@@ -82,6 +82,21 @@ def drawn_again(
     return float(figure(np.arange(seeds))), _end(every, 0.025, -np.inf), _end(every, 0.975, np.inf)
 
 
+def mean_ratio(a: Any, b: Any) -> tuple[float, float, float]:
+    """The geometric mean over cells of median of a / median of b, and its interval.
+
+    Both are (cells, seeds), with the same seeds in all of them.
+    """
+    above, below = np.asarray(a, float), np.asarray(b, float)
+
+    def figure(seeds: np.ndarray) -> float:
+        each = _over(np.median(above[:, seeds], axis=1), np.median(below[:, seeds], axis=1))
+        with np.errstate(divide="ignore"):
+            return float(np.exp(np.log(each).mean()))
+
+    return drawn_again(figure, above.shape[1])
+
+
 def holm(chances: Sequence[float]) -> list[float]:
     """The p-values corrected for how many there are (Holm, Scand. J. Statist. 6, 1979).
 
