@@ -58,12 +58,12 @@ def _arrivals(point: Point) -> tuple[np.ndarray, np.ndarray] | None:
             table = pd.read_csv(path)
             return table["worker"].to_numpy(int), table["seconds"].to_numpy(float)
         config = read(json.loads((point.folder / "config.json").read_text()))
-        methods = strategies.of_config(config)
+        methods = config.methods
         simple = methods.simple and strategies.arrives(config.strategy.name)
         if not simple or config.cluster.service == "geometric" or config.steps > MOST:
             return None
         size = WORD * int(point.summary.get("parameters", 0))
-        timeline = strategies.timeline_of(config, steps_per_epoch=1, update_bytes=size)
+        timeline = config.timeline(steps_per_epoch=1, update_bytes=size)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, InputError):
         return None  # an old or a foreign file: the page does without the picture
     return (timeline.worker, timeline.seconds) if _agrees(timeline.seconds, point.log) else None

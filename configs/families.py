@@ -41,10 +41,11 @@ from optdyn.evidence.arms import (
 from optdyn.evidence.intervals import chance, holm, ratio, shown, words
 from optdyn.evidence.study import Study
 from optdyn.evidence.trial import logged, to_loss
-from optdyn.experiment import Cluster, Experiment
+from optdyn.experiment import Experiment
 from optdyn.grid import Point
 from optdyn.outputs.workdir import write_json
 from optdyn.problem import shared_data
+from optdyn.setup import Cluster
 from optdyn.training import program
 
 CHOOSE, REPORT = range(100, 104), range(20)

@@ -5,8 +5,9 @@ are real, the cluster is simulated.
 """
 
 from optdyn.config import usual
-from optdyn.experiment import Cluster, Data, Experiment, Model
+from optdyn.experiment import Experiment
 from optdyn.grid import Point
+from optdyn.setup import Cluster, Data, Model
 
 WORKERS = 16
 TARGET = 0.25  # training loss of the networks

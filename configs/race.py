@@ -38,10 +38,11 @@ from optdyn.evidence.arms import (
 )
 from optdyn.evidence.claim import Claim
 from optdyn.evidence.race import Race, table
-from optdyn.experiment import Cluster, Experiment
+from optdyn.experiment import Experiment
 from optdyn.grid import Point
 from optdyn.problem import shared_data
 from optdyn.problem.problem import Params
+from optdyn.setup import Cluster
 from optdyn.training import program
 
 WORKERS = 8

@@ -33,8 +33,9 @@ from typing import Any
 from absl import flags
 
 from optdyn.basics.errors import ConfigError, InputError, and_
-from optdyn.experiment import Cluster, Experiment
+from optdyn.experiment import Experiment
 from optdyn.launch import app
+from optdyn.setup import Cluster
 
 SHARES = (0.5, 0.8, 0.9, 0.95, 0.99)
 USUAL = "price"  # the config without a --config

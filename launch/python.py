@@ -39,7 +39,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
-from optdyn import experiment, strategies
+from optdyn import experiment, setup, strategies
 from optdyn.analysis import efficiency, figures, tables
 from optdyn.analysis.figures import OKABE_ITO
 from optdyn.basics.cache_keys import Is
@@ -48,10 +48,10 @@ from optdyn.basics.fields import NAMES, Options, Value
 from optdyn.config import default, parse
 from optdyn.core import Rule, together, whole
 from optdyn.evidence.intervals import ratio
-from optdyn.experiment import Cluster, Data, Law, Model, Optimizer, Parallel, Pieces, Probes
 from optdyn.grid import changed, grid, named
 from optdyn.launch import in_memory
 from optdyn.outputs.workdir import parameters
+from optdyn.setup import Cluster, Data, Law, Model, Optimizer, Parallel, Pieces, Probes
 from optdyn.strategies.compose import reading
 from optdyn.timeline.base import Timeline
 from optdyn.training import trainer
@@ -147,7 +147,7 @@ class Method:
         config = of.parsed()
         check(config)
         known = {"steps_per_epoch": steps, "update_bytes": update_bytes}
-        return Clock(strategies.timeline_of(config, **known))
+        return Clock(config.timeline(**known))
 
 
 class Clock(NamedTuple):
@@ -246,7 +246,7 @@ def adamw(learning_rate: float = 1e-3, **more: Any) -> Optimizer:
 
 
 @dataclass(frozen=True)
-class Experiment(experiment.Run):
+class Experiment(setup.Run):
     """What is trained, by which method, on which cluster, and for how long.
 
     `model`: a `Model`; a flax module; a pair of functions `init(key, x)` and `apply(params, x)`; or

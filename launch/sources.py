@@ -12,7 +12,7 @@ from pathlib import Path
 import optdyn.analysis
 import optdyn.configs
 import optdyn.launch
-from optdyn import experiment
+from optdyn import setup
 from optdyn.basics.errors import meant
 
 CONFIGS = Path(optdyn.configs.__path__[0])
@@ -89,7 +89,7 @@ def module_of(name: str) -> str:
 @cache
 def keys() -> dict[str, str]:
     """Dotted names of all keys of a run's config, with the comments that explain them."""
-    found = {name: each.metadata["about"] for name, each in experiment.every_key()}
+    found = {name: each.metadata["about"] for name, each in setup.every_key()}
     found |= {"strategy.name": METHODS, "strategy.options": OWN}
     for name in _methods():
         found |= {f"strategy.{key}": text for key, text in _of_method(name).items()}

@@ -27,11 +27,12 @@ from optdyn.analysis.tables import replace
 from optdyn.basics import seeds
 from optdyn.basics.files import as_json, read_json, write, write_json
 from optdyn.basics.progress import clock, number, say
-from optdyn.experiment import Experiment, Tune
+from optdyn.experiment import Experiment
 from optdyn.launch import app, dry
 from optdyn.outputs import history
 from optdyn.outputs.workdir import Checkpoints, claim, saving, text_of
 from optdyn.parallel.first_process import own
+from optdyn.setup import Tune
 from optdyn.training import trainer
 from optdyn.tuning import bench, ladders
 from optdyn.tuning.baselines import choose

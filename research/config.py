@@ -11,7 +11,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from optdyn import experiment, strategies
+from optdyn import setup, strategies
 from optdyn.basics import type_checks
 from optdyn.basics.errors import ConfigError
 from optdyn.basics.trees import Json
@@ -65,7 +65,7 @@ def default() -> ConfigDict:
 def _defaults() -> Json:
     """The default of every key, nested."""
     nested = Json()
-    for name, value in (experiment.defaults() | strategies.defaults()).items():
+    for name, value in (setup.defaults() | strategies.defaults()).items():
         part, (*sections, key) = nested, name.split(".")
         for section in sections:
             part = part.setdefault(section, {})

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ml_collections import ConfigDict
 
-from optdyn import experiment
+from optdyn import setup
 from optdyn.config import ConfigError, default, differences, to_json
 from optdyn.problem.models.resnet import NORMS, STEMS
 from optdyn.timeline.network import COLLECTIVES
@@ -356,6 +356,6 @@ def test_json_gives_the_config_back(values):
 
 
 def test_choices_that_fields_declare_are_those_that_the_code_has():
-    declared = {key: set(of.metadata.get("one_of", ())) for key, of in experiment.every_key()}
+    declared = {key: set(of.metadata.get("one_of", ())) for key, of in setup.every_key()}
     assert declared["model.norm"] == set(NORMS) and declared["model.stem"] == set(STEMS)
     assert declared["cluster.collective"] == set(COLLECTIVES)

@@ -20,7 +20,6 @@ from optdyn.launch.plan import of_runs
 from optdyn.launch.points import described, plan
 from optdyn.outputs.workdir import write_json
 from optdyn.problem.data import folder as own_images
-from optdyn.strategies import timeline_of
 from optdyn.timeline.trace import read
 from optdyn.training.trainer import train
 from tests.values import as_experiment
@@ -166,7 +165,7 @@ def test_traces(config, tmp_path):
 
     def replay(folder):
         chosen.cluster.trace = str(folder / "trace.csv")
-        return timeline_of(as_experiment(chosen), steps_per_epoch=10, update_bytes=0)
+        return as_experiment(chosen).timeline(steps_per_epoch=10, update_bytes=0)
 
     uses = {"arrivals": lambda folder: read(str(folder / "trace.csv"), 50), "replay": replay}
     replay(original)

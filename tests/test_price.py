@@ -12,8 +12,8 @@ import optdyn
 from optdyn import strategies
 from optdyn.basics.errors import ConfigError, InputError
 from optdyn.config import parse, usual
-from optdyn.experiment import Cluster, Data, Model
 from optdyn.launch import price as command
+from optdyn.setup import Cluster, Data, Model
 from optdyn.training import trainer
 from optdyn.tuning import price
 

@@ -12,7 +12,7 @@ import optax
 import pytest
 
 import optdyn
-from optdyn import experiment, strategies
+from optdyn import setup, strategies
 from optdyn.basics.errors import ConfigError
 from optdyn.config import default, parse
 from optdyn.dynamics.moments import FEWEST
@@ -215,7 +215,7 @@ def test_a_thing_has_one_name_and_an_importable_one_its_own():
 
 def test_what_is_said_twice_is_the_same():
     """Here, for the meter is not imported where keys are listed."""
-    assert experiment.SHORTEST == FEWEST + 4
+    assert setup.SHORTEST == FEWEST + 4
 
 
 def test_a_comparison_takes_any_seeds_and_arguments_of_an_optimizer():
@@ -232,7 +232,7 @@ def test_public_names_have_a_docstring_and_are_found():
         assert getattr(optdyn, name).__doc__, name
     with pytest.raises(AttributeError, match="no attribute 'nosuch'"):
         optdyn.nosuch  # noqa: B018
-    assert {n for n, _ in experiment.every_key()} < set(
+    assert {n for n, _ in setup.every_key()} < set(
         f"{a}.{b}" if isinstance(v, dict) else a
         for a, v in default().to_dict().items()
         for b in (v if isinstance(v, dict) else [""])

@@ -14,9 +14,9 @@ from optdyn.analysis import penalties
 from optdyn.analysis.tables import TableError
 from optdyn.basics.errors import InputError
 from optdyn.config import usual
-from optdyn.experiment import Cluster, Data, Model
 from optdyn.launch import price as command
 from optdyn.launch import sliders, which
+from optdyn.setup import Cluster, Data, Model
 from optdyn.tuning import price
 from tests.analysis.test_statistical_efficiency import TARGET, write
 

@@ -3,7 +3,8 @@
 from ml_collections import ConfigDict
 
 from optdyn.config import parse
-from optdyn.experiment import Cluster, Experiment, Model, Pieces
+from optdyn.experiment import Experiment
+from optdyn.setup import Cluster, Model, Pieces
 
 
 def as_experiment(given: ConfigDict | Experiment) -> Experiment:

@@ -37,8 +37,8 @@ class Clipped(Gradients):
 
     def clock(self, setting, methods):
         """All workers wait for one another."""
-        config = setting.config
-        return make(config.cluster, groups=1, steps=config.steps, batch_size=config.batch_size)
+        setup = setting.setup
+        return make(setup.cluster, groups=1, steps=setup.steps, batch_size=setup.batch_size)
 
 
 CLIPPED = Clipped

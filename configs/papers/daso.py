@@ -18,8 +18,9 @@ from optdyn.evidence.claim import Claim, Verdict
 from optdyn.evidence.intervals import ratio, shown
 from optdyn.evidence.study import Job, Study
 from optdyn.evidence.trial import Curve, to_loss
-from optdyn.experiment import Cluster, Data, Experiment, Model
+from optdyn.experiment import Experiment
 from optdyn.problem import shared_data
+from optdyn.setup import Cluster, Data, Model
 from optdyn.strategies.mix.daso import DASO, clock
 from optdyn.timeline.nodes import synchronous
 

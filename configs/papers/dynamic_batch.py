@@ -18,8 +18,9 @@ from optdyn.evidence import arms
 from optdyn.evidence.claim import Claim, Verdict
 from optdyn.evidence.intervals import ratio, shown, spread
 from optdyn.evidence.study import Job, Study
-from optdyn.experiment import Cluster, Data, Experiment, Model
+from optdyn.experiment import Experiment
 from optdyn.problem import shared_data
+from optdyn.setup import Cluster, Data, Model
 from optdyn.strategies.gradient.dynamic_batch import DynamicBatch
 from optdyn.timeline.dynamic_batch import clocked, waste
 

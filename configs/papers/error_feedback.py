@@ -40,8 +40,9 @@ from optdyn.evidence.claim import Claim, Verdict
 from optdyn.evidence.intervals import drawn_again, ratio, shown
 from optdyn.evidence.study import Study
 from optdyn.evidence.trial import timeline_of, to_loss
-from optdyn.experiment import Cluster, Experiment
+from optdyn.experiment import Experiment
 from optdyn.grid import Point
+from optdyn.setup import Cluster
 from optdyn.training import driver, trainer
 
 LONG, SEEDS = True, {"small": (4, 20), "full": (4, 20)}

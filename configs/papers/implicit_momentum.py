@@ -21,7 +21,8 @@ from optdyn.config import usual
 from optdyn.dynamics import moments
 from optdyn.evidence.claim import Claim, Verdict
 from optdyn.evidence.study import Study, cores
-from optdyn.experiment import Cluster, Data, Experiment
+from optdyn.experiment import Experiment
+from optdyn.setup import Cluster, Data
 from optdyn.training import single
 
 GROUPS = (1, 4, 16)

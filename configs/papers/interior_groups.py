@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from optdyn import strategies
 from optdyn.configs import problems
 from optdyn.evidence.arms import Tuned, at, reported, sgd, tuned
 from optdyn.evidence.claim import Claim, Verdict
@@ -128,7 +127,7 @@ def _predicted(study: Study, cluster: str, batch: int, one: Tuned) -> dict[int, 
 def _pace(config: Experiment) -> float:
     """HE(g): simulated seconds an update, of arrivals alone."""
     drawn = config.with_(steps=ARRIVALS)
-    line = strategies.timeline_of(drawn, steps_per_epoch=1, update_bytes=0)
+    line = drawn.timeline(steps_per_epoch=1, update_bytes=0)
     return float(line.seconds[-1]) / ARRIVALS
 
 

@@ -35,8 +35,9 @@ from optdyn.evidence.claim import Claim, Verdict, below
 from optdyn.evidence.intervals import drawn_again, ratio, shown
 from optdyn.evidence.study import Study
 from optdyn.evidence.trial import to_loss
-from optdyn.experiment import Cluster, Data, Experiment, Model
+from optdyn.experiment import Experiment
 from optdyn.grid import Point
+from optdyn.setup import Cluster, Data, Model
 
 LONG, SEEDS = True, {"small": (4, 20), "full": (4, 20)}
 DELAYS, BATCHES, TARGET, BOUND = (0, 1, 4, 16, 32), (16, 128), 0.25, 1.25

@@ -27,7 +27,8 @@ from optdyn.evidence.claim import Claim, Verdict
 from optdyn.evidence.intervals import ratio, shown, spread
 from optdyn.evidence.study import Study
 from optdyn.evidence.trial import Curve, to_loss
-from optdyn.experiment import Cluster, Data, Experiment, Model, Optimizer
+from optdyn.experiment import Experiment
+from optdyn.setup import Cluster, Data, Model, Optimizer
 
 DECAY, BETAS = 0.1, (0.9, 0.95)
 TARGETS = (2.4, 2.1, 1.8)  # training losses in nats a character; the last is tuned for

@@ -27,8 +27,9 @@ from optdyn.evidence.clock import Setting
 from optdyn.evidence.intervals import ratio, shown
 from optdyn.evidence.study import Job, Study, cores
 from optdyn.evidence.trial import to_loss
-from optdyn.experiment import Experiment, Plan
+from optdyn.experiment import Experiment
 from optdyn.problem.models.convolution import default_lowering
+from optdyn.setup import Plan
 from optdyn.training.program import CHUNK
 from optdyn.tuning import convergence, layers, plans
 

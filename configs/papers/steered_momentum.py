@@ -21,7 +21,8 @@ from optdyn.evidence.claim import Claim, Verdict
 from optdyn.evidence.intervals import ratio, shown
 from optdyn.evidence.study import Study
 from optdyn.evidence.trial import logged, to_loss
-from optdyn.experiment import Experiment, Probes
+from optdyn.experiment import Experiment
+from optdyn.setup import Probes
 
 GROUPS, TOTAL, NEAR = 16, 0.9, 0.03
 TARGETS = {"mlp": 0.1, "quadratic": 0.645}

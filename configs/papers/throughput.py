@@ -20,8 +20,8 @@ from optdyn.evidence.claim import Claim, Verdict
 from optdyn.evidence.clock import Setting, in_turn, repeated
 from optdyn.evidence.intervals import ratio, shown
 from optdyn.evidence.study import Study, cores
-from optdyn.experiment import Optimizer
 from optdyn.problem.models.convolution import default_lowering
+from optdyn.setup import Optimizer
 from optdyn.training.program import CHUNK
 from optdyn.tuning import layers, plans
 

@@ -18,14 +18,15 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from optdyn.analysis import figures
+from optdyn.analysis.penalties import MODELS, TARGET
 from optdyn.config import usual
 from optdyn.evidence.arms import at, reported, sgd, tuned
 from optdyn.evidence.claim import Claim, Verdict
 from optdyn.evidence.intervals import ratio
 from optdyn.evidence.study import Study
 from optdyn.evidence.trial import to_loss
-from optdyn.experiment import Cluster, Experiment
-from optdyn.grid import Point
+from optdyn.experiment import Experiment
+from optdyn.setup import Cluster
 from optdyn.tuning import prediction
 from optdyn.tuning.prediction import Measured, penalty, stability
 
@@ -48,18 +49,8 @@ CLAIM = Claim(
         "1.25 and all arms are interior, refuted if it is above 1.5, open between"
     ),
 )
-TARGET = 0.25
 LAWS = {"exponential": "o", "constant": "s", "lognormal": "^"}  # and their markers
 REFERENCE = 64  # batch of the synchronous run that is measured along
-MODELS: dict[str, Point] = {
-    "mlp": {"model.name": "mlp", "model.hidden": (32,)},
-    "cnn": {
-        "model.name": "cnn",
-        "model.channels": (4, 8),
-        "model.hidden": (32,),
-        "data.train_evaluated": 250,
-    },
-}
 # About what is measured on the perceptron: where searches start, and how long runs may take.
 USUAL, UPDATES = Measured(noise_scale=80.0, sharpness=4.0, step=3.0), 60
 LONGEST = 3  # times the usual updates

@@ -33,7 +33,7 @@ from optdyn.evidence.study import Job, Study
 from optdyn.evidence.trial import Curve, meeting, to_loss
 from optdyn.experiment import Experiment
 from optdyn.grid import Point
-from optdyn.strategies.method import PLAIN
+from optdyn.strategies.chosen import PLAIN
 
 LEVEL = 0.05  # a ratio is called other than 1 where its corrected chance is below
 HALF = 0.5  # of the gain: the bound of the verdict

@@ -24,7 +24,7 @@ from optdyn.evidence.study import Job, Study
 from optdyn.evidence.trial import Curve, logged, timeline_of, to_loss
 from optdyn.experiment import Experiment
 from optdyn.grid import Point
-from optdyn.strategies.method import PLAIN
+from optdyn.strategies.chosen import PLAIN
 from optdyn.timeline import Timeline
 from optdyn.training import trainer
 from optdyn.training.run import Run, extended

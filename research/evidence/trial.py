@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from optdyn import strategies
 from optdyn.basics import lookup
 from optdyn.basics.progress import Watch
 from optdyn.basics.trees import Json
@@ -107,19 +106,19 @@ class _Decided(NamedTuple):
 
 
 def timeline_of(config: Experiment, **known: Any) -> Timeline:
-    """`strategies.timeline_of`, drawn once for all learning rates and momenta: no clock sees them.
+    """`Experiment.timeline`, drawn once for all learning rates and momenta: no clock sees them.
 
     Searches try dozens of those with the same seeds. What is drawn must not be written to.
     """
     if known.get("epochs") or any(own_code.names(config)):
-        return strategies.timeline_of(config, **known)
+        return config.timeline(**known)
     same = {"optimizer.learning_rate": 1.0, "optimizer.momentum": 0.0}
     return _drawn(config.with_(same), _Decided(known))
 
 
 @lru_cache(maxsize=256)
 def _drawn(config: Experiment, decided: _Decided) -> Timeline:
-    line = strategies.timeline_of(config, **decided.known)
+    line = config.timeline(**decided.known)
     for leaf in jax.tree.leaves(line):
         if isinstance(leaf, np.ndarray):
             leaf.setflags(write=False)  # it is shared

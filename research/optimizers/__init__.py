@@ -20,10 +20,10 @@ from optdyn.basics.cache_keys import Key
 from optdyn.basics.errors import ConfigError, refuse
 from optdyn.basics.fields import OPTIONS, Options, plain
 from optdyn.basics.trees import Array, Hyper, Params, State, Tree
-from optdyn.experiment import Experiment
 from optdyn.optimizers import closed_loop, soap, staleness
 from optdyn.optimizers.schedules import SCHEDULES, learning_rates
 from optdyn.problem import own_code
+from optdyn.setup import Setup
 
 __all__ = [
     "KEY",
@@ -96,15 +96,15 @@ def takes_momentum(name: str) -> bool:
     return "momentum" in arguments(name)
 
 
-def options(config: Experiment) -> Options:
-    """`config.optimizer.options`, and what the config says besides of an optimizer of `OWN`.
+def options(setup: Setup, groups: int) -> Options:
+    """`config.optimizer.options`, and what an optimizer of `OWN` is told besides.
 
-    The closed loop's staleness is the mean of g groups, g - 1.
+    The closed loop's staleness is the mean of so many groups, g - 1.
     """
-    given = config.optimizer.options
-    if config.optimizer.name != "closed_loop":
+    given = setup.optimizer.options
+    if setup.optimizer.name != "closed_loop":
         return given
-    return Options({"staleness": config.strategy.methods.groups - 1} | given)
+    return Options({"staleness": groups - 1} | given)
 
 
 def transform(name: str) -> Make:
@@ -119,10 +119,10 @@ def transform(name: str) -> Make:
     return lookup.find("config.optimizer.chain", name, TRANSFORMS)
 
 
-def chain(config: Experiment) -> Chain:
+def chain(setup: Setup) -> Chain:
     """The names in `config.optimizer.chain`, each with those of `chain_options` that it takes."""
-    given = config.optimizer.chain_options
-    taken = [(name, _parameters(transform(name))) for name in config.optimizer.chain]
+    given = setup.optimizer.chain_options
+    taken = [(name, _parameters(transform(name))) for name in setup.optimizer.chain]
     return tuple((n, Options({k: v for k, v in given.items() if k in of})) for n, of in taken)
 
 
@@ -192,17 +192,17 @@ def _apart(state: State, params: Params) -> Tree:
     return jax.tree.map(own, state)
 
 
-def check(config: Experiment, params: Params) -> None:
-    """Traces an update of the optimizer of a config for parameters like these.
+def check(setup: Setup, groups: int, params: Params) -> None:
+    """Traces an update of the optimizer of a setup with so many groups, for parameters like these.
 
     Raises `ConfigError`, in one line, if it fails, needs what no update is given, or returns what
     the next update could not take. Once for all configs of that optimizer and such parameters.
     """
     leaves, structure = jax.tree.flatten(params)
-    given = options(config), chain(config)
-    own = own_code.objects(config, own_code.OPTIMIZER)
+    given = options(setup, groups), chain(setup)
+    own = own_code.objects(setup, own_code.OPTIMIZER)
     shapes = tuple((x.shape, x.dtype) for x in leaves)
-    _checked(config.optimizer.name, *given, own, structure, shapes)
+    _checked(setup.optimizer.name, *given, own, structure, shapes)
 
 
 @lru_cache(maxsize=64)

@@ -17,7 +17,7 @@ import optax
 from optdyn.basics import lookup
 from optdyn.basics.errors import ConfigError
 from optdyn.basics.fields import plain
-from optdyn.experiment import Experiment
+from optdyn.setup import Setup
 
 KEY = "config.optimizer.schedule"
 
@@ -114,7 +114,7 @@ def learning_rates(
     return np.broadcast_to(values, (steps,))
 
 
-def of_config(config: Experiment) -> np.ndarray:
+def of_config(config: Setup) -> np.ndarray:
     """The learning rates of a run."""
     chosen = config.optimizer
     return learning_rates(

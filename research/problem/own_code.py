@@ -18,8 +18,8 @@ from operator import attrgetter
 
 from optdyn.basics import cache_keys, lookup, sources
 from optdyn.basics.errors import ConfigError, shown
-from optdyn.experiment import Experiment
 from optdyn.problem.data.loading import SOURCES
+from optdyn.setup import Setup
 
 ANY = "any"  # of config.code: go on with the code that there is
 MODEL = ("model.name", "loss", "metrics")
@@ -32,7 +32,7 @@ DIGITS = 12  # of a checksum
 ENTRY = re.compile(rf"(.+?) ([0-9a-f]{{{DIGITS}}})(?:, |$)")
 
 
-def names(config: Experiment, keys: Sequence[str] = KEYS) -> Iterator[tuple[str, str]]:
+def names(config: Setup, keys: Sequence[str] = KEYS) -> Iterator[tuple[str, str]]:
     """(key, name) of all of the user's own that these keys name."""
     for key in keys:
         value = attrgetter(key)(config)
@@ -44,7 +44,7 @@ def names(config: Experiment, keys: Sequence[str] = KEYS) -> Iterator[tuple[str,
                 yield f"config.{key}", name
 
 
-def objects(config: Experiment, keys: Sequence[str]) -> cache_keys.Key:
+def objects(config: Setup, keys: Sequence[str]) -> cache_keys.Key:
     """What of the user's own these keys name, as a key of caches; () if nothing.
 
     Raises `ConfigError` where there is no such thing.
@@ -52,7 +52,7 @@ def objects(config: Experiment, keys: Sequence[str]) -> cache_keys.Key:
     return cache_keys.key(*(lookup.find(key, name, {}) for key, name in names(config, keys)))
 
 
-def fingerprint(config: Experiment, keys: Sequence[str] = KEYS) -> str:
+def fingerprint(config: Setup, keys: Sequence[str] = KEYS) -> str:
     """`FILE CHECKSUM, FILE CHECKSUM` of what of the user's own these keys name; '' if nothing."""
     found = dict[str, str]()
     for key, name in names(config, keys):
@@ -82,7 +82,7 @@ def changed(before: object, now: str) -> str:
     return " and ".join(other) or "your own files"
 
 
-def check(config: Experiment) -> None:
+def check(config: Setup) -> None:
     """Raises `ConfigError` where `config.code` asks for other code than there is."""
     if config.code in ("", ANY):
         return

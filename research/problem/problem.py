@@ -9,16 +9,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optdyn import experiment
+from optdyn import setup
 from optdyn.basics import lookup, seeds
 from optdyn.basics.errors import ConfigError, shown
 from optdyn.basics.trees import Examples, Params, Tree
-from optdyn.experiment import Experiment, Model
 from optdyn.problem import data as datasets
 from optdyn.problem import losses, models
 from optdyn.problem.data.augment import augment
 from optdyn.problem.models import base
 from optdyn.problem.models.quadratic import centred, curvatures, factors, optima
+from optdyn.setup import Model, Setup
 
 TEXT = ("transformer", "modern_transformer")  # other built-in models take images or numbers
 HELD = {"text": "text", "image": "images", "x": "numbers"}
@@ -146,7 +146,7 @@ def check(of: Problem, examples: Examples) -> None:
         wanted(f"config.metrics, {name!r}", shape)
 
 
-def load_data(model: Model, chosen: experiment.Data, seed: int) -> datasets.Data:
+def load_data(model: Model, chosen: setup.Data, seed: int) -> datasets.Data:
     """The examples of `config.data`, or those of the quadratic (whose test set is noiseless).
 
     `seed` is what the quadratic's are drawn by.
@@ -187,7 +187,7 @@ def load_data(model: Model, chosen: experiment.Data, seed: int) -> datasets.Data
     return data
 
 
-def _check_pixels(chosen: experiment.Data, data: datasets.Data) -> None:
+def _check_pixels(chosen: setup.Data, data: datasets.Data) -> None:
     """Raises DataError where `config.data` asks for what these examples cannot have."""
     channels = data.train["image"].shape[-1] if "image" in data.train else 0
     if chosen.augment and not channels:
@@ -205,7 +205,7 @@ def _check_pixels(chosen: experiment.Data, data: datasets.Data) -> None:
             )
 
 
-def shards(config: Experiment, data: datasets.Data) -> tuple[np.ndarray, ...]:
+def shards(config: Setup, data: datasets.Data) -> tuple[np.ndarray, ...]:
     """The numbers of each node's own examples, where nodes have some (`config.data.dirichlet`).
 
     By their labels, or where there are none one stretch of the training set after the other. Raises
@@ -226,7 +226,7 @@ def shards(config: Experiment, data: datasets.Data) -> tuple[np.ndarray, ...]:
 
 
 def batches(
-    config: Experiment,
+    config: Setup,
     examples: int,
     start: int,
     stop: int,

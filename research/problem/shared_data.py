@@ -9,13 +9,13 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from optdyn import experiment
+from optdyn import setup
 from optdyn.basics.cache_keys import Is, Key
-from optdyn.experiment import Experiment, Model
 from optdyn.problem import data as datasets
 from optdyn.problem import own_code, problem
 from optdyn.problem.data.loading import data_root
 from optdyn.problem.problem import Examples
+from optdyn.setup import Model, Setup
 
 # Held while something is made that other threads then find in a cache.
 COMPILE_LOCK = RLock()
@@ -31,12 +31,12 @@ class Sets(NamedTuple):
     test_evaluated: Examples
 
 
-def is_drawn(config: Experiment) -> bool:
+def is_drawn(config: Setup) -> bool:
     """Whether every seed has examples of its own."""
     return config.model.name == "quadratic"
 
 
-def load(config: Experiment) -> datasets.Data:
+def load(config: Setup) -> datasets.Data:
     """`problem.load_data`, the same object for all configs that name the same examples."""
     if is_drawn(config):
         return problem.load_data(config.model, config.data, config.seed)
@@ -45,7 +45,7 @@ def load(config: Experiment) -> datasets.Data:
         return _loaded(config.data, config.model.name, own, data_root(config.data.dir))
 
 
-def put(data: datasets.Data, put_examples: Put, config: Experiment) -> Sets:
+def put(data: datasets.Data, put_examples: Put, config: Setup) -> Sets:
     """The examples on devices, the same arrays for the same arguments."""
     chosen = config.data
     evaluated = chosen.train_evaluated, chosen.test_evaluated
@@ -54,7 +54,7 @@ def put(data: datasets.Data, put_examples: Put, config: Experiment) -> Sets:
 
 
 @lru_cache(maxsize=KEPT)
-def _loaded(chosen: experiment.Data, model: str, own: Key, root: Path) -> datasets.Data:
+def _loaded(chosen: setup.Data, model: str, own: Key, root: Path) -> datasets.Data:
     return problem.load_data(Model(model), chosen, seed=0)
 
 

@@ -17,7 +17,6 @@ from optdyn.basics.trees import Tree
 from optdyn.core import Event, Message, Params, State
 from optdyn.racing.server import event_of
 from optdyn.racing.worker import Compute, Handle, Shards, halves_of
-from optdyn.strategies.method import of_config
 from optdyn.strategies.read.groups import Grouped
 from optdyn.training.run import Run
 
@@ -112,7 +111,7 @@ def parted(compute: Compute, run: Run, servers: int) -> Callable[..., tuple[Tree
 def check(run: Run, servers: int) -> None:
     """Raises `ConfigError` if the server of this run cannot have so many parts."""
     config, wanted = run.config, f"--servers={servers}"
-    methods = of_config(config)
+    methods = config.methods
     one = isinstance(methods.read, Grouped) and methods.read.single
     more = not one or methods.get("fresh", ()) or config.probes.momentum
     refuse(

@@ -14,7 +14,6 @@ from optdyn.basics.trees import Tree
 from optdyn.core import Event, Params, State
 from optdyn.problem import problem, shared_data
 from optdyn.problem.problem import Examples
-from optdyn.strategies.method import of_config
 from optdyn.timeline.versions import Order
 from optdyn.training import program
 from optdyn.training.program import Raced
@@ -135,9 +134,9 @@ def asked(run: Run, compute: Compute, group: int) -> Asked:
 
 def order_of(run: Run) -> Order:
     """The order of arrivals from the beginning, which writes the run's timeline."""
-    read = of_config(run.config).read
-    assert read and read.order
-    return read.order(run.config, run.timeline)
+    methods = run.config.methods
+    assert methods.read and methods.read.order
+    return methods.read.order(run.config, methods, run.timeline)
 
 
 def numbered(run: Run, independent: bool = False) -> Callable[[Iterable[int]], np.ndarray]:

@@ -1,33 +1,22 @@
 """Ways of parallelising SGD, one a file, and what they are put together of."""
 
 from optdyn.core import Event, Rule
-from optdyn.strategies.compose import compose, pieces
-from optdyn.strategies.method import (
+from optdyn.strategies.chosen import (
     GROUPED,
     PLAIN,
     Chosen,
-    Gradients,
-    Method,
-    Methods,
-    Mixes,
-    Network,
-    Reads,
-    Setting,
     arrives,
     built_in,
     chosen,
     defaults,
-    devices_of,
-    follows,
     is_shared,
     is_simple,
     keys_of,
     load,
-    of_config,
     owns,
-    refused,
-    timeline_of,
 )
+from optdyn.strategies.compose import compose, pieces
+from optdyn.strategies.method import Gradients, Method, Methods, Mixes, Network, Reads, Setting
 
 __all__ = [
     "GROUPED",
@@ -47,15 +36,10 @@ __all__ = [
     "chosen",
     "compose",
     "defaults",
-    "devices_of",
-    "follows",
     "is_shared",
     "is_simple",
     "keys_of",
     "load",
-    "of_config",
     "owns",
     "pieces",
-    "refused",
-    "timeline_of",
 ]

@@ -5,27 +5,19 @@ A method is a file with a class `METHOD`. Methods that replace different pieces 
 replaces are plain SGD's.
 """
 
-import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cache, cached_property, lru_cache
-from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
 
 import jax
 import numpy as np
 
-from optdyn.basics import lookup
-from optdyn.basics.errors import ConfigError, refuse, require_known
-from optdyn.basics.fields import OPTIONS, Options, Value, default_of, like, plain
-from optdyn.basics.fields import check as check_field
+from optdyn.basics.fields import Value
 from optdyn.basics.trees import Choice, Json, Tree
 from optdyn.core import Gradient, Rule, Update
-from optdyn.experiment import Cluster, Experiment
 from optdyn.problem.models.base import Blocks
 from optdyn.problem.problem import Examples, Params, Problem
-from optdyn.strategies.names import meant as meant_method
+from optdyn.setup import Cluster, Setup
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.trace import Held, checked, read
 
@@ -33,8 +25,11 @@ if TYPE_CHECKING:
     from optdyn.parallel.layout import Layout
     from optdyn.timeline.versions import Order
 
-PLAIN, GROUPED = "sync", "asynchronous"  # the limit of all methods; groups that arrive alone
-PACKAGE = "optdyn.strategies"
+MEANING = {
+    "gradient": "how a gradient is taken",
+    "read": "which parameters it is taken at",
+    "mix": "what nodes exchange",
+}
 
 # Keys of the cluster that not all clocks know, and what they are.
 OPTIONAL = {
@@ -68,7 +63,7 @@ class Setting(NamedTuple):
     at the end of each past epoch. `held` is the recorded run that is replayed, if one is.
     """
 
-    config: Experiment
+    setup: Setup
     steps_per_epoch: int
     update_bytes: int
     replicas: int = 0
@@ -79,10 +74,10 @@ class Setting(NamedTuple):
 
 def slowed(setting: Setting, methods: "Methods") -> Cluster:
     """The cluster, whose seconds an example are those of the methods' own gradient."""
-    cluster = setting.config.cluster
+    cluster = setting.setup.cluster
     if not (methods.gradient and methods.gradient.slower and setting.network):
         return cluster
-    by = methods.gradient.slower(setting.config, setting.network)
+    by = methods.gradient.slower(setting.setup, setting.network)
     return cluster.with_(seconds_per_example=cluster.seconds_per_example * by)
 
 
@@ -107,14 +102,14 @@ class Method(Value, section="strategy"):
         """
         raise NotImplementedError
 
-    def check(self, config: Experiment, methods: "Methods") -> None:
+    def check(self, setup: Setup, methods: "Methods") -> None:
         """Raises `ConfigError` if the method cannot run with the rest of the experiment."""
 
-    def report(self, config: Experiment, network: Network) -> Mapping[str, object]:
+    def report(self, setup: Setup, network: Network) -> Mapping[str, object]:
         """What `summary.json` says of the method, by key."""
         return {}
 
-    def follows(self, config: Experiment) -> bool:
+    def follows(self, setup: Setup) -> bool:
         """Whether the log of past epochs decides the timeline of the next."""
         return False
 
@@ -144,7 +139,7 @@ class Gradients(Method):
     servers: ClassVar[Callable[..., Mapping[str, int]] | None] = None
     # (setting, draws) -> each device's seconds, choice
     work: ClassVar[Callable[..., tuple[np.ndarray, Choice]] | None] = None
-    # (config, network) -> its seconds over those of plain SGD's
+    # (setup, network) -> its seconds over those of plain SGD's
     slower: ClassVar[Callable[..., float] | None] = None
     # on real devices, if not like all others
     layout: ClassVar[Callable[..., "Layout"] | None] = None
@@ -172,7 +167,7 @@ class Reads(Method):
     # How its groups race on real workers (`research/racing`), if they can. A group is given what
     # the state is `at` the slot that it reads, and the server's step takes its message in place of
     # the batch.
-    # (config, timeline) -> who reads when, written into the timeline
+    # (setup, methods, timeline) -> who reads when, written into the timeline
     order: ClassVar[Callable[..., "Order"] | None] = None
     # (gradient, update) -> (given, hyper, batch, numbers of its batches, (n, B)) -> message, where
     # `batch` makes one of (B,)
@@ -318,285 +313,44 @@ class Methods(NamedTuple):
         found = (getattr(method, key) for method in self.every if hasattr(method, key))
         return next(found, usual)
 
+    def devices(self, setup: Setup) -> tuple[int, int]:
+        """(nodes with parameters of their own, devices that share the batch of a node or group)."""
+        cluster = setup.cluster
+        if self.plain:  # the cluster is only its clock
+            return 1, setup.parallel.devices or jax.device_count()
+        nodes = cluster.nodes if self.mix or self.stages else 1
+        workers = cluster.nodes * cluster.devices_per_node
+        return nodes, max(workers // nodes // self.groups, 1)
 
-@dataclass(frozen=True)
-class Chosen:
-    """`config.strategy`: the methods' names, and the keys of all methods, chosen or not.
+    def refused(self, setup: Setup) -> str:
+        """Why `config.parallel.api` cannot carry the methods; '' if it can."""
+        api, (nodes, devices) = setup.parallel.api, self.devices(setup)
+        if api == "jit" and self.reduces_itself:
+            return "gives every worker a loop of its own length, which 'jit' has not"
+        if api != "shard_map" and self.stages and nodes > 1:
+            return "runs unlike programs on its stages, which only 'shard_map' can"
+        if api == "overlap":
+            if not self.mix:
+                return "has no nodes that train by themselves while they exchange"
+            if why := self.mix.why_no_overlap():
+                return f"{why}, which cannot leave the compiled loop; 'shard_map' keeps it there"
+        if api == "pmap" and self.mix and devices > 1:
+            return "is laid over nodes and their devices, and 'pmap' has one axis only"
+        return ""
 
-    A key belongs to all methods that have it, except to one with a value of its own, such as
-    `config.strategy.diloco.period`.
-    """
+    def follows(self, setup: Setup) -> bool:
+        """Whether the log decides the timeline, so that a run cannot have it beforehand."""
+        return any(method.follows(setup) for method in self.every)
 
-    name: str = PLAIN
-    options: Options = OPTIONS  # keys of methods of the user's own
-    keys: Options = OPTIONS  # all of the built-in methods
-    own: Options = OPTIONS  # {method: {key: value}} of those that have their own
+    def timeline(self, setup: Setup, **known: Any) -> Timeline:
+        """The timeline of a run, as far as its past epochs decide it.
 
-    @classmethod
-    def of(cls, name: str = PLAIN, options: Mapping[str, object] = OPTIONS, **keys: Any) -> Self:
-        """From the section of a config. Raises `ConfigError` for a key out of its range."""
-        own = {key: keys.pop(key) for key in built_in() if key in keys}
-        return cls(name, like(options, None), Options(keys), like(own, None))
-
-    def __post_init__(self) -> None:
-        usual = usual_keys()
-        whole = {**usual, **{key: like(v, usual.get(key)) for key, v in self.keys.items()}}
-        object.__setattr__(self, "keys", Options(whole))
-        own = {name: Options(keys) for name, keys in self.own.items() if keys}
-        object.__setattr__(self, "own", Options(own))
-        _made(self.keys)
-        for name, keys in self.own.items():
-            held = {each.name: each for each in fields(load(name))}
-            for key, value in keys.items():
-                where = f"config.strategy.{name}.{key}"
-                require_known(key, held, f"{where}: {name} has no such key")
-                check_field(where, value, held[key])
-
-    @cached_property
-    def methods(self) -> Methods:
-        """The methods with their numbers.
-
-        A method of the user's own takes `options`, and the keys of those fields that it inherits
-        from a built-in method. Raises `ConfigError` if a name is unknown, or if the methods do not
-        go together.
+        `known` are the fields of `Setting` besides the setup. Raises `TimelineError`.
         """
-        made, usual = [], _made(self.keys)
-        of = chosen(self.name)
-        for name, method in zip(self.name.split("+"), of.every, strict=True):
-            if ":" in name:
-                usual_of = keys_of(type(method))
-                shared = (key for key, v in usual_keys().items() if usual_of.get(key) == v)
-                given = {key: self.keys[key] for key in shared}
-                given |= {k: v for k, v in self.options.items() if k in usual_of}
-                made.append(method.with_(**given))
-            else:
-                made.append(usual[name].with_(**self.own.get(name, {})))
-        return Methods(self.name, tuple(made))
-
-    def to_dict(self) -> Json:
-        """The section of a config, with a method's own values only where it has some."""
-        whole = {"name": self.name, "options": self.options, **self.keys, **self.own}
-        return {key: plain(value) for key, value in whole.items()}
-
-    def with_(self, changes: Mapping[str, object]) -> Self:
-        """A copy with other values of some keys, also `options.KEY` and `METHOD.KEY`.
-
-        Raises `ConfigError` for a key that there is not.
-        """
-        whole: Json = self.to_dict()
-        for key, value in changes.items():
-            part, _, rest = key.partition(".")
-            if rest:
-                whole[part] = {**whole.get(part, {}), rest: value}
-            else:
-                if key not in built_in():
-                    require_known(key, whole, f"config.strategy has no key {key!r}")
-                whole[key] = value
-        return self.of(**whole)
-
-    def __getstate__(self) -> dict[str, object]:
-        return {each.name: getattr(self, each.name) for each in fields(self)}
-
-
-@cache
-def _methods() -> Mapping[str, type[Method]]:
-    """The methods of the files of `gradient/`, `read/` and `mix/`, plain SGD's first."""
-    beside = {
-        module.name: f"{PACKAGE}.{piece}.{module.name}"
-        for piece in MEANING
-        for module in pkgutil.iter_modules([str(Path(__file__).parent / piece)])
-    }
-    files = {PLAIN: f"{PACKAGE}.{PLAIN}", **{name: beside[name] for name in sorted(beside)}}
-    made = {name: import_module(file) for name, file in files.items()}
-    return {name: file.METHOD for name, file in made.items() if hasattr(file, "METHOD")}
-
-
-def built_in() -> tuple[str, ...]:
-    """The names of the built-in methods, plain SGD's first."""
-    return tuple(_methods())
-
-
-def keys_of(method: type[Method]) -> dict[str, object]:
-    """The defaults of a method's fields."""
-    return {each.name: default_of(each) for each in fields(method)}
-
-
-@cache
-def usual_keys() -> Mapping[str, object]:
-    """The default of every key of config.strategy that belongs to a built-in method."""
-    return {key: value for method in _methods().values() for key, value in keys_of(method).items()}
-
-
-def defaults() -> dict[str, object]:
-    """The default of every key of config.strategy, by its dotted name; {} where keys are free."""
-    own = {name: OPTIONS for name, method in _methods().items() if fields(method)}
-    values = {"name": PLAIN, "options": OPTIONS, **usual_keys(), **own}
-    return {f"strategy.{key}": value for key, value in values.items()}
-
-
-@lru_cache(maxsize=256)
-def _made(keys: Options) -> Mapping[str, Method]:
-    """Every built-in method with these values of the keys that it has. Raises `ConfigError`."""
-    for key in keys:
-        require_known(key, usual_keys(), f"config.strategy.{key}: no such key")
-    return {
-        name: method(**{k: v for k, v in keys.items() if k in keys_of(method)})
-        for name, method in _methods().items()
-    }
-
-
-def load(name: str) -> type[Method]:
-    """The method called `name`: a built-in one, or MODULE:METHOD of the user's own file.
-
-    Raises `ConfigError` if there is none.
-    """
-    found = lookup.find("config.strategy.name", name, _methods(), meant_method)
-    if not (isinstance(found, type) and issubclass(found, Method)):
-        raise ConfigError(
-            f"config.strategy.name = {name!r}: must be a Method of optdyn.strategies, and is "
-            f"{lookup.shown(found)}"
-        )
-    return found
-
-
-def chosen(name: str) -> Methods:
-    """The methods joined by '+' in `name`, with their defaults.
-
-    Raises `ConfigError` if they do not go together.
-    """
-    names = str(name).split("+")
-    every = tuple(load(part)() for part in names)
-    taken: dict[str, str] = {}
-    for part, method in zip(names, every, strict=True):
-        for piece in method.pieces:
-            if piece in taken and not (piece == "mix" and _mix_as_one(every)):
-                raise ConfigError(
-                    f"config.strategy.name = {name!r}: {taken[piece]} and {part} both say "
-                    f"{MEANING[piece]}, of which there is one"
-                )
-            taken[piece] = part
-    found = Methods(name, every)
-    gradient, read, mix = (taken.get(piece) for piece in MEANING)
-    refuse(
-        (
-            found.reduces_itself and found.read and not found.read.barrier,
-            f"config.strategy.name = {name!r}: {gradient} divides the work of workers that wait "
-            f"for one another, and those of {read} do not",
-        ),
-        (
-            found.gradient and found.gradient.staged and found.mix,
-            f"config.strategy.name = {name!r}: {gradient} cuts one model over the nodes, and "
-            f"those of {mix} have a model each",
-        ),
-    )
-    return found
-
-
-def _mix_as_one(every: tuple[Method, ...]) -> bool:
-    """Whether two of the methods mix, and as one."""
-    mixes = [method for method in every if isinstance(method, Mixes)]
-    return len(mixes) == 2 and as_one(*mixes) is not None
-
-
-MEANING = {
-    "gradient": "how a gradient is taken",
-    "read": "which parameters it is taken at",
-    "mix": "what nodes exchange",
-}
-
-
-def of_config(config: Experiment) -> Methods:
-    """The methods of `config.strategy`. Raises `ConfigError`."""
-    return config.strategy.methods
-
-
-def arrives(name: str) -> bool:
-    """Whether methods of that name have groups that arrive by themselves."""
-    methods = _seen(name)
-    return bool(methods and methods.read and not methods.read.barrier)
-
-
-def is_shared(name: str) -> bool:
-    """Whether groups of methods of that name share parameters, of which they read versions."""
-    methods = _seen(name)
-    return bool(methods and methods.shared)
-
-
-def is_simple(name: str) -> bool:
-    """Whether an update of methods of that name is one gradient of the whole batch."""
-    methods = _seen(name)
-    return bool(methods and methods.simple)
-
-
-def owns(name: str, key: str) -> bool:
-    """Whether methods of that name have the key of config.strategy.
-
-    `diloco.period` belongs to those that have `diloco` among them.
-    """
-    first, _, own = key.partition(".")
-    if own and first in str(name).split("+"):
-        return owns(first, own)
-    methods = _seen(name)
-    return bool(methods and any(key in keys_of(type(method)) for method in methods.every))
-
-
-def _seen(name: str) -> Methods | None:
-    """The methods of a run that is read here, if all their files are here too."""
-    try:
-        return chosen(name) if ":" in str(name) else _built(name)
-    except ConfigError:
-        return None
-
-
-@lru_cache(maxsize=256)
-def _built(name: str) -> Methods:
-    """`chosen` of built-in methods, which stay what they are."""
-    return chosen(name)
-
-
-def devices_of(config: Experiment) -> tuple[int, int]:
-    """(nodes with parameters of their own, devices that share the batch of a node or group)."""
-    cluster, methods = config.cluster, of_config(config)
-    if methods.plain:  # the cluster is only its clock
-        return 1, config.parallel.devices or jax.device_count()
-    nodes = cluster.nodes if methods.mix or methods.stages else 1
-    workers = cluster.nodes * cluster.devices_per_node
-    return nodes, max(workers // nodes // config.strategy.methods.groups, 1)
-
-
-def refused(config: Experiment) -> str:
-    """Why `config.parallel.api` cannot carry the methods of a config; '' if it can."""
-    api, methods = config.parallel.api, of_config(config)
-    nodes, devices = devices_of(config)
-    if api == "jit" and methods.reduces_itself:
-        return "gives every worker a loop of its own length, which 'jit' has not"
-    if api != "shard_map" and methods.stages and nodes > 1:
-        return "runs unlike programs on its stages, which only 'shard_map' can"
-    if api == "overlap":
-        if not methods.mix:
-            return "has no nodes that train by themselves while they exchange"
-        if why := methods.mix.why_no_overlap():
-            return f"{why}, which cannot leave the compiled loop; 'shard_map' keeps it there"
-    if api == "pmap" and methods.mix and devices > 1:
-        return "is laid over nodes and their devices, and 'pmap' has one axis only"
-    return ""
-
-
-def follows(config: Experiment) -> bool:
-    """Whether the log decides the timeline, so that a run cannot have it beforehand."""
-    return any(method.follows(config) for method in of_config(config).every)
-
-
-def timeline_of(config: Experiment, **known: Any) -> Timeline:
-    """The timeline of a run, as far as its past epochs decide it.
-
-    `known` are the fields of `Setting` besides the config. Raises `TimelineError`.
-    """
-    methods = of_config(config)
-    clock = methods.outermost.clock
-    if config.cluster.service != "trace":
-        return clock(Setting(config, **known), methods)
-    # For what is asked for besides: seconds are the file's.
-    replay = config.with_({"cluster.service": "constant"})
-    held = read(config.cluster.trace, config.steps * max(known.get("replicas", 0), 1))
-    return checked(held, clock(Setting(replay, held=held, **known), methods))
+        clock = self.outermost.clock
+        if setup.cluster.service != "trace":
+            return clock(Setting(setup, **known), self)
+        # For what is asked for besides: seconds are the file's.
+        replay = setup.with_({"cluster.service": "constant"})
+        held = read(setup.cluster.trace, setup.steps * max(known.get("replicas", 0), 1))
+        return checked(held, clock(Setting(replay, held=held, **known), self))

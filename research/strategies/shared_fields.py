@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from optdyn.basics.fields import field
-from optdyn.experiment import PART, Known
+from optdyn.setup import PART, Known
 from optdyn.strategies.method import Method
 from optdyn.strategies.mix import compression
 from optdyn.strategies.mix.messages import Compression

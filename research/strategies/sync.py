@@ -48,14 +48,14 @@ class Sync(MergedServer):
 
     def clock(self, setting: Setting, methods: Methods) -> Timeline:
         """Every update waits for the slowest of all workers."""
-        config = setting.config
+        setup = setting.setup
         return make(
-            config.cluster,
+            setup.cluster,
             groups=1,
-            steps=config.steps,
-            batch_size=config.batch_size,
+            steps=setup.steps,
+            batch_size=setup.batch_size,
             update_bytes=setting.update_bytes,
-            seed=config.seed,
+            seed=setup.seed,
             replicas=setting.replicas,
             merged=bool(self.fresh),
         )

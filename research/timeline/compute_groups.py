@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 
 from optdyn.basics import seeds
-from optdyn.experiment import Cluster
+from optdyn.setup import Cluster
 from optdyn.timeline import habits, service
 from optdyn.timeline.arrivals import Work, arrivals
 from optdyn.timeline.base import Timeline, from_arrivals

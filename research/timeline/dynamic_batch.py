@@ -8,13 +8,13 @@ between epochs the rates are smoothed, which the paper does not do (`smoothing` 
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from optdyn.basics import seeds
 from optdyn.basics.trees import Tree
-from optdyn.experiment import Cluster
+from optdyn.setup import Cluster
 from optdyn.timeline import service
 from optdyn.timeline.base import Shares, Timeline, TimelineError, from_arrivals
 from optdyn.timeline.network import DRAWN, exchange
@@ -23,8 +23,14 @@ from optdyn.timeline.shares import shares
 
 CHANGE = 0.1  # relative; a rate that moved by more is another speed and not noise
 
-if TYPE_CHECKING:
-    from optdyn.strategies.gradient.dynamic_batch import DynamicBatch
+
+class Following(Protocol):
+    """How shares follow speeds: whether they do, and how much past rates weigh, in [0, 1)."""
+
+    @property
+    def adapt(self) -> bool: ...
+    @property
+    def smoothing(self) -> float: ...
 
 
 class Costs(NamedTuple):
@@ -92,7 +98,7 @@ def ideal_seconds(costs: Costs, batch_size: int) -> np.ndarray:
     return np.maximum(together, costs.delay.max(-1))
 
 
-def dynamic_batch(cluster: Cluster, strategy: "DynamicBatch", **run: Tree) -> Timeline:
+def dynamic_batch(cluster: Cluster, strategy: Following, **run: Tree) -> Timeline:
     """The timeline of `clocked`."""
     return clocked(cluster, strategy, **run)[0]
 
@@ -104,7 +110,7 @@ def waste(made: Timeline, busy: np.ndarray) -> float:
 
 def clocked(
     cluster: Cluster,
-    strategy: "DynamicBatch",
+    strategy: Following,
     *,
     steps: int,
     steps_per_epoch: int,
@@ -142,7 +148,7 @@ def clocked(
 
 def in_nodes(
     cluster: Cluster,
-    strategy: "DynamicBatch",
+    strategy: Following,
     draws: np.ndarray,
     *,
     steps_per_epoch: int,
@@ -177,7 +183,7 @@ def in_nodes(
 
 def measured(
     cluster: Cluster,
-    strategy: "DynamicBatch",
+    strategy: Following,
     *,
     steps: int,
     steps_per_epoch: int,
@@ -219,7 +225,7 @@ def measured(
 
 
 def _followed(
-    strategy: "DynamicBatch",
+    strategy: Following,
     steps: int,
     steps_per_epoch: int,
     batch_size: int,

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from optdyn.basics import seeds
-from optdyn.experiment import Cluster
+from optdyn.setup import Cluster
 from optdyn.timeline import regions
 from optdyn.timeline.base import TimelineError
 

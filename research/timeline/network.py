@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from optdyn.experiment import Cluster
+from optdyn.setup import Cluster
 from optdyn.timeline import regions
 from optdyn.timeline.base import TimelineError
 

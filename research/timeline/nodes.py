@@ -13,7 +13,7 @@ import numpy as np
 
 from optdyn.basics import seeds
 from optdyn.basics.trees import Choice
-from optdyn.experiment import Cluster
+from optdyn.setup import Cluster
 from optdyn.timeline import service
 from optdyn.timeline.base import Meeting, Timeline, at, from_arrivals
 from optdyn.timeline.network import all_reduce, between_nodes, broadcast, kind_of

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from optdyn.experiment import Cluster
+from optdyn.setup import Cluster
 from optdyn.timeline.base import Timeline, TimelineError, from_arrivals
 from optdyn.timeline.network import all_reduce, messages
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from optdyn.basics import seeds
-from optdyn.experiment import Cluster
+from optdyn.setup import Cluster
 
 RADIUS = 6.371e6  # metres
 LIGHT = 2 / 3 * 299_792_458.0  # metres a second

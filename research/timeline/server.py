@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from optdyn.experiment import Cluster
+from optdyn.setup import Cluster
 from optdyn.timeline.arrivals import Queue, rounding
 from optdyn.timeline.base import Timeline, from_arrivals
 from optdyn.timeline.service import Law

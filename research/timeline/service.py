@@ -10,7 +10,7 @@ import numpy as np
 from optdyn.basics import lookup
 from optdyn.basics.errors import ConfigError
 from optdyn.basics.fields import plain
-from optdyn.experiment import Cluster
+from optdyn.setup import Cluster
 from optdyn.timeline.base import TimelineError
 
 Law = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]

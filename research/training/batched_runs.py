@@ -25,7 +25,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from optdyn import config as configs
-from optdyn import strategies
 from optdyn.basics import lookup
 from optdyn.basics.progress import Watch
 from optdyn.basics.trees import Json, Tree
@@ -81,14 +80,14 @@ def compilation(config: Experiment) -> Hashable:
     for part, names in TRACED.items():
         values = {name: getattr(getattr(usual, part), name) for name in names}
         plain[part] = getattr(config, part).with_(**values)
-    devices = () if strategies.of_config(config).simple else strategies.devices_of(config)
+    devices = () if config.methods.simple else config.methods.devices(config)
     ring = config.cluster.service == "geometric"  # of past versions, longer than one a group
     return config.with_(plain), devices, ring
 
 
 def is_batched(config: Experiment) -> bool:
     """Whether the run can be a lane: of one device, and whole before its first update."""
-    follows = strategies.follows(config) or config.data.streaming or config.probes.momentum
+    follows = config.methods.follows(config) or config.data.streaming or config.probes.momentum
     return is_one_program(config) and not follows
 
 

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 import jax
 import numpy as np
 
-from optdyn import experiment, optimizers, strategies
+from optdyn import optimizers, setup, strategies
 from optdyn.basics import lookup
 from optdyn.basics.errors import (
     ConfigError,
@@ -18,11 +18,12 @@ from optdyn.basics.errors import (
     require_known,
     shown,
 )
-from optdyn.experiment import Cluster, Experiment, Pieces
+from optdyn.experiment import Experiment
 from optdyn.optimizers import schedules
 from optdyn.problem import losses, models, own_code
 from optdyn.problem.data import tokenizers
 from optdyn.problem.models.convolution import LOWERINGS
+from optdyn.setup import Cluster, Pieces
 from optdyn.strategies.method import OPTIONAL
 from optdyn.strategies.read.groups import Grouped
 from optdyn.timeline import service
@@ -41,7 +42,7 @@ def check(config: Experiment) -> None:
     require(config, "data.tokenizer", tokenizers.is_known, tokenizers.WANTED)
     workers = config.cluster.nodes * config.cluster.devices_per_node
     many = f"config.cluster.nodes x config.cluster.devices_per_node = {workers:,} workers: must be "
-    refuse((workers > experiment.WIDTH, f"{many}at most {experiment.WIDTH:,}"))
+    refuse((workers > setup.WIDTH, f"{many}at most {setup.WIDTH:,}"))
     installed = "() where there is no optuna (pip install 'optdyn[tune]')"
     require(config, "tune.baselines", lambda v: not v or bool(find_spec("optuna")), installed)
     _check_names(config)
@@ -79,7 +80,7 @@ def _check_model(config: Experiment) -> None:
 
 def check_cluster(config: Experiment) -> None:
     """The cluster, and what the methods make of it."""
-    cluster, methods = config.cluster, strategies.of_config(config)
+    cluster, methods = config.cluster, config.methods
     workers = cluster.nodes * cluster.devices_per_node
     _check_unread(config, methods)
     named_own = zip(methods.name.split("+"), methods.every, strict=True)
@@ -163,8 +164,8 @@ def _check_pieces(config: Experiment) -> None:
 
 
 def _check_parallel(config: Experiment) -> None:
-    real, methods = config.parallel, strategies.of_config(config)
-    why = strategies.refused(config) if real.api else ""
+    real, methods = config.parallel, config.methods
+    why = config.methods.refused(config) if real.api else ""
     tabled = isinstance(methods.read, Grouped)
     refuse(
         (
@@ -191,7 +192,7 @@ def _check_parallel(config: Experiment) -> None:
         ),
     )
     parts = max(real.devices, 1) * real.accumulation
-    nodes, devices = strategies.devices_of(config)
+    nodes, devices = config.methods.devices(config)
     if methods.mix:
         parts *= nodes * devices
     elif real.api and methods.read:
@@ -203,7 +204,7 @@ def _check_parallel(config: Experiment) -> None:
 
 def _check_replicas(config: Experiment) -> None:
     """Replicas are of one small objective on one device, recorded whole."""
-    methods, data = strategies.of_config(config), config.data
+    methods, data = config.methods, config.data
     if not config.replicas.count:
         return
     simple = [name for name in strategies.built_in() if strategies.chosen(name).simple]
@@ -224,7 +225,7 @@ def _check_replicas(config: Experiment) -> None:
 
 
 def _check_shards(config: Experiment) -> None:
-    methods, nodes = strategies.of_config(config), config.cluster.nodes
+    methods, nodes = config.methods, config.cluster.nodes
     if not config.data.dirichlet:
         return
     if methods.read and not methods.read.barrier and not methods.mix:
@@ -242,7 +243,7 @@ def _check_shards(config: Experiment) -> None:
 
 def _check_shards_of_groups(config: Experiment) -> None:
     """Groups that arrive by themselves are nodes then, and each has all of a batch."""
-    methods, wanted = strategies.of_config(config), "config.data.dirichlet:"
+    methods, wanted = config.methods, "config.data.dirichlet:"
     refuse(
         (
             methods.groups != config.cluster.nodes,
@@ -264,7 +265,7 @@ def _check_shards_of_groups(config: Experiment) -> None:
 
 
 def _check_probes(config: Experiment) -> None:
-    probes, methods = config.probes, strategies.of_config(config)
+    probes, methods = config.probes, config.methods
     refuse(
         (
             (probes.similarity or probes.mean) and not methods.mix,
@@ -328,7 +329,7 @@ def _check_optimizer(config: Experiment) -> None:
             "config.optimizer.name = 'sgd' without options or a chain",
         )
     )
-    optimizers.check(config, {"x": jax.ShapeDtypeStruct((1,), np.float32)})
+    optimizers.check(config, config.methods.groups, {"x": jax.ShapeDtypeStruct((1,), np.float32)})
     chosen = config.optimizer
     of = chosen.learning_rate, 1, chosen.decay_rate, chosen.schedule_options
     schedules.schedule(chosen.schedule, *of)

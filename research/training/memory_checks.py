@@ -10,15 +10,15 @@ from typing import NamedTuple
 
 import jax
 
-from optdyn import strategies
 from optdyn.basics import seeds
 from optdyn.basics.errors import ConfigError
 from optdyn.basics.trees import Params
 from optdyn.core import Rule
-from optdyn.experiment import Cluster, Experiment, Pieces
+from optdyn.experiment import Experiment
 from optdyn.parallel import paged
 from optdyn.parallel.layout import part_axis
 from optdyn.problem import data as datasets
+from optdyn.setup import Cluster, Pieces
 from optdyn.timeline.arrivals import drawn
 from optdyn.training import program
 
@@ -52,7 +52,7 @@ def of_config(config: Experiment) -> None:
 
     Or where batches are larger than a training set whose size the config says.
     """
-    cluster, methods = config.cluster, strategies.of_config(config)
+    cluster, methods = config.cluster, config.methods
     updates = config.steps * max(config.replicas.count, 1)
     kept = methods.mix or methods.gradient or cluster.pieces != Pieces()
     rows = updates if kept else drawn(updates, config.strategy.methods.groups)
@@ -129,7 +129,7 @@ def need_of(config: Experiment, rule: Rule, params: Params) -> Need:
         host = size(state.slots)
         device += (1 + paged.ROWS) * row - host
     if config.parallel.shard_snapshots and not one_memory:
-        _, devices = strategies.devices_of(config)
+        _, devices = config.methods.devices(config)
         parts = [(leaf, part_axis(leaf.shape, devices)) for leaf in jax.tree.leaves(state.slots)]
         device -= sum(size(leaf) * (devices - 1) // devices for leaf, axis in parts if axis)
     return Need(device + host, 0) if one_memory else Need(device, host)

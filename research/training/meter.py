@@ -20,8 +20,9 @@ from optdyn import optimizers
 from optdyn.basics.files import writing
 from optdyn.basics.trees import Json
 from optdyn.dynamics.moments import Fit, NotIdentified, fit
-from optdyn.experiment import Experiment, Probes
+from optdyn.experiment import Experiment
 from optdyn.problem import data as datasets
+from optdyn.setup import Probes
 from optdyn.strategies.metered import METERED, SKETCH
 from optdyn.training import program
 

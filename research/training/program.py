@@ -18,11 +18,12 @@ from optdyn.basics.cache_keys import Key
 from optdyn.basics.fields import Options
 from optdyn.basics.trees import Hyper, Tree
 from optdyn.core import Event, Info, Rule, State
-from optdyn.experiment import Experiment, Model
+from optdyn.experiment import Experiment
 from optdyn.optimizers import schedules
 from optdyn.parallel.layout import Layout
 from optdyn.problem import models, own_code, problem
 from optdyn.problem.problem import Examples, Params, Problem
+from optdyn.setup import Model
 from optdyn.strategies.merged import Merged, cut, merged
 from optdyn.training import devices as parallel
 from optdyn.training.probes import PROBES
@@ -143,7 +144,12 @@ def _rest(config: Experiment, slots: int) -> Static:
     """What a program depends on besides its problem."""
     name = config.optimizer.name
     return Static(
-        (name, hyper_names(config), optimizers.options(config), optimizers.chain(config)),
+        (
+            name,
+            hyper_names(config),
+            optimizers.options(config, config.methods.groups),
+            optimizers.chain(config),
+        ),
         _layout(config),
         slots,
         config.probes.momentum,
@@ -154,10 +160,10 @@ def _rest(config: Experiment, slots: int) -> Static:
 
 def _layout(config: Experiment) -> parallel.Asked:
     """What `parallel.make` is to know of the methods, their devices and the examples on these."""
-    methods, real = strategies.of_config(config), config.parallel
+    methods, real = config.methods, config.parallel
     nodes, devices = 1, 1
     if real.api or methods.mix or methods.reduces_itself:
-        nodes, devices = strategies.devices_of(config)
+        nodes, devices = config.methods.devices(config)
     return parallel.Asked(
         methods.compiled,
         real.api,
@@ -171,7 +177,7 @@ def _layout(config: Experiment) -> parallel.Asked:
 
 
 def _model(config: Experiment, classes: int) -> Minimized:
-    gradient, heads = strategies.of_config(config).gradient, tuple[str, ...]()
+    gradient, heads = config.methods.gradient, tuple[str, ...]()
     if gradient:
         heads = tuple(gradient.heads(models.make(config.model, classes)))
     pixels = problem.Pixels(config.data.mean, config.data.std, config.data.augment)

@@ -27,7 +27,7 @@ from optdyn.basics.progress import Watch, say, watched
 from optdyn.basics.trees import Json
 from optdyn.config import ConfigError
 from optdyn.core import Params, State
-from optdyn.experiment import APIS, Experiment
+from optdyn.experiment import Experiment
 from optdyn.outputs import history
 from optdyn.outputs.recorder import Recorder
 from optdyn.outputs.workdir import (
@@ -42,6 +42,7 @@ from optdyn.outputs.workdir import (
 )
 from optdyn.parallel.first_process import agreed, own, verdict
 from optdyn.problem import own_code, problem, shared_data
+from optdyn.setup import APIS
 from optdyn.strategies.metered import METERED
 from optdyn.timeline.base import Arrival, Timeline, chosen
 from optdyn.timeline.trace import SERVED
@@ -63,7 +64,7 @@ def prepare(
     replicas: int = 0,
     begun: bool = False,
     race: bool = False,
-    timeline_of: Callable[..., Timeline] = strategies.timeline_of,
+    timeline_of: Callable[..., Timeline] = Experiment.timeline,
 ) -> Run:
     """Checks the config, loads data, draws the timeline and the initial parameters.
 
@@ -100,13 +101,13 @@ def prepare(
     size = program.parameter_bytes(params)
     network = strategies.Network(program.problem_of(config, data.classes), params, one)
     report: Json = {}
-    for method in strategies.of_config(config).every:
+    for method in config.methods.every:
         report |= method.report(config, network)
     events = partial(timeline_of, steps_per_epoch=epoch, update_bytes=size, network=network)
     first = events(config, replicas=replicas)
     with shared_data.COMPILE_LOCK:
         compiled = program.make(config, data.classes, first.slots)
-    optimizers.check(config, params)
+    optimizers.check(config, config.methods.groups, params)
     memory_checks.of_state(config, compiled.rule, params, first.slots)
     hypers = program.hypers(config)
     run = Run(config, data, epoch, first, events, compiled, params, report, hypers)

@@ -5,8 +5,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from optdyn import strategies
 from optdyn.basics.errors import shown
-from optdyn.experiment import Experiment, Pieces
+from optdyn.experiment import Experiment
 from optdyn.problem import models
+from optdyn.setup import Pieces
 
 # Optimizers of optax whose updates are about as long as the learning rate, whatever the gradient.
 NORMALIZED = (
@@ -35,7 +36,7 @@ def probable_mistakes(config: Experiment, given: Iterable[str] = ()) -> list[str
 
 def _parts_of_examples(config: Experiment) -> Iterator[str]:
     """A warning where each worker has less than one example of a batch."""
-    methods, cluster = strategies.of_config(config), config.cluster
+    methods, cluster = config.methods, config.cluster
     workers = cluster.nodes * cluster.devices_per_node // config.strategy.methods.groups
     staged = cluster.nodes > 1 and methods.stages
     if config.batch_size < workers and not (staged or cluster.pieces != Pieces()):
@@ -50,7 +51,7 @@ def _unread(config: Experiment, given: Iterable[str]) -> Iterator[str]:
     """Keys of methods and models that those chosen do not have."""
     methods = {name: strategies.keys_of(strategies.load(name)) for name in strategies.built_in()}
     made = {name: inspect.signature(make).parameters for name, make in models.MODELS.items()}
-    every = strategies.of_config(config).every
+    every = config.methods.every
     own = {key for method in every for key in strategies.keys_of(type(method))}
     read = {"strategy": own, "model": set(made.get(config.model.name, ()))}
     known: dict[str, Mapping[str, Collection[str]]] = {"strategy": methods, "model": made}

@@ -71,7 +71,7 @@ def prepare(config: Experiment) -> Cluster:
     Raises what `trainer.prepare` raises, and `ConfigError` if the config has no groups, momentum or
     learning rate to be tuned, or probes are too short.
     """
-    methods = strategies.of_config(config)
+    methods = config.methods
     optimizer = config.optimizer
     refuse(
         (
@@ -282,7 +282,7 @@ def _timeline(run: Run, groups: int, t: int, seconds: float) -> Timeline:
     size, steps = program.parameter_bytes(run.params), t + 2 * CHUNK
     while True:
         config = run.config.with_({"strategy.groups": groups, "steps": steps})
-        line = strategies.timeline_of(config, steps_per_epoch=run.epoch, update_bytes=size)
+        line = config.timeline(steps_per_epoch=run.epoch, update_bytes=size)
         if line.seconds[-CHUNK] > _until(line, t) + seconds:
             return line
         steps *= 2  # a longer timeline begins with the shorter one

@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from optdyn.experiment import Tune
+from optdyn.setup import Tune
 from optdyn.tuning.choice import Bench, Choice, Point, loss_of
 from optdyn.tuning.predictive import of_step, predictive
 

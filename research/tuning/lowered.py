@@ -19,7 +19,6 @@ from optdyn.basics.trees import Json
 from optdyn.config import usual
 from optdyn.experiment import Experiment
 from optdyn.problem import own_code
-from optdyn.strategies.method import devices_of
 from optdyn.training import memory_checks
 from optdyn.tuning import layers, planner, plans
 
@@ -46,7 +45,7 @@ def resolved(config: Experiment, kept: Path, workdir: Path) -> str:
 
 def plain(config: Experiment) -> Experiment:
     """Synchronous training of the same model, on the mini-batch that one device computes."""
-    nodes, devices = devices_of(config) if config.parallel.api else (1, 1)
+    nodes, devices = config.methods.devices(config) if config.parallel.api else (1, 1)
     batch = max(config.batch_size // (nodes * devices * config.parallel.accumulation), 1)
     return usual().with_(
         model=config.model.with_(lowering=""),

@@ -36,7 +36,7 @@ from itertools import product
 from typing import NamedTuple
 
 from optdyn.config import ConfigError
-from optdyn.experiment import Tune
+from optdyn.setup import Tune
 from optdyn.tuning.choice import Bench, Choice, Outcome, Point, Probe, calmer, loss_of
 
 FASTER = 1.1  # by which more groups have to make updates faster

@@ -23,7 +23,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import PartitionSpec as P
 
-from optdyn import optimizers, strategies
+from optdyn import optimizers
 from optdyn.basics.trees import Array, Examples, Hyper, Tree
 from optdyn.config import ConfigError
 from optdyn.core import Event, Info, all_reduce, together
@@ -96,7 +96,7 @@ def prepare(config: Experiment) -> Work:
 
     Raises what `trainer.prepare` raises, and `ConfigError` if it has no such phases.
     """
-    methods = strategies.of_config(config)
+    methods = config.methods
     if "pieces" not in methods.outermost.cluster:
         raise ConfigError(f"config.strategy.name = {methods.name!r}: does not have these pieces")
     run = trainer.prepare(config)
@@ -166,7 +166,7 @@ def updates(
 ) -> Loop:
     """A loop of a phase's updates, as the trainer's, but for steps of length 0."""
     config, whole = run.config, run.program.problem
-    options, hypers = optimizers.options(config), program.hyper_names(config)
+    options, hypers = optimizers.options(config, config.methods.groups), program.hyper_names(config)
     chain = optimizers.chain(config)
     optimizer = optimizers.optimizer(config.optimizer.name, hypers, options, chain)
     hyper = dict.fromkeys(hypers, jnp.float32(0))

@@ -15,8 +15,9 @@ from optdyn.basics.errors import refused_at
 from optdyn.basics.progress import Progress
 from optdyn.basics.trees import Json
 from optdyn.config import ConfigError
-from optdyn.experiment import Experiment, Plan
+from optdyn.experiment import Experiment
 from optdyn.problem.models.convolution import LOWERINGS
+from optdyn.setup import Plan
 from optdyn.training import trainer
 from optdyn.training.program import CHUNK
 from optdyn.training.trainer import Run
@@ -64,7 +65,7 @@ class Whole(NamedTuple):
 
 def prepare(config: Experiment) -> Run:
     """The run whose program is measured; raises `ConfigError` where there is nothing to plan."""
-    methods = strategies.of_config(config)
+    methods = config.methods
     refused = {
         "strategy.name": not methods.simple or bool(methods.read),
         "parallel.api": config.parallel.api,

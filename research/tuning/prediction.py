@@ -64,7 +64,7 @@ def stability(config: Experiment, groups: int) -> float:
         return np.inf
     drawn = config.with_(_grouped(groups), steps=ROUNDS * groups)
     check(drawn)
-    line = strategies.timeline_of(drawn, steps_per_epoch=1, update_bytes=0, replicas=REPLICAS)
+    line = drawn.timeline(steps_per_epoch=1, update_bytes=0, replicas=REPLICAS)
     return limit(line)
 
 

@@ -33,7 +33,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 
-from optdyn.experiment import Tune
+from optdyn.setup import Tune
 from optdyn.tuning.choice import Bench, Choice, Point, Probe, loss_of
 
 Move = Callable[[Choice], Choice]

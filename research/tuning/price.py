@@ -23,8 +23,9 @@ from optdyn import strategies
 from optdyn.basics import seeds
 from optdyn.basics.errors import one_of, refuse
 from optdyn.basics.trees import Choice, Params
-from optdyn.experiment import Experiment, Pieces
+from optdyn.experiment import Experiment
 from optdyn.problem import shared_data
+from optdyn.setup import Pieces
 from optdyn.strategies import Methods, Network, Setting
 from optdyn.strategies.gradient import local
 from optdyn.strategies.method import slowed
@@ -322,7 +323,8 @@ def _setting(config: Experiment, shapes: Shapes, steps_per_epoch: int = 0) -> Se
 def _line(config: Experiment, shapes: Shapes, window: Window) -> Timeline:
     """The updates of the window, whose seconds begin at 0."""
     known = _setting(config, shapes, window.steps_per_epoch)._asdict()
-    line = strategies.timeline_of(known.pop("config"), **known)
+    del known["setup"]
+    line = config.timeline(**known)
     counted = slice(window.first, window.last)
     since = line.seconds[window.first - 1] if window.first else 0.0
     return line._replace(

@@ -157,9 +157,7 @@ def line_of(config: Experiment) -> Timeline:
     """The updates of a config by its method's clock, as one epoch."""
     shapes = price.of_model(config)
     network = strategies.Network(shapes.problem, shapes.params, shapes.examples)
-    return strategies.timeline_of(
-        config, steps_per_epoch=config.steps, update_bytes=shapes.bytes, network=network
-    )
+    return config.timeline(steps_per_epoch=config.steps, update_bytes=shapes.bytes, network=network)
 
 
 def timer(run: Run, n: int, around: Callable[[], Any] = nullcontext) -> Callable[[], float]:

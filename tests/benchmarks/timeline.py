@@ -27,7 +27,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from optdyn import strategies
 from optdyn.config import default
 from optdyn.strategies.method import Network
 from optdyn.training import program
@@ -70,7 +69,7 @@ def one(kind: str, events: int, workers: int) -> dict[str, float]:
             program.problem_of(as_experiment(config), 0), {"x": {"z": np.zeros(16, np.float32)}}, {}
         )
         known = {"steps_per_epoch": 1, "update_bytes": 10**6, "network": network}
-        line = strategies.timeline_of(as_experiment(config), **known)
+        line = as_experiment(config).timeline(**known)
         assert len(line.seconds) == config.steps and (np.diff(line.seconds) >= 0).all()
     seconds = time.perf_counter() - began
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

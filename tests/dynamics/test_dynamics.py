@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from optdyn import strategies
 from optdyn.dynamics.stability import STEPS, limit
 from optdyn.problem.models.quadratic import curvatures
 from optdyn.timeline import Timeline
@@ -92,7 +91,7 @@ def arrivals(config, groups, service, replicas=200):
         "cluster.service": service,
     }
     known = {"steps_per_epoch": 1, "update_bytes": 0, "replicas": replicas}
-    return strategies.timeline_of(as_experiment(config(values)), **known)
+    return as_experiment(config(values)).timeline(**known)
 
 
 @pytest.mark.parametrize("groups", [2, 4, 8])

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn import strategies
 from optdyn.config import ConfigError
 from optdyn.configs import problems
 from optdyn.evidence import trial as trials
 from optdyn.evidence.trial import Curve, to_loss, trial
+from optdyn.experiment import Experiment
 from optdyn.training import trainer
 
 
@@ -34,13 +34,13 @@ def test_a_timeline_is_drawn_once_for_all_steps_and_momenta_and_for_nothing_else
     seeds = [3, 4, 3]
     every = [small(2).with_({"optimizer.momentum": m}, seed=s) for m in (0.0, 0.5) for s in seeds]
     every += [each.with_({"strategy.groups": 4}) for each in every[:1]]
-    drawn, draw = list[int](), strategies.timeline_of
+    drawn, draw = list[int](), Experiment.timeline
 
     def counted(config, **known):
         drawn.append(config.seed)
         return draw(config, **known)
 
-    monkeypatch.setattr(strategies, "timeline_of", counted)
+    monkeypatch.setattr(Experiment, "timeline", counted)
     trials._drawn.cache_clear()
     found = [trial(each) for each in every]
     assert drawn == [3, 4, 3]

@@ -253,14 +253,14 @@ def test_values_that_are_refused(values, wrong):
 
 
 def test_a_run_has_the_staleness_of_its_groups(config):
-    values = {"optimizer.name": "closed_loop", "optimizer.options.gamma": 0.1}
-    assert optimizers.options(as_experiment(config(values))) == {"staleness": 3, "gamma": 0.1}
-    given = config(values | {"optimizer.options.staleness": 7})
-    assert optimizers.options(as_experiment(given))["staleness"] == 7
-    assert (
-        optimizers.options(as_experiment(config(values | {"strategy.name": "sync"})))["staleness"]
-        == 0
-    )
+    def of(**more):
+        whole = {"optimizer.name": "closed_loop", "optimizer.options.gamma": 0.1, **more}
+        made = as_experiment(config(whole))
+        return optimizers.options(made, made.methods.groups)
+
+    assert of() == {"staleness": 3, "gamma": 0.1}
+    assert of(**{"optimizer.options.staleness": 7})["staleness"] == 7
+    assert of(**{"strategy.name": "sync"})["staleness"] == 0
 
 
 def test_a_run_logs_what_the_loop_measures(config, rows, tmp_path):

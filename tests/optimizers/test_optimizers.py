@@ -238,10 +238,10 @@ def test_every_optimizer_of_contrib_can_be_used_or_is_refused_in_a_line(name):
     params = {"w": jnp.ones((4, 3)), "b": jnp.ones(3)}
     if name in REFUSED:
         with pytest.raises(ConfigError, match=REFUSED[name]) as caught:
-            optimizers.check(as_experiment(config), params)
+            optimizers.check(as_experiment(config), 1, params)
         assert "\n" not in str(caught.value)
         return
-    optimizers.check(as_experiment(config), params)
+    optimizers.check(as_experiment(config), 1, params)
     made = optimizer(name, ("learning_rate",))
     # Every array is its own, so that all can be given up to a program.
     leaves = jax.tree.leaves((params, made.init(params)))

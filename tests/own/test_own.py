@@ -26,7 +26,7 @@ import jax, jax.numpy as jnp, optax
 from flax import linen as nn
 from optdyn.problem import data
 from optdyn.problem.models.mlp import mlp
-from optdyn.strategies.method import load
+from optdyn.strategies.chosen import load
 from optdyn.timeline import service
 
 

@@ -22,9 +22,9 @@ from jax.sharding import AbstractMesh
 from optdyn import optimizers
 from optdyn.basics import processes
 from optdyn.core import Event
-from optdyn.experiment import Model
 from optdyn.parallel import layout
 from optdyn.problem import problem
+from optdyn.setup import Model
 from optdyn.strategies.gradient.local_losses import heads
 from optdyn.strategies.gradient.stacked import form_of, ravel, unravel
 from optdyn.strategies.gradient.stages import stages

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from optdyn import optimizers, timeline
-from optdyn.experiment import Cluster, Model
 from optdyn.problem import problem
 from optdyn.problem.models.quadratic import curvatures
+from optdyn.setup import Cluster, Model
 from optdyn.strategies import Event
 from tests.strategies.composed import asynchronous
 

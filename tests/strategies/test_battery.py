@@ -200,7 +200,7 @@ def make_run(name, values=(), *, seed=0, optimizer="sgd", loss=weighted):
     network = strategies.Network(whole, params, at(batches, 0))
     known = {"steps_per_epoch": EPOCH, "update_bytes": 0, "network": network}
     ends = [{"train_loss": 1.0}] * (STEPS // EPOCH)
-    line = strategies.timeline_of(config, epochs=ends, **known)
+    line = config.timeline(epochs=ends, **known)
     divided = chosen(line, Shares)
     if divided:  # each device is given its own
         shares = divided.shares
@@ -440,7 +440,7 @@ def test_staleness_and_what_was_read_reach_the_optimizer(name):
     """As arguments of any optax transform that takes them, a number a block where it is one."""
     run = make_run(name)
     config = config_of(name)
-    methods, whole = strategies.of_config(config), program.problem_of(config, CLASSES)
+    methods, whole = config.methods, program.problem_of(config, CLASSES)
     choice = run.events.choice.inner if methods.mix else run.events.choice
     slots = int(np.max(choice.read)) + 1
     one = strategies.compose(methods.inside, whole, KEEPS, slots, None)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from optdyn import core, optimizers, strategies
+from optdyn import core, optimizers
 from optdyn.config import ConfigError
 from optdyn.strategies import Event
 from optdyn.strategies.read.buffered import buffered
@@ -25,7 +25,7 @@ def line_of(config, **values):
     values = {f"strategy.{key}": value for key, value in values.items()}
     chosen = config(RUN | {"steps": STEPS, "batch_size": BATCH} | values)
     check(as_experiment(chosen))
-    return strategies.timeline_of(as_experiment(chosen), steps_per_epoch=10, update_bytes=0)
+    return as_experiment(chosen).timeline(steps_per_epoch=10, update_bytes=0)
 
 
 def trained(strategy, line):

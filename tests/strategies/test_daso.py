@@ -13,8 +13,8 @@ from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 from optdyn import optimizers
-from optdyn.experiment import Cluster
 from optdyn.parallel.simulated import Nodes, over_nodes
+from optdyn.setup import Cluster
 from optdyn.strategies import Event
 from optdyn.strategies.mix.daso import DASO
 from optdyn.strategies.mix.daso import clock as phases

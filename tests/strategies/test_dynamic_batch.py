@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from optdyn import optimizers
 from optdyn.core import Event
-from optdyn.experiment import Model
 from optdyn.parallel.simulated import over_workers
 from optdyn.problem import problem
+from optdyn.setup import Model
 from optdyn.strategies.gradient.dynamic_batch import WEIGHTS
 from optdyn.timeline.base import Shares
 from optdyn.timeline.shares import columns, cut

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn import strategies
 from optdyn.config import ConfigError, default
 from optdyn.strategies.mix.gossip import Neighbours, gossip
 from optdyn.timeline import TimelineError, graphs
@@ -185,15 +184,14 @@ def test_nodes_must_stay_for_an_update():
     values = {"cluster__presence": 1e-5, "cluster__absence": 1.0}
     config = config_of(**values, cluster__service="constant")
     with pytest.raises(TimelineError, match=r"presence: no node is there for the 0\.008 seconds"):
-        strategies.timeline_of(config, steps_per_epoch=10, update_bytes=1)
+        config.timeline(steps_per_epoch=10, update_bytes=1)
 
 
 def test_a_run_whose_nodes_come_and_go():
     """Who never leaves changes nothing; and on no ring does anybody have more weight."""
     values = {"cluster__service": "lognormal", "cluster__bandwidth": 1e6, "steps": 200}
     line = {
-        presence: strategies.timeline_of(
-            config_of(**values, cluster__presence=presence, cluster__absence=0.1),
+        presence: config_of(**values, cluster__presence=presence, cluster__absence=0.1).timeline(
             steps_per_epoch=10,
             update_bytes=6000,
         )
@@ -395,13 +393,13 @@ def test_the_clock_of_a_run(order):
     """Of constant service: 8 examples on each of 8 nodes, and two messages, one after the other."""
     values = {"strategy__gossip_order": order, "cluster__service": "constant"}
     config, known = config_of(**values, cluster__bandwidth=1e6), {"steps_per_epoch": 10}
-    line = strategies.timeline_of(config, **known, update_bytes=6000)
+    line = config.timeline(**known, update_bytes=6000)
     update = 0.012 if order == "combine" else 8e-3 + 0.012
     np.testing.assert_allclose(line.seconds, update * np.arange(1, 21), rtol=1e-9)
     assert line.choice.to.shape == (20, 8, 3)
     # Where messages are short, computing takes all the time.
     config = config.with_({"cluster.bandwidth": 1e9})
-    quick = strategies.timeline_of(config, **known, update_bytes=6000).seconds[-1]
+    quick = config.timeline(**known, update_bytes=6000).seconds[-1]
     assert quick == pytest.approx(20 * 8e-3 + (order == "adapt") * 20 * 12e-6)
 
 

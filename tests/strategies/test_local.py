@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from optdyn import optimizers
-from optdyn.experiment import Model
 from optdyn.problem import models, problem
 from optdyn.problem.models import base
+from optdyn.setup import Model
 from optdyn.strategies import Event
 from optdyn.strategies.gradient.local_losses import gradients, groups, heads
 from tests.strategies.composed import by_groups, sync

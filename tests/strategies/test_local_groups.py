@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn.experiment import Model
 from optdyn.problem import models, problem
+from optdyn.setup import Model
 from optdyn.strategies.gradient.local_losses import VARIANTS, groups, heads
 
 WIDTH, CLASSES, K = 5, 4, 3

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optdyn import optimizers, timeline
-from optdyn.experiment import Cluster
 from optdyn.outputs.workdir import Checkpoints
+from optdyn.setup import Cluster
 from optdyn.strategies import Event
 from tests.strategies.composed import asynchronous, sync
 

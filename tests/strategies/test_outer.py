@@ -326,7 +326,7 @@ def seconds(name, params, values, optimizer="sgd"):
     network = strategies.Network(program.problem_of(config, battery.CLASSES), params, {})
     size = program.parameter_bytes(params)
     known = {"steps_per_epoch": 4, "update_bytes": size, "network": network}
-    line = strategies.timeline_of(config, **known)
+    line = config.timeline(**known)
     computing = battery.BATCH / config.cluster.nodes * config.cluster.seconds_per_example
     return np.diff(line.seconds, prepend=0.0) - computing
 

@@ -82,7 +82,7 @@ def timeline(values):
     params = battery.make_run("model_averaging+gossip", own).params
     network = strategies.Network(battery.program.problem_of(config, battery.CLASSES), params, {})
     known = {"steps_per_epoch": 4, "update_bytes": 8, "network": network}
-    return strategies.timeline_of(config, **known)
+    return config.timeline(**known)
 
 
 def test_a_node_waits_for_its_neighbour_and_for_nobody_else():

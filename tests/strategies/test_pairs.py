@@ -99,7 +99,7 @@ def trained(name):
     params = jax.tree_util.tree_map_with_path(drawn, network.params)
     ends = [{"train_loss": 1.0}] * (STEPS // battery.EPOCH)
     known = {"steps_per_epoch": battery.EPOCH, "update_bytes": 0, "epochs": ends}
-    line = strategies.timeline_of(config, network=network, **known)
+    line = config.timeline(network=network, **known)
     images, labels = examples()
     order = np.stack([rng.permutation(96)[: battery.BATCH] for _ in range(STEPS)])
     hypers = {

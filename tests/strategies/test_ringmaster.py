@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn import strategies
 from optdyn.timeline.arrivals import Work, arrivals
 from optdyn.timeline.several import several
 from optdyn.training import trainer
@@ -156,9 +155,9 @@ def test_a_dropped_arrival_takes_its_time_and_its_exchange(config):
     values = {**RUN, "cluster.service": "constant", "cluster.latency": 0.25}
     values |= {"strategy.groups": 2, "cluster.nodes": 2, "cluster.speeds": (1.0, 0.1)}
     values |= {"strategy.delay_bound": 2, "batch_size": 1, "cluster.seconds_per_example": 1.0}
-    line = strategies.timeline_of(as_experiment(config(values)), steps_per_epoch=10, update_bytes=0)
+    line = as_experiment(config(values)).timeline(steps_per_epoch=10, update_bytes=0)
     free = config({**values, "strategy.delay_bound": 0})
-    every = strategies.timeline_of(as_experiment(free), steps_per_epoch=10, update_bytes=0)
+    every = as_experiment(free).timeline(steps_per_epoch=10, update_bytes=0)
     slow = every.seconds[every.worker == 1]
     assert np.all(line.worker == 0)
     before = np.flatnonzero(line.choice.dropped[:, 1])

@@ -69,8 +69,8 @@ class Signed(Gradients):
         return signed
 
     def clock(self, setting, methods):
-        config = setting.config
-        return make(config.cluster, groups=1, steps=config.steps, batch_size=config.batch_size)
+        setup = setting.setup
+        return make(setup.cluster, groups=1, steps=setup.steps, batch_size=setup.batch_size)
 '''
 
 

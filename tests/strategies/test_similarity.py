@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optdyn.experiment import Model
 from optdyn.problem import problem
 from optdyn.problem.problem import Problem
+from optdyn.setup import Model
 from optdyn.strategies.gradient.similarity import POSITIONS, RIDGE, cosines, linear_probe, ridge
 
 BATCH, WIDTH, CLASSES = 8, 5, 3

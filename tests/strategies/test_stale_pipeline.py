@@ -44,7 +44,7 @@ PARAMS = {
 def line_of(chosen, problem):
     batch = jax.tree.map(lambda leaf: leaf[0], BATCHES)
     network = strategies.Network(problem, PARAMS, batch)
-    return strategies.timeline_of(chosen, steps_per_epoch=10, update_bytes=0, network=network)
+    return chosen.timeline(steps_per_epoch=10, update_bytes=0, network=network)
 
 
 def events_of(line, momentum=MU):
@@ -57,7 +57,7 @@ def trained(config, kind, momentum=MU, chain=(), **values):
     """Parameters after each update, leaves (STEPS, ...)."""
     chosen = as_experiment(config(RUN | {"strategy.pipeline": kind} | values))
     check(chosen)
-    problem, methods = program.problem_of(chosen, SIZES[-1]), strategies.of_config(chosen)
+    problem, methods = program.problem_of(chosen, SIZES[-1]), chosen.methods
     line = line_of(chosen, problem)
     sgd = optimizers.optimizer("sgd", ("learning_rate", "momentum"), {}, chain)
     strategy = strategies.compose(methods, problem, sgd, line.slots, None)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optdyn import core, strategies
+from optdyn import core
 from optdyn.config import default
 from optdyn.strategies import Event
 from optdyn.strategies.metered import metered
@@ -27,8 +27,8 @@ def line_of(name, groups=WORKERS, steps=STEPS, update_bytes=0, network=None, **v
     config.strategy.name, config.strategy.groups = name, groups
     config.cluster.service, config.cluster.seconds_per_example = "exponential", 1 / 12
     config.update_from_flattened_dict(values)
-    return strategies.timeline_of(
-        as_experiment(config), steps_per_epoch=1, update_bytes=update_bytes, network=network
+    return as_experiment(config).timeline(
+        steps_per_epoch=1, update_bytes=update_bytes, network=network
     )
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from optdyn.experiment import Cluster
+from optdyn.setup import Cluster
 from optdyn.strategies.gradient.dynamic_batch import DynamicBatch
 from optdyn.timeline.dynamic_batch import costs, dynamic_batch
 

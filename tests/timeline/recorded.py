@@ -17,7 +17,7 @@ STEPS = 40
 def config_of(name, **values):
     """The battery's config of a method or several, with times that are drawn where they can be."""
     config = battery.config_of(name, {"steps": STEPS, **values})
-    if "exponential" in strategies.of_config(config).outermost.laws:
+    if "exponential" in config.methods.outermost.laws:
         return config.with_({"cluster.service": values.get("cluster.service", "exponential")})
     return config
 
@@ -27,7 +27,7 @@ def line_of(config):
     network = network_of(program.problem_of(config, battery.CLASSES))
     ends = [{"train_loss": 1.0}] * (config.steps // battery.EPOCH)
     known = {"steps_per_epoch": battery.EPOCH, "update_bytes": 1000, "network": network}
-    return strategies.timeline_of(config, epochs=ends, **known)
+    return config.timeline(epochs=ends, **known)
 
 
 @cache

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from optdyn.experiment import Cluster
+from optdyn.setup import Cluster
 from optdyn.timeline import make, service
 from optdyn.timeline.arrivals import BLOCK, Work, arrivals
 from optdyn.timeline.compute_groups import work_of

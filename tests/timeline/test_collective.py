@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn.experiment import Cluster
+from optdyn.setup import Cluster
 from optdyn.timeline import make
 from optdyn.timeline.network import COLLECTIVES, among, between_nodes, of_groups
 from optdyn.training import trainer

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optdyn.experiment import Cluster
+from optdyn.setup import Cluster
 from optdyn.strategies.mix.daso import DASO, Phase, after_epoch, clock
 from optdyn.timeline.network import all_reduce
 from optdyn.timeline.nodes import synchronous

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optdyn.basics import seeds
-from optdyn.experiment import Cluster
+from optdyn.setup import Cluster
 from optdyn.strategies.gradient.dynamic_batch import DynamicBatch
 from optdyn.timeline import TimelineError, make, service
 from optdyn.timeline.dynamic_batch import (

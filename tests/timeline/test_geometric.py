@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from optdyn.experiment import Cluster
+from optdyn.setup import Cluster
 from optdyn.timeline import make
 from optdyn.timeline.geometric import TAIL, ring_size
 

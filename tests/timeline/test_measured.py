@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from optdyn.experiment import Cluster
+from optdyn.setup import Cluster
 from optdyn.strategies.gradient.dynamic_batch import DynamicBatch
 from optdyn.timeline import TimelineError
 from optdyn.timeline.dynamic_batch import measured

@@ -11,7 +11,6 @@ import random
 
 import pytest
 
-from optdyn import strategies
 from optdyn.basics.errors import InputError
 from optdyn.timeline.versions import fill
 from tests.strategies import test_battery as battery
@@ -249,7 +248,7 @@ def traced(case, path):
     if case in RACED:  # as if groups had raced, and had come in the order that is drawn
         worker, config = line.choice.worker, config.with_({"cluster.service": "race"})
         blank = line_of(config)
-        order = strategies.of_config(config).read.order(config, blank)
+        order = config.methods.read.order(config, config.methods, blank)
         fill(order, worker, line.seconds, getattr(line.choice, "dropped", None))
         line = blank
     record(line, path, raced=case in RACED)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from optdyn.experiment import Cluster
+from optdyn.setup import Cluster
 from optdyn.timeline.base import TimelineError
 from optdyn.timeline.network import all_reduce, between_nodes, messages
 

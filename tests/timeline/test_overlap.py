@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn.experiment import Cluster
+from optdyn.setup import Cluster
 from optdyn.strategies.gradient.dynamic_batch import DynamicBatch
 from optdyn.strategies.mix.daso import DASO, clock
 from optdyn.timeline.compute_groups import make

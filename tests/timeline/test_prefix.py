@@ -104,8 +104,7 @@ def network():
 
 def line_of(config, network, known=()):
     """As far as the log of the epochs that are `known` decides it."""
-    return strategies.timeline_of(
-        config,
+    return config.timeline(
         steps_per_epoch=EPOCH,
         update_bytes=1000,
         network=network(config),

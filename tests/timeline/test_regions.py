@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from optdyn import strategies
 from optdyn.basics import seeds
 from optdyn.config import ConfigError, default
-from optdyn.experiment import Cluster
+from optdyn.setup import Cluster
 from optdyn.timeline import TimelineError, habits, network, regions
 from optdyn.timeline.habits import Presence
 from optdyn.timeline.regions import LIGHT, RADIUS, great_circle

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from optdyn import experiment
 from optdyn.config import default
-from optdyn.experiment import Cluster
-from optdyn.strategies import timeline_of
+from optdyn.setup import Cluster
 from optdyn.timeline import make, service
 from optdyn.timeline.server import Pieces, server
 from optdyn.training import trainer
@@ -36,9 +35,7 @@ def of(values, replicas=0):
     """The timeline of a run with these differences from the default."""
     config = default()
     config.update_from_flattened_dict(NETWORK | CHOSEN | values)
-    return timeline_of(
-        as_experiment(config), steps_per_epoch=10, update_bytes=10**9, replicas=replicas
-    )
+    return as_experiment(config).timeline(steps_per_epoch=10, update_bytes=10**9, replicas=replicas)
 
 
 @pytest.mark.parametrize("groups", [3, 8, 20])

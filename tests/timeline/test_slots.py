@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optdyn.experiment import Cluster
+from optdyn.setup import Cluster
 from optdyn.timeline import make
 from optdyn.timeline.base import from_arrivals
 from optdyn.timeline.service import DRAWN

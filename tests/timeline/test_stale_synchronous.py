@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optdyn.config import default
-from optdyn.strategies import timeline_of
 from optdyn.timeline import service
 from optdyn.timeline.arrivals import Work, arrivals
 from optdyn.timeline.several import several
@@ -110,7 +109,7 @@ def test_the_config_asks_for_it():
     stalest = {}
     for bound in (-1, 0):
         config.strategy.staleness_bound = bound
-        stalest[bound] = timeline_of(
-            as_experiment(config), steps_per_epoch=10, update_bytes=0
-        ).staleness.max()
+        stalest[bound] = (
+            as_experiment(config).timeline(steps_per_epoch=10, update_bytes=0).staleness.max()
+        )
     assert stalest[0] <= 3 < stalest[-1]

@@ -41,7 +41,7 @@ def streaming(fragments, steps, values=()):
     params = battery.make_run("model_averaging").params
     network = strategies.Network(program.problem_of(config, 5), params, {})
     known = {"steps_per_epoch": 4, "update_bytes": parameter_bytes(params), "network": network}
-    return config, params, strategies.timeline_of(config, **known)
+    return config, params, config.timeline(**known)
 
 
 def test_all_bytes_are_those_of_one_fragment_and_the_most_at_once_are_a_part():

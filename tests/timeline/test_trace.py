@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from optdyn.experiment import Cluster
+from optdyn.setup import Cluster
 from optdyn.timeline import TimelineError
 from optdyn.timeline.compute_groups import make as make_of
 from optdyn.timeline.trace import read

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optdyn.experiment import Cluster
+from optdyn.setup import Cluster
 from optdyn.timeline import TimelineError, make, service
 from optdyn.timeline.arrivals import Work, arrivals
 from optdyn.timeline.habits import Habits, Load

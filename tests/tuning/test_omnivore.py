@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optdyn.config import ConfigError
-from optdyn.experiment import Tune
+from optdyn.setup import Tune
 from optdyn.tuning.choice import Choice, Outcome, Point
 from optdyn.tuning.omnivore import cold_start, omnivore, search, settings, size, steady_state
 from tests.tuning.cluster import Cluster

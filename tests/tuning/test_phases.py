@@ -16,7 +16,6 @@ from optdyn.config import ConfigError, default
 from optdyn.launch import profile
 from optdyn.problem import problem
 from optdyn.problem.models import base
-from optdyn.strategies import timeline_of
 from optdyn.training.checks import check
 from optdyn.tuning import phases as timing
 from optdyn.tuning.hardware import Pieces, seconds_per_iteration
@@ -198,7 +197,7 @@ def test_the_command_prints_flags_of_a_run_with_these_pieces(config, mnist, prof
     assert min(medians.values()) > 0
     compute, network, fc, fc_network = medians.values()
     expected = seconds_per_iteration(Pieces(compute, network, fc, False, fc_network), 1, 4)
-    made = timeline_of(as_experiment(chosen), steps_per_epoch=10, update_bytes=0)
+    made = as_experiment(chosen).timeline(steps_per_epoch=10, update_bytes=0)
     assert made.seconds[0] == pytest.approx(expected, rel=2e-3)
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn.experiment import Tune
+from optdyn.setup import Tune
 from optdyn.tuning.choice import Choice, Measures, Outcome, Point
 from optdyn.tuning.predictive import SETTLE, better, guarded, of_step, planned, predictive, step
 from tests.tuning.cluster import Cluster

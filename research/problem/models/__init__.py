@@ -9,7 +9,6 @@ import flax.linen as nn
 from optdyn.basics import lookup
 from optdyn.basics.errors import ConfigError
 from optdyn.basics.fields import plain
-from optdyn.experiment import Model
 from optdyn.problem.models.base import Blocks, remat
 from optdyn.problem.models.cnn import cnn
 from optdyn.problem.models.mlp import mlp
@@ -18,6 +17,7 @@ from optdyn.problem.models.quadratic import quadratic
 from optdyn.problem.models.resmlp import resmlp
 from optdyn.problem.models.resnet import resnet
 from optdyn.problem.models.transformer import transformer
+from optdyn.setup import Model
 
 __all__ = ["MODELS", "Blocks", "make"]
 

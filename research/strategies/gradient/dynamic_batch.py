@@ -23,8 +23,8 @@ from jax import lax
 from optdyn.basics.errors import refuse
 from optdyn.basics.fields import field
 from optdyn.core import Batch, Event, Gradient, Params, all_reduce
-from optdyn.experiment import Experiment
 from optdyn.problem.problem import Problem
+from optdyn.setup import Setup
 from optdyn.strategies.method import Gradients, Methods, Setting
 from optdyn.timeline import dynamic_batch as clocks
 from optdyn.timeline.base import Shares, Timeline, from_arrivals
@@ -147,47 +147,47 @@ class DynamicBatch(Gradients):
 
     def clock(self, setting: Setting, methods: Methods) -> Timeline:
         """All workers wait for one another; shares follow how fast they were."""
-        config, cluster = setting.config, setting.config.cluster
-        run = {"steps": config.steps, "batch_size": config.batch_size}
+        setup, cluster = setting.setup, setting.setup.cluster
+        run = {"steps": setup.steps, "batch_size": setup.batch_size}
         run["steps_per_epoch"] = setting.steps_per_epoch
         workers = cluster.nodes * cluster.devices_per_node
         if held := setting.held:
-            choice = _recorded(held, (workers,), config.batch_size)
-            line = from_arrivals(np.zeros(config.steps, np.int32), held.seconds, 1)
+            choice = _recorded(held, (workers,), setup.batch_size)
+            line = from_arrivals(np.zeros(setup.steps, np.int32), held.seconds, 1)
             return line._replace(choice=choice)
         if cluster.service == "measured":
             taken = [row["worker_seconds"] for row in setting.epochs]
             return clocks.measured(cluster, self, worker_seconds=taken, **run)
-        run |= {"update_bytes": setting.update_bytes, "seed": config.seed}
+        run |= {"update_bytes": setting.update_bytes, "seed": setup.seed}
         return clocks.dynamic_batch(cluster, self, **run)
 
     def work(self, setting: Setting, draws: np.ndarray) -> tuple[np.ndarray, Shares]:
         """Seconds of every device, (steps, nodes, k), of nodes that divide each their own batch."""
-        config = setting.config
+        setup = setting.setup
         if held := setting.held:
             nodes = draws.shape[1]
-            return draws, _recorded(held.inner, draws.shape[1:], config.batch_size // nodes)
+            return draws, _recorded(held.inner, draws.shape[1:], setup.batch_size // nodes)
         each, taken = clocks.in_nodes(
-            config.cluster,
+            setup.cluster,
             self,
             draws,
             steps_per_epoch=setting.steps_per_epoch,
-            batch_size=config.batch_size,
-            seed=config.seed,
+            batch_size=setup.batch_size,
+            seed=setup.seed,
         )
         return each, Shares(taken)
 
-    def follows(self, config: Experiment) -> bool:
-        return config.cluster.service == "measured"
+    def follows(self, setup: Setup) -> bool:
+        return setup.cluster.service == "measured"
 
-    def check(self, config: Experiment, methods: Methods) -> None:
-        cluster = config.cluster
+    def check(self, setup: Setup, methods: Methods) -> None:
+        cluster = setup.cluster
         if cluster.service != "measured":
             return
         said = "simulated, so not of service 'measured'"
         refuse(
             (
-                config.parallel.api != "shard_map" or methods.mix,
+                setup.parallel.api != "shard_map" or methods.mix,
                 "config.cluster.service = 'measured': only of real workers that are one node, so "
                 "it needs config.parallel.api = 'shard_map'",
             ),

@@ -18,13 +18,13 @@ from optdyn.basics.errors import ConfigError, refuse, refused_at
 from optdyn.basics.fields import field
 from optdyn.basics.trees import Json, Tree
 from optdyn.core import Batch, Event, Gradient, Params
-from optdyn.experiment import Experiment
 from optdyn.parallel.layout import Layout, mesh
 from optdyn.problem import models
 from optdyn.problem.costs import Costs, Groups, block_costs, of_groups, of_stages
 from optdyn.problem.models import base
 from optdyn.problem.models.base import Blocks
 from optdyn.problem.problem import Problem
+from optdyn.setup import Setup
 from optdyn.strategies.gradient import similarity
 from optdyn.strategies.gradient.local_losses import VARIANTS, gradients, groups, heads
 from optdyn.strategies.gradient.stages import stages
@@ -50,15 +50,15 @@ def local(problem: Problem, groups: Groups, shared: bool = False) -> Gradient:
     return gradient
 
 
-def costs(of: "Local", config: Experiment, network: Network) -> tuple[Costs, pipeline.Work]:
+def costs(of: "Local", setup: Setup, network: Network) -> tuple[Costs, pipeline.Work]:
     """What an update costs, whole and on the stages of the cluster."""
     whole, params, examples = network
 
     def shape(leaf: Tree) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((config.batch_size, *leaf.shape[1:]), leaf.dtype)
+        return jax.ShapeDtypeStruct((setup.batch_size, *leaf.shape[1:]), leaf.dtype)
 
     made = block_costs(whole, params, jax.tree.map(shape, dict(examples)))
-    own, stages = of.over(len(made.trunk)), config.cluster.nodes
+    own, stages = of.over(len(made.trunk)), setup.cluster.nodes
     cuts = [len(made.trunk) * i // stages for i in range(stages)]
     return of_groups(made, own, of.shared_heads), of_stages(made, own, cuts)
 
@@ -101,30 +101,30 @@ class Local(Gradients, MicroBatches):
     def heads(self, blocks: Blocks) -> Sequence[str]:
         return heads(blocks, self.over(len(blocks) - 1), self.shared_heads)
 
-    def slower(self, config: Experiment, network: Network) -> float:
+    def slower(self, setup: Setup, network: Network) -> float:
         """An update on one device over one of backpropagation there, in operations."""
-        _, work = costs(self, config.with_({"cluster.nodes": 1}), network)
+        _, work = costs(self, setup.with_({"cluster.nodes": 1}), network)
         return float(work.forward.sum() + work.backward.sum())
 
     def clock(self, setting: Setting, methods: Methods) -> Timeline:
         """The stages that the blocks are spread over (`timeline/pipeline.py`)."""
-        config = setting.config
+        setup = setting.setup
         assert setting.network
-        _, work = costs(self, config, setting.network)
-        filled = self.variant == "backprop" and config.cluster.nodes > 1
-        size = {"steps": config.steps, "batch_size": config.batch_size}
-        return pipeline.of_cluster(config.cluster, self.micro_batches * filled, work, **size)
+        _, work = costs(self, setup, setting.network)
+        filled = self.variant == "backprop" and setup.cluster.nodes > 1
+        size = {"steps": setup.steps, "batch_size": setup.batch_size}
+        return pipeline.of_cluster(setup.cluster, self.micro_batches * filled, work, **size)
 
     def work(self, setting: Setting, draws: np.ndarray) -> tuple[np.ndarray, tuple[()]]:
         """Seconds of every device, (steps, nodes, k), that computes all blocks of its examples."""
-        config = setting.config
+        setup = setting.setup
         assert setting.network
-        each = equal_parts(config.cluster, config.batch_size)
-        return draws * each * self.slower(config, setting.network), ()
+        each = equal_parts(setup.cluster, setup.batch_size)
+        return draws * each * self.slower(setup, setting.network), ()
 
-    def check(self, config: Experiment, methods: Methods) -> None:
-        cluster = config.cluster
-        blocks = len(models.make(config.model, classes=2)) - 1
+    def check(self, setup: Setup, methods: Methods) -> None:
+        cluster = setup.cluster
+        blocks = len(models.make(setup.model, classes=2)) - 1
         with refused_at("config.strategy", ValueError):
             own = self.over(blocks)
         if methods.read or methods.mix:  # then no device has but a part of the blocks
@@ -144,7 +144,7 @@ class Local(Gradients, MicroBatches):
             parts *= self.micro_batches
         wanted = f"a multiple of {parts} (config.cluster.devices_per_node, of backprop on several "
         wanted += "nodes x strategy.micro_batches)"
-        config.require("batch_size", config.batch_size % parts == 0, wanted)
+        setup.require("batch_size", setup.batch_size % parts == 0, wanted)
         cuts = {blocks * i // cluster.nodes for i in range(cluster.nodes + 1)}
         crossing = [group for group in own if any(group[0] < cut < group[1] for cut in cuts)]
         if crossing and self.variant != "backprop":
@@ -155,7 +155,7 @@ class Local(Gradients, MicroBatches):
                 "with chunks that end where nodes do"
             )
 
-    def report(self, config: Experiment, network: Network) -> Json:
+    def report(self, setup: Setup, network: Network) -> Json:
         """Operations, bytes and memory of an update. Raises `ConfigError`."""
         whole, params, examples = network
         if self.shared_heads:
@@ -166,7 +166,7 @@ class Local(Gradients, MicroBatches):
                     "config.strategy.shared_heads: the blocks of this model have outputs of "
                     "different shapes, which one head cannot take"
                 )
-        made, _ = costs(self, config, network)
+        made, _ = costs(self, setup, network)
         return {
             "total_flops": made.total,
             "sequential_flops": made.sequential,

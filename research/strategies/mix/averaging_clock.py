@@ -1,6 +1,6 @@
 """When nodes that train by themselves meet, and the seconds that it takes them."""
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import jax
 import numpy as np
@@ -8,6 +8,7 @@ import numpy as np
 from optdyn import optimizers
 from optdyn.basics.trees import Tree
 from optdyn.strategies.method import Methods, Setting
+from optdyn.strategies.mix.compression import Compression
 from optdyn.strategies.mix.fragments import cut, moments
 from optdyn.strategies.mix.nodes import inside
 from optdyn.timeline import habits
@@ -16,8 +17,22 @@ from optdyn.timeline.network import between_nodes, broadcast, to_all_nodes
 from optdyn.timeline.nodes import Within, of_meetings
 from optdyn.timeline.trace import Held
 
-if TYPE_CHECKING:
-    from optdyn.strategies.mix.model_averaging import ModelAveraging
+
+class Averages(Protocol):
+    """What the clock of nodes that meet asks of their method: its numbers, and what is sent."""
+
+    @property
+    def period(self) -> int: ...
+    @property
+    def fragments(self) -> int: ...
+    @property
+    def delay(self) -> int: ...
+    @property
+    def synchronous_updates(self) -> int: ...
+    @property
+    def state_where_met(self) -> str: ...
+    def states(self, meeting: Meeting) -> np.ndarray | None: ...
+    def compressed(self) -> Compression | None: ...
 
 
 def turns(steps: int, period: int, fragments: int, delay: int, synchronous: int = 0) -> Meeting:
@@ -39,7 +54,7 @@ def turns(steps: int, period: int, fragments: int, delay: int, synchronous: int 
     return Meeting(send, receive, waited)
 
 
-def clock(of: "ModelAveraging", setting: Setting, methods: Methods) -> Timeline:
+def clock(of: Averages, setting: Setting, methods: Methods) -> Timeline:
     """Nodes run apart until they receive; then each waits for the message if it is not there.
 
     A fragment's message leaves when the last node has sent it and the message before has arrived,
@@ -52,12 +67,12 @@ def clock(of: "ModelAveraging", setting: Setting, methods: Methods) -> Timeline:
     time since the one before. Nobody waits for the others; who is there when it ends goes on from
     what was agreed, like all. Where all were lost, the first to be back does its part again.
     """
-    config, steps = setting.config, setting.config.steps
+    setup, steps = setting.setup, setting.setup.steps
     within = inside(setting, methods)(steps)
     meeting = turns(steps, of.period, of.fragments, of.delay, of.synchronous_updates)
     meeting = meeting._replace(states=of.states(meeting))
     if held := setting.held:
-        parts = _recorded(held, config.cluster.nodes) if config.cluster.presence else None
+        parts = _recorded(held, setup.cluster.nodes) if setup.cluster.presence else None
         return of_meetings(meeting._replace(present=parts), within, held.seconds)
     seconds, parts = _seconds(of, setting, within, meeting)
     return of_meetings(meeting._replace(present=parts), within, seconds)
@@ -69,10 +84,10 @@ def every_update(setting: Setting, methods: Methods, transfer: float) -> Timelin
     It takes `transfer` seconds, from when the first layers' gradients are there on; then it is
     handed on inside the nodes. The choice is `Together`.
     """
-    steps, held = setting.config.steps, setting.held
+    steps, held = setting.setup.steps, setting.held
     within = inside(setting, methods)(steps)
     last = np.maximum(within.ready.max(axis=1) + transfer, within.done.max(axis=1))
-    seconds = np.cumsum(last + broadcast(setting.config.cluster, setting.update_bytes))
+    seconds = np.cumsum(last + broadcast(setting.setup.cluster, setting.update_bytes))
     none = np.zeros(steps, np.int32)
     staleness = none if within.staleness is None else within.staleness
     choice = Together(within.choice)
@@ -80,15 +95,15 @@ def every_update(setting: Setting, methods: Methods, transfer: float) -> Timelin
 
 
 def _seconds(
-    of: "ModelAveraging", setting: Setting, within: Within, meeting: Meeting
+    of: Averages, setting: Setting, within: Within, meeting: Meeting
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """(steps,) seconds of the updates, and the parts that nodes have in meetings (`Meeting`)."""
-    config, cluster = setting.config, setting.config.cluster
+    setup, cluster = setting.setup, setting.setup.cluster
     (steps, fragments), (ready, done) = meeting.send.shape, within[:2]
     sizes = fragment_bytes(setting, fragments)
     transfer, more = _transfers(of, setting, sizes), _state_transfers(of, setting, meeting)
     handed_on = np.array([broadcast(cluster, size) for size in sizes])
-    load, there = habits.load(cluster), habits.presence(cluster, config.seed)
+    load, there = habits.load(cluster), habits.presence(cluster, setup.seed)
     now, seconds, since = np.zeros(cluster.nodes), np.zeros(steps), 0.0
     arrival, last = np.zeros(fragments), 0.0
     counts, parts = np.ones(cluster.nodes, bool), np.ones((steps, cluster.nodes), np.float32)
@@ -137,10 +152,10 @@ def fragment_bytes(setting: Setting, fragments: int) -> list[float]:
     return list(setting.update_bytes * (sizes / sizes.sum()))
 
 
-def _transfers(of: "ModelAveraging", setting: Setting, sizes: list[float]) -> list[float]:
+def _transfers(of: Averages, setting: Setting, sizes: list[float]) -> list[float]:
     """Seconds of every fragment's exchange; `sizes`: bytes of the fragments."""
     assert setting.network
-    cluster, params = setting.config.cluster, setting.network.params
+    cluster, params = setting.setup.cluster, setting.network.params
     small = of.compressed()
     seconds = []
     for part, size in zip(cut(params, len(sizes)), sizes, strict=True):
@@ -151,14 +166,12 @@ def _transfers(of: "ModelAveraging", setting: Setting, sizes: list[float]) -> li
     return seconds
 
 
-def _state_transfers(of: "ModelAveraging", setting: Setting, meeting: Meeting) -> np.ndarray:
+def _state_transfers(of: Averages, setting: Setting, meeting: Meeting) -> np.ndarray:
     """(steps,) seconds of a message more where the optimizers' states are averaged too."""
     assert setting.network
     whole, sizes = _bytes(setting.network.params), _of_states(of, setting)
     size = setting.update_bytes * (_turns(meeting) @ np.array(sizes) / whole)
-    every = {
-        own: between_nodes(setting.config.cluster, own) for own in set(size[size > 0].tolist())
-    }
+    every = {own: between_nodes(setting.setup.cluster, own) for own in set(size[size > 0].tolist())}
     return np.array([every.get(own, 0.0) for own in size.tolist()])
 
 
@@ -169,7 +182,7 @@ def _turns(meeting: Meeting) -> np.ndarray:
     return np.asarray(meeting.states, float)
 
 
-def message_bytes(of: "ModelAveraging", setting: Setting) -> list[float]:
+def message_bytes(of: Averages, setting: Setting) -> list[float]:
     """Bytes that a node sends of every fragment, as they are compressed."""
     assert setting.network
     sizes, small = fragment_bytes(setting, of.fragments), of.compressed()
@@ -182,20 +195,22 @@ def message_bytes(of: "ModelAveraging", setting: Setting) -> list[float]:
     ]
 
 
-def state_bytes(of: "ModelAveraging", setting: Setting, meeting: Meeting) -> float:
+def state_bytes(of: Averages, setting: Setting, meeting: Meeting) -> float:
     """Bytes that a node sends of its optimizer's state, in the mean of the updates."""
     receive = np.asarray(meeting.receive).reshape(len(meeting.receive), -1).any(axis=1)
     return float((receive * (_turns(meeting) @ np.array(_of_states(of, setting)))).mean())
 
 
-def _of_states(of: "ModelAveraging", setting: Setting) -> tuple[int, int]:
+def _of_states(of: Averages, setting: Setting) -> tuple[int, int]:
     """Bytes of the floats in an optimizer's state that are averaged: first and second moments."""
     if of.state_where_met != "averaged":
         return 0, 0
     assert setting.network
-    config, name = setting.config, setting.config.optimizer.name
+    setup, name = setting.setup, setting.setup.optimizer.name
     hyper = ("learning_rate", *(("momentum",) if optimizers.takes_momentum(name) else ()))
-    made = optimizers.optimizer(name, hyper, optimizers.options(config), optimizers.chain(config))
+    made = optimizers.optimizer(
+        name, hyper, optimizers.options(setup, groups=1), optimizers.chain(setup)
+    )
     first, second = moments(jax.eval_shape(made.init, setting.network.params))
     return _bytes(first), _bytes(second)
 

@@ -27,7 +27,7 @@ import numpy as np
 
 from optdyn.basics.fields import field
 from optdyn.core import Rule
-from optdyn.experiment import FINITE, Cluster, Experiment
+from optdyn.setup import FINITE, Cluster, Setup
 from optdyn.strategies.method import Methods, Mixes, Setting
 from optdyn.strategies.mix import nodes
 from optdyn.strategies.mix.messages import Messages
@@ -118,27 +118,27 @@ class DASO(Mixes):
 
     def clock(self, setting: Setting, methods: Methods) -> Timeline:
         """Phases that follow the losses, over what nodes do by themselves."""
-        config = setting.config
+        setup = setting.setup
         if held := setting.held:
-            within = nodes.inside(setting, methods)(config.steps)
+            within = nodes.inside(setting, methods)(setup.steps)
             return of_meetings(_recorded(held), within, held.seconds)
         return clock(
-            config.cluster,
+            setup.cluster,
             self,
-            steps=config.steps,
+            steps=setup.steps,
             steps_per_epoch=setting.steps_per_epoch,
-            batch_size=config.batch_size,
+            batch_size=setup.batch_size,
             update_bytes=setting.update_bytes,
-            seed=config.seed,
+            seed=setup.seed,
             epoch_losses=[row["train_loss"] for row in setting.epochs],
             inside=nodes.inside(setting, methods),
         )
 
-    def follows(self, config: Experiment) -> bool:
-        return config.cluster.service != "trace"
+    def follows(self, setup: Setup) -> bool:
+        return setup.cluster.service != "trace"
 
-    def check(self, config: Experiment, methods: Methods) -> None:
-        nodes.check(config, methods)
+    def check(self, setup: Setup, methods: Methods) -> None:
+        nodes.check(setup, methods)
 
     def why_no_overlap(self) -> str:
         return ""

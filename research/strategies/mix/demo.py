@@ -23,7 +23,7 @@ import numpy as np
 from optdyn.basics.fields import field
 from optdyn.basics.trees import Array, Tree
 from optdyn.core import Batch, Event, Info, Params, Rule
-from optdyn.experiment import Experiment
+from optdyn.setup import Setup
 from optdyn.strategies.method import Methods, Mixes, Sends, Setting
 from optdyn.strategies.mix import nodes
 from optdyn.strategies.mix.averaging_clock import every_update
@@ -163,12 +163,12 @@ class DeMo(Mixes):
         """Nodes wait after every update until all have what all others send."""
         assert setting.network
         sent = self.sends(setting.network.params).bytes
-        line = every_update(setting, methods, to_all_nodes(setting.config.cluster, sent))
+        line = every_update(setting, methods, to_all_nodes(setting.setup.cluster, sent))
         beta = np.full(len(line.seconds), self.momentum_decay, np.float32)
         return line._replace(choice=line.choice._replace(numbers={"momentum_decay": beta}))
 
-    def check(self, config: Experiment, methods: Methods) -> None:
-        nodes.check(config, methods)
+    def check(self, setup: Setup, methods: Methods) -> None:
+        nodes.check(setup, methods)
 
 
 METHOD = DeMo

@@ -15,7 +15,7 @@ import numpy as np
 
 from optdyn.basics.errors import ConfigError
 from optdyn.basics.fields import field
-from optdyn.experiment import Experiment
+from optdyn.setup import Setup
 from optdyn.strategies.method import Methods
 from optdyn.strategies.mix.model_averaging import ModelAveraging
 from optdyn.timeline.base import Meeting
@@ -41,8 +41,8 @@ class DesLoc(ModelAveraging):
         count = np.asarray(meeting.receive).any(axis=1).cumsum()[:, None]
         return count % np.array([self.first_moment_meetings, self.second_moment_meetings]) == 0
 
-    def check(self, config: Experiment, methods: Methods) -> None:
-        super().check(config, methods)
+    def check(self, setup: Setup, methods: Methods) -> None:
+        super().check(setup, methods)
         for key, usual in (("inner_state", "kept"), ("fragments", 1), ("delay", 0)):
             if getattr(self, key) != usual:
                 raise ConfigError(

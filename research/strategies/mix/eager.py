@@ -22,7 +22,7 @@ from jax import lax
 
 from optdyn.basics.trees import Params, Tree
 from optdyn.core import Batch, Event, Info, Rule
-from optdyn.experiment import Experiment
+from optdyn.setup import Setup
 from optdyn.strategies.method import Methods, Mixes, Setting
 from optdyn.strategies.mix import nodes
 from optdyn.strategies.mix.averaging_clock import turns
@@ -87,7 +87,7 @@ class Eager(Mixes, Periodic, OuterMomentum):
 
     def clock(self, setting: Setting, methods: Methods) -> Timeline:
         """Nodes wait at a meeting for what was sent at the one before, and for nobody else."""
-        steps = setting.config.steps
+        steps = setting.setup.steps
         within = nodes.inside(setting, methods)(steps)
         meeting = turns(steps, self.period, 1, 0)
         rate, momentum = self.outer_learning_rate, self.outer_momentum
@@ -98,13 +98,13 @@ class Eager(Mixes, Periodic, OuterMomentum):
         seconds = setting.held.seconds if setting.held else _seconds(setting, within, meeting)
         return of_meetings(meeting, within, seconds)
 
-    def check(self, config: Experiment, methods: Methods) -> None:
-        nodes.check(config, methods)
+    def check(self, setup: Setup, methods: Methods) -> None:
+        nodes.check(setup, methods)
 
 
 def _seconds(setting: Setting, within: Within, meeting: Meeting) -> np.ndarray:
     """(steps,) at which the last node is done with each update; a message leaves with the last."""
-    cluster, size = setting.config.cluster, setting.update_bytes
+    cluster, size = setting.setup.cluster, setting.update_bytes
     transfer, handed_on = between_nodes(cluster, size), broadcast(cluster, size)
     now, arrival, seconds = np.zeros(cluster.nodes), 0.0, np.zeros(len(meeting.send))
     for t, send in enumerate(meeting.send[:, 0]):

@@ -33,7 +33,7 @@ from optdyn.basics.errors import one_of, require
 from optdyn.basics.fields import field
 from optdyn.basics.trees import Array, Choice
 from optdyn.core import Batch, Event, Info, Params, Rule, State
-from optdyn.experiment import Experiment
+from optdyn.setup import Setup
 from optdyn.strategies.method import Methods, Mixes, Network, Setting
 from optdyn.strategies.mix import nodes
 from optdyn.strategies.mix.choco import choco
@@ -142,10 +142,10 @@ class Gossip(Mixes, OnGraph, Compressed):
         Who is away (`config.cluster.presence`) `stand`s where the next on the circle does who is
         there.
         """
-        config, size, name = setting.config, setting.update_bytes, self.graph
-        cluster, steps = config.cluster, config.steps
+        setup, size, name = setting.setup, setting.update_bytes, self.graph
+        cluster, steps = setup.cluster, setup.steps
         within = nodes.inside(setting, methods)(steps)
-        to = graphs.graph(name, cluster.nodes, steps, seeds.generator(config.seed, "graph"))
+        to = graphs.graph(name, cluster.nodes, steps, seeds.generator(setup.seed, "graph"))
         if held := setting.held:
             seconds, there = held.seconds, np.ones((steps, cluster.nodes), bool)
             if cluster.presence:
@@ -158,7 +158,7 @@ class Gossip(Mixes, OnGraph, Compressed):
                 assert setting.network
                 sent = self.message_bytes(setting.network.params, size)
             between, handed_on = links(cluster, sent), broadcast(cluster, size)
-            habit = habits.load(cluster), habits.presence(cluster, config.seed)
+            habit = habits.load(cluster), habits.presence(cluster, setup.seed)
             ready, done = within.ready, within.done
             seconds, to, there = graphs.arrivals(to, ready, done, between, handed_on, early, *habit)
         w = graphs.weights(to, steps) if name == "push" else np.ones((steps, cluster.nodes))
@@ -174,12 +174,12 @@ class Gossip(Mixes, OnGraph, Compressed):
         staleness = none if within.staleness is None else within.staleness
         return Timeline(none, staleness, seconds, within.slots, choice)
 
-    def check(self, config: Experiment, methods: Methods) -> None:
-        nodes.check(config, methods)
+    def check(self, setup: Setup, methods: Methods) -> None:
+        nodes.check(setup, methods)
         one_of("config.strategy.graph", self.graph, graphs.GRAPHS)
         pushes = self.graph in ("push", "complete")
         wanted = f"at most {ROWS:,} that gossip on {self.graph!r}, where many send to one"
-        require(config, "cluster.nodes", lambda v: v <= ROWS or not pushes, wanted)
+        require(setup, "cluster.nodes", lambda v: v <= ROWS or not pushes, wanted)
         if not self.compressed():
             return
         if isinstance(methods.outermost, OverGraph):
@@ -188,7 +188,7 @@ class Gossip(Mixes, OnGraph, Compressed):
         one_of("config.strategy.graph of compressed messages", self.graph, graphs.CONSTANT)
         wanted = "'adapt' with config.strategy.compression, as nodes send what they have then"
         self.require("gossip_order", self.gossip_order == "adapt", wanted)
-        require(config, "cluster.presence", lambda v: not v, "0 with compressed gossip")
+        require(setup, "cluster.presence", lambda v: not v, "0 with compressed gossip")
 
     def joined(self, other: Mixes) -> Mixes | None:
         """The graph of nodes that meet now and then."""
@@ -196,8 +196,8 @@ class Gossip(Mixes, OnGraph, Compressed):
             return OverGraph(other, self.graph)
         return None
 
-    def report(self, config: Experiment, network: Network) -> Mapping[str, object]:
-        return graphs.report(self.graph, config.cluster.nodes)
+    def report(self, setup: Setup, network: Network) -> Mapping[str, object]:
+        return graphs.report(self.graph, setup.cluster.nodes)
 
 
 def _recorded(held: Held, nodes: int) -> np.ndarray:

@@ -22,7 +22,7 @@ from jax import lax
 from optdyn.basics.errors import ConfigError
 from optdyn.basics.fields import field
 from optdyn.core import Rule
-from optdyn.experiment import Experiment
+from optdyn.setup import Setup
 from optdyn.strategies.method import Methods, Mixes, Setting
 from optdyn.strategies.mix import averaging_clock, nodes
 from optdyn.strategies.mix.messages import Messages
@@ -126,16 +126,16 @@ class ModelAveraging(Mixes, Periodic, Fragmented, Compressed):
         }
         return line._replace(choice=line.choice._replace(outer=numbers)) if numbers else line
 
-    def check(self, config: Experiment, methods: Methods) -> None:
-        nodes.check(config, methods)
-        if not config.cluster.presence:
+    def check(self, setup: Setup, methods: Methods) -> None:
+        nodes.check(setup, methods)
+        if not setup.cluster.presence:
             return
         more = [key for key in ("delay", "mixing", "compression") if getattr(self, key)]
         more += ["merging"] * (self.merging == "correct")
         more += ["compression_bits"] * (self.compression_bits != WHOLE)
         more += ["fragments"] * (self.fragments > 1)
         more += ["inner_state"] * (self.state_where_met == "averaged")
-        if more or config.parallel.api == "overlap":
+        if more or setup.parallel.api == "overlap":
             which = f"strategy.{more[0]}" if more else "parallel.api"
             raise ConfigError(
                 f"config.{which}: must be as it is by default with config.cluster.presence, where "

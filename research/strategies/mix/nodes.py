@@ -7,7 +7,7 @@ import numpy as np
 
 from optdyn.basics import seeds
 from optdyn.basics.errors import refuse
-from optdyn.experiment import Experiment
+from optdyn.setup import Setup
 from optdyn.strategies.method import Gradients, Methods, Setting
 from optdyn.timeline import nodes as hierarchy
 from optdyn.timeline.nodes import Inside, Within
@@ -15,13 +15,13 @@ from optdyn.timeline.nodes import Inside, Within
 SLOTS = ("worker", "read", "write")  # fields of a choice that are slots of a table
 
 
-def check(config: Experiment, methods: Methods) -> None:
+def check(setup: Setup, methods: Methods) -> None:
     """Raises `ConfigError` if the batch cannot be divided among all devices."""
-    devices = config.cluster.nodes * config.cluster.devices_per_node
+    devices = setup.cluster.nodes * setup.cluster.devices_per_node
     wanted = f"a multiple of the cluster's {devices} devices (config.cluster.nodes x config."
     wanted += "cluster.devices_per_node)"
-    config.require("batch_size", config.batch_size % devices == 0, wanted)
-    cluster = config.cluster
+    setup.require("batch_size", setup.batch_size % devices == 0, wanted)
+    cluster = setup.cluster
     far = [key for key in ("regions", "diurnal", "presence") if getattr(cluster, key)]
     refuse(
         (
@@ -51,27 +51,27 @@ def inside(setting: Setting, methods: Methods) -> Inside:
 
 def _equal(setting: Setting, steps: int) -> Within:
     """Nodes whose devices take equal parts of a batch."""
-    config, size = setting.config, setting.update_bytes
-    each = hierarchy.node_seconds(config.cluster, steps, config.batch_size, size, config.seed)
+    setup, size = setting.setup, setting.update_bytes
+    each = hierarchy.node_seconds(setup.cluster, steps, setup.batch_size, size, setup.seed)
     return Within(*each)
 
 
 def _devices(setting: Setting, gradient: Gradients, steps: int) -> Within:
     """Nodes whose devices wait for one another, each for so long as the gradient takes it."""
     assert gradient.work
-    config = setting.config
-    draws = hierarchy.draws(config.cluster, steps, config.seed)
+    setup = setting.setup
+    draws = hierarchy.draws(setup.cluster, steps, setup.seed)
     seconds, choice = gradient.work(setting, draws)
-    return Within(*hierarchy.exchanged(config.cluster, seconds, setting.update_bytes), choice)
+    return Within(*hierarchy.exchanged(setup.cluster, seconds, setting.update_bytes), choice)
 
 
 def _groups(setting: Setting, methods: Methods, steps: int) -> Within:
     """Nodes inside which groups arrive by themselves: every node has a clock of its own."""
     assert methods.read
-    whole, cluster, lines = setting.config, setting.config.cluster, []
+    whole, cluster, lines = setting.setup, setting.setup.cluster, []
     k = cluster.devices_per_node
     for node in range(cluster.nodes):
-        config = whole.with_(
+        setup = whole.with_(
             cluster=cluster.with_(
                 nodes=1,
                 speeds=cluster.speeds[node * k : (node + 1) * k],
@@ -83,7 +83,7 @@ def _groups(setting: Setting, methods: Methods, steps: int) -> Within:
             seed=int(seeds.generator(whole.seed, f"node {node}").integers(2**32)),
         )
         held = setting.held and setting.held.node(node, whole.cluster.nodes)
-        own = setting._replace(config=config, replicas=0, held=held)
+        own = setting._replace(setup=setup, replicas=0, held=held)
         lines.append(methods.read.clock(own, methods.inside))
     each = np.stack([np.diff(line.seconds, prepend=0.0) for line in lines], axis=1)
     decided = [(line.choice, line.staleness) for line in lines]

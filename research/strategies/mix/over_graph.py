@@ -20,7 +20,7 @@ import numpy as np
 from optdyn.basics import seeds
 from optdyn.basics.errors import ConfigError
 from optdyn.core import Rule
-from optdyn.experiment import Experiment
+from optdyn.setup import Setup
 from optdyn.strategies.method import Methods, Mixes, Setting
 from optdyn.strategies.mix import nodes
 from optdyn.strategies.mix.averaging_clock import turns
@@ -48,22 +48,22 @@ class OverGraph(Mixes):
 
     def clock(self, setting: Setting, methods: Methods) -> Timeline:
         """Meeting n is on turn n of the graph, so that peers take turns whatever the period is."""
-        config, of = setting.config, self.meets
-        steps, cluster = config.steps, config.cluster
+        setup, of = setting.setup, self.meets
+        steps, cluster = setup.steps, setup.cluster
         within = nodes.inside(setting, methods)(steps)
         meeting = turns(steps, of.period, 1, of.delay, of.synchronous_updates)
         count = meeting.send[:, 0].cumsum()
-        rng = seeds.generator(config.seed, "graph")
+        rng = seeds.generator(setup.seed, "graph")
         to = graphs.graph(self.graph, cluster.nodes, int(count[-1]), rng)
         meeting = meeting._replace(to=to[(count - 1).clip(0) % len(to)])
         held = setting.held
         seconds = held.seconds if held else _seconds(setting, within, meeting)
         return of.with_numbers(of_meetings(meeting, within, seconds))
 
-    def check(self, config: Experiment, methods: Methods) -> None:
+    def check(self, setup: Setup, methods: Methods) -> None:
         all_is_sent(self.meets, ("fragments", "inner_state"), methods)
         all_is_sent(self.meets, COMPRESSED, methods)
-        if config.cluster.presence:
+        if setup.cluster.presence:
             raise ConfigError(
                 f"config.cluster.presence: must be 0 with config.strategy.name = {methods.name!r}"
             )
@@ -92,7 +92,7 @@ def _seconds(setting: Setting, within: Within, meeting: Meeting) -> np.ndarray:
 
     A node sends its messages one after the other, from when the first layers' gradients are there.
     """
-    cluster, size = setting.config.cluster, setting.update_bytes
+    cluster, size = setting.setup.cluster, setting.update_bytes
     between, handed_on = links(cluster, size), broadcast(cluster, size)
     every, load = np.arange(cluster.nodes)[:, None], habits.load(cluster)
     now, free, arrival = np.zeros((3, cluster.nodes))

@@ -20,7 +20,7 @@ import optax
 from optdyn.basics.errors import ConfigError, one_of
 from optdyn.basics.fields import field
 from optdyn.basics.trees import Array, Params, Tree
-from optdyn.experiment import Experiment
+from optdyn.setup import Setup
 from optdyn.strategies.method import Methods
 from optdyn.strategies.mix import compression
 from optdyn.strategies.mix.messages import Compression
@@ -61,10 +61,10 @@ class SparseLoCo(ModelAveraging, OuterRate):
         sent = numbers(self.compression_bits, self.compression_block)
         return compression.top_k(self.compression_share, sent)
 
-    def check(self, config: Experiment, methods: Methods) -> None:
-        super().check(config, methods)
+    def check(self, setup: Setup, methods: Methods) -> None:
+        super().check(setup, methods)
         one_of("config.strategy.compression of sparseloco", self.compression, ("", "top_k"))
-        if config.cluster.presence:
+        if setup.cluster.presence:
             raise ConfigError(
                 "config.cluster.presence: must be 0 with config.strategy.name = 'sparseloco', as "
                 "nobody says what the errors of those who are away become"

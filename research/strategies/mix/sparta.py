@@ -19,7 +19,7 @@ from optdyn.basics import seeds
 from optdyn.basics.fields import field
 from optdyn.basics.trees import Array
 from optdyn.core import Batch, Event, Info, Params, Rule, State
-from optdyn.experiment import PART, Experiment
+from optdyn.setup import PART, Setup
 from optdyn.strategies.method import Methods, Mixes, Sends, Setting
 from optdyn.strategies.mix import nodes
 from optdyn.strategies.mix.averaging_clock import every_update
@@ -78,13 +78,13 @@ class Sparta(Mixes):
         """Nodes wait for one another after every update, and for an all-reduce of what is in S."""
         assert setting.network
         sent = self.sends(setting.network.params).bytes
-        line = every_update(setting, methods, between_nodes(setting.config.cluster, sent))
-        rng = seeds.generator(setting.config.seed, "shares")
+        line = every_update(setting, methods, between_nodes(setting.setup.cluster, sent))
+        rng = seeds.generator(setting.setup.seed, "shares")
         draw = rng.integers(2**31, size=len(line.seconds)).astype(np.int32)
         return line._replace(choice=line.choice._replace(draw=draw))
 
-    def check(self, config: Experiment, methods: Methods) -> None:
-        nodes.check(config, methods)
+    def check(self, setup: Setup, methods: Methods) -> None:
+        nodes.check(setup, methods)
 
 
 METHOD = Sparta

@@ -21,7 +21,7 @@ from optdyn.basics import seeds
 from optdyn.basics.errors import one_of
 from optdyn.basics.trees import Array
 from optdyn.core import Batch, Event, Gradient, Info, Params, Rule, Update
-from optdyn.experiment import Experiment
+from optdyn.setup import Setup
 from optdyn.strategies.method import Methods, Setting
 from optdyn.strategies.read import workers as own
 from optdyn.strategies.shared_fields import OnGraph
@@ -106,12 +106,12 @@ class ADPSGD(own.Workers, OnGraph):
         The peer is not held up. The staleness is how many others arrived since the worker had read.
         """
         line, _ = own.timeline(self, setting, methods, [1] * self.groups)
-        rng = seeds.generator(setting.config.seed, "peers")
+        rng = seeds.generator(setting.setup.seed, "peers")
         each = peers(line.worker, self.groups, self.graph, rng)
         return line._replace(choice=Encounter(line.worker, each))
 
-    def check(self, config: Experiment, methods: Methods) -> None:
-        super().check(config, methods)
+    def check(self, setup: Setup, methods: Methods) -> None:
+        super().check(setup, methods)
         one_of("config.strategy.graph", self.graph, GRAPHS)
 
 

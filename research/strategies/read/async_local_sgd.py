@@ -34,8 +34,8 @@ from optdyn.basics.errors import ConfigError
 from optdyn.basics.fields import field
 from optdyn.basics.trees import Array, Tree
 from optdyn.core import Batch, Event, Gradient, Info, Params, Rule, Update
-from optdyn.experiment import Experiment
-from optdyn.strategies.method import Methods, Setting, of_config
+from optdyn.setup import Setup
+from optdyn.strategies.method import Methods, Setting
 from optdyn.strategies.read import heloco, local_steps
 from optdyn.strategies.read import workers as own
 from optdyn.strategies.read.local_steps import Trained
@@ -183,7 +183,7 @@ class AsyncLocalSGD(own.Workers, Periodic, OuterMomentum):
 
     def clock(self, setting: Setting, methods: Methods) -> Timeline:
         """The staleness is how often theta was updated since the worker had read it."""
-        steps = setting.config.steps
+        steps = setting.setup.steps
         line, exchange = own.timeline(self, setting, methods, self.periods(setting, methods))
         age, is_heloco = line.staleness, self.server == "heloco"
         weight = np.exp(-self.age_decay * age)
@@ -202,14 +202,14 @@ class AsyncLocalSGD(own.Workers, Periodic, OuterMomentum):
         )
         return line._replace(choice=choice)
 
-    def check(self, config: Experiment, methods: Methods) -> None:
-        super().check(config, methods)
+    def check(self, setup: Setup, methods: Methods) -> None:
+        super().check(setup, methods)
         if self.server != SERVERS[0] and (self.momentum_delay or self.momentum_part):
             raise ConfigError(
                 "config.strategy.momentum_delay, momentum_part: must be 0 with config.strategy."
                 f"server = {self.server!r}, which waits for nothing"
             )
-        if (self.age_decay or self.age_cutoff) and config.cluster.service == "race":
+        if (self.age_decay or self.age_cutoff) and setup.cluster.service == "race":
             raise ConfigError(
                 "config.strategy.age_decay, age_cutoff: must be 0 with config.cluster.service = "
                 "'race', where ages are known when messages come"
@@ -232,9 +232,9 @@ class AsyncLocalSGD(own.Workers, Periodic, OuterMomentum):
         turn, c = exchange & (count % n == 0), self.momentum_part / n
         return {"turn": turn, "momentum_part": np.where(turn, 1 - c * n + c, c).astype(np.float32)}
 
-    def order(self, config: Experiment, line: Timeline) -> Exchanges:
+    def order(self, setup: Setup, methods: Methods, line: Timeline) -> Exchanges:
         """The order of arrivals in a race, which writes who reads when."""
-        each = self.periods(Setting(config, 0, 0), of_config(config))
+        each = self.periods(Setting(setup, 0, 0), methods)
         return Exchanges(line, each, self.turns)
 
     def message(self, gradient: Gradient, update: Update) -> Callable[..., Trained]:

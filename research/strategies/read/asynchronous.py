@@ -41,8 +41,8 @@ from optdyn.core import (
     Update,
 )
 from optdyn.core.snapshots import Slot, State, is_rounded, packed
-from optdyn.experiment import Experiment, Pieces
 from optdyn.problem import models
+from optdyn.setup import Pieces, Setup
 from optdyn.strategies.merged import cut
 from optdyn.strategies.method import Methods, Setting, slowed
 from optdyn.strategies.mix.compression import fed_back
@@ -137,11 +137,11 @@ class Asynchronous(groups.Grouped, MergedServer, Compressed):
         seconds are those of the last. A group sends each server its block, all of them when it has
         computed all.
         """
-        config, sent = setting.config, dict[int, int]()
+        setup, sent = setting.setup, dict[int, int]()
         size: dict[str, Any] = {
             "groups": self.groups,
-            "steps": config.steps,
-            "batch_size": config.batch_size,
+            "steps": setup.steps,
+            "batch_size": setup.batch_size,
         }
         size |= {"update_bytes": setting.update_bytes, "replicas": setting.replicas}
         size |= {"staleness_bound": self.staleness_bound, "merged": bool(self.fresh)}
@@ -149,39 +149,39 @@ class Asynchronous(groups.Grouped, MergedServer, Compressed):
         if small and setting.network:
             size["message_bytes"] = setting.update_bytes * small.part(setting.network.params)
         if not methods.by_block:
-            return make(config.cluster, seed=config.seed, held=held, **size)
+            return make(setup.cluster, seed=setup.seed, held=held, **size)
         assert setting.network
         server_of = methods.servers(setting.network.problem)
         assert server_of
         servers = len(set(server_of.values()))
-        if config.cluster.service == "race" or (held and not held.has("worker")):
+        if setup.cluster.service == "race" or (held and not held.has("worker")):
             order = held and held.order(held.worker)
-            line = make(config.cluster, held=order, **size)  # in one order, that of all servers
+            line = make(setup.cluster, held=order, **size)  # in one order, that of all servers
             same = _of_servers([line] * servers)._replace(batch=line.batch)
             return _renumbered(held, same) if held and held.has("read") else same
         if held:
             orders = held.workers((servers,), self.groups)
             own = [held.order(order) for order in orders.T]
-            return _of_servers([make(config.cluster, held=each, **size) for each in own])
+            return _of_servers([make(setup.cluster, held=each, **size) for each in own])
         cluster = slowed(setting, methods)
         for name, block in setting.network.params.items():
             bytes_of = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(block))
             number = server_of[name]
             sent[number] = sent.get(number, 0) + bytes_of
-        drawn = [config.seed]
+        drawn = [setup.seed]
         for server in range(1, len(sent)):
-            drawn.append(int(seeds.generator(config.seed, f"server {server}").integers(2**32)))
+            drawn.append(int(seeds.generator(setup.seed, f"server {server}").integers(2**32)))
         each = [
             make(cluster, seed=seed, **size | {"update_bytes": sent[server]})
             for server, seed in enumerate(drawn)
         ]
         return _of_servers(each)
 
-    def check(self, config: Experiment, methods: Methods) -> None:
-        cluster = config.cluster
-        super().check(config, methods)
+    def check(self, setup: Setup, methods: Methods) -> None:
+        cluster = setup.cluster
+        super().check(setup, methods)
         if cluster.service == "race" and self.fresh:
-            _merges(config, methods, self.fresh)
+            _merges(setup, methods, self.fresh)
         local, bound = methods.by_block, self.staleness_bound
         pieces, small = cluster.pieces != Pieces(), ("", "top_k", "sign")
         one_of("config.strategy.compression of asynchronous", self.compression, small)
@@ -190,7 +190,7 @@ class Asynchronous(groups.Grouped, MergedServer, Compressed):
         ordered = is_drawn(cluster.service) or cluster.service in groups.RECORDED
         refuse(
             (
-                habit and (apart or config.replicas.count or not is_drawn(cluster.service)),
+                habit and (apart or setup.replicas.count or not is_drawn(cluster.service)),
                 f"config.cluster.{habit}: of one run of groups by themselves, whose times are "
                 "drawn from a law, without config.cluster.pieces, a staleness bound, or blocks "
                 "with servers of their own",
@@ -202,7 +202,7 @@ class Asynchronous(groups.Grouped, MergedServer, Compressed):
                 f"{', '.join((*DRAWN, *groups.RECORDED))} and no pieces",
             ),
             (
-                bound >= 0 and config.replicas.count,
+                bound >= 0 and setup.replicas.count,
                 "config.strategy.staleness_bound: only of runs, not of replicas",
             ),
             (
@@ -221,7 +221,7 @@ class Asynchronous(groups.Grouped, MergedServer, Compressed):
             ),
         )
 
-    def order(self, config: Experiment, line: Timeline) -> Versions:
+    def order(self, setup: Setup, methods: Methods, line: Timeline) -> Versions:
         """The order of arrivals in a race, which writes who reads when."""
         bound = self.staleness_bound if self.staleness_bound >= 0 else math.inf
         return Versions(line, self.groups, bound)
@@ -248,14 +248,14 @@ def _of_servers(each: Sequence[Timeline]) -> Timeline:
     return each[0]._replace(seconds=last, staleness=staleness, choice=choice, batch=None)
 
 
-def _merges(config: Experiment, methods: Methods, fresh: tuple[str, ...]) -> None:
+def _merges(setup: Setup, methods: Methods, fresh: tuple[str, ...]) -> None:
     """Raises `ConfigError` where a race can have no merged server."""
-    cut([name for name, _ in models.make(config.model, classes=2)], fresh)
+    cut([name for name, _ in models.make(setup.model, classes=2)], fresh)
     wanted = f"config.strategy.fresh = {fresh!r}: in a race"
     refuse(
         (methods.gradient, f"{wanted} groups must take the gradient of the whole model's loss"),
         (
-            config.probes.steer,
+            setup.probes.steer,
             f"{wanted} config.probes.steer must be False, as these blocks are ahead",
         ),
     )

@@ -22,8 +22,8 @@ from optdyn import core
 from optdyn.basics.fields import field
 from optdyn.core import Batch, Event, Gradient, Info, Rule, Update
 from optdyn.core.snapshots import State, is_rounded
-from optdyn.experiment import Experiment
-from optdyn.strategies.method import Methods, Setting, devices_of
+from optdyn.setup import Setup
+from optdyn.strategies.method import Methods, Setting
 from optdyn.strategies.read import groups
 from optdyn.strategies.read.asynchronous import asynchronous
 from optdyn.timeline.base import Timeline
@@ -99,26 +99,26 @@ class Buffered(groups.Grouped):
             self,
             setting,
             methods,
-            batch_size=setting.config.batch_size // self.arrivals,
+            batch_size=setting.setup.batch_size // self.arrivals,
             several_of=(self.arrivals, self.waiting),
             allotted=self.limit,
         )
 
-    def order(self, config: Experiment, line: Timeline) -> Versions:
+    def order(self, setup: Setup, methods: Methods, line: Timeline) -> Versions:
         """The order of arrivals in a race, which writes who reads when."""
         return Versions(line, self.groups, arrivals=self.arrivals, waiting=self.waiting)
 
-    def check(self, config: Experiment, methods: Methods) -> None:
-        super().check(config, methods)
-        nodes, devices = devices_of(config)
+    def check(self, setup: Setup, methods: Methods) -> None:
+        super().check(setup, methods)
+        nodes, devices = methods.devices(setup)
         wanted = f"at most config.strategy.groups = {self.groups}, of which each delivers once "
         wanted += f"with {self.waiting!r}"
         self.require("arrivals", self.arrivals <= self.groups or "batch" in self.waiting, wanted)
-        parts = self.arrivals * config.parallel.accumulation
-        parts *= nodes * devices if methods.mix else devices if config.parallel.api else 1
+        parts = self.arrivals * setup.parallel.accumulation
+        parts *= nodes * devices if methods.mix else devices if setup.parallel.api else 1
         wanted = f"a multiple of {parts} (config.strategy.arrivals x devices that share it x "
         wanted += "config.parallel.accumulation)"
-        config.require("batch_size", config.batch_size % parts == 0, wanted)
+        setup.require("batch_size", setup.batch_size % parts == 0, wanted)
 
 
 METHOD = Buffered

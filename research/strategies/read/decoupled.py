@@ -163,7 +163,7 @@ class Decoupled(own.Workers, Periodic, Fragmented, OuterMomentum):
 
         The staleness is how many merges the fragment that lags most has not seen.
         """
-        line, cluster = own.unhindered(self, setting, methods), setting.config.cluster
+        line, cluster = own.unhindered(self, setting, methods), setting.setup.cluster
         shares = np.array(fragment_bytes(setting._replace(update_bytes=1), self.fragments))
         sizes = shares * setting.update_bytes
         places = np.arange(self.groups) * cluster.nodes // self.groups

@@ -20,7 +20,7 @@ import numpy as np
 from optdyn.basics.fields import field
 from optdyn.basics.trees import Tree
 from optdyn.core import Array, Batch, Event, Gradient, Info, Params, Rule, Update
-from optdyn.experiment import Experiment
+from optdyn.setup import Setup
 from optdyn.strategies.method import Methods, Setting
 from optdyn.strategies.read import local_steps
 from optdyn.strategies.read import workers as own
@@ -104,7 +104,7 @@ class Elastic(own.Workers, Periodic):
     def clock(self, setting: Setting, methods: Methods) -> Timeline:
         """All workers have one period; a gradient is taken at what its worker is: none is stale."""
         line, exchange = own.timeline(self, setting, methods, self.periods, is_stale=False)
-        a = np.full(setting.config.steps, self.elasticity / self.groups, np.float32)
+        a = np.full(setting.setup.steps, self.elasticity / self.groups, np.float32)
         return line._replace(choice=Exchange(line.worker, exchange, a))
 
     @property
@@ -112,7 +112,7 @@ class Elastic(own.Workers, Periodic):
         """H of every worker."""
         return [self.period] * self.groups
 
-    def order(self, config: Experiment, line: Timeline) -> Exchanges:
+    def order(self, setup: Setup, methods: Methods, line: Timeline) -> Exchanges:
         """The order of arrivals in a race, which writes who exchanges when."""
         return Exchanges(line, self.periods, is_stale=False)
 

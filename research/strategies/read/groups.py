@@ -8,7 +8,7 @@ from optdyn.basics.errors import ConfigError, one_of, refuse
 from optdyn.basics.fields import field
 from optdyn.core import Gradient, Message, Update, send_gradient
 from optdyn.core.snapshots import KEPT
-from optdyn.experiment import Experiment, Pieces
+from optdyn.setup import Pieces, Setup
 from optdyn.strategies.method import Methods, Reads, Setting, slowed
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.compute_groups import make
@@ -35,37 +35,37 @@ class Grouped(Reads):
     def message(self, gradient: Gradient, update: Update) -> Callable[..., Message]:
         return send_gradient(gradient, update)
 
-    def check(self, config: Experiment, methods: Methods) -> None:
-        cluster = config.cluster
-        divides(self.groups, config, methods)
+    def check(self, setup: Setup, methods: Methods) -> None:
+        cluster = setup.cluster
+        divides(self.groups, setup, methods)
         local = methods.by_block
         if local and not is_drawn(cluster.service):
             one_of("config.cluster.service", cluster.service, (*DRAWN, *RECORDED, "geometric"))
         if local and cluster.pieces != Pieces():
             raise ConfigError("config.cluster.pieces: no block of local learning has such a server")
         if cluster.service == "race":
-            races(self.snapshots, config)
+            races(self.snapshots, setup)
         if self.snapshots == "host":
-            in_host_memory(config, methods)
+            in_host_memory(setup, methods)
 
 
 def together(of: Grouped, setting: Setting, methods: Methods, **more: Any) -> Timeline:
     """Arrivals of groups that send all blocks at once; `more` are arguments of `make`."""
-    config = setting.config
+    setup = setting.setup
     usual: dict[str, Any] = {
         "groups": of.groups,
-        "steps": config.steps,
-        "batch_size": config.batch_size,
+        "steps": setup.steps,
+        "batch_size": setup.batch_size,
         "update_bytes": setting.update_bytes,
-        "seed": config.seed,
+        "seed": setup.seed,
         "held": setting.held,
     }
     return make(slowed(setting, methods), **usual | more)
 
 
-def divides(groups: int, config: Experiment, methods: Methods) -> None:
+def divides(groups: int, setup: Setup, methods: Methods) -> None:
     """Raises `ConfigError` if groups are not of equally many workers."""
-    cluster = config.cluster
+    cluster = setup.cluster
     workers = cluster.nodes * cluster.devices_per_node
     if methods.mix:
         workers = cluster.devices_per_node
@@ -77,7 +77,7 @@ def divides(groups: int, config: Experiment, methods: Methods) -> None:
         )
 
 
-def in_host_memory(config: Experiment, methods: Methods) -> None:
+def in_host_memory(setup: Setup, methods: Methods) -> None:
     """Raises `ConfigError` where versions cannot lie in the host's memory."""
     wanted = "config.strategy.snapshots = 'host':"
     refuse(
@@ -87,18 +87,18 @@ def in_host_memory(config: Experiment, methods: Methods) -> None:
             f"config.strategy.name = {methods.name!r}; 'bfloat16' halves the table of all",
         ),
         (
-            config.parallel.api,
+            setup.parallel.api,
             f"{wanted} of one device, config.parallel.api = ''; on several "
             "config.parallel.shard_snapshots gives each a part of the table",
         ),
         (
-            config.replicas.count,
+            setup.replicas.count,
             f"{wanted} config.replicas.count must be 0, replicas share a device",
         ),
     )
 
 
-def races(snapshots: str, config: Experiment) -> None:
+def races(snapshots: str, setup: Setup) -> None:
     """Raises `ConfigError` where groups cannot race on real workers (`research/racing`)."""
     wanted = "config.cluster.service = 'race':"
     refuse(
@@ -107,9 +107,9 @@ def races(snapshots: str, config: Experiment) -> None:
             f"{wanted} config.strategy.snapshots must be '', as workers are sent x_t",
         ),
         (
-            config.parallel.api or config.parallel.accumulation > 1,
+            setup.parallel.api or setup.parallel.accumulation > 1,
             f"{wanted} config.parallel must be as it is by default",
         ),
-        (config.replicas.count, f"{wanted} config.replicas.count must be 0, one race is one run"),
-        (config.data.streaming, f"{wanted} config.data.streaming must be False"),
+        (setup.replicas.count, f"{wanted} config.replicas.count must be 0, one race is one run"),
+        (setup.data.streaming, f"{wanted} config.data.streaming must be False"),
     )

@@ -14,7 +14,7 @@ from jax import lax
 from optdyn.basics.errors import refuse
 from optdyn.basics.trees import Hyper, Tree
 from optdyn.core import Array, Batch, Event, Gradient, Params, Update
-from optdyn.experiment import Experiment
+from optdyn.setup import Setup
 from optdyn.strategies.read import groups
 
 
@@ -61,10 +61,10 @@ def local_steps(gradient: Gradient, update: Update, before: bool = False) -> Cal
     return work
 
 
-def races(config: Experiment) -> None:
+def races(setup: Setup) -> None:
     """Raises `ConfigError` where local steps would depend on what their worker cannot know."""
-    groups.races("", config)
-    optimizer, wanted = config.optimizer, "config.cluster.service = 'race':"
+    groups.races("", setup)
+    optimizer, wanted = setup.optimizer, "config.cluster.service = 'race':"
     refuse(
         (
             optimizer.schedule != "constant" or optimizer.warmup_steps,
@@ -76,7 +76,7 @@ def races(config: Experiment) -> None:
             f"{wanted} config.optimizer.chain: local steps know no staleness",
         ),
         (
-            config.probes.momentum,
+            setup.probes.momentum,
             f"{wanted} config.probes.momentum must be False, of local steps unseen",
         ),
     )

@@ -23,7 +23,7 @@ from optdyn.basics.errors import refuse
 from optdyn.basics.fields import field
 from optdyn.core import Gradient, Rule, Update
 from optdyn.core.snapshots import is_rounded
-from optdyn.experiment import Experiment
+from optdyn.setup import Setup
 from optdyn.strategies.method import Methods, Setting
 from optdyn.strategies.read import groups
 from optdyn.strategies.read.asynchronous import asynchronous
@@ -54,15 +54,15 @@ class Ringmaster(groups.Grouped):
         of = {"replicas": setting.replicas, "delay_bound": self.delay_bound}
         return groups.together(self, setting, methods, **of)
 
-    def order(self, config: Experiment, line: Timeline) -> Versions:
+    def order(self, setup: Setup, methods: Methods, line: Timeline) -> Versions:
         """The order of arrivals in a race, which writes who reads when."""
         return Versions(line, self.groups, delay_bound=self.delay_bound or math.inf)
 
-    def check(self, config: Experiment, methods: Methods) -> None:
-        super().check(config, methods)
+    def check(self, setup: Setup, methods: Methods) -> None:
+        super().check(setup, methods)
         refuse(
             (
-                self.delay_bound and config.replicas.count,
+                self.delay_bound and setup.replicas.count,
                 "config.strategy.delay_bound: only of runs, not of replicas",
             ),
             (

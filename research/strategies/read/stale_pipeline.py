@@ -30,10 +30,10 @@ from optdyn.basics.fields import field
 from optdyn.basics.trees import Array, Json
 from optdyn.core import Batch, Event, Gradient, Info, Params, Rule, Update, whole
 from optdyn.core.snapshots import State
-from optdyn.experiment import Experiment
 from optdyn.parallel.layout import Layout, mesh
 from optdyn.problem import models
 from optdyn.problem.problem import Problem
+from optdyn.setup import Setup
 from optdyn.strategies.gradient import local
 from optdyn.strategies.method import Gradients, Methods, Network, Reads, Setting
 from optdyn.strategies.read.asynchronous import asynchronous
@@ -128,9 +128,9 @@ def reading(
     return Rule(inner.init, step)
 
 
-def work(config: Experiment, network: Network) -> pipeline.Work:
+def work(setup: Setup, network: Network) -> pipeline.Work:
     """The work of backpropagation on the stages."""
-    return local.costs(local.Local(variant="backprop"), config, network)[1]
+    return local.costs(local.Local(variant="backprop"), setup, network)[1]
 
 
 @dataclass(frozen=True)
@@ -170,17 +170,17 @@ class StalePipeline(Gradients, Reads, MicroBatches):
 
         Of 2bw an update is of `micro_batches`, of the others of one batch as a whole.
         """
-        config = setting.config
+        setup = setting.setup
         assert setting.network
-        blocks, stages = len(setting.network.problem.blocks), config.cluster.nodes
-        size = {"steps": config.steps, "batch_size": config.batch_size}
-        own = work(config, setting.network)
-        seconds = pipeline.never_flushed(config.cluster, self.parts, own, **size)
+        blocks, stages = len(setting.network.problem.blocks), setup.cluster.nodes
+        size = {"steps": setup.steps, "batch_size": setup.batch_size}
+        own = work(setup, setting.network)
+        seconds = pipeline.never_flushed(setup.cluster, self.parts, own, **size)
         return stale_stages(self.pipeline, stages, blocks, seconds)
 
-    def check(self, config: Experiment, methods: Methods) -> None:
-        cluster = config.cluster
-        blocks = len(models.make(config.model, classes=2)) - 1
+    def check(self, setup: Setup, methods: Methods) -> None:
+        cluster = setup.cluster
+        blocks = len(models.make(setup.model, classes=2)) - 1
         refuse(
             (
                 not 1 <= cluster.nodes <= blocks,
@@ -188,8 +188,8 @@ class StalePipeline(Gradients, Reads, MicroBatches):
                 f"the model's {blocks} blocks before its last",
             ),
             (
-                self.pipeline == "predict" and config.optimizer.name != "sgd",
-                f"config.optimizer.name = {config.optimizer.name!r}: 'predict' is of heavy ball, "
+                self.pipeline == "predict" and setup.optimizer.name != "sgd",
+                f"config.optimizer.name = {setup.optimizer.name!r}: 'predict' is of heavy ball, "
                 "must be 'sgd'",
             ),
         )
@@ -199,11 +199,11 @@ class StalePipeline(Gradients, Reads, MicroBatches):
         parts = cluster.devices_per_node * self.parts
         wanted = f"a multiple of {parts} (config.cluster.devices_per_node, of '2bw' x config."
         wanted += "strategy.micro_batches)"
-        config.require("batch_size", config.batch_size % parts == 0, wanted)
+        setup.require("batch_size", setup.batch_size % parts == 0, wanted)
 
-    def report(self, config: Experiment, network: Network) -> Json:
+    def report(self, setup: Setup, network: Network) -> Json:
         """Bytes of an update between stages, activations forward and their gradients back."""
-        return {"communicated_bytes": int(2 * work(config, network).sent.sum())}
+        return {"communicated_bytes": int(2 * work(setup, network).sent.sum())}
 
     def layout(
         self,

@@ -20,7 +20,7 @@ from optdyn.basics.errors import ConfigError
 from optdyn.basics.fields import field
 from optdyn.basics.trees import Tree
 from optdyn.core import Array, Params, distance, snapshots
-from optdyn.experiment import Experiment, Pieces
+from optdyn.setup import Pieces, Setup
 from optdyn.strategies.method import Methods, Reads, Setting, slowed
 from optdyn.strategies.read import local_steps
 from optdyn.strategies.read.groups import divides
@@ -83,12 +83,12 @@ class Workers(Reads):
     workers = True
     info = ("sent_bytes",)
 
-    def check(self, config: Experiment, methods: Methods) -> None:
+    def check(self, setup: Setup, methods: Methods) -> None:
         """Raises `ConfigError` where workers are not of equally many devices, or cannot race."""
-        divides(self.groups, config, methods)
-        if config.cluster.service == "race":
-            local_steps.races(config)
-        if config.cluster.pieces != Pieces():
+        divides(self.groups, setup, methods)
+        if setup.cluster.service == "race":
+            local_steps.races(setup)
+        if setup.cluster.pieces != Pieces():
             raise ConfigError(
                 "config.cluster.pieces: no server queues with config.strategy.name = "
                 f"{methods.name!r}"
@@ -100,8 +100,8 @@ def local_work(of: Workers, setting: Setting, methods: Methods, sent: bool) -> W
 
     A gradient that is slower, as a local one may be, is so here too.
     """
-    config, cluster = setting.config, slowed(setting, methods)
-    return work_of(cluster, of.groups, config.batch_size, setting.update_bytes, sent)
+    setup, cluster = setting.setup, slowed(setting, methods)
+    return work_of(cluster, of.groups, setup.batch_size, setting.update_bytes, sent)
 
 
 def timeline(
@@ -113,9 +113,9 @@ def timeline(
     it then, as all of `asynchronous` have. The staleness is how many exchanges of others there were
     since the worker's own last one; none where what it read then does not count (`is_stale`).
     """
-    config = setting.config
-    if config.cluster.service == "race":
-        return empty(len(periods), config.steps), np.zeros(config.steps, bool)
+    setup = setting.setup
+    if setup.cluster.service == "race":
+        return empty(len(periods), setup.steps), np.zeros(setup.steps, bool)
     if held := setting.held:
         held.groups(held.worker, len(periods))
         line = from_arrivals(held.worker, held.seconds, len(periods))
@@ -127,23 +127,23 @@ def timeline(
         [np.concatenate([each[n] for each in own]) for own in cycles] for n in range(2)
     )
     work = Work(compute, sent, exchanged.overlap)
-    stream = int(seeds.generator(config.seed, "arrivals").integers(2**63))
-    line = arrivals(stream, law(config.cluster), work, config.steps)
+    stream = int(seeds.generator(setup.seed, "arrivals").integers(2**63))
+    line = arrivals(stream, law(setup.cluster), work, setup.steps)
     exchange, late, _ = exchanges(line.worker, periods, is_stale)
     return line._replace(staleness=late), exchange
 
 
 def unhindered(of: Workers, setting: Setting, methods: Methods) -> Timeline:
     """Arrivals of local steps of workers that wait for no message; they may come and go."""
-    config, count = setting.config, of.groups
+    setup, count = setting.setup, of.groups
     if held := setting.held:
         held.groups(held.worker, count)
         return from_arrivals(held.worker, held.seconds, count)
-    work, service = local_work(of, setting, methods, sent=False), law(config.cluster)
-    stream = int(seeds.generator(config.seed, "arrivals").integers(2**63))
-    if habits := habits_of(config.cluster, count, 0):
-        return volunteers(stream, service, work, config.steps, habits)[0]
-    return arrivals(stream, service, work, config.steps)
+    work, service = local_work(of, setting, methods, sent=False), law(setup.cluster)
+    stream = int(seeds.generator(setup.seed, "arrivals").integers(2**63))
+    if habits := habits_of(setup.cluster, count, 0):
+        return volunteers(stream, service, work, setup.steps, habits)[0]
+    return arrivals(stream, service, work, setup.steps)
 
 
 def by_speed(of: Workers, setting: Setting, methods: Methods, period: int) -> list[int]:
