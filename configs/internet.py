@@ -10,9 +10,11 @@ through 107 Mb/s, and regions' links vary by a deviation of 1. Nodes leave after
 mean and are back after one. Models are small, so bandwidths are scaled to their bytes.
 
     synchronous   an all-reduce after every update, of one example of every node
-    DiLoCo        after every h-th; h and both momenta are tuned too
+    DiLoCo        after every h-th; h and both momenta are tuned too, as of `decoupled`
     asynchronous  one server, in the region with the least far to all, with a link 1,000 times the
                   median one (107 Gb/s), which all queue for
+    decoupled     DiLoCo whose nodes wait for nobody: a server merges as soon as half of them have
+                  sent (Decoupled DiLoCo, arXiv 2604.21428)
     gossip        one peer of the exponential graph after every update, the next who is there
 
 Every exchange may run behind the last two thirds of the computing before it. Every arm has its own
@@ -128,18 +130,20 @@ ARMS: Mapping[str, Point] = {
     "synchronous": {"strategy.name": "model_averaging", "strategy.period": 1},
     "DiLoCo": {"strategy.name": "diloco", "strategy.period": 8},
     "asynchronous": {"strategy.name": "asynchronous"},
+    "decoupled": {"strategy.name": "decoupled", "strategy.period": 8, "cluster.overlap": 0.0},
     "gossip": {
         "strategy.name": "gossip",
         "strategy.graph": "one_peer",
         "strategy.gossip_order": "adapt",
     },
 }
-ALONE = "asynchronous"  # arm whose updates are of one node, not of all
+ALONE = ("asynchronous", "decoupled")  # arms whose updates are of one node, not of all
+MEETS = ("DiLoCo", "decoupled")  # arms with a period
 
 
 def config_of(problem: str, arm: str, size: int) -> Experiment:
     """An arm on a cluster of so many nodes."""
-    of, alone = PROBLEMS[problem], arm == ALONE
+    of, alone = PROBLEMS[problem], arm in ALONE
     config = usual().with_({**EARTH, **of.config, **ARMS[arm]})
     each = bandwidth(config, 2 * (1 - 1 / WORKERS) * SECONDS)  # one message
     values = {
@@ -151,16 +155,20 @@ def config_of(problem: str, arm: str, size: int) -> Experiment:
         "probes.mean": not alone,
     }
     if alone:
-        values |= {"strategy.groups": size, "cluster.server_bandwidth": SERVER * each}
+        values |= {"strategy.groups": size}
+    if arm == "asynchronous":
+        values |= {"cluster.server_bandwidth": SERVER * each}
+    if arm == "decoupled":
+        values |= {"strategy.quorum": size // 2}
     return config.with_(values)
 
 
 def arm_of(problem: str, name: str, size: int) -> Arm:
     """What is tuned. The rate of n asynchronous workers is searched from 2 / n of the usual on."""
     usual, config = PROBLEMS[problem].rate, config_of(problem, name, size)
-    arm = tuned_of(config, 4 * usual * min(1, 2 / size) if name == ALONE else usual)
-    if OUTER not in arm.ladders:
-        return arm
+    if name not in MEETS:
+        return tuned_of(config, 4 * usual * min(1, 2 / size) if name in ALONE else usual)
+    arm = tuned_of(config.with_({"strategy.name": "diloco"}), usual)
     inner = {MOMENTUM: rung(momenta, config.optimizer.momentum), PERIOD: rung(counts, 8)}
     return Arm(config, {**arm.ladders, MOMENTUM: momenta, PERIOD: counts}, {**arm.start, **inner})
 

@@ -9,15 +9,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
 from optdyn.basics import older_module_names
 from optdyn.basics.errors import ConfigError, InputError
-from optdyn.experiment import Experiment
 from optdyn.launch import cache, interruptible, sources
+
+if TYPE_CHECKING:
+    from optdyn.experiment import Experiment  # whose methods need jax
 
 NONE = "none"  # --workdir of a command that writes nothing
 TYPES = {
@@ -137,7 +139,7 @@ def no_memory(said: str, config: ConfigDict) -> str:
     )
 
 
-def warn(config: Experiment) -> None:
+def warn(config: "Experiment") -> None:
     """A line on standard error for everything in a checked config that is hardly meant."""
     from optdyn.basics.processes import is_writer
     from optdyn.training.warnings import probable_mistakes  # here, for they import jax

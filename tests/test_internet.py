@@ -22,7 +22,7 @@ def enough(monkeypatch):
 def test_all_arms_can_run_at_every_size(problem, arm, size):
     found = internet.arm_of(problem, arm, size)
     check(found.config)
-    workers = size if arm == internet.ALONE else 1
+    workers = size if arm in internet.ALONE else 1
     assert found.config.strategy.methods.groups == workers
     assert found.config.cluster.nodes == size and found.config.cluster.regions == 100
 
@@ -32,9 +32,14 @@ def test_the_parts_of_the_clock_add_up(arm):
     """Alike and with nothing to send, n nodes take 30 seconds for an update, or for n of them."""
     config = internet.config_of("quadratic", arm, 8)
     found = internet.clocks(config, 24)
-    updates = 3 if arm == internet.ALONE else 24
+    updates = 3 if arm in internet.ALONE else 24
     assert found["computing"] == pytest.approx(30 * updates)
-    assert found["network"] > found["volunteers"] > 0.5 * found["computing"]
+    assert found["volunteers"] > 0.5 * found["computing"]
+    if arm == "decoupled":  # nobody waits for a message, however slow the links are
+        slower = config.with_({"cluster.bandwidth": config.cluster.bandwidth / 100})
+        assert internet.clocks(slower, 24)["network"] == found["network"]
+    else:
+        assert found["network"] > found["volunteers"]
 
 
 def test_a_table_says_where_a_rate_is_not_known_to_be_the_best():
@@ -52,9 +57,9 @@ def test_a_table_says_how_often_nodes_meet_where_that_was_tuned():
     assert "| 0.5, 0.3, 0.6 outside, every 16 |" in internet.table([one])
 
 
-def test_the_period_is_tuned_of_diloco_only():
+def test_the_period_is_tuned_of_those_that_have_one():
     found = {arm: internet.arm_of("quadratic", arm, 64) for arm in internet.ARMS}
-    assert [arm for arm in found if PERIOD in found[arm].ladders] == ["DiLoCo"]
+    assert [arm for arm in found if PERIOD in found[arm].ladders] == [*internet.MEETS]
     period = found["DiLoCo"].config.strategy.methods.mix.period
     assert counts(found["DiLoCo"].start[PERIOD]) == period
     assert [counts(i) for i in (-1, 0, 1, 2)] == [1, 1, 2, 4]
