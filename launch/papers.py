@@ -36,12 +36,12 @@ from optdyn.basics import lookup, processes, sources
 from optdyn.basics.errors import InputError, meant
 from optdyn.basics.files import DiskFull, WorkdirError, permitted, read_json, write_json, writing
 from optdyn.basics.hold import held, writable
-from optdyn.configs import papers as claims
 from optdyn.evidence import lock, raw
 from optdyn.evidence.claim import WORDS, Claim, Verdict
 from optdyn.evidence.study import Study
 from optdyn.launch import app, interruptible
 
+CLAIMS = "optdyn.configs.papers"  # a claim a file, found by its name as configs are
 SCALES = {"small": (2, 5), "full": (3, 10)}  # seeds that choose and that report
 BETWEEN = 1000  # seeds of one --seed and the next
 
@@ -51,7 +51,7 @@ def names(folder: Path | None = None) -> list[str]:
 
     Raises `InputError` where one of the folder's is not whole.
     """
-    places = claims.__path__ if folder is None else [str(folder)]
+    places = [str(folder)] if folder else importlib.import_module(CLAIMS).__path__
     found = [module.name for module in pkgutil.iter_modules(places)]
     found = [name for name in found if not name.startswith("_")]
     return sorted(found, key=lambda name: int(load(name, folder).CLAIM.number))
@@ -65,7 +65,7 @@ def usual(folder: Path | None = None) -> list[str]:
 def load(name: str, folder: Path | None = None) -> ModuleType:
     """The module of a claim. Raises `InputError` where a folder's is not whole."""
     if folder is None:
-        return importlib.import_module(f"{claims.__name__}.{name}")
+        return importlib.import_module(f"{CLAIMS}.{name}")
     file = folder.resolve() / f"{name}.py"
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))  # for processes that measure, too
