@@ -16,9 +16,9 @@ exactly. A_i is the reward of sample i less the mean of the others' in its batch
 the newest ones, `plain` nowhere. Step and momentum of every arm are the best of a grid on seeds 100
 to 103, by updates to J = 0.6; twenty others report. Arrivals are those of `asynchronous`.
 
-The meter (`research/dynamics/moments.py`) reads the momentum of runs without explicit momentum.
-Decided before the run: a kind *has momentum* if the median reading with 16 groups is above 0.5 of
-1 - 1/16, and has none if it is below 0.1.
+The meter (`research/dynamics/moments.py`) reads the momentum of eight runs without explicit
+momentum, of 800 updates with 16 groups. Decided before the run: a kind *has momentum* if the whole
+interval is above 0.47, half of 1 - 1/16, and has none if it is below 0.1.
 
 Then samples whose content decides how long they take: labels from 5 on three times as long as the
 others, in the mean, exponential. With 16 workers, seconds to J = 0.6 if samples of R or more
@@ -28,7 +28,6 @@ the slow labels over that of the fast ones then, which says whether they are sta
 
 import heapq
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -44,7 +43,7 @@ from optdyn.basics import seeds
 from optdyn.basics.arguments import Parser
 from optdyn.basics.trees import Tree
 from optdyn.config import usual
-from optdyn.dynamics.moments import NotIdentified, fit
+from optdyn.dynamics.moments import NORMAL, NotIdentified, fit
 from optdyn.evidence.intervals import ratio, shown
 from optdyn.outputs.workdir import write_json
 from optdyn.problem import shared_data
@@ -55,10 +54,10 @@ GROUPS = (1, 4, 16)
 LONG_RUN = tuple(2.0**i for i in range(-3, 6))  # steps, rate / (1 - momentum)
 MOMENTA = (-0.6, -0.3, 0.0, 0.3, 0.6, 0.9)
 CHOOSE, REPORT = tuple(range(100, 104)), tuple(range(20))
-BATCH, HIDDEN, LABELS, PIXELS, EXAMPLES, EVALUATED = 64, 32, 10, 14, 4000, 1000
+BATCH, HIDDEN, LABELS, PIXELS, EXAMPLES, EVALUATED = 32, 16, 10, 14, 4000, 1000
 LOOK, TARGET, MOST, CLIP = 10, 0.6, 2.0, 0.2
-STEPS = {1: 500, 4: 800, 16: 1600}
-READ, READINGS, LEAVES = 1000, 4, 256  # updates of a reading, seeds, numbers that are projected on
+STEPS = {1: 600, 4: 800, 16: 1600}
+READ, READINGS, LEAVES = 800, 8, 256  # updates of a reading, seeds, numbers that are projected on
 SLOW, TIMES = 5, 3.0  # the first slow label; how much longer they take
 WAYS: Mapping[str, tuple[int, int]] = {  # (drop at R, wait at R); 0: neither
     "all": (0, 0),
@@ -294,16 +293,17 @@ def tuned(data: Any, kind: str, lines: Mapping[int, Line], clock: str) -> dict[s
     }
 
 
-def reading(data: Any, kind: str, lines: Sequence[Line], step: float) -> list[float]:
-    """The momentum that the meter fits to runs without explicit momentum, where it can."""
+def reading(data: Any, kind: str, lines: Sequence[Line], step: float) -> dict[str, Any]:
+    """The momentum that the meter fits to runs without explicit momentum, all together."""
     slots = int(2 ** np.ceil(np.log2(max(line.staleness.max() for line in lines) + 2)))
     one = jax.jit(partial(trained, data, kind, slots, True))
-    found = []
-    for seed, line in enumerate(lines):
-        _, (moved, true) = one(line.staleness, line.slow, seed, step, 0.0)
-        with suppress(NotIdentified):
-            found.append(float(fit([(np.asarray(moved), np.asarray(true))]).momentum))
-    return found
+    runs_ = [one(line.staleness, line.slow, s, step, 0.0)[1] for s, line in enumerate(lines)]
+    try:
+        found = fit([(np.asarray(moved), np.asarray(true)) for moved, true in runs_])
+    except NotIdentified as error:
+        return {"step": step, "refused": str(error)}
+    ends = found.momentum + np.array([-1, 1]) * NORMAL * found.momentum_error
+    return {"step": step, "momentum": [found.momentum, *ends.tolist()], "p": found.p}
 
 
 def measured() -> dict[str, Any]:
@@ -340,7 +340,9 @@ def table(record: Mapping[str, Any]) -> str:
     lines.append("|---|---|---|---|---|---|")
     for row in record["rows"]:
         kept = ratio(row[f"updates with {MOMENTA[-1]}"], row["updates"])
-        read = f"{np.median(row['read']):.2f}" if row.get("read") else "refused" * ("read" in row)
+        read = ""
+        if "read" in row:
+            read = shown(row["read"]["momentum"]) if "p" in row["read"] else "refused"
         over = shown(ratio(row["updates"], alone))
         at = f"{row['momentum']:g}" + "*" * row["edge"][1]
         lines.append(
