@@ -14,14 +14,14 @@ exactly. A_i is the reward of sample i less the mean of the others' in its batch
 `truncated` is what decoupled weights (AReaL, arXiv 2505.24298) are where every sample is used once.
 `late` is asynchronous SGD, whose gradients are unbiased at old parameters; `ratio` is unbiased at
 the newest ones, `plain` nowhere. Step and momentum of every arm are the best of a grid on seeds 100
-to 103, by updates to J = 0.6; twenty others report. Arrivals are those of `asynchronous`.
+to 103, by updates to J = 0.4; twenty others report. Arrivals are those of `asynchronous`.
 
 The meter (`research/dynamics/moments.py`) reads the momentum of eight runs without explicit
 momentum, of 800 updates with 16 groups. Decided before the run: a kind *has momentum* if the whole
 interval is above 0.47, half of 1 - 1/16, and has none if it is below 0.1.
 
 Then samples whose content decides how long they take: labels from 5 on three times as long as the
-others, in the mean, exponential. With 16 workers, seconds to J = 0.6 if samples of R or more
+others, in the mean, exponential. With 16 workers, seconds to J = 0.4 if samples of R or more
 updates ago are dropped, or if nothing is applied while one that old is on its way (paced); and J of
 the slow labels over that of the fast ones then, which says whether they are starved.
 """
@@ -55,7 +55,7 @@ LONG_RUN = tuple(2.0**i for i in range(-3, 6))  # steps, rate / (1 - momentum)
 MOMENTA = (-0.6, -0.3, 0.0, 0.3, 0.6, 0.9)
 CHOOSE, REPORT = tuple(range(100, 104)), tuple(range(20))
 BATCH, HIDDEN, LABELS, PIXELS, EXAMPLES, EVALUATED = 32, 16, 10, 14, 4000, 1000
-LOOK, TARGET, MOST, CLIP = 10, 0.6, 2.0, 0.2
+LOOK, TARGET, MOST, CLIP = 10, 0.4, 2.0, 0.2
 STEPS = {1: 600, 4: 800, 16: 1600}
 READ, READINGS, LEAVES = 800, 8, 256  # updates of a reading, seeds, numbers that are projected on
 SLOW, TIMES = 5, 3.0  # the first slow label; how much longer they take
