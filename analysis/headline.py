@@ -57,6 +57,11 @@ def best(runs: pd.DataFrame, keys: Sequence[str], target: float, most: int = 5) 
         its = runs[runs["setting"] == setting]
         cells = [of_figure(its, figure) for figure in figures]
         rows.append([describe(its.iloc[0], labels), *(cell.shown for cell in cells)])
+    return aligned(rows)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of as many cells each as text: the first column to the left, others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows

@@ -12,7 +12,7 @@
         steps=1000,
         seeds=range(5),
     )
-    runs.table()
+    print(runs)
 
 An experiment is a value. The command trains the config of `Experiment.config()` to the same floats,
 because both run the same code.
@@ -40,14 +40,14 @@ from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
 from optdyn import experiment, setup, strategies
-from optdyn.analysis import efficiency, figures, tables
+from optdyn.analysis import efficiency, figures, headline, tables
 from optdyn.analysis.figures import OKABE_ITO
 from optdyn.basics.cache_keys import Is
 from optdyn.basics.errors import ConfigError, meant
 from optdyn.basics.fields import NAMES, Options, Value
 from optdyn.config import default, parse
 from optdyn.core import Rule, together, whole
-from optdyn.evidence.intervals import ratio
+from optdyn.evidence.intervals import ratio, shown
 from optdyn.grid import changed, grid, named
 from optdyn.launch import in_memory
 from optdyn.outputs.workdir import parameters
@@ -451,6 +451,23 @@ class Comparison:
             rows.append(row | {"loss": float(np.median(ends)), "seeds": len(arm)})
         return pd.DataFrame(rows).set_index("experiment")
 
+    def __str__(self) -> str:
+        """What `table` says at the comparison's own loss, to be read."""
+        table, first = self.table(), next(iter(self.runs))
+        rows = [["", "updates", "x seconds an update", "= simulated seconds"]]
+        for name, row in table.iterrows():
+            own = {clock: f"{row[clock]:.3g}" for clock in ("updates", "seconds")}
+            if name != first:
+                for clock in own:
+                    found = row[[f"{clock}_ratio", f"{clock}_low", f"{clock}_high"]]
+                    own[clock] += f" ({shown(found)} times)"
+            each = f"{row['seconds'] / row['updates']:.3g}"
+            rows.append([str(name), own["updates"], each, own["seconds"]])
+        return (
+            f"To a training loss of {self.target:.3g}; medians of {table['seeds'].iloc[0]} seeds, "
+            f"and times those of {first} with 95 % intervals\n\n{headline.aligned(rows)}"
+        )
+
     def plot(self, x: str = "simulated_seconds", y: str = "train_loss") -> Figure:
         """A figure of one column of the log against another: medians and ranges over seeds."""
         figure, axes = figures.new()
@@ -508,10 +525,8 @@ def compare(
     for name, one in chosen:
         values = {key: v for key, v in one.keys().items() if v != usual.get(key)}
         listed.append({"name": f"{name},seed={one.seed}"} | values)
-    where = nullcontext(workdir) if workdir else tempfile.TemporaryDirectory()
-    with where as folder:
-        assert folder
-        config, path = grid(default(), listed), Path(folder)
+    with tempfile.TemporaryDirectory() as kept_nowhere:
+        config, path = grid(default(), listed), Path(workdir or Path(kept_nowhere, "compare"))
         entries = points.plan(config, path)
         if sweep.sweep(config, path, entries, "threads", sweep.cores()):
             raise KeyboardInterrupt

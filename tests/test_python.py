@@ -76,6 +76,11 @@ def test_a_comparison_is_of_the_runs_alone():
     assert list(table.index) == ["sync", "async"] and (table["seeds"] == 2).all()
     assert table.loc["sync", "updates_ratio"] == 1 and np.isfinite(table["seconds"]).all()
     assert (table["seconds_low"] <= table["seconds_ratio"]).all()
+    head, _, titles, sync, late = str(found).splitlines()
+    assert "medians of 2 seeds, and times those of sync" in head and titles.startswith(" ")
+    updates, each, seconds = map(float, sync.split()[1:])
+    assert updates * each == pytest.approx(seconds, rel=0.01)  # of three digits
+    assert late.startswith("async") and late.count("times)") == 2
     assert found.plot().axes[0].get_legend_handles_labels()[1] == ["sync", "async"]
 
 
