@@ -485,7 +485,8 @@ def test_processes_agree_with_one(tmp_path, data_dir, parameters, processes, dev
     groups = GROUPS | {"cluster.nodes": 2 * processes * devices}
     configs |= {f"groups {api}": groups | {"parallel.api": api} for api in METHODS["groups"][1]}
     found = train(configs, tmp_path, data_dir, *launcher)
-    simulated = train({"groups": groups}, tmp_path, data_dir) | parameters
+    alone = {"groups": groups, "streaming simulated": DASO | STREAMING}
+    simulated = train(alone, tmp_path, data_dir) | parameters
     for name, flat in found.items():
         kinds = (kind for kind in ("daso", "groups", "nodes", "streaming") if kind in name)
         kind = next(kinds, "sync")
