@@ -88,6 +88,9 @@ class Search(NamedTuple):
         return [curves[i : i + n] for i in range(0, len(curves), n)]
 
 
+LARGEST = 0.999999  # momentum; its rung is also every one beyond
+
+
 def rates(i: int) -> float:
     """Powers of 2."""
     return 2.0**i
@@ -99,9 +102,9 @@ def counts(i: int) -> int:
 
 
 def momenta(i: int) -> float:
-    """0, 0.3, 0.6, 0.8, 0.9, 0.95, ... and the same below 0."""
+    """0, 0.3, 0.6, 0.8, 0.9, 0.95, ..., 0.999999 and the same below 0."""
     size = 0.3 * abs(i) if abs(i) < 3 else 1 - 0.2 * 2.0 ** (3 - abs(i))
-    return round(math.copysign(size, i), 6) if i else 0.0
+    return round(math.copysign(min(size, LARGEST), i), 6) if i else 0.0
 
 
 def not_negative(i: int) -> float:

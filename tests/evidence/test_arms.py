@@ -185,3 +185,4 @@ def test_the_ladder_of_momenta_has_no_ends_and_two_equal_sides():
     assert every == [-value for value in reversed(every)]
     assert [momenta(i) for i in range(6)] == [0.0, 0.3, 0.6, 0.8, 0.9, 0.95]
     assert all(rung(momenta, momenta(i)) == i for i in range(-8, 9))
+    assert [momenta(i) for i in (21, 22, 60, -60)] == [0.999999] * 3 + [-0.999999]  # never 1
