@@ -73,9 +73,7 @@ def seconds(run: Recorded, bandwidths: Sequence[float]) -> pd.DataFrame:
         between = bandwidth * GIGABIT if np.isfinite(bandwidth) else 0.0  # which is free
         cluster = config.cluster.with_(bandwidth=between)
         waiting = float(synchronous(cluster, **common).seconds[-1])
-        selective = float(
-            clock(cluster, config.strategy.methods.of(DASO), **common, **epochs).seconds[-1]
-        )
+        selective = float(clock(cluster, config.methods.of(DASO), **common, **epochs).seconds[-1])
         rows.append((bandwidth, waiting, selective, 1 - selective / waiting))
     return pd.DataFrame(rows, columns=["bandwidth", "synchronous", "daso", "saved"])
 

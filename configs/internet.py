@@ -138,7 +138,6 @@ ARMS: Mapping[str, Point] = {
     },
 }
 ALONE = ("asynchronous", "decoupled")  # arms whose updates are of one node, not of all
-MEETS = ("DiLoCo", "decoupled")  # arms with a period
 
 
 def config_of(problem: str, arm: str, size: int) -> Experiment:
@@ -157,18 +156,19 @@ def config_of(problem: str, arm: str, size: int) -> Experiment:
     if alone:
         values |= {"strategy.groups": size}
     if arm == "asynchronous":
-        values |= {"cluster.server_bandwidth": SERVER * each}
+        values["cluster.server_bandwidth"] = SERVER * each
     if arm == "decoupled":
-        values |= {"strategy.quorum": size // 2}
+        values["strategy.quorum"] = size // 2
     return config.with_(values)
 
 
 def arm_of(problem: str, name: str, size: int) -> Arm:
     """What is tuned. The rate of n asynchronous workers is searched from 2 / n of the usual on."""
     usual, config = PROBLEMS[problem].rate, config_of(problem, name, size)
-    if name not in MEETS:
-        return tuned_of(config, 4 * usual * min(1, 2 / size) if name in ALONE else usual)
-    arm = tuned_of(config.with_({"strategy.name": "diloco"}), usual)
+    late = name == "asynchronous"
+    arm = tuned_of(config, 4 * usual * min(1, 2 / size) if late else usual)
+    if OUTER not in arm.ladders:
+        return arm
     inner = {MOMENTUM: rung(momenta, config.optimizer.momentum), PERIOD: rung(counts, 8)}
     return Arm(config, {**arm.ladders, MOMENTUM: momenta, PERIOD: counts}, {**arm.start, **inner})
 

@@ -150,7 +150,8 @@ ARMS: Mapping[str, Point] = {
 }
 SYNCHRONOUS = ("synchronous", "synchronous, large batch")
 STALE = ("asynchronous", "buffered", "elastic", "async_local_sgd", "ad_psgd")
-OUTSIDE = ("diloco", "async_local_sgd")  # whose momentum is the outer one, what is inside is kept
+# Whose momentum is the outer one, what is inside is kept.
+OUTSIDE = ("diloco", "async_local_sgd", "decoupled")
 MEETING = ("model_averaging", "diloco", "slowmo", "daso", "gossip")  # nodes, whose mean counts
 
 

@@ -163,7 +163,7 @@ def notes(config: Experiment, found: Rows, assumed: bool = False) -> Iterator[st
     ]
     if any(None in row.get("needed", {}).values() for row in found):
         said.append("'never' is where workers wait so much that no network is fast enough.")
-    methods = {name: price.with_method(config, name).strategy.methods for name in sorted(priced)}
+    methods = {name: price.with_method(config, name).methods for name in sorted(priced)}
     alone = [name for name, method in methods.items() if method.groups > 1]
     if alone:
         said.append(f"An update of {and_(alone)} is of one worker or a few, of the others of all.")
@@ -345,7 +345,7 @@ def _said(one: Experiment, name: str, values: dict[str, Any]) -> dict[str, Any]:
     """The keys that a row is of: the period of every method that has one, and those given."""
     from optdyn import strategies
 
-    period = {"period": one.strategy.methods.get("period", 1)}
+    period = {"period": one.methods.get("period", 1)}
     return (period if strategies.owns(name, "period") else {}) | values
 
 

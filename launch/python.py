@@ -127,8 +127,8 @@ class Method:
             raise ConfigError(f"{self.name}: only a method of reading is a rule by itself")
         config = Experiment(method=self).parsed()
         update = together(optax.with_extra_args_support(optimizer))
-        slots = slots or config.strategy.methods.groups
-        return reading(config.strategy.methods, whole(loss), update, slots)
+        slots = slots or config.methods.groups
+        return reading(config.methods, whole(loss), update, slots)
 
     def clock(
         self,

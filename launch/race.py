@@ -82,7 +82,7 @@ def described(config: Experiment) -> Iterator[str]:
         send()
         taken, done = taken + time.monotonic() - begun, done + 1
     each, updates = taken / done, batches / parts_of(run)
-    rate = config.strategy.methods.groups * updates / each
+    rate = config.methods.groups * updates / each
     yield f"parameters      {parameter_bytes(run.params):,} bytes"
     yield f"a message       {number(each)} s of a worker alone with all cores, {updates:g} updates"
     yield f"it is given     {parameter_bytes(given):,} bytes"

@@ -91,9 +91,9 @@ def carried(config: Experiment, arm: Arm, anchor: Arm) -> Experiment:
     """
     keys = {f"strategy.{key}": value for key, value in arm.keys.items()}
     one = config.with_({"strategy.name": arm.name, **keys})
-    groups, cluster = one.strategy.methods.groups, one.cluster
+    groups, cluster = one.methods.groups, one.cluster
     workers = cluster.nodes * cluster.devices_per_node
-    if (cluster.devices_per_node if one.strategy.methods.mix else workers) % groups:
+    if (cluster.devices_per_node if one.methods.mix else workers) % groups:
         raise ConfigError(f"of {groups} groups, which cannot share {workers:,} workers")
     at_work = round(one.batch_size / price.examples_of_worker(one))
     whole = price.with_method(config, strategies.PLAIN).batch_size * arm.batch / anchor.batch
@@ -173,7 +173,7 @@ def has(found: Measured, one: Experiment) -> bool:
 
     Plain synchronous training has one of 1.
     """
-    methods = one.strategy.methods
+    methods = one.methods
     asked = {key: methods.get(key, usual) for key, usual in ASKED.items()}
     return methods.plain or any(
         arm.name == methods.name
@@ -184,7 +184,7 @@ def has(found: Measured, one: Experiment) -> bool:
 
 def named(name: str, one: Experiment) -> str:
     """The label of an experiment's method, as those of arms are."""
-    methods = one.strategy.methods
+    methods = one.methods
     keys = {key: methods.get(key, usual) for key, usual in ASKED.items()}
     if not strategies.owns(name, "period"):
         keys.pop("period")

@@ -291,9 +291,9 @@ def test_values_that_can_run(values):
 def test_groups():
     """Only asynchronous groups arrive by themselves."""
     given = {"strategy.groups": 3}
-    assert as_experiment(changed(given)).strategy.methods.groups == 1
+    assert as_experiment(changed(given)).methods.groups == 1
     given["strategy.name"] = "asynchronous"
-    assert as_experiment(changed(given)).strategy.methods.groups == 3
+    assert as_experiment(changed(given)).methods.groups == 3
 
 
 def test_unknown_and_missing_keys():

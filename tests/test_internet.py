@@ -23,7 +23,7 @@ def test_all_arms_can_run_at_every_size(problem, arm, size):
     found = internet.arm_of(problem, arm, size)
     check(found.config)
     workers = size if arm in internet.ALONE else 1
-    assert found.config.strategy.methods.groups == workers
+    assert found.config.methods.groups == workers
     assert found.config.cluster.nodes == size and found.config.cluster.regions == 100
 
 
@@ -59,7 +59,7 @@ def test_a_table_says_how_often_nodes_meet_where_that_was_tuned():
 
 def test_the_period_is_tuned_of_those_that_have_one():
     found = {arm: internet.arm_of("quadratic", arm, 64) for arm in internet.ARMS}
-    assert [arm for arm in found if PERIOD in found[arm].ladders] == [*internet.MEETS]
-    period = found["DiLoCo"].config.strategy.methods.mix.period
+    assert [arm for arm in found if PERIOD in found[arm].ladders] == ["DiLoCo", "decoupled"]
+    period = found["DiLoCo"].config.methods.mix.period
     assert counts(found["DiLoCo"].start[PERIOD]) == period
     assert [counts(i) for i in (-1, 0, 1, 2)] == [1, 1, 2, 4]

@@ -126,5 +126,5 @@ def test_equal_variants_share_a_program(local):
     )
     assert one is other
     chunked = local({"strategy.variant": "chunked", "strategy.chunks": 4})
-    own = [c.strategy.methods.gradient.over(4) for c in map(as_experiment, (chunked, local()))]
+    own = [c.methods.gradient.over(4) for c in map(as_experiment, (chunked, local()))]
     assert own[0] == own[1]

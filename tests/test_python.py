@@ -203,7 +203,7 @@ def test_joined_methods_have_each_their_own_numbers(tmp_path):
     """What both have is of each its own, also where one of them leaves it at its default."""
     method = optdyn.diloco(period=2) + optdyn.async_local_sgd(groups=2)
     cluster = optdyn.Cluster(nodes=2, devices_per_node=2)
-    nodes, workers = parse(base(method=method, cluster=cluster).config()).strategy.methods.every
+    nodes, workers = parse(base(method=method, cluster=cluster).config()).methods.every
     assert (nodes.period, workers.period, workers.groups) == (2, 8, 2)
     alike = optdyn.diloco(period=8) + optdyn.async_local_sgd(period=8)
     assert alike.keys == {}

@@ -87,7 +87,7 @@ def on(
         losses = dict(zip(curve.updates, curve.losses, strict=True))
         ends = [losses[step] for step in range(epoch, config.steps, epoch)]
         run |= {"steps_per_epoch": epoch, "epoch_losses": ends}
-        seconds = clock(cluster, config.strategy.methods.of(DASO), **run).seconds
+        seconds = clock(cluster, config.methods.of(DASO), **run).seconds
     else:
         seconds = synchronous(cluster, **run).seconds
     return curve._replace(seconds=[float(seconds[n - 1]) if n else 0.0 for n in curve.updates])

@@ -80,7 +80,7 @@ def clock(config: Experiment, seed: int) -> tuple[float, float]:
     """Barrier waste, and simulated seconds, of a run."""
     per_epoch = len(shared_data.load(config).train["label"]) // config.batch_size
     sizes: Any = {"steps": config.steps, "batch_size": config.batch_size, "seed": seed}
-    method = config.strategy.methods.of(DynamicBatch)
+    method = config.methods.of(DynamicBatch)
     made, busy = clocked(config.cluster, method, steps_per_epoch=per_epoch, **sizes)
     return waste(made, busy), float(made.seconds[-1])
 

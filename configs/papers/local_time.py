@@ -97,7 +97,7 @@ def config(task: str, variant: str, scale: str, batch_size: int = 0) -> Experime
 
 
 def _method(config: Experiment) -> local.Local:
-    method = config.strategy.methods.gradient
+    method = config.methods.gradient
     assert isinstance(method, local.Local)
     return method
 

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from optdyn.config import usual
 from optdyn.evidence.arms import MOMENTUM, STEP, Arm, at, momenta, rates, rung, tuned
 from optdyn.evidence.claim import Claim, Verdict, below
-from optdyn.evidence.intervals import drawn_again, ratio, shown
+from optdyn.evidence.intervals import mean_ratio, ratio, shown
 from optdyn.evidence.study import Job, Study
 from optdyn.evidence.trial import to_loss
 from optdyn.experiment import Experiment
@@ -149,13 +149,8 @@ def pairs(result: Mapping[str, Any]) -> dict[str, tuple[list[float], list[float]
 
 def mean(result: Mapping[str, Any]) -> tuple[float, float, float]:
     """The geometric mean over laws of ratios of medians, and its interval."""
-    every = np.array(list(pairs(result).values()))  # (laws, 2, seeds)
-
-    def figure(seeds: np.ndarray) -> float:
-        medians = np.median(every[:, :, seeds], axis=2)
-        return float(np.exp(np.log(medians[:, 0] / medians[:, 1]).mean()))
-
-    return drawn_again(figure, every.shape[2])
+    waits, late = zip(*pairs(result).values(), strict=True)
+    return mean_ratio(waits, late)
 
 
 def verdict(result: Mapping[str, Any]) -> Verdict:

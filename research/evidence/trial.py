@@ -66,7 +66,7 @@ def trial(
     """
     if config.parallel.api:
         raise ConfigError("config.parallel.api: trials are of one device")
-    if config.strategy.methods.get("snapshots", "") == "host":
+    if config.methods.get("snapshots", "") == "host":
         raise ConfigError(
             "config.strategy.snapshots = 'host': trials hold versions on the device, which trains "
             "the same; it must be ''"

@@ -92,7 +92,7 @@ def ray_workers(
         import ray
     except ImportError as error:
         raise RayError("Ray is not installed: pip install 'optdyn[ray]'") from error
-    groups = run.config.strategy.methods.groups
+    groups = run.config.methods.groups
     given: Json = {"log_to_driver": False, "logging_level": "ERROR"}
     if not address:
         given["include_dashboard"] = False

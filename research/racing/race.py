@@ -72,7 +72,7 @@ def race(config: Experiment, workdir: Path, connect: Connect, servers: int = 1) 
 def prepared(config: Experiment, servers: int, begun: bool = False) -> Run:
     """The prepared run. Raises what `trainer.prepare` does, and where it has no such servers."""
     run = trainer.prepare(config, begun=begun, race=True)
-    if fresh := config.strategy.methods.get("fresh", ()):
+    if fresh := config.methods.get("fresh", ()):
         shards.check_separable(run, fresh, f"config.strategy.fresh = {tuple(fresh)!r}")
     shards.check(run, servers)
     return run
@@ -87,7 +87,7 @@ def so_far(run: Run, trace: Path, step: int) -> Order:
     try:
         if step:
             held, parts = read(str(trace), step), parts_of(run)
-            groups = run.config.strategy.methods.groups
+            groups = run.config.methods.groups
             worker = held.workers((parts,), groups) if parts > 1 else held.worker
             late = held.flags("dropped", (groups,)) if held.has("dropped") else None
             fill(order, worker, held.seconds, late)
@@ -106,7 +106,7 @@ def serving(run: Run, order: Order, workers: Workers, begins: Chunk) -> Callable
     """
     made = server.of_run(run, workers.shards)
     made.begin(begins)
-    if run.config.strategy.methods.get("fresh", ()):
+    if run.config.methods.get("fresh", ()):
         workers = merged.serve(run, order.working, workers, begins)
     line, step = run.timeline, begins.start
     clock = time.monotonic() - (line.seconds[step - 1] if step else 0.0)
@@ -164,7 +164,7 @@ def replaying(order: Iterable[int]) -> Connect:
     """
 
     def connect(run: Run) -> AbstractContextManager[Workers]:
-        halves = 2 if run.config.strategy.methods.get("fresh", ()) else 1
+        halves = 2 if run.config.methods.get("fresh", ()) else 1
         arriving = (group for group in order for _ in range(halves))
         return contextlib.nullcontext(in_turn(worker(run), lambda _: next(arriving, None)))
 

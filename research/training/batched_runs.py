@@ -93,7 +93,7 @@ def is_batched(config: Experiment) -> bool:
 
 def is_one_program(config: Experiment) -> bool:
     """Whether the loop over updates is one compiled program of one device."""
-    on_host = config.strategy.methods.get("snapshots", "") == "host"
+    on_host = config.methods.get("snapshots", "") == "host"
     return not (config.parallel.api or config.replicas.count or on_host)
 
 

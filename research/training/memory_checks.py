@@ -55,7 +55,7 @@ def of_config(config: Experiment) -> None:
     cluster, methods = config.cluster, config.methods
     updates = config.steps * max(config.replicas.count, 1)
     kept = methods.mix or methods.gradient or cluster.pieces != Pieces()
-    rows = updates if kept else drawn(updates, config.strategy.methods.groups)
+    rows = updates if kept else drawn(updates, config.methods.groups)
     draws = rows * cluster.nodes * cluster.devices_per_node
     many = f" x config.replicas.count = {config.replicas.count:,}" * bool(config.replicas.count)
     _fits(
@@ -124,7 +124,7 @@ def need_of(config: Experiment, rule: Rule, params: Params) -> Need:
     size = program.parameter_bytes
     device, host = size(state) + REFERENCES * size(params), 0
     one_memory = jax.devices()[0].platform == "cpu"
-    if config.strategy.methods.get("snapshots", "") == "host":
+    if config.methods.get("snapshots", "") == "host":
         row = size(state.slots) // max(len(leaf) for leaf in jax.tree.leaves(state.slots))
         host = size(state.slots)
         device += (1 + paged.ROWS) * row - host

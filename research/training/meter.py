@@ -187,7 +187,7 @@ def lags(config: Experiment) -> int:
         return 0
     if optimizer.options or optimizer.chain:
         return 0
-    return 1 + bool(optimizer.momentum and config.strategy.methods.groups > 1)
+    return 1 + bool(optimizer.momentum and config.methods.groups > 1)
 
 
 def said(ended: Sequence[Window], lags: int, plain: bool, rate: float) -> Json:

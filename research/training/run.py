@@ -90,7 +90,7 @@ def batches_of(run: Run, independent: bool = False) -> Batches:
     every = partial(
         problem.batches, run.config, run.examples, independent=independent, shards=run.shards
     )
-    methods, batch = run.config.strategy.methods, run.timeline.batch
+    methods, batch = run.config.methods, run.timeline.batch
     if run.shards and methods.read and not methods.mix:
         return partial(every, worker=run.timeline.worker)
     if batch is not None:  # it is its reader's, and so was decided before the update's number

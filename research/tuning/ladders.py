@@ -28,7 +28,7 @@ def ladders(config: Experiment) -> dict[str, tuple[Ladder, float]]:
     A ladder whose end is reached stays there. Raises `ConfigError` where the optimizer's numbers
     are not constant, or the config starts from a run.
     """
-    optimizer, methods = config.optimizer, config.strategy.methods
+    optimizer, methods = config.optimizer, config.methods
     tunable(config)
     outer = methods.get("outer_momentum", 0.0)
     found: dict[str, tuple[Ladder, float]] = {}

@@ -160,7 +160,7 @@ def with_method(config: Experiment, name: str, **keys: object) -> Experiment:
         groups = 1
     changes: dict[str, object] = {"strategy.name": name, "strategy.groups": groups}
     changes |= {f"strategy.{k}": v for k, v in keys.items() if strategies.owns(name, k)}
-    arrivals = config.with_(changes).strategy.methods.get("arrivals", 1)
+    arrivals = config.with_(changes).methods.get("arrivals", 1)
     return config.with_(changes, batch_size=max(round(each * workers / groups * arrivals), 1))
 
 
@@ -177,7 +177,7 @@ def price(config: Experiment, shapes: Shapes, steps: int = 0) -> Price:
 
 def priced(config: Experiment, shapes: Shapes, steps: int = 0) -> Callable[[float], Price]:
     """`price` by the bytes a second between nodes, each computed once."""
-    methods, cluster = config.strategy.methods, config.cluster
+    methods, cluster = config.methods, config.cluster
     _refuse(config, shapes)
     window = _window(config, shapes, steps)
     whole = config.with_(
@@ -266,7 +266,7 @@ def check(config: Experiment) -> None:
 def _refuse(config: Experiment, shapes: Shapes) -> None:
     """Raises `ConfigError` where there is no price."""
     check(config)
-    methods = config.strategy.methods
+    methods = config.methods
     refuse(
         (
             methods.by_block and isinstance(methods.read, Asynchronous),
@@ -281,7 +281,7 @@ def _refuse(config: Experiment, shapes: Shapes) -> None:
 
 
 def _window(config: Experiment, shapes: Shapes, steps: int) -> Window:
-    methods = config.strategy.methods
+    methods = config.methods
     if steps and not methods.get("max_batches", 0):
         each = max(shapes.set_size // config.batch_size, 1) if shapes.set_size else steps
         return Window(steps, 0, steps, each, settled=False)
@@ -299,10 +299,10 @@ def _window(config: Experiment, shapes: Shapes, steps: int) -> Window:
 
 def _never_waits(config: Experiment) -> bool:
     """Whether groups of one worker arrive by themselves, and nothing that they do is dropped."""
-    methods, cluster = config.strategy.methods, config.cluster
+    methods, cluster = config.methods, config.cluster
     if methods.mix or not methods.read or methods.read.barrier:
         return False
-    alone = config.strategy.methods.groups == cluster.nodes * cluster.devices_per_node
+    alone = methods.groups == cluster.nodes * cluster.devices_per_node
     waits = methods.get("staleness_bound", -1) >= 0 or methods.get("delay_bound", 0)
     waits = waits or methods.get("allotted", 0)
     return alone and not waits and methods.get("waiting", "") in ("", "k_batch_async")
@@ -310,9 +310,9 @@ def _never_waits(config: Experiment) -> bool:
 
 def _at_work(config: Experiment) -> float:
     """Workers whose examples an update is of, each as often as it is."""
-    cluster, methods = config.cluster, config.strategy.methods
+    cluster, methods = config.cluster, config.methods
     workers = cluster.nodes * cluster.devices_per_node
-    return workers / config.strategy.methods.groups * methods.get("arrivals", 1)
+    return workers / methods.groups * methods.get("arrivals", 1)
 
 
 def _setting(config: Experiment, shapes: Shapes, steps_per_epoch: int = 0) -> Setting:
@@ -337,7 +337,7 @@ def _line(config: Experiment, shapes: Shapes, window: Window) -> Timeline:
 
 def _pace(config: Experiment, shapes: Shapes, window: Window, line: Timeline) -> Pace:
     """How fast it goes in the window."""
-    cluster, methods = config.cluster, config.strategy.methods
+    cluster, methods = config.cluster, config.methods
     workers, exchanges = cluster.nodes * cluster.devices_per_node, _exchanges(line.choice)
     if methods.mix:
         exchanges = _exchanges(getattr(line.choice, "inner", ()))
@@ -345,7 +345,7 @@ def _pace(config: Experiment, shapes: Shapes, window: Window, line: Timeline) ->
         seconds, busy = float(line.seconds[-1]), _busy(config, shapes, window, line)
         return Pace(seconds / len(line.seconds), busy / (workers * seconds), exchanges)
     # Every worker is a renewal process of its own, and begins anew with every exchange.
-    steps, rate, exchanged = _until_exchange(line, config.strategy.methods.groups)
+    steps, rate, exchanged = _until_exchange(line, methods.groups)
     means = compute_means(slowed(_setting(config, shapes), methods), len(rate), config.batch_size)
     each = exchanged / steps if exchanges else 0 * steps
     share = float(rate @ means.sum(axis=1)) / workers
@@ -369,7 +369,7 @@ def _until_exchange(line: Timeline, workers: int) -> tuple[np.ndarray, np.ndarra
 
 def _busy(config: Experiment, shapes: Shapes, window: Window, line: Timeline) -> float:
     """Seconds that all workers compute for the updates, in the mean of their law."""
-    methods, updates = config.strategy.methods, len(line.seconds)
+    methods, updates = config.methods, len(line.seconds)
     if methods.stages:
         work = _stages(config, shapes)
         part = float(work.forward.sum() + work.backward.sum())
@@ -377,7 +377,7 @@ def _busy(config: Experiment, shapes: Shapes, window: Window, line: Timeline) ->
     cluster = slowed(_setting(config, shapes), methods)
     if divided := chosen(line, Shares):
         return _of_shares(config, window, np.asarray(divided.shares).reshape(updates, -1))
-    nodes, groups = cluster.nodes if methods.mix else 1, config.strategy.methods.groups
+    nodes, groups = cluster.nodes if methods.mix else 1, methods.groups
     batch = config.batch_size // nodes // methods.get("arrivals", 1)
     means = compute_means(cluster, nodes * groups, batch)  # of every worker of every group
     an_update = means.sum(axis=1).reshape(nodes, groups)
@@ -408,7 +408,7 @@ def _who(line: Timeline) -> np.ndarray:
 
 def _stages(config: Experiment, shapes: Shapes) -> Work:
     """The work of the nodes that are stages (`pipeline.Work`)."""
-    of = config.strategy.methods.gradient
+    of = config.methods.gradient
     of = of if isinstance(of, local.Local) else local.Local(variant="backprop")
     return local.costs(of, config, Network(shapes.problem, shapes.params, shapes.examples))[1]
 
@@ -429,7 +429,7 @@ def _network_bytes(config: Experiment, shapes: Shapes, line: Timeline, exchanges
 
 def _between(config: Experiment, shapes: Shapes, line: Timeline, exchanges: float) -> float:
     """Bytes of all messages between nodes, an update."""
-    methods, choice, size = config.strategy.methods, line.choice, shapes.bytes
+    methods, choice, size = config.methods, line.choice, shapes.bytes
     nodes, around = config.cluster.nodes, 2 * (config.cluster.nodes - 1)
     if methods.stages:
         there_and_back = 1 if _never_back(methods) else 2
@@ -453,8 +453,8 @@ def _between(config: Experiment, shapes: Shapes, line: Timeline, exchanges: floa
 
 def _by_groups(config: Experiment, shapes: Shapes, line: Timeline, exchanges: float) -> float:
     """Messages of the size of the parameters, an update, of groups that arrive by themselves."""
-    cluster, methods = config.cluster, config.strategy.methods
-    workers = cluster.nodes * cluster.devices_per_node // config.strategy.methods.groups
+    cluster, methods = config.cluster, config.methods
+    workers = cluster.nodes * cluster.devices_per_node // methods.groups
     inside = 2 * (max(workers // cluster.devices_per_node, 1) - 1)  # a group adds up
     small = methods.read.compressed() if isinstance(methods.read, Asynchronous) else None
     there_and_back = 1 + (small.part(shapes.params) if small else 1)
@@ -482,8 +482,8 @@ def _never_back(methods: Methods) -> bool:
 
 def _is_synchronous(config: Experiment) -> bool:
     """Whether one group of all shares its parameters, and so has no server."""
-    methods = config.strategy.methods
-    one = config.strategy.methods.groups == 1 and isinstance(methods.read, Grouped)
+    methods = config.methods
+    one = methods.groups == 1 and isinstance(methods.read, Grouped)
     return one and not methods.get("waiting", "")
 
 
@@ -492,7 +492,7 @@ def _logged_bytes(config: Experiment, shapes: Shapes, choice: Choice, exchanges:
 
     Of nodes that meet it is their messages, of workers with parameters of their own both ways.
     """
-    methods = config.strategy.methods
+    methods = config.methods
     if not any("sent_bytes" in method.info for method in methods.every):
         return 0.0
     own = 0.0
@@ -523,7 +523,7 @@ def _gossiped(choice: Neighbours | Meeting, size: Any) -> float:
 
 def _meeting_bytes(config: Experiment, shapes: Shapes, choice: Meeting) -> tuple[float, float]:
     """Bytes of a node's messages, an update: of its parameters, and of its optimizer's state."""
-    mix = config.strategy.methods.mix
+    mix = config.methods.mix
     send = np.asarray(choice.send).reshape(len(choice.send), -1)
     receive = np.asarray(choice.receive).reshape(send.shape)
     if isinstance(mix, ModelAveraging):

@@ -405,7 +405,7 @@ def test_the_clock_of_a_run(order):
 
 def test_the_summary_says_the_gap():
     config = config_of(strategy__graph="one_peer")
-    assert config.strategy.methods.mix.report(config, None) == {
+    assert config.methods.mix.report(config, None) == {
         "spectral_gap": pytest.approx(1, abs=1e-12),
         "graph_period": 3,
     }

@@ -47,7 +47,7 @@ def test_the_period_of_least_seconds_is_found_with_adam():
     """More updates with a longer period, and fewer seconds each: seconds decide."""
 
     def taken(config):
-        of, optimizer = config.strategy.methods, config.optimizer
+        of, optimizer = config.methods, config.optimizer
         period, outer, mu = of.get("period", 0), of.get("outer_learning_rate", 0), 0.8
         off = away(optimizer.learning_rate, 2**-7) + away(outer, 1.0) + away(period, 32) / 4
         off += 20 * (of.get("outer_momentum", 0) - mu) ** 2
@@ -72,7 +72,7 @@ def test_a_ladder_that_has_an_end_stays_there():
 
     def taken(config):
         off = away(config.optimizer.learning_rate, 2**-7)
-        return 100 * 1.3**off * config.strategy.methods.get("period", 0), 1.0
+        return 100 * 1.3**off * config.methods.get("period", 0), 1.0
 
     found = ladders.searched(Known(taken), config("model_averaging", "adam", period=8), TARGET)
     assert found["setting"]["strategy.period"] == 1 and found["interior"]
@@ -126,7 +126,7 @@ def test_every_rung_is_a_value_that_the_config_takes():
         for moved in arm.ladders:
             for by in (-12, -3, 0, 3, 6):
                 rungs = [arm.start[key] + by * (key == moved) for key in arm.ladders]
-                one.with_(point(arm, rungs)).strategy.methods  # noqa: B018  it checks them
+                one.with_(point(arm, rungs)).methods  # noqa: B018  it checks them
 
 
 def test_the_search_starts_where_the_config_stands():
