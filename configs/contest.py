@@ -8,10 +8,14 @@ opponents are three, and the best of them on a network is everybody's opponent t
     outer momentum          SNOO (2510.15830), which is `diloco` on one node: an outer Nesterov step
                             of what H synchronous updates did, which costs no message
 
+Beside the race's arms there are rules of 2024 to 2026 (`RULES`), in a contest of their own with the
+same opponents, networks and seeds.
+
 `python -m configs.contest WORKDIR` prints the tables of a workdir that `optdyn papers --scale=full
---only=contest_mlp` has finished. With `--arms=N --seed=SEED` it prints those of the first N arms
-of one that is not, and runs what they lack. `--trials=FILE` begins with the trials of another
-machine, such as those that were run so far: `tests/benchmarks/records/contest.parquet`.
+--only=contest_mlp` has finished, `--claim=contest_rules` those of the rules. With `--arms=N
+--seed=SEED` it prints those of the first N arms of one that is not, and runs what they lack.
+`--trials=FILE` begins with the trials of another machine, such as those that were run so far:
+`tests/benchmarks/records/contest.parquet`.
 """
 
 import argparse
@@ -22,7 +26,17 @@ from typing import Any
 from optdyn.basics.files import WorkdirError, read_json, write_json
 from optdyn.configs import race
 from optdyn.evidence import raw
-from optdyn.evidence.arms import PERIOD
+from optdyn.evidence.arms import (
+    MOMENTUM,
+    PERIOD,
+    RATE,
+    STEP,
+    Arm,
+    momenta,
+    not_negative,
+    rates,
+    rung,
+)
 from optdyn.evidence.claim import Claim
 from optdyn.evidence.contest import Contest, Entry, measure, table
 from optdyn.experiment import Experiment
@@ -31,12 +45,13 @@ from optdyn.launch import papers
 
 NETWORKS = {"10 Gb/s": 0.2, "1 Gb/s": 2.0, "0.3 Gb/s": 20 / 3, "0.1 Gb/s": 20.0}
 JUDGED = race.MIDDLE  # where arms are tuned, too
-BATCHES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+BATCHES: Sequence[int] = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 PERIODS, MOSTS = (2, 8, 32, 128), (1, 4, 16, 64)  # H, and DASO's B
 SEEDS = {"small": (2, 5), "full": (4, 20)}  # that choose and that report
 EVERY = 1  # the rung of the usual one of these
 FAST = race.WORKERS - 1  # workers that an update waits for, where one is a backup
 PLAIN, BACKUP, SNOO = "synchronous", "one backup worker", "outer momentum"
+DECOUPLED = "decoupled DiLoCo"
 OPPONENTS: Mapping[str, Point] = {
     PLAIN: race.ARMS["synchronous"],
     BACKUP: {
@@ -47,7 +62,17 @@ OPPONENTS: Mapping[str, Point] = {
     },
     SNOO: {"strategy.name": "diloco", "cluster.nodes": 1},
 }
-PERIODIC = (SNOO, "local SGD", "DiLoCo", "SlowMo", "elastic averaging", "delayed Nesterov")
+PERIODIC = (
+    SNOO,
+    "local SGD",
+    "DiLoCo",
+    "SlowMo",
+    "elastic averaging",
+    "delayed Nesterov",
+    "NoLoCo",
+    "SparseLoCo",
+    DECOUPLED,
+)
 OTHERS = (  # all of the race; first those of which a network chooses nothing but the batch
     "gossip",
     "K-batch-sync, K = 4",
@@ -65,6 +90,40 @@ OTHERS = (  # all of the race; first those of which a network chooses nothing bu
     "elastic averaging",
     "delayed Nesterov",
 )
+RULES: Mapping[str, Point] = {  # of 2024 to 2026; first those without a period
+    "SPARTA": {"strategy.name": "sparta"},
+    "DeMo": {"strategy.name": "demo", MOMENTUM: 0.0},
+    "CHOCO-SGD": {
+        **race.ARMS["gossip"],
+        "strategy.graph": "exponential",
+        "strategy.compression": "top_k",
+        "strategy.compression_share": 0.1,
+    },
+    "NoLoCo": {
+        "strategy.name": "slowmo+gossip",
+        "strategy.graph": "random",
+        "strategy.slow_learning_rate": 0.7,
+    },
+    "SparseLoCo": {"strategy.name": "sparseloco", MOMENTUM: 0.9},
+    DECOUPLED: {
+        "strategy.name": "decoupled",
+        "strategy.groups": race.WORKERS,
+        "strategy.quorum": race.WORKERS // 2,
+        "cluster.overlap": 0.0,  # its messages are behind the computing as it is
+    },
+}
+# What rules are tuned by that have a momentum or decay of their own, and where the search starts.
+START: Mapping[str, Mapping[str, int]] = {
+    "DeMo": {RATE: -9, "strategy.momentum_decay": rung(momenta, 0.9)},  # steps are of a sign
+    "NoLoCo": {STEP: -2, "strategy.slow_momentum": rung(momenta, 0.6)},
+    "SparseLoCo": {STEP: 0, "strategy.error_decay": rung(momenta, 0.9)},
+}
+# What a network chooses of a rule besides the batch, and the rung of the usual one.
+CHOSEN: Mapping[str, tuple[str, tuple[float, ...], int]] = {
+    "SPARTA": ("strategy.averaged_share", (0.01, 0.04, 0.16, 0.64), 1),
+    "CHOCO-SGD": ("strategy.consensus_rate", (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2), 3),
+}
+CLAIMS: Mapping[str, Sequence[str]] = {"contest_mlp": OTHERS, "contest_rules": tuple(RULES)}
 
 
 def claim(number: int, problem: str) -> Claim:
@@ -102,39 +161,55 @@ def claim(number: int, problem: str) -> Claim:
 
 def config_of(problem: str, name: str) -> Experiment:
     """An arm at the usual batch and period, on the network where arms are tuned."""
-    if name not in OPPONENTS:
+    if name in race.ARMS and name not in OPPONENTS:
         return race.config_of(problem, name)
-    config = race.config_of(problem, PLAIN).with_(OPPONENTS[name])
+    config = race.config_of(problem, PLAIN).with_({**OPPONENTS, **RULES}[name])
     if name == BACKUP:
         return config.with_(batch_size=_of_the_fast(config.batch_size))
-    return config.with_({"probes.mean": name == SNOO})
+    if name == DECOUPLED:  # whose updates are local steps, of one node's part of a batch
+        part = config.batch_size // race.WORKERS
+        return config.with_(batch_size=part, steps=config.steps * race.WORKERS)
+    return config.with_({"probes.mean": name not in (PLAIN, "DeMo")})
 
 
 def entry(problem: str, name: str) -> Entry:
     """What is tuned of an arm, and what a network chooses."""
-    config = config_of(problem, name)
-    batches = tuple(map(_of_the_fast, BATCHES)) if name == BACKUP else BATCHES
-    choices: dict[str, tuple[int, ...]] = {"batch_size": batches}
+    config, batches = config_of(problem, name), BATCHES
+    if name == BACKUP:
+        batches = tuple(map(_of_the_fast, BATCHES))
+    if name == DECOUPLED:
+        batches = tuple(batch // race.WORKERS for batch in BATCHES)
+    choices: dict[str, Sequence[float]] = {"batch_size": batches}
+    usual = [batches.index(config.batch_size)]
     if name in PERIODIC:
         choices[PERIOD] = PERIODS
+        usual.append(EVERY)
     if name == "DASO":
         choices["strategy.max_batches"] = MOSTS
-    usual = batches.index(config.batch_size), *[EVERY] * (len(choices) - 1)
-    arm = race.tuned_of(config, race.PROBLEMS[problem].step)
-    return Entry(arm, choices, usual, plain=name in (PLAIN, SNOO))
+        usual.append(EVERY)
+    if name in CHOSEN:
+        key, steps, at = CHOSEN[name]
+        choices[key] = steps
+        usual.append(at)
+    if name in START:
+        size, own = START[name]
+        arm = Arm(config, {size: rates, own: not_negative}, START[name])
+    else:
+        arm = race.tuned_of(config, race.PROBLEMS[problem].step)
+    return Entry(arm, choices, tuple(usual), plain=name in (PLAIN, SNOO))
 
 
-def contest(problem: str, others: int = len(OTHERS)) -> Contest:
-    """The contest, or with fewer of the `others` what is finished of it."""
+def contest(problem: str, of: Sequence[str] = OTHERS, first: int | None = None) -> Contest:
+    """The contest of these arms, or of the first of them what is finished of it."""
     middle = race.config_of(problem, PLAIN)
     networks = {name: race.bandwidth(middle, ratio) for name, ratio in NETWORKS.items()}
     return Contest(
         {name: entry(problem, name) for name in OPPONENTS},
-        {name: entry(problem, name) for name in OTHERS[:others]},
+        {name: entry(problem, name) for name in of[:first]},
         race.PROBLEMS[problem].losses,
         networks,
         JUDGED,
-        len(OTHERS) * len(networks),
+        len(of) * len(networks),
     )
 
 
@@ -143,15 +218,16 @@ def _of_the_fast(batch: int) -> int:
     return batch // race.WORKERS * FAST
 
 
-def finished(workdir: Path, seed: int, arms: int) -> dict[str, Any]:
-    """The result of the first arms of the MLP's contest, of trials that the workdir has."""
-    with papers.study_of(workdir, "full", seed, "contest_mlp") as study:
-        return measure(study, contest("mlp", arms))
+def finished(workdir: Path, seed: int, claim: str, first: int) -> dict[str, Any]:
+    """The result of the first arms of an MLP's contest, of trials that the workdir has."""
+    with papers.study_of(workdir, "full", seed, claim) as study:
+        return measure(study, contest("mlp", CLAIMS[claim], first))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("workdir", type=Path)
+    parser.add_argument("--claim", choices=CLAIMS, default="contest_mlp", help="whose arms")
     parser.add_argument("--seed", type=int, help="of the run that is not finished")
     parser.add_argument("--arms", type=int, help="how many are told of one that is not finished")
     parser.add_argument("--trials", type=Path, help="raw results that the workdir is to have")
@@ -161,16 +237,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raw.unpack(given.trials, given.workdir)
         except WorkdirError as error:
             parser.error(str(error))
+    every = CLAIMS[given.claim]
     if given.arms:
-        if given.seed is None or not 1 <= given.arms <= len(OTHERS):
-            parser.error(f"--arms={given.arms}: needs --seed, and is 1 to {len(OTHERS)}")
-        result = finished(given.workdir, given.seed, given.arms)
+        if given.seed is None or not 1 <= given.arms <= len(every):
+            parser.error(f"--arms={given.arms}: needs --seed, and is 1 to {len(every)}")
+        result = finished(given.workdir, given.seed, given.claim, given.arms)
         write_json(given.workdir / "arms.json", result)
     else:
         claims = read_json(given.workdir / "scoreboard.json").get("claims", {})
-        if "contest_mlp" not in claims:
-            parser.error(f"{given.workdir}: no contest has ended there; --arms=N --seed=SEED")
-        result = claims["contest_mlp"]["result"]
+        if given.claim not in claims:
+            parser.error(f"{given.workdir}: no {given.claim} has ended; --arms=N --seed=SEED")
+        result = claims[given.claim]["result"]
     print(table(result))
 
 

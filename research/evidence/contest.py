@@ -236,19 +236,36 @@ def words(result: Mapping[str, Any]) -> dict[str, dict[str, tuple[str, float]]]:
     return found
 
 
+def fastest(result: Mapping[str, Any], network: str) -> dict[str, Any]:
+    """What is told of the arm that takes the fewest seconds there on the seeds that choose.
+
+    Only arms with nodes like those of the first opponents count.
+    """
+    shape = next(iter(result["opponents"][network]))
+    every = [row["networks"][network] for row in result["rows"]]
+    return min((own for own in every if own["shape"] == shape), key=lambda own: float(own["cost"]))
+
+
 def gain(result: Mapping[str, Any], network: str) -> tuple[str, tuple[float, float, float]]:
-    """The arm that takes the fewest seconds on the seeds that choose, and `share` of its gain.
+    """The fastest arm, and `share` of its gain.
 
     It is the share that the first opponent has with its best batch over the usual one, on the seeds
-    that report. Only arms with nodes like those of the first arm count.
+    that report.
     """
-    last, shape = str(result["losses"][-1]), next(iter(result["opponents"][network]))
-    rows = [row for row in result["rows"] if row["networks"][network]["shape"] == shape]
-    best = min(rows, key=lambda row: float(row["networks"][network]["cost"]))
-    others = result["opponents"][network][shape]
-    own = best["networks"][network]["seconds"][last]
-    plain = others["every"][0]["seconds"][last]
+    last, best = str(result["losses"][-1]), fastest(result, network)
+    others = result["opponents"][network][best["shape"]]
+    own, plain = best["seconds"][last], others["every"][0]["seconds"][last]
     return best["arm"], share(others["usual"][last], plain, own)
+
+
+def counts(result: Mapping[str, Any]) -> list[str]:
+    """Of each network, how many arms have which word."""
+    found = list[str]()
+    for name, each in words(result).items():
+        said = [word for word, _ in each.values()]
+        parts = ", ".join(f"{said.count(kind)} {kind}" for kind in COLOURS if kind in said)
+        found.append(f"{name}, of {len(said)} arms over their best opponent: {parts}")
+    return found
 
 
 def verdict(result: Mapping[str, Any]) -> Verdict:
@@ -259,11 +276,8 @@ def verdict(result: Mapping[str, Any]) -> Verdict:
     judged = "confirmed" if low > HALF else "refuted" if high < HALF else "open"
     parts = [f"{network}: {shown(found)} of the gain of {arm} is the opponent's batch"]
     n = len(result["rows"][0]["networks"][network]["seconds"][str(result["losses"][-1])])
-    for name, each in words(result).items():
-        said = [word for word, _ in each.values()]
-        counts = ", ".join(f"{said.count(kind)} {kind}" for kind in COLOURS if kind in said)
-        parts.append(f"{name}, of {len(said)} arms over their best opponent: {counts}")
-    return Verdict(judged, f"{'; '.join(parts)} (n = {n}, Holm over {result['family']})")
+    said = "; ".join([*parts, *counts(result)])
+    return Verdict(judged, f"{said} (n = {n}, Holm over {result['family']})")
 
 
 def table(result: Mapping[str, Any]) -> str:

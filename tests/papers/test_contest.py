@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from optdyn.basics.files import finite
 from optdyn.configs import contest, race
+from optdyn.configs.papers import contest_rules
 from optdyn.evidence import contest as contested
 from optdyn.evidence import raw
 from optdyn.evidence.arms import at, point, rates, rung
@@ -63,7 +64,7 @@ class Known:
 
 @pytest.mark.parametrize("problem", race.PROBLEMS)
 def test_every_arm_can_run_at_the_ends_of_what_a_network_chooses_from(problem):
-    for name in (*contest.OPPONENTS, *contest.OTHERS):
+    for name in (*contest.OPPONENTS, *contest.OTHERS, *contest.RULES):
         entry = contest.entry(problem, name)
         top = tuple(len(steps) - 1 for steps in entry.ladders.values())
         for cell in (entry.usual, (0,) * len(top), top):
@@ -72,9 +73,13 @@ def test_every_arm_can_run_at_the_ends_of_what_a_network_chooses_from(problem):
 
 
 def test_all_arms_of_the_race_are_in_it():
-    every = contest.contest("mlp", others=2)
+    every = contest.contest("mlp", first=2)
     assert {*contest.OTHERS, *race.SYNCHRONOUS} == set(race.ARMS)
     assert len(every.entries) == 2 and every.family == 15 * 4  # though two are finished
+    rules = contest.contest("mlp", tuple(contest.RULES))
+    assert (
+        rules.family == len(rules.entries) * 4 and rules.opponents.keys() == every.opponents.keys()
+    )
 
 
 @pytest.mark.parametrize("network", RATIOS)
@@ -210,7 +215,7 @@ def result(batch, *arms):
     plain = {"arm": "synchronous", **cell(batch, 1.0)}
     against = {"8 x 1": {"usual": times(1.0), "best": "synchronous", "every": [plain]}}
     rows = [
-        {"arm": f"arm {i}", "networks": {"1 Gb/s": cell(part, p)}}
+        {"arm": f"arm {i}", "networks": {"1 Gb/s": {"arm": f"arm {i}", **cell(part, p)}}}
         for i, (part, p) in enumerate(arms)
     ]
     said = {"losses": [0.5, 0.1], "judged": "1 Gb/s", "family": 4}
@@ -224,6 +229,18 @@ def result(batch, *arms):
 def test_the_rule(batch, best, word):
     """log 0.7 / log 0.6 is 0.70 and log 0.9 / log 0.6 0.21; half is 1/2; no gain has no share."""
     assert contested.verdict(result(batch, (best, 0.01), (1.2, 0.01))).word == word
+
+
+@pytest.mark.parametrize(
+    ("rule", "older", "opponent", "word"),
+    [(0.4, 0.6, 0.8, "confirmed"), (0.6, 0.4, 0.8, "refuted"), (0.6, 0.8, 0.4, "refuted")],
+)
+def test_the_best_rule_is_held_against_the_best_older_arm_or_opponent(rule, older, opponent, word):
+    """Whoever takes least; the arm that is worse than another one has no say."""
+    made = result(opponent, (rule, 0.01), (1.2, 0.01))
+    found = contest_rules.verdict(made | {"older": result(opponent, (1.2, 0.01), (older, 0.01))})
+    assert found.word == word
+    assert f"takes {rule / min(older, opponent):.3g} " in found.by and "(n = 5, Holm" in found.by
 
 
 def test_words_are_of_chances_that_are_corrected_for_all_that_are_planned():
@@ -253,7 +270,7 @@ def test_it_is_run_where_it_is_named_on_seeds_of_its_own(tmp_path):
 
 
 def test_tables_are_of_a_contest_that_has_ended_or_of_so_many_arms(tmp_path, capsys):
-    for arguments, said in (([], "no contest has ended"), (["--arms=3"], "--seed")):
+    for arguments, said in (([], "no contest_mlp has ended"), (["--arms=3"], "--seed")):
         with pytest.raises(SystemExit):
             contest.main([str(tmp_path), *arguments])
         assert said in capsys.readouterr().err.splitlines()[-1]
