@@ -5,8 +5,11 @@ hold what theory says, how wide they are, how often the J test rejects at 5 %. `
 784-64-64-10 on 4,000 MNIST images, 1,000 updates of 64. `real`: LeNet-5 and a residual network on
 the 60,000 images of Fashion-MNIST (900 and 600 updates), and a transformer of 2 blocks on text (600
 of 32 sequences). `windows`: parts of 1,200 updates of 48 by that MLP with 6 groups, rate 0.02, each
-fitted by itself, as a short window's reading may be off where a whole run's is not. Runs that have
-ended are kept in a file of lines, and are not done again.
+fitted by itself, as a short window's reading may be off where a whole run's is not. `laws`: the
+runs of `small` under laws of service that are not one term of momentum, with as many lags of steps
+and gradients as a law takes; what is to be covered is the equivalent momentum, E tau / (1 + E tau)
+= 1 - 1/g whatever the law, as g groups are g - 1 updates late in the mean. Runs that have ended are
+kept in a file of lines, and are not done again.
 """
 
 import argparse
@@ -68,7 +71,20 @@ def windows() -> Iterator[dict[str, Any]]:
             yield {**cell, "replacement": replacement, "part": part, "seeds": 40}
 
 
-CELLS = {"small": small, "real": real, "windows": windows}
+def laws() -> Iterator[dict[str, Any]]:
+    """K = `lags` past steps and M = `gradient_lags` past gradients."""
+    yield {"groups": 2, "service": "constant", "lags": 0, "gradient_lags": 1, "seeds": 100}
+    yield {"groups": 4, "service": "constant", "lags": 0, "gradient_lags": 3, "seeds": 100}
+    for law in ("gamma", "lognormal"):
+        for lags, gradient_lags in ((1, 1), (1, 2), (1, 3)):
+            cell = {"groups": 4, "service": law, "lags": lags, "gradient_lags": gradient_lags}
+            yield {**cell, "variation": 0.5, "seeds": 100}
+    for gradient_lags in (1, 2):
+        cell = {"groups": 4, "service": "exponential", "bound": 4, "lags": 1}
+        yield {**cell, "gradient_lags": gradient_lags, "seeds": 100}
+
+
+CELLS = {"small": small, "real": real, "windows": windows, "laws": laws}
 
 
 def config_of(cell: dict[str, Any], seed: int) -> ConfigDict:
@@ -94,12 +110,19 @@ def config_of(cell: dict[str, Any], seed: int) -> ConfigDict:
     config.strategy.name = "asynchronous" if cell["groups"] > 1 else "sync"
     config.strategy.groups = config.cluster.nodes = cell["groups"]
     config.cluster.service = cell.get("service", "exponential")
+    config.cluster.variation = cell.get("variation", config.cluster.variation)
+    config.strategy.staleness_bound = cell.get("bound", -1)
     return config
 
 
 def truth(cell: dict[str, Any]) -> list[float]:
-    """phi_1, ..., of the model that is fitted: of the whole update, or of the raw steps."""
+    """phi_1, ..., of the model that is fitted: of the whole update, or of the raw steps.
+
+    With lags of gradients it is the equivalent momentum alone.
+    """
     implicit, explicit = 1 - 1 / cell["groups"], cell.get("momentum", 0.0)
+    if "gradient_lags" in cell:
+        return [implicit]
     if cell.get("lags", 1) == 2:
         return [implicit + explicit, -implicit * explicit]
     return [explicit if cell["groups"] == 1 else implicit]
@@ -108,15 +131,19 @@ def truth(cell: dict[str, Any]) -> list[float]:
 def fitted(cell: dict[str, Any], config: ConfigDict, recorded: Recording) -> dict[str, Any]:
     """A line: coefficients, standard errors and the p-value, or why there are none."""
     lags, updates = cell.get("lags", 1), len(recorded.losses)
+    late = cell.get("gradient_lags", 0)
     start, stop = (round(x * updates) for x in (PARTS | SHORT)[cell.get("part", "all")])
     examples = len(next(iter(shared_data.load(as_experiment(config)).train.values())))
     moved = recorded.displacements if cell.get("momentum") else recorded.raw_steps
     replacement = bool(config.data.replacement)
-    heed = datasets.away(start, stop, config.batch_size, examples, lags, replacement)
+    past = max(lags, 1 + late)
+    heed = datasets.away(start, stop, config.batch_size, examples, past, replacement)
     try:
-        it = fit([(moved[start:stop], recorded.gradients[start:stop])], lags, heed=[heed])
+        it = fit([(moved[start:stop], recorded.gradients[start:stop])], lags, late, heed=[heed])
     except NotIdentified as error:
         return {"refused": str(error)}
+    if late:
+        return {"phi": [it.momentum], "error": [it.momentum_error], "p": it.p}
     return {"phi": it.phi.tolist(), "error": it.phi_error.tolist(), "p": it.p}
 
 
