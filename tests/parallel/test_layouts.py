@@ -202,9 +202,11 @@ METHODS = {
         | {"strategy.signed": False, "steps": 64},
         ("shard_map",),
     ),
+    # Which of two numbers is the larger, the last bit may say, too: from 3e-7 after 32 updates, 138
+    # of 12,730 numbers are another message's after 64.
     "choco": (
         DASO
-        | {"strategy.name": "gossip", "strategy.gossip_order": "adapt"}
+        | {"strategy.name": "gossip", "strategy.gossip_order": "adapt", "steps": 32}
         | {"strategy.compression": "top_k", "strategy.compression_share": 0.2},
         ("shard_map",),
     ),
