@@ -3,13 +3,13 @@
     python -m configs.internet WORKDIR --problem=quadratic --sizes 8 64 512 4096
     python -m configs.internet WORKDIR --problem=transformer --sizes 8 64
 
-Nodes live in 100 regions (`research/timeline/regions.py`), each with one example's gradient at a
-time, which takes it 30 seconds in the mean, log-normal with deviation 1, and 30 % more or less by
-the hour. All parameters take 30 seconds through the median link, or 100 million float32 parameters
-through 107 Mb/s, and regions' links vary by a deviation of 1. Nodes leave after two hours in the
-mean and are back after one. Models are small, so bandwidths are scaled to their bytes.
+Nodes live in 100 regions (`research/timeline/regions.py`). The gradient of one example takes a node
+30 seconds in the mean, log-normal with deviation 1, and 30 % more or less by the hour. All
+parameters take 30 seconds through the median link, or 100 million float32 parameters through 107
+Mb/s, and regions' links vary by a deviation of 1. Nodes leave after two hours in the mean and are
+back after one. Models are small, so bandwidths are scaled to their bytes.
 
-    synchronous   an all-reduce after every update, of one example of every node
+    synchronous   an all-reduce after every update
     DiLoCo        after every h-th; h and both momenta are tuned too, as of `decoupled`
     asynchronous  one server, in the region with the least far to all, with a link 1,000 times the
                   median one (107 Gb/s), which all queue for
@@ -18,11 +18,12 @@ mean and are back after one. Models are small, so bandwidths are scaled to their
     gossip        one peer of the exponential graph after every update, the next who is there
 
 Every exchange may run behind the last two thirds of the computing before it. Every arm has its own
-learning rate and momentum at every size (of Adam b1), whose neighbours are all worse by simulated
-seconds to the target on the seeds that choose; others report. What breaks is
-told from the same clock with parts of the cluster left out: `computing` alone, all alike and
-nothing to send; what `volunteers` add, who are unequal, follow the hour and leave; and the network.
-Seconds are simulated. They end with a meeting of all nodes, after which there is one model.
+learning rate, momentum (of Adam b1) and examples of a node's gradient at every size, whose
+neighbours are all worse by simulated seconds to the target on the seeds that choose; others report.
+What breaks is told from the same clock with parts of the cluster left out: `computing` alone, all
+alike and nothing to send; what `volunteers` add, who are unequal, follow the hour and leave; and
+the network. Seconds are simulated. They end with a meeting of all nodes, after which there is one
+model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -58,7 +59,8 @@ from optdyn.outputs.workdir import write_json
 from optdyn.training import trainer
 
 SIZES = (8, 64, 512, 4096)
-SECONDS = 30.0  # of a gradient, and of all parameters through the median link
+BATCH = "batch_size"
+SECONDS = 30.0  # of an example's gradient, and of all parameters through the median link
 SERVER = 1000  # times the median link
 LOOK = 1  # the first at the loss: a large cluster is there in a dozen updates
 EARTH: Point = {
@@ -163,14 +165,28 @@ def config_of(problem: str, arm: str, size: int) -> Experiment:
 
 
 def arm_of(problem: str, name: str, size: int) -> Arm:
-    """What is tuned. The rate of n asynchronous workers is searched from 2 / n of the usual on."""
+    """What is tuned. The rate of n asynchronous workers is searched from 2 / n of the usual on.
+
+    Where all wait for the network the search begins at 4 examples a node, elsewhere at one.
+    """
     usual, config = PROBLEMS[problem].rate, config_of(problem, name, size)
     late = name == "asynchronous"
     arm = tuned_of(config, 4 * usual * min(1, 2 / size) if late else usual)
+    arm = _with_examples(arm, 2 if name == "synchronous" else 0)
     if OUTER not in arm.ladders:
         return arm
     inner = {MOMENTUM: rung(momenta, config.optimizer.momentum), PERIOD: rung(counts, 8)}
     return Arm(config, {**arm.ladders, MOMENTUM: momenta, PERIOD: counts}, {**arm.start, **inner})
+
+
+def _with_examples(arm: Arm, start: int) -> Arm:
+    """Also with a ladder of the examples of a node's gradient, 1, 2, 4, ..."""
+    each = arm.config.batch_size
+
+    def batches(i: int) -> int:
+        return each * counts(i)
+
+    return Arm(arm.config, {**arm.ladders, BATCH: batches}, {**arm.start, BATCH: start})
 
 
 def clocks(config: Experiment, updates: int) -> dict[str, float]:
@@ -186,14 +202,15 @@ def clocks(config: Experiment, updates: int) -> dict[str, float]:
 def row(study: Study, problem: str, name: str, size: int) -> dict[str, Any]:
     """An arm at a size: its setting, and median, least and most of what it takes."""
     arm, target = arm_of(problem, name, size), PROBLEMS[problem].target
-    best = tuned(study, arm, target, "met", "seconds" if PERIOD in arm.ladders else "updates")
+    best = tuned(study, arm, target, "met", "seconds")
     curves = reported(study, arm, best.point, target)
     updates, seconds = (
         spread([to_loss(curve, target, clock) for curve in curves]) for clock in ("updates", "met")
     )
     found = {"arm": name, "nodes": size, "updates": updates, "seconds": seconds}
     found |= {"rate": best.point[RATE], "interior": best.interior, "tried": best.tried}
-    found |= {"momentum": best.point[MOMENTUM], "seeds": len(curves)}
+    found |= {"momentum": best.point[MOMENTUM], "seeds": len(curves), "range": best.range}
+    found["examples"] = best.point[BATCH] / arm.config.batch_size  # of a node's gradient
     if PERIOD in best.point:
         found |= {"outer": best.point[OUTER], "period": best.point[PERIOD]}
     if isfinite(updates[0]):
@@ -216,6 +233,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         clock = [f"{of[name]:.3g}" if name in of else "" for name in PARTS]
         rate = f"{of['rate']:.3g}, {of['momentum']:.3g}"
         rate += f", {of['outer']:.3g} outside, every {of['period']}" if "period" in of else ""
+        rate += f"; {of['examples']:g} examples" if of.get("examples", 1) > 1 else ""
         rate += "" if of["interior"] else " (not interior)"
         lines.append(f"| {of['arm']} | {of['nodes']:,} | {' | '.join([rate, *cells, *clock])} |")
     return "\n".join(lines)

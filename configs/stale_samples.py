@@ -31,7 +31,7 @@ to be 0.4 in the second part too, which fast labels reached alone. The third run
 """
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -49,6 +49,7 @@ from optdyn.basics.trees import Tree
 from optdyn.config import usual
 from optdyn.dynamics.moments import NORMAL, NotIdentified, fit
 from optdyn.evidence.intervals import ratio, shown
+from optdyn.evidence.study import Study
 from optdyn.outputs.workdir import write_json
 from optdyn.problem import shared_data
 from optdyn.setup import Cluster, Data
@@ -312,30 +313,44 @@ def reading(data: Any, kind: str, lines: Sequence[Line], step: float) -> dict[st
     return {"step": step, "momentum": [found.momentum, *ends.tolist()], "p": found.p}
 
 
-def measured() -> dict[str, Any]:
+def of_kind(data: Any, kind: str, groups: int) -> dict[str, Any]:
+    """A kind with so many groups: its best setting, and of the most groups what the meter reads."""
+    lines = {s: arrivals(groups, STEPS[groups], s) for s in (*CHOOSE, *REPORT)}
+    row = {"kind": kind, "groups": groups, **tuned(data, kind, lines, "updates")}
+    if groups == GROUPS[-1]:
+        short = [Line(*(each[:READ] for each in lines[seed])) for seed in REPORT[:READINGS]]
+        best = int(np.array(row["cost"])[:, MOMENTA.index(0.0)].argmin())
+        steps = LONG_RUN[best], LONG_RUN[best] / 4
+        row["read"] = [reading(data, kind, short, step) for step in steps]
+    return row
+
+
+def of_way(data: Any, name: str) -> dict[str, Any]:
+    """A way with old samples: how old they are, how many are of slow labels, its best setting."""
+    drop, pace = WAYS[name]
+    lines = {
+        s: by_content(GROUPS[-1], STEPS[GROUPS[-1]], s, drop, pace) for s in (*CHOOSE, *REPORT)
+    }
+    late = np.concatenate([line.staleness for line in lines.values()])
+    share = np.mean([line.slow.mean() for line in lines.values()])
+    row = {"way": name, "staleness": float(late.mean()), "slow share": float(share)}
+    return row | tuned(data, "truncated", lines, "seconds")
+
+
+def measured(study: Study) -> dict[str, Any]:
+    """Everything, a row at a time; a row that has ended is not done again."""
     data = images()
-    rows, ways = [], []
-    for groups, kind in product(GROUPS, KINDS):
-        if groups == 1 and kind != KINDS[0]:
-            continue  # nothing is stale, so all are the same
-        lines = {s: arrivals(groups, STEPS[groups], s) for s in (*CHOOSE, *REPORT)}
-        row = {"kind": kind, "groups": groups, **tuned(data, kind, lines, "updates")}
-        if groups == GROUPS[-1]:
-            short = [Line(*(each[:READ] for each in lines[seed])) for seed in REPORT[:READINGS]]
-            best = int(np.array(row["cost"])[:, MOMENTA.index(0.0)].argmin())
-            steps = LONG_RUN[best], LONG_RUN[best] / 4
-            row["read"] = [reading(data, kind, short, step) for step in steps]
-        rows.append(row)
-        print({k: v for k, v in row.items() if k != "cost"}, flush=True)
-    for name, (drop, pace) in WAYS.items():
-        lines = {
-            s: by_content(GROUPS[-1], STEPS[GROUPS[-1]], s, drop, pace) for s in (*CHOOSE, *REPORT)
-        }
-        late = np.concatenate([line.staleness for line in lines.values()])
-        share = np.mean([line.slow.mean() for line in lines.values()])
-        row = {"way": name, "staleness": float(late.mean()), "slow share": float(share)}
-        ways.append(row | tuned(data, "truncated", lines, "seconds"))
-        print({k: v for k, v in ways[-1].items() if k != "cost"}, flush=True)
+
+    def row(function: Callable[..., dict[str, Any]], *of: Any) -> dict[str, Any]:
+        asked = LONG_RUN, MOMENTA, STEPS, TARGET, CHOOSE, REPORT, READ, READINGS, SLOW, TIMES, WAYS
+        found: dict[str, Any] = study.remember(f"{of} {asked}", function, data, *of)
+        print({key: value for key, value in found.items() if key != "cost"}, flush=True)
+        return found
+
+    # Where nothing is stale all kinds are the same.
+    kinds = [each for each in product(GROUPS, KINDS) if each[0] > 1 or each[1] == KINDS[0]]
+    rows = [row(of_kind, kind, groups) for groups, kind in kinds]
+    ways = [row(of_way, name) for name in WAYS]
     return {"choose": list(CHOOSE), "report": list(REPORT), "rows": rows, "ways": ways}
 
 
@@ -386,8 +401,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="the record; by default stale_samples.json there")
     parser.add_argument("--picture", type=Path, help="an SVG")
     asked = parser.read()
-    record = measured()
-    asked.workdir.mkdir(parents=True, exist_ok=True)
+    with Study(asked.workdir, "stale_samples", CHOOSE, REPORT) as study:
+        record = measured(study)
     write_json(asked.out or asked.workdir / "stale_samples.json", record)
     print(table(record))
     if asked.picture:

@@ -20,6 +20,7 @@ from optdyn.configs.stale_samples import (
     runs,
     surrogate,
 )
+from optdyn.evidence.study import Study
 
 
 @pytest.fixture(scope="module")
@@ -125,3 +126,30 @@ def test_training_raises_the_gain():
     seen = runs(data, "late", lines, [(0, 1.0, 0.0)])[0]
     before = np.asarray(gains(data, init(jax.random.fold_in(jax.random.key(0), 0))))
     assert (before < 0.15).all() and seen[-1].mean() > 3 * before.mean()
+
+
+def test_what_was_stopped_goes_on_with_the_row_that_it_was_at(tmp_path, monkeypatch):
+    done = []
+
+    def row(data, *of):
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        done.append(of)
+        return {"of": list(of)}
+
+    monkeypatch.setattr(stale_samples, "images", lambda: None)
+    monkeypatch.setattr(stale_samples, "of_kind", row)
+    monkeypatch.setattr(stale_samples, "of_way", lambda data, name: {"of": [name]})
+    with (
+        pytest.raises(KeyboardInterrupt),
+        Study(tmp_path, "stale_samples", CHOOSE, REPORT) as study,
+    ):
+        stale_samples.measured(study)
+    first = list(done)
+    done.append(None)  # it is not stopped again
+    with Study(tmp_path, "stale_samples", CHOOSE, REPORT) as study:
+        record = stale_samples.measured(study)
+    assert done[3:] and not set(first) & set(done[3:])
+    kinds = [(row["of"][0], row["of"][1]) for row in record["rows"]]
+    assert kinds[:2] == first and len(kinds) == len(set(kinds)) == 11  # 1 + 2 x 5
+    assert [row["of"][0] for row in record["ways"]] == list(stale_samples.WAYS)
