@@ -3,7 +3,7 @@
 The race's MLP, 8 workers, a meeting every 8 updates where there are meetings, and a free network:
 only updates to a training loss count. Every rule is tuned whole by one procedure on seeds 100 to
 103: its rate, its momentum, and what it has outside or of errors. Twenty other seeds report. What
-was run is remembered in the workdir. An hour on two cores; prints a table, writes a record.
+was run is remembered in the workdir. Ten minutes on two cores; prints a table, writes a record.
 
 Two rules are `alike` if the 95 % interval of the ratio of their updates is inside of `ALIKE`, to
 every one of three losses; they differ if it has no 1 in it.
