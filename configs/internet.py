@@ -202,7 +202,7 @@ def clocks(config: Experiment, updates: int) -> dict[str, float]:
 def row(study: Study, problem: str, name: str, size: int) -> dict[str, Any]:
     """An arm at a size: its setting, and median, least and most of what it takes."""
     arm, target = arm_of(problem, name, size), PROBLEMS[problem].target
-    best = tuned(study, arm, target, "met", "seconds", far=True)
+    best = tuned(study, arm, target, "met", "seconds")
     curves = reported(study, arm, best.point, target)
     updates, seconds = (
         spread([to_loss(curve, target, clock) for curve in curves]) for clock in ("updates", "met")

@@ -4,10 +4,9 @@ An arm is one side of the comparison. Each of its numbers, such as the learning 
 of values without ends, and a setting is a rung on every ladder. From where it stands the search
 tries the rungs next to it on each ladder and moves to the best; where all of them are worse it
 tries two ladders at a time, since a higher momentum may only pay at a lower rate. It starts from
-two settings, and goes on from the better end. If asked to, it also looks far along a ladder that is
-flat: a larger step may pay far below momentum 0, and nothing nearby says so. Settings that are
-within `NOISE` of the least cost are then run on more and more of the seeds that choose, half of
-them leaving each time, so that the winner is not merely the luckiest.
+two settings, and goes on from the better end. Settings that are within `NOISE` of the least cost
+are then run on more and more of the seeds that choose, half of them leaving each time, so that the
+winner is not merely the luckiest.
 
 The setting that it ends with is *interior*: neither one ladder nor two at a time lead to a better
 one. Its `range` on a ladder is from the lowest to the highest value that the seeds can't tell from
@@ -16,7 +15,6 @@ it; where that is wide, the ladder is flat, and the one value says little.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from itertools import combinations, product
 from typing import NamedTuple
 
@@ -33,7 +31,6 @@ WORSE = 1.02  # a rung that is worse by less than this ratio is as good
 NOISE = 1.1  # a setting within this ratio of the least cost may be the best on more seeds
 SEARCHED, FINAL = 4, 8  # the seeds that a search looks at; settings that get more of them
 MOVES = 40  # of a search, at most
-FAR = 3  # rungs along a flat ladder
 LONGER, ROUNDS = 4, 3  # trials are so many times longer, so often, where none reaches the target
 RATE, MOMENTUM = "optimizer.learning_rate", "optimizer.momentum"
 OUTER, PERIOD = "strategy.outer_momentum", "strategy.period"
@@ -82,7 +79,6 @@ class Search(NamedTuple):
     target: float  # training loss
     clock: str  # what is to be small, 'updates' or simulated 'seconds'
     ends: str  # what trials end by
-    far: bool = False  # whether it looks far along flat ladders
 
     def run(self, wanted: Sequence[Rungs], seeds: Sequence[int], most: float) -> list[list[Curve]]:
         """The curves of every setting, on the seeds."""
@@ -160,7 +156,6 @@ def tuned(
     clock: str = "updates",
     ends: str = "updates",
     near: Tuned | None = None,
-    far: bool = False,
 ) -> Tuned:
     """The setting with the least cost to a training loss of `target`, on the seeds that choose.
 
@@ -170,10 +165,9 @@ def tuned(
     `ends` = 'seconds': the search then goes on from there with trials that end by those.
 
     What was tuned by updates to the same target at another batch or period is `near`: the search
-    starts from there and from there only, with trials of `LONGER` times the updates it took. With
-    `far` it also looks `FAR` rungs along ladders that are flat; claims of before it do not ask.
+    starts from there and from there only, with trials of `LONGER` times the updates it took.
     """
-    search, costs = Search(study, arm, target, clock, "updates", far), dict[Rungs, Cost]()
+    search, costs = Search(study, arm, target, clock, "updates"), dict[Rungs, Cost]()
     if near is not None:
         best = tuple(near.rungs[key] for key in arm.ladders)
         budget = min(LONGER * near.cost, arm.config.steps)
@@ -209,8 +203,7 @@ def reported(study: Study, arm: Arm, setting: Point, target: float) -> list[Curv
 def _climb(search: Search, best: Rungs, costs: dict[Rungs, Cost], budget: float) -> Rungs:
     """From `best` to a setting with no better neighbour, by trials of `budget`; `costs` grow."""
     for _ in range(MOVES):
-        for around in (lambda rungs: [rungs], beside, diagonal, partial(_along, search, costs)):
-            wanted = around(best)
+        for wanted in ([best], beside(best), diagonal(best)):
             _look(search, wanted, costs, budget)
             least = min(wanted, key=costs.__getitem__, default=best)
             here = costs[best]
@@ -280,24 +273,6 @@ def diagonal(rungs: Rungs) -> list[Rungs]:
     pairs = combinations(range(len(rungs)), 2)
     return [
         _moved(rungs, {j: one, k: other}) for (j, k), one, other in product(pairs, (-1, 1), (-1, 1))
-    ]
-
-
-def _along(search: Search, costs: Mapping[Rungs, Cost], rungs: Rungs) -> list[Rungs]:
-    """If the search looks far, the settings far along a flat ladder and one rung away on another.
-
-    A ladder is flat if neither neighbour on it takes more by `WORSE`.
-    """
-    if not search.far or math.isinf(costs[rungs].time):
-        return []
-    most, every = WORSE * costs[rungs].time, range(len(rungs))
-    flat = [k for k in every if all(costs[_moved(rungs, {k: by})].time <= most for by in (-1, 1))]
-    return [
-        _moved(rungs, {k: along, j: by})
-        for k in flat
-        for j in every
-        for along, by in product((-FAR, FAR), (-1, 1))
-        if j != k
     ]
 
 

@@ -57,21 +57,6 @@ def test_a_lower_bowl_at_more_momentum_is_found_from_the_second_start():
     assert found.interior and found.rungs == {"long_run_step": -3, MOMENTUM: 4}
 
 
-@pytest.mark.parametrize("far", [False, True])
-def test_what_pays_far_along_a_flat_ladder_is_found_by_looking_far(far):
-    """Momentum is all one at a step of 1; twice the step is stable at rung -3 and below only."""
-
-    def plateau(step, momentum):
-        if step >= 1 and momentum > -3:
-            return math.inf
-        return 200 * 1.5 ** abs(step - 1)
-
-    arm = sgd(problems.network("mlp", 64), 1.0, 0.0)
-    found = tuned(Known(plateau), arm, 0.25, far=far)
-    assert found.rungs["long_run_step"] == far
-    assert (found.rungs[MOMENTUM] <= -3) == far
-
-
 class Lucky(Known):
     """The first four seeds flatter a setting beside the best by more than it is worse."""
 
