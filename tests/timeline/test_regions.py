@@ -155,6 +155,17 @@ def test_nobody_waits_for_who_is_away():
     assert set(found) >= {0, 1, 2} and (np.diff(line.seconds) >= 0).all()
 
 
+@pytest.mark.parametrize("presence", [2.0, 8.0, 30.0])
+def test_no_update_is_there_before_somebody_can_have_made_it(presence):
+    """Of nodes that all leave before they meet, too: three seconds each, since the last meeting."""
+    line = meeting({"presence": presence, "absence": 5.0, "service": "constant"}, 81)[2]
+    since, meets = 0.0, np.flatnonzero(line.choice.send[:, 0])
+    for t, before in zip(meets, [-1, *meets], strict=False):
+        made = since + 3.0 * np.arange(1, t - before + 1)
+        assert (line.seconds[before + 1 : t + 1] >= made - 1e-9).all()  # float64 sums of tens
+        since = line.seconds[t]
+
+
 def test_a_later_hour_is_felt_at_the_barrier():
     values = {"diurnal": 0.5, "day": 40.0, "service": "constant"}
     line = meeting(values)[2]

@@ -65,7 +65,8 @@ def clock(of: Averages, setting: Setting, methods: Methods) -> Timeline:
 
     Who comes and goes (`config.cluster.presence`) has a part in a meeting if it was there all the
     time since the one before. Nobody waits for the others; who is there when it ends goes on from
-    what was agreed, like all. Where all were lost, the first to be back does its part again.
+    what was agreed, like all. Where all were lost, the first to be back does its part again, and
+    the updates since the meeting before are those that it then does.
     """
     setup, steps = setting.setup, setting.setup.steps
     within = inside(setting, methods)(steps)
@@ -107,14 +108,18 @@ def _seconds(
     now, seconds, since = np.zeros(cluster.nodes), np.zeros(steps), 0.0
     arrival, last = np.zeros(fragments), 0.0
     counts, parts = np.ones(cluster.nodes, bool), np.ones((steps, cluster.nodes), np.float32)
+    apart = list[np.ndarray]()  # when nodes were done with the updates since they met
     for t in range(steps):
         factor = load(now) if load else 1.0
         first, now = now + ready[t] * factor, now + done[t] * factor
         if there:
             counts &= now < there.left
             if not counts.any() and meeting.send[t].any():
-                late = there.back.min() - since
-                counts[there.back.argmin()], first, now = True, first + late, now + late
+                back, late = there.back.argmin(), there.back.min() - since
+                seconds[t - len(apart) : t] = [own[back] + late for own in apart]
+                counts[back], first, now = True, first + late, now + late
+                apart = [own + late for own in apart]
+            apart.append(now)
             parts[t] = counts * (cluster.nodes / max(counts.sum(), 1))
         for q in np.flatnonzero(meeting.send[t]):
             whole = first[counts].max(), now[counts].max()
@@ -123,7 +128,7 @@ def _seconds(
             since = arrival[due].max() + handed_on[due].sum()
             now = np.maximum(now, arrival[due].max()) + handed_on[due].sum()
             if there:
-                now, counts = np.full_like(now, since), there.at(since)
+                now, counts, apart = np.full_like(now, since), there.at(since), []
         seconds[t] = now[counts].max(initial=since)
     if not there:
         return seconds, None
