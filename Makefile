@@ -12,6 +12,8 @@ demo: .venv/.installed
 study: .venv/.installed
 	$(BIN)/python -m launch.sweep --config=configs/grids/quickstart.py --workdir=$(WORKDIR)
 
+# Tests start many processes; what Python compiles for one is kept for the next.
+test test-fast test-slow: export PYTHONDONTWRITEBYTECODE =
 test: .venv/.installed
 	$(BIN)/python -m pytest -n auto --dist=loadfile
 
