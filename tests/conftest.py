@@ -132,11 +132,12 @@ def rows():
 
 @pytest.fixture(scope="session")
 def files():
-    """`files(folder)`: what is on disk, {path below the folder: its bytes}."""
+    """`files(folder)`: what is on disk, {path below the folder: its bytes}, but Python's own."""
 
     def read(folder):
         paths = (path for path in folder.rglob("*") if path.is_file())
-        return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+        own = (path for path in paths if path.parent.name != "__pycache__")
+        return {str(path.relative_to(folder)): path.read_bytes() for path in own}
 
     return read
 

@@ -7,7 +7,12 @@ import pytest
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A current folder of the user's own, and Python's path and modules as they were."""
+    """A current folder of the user's own, and Python's path and modules as they were.
+
+    Python compiles its files anew each time: what it keeps goes by whole seconds and sizes, and
+    tests edit faster than that.
+    """
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield tmp_path
