@@ -50,7 +50,7 @@ from optdyn.evidence.arms import (
     rung,
     tuned,
 )
-from optdyn.evidence.intervals import spread
+from optdyn.evidence.intervals import ratio, shown, spread
 from optdyn.evidence.study import Study
 from optdyn.evidence.trial import meeting, to_loss
 from optdyn.experiment import Experiment
@@ -59,6 +59,7 @@ from optdyn.outputs.workdir import write_json
 from optdyn.training import trainer
 
 SIZES = (8, 64, 512, 4096)
+PLAIN = "synchronous"
 BATCH = "batch_size"
 SECONDS = 30.0  # of an example's gradient, and of all parameters through the median link
 SERVER = 1000  # times the median link
@@ -129,7 +130,7 @@ PROBLEMS: Mapping[str, Problem] = {
     ),
 }
 ARMS: Mapping[str, Point] = {
-    "synchronous": {"strategy.name": "model_averaging", "strategy.period": 1},
+    PLAIN: {"strategy.name": "model_averaging", "strategy.period": 1},
     "DiLoCo": {"strategy.name": "diloco", "strategy.period": 8},
     "asynchronous": {"strategy.name": "asynchronous"},
     "decoupled": {"strategy.name": "decoupled", "strategy.period": 8, "cluster.overlap": 0.0},
@@ -172,7 +173,7 @@ def arm_of(problem: str, name: str, size: int) -> Arm:
     usual, config = PROBLEMS[problem].rate, config_of(problem, name, size)
     late = name == "asynchronous"
     arm = tuned_of(config, 4 * usual * min(1, 2 / size) if late else usual)
-    arm = _with_examples(arm, 2 if name == "synchronous" else 0)
+    arm = _with_examples(arm, 2 if name == PLAIN else 0)
     if OUTER not in arm.ladders:
         return arm
     inner = {MOMENTUM: rung(momenta, config.optimizer.momentum), PERIOD: rung(counts, 8)}
@@ -204,10 +205,9 @@ def row(study: Study, problem: str, name: str, size: int) -> dict[str, Any]:
     arm, target = arm_of(problem, name, size), PROBLEMS[problem].target
     best = tuned(study, arm, target, "met", "seconds")
     curves = reported(study, arm, best.point, target)
-    updates, seconds = (
-        spread([to_loss(curve, target, clock) for curve in curves]) for clock in ("updates", "met")
-    )
-    found = {"arm": name, "nodes": size, "updates": updates, "seconds": seconds}
+    updates = spread([to_loss(curve, target) for curve in curves])
+    each = [to_loss(curve, target, "met") for curve in curves]
+    found = {"arm": name, "nodes": size, "updates": updates, "seconds": spread(each), "each": each}
     found |= {"rate": best.point[RATE], "interior": best.interior, "tried": best.tried}
     found |= {"momentum": best.point[MOMENTUM], "seeds": len(curves), "range": best.range}
     found["examples"] = best.point[BATCH] / arm.config.batch_size  # of a node's gradient
@@ -239,6 +239,17 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def against(rows: Sequence[Mapping[str, Any]]) -> str:
+    """In Markdown: how many times as fast as synchronous training an arm is on as many nodes."""
+    plain = {row["nodes"]: row["each"] for row in rows if row["arm"] == PLAIN}
+    lines = ["| arm | nodes | synchronous training's seconds over its | n |", "|---|---|---|---|"]
+    for row in rows:
+        if row["arm"] != PLAIN and row["nodes"] in plain:
+            found = shown(ratio(plain[row["nodes"]], row["each"]))
+            lines.append(f"| {row['arm']} | {row['nodes']:,} | {found} | {len(row['each'])} |")
+    return "\n".join(lines)
+
+
 PARTS = ("computing", "volunteers", "network")
 
 
@@ -264,7 +275,7 @@ def main() -> None:
         rows = study.map(made, *zip(*product(asked.sizes, asked.arms), strict=True))
     said = {"problem": PROBLEMS[asked.problem].what, "target": PROBLEMS[asked.problem].target}
     write_json(asked.out, said | {"choose": asked.choose, "report": asked.report, "rows": rows})
-    print(table(rows))
+    print(table(rows), against(rows), sep="\n\n")
 
 
 if __name__ == "__main__":

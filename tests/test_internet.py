@@ -63,3 +63,12 @@ def test_the_period_is_tuned_of_those_that_have_one():
     period = found["DiLoCo"].config.methods.mix.period
     assert counts(found["DiLoCo"].start[PERIOD]) == period
     assert [counts(i) for i in (-1, 0, 1, 2)] == [1, 1, 2, 4]
+
+
+def test_ratios_are_of_seeds_in_pairs_and_of_as_many_nodes():
+    def of(arm, nodes, *each):
+        return {"arm": arm, "nodes": nodes, "each": list(each)}
+
+    rows = [of("synchronous", 8, 4, 6, 8), of("DiLoCo", 8, 2, 3, 4), of("gossip", 64, 1, 1, 1)]
+    _, _, line = internet.against(rows).split("\n")
+    assert line == "| DiLoCo | 8 | 2 [2, 2] | 3 |"
