@@ -63,7 +63,7 @@ def load(folder: Path) -> Race:
             "workers leave, of updates that are one gradient of the whole batch each"
         )
     try:
-        table = pd.read_csv(path)
+        table = pd.read_csv(path, float_precision="round_trip")
         worker, seconds = table["worker"].to_numpy(float), table["seconds"].to_numpy(float)
         version = table["version"].to_numpy(float) if "version" in table else None
         served = table[SERVED].to_numpy(float) if SERVED in table else np.full(len(table), np.nan)

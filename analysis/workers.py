@@ -55,7 +55,7 @@ def _arrivals(point: Point) -> tuple[np.ndarray, np.ndarray] | None:
     path = point.folder / "trace.csv"
     try:
         if path.exists():
-            table = pd.read_csv(path)
+            table = pd.read_csv(path, float_precision="round_trip")
             return table["worker"].to_numpy(int), table["seconds"].to_numpy(float)
         config = read(json.loads((point.folder / "config.json").read_text()))
         methods = config.methods

@@ -17,7 +17,7 @@ class Recorder:
         if step and path.exists():
             import pandas as pd  # here and below: it takes long, and a simulated run needs none
 
-            kept = pd.read_csv(path)[:step]
+            kept = pd.read_csv(path, float_precision="round_trip")[:step]
             if len(kept):
                 self._seconds = float(kept["seconds"].iloc[-1])
                 if "version" in kept and SERVED not in kept:  # of a race that began without it

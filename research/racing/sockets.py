@@ -59,7 +59,7 @@ def door(host: str = "") -> Iterator[Door]:
     Their connections end with it.
     """
     key, came, (bell, ring) = os.urandom(32), SimpleQueue[tuple[int, Connection]](), Pipe(False)
-    lines, ringing = list[Connection](), threading.Lock()
+    lines, ringing, closing = list[Connection](), threading.Lock(), threading.Lock()
     listener = Listener((host, 0) if host else None, backlog=128)
 
     def greet(line: Connection) -> None:
@@ -71,8 +71,9 @@ def door(host: str = "") -> Iterator[Door]:
             came.put((line.recv(), line))
             with ringing:
                 ring.send(None)
-        except (AuthenticationError, EOFError, OSError):
-            line.close()  # who does not know the key, or died meanwhile
+        except (AuthenticationError, EOFError, OSError):  # a stranger, or it died meanwhile
+            with closing:  # two that close one line at once close its number twice
+                line.close()
 
     def accept() -> None:
         while True:
@@ -89,8 +90,9 @@ def door(host: str = "") -> Iterator[Door]:
         yield Door(listener.address, key, came, bell)
     finally:
         listener.close()
-        for line in lines:
-            line.close()
+        with closing:
+            for line in lines:
+                line.close()
 
 
 def at_work(at: Door, groups: int, check: Callable[[], None]) -> Workers:

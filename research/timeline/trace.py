@@ -130,7 +130,7 @@ def read(path: str, steps: int) -> Held:
     import pandas as pd  # here, for it takes long and few runs need it
 
     try:
-        table = pd.read_csv(path)
+        table = pd.read_csv(path, float_precision="round_trip")
         worker = table["worker"].to_numpy(np.float64)  # a fraction or a blank is found below
         seconds = table["seconds"].to_numpy(np.float64)
         version = table["version"].to_numpy(np.float64)[:steps] if "version" in table else None

@@ -98,7 +98,7 @@ def test_a_trained_run_is_clocked_as_its_log_is(config, tmp_path, capsys):
     arguments = [f"--workdir={tmp_path}", "--update_bytes=24e3", "--seconds_per_example=1e-4"]
     assert main([*arguments, "--name=large"]) == 0
     assert "34%, the most in the paper" in capsys.readouterr().out
-    large = pd.read_csv(tmp_path / "large.csv").set_index("bandwidth")
+    large = pd.read_csv(tmp_path / "large.csv", float_precision="round_trip").set_index("bandwidth")
     assert main([*arguments, "--name=again", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)["bandwidths"]
     assert {row["bandwidth"]: row["daso"] for row in told} == large["daso"].to_dict()

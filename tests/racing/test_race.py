@@ -450,7 +450,10 @@ def test_a_dry_run_says_what_workers_do_and_starts_none(tmp_path):
     said = dict(re.split(" {2,}", row, maxsplit=1) for row in done.stdout.splitlines())
     assert said["parameters"] == said["it is given"] == "16 bytes"
     assert said["it sends"] == "20 bytes" and said["a message"].endswith("all cores, 1 updates")
-    assert not (tmp_path / "none").exists() and not done.stderr
+    own = re.sub(
+        r"^E\d{4} .*cpu_aot_loader.*\n", "", done.stderr, flags=re.M
+    )  # XLA's, in jax 0.10.0
+    assert not (tmp_path / "none").exists() and not own
 
 
 def test_nothing_else_takes_a_race(config):
