@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 from scipy import stats
 
 from optdyn import strategies
@@ -16,7 +15,7 @@ from optdyn.analysis import laws, tables
 from optdyn.analysis.tables import Point, TableError
 from optdyn.outputs import history
 from optdyn.timeline.base import from_arrivals
-from optdyn.timeline.trace import SERVED
+from optdyn.timeline.trace import SERVED, table_of
 
 LATE = 5  # updates a worker by which nearly every gradient that is at work arrives
 EXPECTED = 5  # in a bin of the chi-squared test, at least
@@ -63,7 +62,7 @@ def load(folder: Path) -> Race:
             "workers leave, of updates that are one gradient of the whole batch each"
         )
     try:
-        table = pd.read_csv(path, float_precision="round_trip")
+        table = table_of(path)
         worker, seconds = table["worker"].to_numpy(float), table["seconds"].to_numpy(float)
         version = table["version"].to_numpy(float) if "version" in table else None
         served = table[SERVED].to_numpy(float) if SERVED in table else np.full(len(table), np.nan)

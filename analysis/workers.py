@@ -14,6 +14,7 @@ from optdyn import strategies
 from optdyn.analysis.tables import Point
 from optdyn.basics.errors import InputError
 from optdyn.config import read
+from optdyn.timeline.trace import table_of
 
 MOST = 1_000_000  # updates of a timeline that is drawn again
 LANES = 16
@@ -55,7 +56,7 @@ def _arrivals(point: Point) -> tuple[np.ndarray, np.ndarray] | None:
     path = point.folder / "trace.csv"
     try:
         if path.exists():
-            table = pd.read_csv(path, float_precision="round_trip")
+            table = table_of(path)
             return table["worker"].to_numpy(int), table["seconds"].to_numpy(float)
         config = read(json.loads((point.folder / "config.json").read_text()))
         methods = config.methods

@@ -48,10 +48,10 @@ JUDGED = race.MIDDLE  # where arms are tuned, too
 BATCHES: Sequence[int] = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 PERIODS, MOSTS = (2, 8, 32, 128), (1, 4, 16, 64)  # H, and DASO's B
 SEEDS = {"small": (2, 5), "full": (4, 20)}  # that choose and that report
-EVERY = 1  # the rung of the usual one of these
 FAST = race.WORKERS - 1  # workers that an update waits for, where one is a backup
 PLAIN, BACKUP, SNOO = "synchronous", "one backup worker", "outer momentum"
 DECOUPLED = "decoupled DiLoCo"
+MEAN: Point = {"probes.mean": True}  # the loss of the nodes' mean is what counts
 OPPONENTS: Mapping[str, Point] = {
     PLAIN: race.ARMS["synchronous"],
     BACKUP: {
@@ -60,19 +60,8 @@ OPPONENTS: Mapping[str, Point] = {
         "strategy.arrivals": FAST,
         "strategy.waiting": "k_sync",
     },
-    SNOO: {"strategy.name": "diloco", "cluster.nodes": 1},
+    SNOO: {"strategy.name": "diloco", "cluster.nodes": 1, **MEAN},
 }
-PERIODIC = (
-    SNOO,
-    "local SGD",
-    "DiLoCo",
-    "SlowMo",
-    "elastic averaging",
-    "delayed Nesterov",
-    "NoLoCo",
-    "SparseLoCo",
-    DECOUPLED,
-)
 OTHERS = (  # all of the race; first those of which a network chooses nothing but the batch
     "gossip",
     "K-batch-sync, K = 4",
@@ -95,6 +84,7 @@ RULES: Mapping[str, Point] = {  # of 2024 to 2026; first those whose updates tak
         "strategy.name": "slowmo+gossip",
         "strategy.graph": "random",
         "strategy.slow_learning_rate": 0.7,
+        **MEAN,
     },
     DECOUPLED: {
         "strategy.name": "decoupled",
@@ -102,15 +92,16 @@ RULES: Mapping[str, Point] = {  # of 2024 to 2026; first those whose updates tak
         "strategy.quorum": race.WORKERS // 2,
         "cluster.overlap": 0.0,  # its messages are behind the computing as it is
     },
-    "SparseLoCo": {"strategy.name": "sparseloco", MOMENTUM: 0.9},
+    "SparseLoCo": {"strategy.name": "sparseloco", MOMENTUM: 0.9, **MEAN},
     "CHOCO-SGD": {
         **race.ARMS["gossip"],
         "strategy.graph": "exponential",
         "strategy.compression": "top_k",
         "strategy.compression_share": 0.1,
+        **MEAN,
     },
     "DeMo": {"strategy.name": "demo", MOMENTUM: 0.0},
-    "SPARTA": {"strategy.name": "sparta"},
+    "SPARTA": {"strategy.name": "sparta", **MEAN},
 }
 # What rules are tuned by that have a momentum or decay of their own, and where the search starts.
 START: Mapping[str, Mapping[str, int]] = {
@@ -118,8 +109,21 @@ START: Mapping[str, Mapping[str, int]] = {
     "NoLoCo": {STEP: -2, "strategy.slow_momentum": rung(momenta, 0.6)},
     "SparseLoCo": {STEP: 0, "strategy.error_decay": rung(momenta, 0.9)},
 }
-# What a network chooses of a rule besides the batch, and the rung of the usual one.
-CHOSEN: Mapping[str, tuple[str, tuple[float, ...], int]] = {
+PERIODIC = (
+    SNOO,
+    "local SGD",
+    "DiLoCo",
+    "SlowMo",
+    "elastic averaging",
+    "delayed Nesterov",
+    "NoLoCo",
+    "SparseLoCo",
+    DECOUPLED,
+)
+# What a network chooses of an arm besides the batch, and the rung of the usual one.
+CHOSEN: Mapping[str, tuple[str, Sequence[float], int]] = {
+    **{name: (PERIOD, PERIODS, 1) for name in PERIODIC},
+    "DASO": ("strategy.max_batches", MOSTS, 1),
     "SPARTA": ("strategy.averaged_share", (0.01, 0.04, 0.16, 0.64), 1),
     "CHOCO-SGD": ("strategy.consensus_rate", (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2), 3),
 }
@@ -164,29 +168,16 @@ def config_of(problem: str, name: str) -> Experiment:
     if name in race.ARMS and name not in OPPONENTS:
         return race.config_of(problem, name)
     config = race.config_of(problem, PLAIN).with_({**OPPONENTS, **RULES}[name])
-    if name == BACKUP:
-        return config.with_(batch_size=_of_the_fast(config.batch_size))
-    if name == DECOUPLED:  # whose updates are local steps, of one node's part of a batch
-        part = config.batch_size // race.WORKERS
-        return config.with_(batch_size=part, steps=config.steps * race.WORKERS)
-    return config.with_({"probes.mean": name not in (PLAIN, "DeMo")})
+    config = config.with_(batch_size=_of_its_update(name, config.batch_size))
+    return config.with_(steps=config.steps * (race.WORKERS if name == DECOUPLED else 1))
 
 
 def entry(problem: str, name: str) -> Entry:
     """What is tuned of an arm, and what a network chooses."""
-    config, batches = config_of(problem, name), BATCHES
-    if name == BACKUP:
-        batches = tuple(map(_of_the_fast, BATCHES))
-    if name == DECOUPLED:
-        batches = tuple(batch // race.WORKERS for batch in BATCHES)
+    config = config_of(problem, name)
+    batches = [_of_its_update(name, batch) for batch in BATCHES]
     choices: dict[str, Sequence[float]] = {"batch_size": batches}
     usual = [batches.index(config.batch_size)]
-    if name in PERIODIC:
-        choices[PERIOD] = PERIODS
-        usual.append(EVERY)
-    if name == "DASO":
-        choices["strategy.max_batches"] = MOSTS
-        usual.append(EVERY)
     if name in CHOSEN:
         key, steps, at = CHOSEN[name]
         choices[key] = steps
@@ -213,9 +204,11 @@ def contest(problem: str, of: Sequence[str] = OTHERS, first: int | None = None) 
     )
 
 
-def _of_the_fast(batch: int) -> int:
-    """The batch of which each of the fast computes as much as of this one each of all workers."""
-    return batch // race.WORKERS * FAST
+def _of_its_update(name: str, batch: int) -> int:
+    """The examples of an arm's update where a worker's part is that of this batch for all."""
+    if name == BACKUP:  # an update of the fast alone
+        return batch // race.WORKERS * FAST
+    return batch // race.WORKERS if name == DECOUPLED else batch  # a local step of one node
 
 
 def finished(workdir: Path, seed: int, claim: str, first: int) -> dict[str, Any]:

@@ -49,6 +49,7 @@ from optdyn.basics.trees import Tree
 from optdyn.config import usual
 from optdyn.dynamics.moments import NORMAL, NotIdentified, fit
 from optdyn.evidence.intervals import ratio, shown
+from optdyn.evidence.lock import blob
 from optdyn.evidence.study import Study
 from optdyn.outputs.workdir import write_json
 from optdyn.problem import shared_data
@@ -338,12 +339,11 @@ def of_way(data: Any, name: str) -> dict[str, Any]:
 
 
 def measured(study: Study) -> dict[str, Any]:
-    """Everything, a row at a time; a row that has ended is not done again."""
-    data = images()
+    """Everything, a row at a time; one that has ended is not done again by the same code."""
+    data, code = images(), blob(Path(__file__))
 
     def row(function: Callable[..., dict[str, Any]], *of: Any) -> dict[str, Any]:
-        asked = LONG_RUN, MOMENTA, STEPS, TARGET, CHOOSE, REPORT, READ, READINGS, SLOW, TIMES, WAYS
-        found: dict[str, Any] = study.remember(f"{of} {asked}", function, data, *of)
+        found: dict[str, Any] = study.remember(f"{of} {code}", function, data, *of)
         print({key: value for key, value in found.items() if key != "cost"}, flush=True)
         return found
 

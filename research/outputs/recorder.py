@@ -6,7 +6,7 @@ import numpy as np
 
 from optdyn.basics.files import append, write
 from optdyn.timeline.base import Timeline
-from optdyn.timeline.trace import PREFIX, SERVED, columns, versions
+from optdyn.timeline.trace import PREFIX, SERVED, columns, table_of, versions
 
 
 class Recorder:
@@ -15,9 +15,7 @@ class Recorder:
     def __init__(self, path: Path, step: int):
         self._path, self._seconds = path, 0.0
         if step and path.exists():
-            import pandas as pd  # here and below: it takes long, and a simulated run needs none
-
-            kept = pd.read_csv(path, float_precision="round_trip")[:step]
+            kept = table_of(path)[:step]
             if len(kept):
                 self._seconds = float(kept["seconds"].iloc[-1])
                 if "version" in kept and SERVED not in kept:  # of a race that began without it
@@ -43,7 +41,7 @@ class Recorder:
     def _append(
         self, made: Timeline, window: slice, seconds: np.ndarray, **more: np.ndarray
     ) -> None:
-        import pandas as pd
+        import pandas as pd  # here, for it takes long, and a simulated run needs none
 
         rows = {"worker": made.worker[window], "seconds": seconds, **more}
         for name, values in columns(made, window).items():

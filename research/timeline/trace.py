@@ -14,6 +14,7 @@ know, such as measured shares. What the file says besides must be what the clock
 import math
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -125,12 +126,17 @@ class Held(NamedTuple):
         return found.astype(np.int32)
 
 
-def read(path: str, steps: int) -> Held:
-    """The first `steps` rows of the file. Raises `TimelineError`."""
+def table_of(path: str | Path) -> "pd.DataFrame":
+    """The file, to the bit. Raises `OSError`, and `ValueError` if it is no CSV file."""
     import pandas as pd  # here, for it takes long and few runs need it
 
+    return pd.read_csv(path, float_precision="round_trip")
+
+
+def read(path: str, steps: int) -> Held:
+    """The first `steps` rows of the file. Raises `TimelineError`."""
     try:
-        table = pd.read_csv(path, float_precision="round_trip")
+        table = table_of(path)
         worker = table["worker"].to_numpy(np.float64)  # a fraction or a blank is found below
         seconds = table["seconds"].to_numpy(np.float64)
         version = table["version"].to_numpy(np.float64)[:steps] if "version" in table else None
