@@ -53,7 +53,7 @@ Run = tuple[np.ndarray, np.ndarray]  # displacements and gradients, (T, q) each
 
 
 class NotIdentified(ValueError):
-    """The runs do not determine the coefficients; the message is one line that says why."""
+    """The runs determine no coefficients that make sense; the message is one line that says why."""
 
 
 class Fit(NamedTuple):
@@ -145,6 +145,12 @@ def fit(
     slopes = moments.sum(0)[:, 1:]
     covariance = np.linalg.inv(slopes.T @ _inverse(_covariance(moments, beta)) @ slopes)
     error = np.sqrt(np.diag(covariance))
+    least, most = _interval(beta[lags], error[lags])
+    if most < 0:
+        raise NotIdentified(
+            "a negative share of gradients comes without delay, eta_0 in "
+            f"[{least:.3g}, {most:.3g}]: no staleness has such lags, so the model is wrong"
+        )
     momentum, momentum_error = _momentum(beta, covariance, lags)
     freedom = moments.shape[1] - len(beta)
     return Fit(

@@ -25,6 +25,15 @@ class Claim(NamedTuple):
     rule: str  # of the verdict, in words
 
 
+def again(claim: Claim, number: int, reporting: int) -> Claim:
+    """The same of so many seeds that report in place of 20, all of them new."""
+    old, new = "the seeds that report, 20,", f"the seeds that report, {reporting},"
+    if old not in claim.rule:
+        raise ValueError(f"the rule of claim {claim.number} does not say {old!r}")
+    source = f"{claim.source}; claim {claim.number}, which 20 seeds left open"
+    return claim._replace(number=number, source=source, rule=claim.rule.replace(old, new))
+
+
 class Verdict(NamedTuple):
     word: str  # of WORDS
     by: str  # by how much, in one sentence

@@ -76,6 +76,10 @@ class Side(NamedTuple):
     def config(self, cell: Rungs) -> Experiment:
         return self.entry.arm.config.with_(values(self.entry, cell))
 
+    def setting(self, cell: Rungs) -> Point:
+        """What a network chose, and what was tuned for that."""
+        return {**values(self.entry, cell), **self.cells[cell].point}
+
 
 def values(entry: Entry, cell: Rungs) -> Point:
     """What a network chooses, by key of the config."""
@@ -102,7 +106,8 @@ def chosen(study: Study, side: Side, place: Place, target: float) -> dict[Rungs,
     while True:
         for cell in side.cells:
             if cell not in times:
-                curves = timed(study, side, cell, place, target, study.choose)
+                at_it = side.setting(cell)
+                curves = timed(study, side.entry, at_it, place, target, study.choose)
                 times[cell] = [to_loss(curve, target, "met") for curve in curves]
         best = least(times)
         for around in (beside, diagonal):
@@ -120,11 +125,11 @@ def least(times: Mapping[Rungs, Sequence[float]]) -> Rungs:
 
 
 def timed(
-    study: Study, side: Side, cell: Rungs, place: Place, target: float, seeds: Sequence[int]
+    study: Study, entry: Entry, setting: Point, place: Place, target: float, seeds: Sequence[int]
 ) -> list[Curve]:
-    """The curves of a tuned cell in the seconds of a place, on the seeds."""
-    setting, plain = side.cells[cell].point, side.entry.plain
-    every = [at(side.config(cell), setting, seed) for seed in seeds]
+    """The curves of an entry at a setting, in the seconds of a place, on the seeds."""
+    plain = entry.plain
+    every = [at(entry.arm.config, setting, seed) for seed in seeds]
     curves = list[Curve]()
     for own, curve in zip(every, study.trials([Job(c, target) for c in every]), strict=True):
         there = own.with_({"cluster.bandwidth": place.bandwidth})
@@ -153,7 +158,7 @@ def measure(study: Study, contest: Contest) -> dict[str, Any]:
     first = next(iter(opponents.values()))
 
     def taken(side: Side, cell: Rungs, place: Place) -> Times:
-        curves = timed(study, side, cell, place, target, study.report)
+        curves = timed(study, side.entry, side.setting(cell), place, target, study.report)
         return {str(x): [_short(to_loss(c, x, "met")) for c in curves] for x in contest.losses}
 
     def told(name: str, side: Side, place: Place) -> dict[str, Any]:

@@ -79,6 +79,21 @@ def test_constant_service_is_not_one_term_but_a_delay():
     assert abs(found.momentum - 0.75) < 3 * found.momentum_error
 
 
+def test_no_staleness_has_a_lag_of_a_negative_share():
+    """Geometric lags after a first that is free need a negative one to look like a delay of 3."""
+    every = runs(0, 6, 4, service="constant", alpha=0.4)
+    with pytest.raises(NotIdentified, match="negative share of gradients comes without delay"):
+        fit(every, lags=1, gradient_lags=1)
+    # A share that is 0 is refused as 2.5 % are by chance: more than 4 of 40 have probability 0.3 %.
+    refused = 0
+    for run in runs(1, 40, 2, service="constant", alpha=0.8):
+        try:
+            fit([run], lags=0, gradient_lags=1)
+        except NotIdentified:
+            refused += 1
+    assert refused <= 4
+
+
 def test_axes_and_units_do_not_matter():
     ((d, g),) = runs(7, 1, 4, size=12)
     d, g = d.astype(float), g.astype(float)

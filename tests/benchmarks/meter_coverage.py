@@ -9,26 +9,31 @@ fitted by itself, as a short window's reading may be off where a whole run's is 
 runs of `small` under laws of service that are not one term of momentum, with lags of steps and of
 gradients; what is to be covered is the equivalent momentum, E tau / (1 + E tau). That is 1 - 1/g
 whatever the law, as g groups are g - 1 updates late in the mean, but less where a bound makes them
-wait. Runs that have ended are kept in a file of lines, and are not done again.
+wait. `races`: the same of races of real workers (extra `ray`), E tau being that of each trace.
+Runs that have ended are kept in a file of lines, and are not done again.
 """
 
 import argparse
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from ml_collections import ConfigDict
 
+from optdyn.analysis import raced
 from optdyn.config import default
 from optdyn.configs import images
 from optdyn.dynamics.moments import NORMAL, NotIdentified, fit
 from optdyn.outputs.workdir import rows
 from optdyn.problem import data as datasets
 from optdyn.problem import shared_data
-from optdyn.training import single
+from optdyn.racing.race import race
+from optdyn.training import meter, single
 from optdyn.training.single import Recording
 from tests.benchmarks.record import publish
 from tests.values import as_experiment
@@ -76,15 +81,23 @@ def laws() -> Iterator[dict[str, Any]]:
     yield {"groups": 2, "service": "constant", "lags": 0, "gradient_lags": 1, "seeds": 100}
     yield {"groups": 4, "service": "constant", "lags": 0, "gradient_lags": 3, "seeds": 100}
     for law in ("gamma", "lognormal"):
-        for lags, gradient_lags in ((1, 1), (1, 2), (1, 3)):
-            cell = {"groups": 4, "service": law, "lags": lags, "gradient_lags": gradient_lags}
-            yield {**cell, "variation": 0.5, "seeds": 100}
+        for variation in (0.5, 0.7):
+            for gradient_lags in (1, 2):
+                cell = {"groups": 4, "service": law, "variation": variation, "lags": 1}
+                yield {**cell, "gradient_lags": gradient_lags, "seeds": 100}
     for gradient_lags in (1, 2):
         cell = {"groups": 4, "service": "exponential", "bound": 4, "lags": 1}
         yield {**cell, "gradient_lags": gradient_lags, "seeds": 100}
 
 
-CELLS = {"small": small, "real": real, "windows": windows, "laws": laws}
+def races() -> Iterator[dict[str, Any]]:
+    for g in (2, 4):
+        for lags, gradient_lags in ((1, 0), (1, 1), (0, g - 1)):
+            cell = {"race": True, "groups": g, "lags": lags, "gradient_lags": gradient_lags}
+            yield {**cell, "seeds": 30}
+
+
+CELLS = {"small": small, "real": real, "windows": windows, "laws": laws, "races": races}
 
 
 def config_of(cell: dict[str, Any], seed: int) -> ConfigDict:
@@ -115,10 +128,27 @@ def config_of(cell: dict[str, Any], seed: int) -> ConfigDict:
     return config
 
 
+def recorded(cell: dict[str, Any], config: ConfigDict) -> tuple[Recording, float | None]:
+    """A run, and of a race the equivalent momentum of its staleness."""
+    if not cell.get("race"):
+        return single.record(as_experiment(config)), None
+    from optdyn.racing.on_ray import ray_workers  # an extra, which the other cells do without
+
+    steps = config.steps
+    windows = {"probes.momentum": True, "probes.window": steps, "probes.every": steps}
+    one = as_experiment(config).with_({**windows, "cluster.service": "race"})
+    with TemporaryDirectory(prefix="optdyn-race-") as folder:
+        workdir = Path(folder, "race")
+        race(one, workdir, partial(ray_workers, gpus=0.0, servers=1, address=""))
+        sketches = np.load(workdir / meter.FILE).swapaxes(0, 1)
+        late = raced.load(workdir).staleness.mean()
+    return Recording(*sketches, np.zeros(steps)), float(late / (1 + late))
+
+
 def truth(cell: dict[str, Any]) -> list[float]:
     """phi_1, ..., of the model that is fitted: of the whole update, or of the raw steps.
 
-    With lags of gradients it is the equivalent momentum alone.
+    With lags of gradients it is the equivalent momentum alone; races say their own.
     """
     implicit, explicit = 1 - 1 / cell["groups"], cell.get("momentum", 0.0)
     if "bound" in cell:
@@ -157,14 +187,15 @@ def measure(cells: list[dict[str, Any]], lines: Path, seeds: int) -> list[dict[s
     found = rows(lines)
     known = {(json.dumps(line["cell"], sort_keys=True), line["seed"]) for line in found}
     held: tuple[str, Any] = ("", None)
-    for cell in cells:
-        for seed in range(min(cell["seeds"], seeds)):
-            if (json.dumps(cell, sort_keys=True), seed) in known:
+    for seed in range(seeds):
+        for cell in cells:
+            if seed >= cell["seeds"] or (json.dumps(cell, sort_keys=True), seed) in known:
                 continue
             config = config_of(cell, seed)
             if held[0] != config.to_json_best_effort():
-                held = config.to_json_best_effort(), single.record(as_experiment(config))
-            found.append({"cell": cell, "seed": seed, **fitted(cell, config, held[1])})
+                held = config.to_json_best_effort(), recorded(cell, config)
+            run, late = held[1]
+            found.append({"cell": cell, "seed": seed, **fitted(cell, config, run), "truth": late})
             with lines.open("a") as file:
                 file.write(json.dumps(found[-1]) + "\n")
     return found
@@ -176,16 +207,17 @@ def table(cells: list[dict[str, Any]], lines: list[dict[str, Any]]) -> pd.DataFr
     for cell in cells:
         own = [line for line in lines if line["cell"] == cell]
         told = [line for line in own if "phi" in line]
-        for k, true in enumerate(truth(cell)):
+        for k, theory in enumerate(truth(cell)):
             if not told:
-                every.append({**cell, "theory": true, "runs": 0, "refused": len(own)})
+                every.append({**cell, "theory": theory, "runs": 0, "refused": len(own)})
                 continue
+            true = np.array([line.get("truth") or theory for line in told])
             phi, error = (np.array([line[name][k] for line in told]) for name in ("phi", "error"))
             every.append(
                 {
                     **{name: value for name, value in cell.items() if name != "seeds"},
                     "coefficient": k + 1,
-                    "theory": true,
+                    "theory": true.mean(),
                     "mean": phi.mean(),
                     "sd": phi.std(),
                     "half-width": NORMAL * np.median(error),
