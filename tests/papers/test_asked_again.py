@@ -5,11 +5,13 @@ import pytest
 
 from optdyn.configs.papers import (
     automatic_speedup,
+    automatic_speedup_again,
     daso_saves,
     delay_and_muon,
     groups_between,
     local_generalizes,
     momentum_falls,
+    momentum_falls_again,
     negative_momentum,
     predicted_groups,
     steering_helps,
@@ -18,7 +20,7 @@ from optdyn.configs.papers import best_momentum as momenta
 from optdyn.configs.papers import daso as of_daso
 from optdyn.configs.papers import one_step_delay as delay
 from optdyn.configs.papers import steered_momentum as steered
-from optdyn.evidence.claim import above
+from optdyn.evidence.claim import above, again
 from optdyn.evidence.intervals import mean_ratio, ratio
 
 OWN = np.linspace(90.0, 110.0, 20)  # of 20 seeds, the same in all arms
@@ -46,6 +48,20 @@ def test_a_run_that_missed_makes_the_mean_infinite():
 )
 def test_above(found, word):
     assert above(found, 1.0) == word
+
+
+@pytest.mark.parametrize(
+    ("more", "before"),
+    [(momentum_falls_again, momentum_falls), (automatic_speedup_again, automatic_speedup)],
+)
+def test_only_the_number_of_seeds_is_asked_anew(more, before):
+    for scale, (choose, report) in more.SEEDS.items():
+        assert choose == before.SEEDS[scale][0]
+        assert f"the seeds that report, {report}, drawn" in more.CLAIM.rule
+        old = more.CLAIM.rule.replace(f"report, {report},", "report, 20,")
+        assert old == before.CLAIM.rule and more.verdict is before.verdict
+    with pytest.raises(ValueError, match="does not say"):
+        again(more.CLAIM, 99, reporting=7)
 
 
 def momentum_result(kept, negative):

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from optdyn.basics.files import finite
 from optdyn.configs import contest, race
-from optdyn.configs.papers import contest_rules
+from optdyn.configs.papers import contest_rules, contest_share
 from optdyn.evidence import contest as contested
 from optdyn.evidence import raw
 from optdyn.evidence.arms import at, point, rates, rung
@@ -24,6 +24,7 @@ from optdyn.training import trainer
 from optdyn.training.checks import check
 
 RATIOS = contest.NETWORKS
+RECORDS = Path(__file__).parents[1] / "benchmarks/records"
 
 
 def place(ratio, nodes=8, devices=1):
@@ -124,15 +125,13 @@ def test_what_one_network_has_tuned_another_chooses_from():
 
 def told(name, there):
     """A curve of 40 updates at the usual batch, in the seconds of a place."""
-    side = side_of(name)
     curve = Curve([0, 40], [0.0, 1.0], [2.0, 0.1], "reached", {})
-    side.cells[side.entry.usual] = type("Best", (), {"point": {}})
 
     class Trained:
         def trials(self, jobs):
             return [curve for _ in jobs]
 
-    return contested.timed(Trained(), side, side.entry.usual, there, 0.1, (3,))[0]
+    return contested.timed(Trained(), side_of(name).entry, {}, there, 0.1, (3,))[0]
 
 
 @pytest.mark.parametrize("ratio", [0.2, 20.0])
@@ -153,11 +152,9 @@ def test_the_last_meeting_of_nodes_counts_where_they_have_not_just_met():
     """40 updates end with a meeting where H = 8; in the seconds of one at 39 there is one more."""
     on = told("local SGD", place(2.0))
     assert on.met[-1] == on.seconds[-1]
-    side = side_of("local SGD")
     curve = Curve([0, 39], [0.0, 1.0], [2.0, 0.1], "reached", {})
-    side.cells[side.entry.usual] = type("Best", (), {"point": {}})
     study = type("Trained", (), {"trials": lambda self, jobs: [curve for _ in jobs]})()
-    (one,) = contested.timed(study, side, side.entry.usual, place(2.0), 0.1, (3,))
+    (one,) = contested.timed(study, side_of("local SGD").entry, {}, place(2.0), 0.1, (3,))
     assert to_loss(one, 0.1, "met") == pytest.approx(one.seconds[-1] + 2.0, rel=1e-12)
 
 
@@ -243,6 +240,33 @@ def test_the_best_rule_is_held_against_the_best_older_arm_or_opponent(rule, olde
     assert f"takes {rule / min(older, opponent):.3g} " in found.by and "(n = 5, Holm" in found.by
 
 
+@pytest.mark.parametrize(
+    ("best", "other", "word"),
+    [(0.7, 0.6, "confirmed"), (0.9, 0.6, "refuted"), (0.6, 0.36, "open"), (0.9, 1.1, "open")],
+)
+def test_the_share_of_more_seeds_is_judged_alike(best, other, word):
+    own = np.linspace(0.9, 1.1, 20)
+    times = [list(part * own) for part in (1.0, best, other)]
+    found = contest_share.verdict(
+        {"seconds": dict(zip(contest_share.SETTINGS, times, strict=True))}
+    )
+    assert found.word == word and "(n = 20)" in found.by
+
+
+def test_the_settings_of_the_share_are_what_the_contest_chose():
+    """But for the last bits of a rate, which is a product of its ladders' rungs."""
+    record = json.loads((RECORDS / "papers_contest.json").read_text())
+    result = record["claims"]["contest_mlp"]["result"]
+    arms = [*result["opponents"]["1 Gb/s"]["8 x 1"]["every"]]
+    arms += [row["networks"]["1 Gb/s"] for row in result["rows"]]
+    chose = {arm["arm"]: arm for arm in arms}
+    for name in (contest_share.BEST, contest_share.OTHER):
+        entry, chosen, tuned = contest_share.SETTINGS[name]
+        assert chosen == chose[entry]["chosen"]
+        assert tuned == pytest.approx(chose[entry]["point"], rel=1e-12)
+    assert contested.fastest(result, "1 Gb/s")["arm"] == contest_share.SETTINGS["DiLoCo"][0]
+
+
 def test_words_are_of_chances_that_are_corrected_for_all_that_are_planned():
     """Of four words two are there: 0.01 times four is below 0.05, 0.02 times three is not."""
     made = result(0.8, (0.6, 0.01), (0.7, 0.02))
@@ -283,12 +307,11 @@ def test_tables_are_of_a_contest_that_has_ended_or_of_so_many_arms(tmp_path, cap
 
 def test_the_trials_that_are_shipped_are_those_of_the_record(tmp_path):
     """Of the synchronous arm on 1 Gb/s, where it was tuned, by what a curve found again says."""
-    folder = Path(__file__).parents[1] / "benchmarks/records"
-    record = json.loads((folder / "papers_contest.json").read_text())["claims"]["contest_mlp"]
+    record = json.loads((RECORDS / "papers_contest.json").read_text())["claims"]["contest_mlp"]
     others = record["result"]["opponents"][contest.JUDGED]["8 x 1"]["every"]
     plain = next(each for each in others if each["arm"] == contest.PLAIN)
     seed = record["seeds"]["report"][0]
-    table = pq.read_table(folder / "contest.parquet")
+    table = pq.read_table(RECORDS / "contest.parquet")
     is_of = [f'"seed": {seed},' in config for config in table["config"].to_pylist()]
     pq.write_table(table.filter(is_of), tmp_path / "one_seed.parquet")
     raw.unpack(tmp_path / "one_seed.parquet", tmp_path)
