@@ -31,7 +31,7 @@ class Race(NamedTuple):
     staleness: np.ndarray
     services: list[np.ndarray]  # seconds, by worker, without its first and those near a stop
     stops: np.ndarray  # updates; none where there are too many to leave out what is near them
-    serving: float = math.nan  # core-seconds of an update on the server; NaN where nobody knows
+    serving: float = math.nan  # seconds of the server at an update; NaN where nobody knows
 
     @property
     def groups(self) -> int:

@@ -103,7 +103,7 @@ def sharing(
     computing = float(source.means[0]) - source.serving
     if computing <= 0:
         raise TableError(
-            f"{source.point.folder}: the server takes {source.serving:.3g} core-seconds an update, "
+            f"{source.point.folder}: the server takes {source.serving:.3g} s for an update, "
             f"and an update {source.means[0]:.3g} seconds; nothing is left for the worker"
         )
     work = Work(np.full((race.groups, 1), computing))

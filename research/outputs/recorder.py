@@ -32,8 +32,8 @@ class Recorder:
     def raced(self, made: Timeline, window: slice, served: np.ndarray) -> None:
         """Writes updates of a race, each with its own time and the version that it had read.
 
-        Of several arrivals it is that of the last one. `served`: core-seconds that the server had
-        for each since the update before, (m,).
+        Of several arrivals it is that of the last one. `served`: seconds that the server was at
+        each, and did not wait for a message, (m,).
         """
         own = {"version": versions(made)[window], SERVED: np.round(served, 6)}
         self._append(made, window, made.seconds[window], **own)

@@ -126,7 +126,8 @@ def ray_workers(
             yield parts_at_work(ray, actors, keepers_at_work(ray, keepers, run))
         else:
             with door(ray.util.get_node_ip_address() if address else "") as at:
-                yield actors_at_work(ray, actors, at)
+                crowded = not address and groups >= cores
+                yield actors_at_work(ray, actors, at)._replace(crowded=crowded)
     finally:
         ray.shutdown()
 

@@ -27,6 +27,7 @@ from optdyn.core import Info, State
 from optdyn.experiment import Experiment
 from optdyn.outputs.workdir import is_finished
 from optdyn.racing import merged, server, shards
+from optdyn.racing.cores import one_core
 from optdyn.racing.worker import Compute, Workers, order_of, parts_of, worker
 from optdyn.timeline.base import TimelineError
 from optdyn.timeline.trace import SERVED, read
@@ -62,8 +63,10 @@ def race(config: Experiment, workdir: Path, connect: Connect, servers: int = 1) 
         if workers and isinstance(chunk, Chunk):
             order = so_far(run, workdir / "trace.csv", chunk.start)
             make = serving(run, order, workers, chunk)
+            where = one_core if workers.crowded else contextlib.nullcontext
             while isinstance(chunk, Chunk):
-                make(chunk)
+                with where():  # but not while it evaluates
+                    make(chunk)
                 chunk = proceed(training)
     assert not isinstance(chunk, Chunk)
     return chunk
@@ -127,11 +130,13 @@ def serving(run: Run, order: Order, workers: Workers, begins: Chunk) -> Callable
 
     def make(chunk: Chunk) -> None:
         state, said = chunk.state, list[Info]()
-        served, spent = list[float](), time.process_time()
-        until = time.monotonic() + PATIENCE
+        served, spent, idle = list[float](), time.monotonic(), 0.0
+        until = spent + PATIENCE
         while len(said) < chunk.n:
             if not come:
-                heard = workers.receive(max(until - time.monotonic(), 0.0))
+                begun, used = time.monotonic(), time.thread_time()
+                heard = workers.receive(max(until - begun, 0.0))
+                idle += time.monotonic() - begun - (time.thread_time() - used)
                 if heard is None:
                     break
                 come.extend(arrivals(*heard))
@@ -146,8 +151,9 @@ def serving(run: Run, order: Order, workers: Workers, begins: Chunk) -> Callable
             if did.row:
                 said.append(info)
                 gathered.clear()
-                served.append(time.process_time() - spent)
-                spent += served[-1]
+                now = time.monotonic() - idle
+                served.append(now - spent)
+                spent = now
         names = said[0] if said else ("loss",)
         infos = {name: np.array([info[name] for info in said]) for name in names}
         chunk.infos = infos | {SERVED: np.array(served)}

@@ -45,6 +45,7 @@ class Workers(NamedTuple):
     send: Callable[[int, Tree, range], None]  # (group, what it is given, numbers of its batches)
     receive: Callable[[float], tuple[int, Tree] | None]  # (seconds) -> group and message
     shards: Shards | None = None  # if they send to these; then messages are of handles
+    crowded: bool = False  # whether they leave no core to the server alone
 
 
 class Activations(NamedTuple):

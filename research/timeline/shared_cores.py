@@ -1,7 +1,7 @@
 """Workers that share the cores of one machine with the server that they send to, event by event.
 
     worker    w core-seconds of computing, then it queues for the server
-    server    s core-seconds of one update after the other, in order of arrival; its worker reads
+    server    s seconds at one update after the other, in order of arrival; its worker reads
 
     dv/dt = min(1, C / k)      what each of the k that are at work gets done in a second
 

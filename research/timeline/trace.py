@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 PREFIX = "control."
 COLUMN = re.compile(r"control\.(?P<name>.+?)(?:\.(?P<number>\d+))?")
 BATCH = "batch"
-SERVED = "served"  # a column that a race adds: core-seconds of its server, of an update
+SERVED = "served"  # a column that a race adds: seconds that its server is at an update
 CLOSE = 1e-6  # relative, of numbers that are float32
 
 

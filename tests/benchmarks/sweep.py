@@ -2,8 +2,8 @@
 
 Momentum x learning rate x seeds of the MLP 784-256-256-10, in turn as `launch.sweep` and as one
 `launch.train` a point, `--at_a_time` of them. Ratios of wall-clock seconds, and of the seconds of
-all cores, which other work on the machine touches less. The last row has the updates alone, which
-no sweep can be faster than. `--points=8` is a quick look.
+all cores, which other work on the machine touches less. The last row has updates and evaluations
+alone, which no sweep can be faster than. `--points=8` is a quick look.
 """
 
 import argparse
@@ -23,6 +23,8 @@ from ml_collections import ConfigDict
 
 from optdyn.configs import quickstart
 from optdyn.grid import grid, log_range, named, product, seeds
+from optdyn.problem import shared_data
+from optdyn.training import program
 from optdyn.training.program import CHUNK
 from tests.benchmarks.record import publish
 from tests.benchmarks.snapshots import Updates
@@ -80,13 +82,24 @@ def run(module: str, *arguments: str) -> None:
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def updates_alone(points: int, updates: int) -> float:
-    """Seconds of all cores that the updates of all points take, and nothing else."""
+def trained(points: int, updates: int) -> float:
+    """Seconds of all cores that updates and evaluations of all points take, and nothing else."""
     one, n = Updates(get_config(f"{points},{updates}").base), min(updates, CHUNK)
-    one.seconds(n)
-    before = time.process_time()
-    one.seconds(n)
-    return points * updates / n * (time.process_time() - before)
+    run = one.run
+    _, *splits = shared_data.put(run.data, run.program.layout.put_examples, run.config)
+
+    def evaluate() -> None:
+        for split in splits:
+            program.evaluate(run.program, one.state.params, split)
+
+    def used(what: Callable[[], object]) -> float:
+        what()  # compiles
+        before = time.process_time()
+        what()
+        return time.process_time() - before
+
+    logged = 1 + updates // run.config.log_every
+    return points * (updates / n * used(lambda: one.seconds(n)) + logged * used(evaluate))
 
 
 def seconds(way: Callable[[Path], None]) -> tuple[float, float]:
@@ -121,8 +134,8 @@ def main() -> None:
         }
         for i, clock in enumerate(("wall clock", "seconds of all cores"))
     ]
-    alone, used = updates_alone(*size), np.median(found[:, 0, 1])
-    name = "seconds of all cores, separate processes / the updates alone"
+    alone, used = trained(*size), np.median(found[:, 0, 1])
+    name = "seconds of all cores, separate processes / updates and evaluations alone"
     rows.append({"ratio": name, "median": used / alone, "separate, s": used, "alone, s": alone})
     about = {name: value for name, value in vars(given).items() if name != "out"}
     publish(pd.DataFrame(rows), given.out, **about)
