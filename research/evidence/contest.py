@@ -130,8 +130,9 @@ def timed(
     """The curves of an entry at a setting, in the seconds of a place, on the seeds."""
     plain = entry.plain
     every = [at(entry.arm.config, setting, seed) for seed in seeds]
-    curves = list[Curve]()
-    for own, curve in zip(every, study.trials([Job(c, target) for c in every]), strict=True):
+    curves = study.trials([Job(config, target) for config in every])
+    unlike = dict[int, Experiment]()  # those whose workers arrive in another order there
+    for i, (own, curve) in enumerate(zip(every, curves, strict=True)):
         there = own.with_({"cluster.bandwidth": place.bandwidth})
         if plain:
             shape = {"nodes": place.nodes, "devices_per_node": place.devices}
@@ -139,11 +140,14 @@ def timed(
             there = there.with_({"strategy.name": PLAIN, "probes.mean": False})
         run = followed(there, curve)
         if not plain and not same_order(followed(own, curve).timeline, run.timeline):
-            curves += study.trials([Job(there, target)])
+            unlike[i] = there
             continue
         seconds = [float(run.timeline.seconds[n - 1]) if n else 0.0 for n in curve.updates]
         met = [s + meeting(run, n) for s, n in zip(seconds, curve.updates, strict=True)]
-        curves.append(curve._replace(seconds=seconds, met=met))
+        curves[i] = curve._replace(seconds=seconds, met=met)
+    anew = study.trials([Job(config, target) for config in unlike.values()])
+    for i, curve in zip(unlike, anew, strict=True):
+        curves[i] = curve
     return curves
 
 
