@@ -93,6 +93,8 @@ RULES: Mapping[str, Point] = {  # of 2024 to 2026; first those whose updates tak
         "cluster.overlap": 0.0,  # its messages are behind the computing as it is
     },
     "SparseLoCo": {"strategy.name": "sparseloco", MOMENTUM: 0.9, **MEAN},
+    "DeMo": {"strategy.name": "demo", MOMENTUM: 0.0},
+    "SPARTA": {"strategy.name": "sparta", **MEAN},
     "CHOCO-SGD": {
         **race.ARMS["gossip"],
         "strategy.graph": "exponential",
@@ -100,8 +102,6 @@ RULES: Mapping[str, Point] = {  # of 2024 to 2026; first those whose updates tak
         "strategy.compression_share": 0.1,
         **MEAN,
     },
-    "DeMo": {"strategy.name": "demo", MOMENTUM: 0.0},
-    "SPARTA": {"strategy.name": "sparta", **MEAN},
 }
 # What rules are tuned by that have a momentum or decay of their own, and where the search starts.
 START: Mapping[str, Mapping[str, int]] = {

@@ -31,6 +31,7 @@ WORSE = 1.02  # a rung that is worse by less than this ratio is as good
 NOISE = 1.1  # a setting within this ratio of the least cost may be the best on more seeds
 SEARCHED, FINAL = 4, 8  # the seeds that a search looks at; settings that get more of them
 MOVES = 40  # of a search, at most
+FALLS = 3  # by 2^3 each, of a rate at which all diverges; below that no rate is the reason
 LONGER, ROUNDS = 4, 3  # trials are so many times longer, so often, where none reaches the target
 RATE, MOMENTUM = "optimizer.learning_rate", "optimizer.momentum"
 OUTER, PERIOD = "strategy.outer_momentum", "strategy.period"
@@ -202,6 +203,7 @@ def reported(study: Study, arm: Arm, setting: Point, target: float) -> list[Curv
 
 def _climb(search: Search, best: Rungs, costs: dict[Rungs, Cost], budget: float) -> Rungs:
     """From `best` to a setting with no better neighbour, by trials of `budget`; `costs` grow."""
+    falls = 0
     for _ in range(MOVES):
         for wanted in ([best], beside(best), diagonal(best)):
             _look(search, wanted, costs, budget)
@@ -210,7 +212,9 @@ def _climb(search: Search, best: Rungs, costs: dict[Rungs, Cost], budget: float)
             if (costs[least].time, costs[least].loss) < (here.time / WORSE, here.loss):
                 best = least
                 break
-            if wanted != [best] and math.isinf(here.loss) and math.isinf(costs[least].loss):
+            hopeless = math.isinf(here.loss) and math.isinf(costs[least].loss)
+            if wanted != [best] and hopeless and falls < FALLS:
+                falls += 1
                 down = [3 * (key in (STEP, RATE)) for key in search.arm.ladders]
                 best = tuple(i - by for i, by in zip(best, down, strict=True))  # far too large
                 break

@@ -164,6 +164,14 @@ def test_steps_beyond_stability_are_left_behind():
     assert found.interior and found.rungs["long_run_step"] == -6
 
 
+def test_what_diverges_at_any_rate_is_given_up():
+    """As gossip of compressed messages does at too large a consensus rate."""
+    found = tuned(Known(lambda *_: math.inf), sgd(problems.network("mlp", 64), 1.0, 0.0), 0.25)
+    assert math.isinf(found.cost) and not found.interior
+    lowest = min(step for (step, _), _ in found.tried)
+    assert lowest == -3 * FALLS - 1  # what is beside the last fall
+
+
 def test_a_target_that_nobody_reaches_is_not_interior():
     found = tuned(
         Known(lambda *_: 1e9),
