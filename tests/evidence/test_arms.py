@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optdyn.configs import problems
-from optdyn.evidence.arms import MOMENTUM, RATE, Arm, momenta, point, rates, rung, sgd, tuned
+from optdyn.evidence.arms import FALLS, MOMENTUM, RATE, Arm, momenta, point, rates, rung, sgd, tuned
 from optdyn.evidence.trial import Curve
 
 SEEDS = (7, 8)
