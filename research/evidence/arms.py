@@ -181,7 +181,8 @@ def tuned(
     while True:
         costs = {}
         best = _climb(search, best, costs, budget)
-        if math.isfinite(costs[best].time) or budget >= arm.config.steps:
+        ended = math.isfinite(costs[best].time) or math.isinf(costs[best].loss)
+        if ended or budget >= arm.config.steps:
             break
         budget *= LONGER
     if math.isinf(costs[best].time):
