@@ -14,14 +14,13 @@ from optdyn.configs import contest, race
 from optdyn.configs.papers import contest_mlp
 from optdyn.evidence.arms import MOMENTUM, OUTER, PERIOD, RATE
 from optdyn.evidence.claim import Claim, Verdict, above
-from optdyn.evidence.contest import Place, timed
+from optdyn.evidence.contest import HALF, Place, timed
 from optdyn.evidence.intervals import ratio, share, shown
 from optdyn.evidence.study import Study
 from optdyn.evidence.trial import to_loss
 from optdyn.grid import Point
 
 LONG, SEEDS = True, {"small": (0, 300), "full": (0, 300)}
-HALF = 0.5
 USUAL, BEST, OTHER = "usual batch", "best batch", "DiLoCo"
 SETTINGS: dict[str, tuple[str, Point, Point]] = {  # entry, what the network chose, what was tuned
     USUAL: (contest.PLAIN, {"batch_size": 64}, {RATE: 0.2, MOMENTUM: 0.8}),
