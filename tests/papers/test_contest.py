@@ -4,6 +4,7 @@ import json
 import math
 from pathlib import Path
 
+import jax
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -11,7 +12,7 @@ from matplotlib.figure import Figure
 
 from optdyn.basics.files import finite
 from optdyn.configs import contest, race
-from optdyn.configs.papers import contest_rules, contest_share
+from optdyn.configs.papers import contest_rules, contest_share, contest_text
 from optdyn.evidence import contest as contested
 from optdyn.evidence import raw
 from optdyn.evidence.arms import at, point, rates, rung
@@ -63,10 +64,21 @@ class Known:
         return Curve([0, taken], [0.0, 1.0], [2.0, self.target], "reached", {})
 
 
-@pytest.mark.parametrize("problem", race.PROBLEMS)
+ENTRIES = {
+    problem: [
+        contest.entry(problem, name)
+        for name in (*contest.OPPONENTS, *contest.OTHERS, *contest.RULES)
+    ]
+    for problem in race.PROBLEMS
+}
+ENTRIES["smaller text"] = [
+    contest_text.entry(name) for name in (*contest_text.OPPONENTS, *contest_text.ARMS)
+]
+
+
+@pytest.mark.parametrize("problem", ENTRIES)
 def test_every_arm_can_run_at_the_ends_of_what_a_network_chooses_from(problem):
-    for name in (*contest.OPPONENTS, *contest.OTHERS, *contest.RULES):
-        entry = contest.entry(problem, name)
+    for entry in ENTRIES[problem]:
         top = tuple(len(steps) - 1 for steps in entry.ladders.values())
         for cell in (entry.usual, (0,) * len(top), top):
             setting = point(entry.arm, list(entry.arm.start.values()))
@@ -238,6 +250,35 @@ def test_the_best_rule_is_held_against_the_best_older_arm_or_opponent(rule, olde
     found = contest_rules.verdict(made | {"older": result(opponent, (1.2, 0.01), (older, 0.01))})
     assert found.word == word
     assert f"takes {rule / min(older, opponent):.3g} " in found.by and "(n = 5, Holm" in found.by
+
+
+def test_a_smaller_text_meets_the_network_that_is_as_slow_for_it():
+    """Its all-reduce takes 20 times the second that 16 examples take 8 workers."""
+    made = contest_text.of()
+    config = made.opponents[contest.PLAIN].arm.config
+    size = 2 * (1 - 1 / 8) * program_bytes(config)
+    assert size / made.networks[contest_text.SLOW] == pytest.approx(20.0, rel=1e-12)
+    assert config.cluster.seconds_per_example * config.batch_size / 8 == 1.0
+
+
+def program_bytes(config):
+    run = trainer.prepare(config.with_(steps=1))
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(run.params))
+
+
+@pytest.mark.parametrize(
+    ("rule", "batch", "word"),
+    [(0.4, 0.8, "confirmed"), (0.8, 0.4, "refuted"), (0.5, 0.5, "open")],
+)
+def test_the_text_is_judged_by_the_interval_that_draws_the_choice_again(rule, batch, word):
+    made = json.loads(json.dumps(result(batch, (rule, 0.01), (1.2, 0.01))))
+    own = {"0.1 Gb/s": made["opponents"].pop("1 Gb/s")}
+    for row in made["rows"]:
+        row["networks"] = {"0.1 Gb/s": row["networks"]["1 Gb/s"]}
+    losses = {"losses": [0.1], "opponents": own}
+    text = json.loads(json.dumps({**made, **losses}).replace('"0.1":', '"2.1":'))
+    found = contest_text.verdict({**text, "losses": [2.1]})
+    assert found.word == word and "arm 0 takes" in found.by and "of synchronous" in found.by
 
 
 @pytest.mark.parametrize(
