@@ -40,16 +40,19 @@ CLAIM = Claim(
 
 
 def measure(study: Study) -> dict[str, Any]:
-    rules = measured(study, contest.contest("mlp", tuple(contest.RULES)))
-    older = measured(study, contest.contest("mlp"))
-    return rules | {"older": older}
+    rules, both = contest.contest("mlp", tuple(contest.RULES)), contest.contest("mlp")
+    every = measured(study, both._replace(entries={**rules.entries, **both.entries}))
+    newer = [row for row in every["rows"] if row["arm"] in rules.entries]
+    older = [row for row in every["rows"] if row["arm"] in both.entries]
+    return every | {"rows": newer, "family": rules.family, "older": older}
 
 
 def verdict(result: dict[str, Any]) -> Verdict:
-    last, older, told = str(result["losses"][-1]), result["older"], list[str]()
+    last, told = str(result["losses"][-1]), list[str]()
+    older = result | {"rows": result["older"]}
     for network in result["opponents"]:  # the slowest is the last
         rule, arm = fastest(result, network), fastest(older, network)
-        against = best_of(older["opponents"][network][arm["shape"]])
+        against = best_of(result["opponents"][network][arm["shape"]])
         best = min((arm, against), key=lambda each: float(each["cost"]))
         found = ratio(rule["seconds"][last], best["seconds"][last])
         told.append(f"{network}: {rule['arm']} takes {shown(found)} of {best['arm']}'s seconds")

@@ -247,7 +247,8 @@ def test_the_rule(batch, best, word):
 def test_the_best_rule_is_held_against_the_best_older_arm_or_opponent(rule, older, opponent, word):
     """Whoever takes least; the arm that is worse than another one has no say."""
     made = result(opponent, (rule, 0.01), (1.2, 0.01))
-    found = contest_rules.verdict(made | {"older": result(opponent, (1.2, 0.01), (older, 0.01))})
+    others = result(opponent, (1.2, 0.01), (older, 0.01))["rows"]
+    found = contest_rules.verdict(made | {"older": others})
     assert found.word == word
     assert f"takes {rule / min(older, opponent):.3g} " in found.by and "(n = 5, Holm" in found.by
 
