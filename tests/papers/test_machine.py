@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from optdyn.configs.papers import lowering, planner, throughput
+from optdyn.configs.papers import lowering, planner, planner_speeds_up, throughput
 
 ROUNDS = 9
 
@@ -110,3 +110,18 @@ def test_planner(result, word):
     figure = Figure()
     planner.picture(result, figure)
     assert len(figure.axes) == 1
+
+
+@pytest.mark.parametrize(
+    ("result", "word"),
+    [
+        (trained(2.0, 1.5), "confirmed"),
+        (trained(2.0, 1.98), "refuted"),  # a speed-up of 1 %
+        (trained(2.0, 1.9), "open"),
+        (trained(2.0, 1.5, planner.DEFAULT, "gemm,gemm"), "refuted"),  # none, by construction
+        (trained(2.0, 1.5, planner.DEFAULT, "gemm,fft"), "confirmed"),
+    ],
+)
+def test_the_planner_asked_again(result, word):
+    found = planner_speeds_up.verdict(result)
+    assert found.word == word and f"(n = {ROUNDS})" in found.by
