@@ -36,6 +36,7 @@ from optdyn.basics import lookup, processes, sources
 from optdyn.basics.errors import InputError, meant
 from optdyn.basics.files import DiskFull, WorkdirError, permitted, read_json, write_json, writing
 from optdyn.basics.hold import held, writable
+from optdyn.basics.progress import say
 from optdyn.evidence import lock, raw
 from optdyn.evidence.claim import WORDS, Claim, Verdict
 from optdyn.evidence.study import Study
@@ -146,14 +147,14 @@ def run(
     if folder is not None:
         board["deviations"] = lock.lock(folder, {n: load(n, folder) for n in names(folder)})
         for name, said in board["deviations"].items():
-            print(f"{name}: {'; '.join(said)}", file=sys.stderr, flush=True)
+            say(f"{name}: {'; '.join(said)}")
     for name in chosen:
         if name not in board["claims"]:
-            print(f"{name}: {load(name, folder).CLAIM.sentence}", file=sys.stderr, flush=True)
+            say(f"{name}: {load(name, folder).CLAIM.sentence}")
             with study_of(workdir, scale, seed, name, folder) as study:
                 board["claims"][name] = judge(name, study, folder)
             row = board["claims"][name]
-            print(f"  {row['verdict']}: {row['by']}", file=sys.stderr, flush=True)
+            say(f"  {row['verdict']}: {row['by']}")
         write_json(workdir / "scoreboard.json", board)
     ordered, other = rows(board), board.get("deviations", {})
     replace(workdir / "scoreboard.html", scoreboard.html(workdir, ordered, other))
@@ -208,14 +209,14 @@ def main(_: Sequence[str]) -> int:
                 return 0
             if given.trials:
                 found = raw.unpack(Path(given.trials), Path(given.workdir))
-                print(f"{given.trials}: {found}", file=sys.stderr, flush=True)
+                say(f"{given.trials}: {found}")
             board = run(Path(given.workdir), chosen, given.scale, given.seed, folder)
     except InputError as error:
         app.fail(str(error))
     except DiskFull as error:
         app.fail(str(error), code=1)
     except KeyboardInterrupt:
-        print("stopped: the same command goes on", file=sys.stderr)
+        say("stopped: the same command goes on")
         return 130
     print(scoreboard.table(rows(board), board.get("deviations", {})))
     return 0

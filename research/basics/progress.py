@@ -96,10 +96,10 @@ class Progress:
 
     On a terminal the line is rewritten, and no longer than the terminal is wide; elsewhere it is
     printed every ten seconds and at the end. The rate is that of what was done after the first
-    call of `show`: before it everything is compiled.
+    call of `show`: before it everything is compiled. A total of 0 is one that nobody knows.
     """
 
-    def __init__(self, name: str, total: int, start: int = 0, unit: str = "step"):
+    def __init__(self, name: str, total: int = 0, start: int = 0, unit: str = "step"):
         self._name, self._total, self._unit = name, total, unit
         self._done, self._text = start, ""
         self._first: tuple[int, float] | None = None  # updates and time of the first call
@@ -110,7 +110,7 @@ class Progress:
         now = time.monotonic()
         self._done, self._text = step, text
         self._first = self._first or (step, now)
-        live, last = sys.stderr.isatty(), step >= self._total
+        live, last = sys.stderr.isatty(), 0 < self._total <= step
         if not last and now - self._shown < (LIVE if live else PRINTED):
             return
         self._shown = now
@@ -133,7 +133,8 @@ class Progress:
             timer.cancel()
 
     def _words(self, now: float) -> str:
-        parts = [self._name, f"{self._unit} {self._done:,}/{self._total:,}", self._text]
+        total = f"/{self._total:,}" * (self._total > 0)
+        parts = [self._name, f"{self._unit} {self._done:,}{total}", self._text]
         since, begun = self._first or (self._done, now)
         if self._done > since:
             rate = (self._done - since) / max(now - begun, 1e-9)

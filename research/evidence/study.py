@@ -16,6 +16,7 @@ from threading import RLock, Thread
 from typing import Any, NamedTuple, Self
 
 from optdyn.basics.files import append, rows, write
+from optdyn.basics.progress import Progress, end_line
 from optdyn.basics.trees import Json
 from optdyn.config import differences, usual
 from optdyn.evidence.trial import FIRST, Curve, cut, trial
@@ -60,6 +61,7 @@ class Study:
         self._processes, self._first = processes or cores(), first
         self._pool: ProcessPoolExecutor | None = None
         self._lock = RLock()
+        self._line, self._ran, self._waiting = Progress(workdir.name, unit="trial"), 0, 0
 
     def trials(self, jobs: Iterable[Job]) -> list[Curve]:
         """The curves, in order; those that are not remembered run as processes become free."""
@@ -71,9 +73,11 @@ class Study:
         asked = {
             self._executor().submit(trial, *job, self._first): key for key, job in unknown.items()
         }
+        self._tell(asked=len(asked))
         for future in as_completed(asked):  # so that a kill loses none that has ended
             key = asked[future]
             self._trials.put(key, line_of(unknown[key], future.result()))
+            self._tell(ran=1)
         return [
             cut(curve_of(self._trials.at(key)), job.most, job.clock)
             for key, job in zip(keys, every, strict=True)
@@ -101,6 +105,15 @@ class Study:
     def __exit__(self, *_: object) -> None:
         if self._pool:
             self._pool.shutdown(cancel_futures=True)
+        end_line()
+
+    def _tell(self, asked: int = 0, ran: int = 0) -> None:
+        """Shows how many trials this process has run; how many there will be a search decides."""
+        with self._lock:
+            self._ran += ran
+            self._waiting += asked - ran
+            if ran:
+                self._line.show(self._ran, f"{self._waiting} more asked for")
 
     def _known(self, key: str, job: Job) -> bool:
         """Whether what is remembered says all that the job asks for."""

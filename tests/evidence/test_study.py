@@ -2,6 +2,7 @@
 
 import pytest
 
+from optdyn.basics import progress
 from optdyn.configs import problems
 from optdyn.evidence.study import Job, Study
 
@@ -23,6 +24,19 @@ def test_trials_are_remembered_by_what_they_are_of(tmp_path):
         assert again.trials(jobs(most=10)) == short  # though more of it is known
         assert again.trials(jobs()) == whole[:1]
     assert len(lines.read_text().splitlines()) == 1  # rewritten, the longest of each
+
+
+def test_whoever_waits_sees_how_many_trials_have_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(progress, "PRINTED", 0.0)
+    (job,) = jobs(most=10)
+    other = job._replace(config=job.config.with_(seed=7))
+    with Study(tmp_path / "mine", "small", (5,), (0,), processes=1) as study:
+        study.trials([job, other])
+        study.trials([job])  # which is remembered
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "mine  trial 1  1 more asked for"
+    assert second.startswith("mine  trial 2  0 more asked for  ")
+    assert second.endswith(" trials/s")  # and no time left: the search decides how many there are
 
 
 def test_measurements_are_made_once(tmp_path):
