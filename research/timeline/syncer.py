@@ -6,8 +6,9 @@ of all learners whose message is there by then. Theta goes back to these. A lear
 the end of a local step, `delay` or more of its own after it had sent, and one at least.
 
 A learner has one message of a fragment at most: under way to the syncer, or there, where a newer
-one may take its place until a merge is due; or on its way back, and then it sends none. A merge is
-of the update that its seconds follow; one that would be after the last update is none.
+one may take its place until a merge is due; or on its way back, and then it sends none. Nor does
+it in the step that takes one over: there is nothing to tell yet, and it would count for the quorum.
+A merge is of the update that its seconds follow; one that would be after the last update is none.
 """
 
 import math
@@ -63,7 +64,7 @@ def rounds(
         back[receive[t], m] = AWAY
         stands = (there[:, m] == AWAY) | ((there[:, m] <= now) & (due == AWAY))
         turn = (done[m] - phases) % period == 0
-        send[t] = turn & stands & (back[:, m] == AWAY)
+        send[t] = turn & stands & (back[:, m] == AWAY) & ~receive[t]
         for p in np.flatnonzero(send[t]).tolist():
             there[p, m], sent[p, m], step[p, m] = now + message[m, p], t, done[m]
             due[p] = merge_of(p)

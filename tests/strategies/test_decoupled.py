@@ -10,7 +10,7 @@ from optdyn.config import ConfigError
 from optdyn.strategies import Network
 from optdyn.strategies.mix.averaging_clock import turns
 from optdyn.strategies.read.decoupled import decoupled
-from optdyn.timeline.syncer import rounds
+from optdyn.timeline.syncer import ages, rounds
 from optdyn.training.checks import check
 from tests.strategies import nodes, workers
 from tests.strategies.nodes import BATCHES, EACH, NODES, RATE, START, STEPS, P, flattened
@@ -57,7 +57,7 @@ def reference(line, message, fragments, quorum, window):
                 since[i, p] = 0
             is_free = i not in inbox[p] or (inbox[p][i]["at"] <= now and merge_at(p) == np.inf)
             phase = p * H // len(parts)
-            if (done[i] - phase) % H == 0 and is_free and i not in returns[p]:
+            if (done[i] - phase) % H == 0 and is_free and i not in returns[p] and since[i, p]:
                 gap, w = (theta_m[i] - x[i])[part], since[i, p]
                 inbox[p][i] = {"at": now + message[p], "gap": gap, "w": w}
         for p, part in enumerate(parts):
@@ -138,6 +138,8 @@ def test_who_is_in_a_merge(seed):
             (sent,) = np.nonzero(of.into[:, p] == q)
             assert len(sent) >= quorum and len(set(worker[sent])) == len(sent)
             assert of.send[sent, p].all() and sent.max() <= np.argmax(made == q)
+        # No message is empty: with weight 0 it would count for the quorum, and tell nothing.
+        assert ages(worker, learners, of)[0][of.send[:, p], p].min() >= 1
         for m in range(learners):
             own = worker == m
             merged = (of.into[own, p] > 0).cumsum()
