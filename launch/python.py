@@ -33,6 +33,7 @@ from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pandas as pd
@@ -44,7 +45,8 @@ from optdyn.analysis import efficiency, figures, headline, tables
 from optdyn.analysis.figures import OKABE_ITO
 from optdyn.basics.cache_keys import Is
 from optdyn.basics.errors import ConfigError, meant
-from optdyn.basics.fields import NAMES, Options, Value
+from optdyn.basics.fields import NAMES, Options, Value, default_of, like
+from optdyn.basics.fields import check as check_field
 from optdyn.config import default, parse
 from optdyn.core import Rule, together, whole
 from optdyn.evidence.intervals import ratio, shown
@@ -53,6 +55,7 @@ from optdyn.launch import in_memory
 from optdyn.outputs.workdir import parameters
 from optdyn.setup import Cluster, Data, Law, Model, Optimizer, Parallel, Pieces, Probes
 from optdyn.strategies.compose import reading
+from optdyn.strategies.method import Network
 from optdyn.timeline.base import Timeline
 from optdyn.training import trainer
 from optdyn.training.checks import check
@@ -67,7 +70,7 @@ class Method:
 
     `keys` are the fields that differ from their defaults (`optdyn list keys strategy.`). A field
     that two joined methods have with different values is `METHOD.FIELD`, as in `diloco.period`.
-    An unknown field raises `ConfigError`.
+    An unknown field raises `ConfigError`, and so does a value that it cannot have.
     """
 
     name: str
@@ -80,6 +83,14 @@ class Method:
         for key in self.keys:
             if key not in known:
                 raise ConfigError(f"{self.name} has no field {key!r}{meant(key, known)}")
+        kept = dict(self.keys)
+        every = zip(fields, strategies.chosen(self.name).every, strict=True)
+        for name, each in ((name, each) for name, of in every for each in dataclasses.fields(of)):
+            for key in kept.keys() & {each.name, f"{name}.{each.name}"}:
+                kept[key] = like(kept[key], default_of(each))
+                if "about" in each.metadata:  # else it is the user's own, of any kind
+                    check_field(f"config.strategy.{key}", kept[key], each)
+        object.__setattr__(self, "keys", kept)
 
     def __add__(self, other: "Method") -> "Method":
         every, usual = self._values() | other._values(), self._fields() | other._fields()
@@ -140,13 +151,20 @@ class Method:
     ) -> "Clock":
         """Who reads and writes which version when, and the simulated seconds. It needs no model.
 
-        `update_bytes` is the size of the parameters, which a message has. Raises `ConfigError` for
-        a setting that cannot be, and `TimelineError` for a trace that does not fit.
+        `update_bytes` is the size of the parameters, which a message has; of a method that cuts
+        them up or compresses them, that of as many equal arrays of float32 as it has fragments.
+        Raises `ConfigError` for a setting that cannot be, or whose seconds depend on the model's
+        layers, and `TimelineError` for a trace that does not fit.
         """
         of = Experiment(method=self, cluster=cluster, steps=steps, seed=seed, batch_size=batch_size)
         config = of.parsed()
         check(config)
-        known = {"steps_per_epoch": steps, "update_bytes": update_bytes}
+        known: dict[str, Any] = {"steps_per_epoch": steps, "update_bytes": update_bytes}
+        if config.methods.mix:
+            parts = config.methods.get("fragments", 1)
+            part = jax.ShapeDtypeStruct((max(update_bytes // 4 // parts, 1),), jnp.float32)
+            nothing: Any = None  # no loss is asked for
+            known["network"] = Network(nothing, {f"part{i}": part for i in range(parts)}, {})
         return Clock(config.timeline(**known))
 
 
@@ -394,6 +412,10 @@ class Trained:
     summary: Mapping[str, Any]
     params: Any
 
+    @property
+    def diverged(self) -> bool:
+        return bool(self.summary["status"] == "diverged")
+
     def implicit_momentum(self) -> tuple[float, float, float]:
         """The momentum meter's reading over the run: (value, low, high), a 95 % interval.
 
@@ -422,21 +444,29 @@ class Comparison:
 
     @cached_property
     def target(self) -> float:
-        """The lowest training loss that every run reaches, by which all are compared."""
-        ends = [run.log["train_loss"].min() for arm in self.runs.values() for run in arm]
-        return float(max(ends))
+        """The lowest training loss that every run reaches that did not diverge.
+
+        All are compared by it. NaN if all have diverged.
+        """
+        every = [run for arm in self.runs.values() for run in arm if not run.diverged]
+        return float(max((run.log["train_loss"].min() for run in every), default=np.nan))
 
     def table(self, target: float | None = None) -> pd.DataFrame:
         """Updates and seconds to a training loss, a row an experiment, medians over the seeds.
 
         Columns: `updates` and simulated `seconds` to the loss `target`, by default that of the
         comparison; the ratio of each to the first experiment's, with the ends of its 95 % interval
-        over pairs of seeds; the `loss` at the end; the number of `seeds`. A run that misses the
-        loss counts as infinite.
+        over pairs of seeds; the `loss` at the end; the number of `seeds`, and of those that
+        `diverged`. A run that misses the loss or diverges counts as infinite.
         """
         loss = self.target if target is None else target
         way = {
-            name: np.array([efficiency.to_target(run.log, loss) for run in arm])
+            name: np.array(
+                [
+                    (np.inf, np.inf) if run.diverged else efficiency.to_target(run.log, loss)
+                    for run in arm
+                ]
+            )
             for name, arm in self.runs.items()
         }
         first = next(iter(way.values()))
@@ -447,8 +477,9 @@ class Comparison:
                 value, low, high = ratio(list(way[name][:, i]), list(first[:, i]))
                 row |= {clock: float(np.median(way[name][:, i])), f"{clock}_ratio": value}
                 row |= {f"{clock}_low": low, f"{clock}_high": high}
-            ends = [run.log["train_loss"].iloc[-1] for run in arm]
-            rows.append(row | {"loss": float(np.median(ends)), "seeds": len(arm)})
+            ends = [np.inf if run.diverged else run.log["train_loss"].iloc[-1] for run in arm]
+            row |= {"loss": float(np.median(ends)), "seeds": len(arm)}
+            rows.append(row | {"diverged": sum(run.diverged for run in arm)})
         return pd.DataFrame(rows).set_index("experiment")
 
     def __str__(self) -> str:
@@ -461,12 +492,19 @@ class Comparison:
                 for clock in own:
                     found = row[[f"{clock}_ratio", f"{clock}_low", f"{clock}_high"]]
                     own[clock] += f" ({shown(found)} times)"
-            each = f"{row['seconds'] / row['updates']:.3g}"
+            reached = 0 < row["updates"] < np.inf
+            each = f"{row['seconds'] / row['updates']:.3g}" if reached else ""
             rows.append([str(name), own["updates"], each, own["seconds"]])
-        return (
+        lost = [
+            f"{row['diverged']:g} of {row['seeds']:g} runs of {name} diverged."
+            for name, row in table.iterrows()
+            if row["diverged"]
+        ]
+        said = (
             f"To a training loss of {self.target:.3g}; medians of {table['seeds'].iloc[0]} seeds, "
             f"and times those of {first} with 95 % intervals\n\n{headline.aligned(rows)}"
         )
+        return "\n\n".join([said, *lost])
 
     def plot(self, x: str = "simulated_seconds", y: str = "train_loss") -> Figure:
         """A figure of one column of the log against another: medians and ranges over seeds."""
@@ -515,7 +553,7 @@ def compare(
 
     drawn = tuple(seeds)
     chosen = [
-        (name, one.with_(seed=seed, steps=steps or one.steps))
+        (name, one.with_(seed=seed, steps=one.steps if steps is None else steps))
         for name, one in experiments.items()
         for seed in drawn
     ]

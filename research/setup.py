@@ -320,7 +320,7 @@ class Cluster(Value, section="cluster"):
     pieces: Pieces = made(default_factory=Pieces)
     local_latency: float = field(0.0, "Seconds a message inside a node.", at_least=0)
     local_bandwidth: float = field(
-        0.0, "Bytes a second inside a node; 0: cluster.bandwidth.", at_least=0
+        0.0, "Bytes a second inside a node; 0: transfers take no time.", at_least=0
     )
     disturbances: tuple[Any, ...] = field(
         (), "dynamic_batch: (worker, first epoch, last, slowdown), ..."

@@ -165,6 +165,10 @@ def test_ones_own_loop_over_rule_and_clock_makes_the_floats_of_the_trainer():
     assert infos["loss"].shape == (30,)
 
 
+GROUPED = {"asynchronous", "ringmaster", "ringleader", "buffered", "mindflayer", "elastic"}
+GROUPED |= {"ad_psgd", "async_local_sgd", "decoupled"}
+LAYERED = ("local", "stale_pipeline")  # whose seconds are those of the model's layers
+
 BAD = {
     "Cluster.workers": lambda: optdyn.Cluster(workers=3, devices_per_node=2),
     "config.cluster.nodes = 0: must be from 1 to": lambda: optdyn.Cluster(nodes=0),
@@ -175,7 +179,7 @@ BAD = {
     "only a method of reading is a rule by itself": lambda: optdyn.diloco().around(
         None, optax.sgd(0.1)
     ),
-    "Could not override field 'period'": lambda: base(method=optdyn.diloco(period="a")).config(),
+    "config.strategy.period = 'a': must be a whole number": lambda: optdyn.diloco(period="a"),
     "must divide": lambda: optdyn.asynchronous(groups=3).clock(optdyn.Cluster(workers=4), 10),
     "config.strategy.groups = 3": lambda: base(method=optdyn.asynchronous(groups=3)).train(),
 }
@@ -229,6 +233,103 @@ def test_a_comparison_takes_any_seeds_and_arguments_of_an_optimizer():
     assert [len(runs) for runs in found.runs.values()] == [2, 2]
     alone = adam.with_(seed=1).train().summary["parameters_crc32"]
     assert found["a"].runs[0].summary["parameters_crc32"] == alone
+
+
+def test_every_run_gives_its_parameters_also_the_mean_of_workers_without_a_server():
+    chosen = base(method=optdyn.ad_psgd(groups=4), steps=20)
+    run = chosen.train()
+    loss = float(run.log["train_loss"].iloc[-1])  # of the mean, on the noiseless quadratic's data
+    start = float(run.log["train_loss"].iloc[0])
+    (params,) = jax.tree.leaves(run.params)
+    assert params.shape == (6,) and loss < start
+    again = base(method=optdyn.ad_psgd(groups=4), steps=20, log_every=10).train()
+    np.testing.assert_array_equal(params, jax.tree.leaves(again.params)[0])
+
+
+def test_a_run_that_diverges_is_infinite_and_named():
+    """The loss at which others are compared is theirs, not the start of what blew up."""
+    arms = {"good": base(), "bad": base(optimizer=optdyn.sgd(learning_rate=1e30))}
+    found = optdyn.compare(arms, seeds=[0, 1])
+    table, said = found.table(), str(found)
+    good = [run.log["train_loss"].min() for run in found["good"].runs]
+    assert found.target == max(good)
+    assert table.loc["bad", ["updates", "seconds", "loss"]].tolist() == [np.inf] * 3
+    assert table["diverged"].tolist() == [0, 2] and "2 of 2 runs of bad diverged" in said
+    assert "nan" not in said
+    lost = optdyn.compare({"bad": arms["bad"]}, seeds=[0])
+    assert np.isnan(lost.target) and "1 of 1 runs of bad diverged" in str(lost)
+
+
+@pytest.mark.parametrize("name", strategies.built_in())
+def test_the_clock_of_every_method_needs_no_model_or_says_so(name):
+    """Of one array it is that of the same bytes of a model; layers are not made up."""
+    method = getattr(optdyn, name)(**({"groups": 2} if name in GROUPED else {}))
+    cluster = optdyn.Cluster(nodes=2, bandwidth=1e6, latency=1e-3, service=optdyn.constant())
+    try:
+        clock = method.clock(cluster, steps=20, update_bytes=4000)
+    except ConfigError as error:
+        assert name in LAYERED and "depend on the model" in str(error)
+    else:
+        seconds = clock.timeline.seconds
+        assert name not in LAYERED and np.isfinite(seconds).all() and (np.diff(seconds) >= 0).all()
+
+
+def test_a_clock_of_nodes_has_their_messages():
+    """By hand: a ring of 4 sends 6 messages of a quarter of 4,000 bytes, after every 5 updates."""
+    cluster = optdyn.Cluster(nodes=4, bandwidth=1e6, service=optdyn.constant())
+    free = optdyn.model_averaging(period=5).clock(cluster, steps=20)
+    line = optdyn.model_averaging(period=5).clock(cluster, steps=20, update_bytes=4000)
+    ring = 6 * 1000 / 1e6
+    gap = line.timeline.seconds - free.timeline.seconds
+    # float64 sums of seconds; the message that has no byte is made of one number.
+    np.testing.assert_allclose(gap[4::5], ring * np.arange(1, 5), rtol=0, atol=1e-4)
+    parts = optdyn.diloco(period=5, fragments=2).clock(cluster, steps=20, update_bytes=4000)
+    assert parts.timeline.seconds[-1] > free.timeline.seconds[-1]
+
+
+def test_a_rate_that_only_optax_knows_is_refused_where_a_method_scales_by_it():
+    for method in (optdyn.slowmo(), optdyn.demo()):
+        with pytest.raises(ConfigError, match=r"learning_rate = 0\.0: must be other than 0"):
+            base(method=method, optimizer=optax.sgd(0.1)).train()
+    kept = [
+        base(method=optdyn.demo(signed=False), optimizer=of, steps=5).train().params
+        for of in (optax.sgd(0.1), optdyn.sgd(learning_rate=0.1, momentum=0.0))
+    ]
+    for one, other in zip(*map(jax.tree.leaves, kept), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)  # float32, five updates
+
+
+def test_numbers_of_numpy_and_jax_are_numbers():
+    same = base(method=optdyn.asynchronous(groups=4), batch_size=8)
+    given = base(method=optdyn.asynchronous(groups=np.int64(4)), batch_size=jnp.int32(8))
+    assert given == same and type(given.batch_size) is int
+    speeds = optdyn.Cluster(nodes=2, speeds=np.array([1.0, 0.5]), latency=np.float32(0.5))
+    assert speeds == optdyn.Cluster(nodes=2, speeds=(1.0, 0.5), latency=0.5)
+    with pytest.raises(ConfigError, match="must be a whole number"):
+        optdyn.diloco(period=np.float32(3.5))
+
+
+def test_keys_need_not_suit_methods_that_were_not_chosen():
+    """DiLoCo's delay ends before its period's fragments; decoupled learners may be late."""
+    chosen = as_experiment(default())
+    late = {"strategy.period": 8, "strategy.delay": 8}
+    own = chosen.with_({"strategy.name": "decoupled", **late}).methods.every[0]
+    assert (own.period, own.delay) == (8, 8)
+    with pytest.raises(ConfigError, match="delay = 8: must be"):
+        _ = chosen.with_({"strategy.name": "diloco", **late}).methods
+    with pytest.raises(ConfigError, match="period = 0: must be at least 1"):
+        chosen.with_({"strategy.period": 0})  # which no method takes
+
+
+def test_links_between_nodes_are_none_of_the_groups_inside():
+    """A matrix of equal latencies is that latency, also where groups of a node are asynchronous."""
+    method = optdyn.diloco(period=4) + optdyn.asynchronous(groups=2)
+    cluster = optdyn.Cluster(nodes=2, devices_per_node=2)
+    rows = cluster.with_(latencies=((0.0, 0.01), (0.01, 0.0)))
+    lines = [
+        base(method=method, cluster=of).timeline() for of in (rows, cluster.with_(latency=0.01))
+    ]
+    np.testing.assert_allclose(lines[0].seconds, lines[1].seconds, rtol=1e-12)  # float64 sums
 
 
 def test_public_names_have_a_docstring_and_are_found():

@@ -137,8 +137,11 @@ def default_of(of: "dataclasses.Field[Any]") -> Any:
 def like(value: Any, usual: Any) -> Any:
     """The value with tuples for lists, so that it hashes, and as a float where the default is one.
 
-    Of a dict the keys are texts, or it stays as it is, for `check` to refuse.
+    Arrays of NumPy and JAX are lists or numbers here. Of a dict the keys are texts, or it stays as
+    it is, for `check` to refuse.
     """
+    if hasattr(value, "tolist"):
+        value = value.tolist()
     if isinstance(value, list | tuple):
         return tuple(like(entry, None) for entry in value)
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):

@@ -435,11 +435,13 @@ def parameters(workdir: Path) -> tuple[int, Params]:
 
 
 def _parameters(saved: Mapping[str, Tree]) -> Params:
-    """The parameters in a saved state: those of the first node, the newest of a table."""
+    """The parameters in a saved state: of the first node, the newest of a table, or their mean."""
     if "state" in saved:
         return _parameters(jax.tree.map(lambda leaf: leaf[0], saved["state"]))
     if "inner" in saved:
         return _parameters(saved["inner"])
+    if "params" not in saved and "workers" in saved:  # each has its own, and nobody those of all
+        return jax.tree.map(lambda leaf: leaf.mean(axis=0), saved["workers"])
     if "slots" not in saved:
         return saved["params"]
     fields = {name: saved.get(name, {}) for name in snapshots.State._fields}

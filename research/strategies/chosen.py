@@ -48,7 +48,7 @@ class Chosen:
         object.__setattr__(self, "keys", Options(whole))
         own = {name: Options(keys) for name, keys in self.own.items() if keys}
         object.__setattr__(self, "own", Options(own))
-        _made(self.keys)
+        _checked(self.keys)
         for name, keys in self.own.items():
             held = {each.name: each for each in fields(load(name))}
             for key, value in keys.items():
@@ -64,8 +64,7 @@ class Chosen:
         from a built-in method. Raises `ConfigError` if a name is unknown, or if the methods do not
         go together.
         """
-        made, usual = [], _made(self.keys)
-        of = chosen(self.name)
+        made, of = [], chosen(self.name)
         for name, method in zip(self.name.split("+"), of.every, strict=True):
             if ":" in name:
                 usual_of = keys_of(type(method))
@@ -74,7 +73,8 @@ class Chosen:
                 given |= {k: v for k, v in self.options.items() if k in usual_of}
                 made.append(method.with_(**given))
             else:
-                made.append(usual[name].with_(**self.own.get(name, {})))
+                own = {key: self.keys[key] for key in keys_of(type(method))}
+                made.append(method.with_(**own | self.own.get(name, {})))
         return Methods(self.name, tuple(made))
 
     def to_dict(self) -> Json:
@@ -139,14 +139,17 @@ def defaults() -> dict[str, object]:
 
 
 @lru_cache(maxsize=256)
-def _made(keys: Options) -> Mapping[str, Method]:
-    """Every built-in method with these values of the keys that it has. Raises `ConfigError`."""
-    for key in keys:
+def _checked(keys: Options) -> None:
+    """Raises `ConfigError` unless every key is known, and its value one that a method takes.
+
+    What values of a method must be to one another only the chosen ones say, when they are made.
+    """
+    for key, value in keys.items():
         require_known(key, usual_keys(), f"config.strategy.{key}: no such key")
-    return {
-        name: method(**{k: v for k, v in keys.items() if k in keys_of(method)})
-        for name, method in _methods().items()
-    }
+        for method in _methods().values():
+            for each in fields(method):
+                if each.name == key:
+                    check_field(f"config.strategy.{key}", value, each)
 
 
 def load(name: str) -> type[Method]:

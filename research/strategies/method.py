@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
 import jax
 import numpy as np
 
+from optdyn.basics.errors import ConfigError
 from optdyn.basics.fields import Value
 from optdyn.basics.trees import Choice, Json, Tree
 from optdyn.core import Gradient, Rule, Update
@@ -70,6 +71,16 @@ class Setting(NamedTuple):
     epochs: Sequence[Json] = ()
     network: Network | None = None
     held: Held | None = None
+
+    @property
+    def model(self) -> Network:
+        """The network. Raises `ConfigError` where a clock that needs it is asked for without."""
+        if not self.network:
+            raise ConfigError(
+                "clock: this method's messages and seconds depend on the model, which "
+                "Experiment.timeline() has"
+            )
+        return self.network
 
 
 def slowed(setting: Setting, methods: "Methods") -> Cluster:

@@ -109,8 +109,7 @@ class Local(Gradients, MicroBatches):
     def clock(self, setting: Setting, methods: Methods) -> Timeline:
         """The stages that the blocks are spread over (`timeline/pipeline.py`)."""
         setup = setting.setup
-        assert setting.network
-        _, work = costs(self, setup, setting.network)
+        _, work = costs(self, setup, setting.model)
         filled = self.variant == "backprop" and setup.cluster.nodes > 1
         size = {"steps": setup.steps, "batch_size": setup.batch_size}
         return pipeline.of_cluster(setup.cluster, self.micro_batches * filled, work, **size)
@@ -118,9 +117,8 @@ class Local(Gradients, MicroBatches):
     def work(self, setting: Setting, draws: np.ndarray) -> tuple[np.ndarray, tuple[()]]:
         """Seconds of every device, (steps, nodes, k), that computes all blocks of its examples."""
         setup = setting.setup
-        assert setting.network
         each = equal_parts(setup.cluster, setup.batch_size)
-        return draws * each * self.slower(setup, setting.network), ()
+        return draws * each * self.slower(setup, setting.model), ()
 
     def check(self, setup: Setup, methods: Methods) -> None:
         cluster = setup.cluster

@@ -151,16 +151,14 @@ def fragment_bytes(setting: Setting, fragments: int) -> list[float]:
     """Bytes of the fragments, of a setting that has its network if they are several."""
     if fragments == 1:
         return [float(setting.update_bytes)]
-    assert setting.network
-    parts = map(jax.tree.leaves, cut(setting.network.params, fragments))
+    parts = map(jax.tree.leaves, cut(setting.model.params, fragments))
     sizes = np.array([sum(leaf.size for leaf in leaves) for leaves in parts])
     return list(setting.update_bytes * (sizes / sizes.sum()))
 
 
 def _transfers(of: Averages, setting: Setting, sizes: list[float]) -> list[float]:
     """Seconds of every fragment's exchange; `sizes`: bytes of the fragments."""
-    assert setting.network
-    cluster, params = setting.setup.cluster, setting.network.params
+    cluster, params = setting.setup.cluster, setting.model.params
     small = of.compressed()
     seconds = []
     for part, size in zip(cut(params, len(sizes)), sizes, strict=True):
@@ -173,8 +171,7 @@ def _transfers(of: Averages, setting: Setting, sizes: list[float]) -> list[float
 
 def _state_transfers(of: Averages, setting: Setting, meeting: Meeting) -> np.ndarray:
     """(steps,) seconds of a message more where the optimizers' states are averaged too."""
-    assert setting.network
-    whole, sizes = _bytes(setting.network.params), _of_states(of, setting)
+    whole, sizes = _bytes(setting.model.params), _of_states(of, setting)
     size = setting.update_bytes * (_turns(meeting) @ np.array(sizes) / whole)
     every = {own: between_nodes(setting.setup.cluster, own) for own in set(size[size > 0].tolist())}
     return np.array([every.get(own, 0.0) for own in size.tolist()])
@@ -189,11 +186,10 @@ def _turns(meeting: Meeting) -> np.ndarray:
 
 def message_bytes(of: Averages, setting: Setting) -> list[float]:
     """Bytes that a node sends of every fragment, as they are compressed."""
-    assert setting.network
     sizes, small = fragment_bytes(setting, of.fragments), of.compressed()
     if not small:
         return sizes
-    parts = cut(setting.network.params, of.fragments)
+    parts = cut(setting.model.params, of.fragments)
     return [
         size * sum(small.messages(part)) / _bytes(part)
         for part, size in zip(parts, sizes, strict=True)
@@ -210,13 +206,12 @@ def _of_states(of: Averages, setting: Setting) -> tuple[int, int]:
     """Bytes of the floats in an optimizer's state that are averaged: first and second moments."""
     if of.state_where_met != "averaged":
         return 0, 0
-    assert setting.network
     setup, name = setting.setup, setting.setup.optimizer.name
     hyper = ("learning_rate", *(("momentum",) if optimizers.takes_momentum(name) else ()))
     made = optimizers.optimizer(
         name, hyper, optimizers.options(setup, groups=1), optimizers.chain(setup)
     )
-    first, second = moments(jax.eval_shape(made.init, setting.network.params))
+    first, second = moments(jax.eval_shape(made.init, setting.model.params))
     return _bytes(first), _bytes(second)
 
 

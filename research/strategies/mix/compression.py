@@ -65,23 +65,28 @@ def quantized(sent: Numbers) -> Compression:
     return _coded(lambda leaf: sent.encode(leaf.reshape(-1)), decode, sent.bytes)
 
 
+def part(share: float, size: int) -> int:
+    """How many numbers of so many a share is, rounded up: of 100 numbers 0.07 are 7, as written."""
+    return max(ceil(round(share * size, 9)), 1)  # in floats 0.07 * 100 is more than 7
+
+
 def top_k(share: float, sent: Numbers) -> Compression:
     """s of each array's numbers, rounded up, each with its place, an int32."""
 
-    def kept(size: int) -> int:
-        return ceil(share * size)
-
     def encode(leaf: jax.Array) -> tuple[Tree, jax.Array]:
         flat = leaf.reshape(-1)
-        _, where = jax.lax.top_k(jnp.abs(flat), kept(leaf.size))
+        _, where = jax.lax.top_k(jnp.abs(flat), part(share, leaf.size))
         return sent.encode(flat[where]), where.astype(jnp.int32)
 
     def decode(code: tuple[Tree, jax.Array], like: jax.Array) -> jax.Array:
         values, where = code
-        found = sent.decode(values, kept(like.size)).astype(like.dtype)
+        found = sent.decode(values, part(share, like.size)).astype(like.dtype)
         return jnp.zeros(like.size, like.dtype).at[where].set(found).reshape(like.shape)
 
-    return _coded(encode, decode, lambda size: sent.bytes(kept(size)) + 4 * kept(size))
+    def count(size: int) -> int:
+        return sent.bytes(part(share, size)) + 4 * part(share, size)
+
+    return _coded(encode, decode, count)
 
 
 def sign() -> Compression:

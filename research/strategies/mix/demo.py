@@ -161,14 +161,15 @@ class DeMo(Mixes):
 
     def clock(self, setting: Setting, methods: Methods) -> Timeline:
         """Nodes wait after every update until all have what all others send."""
-        assert setting.network
-        sent = self.sends(setting.network.params).bytes
+        sent = self.sends(setting.model.params).bytes
         line = every_update(setting, methods, to_all_nodes(setting.setup.cluster, sent))
         beta = np.full(len(line.seconds), self.momentum_decay, np.float32)
         return line._replace(choice=line.choice._replace(numbers={"momentum_decay": beta}))
 
     def check(self, setup: Setup, methods: Methods) -> None:
         nodes.check(setup, methods)
+        if self.signed:
+            nodes.needs_rate(setup)
 
 
 METHOD = DeMo

@@ -155,8 +155,7 @@ class Gossip(Mixes, OnGraph, Compressed):
             early = self.gossip_order == "combine"
             sent = float(size)
             if self.compressed():
-                assert setting.network
-                sent = self.message_bytes(setting.network.params, size)
+                sent = self.message_bytes(setting.model.params, size)
             between, handed_on = links(cluster, sent), broadcast(cluster, size)
             habit = habits.load(cluster), habits.presence(cluster, setup.seed)
             ready, done = within.ready, within.done

@@ -15,6 +15,16 @@ from optdyn.timeline.nodes import Inside, Within
 SLOTS = ("worker", "read", "write")  # fields of a choice that are slots of a table
 
 
+def needs_rate(setup: Setup) -> None:
+    """Raises `ConfigError` if there is no learning rate, as where optax has one of its own."""
+    setup.optimizer.require(
+        "learning_rate",
+        setup.optimizer.learning_rate != 0,
+        "other than 0 for this method, which scales what it keeps by it; an optax transformation "
+        "has a rate of its own, which the method does not see (optdyn.sgd and others tell it)",
+    )
+
+
 def check(setup: Setup, methods: Methods) -> None:
     """Raises `ConfigError` if the batch cannot be divided among all devices."""
     devices = setup.cluster.nodes * setup.cluster.devices_per_node
@@ -77,6 +87,8 @@ def _groups(setting: Setting, methods: Methods, steps: int) -> Within:
                 speeds=cluster.speeds[node * k : (node + 1) * k],
                 latency=cluster.local_latency,
                 bandwidth=cluster.local_bandwidth,
+                latencies=(),  # which are those between nodes
+                bandwidths=(),
             ),
             steps=steps,
             batch_size=whole.batch_size // cluster.nodes,

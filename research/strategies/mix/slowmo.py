@@ -18,6 +18,9 @@ import optax
 
 from optdyn.basics.fields import field
 from optdyn.basics.trees import Array, Params, Tree
+from optdyn.setup import Setup
+from optdyn.strategies.method import Methods
+from optdyn.strategies.mix import nodes
 from optdyn.strategies.mix.model_averaging import ModelAveraging
 from optdyn.strategies.shared_fields import ABOVE_0
 
@@ -57,6 +60,10 @@ class SlowMo(ModelAveraging):
 
     def outer(self) -> optax.GradientTransformationExtraArgs:
         return slow()
+
+    def check(self, setup: Setup, methods: Methods) -> None:
+        super().check(setup, methods)
+        nodes.needs_rate(setup)
 
 
 METHOD = SlowMo

@@ -10,7 +10,6 @@ model averaging after every update, and with SGD inside synchronous SGD.
 """
 
 from dataclasses import dataclass
-from math import ceil
 
 import jax
 import numpy as np
@@ -23,6 +22,7 @@ from optdyn.setup import PART, Setup
 from optdyn.strategies.method import Methods, Mixes, Sends, Setting
 from optdyn.strategies.mix import nodes
 from optdyn.strategies.mix.averaging_clock import every_update
+from optdyn.strategies.mix.compression import part
 from optdyn.strategies.mix.messages import over_nodes, own_event, size
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.network import between_nodes
@@ -32,7 +32,7 @@ from optdyn.timeline.service import DRAWN
 def places(draw: Array, number: int, count: int, share: float) -> jax.Array:
     """(ceil(share count),) int32: of array `number`, of so many numbers, those in S."""
     key = jax.random.fold_in(jax.random.key(draw), number)
-    return jax.lax.top_k(jax.random.uniform(key, (count,)), ceil(share * count))[1]
+    return jax.lax.top_k(jax.random.uniform(key, (count,)), part(share, count))[1]
 
 
 def sparta(inner: Rule, share: float, senders: str | None = None) -> Rule:
@@ -71,13 +71,12 @@ class Sparta(Mixes):
 
     def sends(self, params: Params) -> Sends:
         leaves = jax.tree.leaves(params)
-        each = (ceil(self.averaged_share * leaf.size) * leaf.dtype.itemsize for leaf in leaves)
+        each = (part(self.averaged_share, leaf.size) * leaf.dtype.itemsize for leaf in leaves)
         return Sends(float(sum(each)), gathered=False)
 
     def clock(self, setting: Setting, methods: Methods) -> Timeline:
         """Nodes wait for one another after every update, and for an all-reduce of what is in S."""
-        assert setting.network
-        sent = self.sends(setting.network.params).bytes
+        sent = self.sends(setting.model.params).bytes
         line = every_update(setting, methods, between_nodes(setting.setup.cluster, sent))
         rng = seeds.generator(setting.setup.seed, "shares")
         draw = rng.integers(2**31, size=len(line.seconds)).astype(np.int32)

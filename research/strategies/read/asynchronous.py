@@ -150,8 +150,7 @@ class Asynchronous(groups.Grouped, MergedServer, Compressed):
             size["message_bytes"] = setting.update_bytes * small.part(setting.network.params)
         if not methods.by_block:
             return make(setup.cluster, seed=setup.seed, held=held, **size)
-        assert setting.network
-        server_of = methods.servers(setting.network.problem)
+        server_of = methods.servers(setting.model.problem)
         assert server_of
         servers = len(set(server_of.values()))
         if setup.cluster.service == "race" or (held and not held.has("worker")):
@@ -164,7 +163,7 @@ class Asynchronous(groups.Grouped, MergedServer, Compressed):
             own = [held.order(order) for order in orders.T]
             return _of_servers([make(setup.cluster, held=each, **size) for each in own])
         cluster = slowed(setting, methods)
-        for name, block in setting.network.params.items():
+        for name, block in setting.model.params.items():
             bytes_of = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(block))
             number = server_of[name]
             sent[number] = sent.get(number, 0) + bytes_of

@@ -171,10 +171,9 @@ class StalePipeline(Gradients, Reads, MicroBatches):
         Of 2bw an update is of `micro_batches`, of the others of one batch as a whole.
         """
         setup = setting.setup
-        assert setting.network
-        blocks, stages = len(setting.network.problem.blocks), setup.cluster.nodes
+        blocks, stages = len(setting.model.problem.blocks), setup.cluster.nodes
         size = {"steps": setup.steps, "batch_size": setup.batch_size}
-        own = work(setup, setting.network)
+        own = work(setup, setting.model)
         seconds = pipeline.never_flushed(setup.cluster, self.parts, own, **size)
         return stale_stages(self.pipeline, stages, blocks, seconds)
 
