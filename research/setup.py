@@ -12,7 +12,7 @@ from dataclasses import field as made
 from typing import Any, Self
 
 from optdyn.basics.errors import ConfigError, require_known
-from optdyn.basics.fields import OPTIONS, Options, Value, default_of, field, plain
+from optdyn.basics.fields import OPTIONS, Options, Value, default_of, field, like, plain
 
 BLOCKS = 1000  # of a model, which is traced block by block
 WIDTH = 2**20  # of a layer, or of a set of workers
@@ -342,18 +342,25 @@ class Cluster(Value, section="cluster"):
             law = self.service
             for name, value in {"service": law.name, **law.fields}.items():
                 object.__setattr__(self, name, value)
+        workers = like(workers, 0)  # also of NumPy
         if workers:
             if type(workers) is not int or workers % self.devices_per_node:
                 raise ConfigError(
                     f"Cluster.workers = {workers}: must be a multiple of devices_per_node = "
                     f"{self.devices_per_node}"
                 )
+            if self.nodes not in (1, workers // self.devices_per_node):
+                raise ConfigError(
+                    f"Cluster.workers = {workers}: must be nodes * devices_per_node = "
+                    f"{self.nodes * self.devices_per_node}, or leave nodes out"
+                )
             object.__setattr__(self, "nodes", workers // self.devices_per_node)
         super().__post_init__()
 
     def with_(self, **changes: Any) -> Self:
         """A copy with other values of some fields. Raises `ConfigError`."""
-        return super().with_(**{"workers": 0} | changes)
+        whole = {"nodes": 1} if changes.get("workers") else {}
+        return super().with_(**{"workers": 0} | whole | changes)
 
 
 @dataclass(frozen=True)

@@ -171,6 +171,7 @@ LAYERED = ("local", "stale_pipeline")  # whose seconds are those of the model's 
 
 BAD = {
     "Cluster.workers": lambda: optdyn.Cluster(workers=3, devices_per_node=2),
+    "workers = 8: must be nodes * devices": lambda: optdyn.Cluster(workers=8, nodes=3),
     "config.cluster.nodes = 0: must be from 1 to": lambda: optdyn.Cluster(nodes=0),
     "config.batch_size = 0: must be at least 1": lambda: optdyn.Experiment(batch_size=0),
     "config.model.width = 'a': must be a whole number": lambda: optdyn.Model("mlp", width="a"),
