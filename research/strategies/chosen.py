@@ -48,7 +48,7 @@ class Chosen:
         object.__setattr__(self, "keys", Options(whole))
         own = {name: Options(keys) for name, keys in self.own.items() if keys}
         object.__setattr__(self, "own", Options(own))
-        _checked(self.keys)
+        _checked(self.keys, tuple(str(self.name).split("+")))
         for name, keys in self.own.items():
             held = {each.name: each for each in fields(load(name))}
             for key, value in keys.items():
@@ -139,17 +139,18 @@ def defaults() -> dict[str, object]:
 
 
 @lru_cache(maxsize=256)
-def _checked(keys: Options) -> None:
+def _checked(keys: Options, names: tuple[str, ...]) -> None:
     """Raises `ConfigError` unless every key is known, and its value one that a method takes.
 
-    What values of a method must be to one another only the chosen ones say, when they are made.
+    What the methods called `names` have is theirs to check, when they are made: others may not
+    take it.
     """
-    for key, value in keys.items():
+    for key in keys:
         require_known(key, usual_keys(), f"config.strategy.{key}: no such key")
-        for method in _methods().values():
-            for each in fields(method):
-                if each.name == key:
-                    check_field(f"config.strategy.{key}", value, each)
+    every = _methods()
+    theirs = {key for name in names if name in every for key in keys_of(every[name])}
+    for method in every.values():
+        method(**{k: v for k, v in keys.items() if k in keys_of(method) and k not in theirs})
 
 
 def load(name: str) -> type[Method]:
