@@ -290,9 +290,11 @@ class Experiment(setup.Run):
             object.__setattr__(self, name, of(getattr(self, name)))
         for name, kind in PARTS.items():
             if not isinstance(value := getattr(self, name), kind):
-                raise ConfigError(
-                    f"Experiment.{name} must be of type {kind.__name__}, not {type(value).__name__}"
-                )
+                said = f"Experiment.{name} must be of type {kind.__name__}"
+                if isinstance(value, str):
+                    one = f"{value}()" if name == "method" else f"{kind.__name__}({value!r})"
+                    raise ConfigError(f"{said}, such as optdyn.{one}, not {value!r}")
+                raise ConfigError(f"{said}, not {type(value).__name__}")
         super().__post_init__()
 
     def config(self) -> ConfigDict:

@@ -176,6 +176,8 @@ BAD = {
     "config.batch_size = 0: must be at least 1": lambda: optdyn.Experiment(batch_size=0),
     "config.model.width = 'a': must be a whole number": lambda: optdyn.Model("mlp", width="a"),
     "diloco has no field 'perod'; did you mean": lambda: optdyn.diloco(perod=3),
+    "such as optdyn.Model('mlp'), not 'mlp'": lambda: optdyn.Experiment(model="mlp"),
+    "such as optdyn.diloco(), not 'diloco'": lambda: optdyn.Experiment(method="diloco"),
     "Experiment.cluster must be of type Cluster": lambda: optdyn.Experiment(cluster=3),
     "only a method of reading is a rule by itself": lambda: optdyn.diloco().around(
         None, optax.sgd(0.1)
