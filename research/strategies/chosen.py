@@ -142,15 +142,21 @@ def defaults() -> dict[str, object]:
 def _checked(keys: Options, names: tuple[str, ...]) -> None:
     """Raises `ConfigError` unless every key is known, and its value one that a method takes.
 
-    What the methods called `names` have is theirs to check, when they are made: others may not
-    take it.
+    What the methods called `names` have is theirs to check, when they are made: another method
+    that has these keys too may take values with them or with its defaults.
     """
     for key in keys:
         require_known(key, usual_keys(), f"config.strategy.{key}: no such key")
     every = _methods()
     theirs = {key for name in names if name in every for key in keys_of(every[name])}
     for method in every.values():
-        method(**{k: v for k, v in keys.items() if k in keys_of(method) and k not in theirs})
+        given = {k: v for k, v in keys.items() if k in keys_of(method)}
+        try:
+            method(**given)
+        except ConfigError:
+            if not theirs & given.keys():
+                raise
+            method(**{k: v for k, v in given.items() if k not in theirs})
 
 
 def load(name: str) -> type[Method]:

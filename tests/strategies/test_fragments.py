@@ -279,7 +279,7 @@ def test_the_program_says_the_bytes_that_the_clock_counts():
         ({"fragments": 0}, "config.strategy.fragments = 0: must be from 1 to .*period = 8"),
         ({"fragments": 9}, "config.strategy.fragments = 9: must be from 1 to .*period = 8"),
         ({"fragments": 3, "delay": 2}, "config.strategy.delay = 2: must be from 0 to 1, less"),
-        ({"delay": -1}, "config.strategy.delay = -1: must be at least 0"),
+        ({"delay": -1}, "config.strategy.delay = -1: must be from 0 to 7, less"),
         ({"mixing": 1.5}, "config.strategy.mixing = 1.5: must be from 0 to 1"),
         ({"mixing": float("nan")}, "config.strategy.mixing = nan: must be a number"),
     ],
