@@ -6,6 +6,7 @@ decides is no search but more seeds, of those settings:
     share = log(usual / best batch) / log(usual / DiLoCo)
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -21,6 +22,7 @@ from optdyn.evidence.trial import to_loss
 from optdyn.grid import Point
 
 LONG, SEEDS = True, {"small": (0, 300), "full": (0, 300)}
+LOSS = race.PROBLEMS["mlp"].losses[-1]
 USUAL, BEST, OTHER = "usual batch", "best batch", "DiLoCo"
 SETTINGS: dict[str, tuple[str, Point, Point]] = {  # entry, what the network chose, what was tuned
     USUAL: (contest.PLAIN, {"batch_size": 64}, {RATE: 0.2, MOMENTUM: 0.8}),
@@ -44,16 +46,22 @@ CLAIM = Claim(
 )
 
 
-def measure(study: Study) -> dict[str, Any]:
-    every, loss = contest.contest("mlp"), race.PROBLEMS["mlp"].losses[-1]
-    place = Place(every.networks[every.judged], race.WORKERS, 1)
-    sides = {**every.opponents, **every.entries}
-    times = {}
-    for name, (entry, chosen, tuned) in SETTINGS.items():
+def at_settings(
+    study: Study, settings: Mapping[str, tuple[str, Point, Point]], network: str
+) -> dict[str, Any]:
+    """Seconds to the loss of entries at settings, on the seeds that report and a network."""
+    every = contest.contest("mlp", (*contest.OTHERS, *contest.RULES))
+    place = Place(every.networks[network], race.WORKERS, 1)
+    sides, times = {**every.opponents, **every.entries}, {}
+    for name, (entry, chosen, tuned) in settings.items():
         setting = {**chosen, **tuned}
-        curves = timed(study, sides[entry], setting, place, loss, study.report)
-        times[name] = [to_loss(curve, loss, "met") for curve in curves]
+        curves = timed(study, sides[entry], setting, place, LOSS, study.report)
+        times[name] = [to_loss(curve, LOSS, "met") for curve in curves]
     return {"seconds": times}
+
+
+def measure(study: Study) -> dict[str, Any]:
+    return at_settings(study, SETTINGS, contest.JUDGED)
 
 
 def verdict(result: dict[str, Any]) -> Verdict:
@@ -72,6 +80,6 @@ def picture(result: dict[str, Any], figure: Figure) -> None:
     axes = figure.subplots()
     for name, times in result["seconds"].items():
         axes.ecdf(times, label=name)
-    axes.set_xlabel("simulated seconds to a training loss of 0.1")
+    axes.set_xlabel(f"simulated seconds to a training loss of {LOSS:g}")
     axes.set_ylabel("share of the runs")
     axes.legend()

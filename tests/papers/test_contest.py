@@ -12,7 +12,12 @@ from matplotlib.figure import Figure
 
 from optdyn.basics.files import finite
 from optdyn.configs import contest, race
-from optdyn.configs.papers import contest_rules, contest_share, contest_text
+from optdyn.configs.papers import (
+    contest_rules,
+    contest_rules_again,
+    contest_share,
+    contest_text,
+)
 from optdyn.evidence import contest as contested
 from optdyn.evidence import raw
 from optdyn.evidence.arms import at, point, rates, rung
@@ -307,6 +312,15 @@ def test_the_settings_of_the_share_are_what_the_contest_chose():
         assert chosen == chose[entry]["chosen"]
         assert tuned == pytest.approx(chose[entry]["point"], rel=1e-12)
     assert contested.fastest(result, "1 Gb/s")["arm"] == contest_share.SETTINGS["DiLoCo"][0]
+
+
+@pytest.mark.parametrize(("rule", "word"), [(0.8, "confirmed"), (1.2, "refuted"), (1.0, "open")])
+def test_the_best_rule_is_judged_on_more_seeds(rule, word):
+    own = np.linspace(0.9, 1.1, 20)
+    found = contest_rules_again.verdict(
+        {"seconds": {"SparseLoCo": list(rule * own), "top-k": list(own)}}
+    )
+    assert found.word == word and "(n = 20)" in found.by
 
 
 def test_words_are_of_chances_that_are_corrected_for_all_that_are_planned():
