@@ -38,9 +38,9 @@ CLAIM = Claim(
     opponent="top-k (1 %) with batches of 128, the best older arm there by the seeds that chose; "
     "SparseLoCo, the best rule, with batches of 128 and meetings every 2 updates. These and rates, "
     "momentum and decay are what claim 39 chose, on seeds that are not in this run",
-    rule="Of SparseLoCo's median seconds over those of top-k, over the seeds that report, 300, with "
-    "a 95 % interval from seeds drawn in pairs: confirmed if the interval is below 1, refuted if "
-    "it is above, open otherwise",
+    rule="Of SparseLoCo's median seconds over those of top-k, over the seeds that report, 300, "
+    "with a 95 % interval from seeds drawn in pairs: confirmed if the interval is below 1, refuted "
+    "if it is above, open otherwise",
 )
 
 
