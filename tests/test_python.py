@@ -302,6 +302,19 @@ def test_a_rate_that_only_optax_knows_is_refused_where_a_method_scales_by_it():
         np.testing.assert_allclose(one, other, rtol=1e-6)  # float32, five updates
 
 
+def test_a_label_that_no_output_is_for_is_refused():
+    """Its cross-entropy would be NaN, and the run diverged without a word why."""
+    x = np.zeros((16, 3), np.float32)
+    of = {"model": nn.Sequential([nn.Dense(2)]), "optimizer": optax.sgd(0.1), "steps": 2}
+    for labels, fits in ((np.arange(16) % 2, True), (np.arange(16) % 2 + 5, False)):
+        chosen = base(data={"x": x, "label": labels.astype(np.int32)}, **of)
+        if fits:
+            assert np.isfinite(chosen.train().log["train_loss"]).all()
+            continue
+        with pytest.raises(ConfigError, match="has 2 outputs, and the data 7 classes"):
+            chosen.train()
+
+
 def test_numbers_of_numpy_and_jax_are_numbers():
     same = base(method=optdyn.asynchronous(groups=4), batch_size=8)
     given = base(method=optdyn.asynchronous(groups=np.int64(4)), batch_size=jnp.int32(8))

@@ -63,6 +63,7 @@ LOSSES: Mapping[str, Each] = {
     each.__name__: each
     for each in (cross_entropy, label_smoothing, next_token, squared_error, huber)
 }
+CHOOSING = ("cross_entropy", "label_smoothing", "next_token")  # of logits, one a class
 METRICS: Mapping[str, Each] = {
     "accuracy": accuracy,
     "absolute_error": absolute_error,

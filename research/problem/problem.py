@@ -114,10 +114,11 @@ def make(
     return Problem(blocks, partial(_input, pixels), each, measured, heads, pixels.augment)
 
 
-def check(of: Problem, examples: Examples) -> None:
+def check(of: Problem, examples: Examples, classes: int = 0) -> None:
     """Traces the model, its loss and its metrics for a batch of examples like these.
 
-    Raises `ConfigError`, in one line, at whatever does not fit or fails, before anything is run.
+    `classes` are those that the loss chooses from; 0: it does not. Raises `ConfigError`, in one
+    line, at whatever does not fit or fails, before anything is run.
     """
     batch = {
         name: jax.ShapeDtypeStruct((SEVERAL, *leaf.shape[1:]), leaf.dtype)
@@ -141,6 +142,11 @@ def check(of: Problem, examples: Examples) -> None:
     outputs = traced("config.model", of.outputs, params, batch)
     if not isinstance(outputs, jax.ShapeDtypeStruct):
         raise ConfigError("config.model: the last block must return one array")
+    if outputs.ndim and outputs.shape[-1] < classes:
+        raise ConfigError(
+            f"config.model: has {outputs.shape[-1]} outputs, and the data {classes} classes, of "
+            "which none may be missing"
+        )
     wanted("config.loss", traced("config.loss", of.losses, outputs, batch))
     for name, shape in traced("config.metrics", of.metrics, outputs, batch).items():
         wanted(f"config.metrics, {name!r}", shape)

@@ -22,6 +22,7 @@ from optdyn.experiment import Experiment
 from optdyn.optimizers import schedules
 from optdyn.parallel.layout import Layout
 from optdyn.problem import models, own_code, problem
+from optdyn.problem.losses import CHOOSING
 from optdyn.problem.problem import Examples, Params, Problem
 from optdyn.setup import Model
 from optdyn.strategies.merged import Merged, cut, merged
@@ -195,7 +196,9 @@ def _problem(of: Minimized) -> tuple[Problem, Callable[..., Params]]:
 @lru_cache(maxsize=32)
 def _checked(of: Minimized, shapes: Sequence[tuple[str, tuple[int, ...], np.dtype]]) -> None:
     examples = {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape, dtype in shapes}
-    problem.check(_problem(of)[0], examples)
+    usual = "label" in examples or ("text" in examples and "y" not in examples)
+    chooses = of.loss in CHOOSING or (not of.loss and usual)
+    problem.check(_problem(of)[0], examples, of.classes if chooses else 0)
 
 
 @lru_cache(maxsize=32)
