@@ -21,7 +21,7 @@ same opponents, networks and seeds.
 import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from optdyn.basics.files import WorkdirError, read_json, write_json
 from optdyn.configs import race
@@ -38,7 +38,9 @@ from optdyn.evidence.arms import (
     rung,
 )
 from optdyn.evidence.claim import Claim
-from optdyn.evidence.contest import Contest, Entry, measure, table
+from optdyn.evidence.contest import Contest, Entry, Place, measure, table, timed
+from optdyn.evidence.study import Study
+from optdyn.evidence.trial import to_loss
 from optdyn.experiment import Experiment
 from optdyn.grid import Point
 from optdyn.launch import papers
@@ -209,6 +211,28 @@ def _of_its_update(name: str, batch: int) -> int:
     if name == BACKUP:  # an update of the fast alone
         return batch // race.WORKERS * FAST
     return batch // race.WORKERS if name == DECOUPLED else batch  # a local step of one node
+
+
+class Chose(NamedTuple):
+    """A setting that a contest has chosen, to be run again on other seeds."""
+
+    entry: str
+    chosen: Point  # by the network: batch, period
+    tuned: Point  # for these
+
+
+def taken(
+    study: Study, problem: str, settings: Mapping[str, Chose], network: str
+) -> dict[str, list[float]]:
+    """Seconds to the last loss of settings on a network, by name, of every seed that reports."""
+    every, loss = contest(problem, (*OTHERS, *RULES)), race.PROBLEMS[problem].losses[-1]
+    entries, times = {**every.opponents, **every.entries}, dict[str, list[float]]()
+    place = Place(every.networks[network], race.WORKERS, 1)
+    for name, (entry, chosen, tuned) in settings.items():
+        setting = {**chosen, **tuned}
+        curves = timed(study, entries[entry], setting, place, loss, study.report)
+        times[name] = [to_loss(curve, loss, "met") for curve in curves]
+    return times
 
 
 def finished(workdir: Path, seed: int, claim: str, first: int) -> dict[str, Any]:

@@ -84,12 +84,12 @@ class Method:
             if key not in known:
                 raise ConfigError(f"{self.name} has no field {key!r}{meant(key, known)}")
         kept = dict(self.keys)
-        every = zip(fields, strategies.chosen(self.name).every, strict=True)
-        for name, each in ((name, each) for name, of in every for each in dataclasses.fields(of)):
-            for key in kept.keys() & {each.name, f"{name}.{each.name}"}:
-                kept[key] = like(kept[key], default_of(each))
-                if "about" in each.metadata:  # else it is the user's own, of any kind
-                    check_field(f"config.strategy.{key}", kept[key], each)
+        for name, method in zip(fields, strategies.chosen(self.name).every, strict=True):
+            for each in dataclasses.fields(method):
+                for key in kept.keys() & {each.name, f"{name}.{each.name}"}:
+                    kept[key] = like(kept[key], default_of(each))
+                    if "about" in each.metadata:  # else it is the user's own, of any kind
+                        check_field(f"config.strategy.{key}", kept[key], each)
         object.__setattr__(self, "keys", kept)
 
     def __add__(self, other: "Method") -> "Method":

@@ -6,26 +6,24 @@ Those of SparseLoCo and of top-k run here as they are.
 
 from typing import Any
 
-from optdyn.configs import race
+from optdyn.configs import contest, race
+from optdyn.configs.contest import Chose
 from optdyn.configs.papers import contest_rules
-from optdyn.configs.papers.contest_share import at_settings, picture
+from optdyn.configs.papers.contest_share import picture
 from optdyn.evidence.arms import MOMENTUM, PERIOD, RATE
 from optdyn.evidence.claim import Claim, Verdict, below
 from optdyn.evidence.intervals import ratio, shown
 from optdyn.evidence.study import Study
-from optdyn.grid import Point
 
 __all__ = ["CLAIM", "LONG", "SEEDS", "measure", "picture", "verdict"]
 
 LONG, SEEDS = True, {"small": (0, 300), "full": (0, 300)}
 SLOW = "0.1 Gb/s"
-SETTINGS: dict[str, tuple[str, Point, Point]] = {  # entry, what the network chose, what was tuned
-    "SparseLoCo": (
-        "SparseLoCo",
-        {"batch_size": 128, PERIOD: 2},
-        {RATE: 0.4, "strategy.error_decay": 0.996875},
-    ),
-    "top-k": ("top-k", {"batch_size": 128}, {RATE: 1.4, MOMENTUM: 0.3}),
+RULE, ARM = "SparseLoCo", "top-k"
+DECAY = "strategy.error_decay"
+SETTINGS = {
+    RULE: Chose(RULE, {"batch_size": 128, PERIOD: 2}, {RATE: 0.4, DECAY: 0.996875}),
+    ARM: Chose(ARM, {"batch_size": 128}, {RATE: 1.4, MOMENTUM: 0.3}),
 }
 
 CLAIM = Claim(
@@ -45,11 +43,11 @@ CLAIM = Claim(
 
 
 def measure(study: Study) -> dict[str, Any]:
-    return at_settings(study, SETTINGS, SLOW)
+    return {"seconds": contest.taken(study, "mlp", SETTINGS, SLOW)}
 
 
 def verdict(result: dict[str, Any]) -> Verdict:
-    rule, arm = (result["seconds"][name] for name in SETTINGS)
+    rule, arm = (result["seconds"][name] for name in (RULE, ARM))
     found = ratio(rule, arm)
     return Verdict(
         below(found, 1.0), f"SparseLoCo takes {shown(found)} of top-k's seconds (n = {len(rule)})"

@@ -6,28 +6,26 @@ decides is no search but more seeds, of those settings:
     share = log(usual / best batch) / log(usual / DiLoCo)
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 from matplotlib.figure import Figure
 
 from optdyn.configs import contest, race
+from optdyn.configs.contest import Chose
 from optdyn.configs.papers import contest_mlp
 from optdyn.evidence.arms import MOMENTUM, OUTER, PERIOD, RATE
 from optdyn.evidence.claim import Claim, Verdict, above
-from optdyn.evidence.contest import HALF, Place, timed
+from optdyn.evidence.contest import HALF
 from optdyn.evidence.intervals import ratio, share, shown
 from optdyn.evidence.study import Study
-from optdyn.evidence.trial import to_loss
-from optdyn.grid import Point
 
 LONG, SEEDS = True, {"small": (0, 300), "full": (0, 300)}
 LOSS = race.PROBLEMS["mlp"].losses[-1]
 USUAL, BEST, OTHER = "usual batch", "best batch", "DiLoCo"
-SETTINGS: dict[str, tuple[str, Point, Point]] = {  # entry, what the network chose, what was tuned
-    USUAL: (contest.PLAIN, {"batch_size": 64}, {RATE: 0.2, MOMENTUM: 0.8}),
-    BEST: (contest.PLAIN, {"batch_size": 128}, {RATE: 0.4, MOMENTUM: 0.8}),
-    OTHER: ("DiLoCo", {"batch_size": 8, PERIOD: 32}, {RATE: 0.025, OUTER: 0.9}),
+SETTINGS = {
+    USUAL: Chose(contest.PLAIN, {"batch_size": 64}, {RATE: 0.2, MOMENTUM: 0.8}),
+    BEST: Chose(contest.PLAIN, {"batch_size": 128}, {RATE: 0.4, MOMENTUM: 0.8}),
+    OTHER: Chose("DiLoCo", {"batch_size": 8, PERIOD: 32}, {RATE: 0.025, OUTER: 0.9}),
 }
 
 CLAIM = Claim(
@@ -46,22 +44,8 @@ CLAIM = Claim(
 )
 
 
-def at_settings(
-    study: Study, settings: Mapping[str, tuple[str, Point, Point]], network: str
-) -> dict[str, Any]:
-    """Seconds to the loss of entries at settings, on the seeds that report and a network."""
-    every = contest.contest("mlp", (*contest.OTHERS, *contest.RULES))
-    place = Place(every.networks[network], race.WORKERS, 1)
-    sides, times = {**every.opponents, **every.entries}, {}
-    for name, (entry, chosen, tuned) in settings.items():
-        setting = {**chosen, **tuned}
-        curves = timed(study, sides[entry], setting, place, LOSS, study.report)
-        times[name] = [to_loss(curve, LOSS, "met") for curve in curves]
-    return {"seconds": times}
-
-
 def measure(study: Study) -> dict[str, Any]:
-    return at_settings(study, SETTINGS, contest.JUDGED)
+    return {"seconds": contest.taken(study, "mlp", SETTINGS, contest.JUDGED)}
 
 
 def verdict(result: dict[str, Any]) -> Verdict:

@@ -145,10 +145,15 @@ def predictions(result: dict[str, Any]) -> dict[str, float]:
     }
 
 
+def is_default(result: dict[str, Any]) -> bool:
+    """Whether the plan is what a user would have without it."""
+    (batch, lowering), (_, usual) = (result["arms"][name] for name in ("planned", "default"))
+    return bool(batch == DEFAULT and set(lowering.split(",")) == {usual})
+
+
 def verdict(result: dict[str, Any]) -> Verdict:
-    seconds, arms = result["seconds"], result["arms"]
-    (batch, lowering), same = arms["planned"], arms["planned"][0] == DEFAULT
-    same = same and set(lowering.split(",")) == {arms["default"][1]}
+    seconds, (batch, lowering) = result["seconds"], result["arms"]["planned"]
+    same = is_default(result)
     found = ratio(seconds["default"], seconds["planned"])
     word = "open"
     if not same and found[1] > 1:

@@ -7,7 +7,7 @@ from 1. What is measured is `planner`'s: seconds by the wall clock on all cores,
 from typing import Any
 
 from optdyn.configs.papers import planner
-from optdyn.configs.papers.planner import DEFAULT, measure, picture
+from optdyn.configs.papers.planner import DEFAULT, is_default, measure, picture
 from optdyn.evidence.claim import Claim, Verdict, above
 from optdyn.evidence.intervals import ratio, shown
 
@@ -31,7 +31,7 @@ CLAIM = Claim(
 
 def verdict(result: dict[str, Any]) -> Verdict:
     seconds, (batch, lowering) = result["seconds"], result["arms"]["planned"]
-    same = batch == DEFAULT and set(lowering.split(",")) == {result["arms"]["default"][1]}
+    same = is_default(result)
     found = (1.0, 1.0, 1.0) if same else ratio(seconds["default"], seconds["planned"])
     told = "the plan is the default" if same else f"the plan is mini-batch {batch} with {lowering}"
     said = f"mini-batch {DEFAULT} takes {shown(found)} of the planned one's seconds; {told}"

@@ -63,7 +63,6 @@ LOSSES: Mapping[str, Each] = {
     each.__name__: each
     for each in (cross_entropy, label_smoothing, next_token, squared_error, huber)
 }
-CHOOSING = ("cross_entropy", "label_smoothing", "next_token")  # of logits, one a class
 METRICS: Mapping[str, Each] = {
     "accuracy": accuracy,
     "absolute_error": absolute_error,
@@ -81,6 +80,13 @@ def usual(outputs: jax.Array, batch: Batch) -> jax.Array:
     if "label" in batch:
         return cross_entropy(outputs, batch)
     return squared_error(outputs, batch) if "y" in batch else next_token(outputs, batch)
+
+
+def chooses(name: str, batch: Mapping[str, object]) -> bool:
+    """Whether the loss of that name has an output for every class of such a batch."""
+    if not name:  # as `usual` has it
+        return "label" in batch or ("text" in batch and "y" not in batch)
+    return name in ("cross_entropy", "label_smoothing", "next_token")
 
 
 def metrics(names: Sequence[str]) -> Callable[[jax.Array, Batch], dict[str, jax.Array]]:

@@ -21,8 +21,7 @@ from optdyn.core import Event, Info, Rule, State
 from optdyn.experiment import Experiment
 from optdyn.optimizers import schedules
 from optdyn.parallel.layout import Layout
-from optdyn.problem import models, own_code, problem
-from optdyn.problem.losses import CHOOSING
+from optdyn.problem import losses, models, own_code, problem
 from optdyn.problem.problem import Examples, Params, Problem
 from optdyn.setup import Model
 from optdyn.strategies.merged import Merged, cut, merged
@@ -196,9 +195,8 @@ def _problem(of: Minimized) -> tuple[Problem, Callable[..., Params]]:
 @lru_cache(maxsize=32)
 def _checked(of: Minimized, shapes: Sequence[tuple[str, tuple[int, ...], np.dtype]]) -> None:
     examples = {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape, dtype in shapes}
-    usual = "label" in examples or ("text" in examples and "y" not in examples)
-    chooses = of.loss in CHOOSING or (not of.loss and usual)
-    problem.check(_problem(of)[0], examples, of.classes if chooses else 0)
+    classes = of.classes if losses.chooses(of.loss, examples) else 0
+    problem.check(_problem(of)[0], examples, classes)
 
 
 @lru_cache(maxsize=32)

@@ -323,6 +323,19 @@ def test_the_best_rule_is_judged_on_more_seeds(rule, word):
     assert found.word == word and "(n = 20)" in found.by
 
 
+def test_the_settings_of_more_seeds_are_what_the_rules_contest_chose():
+    record = json.loads((RECORDS / "papers_decided.json").read_text())
+    result = record["claims"]["contest_rules"]["result"]
+    network = contest_rules_again.SLOW
+    chose = {row["arm"]: row["networks"][network] for row in (*result["rows"], *result["older"])}
+    for name, (entry, chosen, tuned) in contest_rules_again.SETTINGS.items():
+        assert name == entry and chosen == chose[entry]["chosen"]
+        assert tuned == pytest.approx(chose[entry]["point"], rel=1e-12)  # last bits of a rate
+    older = result | {"rows": result["older"]}
+    best = [contested.fastest(each, network)["arm"] for each in (result, older)]
+    assert best == [contest_rules_again.RULE, contest_rules_again.ARM]
+
+
 def test_words_are_of_chances_that_are_corrected_for_all_that_are_planned():
     """Of four words two are there: 0.01 times four is below 0.05, 0.02 times three is not."""
     made = result(0.8, (0.6, 0.01), (0.7, 0.02))
