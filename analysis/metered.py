@@ -13,12 +13,12 @@ from optdyn.analysis.lags import groups_of, memoryless, theory
 from optdyn.analysis.page import Cell, Column, Picture, Section, Table, cell, number
 from optdyn.analysis.run_tables import GROUPS, LINES, floats, of_seeds
 from optdyn.analysis.tables import Point
+from optdyn.dynamics.moments import REJECTED
 
 IMPLICIT, TOTAL, RATE = "implicit_momentum", "fitted_momentum", "effective_learning_rate"
 REFUSED = f"{IMPLICIT}_refused"
 FIGURES = [f"{name}{end}" for name in (IMPLICIT, TOTAL) for end in ("", "_low", "_high", "_p")]
 SAME = 1e-3  # momenta that differ by less are two fits of the same numbers
-REJECTED = 0.01  # p-values below it are marked
 TEXT = (
     "What the order of arrivals adds to momentum, read off windows of each run's updates: the "
     "gradients that arrive are compared with those of second mini-batches at the current "
@@ -32,9 +32,9 @@ SEVERAL = (
     "interval."
 )
 NOTE = (
-    "The table is of all windows of a run together. p is the chance of a J test's statistic as "
-    f"large if one term (or, of the total, heavy-ball momentum) is the model; below {REJECTED} it "
-    "is marked, and the momentum says little."
+    "The table is of all windows of a run together. p is the chance of residuals (J test) or of an "
+    "order of arrivals as odd as these if one term (or, of the total, heavy-ball momentum) is the "
+    f"model; below {REJECTED} it is marked, and the momentum says little."
 )
 
 

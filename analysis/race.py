@@ -152,7 +152,7 @@ def _print_momentum(found: Mapping[str, Any]) -> None:
         value, low, high, p = (
             meter[f"implicit_momentum{end}"] for end in ("", "_low", "_high", "_p")
         )
-        row |= {"meter": shown(value, (low, high)), "p of J": shown(p)}
+        row |= {"meter": shown(value, (low, high)), "p": shown(p)}
     elif meter:
         row["meter"] = f"refused: {meter['implicit_momentum_refused']}"
     print("implicit momentum\n" + pd.DataFrame([row]).to_string(index=False) + "\n")

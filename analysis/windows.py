@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from optdyn.analysis import tables
+from optdyn.analysis import tables, workers
 from optdyn.analysis.lags import groups_of, memoryless, theory
 from optdyn.analysis.tables import TableError, natural
 from optdyn.config import parse, with_new_keys
@@ -45,7 +45,9 @@ def load(folder: Path) -> Metered:
         # The epochs that a run has gone through say how many examples there are.
         examples = round(last["step"] * config["batch_size"] / last["epoch"]) if step else 1
         rows = np.load(folder / meter.FILE, mmap_mode="r")
-        windows = meter.read(rows, of, examples, 0, step)
+        arrived = workers.arrivals(point)
+        worker = arrived[0] if arrived else None
+        windows = meter.read(rows, of, examples, worker, 0, step)
         rate = meter.rate(of, step)
     except (OSError, ValueError, KeyError, IndexError, TypeError, ArithmeticError) as error:
         raise TableError(f"{folder}: its recorded windows cannot be read ({error})") from error
@@ -90,7 +92,7 @@ def fit(run: Metered, lags: int | None = None, gradient_lags: int | None = None)
 
 
 def table(fits: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """One row a result of `fit`: momenta with their 95 % intervals and p-values of the J test."""
+    """One row a result of `fit`: momenta with their 95 % intervals and p-values of the model."""
     rows = [
         {
             "run": it["run"],
@@ -150,7 +152,7 @@ def _polynomial(run: Metered, lags: int, gradient_lags: int) -> dict[str, Any]:
         "momentum_interval": it.momentum_interval,
         "J": it.hansen,
         "freedom": it.freedom,
-        "p": it.p,
+        "p": meter.chance(it, run.windows, gradient_lags),
     }
 
 

@@ -28,7 +28,7 @@ def first(point: Point) -> tuple[pd.DataFrame, list[str]] | None:
     Columns of the bars, one an arrival: `lane`, `start`, `end` (seconds), `staleness`, `text`. A
     group is shown from where it read the parameters to where it delivered, so with what it waited.
     """
-    found = _arrivals(point)
+    found = arrivals(point)
     if found is None:
         return None
     worker, seconds = found
@@ -51,8 +51,8 @@ def first(point: Point) -> tuple[pd.DataFrame, list[str]] | None:
     return bars, [f"group {group}" for group in range(groups)]
 
 
-def _arrivals(point: Point) -> tuple[np.ndarray, np.ndarray] | None:
-    """(updates,) the groups that arrive, and when."""
+def arrivals(point: Point) -> tuple[np.ndarray, np.ndarray] | None:
+    """(updates,) the groups that arrive, and when; None if it is not known."""
     path = point.folder / "trace.csv"
     try:
         if path.exists():

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from optdyn.basics.progress import number
+from optdyn.dynamics.moments import REJECTED
 from optdyn.launch.commands import COMMANDS
 
 FIGURES = {"train_loss": "training loss", "test_loss": "test loss"}  # others by their names
@@ -55,5 +56,6 @@ def _figures(summary: Mapping[str, Any]) -> Iterator[str]:
         yield "far above the first"
     momentum = summary.get("implicit_momentum")
     if momentum is not None:
-        ends = (summary[f"implicit_momentum_{end}"] for end in ("low", "high"))
-        yield "implicit momentum {:.3g} ({:.3g} to {:.3g})".format(momentum, *ends)
+        low, high, p = (summary[f"implicit_momentum_{end}"] for end in ("low", "high", "p"))
+        wrong = f"; but no one term of momentum, p = {p:.1g}" * (p < REJECTED)
+        yield f"implicit momentum {momentum:.3g} ({low:.3g} to {high:.3g}{wrong})"

@@ -401,6 +401,18 @@ PARTS: dict[str, type] = {
 }
 
 
+class Reading(NamedTuple):
+    """Implicit momentum with its 95 % interval, and the p-value of the model.
+
+    Where p is small, what asynchrony does is not one term of momentum, and the value says little.
+    """
+
+    implicit_momentum: float
+    low: float
+    high: float
+    p: float
+
+
 @dataclass(frozen=True, eq=False)
 class Trained:
     """A run that has ended.
@@ -418,16 +430,15 @@ class Trained:
     def diverged(self) -> bool:
         return bool(self.summary["status"] == "diverged")
 
-    def implicit_momentum(self) -> tuple[float, float, float]:
-        """The momentum meter's reading over the run: (value, low, high), a 95 % interval.
+    def implicit_momentum(self) -> Reading:
+        """The momentum meter's reading over the run.
 
         A run without a meter is trained once more with it, to the same floats. Raises `ConfigError`
         if the run is too short or the meter refuses.
         """
         if "implicit_momentum" in self.summary:
-            names = ("", "_low", "_high")
-            value, low, high = (float(self.summary[f"implicit_momentum{n}"]) for n in names)
-            return value, low, high
+            names = ("", "_low", "_high", "_p")
+            return Reading(*(float(self.summary[f"implicit_momentum{n}"]) for n in names))
         if self.experiment.probes.momentum:
             why = self.summary.get("implicit_momentum_refused", "no window of it has ended")
             raise ConfigError(f"implicit momentum: not known of this run ({why})")
@@ -534,9 +545,9 @@ class Arm(NamedTuple):
         return pd.concat(of, names=["seed"]).reset_index(level=0)
 
     def implicit_momentum(self) -> pd.DataFrame:
-        """The momentum meter's readings with their 95 % intervals, a row a seed."""
+        """The momentum meter's readings (`Reading`), a row a seed."""
         found = {run.experiment.seed: run.implicit_momentum() for run in self.runs}
-        return pd.DataFrame.from_dict(found, "index", columns=["implicit_momentum", "low", "high"])
+        return pd.DataFrame.from_dict(found, "index", columns=Reading._fields)
 
 
 def compare(

@@ -92,8 +92,8 @@ def test_the_meter_is_read_though_it_was_not_asked_for():
         method=optdyn.asynchronous(groups=4),
         steps=400,
     )
-    reading, low, high = chosen.train().implicit_momentum()
-    assert low < reading < high and low < 0.75 < high  # 1 - 1/g
+    reading, low, high, p = chosen.train().implicit_momentum()
+    assert low < reading < high and low < 0.75 < high and p > 0.01  # 1 - 1/g
     with pytest.raises(ConfigError, match="implicit momentum: not known of this run"):
         base(steps=40).train().implicit_momentum()
 

@@ -48,6 +48,7 @@ FEWEST = 50  # updates
 WEAK = 4.0  # F from which intervals hold, for 8 instruments and this kind (Stock, Yogo 2005)
 MARGIN = 1e-6  # a moving average is kept so far from one that cannot be inverted
 NORMAL = 1.959964  # half-width of 95 % in standard errors
+REJECTED = 0.01  # a model with a p-value below it is not believed
 
 Run = tuple[np.ndarray, np.ndarray]  # displacements and gradients, (T, q) each
 

@@ -6,6 +6,9 @@ of every update of the windows (`strategies/metered.py`), in order. Fitted by `d
 
     raw steps -g_t            one lag: what asynchrony alone contributes, under any optimizer
     d_t / alpha_t             that and explicit momentum, a lag each: the total of heavy-ball SGD
+
+The model is tested twice: by the J test of the fit, and by the order of arrivals, which must not
+depend on how long groups have been away (`dynamics/arrivals.py`).
 """
 
 import os
@@ -19,6 +22,8 @@ import numpy as np
 from optdyn import optimizers
 from optdyn.basics.files import writing
 from optdyn.basics.trees import Json
+from optdyn.dynamics import arrivals
+from optdyn.dynamics.arrivals import Ages
 from optdyn.dynamics.moments import Fit, NotIdentified, fit
 from optdyn.experiment import Experiment
 from optdyn.problem import data as datasets
@@ -72,21 +77,33 @@ class Window(NamedTuple):
     raw_steps: np.ndarray
     gradients: np.ndarray
     away: Callable[[int], np.ndarray]  # (T,) of so many `past` updates, as `data.away` says
+    ages: Callable[[int], Ages] | None  # of so many past gradients; None if nobody knows who came
 
 
 def read(
-    rows: np.ndarray, config: Experiment, examples: int, since: int, step: int
+    rows: np.ndarray,
+    config: Experiment,
+    examples: int,
+    worker: np.ndarray | None,
+    since: int,
+    step: int,
 ) -> list[Window]:
     """The windows that ended after `since` and by `step`, of the `rows` of `sketches.npy`.
 
-    `examples` is how many the run is trained on, which says where its epochs begin.
+    `examples` is how many the run is trained on, which says where its epochs begin; `worker`
+    (steps,) are the groups that arrived.
     """
+    own = config.methods
+    drawn = config.cluster.service == "geometric"  # staleness alone: no group arrives
+    told = own.simple and own.groups > 1 and not drawn
     it, rates = windows(config.probes, config.steps), _rates(config)
     found = []
     for start, stop in it.ended(since, step):
         moved, raw, gradients = np.array(rows[it.before(start) : it.before(stop)]).swapaxes(0, 1)
         away = partial(_away, config, examples, start, stop)
-        found.append(Window(moved / rates[start:stop, None], raw, gradients, away))
+        came = worker[start:stop] if worker is not None and told else None
+        ages = None if came is None else partial(arrivals.ages, came, own.groups)
+        found.append(Window(moved / rates[start:stop, None], raw, gradients, away, ages))
     return found
 
 
@@ -118,9 +135,12 @@ class Meter:
         new = np.stack([infos[name] for name in METERED], axis=1)
         self._rows[at : at + len(new)] = new
 
-    def logged(self, since: int, step: int) -> Json:
-        """Fitted to the windows that ended after `since` and by `step`; {} if none did."""
-        ended = read(self._rows, self._config, self._examples, since, step)
+    def logged(self, worker: np.ndarray, since: int, step: int) -> Json:
+        """Fitted to the windows that ended after `since` and by `step`; {} if none did.
+
+        `worker` (steps,) are the groups that arrived.
+        """
+        ended = read(self._rows, self._config, self._examples, worker, since, step)
         plain = is_plain(self._config)
         return said(ended, lags(self._config), plain, rate(self._config, step)) if ended else {}
 
@@ -193,7 +213,7 @@ def lags(config: Experiment) -> int:
 def said(ended: Sequence[Window], lags: int, plain: bool, rate: float) -> Json:
     """The figures of the windows, for the log.
 
-    `implicit_momentum` with its 95 % interval and the p-value of the J test; likewise
+    `implicit_momentum` with its 95 % interval and the p-value of the model; likewise
     `fitted_momentum`, phi_1 of a lag polynomial of `lags` terms, if there is one: what is explicit
     and what is implicit together, or of `plain` SGD the same; `effective_learning_rate`, rate / g
     for memoryless groups.
@@ -208,7 +228,7 @@ def said(ended: Sequence[Window], lags: int, plain: bool, rate: float) -> Json:
             found[f"{name}_momentum_refused"] = str(error)
             continue
         low, high = map(float, it.phi_interval[0])
-        found |= {f"{name}_momentum": float(it.phi[0]), f"{name}_momentum_p": it.p}
+        found |= {f"{name}_momentum": float(it.phi[0]), f"{name}_momentum_p": chance(it, ended)}
         found |= {f"{name}_momentum_low": low, f"{name}_momentum_high": high}
         if name == "implicit":
             found["effective_learning_rate"] = float(rate * it.eta[0])
@@ -231,6 +251,17 @@ def fitted(ended: Sequence[Window], lags: int, gradient_lags: int = 0, raw: bool
     ]
     heed = [window.away(max(lags, 1 + gradient_lags)) for window in ended]
     return fit(runs, lags, gradient_lags, heed)
+
+
+def chance(it: Fit, ended: Sequence[Window], gradient_lags: int = 0) -> float:
+    """The p-value of the model: the less of J's and of the arrivals', twice, since they are two.
+
+    J's alone where nobody knows who arrived, or where no lag of steps makes staleness geometric.
+    """
+    known = [window.ages(gradient_lags) for window in ended if window.ages]
+    if not known or not len(it.phi):
+        return it.p
+    return min(1.0, 2 * min(it.p, arrivals.chance(known)))
 
 
 def shortened(sketches: np.ndarray, many: int) -> np.ndarray:

@@ -231,7 +231,7 @@ def _loop(
         row |= sums | (kept.logged() if hasattr(kept, "logged") else {})
         if meter:
             since = metrics.rows[-1]["step"] if metrics.rows else 0
-            row |= agreed(meter.logged(since, step) if is_writer() else {})
+            row |= agreed(meter.logged(run.timeline.worker, since, step) if is_writer() else {})
         if config.probes.steer:
             row |= {"explicit_momentum": float(run.hypers["momentum"][max(step - 1, 0)])}
         metrics.append(row | measured())
@@ -289,7 +289,7 @@ def _loop(
     summary = _summary(run, status, step, metrics.rows)
     if meter and is_writer():
         since = next((at for at, _ in momenta(run, metrics.rows)[1:]), 0)
-        summary |= meter.logged(since, step)
+        summary |= meter.logged(run.timeline.worker, since, step)
     if status == "diverged":  # it has no finite state
         return summary | {"kept_checkpoint": checkpoints.latest()}
     summary["parameters_crc32"] = fingerprint(layout.get(chunk.state).params)

@@ -7,7 +7,8 @@ import pytest
 
 from optdyn.analysis import windows
 from optdyn.analysis.tables import TableError
-from optdyn.training import trainer
+from optdyn.dynamics.moments import REJECTED
+from optdyn.training import meter, trainer
 from optdyn.training.meter import FILE
 from tests.analysis.simulation import deviation
 from tests.analysis.test_implicit_momentum import command
@@ -91,6 +92,21 @@ def test_constant_service_is_a_delay(config, tmp_path):
     for value, interval, truth in zip(found["eta"], found["eta_interval"], (0, 1), strict=True):
         assert deviation(value, interval, truth) < 4
     assert deviation(found["momentum"], found["momentum_interval"], 0.5) < 4
+
+
+def test_arrivals_tell_of_regular_service_where_residuals_do_not(config, tmp_path):
+    """Log-normal times: J finds nothing in 0.99 where the staleness has 0.75."""
+    law = {"cluster.service": "lognormal", "cluster.variation": 0.7}
+    law |= {"optimizer.learning_rate": 1.0, "steps": 1400, "probes.window": 700}
+    law |= {"probes.every": 700}
+    trainer.train(as_experiment(config(PROBED | law)), tmp_path)
+    run = windows.load(tmp_path)
+    assert meter.fitted(run.windows, 1, raw=True).p > 0.05
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["implicit_momentum_low"] > 0.75  # with an interval that is far off
+    assert summary["implicit_momentum_p"] < 1e-10
+    past = windows.fit(run, 1, 1)["polynomial"]
+    assert past["p"] < REJECTED  # one past gradient does not excuse it
 
 
 def test_a_run_that_goes_on_is_read_up_to_its_last_log_point(sweep, tmp_path):

@@ -9,7 +9,8 @@ fitted by itself, as a short window's reading may be off where a whole run's is 
 runs of `small` under laws of service that are not one term of momentum, with lags of steps and of
 gradients; what is to be covered is the equivalent momentum, E tau / (1 + E tau). That is 1 - 1/g
 whatever the law, as g groups are g - 1 updates late in the mean, but less where a bound makes them
-wait. `races`: the same of races of real workers (extra `ray`), E tau being that of each trace.
+wait. `races`: the same of races of real workers (extra `ray`), E tau being that of each trace. A
+fit is believed if neither the J test nor the order of arrivals rejects its model.
 Runs that have ended are kept in a file of lines, and are not done again.
 """
 
@@ -19,7 +20,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -28,7 +29,8 @@ from ml_collections import ConfigDict
 from optdyn.analysis import raced
 from optdyn.config import default
 from optdyn.configs import images
-from optdyn.dynamics.moments import NORMAL, NotIdentified, fit
+from optdyn.dynamics import arrivals
+from optdyn.dynamics.moments import NORMAL, REJECTED, NotIdentified, fit
 from optdyn.outputs.workdir import rows
 from optdyn.problem import data as datasets
 from optdyn.problem import shared_data
@@ -78,6 +80,7 @@ def windows() -> Iterator[dict[str, Any]]:
 
 def laws() -> Iterator[dict[str, Any]]:
     """K = `lags` past steps and M = `gradient_lags` past gradients."""
+    yield {"groups": 4, "seeds": 100}  # exponential: the model is right
     yield {"groups": 2, "service": "constant", "lags": 0, "gradient_lags": 1, "seeds": 100}
     yield {"groups": 4, "service": "constant", "lags": 0, "gradient_lags": 3, "seeds": 100}
     for law in ("gamma", "lognormal"):
@@ -128,21 +131,30 @@ def config_of(cell: dict[str, Any], seed: int) -> ConfigDict:
     return config
 
 
-def recorded(cell: dict[str, Any], config: ConfigDict) -> tuple[Recording, float | None]:
-    """A run, and of a race the equivalent momentum of its staleness."""
+class Run(NamedTuple):
+    """What a run recorded, the groups that arrived (T,), and of a race its equivalent momentum."""
+
+    recording: Recording
+    worker: np.ndarray
+    momentum: float | None = None
+
+
+def recorded(cell: dict[str, Any], config: ConfigDict) -> Run:
+    one, steps = as_experiment(config), config.steps
     if not cell.get("race"):
-        return single.record(as_experiment(config)), None
+        line = one.timeline(steps_per_epoch=1, update_bytes=0)
+        return Run(single.record(one), line.worker)
     from optdyn.racing.on_ray import ray_workers  # an extra, which the other cells do without
 
-    steps = config.steps
     windows = {"probes.momentum": True, "probes.window": steps, "probes.every": steps}
-    one = as_experiment(config).with_({**windows, "cluster.service": "race"})
+    one = one.with_({**windows, "cluster.service": "race"})
     with TemporaryDirectory(prefix="optdyn-race-") as folder:
         workdir = Path(folder, "race")
         race(one, workdir, partial(ray_workers, gpus=0.0, servers=1, address=""))
         sketches = np.load(workdir / meter.FILE).swapaxes(0, 1)
-        late = raced.load(workdir).staleness.mean()
-    return Recording(*sketches, np.zeros(steps)), float(late / (1 + late))
+        found = raced.load(workdir)
+    late = found.staleness.mean()
+    return Run(Recording(*sketches, np.zeros(steps)), found.worker, float(late / (1 + late)))
 
 
 def truth(cell: dict[str, Any]) -> list[float]:
@@ -162,8 +174,9 @@ def truth(cell: dict[str, Any]) -> list[float]:
     return [explicit if cell["groups"] == 1 else implicit]
 
 
-def fitted(cell: dict[str, Any], config: ConfigDict, recorded: Recording) -> dict[str, Any]:
-    """A line: coefficients, standard errors and the p-value, or why there are none."""
+def fitted(cell: dict[str, Any], config: ConfigDict, run: Run) -> dict[str, Any]:
+    """A line: coefficients, standard errors and p-values, or why there are none."""
+    recorded = run.recording
     lags, updates = cell.get("lags", 1), len(recorded.losses)
     late = cell.get("gradient_lags", 0)
     start, stop = (round(x * updates) for x in (PARTS | SHORT)[cell.get("part", "all")])
@@ -176,9 +189,11 @@ def fitted(cell: dict[str, Any], config: ConfigDict, recorded: Recording) -> dic
         it = fit([(moved[start:stop], recorded.gradients[start:stop])], lags, late, heed=[heed])
     except NotIdentified as error:
         return {"refused": str(error)}
+    ages = arrivals.ages(run.worker[start:stop], cell["groups"], late)
+    found = {"p": it.p, "arrivals": arrivals.chance([ages]) if lags else 1.0}
     if late:
-        return {"phi": [it.momentum], "error": [it.momentum_error], "p": it.p}
-    return {"phi": it.phi.tolist(), "error": it.phi_error.tolist(), "p": it.p}
+        return {"phi": [it.momentum], "error": [it.momentum_error], **found}
+    return {"phi": it.phi.tolist(), "error": it.phi_error.tolist(), **found}
 
 
 def measure(cells: list[dict[str, Any]], lines: Path, seeds: int) -> list[dict[str, Any]]:
@@ -194,8 +209,8 @@ def measure(cells: list[dict[str, Any]], lines: Path, seeds: int) -> list[dict[s
             config = config_of(cell, seed)
             if held[0] != config.to_json_best_effort():
                 held = config.to_json_best_effort(), recorded(cell, config)
-            run, late = held[1]
-            found.append({"cell": cell, "seed": seed, **fitted(cell, config, run), "truth": late})
+            line = fitted(cell, config, held[1])
+            found.append({"cell": cell, "seed": seed, **line, "truth": held[1].momentum})
             with lines.open("a") as file:
                 file.write(json.dumps(found[-1]) + "\n")
     return found
@@ -213,6 +228,10 @@ def table(cells: list[dict[str, Any]], lines: list[dict[str, Any]]) -> pd.DataFr
                 continue
             true = np.array([line.get("truth") or theory for line in told])
             phi, error = (np.array([line[name][k] for line in told]) for name in ("phi", "error"))
+            covers = abs(phi - true) < NORMAL * error
+            # As `training/meter.py` tells it: a model is not believed if one of both tests rejects.
+            p = [2 * min(line["p"], line.get("arrivals", 1.0)) for line in told]
+            believed = np.array(p) >= REJECTED
             every.append(
                 {
                     **{name: value for name, value in cell.items() if name != "seeds"},
@@ -221,8 +240,10 @@ def table(cells: list[dict[str, Any]], lines: list[dict[str, Any]]) -> pd.DataFr
                     "mean": phi.mean(),
                     "sd": phi.std(),
                     "half-width": NORMAL * np.median(error),
-                    "covers": np.mean(abs(phi - true) < NORMAL * error),
+                    "covers": covers.mean(),
                     "J rejects": np.mean([line["p"] < 0.05 for line in told]),
+                    "believed": believed.sum(),
+                    "covers if believed": covers[believed].mean() if believed.any() else np.nan,
                     "runs": len(told),
                     "refused": len(own) - len(told),
                 }

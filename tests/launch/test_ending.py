@@ -54,10 +54,13 @@ def test_a_run_says_three_lines(monkeypatch, changes, then, expected):
 
 def test_what_else_a_run_measured_is_told(monkeypatch):
     monkeypatch.setattr(sys, "orig_argv", ["python", "/usr/bin/optdyn", "train"])
-    meter = {"implicit_momentum": 0.527, "implicit_momentum_low": 0.456}
-    metered = list(lines(RUN | meter | {"implicit_momentum_high": 0.598}, Path("a")))
+    low, high = {"implicit_momentum_low": 0.456}, {"implicit_momentum_high": 0.598}
+    meter = {"implicit_momentum": 0.527, "implicit_momentum_p": 0.3, **low, **high}
+    metered = list(lines(RUN | meter, Path("a")))
     assert metered[1].endswith(", implicit momentum 0.527 (0.456 to 0.598)")
     assert metered[2] == "next: optdyn report --workdir=a"
+    doubted = list(lines(RUN | meter | {"implicit_momentum_p": 2e-7}, Path("a")))
+    assert doubted[1].endswith(" (0.456 to 0.598; but no one term of momentum, p = 2e-07)")
     # A meter that refuses to say anything has no figure.
     assert "momentum" not in list(lines(RUN | {"implicit_momentum": None}, Path("a")))[1]
     recording = {"status": "completed", "step": 10, "steps": 10, "replicas": 400, "train_loss": 2.0}
