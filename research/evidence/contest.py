@@ -56,6 +56,7 @@ class Place(NamedTuple):
     bandwidth: float  # bytes a second between nodes
     nodes: int
     devices: int  # of a node
+    speeds: tuple[float, ...] = ()  # of workers, where they are unequal
 
 
 class Contest(NamedTuple):
@@ -136,7 +137,7 @@ def timed(
         there = own.with_({"cluster.bandwidth": place.bandwidth})
         if plain:
             shape = {"nodes": place.nodes, "devices_per_node": place.devices}
-            there = there.with_(cluster=there.cluster.with_(**shape))
+            there = there.with_(cluster=there.cluster.with_(**shape, speeds=place.speeds))
             there = there.with_({"strategy.name": PLAIN, "probes.mean": False})
         run = followed(there, curve)
         if not plain and not same_order(followed(own, curve).timeline, run.timeline):
@@ -193,7 +194,7 @@ def measure(study: Study, contest: Contest) -> dict[str, Any]:
         side, networks = Side(entry, {}), dict[str, Any]()
         cluster = entry.arm.config.cluster
         for network, bandwidth in contest.networks.items():
-            place = Place(bandwidth, cluster.nodes, cluster.devices_per_node)
+            place = Place(bandwidth, cluster.nodes, cluster.devices_per_node, cluster.speeds)
             if place not in met:
                 met[place] = against(place)
             own, others = told(name, side, place), met[place]

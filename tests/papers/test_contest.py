@@ -11,7 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from optdyn.basics.files import finite
-from optdyn.configs import contest, race
+from optdyn.configs import combined, contest, race
 from optdyn.configs.papers import (
     contest_rules,
     contest_rules_again,
@@ -79,6 +79,9 @@ ENTRIES = {
 ENTRIES["smaller text"] = [
     contest_text.entry(name) for name in (*contest_text.OPPONENTS, *contest_text.ARMS)
 ]
+for case in combined.CASES:
+    every = combined.of(case)
+    ENTRIES[case] = [*every.opponents.values(), *every.entries.values()]
 
 
 @pytest.mark.parametrize("problem", ENTRIES)
@@ -163,6 +166,21 @@ def test_outer_momentum_on_one_node_takes_the_seconds_of_synchronous_training(
     end = trainer.prepare(config).timeline.seconds[-1]
     for name in (contest.PLAIN, contest.SNOO):
         assert told(name, there).met[-1] == pytest.approx(end, rel=1e-12)  # float64 sums
+
+
+def test_outer_momentum_on_one_node_waits_for_slow_workers_too():
+    """Two of four workers are a third as fast as the others, and the update waits for them."""
+    every = combined.of("unequal").opponents
+    line = every[contest.PLAIN].arm.config.with_(steps=40, seed=3)
+    end = trainer.prepare(line).timeline.seconds[-1]
+    curve = Curve([0, 40], [0.0, 1.0], [2.0, 0.1], "reached", {})
+    study = type("Trained", (), {"trials": lambda self, jobs: [curve for _ in jobs]})()
+    there = Place(combined.BANDWIDTH, 2, 2, line.cluster.speeds)
+    for name in (contest.PLAIN, contest.SNOO):
+        (one,) = contested.timed(study, every[name], {}, there, 0.1, (3,))
+        assert one.met[-1] == pytest.approx(end, rel=1e-12)  # float64 sums
+    fast = line.with_({"cluster.speeds": (3.0,) * 4})
+    assert trainer.prepare(fast).timeline.seconds[-1] < 0.9 * end
 
 
 def test_the_last_meeting_of_nodes_counts_where_they_have_not_just_met():
@@ -270,6 +288,16 @@ def test_a_smaller_text_meets_the_network_that_is_as_slow_for_it():
 def program_bytes(config):
     run = trainer.prepare(config.with_(steps=1))
     return sum(leaf.nbytes for leaf in jax.tree.leaves(run.params))
+
+
+@pytest.mark.parametrize(
+    ("joined", "best", "word"),
+    [(0.4, 0.8, "confirmed"), (0.8, 0.4, "refuted"), (0.5, 0.5, "open")],
+)
+def test_a_combination_is_judged_against_the_best_of_all_others(joined, best, word):
+    made = json.loads(json.dumps(result(best, (joined, 0.01))).replace('"1 Gb/s"', '""'))
+    found = combined.verdict(json.loads(json.dumps(made).replace('"0.1":', '"0.15":')))
+    assert found.word == word and f"takes {joined / best:.3g} " in found.by
 
 
 @pytest.mark.parametrize(
