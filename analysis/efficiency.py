@@ -80,7 +80,8 @@ def crossings(log: pd.DataFrame, targets: np.ndarray) -> list[Crossing]:
             continue
         after, before = rows[place], rows[max(place - 1, 0)]
         fall = before[2] - after[2]
-        at = before + ((before[2] - target) / fall if fall else 1.0) * (after - before)
+        between = fall and after[0] - before[0] > 1  # an update that is not done changes nothing
+        at = before + ((before[2] - target) / fall if between else 1.0) * (after - before)
         found.append(Crossing(*map(float, (*at[:2], *(after - before)[:2]))))
     return found
 

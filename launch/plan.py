@@ -23,6 +23,7 @@ from absl import flags
 
 from optdyn.analysis import efficiency, tables
 from optdyn.analysis import plan as plan_text
+from optdyn.basics.errors import refuse
 from optdyn.basics.files import as_json, read_json, write, write_json
 from optdyn.basics.progress import end_line, number
 from optdyn.config import ConfigError
@@ -48,6 +49,14 @@ def run(config: Experiment, workdir: Path) -> dict[str, Any]:
     Nothing is written before it is known that an update of one example fits.
     """
     check(config)
+    unlike = config.cluster.bandwidths or config.cluster.latencies
+    refuse(
+        (
+            unlike and not (config.plan.overhead and config.plan.server_bandwidth),
+            "config.cluster.bandwidths, config.cluster.latencies: the lemmas know one link, by "
+            "config.cluster.bandwidth and latency, or config.plan.overhead and server_bandwidth",
+        )
+    )
     if (workdir / "config.json").exists():
         claim(workdir, config)
         if made := read_json(workdir / "plan.json"):

@@ -99,7 +99,8 @@ def rows(
             row: dict[str, Any] = {"method": name, "nodes": config.cluster.nodes}
             try:
                 one = price.with_method(config, name, **values)
-                row |= {"batch_size": one.batch_size, **_said(one, name, values)}
+                row |= {"groups": one.methods.groups, "batch_size": one.batch_size}
+                row |= _said(one, name, values)
                 of = price.priced(one, shapes)
                 row["prices"] = {b: of(b * price.GIGABIT)._asdict() for b in bandwidths}
                 if needed:

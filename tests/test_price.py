@@ -74,6 +74,20 @@ def test_a_run_has_the_seconds_the_bytes_and_the_staleness(name, tmp_path):
     assert found.epoch_seconds == pytest.approx(found.seconds * 100 / config.batch_size)
 
 
+def test_shares_are_of_the_seconds_of_the_same_update():
+    """The slowest of 64 takes 0.96 s in the mean, half of which is waiting, and the ring 7.8 s."""
+    draws = np.exp(np.random.default_rng(1).normal(size=(10**4, NODES)) * np.log(1.09) ** 0.5)
+    slowest = STEP * draws.max(axis=1).mean() / np.exp(np.log(1.09) / 2)  # of mean 1
+    for gigabits in (0.1, 1, 10):
+        ring = 2 * (NODES - 1) / NODES * SHAPES.bytes / (gigabits * price.GIGABIT)
+        config = experiment("sync", DRAWN.with_(bandwidth=gigabits * price.GIGABIT))
+        found = price.price(config, SHAPES)
+        shares = (STEP, slowest - STEP, ring)  # seconds
+        parts = (found.computing, found.waiting, found.exchange)
+        for seconds, part in zip(shares, parts, strict=True):
+            assert part * found.seconds == pytest.approx(seconds, rel=0.02)  # of 512 updates
+
+
 def test_an_experiments_price_is_that_of_its_training():
     chosen = optdyn.Experiment(
         model=Model("quadratic", dimension=6),
@@ -382,3 +396,60 @@ def test_the_command(tmp_path):
     assert len(wrong.stderr.splitlines()) == 1 and not wrong.stdout
     alone = ran("--methods=local", "--parameters=1e6")
     assert alone.returncode == 2 and alone.stderr.startswith("error: no price of local: needs")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["model_averaging", "diloco+gossip", "diloco+dynamic_batch", "daso", "daso+dynamic_batch"],
+)
+@pytest.mark.parametrize("period", [3, 700])
+def test_a_settled_price_has_whole_periods(name, period):
+    """Constant times: an update's computing, and one meeting in so many of them, by hand."""
+    cluster = FIXED.with_(nodes=4, devices_per_node=2, bandwidth=1e7)
+    keys = {"wait": 0} if "daso" in name else {}
+    method = experiment(name, cluster, period=period, max_batches=period, **keys)
+    found = price.price(method, SHAPES).seconds
+    free = price.price(experiment(name, cluster.with_(bandwidth=1e30), **keys), SHAPES).seconds
+    meeting = 2 * SHAPES.bytes / 1e7  # to both neighbours of a ring, one after the other
+    if "gossip" not in name:
+        meeting *= 3 / 4  # an all-reduce
+    assert found == pytest.approx(free + meeting / period, rel=1e-3)
+
+
+def test_des_loc_is_priced_over_whole_turns_of_its_moments():
+    """In six meetings parameters go six times and first moments twice; SGD has no second ones."""
+    settled = price.price(experiment("des_loc", FIXED, period=100), SHAPES)
+    plain = price.price(experiment("model_averaging", FIXED, period=100), SHAPES)
+    assert settled.network_bytes == pytest.approx(plain.network_bytes * 8 / 6, rel=1e-9)
+
+
+def test_the_first_updates_that_always_meet_are_not_settled():
+    config = experiment("model_averaging", DRAWN, period=32)
+    early = config.with_({"strategy.synchronous_updates": 200})
+    assert price.price(early, SHAPES) == price.price(config, SHAPES)
+
+
+def test_the_methods_own_groups_are_priced_as_they_are():
+    """4 groups of 2 of 8 workers; on twice the nodes they are 4 of 4, and groups of 1 are of 1."""
+    cluster = FIXED.with_(nodes=8)
+    config = experiment("asynchronous", cluster)
+    four = config.with_({"strategy.groups": 4}, batch_size=16)
+    (row,) = command.rows(four, SHAPES, ["asynchronous"], [1.0], needed=False)
+    assert (row["groups"], row["batch_size"]) == (4, 16)
+    assert (
+        row["prices"][1.0]
+        == price.price(four.with_({"cluster.bandwidth": price.GIGABIT}), SHAPES)._asdict()
+    )
+    (other,) = command.rows(four, SHAPES, ["ringmaster"], [1.0], needed=False)
+    assert (other["groups"], other["batch_size"]) == (8, 8)
+    more, alone = price.with_nodes(four, 16), price.with_nodes(config, 16)
+    assert (more.methods.groups, more.batch_size) == (4, 32)
+    assert (alone.methods.groups, alone.batch_size) == (16, 8)
+
+
+def test_slowdowns_by_epochs_have_a_price_of_a_run_only():
+    slowed = {"cluster.disturbance_probability": 1.0, "cluster.disturbance_seconds": (5.0, 5.0)}
+    config = experiment("dynamic_batch", FIXED.with_(nodes=4)).with_(slowed, steps=40)
+    with pytest.raises(ConfigError, match="by epochs, and so have the price of a run"):
+        price.price(config, SHAPES)
+    assert price.price(config, SHAPES, steps=40).seconds > STEP

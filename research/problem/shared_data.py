@@ -62,10 +62,10 @@ def _loaded(chosen: setup.Data, model: str, own: Key, root: Path) -> datasets.Da
 def _put(of: Is, put_examples: Put, streaming: bool, train: int, test: int) -> Sets:
     train_set, test_set = of.thing.train, of.thing.test
     whole = {} if streaming else put_examples(train_set)
-    return Sets(whole, _sample(train_set, train), _sample(test_set, test))
+    return Sets(whole, sample(train_set, train), sample(test_set, test))
 
 
-def _sample(examples: Examples, most: int) -> dict[str, jax.Array]:
+def sample(examples: Examples, most: int) -> dict[str, jax.Array]:
     """So many of the examples, evenly spread, or all of them."""
     count = len(next(iter(examples.values())))
     chosen = np.linspace(0, count - 1, min(most or count, count)).astype(np.int32)

@@ -204,6 +204,11 @@ class Mixes(Method):
 
     pieces: ClassVar[tuple[str, ...]] = ("mix",)
 
+    @property
+    def cycle(self) -> int:
+        """Updates after which nodes have met as often as in the same number before."""
+        return 1
+
     def mix(self, inner: Rule, senders: str | None) -> Rule:
         """The rule of all nodes, around `inner`, the rule of a node by itself.
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from optdyn.setup import Cluster
 from optdyn.timeline.base import Timeline, TimelineError, from_arrivals
-from optdyn.timeline.network import all_reduce, messages
+from optdyn.timeline.network import all_reduce, kind_of, messages
 
 FORWARD, BACKWARD, UPDATE = range(3)
 Seconds = np.ndarray | Sequence[float] | float
@@ -186,7 +186,7 @@ def _on(cluster: Cluster, work: Work, batch_size: int, parts: int) -> tuple[np.n
     each = [messages(cluster, size / devices / parts) for size in work.sent]
     transfer = np.array([whole[j, j + 1] for j, whole in zip(stage, each, strict=True)])
     inside = cluster.local_bandwidth, cluster.local_latency
-    update = all_reduce(devices, work.parameters, *inside)
+    update = all_reduce(devices, work.parameters, *inside, kind_of(cluster))
     return work.forward * unit, work.backward * unit, transfer, update
 
 

@@ -109,8 +109,8 @@ def check_cluster(config: Experiment) -> None:
     for key in (key for key in changed if key not in heeded):
         those = [n for n in strategies.built_in() if key in strategies.load(n).cluster]
         raise ConfigError(
-            f"config.cluster.{key}: {OPTIONAL[key]} are known to config.strategy.name = "
-            f"{' and '.join(map(repr, those))}, not to {methods.name!r}"
+            f"config.cluster.{key}: {methods.name!r} does not know of {OPTIONAL[key]}, only "
+            f"config.strategy.name = {' and '.join(map(repr, those))}"
         )
     for method in dict.fromkeys((*methods.every, methods.outermost)):
         method.check(config, methods)

@@ -21,6 +21,7 @@ from optdyn.basics.errors import refuse
 from optdyn.basics.trees import Json
 from optdyn.core import State
 from optdyn.experiment import Experiment
+from optdyn.problem import shared_data
 from optdyn.problem.problem import Examples, Params
 from optdyn.timeline import Timeline
 from optdyn.training import program, trainer
@@ -91,8 +92,7 @@ def prepare(config: Experiment) -> Cluster:
     least = float(_timeline(run, 1, 0, 0.0).seconds[LEAST - 1])
     wanted = f"at least {least:.3g}, in which one group makes {LEAST} updates"
     config.tune.require("probe_seconds", config.tune.probe_seconds >= least, wanted)
-    stride = -(-run.examples // (config.data.train_evaluated or run.examples))
-    part = {name: jnp.asarray(leaf[::stride]) for name, leaf in run.data.train.items()}
+    part = shared_data.sample(run.data.train, config.data.train_evaluated)
     # Updates are of a set on the device, as it is.
     plain = every.with_({"data.augment": "", "data.streaming": False})
     return Cluster(run._replace(config=plain), part, groups)

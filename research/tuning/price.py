@@ -1,8 +1,8 @@
 """What a way of parallelising takes in seconds, by its own clock: nothing is trained.
 
     computing = sum_i (seconds that worker i computes) / (workers x seconds of all updates)
-    waiting   = 1 - computing on a network that takes no time
-    exchange  = what is left of 1
+    waiting   = computing (1 / computing_0 - 1)         what it would be on a network of no time,
+    exchange  = computing (1 / computing - 1 / computing_0)            of which computing_0 is
 
 What is computed and then dropped, as by K-sync, is no computing here but waiting. Seconds are of a
 run of some hundred updates, drawn by the law of its cluster, in its steady state: without the first
@@ -30,7 +30,6 @@ from optdyn.strategies import Methods, Network, Setting
 from optdyn.strategies.gradient import local
 from optdyn.strategies.method import slowed
 from optdyn.strategies.mix import averaging_clock
-from optdyn.strategies.mix.daso import DASO
 from optdyn.strategies.mix.gossip import Gossip, Neighbours
 from optdyn.strategies.mix.model_averaging import ModelAveraging
 from optdyn.strategies.read.asynchronous import Asynchronous
@@ -48,6 +47,7 @@ GEOMETRIC = "geometric"  # the law of a staleness, of groups that do not differ
 GIGABIT = 1e9 / 8  # bytes
 STEPS, EACH = 512, 64  # updates at least, and of every group that arrives by itself
 PERIODS = 8  # or so many of a period
+FALLING = 1e-9  # the loss of an epoch over that of the one before
 EPOCH = 128  # updates, after each of which shares of a batch follow the speeds
 LAYERS = 144  # arrays of the model that a number of parameters stands for
 WIDEST, NARROWEST = 1e5, 1e-4  # Gbit/s between which a bandwidth is looked for
@@ -141,22 +141,32 @@ def step_of(config: Experiment, seconds: float) -> Experiment:
 
 
 def with_nodes(config: Experiment, nodes: int) -> Experiment:
-    """The experiment on so many nodes, whose workers have as many examples for an update."""
-    batch = max(round(config.batch_size * nodes / config.cluster.nodes), 1)
-    return config.with_({"cluster.nodes": nodes}, batch_size=batch)
+    """The experiment on so many nodes, whose workers have as many examples for an update.
+
+    Where every worker is a group it stays so.
+    """
+    cluster, each = config.cluster, examples_of_worker(config)
+    changes = {"cluster.nodes": nodes}
+    if config.methods.groups == cluster.nodes * cluster.devices_per_node > 1:
+        changes["strategy.groups"] = nodes * cluster.devices_per_node
+    there = config.with_(changes)
+    return there.with_(batch_size=max(round(each * _at_work(there)), 1))
 
 
 def with_method(config: Experiment, name: str, **keys: object) -> Experiment:
     """The experiment by another method, whose workers have as many examples for an update.
 
-    Groups that arrive by themselves are as many as workers, or as the devices of a node. `keys` are
-    of config.strategy; those that say nothing of the method are left out. Raises `ConfigError`.
+    Groups that arrive by themselves are as many as workers, or as the devices of a node; those of
+    the experiment's own method stay as they are. `keys` are of config.strategy; those that say
+    nothing of the method are left out. Raises `ConfigError`.
     """
     cluster, each = config.cluster, examples_of_worker(config)
     workers = cluster.nodes * cluster.devices_per_node
     methods = strategies.chosen(name)
     groups = cluster.devices_per_node if methods.mix else workers
-    if not methods.read or methods.read.barrier:
+    if name == config.strategy.name:
+        groups = config.methods.groups
+    elif not methods.read or methods.read.barrier:
         groups = 1
     changes: dict[str, object] = {"strategy.name": name, "strategy.groups": groups}
     changes |= {f"strategy.{k}": v for k, v in keys.items() if strategies.owns(name, k)}
@@ -178,11 +188,13 @@ def price(config: Experiment, shapes: Shapes, steps: int = 0) -> Price:
 def priced(config: Experiment, shapes: Shapes, steps: int = 0) -> Callable[[float], Price]:
     """`price` by the bytes a second between nodes, each computed once."""
     methods, cluster = config.methods, config.cluster
-    _refuse(config, shapes)
     window = _window(config, shapes, steps)
+    _refuse(config, shapes, window)
     whole = config.with_(
         {"steps": window.steps, "strategy.warmup_epochs": 0, "strategy.cooldown_epochs": 0}
     )
+    if window.settled:
+        whole = whole.with_({"strategy.synchronous_updates": 0})
     check_cluster(whole)
     free = whole.with_(cluster=cluster.with_(**FREE))
     without = _pace(free, shapes, window, _line(free, shapes, window)).computing
@@ -202,8 +214,8 @@ def priced(config: Experiment, shapes: Shapes, steps: int = 0) -> Callable[[floa
             config.batch_size / seconds,
             seconds * shapes.set_size / config.batch_size,
             computing,
-            1 - ideal,
-            ideal - computing,
+            computing * (1 / ideal - 1),
+            computing * more,
             _network_bytes(there, shapes, line, exchanges),
             _logged_bytes(there, shapes, line.choice, exchanges),
             _staleness(line),
@@ -263,11 +275,17 @@ def check(config: Experiment) -> None:
     )
 
 
-def _refuse(config: Experiment, shapes: Shapes) -> None:
+def _refuse(config: Experiment, shapes: Shapes, window: Window) -> None:
     """Raises `ConfigError` where there is no price."""
     check(config)
-    methods = config.methods
+    methods, cluster = config.methods, config.cluster
+    slowed = cluster.disturbances or cluster.disturbance_probability
     refuse(
+        (
+            window.settled and slowed,
+            "config.cluster.disturbances, config.cluster.disturbance_probability: slowdowns come "
+            "and go by epochs, and so have the price of a run (Experiment.price()), no settled one",
+        ),
         (
             methods.by_block and isinstance(methods.read, Asynchronous),
             "its blocks have servers of their own, each with other arrivals, and shares of time "
@@ -285,13 +303,15 @@ def _window(config: Experiment, shapes: Shapes, steps: int) -> Window:
     if steps and not methods.get("max_batches", 0):
         each = max(shapes.set_size // config.batch_size, 1) if shapes.set_size else steps
         return Window(steps, 0, steps, each, settled=False)
-    if methods.get("adapt", False):
-        return Window(STEPS + 2 * EPOCH, 2 * EPOCH, STEPS + 2 * EPOCH, EPOCH)
+    adapt = methods.get("adapt", False)
     if methods.mix:
-        mix = methods.mix
-        period = mix.max_batches if isinstance(mix, DASO) else getattr(mix, "period", 1)
-        last = (max(-(-STEPS // period), PERIODS) + 1) * period
-        return Window(last + period, period, last, last + period)
+        cycle = methods.mix.cycle
+        last = (max(-(-STEPS // cycle), PERIODS) + 1) * cycle
+        epoch = last + cycle
+        settling = 2 * epoch if adapt else 0  # shares of a batch have followed the speeds
+        return Window(settling + epoch, settling + cycle, settling + last, epoch)
+    if adapt:
+        return Window(STEPS + 2 * EPOCH, 2 * EPOCH, STEPS + 2 * EPOCH, EPOCH)
     period = methods.get("period", 1)
     steps = max(STEPS, max(-(-EACH // period), PERIODS) * period * methods.groups)
     return Window(steps, 0, steps, steps)
@@ -324,6 +344,10 @@ def _line(config: Experiment, shapes: Shapes, window: Window) -> Timeline:
     """The updates of the window, whose seconds begin at 0."""
     known = _setting(config, shapes, window.steps_per_epoch)._asdict()
     del known["setup"]
+    if window.settled:  # to whom follows the losses they fall and fall: DASO's B stays
+        known["epochs"] = [
+            {"train_loss": FALLING**n} for n in range(window.first // window.steps_per_epoch)
+        ]
     line = config.timeline(**known)
     counted = slice(window.first, window.last)
     since = line.seconds[window.first - 1] if window.first else 0.0

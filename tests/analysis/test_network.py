@@ -108,6 +108,14 @@ def test_a_trained_run_is_clocked_as_its_log_is(config, tmp_path, capsys):
     assert (tmp_path / "large.svg").read_text().count("<svg") == 1
 
 
+def test_joined_methods_are_clocked_otherwise_and_have_no_table(config, tmp_path, capsys):
+    values = {"strategy.name": "daso+asynchronous", "strategy.groups": 2, "cluster.nodes": 2}
+    values |= {"cluster.devices_per_node": 2, "strategy.warmup_epochs": 0}
+    train(as_experiment(config(values)), tmp_path)
+    assert main([f"--workdir={tmp_path}"]) == 2
+    assert "no run of DASO by itself in it" in capsys.readouterr().err
+
+
 def test_input_it_cannot_use(tmp_path, capsys):
     assert main([f"--workdir={tmp_path}"]) == 2
     assert capsys.readouterr().err.startswith(f"error: {tmp_path}: no run in it")

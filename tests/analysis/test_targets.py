@@ -140,3 +140,12 @@ def test_arms_are_compared_by_losses_below_the_start():
     (it,) = arms.comparisons(runs, log, keys)
     assert it.losses == (1.6,)
     assert (it.values[:, 0] == 20).all() and (it.apart[:, :2] == 10).all()
+
+
+def test_an_update_that_is_not_done_has_changed_nothing():
+    """A meeting of 0.3 s after which the loss is at the target: no part of it would do."""
+    log = pd.DataFrame({"step": [31.0, 32.0], "train_loss": [0.55, 0.4]})
+    log["simulated_seconds"] = [0.587, 0.893]
+    assert crossing(log, 0.5)[:2] == (32.0, 0.893)
+    log["step"] = [28.0, 32.0]  # nobody knows which of four updates it was
+    assert crossing(log, 0.5)[:2] == pytest.approx((28 + 4 / 3, 0.587 + 0.306 / 3))

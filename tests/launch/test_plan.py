@@ -256,6 +256,10 @@ def test_the_limits_of_a_cluster(small):
         ({"plan.memory": 5_000}, r"config\.plan\.memory = 5000: an update of one example takes"),
         ({"plan.batches": (0,)}, r"config\.plan\.batches"),
         ({"plan.updates": (3.0, 2.0, 4.0)}, r"config\.plan\.updates"),
+        (
+            {"cluster.bandwidths": ((0.0,),), "plan.overhead": 1.0},
+            r"config\.cluster\.bandwidths, config\.cluster\.latencies: the lemmas know one link",
+        ),
         ({"plan.runs": "nosuch"}, "nosuch: no run in it"),
         (
             {"strategy.name": "asynchronous", "strategy.groups": 1},

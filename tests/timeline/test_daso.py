@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from optdyn.basics.errors import ConfigError
 from optdyn.setup import Cluster
 from optdyn.strategies.mix.daso import DASO, Phase, after_epoch, clock
 from optdyn.timeline.network import all_reduce
@@ -77,6 +78,13 @@ A, B, C = (4, 1), (2, 1), (1, 1)
 )
 def test_phases_by_hand(values, losses, expected):
     assert periods(strategy_of(**values), losses) == expected
+
+
+def test_after_a_plateau_too_a_message_comes_before_the_next_leaves():
+    """B = 2 with the usual W = 4 would have two messages under way, and DASO holds one."""
+    with pytest.raises(ConfigError, match="reset_batches = 2: must be 4 or more, W = "):
+        strategy_of(max_batches=4, wait=4, reset_batches=2)
+    strategy_of(max_batches=4, wait=4, reset_batches=2, reset_wait=2)
 
 
 def flags(text):

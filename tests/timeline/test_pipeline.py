@@ -7,11 +7,13 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from optdyn.setup import Cluster
 from optdyn.timeline import TimelineError
 from optdyn.timeline.pipeline import (
     BACKWARD,
     FORWARD,
     UPDATE,
+    _on,
     bubble_fraction,
     gpipe,
     local,
@@ -24,6 +26,7 @@ from optdyn.timeline.pipeline import (
     timeline_of,
     utilization,
 )
+from optdyn.timeline.pipeline import Work as Costs
 
 
 class Work(NamedTuple):
@@ -246,6 +249,16 @@ def test_what_a_transfer_costs(work):
     np.testing.assert_array_equal(np.diff(late), np.diff(early))
     extra = seconds(of_pipeline(gpipe, slow)) - seconds(of_pipeline(gpipe, work))
     np.testing.assert_array_equal(extra, 2 * more * np.arange(1, work.updates + 1))
+
+
+@pytest.mark.parametrize("collective", ["ring", "tree", "server"])
+def test_stages_add_up_as_the_cluster_does(collective):
+    """Four devices a stage: 2 (4 - 1) parts in a row, 2 log2(4) times all, or there and back."""
+    cluster = Cluster(nodes=2, devices_per_node=4, local_bandwidth=100.0, collective=collective)
+    ones = np.ones(2)
+    update = _on(cluster, Costs(ones, ones, ones[:1], 800.0 * ones), 4, 1)[3]
+    by_hand = {"ring": 2 * 3 * 2.0, "tree": 2 * 2 * 8.0, "server": 2 * 8.0}[collective]
+    np.testing.assert_allclose(update, by_hand, rtol=1e-12)
 
 
 @given(works())

@@ -6,6 +6,7 @@ import pytest
 
 from optdyn.config import ConfigError
 from optdyn.outputs.workdir import fingerprint
+from optdyn.problem import shared_data
 from optdyn.training import program, trainer
 from optdyn.tuning import bench
 from optdyn.tuning.choice import Choice
@@ -50,6 +51,16 @@ def test_from_the_start_it_is_the_run_of_the_trainer(cluster, config, groups, tm
     near(after.state.opt_state, state.opt_state)
     # 60 updates of random service against many: a standard error of 0.13 at the most, and twice it.
     assert bench.seconds_per_update(cluster, groups) == pytest.approx(seconds / 60, rel=0.26)
+
+
+def test_the_loss_is_that_of_the_examples_of_a_runs_log(config):
+    """Of 70 of 100 examples, which no stride has."""
+    chosen = as_experiment(config({**VALUES, "tune.probe_seconds": 1.0}))
+    chosen = chosen.with_({"data.train_evaluated": 70})
+    run = trainer.prepare(chosen)
+    _, logged, _ = shared_data.put(run.data, run.program.layout.put_examples, chosen)
+    assert len(next(iter(logged.values()))) == 70
+    same(dict(bench.prepare(chosen).evaluated), dict(logged))
 
 
 @pytest.mark.parametrize("groups", [1, 4])

@@ -106,6 +106,13 @@ class DASO(Mixes):
         wanted = f"from 0 to config.strategy.max_batches = {most}"
         self.require("wait", 0 <= self.wait <= most, wanted)
         self.require("reset_wait", 0 <= self.reset_wait <= reset, f"from 0 to {reset}")
+        # One message at a time: the next is not sent before the one before has come.
+        again = f"{self.wait} or more, W = config.strategy.wait, as config.strategy.reset_wait is 0"
+        self.require("reset_batches", (self.reset_wait or self.wait) <= reset, again)
+
+    @property
+    def cycle(self) -> int:
+        return self.max_batches
 
     def mix(self, inner: Rule, senders: str | None = None) -> Rule:
         """The rule around what a node does by itself.

@@ -9,6 +9,7 @@ and all other floats of its state are u. With K_u = K_v = K_x it is model averag
 `inner_state=averaged`, local Adam; moments change slowly, so that theirs may be fewer.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,6 +32,10 @@ class DesLoc(ModelAveraging):
     )
 
     over_graphs = False
+
+    @property
+    def cycle(self) -> int:
+        return self.period * math.lcm(self.first_moment_meetings, self.second_moment_meetings)
 
     @property
     def state_where_met(self) -> str:

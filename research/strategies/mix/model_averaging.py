@@ -73,6 +73,10 @@ class ModelAveraging(Mixes, Periodic, Fragmented, Compressed):
     # Fields that the outer optimizer is given at every update, with the values that are the mean.
     mean: ClassVar[Mapping[str, float]] = {}
 
+    @property
+    def cycle(self) -> int:
+        return self.period
+
     def __post_init__(self) -> None:
         super().__post_init__()
         wanted = f"from 1 to config.strategy.period = {self.period}"

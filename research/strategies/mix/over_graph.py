@@ -43,6 +43,10 @@ class OverGraph(Mixes):
     laws = ModelAveraging.laws
     info = ("sent_bytes",)
 
+    @property
+    def cycle(self) -> int:
+        return self.meets.cycle
+
     def mix(self, inner: Rule, senders: str | None = None) -> Rule:
         return self.meets.mix(inner, senders)
 
