@@ -94,6 +94,23 @@ def test_no_staleness_has_a_lag_of_a_negative_share():
     assert refused <= 4
 
 
+def test_gradients_that_hardly_change_are_not_read_as_momentum():
+    """All steps alike: d_t = d_{t-1} holds as well as the truth, whatever the groups.
+
+    40 runs at a rate of 0.01. Before the effective rate was looked at 12 of them were accepted, at
+    momenta near 1.
+    """
+    accepted = []
+    for run in runs(5, 40, 2, alpha=0.01, size=8):
+        try:
+            accepted.append(fit([run]))
+        except NotIdentified:
+            continue
+    assert len(accepted) <= 4
+    for it in accepted:
+        assert it.eta_interval[0][0] > 0
+
+
 def test_axes_and_units_do_not_matter():
     ((d, g),) = runs(7, 1, 4, size=12)
     d, g = d.astype(float), g.astype(float)
