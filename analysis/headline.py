@@ -14,6 +14,7 @@ from optdyn.analysis import efficiency, run_tables
 from optdyn.analysis.page import number
 from optdyn.analysis.run_tables import GROUPS, NAME, describe, of_figure, varying
 from optdyn.analysis.times import CLOCKS
+from optdyn.evidence.intervals import FEWEST
 from optdyn.strategies import GROUPED, PLAIN
 
 PARTS = 4  # problems or clusters that are told of
@@ -149,8 +150,9 @@ def _times(one: pd.DataFrame, other: pd.DataFrame, figure: str) -> str:
         ratio = a.median() / b.median()
         if not np.isfinite(ratio) or ratio == 0:
             return "."
-        if len(both) < 2:
-            return f", {ratio:.2g} times; one seed, so no interval."
+        if len(both) < FEWEST:
+            few = "one seed" if len(both) == 1 else f"{len(both)} seeds"
+            return f", {ratio:.2g} times; {few}, so no interval."
         drawn = efficiency.draws(len(both))
         values = [np.median(its[both].to_numpy(float)[drawn], axis=1) for its in (a, b)]
         low, high = efficiency.interval(values[0] / values[1])

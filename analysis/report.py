@@ -38,7 +38,7 @@ from optdyn.analysis.page import Cell, Column, Picture, Section, Table, cell, nu
 from optdyn.analysis.relevant_keys import relevant
 from optdyn.analysis.run_tables import GROUPS, NAME
 from optdyn.analysis.tables import Point, TableError
-from optdyn.basics.arguments import Parser
+from optdyn.basics.arguments import Parser, called
 from optdyn.basics.files import as_json, missing
 
 SIMULATED = (
@@ -255,7 +255,8 @@ def _fits(points: Sequence[Point], workdirs: Sequence[Path]) -> Section | None:
     lead += list(dict.fromkeys(_scope(point.config) for point in points))[: run_tables.ROWS]
     if not all(point.fit for point in points):
         where = shlex.join(f"--workdir={workdir}" for workdir in workdirs)
-        lead += [f"Not all are fitted yet: python -m analysis.implicit_momentum {where}"]
+        command = called("momentum", "analysis.implicit_momentum")
+        lead += [f"Not all are fitted yet: {command} {where}"]
     fits = [(point.name, point.fit) for point in points if point.fit]
     if not fits:
         return Section("Implicit momentum", lead)
@@ -341,8 +342,8 @@ def _provenance(points: Sequence[Point], workdirs: Sequence[Path]) -> dict[str, 
     found = {"libraries": libraries - {""}, "device": devices - {""}}
     facts = [(name, "; ".join(sorted(texts))) for name, texts in found.items() if texts]
     facts += [("wall-clock seconds of the runs", number(seconds))] if seconds else []
-    command = shlex.join(["python", "-m", "analysis.report", "--workdir", *map(str, workdirs)])
-    facts += [("this page again", command)]
+    again = called("report", "analysis.report")
+    facts += [("this page again", f"{again} {shlex.join(['--workdir', *map(str, workdirs)])}")]
     differing = tables.differing(points)
     shared = [(key, str(v)) for key, v in points[0].config.items() if key not in differing]
     return {"provenance": facts, "shared": shared, "simulated": SIMULATED}

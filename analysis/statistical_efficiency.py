@@ -35,6 +35,7 @@ from optdyn.basics.arguments import Parser
 from optdyn.basics.files import as_json, write_json
 
 RATE, GROUPS, NAME = "optimizer.learning_rate", "strategy.groups", "strategy.name"
+USUAL = 0.9  # momentum that is not tuned
 VARIED = {RATE, MOMENTUM, GROUPS, NAME, "seed", "steps"}
 LOOKS = {  # colour, marker and line
     "fixed": ("#D55E00", "s", "dashed"),
@@ -102,14 +103,23 @@ def _tried(workdir: Path, groups: int, runs: pd.DataFrame, seeds: pd.Series) -> 
     return Tried(groups, table.index, table.to_numpy(), seconds[columns].to_numpy())
 
 
-def summarize(every: Sequence[Tried], momentum: float, target: float) -> dict[str, Any]:
+def summarize(every: Sequence[Tried], fixed: float | None, target: float) -> dict[str, Any]:
     """All that the command reports, as JSON has it but for numbers that are not finite.
 
-    A figure is `[value, low, high]`. Raises `TableError` if `momentum` was not tried.
+    A figure is `[value, low, high]`. `fixed` is the momentum that is not tuned; by default `USUAL`,
+    or the only one that was tried. Raises `TableError` if it was not tried.
     """
-    for each in every:
-        if momentum not in each.settings.get_level_values(0):
-            raise TableError(f"--fixed_momentum={momentum:g}: not tried with {each.groups} groups")
+    momenta = [set(each.settings.get_level_values(0)) for each in every]
+    common = sorted(set.intersection(*momenta))
+    only = common[0] if len(common) == 1 and USUAL not in common else USUAL
+    momentum = only if fixed is None else fixed
+    for each, tried in zip(every, momenta, strict=True):
+        if momentum not in tried:
+            known = ", ".join(f"{value:g}" for value in common) or "none"
+            raise TableError(
+                f"--fixed_momentum={momentum:g}: not tried with {each.groups} groups; tried with "
+                f"all: {known}"
+            )
     groups = np.array([each.groups for each in every])
     seeds = np.arange(len(every[0].seconds))
     value = efficiency.measured(every, momentum, seeds[None])[0]
@@ -222,7 +232,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--workdir", type=Path, required=True, help="of a sweep")
     parser.add_argument("--target", type=float, required=True, help="training loss to reach")
-    parser.add_argument("--fixed_momentum", type=float, default=0.9, help="that is not tuned")
+    parser.add_argument("--fixed_momentum", type=float, help="that is not tuned; 0.9 or the only")
     parser.add_argument("--where", action="append", default=[], help="KEY=VALUE, of the config")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     flags = parser.read(arguments)

@@ -35,6 +35,7 @@ def asked(main: Main, said: Callable[[Experiment], Iterator[str]]) -> Main:
             return main(config, workdir)
         app.one_run(config)
         lines = list(said(config))
+        app.warn(config)
         if is_writer():
             print(*lines, sep="\n")
         return 0

@@ -4,11 +4,11 @@ All figures are in the workdir's `summary.json`.
 """
 
 import shlex
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from optdyn.basics.arguments import called
 from optdyn.basics.progress import number
 from optdyn.dynamics.moments import REJECTED
 from optdyn.launch.commands import COMMANDS
@@ -31,8 +31,7 @@ def lines(summary: Mapping[str, Any], workdir: Path, then: str = "report") -> It
 
 def command(name: str) -> str:
     """A command as this program was called: `optdyn report`, or `python -m analysis.report`."""
-    is_installed = any(Path(argument).name == "optdyn" for argument in sys.orig_argv[:2])
-    return f"optdyn {name}" if is_installed else f"python -m {COMMANDS[name].module}"
+    return called(name, COMMANDS[name].module)
 
 
 def _done(summary: Mapping[str, Any], clock: str) -> Iterator[str]:

@@ -20,6 +20,7 @@ because both run the same code.
 
 import dataclasses
 import itertools
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
@@ -29,7 +30,7 @@ from dataclasses import field as made
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -44,12 +45,12 @@ from optdyn import experiment, setup, strategies
 from optdyn.analysis import efficiency, figures, headline, tables
 from optdyn.analysis.figures import OKABE_ITO
 from optdyn.basics.cache_keys import Is
-from optdyn.basics.errors import ConfigError, meant
+from optdyn.basics.errors import ConfigError, meant, one_of
 from optdyn.basics.fields import NAMES, Options, Value, default_of, like
 from optdyn.basics.fields import check as check_field
 from optdyn.config import default, parse
 from optdyn.core import Rule, together, whole
-from optdyn.evidence.intervals import ratio, shown
+from optdyn.evidence.intervals import FEWEST, ratio, shown
 from optdyn.grid import changed, grid, named
 from optdyn.launch import in_memory
 from optdyn.outputs.workdir import parameters
@@ -326,9 +327,10 @@ class Experiment(setup.Run):
         """
         where = nullcontext(workdir) if workdir else tempfile.TemporaryDirectory()
         with where as folder:
-            assert folder
-            trainer.train(self.parsed(), folder)
-            return _trained(self, Path(folder))
+            assert folder  # the last part of a path is what progress is called
+            path = Path(folder) if workdir else Path(folder, re.sub(r"\W+", "-", self.method.name))
+            trainer.train(self.parsed(), path)
+            return _trained(self, path)
 
     def timeline(self) -> Timeline:
         """Who reads and writes which version when, and the simulated seconds, without training."""
@@ -426,6 +428,15 @@ class Trained:
     summary: Mapping[str, Any]
     params: Any
 
+    def __repr__(self) -> str:
+        last, its = self.log.iloc[-1], self.experiment
+        return (
+            f"Trained({its.method.name}, seed {its.seed}: "
+            f"{self.summary['status']} after {last['step']:,.0f} updates, "
+            f"{last['simulated_seconds']:.4g} simulated seconds, training loss "
+            f"{last['train_loss']:.4g})"
+        )
+
     @property
     def diverged(self) -> bool:
         return bool(self.summary["status"] == "diverged")
@@ -469,8 +480,9 @@ class Comparison:
 
         Columns: `updates` and simulated `seconds` to the loss `target`, by default that of the
         comparison; the ratio of each to the first experiment's, with the ends of its 95 % interval
-        over pairs of seeds; the `loss` at the end; the number of `seeds`, and of those that
-        `diverged`. A run that misses the loss or diverges counts as infinite.
+        over pairs of seeds (NaN with fewer than 5, which give none); the `loss` at the end; the
+        number of `seeds`, and of those that `diverged`. A run that misses the loss or diverges
+        counts as infinite.
         """
         loss = self.target if target is None else target
         way = {
@@ -488,6 +500,8 @@ class Comparison:
             row: dict[str, Any] = {"experiment": name}
             for i, clock in enumerate(("updates", "seconds")):
                 value, low, high = ratio(list(way[name][:, i]), list(first[:, i]))
+                if len(arm) < FEWEST:
+                    low = high = np.nan
                 row |= {clock: float(np.median(way[name][:, i])), f"{clock}_ratio": value}
                 row |= {f"{clock}_low": low, f"{clock}_high": high}
             ends = [np.inf if run.diverged else run.log["train_loss"].iloc[-1] for run in arm]
@@ -513,14 +527,21 @@ class Comparison:
             for name, row in table.iterrows()
             if row["diverged"]
         ]
+        n = int(table["seeds"].iloc[0])
+        ends = "with 95 % intervals" if n >= FEWEST else f"without intervals, for which {n} is few"
         said = (
-            f"To a training loss of {self.target:.3g}; medians of {table['seeds'].iloc[0]} seeds, "
-            f"and times those of {first} with 95 % intervals\n\n{headline.aligned(rows)}"
+            f"To a training loss of {self.target:.3g}; medians of {n} seeds, and times those of "
+            f"{first} {ends}\n\n{headline.aligned(rows)}"
         )
         return "\n\n".join([said, *lost])
 
     def plot(self, x: str = "simulated_seconds", y: str = "train_loss") -> Figure:
-        """A figure of one column of the log against another: medians and ranges over seeds."""
+        """A figure of one column of the log against another: medians and ranges over seeds.
+
+        Raises `ConfigError` for a column that the log does not have.
+        """
+        for axis, column in (("x", x), ("y", y)):
+            one_of(axis, column, [*self[next(iter(self.runs))].log])
         figure, axes = figures.new()
         looks = itertools.product(figures.DASHES, OKABE_ITO)
         for name, (dashes, colour) in zip(self.runs, looks, strict=False):
@@ -645,6 +666,7 @@ class _Returns:
 class _Fixed:
     """A function of a learning rate, which the optimizer that it returns does not ask for."""
 
+    fixed: ClassVar[bool] = True  # `optimizers.is_fixed`
     optimizer: optax.GradientTransformation
 
     def __call__(self, learning_rate: Any = 0.0) -> optax.GradientTransformation:

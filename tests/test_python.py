@@ -75,13 +75,34 @@ def test_a_comparison_is_of_the_runs_alone():
     table = found.table()
     assert list(table.index) == ["sync", "async"] and (table["seeds"] == 2).all()
     assert table.loc["sync", "updates_ratio"] == 1 and np.isfinite(table["seconds"]).all()
-    assert (table["seconds_low"] <= table["seconds_ratio"]).all()
+    ends = ["updates_low", "updates_high", "seconds_low", "seconds_high"]
+    assert table[ends].isna().all(axis=None)  # two seeds hold the truth in every other study
+    assert "sync without intervals, for which 2 is few" in str(found) and "[" not in str(found)
+    more = optdyn.compare({"a": base(), "b": arms["async"]}, steps=40, seeds=range(5))
+    assert (more.table()["seconds_low"] <= more.table()["seconds_ratio"]).all()
+    assert "with 95 % intervals" in str(more)
     head, _, titles, sync, late = str(found).splitlines()
     assert "medians of 2 seeds, and times those of sync" in head and titles.startswith(" ")
     updates, each, seconds = map(float, sync.split()[1:])
     assert updates * each == pytest.approx(seconds, rel=0.01)  # of three digits
     assert late.startswith("async") and late.count("times)") == 2
     assert found.plot().axes[0].get_legend_handles_labels()[1] == ["sync", "async"]
+
+
+def test_a_run_says_in_a_line_what_it_is_and_a_plot_which_columns_there_are():
+    run = base(steps=20, method=optdyn.asynchronous(groups=4)).train()
+    assert repr(run).startswith("Trained(asynchronous, seed 0: completed after 20 updates, ")
+    found = optdyn.compare({"a": base()}, steps=20, seeds=[0])
+    with pytest.raises(ConfigError, match="x = 'seconds': must be one of 'seed', 'step'"):
+        found.plot(x="seconds")
+
+
+def test_the_rate_of_an_optax_optimizer_is_nobodys_and_not_0():
+    run = base(optimizer=optax.sgd(0.1, momentum=0.9), steps=20).train()
+    same = base(optimizer=optdyn.sgd(learning_rate=0.1, momentum=0.9), steps=20).train()
+    assert run.log[["learning_rate", "momentum"]].isna().all(axis=None)
+    assert run.log["train_loss"].tolist() == same.log["train_loss"].tolist()
+    assert same.log["learning_rate"].tolist()[-1] == 0.1
 
 
 def test_the_meter_is_read_though_it_was_not_asked_for():

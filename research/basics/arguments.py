@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from optdyn.basics.errors import meant
@@ -29,3 +30,14 @@ class Parser(argparse.ArgumentParser):
         """Prints the message in one line and ends the process with exit code 2."""
         print("error: " + " ".join(message.split()), file=sys.stderr, flush=True)
         sys.exit(2)
+
+
+def called(command: str, module: str) -> str:
+    """A command as this program was called: `optdyn report`, or by its module.
+
+    A module of the installed package, as `optdyn.launch.race`, has the others there.
+    """
+    first = sys.orig_argv[:3]
+    if any(Path(argument).name == "optdyn" for argument in first[:2]):
+        return f"optdyn {command}"
+    return f"python -m {'optdyn.' * any(a.startswith('optdyn.') for a in first)}{module}"

@@ -33,6 +33,7 @@ __all__ = [
     "arguments",
     "chain",
     "check",
+    "is_fixed",
     "known",
     "learning_rates",
     "logged",
@@ -94,6 +95,11 @@ def _parameters(function: object) -> tuple[str, ...]:
 def takes_momentum(name: str) -> bool:
     """Whether the optimizer called `name` has an argument `momentum`."""
     return "momentum" in arguments(name)
+
+
+def is_fixed(name: str) -> bool:
+    """Whether the optimizer called `name` has a learning rate of its own that nobody sets."""
+    return bool(getattr(maker(name), "fixed", False))
 
 
 def options(setup: Setup, groups: int) -> Options:

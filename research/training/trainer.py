@@ -310,12 +310,13 @@ def _clock(run: Run, step: int) -> Json:
     """What the timeline and the schedules say at a log point."""
     config, done = run.config, max(step - 1, 0)
     since = done - done % config.log_every
+    fixed = optimizers.is_fixed(config.optimizer.name)
     return {
         "step": step,
         "epoch": step * config.batch_size / run.examples,
         "simulated_seconds": float(run.timeline.seconds[done]) if step else 0.0,
-        "learning_rate": float(str(run.hypers["learning_rate"][done])),
-        "momentum": float(config.optimizer.momentum),
+        "learning_rate": None if fixed else float(str(run.hypers["learning_rate"][done])),
+        "momentum": None if fixed else float(config.optimizer.momentum),
         "staleness_mean": float(run.timeline.staleness[since:step].mean()) if step else 0.0,
     }
 

@@ -8,6 +8,7 @@ from optdyn.basics.errors import shown
 from optdyn.experiment import Experiment
 from optdyn.problem import models
 from optdyn.setup import Pieces
+from optdyn.timeline import service
 
 # Optimizers of optax whose updates are about as long as the learning rate, whatever the gradient.
 NORMALIZED = (
@@ -55,7 +56,8 @@ def _unread(config: Experiment, given: Iterable[str]) -> Iterator[str]:
     own = {key for method in every for key in strategies.keys_of(type(method))}
     read = {"strategy": own, "model": set(made.get(config.model.name, ()))}
     known: dict[str, Mapping[str, Collection[str]]] = {"strategy": methods, "model": made}
-    for key in dict.fromkeys(given):
+    given = list(dict.fromkeys(given))
+    for key in given:
         section, _, rest = key.partition(".")
         others = [name for name, keys in known.get(section, {}).items() if rest in keys]
         if others and rest not in read[section]:
@@ -64,4 +66,13 @@ def _unread(config: Experiment, given: Iterable[str]) -> Iterator[str]:
             yield (
                 f"config.{key} = {shown(value)}: ignored, {part.name!r} "
                 f"has no such key; {', '.join(others)} {'have' if len(others) > 1 else 'has'}"
+            )
+    law = config.cluster.service
+    laws = {"cluster.variation": service.VARIED, "cluster.trace": ("trace",)}
+    for key, readers in laws.items():
+        if key in given and law not in readers:
+            value = getattr(config.cluster, key.partition(".")[2])
+            yield (
+                f"config.{key} = {shown(value)}: ignored, config.cluster.service = {law!r} does "
+                f"not read it; {' and '.join(map(repr, readers))} would"
             )

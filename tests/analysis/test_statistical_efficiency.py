@@ -117,6 +117,14 @@ def test_a_target_that_fixed_momentum_misses(sweep, capsys):
     assert "fixed over tuned inf [inf, inf]" in capsys.readouterr().out
 
 
+def test_a_sweep_without_momenta_has_the_one_that_it_tried(sweep, capsys):
+    """0.9 is what is kept by default; nobody has named it."""
+    given = [f"--workdir={sweep}", f"--target={TARGET}", "--where=optimizer.momentum=0.0"]
+    assert main([*given, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {row["fixed setting"]["momentum"] for row in found["groups"]} == {0.0}
+
+
 def test_the_edge_of_the_learning_rates_is_pointed_out(sweep, capsys):
     for folder in sweep.glob("points/g4-*-rate0.2-*"):
         (folder / "config.json").rename(folder / "config.old")  # no longer a run

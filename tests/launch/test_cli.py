@@ -337,8 +337,8 @@ def test_a_dry_run_says_what_it_takes_and_writes_nothing(optdyn, tmp_path, monke
     monkeypatch.chdir(tmp_path)
     given = ["--config=quickstart", "--config.model.hidden=(8,)", "--config.strategy.groups=4"]
     given += ["--config.steps=50", "--config.data.test_evaluated=100", "--workdir=new", "--dry_run"]
-    code, out, errors = optdyn("train", *given)
-    assert code == 0, errors
+    code, out, errors = optdyn("train", *given, "--config.strategy.period=8")
+    assert code == 0 and "config.strategy.period = 8: ignored" in errors
     parameters = 784 * 8 + 8 + 8 * 10 + 10
     said = dict(re.findall(r"^(\S.*?)  +([\d,.]*\d)", out, re.M))
     assert said["parameters"] == f"{parameters:,}" and f"{4 * parameters:,} bytes" in out

@@ -52,6 +52,20 @@ def test_a_run_says_three_lines(monkeypatch, changes, then, expected):
     assert list(lines(RUN | changes, Path("a b"), then)) == expected
 
 
+@pytest.mark.parametrize(
+    ("argv", "named"),
+    [
+        (["python", "/usr/bin/optdyn", "race"], "optdyn reality"),
+        (["python", "-m", "launch.race"], "python -m analysis.race"),
+        (["python", "-m", "optdyn.launch.race"], "python -m optdyn.analysis.race"),
+    ],
+)
+def test_the_next_command_can_be_called_as_this_one_was(monkeypatch, argv, named):
+    """The server of a race is a process of the installed package, in any folder."""
+    monkeypatch.setattr(sys, "orig_argv", argv)
+    assert command("reality") == named
+
+
 def test_what_else_a_run_measured_is_told(monkeypatch):
     monkeypatch.setattr(sys, "orig_argv", ["python", "/usr/bin/optdyn", "train"])
     low, high = {"implicit_momentum_low": 0.456}, {"implicit_momentum_high": 0.598}

@@ -244,6 +244,10 @@ def test_a_key_that_nothing_reads_is_told(run, tmp_path):
     code, errors = run(arguments(tmp_path / "b", {**values, "strategy.period": 777}))
     assert code == 0
     assert "warning: config.strategy.period = 777: ignored, 'sync' has no such key; " in errors
+    code, errors = run(arguments(tmp_path / "d", {**values, "cluster.variation": 0.5}))
+    assert "warning: config.cluster.variation = 0.5: ignored, config.cluster.service = " in errors
+    lognormal = {"cluster.service": "lognormal", "cluster.variation": 0.5}
+    assert "warning" not in run(arguments(tmp_path / "e", {**values, **lognormal}))[1]
 
 
 def test_the_config_that_a_run_wrote_is_a_config(run, whole, tmp_path):
