@@ -393,8 +393,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         workdirs = (flags.workdir, *flags.more)
         path = write(*workdirs, target=flags.target, out=flags.out)
         print(as_json(compared(*workdirs, target=flags.target)) if flags.json else path)
-    except (TableError, OSError) as error:
+    except TableError as error:
         print("error: " + " ".join(str(error).split()), file=sys.stderr)
+        return 2
+    except OSError as error:
+        folder = Path(error.filename or flags.workdir).parent
+        print(f"error: {folder}: {error.strerror}; --out=FILE writes elsewhere", file=sys.stderr)
         return 2
     return 0
 
