@@ -222,17 +222,24 @@ class Chose(NamedTuple):
 
 
 def taken(
-    study: Study, problem: str, settings: Mapping[str, Chose], network: str
+    study: Study, of: Contest, settings: Mapping[str, Chose], place: Place
 ) -> dict[str, list[float]]:
-    """Seconds to the last loss of settings on a network, by name, of every seed that reports."""
-    every, loss = contest(problem, (*OTHERS, *RULES)), race.PROBLEMS[problem].losses[-1]
-    entries, times = {**every.opponents, **every.entries}, dict[str, list[float]]()
-    place = Place(every.networks[network], race.WORKERS, 1)
+    """Seconds to the last loss of settings in a place, by name, of every seed that reports."""
+    entries, times = {**of.opponents, **of.entries}, dict[str, list[float]]()
+    loss = of.losses[-1]
     for name, (entry, chosen, tuned) in settings.items():
         setting = {**chosen, **tuned}
         curves = timed(study, entries[entry], setting, place, loss, study.report)
         times[name] = [to_loss(curve, loss, "met") for curve in curves]
     return times
+
+
+def taken_of_mlp(
+    study: Study, settings: Mapping[str, Chose], network: str
+) -> dict[str, list[float]]:
+    """The same of the MLP's contest, on one of its networks."""
+    of = contest("mlp", (*OTHERS, *RULES))
+    return taken(study, of, settings, Place(of.networks[network], race.WORKERS, 1))
 
 
 def finished(workdir: Path, seed: int, claim: str, first: int) -> dict[str, Any]:

@@ -43,7 +43,7 @@ CLAIM = Claim(
 
 
 def measure(study: Study) -> dict[str, Any]:
-    return {"seconds": contest.taken(study, "mlp", SETTINGS, SLOW)}
+    return {"seconds": contest.taken_of_mlp(study, SETTINGS, SLOW)}
 
 
 def verdict(result: dict[str, Any]) -> Verdict:

@@ -17,6 +17,8 @@ from optdyn.configs.papers import (
     contest_rules_again,
     contest_share,
     contest_text,
+    daso_and_asynchronous_again,
+    daso_and_dynamic_batch_again,
 )
 from optdyn.evidence import contest as contested
 from optdyn.evidence import raw
@@ -362,6 +364,27 @@ def test_the_settings_of_more_seeds_are_what_the_rules_contest_chose():
     older = result | {"rows": result["older"]}
     best = [contested.fastest(each, network)["arm"] for each in (result, older)]
     assert best == [contest_rules_again.RULE, contest_rules_again.ARM]
+
+
+@pytest.mark.parametrize("again", [daso_and_dynamic_batch_again, daso_and_asynchronous_again])
+def test_the_settings_of_combinations_are_what_their_contests_chose(again):
+    record = json.loads((RECORDS / "papers_decided.json").read_text())
+    name = again.__name__.rpartition(".")[2].removesuffix("_again")
+    result = record["claims"][name]["result"]
+    (row,) = (each["networks"][""] for each in result["rows"])
+    (others,) = result["opponents"][""].values()
+    chose = {arm["arm"]: arm for arm in (row, *others["every"])}
+    assert list(again.SETTINGS) == [row["arm"], others["best"]]
+    for name, (entry, chosen, tuned) in again.SETTINGS.items():
+        assert name == entry and chosen == chose[entry]["chosen"]
+        assert tuned == pytest.approx(chose[entry]["point"], rel=1e-12)  # last bits of a rate
+
+
+@pytest.mark.parametrize(("joined", "word"), [(0.8, "confirmed"), (1.2, "refuted"), (1.0, "open")])
+def test_a_combination_is_judged_on_more_seeds(joined, word):
+    own = np.linspace(0.9, 1.1, 20)
+    found = combined.verdict_again({"seconds": {"both": list(joined * own), "one": list(own)}})
+    assert found.word == word and "both takes" in found.by and "(n = 20)" in found.by
 
 
 def test_words_are_of_chances_that_are_corrected_for_all_that_are_planned():
