@@ -20,6 +20,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from optdyn import strategies
 from optdyn.analysis import figures, tables
 from optdyn.analysis.tables import Point, TableError
 from optdyn.basics.arguments import Parser
@@ -138,7 +139,8 @@ def _tables(flags: argparse.Namespace) -> list[pd.DataFrame]:
     found = []
     every = tables.points(flags.workdir)
     for point in every:
-        if point.config["strategy.name"] != "daso":  # of joined methods nodes take other times
+        methods = strategies.chosen(point.config["strategy.name"])
+        if len(methods.every) > 1 or not isinstance(methods.mix, DASO):  # others have other clocks
             continue
         swept = flags.workdir / "points" / point.name
         run = recorded(point, swept if swept.exists() else flags.workdir)

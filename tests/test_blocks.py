@@ -74,8 +74,9 @@ def can_be_given(command: Command) -> None:
         return of_a_module(name, arguments)
     if name == "local":
         rest = arguments[arguments.index("--") + 1 :]
-        assert rest[:2] == ["python", "-m"]
-        can_be_given(Command(command.line, {}, rest[2], rest[3:]))
+        module, own = (rest[0], 1) if rest[0] == "optdyn" else (rest[2], 3)
+        assert own == 1 or rest[:2] == ["python", "-m"]
+        can_be_given(Command(command.line, {}, module, rest[own:]))
         arguments = arguments[: arguments.index("--")]
     given = [word.partition("=")[0] for word in arguments if word.startswith("--")]
     if cli.COMMANDS[name].also:
