@@ -152,10 +152,10 @@ def fit(
             "a negative share of gradients comes without delay, eta_0 in "
             f"[{least:.3g}, {most:.3g}]: no staleness has such lags, so the model is wrong"
         )
-    rate, its = beta[lags:].sum(), np.sqrt(covariance[lags:, lags:].sum())
-    if _interval(rate, its)[0] <= 0:
+    rate, rate_error = beta[lags:].sum(), np.sqrt(covariance[lags:, lags:].sum())
+    if _interval(rate, rate_error)[0] <= 0:
         raise NotIdentified(
-            f"an effective learning rate of 0 is as good, {rate:.3g} +- {NORMAL * its:.2g}: steps "
+            f"an effective learning rate of 0 is as good, {rate:.3g} +- {NORMAL * rate_error:.2g}: steps "
             "that hardly change are all momentum then; more updates or more runs would do"
         )
     momentum, momentum_error = _momentum(beta, covariance, lags)

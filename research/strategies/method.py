@@ -206,7 +206,7 @@ class Mixes(Method):
 
     @property
     def cycle(self) -> int:
-        """Updates after which nodes have met as often as in the same number before."""
+        """Updates after which the meetings of nodes repeat."""
         return 1
 
     def mix(self, inner: Rule, senders: str | None) -> Rule:

@@ -344,7 +344,7 @@ def _line(config: Experiment, shapes: Shapes, window: Window) -> Timeline:
     """The updates of the window, whose seconds begin at 0."""
     known = _setting(config, shapes, window.steps_per_epoch)._asdict()
     del known["setup"]
-    if window.settled:  # to whom follows the losses they fall and fall: DASO's B stays
+    if window.settled:  # DASO follows the losses: as long as they fall its B stays
         known["epochs"] = [
             {"train_loss": FALLING**n} for n in range(window.first // window.steps_per_epoch)
         ]
