@@ -155,8 +155,9 @@ def fit(
     rate, rate_error = beta[lags:].sum(), np.sqrt(covariance[lags:, lags:].sum())
     if _interval(rate, rate_error)[0] <= 0:
         raise NotIdentified(
-            f"an effective learning rate of 0 is as good, {rate:.3g} +- {NORMAL * rate_error:.2g}: steps "
-            "that hardly change are all momentum then; more updates or more runs would do"
+            "an effective learning rate of 0 is as good, "
+            f"{rate:.3g} +- {NORMAL * rate_error:.2g}: steps that hardly change are all momentum "
+            "then; more updates or more runs would do"
         )
     momentum, momentum_error = _momentum(beta, covariance, lags)
     freedom = moments.shape[1] - len(beta)
