@@ -12,6 +12,8 @@ come first (`buffered` with `k_sync`), K chosen too.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from matplotlib.figure import Figure
+
 from optdyn.config import usual
 from optdyn.configs import contest, race
 from optdyn.configs.contest import Chose
@@ -193,6 +195,10 @@ def measure_again(study: Study, case: str, settings: Mapping[str, Chose]) -> dic
     cluster = entry.arm.config.cluster
     place = Place(BANDWIDTH, cluster.nodes, cluster.devices_per_node, cluster.speeds)
     return {"seconds": contest.taken(study, every, settings, place)}
+
+
+def picture_again(result: dict[str, Any], figure: Figure) -> None:
+    contest.arrived(result["seconds"], LOSSES[-1], figure)
 
 
 def verdict_again(result: dict[str, Any]) -> Verdict:

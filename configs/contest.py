@@ -23,6 +23,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from matplotlib.figure import Figure
+
 from optdyn.basics.files import WorkdirError, read_json, write_json
 from optdyn.configs import race
 from optdyn.evidence import raw
@@ -232,6 +234,16 @@ def taken(
         curves = timed(study, entries[entry], setting, place, loss, study.report)
         times[name] = [to_loss(curve, loss, "met") for curve in curves]
     return times
+
+
+def arrived(taken: Mapping[str, Sequence[float]], loss: float, figure: Figure) -> None:
+    """A picture of such seconds: what share of the runs has got to the loss."""
+    axes = figure.subplots()
+    for name, times in taken.items():
+        axes.ecdf(times, label=name)
+    axes.set_xlabel(f"simulated seconds to a training loss of {loss:g}")
+    axes.set_ylabel("share of the runs")
+    axes.legend()
 
 
 def taken_of_mlp(

@@ -60,14 +60,4 @@ def verdict(result: dict[str, Any]) -> Verdict:
 
 
 def picture(result: dict[str, Any], figure: Figure) -> None:
-    ecdf(result, figure, LOSS)
-
-
-def ecdf(result: dict[str, Any], figure: Figure, loss: float) -> None:
-    """What share of the runs has got there."""
-    axes = figure.subplots()
-    for name, times in result["seconds"].items():
-        axes.ecdf(times, label=name)
-    axes.set_xlabel(f"simulated seconds to a training loss of {loss:g}")
-    axes.set_ylabel("share of the runs")
-    axes.legend()
+    contest.arrived(result["seconds"], LOSS, figure)

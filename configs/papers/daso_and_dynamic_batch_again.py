@@ -3,9 +3,8 @@
 from typing import Any
 
 from optdyn.configs import combined
-from optdyn.configs.combined import MOST, verdict_again
+from optdyn.configs.combined import MOST, picture_again, verdict_again
 from optdyn.configs.contest import Chose
-from optdyn.configs.papers.contest_share import ecdf
 from optdyn.evidence.arms import MOMENTUM, RATE
 from optdyn.evidence.study import Study
 
@@ -18,12 +17,8 @@ SETTINGS = {
     OTHER: Chose(OTHER, {"batch_size": 64}, {RATE: 0.2, MOMENTUM: 0.6}),
 }
 CLAIM = combined.claim_again(48, "unequal", 46, OTHER)
-verdict = verdict_again
+picture, verdict = picture_again, verdict_again
 
 
 def measure(study: Study) -> dict[str, Any]:
     return combined.measure_again(study, "unequal", SETTINGS)
-
-
-def picture(result: dict[str, Any], figure: Any) -> None:
-    ecdf(result, figure, combined.LOSSES[-1])

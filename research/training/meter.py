@@ -8,7 +8,7 @@ of every update of the windows (`strategies/metered.py`), in order. Fitted by `d
     d_t / alpha_t             that and explicit momentum, a lag each: the total of heavy-ball SGD
 
 The model is tested twice: by the J test of the fit, and by the order of arrivals, which must not
-depend on how long groups have been away (`dynamics/arrivals.py`).
+depend on how long groups have been away (`dynamics/order_of_arrivals.py`).
 """
 
 import os
@@ -22,9 +22,9 @@ import numpy as np
 from optdyn import optimizers
 from optdyn.basics.files import writing
 from optdyn.basics.trees import Json
-from optdyn.dynamics import arrivals
-from optdyn.dynamics.arrivals import Ages
+from optdyn.dynamics import order_of_arrivals
 from optdyn.dynamics.moments import Fit, NotIdentified, fit
+from optdyn.dynamics.order_of_arrivals import Ages
 from optdyn.experiment import Experiment
 from optdyn.problem import data as datasets
 from optdyn.setup import Probes
@@ -102,7 +102,7 @@ def read(
         moved, raw, gradients = np.array(rows[it.before(start) : it.before(stop)]).swapaxes(0, 1)
         away = partial(_away, config, examples, start, stop)
         came = worker[start:stop] if worker is not None and told else None
-        ages = None if came is None else partial(arrivals.ages, came, own.groups)
+        ages = None if came is None else partial(order_of_arrivals.ages, came, own.groups)
         found.append(Window(moved / rates[start:stop, None], raw, gradients, away, ages))
     return found
 
@@ -261,7 +261,7 @@ def chance(it: Fit, ended: Sequence[Window], gradient_lags: int = 0) -> float:
     known = [window.ages(gradient_lags) for window in ended if window.ages]
     if not known or not len(it.phi):
         return it.p
-    return min(1.0, 2 * min(it.p, arrivals.chance(known)))
+    return min(1.0, 2 * min(it.p, order_of_arrivals.chance(known)))
 
 
 def shortened(sketches: np.ndarray, many: int) -> np.ndarray:

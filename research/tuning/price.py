@@ -1,9 +1,10 @@
 """What a way of parallelising takes in seconds, by its own clock: nothing is trained.
 
     computing = sum_i (seconds that worker i computes) / (workers x seconds of all updates)
-    waiting   = computing (1 / computing_0 - 1)         what it would be on a network of no time,
-    exchange  = computing (1 / computing - 1 / computing_0)            of which computing_0 is
+    waiting   = computing (1 / computing_0 - 1)
+    exchange  = computing (1 / computing - 1 / computing_0)
 
+The shares add up to 1. computing_0 is the share of computing on a network that takes no time.
 What is computed and then dropped, as by K-sync, is no computing here but waiting. Seconds are of a
 run of some hundred updates, drawn by the law of its cluster, in its steady state: without the first
 and the last period of nodes that meet, without the epochs in which shares of a batch are found, and
@@ -279,10 +280,10 @@ def _refuse(config: Experiment, shapes: Shapes, window: Window) -> None:
     """Raises `ConfigError` where there is no price."""
     check(config)
     methods, cluster = config.methods, config.cluster
-    slowed = cluster.disturbances or cluster.disturbance_probability
+    by_epochs = cluster.disturbances or cluster.disturbance_probability
     refuse(
         (
-            window.settled and slowed,
+            window.settled and by_epochs,
             "config.cluster.disturbances, config.cluster.disturbance_probability: slowdowns come "
             "and go by epochs, and so have the price of a run (Experiment.price()), no settled one",
         ),

@@ -29,7 +29,7 @@ from ml_collections import ConfigDict
 from optdyn.analysis import raced
 from optdyn.config import default
 from optdyn.configs import images
-from optdyn.dynamics import arrivals
+from optdyn.dynamics import order_of_arrivals
 from optdyn.dynamics.moments import NORMAL, REJECTED, NotIdentified, fit
 from optdyn.outputs.workdir import rows
 from optdyn.problem import data as datasets
@@ -189,8 +189,8 @@ def fitted(cell: dict[str, Any], config: ConfigDict, run: Run) -> dict[str, Any]
         it = fit([(moved[start:stop], recorded.gradients[start:stop])], lags, late, heed=[heed])
     except NotIdentified as error:
         return {"refused": str(error)}
-    ages = arrivals.ages(run.worker[start:stop], cell["groups"], late)
-    found = {"p": it.p, "arrivals": arrivals.chance([ages]) if lags else 1.0}
+    ages = order_of_arrivals.ages(run.worker[start:stop], cell["groups"], late)
+    found = {"p": it.p, "arrivals": order_of_arrivals.chance([ages]) if lags else 1.0}
     if late:
         return {"phi": [it.momentum], "error": [it.momentum_error], **found}
     return {"phi": it.phi.tolist(), "error": it.phi_error.tolist(), **found}

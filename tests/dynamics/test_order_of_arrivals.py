@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn.dynamics.arrivals import Ages, ages, chance
+from optdyn.dynamics.order_of_arrivals import Ages, ages, chance
 from optdyn.timeline.base import from_arrivals
 
 ORDERS = st.lists(st.integers(0, 4), max_size=60)
