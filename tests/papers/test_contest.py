@@ -11,12 +11,11 @@ import pytest
 from matplotlib.figure import Figure
 
 from optdyn.basics.files import finite
-from optdyn.configs import combined, contest, race
+from optdyn.configs import combined, contest, race, slow_network
 from optdyn.configs.papers import (
     contest_rules,
     contest_rules_again,
     contest_share,
-    contest_text,
     daso_and_asynchronous_again,
     daso_and_dynamic_batch_again,
 )
@@ -78,9 +77,10 @@ ENTRIES = {
     ]
     for problem in race.PROBLEMS
 }
-ENTRIES["smaller text"] = [
-    contest_text.entry(name) for name in (*contest_text.OPPONENTS, *contest_text.ARMS)
-]
+SMALLER = {of.problem: of for of in (slow_network.TEXT, slow_network.RESNET)}
+for case, of in SMALLER.items():
+    made = slow_network.of_smaller(of)
+    ENTRIES[f"smaller {case}"] = [*made.opponents.values(), *made.entries.values()]
 for case in combined.CASES:
     every = combined.of(case)
     ENTRIES[case] = [*every.opponents.values(), *every.entries.values()]
@@ -278,12 +278,13 @@ def test_the_best_rule_is_held_against_the_best_older_arm_or_opponent(rule, olde
     assert f"takes {rule / min(older, opponent):.3g} " in found.by and "(n = 5, Holm" in found.by
 
 
-def test_a_smaller_text_meets_the_network_that_is_as_slow_for_it():
-    """Its all-reduce takes 20 times the second that 16 examples take 8 workers."""
-    made = contest_text.of()
+@pytest.mark.parametrize("of", SMALLER.values(), ids=SMALLER)
+def test_a_smaller_network_meets_the_link_that_is_as_slow_for_it(of):
+    """Its all-reduce takes 20 times the second that the usual batch takes 8 workers."""
+    made = slow_network.of_smaller(of)
     config = made.opponents[contest.PLAIN].arm.config
     size = 2 * (1 - 1 / 8) * program_bytes(config)
-    assert size / made.networks[contest_text.SLOW] == pytest.approx(20.0, rel=1e-12)
+    assert size / made.networks[slow_network.SLOW] == pytest.approx(20.0, rel=1e-12)
     assert config.cluster.seconds_per_example * config.batch_size / 8 == 1.0
 
 
@@ -306,14 +307,14 @@ def test_a_combination_is_judged_against_the_best_of_all_others(joined, best, wo
     ("rule", "batch", "word"),
     [(0.4, 0.8, "confirmed"), (0.8, 0.4, "refuted"), (0.5, 0.5, "open")],
 )
-def test_the_text_is_judged_by_the_interval_that_draws_the_choice_again(rule, batch, word):
+def test_a_smaller_network_is_judged_by_the_interval_that_draws_the_choice_again(rule, batch, word):
     made = json.loads(json.dumps(result(batch, (rule, 0.01), (1.2, 0.01))))
     own = {"0.1 Gb/s": made["opponents"].pop("1 Gb/s")}
     for row in made["rows"]:
         row["networks"] = {"0.1 Gb/s": row["networks"]["1 Gb/s"]}
     losses = {"losses": [0.1], "opponents": own}
-    text = json.loads(json.dumps({**made, **losses}).replace('"0.1":', '"2.1":'))
-    found = contest_text.verdict({**text, "losses": [2.1]})
+    of = json.loads(json.dumps({**made, **losses}).replace('"0.1":', '"2.1":'))
+    found = slow_network.verdict({**of, "losses": [2.1]})
     assert found.word == word and "arm 0 takes" in found.by and "of synchronous" in found.by
 
 
