@@ -229,5 +229,7 @@ def _of_key(value: Any) -> Cell:
     if isinstance(value, str) and value.startswith('["'):
         value = ", ".join(json.loads(value))
     if isinstance(value, str) and len(value) > LONG:
-        return Cell(value[: LONG - 1] + "…", value)
+        end = value.rpartition(":")[2]  # of MODULE:NAME and of paths it is the end that tells apart
+        short = f"…{end}" if end != value and len(end) < LONG else value[: LONG - 1] + "…"
+        return Cell(short, value)
     return cell(value)

@@ -246,6 +246,19 @@ def test_a_thing_has_one_name_and_an_importable_one_its_own():
     assert in_memory.name_of("mlp") == "mlp"
 
 
+def test_what_has_no_name_is_called_the_same_in_every_process_and_no_other_is():
+    said = "import optax, optdyn\n"
+    said += "print(optdyn.Experiment(optimizer=optax.lion(0.01)).config().optimizer.name)"
+    found = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
+    names = [
+        optdyn.Experiment(optimizer=optax.lion(rate)).config().optimizer.name
+        for rate in (0.01, 0.02)
+    ]
+    assert names[0] == found.stdout.strip() != names[1]
+    alike = in_memory.name_of(object()), in_memory.name_of(object())  # they show no difference
+    assert len(set(alike)) == 2
+
+
 def test_what_is_said_twice_is_the_same():
     """Here, for the meter is not imported where keys are listed."""
     assert setup.SHORTEST == FEWEST + 4
