@@ -262,7 +262,7 @@ def interval(drawn: np.ndarray) -> np.ndarray:
     least at the lower end and as the most at the upper one.
     """
     ends = [
-        np.quantile(np.nan_to_num(drawn, nan=nan, posinf=np.inf), q, axis=0, method="inverted_cdf")
+        np.quantile(np.where(np.isnan(drawn), nan, drawn), q, axis=0, method="inverted_cdf")
         for q, nan in ((0.025, -np.inf), (0.975, np.inf))
     ]
     return np.stack(ends)

@@ -19,6 +19,8 @@ from scipy.signal import lfilter
 from optdyn import strategies
 from optdyn.dynamics.moments import equivalent_momentum
 
+TAKING = ("latency", "bandwidth", "server_bandwidth")  # of the cluster: not memoryless times
+APART = ("latencies", "bandwidths", "regions", "presence")  # workers are unlike, or away
 RESPONSE = 4096  # terms of an impulse response: 0.99 ** 4096 is 1e-18
 
 
@@ -39,13 +41,14 @@ def theory(config: Mapping[str, Any]) -> Theory | None:
     Exact for synchronous runs, for 'geometric' staleness, for 'exponential' service of groups of
     one worker and equal speeds (a group of more delivers with its slowest, which is not
     memoryless), and for 'constant' service at equal speeds, once every group has arrived; where no
-    group waits for another (`staleness_bound`) or for the server (`pieces`), and nothing is dropped
-    (`delay_bound`).
+    group waits for another (`staleness_bound`) or for the server (`pieces`), links take no time or
+    the same for all, and nothing is dropped (`delay_bound`), kept back (`compression`) or `fresh`.
     """
     optimizer, name, groups = config["optimizer"], config["strategy"]["name"], groups_of(config)
     varies = optimizer.get("schedule", "constant") != "constant" or optimizer.get("warmup_steps")
     varies = varies or config.get("probes", {}).get("steer")
-    plain = optimizer.get("name", "sgd") == "sgd" and not optimizer.get("options") and not varies
+    more = optimizer.get("options") or optimizer.get("chain")
+    plain = optimizer.get("name", "sgd") == "sgd" and not more and not varies
     if not plain or not strategies.is_simple(name):
         return None
     alpha, mu = optimizer["learning_rate"], optimizer["momentum"]
@@ -55,35 +58,42 @@ def theory(config: Mapping[str, Any]) -> Theory | None:
         implicit = 1 - 1 / groups
         phi = (mu + implicit, -mu * implicit) if mu else (implicit,)
         return Theory(phi, (alpha / groups,))
-    if config["cluster"]["service"] == "constant" and _alike(config):
+    whole = not (config["strategy"].get("fresh") or config["strategy"].get("compression"))
+    if config["cluster"]["service"] == "constant" and whole and _alike(config):
         return Theory((mu,) if mu else (), (0.0,) * (groups - 1) + (alpha,))
     return None
 
 
 def memoryless(config: Mapping[str, Any]) -> bool:
-    """Whether every group is as likely as another to arrive next, whoever came before.
+    """Whether the implicit momentum is 1 - 1/g, under any optimizer and schedule.
 
-    Then the implicit momentum is 1 - 1/g, under any optimizer and schedule.
+    It is if every group is as likely as another to arrive next, whoever came before, and brings all
+    of its gradient, of blocks that are equally late.
     """
     groups, cluster = groups_of(config), config["cluster"]
     if not strategies.is_simple(config["strategy"]["name"]):
         return False
-    if groups == 1 or cluster["service"] == "geometric":
+    if groups == 1:
+        return True
+    if config["strategy"].get("fresh") or config["strategy"].get("compression"):
+        return False
+    if cluster["service"] == "geometric":
         return True
     workers = cluster.get("nodes", groups) * cluster.get("devices_per_node", 1)
-    network = cluster.get("latency") or cluster.get("bandwidth")  # takes the same time always
+    network = any(cluster.get(key) for key in TAKING)
     exponential = cluster["service"] == "exponential" and not network
     return exponential and _alike(config) and workers == groups
 
 
 def _alike(config: Mapping[str, Any]) -> bool:
-    """Whether all workers are of one speed, and no group waits, and nothing is dropped."""
+    """Whether all workers are of one speed and link, and none waits or leaves or is dropped."""
     cluster, strategy = config["cluster"], config["strategy"]
     bounded = strategy.get("staleness_bound", -1) >= 0
     if strategies.owns(strategy["name"], "delay_bound"):
         bounded = bounded or strategy.get("delay_bound", 0) > 0
     pieces = any(cluster.get("pieces", {}).values())
-    return len(set(cluster.get("speeds", ()))) <= 1 and not bounded and not pieces
+    apart = pieces or any(cluster.get(key) for key in APART)
+    return len(set(cluster.get("speeds", ()))) <= 1 and not bounded and not apart
 
 
 def geometric_distance(phi: np.ndarray, eta: np.ndarray) -> float:

@@ -29,6 +29,7 @@ from optdyn.config import read
 from optdyn.experiment import Experiment
 from optdyn.strategies.mix.daso import DASO, clock
 from optdyn.timeline.nodes import synchronous
+from optdyn.timeline.service import DRAWN
 
 GIGABIT = 1e9 / 8  # bytes
 TABLE = (100.0, 25.0, 10.0, 5.0, 1.0)  # Gb/s, printed
@@ -50,11 +51,22 @@ def recorded(point: Point, folder: Path) -> Recorded:
     if point.summary["status"] != "completed":
         raise TableError(f"{folder}: the run is {point.summary['status']}, must be completed")
     config = read(json.loads((folder / "config.json").read_text()))
+    if config.cluster.bandwidths:
+        raise TableError(
+            f"{folder}: config.cluster.bandwidths must be (), for the bandwidth of all links varies"
+        )
+    if config.cluster.service not in DRAWN:
+        raise TableError(
+            f"{folder}: config.cluster.service = {config.cluster.service!r} is of recorded times, "
+            f"must be one of {', '.join(DRAWN)}"
+        )
     last = point.log[-1]
     examples = round(last["step"] * config.batch_size / last["epoch"])
     per_epoch = max(examples // config.batch_size, 1)
     losses = {row["step"]: row["train_loss"] for row in point.log}
     ends = range(per_epoch, config.steps, per_epoch)
+    if unknown := sorted({*ends} - {*losses}):
+        raise TableError(f"{folder}: the log has no update {unknown[0]}, where an epoch ends")
     return Recorded(config, per_epoch, 4 * point.summary["parameters"], [losses[e] for e in ends])
 
 

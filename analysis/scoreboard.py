@@ -35,7 +35,7 @@ def table(rows: Sequence[Mapping[str, Any]], deviations: Deviations = NONE) -> s
 
 def markdown(rows: Sequence[Mapping[str, Any]], deviations: Deviations = NONE) -> str:
     """The page in Markdown: the verdicts, then every claim with its picture, `NAME.svg` beside."""
-    text = f"# The papers' claims, judged\n\n{SIMULATED}\n\n{table(rows, deviations)}"
+    text = f"# Claims, judged\n\n{SIMULATED}\n\n{table(rows, deviations)}"
     if deviations:
         said = "".join(f"- {line}\n" for line in _deviations(deviations))
         text += f"\n## {DEVIATIONS}\n\n{said}"

@@ -16,6 +16,7 @@ begins with what such a file has, so that what was run on another machine is not
 """
 
 import importlib
+import json
 import pkgutil
 import subprocess
 import sys
@@ -79,14 +80,18 @@ def load(name: str, folder: Path | None = None) -> ModuleType:
     for part in ("measure", "verdict", "picture"):
         if not callable(getattr(module, part, None)):
             raise InputError(f"{file}: has no function {part!r} (optdyn.evidence.claim)")
-    if not isinstance(getattr(module, "CLAIM", None), Claim):
-        raise InputError(f"{file}: has no CLAIM that is an optdyn.evidence.claim.Claim")
+    claim = getattr(module, "CLAIM", None)
+    if not isinstance(claim, Claim) or not isinstance(claim.number, int):
+        raise InputError(f"{file}: has no CLAIM that is an optdyn.evidence.claim.Claim of a number")
     return module
 
 
 def study_of(workdir: Path, scale: str, seed: int, name: str, folder: Path | None = None) -> Study:
     """The study of a claim; seeds of different `seed` have nothing in common."""
-    choose, report = getattr(load(name, folder), "SEEDS", SCALES)[scale]
+    scales = getattr(load(name, folder), "SEEDS", SCALES)
+    if scale not in scales:
+        raise InputError(f"{name}: has no --scale={scale}, but {', '.join(scales)}")
+    choose, report = scales[scale]
     first = BETWEEN * seed
     return Study(
         workdir,
@@ -101,7 +106,13 @@ def judge(name: str, study: Study, folder: Path | None = None) -> dict[str, Any]
     module, begun = load(name, folder), time.monotonic()
     files = lock.blobs(module)
     result = module.measure(study)
-    verdict: Verdict = module.verdict(result)
+    try:
+        json.dumps(result)
+    except TypeError as error:
+        raise InputError(
+            f"{module.__file__}: measure() must return JSON values: {error}"
+        ) from error
+    verdict = Verdict(*module.verdict(result))
     if verdict.word not in WORDS:
         raise ValueError(f"{name}: the verdict {verdict.word!r} is none of {WORDS}")
     with matplotlib.rc_context(figures.STYLE):
@@ -155,6 +166,8 @@ def run(
                 board["claims"][name] = judge(name, study, folder)
             row = board["claims"][name]
             say(f"  {row['verdict']}: {row['by']}")
+        elif folder and board["claims"][name]["files"] != lock.blobs(load(name, folder)):
+            say(f"{name}: was judged by other files than there are; another --workdir judges anew")
         write_json(workdir / "scoreboard.json", board)
     ordered, other = rows(board), board.get("deviations", {})
     replace(workdir / "scoreboard.html", scoreboard.html(workdir, ordered, other))
@@ -194,6 +207,12 @@ def main(_: Sequence[str]) -> int:
         chosen = given.only or usual(folder)
     except InputError as error:
         app.fail(str(error))
+    if given.ship and (given.trials or given.only or folder):
+        app.fail("--ship writes what there is, and ends: not with --trials, --only or --claims")
+    if given.ship and not Path(given.workdir).is_dir():
+        app.fail(f"--workdir={given.workdir}: no such folder")
+    if every and not chosen:
+        app.fail(f"--only is empty, and all claims take hours: {', '.join(every)}; name some")
     if not every:
         app.fail(f"--claims={folder}: has no claims; a claim is a file there (evidence/claim.py)")
     for name in chosen:

@@ -340,13 +340,13 @@ class Experiment(setup.Run):
         """The simulated seconds of its method on its cluster, without training.
 
         The price is that of this run, from its first update to its last. With `settled` it is that
-        of the steady state, which has no beginning and no end; DASO has only this one. `bandwidth`
-        replaces the cluster's, in bytes a second between nodes. Raises `ConfigError` and
-        `TimelineError`.
+        of the steady state, which has no beginning and no end; DASO has only this one. `bandwidth`,
+        in bytes a second between nodes, replaces the cluster's, also those of single links. Raises
+        `ConfigError` and `TimelineError`.
         """
         config = self.parsed()
         if bandwidth is not None:
-            config = config.with_({"cluster.bandwidth": bandwidth})
+            config = config.with_({"cluster.bandwidth": bandwidth, "cluster.bandwidths": ()})
         return price(config, of_model(config), 0 if settled else config.steps)
 
     def which(
@@ -374,8 +374,11 @@ class Experiment(setup.Run):
         from optdyn.launch import which
 
         config = self.parsed()
+        if bandwidth is None and config.cluster.bandwidths:
+            raise ConfigError("config.cluster.bandwidths: must be (), or give a `bandwidth` of all")
         if bandwidth is None:
             bandwidth = config.cluster.bandwidth
+        config = config.with_({"cluster.bandwidths": ()})
         texts = [f"{key}={value}" for key, value in where.items()]
         loss = np.nan if target is None else target
         found = penalties.measured([Path(source) for source in penalty], loss, texts)

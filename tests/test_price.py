@@ -57,6 +57,7 @@ TRAINED = {
     "gossip": {"graph": "exponential"},
     "dynamic_batch": {},
     "diloco+elastic": {"period": 2},
+    "gossip+buffered": {"graph": "exponential", "groups": 2},
 }
 
 
@@ -100,6 +101,9 @@ def test_an_experiments_price_is_that_of_its_training():
     seconds = chosen.price().seconds
     assert seconds == chosen.train().summary["simulated_seconds_per_step"]
     assert chosen.price(bandwidth=1e2).seconds > seconds > chosen.price(bandwidth=0.0).seconds
+    link = tuple(tuple(1e4 for _ in range(2)) for _ in range(2))
+    matrix = chosen.with_(cluster=Cluster(nodes=2, bandwidths=link))
+    assert matrix.price(bandwidth=1e2).seconds == chosen.price(bandwidth=1e2).seconds
     settled = chosen.price(settled=True)
     assert settled == price.price(parse(chosen.config()), price.of_model(parse(chosen.config())))
     assert settled.seconds == pytest.approx(seconds, rel=0.3) and settled.seconds != seconds

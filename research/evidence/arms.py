@@ -167,7 +167,11 @@ def tuned(
 
     What was tuned by updates to the same target at another batch or period is `near`: the search
     starts from there and from there only, with trials of `LONGER` times the updates it took.
+
+    Raises ValueError where trials should end by seconds and the cost is in updates.
     """
+    if (clock, ends) == ("updates", "seconds"):
+        raise ValueError("ends = 'seconds' is of a search by seconds: clock = 'seconds' or 'met'")
     search, costs = Search(study, arm, target, clock, "updates"), dict[Rungs, Cost]()
     if near is not None:
         best = tuple(near.rungs[key] for key in arm.ladders)

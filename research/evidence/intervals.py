@@ -151,5 +151,5 @@ def _over(above: Any, below: Any) -> np.ndarray:
 
 
 def _end(every: np.ndarray, q: float, nan: float) -> float:
-    known = np.nan_to_num(every, nan=nan, posinf=np.inf)
+    known = np.where(np.isnan(every), nan, every)
     return float(np.quantile(known, q, method="inverted_cdf"))

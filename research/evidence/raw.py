@@ -66,6 +66,8 @@ def ship(workdir: Path, file: Path) -> Count:
     """Writes all that the workdir remembers. Raises `WorkdirError` or `DiskFull`."""
     if not any((workdir / name).exists() for name in (TRIALS, MEASURED)):
         raise WorkdirError(f"{workdir}: no trials there, and no measurements")
+    if file.is_dir():
+        raise WorkdirError(f"{file}: is a folder; name a file")
     if not file.parent.is_dir():
         raise WorkdirError(f"{file.parent}: no such folder")
     trials, measured = Lines(workdir / TRIALS).every(), Lines(workdir / MEASURED).every()

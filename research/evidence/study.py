@@ -187,7 +187,12 @@ def _end_with_parent() -> None:
 
 
 def _with_code(job: Job) -> Job:
-    """The job, of the user's code that there is now, whichever process runs it."""
+    """The job, of the user's code that there is now, whichever process runs it.
+
+    Its config may be an `optdyn.Experiment`, which is not parsed yet.
+    """
+    if parsed := getattr(job.config, "parsed", None):
+        job = job._replace(config=parsed())
     if not (code := own_code.fingerprint(job.config)):
         return job
     return job._replace(config=job.config.with_(code=code))

@@ -129,7 +129,11 @@ def _logged(config: Experiment, target: float, most: float, clock: str) -> Curve
     """The same of a run that is logged, every `config.log_every` updates, and goes to the end."""
     chosen = config
     if clock == "updates":
-        chosen = config.with_(steps=int(min(config.steps, max(most, 1))))
+        optimizer = config.optimizer  # whose schedule is of the whole run
+        whole = optimizer.decay_steps or max(config.steps - optimizer.warmup_steps, 1)
+        length = {} if optimizer.schedule == "constant" else {"optimizer.decay_steps": whole}
+        steps = int(min(config.steps, max(most, 1)))
+        chosen = config if steps == config.steps else config.with_(length, steps=steps)
     summary, rows = logged(chosen)
     found = [row for row in rows if row["train_loss"]]
     reached = next((i for i, row in enumerate(found) if row["train_loss"] <= target), None)

@@ -32,6 +32,12 @@ def probable_mistakes(config: Experiment, given: Iterable[str] = ()) -> list[str
             f"config.optimizer.learning_rate = {rate:g}: {name} moves every parameter by about as "
             "much in an update, whatever the gradient; 0.001 is usual"
         )
+    norms = [each for each in config.optimizer.chain if "norm" in each]
+    if norms and config.methods.by_block:
+        found.append(
+            f"config.optimizer.chain: each block has an optimizer of its own with "
+            f"{config.methods.name!r}, so {norms[0]} is of the norm of a block, not of all"
+        )
     return [*found, *_parts_of_examples(config)]
 
 

@@ -84,6 +84,11 @@ def prepare(config: Experiment) -> Cluster:
             not optimizers.takes_momentum(optimizer.name),
             f"config.optimizer.name = {optimizer.name!r}: has no momentum; {LADDERS}",
         ),
+        (
+            optimizer.name == "closed_loop",
+            "config.optimizer.name = 'closed_loop': brings its momentum down for any number of "
+            f"groups by itself; {LADDERS}",
+        ),
     )
     tunable(config)
     groups = _groups(config.cluster.nodes * config.cluster.devices_per_node)

@@ -46,6 +46,13 @@ OLD = {"delay_bound": 2}  # a key that asynchronous SGD does not have
         (config(4) | {"strategy": {**config(4, name="ringmaster")["strategy"], **OLD}}, None),
         (config(4) | {"strategy": {**config(4)["strategy"], **OLD}}, ((0.75,), (0.075,))),
         (config(4, service="lognormal"), None),
+        (config(4, server_bandwidth=1e6), None),  # the server's queue makes arrivals regular
+        (config(4, regions=2), None),
+        (config(4, presence=5.0, absence=5.0), None),
+        (config(3, service="constant", regions=3), None),
+        (config(4) | {"strategy": {**config(4)["strategy"], "fresh": ["fc"]}}, None),
+        (config(4) | {"strategy": {**config(4)["strategy"], "compression": "sign"}}, None),
+        (config(4) | {"optimizer": {**config(4)["optimizer"], "chain": ["clip"]}}, None),
         (config(4, name="daso"), None),
         (config(4) | {"optimizer": {"name": "adam", "learning_rate": 1, "momentum": 0}}, None),
     ],

@@ -116,6 +116,31 @@ def test_joined_methods_are_clocked_otherwise_and_have_no_table(config, tmp_path
     assert "no run of DASO by itself in it" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"cluster.bandwidths": ((1e5, 1e5), (1e5, 1e5))}, "cluster.bandwidths must be ()"),
+        ({"log_every": 7}, "the log has no update"),
+    ],
+)
+def test_a_run_whose_clock_it_cannot_draw_again_is_refused(config, tmp_path, capsys, values, said):
+    daso = {"strategy.name": "daso", "strategy.warmup_epochs": 0, "strategy.cooldown_epochs": 0}
+    train(as_experiment(config({**daso, "cluster.nodes": 2, "steps": 24})), tmp_path)
+    text = (tmp_path / "config.json").read_text()
+    made = json.loads(text)
+    for key, value in values.items():
+        *outer, last = key.split(".")
+        part = made[outer[0]] if outer else made
+        part[last] = value
+    (tmp_path / "config.json").write_text(json.dumps(made))
+    if "log_every" in values:
+        rows = (tmp_path / "metrics.jsonl").read_text().splitlines()
+        kept = [row for row in rows if json.loads(row)["step"] in (0, 24)]
+        (tmp_path / "metrics.jsonl").write_text("\n".join(kept) + "\n")
+    assert main([f"--workdir={tmp_path}"]) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_input_it_cannot_use(tmp_path, capsys):
     assert main([f"--workdir={tmp_path}"]) == 2
     assert capsys.readouterr().err.startswith(f"error: {tmp_path}: no run in it")

@@ -156,6 +156,12 @@ def test_what_takes_more_updates_in_fewer_seconds_is_found_by_trials_that_end_by
     assert found.cost == pytest.approx(100.5 * (2 / 3) ** 3)
 
 
+def test_trials_that_end_by_seconds_are_of_a_search_by_seconds():
+    arm = sgd(problems.network("mlp", 64).with_(steps=12_800), 1.0, 0.0)
+    with pytest.raises(ValueError, match="a search by seconds"):
+        tuned(Unequal(lambda *_: 100.0), arm, 0.25, ends="seconds")
+
+
 def test_steps_beyond_stability_are_left_behind():
     def unstable(step, momentum):
         return math.inf if step > -5 else bowl(-6, 2)(step, momentum)

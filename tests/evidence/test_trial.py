@@ -29,6 +29,15 @@ def test_a_trial_has_the_losses_and_seconds_of_the_trainers_run(tmp_path):
     assert curve.test["loss"] == pytest.approx(summary["test_loss"], rel=1e-6)
 
 
+def test_a_metered_trial_that_is_cut_short_has_the_whole_runs_schedule():
+    """Its losses are a prefix of those of the run that goes on."""
+    every = {"steps": 120, "log_every": 20, "checkpoint_every": 0, "optimizer.schedule": "cosine"}
+    windows = {"probes.momentum": True, "probes.window": 54, "probes.every": 60}
+    metered = small().with_({**every, **windows})
+    whole, part = trial(metered), trial(metered, most=60)
+    assert part.losses == whole.losses[: len(part.losses)] and part.updates[-1] == 60
+
+
 def test_a_timeline_is_drawn_once_for_all_steps_and_momenta_and_for_nothing_else(monkeypatch):
     """Curves are those of timelines that are drawn each time."""
     seeds = [3, 4, 3]

@@ -133,6 +133,7 @@ def test_what_differs_from_the_lock_is_listed_and_stays_listed(own, tmp_path):
         (CLAIM.replace("CLAIM =", "ANY ="), "has no CLAIM"),
         ("import nothing_like_this", "cannot be imported.*sums.py, line 1"),
         ("1 +", "cannot be imported"),
+        (CLAIM.replace("Claim(1", "Claim('a'"), "has no CLAIM"),
     ],
 )
 def test_a_claim_that_is_not_whole_is_refused_in_one_line(own, text, said):
@@ -140,6 +141,35 @@ def test_a_claim_that_is_not_whole_is_refused_in_one_line(own, text, said):
     (folder / "sums.py").write_text(text)
     with pytest.raises(InputError, match=said):
         papers.names(folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            CLAIM.replace('"seeds": study.report', '"seeds": {2}'),
+            "measure.. must return JSON values",
+        ),
+        (CLAIM + "SEEDS = {'full': (1, 1)}", "has no --scale=small, but full"),
+    ],
+)
+def test_a_claim_that_cannot_be_judged_is_refused_in_one_line(own, tmp_path, text, said):
+    folder, _ = own
+    (folder / "arithmetic_of_ours.py").write_text(text)
+    with pytest.raises(InputError, match=said):
+        papers.run(tmp_path / "board", ["arithmetic_of_ours"], "small", 0, folder)
+
+
+def test_a_claim_that_was_judged_by_other_files_says_so_and_keeps_its_verdict(
+    own, tmp_path, capsys
+):
+    folder, forget = own
+    papers.run(tmp_path / "board", ["sums"], "small", 0, folder)
+    (folder / "_helper.py").write_text("TWO = 3\n")
+    forget()
+    board = papers.run(tmp_path / "board", ["sums"], "small", 0, folder)
+    assert "another --workdir judges anew" in capsys.readouterr().err
+    assert board["claims"]["sums"]["verdict"] == "confirmed"
 
 
 def test_a_claim_that_is_called_like_another_module_is_refused(own):

@@ -104,8 +104,8 @@ def gossip(inner: Rule, order: str, senders: str | None = None) -> Rule:
         else:
             z = mixed(jax.tree.map(sent, before, after.params))
         size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(z))
-        sent_bytes = size * (to[node] != node).sum().astype(jnp.float32)
-        return after.moved_to(z), info | {"sent_bytes": sent_bytes}
+        sent = size * (to[node] != node).sum().astype(jnp.float32)
+        return after.moved_to(z), info | {"sent_bytes": sent + info.get("sent_bytes", 0.0)}
 
     return Rule(inner.init, step)
 
