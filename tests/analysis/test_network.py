@@ -120,12 +120,13 @@ def test_joined_methods_are_clocked_otherwise_and_have_no_table(config, tmp_path
     ("values", "said"),
     [
         ({"cluster.bandwidths": ((1e5, 1e5), (1e5, 1e5))}, "cluster.bandwidths must be ()"),
-        ({"log_every": 7}, "the log has no update"),
+        ({"log_every": 7}, "the log has no update 8"),
     ],
 )
 def test_a_run_whose_clock_it_cannot_draw_again_is_refused(config, tmp_path, capsys, values, said):
     daso = {"strategy.name": "daso", "strategy.warmup_epochs": 0, "strategy.cooldown_epochs": 0}
-    train(as_experiment(config({**daso, "cluster.nodes": 2, "steps": 24})), tmp_path)
+    daso |= {"cluster.nodes": 2, "steps": 24, "data.train_examples": 33}
+    train(as_experiment(config(daso)), tmp_path)
     text = (tmp_path / "config.json").read_text()
     made = json.loads(text)
     for key, value in values.items():
