@@ -163,6 +163,19 @@ def test_a_rate_that_does_not_suit_deserves_a_word(config):
     assert said.startswith("config.optimizer.learning_rate = 0.2: adam") and "\n" not in said
 
 
+def test_a_norm_of_blocks_and_another_points_loss_are_warned_of(config):
+    clipped = {"optimizer.chain": ("clip_by_global_norm",), "model.name": "mlp"}
+    clipped |= {"model.hidden": (4, 4), "optimizer.chain_options.max_norm": 1.0}
+    assert not probable_mistakes(as_experiment(config(clipped)))
+    local = {"strategy.name": "local", "strategy.variant": "backprop"}
+    local |= {"cluster.service": "constant"}
+    (said,) = probable_mistakes(as_experiment(config(clipped | local)))
+    assert "is of the norm of a block" in said
+    free = {"optimizer.name": "contrib.schedule_free_sgd"}
+    (said,) = probable_mistakes(as_experiment(config(free)))
+    assert "where gradients are taken" in said
+
+
 def test_a_key_that_nothing_reads_deserves_a_word(config):
     """If the user has set it for this run; a config file may set those of several methods."""
     values = {"strategy.name": "daso+asynchronous", "strategy.period": 777, "model.blocks": 3}

@@ -32,6 +32,11 @@ def probable_mistakes(config: Experiment, given: Iterable[str] = ()) -> list[str
             f"config.optimizer.learning_rate = {rate:g}: {name} moves every parameter by about as "
             "much in an update, whatever the gradient; 0.001 is usual"
         )
+    if name.startswith("contrib.schedule_free"):
+        found.append(
+            f"config.optimizer.name = {name!r}: losses are of where gradients are taken, y, not "
+            "of the average x that the paper evaluates"
+        )
     norms = [each for each in config.optimizer.chain if "norm" in each]
     if norms and config.methods.by_block:
         found.append(
