@@ -104,8 +104,9 @@ def gossip(inner: Rule, order: str, senders: str | None = None) -> Rule:
         else:
             z = mixed(jax.tree.map(sent, before, after.params))
         size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(z))
-        sent = size * (to[node] != node).sum().astype(jnp.float32)
-        return after.moved_to(z), info | {"sent_bytes": sent + info.get("sent_bytes", 0.0)}
+        own = size * (to[node] != node).sum().astype(jnp.float32)
+        info |= {"sent_bytes": own + info.get("sent_bytes", 0.0)}
+        return after.moved_to(z), info
 
     return Rule(inner.init, step)
 
