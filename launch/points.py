@@ -27,6 +27,7 @@ class Entry(NamedTuple):
     compilation: Hashable  # equal where one serves
     log_every: int
     updates: int  # of all replicas together
+    left: int  # of these, not made yet
     examples: int  # an update
     batched: bool  # it can be one of many in a program
     threaded: bool  # it can run beside others; else it occupies all devices, or is a recording
@@ -72,8 +73,8 @@ def described(entries: Sequence[Entry], at_a_time: int) -> Iterator[str]:
 
 def _cost(entries: Sequence[Entry], at_a_time: int) -> str:
     left = [entry for entry in entries if entry.status not in DONE]
-    examples = sum(entry.updates * entry.examples for entry in left)
-    text = f"{sum(entry.updates for entry in left):,} updates to run, on {examples:,} examples"
+    examples = sum(entry.left * entry.examples for entry in left)
+    text = f"{sum(entry.left for entry in left):,} updates to run, on {examples:,} examples"
     seconds = [_seconds(group) for group in compilations(entries)]
     if left and None not in seconds:
         total = sum(filter(None, seconds)) / at_a_time
@@ -83,7 +84,7 @@ def _cost(entries: Sequence[Entry], at_a_time: int) -> str:
 
 def _seconds(group: Sequence[Entry]) -> float | None:
     """The seconds of what is left, one after the other; None if no such point has finished."""
-    left = sum(entry.updates for entry in group if entry.status not in DONE)
+    left = sum(entry.left for entry in group if entry.status not in DONE)
     known = [e.seconds_per_update for e in group if e.status in DONE and e.seconds_per_update]
     if not left:
         return 0.0
@@ -111,6 +112,7 @@ def _entry(config: ConfigDict, workdir: Path, name: str, point: Point) -> Entry:
         compilation=batched_runs.compilation(resolved),
         log_every=resolved.log_every,
         updates=resolved.steps * max(replicas, 1),
+        left=max(resolved.steps - (summary.get("step") or 0), 0) * max(replicas, 1),
         examples=resolved.batch_size,
         batched=batched_runs.is_batched(resolved),
         threaded=batched_runs.is_one_program(resolved),

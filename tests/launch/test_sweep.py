@@ -92,7 +92,9 @@ def test_with_more_steps_points_go_on(sweeping, whole, tmp_path, rows):
     arguments = f"--config={whole[0]}", f"--workdir={tmp_path}"
     assert sweeping(*arguments, "--config.base.steps=40")[0] == 0
     code, out, _ = sweeping(*arguments, "--dry_run")
-    assert code == 0 and ": 6 to go on" in out
+    steps = next(iter(whole[2].values()))["steps"]
+    left = sum(steps - one["step"] for one in summaries(tmp_path).values())
+    assert code == 0 and ": 6 to go on" in out and f"in all: {left:,} updates to run" in out
     assert sweeping(*arguments)[0] == 0
     found, expected = summaries(tmp_path), whole[2]
     for name, one in found.items():
