@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from optdyn import optimizers
+from optdyn.basics.errors import refuse
 from optdyn.basics.trees import Json
 from optdyn.evidence import arms
 from optdyn.evidence.arms import MOMENTUM, RATE, STEP, Arm, Ladder
@@ -26,10 +27,13 @@ def ladders(config: Experiment) -> dict[str, tuple[Ladder, float]]:
     """What can be tuned, by key of the config, with the value to start from.
 
     A ladder whose end is reached stays there. Raises `ConfigError` where the optimizer's numbers
-    are not constant, or the config starts from a run.
+    are not constant, there is no learning rate to start from, or the config starts from a run.
     """
     optimizer, methods = config.optimizer, config.methods
     tunable(config)
+    rate = f"config.optimizer.learning_rate = {optimizer.learning_rate:g}: "
+    rate += "the search starts from it, and it must be above 0"
+    refuse((optimizer.learning_rate <= 0, rate))
     outer = methods.get("outer_momentum", 0.0)
     found: dict[str, tuple[Ladder, float]] = {}
     if optimizers.takes_momentum(optimizer.name):
