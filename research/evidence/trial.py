@@ -130,10 +130,10 @@ def _logged(config: Experiment, target: float, most: float, clock: str) -> Curve
     chosen = config
     if clock == "updates":
         optimizer = config.optimizer  # whose schedule is of the whole run
-        whole = optimizer.decay_steps or max(config.steps - optimizer.warmup_steps, 1)
-        length = {} if optimizer.schedule == "constant" else {"optimizer.decay_steps": whole}
+        decay = optimizer.decay_steps or max(config.steps - optimizer.warmup_steps, 1)
+        of_all = {} if optimizer.schedule == "constant" else {"optimizer.decay_steps": decay}
         steps = int(min(config.steps, max(most, 1)))
-        chosen = config if steps == config.steps else config.with_(length, steps=steps)
+        chosen = config if steps == config.steps else config.with_(of_all, steps=steps)
     summary, rows = logged(chosen)
     found = [row for row in rows if row["train_loss"]]
     reached = next((i for i, row in enumerate(found) if row["train_loss"] <= target), None)

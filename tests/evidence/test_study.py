@@ -2,6 +2,7 @@
 
 import pytest
 
+import optdyn
 from optdyn.basics import progress
 from optdyn.configs import problems
 from optdyn.evidence.study import Job, Study
@@ -24,6 +25,16 @@ def test_trials_are_remembered_by_what_they_are_of(tmp_path):
         assert again.trials(jobs(most=10)) == short  # though more of it is known
         assert again.trials(jobs()) == whole[:1]
     assert len(lines.read_text().splitlines()) == 1  # rewritten, the longest of each
+
+
+def test_an_experiment_of_python_is_the_trial_of_its_config(tmp_path):
+    """A user's claim is written with `optdyn.Experiment`."""
+    model, data = optdyn.Model("quadratic", dimension=4), optdyn.Data(train_examples=20)
+    made = optdyn.Experiment(model=model, data=data, batch_size=4, steps=20)
+    with Study(tmp_path, "small", (5,), (0,), processes=1) as study:
+        (curve,) = study.trials([Job(made, 1e-9)])
+        assert study.trials([Job(made.parsed(), 1e-9)]) == [curve]
+    assert len((tmp_path / "trials.jsonl").read_text().splitlines()) == 1
 
 
 def test_whoever_waits_sees_how_many_trials_have_run(tmp_path, monkeypatch, capsys):
