@@ -7,8 +7,8 @@
                 batches so large that the latter are 20 ms
     kills       one race in which 20 workers and 5 servers are killed at random times
     predicted   updates a second of 2 and 4 workers, predicted from a race of one by cores that
-                they share and a server that they queue for (`timeline/shared_cores.py`); rounds of
-                the three in turn, the cores that were busy before each
+                they share and a server that they queue for (`timeline/shared_cores.py`); rounds in
+                turn, the cores that were busy before each. The race of one runs beside another
 
 Differences are the largest of a parameter, over the largest parameter. XLA sums in an order that
 depends on its threads, so this process takes as many as a worker has, and the simulator's takes all
@@ -32,7 +32,7 @@ import numpy as np
 import pandas as pd
 from ml_collections import ConfigDict
 
-from optdyn.analysis.raced import load
+from optdyn.analysis.raced import Race, load
 from optdyn.analysis.reality import summarize
 from optdyn.basics.files import rows
 from optdyn.configs import quickstart
@@ -52,7 +52,8 @@ OVERHEAD = {"data.replacement": True, "log_every": 100, "checkpoint_every": 400}
 BATCH = {"mlp": 14_000, "cnn": 448}  # about as large as takes so long:
 SECONDS = 0.020  # an update
 ROUNDS = 5
-RACING, PREDICTED = (2, 4), 4000  # workers that are predicted from one, and updates
+RACING = (2, 4)  # workers that are predicted from one
+PREDICTED = {"mlp": 4000, "cnn": 1500}  # updates of such races
 PLAIN = {"optimizer.momentum": 0.0, "optimizer.learning_rate": 0.1}
 
 
@@ -183,36 +184,57 @@ def busy_cores(seconds: float = 1.0) -> float:
     return (used() - before) / seconds
 
 
+def at_once(folder: Path, races: int, groups: int, model: str) -> list[Race]:
+    """So many races of the same length at the same time, each with a server of its own."""
+    values = {"log_every": 500, "checkpoint_every": 0, **PLAIN, **MODELS[model]}
+    steps = PREDICTED[model] * (2 if races > 1 else 1)  # most of which all of them run
+    workdirs = [folder / f"{groups} {i}" for i in range(races)]
+    every = [started("launch.race", w, groups, steps, values, threads="1") for w in workdirs]
+    for process in every:
+        ended(process)
+    return [load(workdir) for workdir in workdirs]
+
+
 def predicted(folder: Path) -> list[dict[str, Any]]:
-    """One row a number of workers: medians over the rounds, and the worst of them."""
-    cores, values = float(os.cpu_count() or 1), {"log_every": 500, "checkpoint_every": 0, **PLAIN}
-    rounds: dict[int, list[dict[str, float]]] = {groups: [] for groups in RACING}
-    busy = list[float]()
-    for i in range(ROUNDS):
-        for groups in (1, *RACING):
+    """One row a model and number of workers: medians over the rounds, and the worst of them.
+
+    The law is that of a race of one worker beside others of its kind, one to a core, so that no
+    core is idle, as none is in the races that are predicted. `alone`: the same of one by itself.
+    """
+    cores, found = os.cpu_count() or 1, []
+    for model in PREDICTED:
+        rounds: dict[int, list[dict[str, float]]] = {groups: [] for groups in RACING}
+        busy = list[float]()
+        for i in range(ROUNDS):
+            own = folder / f"{model} {i}"
             busy.append(busy_cores())
-            workdir = folder / f"{i} {groups}"
-            ended(started("launch.race", workdir, groups, PREDICTED, values, threads="1"))
-            if groups == 1:
-                source = load(workdir)
-                continue
-            found = summarize(load(workdir), source, cores=cores)
-            rounds[groups].append(
-                {
-                    "measured": found["updates_a_second"],
-                    "predicted": found["shared"]["updates_a_second"][0],
-                    "alone": found["simulated"]["updates_a_second"][0],
-                }
-            )
-    rows = []
-    for groups, every in rounds.items():
-        each = {name: np.array([one[name] for one in every]) for name in every[0]}
-        off, before = (each[name] / each["measured"] - 1 for name in ("predicted", "alone"))
-        about: dict[str, Any] = {"workers": groups, "cores busy before": float(np.median(busy))}
-        about |= {f"updates/s, {n}": float(np.median(each[n])) for n in ("measured", "predicted")}
-        about |= {"off by": f"{np.median(off):+.1%}", "at most": f"{abs(off).max():.1%}"}
-        rows.append(about | {"by workers alone": f"{np.median(before):+.0%}", "wanted": "15 %"})
-    return rows
+            (lone,) = at_once(own / "alone", 1, 1, model)
+            beside = at_once(own / "beside", cores, 1, model)[0]
+            for groups in RACING:
+                busy.append(busy_cores())
+                (race,) = at_once(own, 1, groups, model)
+                by, alone = (summarize(race, of, cores=float(cores)) for of in (beside, lone))
+                rounds[groups].append(
+                    {
+                        "measured": by["updates_a_second"],
+                        "predicted": by["shared"]["updates_a_second"][0],
+                        "from one alone": alone["shared"]["updates_a_second"][0],
+                        "by workers alone": alone["simulated"]["updates_a_second"][0],
+                    }
+                )
+        for groups, every in rounds.items():
+            each = {name: np.array([one[name] for one in every]) for name in every[0]}
+            off = {name: values / each["measured"] - 1 for name, values in each.items()}
+            about: dict[str, Any] = {"model": model, "workers": groups}
+            about["cores busy before"] = float(np.median(busy))
+            for name in ("measured", "predicted"):
+                about[f"updates/s, {name}"] = float(np.median(each[name]))
+            worst = abs(off["predicted"]).max()
+            about |= {"off by": f"{np.median(off['predicted']):+.1%}", "at most": f"{worst:.1%}"}
+            for name in ("from one alone", "by workers alone"):
+                about[name] = f"{np.median(off[name]):+.1%}"
+            found.append(about | {"wanted": "15 %"})
+    return found
 
 
 def main() -> None:
