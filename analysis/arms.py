@@ -23,6 +23,7 @@ import pandas as pd
 from optdyn import strategies
 from optdyn.analysis import efficiency
 from optdyn.analysis.efficiency import MOMENTUM
+from optdyn.evidence import intervals
 
 NAME, GROUPS, RATE = "strategy.name", "strategy.groups", "optimizer.learning_rate"
 FREE = (NAME, GROUPS, MOMENTUM, "seed", "steps", "log_every", "checkpoint_every")
@@ -77,12 +78,12 @@ class Comparison(NamedTuple):
         with np.errstate(invalid="ignore", divide="ignore"):
             every = self.drawn[:, above, measure] / self.drawn[:, below, measure]
             value = self.values[above, measure] / self.values[below, measure]
-        low, high = efficiency.interval(every)
+        low, high = intervals.ends(every)
         return float(value), float(low), float(high)
 
     def figure(self, arm: int, measure: int = 0) -> tuple[float, float, float]:
         """One arm's, and its interval."""
-        low, high = efficiency.interval(self.drawn[:, arm, measure])
+        low, high = intervals.ends(self.drawn[:, arm, measure])
         return float(self.values[arm, measure]), float(low), float(high)
 
 

@@ -253,16 +253,3 @@ def power_law(groups: np.ndarray, updates: np.ndarray) -> np.ndarray:
         powers = np.linalg.pinv(np.stack([np.ones(len(groups)), np.log(groups)], axis=-1))
         log_a, b = np.moveaxis(np.log(updates) @ powers.T, -1, 0)
         return np.stack([np.exp(log_a), b], axis=-1)
-
-
-def interval(drawn: np.ndarray) -> np.ndarray:
-    """(2, ...): the 2.5th and 97.5th percentile along the first axis; they may be infinite.
-
-    A NaN, as the ratio of two updates that are both infinite, may be anything: it counts as the
-    least at the lower end and as the most at the upper one.
-    """
-    ends = [
-        np.quantile(np.where(np.isnan(drawn), nan, drawn), q, axis=0, method="inverted_cdf")
-        for q, nan in ((0.025, -np.inf), (0.975, np.inf))
-    ]
-    return np.stack(ends)

@@ -14,6 +14,7 @@ from optdyn.analysis import efficiency, run_tables
 from optdyn.analysis.page import number
 from optdyn.analysis.run_tables import GROUPS, NAME, describe, of_figure, varying
 from optdyn.analysis.times import CLOCKS
+from optdyn.evidence import intervals
 from optdyn.evidence.intervals import FEWEST
 from optdyn.strategies import GROUPED, PLAIN
 
@@ -155,5 +156,5 @@ def _times(one: pd.DataFrame, other: pd.DataFrame, figure: str) -> str:
             return f", {ratio:.2g} times; {few}, so no interval."
         drawn = efficiency.draws(len(both))
         values = [np.median(its[both].to_numpy(float)[drawn], axis=1) for its in (a, b)]
-        low, high = efficiency.interval(values[0] / values[1])
+        low, high = intervals.ends(values[0] / values[1])
     return f", {ratio:.3g} times [{low:.3g}, {high:.3g}].".replace("inf", "∞")

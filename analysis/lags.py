@@ -58,8 +58,7 @@ def theory(config: Mapping[str, Any]) -> Theory | None:
         implicit = 1 - 1 / groups
         phi = (mu + implicit, -mu * implicit) if mu else (implicit,)
         return Theory(phi, (alpha / groups,))
-    whole = not (config["strategy"].get("fresh") or config["strategy"].get("compression"))
-    if config["cluster"]["service"] == "constant" and whole and _alike(config):
+    if config["cluster"]["service"] == "constant" and _is_whole(config) and _alike(config):
         return Theory((mu,) if mu else (), (0.0,) * (groups - 1) + (alpha,))
     return None
 
@@ -75,7 +74,7 @@ def memoryless(config: Mapping[str, Any]) -> bool:
         return False
     if groups == 1:
         return True
-    if config["strategy"].get("fresh") or config["strategy"].get("compression"):
+    if not _is_whole(config):
         return False
     if cluster["service"] == "geometric":
         return True
@@ -83,6 +82,11 @@ def memoryless(config: Mapping[str, Any]) -> bool:
     network = any(cluster.get(key) for key in TAKING)
     exponential = cluster["service"] == "exponential" and not network
     return exponential and _alike(config) and workers == groups
+
+
+def _is_whole(config: Mapping[str, Any]) -> bool:
+    """Whether a group brings all of its gradient, of blocks that are equally late."""
+    return not (config["strategy"].get("fresh") or config["strategy"].get("compression"))
 
 
 def _alike(config: Mapping[str, Any]) -> bool:

@@ -33,6 +33,7 @@ from optdyn.analysis.efficiency import MOMENTUM, Tried
 from optdyn.analysis.tables import Point, TableError
 from optdyn.basics.arguments import Parser
 from optdyn.basics.files import as_json, write_json
+from optdyn.evidence import intervals
 
 RATE, GROUPS, NAME = "optimizer.learning_rate", "strategy.groups", "strategy.name"
 USUAL = 0.9  # momentum that is not tuned
@@ -125,9 +126,7 @@ def summarize(every: Sequence[Tried], fixed: float | None, target: float) -> dic
     value = efficiency.measured(every, momentum, seeds[None])[0]
     values = efficiency.measured(every, momentum, efficiency.draws(len(seeds)))
     found = efficiency.penalties(groups, value)
-    ends = {
-        name: efficiency.interval(v) for name, v in efficiency.penalties(groups, values).items()
-    }
+    ends = {name: intervals.ends(v) for name, v in efficiency.penalties(groups, values).items()}
     rows = []
     for i, each in enumerate(every):
         row: dict[str, Any] = {"groups": each.groups, "seconds": value[2, i]}
@@ -142,10 +141,10 @@ def summarize(every: Sequence[Tried], fixed: float | None, target: float) -> dic
         curve, curves = (m[..., :1] * at ** m[..., 1:] for m in (law, laws))
         misfit = np.exp(np.abs(np.log(value[i] / (law[0] * groups ** law[1]))).max())
         models[name] = {
-            "a": [law[0], *efficiency.interval(laws[:, 0])],
-            "b": [law[1], *efficiency.interval(laws[:, 1])],
+            "a": [law[0], *intervals.ends(laws[:, 0])],
+            "b": [law[1], *intervals.ends(laws[:, 1])],
             "groups": at.tolist(),
-            "updates": np.stack([curve, *efficiency.interval(curves)], axis=-1).tolist(),
+            "updates": np.stack([curve, *intervals.ends(curves)], axis=-1).tolist(),
             "misfit": misfit,
         }
     return {

@@ -45,7 +45,7 @@ from optdyn import experiment, setup, strategies
 from optdyn.analysis import efficiency, figures, headline, tables
 from optdyn.analysis.figures import OKABE_ITO
 from optdyn.basics.cache_keys import Is
-from optdyn.basics.errors import ConfigError, meant, one_of
+from optdyn.basics.errors import ConfigError, meant, one_of, refuse
 from optdyn.basics.fields import NAMES, Options, Value, default_of, like
 from optdyn.basics.fields import check as check_field
 from optdyn.config import default, parse
@@ -374,9 +374,9 @@ class Experiment(setup.Run):
         from optdyn.launch import which
 
         config = self.parsed()
-        if bandwidth is None and config.cluster.bandwidths:
-            raise ConfigError("config.cluster.bandwidths: must be (), or give a `bandwidth` of all")
         if bandwidth is None:
+            wanted = "config.cluster.bandwidths: must be (), or give a `bandwidth` of all"
+            refuse((config.cluster.bandwidths, wanted))
             bandwidth = config.cluster.bandwidth
         config = config.with_({"cluster.bandwidths": ()})
         texts = [f"{key}={value}" for key, value in where.items()]

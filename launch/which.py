@@ -18,6 +18,7 @@ from optdyn import strategies
 from optdyn.analysis import efficiency
 from optdyn.analysis.penalties import Arm, Measured, is_synchronous
 from optdyn.basics.errors import ConfigError, and_
+from optdyn.evidence import intervals
 from optdyn.evidence.intervals import shown
 from optdyn.experiment import Experiment
 from optdyn.timeline.base import TimelineError
@@ -140,7 +141,7 @@ def over(above: np.ndarray, below: np.ndarray) -> Triple:
         return 1.0, 1.0, 1.0
     with np.errstate(invalid="ignore"):
         ratio = above / below
-    low, high = efficiency.interval(ratio[1:])
+    low, high = intervals.ends(ratio[1:])
     return float(ratio[0]), float(low), float(high)
 
 

@@ -22,7 +22,7 @@ def ratio(a: Sequence[float], b: Sequence[float]) -> tuple[float, float, float]:
     the upper one.
     """
     every, whole = _drawn(a, b, DRAWS), float(_over(np.median(a), np.median(b)))
-    return whole, _end(every, 0.025, 0.0), _end(every, 0.975, np.inf)
+    return whole, *_ends(every, 0.0)
 
 
 def ratio_at_best(
@@ -37,7 +37,7 @@ def ratio_at_best(
     is of the best settings' ratio.
     """
     every = _drawn(a, b, DRAWS) / _worse(a_tried) * _worse(b_tried)
-    return ratio(a, b)[0], _end(every, 0.025, 0.0), _end(every, 0.975, np.inf)
+    return ratio(a, b)[0], *_ends(every, 0.0)
 
 
 def chance(a: Sequence[float], b: Sequence[float]) -> float:
@@ -67,7 +67,7 @@ def share(
     every = part(_drawn(best, usual, DRAWS), _drawn(other, usual, DRAWS))
     middle = np.median(usual)
     whole = float(part(_over(np.median(best), middle), _over(np.median(other), middle)))
-    return whole, _end(every, 0.025, -np.inf), _end(every, 0.975, np.inf)
+    return whole, *_ends(every)
 
 
 def drawn_again(
@@ -80,7 +80,7 @@ def drawn_again(
     """
     drawn = np.random.default_rng(0).integers(seeds, size=(draws, seeds))
     every = np.array([figure(each) for each in drawn])
-    return float(figure(np.arange(seeds))), _end(every, 0.025, -np.inf), _end(every, 0.975, np.inf)
+    return float(figure(np.arange(seeds))), *_ends(every)
 
 
 def mean_ratio(a: Any, b: Any) -> tuple[float, float, float]:
@@ -150,6 +150,17 @@ def _over(above: Any, below: Any) -> np.ndarray:
         return np.asarray(above / below)
 
 
-def _end(every: np.ndarray, q: float, nan: float) -> float:
-    known = np.where(np.isnan(every), nan, every)
-    return float(np.quantile(known, q, method="inverted_cdf"))
+def ends(drawn: np.ndarray, least: float = -np.inf) -> np.ndarray:
+    """(2, ...): the 2.5th and 97.5th percentile along the first axis; they may be infinite.
+
+    A NaN, as the ratio of two updates that are both infinite, may be anything: it counts as the
+    `least` there can be at the lower end, and as the most at the upper one.
+    """
+    known = (np.where(np.isnan(drawn), nan, drawn) for nan in (least, np.inf))
+    quantiles = zip(known, (0.025, 0.975), strict=True)
+    return np.stack([np.quantile(v, q, axis=0, method="inverted_cdf") for v, q in quantiles])
+
+
+def _ends(drawn: np.ndarray, least: float = -np.inf) -> tuple[float, float]:
+    low, high = ends(drawn, least)
+    return float(low), float(high)

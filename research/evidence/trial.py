@@ -20,6 +20,7 @@ from optdyn.basics.trees import Json
 from optdyn.config import ConfigError
 from optdyn.core import State
 from optdyn.experiment import Experiment
+from optdyn.optimizers import schedules
 from optdyn.outputs.workdir import rows as rows_of
 from optdyn.problem import own_code, shared_data
 from optdyn.problem.problem import Examples
@@ -130,7 +131,7 @@ def _logged(config: Experiment, target: float, most: float, clock: str) -> Curve
     chosen = config
     if clock == "updates":
         optimizer = config.optimizer  # whose schedule is of the whole run
-        decay = optimizer.decay_steps or max(config.steps - optimizer.warmup_steps, 1)
+        decay = optimizer.decay_steps or schedules.rest(config.steps, optimizer.warmup_steps)
         of_all = {} if optimizer.schedule == "constant" else {"optimizer.decay_steps": decay}
         steps = int(min(config.steps, max(most, 1)))
         chosen = config if steps == config.steps else config.with_(of_all, steps=steps)

@@ -101,7 +101,7 @@ def learning_rates(
     `decay_steps` is the length of the decay (0: the rest of the run); 'exponential' multiplies by
     `decay_rate` every `decay_steps`. Raises `ConfigError`.
     """
-    length = decay_steps or max(steps - warmup_steps, 1)
+    length = decay_steps or rest(steps, warmup_steps)
     after = schedule(name, learning_rate, length, decay_rate, options)
     if lookup.is_own(name):
         after = _vectorized(name, after)
@@ -112,6 +112,11 @@ def learning_rates(
         at = int(np.flatnonzero(~np.isfinite(values))[0])
         raise ConfigError(f"{KEY} = {name!r}: the rate of update {at} is {values[at]}")
     return np.broadcast_to(values, (steps,))
+
+
+def rest(steps: int, warmup_steps: int) -> int:
+    """Updates of a run after its warm-up, over which a schedule decays if nothing else is said."""
+    return max(steps - warmup_steps, 1)
 
 
 def of_config(config: Setup) -> np.ndarray:

@@ -11,12 +11,12 @@ from optdyn.analysis.efficiency import (
     Tried,
     draws,
     held_out,
-    interval,
     measured,
     penalties,
     power_law,
     to_target,
 )
+from optdyn.evidence import intervals
 
 GROUPS = np.array([1, 4, 16])
 positive = st.floats(1, 1e4)
@@ -131,7 +131,7 @@ def test_seeds_are_paired():
     at_one = np.array([100.0, 80, 120, 90])[:, None] * slowness
     every = [tried(g, at_one * np.sqrt(g), slowness / g) for g in GROUPS]
     drawn = measured(every, 0.9, draws(5, 100))
-    ends = {name: interval(v) for name, v in penalties(GROUPS, drawn).items()}
+    ends = {name: intervals.ends(v) for name, v in penalties(GROUPS, drawn).items()}
     assert np.all(ends["tuned"][1] > 1.5 * ends["tuned"][0])
     exact = {"P_SE tuned": np.sqrt(GROUPS), "P_HE": 1 / GROUPS, "ratio": np.full(3, 100 / 80)}
     for name, value in exact.items():
@@ -152,21 +152,21 @@ def test_intervals_contain_the_truth_about_as_often_as_they_say():
     """Of the median of nine seeds of a skewed law."""
     seeds = np.random.default_rng(0).lognormal(0, 0.4, (1000, 9))
     medians = np.median(seeds[:, draws(9, 200)], axis=-1)
-    low, high = interval(medians.T)
+    low, high = intervals.ends(medians.T)
     # 95 % is meant, of few seeds about; 1000 trials are within 2 % of what it is.
     assert 0.9 < np.mean((low <= 1) & (high >= 1)) < 0.99
 
 
 def test_an_interval_may_end_at_infinity():
     drawn = np.array([1.0, 2, 3, np.inf, np.inf])
-    assert interval(drawn).tolist() == [1, np.inf]
+    assert intervals.ends(drawn).tolist() == [1, np.inf]
 
 
 def test_a_ratio_that_may_be_anything_widens_its_interval_both_ways():
     drawn = np.linspace(1, 2, 1000)
-    low, high = interval(drawn)
+    low, high = intervals.ends(drawn)
     drawn[500:510] = np.nan
     # One in a hundred is neither end, but moves both: 1.5 % are below the lower end that are known.
-    assert 1 < interval(drawn)[0] < low and high < interval(drawn)[1] < 2
+    assert 1 < intervals.ends(drawn)[0] < low and high < intervals.ends(drawn)[1] < 2
     drawn[500:530] = np.nan
-    assert interval(drawn).tolist() == [-np.inf, np.inf]
+    assert intervals.ends(drawn).tolist() == [-np.inf, np.inf]
