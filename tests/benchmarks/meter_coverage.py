@@ -2,15 +2,17 @@
 
 Single ordinary runs in shuffled epochs, simulated arrivals, one fit a run: how many 95 % intervals
 hold what theory says, how wide they are, how often the J test rejects at 5 %. `small`: an MLP
-784-64-64-10 on 4,000 MNIST images, 1,000 updates of 64. `real`: LeNet-5 and a residual network on
-the 60,000 images of Fashion-MNIST (900 and 600 updates), and a transformer of 2 blocks on text (600
-of 32 sequences). `windows`: parts of 1,200 updates of 48 by that MLP with 6 groups, rate 0.02, each
-fitted by itself, as a short window's reading may be off where a whole run's is not. `laws`: the
-runs of `small` under laws of service that are not one term of momentum, with lags of steps and of
-gradients; what is to be covered is the equivalent momentum, E tau / (1 + E tau). That is 1 - 1/g
-whatever the law, as g groups are g - 1 updates late in the mean, but less where a bound makes them
-wait. `races`: the same of races of real workers (extra `ray`), E tau being that of each trace. A
-fit is believed if neither the J test nor the order of arrivals rejects its model.
+784-64-64-10 on 4,000 MNIST images, 1,000 updates of 64. `widths`: more runs of two of these, whose
+estimates' own deviation says how narrow an interval of this estimator can be. `real`: LeNet-5 and a
+residual network on the 60,000 images of Fashion-MNIST (900 and 600 updates), and a transformer of 2
+blocks on text (600 of 32 sequences). `windows`: parts of 1,200 updates of 48 by that MLP with 6
+groups, rate 0.02, each fitted by itself, as a short window's reading may be off where a whole run's
+is not. `laws`: the runs of `small` under laws of service that are not one term of momentum, with
+lags of steps and of gradients; what is to be covered is the equivalent momentum, E tau / (1 + E
+tau). That is 1 - 1/g whatever the law, as g groups are g - 1 updates late in the mean, but less
+where a bound makes them wait. `races`: the same of races of real workers (extra `ray`), E tau being
+that of each trace. A fit is believed if neither the J test nor the order of arrivals rejects its
+model.
 Runs that have ended are kept in a file of lines, and are not done again.
 """
 
@@ -62,6 +64,11 @@ def small() -> Iterator[dict[str, Any]]:
             yield {"groups": g, "optimizer": "adam", "rate": 1e-3, "part": part, "seeds": 32}
 
 
+def widths() -> Iterator[dict[str, Any]]:
+    """Enough runs for the estimates' own deviation, which bounds what an interval can be."""
+    yield from ({"groups": g, "seeds": 300} for g in (4, 16))
+
+
 def real() -> Iterator[dict[str, Any]]:
     for model, rate in (("lenet", 0.05), ("resnet", 0.05), ("transformer", 0.1)):
         for optimizer, own in (("sgd", rate), ("adam", 1e-3)):
@@ -100,7 +107,14 @@ def races() -> Iterator[dict[str, Any]]:
             yield {**cell, "seeds": 30}
 
 
-CELLS = {"small": small, "real": real, "windows": windows, "laws": laws, "races": races}
+CELLS = {
+    "small": small,
+    "widths": widths,
+    "real": real,
+    "windows": windows,
+    "laws": laws,
+    "races": races,
+}
 
 
 def config_of(cell: dict[str, Any], seed: int) -> ConfigDict:
