@@ -9,13 +9,13 @@ from absl import flags
 
 from optdyn.basics.processes import is_writer
 from optdyn.basics.progress import clock, number
+from optdyn.basics.trees import bytes_of
 from optdyn.config import ConfigError
 from optdyn.experiment import Experiment
 from optdyn.launch import app
 from optdyn.problem import shared_data
 from optdyn.training import batched_runs, memory_checks, program, trainer
 from optdyn.training.driver import drive, initial
-from optdyn.training.program import parameter_bytes
 
 SECONDS = 0.5  # of updates that are timed, at least
 Main = Callable[[Experiment, Path], int]
@@ -48,8 +48,8 @@ def described(config: Experiment) -> Iterator[str]:
     if config.replicas.count:
         raise ConfigError("config.replicas.count: --dry_run is of runs; recordings have none")
     run = trainer.prepare(config)
-    parameters, size = trainer.provenance(run)["parameters"], parameter_bytes(run.params)
-    state = parameter_bytes(jax.eval_shape(run.program.rule.init, run.params))
+    parameters, size = trainer.provenance(run)["parameters"], bytes_of(run.params)
+    state = bytes_of(jax.eval_shape(run.program.rule.init, run.params))
     need = memory_checks.need_of(config, run.program.rule, run.params)
     epochs = config.steps * config.batch_size / run.examples
     yield f"parameters      {parameters:,}, {size:,} bytes"

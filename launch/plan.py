@@ -26,6 +26,7 @@ from optdyn.analysis import plan as plan_text
 from optdyn.basics.errors import refuse
 from optdyn.basics.files import as_json, read_json, write, write_json
 from optdyn.basics.progress import end_line, number
+from optdyn.basics.trees import bytes_of
 from optdyn.config import ConfigError
 from optdyn.experiment import Experiment
 from optdyn.launch import app, dry
@@ -34,7 +35,6 @@ from optdyn.parallel.first_process import own
 from optdyn.timeline.network import exchange
 from optdyn.training import trainer
 from optdyn.training.checks import check
-from optdyn.training.program import parameter_bytes
 from optdyn.tuning import convergence, layers, planner, plans
 from optdyn.tuning.convergence import Updates
 from optdyn.tuning.planner import Interval
@@ -79,7 +79,7 @@ def _measured(
     }
     plan |= plans.decision(config.plan, of, updates)
     (update,) = (row for row in plan["batches"] if row["batch"] == plan["batch"])
-    plan |= cluster(config, parameter_bytes(of.run.params), update["seconds"]["median"])
+    plan |= cluster(config, bytes_of(of.run.params), update["seconds"]["median"])
     write_json(workdir / "plan.json", plan | trainer.provenance(of.run))
     return read_json(workdir / "plan.json")
 

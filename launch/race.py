@@ -68,10 +68,10 @@ def served(config: Experiment, workdir: Path) -> int:
 def described(config: Experiment) -> Iterator[str]:
     """Lines on what workers compute and send. Raises what a race raises before it begins."""
     from optdyn.basics.progress import clock, number
+    from optdyn.basics.trees import bytes_of
     from optdyn.launch.dry import SECONDS
     from optdyn.racing.race import prepared
     from optdyn.racing.worker import asked, parts_of, worker
-    from optdyn.training.program import parameter_bytes
 
     config = raced(config)
     run = prepared(config, flags.FLAGS.servers)
@@ -83,10 +83,10 @@ def described(config: Experiment) -> Iterator[str]:
         taken, done = taken + time.monotonic() - begun, done + 1
     each, updates = taken / done, batches / parts_of(run)
     rate = config.methods.groups * updates / each
-    yield f"parameters      {parameter_bytes(run.params):,} bytes"
+    yield f"parameters      {bytes_of(run.params):,} bytes"
     yield f"a message       {number(each)} s of a worker alone with all cores, {updates:g} updates"
-    yield f"it is given     {parameter_bytes(given):,} bytes"
-    yield f"it sends        {parameter_bytes(sent):,} bytes"
+    yield f"it is given     {bytes_of(given):,} bytes"
+    yield f"it sends        {bytes_of(sent):,} bytes"
     yield f"at most         {number(rate)} updates/s, if nobody slowed or waited for anybody"
     yield f"in all          {clock(config.steps / rate)} at least"
 

@@ -1,4 +1,4 @@
-"""The types of what has no class of its own: pytrees of arrays, and objects of JSON files.
+"""What has no class of its own: the types of pytrees and of JSON, and the sizes of pytrees.
 
 A pytree's structure is a value, which no type can say: `Tree` is any. Where there is a NamedTuple
 or a dataclass, that is the type, and none of these.
@@ -22,3 +22,17 @@ State = Tree  # of an update rule: a pytree with an attribute `params`, x_t, whi
 Choice = Tree  # what a timeline decides: a NamedTuple of arrays, of the method's own
 Hyper = Mapping[str, Array]  # float32, hyperparameters of an update by name
 Json = dict[str, Any]  # an object of JSON: a line of a log, a summary, a result
+
+
+def bytes_of(tree: Tree) -> int:
+    """Bytes of all arrays of a pytree, or of the arrays that have such shapes and types."""
+    import jax  # here, for commands that compute nothing start without it
+
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def numbers_in(tree: Tree) -> int:
+    """How many numbers the arrays of a pytree have together; of parameters, how many these are."""
+    import jax  # here, for commands that compute nothing start without it
+
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))

@@ -26,7 +26,7 @@ import numpy as np
 from jax.extend.core import Var
 
 from optdyn.basics import cache_keys
-from optdyn.basics.trees import Examples, Params, Tree
+from optdyn.basics.trees import Examples, Params, Tree, bytes_of
 from optdyn.problem.models import base
 from optdyn.problem.problem import Problem
 from optdyn.timeline.pipeline import Work
@@ -211,7 +211,7 @@ def _analyzed(
         _operations(partial(gradient, wrt), output, *arguments) - forward for wrt in (2, 1)
     )
     kept = _kept(partial(pull, 2), *arguments)
-    return forward, backward, first, _bytes(arguments[0]), kept, _bytes(output)
+    return forward, backward, first, bytes_of(arguments[0]), kept, bytes_of(output)
 
 
 def _operations(function: Callable[..., Tree], *arguments: Shapes) -> float:
@@ -227,12 +227,8 @@ def _kept(pull: Callable[..., Tree], params: Shapes, *data: Shapes) -> int:
     for equation in jaxpr.eqns:
         if depends & _variables(equation.invars):
             depends.update(equation.outvars)
-    return _bytes([variable.aval for variable in depends & _variables(jaxpr.outvars)])
+    return bytes_of([variable.aval for variable in depends & _variables(jaxpr.outvars)])
 
 
 def _variables(atoms: Sequence[object]) -> set[Var]:
     return {atom for atom in atoms if isinstance(atom, Var)}
-
-
-def _bytes(shapes: Shapes) -> int:
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))

@@ -12,7 +12,7 @@ import jax
 
 from optdyn.basics import seeds
 from optdyn.basics.errors import ConfigError
-from optdyn.basics.trees import Params
+from optdyn.basics.trees import Params, bytes_of, numbers_in
 from optdyn.core import Rule
 from optdyn.experiment import Experiment
 from optdyn.parallel import paged
@@ -95,8 +95,8 @@ def of_data(config: Experiment, data: datasets.Data) -> None:
     _fits(batch, f"config.batch_size = {config.batch_size:,}: a batch needs")
     one = {name: leaf[:1] for name, leaf in train.items()}
     params = program.shapes(config, data.classes, seeds.key(config.seed, "init"), one)
-    need = REFERENCES * program.parameter_bytes(params)
-    _fits(need, f"config.model: {_count(params):,} parameters and their gradient need")
+    need = REFERENCES * bytes_of(params)
+    _fits(need, f"config.model: {numbers_in(params):,} parameters and their gradient need")
 
 
 class Need(NamedTuple):
@@ -112,7 +112,7 @@ def of_state(config: Experiment, rule: Rule, params: Params, slots: int) -> None
     versions = f", {slots:,} versions" if slots > 1 else ""
     _fits(
         need.device,
-        f"config: {_count(params):,} parameters{versions}, and their optimizer's state need",
+        f"config: {numbers_in(params):,} parameters{versions}, and their optimizer's state need",
     )
     if need.host:
         _fits(need.host, f"config.strategy.snapshots: {slots:,} versions need", host_memory())
@@ -121,17 +121,16 @@ def of_state(config: Experiment, rule: Rule, params: Params, slots: int) -> None
 def need_of(config: Experiment, rule: Rule, params: Params) -> Need:
     """Bytes of the state, x_0 and a gradient, and of versions that are on their way."""
     state = jax.eval_shape(rule.init, params)
-    size = program.parameter_bytes
-    device, host = size(state) + REFERENCES * size(params), 0
+    device, host = bytes_of(state) + REFERENCES * bytes_of(params), 0
     one_memory = jax.devices()[0].platform == "cpu"
     if config.methods.get("snapshots", "") == "host":
-        row = size(state.slots) // max(len(leaf) for leaf in jax.tree.leaves(state.slots))
-        host = size(state.slots)
+        row = bytes_of(state.slots) // max(len(leaf) for leaf in jax.tree.leaves(state.slots))
+        host = bytes_of(state.slots)
         device += (1 + paged.ROWS) * row - host
     if config.parallel.shard_snapshots and not one_memory:
         _, devices = config.methods.devices(config)
         parts = [(leaf, part_axis(leaf.shape, devices)) for leaf in jax.tree.leaves(state.slots)]
-        device -= sum(size(leaf) * (devices - 1) // devices for leaf, axis in parts if axis)
+        device -= sum(bytes_of(leaf) * (devices - 1) // devices for leaf, axis in parts if axis)
     return Need(device + host, 0) if one_memory else Need(device, host)
 
 
@@ -144,7 +143,3 @@ def _fits(need: int, what: str, free: float | None = None) -> None:
 def _workers(cluster: Cluster) -> str:
     workers = cluster.nodes * cluster.devices_per_node
     return f"{workers:,} worker{'s' * (workers > 1)}"
-
-
-def _count(params: Params) -> int:
-    return sum(leaf.size for leaf in jax.tree.leaves(params))

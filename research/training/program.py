@@ -16,7 +16,7 @@ import numpy as np
 from optdyn import optimizers, strategies
 from optdyn.basics.cache_keys import Key
 from optdyn.basics.fields import Options
-from optdyn.basics.trees import Hyper, Tree
+from optdyn.basics.trees import Hyper, Tree, bytes_of
 from optdyn.core import Event, Info, Rule, State
 from optdyn.experiment import Experiment
 from optdyn.optimizers import schedules
@@ -375,6 +375,4 @@ def probe(program: Program, state: State, train: Examples, test: Examples) -> di
     return {name: float(value) for name, value in jax.device_get(found).items()}
 
 
-def parameter_bytes(params: Tree) -> int:
-    """Size of a pytree of arrays, or of their shapes."""
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
+parameter_bytes = bytes_of  # as the studies of `evidence/` and `configs/` call it

@@ -24,7 +24,7 @@ from optdyn.basics.files import WorkdirError, read_json, write_json
 from optdyn.basics.hold import writable
 from optdyn.basics.processes import is_writer
 from optdyn.basics.progress import Watch, say, watched
-from optdyn.basics.trees import Json
+from optdyn.basics.trees import Json, bytes_of, numbers_in
 from optdyn.config import ConfigError
 from optdyn.core import Params, State
 from optdyn.experiment import Experiment
@@ -98,7 +98,7 @@ def prepare(
     if config.init_from and not begun:
         params, origin = verdict(lambda: _given(config.init_from, params))
     epoch = max(len(next(iter(data.train.values()))) // config.batch_size, 1)
-    size = program.parameter_bytes(params)
+    size = bytes_of(params)
     network = strategies.Network(program.problem_of(config, data.classes), params, one)
     report: Json = {}
     for method in config.methods.every:
@@ -207,8 +207,7 @@ def _loop(
     feed, every, recorder = feed_of(run), config.log_every, Recorder(folder / "trace.csv", step)
     meter: Meter | None = None
     if config.probes.momentum:
-        parameters = sum(leaf.size for leaf in jax.tree.leaves(run.params))
-        meter = Meter(folder, config, parameters, run.examples)
+        meter = Meter(folder, config, numbers_in(run.params), run.examples)
     begun = time.monotonic() - (metrics.rows[-1]["wall_seconds"] if metrics.rows else 0.0)
     # Sums of what updates say of themselves: those logged, and if stopped in between, since then.
     sums = dict.fromkeys(run.program.sums, 0.0)
@@ -348,7 +347,7 @@ def provenance(run: Run) -> Json:
     """What a run's floats depend on besides its config."""
     devices = jax.devices()
     return {
-        "parameters": sum(leaf.size for leaf in jax.tree.leaves(run.params)),
+        "parameters": numbers_in(run.params),
         "versions": dict(_versions()),
         "device": {
             "platform": devices[0].platform,

@@ -18,7 +18,7 @@ import numpy as np
 from optdyn import optimizers, strategies
 from optdyn.basics import seeds
 from optdyn.basics.errors import refuse
-from optdyn.basics.trees import Json
+from optdyn.basics.trees import Json, bytes_of
 from optdyn.core import State
 from optdyn.experiment import Experiment
 from optdyn.problem import shared_data
@@ -284,7 +284,7 @@ def _regrouped(run: Run, begin: Checkpoint, groups: int) -> State:
 
 def _timeline(run: Run, groups: int, t: int, seconds: float) -> Timeline:
     """The arrivals of so many groups, a CHUNK beyond so many seconds after update t."""
-    size, steps = program.parameter_bytes(run.params), t + 2 * CHUNK
+    size, steps = bytes_of(run.params), t + 2 * CHUNK
     while True:
         config = run.config.with_({"strategy.groups": groups, "steps": steps})
         line = config.timeline(steps_per_epoch=run.epoch, update_bytes=size)

@@ -24,14 +24,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax.linen.module import InterceptorContext
 
-from optdyn.basics.trees import Json, Tree
+from optdyn.basics.trees import Json, Tree, bytes_of
 from optdyn.core import Event
 from optdyn.problem import problem
 from optdyn.problem.costs import block_costs
 from optdyn.problem.models.convolution import LOWERINGS, Conv, default_lowering, serves
 from optdyn.timeline.base import at
 from optdyn.training import program
-from optdyn.training.program import CHUNK, parameter_bytes
+from optdyn.training.program import CHUNK
 from optdyn.training.trainer import Run
 from optdyn.tuning import phases, planner
 from optdyn.tuning.phases import Loop
@@ -211,13 +211,13 @@ def terms(run: Run, layers: Layers, batch: int) -> Terms:
     made = block_costs(whole, run.params, _first(run))
     kept = {cost.name: cost.activation_bytes for cost in (*made.trunk, *made.heads[-1:])}
     state = jax.eval_shape(run.program.rule.init, run.params)
-    copies = 1 + parameter_bytes(state) / parameter_bytes(run.params)
+    copies = 1 + bytes_of(state) / bytes_of(run.params)
     names = [name for name, _ in whole.blocks]
     last = max((names.index(name.split("/")[0]) for name in layers), default=-1)
     (maps, weights), classifier = (
         (
             batch * sum(kept.get(name, 0) for name in part),
-            copies * sum(parameter_bytes(run.params[name]) for name in part),
+            copies * sum(bytes_of(run.params[name]) for name in part),
         )
         for part in (names[: last + 1], names[last + 1 :])
     )
@@ -230,7 +230,7 @@ def example_gradients(run: Run, batch: int) -> int:
     There gradients are kept for each training instance, and once more aggregated over the batch,
     which `Terms` counts. A compiler that makes the sum of a matrix product keeps none of them.
     """
-    return batch * parameter_bytes(run.params)
+    return batch * bytes_of(run.params)
 
 
 def updates(run: Run, layers: Layers) -> Updates:
@@ -260,7 +260,7 @@ def updates(run: Run, layers: Layers) -> Updates:
             state, infos = compiled(state, examples, events, indices, np.int32(n))
             return infos["loss"]
 
-        data = parameter_bytes((examples, indices))
+        data = bytes_of((examples, indices))
         return Update(total, data, Loop(advanced))
 
     return update

@@ -24,7 +24,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import PartitionSpec as P
 
 from optdyn import optimizers
-from optdyn.basics.trees import Array, Examples, Hyper, Tree
+from optdyn.basics.trees import Array, Examples, Hyper, Tree, bytes_of
 from optdyn.config import ConfigError
 from optdyn.core import Event, Info, all_reduce, together
 from optdyn.experiment import Experiment
@@ -119,7 +119,7 @@ def prepare(config: Experiment) -> Work:
         loops[COMPUTING[name]] = updates(run, phase, own, block, handed)
         if jax.device_count() > 1:
             loops[network] = all_reduces(own)
-        known[network] = exchange(config.cluster, program.parameter_bytes(own))
+        known[network] = exchange(config.cluster, bytes_of(own))
     return Work(blocks, loops, {key: s for key, s in known.items() if key not in loops})
 
 

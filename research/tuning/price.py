@@ -23,7 +23,7 @@ import numpy as np
 from optdyn import strategies
 from optdyn.basics import seeds
 from optdyn.basics.errors import one_of, refuse
-from optdyn.basics.trees import Choice, Params
+from optdyn.basics.trees import Choice, Params, bytes_of
 from optdyn.experiment import Experiment
 from optdyn.problem import shared_data
 from optdyn.setup import Pieces
@@ -88,7 +88,7 @@ class Shapes(NamedTuple):
     @property
     def bytes(self) -> int:
         """Bytes of the parameters."""
-        return program.parameter_bytes(self.params)
+        return bytes_of(self.params)
 
 
 class Pace(NamedTuple):

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from optdyn import optimizers
-from optdyn.basics.trees import Tree
+from optdyn.basics.trees import bytes_of, numbers_in
 from optdyn.strategies.method import Methods, Setting
 from optdyn.strategies.mix.compression import Compression
 from optdyn.strategies.mix.fragments import cut, moments
@@ -151,8 +151,7 @@ def fragment_bytes(setting: Setting, fragments: int) -> list[float]:
     """Bytes of the fragments, of a setting that has its network if they are several."""
     if fragments == 1:
         return [float(setting.update_bytes)]
-    parts = map(jax.tree.leaves, cut(setting.model.params, fragments))
-    sizes = np.array([sum(leaf.size for leaf in leaves) for leaves in parts])
+    sizes = np.array([numbers_in(part) for part in cut(setting.model.params, fragments)])
     return list(setting.update_bytes * (sizes / sizes.sum()))
 
 
@@ -162,7 +161,7 @@ def _transfers(of: Averages, setting: Setting, sizes: list[float]) -> list[float
     small = of.compressed()
     seconds = []
     for part, size in zip(cut(params, len(sizes)), sizes, strict=True):
-        whole = _bytes(part)
+        whole = bytes_of(part)
         travel = to_all_nodes if small and small.gathered else between_nodes
         messages = small.messages(part) if small else (whole,)
         seconds.append(sum(travel(cluster, size * (sent / whole)) for sent in messages))
@@ -171,7 +170,7 @@ def _transfers(of: Averages, setting: Setting, sizes: list[float]) -> list[float
 
 def _state_transfers(of: Averages, setting: Setting, meeting: Meeting) -> np.ndarray:
     """(steps,) seconds of a message more where the optimizers' states are averaged too."""
-    whole, sizes = _bytes(setting.model.params), _of_states(of, setting)
+    whole, sizes = bytes_of(setting.model.params), _of_states(of, setting)
     size = setting.update_bytes * (_turns(meeting) @ np.array(sizes) / whole)
     every = {own: between_nodes(setting.setup.cluster, own) for own in set(size[size > 0].tolist())}
     return np.array([every.get(own, 0.0) for own in size.tolist()])
@@ -191,7 +190,7 @@ def message_bytes(of: Averages, setting: Setting) -> list[float]:
         return sizes
     parts = cut(setting.model.params, of.fragments)
     return [
-        size * sum(small.messages(part)) / _bytes(part)
+        size * sum(small.messages(part)) / bytes_of(part)
         for part, size in zip(parts, sizes, strict=True)
     ]
 
@@ -212,8 +211,4 @@ def _of_states(of: Averages, setting: Setting) -> tuple[int, int]:
         name, hyper, optimizers.options(setup, groups=1), optimizers.chain(setup)
     )
     first, second = moments(jax.eval_shape(made.init, setting.model.params))
-    return _bytes(first), _bytes(second)
-
-
-def _bytes(tree: Tree) -> int:
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+    return bytes_of(first), bytes_of(second)

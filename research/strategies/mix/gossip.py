@@ -31,7 +31,7 @@ from jax import lax
 from optdyn.basics import seeds
 from optdyn.basics.errors import one_of, require
 from optdyn.basics.fields import field
-from optdyn.basics.trees import Array, Choice
+from optdyn.basics.trees import Array, Choice, bytes_of
 from optdyn.core import Batch, Event, Info, Params, Rule, State
 from optdyn.setup import Setup
 from optdyn.strategies.method import Methods, Mixes, Network, Setting
@@ -103,8 +103,7 @@ def gossip(inner: Rule, order: str, senders: str | None = None) -> Rule:
             z = jax.tree.map(added, mixed(before), before, after.params)
         else:
             z = mixed(jax.tree.map(sent, before, after.params))
-        size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(z))
-        own = size * (to[node] != node).sum().astype(jnp.float32)
+        own = bytes_of(z) * (to[node] != node).sum().astype(jnp.float32)
         info |= {"sent_bytes": own + info.get("sent_bytes", 0.0)}
         return after.moved_to(z), info
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.flatten_util import ravel_pytree
 
-from optdyn.basics.trees import Tree
+from optdyn.basics.trees import Tree, bytes_of
 from optdyn.core import Event, Params
 
 
@@ -49,8 +49,7 @@ class Compression(NamedTuple):
 
     def part(self, tree: Tree) -> float:
         """Bytes of its messages over those of the arrays, or their shapes."""
-        whole = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
-        return sum(self.messages(tree)) / whole
+        return sum(self.messages(tree)) / bytes_of(tree)
 
 
 class Messages(NamedTuple):
@@ -135,7 +134,7 @@ class Messages(NamedTuple):
 
 def size(tree: Tree) -> jax.Array:
     """Bytes of the arrays, float32."""
-    return jnp.float32(sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)))
+    return jnp.float32(bytes_of(tree))
 
 
 def own_event(event: Event) -> Event:

@@ -30,6 +30,7 @@ import numpy as np
 from optdyn.basics import seeds
 from optdyn.basics.errors import one_of, refuse
 from optdyn.basics.fields import field
+from optdyn.basics.trees import bytes_of
 from optdyn.core import (
     Array,
     Batch,
@@ -164,9 +165,8 @@ class Asynchronous(groups.Grouped, MergedServer, Compressed):
             return _of_servers([make(setup.cluster, held=each, **size) for each in own])
         cluster = slowed(setting, methods)
         for name, block in setting.model.params.items():
-            bytes_of = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(block))
             number = server_of[name]
-            sent[number] = sent.get(number, 0) + bytes_of
+            sent[number] = sent.get(number, 0) + bytes_of(block)
         drawn = [setup.seed]
         for server in range(1, len(sent)):
             drawn.append(int(seeds.generator(setup.seed, f"server {server}").integers(2**32)))

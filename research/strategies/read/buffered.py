@@ -20,6 +20,7 @@ from jax import lax
 
 from optdyn import core
 from optdyn.basics.fields import field
+from optdyn.basics.trees import bytes_of
 from optdyn.core import Batch, Event, Gradient, Info, Rule, Update
 from optdyn.core.snapshots import State, is_rounded
 from optdyn.setup import Setup
@@ -46,8 +47,8 @@ def buffered(
         after, info = (
             alone.step(state, event, batch) if arrivals == 1 else mean(state, event, batch)
         )
-        size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(after.params))
-        return after, info | {"sent_bytes": jnp.float32(arrivals * size)}
+        sent = jnp.float32(arrivals * bytes_of(after.params))
+        return after, info | {"sent_bytes": sent}
 
     def mean(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
         def one(arrival: tuple) -> tuple:

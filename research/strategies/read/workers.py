@@ -18,7 +18,7 @@ import numpy as np
 from optdyn.basics import seeds
 from optdyn.basics.errors import ConfigError
 from optdyn.basics.fields import field
-from optdyn.basics.trees import Tree
+from optdyn.basics.trees import Tree, bytes_of
 from optdyn.core import Array, Params, distance, snapshots
 from optdyn.setup import Pieces, Setup
 from optdyn.strategies.method import Methods, Reads, Setting, slowed
@@ -62,8 +62,7 @@ def where(condition: Array, tree: Tree, other: Tree) -> Tree:
 
 def both_ways(exchange: Array, params: Params) -> jax.Array:
     """Bytes, float32, of the parameters to the other side and back, where there is an exchange."""
-    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
-    return jnp.where(exchange, jnp.float32(2 * size), 0.0)
+    return jnp.where(exchange, jnp.float32(2 * bytes_of(params)), 0.0)
 
 
 def logged(workers: Table) -> dict[str, float]:
