@@ -93,7 +93,7 @@ def carried(config: Experiment, arm: Arm, anchor: Arm) -> Experiment:
     keys = {f"strategy.{key}": value for key, value in arm.keys.items()}
     one = config.with_({"strategy.name": arm.name, **keys})
     groups, cluster = one.methods.groups, one.cluster
-    workers = cluster.nodes * cluster.devices_per_node
+    workers = cluster.worker_count
     if (cluster.devices_per_node if one.methods.mix else workers) % groups:
         raise ConfigError(f"of {groups} groups, which cannot share {workers:,} workers")
     at_work = round(one.batch_size / price.examples_of_worker(one))

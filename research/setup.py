@@ -352,10 +352,15 @@ class Cluster(Value, section="cluster"):
             if self.nodes not in (1, workers // self.devices_per_node):
                 raise ConfigError(
                     f"Cluster.workers = {workers}: must be nodes * devices_per_node = "
-                    f"{self.nodes * self.devices_per_node}, or leave nodes out"
+                    f"{self.worker_count}, or leave nodes out"
                 )
             object.__setattr__(self, "nodes", workers // self.devices_per_node)
         super().__post_init__()
+
+    @property
+    def worker_count(self) -> int:
+        """N, the workers of all nodes: `nodes * devices_per_node`."""
+        return self.nodes * self.devices_per_node
 
     def with_(self, **changes: Any) -> Self:
         """A copy with other values of some fields. Raises `ConfigError`."""

@@ -335,7 +335,7 @@ class Methods(NamedTuple):
         if self.plain:  # the cluster is only its clock
             return 1, setup.parallel.devices or jax.device_count()
         nodes = cluster.nodes if self.mix or self.stages else 1
-        workers = cluster.nodes * cluster.devices_per_node
+        workers = cluster.worker_count
         return nodes, max(workers // nodes // self.groups, 1)
 
     def refused(self, setup: Setup) -> str:

@@ -60,7 +60,7 @@ def make(
     starting from version 0 in every slot.
     """
     count = max(replicas, 1) * steps
-    workers = cluster.nodes * cluster.devices_per_node
+    workers = cluster.worker_count
     pieces = pieces_of(cluster, merged)
     work = work_of(cluster, groups, batch_size, update_bytes, message_bytes=message_bytes)
     if cluster.service == "geometric":

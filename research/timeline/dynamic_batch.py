@@ -60,7 +60,7 @@ def costs(cluster: Cluster, epochs: int, steps_per_epoch: int, seed: int) -> Cos
     steps, for some `disturbance_epochs`, both drawn evenly between the two numbers given.
     `TimelineError` if a disturbance cannot be.
     """
-    workers = cluster.nodes * cluster.devices_per_node
+    workers = cluster.worker_count
     speeds = np.asarray(cluster.speeds or np.ones(workers), np.float64)
     example = cluster.seconds_per_example / speeds * slowdowns(cluster, epochs)
 
@@ -82,7 +82,7 @@ def costs(cluster: Cluster, epochs: int, steps_per_epoch: int, seed: int) -> Cos
 
 def slowdowns(cluster: Cluster, epochs: int) -> np.ndarray:
     """(epochs, workers) factors of a worker's seconds: the `disturbances` of the cluster."""
-    factors = np.ones((epochs, cluster.nodes * cluster.devices_per_node))
+    factors = np.ones((epochs, cluster.worker_count))
     for worker, first, last, factor in _disturbances(cluster):
         disturbed = (first <= np.arange(epochs)) & (np.arange(epochs) <= last)
         factors[disturbed, int(worker)] *= factor
@@ -129,7 +129,7 @@ def clocked(
     SGD (`nodes.together`).
     `TimelineError` if the batch has fewer examples than there are workers.
     """
-    workers = cluster.nodes * cluster.devices_per_node
+    workers = cluster.worker_count
     cost = costs(cluster, -(-steps // steps_per_epoch), steps_per_epoch, seed)
     factors = draws(cluster, steps, seed).reshape(steps, workers)
 
@@ -198,7 +198,7 @@ def measured(
     disturbances, whole numbers of times that a worker really goes through its examples
     (`TimelineError` if they are not whole).
     """
-    workers = cluster.nodes * cluster.devices_per_node
+    workers = cluster.worker_count
     known = min(steps, steps_per_epoch * (len(worker_seconds) + 1))
     factors = slowdowns(cluster, -(-known // steps_per_epoch))
     if np.any(factors % 1):
@@ -255,7 +255,7 @@ def _followed(
 
 
 def _disturbances(cluster: Cluster) -> np.ndarray:
-    workers = cluster.nodes * cluster.devices_per_node
+    workers = cluster.worker_count
     try:
         table = np.asarray(cluster.disturbances, np.float64).reshape(-1, 4)
     except (TypeError, ValueError):

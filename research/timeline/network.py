@@ -107,7 +107,7 @@ def of_groups(
     reads the parameters and hands them on; if nothing is `sent` they only add up. With `server` as
     the cluster's collective each of them does by itself.
     """
-    workers = np.arange(cluster.nodes * cluster.devices_per_node).reshape(groups, -1)
+    workers = np.arange(cluster.worker_count).reshape(groups, -1)
     places, local = (
         workers // cluster.devices_per_node,
         min(workers.shape[1], cluster.devices_per_node),

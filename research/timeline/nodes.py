@@ -85,7 +85,7 @@ def compute_means(cluster: Cluster, groups: int, batch_size: int) -> np.ndarray:
     group, in whole examples: a batch over devices by their FLOPS (arXiv 1606.04487), so that all of
     a group end together and an update computes for batch_size / (sum of speeds).
     """
-    workers = cluster.nodes * cluster.devices_per_node
+    workers = cluster.worker_count
     speeds = np.asarray(cluster.speeds or np.ones(workers), np.float64).reshape(groups, -1)
     if cluster.split == "proportional":
         share = np.stack([shares(group, batch_size) for group in speeds])

@@ -40,7 +40,7 @@ def check(config: Experiment) -> None:
     wanted = f"of {names}, or with a command of optdyn 'measured'"
     require(config, "model.lowering", lambda v: {*str(v).split(",")} <= {*names}, wanted)
     require(config, "data.tokenizer", tokenizers.is_known, tokenizers.WANTED)
-    workers = config.cluster.nodes * config.cluster.devices_per_node
+    workers = config.cluster.worker_count
     many = f"config.cluster.nodes x config.cluster.devices_per_node = {workers:,} workers: must be "
     refuse((workers > setup.WIDTH, f"{many}at most {setup.WIDTH:,}"))
     installed = "() where there is no optuna (pip install 'optdyn[tune]')"
@@ -81,7 +81,7 @@ def _check_model(config: Experiment) -> None:
 def check_cluster(config: Experiment) -> None:
     """The cluster, and what the methods make of it."""
     cluster, methods = config.cluster, config.methods
-    workers = cluster.nodes * cluster.devices_per_node
+    workers = cluster.worker_count
     _check_unread(config, methods)
     named_own = zip(methods.name.split("+"), methods.every, strict=True)
     own_keys = {key for name, m in named_own if ":" in name for key in strategies.keys_of(type(m))}

@@ -56,7 +56,7 @@ def of_config(config: Experiment) -> None:
     updates = config.steps * max(config.replicas.count, 1)
     kept = methods.mix or methods.gradient or cluster.pieces != Pieces()
     rows = updates if kept else drawn(updates, config.methods.groups)
-    draws = rows * cluster.nodes * cluster.devices_per_node
+    draws = rows * cluster.worker_count
     many = f" x config.replicas.count = {config.replicas.count:,}" * bool(config.replicas.count)
     _fits(
         UPDATE * updates + DRAW * draws,
@@ -141,5 +141,5 @@ def _fits(need: int, what: str, free: float | None = None) -> None:
 
 
 def _workers(cluster: Cluster) -> str:
-    workers = cluster.nodes * cluster.devices_per_node
+    workers = cluster.worker_count
     return f"{workers:,} worker{'s' * (workers > 1)}"

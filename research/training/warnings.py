@@ -49,7 +49,7 @@ def probable_mistakes(config: Experiment, given: Iterable[str] = ()) -> list[str
 def _parts_of_examples(config: Experiment) -> Iterator[str]:
     """A warning where each worker has less than one example of a batch."""
     methods, cluster = config.methods, config.cluster
-    workers = cluster.nodes * cluster.devices_per_node // config.methods.groups
+    workers = cluster.worker_count // config.methods.groups
     staged = cluster.nodes > 1 and methods.stages
     if config.batch_size < workers and not (staged or cluster.pieces != Pieces()):
         yield (

@@ -91,7 +91,7 @@ def prepare(config: Experiment) -> Cluster:
         ),
     )
     tunable(config)
-    groups = _groups(config.cluster.nodes * config.cluster.devices_per_node)
+    groups = _groups(config.cluster.worker_count)
     every = config.with_({"strategy.groups": groups[-1], "steps": CHUNK})
     run = trainer.prepare(every)
     least = float(_timeline(run, 1, 0, 0.0).seconds[LEAST - 1])

@@ -148,7 +148,7 @@ def with_nodes(config: Experiment, nodes: int) -> Experiment:
     """
     cluster, each = config.cluster, examples_of_worker(config)
     changes = {"cluster.nodes": nodes}
-    if config.methods.groups == cluster.nodes * cluster.devices_per_node > 1:
+    if config.methods.groups == cluster.worker_count > 1:
         changes["strategy.groups"] = nodes * cluster.devices_per_node
     there = config.with_(changes)
     return there.with_(batch_size=max(round(each * _at_work(there)), 1))
@@ -162,7 +162,7 @@ def with_method(config: Experiment, name: str, **keys: object) -> Experiment:
     nothing of the method are left out. Raises `ConfigError`.
     """
     cluster, each = config.cluster, examples_of_worker(config)
-    workers = cluster.nodes * cluster.devices_per_node
+    workers = cluster.worker_count
     methods = strategies.chosen(name)
     groups = cluster.devices_per_node if methods.mix else workers
     if name == config.strategy.name:
@@ -323,7 +323,7 @@ def _never_waits(config: Experiment) -> bool:
     methods, cluster = config.methods, config.cluster
     if methods.mix or not methods.read or methods.read.barrier:
         return False
-    alone = methods.groups == cluster.nodes * cluster.devices_per_node
+    alone = methods.groups == cluster.worker_count
     waits = methods.get("staleness_bound", -1) >= 0 or methods.get("delay_bound", 0)
     waits = waits or methods.get("allotted", 0)
     return alone and not waits and methods.get("waiting", "") in ("", "k_batch_async")
@@ -332,7 +332,7 @@ def _never_waits(config: Experiment) -> bool:
 def _at_work(config: Experiment) -> float:
     """Workers whose examples an update is of, each as often as it is."""
     cluster, methods = config.cluster, config.methods
-    workers = cluster.nodes * cluster.devices_per_node
+    workers = cluster.worker_count
     return workers / methods.groups * methods.get("arrivals", 1)
 
 
@@ -363,7 +363,7 @@ def _line(config: Experiment, shapes: Shapes, window: Window) -> Timeline:
 def _pace(config: Experiment, shapes: Shapes, window: Window, line: Timeline) -> Pace:
     """How fast it goes in the window."""
     cluster, methods = config.cluster, config.methods
-    workers, exchanges = cluster.nodes * cluster.devices_per_node, _exchanges(line.choice)
+    workers, exchanges = cluster.worker_count, _exchanges(line.choice)
     if methods.mix:
         exchanges = _exchanges(getattr(line.choice, "inner", ()))
     if not (window.settled and methods.read and methods.read.workers) or methods.mix:
@@ -479,7 +479,7 @@ def _between(config: Experiment, shapes: Shapes, line: Timeline, exchanges: floa
 def _by_groups(config: Experiment, shapes: Shapes, line: Timeline, exchanges: float) -> float:
     """Messages of the size of the parameters, an update, of groups that arrive by themselves."""
     cluster, methods = config.cluster, config.methods
-    workers = cluster.nodes * cluster.devices_per_node // methods.groups
+    workers = cluster.worker_count // methods.groups
     inside = 2 * (max(workers // cluster.devices_per_node, 1) - 1)  # a group adds up
     small = methods.read.compressed() if isinstance(methods.read, Asynchronous) else None
     there_and_back = 1 + (small.part(shapes.params) if small else 1)

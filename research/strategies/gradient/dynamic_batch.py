@@ -150,7 +150,7 @@ class DynamicBatch(Gradients):
         setup, cluster = setting.setup, setting.setup.cluster
         run = {"steps": setup.steps, "batch_size": setup.batch_size}
         run["steps_per_epoch"] = setting.steps_per_epoch
-        workers = cluster.nodes * cluster.devices_per_node
+        workers = cluster.worker_count
         if held := setting.held:
             choice = _recorded(held, (workers,), setup.batch_size)
             line = from_arrivals(np.zeros(setup.steps, np.int32), held.seconds, 1)

@@ -27,7 +27,7 @@ def needs_rate(setup: Setup) -> None:
 
 def check(setup: Setup, methods: Methods) -> None:
     """Raises `ConfigError` if the batch cannot be divided among all devices."""
-    devices = setup.cluster.nodes * setup.cluster.devices_per_node
+    devices = setup.cluster.worker_count
     wanted = f"a multiple of the cluster's {devices} devices (config.cluster.nodes x config."
     wanted += "cluster.devices_per_node)"
     setup.require("batch_size", setup.batch_size % devices == 0, wanted)

@@ -66,7 +66,7 @@ def together(of: Grouped, setting: Setting, methods: Methods, **more: Any) -> Ti
 def divides(groups: int, setup: Setup, methods: Methods) -> None:
     """Raises `ConfigError` if groups are not of equally many workers."""
     cluster = setup.cluster
-    workers = cluster.nodes * cluster.devices_per_node
+    workers = cluster.worker_count
     if methods.mix:
         workers = cluster.devices_per_node
     if workers % groups:
