@@ -93,7 +93,7 @@ def _tuned(config: Experiment, cluster: Cluster, given: Tune, workdir: Path) -> 
         for name in config.tune.baselines:
             method = Method(name, cluster, journal, config.tune.target)
             probe = partial(method.probe, Point())
-            seed = int(seeds.generator(config.seed, name).integers(2**32))
+            seed = seeds.number(config.seed, name, below=2**32)
             setting = choose(name, probe, cluster.groups, probed, given.probe_seconds, seed)
             method.note("chosen", setting)
             method.train(Point(), given.seconds, setting)

@@ -15,6 +15,11 @@ def generator(seed: int, name: str) -> np.random.Generator:
     return np.random.default_rng((seed, _tag(name)))
 
 
+def number(seed: int, name: str, below: int = 2**63) -> int:
+    """The first whole number from 0 of the stream called `name`: the seed of what has its own."""
+    return int(generator(seed, name).integers(below))
+
+
 def key(seed: int, name: str) -> jax.Array:
     """JAX key of the stream called `name`."""
     return _key(np.uint32(seed), np.uint32(_tag(name)))

@@ -247,9 +247,7 @@ def batches(
     every node has an even part of B, from epochs over its own, one node after the other. With
     `worker` besides, (stop,) at least, all of B is of the node whose gradient an update is of.
     """
-
-    def seed(name: str) -> int:
-        return int(seeds.generator(config.seed, name).integers(2**63))
+    seed = partial(seeds.number, config.seed)
 
     def drawn(
         size: int, count: int, of: str = "", first: int = start, last: int = stop

@@ -93,13 +93,13 @@ def make(
         rng = seeds.generator(seed, "arrivals")
         whole, _ = server(pieces, groups, workers // groups, count, service.law(cluster), rng)
     elif as_volunteers := habits_of(cluster, groups, update_bytes):
-        stream = int(seeds.generator(seed, "arrivals").integers(2**63))
+        stream = seeds.number(seed, "arrivals")
         whole, _ = volunteers(stream, service.law(cluster), work, count, as_volunteers)
     elif groups == 1 and not waiting and cluster.collective != DRAWN:
         size = {"steps": count, "batch_size": batch_size, "update_bytes": update_bytes}
         whole = synchronous(cluster, seed=seed, **size)
     else:
-        stream = int(seeds.generator(seed, "arrivals").integers(2**63))
+        stream = seeds.number(seed, "arrivals")
         order = arrivals
         if waiting or min(bound, oldest, limit) < math.inf:
             order = partial(

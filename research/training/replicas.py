@@ -153,7 +153,7 @@ def _part(run: Run, series: Series, start: int, size: int) -> Arrays:
 
 def _indices(run: Run, stream: str) -> np.ndarray:
     config = run.config
-    seed = int(seeds.generator(config.seed, f"batches {stream}").integers(2**63))
+    seed = seeds.number(config.seed, f"batches {stream}")
     return datasets.batches(
         seed, 0, config.steps, config.batch_size, run.examples, config.data.replacement
     )

@@ -92,7 +92,7 @@ def _groups(setting: Setting, methods: Methods, steps: int) -> Within:
             ),
             steps=steps,
             batch_size=whole.batch_size // cluster.nodes,
-            seed=int(seeds.generator(whole.seed, f"node {node}").integers(2**32)),
+            seed=seeds.number(whole.seed, f"node {node}", below=2**32),
         )
         held = setting.held and setting.held.node(node, whole.cluster.nodes)
         own = setting._replace(setup=setup, replicas=0, held=held)

@@ -167,9 +167,8 @@ class Asynchronous(groups.Grouped, MergedServer, Compressed):
         for name, block in setting.model.params.items():
             number = server_of[name]
             sent[number] = sent.get(number, 0) + bytes_of(block)
-        drawn = [setup.seed]
-        for server in range(1, len(sent)):
-            drawn.append(int(seeds.generator(setup.seed, f"server {server}").integers(2**32)))
+        names = [f"server {server}" for server in range(1, len(sent))]
+        drawn = [setup.seed, *(seeds.number(setup.seed, name, below=2**32) for name in names)]
         each = [
             make(cluster, seed=seed, **size | {"update_bytes": sent[server]})
             for server, seed in enumerate(drawn)

@@ -126,7 +126,7 @@ def timeline(
         [np.concatenate([each[n] for each in own]) for own in cycles] for n in range(2)
     )
     work = Work(compute, sent, exchanged.overlap)
-    stream = int(seeds.generator(setup.seed, "arrivals").integers(2**63))
+    stream = seeds.number(setup.seed, "arrivals")
     line = arrivals(stream, law(setup.cluster), work, setup.steps)
     exchange, late, _ = exchanges(line.worker, periods, is_stale)
     return line._replace(staleness=late), exchange
@@ -139,7 +139,7 @@ def unhindered(of: Workers, setting: Setting, methods: Methods) -> Timeline:
         held.groups(held.worker, count)
         return from_arrivals(held.worker, held.seconds, count)
     work, service = local_work(of, setting, methods, sent=False), law(setup.cluster)
-    stream = int(seeds.generator(setup.seed, "arrivals").integers(2**63))
+    stream = seeds.number(setup.seed, "arrivals")
     if habits := habits_of(setup.cluster, count, 0):
         return volunteers(stream, service, work, setup.steps, habits)[0]
     return arrivals(stream, service, work, setup.steps)
