@@ -44,11 +44,11 @@ def volunteers(
         np.random.default_rng((seed, group, 1)) for group in range(groups if presence else 0)
     ]
     leaves = [rng.exponential(presence) for rng in comings]
-    slots, newest, updates = Slots(groups), 0, 0
+    slots, newest, t = Slots(groups), 0, 0  # t: updates so far
     held, version = [0] * groups, [0] * groups
     worker, read, write, staleness = np.empty((4, steps), np.int32)
     seconds, away = np.empty(steps), list[tuple[int, float, float]]()
-    free, t = 0.0, 0
+    free = 0.0  # the second at which the server's link is
 
     def next_of(group: int, now: float) -> tuple[float, int, int]:
         """What becomes of a group that begins at this second."""
@@ -61,14 +61,14 @@ def volunteers(
             back = left + comings[group].exponential(absence)
             leaves[group] = back + comings[group].exponential(presence)
             away.append((group, left, back))
-            if len(away) > LOST * (updates + groups):
+            if len(away) > LOST * (t + groups):
                 raise TimelineError(
-                    f"config.cluster.presence = {presence:g}: after {updates:,} updates groups "
+                    f"config.cluster.presence = {presence:g}: after {t:,} updates groups "
                     f"have left {len(away):,} times, and must be there for longer than a service"
                 )
             if back > now:
                 return back, group, JOINS
-        held[group], version[group] = newest, updates
+        held[group], version[group] = newest, t
         slots.hold(newest)
         return now + takes, group, DELIVERS
 
@@ -85,7 +85,6 @@ def volunteers(
             write[t] = newest = slots.next()
             seconds[t] = now
             t += 1
-            updates = t
         events.push(next_of(group, now))
     absences = np.array(away).reshape(-1, 3)
     choice = Arrival(worker, read, write)
