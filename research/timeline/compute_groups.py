@@ -60,8 +60,6 @@ def make(
     starting from version 0 in every slot.
     """
     count = max(replicas, 1) * steps
-    workers = cluster.worker_count
-    pieces = pieces_of(cluster, merged)
     work = work_of(cluster, groups, batch_size, update_bytes, message_bytes=message_bytes)
     if cluster.service == "geometric":
         shape = (replicas, steps) if replicas else (steps,)
@@ -71,48 +69,37 @@ def make(
     oldest = delay_bound if delay_bound and groups > 1 else math.inf
     several_arrivals, waiting = several_of
     limit = allotted or math.inf
+    waits = bool(waiting) or min(bound, oldest, limit) < math.inf
     if cluster.service == "race":
         return blank(groups, steps, several_arrivals, waiting, oldest < math.inf)
+    law, stream = partial(service.law, cluster), seeds.number(seed, "arrivals")
     if held:
         worker = held.worker
         if several_arrivals > 1:
             worker = held.workers((several_arrivals,), groups)
-        elif bound == oldest == limit == math.inf and not waiting:
+        elif not waits:
             held.has_all(groups)
-        whole = arrived(
-            held,
-            groups,
-            bound,
-            several_arrivals,
-            waiting or NOBODY,
-            worker,
-            oldest,
-            limit < math.inf,
-        )
-    elif pieces:
-        rng = seeds.generator(seed, "arrivals")
-        whole, _ = server(pieces, groups, workers // groups, count, service.law(cluster), rng)
+        many, who = several_arrivals, waiting or NOBODY
+        whole = arrived(held, groups, bound, many, who, worker, oldest, limit < math.inf)
+    elif pieces := pieces_of(cluster, merged):
+        rng, k = seeds.generator(seed, "arrivals"), cluster.worker_count // groups
+        whole, _ = server(pieces, groups, k, count, law(), rng)
     elif as_volunteers := habits_of(cluster, groups, update_bytes):
-        stream = seeds.number(seed, "arrivals")
-        whole, _ = volunteers(stream, service.law(cluster), work, count, as_volunteers)
+        whole, _ = volunteers(stream, law(), work, count, as_volunteers)
     elif groups == 1 and not waiting and cluster.collective != DRAWN:
-        size = {"steps": count, "batch_size": batch_size, "update_bytes": update_bytes}
-        whole = synchronous(cluster, seed=seed, **size)
+        sizes = {"batch_size": batch_size, "update_bytes": update_bytes}
+        whole = synchronous(cluster, steps=count, seed=seed, **sizes)
+    elif waits:
+        bounds = {"bound": bound, "delay_bound": oldest, "allotted": limit}
+        many, who = several_arrivals, waiting or NOBODY
+        whole = several(stream, law(), work, count, many, who, **bounds)
     else:
-        stream = seeds.number(seed, "arrivals")
-        order = arrivals
-        if waiting or min(bound, oldest, limit) < math.inf:
-            order = partial(
-                several,
-                arrivals=several_arrivals,
-                waiting=waiting or NOBODY,
-                bound=bound,
-                delay_bound=oldest,
-                allotted=limit,
-            )
-        whole = order(stream, service.law(cluster), work, count)
-    if not replicas:
-        return whole
+        whole = arrivals(stream, law(), work, count)
+    return _in_windows(whole, replicas, steps, groups) if replicas else whole
+
+
+def _in_windows(whole: Timeline, replicas: int, steps: int, groups: int) -> Timeline:
+    """(replicas, steps): consecutive windows of a timeline, each from version 0 and second 0 on."""
     seconds = whole.seconds.reshape(replicas, steps)
     starts = np.concatenate([[0.0], seconds[:-1, -1]])[:, None]
     return from_arrivals(whole.worker.reshape(replicas, steps), seconds - starts, groups)
