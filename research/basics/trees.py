@@ -24,6 +24,16 @@ Hyper = Mapping[str, Array]  # float32, hyperparameters of an update by name
 Json = dict[str, Any]  # an object of JSON: a line of a log, a summary, a result
 
 
+def examples_in(examples: Examples) -> int:
+    """How many examples there are: the length of the first axis, which all arrays have alike."""
+    return len(next(iter(examples.values())))
+
+
+def head(examples: Examples, most: int) -> Examples:
+    """The first `most` of the examples, or all of them if there are fewer."""
+    return {name: leaf[:most] for name, leaf in examples.items()}
+
+
 def bytes_of(tree: Tree) -> int:
     """Bytes of all arrays of a pytree, or of the arrays that have such shapes and types."""
     import jax  # here, for commands that compute nothing start without it

@@ -12,7 +12,7 @@ import numpy as np
 from optdyn import setup
 from optdyn.basics import lookup, seeds
 from optdyn.basics.errors import ConfigError, shown
-from optdyn.basics.trees import Examples, Params, Tree
+from optdyn.basics.trees import Examples, Params, Tree, examples_in
 from optdyn.problem import data as datasets
 from optdyn.problem import losses, models
 from optdyn.problem.data.augment import augment
@@ -220,7 +220,7 @@ def shards(config: Setup, data: datasets.Data) -> tuple[np.ndarray, ...]:
     alpha, nodes = config.data.dirichlet, config.cluster.nodes
     if not alpha:
         return ()
-    labels, examples = data.train.get("label"), len(next(iter(data.train.values())))
+    labels, examples = data.train.get("label"), examples_in(data.train)
     if examples < nodes:
         raise ConfigError(
             f"config.data.dirichlet: {examples:,} examples are too few for shards of "

@@ -11,6 +11,7 @@ import numpy as np
 
 from optdyn import setup
 from optdyn.basics.cache_keys import Is, Key
+from optdyn.basics.trees import examples_in
 from optdyn.problem import data as datasets
 from optdyn.problem import own_code, problem
 from optdyn.problem.data.loading import data_root
@@ -67,6 +68,6 @@ def _put(of: Is, put_examples: Put, streaming: bool, train: int, test: int) -> S
 
 def sample(examples: Examples, most: int) -> dict[str, jax.Array]:
     """So many of the examples, evenly spread, or all of them."""
-    count = len(next(iter(examples.values())))
+    count = examples_in(examples)
     chosen = np.linspace(0, count - 1, min(most or count, count)).astype(np.int32)
     return {name: jax.device_put(leaf[chosen]) for name, leaf in examples.items()}

@@ -27,7 +27,7 @@ import numpy as np
 from optdyn import config as configs
 from optdyn.basics import lookup
 from optdyn.basics.progress import Watch
-from optdyn.basics.trees import Json, Tree
+from optdyn.basics.trees import Json, Tree, head
 from optdyn.core import State
 from optdyn.experiment import Experiment
 from optdyn.parallel.layout import Advance
@@ -152,7 +152,7 @@ def lanes_of(runs: Sequence[Run], most: int, budget: float) -> int:
 def memory(run: Run) -> int:
     """Bytes that one run needs besides the examples, by XLA's analysis, where it is one program."""
     sets = shared_data.put(run.data, run.program.layout.put_examples, run.config)
-    some = {name: leaf[:EVALUATED] for name, leaf in sets.test_evaluated.items()}
+    some = head(sets.test_evaluated, EVALUATED)
     evaluation = _bytes(run.program.evaluate, run.params, some)
     return _bytes(run.program.advance, *driver.first(run, 0)) + evaluation
 

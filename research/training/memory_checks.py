@@ -12,7 +12,7 @@ import jax
 
 from optdyn.basics import seeds
 from optdyn.basics.errors import ConfigError
-from optdyn.basics.trees import Params, bytes_of, numbers_in
+from optdyn.basics.trees import Params, bytes_of, examples_in, head, numbers_in
 from optdyn.core import Rule
 from optdyn.experiment import Experiment
 from optdyn.parallel import paged
@@ -88,13 +88,13 @@ def of_batch(config: Experiment, examples: int) -> None:
 def of_data(config: Experiment, data: datasets.Data) -> None:
     """Raises `ConfigError` if batches of these examples, or the parameters, cannot fit."""
     train = data.train
-    of_batch(config, len(next(iter(train.values()))))
+    of_batch(config, examples_in(train))
     parts = config.parallel.accumulation * max(config.parallel.devices, 1)
     each = sum(leaf[:1].nbytes for leaf in train.values())
     batch = each * config.batch_size // parts
     _fits(batch, f"config.batch_size = {config.batch_size:,}: a batch needs")
-    one = {name: leaf[:1] for name, leaf in train.items()}
-    params = program.shapes(config, data.classes, seeds.key(config.seed, "init"), one)
+    key = seeds.key(config.seed, "init")
+    params = program.shapes(config, data.classes, key, head(train, 1))
     need = REFERENCES * bytes_of(params)
     _fits(need, f"config.model: {numbers_in(params):,} parameters and their gradient need")
 

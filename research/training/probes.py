@@ -35,6 +35,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from optdyn.basics.trees import examples_in, head
 from optdyn.problem.problem import Examples, Params, Problem
 
 ITERATIONS = 20
@@ -58,7 +59,7 @@ def moments(problem: Problem, small: int, params: Params, examples: Examples) ->
 
     Raises ValueError unless there are at least two such batches.
     """
-    n = len(next(iter(examples.values())))
+    n = examples_in(examples)
     if n < 2 * small:
         raise ValueError(f"{n} examples: must be at least two batches of {small}")
     count = n // small
@@ -123,22 +124,18 @@ def noise_of(problem: Problem, params: Params, _: Params, examples: Examples) ->
 
 def sharpness_of(problem: Problem, params: Params, _: Params, examples: Examples) -> Found:
     """The largest eigenvalue of the Hessian, of at most CURVED examples."""
-    return {"sharpness": sharpness(problem, params, _some(examples))}
+    return {"sharpness": sharpness(problem, params, head(examples, CURVED))}
 
 
 def similarity_of(problem: Problem, _: Params, replicas: Params, examples: Examples) -> Found:
     """The mean cosine of the replicas' gradients, of at most CURVED examples."""
-    return {"gradient_similarity": alignment(problem, replicas, _some(examples))}
+    return {"gradient_similarity": alignment(problem, replicas, head(examples, CURVED))}
 
 
 def mean_of(problem: Problem, _: Params, replicas: Params, examples: Examples) -> Found:
     """The loss of the mean of the replicas' parameters."""
     mean = jax.tree.map(lambda leaf: leaf.mean(axis=0), replicas)
     return {"mean_loss": problem.loss(mean, examples)}
-
-
-def _some(examples: Examples) -> Examples:
-    return {name: leaf[:CURVED] for name, leaf in examples.items()}
 
 
 PROBES: Mapping[str, Measure] = {

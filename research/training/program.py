@@ -16,7 +16,7 @@ import numpy as np
 from optdyn import optimizers, strategies
 from optdyn.basics.cache_keys import Key
 from optdyn.basics.fields import Options
-from optdyn.basics.trees import Hyper, Tree, bytes_of
+from optdyn.basics.trees import Hyper, Tree, bytes_of, examples_in, head
 from optdyn.core import Event, Info, Rule, State
 from optdyn.experiment import Experiment
 from optdyn.optimizers import schedules
@@ -355,7 +355,7 @@ def hypers(config: Experiment) -> dict[str, np.ndarray]:
 
 def evaluate(program: Program, params: Params, examples: Examples) -> dict[str, float]:
     """Mean loss and metrics over the examples, a thousand at a time."""
-    count = len(next(iter(examples.values())))
+    count = examples_in(examples)
     totals: dict[str, float] = {}
     for start in range(0, count, EVALUATED):
         part = {name: leaf[start : start + EVALUATED] for name, leaf in examples.items()}
@@ -369,7 +369,7 @@ def probe(program: Program, state: State, train: Examples, test: Examples) -> di
     """What the program's `probe` finds on a thousand examples of each, or nothing."""
     if program.probe is None:
         return {}
-    some = [{name: leaf[:EVALUATED] for name, leaf in split.items()} for split in (train, test)]
+    some = [head(split, EVALUATED) for split in (train, test)]
     every = getattr(state, "every", state.params)
     found = program.probe(state.params, every, *some)
     return {name: float(value) for name, value in jax.device_get(found).items()}

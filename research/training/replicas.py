@@ -25,7 +25,7 @@ from optdyn import strategies
 from optdyn.basics import lookup, seeds
 from optdyn.basics.files import read_json, write, write_json, write_npz
 from optdyn.basics.progress import Progress, say, stoppable
-from optdyn.basics.trees import Array, Json, State
+from optdyn.basics.trees import Array, Json, State, examples_in
 from optdyn.config import ConfigError
 from optdyn.core import Event
 from optdyn.experiment import Experiment
@@ -228,7 +228,7 @@ def _trajectory(
 
 def whole_gradient(problem: Problem, params: Params, examples: Examples) -> Whole:
     """f and grad f over all examples, a slice at a time."""
-    count = len(next(iter(examples.values())))
+    count = examples_in(examples)
     slices = -(-count // SLICE)
     positions = jnp.arange(slices * SLICE if slices > 1 else count).reshape(slices, -1)
 

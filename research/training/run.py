@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from optdyn.basics.trees import Json
+from optdyn.basics.trees import Json, examples_in
 from optdyn.core import Event, Params
 from optdyn.experiment import Experiment
 from optdyn.problem import data as datasets
@@ -41,7 +41,7 @@ class Run(NamedTuple):
     @property
     def examples(self) -> int:
         """Size of the training set."""
-        return len(next(iter(self.data.train.values())))
+        return examples_in(self.data.train)
 
 
 def extended(run: Run, step: int, rows: list[Json]) -> Run:

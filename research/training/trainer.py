@@ -24,7 +24,7 @@ from optdyn.basics.files import WorkdirError, read_json, write_json
 from optdyn.basics.hold import writable
 from optdyn.basics.processes import is_writer
 from optdyn.basics.progress import Watch, say, watched
-from optdyn.basics.trees import Json, bytes_of, numbers_in
+from optdyn.basics.trees import Json, bytes_of, examples_in, head, numbers_in
 from optdyn.config import ConfigError
 from optdyn.core import Params, State
 from optdyn.experiment import Experiment
@@ -87,7 +87,7 @@ def prepare(
         ),
     )
     data = shared_data.load(config)
-    one = {name: leaf[:1] for name, leaf in data.train.items()}
+    one = head(data.train, 1)
     with shared_data.COMPILE_LOCK:
         program.check(config, data.classes, one)
     memory_checks.of_data(config, data)
@@ -97,7 +97,7 @@ def prepare(
     origin: Json = {}
     if config.init_from and not begun:
         params, origin = verdict(lambda: _given(config.init_from, params))
-    epoch = max(len(next(iter(data.train.values()))) // config.batch_size, 1)
+    epoch = max(examples_in(data.train) // config.batch_size, 1)
     size = bytes_of(params)
     network = strategies.Network(program.problem_of(config, data.classes), params, one)
     report: Json = {}

@@ -18,7 +18,7 @@ import numpy as np
 from optdyn import optimizers, strategies
 from optdyn.basics import seeds
 from optdyn.basics.errors import refuse
-from optdyn.basics.trees import Json, bytes_of
+from optdyn.basics.trees import Json, bytes_of, head
 from optdyn.core import State
 from optdyn.experiment import Experiment
 from optdyn.problem import shared_data
@@ -132,9 +132,8 @@ def start(cluster: Cluster, seed: int = 0) -> Checkpoint:
     """Initialization number `seed`; 0 is that of `launch.train`."""
     run, params = cluster.run, cluster.run.params
     if seed:
-        one = {name: leaf[:1] for name, leaf in run.data.train.items()}
         key = seeds.key(run.config.seed, f"init {seed}")
-        params = program.init(run.config, run.data.classes, key, one)
+        params = program.init(run.config, run.data.classes, key, head(run.data.train, 1))
     return Checkpoint(jnp.int32(0), jnp.int32(1), run.program.rule.init(params))
 
 
@@ -151,9 +150,7 @@ def measure(cluster: Cluster, begin: Checkpoint) -> Line:
     gradients; a product with the Hessian counts as two.
     """
     params, batch = begin.state.params, cluster.run.config.batch_size
-    many, few = (
-        {k: v[:n] for k, v in cluster.evaluated.items()} for n in (MEASURED, MEASURED // 2)
-    )
+    many, few = (head(cluster.evaluated, n) for n in (MEASURED, MEASURED // 2))
     found, largest = _limits(cluster.run.program)(params, many, few)
     peak = abs(float(largest))  # so few iterations may end where the loss curves down
     signal = max(float(found.square), float(found.trace) / (MEASURED * UNRESOLVED))

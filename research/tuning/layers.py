@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.linen.module import InterceptorContext
 
-from optdyn.basics.trees import Json, Tree, bytes_of
+from optdyn.basics.trees import Tree, bytes_of, head
 from optdyn.core import Event
 from optdyn.problem import problem
 from optdyn.problem.costs import block_costs
@@ -104,7 +104,7 @@ def convolutions(run: Run) -> Layers:
         return call(*arguments, **keywords)
 
     whole = run.program.problem
-    h = jax.eval_shape(whole.input, _first(run))
+    h = jax.eval_shape(whole.input, head(run.data.train, 1))
     for name, module in whole.blocks:
         with nn.intercept_methods(partial(record, name)):
             h = jax.eval_shape(module.apply, {"params": run.params[name]}, h)
@@ -208,7 +208,7 @@ def _with_rest(table: np.ndarray, rest: float) -> np.ndarray:
 def terms(run: Run, layers: Layers, batch: int) -> Terms:
     """M_FM, M_MP and M_C: what is kept of one example from forward to backward, times the batch."""
     whole = run.program.problem
-    made = block_costs(whole, run.params, _first(run))
+    made = block_costs(whole, run.params, head(run.data.train, 1))
     kept = {cost.name: cost.activation_bytes for cost in (*made.trunk, *made.heads[-1:])}
     state = jax.eval_shape(run.program.rule.init, run.params)
     copies = 1 + bytes_of(state) / bytes_of(run.params)
@@ -269,8 +269,3 @@ def updates(run: Run, layers: Layers) -> Updates:
 def measure(loops: dict[str, Loop], rounds: int) -> dict[str, np.ndarray]:
     """Seconds of one repetition, (rounds,) each: all are timed once a round, in turn."""
     return phases.measure(phases.Work({}, loops, {}), rounds)
-
-
-def _first(run: Run) -> Json:
-    """One example."""
-    return {name: leaf[:1] for name, leaf in run.data.train.items()}

@@ -23,7 +23,7 @@ import numpy as np
 from optdyn import strategies
 from optdyn.basics import seeds
 from optdyn.basics.errors import one_of, refuse
-from optdyn.basics.trees import Choice, Params, bytes_of
+from optdyn.basics.trees import Choice, Params, bytes_of, examples_in, head
 from optdyn.experiment import Experiment
 from optdyn.problem import shared_data
 from optdyn.setup import Pieces
@@ -112,10 +112,10 @@ class Window(NamedTuple):
 def of_model(config: Experiment) -> Shapes:
     """The model of an experiment. Raises `ConfigError` and `DataError`."""
     data = shared_data.load(config)
-    one = {name: leaf[:1] for name, leaf in data.train.items()}
+    one = head(data.train, 1)
     params = program.shapes(config, data.classes, seeds.key(config.seed, "init"), one)
-    size = len(next(iter(data.train.values())))
-    return Shapes(params, program.problem_of(config, data.classes), one, size)
+    problem = program.problem_of(config, data.classes)
+    return Shapes(params, problem, one, examples_in(data.train))
 
 
 def of_parameters(count: float) -> Shapes:

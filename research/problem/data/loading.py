@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from optdyn.basics.errors import meant
+from optdyn.basics.trees import examples_in
 from optdyn.problem.data import folder as files
 from optdyn.problem.data import own, records, text
 from optdyn.problem.data.arrays import SEED, Data, DataError, take
@@ -81,7 +82,7 @@ def load(
             f"{meant(name, NAMED)}"
         )
     data = SOURCES[kind](path, asked) if kind in SOURCES else own.load(name, options)
-    available = len(next(iter(data.train.values())))
+    available = examples_in(data.train)
     _check_train_examples(train_examples, available)
     if train_examples:
         labelled = "label" in data.train

@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike
 
 from optdyn.basics import lookup
 from optdyn.basics.fields import plain
+from optdyn.basics.trees import examples_in
 from optdyn.problem.data.arrays import SEED, Data, DataError, Split, one_line, take
 from optdyn.problem.data.order import stratified
 
@@ -62,7 +63,7 @@ def checked(splits: Mapping[str, Mapping[str, ArrayLike]], classes: int, where: 
     made = {name: _split(name, arrays, where) for name, arrays in splits.items()}
     train = made["train"]
     if "test" not in made:
-        order = stratified(train.get("label", np.zeros(len(next(iter(train.values()))))), SEED)
+        order = stratified(train.get("label", np.zeros(examples_in(train))), SEED)
         fifth = len(order) // 5
         if not fifth:
             raise DataError(f"the data set {where} has no test split, and too few to hold out any")

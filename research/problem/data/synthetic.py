@@ -8,6 +8,7 @@ The same arguments draw the same examples. A model can learn both, and learns no
 
 import numpy as np
 
+from optdyn.basics.trees import examples_in
 from optdyn.problem.data.arrays import Data
 
 PATCHES = 4  # a side, of the picture that a class is
@@ -51,7 +52,7 @@ def tokens(vocabulary: int = 256, length: int = 128, examples: int = 1000) -> Da
 
 
 def _split(every: dict[str, np.ndarray], classes: int) -> Data:
-    held = len(next(iter(every.values()))) // TESTED
+    held = examples_in(every) // TESTED
     train, test = ({k: leaf[part] for k, leaf in every.items()} for part in _parts(held))
     return Data(train, test, classes)
 
