@@ -20,6 +20,7 @@ from typing import Any
 from optdyn.analysis import tables
 from optdyn.analysis.tables import Point, TableError
 from optdyn.basics.arguments import Parser
+from optdyn.basics.errors import print_error
 
 LONGEST = 6000  # characters of a value that MLflow keeps
 AT_ONCE = 100  # values of a config that it takes
@@ -100,8 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         count = export(flags.workdir, flags.to, flags.project, flags.offline)
     except (TableError, OSError) as error:
-        print("error: " + " ".join(str(error).split()), file=sys.stderr)
-        return 2
+        return print_error(error)
     print(f"{count} run{'s' * (count > 1)} to {flags.to}")
     return 0
 

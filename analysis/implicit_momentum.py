@@ -31,7 +31,7 @@ from optdyn.analysis.lags import (
 )
 from optdyn.analysis.tables import TableError, natural, replace, shown
 from optdyn.basics.arguments import Parser
-from optdyn.basics.errors import InputError
+from optdyn.basics.errors import InputError, print_error
 from optdyn.basics.files import as_json
 
 MOMENTA, MATCHED = "matching_momenta", "matching_displacements"
@@ -244,8 +244,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if fits:
             replace(workdir / "momentum_meter.json", json.dumps(fits, indent=2) + "\n")
     except (AnalysisError, TableError, OSError) as error:
-        print("error: " + " ".join(str(error).split()), file=sys.stderr)
-        return 2
+        return print_error(error)
     if in_json:
         print(as_json({"recordings": results, "meters": fits}))
         return 0

@@ -24,6 +24,7 @@ from optdyn import strategies
 from optdyn.analysis import figures, tables
 from optdyn.analysis.tables import Point, TableError
 from optdyn.basics.arguments import Parser
+from optdyn.basics.errors import print_error
 from optdyn.basics.files import as_json
 from optdyn.config import read
 from optdyn.experiment import Experiment
@@ -135,8 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tables.replace(flags.workdir / f"{flags.name}.csv", table.to_csv(index=False))
         tables.replace(flags.workdir / f"{flags.name}.svg", picture(table, marks))
     except (TableError, OSError) as error:
-        print("error: " + " ".join(str(error).split()), file=sys.stderr)
-        return 2
+        return print_error(error)
     if flags.json:
         print(as_json({"bandwidths": median.reset_index().to_dict("records"), "marks": marks}))
         return 0

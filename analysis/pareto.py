@@ -26,6 +26,7 @@ from optdyn.analysis import figures, tables, tradeoffs
 from optdyn.analysis import fronts as fronts_of
 from optdyn.analysis.tables import Point, TableError
 from optdyn.basics.arguments import Parser
+from optdyn.basics.errors import print_error
 from optdyn.basics.files import as_json
 
 COMPUTE = tuple(fronts_of.FLOPS)
@@ -167,8 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
         answer = _write(flags.workdir / flags.name, table)
     except (TableError, OSError) as error:
-        print("error: " + " ".join(str(error).split()), file=sys.stderr)
-        return 2
+        return print_error(error)
     if flags.json:
         print(as_json(answer))
         return 0

@@ -22,7 +22,7 @@ from optdyn.analysis.raced import load, only
 from optdyn.analysis.reality import summarize, workers
 from optdyn.analysis.tables import shown
 from optdyn.basics.arguments import Parser
-from optdyn.basics.errors import InputError
+from optdyn.basics.errors import InputError, print_error
 from optdyn.outputs.workdir import write_json
 
 TAIL = 1e-3  # of the staleness that the picture leaves out
@@ -80,8 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write_json(flags.workdir / "race.json", found)
         tables.replace(flags.workdir / "race.svg", figures.svg(picture(found)))
     except (InputError, OSError) as error:
-        print("error: " + " ".join(str(error).split()), file=sys.stderr)
-        return 2
+        return print_error(error)
     _print(found)
     return 0
 

@@ -39,6 +39,7 @@ from optdyn.analysis.relevant_keys import relevant
 from optdyn.analysis.run_tables import GROUPS, NAME
 from optdyn.analysis.tables import Point, TableError
 from optdyn.basics.arguments import Parser, called
+from optdyn.basics.errors import print_error
 from optdyn.basics.files import as_json, missing
 
 SIMULATED = (
@@ -394,8 +395,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         path = write(*workdirs, target=flags.target, out=flags.out)
         print(as_json(compared(*workdirs, target=flags.target)) if flags.json else path)
     except TableError as error:
-        print("error: " + " ".join(str(error).split()), file=sys.stderr)
-        return 2
+        return print_error(error)
     except OSError as error:
         folder = Path(error.filename or flags.workdir).parent
         print(f"error: {folder}: {error.strerror}; --out=FILE writes elsewhere", file=sys.stderr)

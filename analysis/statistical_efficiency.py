@@ -32,6 +32,7 @@ from optdyn.analysis import efficiency, figures, tables
 from optdyn.analysis.efficiency import MOMENTUM, Tried
 from optdyn.analysis.tables import Point, TableError
 from optdyn.basics.arguments import Parser
+from optdyn.basics.errors import print_error
 from optdyn.basics.files import as_json, write_json
 from optdyn.evidence import intervals
 
@@ -242,8 +243,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write_json(path.with_suffix(".json"), summary)
         tables.replace(path.with_suffix(".svg"), figures.svg(picture(summary)))
     except (TableError, OSError) as error:
-        print("error: " + " ".join(str(error).split()), file=sys.stderr)
-        return 2
+        return print_error(error)
     if flags.json:
         print(as_json(summary))
     else:

@@ -15,7 +15,7 @@ from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
 from optdyn.basics import older_module_names
-from optdyn.basics.errors import ConfigError, InputError
+from optdyn.basics.errors import ConfigError, InputError, fail
 from optdyn.launch import cache, interruptible, sources
 
 if TYPE_CHECKING:
@@ -167,12 +167,6 @@ def ended(summary: Mapping[str, Any], workdir: Path, then: str = "report") -> in
 def exit_code(summary: Mapping[str, Any]) -> int:
     """0, or 128 + the number of the signal that interrupted the run."""
     return 128 + summary["signal"] if summary["status"] == "interrupted" else 0
-
-
-def fail(message: str, code: int = 2) -> NoReturn:
-    """Ends the program with one line and that exit code: 2 is of what was given."""
-    print("error: " + " ".join(message.split()), file=sys.stderr, flush=True)
-    sys.exit(code)
 
 
 def is_grid(config: Any) -> bool:

@@ -10,9 +10,8 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import NoReturn
 
-from optdyn.basics.errors import meant
+from optdyn.basics.errors import fail, meant
 from optdyn.launch import sources
 from optdyn.launch.commands import COMMANDS, Command
 
@@ -62,7 +61,7 @@ def _run(argv: Sequence[str]) -> None:
         _say(f"optdyn {version()}")
     elif name not in COMMANDS:
         hint = meant(name, COMMANDS) or f"; there are {', '.join(COMMANDS)}"
-        _fail(f"no command {name!r}{hint}")
+        fail(f"no command {name!r}{hint}")
     elif any(re.fullmatch("--?(h|help|helpshort)", argument) for argument in before(rest)):
         _say(described(name))
     else:
@@ -147,11 +146,6 @@ def version() -> str:
         return installed("optdyn")
     except PackageNotFoundError:
         return "of a checkout that is not installed"
-
-
-def _fail(message: str) -> NoReturn:
-    print(f"error: {message}", file=sys.stderr)
-    sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -20,9 +20,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from threading import Lock, Thread
-from typing import IO, NamedTuple, NoReturn
+from typing import IO, NamedTuple
 
 from absl import app, flags
+
+from optdyn.basics.errors import fail
 
 GRACE = 5.0  # seconds from SIGTERM to SIGKILL
 DRAIN = 2.0  # seconds to wait for output whose writer is gone
@@ -232,16 +234,11 @@ def _obituary(child: Child) -> bytes:
     return b"\n".join([f"process {child.rank} ended with {how}".encode(), *child.errors, b""])
 
 
-def _fail(message: str) -> NoReturn:
-    print("error: " + " ".join(message.split()), file=sys.stderr, flush=True)
-    sys.exit(2)
-
-
 def _parse(argv: Sequence[str]) -> list[str]:
     try:
         return flags.FLAGS(argv)
     except flags.Error as error:
-        _fail(str(error))
+        fail(str(error))
 
 
 def main() -> None:
@@ -254,11 +251,11 @@ def main() -> None:
 
     def start(arguments: Sequence[str]) -> int:
         if not arguments[1:]:
-            _fail("no command; write it after two dashes: --processes=2 -- python -m launch.train")
+            fail("no command; write it after two dashes: --processes=2 -- python -m launch.train")
         try:
             return run(arguments[1:], processes.value, devices.value)
         except OSError as error:
-            _fail(f"cannot start {arguments[1]}: {error.strerror}")
+            fail(f"cannot start {arguments[1]}: {error.strerror}")
 
     app.run(start, flags_parser=_parse)
 

@@ -32,7 +32,7 @@ from typing import Any
 
 from absl import flags
 
-from optdyn.basics.errors import ConfigError, InputError, and_
+from optdyn.basics.errors import ConfigError, InputError, and_, one_line
 from optdyn.experiment import Experiment
 from optdyn.launch import app
 from optdyn.setup import Cluster
@@ -107,7 +107,7 @@ def rows(
                     found = price.needed(of, SHARES, bandwidths)
                     row["needed"] = {s: None if math.isinf(b) else b for s, b in found.items()}
             except (ConfigError, TimelineError) as error:
-                row |= {**values, "refused": " ".join(str(error).split())}
+                row |= {**values, "refused": one_line(error)}
             yield row
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from optdyn import strategies
 from optdyn.analysis import efficiency
 from optdyn.analysis.penalties import Arm, Measured, is_synchronous
-from optdyn.basics.errors import ConfigError, and_
+from optdyn.basics.errors import ConfigError, and_, one_line
 from optdyn.evidence import intervals
 from optdyn.evidence.intervals import shown
 from optdyn.experiment import Experiment
@@ -73,7 +73,7 @@ def answers(
             orders = [price.priced(one.with_(seed=one.seed + i), shapes) for i in range(DRAWN)]
             seconds = [[of(b * GIGABIT).seconds for of in orders] for b in bandwidths]
         except (ConfigError, TimelineError) as error:
-            refused[name] = " ".join(str(error).split())
+            refused[name] = one_line(error)
             continue
         priced.append((arm, name, one.batch_size, np.array(seconds)))
     if not any(arm.synchronous for arm, *_ in priced):

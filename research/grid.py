@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from optdyn.basics.errors import InputError, refuse, refused_at, shown
+from optdyn.basics.errors import InputError, one_line, refuse, refused_at, shown
 from optdyn.config import ConfigError, parse
 from optdyn.experiment import Experiment
 from optdyn.training.checks import check
@@ -178,7 +178,7 @@ def changed(base: ConfigDict, values: Mapping[str, object]) -> ConfigDict:
         meant = hint.rpartition("\n")[2] if "Did you mean" in hint else ""
         raise ConfigError(f"{what} {meant}".strip()) from error
     except (AttributeError, TypeError, ValueError, OverflowError) as error:
-        raise ConfigError(" ".join(str(error).split())) from error
+        raise ConfigError(one_line(error)) from error
     return config
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from optdyn.basics.errors import meant
+from optdyn.basics.errors import fail, meant
 
 
 class Parser(argparse.ArgumentParser):
@@ -28,8 +28,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Prints the message in one line and ends the process with exit code 2."""
-        print("error: " + " ".join(message.split()), file=sys.stderr, flush=True)
-        sys.exit(2)
+        fail(message)
 
 
 def called(command: str, module: str) -> str:

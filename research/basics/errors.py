@@ -4,11 +4,12 @@ It needs the standard library only: typing errors are answered before anything e
 """
 
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import SequenceMatcher
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 T = TypeVar("T")
 LONGEST = 80  # characters of a value that a message shows
@@ -107,8 +108,25 @@ def shown(value: object) -> str:
         text = repr(tuple(value) if isinstance(value, (list, tuple)) else value)
     except (ValueError, RecursionError):  # a number of more digits than Python writes out
         text = f"a value of type {type(value).__name__}"
-    text = " ".join(text.split())
+    text = one_line(text)
     return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
+
+
+def one_line(said: object) -> str:
+    """The text of an error, or any other, without line breaks."""
+    return " ".join(str(said).split())
+
+
+def print_error(error: object) -> int:
+    """Prints an error in one line on standard error; returns 2, the exit code of bad input."""
+    print(f"error: {one_line(error)}", file=sys.stderr, flush=True)
+    return 2
+
+
+def fail(message: str, code: int = 2) -> NoReturn:
+    """Ends the program with one line on standard error and that exit code; 2 is of bad input."""
+    print_error(message)
+    sys.exit(code)
 
 
 def _at(config: object, name: str) -> Any:

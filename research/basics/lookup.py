@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import Any
 
 from optdyn.basics import older_module_names, sources
-from optdyn.basics.errors import ConfigError, InputError, meant
+from optdyn.basics.errors import ConfigError, InputError, meant, one_line
 
 Hint = Callable[[str, Mapping[str, Any]], str]
 OWN = "MODULE:NAME or path/to/file.py:NAME of your own"
@@ -109,7 +109,7 @@ def told(error: BaseException, *functions: object) -> str:
 
 def shown(thing: object, most: int = 80) -> str:
     """The start of its text, in one line."""
-    text = " ".join(str(thing).split())
+    text = one_line(thing)
     return text if len(text) <= most else text[:most] + " ..."
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from optdyn.basics.errors import InputError
+from optdyn.basics.errors import InputError, one_line
 from optdyn.basics.trees import Json, Tree
 from optdyn.core import Message
 from optdyn.experiment import Experiment
@@ -101,9 +101,7 @@ def ray_workers(
         warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
         ray.init(address=address or "local", **given)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise RayError(
-            f"--address={address}: no Ray there ({' '.join(str(error).split())})"
-        ) from error
+        raise RayError(f"--address={address}: no Ray there ({one_line(error)})") from error
     try:
         # Of XLA, on a machine of its own; fewer if NPROC says so.
         cores = os.cpu_count() or 1
@@ -160,8 +158,7 @@ def actors_at_work(ray: ModuleType, actors: list[Any], at: Door) -> Workers:
         try:
             ray.get(ended[0])
         except ray.exceptions.RayActorError as error:
-            said = " ".join(str(error).split())
-            raise RayError(f"worker {group} cannot work: {said}") from error
+            raise RayError(f"worker {group} cannot work: {one_line(error)}") from error
         raise RayError(f"worker {group} cannot work: it lost its connection and did not die")
 
     return at_work(at, len(actors), check)

@@ -70,6 +70,6 @@ def take(split: Split, chosen: np.ndarray) -> Split:
     return {key: values[chosen] for key, values in split.items()}
 
 
-def one_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     """The first line of an exception's message, or its name."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from optdyn.problem.data import records
-from optdyn.problem.data.arrays import DataError, Split, one_line
+from optdyn.problem.data.arrays import DataError, Split, first_line
 
 Example = tuple[int, dict[str, np.ndarray | int]]  # its number, and what it has by name
 
@@ -38,7 +38,7 @@ def write(root: Path, name: str, version: str, data: Images) -> Path:
             _rename(made, folder)
     except OSError as error:
         raise DataError(
-            f"cannot prepare {name} under {root}: {one_line(error)}; "
+            f"cannot prepare {name} under {root}: {first_line(error)}; "
             "set OPTDYN_DATA_DIR or data_dir to a folder that can be written"
         ) from error
     return folder

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from optdyn.problem.data import own
-from optdyn.problem.data.arrays import Data, DataError, Split, images, one_line
+from optdyn.problem.data.arrays import Data, DataError, Split, first_line, images
 from optdyn.problem.data.records import fitted
 
 PREFIXES = {"train": ("train",), "test": ("test", "t10k")}
@@ -55,7 +55,7 @@ def read_idx(path: Path) -> np.ndarray:
         values = np.frombuffer(raw, IDX_TYPES[raw[2]], offset=4 + 4 * raw[3])
         return values.reshape(tuple(map(int, shape)))
     except UNREADABLE as error:
-        raise DataError(f"cannot read {path}: {one_line(error)}") from error
+        raise DataError(f"cannot read {path}: {first_line(error)}") from error
 
 
 def _split(folder: Path, name: str) -> Split:
@@ -115,4 +115,4 @@ def _read_npz(path: Path) -> Split:
     except DataError:
         raise
     except UNREADABLE as error:
-        raise DataError(f"cannot read {path}: {one_line(error)}") from error
+        raise DataError(f"cannot read {path}: {first_line(error)}") from error

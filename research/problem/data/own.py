@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 from optdyn.basics import lookup
 from optdyn.basics.fields import plain
 from optdyn.basics.trees import examples_in
-from optdyn.problem.data.arrays import SEED, Data, DataError, Split, one_line, take
+from optdyn.problem.data.arrays import SEED, Data, DataError, Split, first_line, take
 from optdyn.problem.data.order import stratified
 
 KEY = "config.data.name"
@@ -122,7 +122,7 @@ def _split(name: str, arrays: Mapping[str, ArrayLike], where: str) -> Split:
     except DataError:
         raise
     except ValueError as error:  # rows of unlike length
-        raise DataError(f"an array {of} cannot be read: {one_line(error)}") from error
+        raise DataError(f"an array {of} cannot be read: {first_line(error)}") from error
     counts = {key: len(leaf) for key, leaf in made.items()}
     if len(set(counts.values())) > 1:
         told = " and ".join(f"{count:,} of {key}" for key, count in counts.items())

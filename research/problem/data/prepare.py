@@ -27,7 +27,7 @@ from optdyn.basics.arguments import Parser
 from optdyn.problem.data import builder as own
 from optdyn.problem.data import folder as files
 from optdyn.problem.data import packages, records, text
-from optdyn.problem.data.arrays import DataError, one_line
+from optdyn.problem.data.arrays import DataError, first_line
 from optdyn.problem.data.loading import data_root
 
 PATIENCE = 10  # seconds for a first answer; TFDS itself retries for minutes
@@ -106,7 +106,7 @@ def _of_tfds(spec: str, root: Path) -> Path:
     try:
         builder = tfds.builder(spec, data_dir=root, file_format="array_record")
     except (ValueError, AssertionError, ImportError) as error:
-        raise DataError(f"TFDS cannot make {spec!r}: {one_line(error)}") from error
+        raise DataError(f"TFDS cannot make {spec!r}: {first_line(error)}") from error
     try:
         if not builder.data_path.exists():
             by_hand = builder.MANUAL_DOWNLOAD_INSTRUCTIONS
@@ -115,11 +115,11 @@ def _of_tfds(spec: str, root: Path) -> Path:
             builder.download_and_prepare(file_format="array_record")
     except ImportError as error:
         raise DataError(
-            f"preparing {spec!r} needs a package that is not here: {one_line(error)}"
+            f"preparing {spec!r} needs a package that is not here: {first_line(error)}"
         ) from error
     except (OSError, AssertionError, DownloadError, NonMatchingChecksumError) as error:
         how = " ".join((builder.MANUAL_DOWNLOAD_INSTRUCTIONS or "").split())
-        why = f"{one_line(error)} {how}".rstrip()
+        why = f"{first_line(error)} {how}".rstrip()
         raise DataError(f"cannot prepare {spec!r} under {root}: {why}") from error
     return Path(builder.data_dir)
 
@@ -132,7 +132,9 @@ def _reach(url: str) -> None:
         return
     except (OSError, http.client.HTTPException) as error:
         host = urllib.parse.urlsplit(url).hostname
-        raise OSError(f"no answer from {host} ({one_line(error)}); is there a network?") from error
+        raise OSError(
+            f"no answer from {host} ({first_line(error)}); is there a network?"
+        ) from error
 
 
 def main() -> None:

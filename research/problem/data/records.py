@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from optdyn.problem.data import cache
-from optdyn.problem.data.arrays import Data, DataError, images, one_line
+from optdyn.problem.data.arrays import Data, DataError, first_line, images
 
 if TYPE_CHECKING:
     from tensorflow_datasets.core import DatasetBuilder
@@ -71,7 +71,7 @@ def held_out(builder: "DatasetBuilder") -> str:
 def unreadable(folder: Path, error: BaseException) -> DataError:
     """What to raise from an error met while reading records."""
     return DataError(
-        f"cannot read the records in {folder}: {one_line(error)}; delete the folder and "
+        f"cannot read the records in {folder}: {first_line(error)}; delete the folder and "
         "prepare the data set again"
     )
 
