@@ -6,7 +6,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -76,53 +76,68 @@ def run(main: Callable[[Any, Path], int], workdir: str | None = None, parsed: bo
         for option in options:
             _set(chosen, option)
         cache.enable()
-        # Here, for they import jax and numpy.
-        import jax
-
-        from optdyn.basics import lookup, processes
-        from optdyn.basics.files import DiskFull, permitted, writing
-        from optdyn.basics.hold import writable
-        from optdyn.basics.progress import end_line, say
-        from optdyn.config import parse
-        from optdyn.parallel.first_process import verdict
-
-        interruptible()
-        try:
-            # Not around the regular end: there the processes wait for one another.
-            with processes.leaving_on_failure():
-                try:
-                    processes.initialize()
-                    processes.devices()
-                    # Each process saves whole states by itself. Orbax warns all but the first that
-                    # there are no parts of one to be merged, at every checkpoint.
-                    if quiet and not processes.is_writer():
-                        logging.set_verbosity(logging.ERROR)
-                    workdir = Path(folder.value)
-                    if folder.value != NONE:
-                        verdict(lambda: writable(workdir))
-                    with writing(), permitted(), lookup.once():
-                        asked = chosen.base if is_grid(chosen) else chosen
-                        if parsed:
-                            _settle(asked, workdir)
-                        whole = not parsed or is_grid(chosen)
-                        return main(chosen if whole else parse(chosen), workdir)
-                except InputError as error:
-                    end_line()
-                    fail(str(error))
-                except DiskFull as error:
-                    end_line()
-                    fail(str(error), code=1)
-                except jax.errors.JaxRuntimeError as error:
-                    if EXHAUSTED not in str(error):
-                        raise
-                    end_line()
-                    fail(no_memory(str(error), chosen), code=1)
-        except KeyboardInterrupt:
-            end_line()
-            say("interrupted")
-            return 128 + signal.SIGINT
+        return _call(main, chosen, folder.value, parsed, quiet)
 
     app.run(guarded, argv=argv, flags_parser=partial(parse, options=options))
+
+
+def _call(
+    main: Callable[[Any, Path], int], chosen: ConfigDict, folder: str, parsed: bool, quiet: bool
+) -> int:
+    """What `main` returns, or the exit code of an interrupt; called as one process of the job."""
+    # Here, for they import jax and numpy.
+    from optdyn.basics import lookup, processes
+    from optdyn.basics.files import permitted, writing
+    from optdyn.basics.hold import writable
+    from optdyn.basics.progress import end_line, say
+    from optdyn.config import parse
+    from optdyn.parallel.first_process import verdict
+
+    interruptible()
+    try:
+        # Not around the regular end: there the processes wait for one another.
+        with processes.leaving_on_failure(), _failing(chosen):
+            processes.initialize()
+            processes.devices()
+            # Each process saves whole states by itself. Orbax warns all but the first that there
+            # are no parts of one to be merged, at every checkpoint.
+            if quiet and not processes.is_writer():
+                logging.set_verbosity(logging.ERROR)
+            workdir = Path(folder)
+            if folder != NONE:
+                verdict(lambda: writable(workdir))
+            with writing(), permitted(), lookup.once():
+                if parsed:
+                    _settle(chosen.base if is_grid(chosen) else chosen, workdir)
+                whole = not parsed or is_grid(chosen)
+                return main(chosen if whole else parse(chosen), workdir)
+    except KeyboardInterrupt:
+        end_line()
+        say("interrupted")
+        return 128 + signal.SIGINT
+
+
+@contextmanager
+def _failing(config: ConfigDict) -> Iterator[None]:
+    """Inside, bad input, a full disk and memory that runs out end the program with one line."""
+    import jax  # here, for it takes long
+
+    from optdyn.basics.files import DiskFull
+    from optdyn.basics.progress import end_line
+
+    try:
+        yield
+    except InputError as error:
+        end_line()
+        fail(str(error))
+    except DiskFull as error:
+        end_line()
+        fail(str(error), code=1)
+    except jax.errors.JaxRuntimeError as error:
+        if EXHAUSTED not in str(error):
+            raise
+        end_line()
+        fail(no_memory(str(error), config), code=1)
 
 
 def no_memory(said: str, config: ConfigDict) -> str:
