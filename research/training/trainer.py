@@ -42,6 +42,7 @@ from optdyn.outputs.workdir import (
 )
 from optdyn.parallel.first_process import agreed, own, verdict
 from optdyn.problem import own_code, problem, shared_data
+from optdyn.problem.data.feed import Feed
 from optdyn.setup import APIS
 from optdyn.strategies.metered import METERED
 from optdyn.timeline.base import Arrival, Timeline, chosen
@@ -205,16 +206,10 @@ def _loop(
     config, steps, layout = run.config, run.config.steps, run.program.layout
     _, sample, test_set = shared_data.put(run.data, layout.put_examples, config)
     feed, every, recorder = feed_of(run), config.log_every, Recorder(folder / "trace.csv", step)
-    meter: Meter | None = None
-    if config.probes.momentum:
-        meter = Meter(folder, config, numbers_in(run.params), run.examples)
+    is_metered = config.probes.momentum
+    meter = Meter(folder, config, numbers_in(run.params), run.examples) if is_metered else None
     begun = time.monotonic() - (metrics.rows[-1]["wall_seconds"] if metrics.rows else 0.0)
-    # Sums of what updates say of themselves: those logged, and if stopped in between, since then.
-    sums = dict.fromkeys(run.program.sums, 0.0)
-    if before.get("step") == step and "sums" in before:
-        sums |= before["sums"]
-    elif metrics.rows:
-        sums |= {name: v for name, v in metrics.rows[-1].items() if name in run.program.sums}
+    sums = _sums_so_far(run, step, before, metrics.rows)
 
     def log() -> None:
         if metrics.rows and metrics.rows[-1]["step"] == step:  # by the run that is resumed
@@ -233,17 +228,9 @@ def _loop(
             row |= agreed(meter.logged(run.timeline.worker, since, step) if is_writer() else {})
         if config.probes.steer:
             row |= {"explicit_momentum": float(run.hypers["momentum"][max(step - 1, 0)])}
-        metrics.append(row | measured())
-
-    def measured() -> dict[str, list[float]]:
-        if config.cluster.service != "measured" or not step or step % run.epoch:
-            return {}
-        assert layout.measure
-        since = step - min(run.epoch, MEASURED)
-        block = feed(since, batches_of(run))
-        n = min(step, block.stop) - since
-        seconds = layout.measure(chunk.state, block.examples, *events_of(run, since, block, n), n)
-        return {"worker_seconds": seconds.tolist()}
+        if config.cluster.service == "measured" and step and step % run.epoch == 0:
+            row["worker_seconds"] = _worker_seconds(run, chunk.state, step, feed).tolist()
+        metrics.append(row)
 
     status, number = "", 0
     stops = [*range(every, steps, every), steps]
@@ -274,11 +261,7 @@ def _loop(
                 log()
             finite = math.isfinite(metrics.rows[-1]["train_loss"])
             number, finite = agreed((watch.stopped(), finite))
-            status = "" if finite else "diverged"
-            if step == steps and finite:
-                status = "completed"
-            elif number and finite:
-                status = "interrupted"
+            status = _status(step == steps, number, finite)
             if finite and (status or is_due(step, every, config.checkpoint_every)):
                 checkpoints.save(step, layout.get(chunk.state))
             if is_writer():
@@ -293,6 +276,41 @@ def _loop(
         return summary | {"kept_checkpoint": checkpoints.latest()}
     summary["parameters_crc32"] = fingerprint(layout.get(chunk.state).params)
     return summary | ({"signal": number, "sums": sums} if status == "interrupted" else {})
+
+
+def _sums_so_far(run: Run, step: int, before: Json, rows: list[Json]) -> dict[str, float]:
+    """Sums over the updates so far of what they say of themselves, by name, as the log has them.
+
+    A run that was stopped between two log points has them in its summary, `before`; else they are
+    those of the last log point.
+    """
+    sums = dict.fromkeys(run.program.sums, 0.0)
+    if before.get("step") == step and "sums" in before:
+        return sums | before["sums"]
+    last = rows[-1] if rows else {}
+    return sums | {name: value for name, value in last.items() if name in sums}
+
+
+def _worker_seconds(run: Run, state: State, step: int, feed: Feed) -> np.ndarray:
+    """(workers,) seconds of an update, timed on the last MEASURED of the epoch that has ended."""
+    layout, since = run.program.layout, step - min(run.epoch, MEASURED)
+    assert layout.measure
+    block = feed(since, batches_of(run))
+    n = min(step, block.stop) - since
+    return layout.measure(state, block.examples, *events_of(run, since, block, n), n)
+
+
+def _status(at_end: bool, signal: int, finite: bool) -> str:
+    """What becomes of a run at a stop: a status with which it ends, or '' if it goes on.
+
+    `signal` is the number of the signal that stops it, or 0. `finite` says whether the loss that
+    was logged last is finite.
+    """
+    if not finite:
+        return "diverged"
+    if at_end:
+        return "completed"
+    return "interrupted" if signal else ""
 
 
 def is_due(step: int, log_every: int, checkpoint_every: int) -> bool:
