@@ -9,7 +9,7 @@ staleness are those of the race if workers are independent and the law has the r
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from optdyn.dynamics.moments import equivalent_momentum
 from optdyn.outputs import history
 from optdyn.timeline import make, service
 from optdyn.timeline.arrivals import Work
+from optdyn.timeline.base import Timeline
 from optdyn.timeline.shared_cores import shared_cores
 from optdyn.timeline.trace import SERVED
 
@@ -40,15 +41,15 @@ def keys(race: Race, law: Law, source: Race) -> dict[str, Any]:
     means = source.means
     if race.groups != source.groups:
         means = np.full(race.groups, 1 / np.mean(1 / means))
-    usual = _rounded(means.mean())
+    mean = _rounded(means.mean())
     found: dict[str, Any] = {
         "strategy.groups": race.groups,
         "cluster.nodes": race.groups,
         "cluster.devices_per_node": 1,
         "cluster.service": law.name,
         "cluster.variation": _rounded(law.variation),
-        "cluster.seconds_per_example": _rounded(usual / race.point.config[BATCH]),
-        "cluster.speeds": tuple(_rounded(usual / mean) for mean in means),
+        "cluster.seconds_per_example": _rounded(mean / race.point.config[BATCH]),
+        "cluster.speeds": tuple(_rounded(mean / own) for own in means),
     }
     if law.name not in laws.FREE:
         del found["cluster.variation"]
@@ -59,8 +60,10 @@ def keys(race: Race, law: Law, source: Race) -> dict[str, Any]:
 
 
 def simulated(race: Race, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The simulator's updates a second (seeds,), and in every tenth of the updates (seeds, 10); and
-    its histogram of staleness (seeds, longest).
+    """What the simulator makes of the race with these keys, seed by seed.
+
+    `updates_a_second`, (seeds,); `tenths`, (seeds, 10), the same in every tenth of the updates;
+    `histogram`, (seeds, longest), of staleness.
     """
     config, batch = usual().with_(values), race.point.config[BATCH]
     lines = [
@@ -74,15 +77,23 @@ def simulated(race: Race, values: Mapping[str, Any]) -> dict[str, Any]:
         )
         for seed in range(SEEDS)
     ]
-    counts = [raced.histogram(line.worker, line.staleness, race.stops) for line in lines]
-    size = max(map(len, counts))
     return {
-        "updates_a_second": np.array(
-            [raced.rate(line.worker, line.seconds, race.stops) for line in lines]
-        ),
+        "updates_a_second": rates(lines, race.stops),
         "tenths": np.stack([raced.tenths(line.worker, line.seconds, race.stops) for line in lines]),
-        "histogram": np.stack([np.pad(each, (0, size - len(each))) for each in counts]),
+        "histogram": histograms(lines, race.stops),
     }
+
+
+def rates(lines: Sequence[Timeline], stops: np.ndarray) -> np.ndarray:
+    """(seeds,) updates a second of timelines."""
+    return np.array([raced.rate(line.worker, line.seconds, stops) for line in lines])
+
+
+def histograms(lines: Sequence[Timeline], stops: np.ndarray) -> np.ndarray:
+    """(seeds, longest) how often every staleness from 0 up came, of each of the timelines."""
+    counts = [raced.histogram(line.worker, line.staleness, stops) for line in lines]
+    size = max(map(len, counts))
+    return np.stack([np.pad(each, (0, size - len(each))) for each in counts])
 
 
 def sharing(
@@ -114,16 +125,12 @@ def sharing(
         shared_cores(seed, drawn, work, source.serving, cores, len(race.seconds))
         for seed in range(SEEDS)
     ]
-    rates = [raced.rate(line.worker, line.seconds, race.stops) for line in lines]
-    counts = [raced.histogram(line.worker, line.staleness, race.stops) for line in lines]
-    size = max(map(len, counts))
-    whole = np.sum([np.pad(each, (0, size - len(each))) for each in counts], axis=0)
     return {
         "cores": cores if np.isfinite(cores) else None,
         "computing_seconds": computing,
         "serving_seconds": source.serving,
-        "updates_a_second": [float(f(rates)) for f in (np.median, np.min, np.max)],
-        "staleness_histogram": whole.tolist(),
+        "updates_a_second": _spread(rates(lines, race.stops)),
+        "staleness_histogram": histograms(lines, race.stops).sum(axis=0).tolist(),
     }
 
 
@@ -145,7 +152,7 @@ def summarize(
     counts = raced.histogram(race.worker, race.staleness, race.stops)
     real = raced.rate(race.worker, race.seconds, race.stops)
     whole = raced.rate(race.worker, race.seconds, np.zeros(0, int))
-    rates, drawn = made["updates_a_second"], made["histogram"]
+    pace, drawn = made["updates_a_second"], made["histogram"]
     first = raced.begun(race.worker)
     parts = raced.tenths(race.worker, race.seconds, race.stops)
     setup = max(float(race.seconds[first] - (first + 1) / real), 0.0)
@@ -176,9 +183,9 @@ def summarize(
         "geometric": raced.memoryless(counts, race.groups),
         "simulated": {
             "seeds": SEEDS,
-            "updates_a_second": [float(f(rates)) for f in (np.median, np.min, np.max)],
+            "updates_a_second": _spread(pace),
             "tenths": made["tenths"].tolist(),
-            "relative_error": float(np.median(rates) / real - 1),
+            "relative_error": float(np.median(pace) / real - 1),
             "staleness_histogram": drawn.tolist(),
             "staleness_mean": float(drawn.sum(0) @ np.arange(drawn.shape[1]) / drawn.sum()),
             "distance": raced.distance(counts, drawn.sum(0)),
@@ -351,11 +358,12 @@ def _key(word: str) -> str:
 
 def _written(value: Any) -> str:
     """The value as a flag has it."""
-    return (
-        "(" + "".join(f"{each}," for each in value) + ")"
-        if isinstance(value, tuple)
-        else str(value)
-    )
+    return f"({''.join(f'{each},' for each in value)})" if isinstance(value, tuple) else str(value)
+
+
+def _spread(values: np.ndarray) -> list[float]:
+    """The median, the least and the most."""
+    return [float(f(values)) for f in (np.median, np.min, np.max)]
 
 
 def _rounded(value: float) -> float:
