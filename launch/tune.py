@@ -32,7 +32,6 @@ from optdyn.launch import app, dry
 from optdyn.outputs import history
 from optdyn.outputs.workdir import Checkpoints, claim, saving, text_of
 from optdyn.parallel.first_process import own
-from optdyn.setup import Tune
 from optdyn.training import trainer
 from optdyn.tuning import bench, ladders
 from optdyn.tuning.baselines import choose
@@ -59,14 +58,14 @@ def tune(config: Experiment, workdir: Path) -> dict[str, Any]:
 
     Raises what `bench.prepare` raises, and `WorkdirError`.
     """
-    found: Callable[[Path], dict[str, Any]]
+    search: Callable[[Path], dict[str, Any]]
     if config.tune.mode == LADDERS:
         run = trainer.prepare(config)
         ladders.ladders(config)
-        found = partial(_on_ladders, config)
+        search = partial(_on_ladders, config)
     else:
-        cluster, given = bench.prepare(config), config.tune
-        run, found = cluster.run, partial(_tuned, config, cluster, given)
+        cluster = bench.prepare(config)
+        run, search = cluster.run, partial(_tuned, config, cluster)
     with own(workdir) as folder, saving(folder):
         claim(folder, config, ("log_every", "checkpoint_every", "plan"))
         if finished := read_json(folder / "summary.json"):
@@ -74,7 +73,7 @@ def tune(config: Experiment, workdir: Path) -> dict[str, Any]:
             return finished
         write(folder / "config.json", text_of(config))
         history.started(folder, 0, config.steps)
-        summary = {"status": "completed", **found(folder), **trainer.provenance(run)}
+        summary = {"status": "completed", **search(folder), **trainer.provenance(run)}
         summary |= history.told(folder)
         write_json(folder / "summary.json", summary)
         return summary
@@ -84,14 +83,15 @@ def _on_ladders(config: Experiment, workdir: Path) -> dict[str, Any]:
     return {"search": ladders.tuned(config, workdir)}
 
 
-def _tuned(config: Experiment, cluster: Cluster, given: Tune, workdir: Path) -> dict[str, Any]:
+def _tuned(config: Experiment, cluster: Cluster, workdir: Path) -> dict[str, Any]:
+    given = config.tune
     with Checkpoints(workdir) as checkpoints:
         journal = Journal(workdir / "decisions.jsonl", checkpoints.latest() or 0, given.seconds)
-        first = Method(config.tune.mode, cluster, journal, config.tune.target, checkpoints)
-        MODES[config.tune.mode](first, cluster.groups, given)
-        probed = _probed(journal.lines, first.name)
-        for name in config.tune.baselines:
-            method = Method(name, cluster, journal, config.tune.target)
+        first = Method(given.mode, cluster, journal, given.target, checkpoints)
+        MODES[given.mode](first, cluster.groups, given)
+        probed = _seconds(_tried([line for line in journal.lines if line["method"] == first.name]))
+        for name in given.baselines:
+            method = Method(name, cluster, journal, given.target)
             probe = partial(method.probe, Point())
             seed = seeds.number(config.seed, name, below=2**32)
             setting = choose(name, probe, cluster.groups, probed, given.probe_seconds, seed)
@@ -112,7 +112,7 @@ def results(lines: Sequence[Line]) -> list[dict[str, Any]]:
     table = []
     for name in dict.fromkeys(line["method"] for line in lines):
         own = [line for line in lines if line["method"] == name]
-        probes = [line for line in own if line["what"] in ("probe", "limits")]
+        probes = _tried(own)
         epochs = [line for line in own if line["what"] == "train"]
         trained = sum(line["seconds"] for line in epochs)
         probed = _seconds([*probes, *epochs]) - trained
@@ -138,10 +138,9 @@ def _shown(line: Line) -> str:
     return f"{line['groups']}/{line['momentum']:.3g}/{line['learning_rate']:.3g}"
 
 
-def _probed(lines: Sequence[Line], method: str) -> float:
-    """Seconds of all that a method tried, or measured, to choose."""
-    tried = ("probe", "limits")
-    return _seconds([line for line in lines if line["method"] == method and line["what"] in tried])
+def _tried(lines: Sequence[Line]) -> list[Line]:
+    """The lines of what was tried, or measured, to choose a setting."""
+    return [line for line in lines if line["what"] in ("probe", "limits")]
 
 
 def _seconds(attempts: Sequence[Line]) -> float:
