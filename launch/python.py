@@ -30,9 +30,8 @@ from dataclasses import field as made
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -44,7 +43,6 @@ from ml_collections import ConfigDict
 from optdyn import experiment, setup, strategies
 from optdyn.analysis import efficiency, figures, headline, tables
 from optdyn.analysis.figures import OKABE_ITO
-from optdyn.basics.cache_keys import Is
 from optdyn.basics.errors import ConfigError, meant, one_of, refuse
 from optdyn.basics.fields import NAMES, Options, Value, default_of, like
 from optdyn.basics.fields import check as check_field
@@ -287,7 +285,7 @@ class Experiment(setup.Run):
     probes: Probes = made(default_factory=Probes)
 
     def __post_init__(self) -> None:
-        for name, of in (("model", _model), ("data", _data), ("optimizer", _optimizer)):
+        for name, of in in_memory.NAMED.items():
             object.__setattr__(self, name, of(getattr(self, name)))
         for name, kind in PARTS.items():
             if not isinstance(value := getattr(self, name), kind):
@@ -618,73 +616,6 @@ def _trained(of: Experiment, folder: Path) -> Trained:
     log = pd.DataFrame(point.log)
     kept = any((folder / "checkpoints").glob("*"))
     return Trained(of, log, point.summary, parameters(folder)[1] if kept else None)
-
-
-_made = dict[Any, str]()
-
-
-def _kept(make: Callable[..., Any], *things: Any) -> str:
-    """The name of what is made of these very things, made once."""
-    key = (make.__qualname__, *map(Is, things))
-    if key not in _made:
-        _made[key] = in_memory.name_of(make(*things))
-    return _made[key]
-
-
-def _model(given: Any) -> Any:
-    if isinstance(given, nn.Module):
-        return Model(_kept(_Returns, given))
-    if isinstance(given, tuple) and len(given) == 2 and all(map(callable, given)):
-        return Model(_kept(lambda *pair: _Returns(_Pure(*pair)), *given))
-    return Model(in_memory.name_of(given)) if callable(given) else given
-
-
-def _data(given: Any) -> Any:
-    if isinstance(given, Mapping):
-        return Data(_kept(_arrays, given))
-    return Data(in_memory.name_of(given)) if callable(given) else given
-
-
-def _optimizer(given: Any) -> Any:
-    if isinstance(given, optax.GradientTransformation):
-        return Optimizer(_kept(_Fixed, given), learning_rate=0.0)
-    return Optimizer(in_memory.name_of(given)) if callable(given) else given
-
-
-def _arrays(given: Mapping[str, Any]) -> "_Returns":
-    return _Returns(given if "train" in given else {"train": given})
-
-
-@dataclass(frozen=True)
-class _Returns:
-    """A function that returns the thing, whatever it is given."""
-
-    thing: Any
-
-    def __call__(self, *_: Any, **__: Any) -> Any:
-        return self.thing
-
-
-@dataclass(frozen=True)
-class _Fixed:
-    """A function of a learning rate, which the optimizer that it returns does not ask for."""
-
-    fixed: ClassVar[bool] = True  # `optimizers.is_fixed`
-    optimizer: optax.GradientTransformation
-
-    def __call__(self, learning_rate: Any = 0.0) -> optax.GradientTransformation:
-        return self.optimizer
-
-
-class _Pure(nn.Module):
-    """A pair of functions as a flax module, its parameters one tree."""
-
-    init_params: Callable[[jax.Array, jax.Array], Any]
-    apply_params: Callable[[Any, jax.Array], jax.Array]
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return self.apply_params(self.param("tree", self.init_params, x), x)
 
 
 def _keys_of(of: Value) -> dict[str, Any]:
