@@ -23,7 +23,7 @@ from optdyn.analysis.reality import summarize, workers
 from optdyn.analysis.tables import shown
 from optdyn.basics.arguments import Parser
 from optdyn.basics.errors import InputError, print_error
-from optdyn.outputs.workdir import write_json
+from optdyn.basics.files import write_json
 
 TAIL = 1e-3  # of the staleness that the picture leaves out
 

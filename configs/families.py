@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 
 from optdyn.analysis import figures
 from optdyn.basics.arguments import Parser
+from optdyn.basics.files import write_json
 from optdyn.config import usual
 from optdyn.configs.race import ARMS as RACE
 from optdyn.configs.race import MEETING, PROBLEMS, WORKERS
@@ -43,7 +44,6 @@ from optdyn.evidence.study import Study
 from optdyn.evidence.trial import logged, to_loss
 from optdyn.experiment import Experiment
 from optdyn.grid import Point
-from optdyn.outputs.workdir import write_json
 from optdyn.problem import shared_data
 from optdyn.setup import Cluster
 from optdyn.training import program

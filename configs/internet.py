@@ -35,6 +35,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from optdyn.basics.arguments import Parser
+from optdyn.basics.files import write_json
 from optdyn.config import usual
 from optdyn.configs.race import WORKERS, bandwidth, tuned_of
 from optdyn.evidence.arms import (
@@ -55,7 +56,6 @@ from optdyn.evidence.study import Study
 from optdyn.evidence.trial import meeting, to_loss
 from optdyn.experiment import Experiment
 from optdyn.grid import Point
-from optdyn.outputs.workdir import write_json
 from optdyn.training import trainer
 
 SIZES = (8, 64, 512, 4096)

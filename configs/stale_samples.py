@@ -45,13 +45,13 @@ from matplotlib.figure import Figure
 from optdyn.analysis import figures
 from optdyn.basics import seeds
 from optdyn.basics.arguments import Parser
+from optdyn.basics.files import write_json
 from optdyn.basics.trees import Tree
 from optdyn.config import usual
 from optdyn.dynamics.moments import NORMAL, NotIdentified, fit
 from optdyn.evidence.intervals import ratio, shown
 from optdyn.evidence.lock import blob
 from optdyn.evidence.study import Study
-from optdyn.outputs.workdir import write_json
 from optdyn.problem import shared_data
 from optdyn.setup import Cluster, Data
 

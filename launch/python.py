@@ -51,7 +51,7 @@ from optdyn.core import Rule, together, whole
 from optdyn.evidence.intervals import FEWEST, ratio, shown
 from optdyn.grid import changed, grid, named
 from optdyn.launch import in_memory
-from optdyn.outputs.workdir import parameters
+from optdyn.outputs.checkpoints import parameters
 from optdyn.setup import Cluster, Data, Law, Model, Optimizer, Parallel, Pieces, Probes
 from optdyn.strategies.compose import reading
 from optdyn.strategies.method import Network

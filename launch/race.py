@@ -115,7 +115,7 @@ def supervised(arguments: list[str], workdir: str) -> int:
         code = process.wait()
         if code != LOST and (code >= 0 or -code in (signal.SIGINT, signal.SIGTERM)):
             return code if code >= 0 else 128 - code
-        from optdyn.outputs.workdir import latest  # only here, for it takes long
+        from optdyn.outputs.checkpoints import latest  # only here, for it takes long
 
         found = latest(Path(workdir)) or 0
         deaths, saved = (1 if found > saved else deaths + 1), found

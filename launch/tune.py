@@ -30,7 +30,8 @@ from optdyn.basics.progress import clock, number, say
 from optdyn.experiment import Experiment
 from optdyn.launch import app, dry
 from optdyn.outputs import history
-from optdyn.outputs.workdir import Checkpoints, claim, saving, text_of
+from optdyn.outputs.checkpoints import Checkpoints, saving
+from optdyn.outputs.workdir import claim, text_of
 from optdyn.parallel.first_process import own
 from optdyn.training import trainer
 from optdyn.tuning import bench, ladders

@@ -14,7 +14,7 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event
 
 from optdyn.config import default
-from optdyn.outputs.workdir import Checkpoints
+from optdyn.outputs.checkpoints import Checkpoints
 from optdyn.problem import data
 from optdyn.training import trainer
 from tests.often import is_often

@@ -15,10 +15,10 @@ import pytest
 
 from optdyn.analysis import report, tables
 from optdyn.basics.errors import InputError
+from optdyn.basics.files import write_json
 from optdyn.grid import grid
 from optdyn.launch.plan import of_runs
 from optdyn.launch.points import described, plan
-from optdyn.outputs.workdir import write_json
 from optdyn.problem.data import folder as own_images
 from optdyn.timeline.trace import read
 from optdyn.training.trainer import train

@@ -32,11 +32,11 @@ from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
 from optdyn.analysis import efficiency, figures, tables
+from optdyn.basics.files import write_json
 from optdyn.config import default
 from optdyn.evidence import intervals
 from optdyn.evidence.intervals import ratio, spread
 from optdyn.grid import Point, grid
-from optdyn.outputs.workdir import write_json
 
 NOTE = """\
 Methods joined by '+', each beside what it is made of, with learning rate and momentum tuned for

@@ -30,7 +30,8 @@ from optdyn.config import ConfigError
 from optdyn.core import Event
 from optdyn.experiment import Experiment
 from optdyn.outputs import history
-from optdyn.outputs.workdir import claim, free, saving, text_of
+from optdyn.outputs.checkpoints import saving
+from optdyn.outputs.workdir import claim, free, text_of
 from optdyn.parallel.first_process import own
 from optdyn.problem import data as datasets
 from optdyn.problem.problem import Examples, Params, Problem

@@ -17,7 +17,8 @@ from optdyn.basics.processes import is_writer
 from optdyn.basics.trees import Json
 from optdyn.experiment import Experiment
 from optdyn.outputs import history
-from optdyn.outputs.workdir import enough, latest, text_of
+from optdyn.outputs.checkpoints import latest
+from optdyn.outputs.workdir import enough, text_of
 from optdyn.parallel.first_process import agreed
 from optdyn.problem import own_code
 from optdyn.training import program

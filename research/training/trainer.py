@@ -29,17 +29,9 @@ from optdyn.config import ConfigError
 from optdyn.core import Params, State
 from optdyn.experiment import Experiment
 from optdyn.outputs import history
+from optdyn.outputs.checkpoints import Checkpoints, fingerprint, parameters, saving
 from optdyn.outputs.recorder import Recorder
-from optdyn.outputs.workdir import (
-    Checkpoints,
-    Metrics,
-    claim,
-    fingerprint,
-    free,
-    is_finished,
-    parameters,
-    saving,
-)
+from optdyn.outputs.workdir import Metrics, claim, free, is_finished
 from optdyn.parallel.first_process import agreed, own, verdict
 from optdyn.problem import own_code, problem, shared_data
 from optdyn.problem.data.feed import Feed

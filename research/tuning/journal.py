@@ -13,7 +13,7 @@ from pathlib import Path
 from optdyn.basics.files import WorkdirError, append, rows, write
 from optdyn.basics.progress import number, say
 from optdyn.basics.trees import Json
-from optdyn.outputs.workdir import Checkpoints
+from optdyn.outputs.checkpoints import Checkpoints
 from optdyn.tuning import bench
 from optdyn.tuning.bench import Checkpoint, Cluster
 from optdyn.tuning.choice import Choice, Measures, Outcome, Point

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from optdyn.basics.arguments import Parser
+from optdyn.basics.files import write_json
 from optdyn.config import usual
 from optdyn.configs.race import PROBLEMS
 from optdyn.evidence.arms import RATE, Arm, Ladder, rates, reported, tuned
@@ -19,7 +20,6 @@ from optdyn.evidence.intervals import ratio
 from optdyn.evidence.study import Study
 from optdyn.evidence.trial import FIRST, to_loss
 from optdyn.grid import Point
-from optdyn.outputs.workdir import write_json
 
 TARGET, ALLOTTED = 0.25, "strategy.allotted"
 CLUSTER: Point = {

@@ -28,7 +28,7 @@ import pandas as pd
 
 from optdyn.basics.files import rows
 from optdyn.launch import sweep, train, tune  # noqa: F401  imported here, once for all processes
-from optdyn.outputs.workdir import latest
+from optdyn.outputs.checkpoints import latest
 
 GRID = """
 from optdyn.configs import quickstart

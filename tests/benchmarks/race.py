@@ -36,7 +36,7 @@ from optdyn.analysis.raced import Race, load
 from optdyn.analysis.reality import summarize
 from optdyn.basics.files import rows
 from optdyn.configs import quickstart
-from optdyn.outputs.workdir import parameters
+from optdyn.outputs.checkpoints import parameters
 from optdyn.racing.race import race, replaying
 from tests.benchmarks.record import publish
 from tests.racing.test_ray import servers, step, workers

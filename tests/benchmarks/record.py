@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import pandas as pd
 
-from optdyn.outputs.workdir import write_json
+from optdyn.basics.files import write_json
 
 
 def publish(table: pd.DataFrame, out: Path, **about: Any) -> None:

@@ -14,8 +14,9 @@ from optdyn.analysis import report, tables
 from optdyn.basics import files as outputs
 from optdyn.basics.files import DiskFull
 from optdyn.launch import sweep
-from optdyn.outputs import history, workdir
-from optdyn.outputs.workdir import Checkpoints, Metrics, latest
+from optdyn.outputs import checkpoints, history, workdir
+from optdyn.outputs.checkpoints import Checkpoints, latest
+from optdyn.outputs.workdir import Metrics
 from optdyn.training import trainer
 from optdyn.training.trainer import train
 from tests.launch.sweeping import alone, assert_same, config_of, grid_file
@@ -67,7 +68,7 @@ def full_before(monkeypatch, disk, owner, name, when=lambda *_: True):
     def filled(*arguments, **named):
         if not done and when(*arguments):
             done.append(True)
-            with workdir.SAVING:
+            with checkpoints.SAVING:
                 disk.fill()
         return function(*arguments, **named)
 
@@ -80,7 +81,7 @@ PLACES = {
     "log": (Metrics, "append", lambda _, row: row["step"] == 25),
     "first checkpoint": (Checkpoints, "save", lambda _, step, state: step == 20),
     "third checkpoint": (Checkpoints, "save", lambda _, step, state: step == 60),
-    "sums of a checkpoint": (workdir, "write_json", lambda path, _: "40" in str(path)),
+    "sums of a checkpoint": (checkpoints, "write_json", lambda path, _: "40" in str(path)),
     "end of the event file": (Metrics, "end", lambda *_: True),
     "summary": (trainer, "write_json", lambda *_: True),
 }

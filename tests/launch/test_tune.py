@@ -12,7 +12,8 @@ import pytest
 
 from optdyn.config import ConfigError
 from optdyn.launch.tune import results, tune
-from optdyn.outputs.workdir import Checkpoints, WorkdirError
+from optdyn.outputs.checkpoints import Checkpoints
+from optdyn.outputs.workdir import WorkdirError
 from optdyn.tuning import bench
 from tests.values import as_experiment
 

@@ -11,7 +11,8 @@ from optdyn import optimizers
 from optdyn.basics.errors import InputError
 from optdyn.basics.files import WorkdirError
 from optdyn.config import ConfigError
-from optdyn.outputs.workdir import Metrics, latest
+from optdyn.outputs.checkpoints import latest
+from optdyn.outputs.workdir import Metrics
 from optdyn.training import trainer
 from optdyn.training.replicas import record
 from optdyn.training.trainer import train

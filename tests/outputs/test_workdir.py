@@ -11,7 +11,8 @@ import pytest
 
 from optdyn.basics.files import WorkdirError, write_npz
 from optdyn.basics.hold import LOCK
-from optdyn.outputs.workdir import SUMS, Checkpoints, Metrics, claim
+from optdyn.outputs.checkpoints import SUMS, Checkpoints
+from optdyn.outputs.workdir import Metrics, claim
 from optdyn.training import driver
 from optdyn.training.trainer import train
 from tests.values import as_experiment

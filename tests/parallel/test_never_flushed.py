@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from optdyn.config import default
-from optdyn.outputs.workdir import Checkpoints
+from optdyn.outputs.checkpoints import Checkpoints
 from optdyn.strategies.read.never_flushed import _pairs, apart, together
 from optdyn.strategies.read.stale_pipeline import KINDS
 from optdyn.training import trainer

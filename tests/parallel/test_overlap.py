@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from optdyn.basics import processes
 from optdyn.config import ConfigError
-from optdyn.outputs.workdir import Checkpoints
+from optdyn.outputs.checkpoints import Checkpoints
 from optdyn.parallel import overlap, ring
 from optdyn.parallel.layout import DeviceError
 from optdyn.training import driver, trainer

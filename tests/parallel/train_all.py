@@ -14,7 +14,7 @@ from jax.flatten_util import ravel_pytree
 
 from optdyn.basics import processes
 from optdyn.config import default
-from optdyn.outputs.workdir import Checkpoints
+from optdyn.outputs.checkpoints import Checkpoints
 from optdyn.training import trainer
 from tests.values import as_experiment
 

@@ -15,7 +15,7 @@ from optdyn import core
 from optdyn.basics.errors import ConfigError
 from optdyn.basics.files import WorkdirError
 from optdyn.basics.hold import held
-from optdyn.outputs.workdir import parameters
+from optdyn.outputs.checkpoints import parameters
 from optdyn.racing import shards
 from optdyn.racing.race import in_turn, race, replaying
 from optdyn.racing.worker import worker

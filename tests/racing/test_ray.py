@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 from optdyn.basics.hold import LOCK, held
-from optdyn.outputs.workdir import parameters
+from optdyn.outputs.checkpoints import parameters
 from optdyn.timeline.versions import WAITING
 from tests.proc import parents, read
 

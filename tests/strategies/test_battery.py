@@ -20,7 +20,7 @@ import pytest
 
 from optdyn import optimizers, strategies
 from optdyn.config import ConfigError, default, parse
-from optdyn.outputs.workdir import Checkpoints
+from optdyn.outputs.checkpoints import Checkpoints
 from optdyn.strategies import Event
 from optdyn.timeline.base import Shares, chosen
 from optdyn.timeline.shares import columns, cut

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optdyn import optimizers, timeline
-from optdyn.outputs.workdir import Checkpoints
+from optdyn.outputs.checkpoints import Checkpoints
 from optdyn.setup import Cluster
 from optdyn.strategies import Event
 from tests.strategies.composed import asynchronous, sync

@@ -13,7 +13,7 @@ import pytest
 
 from optdyn import core, optimizers
 from optdyn.config import ConfigError
-from optdyn.outputs import versions, workdir
+from optdyn.outputs import checkpoints, versions
 from optdyn.strategies import Event
 from optdyn.strategies.read.asynchronous import asynchronous
 from optdyn.training import driver, trainer
@@ -128,7 +128,7 @@ def test_a_large_table_is_checkpointed_beside_the_rest(
     monkeypatch.setattr(versions, "LARGE", 0)
     chosen.steps = 30
     trainer.train(as_experiment(chosen), tmp_path / "large")
-    step, found = workdir.parameters(tmp_path / "large")
+    step, found = checkpoints.parameters(tmp_path / "large")
     leaves = list((tmp_path / "large/checkpoints/30/versions").rglob("*.npy"))
     assert step == 30 and len(leaves) == len(jax.tree.leaves(found))
     chosen.steps = 60
@@ -140,8 +140,8 @@ def test_a_large_table_is_checkpointed_beside_the_rest(
     assert rows(tmp_path / "large")[-1] == rows(tmp_path / "small")[-1]
     one = next((tmp_path / "large/checkpoints/60/versions").rglob("*.npy"))
     one.write_bytes(one.read_bytes()[:-1] + b"x")
-    with pytest.raises(workdir.WorkdirError, match=r"corrupt \(versions/.* is not as written"):
-        workdir.Checkpoints(tmp_path / "large")
+    with pytest.raises(checkpoints.WorkdirError, match=r"corrupt \(versions/.* is not as written"):
+        checkpoints.Checkpoints(tmp_path / "large")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from optdyn.config import ConfigError
-from optdyn.outputs.workdir import fingerprint
+from optdyn.outputs.checkpoints import fingerprint
 from optdyn.problem import shared_data
 from optdyn.training import program, trainer
 from optdyn.tuning import bench
