@@ -67,17 +67,18 @@ def drive(
     windows: Windows | None = None,
     feed: Feed | None = None,
 ) -> Iterator[Chunk]:
-    """The run's updates from `step` on, in chunks of which one ends at every stop, and the last.
+    """The run's updates from `step` on, in chunks. A chunk ends at each of the `stops`, and the
+    updates end at the last of them.
 
     The first chunk is empty, so that all is compiled with it; at least one follows. The state is
-    donated. The `log`, to which whoever iterates may append, decides timeline and momentum, and as
-    far as the timeline is decided is a stop. Updates in `windows` are metered. `feed`: where
-    examples come from, if it is used elsewhere too.
+    donated. The `log`, to which whoever iterates may append, decides timeline and momentum. Where
+    the log does not decide the timeline yet, a chunk ends too. Updates in `windows` are metered.
+    `feed` is where examples come from; by default one is made for these updates.
     """
     feed, second = feed or feed_of(run), feed_of(run)
 
     def cut(state: State, step: int, held: int) -> Chunk:
-        """Updates from `step` on; `held`: one whose batch is decided."""
+        """The chunk of updates from `step` on. The batch of update `held` must be decided."""
         nonlocal run
         run = run if log is None else extended(run, held, log)
         until = min(stops[bisect_right(stops, step, hi=len(stops) - 1)], len(run.timeline.seconds))
@@ -97,7 +98,8 @@ def drive(
 
         return Chunk(run, step, end - step, until, state, examples, events, metered, begun)
 
-    chunk = cut(state, step, max(step - 1, 0))  # whose batch is decided wherever the run goes on
+    # The batch of the last update that was made is decided, wherever the run goes on.
+    chunk = cut(state, step, max(step - 1, 0))
     del state  # a state may fill the memory
     chunk.n = 0
     yield chunk

@@ -67,7 +67,7 @@ def go_on(
     Raises `WorkdirError` if the run that its config asks for would not have come to this step as it
     is, and changes nothing.
     """
-    config, of = run.config, held["steps"]
+    config, planned = run.config, held["steps"]
     enough(folder, config.steps, step)
     if before.get("status") in ("completed", "diverged") and not step:
         raise WorkdirError(
@@ -76,15 +76,15 @@ def go_on(
         )
     logged = rows(folder / "metrics.jsonl", "step")
     changed: Json = {}
-    if of != config.steps and step:
+    if planned != config.steps and step:
         past = [row for row in logged if row["step"] <= step]
-        changed = {"of": of} | _continued(folder, run, of, step, before, past)
+        changed = {"of": planned} | _continued(folder, run, planned, step, before, past)
     about = {"init_from": run.origin, "own_code": run.code}
     history.started(folder, step, config.steps, **changed, **{k: v for k, v in about.items() if v})
     if (text := text_of(config, run.code)) != (folder / "config.json").read_text():
         write(folder / "config.json", text)
     if step:
-        more = f", for {config.steps:,} steps in place of {of:,}" if changed else ""
+        more = f", for {config.steps:,} steps in place of {planned:,}" if changed else ""
         tell(f"resuming at {step:,}{more}")
     if "schedule" in changed:
         tell(f"learning rates: {changed['schedule']}")
@@ -95,18 +95,19 @@ def go_on(
 def _continued(
     folder: Path,
     run: Run,
-    of: int,
+    planned: int,
     step: int,
     before: Json,
     logged: list[Json],
 ) -> Json:
-    """What is another in a run of `of` steps from this one on than in one that always had as many
-    as now: nothing, or the `schedule` of learning rates.
+    """How the run differs, from update `step` on, from one that had `config.steps` from the start.
 
-    Raises `WorkdirError` if it is what was done before: an exchange that ends a run, say.
+    It was begun with `planned` steps. {} if it does not differ, else {"schedule": words} where its
+    learning rates do. Raises `WorkdirError` if updates that are done already would have been other
+    ones, as where an exchange of all nodes ends a run.
     """
     config = run.config
-    earlier = config.with_(steps=of)
+    earlier = config.with_(steps=planned)
     hypers = program.hypers(earlier)
     past = run._replace(config=earlier, timeline=run.timeline_of(earlier), hypers=hypers)
     lines = [extended(each, step - 1, logged).timeline for each in (run, past)]
@@ -121,11 +122,11 @@ def _continued(
         why = "config.probes.steer" if read_at_end else f"strategy {config.strategy.name!r}"
         raise WorkdirError(
             f"workdir {folder}: its {step:,} updates are not the first of {config.steps:,} steps, "
-            f"since {why} ends a run of {of:,} in a way of its own; give another --workdir"
+            f"since {why} ends a run of {planned:,} in a way of its own; give another --workdir"
         )
     if all(np.array_equal(run.hypers[name][:step], hypers[name][:step]) for name in hypers):
         return {}
     return {
         "schedule": f"{config.optimizer.schedule!r} of {config.steps:,} steps from update {step:,} "
-        f"on, before that of {of:,}"
+        f"on, before that of {planned:,}"
     }

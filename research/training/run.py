@@ -83,9 +83,10 @@ def feed_of(run: Run) -> Feed:
 
 
 def batches_of(run: Run, independent: bool = False) -> Batches:
-    """What each device is given of every batch: an even part, or as the timeline's shares say.
+    """The numbers of the examples of every batch, as devices divide it: `(start, stop) -> numbers`.
 
-    Or of the second, `independent` ones, which the momentum meter takes a gradient of.
+    Devices have even parts, or such as the timeline's shares say. With `independent` it is the
+    second batch of every update, of which the momentum meter takes a gradient.
     """
     every = partial(
         problem.batches, run.config, run.examples, independent=independent, shards=run.shards
@@ -93,7 +94,7 @@ def batches_of(run: Run, independent: bool = False) -> Batches:
     methods, batch = run.config.methods, run.timeline.batch
     if run.shards and methods.read and not methods.mix:
         return partial(every, worker=run.timeline.worker)
-    if batch is not None:  # it is its reader's, and so was decided before the update's number
+    if batch is not None:  # a batch goes to who reads next, before its update has a number
         return lambda start, stop: by_number(every, batch[start:stop])
     divided = chosen(run.timeline, Shares)
     if not divided:
