@@ -67,8 +67,7 @@ def drive(
     windows: Windows | None = None,
     feed: Feed | None = None,
 ) -> Iterator[Chunk]:
-    """The run's updates from `step` on, in chunks. A chunk ends at each of the `stops`, and the
-    updates end at the last of them.
+    """The run's updates from `step` to the last of the `stops`, in chunks; one ends at each stop.
 
     The first chunk is empty, so that all is compiled with it; at least one follows. The state is
     donated. The `log`, to which whoever iterates may append, decides timeline and momentum. Where
