@@ -71,7 +71,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
 
 
 def rows(runs: pd.DataFrame, keys: Sequence[str]) -> list[dict[str, Any]]:
-    """Of every setting, the best first, what tells it from others, and figures run by run."""
+    """A row a setting, the best first: the keys that tell it from others, figures run by run."""
     labels, found = varying(runs, keys), []
     for setting in run_tables.ranked(runs):
         its = runs[runs["setting"] == setting]

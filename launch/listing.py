@@ -45,7 +45,7 @@ def keys() -> Listed:
 
 
 def chosen(kind: str, found: Listed, text: str) -> Listed:
-    """Those whose names begin with `text`; of keys also those that have the word anywhere."""
+    """The names that begin with `text`; keys also where the word is anywhere in name or line."""
     begin = {name: about for name, about in found.items() if name.startswith(text)}
     if kind != "keys" or re.search(r"\W", text):
         return begin

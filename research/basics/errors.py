@@ -78,7 +78,7 @@ def one_of(name: str, value: object, values: Sequence[str]) -> None:
 
 
 def one_of_these(value: object, values: Sequence[str]) -> str:
-    """What a value must be that is none of these."""
+    """The words for what a value must be, where it is none of these."""
     return f"one of {', '.join(map(repr, values))}{meant(str(value), values)}"
 
 

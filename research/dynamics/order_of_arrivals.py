@@ -26,8 +26,9 @@ class Ages(NamedTuple):
 
 
 def ages(worker: Sequence[int] | np.ndarray, groups: int, past: int = 0) -> Ages:
-    """Of the groups that arrived at updates in a row, (T,); `past` is M.
+    """The numerator of z and its variance, from a window of arrivals.
 
+    `worker`, (T,): the group that arrived at each of T updates in a row; `past` is M.
     Groups that have not arrived yet have been away for longer than all that have, by equal ranks.
     """
     every = np.asarray(worker).tolist()

@@ -23,12 +23,12 @@ from optdyn.basics.trees import Params
 
 
 class Bases(NamedTuple):
-    """Of one matrix."""
+    """The eigenbases of a matrix of parameters (m, n), and the means that they are renewed from."""
 
-    left: jax.Array  # Q_L
-    right: jax.Array
-    rows: jax.Array  # L
-    columns: jax.Array  # R
+    left: jax.Array  # Q_L, (m, m)
+    right: jax.Array  # Q_R, (n, n)
+    rows: jax.Array  # L, (m, m)
+    columns: jax.Array  # R, (n, n)
 
 
 class State(NamedTuple):

@@ -26,7 +26,7 @@ COLLECTIVES = (RING, TREE, SERVER, DRAWN)
 
 
 def kind_of(cluster: Cluster) -> str:
-    """How the cluster adds up."""
+    """The cluster's collective: RING, TREE or SERVER; `drawn` is a ring."""
     return RING if cluster.collective == DRAWN else cluster.collective
 
 

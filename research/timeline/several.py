@@ -93,6 +93,9 @@ def several(
 
 
 def blank(groups: int, steps: int, arrivals: int, waiting: str, drops: bool = False) -> Timeline:
-    """Such a timeline before anybody has arrived. Where all others are dropped, one slot does."""
+    """The timeline of `several` before anybody has arrived.
+
+    One slot does where an update drops all other work (`k_sync`, `k_batch_sync`).
+    """
     slots = 1 if waiting.endswith("_sync") else groups
     return empty(slots, steps, arrivals, groups if drops else 0)

@@ -37,9 +37,11 @@ def rounds(
     quorum: int = 0,
     window: float = 0.0,
 ) -> Rounds:
-    """Of local steps of learners `worker`, (steps,), done at these seconds.
+    """What learners exchange at their local steps, and the merges that come of it.
 
-    `message`: (learners, P) seconds of one, in either direction. `quorum` is K; 0: all learners.
+    `worker`, (steps,): the learner of each local step; `seconds`, (steps,): when it is done.
+    `message`, (learners, P): seconds of a message, in either direction. `period` is H, in local
+    steps; `quorum` is K, 0: all learners; `delay` and `window` as at the top of this file.
     """
     steps, (learners, fragments) = len(worker), message.shape
     phases = np.arange(fragments) * period // fragments
@@ -79,7 +81,9 @@ def rounds(
 
 
 def ages(worker: np.ndarray, learners: int, of: Rounds) -> tuple[np.ndarray, np.ndarray]:
-    """(steps, P) local steps of a learner since it took over, and (steps, P) merges not seen."""
+    """(steps, P) a learner's local steps since it last took a merge over, and (steps, P) how many
+    merges of the fragment it has not seen.
+    """
     shape = learners, of.send.shape[1]
     since, letter, seen = np.zeros((3, *shape), np.int32)
     made = np.zeros(shape[1], np.int32)

@@ -46,7 +46,7 @@ class Held(NamedTuple):
 
     @property
     def inner(self) -> "Held":
-        """What is asked of it now is of the choice inside nodes."""
+        """The same file, whose fields are now those of the choice inside nodes."""
         return self._replace(inside=self.inside + "inner.")
 
     def order(self, worker: np.ndarray) -> "Held":
@@ -54,7 +54,7 @@ class Held(NamedTuple):
         return self._replace(worker=worker, fields={})
 
     def node(self, node: int, nodes: int) -> "Held":
-        """What it says of the arrivals inside one of so many nodes, whose seconds it hasn't."""
+        """The arrivals inside one of so many nodes. The file has no seconds of theirs."""
         worker = self.inner.inside + "worker"
         found = self.fields.get(worker)
         width = found.shape[1] // nodes if found is not None and found.ndim > 1 else 1
@@ -83,14 +83,14 @@ class Held(NamedTuple):
         return found.reshape(steps, *shape)
 
     def whole(self, field: str, shape: tuple[int, ...], least: int, most: int) -> np.ndarray:
-        """The same as int32, from `least` to `most`; `TimelineError` where a number is not that."""
+        """`numbers` as int32, from `least` to `most`; `TimelineError` where one is none."""
         found = self.numbers(field, shape)
         good = (found == np.floor(found)) & (found >= least) & (found <= most)
         self.require(field, good, f"whole numbers from {least} to {most}")
         return found.astype(np.int32)
 
     def flags(self, field: str, shape: tuple[int, ...] = ()) -> np.ndarray:
-        """The same as bool."""
+        """`numbers` as bool; `TimelineError` where one is neither 0 nor 1."""
         return self.whole(field, shape, 0, 1).astype(bool)
 
     def require(self, field: str, good: np.ndarray, wanted: str) -> None:

@@ -117,7 +117,7 @@ def check_cluster(config: Experiment) -> None:
 
 
 def _check_unread(config: Experiment, methods: strategies.Methods) -> None:
-    """What would change the meaning of a run, if its methods heeded it."""
+    """Raises `ConfigError` at a key of methods that is set and that the run's own do not read."""
     keys, blocks = config.strategy.keys, [n for n, _ in models.make(config.model, classes=2)]
     fresh, merges = keys["fresh"], hasattr(methods.read, "fresh")
     refuse(
@@ -336,7 +336,7 @@ def _check_optimizer(config: Experiment) -> None:
 
 
 def _check_chain(config: Experiment) -> None:
-    """What gradients go through before the optimizer."""
+    """The transforms that gradients go through before the optimizer, and their options."""
     texts = "of texts, names of transforms as ('delay_compensation',), or ()"
     require(config, "optimizer.chain", lambda v: all(isinstance(n, str) for n in v), texts)
     every = [options for _, options in optimizers.chain(config)]

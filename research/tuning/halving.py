@@ -42,7 +42,7 @@ def raced(bench: Bench, point: Point, groups: Sequence[int]) -> tuple[Choice, Ch
 
 
 def candidates(bench: Bench, point: Point, groups: Sequence[int]) -> Iterator[Choice]:
-    """Those of one group first."""
+    """The settings to begin with, those of one group first (see the top of this file)."""
     step, total, _ = bench.measure(point)
     pace = math.inf
     for g in groups:

@@ -240,7 +240,7 @@ def sent_by(
     examples: Examples,
     own: jax.Array,
 ) -> tuple[list[Form], jax.Array]:
-    """What each stage but the last sends, and zeros as long as the longest of that."""
+    """The form of the activations that each stage but the last sends; zeros for the longest."""
     x: jax.ShapeDtypeStruct = jax.eval_shape(lambda: problem.input(problem.batch(examples, own)))
     sent = []
     for part, forms in zip(parts[:-1], every[:-1], strict=True):

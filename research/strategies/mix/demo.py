@@ -69,7 +69,10 @@ class Chunks(NamedTuple):
 
 
 def chunks(shape: tuple[int, ...], most: int) -> Chunks:
-    """Of arrays of that shape; their last axis by all others, a vector being one row."""
+    """How an array of that shape is cut into blocks of at most `most` numbers a side.
+
+    The array is a matrix of its last axis by all others; a vector is one row.
+    """
     rows, columns = prod(shape[:-1]), (shape or (1,))[-1]
     height, width = (
         max(d for d in range(1, min(n, most) + 1) if n % d == 0) for n in (rows, columns)

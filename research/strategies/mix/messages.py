@@ -33,7 +33,7 @@ class Nodes(NamedTuple):
 
 
 def mean_of(rows: jax.Array, weights: jax.Array | None) -> jax.Array:
-    """Of gathered rows, (nodes, ...)."""
+    """The mean of gathered rows, (nodes, ...); with `weights`, (nodes,), their sum by these."""
     if weights is None:
         return rows.mean(axis=0)
     return jnp.tensordot(weights.astype(rows.dtype), rows, axes=1, precision=lax.Precision.HIGHEST)
@@ -71,7 +71,7 @@ class Messages(NamedTuple):
         return jax.tree.map(lambda leaf: leaf.astype(dtype or leaf.dtype), x)
 
     def kept(self, x: Params) -> Tree:
-        """What no message of x has said yet: of a compression e and its state."""
+        """What messages leave out, before the first: e = 0 and a compression's state, or ()."""
         if not self.compression:
             return ()
         return jax.tree.map(jnp.zeros_like, x), self.compression.init(x)
@@ -160,7 +160,7 @@ def over_nodes(senders: str | None = None) -> Nodes:
 
 
 def neighbours(every: Nodes, to: jax.Array) -> Nodes:
-    """The same whose sum is P times sum_j W_ij x_j, and whose mean is that without P.
+    """Collectives whose sum is P sum_j W_ij x_j, and whose mean is sum_j W_ij x_j, for P nodes.
 
     W_ij is the share of node j's messages, (nodes, k), that go to node i, its own among them. Its
     rows sum to 1 where all are sent as many messages as they send.
@@ -172,7 +172,9 @@ def neighbours(every: Nodes, to: jax.Array) -> Nodes:
         own = row.astype(leaf.dtype)
         return jnp.tensordot(own, leaf, axes=1, precision=lax.Precision.HIGHEST)
 
-    sums = lambda tree: jax.tree.map(weighted, every.gather(tree))  # noqa: E731
+    def sums(tree: Tree) -> Tree:
+        return jax.tree.map(weighted, every.gather(tree))
+
     return every._replace(sums=sums, weights=row / nodes)
 
 
@@ -190,7 +192,7 @@ def at_once(collective: Callable[[jax.Array], jax.Array], tree: Tree) -> Tree:
 
 
 def _gathered_at_once(gather: Callable[[jax.Array], jax.Array], tree: Tree) -> Tree:
-    """The same where nothing is added up: arrays of several types travel together, as bytes."""
+    """`at_once` where nothing is added up: arrays of several types travel together, as bytes."""
     if len({leaf.dtype for leaf in jax.tree.leaves(tree)}) == 1:
         return at_once(gather, tree)
     byte = partial(lax.bitcast_convert_type, new_dtype=jnp.uint8)

@@ -106,7 +106,7 @@ class ModelAveraging(Mixes, Periodic, Fragmented, Compressed):
 
     @property
     def state_where_met(self) -> str:
-        """What a node's optimizer is where it receives."""
+        """What becomes of a node's optimizer state where it receives: of `outer.INNER_STATES`."""
         return self.inner_state
 
     def states(self, meeting: Meeting) -> np.ndarray | None:

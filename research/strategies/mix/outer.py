@@ -123,7 +123,7 @@ def outer(
         return state._replace(inner=after), info
 
     def exchange(state: State, event: Event) -> State:
-        """What was just sent is in flight, of the fragments that were."""
+        """Puts what nodes have just sent in flight; fragments not sent stay as they were."""
         send, receive, waited = turns(event)
         decay = dict(event.choice.outer).get("error_decay")
         total = partial(messages.total, to=event.choice.to, decay=decay)
@@ -164,10 +164,12 @@ def outer(
             mean = over_nodes(messages.senders).mean
             after = after._replace(opt_state=averaged(after.opt_state, averages(event), mean))
         elif inner_state == "reset":
-            fresh = lambda after: inner.init(after.params).opt_state  # noqa: E731
-            kept = lambda after: after.opt_state  # noqa: E731
-            after = after._replace(opt_state=lax.cond(receive.any(), fresh, kept, after))
+            opt_state = lax.cond(receive.any(), fresh, lambda own: own.opt_state, after)
+            after = after._replace(opt_state=opt_state)
         return state._replace(inner=after.moved_to(join(x)), outer=theta)
+
+    def fresh(own: Tree) -> Tree:
+        return inner.init(own.params).opt_state
 
     def merged(
         hyper: Hyper,
@@ -213,9 +215,11 @@ def outer(
         in_flight[fragment] = tree_of(total.astype(vector.dtype))
         return state._replace(in_flight=join(in_flight))
 
-    alone = not (messages.compression or corrects or inner_state == "averaged")
-    carried = lambda state, event: merge(state, event, state.in_flight)  # noqa: E731
-    apart = Apart(update, message, landed, carried, fragments) if alone else None
+    def carried(state: State, event: Event) -> State:
+        return merge(state, event, state.in_flight)
+
+    is_sum = not (messages.compression or corrects or inner_state == "averaged")
+    apart = Apart(update, message, landed, carried, fragments) if is_sum else None
     return Rule(init, step, apart)
 
 

@@ -81,6 +81,6 @@ def _matrix(leaf: jax.Array) -> jax.Array:
 
 
 def _like(leaf: jax.Array, matrix: jax.Array) -> jax.Array:
-    """What `_matrix` made of such a leaf, as that again."""
+    """A matrix as `_matrix` makes it of an array like `leaf`, in that array's shape again."""
     wide = leaf.size <= leaf.shape[-1] ** 2
     return (matrix if wide else matrix.T).reshape(leaf.shape)

@@ -31,7 +31,7 @@ class Numbers(NamedTuple):
 
 
 def numbers(bits: int, block: int) -> Numbers:
-    """Of 2 to 8 `bits` in blocks of so many; of 32 bits, what they are."""
+    """Numbers of 2 to 8 `bits`, a scale for each `block` of them; with 32 bits they stay floats."""
     if bits == WHOLE:
         return Numbers(lambda v: v, lambda v, size: v, lambda size: 4 * size)
     known = jnp.asarray(levels(bits), jnp.float32)
@@ -57,7 +57,7 @@ def numbers(bits: int, block: int) -> Numbers:
 
 
 def levels(bits: int) -> np.ndarray:
-    """(2^(bits - 1),) from 0 to 1."""
+    """(2^(bits - 1),) sizes from 0 to 1, over the scale, that a number of so many bits can have."""
     if bits == 4:
         return np.array([0.0, *(2.0**-j for j in range(6, -1, -1))])
     return np.linspace(0.0, 1.0, 2 ** (bits - 1))

@@ -86,7 +86,7 @@ def decoupled(gradient: Gradient, update: Update, learners: int, fragments: int 
         return State(params, outer, every, every, opt_state, mail, none, none + jnp.float32(0))
 
     def where(flags: Array, tree: Tree, other: Tree) -> Tree:
-        """Of each fragment the one or the other."""
+        """The fragments of `tree` whose flag is set, (P,), and of `other` the rest."""
         each = zip(flags, cut(tree, fragments), cut(other, fragments), strict=True)
         return join([own.where(*one) for one in each])
 

@@ -19,7 +19,7 @@ from optdyn.strategies.read import groups
 
 
 class Trained(NamedTuple):
-    """What a worker of a race sends that has taken local steps."""
+    """The message of a race's worker that has taken local steps."""
 
     loss: jax.Array  # of each, or of the last
     params: Params
@@ -43,9 +43,9 @@ def local_step(gradient: Gradient, update: Update) -> Callable[..., Trained]:
 
 
 def local_steps(gradient: Gradient, update: Update, before: bool = False) -> Callable[..., Trained]:
-    """What a worker of a race does: as many as it is given batches.
+    """A race's worker: it takes one local step for each of the batches that it is given.
 
-    With `before` it also says where the last of them began, which is as much again to send.
+    With `before` its message also has the parameters before the last step: as much again to send.
     """
     step = local_step(gradient, update)
 

@@ -196,7 +196,7 @@ def _pairs(first: int, stages: int) -> list[tuple[int, int]]:
 def _seen(
     kind: str, versions: jax.Array, read: jax.Array, event: Event, first: jax.Array
 ) -> jax.Array:
-    """What a stage computes with that reads a version."""
+    """The parameters that a stage computes with, which has read the version `read`."""
     if kind != "predict":
         return read
     far = distance(event.hyper["momentum"], event.staleness[first])

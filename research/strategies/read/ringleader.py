@@ -73,7 +73,10 @@ def ringleader(
 
 
 def rounds(worker: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of arrivals in this order, (steps,): their table, b_i, and whether they apply it."""
+    """(steps,) each: an arrival's table, its group's number b_i in it, and whether it is applied.
+
+    `worker`, (steps,): the groups in the order of their arrivals, of `count` in all.
+    """
     table, number = np.zeros((2, len(worker)), np.int32)
     applied, b = np.zeros(len(worker), bool), np.zeros((2, count), np.int32)
     now, turns = 0, set[int]()  # the round's table, and who has yet to apply it; none: it gathers

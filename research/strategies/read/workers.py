@@ -36,7 +36,7 @@ Table = Tree  # a pytree, leaves (workers, ...)
 
 
 def table(tree: Tree, workers: int) -> Table:
-    """The same in all rows."""
+    """A table of so many `workers` whose rows are all this tree."""
     return jax.tree.map(lambda leaf: jnp.repeat(leaf[None], workers, axis=0), tree)
 
 
