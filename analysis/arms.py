@@ -132,8 +132,7 @@ def comparisons(
         lowest = max(_lowest(its) for part, _ in found for _, its in part.groupby(GROUPS))
         if not 0 < lowest < np.inf:
             return []
-        power = 2.0 ** np.ceil(np.log2(lowest))
-        loss = power if np.isnan(efficiency.too_easy(power, log)) else lowest
+        loss = efficiency.rounded_target(lowest, log)
     losses = tuple(loss * 2**i for i in range(HALVINGS + 1))
     losses = tuple(it for it in losses if np.isnan(efficiency.too_easy(it, log)))
     if not losses:

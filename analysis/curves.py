@@ -31,7 +31,7 @@ from optdyn.analysis.run_tables import (
     tuned,
     varying,
 )
-from optdyn.analysis.tables import Point, TableError
+from optdyn.analysis.tables import Point
 from optdyn.analysis.tradeoffs import Front
 
 WORST = 2  # of the curves that a picture names, where there are too many
@@ -76,8 +76,8 @@ def compared(points: Sequence[Point], target: float = np.nan) -> Compared:
     runs, why = run_tables.prepared(tables.runs(points, keys), keys, log), "as asked for"
     if np.isnan(target):
         target, why = run_tables.target(runs, log)
-    elif not np.isnan(start := efficiency.too_easy(target, log)):
-        raise TableError(f"--target={target:g}: some run starts from {start:.4g}; must be below it")
+    else:
+        efficiency.check_target(target, log)
     runs = efficiency.with_target(runs, log, target)
     if log.empty:
         return Compared(runs, log, keys, target, why, [], [], "")

@@ -20,6 +20,8 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from optdyn.analysis.tables import TableError
+
 MOMENTUM = "optimizer.momentum"
 BOOTSTRAP = 1000  # draws of seeds
 CLOCKS = ["step", "simulated_seconds"]
@@ -134,6 +136,18 @@ def too_easy(target: float, metrics: pd.DataFrame) -> float:
     """The loss that some run starts from at or below the target; NaN if all start above."""
     starts = metrics.dropna(subset=["train_loss"]).groupby("point")["train_loss"].first()
     return float(starts[starts <= target].min())
+
+
+def check_target(target: float, metrics: pd.DataFrame) -> None:
+    """Raises `TableError` if some run starts at or below the target that was asked for."""
+    if not np.isnan(start := too_easy(target, metrics)):
+        raise TableError(f"--target={target:g}: some run starts from {start:.4g}; must be below it")
+
+
+def rounded_target(lowest: float, metrics: pd.DataFrame) -> float:
+    """The power of two at or above a loss, or where runs start below that power the loss itself."""
+    power = 2.0 ** np.ceil(np.log2(lowest)) if lowest > 0 else lowest
+    return float(power if np.isnan(too_easy(power, metrics)) else lowest)
 
 
 def with_target(runs: pd.DataFrame, metrics: pd.DataFrame, target: float) -> pd.DataFrame:

@@ -131,8 +131,8 @@ def _of_sweeps(sources: Sequence[Path], target: float, where: Sequence[str]) -> 
     log = tables.metrics(every)
     if np.isnan(target):
         target = _common(list(kinds.values()), log)
-    elif not np.isnan(start := efficiency.too_easy(target, log)):
-        raise TableError(f"--target={target:g}: some run starts from {start:.4g}; must be below it")
+    else:
+        efficiency.check_target(target, log)
     seeds = set.intersection(*({p.config["seed"] for p in its} for its in kinds.values()))
     if len(seeds) < 2:
         raise TableError(f"{said}: needs two seeds at least that all methods were run with")
@@ -186,8 +186,7 @@ def _common(kinds: Sequence[Sequence[Point]], log: pd.DataFrame) -> float:
     lowest = efficiency.common_target(pd.concat(runs), log).loss
     if np.isnan(lowest):
         raise TableError("no training loss is reached by most methods; name one by --target")
-    power = 2.0 ** np.ceil(np.log2(lowest)) if lowest > 0 else lowest
-    return power if np.isnan(efficiency.too_easy(power, log)) else lowest
+    return efficiency.rounded_target(lowest, log)
 
 
 def _setting(point: Point) -> tuple[tuple[str, Any], ...]:
