@@ -5,7 +5,6 @@ line styles and markers with the momentum policy, so that neither is the only si
 every curve is also in the legend. Bands are the range over seeds, lines their median.
 """
 
-import base64
 import io
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocator
 from PIL import Image
+
+from optdyn.analysis import page
 
 OKABE_ITO = ("#D55E00", "#000000", "#CC79A7", "#E69F00", "#56B4E9", "#009E73", "#0072B2")
 GREY, VERMILION, BLUE = "#666666", "#D55E00", "#0072B2"
@@ -297,7 +298,7 @@ def png(figure: Figure) -> bytes:
 
 def uri(figure: Figure) -> str:
     """The SVG as a `data:` URI."""
-    return "data:image/svg+xml;base64," + base64.b64encode(svg(figure).encode()).decode()
+    return page.uri(svg(figure).encode())
 
 
 def thin(table: pd.DataFrame) -> pd.DataFrame:

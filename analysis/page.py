@@ -3,6 +3,7 @@
 Its script is `page.js`. Without it, and on paper, charts are the pictures of the same numbers.
 """
 
+import base64
 import math
 import re
 from collections.abc import Sequence
@@ -304,6 +305,16 @@ TEMPLATE = (
 </html>
 """
 )
+
+
+def uri(svg: bytes) -> str:
+    """An SVG file as a `data:` URI, the `src` of a `Picture`."""
+    return "data:image/svg+xml;base64," + base64.b64encode(svg).decode()
+
+
+def svg_of(uri: str) -> bytes:
+    """The SVG file in a `data:` URI."""
+    return base64.b64decode(uri.partition(",")[2])
 
 
 def breakable(text: str) -> Markup:

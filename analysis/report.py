@@ -6,7 +6,6 @@ that holds them all: `DIR` itself, if it is one. Those that the page of before h
 The page stays of one size however many runs there are: it names the best and the worst of them.
 """
 
-import base64
 import os
 import re
 import shlex
@@ -366,19 +365,15 @@ def _write_pictures(path: Path, shown: Sequence[Section]) -> None:
     for section in shown:
         for i, picture in enumerate(section.pictures, start=1):
             name = section.title.lower().replace(" ", "-")
-            pictures[f"{name}-{i}.svg"] = _svg(picture.src)
+            pictures[f"{name}-{i}.svg"] = page.svg_of(picture.src)
     before = path.read_text(errors="replace") if path.exists() else ""
-    old = {_svg(src) for src in re.findall(r'<img src="(data:image/svg[^"]*)"', before)}
+    old = {page.svg_of(src) for src in re.findall(r'<img src="(data:image/svg[^"]*)"', before)}
     for file in folder.glob("*.svg") if old else ():
         if file.name not in pictures and file.read_bytes() in old:
             file.unlink()
     for name, svg in pictures.items():
         folder.mkdir(exist_ok=True)
         tables.replace(folder / name, svg.decode())
-
-
-def _svg(uri: str) -> bytes:
-    return base64.b64decode(uri.partition(",")[2])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,6 +1,5 @@
 """The scoreboard of the papers' claims: a page with a picture a claim, and a table of verdicts."""
 
-import base64
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -68,12 +67,13 @@ def html(workdir: Path, rows: Sequence[Mapping[str, Any]], deviations: Deviation
         sections.append(page.Section(DEVIATIONS, points=_deviations(deviations)))
     for row in rows:
         picture = (workdir / f"{row['claim']}.svg").read_bytes()
-        uri = "data:image/svg+xml;base64," + base64.b64encode(picture).decode()
         sections.append(
             page.Section(
                 f"{row['number']}. {row['verdict'].capitalize()}: {row['sentence']}",
                 points=[row["by"], *(f"{term.capitalize()}: {row[term]}" for term in TERMS)],
-                pictures=[page.Picture(uri, f"What was measured for claim {row['number']}")],
+                pictures=[
+                    page.Picture(page.uri(picture), f"What was measured for claim {row['number']}")
+                ],
                 notes=[_run(row)],
             )
         )
