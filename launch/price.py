@@ -89,13 +89,11 @@ def rows(
 
     Values that say nothing of a method make no row more.
     """
-    from optdyn import strategies
     from optdyn.timeline.base import TimelineError
     from optdyn.tuning import price
 
     for name in methods:
-        own = [{k: v for k, v in each.items() if strategies.owns(name, k)} for each in keys]
-        for values in [each for i, each in enumerate(own) if each not in own[:i]]:
+        for values in price.owned(name, keys):
             row: dict[str, Any] = {"method": name, "nodes": config.cluster.nodes}
             try:
                 one = price.with_method(config, name, **values)

@@ -44,8 +44,7 @@ class Curve(NamedTuple):
 def curves_of_methods(names: Sequence[str], keys: Sequence[Mapping[str, Any]]) -> Iterator[Curve]:
     """A curve a method and values of keys of config.strategy that it has."""
     for name in dict.fromkeys((strategies.PLAIN, *names)):
-        own = [{k: v for k, v in each.items() if strategies.owns(name, k)} for each in keys]
-        for values in [each for i, each in enumerate(own) if each not in own[:i]]:
+        for values in price.owned(name, keys):
             said = " ".join(filter(None, (name, str(values.get("compression") or ""))))
             period, of = int(values.get("period", 0)), partial(price.with_method, name=name)
             yield Curve(said, period, name == strategies.PLAIN, None, partial(of, **values))

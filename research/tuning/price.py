@@ -13,7 +13,7 @@ size.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -173,6 +173,12 @@ def with_method(config: Experiment, name: str, **keys: object) -> Experiment:
     changes |= {f"strategy.{k}": v for k, v in keys.items() if strategies.owns(name, k)}
     arrivals = config.with_(changes).methods.get("arrivals", 1)
     return config.with_(changes, batch_size=max(round(each * workers / groups * arrivals), 1))
+
+
+def owned(name: str, keys: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The values of keys of config.strategy, without keys that the method lacks, each once."""
+    own = [{k: v for k, v in each.items() if strategies.owns(name, k)} for each in keys]
+    return [each for i, each in enumerate(own) if each not in own[:i]]
 
 
 def price(config: Experiment, shapes: Shapes, steps: int = 0) -> Price:
