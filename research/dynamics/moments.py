@@ -102,18 +102,7 @@ def fit(
     eta = 1/g, whatever the optimizer. `heed`, (T,) a run, are factors of the updates' instruments,
     0 where the model does not hold; by default 1. Raises `NotIdentified`.
     """
-    if lags < 0 or gradient_lags < 0:
-        raise ValueError(f"lags {lags} and gradient_lags {gradient_lags} must not be negative")
-    for d, g in runs:
-        if d.shape != g.shape or d.ndim != 2:
-            raise ValueError(f"displacements {d.shape} and gradients {g.shape}: both (T, q)")
-        if not (np.isfinite(d).all() and np.isfinite(g).all()):
-            raise NotIdentified("a displacement or gradient is not finite: the run diverged")
-        if not (d.any() and g.any()):
-            raise NotIdentified("nothing moves")
-    terms, most = lags + gradient_lags + 1, 2 * len(DECAYS) - 1
-    if terms > most:
-        raise NotIdentified(f"{terms} coefficients: {most} at most, so that some test is left")
+    _check(runs, lags, gradient_lags)
     factors = heed or [np.ones(len(d)) for d, _ in runs]
     past = max(2 + gradient_lags, lags) + max(1, gradient_lags)
     prepared = [
@@ -124,25 +113,7 @@ def fit(
     updates = sum(int(weights.astype(bool).sum()) for _, _, weights in prepared)
     if updates < FEWEST:
         raise NotIdentified(f"{updates} updates with a past long enough: at least {FEWEST} needed")
-    order = max(1, gradient_lags)
-    theta = np.zeros(order)
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        try:
-            weight = _inverse(np.sum([_gram(z) for z, _, _ in prepared], axis=0))
-            beta = _solve(_moments(prepared, theta)[0].sum(0), weight)
-            for _ in range(ROUNDS):
-                theta = moving_average(_autocovariances(prepared, beta, order))
-                moments, power = _moments(prepared, theta)
-                beta = _least(moments, beta)
-            hansen = _statistic(moments, beta)
-            strength = _strength(moments, power, beta)
-        except np.linalg.LinAlgError as why:
-            raise NotIdentified("moments are collinear: too little noise or signal") from why
-    if not strength >= WEAK:
-        raise NotIdentified(
-            f"gradients and displacements are too noisy: strength {strength:.2g}, at least "
-            f"{WEAK:g} needed; more updates, more runs or larger batches would do"
-        )
+    beta, moments, hansen, strength = _estimated(prepared, max(1, gradient_lags))
     slopes = moments.sum(0)[:, 1:]
     covariance = np.linalg.inv(slopes.T @ _inverse(_covariance(moments, beta)) @ slopes)
     error = np.sqrt(np.diag(covariance))
@@ -208,6 +179,50 @@ def moving_average(autocovariances: np.ndarray) -> np.ndarray:
     gamma[-1] = gamma[-1] or MARGIN**2
     roots = np.roots(np.concatenate([gamma[::-1], [1.0], gamma]))
     return np.poly(roots[np.argsort(abs(roots))[: len(gamma)]])[1:].real
+
+
+def _check(runs: Sequence[Run], lags: int, gradient_lags: int) -> None:
+    """Raises `ValueError` at arguments that cannot be, `NotIdentified` where no fit is possible."""
+    if lags < 0 or gradient_lags < 0:
+        raise ValueError(f"lags {lags} and gradient_lags {gradient_lags} must not be negative")
+    for d, g in runs:
+        if d.shape != g.shape or d.ndim != 2:
+            raise ValueError(f"displacements {d.shape} and gradients {g.shape}: both (T, q)")
+        if not (np.isfinite(d).all() and np.isfinite(g).all()):
+            raise NotIdentified("a displacement or gradient is not finite: the run diverged")
+        if not (d.any() and g.any()):
+            raise NotIdentified("nothing moves")
+    terms, most = lags + gradient_lags + 1, 2 * len(DECAYS) - 1
+    if terms > most:
+        raise NotIdentified(f"{terms} coefficients: {most} at most, so that some test is left")
+
+
+def _estimated(
+    prepared: Sequence[tuple], order: int
+) -> tuple[np.ndarray, np.ndarray, float, float]:
+    """(beta, moments (T', J, P), J, strength): the estimate, with residuals of that `order`.
+
+    Raises `NotIdentified` where the moments determine nothing, or too little.
+    """
+    theta = np.zeros(order)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        try:
+            weight = _inverse(np.sum([_gram(z) for z, _, _ in prepared], axis=0))
+            beta = _solve(_moments(prepared, theta)[0].sum(0), weight)
+            for _ in range(ROUNDS):
+                theta = moving_average(_autocovariances(prepared, beta, order))
+                moments, power = _moments(prepared, theta)
+                beta = _least(moments, beta)
+            hansen = _statistic(moments, beta)
+            strength = _strength(moments, power, beta)
+        except np.linalg.LinAlgError as why:
+            raise NotIdentified("moments are collinear: too little noise or signal") from why
+    if not strength >= WEAK:
+        raise NotIdentified(
+            f"gradients and displacements are too noisy: strength {strength:.2g}, at least "
+            f"{WEAK:g} needed; more updates, more runs or larger batches would do"
+        )
+    return beta, moments, hansen, strength
 
 
 def _prepared(
