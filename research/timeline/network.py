@@ -32,9 +32,21 @@ def kind_of(cluster: Cluster) -> str:
 
 def all_reduce(n: int, size: Any, bandwidth: float, latency: float, kind: str = RING) -> Any:
     """Seconds of an all-reduce of `size` bytes, a number or an array, over `n` alike."""
-    return _collective(
-        kind, n, size, lambda part: latency + (part / bandwidth if bandwidth else 0.0)
-    )
+    return _collective(kind, n, size, lambda part: latency + transfer(part, bandwidth))
+
+
+def inside_node(cluster: Cluster, devices: int, size: Any) -> Any:
+    """Seconds of an all-reduce of `size` bytes, as `all_reduce`, over so many devices of a node."""
+    local = cluster.local_bandwidth, cluster.local_latency
+    return all_reduce(devices, size, *local, kind_of(cluster))
+
+
+def transfer(size: Any, bandwidth: float) -> Any:
+    """Seconds that `size` bytes, a number or an array, take at `bandwidth` bytes a second.
+
+    They take none where the bandwidth is 0. A message takes its latency besides.
+    """
+    return size / bandwidth if bandwidth > 0 else 0.0
 
 
 def _collective(kind: str, n: int, size: Any, message: Callable[[Any], Any]) -> Any:
@@ -52,8 +64,7 @@ def broadcast(cluster: Cluster, size: float) -> float:
 def _handed(cluster: Cluster, devices: int, size: float) -> float:
     if devices == 1:
         return 0.0
-    transfer = size / cluster.local_bandwidth if cluster.local_bandwidth else 0.0
-    return (devices - 1) * cluster.local_latency + transfer
+    return (devices - 1) * cluster.local_latency + transfer(size, cluster.local_bandwidth)
 
 
 def between_nodes(cluster: Cluster, size: float) -> float:
@@ -92,8 +103,7 @@ def to_server(cluster: Cluster, size: float) -> np.ndarray:
         return regions.to_server(cluster, size)
     if cluster.bandwidths or cluster.latencies:
         return links(cluster, size)(np.arange(cluster.nodes), np.zeros(cluster.nodes, int))
-    transfer = size / cluster.bandwidth if cluster.bandwidth else 0.0
-    return np.full(cluster.nodes, cluster.latency + transfer)
+    return np.full(cluster.nodes, cluster.latency + transfer(size, cluster.bandwidth))
 
 
 def of_groups(
@@ -108,18 +118,15 @@ def of_groups(
     the cluster's collective each of them does by itself.
     """
     workers = np.arange(cluster.worker_count).reshape(groups, -1)
-    places, local = (
-        workers // cluster.devices_per_node,
-        min(workers.shape[1], cluster.devices_per_node),
-    )
+    places = workers // cluster.devices_per_node
+    local = min(workers.shape[1], cluster.devices_per_node)
     both_ways = 2 * to_server(cluster, size)
     if message is not None:
         both_ways = to_server(cluster, size) + to_server(cluster, message)
     both_ways = both_ways[places].max(axis=1) if sent else np.zeros(groups)
     if workers.shape[1] == 1 or (sent and kind_of(cluster) == SERVER):
         return both_ways
-    inside = cluster.local_bandwidth, cluster.local_latency
-    added = all_reduce(local, size, *inside, kind_of(cluster))
+    added = inside_node(cluster, local, size)
     if local > 1:
         added += _handed(cluster, local, size)
     return both_ways + added + np.array([among(cluster, np.unique(own), size) for own in places])
@@ -145,7 +152,7 @@ def links(cluster: Cluster, size: float) -> Callable[[np.ndarray, np.ndarray], n
     if cluster.bandwidths or cluster.latencies:
         every = messages(cluster, size)
         return lambda one, other: every[one, other]
-    alike = cluster.latency + (size / cluster.bandwidth if cluster.bandwidth > 0 else 0.0)
+    alike = cluster.latency + transfer(size, cluster.bandwidth)
     return lambda one, other: np.full(np.broadcast(one, other).shape, alike)
 
 
@@ -180,5 +187,4 @@ def exchange(cluster: Cluster, size: int) -> Any:
     """Seconds to send `size` bytes and to receive as many; of each node between regions."""
     if cluster.regions:
         return 2 * regions.to_server(cluster, size)
-    transfer = size / cluster.bandwidth if cluster.bandwidth else 0.0
-    return 2 * (cluster.latency + transfer)
+    return 2 * (cluster.latency + transfer(size, cluster.bandwidth))

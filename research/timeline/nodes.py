@@ -16,7 +16,7 @@ from optdyn.basics.trees import Choice
 from optdyn.setup import Cluster
 from optdyn.timeline import service
 from optdyn.timeline.base import Meeting, Timeline, at, from_arrivals
-from optdyn.timeline.network import all_reduce, between_nodes, broadcast, kind_of
+from optdyn.timeline.network import between_nodes, broadcast, inside_node
 from optdyn.timeline.shares import shares
 
 
@@ -104,8 +104,7 @@ def exchanged(
     cluster: Cluster, compute: np.ndarray, update_bytes: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """What `node_seconds` returns, from the seconds that every device computes."""
-    inside = cluster.local_bandwidth, cluster.local_latency
-    local = all_reduce(cluster.devices_per_node, update_bytes, *inside, kind_of(cluster))
+    local = inside_node(cluster, cluster.devices_per_node, update_bytes)
     slowest = compute.max(axis=2)
     ready = slowest * (1 - cluster.overlap) + local
     return ready, np.maximum(slowest, ready)

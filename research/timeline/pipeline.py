@@ -18,7 +18,7 @@ import numpy as np
 
 from optdyn.setup import Cluster
 from optdyn.timeline.base import Timeline, TimelineError, from_arrivals
-from optdyn.timeline.network import all_reduce, kind_of, messages
+from optdyn.timeline.network import inside_node, messages
 
 FORWARD, BACKWARD, UPDATE = range(3)
 Seconds = np.ndarray | Sequence[float] | float
@@ -185,8 +185,7 @@ def _on(cluster: Cluster, work: Work, batch_size: int, parts: int) -> tuple[np.n
     stage = np.arange(cluster.nodes - 1)
     each = [messages(cluster, size / devices / parts) for size in work.sent]
     transfer = np.array([whole[j, j + 1] for j, whole in zip(stage, each, strict=True)])
-    inside = cluster.local_bandwidth, cluster.local_latency
-    update = all_reduce(devices, work.parameters, *inside, kind_of(cluster))
+    update = inside_node(cluster, devices, work.parameters)
     return work.forward * unit, work.backward * unit, transfer, update
 
 
