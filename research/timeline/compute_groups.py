@@ -14,9 +14,9 @@ from optdyn.timeline.geometric import geometric
 from optdyn.timeline.network import DRAWN, exchange, of_groups
 from optdyn.timeline.nodes import compute_means, synchronous
 from optdyn.timeline.server import pieces_of, server
-from optdyn.timeline.several import blank, several
+from optdyn.timeline.several import several
 from optdyn.timeline.trace import Held, arrived
-from optdyn.timeline.versions import NOBODY
+from optdyn.timeline.versions import NOBODY, blank
 from optdyn.timeline.volunteers import volunteers
 
 

@@ -29,7 +29,7 @@ import math
 from optdyn.timeline.arrivals import Queue, Work, rounding, services
 from optdyn.timeline.base import Timeline, TimelineError
 from optdyn.timeline.service import Law
-from optdyn.timeline.versions import NOBODY, WAITING, Versions, empty
+from optdyn.timeline.versions import NOBODY, WAITING, Versions, blank
 
 LATE = 1000  # gradients dropped for one that is delivered, at most
 
@@ -90,12 +90,3 @@ def several(
         for other in readers:
             working.push(next_of(other, now))
     return line._replace(batch=None)  # batches are of updates here, not of readers
-
-
-def blank(groups: int, steps: int, arrivals: int, waiting: str, drops: bool = False) -> Timeline:
-    """The timeline of `several` before anybody has arrived.
-
-    One slot does where an update drops all other work (`k_sync`, `k_batch_sync`).
-    """
-    slots = 1 if waiting.endswith("_sync") else groups
-    return empty(slots, steps, arrivals, groups if drops else 0)

@@ -21,7 +21,7 @@ import numpy as np
 
 from optdyn.basics.trees import Choice
 from optdyn.timeline.base import Arrival, Timeline, TimelineError, from_arrivals, staleness_of
-from optdyn.timeline.versions import NOBODY, Versions, empty, fill
+from optdyn.timeline.versions import NOBODY, Versions, blank, fill
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -190,8 +190,7 @@ def arrived(
         # Its reader was the first, or read as many updates ago as it is late (`versions.py`).
         return made._replace(batch=np.where(late == t, worker, groups + t - late - 1))
     dropped = held.flags("dropped", (groups,)) if drops else None
-    slots = 1 if waiting.endswith("_sync") else groups
-    made = empty(slots, len(worker), arrivals, groups if drops else 0)
+    made = blank(groups, len(worker), arrivals, waiting, drops)
     order = Versions(made, groups, bound, arrivals, waiting, delay_bound)
     try:
         fill(order, worker, held.seconds, dropped, order.drop if has_limit else None)

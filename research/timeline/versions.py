@@ -177,6 +177,15 @@ def empty(slots: int, steps: int, arrivals: int = 1, drops: int = 0) -> Timeline
     return Timeline(worker, staleness, np.zeros(steps), slots, choice, batch)
 
 
+def blank(groups: int, steps: int, arrivals: int, waiting: str, drops: bool = False) -> Timeline:
+    """`empty` for groups that wait so for one another (`several.py`), or drop what is late.
+
+    One slot does where an update drops all other work (`k_sync`, `k_batch_sync`).
+    """
+    slots = 1 if waiting.endswith("_sync") else groups
+    return empty(slots, steps, arrivals, groups if drops else 0)
+
+
 def put(line: Timeline, t: int, seconds: float, had: list[tuple[int, Reading]], write: int) -> None:
     """Writes update t, of groups and what they had read, into the arrays of the timeline."""
     line.worker[t], line.seconds[t] = had[-1][0], seconds
