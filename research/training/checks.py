@@ -36,6 +36,22 @@ def check(config: Experiment) -> None:
     First what a value means by itself, then what must go together, whether it can fit into this
     machine's memory, and whether the user's own code is what it asks for.
     """
+    _check_values(config)
+    _check_names(config)
+    _check_model(config)
+    check_cluster(config)
+    _check_pieces(config)
+    _check_parallel(config)
+    _check_replicas(config)
+    _check_shards(config)
+    _check_probes(config)
+    _check_optimizer(config)
+    memory_checks.of_config(config)
+    own_code.check(config)
+
+
+def _check_values(config: Experiment) -> None:
+    """The values of single keys whose range is not that of their field alone."""
     names = ("", *LOWERINGS)
     wanted = f"of {names}, or with a command of optdyn 'measured'"
     require(config, "model.lowering", lambda v: {*str(v).split(",")} <= {*names}, wanted)
@@ -45,16 +61,6 @@ def check(config: Experiment) -> None:
     refuse((workers > setup.WIDTH, f"{many}at most {setup.WIDTH:,}"))
     installed = "() where there is no optuna (pip install 'optdyn[tune]')"
     require(config, "tune.baselines", lambda v: not v or bool(find_spec("optuna")), installed)
-    _check_names(config)
-    _check_model(config)
-    check_cluster(config)
-    _check_pieces(config)
-    _check_parallel(config)
-    _check_shards(config)
-    _check_probes(config)
-    _check_optimizer(config)
-    memory_checks.of_config(config)
-    own_code.check(config)
 
 
 def _check_names(config: Experiment) -> None:
@@ -199,7 +205,6 @@ def _check_parallel(config: Experiment) -> None:
         parts *= devices
     wanted = f"a multiple of {parts} (devices that share it x config.parallel.accumulation)"
     config.require("batch_size", config.batch_size % parts == 0, wanted)
-    _check_replicas(config)
 
 
 def _check_replicas(config: Experiment) -> None:
@@ -207,14 +212,13 @@ def _check_replicas(config: Experiment) -> None:
     methods, data = config.methods, config.data
     if not config.replicas.count:
         return
-    simple = [name for name in strategies.built_in() if strategies.chosen(name).simple]
     refuse(
         (data.augment, "config.data.augment: replicas are of one objective, held in memory"),
         (data.streaming, "config.data.streaming: replicas are of one objective, held in memory"),
         (
             config.parallel.api or not methods.simple,
             "config.replicas.count: replicas are recorded of strategies of one device "
-            f"({', '.join(simple)}), with config.parallel.api = ''",
+            f"({', '.join(_simple())}), with config.parallel.api = ''",
         ),
         (data.dirichlet, "config.data.dirichlet: replicas are of one objective, without shards"),
         (
@@ -314,13 +318,8 @@ def _check_optimizer(config: Experiment) -> None:
         refuse((set_already, f"{where} set config.optimizer.{key} instead"))
     _check_chain(config)
     if name in optimizers.OWN:
-        simple = [n for n in strategies.built_in() if strategies.chosen(n).simple]
-        require(
-            config,
-            "strategy.name",
-            lambda v: strategies.chosen(v).simple,
-            f"one of {', '.join(map(repr, simple))}",
-        )
+        wanted = f"one of {', '.join(map(repr, _simple()))}"
+        require(config, "strategy.name", lambda v: strategies.chosen(v).simple, wanted)
     more = config.optimizer.options or config.optimizer.chain
     refuse(
         (
@@ -333,6 +332,11 @@ def _check_optimizer(config: Experiment) -> None:
     chosen = config.optimizer
     of = chosen.learning_rate, 1, chosen.decay_rate, chosen.schedule_options
     schedules.schedule(chosen.schedule, *of)
+
+
+def _simple() -> list[str]:
+    """The built-in methods whose update is one gradient of the whole batch (`Methods.simple`)."""
+    return [name for name in strategies.built_in() if strategies.chosen(name).simple]
 
 
 def _check_chain(config: Experiment) -> None:
