@@ -5,6 +5,8 @@ from typing import Any
 
 import pandas as pd
 
+from optdyn.tuning import planner
+
 MIB = 2**20
 
 
@@ -86,19 +88,21 @@ def _convolutions(plan: dict[str, Any]) -> str:
 def _decided(plan: dict[str, Any]) -> str:
     (update,) = (row for row in plan["batches"] if row["batch"] == plan["batch"])
     devices, servers = plan["devices"], plan["servers"]
+    many, computing = devices["count"], servers["compute_seconds"]
+    each = planner.seconds_per_update(computing, devices["overhead_seconds"], many)
     needed = servers["count"] if servers["bandwidth"] else "none, as transfers take no time"
     return "\n".join(
         [
             _measured(update),
-            f"devices: {devices['count']}, at most {devices['most']}, with efficiency "
+            f"devices: {many}, at most {devices['most']}, with efficiency "
             f"{devices['efficiency']:.3f} (at least {devices['target_efficiency']}) and speed-up "
             f"{devices['speedup']:.4g}, for R_O = {devices['overhead_seconds']:.3g} s / "
-            f"{servers['compute_seconds']:.3g} s = {devices['overhead_ratio']:.3g}",
+            f"{computing:.3g} s = {devices['overhead_ratio']:.3g}",
             f"parameter servers: {needed}, for S_p = {servers['parameter_bytes']} bytes, N_w = "
-            f"{servers['workers']}, B_ps = {servers['bandwidth']:.3g} bytes/s, T_C = "
-            f"{servers['compute_seconds']:.3g} s",
+            f"{servers['workers']}, B_ps = {servers['bandwidth']:.3g} bytes/s and T_C / N_w = "
+            f"{computing / many:.3g} s of a worker's computing",
             f"time to train: {_interval(update['time'])} s on one device, "
-            f"{update['time']['median'] / devices['speedup']:.4g} s on {devices['count']}, for "
+            f"{update['updates']['median'] * each:.4g} s on {many}, for "
             f"{_interval(update['updates'])} updates of {update['batch']} ({plan['source']})",
             f"use --config.batch_size={update['batch']} "
             f"--config.model.lowering={update['lowering']}",

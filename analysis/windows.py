@@ -27,6 +27,7 @@ class Metered(NamedTuple):
     config: dict[str, Any]
     windows: list[Window]
     rate: float  # learning rate of the last update
+    explicit: float  # momentum of the optimizer; of steered runs the last
 
 
 def metered_workdirs(workdir: Path) -> list[Path]:
@@ -49,9 +50,10 @@ def load(folder: Path) -> Metered:
         worker = arrived[0] if arrived else None
         windows = meter.read(rows, of, examples, worker, 0, step)
         rate = meter.rate(of, step)
+        explicit = float(last.get("explicit_momentum", of.optimizer.momentum))
     except (OSError, ValueError, KeyError, IndexError, TypeError, ArithmeticError) as error:
         raise TableError(f"{folder}: its recorded windows cannot be read ({error})") from error
-    return Metered(folder.resolve().name, config, windows, rate)
+    return Metered(folder.resolve().name, config, windows, rate, explicit)
 
 
 def pooled(runs: Sequence[Metered]) -> list[Metered]:
@@ -64,6 +66,7 @@ def pooled(runs: Sequence[Metered]) -> list[Metered]:
         first._replace(
             name=f"{first.name} and {len(rest)} more",
             windows=sum((run.windows for run in rest), first.windows),
+            explicit=float(np.mean([run.explicit for run in (first, *rest)])),
         )
         for first, *rest in settings.values()
         if rest
@@ -81,7 +84,7 @@ def fit(run: Metered, lags: int | None = None, gradient_lags: int | None = None)
     found = {
         "run": run.name,
         "groups": groups,
-        "explicit_momentum": config.optimizer.momentum,
+        "explicit_momentum": run.explicit,
         "theory_momentum": 1 - 1 / groups if expected else None,
         "theory_learning_rate": run.rate / groups if expected else None,
         **meter.said(run.windows, _lags(run), meter.is_plain(config), run.rate),

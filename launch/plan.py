@@ -141,13 +141,16 @@ def of_runs(config: Experiment) -> tuple[list[int], list[float]]:
 
 
 def cluster(config: Experiment, size: int, seconds: float) -> dict[str, Any]:
-    """Devices by lemma 1 and parameter servers by lemma 2, for T_C = `seconds`, S_p = `size`."""
+    """Devices by lemma 1 and parameter servers by lemma 2, for T_C = `seconds`, S_p = `size`.
+
+    Devices divide the mini-batch, so that a worker of lemma 2 computes for T_C / N_w.
+    """
     wanted, alpha = config.plan, config.plan.efficiency
     overhead = wanted.overhead or exchange(config.cluster, size)
     ratio = overhead / seconds
     count = planner.gpus(ratio, alpha, wanted.devices)
     bandwidth = wanted.server_bandwidth or config.cluster.bandwidth
-    needed = planner.parameter_servers(size, count, bandwidth, seconds) if bandwidth else 0
+    needed = planner.parameter_servers(size, count, bandwidth, seconds / count) if bandwidth else 0
     return {
         "devices": {
             "count": count,
@@ -157,6 +160,7 @@ def cluster(config: Experiment, size: int, seconds: float) -> dict[str, Any]:
             "speedup": planner.speedup(ratio, count),
             "overhead_seconds": overhead,
             "overhead_ratio": ratio,
+            "seconds_per_update": planner.seconds_per_update(seconds, overhead, count),
         },
         "servers": {
             "count": needed,

@@ -33,9 +33,10 @@ from optdyn.outputs import history
 from optdyn.outputs.checkpoints import Checkpoints, saving
 from optdyn.outputs.workdir import claim, text_of
 from optdyn.parallel.first_process import own
+from optdyn.setup import Tune
 from optdyn.training import trainer
 from optdyn.tuning import bench, ladders
-from optdyn.tuning.baselines import choose
+from optdyn.tuning.baselines import MOMENTA, RATES, choose
 from optdyn.tuning.bench import Cluster
 from optdyn.tuning.choice import Choice, Point
 from optdyn.tuning.halving import halving
@@ -163,8 +164,8 @@ def described(config: Experiment) -> Iterator[str]:
     most = len(ways) * given.seconds / bench.seconds_per_update(cluster, cluster.groups[-1])
     each = dry.seconds_per_update(cluster.run)
     yield f"groups          {', '.join(map(str, cluster.groups))}"
-    yield f"momentum        {', '.join(f'{value:g}' for value in given.momenta)}"
-    yield f"learning rates  {', '.join(f'{rate:g}' for rate in given.learning_rates)}, at first"
+    for way in ways:
+        yield f"{way:15} {_searched(way, given)}"
     yield f"ways            {', '.join(ways)}: each tunes and trains to {config.tune.target:g}"
     yield f"seconds         {number(given.seconds)} of training each at most, simulated"
     yield f"an update       {number(each)} s, {number(1 / each)} updates/s"
@@ -172,6 +173,20 @@ def described(config: Experiment) -> Iterator[str]:
         f"in all          {clock(most * each)} at most, besides probes: {most:,.0f} updates, if "
         f"{cluster.groups[-1]} groups never get there"
     )
+
+
+def _searched(way: str, given: Tune) -> str:
+    """The momenta and learning rates that a way of tuning begins with, in words."""
+    if way == "omnivore":
+        momenta, rates = (
+            ", ".join(f"{value:g}" for value in values)
+            for values in (given.momenta, given.learning_rates)
+        )
+        return f"momentum {momenta}; learning rates {rates}, at first"
+    if way in MODES:
+        return "momentum and learning rate from the measured noise scale and sharpness, at first"
+    (low, high), (least, most) = MOMENTA, RATES
+    return f"momentum from {low:g} to {high:g}, learning rates from {least:g} to {most:g}"
 
 
 def _climbed(config: Experiment) -> Iterator[str]:

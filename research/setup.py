@@ -146,7 +146,9 @@ class Data(Value, section="data"):
         0, "Images, or sequences of text, that are trained on; 0: all.", at_least=0
     )
     train_evaluated: int = field(
-        5000, "Most examples that the log's train_loss is the mean over; 0: all.", at_least=0
+        5000,
+        "Most examples that the log's train_loss is the mean over; 0: all. daso heeds it.",
+        at_least=0,
     )
     test_evaluated: int = field(
         0, "Most examples that the log's test figures are the mean over; 0: all.", at_least=0
@@ -461,7 +463,7 @@ class Tune(Value, section="tune"):
         30.0, "Seconds of the first epoch; predictive: each next is twice as long.", **POSITIVE
     )
     momenta: tuple[float, ...] = field(
-        (0.0, 0.3, 0.6, 0.9), "Explicit momenta that are tried.",
+        (0.0, 0.3, 0.6, 0.9), "omnivore: explicit momenta that are tried.",
         wanted="one number or more between -1 and 1",
         holds=lambda v: len(v) > 0 and all(-1 < m < 1 for m in v),
     )  # fmt: skip
@@ -490,7 +492,7 @@ class Plan(Value, section="plan"):
     efficiency: float = field(0.9, "Efficiency that the number of devices must keep.", **PART)
     devices: int = field(64, "Most devices.", at_least=1)
     overhead: float = field(
-        0.0, "Seconds an update; 0: the exchange of parameters over the cluster.", **FINITE
+        0.0, "Seconds an update; 0: an exchange with a server over the cluster's link.", **FINITE
     )
     server_bandwidth: float = field(
         0.0, "Bytes a second of a parameter server; 0: cluster.bandwidth.", **FINITE

@@ -197,6 +197,17 @@ def test_a_key_that_nothing_reads_deserves_a_word(config):
     assert said.endswith("'gossip' has no such key; buffered, mindflayer have")
 
 
+def test_a_network_beside_pieces_is_warned_of_and_costs_nothing(config):
+    values = {"cluster.pieces.conv_compute": 1.0, "cluster.pieces.fc_network": 0.1}
+    network = {"cluster.bandwidth": 1e6, "cluster.latency": 5.0, "cluster.seconds_per_example": 1.0}
+    plain, other = (as_experiment(config(values | more)) for more in ({}, network))
+    said = probable_mistakes(other, network)
+    assert len(said) == 3 and all("ignored, the seconds are those of" in line for line in said)
+    assert not probable_mistakes(other)  # `optdyn profile` measures pieces of such a network
+    ends = (each.timeline(steps_per_epoch=9, update_bytes=10**6).seconds for each in (plain, other))
+    assert np.array_equal(*ends)
+
+
 @pytest.mark.parametrize("name", strategies.built_in())
 def test_what_a_method_does_not_have_it_does_not_read(config, name):
     """Its program and its timeline are the same whatever the whole numbers of other methods are."""

@@ -11,7 +11,7 @@ from optdyn.basics.progress import Watch
 from optdyn.config import ConfigError
 from optdyn.strategies.metered import METERED
 from optdyn.training import single, trainer
-from optdyn.training.meter import FILE, Windows, lags, shortened, steered
+from optdyn.training.meter import FILE, Windows, is_plain, lags, shortened, steered
 from tests.values import as_experiment
 
 PROBED = {
@@ -112,6 +112,10 @@ def test_explicit_momentum_is_a_lag_of_its_own(config):
     assert lags(as_experiment(config({"optimizer.momentum": 0.5}))) == 2
     assert lags(as_experiment(config({"optimizer.momentum": 0.0}))) == 1
     assert lags(as_experiment(config({"strategy.name": "sync", "optimizer.momentum": 0.5}))) == 1
+    # A total of 0 is reached by a momentum below 0, which displacements have and raw steps do not.
+    steered_to_0 = as_experiment(config({"optimizer.momentum": 0.0, "probes.steer": True}))
+    assert lags(steered_to_0) == 2 and not is_plain(steered_to_0)
+    assert is_plain(as_experiment(config({"optimizer.momentum": 0.0})))
     adam = {"optimizer.name": "adam", "optimizer.momentum": 0.0}
     assert lags(as_experiment(config(adam))) == 0  # no polynomial: only raw steps are read
 

@@ -91,7 +91,9 @@ def _block_costs(
     return BlockCosts(tuple(blocks), tuple(heads))
 
 
-def of_groups(costs: BlockCosts, groups: Groups, shared: bool = False) -> Costs:
+def of_groups(
+    costs: BlockCosts, groups: Groups, shared: bool = False, cuts: Sequence[int] = ()
+) -> Costs:
     """Costs of one update of these groups, with heads of their own or one that all share.
 
     - total: every block runs forward once, however many groups it is in.
@@ -102,8 +104,9 @@ def of_groups(costs: BlockCosts, groups: Groups, shared: bool = False) -> Costs:
       from the head through a group to new parameters, from these forward to a use of the head.
     - latency: operations on the longest path through one update alone, no update under way before.
     - memory: parameters, their gradients and kept activations of a device that has just one group.
-    - communicated: see `communicated`, cut where groups begin; a shared head's gradient and new
-      parameters also travel, to the last group and back.
+    - communicated: see `communicated`, of devices that begin at the blocks `cuts`, or of one for
+      every group; a shared head's gradient and new parameters also travel, to the last group and
+      back.
 
     Paths assume a device for everything that can run at once, free communication, and blocks,
     batches and passes of a block that are not divided.
@@ -115,7 +118,8 @@ def of_groups(costs: BlockCosts, groups: Groups, shared: bool = False) -> Costs:
     back = [_back(costs, a, b) for a, b in groups]
     own = [forward[b] - forward[a] + back[i] for i, (a, b) in enumerate(groups)]
     sequential = max(own)
-    sent = communicated(costs, groups, sorted({a for a, _ in groups if a}))
+    begin = sorted({a for a, _ in groups})
+    sent = communicated(costs, groups, [cut for cut in cuts or begin if cut])
     if shared:
         used = max(forward[b] + heads[b - 1].forward + heads[b - 1].backward for _, b in groups)
         trip = max(used - forward[a] + back[i] for i, (a, _) in enumerate(groups))

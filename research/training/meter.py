@@ -196,7 +196,7 @@ def rate(config: Experiment, step: int) -> float:
 def is_plain(config: Experiment) -> bool:
     """Whether displacements over their learning rates are the raw steps, and need no second fit."""
     optimizer = config.optimizer
-    more = optimizer.momentum or optimizer.options or optimizer.chain
+    more = _has_momentum(config) or optimizer.options or optimizer.chain
     return optimizer.name == "sgd" and not more
 
 
@@ -207,7 +207,12 @@ def lags(config: Experiment) -> int:
         return 0
     if optimizer.options or optimizer.chain:
         return 0
-    return 1 + bool(optimizer.momentum and config.methods.groups > 1)
+    return 1 + (_has_momentum(config) and config.methods.groups > 1)
+
+
+def _has_momentum(config: Experiment) -> bool:
+    """Whether there is explicit momentum; with a total of 0 it is steered below 0."""
+    return bool(config.optimizer.momentum or config.probes.steer)
 
 
 def said(ended: Sequence[Window], lags: int, plain: bool, rate: float) -> Json:

@@ -16,6 +16,11 @@ NORMALIZED = (
     *("nadamw", "novograd", "radam", "rmsprop", "sign_sgd", "yogi"),
 )
 SENSIBLE = 0.05  # of a parameter, an update
+# Of `cluster`, what its pieces say themselves: the seconds of computing and of messages.
+BESIDE_PIECES = (
+    *("seconds_per_example", "latency", "bandwidth", "local_latency", "local_bandwidth"),
+    "collective",
+)
 
 
 def probable_mistakes(config: Experiment, given: Iterable[str] = ()) -> list[str]:
@@ -86,4 +91,10 @@ def _unread(config: Experiment, given: Iterable[str]) -> Iterator[str]:
             yield (
                 f"config.{key} = {shown(value)}: ignored, config.cluster.service = {law!r} does "
                 f"not read it; {' and '.join(map(repr, readers))} would"
+            )
+    if config.cluster.pieces != Pieces():
+        for key in (key for key in BESIDE_PIECES if f"cluster.{key}" in given):
+            yield (
+                f"config.cluster.{key} = {shown(getattr(config.cluster, key))}: ignored, the "
+                "seconds are those of config.cluster.pieces"
             )

@@ -207,6 +207,14 @@ def speedup(overhead_ratio: float, gpus: int) -> float:
     return efficiency(overhead_ratio, gpus) * gpus
 
 
+def seconds_per_update(t_c: float, t_o: float, gpus: int) -> float:
+    """Lemma 1 in seconds: T_C / G + T_O, and T_C of one GPU, which exchanges with nobody.
+
+    `t_c` seconds of computing a mini-batch, which G GPUs divide, and `t_o` of overhead.
+    """
+    return t_c if gpus == 1 else t_c / gpus + t_o
+
+
 def overhead_allowed(alpha: float, gpus: int) -> float:
     """Lemma 1: the largest R_O with which G GPUs have efficiency alpha; alpha G is above 1."""
     _above_0(1, alpha=alpha)
@@ -228,7 +236,8 @@ def parameter_servers(s_p: float, n_w: int, b_ps: float, t_c: float) -> int:
     """Lemma 2: the fewest servers with which communication takes no longer than computation.
 
     S_p bytes of parameters, pulled and pushed in every mini-batch by each of N_w workers, over B_ps
-    bytes/s of each server, during T_C seconds of computation. Exact: rounding adds no server.
+    bytes/s of each server, during the T_C seconds that a worker computes for its part of the
+    mini-batch. Exact: rounding adds no server.
     """
     _above_0(S_p=s_p, B_ps=b_ps, T_C=t_c)
     _at_least(1, N_w=n_w)

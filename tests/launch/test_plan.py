@@ -230,7 +230,24 @@ def test_the_lemmas_of_a_cluster(small, workers):
     made = plan.cluster(as_experiment(config), size, seconds)
     assert made["devices"]["count"] == workers
     assert made["devices"]["overhead_ratio"] == pytest.approx(allowed)
-    assert made["servers"]["count"] == planner.parameter_servers(size, workers, 1e6, seconds)
+    part = seconds / workers  # the devices divide the mini-batch
+    assert made["servers"]["count"] == planner.parameter_servers(size, workers, 1e6, part)
+
+
+@pytest.mark.parametrize("workers", [2, 3, 8])
+def test_the_lemmas_seconds_are_those_of_the_synchronous_clock(small, workers):
+    """An exchange with a server, and a mini-batch that equal workers divide."""
+    network = {"cluster.collective": "server", "cluster.latency": 0.25, "cluster.overlap": 0.0}
+    nodes = {"cluster.nodes": workers, "cluster.seconds_per_example": 0.5, "batch_size": 24}
+    values = {**network, **nodes, "cluster.service": "constant", "plan.devices": workers}
+    config = as_experiment(small({**values, "plan.efficiency": 0.01, "steps": 5}))
+    size, seconds = 10**6, 24 * 0.5
+    made = plan.cluster(config, size, seconds)["devices"]
+    assert made["count"] == workers
+    line = config.timeline(steps_per_epoch=1, update_bytes=size)
+    assert line.seconds[-1] == pytest.approx(5 * made["seconds_per_update"])
+    alone = plan.cluster(as_experiment(small({"plan.devices": 1})), size, seconds)["devices"]
+    assert alone["seconds_per_update"] == seconds  # it exchanges with nobody
 
 
 def test_the_limits_of_a_cluster(small):

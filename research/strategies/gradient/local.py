@@ -60,7 +60,8 @@ def costs(of: "Local", setup: Setup, network: Network) -> tuple[Costs, pipeline.
     made = block_costs(whole, params, jax.tree.map(shape, dict(examples)))
     own, stages = of.over(len(made.trunk)), setup.cluster.nodes
     cuts = [len(made.trunk) * i // stages for i in range(stages)]
-    return of_groups(made, own, of.shared_heads), of_stages(made, own, cuts)
+    placed = cuts if stages > 1 else ()  # on one node as if every group had a device
+    return of_groups(made, own, of.shared_heads, placed), of_stages(made, own, cuts)
 
 
 @dataclass(frozen=True)

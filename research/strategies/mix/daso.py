@@ -162,7 +162,9 @@ class Phase(NamedTuple):
 
 
 def after_epoch(phase: Phase, loss: float, strategy: DASO) -> Phase:
-    """The phase of the next epoch, given the mean training loss of this one.
+    """The phase of the next epoch, given the training loss after this one.
+
+    That is the log's, of `data.train_evaluated` examples.
 
     A loss is an improvement if it is less than the best by the fraction `threshold`; more than
     `patience` epochs without one are a plateau. Losses count from the last warm-up epoch's on.
