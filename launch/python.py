@@ -19,15 +19,13 @@ because both run the same code.
 """
 
 import dataclasses
-import itertools
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from dataclasses import field as made
-from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -37,19 +35,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pandas as pd
-from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
 from optdyn import experiment, setup, strategies
-from optdyn.analysis import efficiency, figures, headline, tables
-from optdyn.analysis.figures import OKABE_ITO
-from optdyn.basics.errors import ConfigError, meant, one_of, refuse
+from optdyn.analysis import tables
+from optdyn.basics.errors import ConfigError, meant, refuse
 from optdyn.basics.fields import NAMES, Options, Value, default_of, like
 from optdyn.basics.fields import check as check_field
 from optdyn.config import default, parse
 from optdyn.core import Rule, together, whole
-from optdyn.evidence.intervals import FEWEST, ratio, shown
-from optdyn.grid import changed, grid, named
+from optdyn.grid import changed
 from optdyn.launch import in_memory
 from optdyn.outputs.checkpoints import parameters
 from optdyn.setup import Cluster, Data, Law, Model, Optimizer, Parallel, Pieces, Probes
@@ -60,7 +55,7 @@ from optdyn.training import trainer
 from optdyn.training.checks import check
 from optdyn.tuning.price import GIGABIT, Price, of_model, price
 
-__all__ = ["Comparison", "Experiment", "Law", "Method", "Trained", "compare", "optimizer"]
+__all__ = ["Experiment", "Law", "Method", "Trained", "optimizer"]
 
 
 @dataclass(frozen=True)
@@ -328,7 +323,7 @@ class Experiment(setup.Run):
             assert folder  # the last part of a path is what progress is called
             path = Path(folder) if workdir else Path(folder, re.sub(r"\W+", "-", self.method.name))
             trainer.train(self.parsed(), path)
-            return _trained(self, path)
+            return trained(self, path)
 
     def timeline(self) -> Timeline:
         """Who reads and writes which version when, and the simulated seconds, without training."""
@@ -458,160 +453,8 @@ class Trained:
         return metered.train().implicit_momentum()
 
 
-@dataclass(frozen=True, eq=False)
-class Comparison:
-    """Several experiments, each trained with the same seeds. `runs[name]` is an `Arm`."""
-
-    runs: Mapping[str, tuple[Trained, ...]]
-
-    def __getitem__(self, name: str) -> "Arm":
-        return Arm(name, self.runs[name])
-
-    @cached_property
-    def target(self) -> float:
-        """The lowest training loss that every run reaches that did not diverge.
-
-        All are compared by it. NaN if all have diverged.
-        """
-        every = [run for arm in self.runs.values() for run in arm if not run.diverged]
-        return float(max((run.log["train_loss"].min() for run in every), default=np.nan))
-
-    def table(self, target: float | None = None) -> pd.DataFrame:
-        """Updates and seconds to a training loss, a row an experiment, medians over the seeds.
-
-        Columns: `updates` and simulated `seconds` to the loss `target`, by default that of the
-        comparison; the ratio of each to the first experiment's, with the ends of its 95 % interval
-        over pairs of seeds (NaN with fewer than 5, which give none); the `loss` at the end; the
-        number of `seeds`, and of those that `diverged`. A run that misses the loss or diverges
-        counts as infinite.
-        """
-        loss = self.target if target is None else target
-        way = {
-            name: np.array(
-                [
-                    (np.inf, np.inf) if run.diverged else efficiency.to_target(run.log, loss)
-                    for run in arm
-                ]
-            )
-            for name, arm in self.runs.items()
-        }
-        first = next(iter(way.values()))
-        rows = []
-        for name, arm in self.runs.items():
-            row: dict[str, Any] = {"experiment": name}
-            for i, clock in enumerate(("updates", "seconds")):
-                value, low, high = ratio(list(way[name][:, i]), list(first[:, i]))
-                if len(arm) < FEWEST:
-                    low = high = np.nan
-                row |= {clock: float(np.median(way[name][:, i])), f"{clock}_ratio": value}
-                row |= {f"{clock}_low": low, f"{clock}_high": high}
-            ends = [np.inf if run.diverged else run.log["train_loss"].iloc[-1] for run in arm]
-            row |= {"loss": float(np.median(ends)), "seeds": len(arm)}
-            rows.append(row | {"diverged": sum(run.diverged for run in arm)})
-        return pd.DataFrame(rows).set_index("experiment")
-
-    def __str__(self) -> str:
-        """What `table` says at the comparison's own loss, to be read."""
-        table, first = self.table(), next(iter(self.runs))
-        rows = [["", "updates", "x seconds an update", "= simulated seconds"]]
-        for name, row in table.iterrows():
-            own = {clock: f"{row[clock]:.3g}" for clock in ("updates", "seconds")}
-            if name != first:
-                for clock in own:
-                    found = row[[f"{clock}_ratio", f"{clock}_low", f"{clock}_high"]]
-                    own[clock] += f" ({shown(found)} times)"
-            reached = 0 < row["updates"] < np.inf
-            each = f"{row['seconds'] / row['updates']:.3g}" if reached else ""
-            rows.append([str(name), own["updates"], each, own["seconds"]])
-        lost = [
-            f"{row['diverged']:g} of {row['seeds']:g} runs of {name} diverged."
-            for name, row in table.iterrows()
-            if row["diverged"]
-        ]
-        n = int(table["seeds"].iloc[0])
-        ends = "with 95 % intervals" if n >= FEWEST else f"without intervals, for which {n} is few"
-        said = (
-            f"To a training loss of {self.target:.3g}; medians of {n} seeds, and times those of "
-            f"{first} {ends}\n\n{headline.aligned(rows)}"
-        )
-        return "\n\n".join([said, *lost])
-
-    def plot(self, x: str = "simulated_seconds", y: str = "train_loss") -> Figure:
-        """A figure of one column of the log against another: medians and ranges over seeds.
-
-        Raises `ConfigError` for a column that the log does not have.
-        """
-        for axis, column in (("x", x), ("y", y)):
-            one_of(axis, column, [*self[next(iter(self.runs))].log])
-        figure, axes = figures.new()
-        looks = itertools.product(figures.DASHES, OKABE_ITO)
-        for name, (dashes, colour) in zip(self.runs, looks, strict=False):
-            log = self[name].log
-            curve = figures.Curve(name, colour, dashes, log, pd.DataFrame())
-            figures.band(axes, figures.by_step(log, x, y), x, curve)
-        axes.set(xlabel=x.replace("_", " "), ylabel=y.replace("_", " "), yscale="log")
-        figures.legend(figure)
-        return figure
-
-
-class Arm(NamedTuple):
-    """The runs of one experiment of a comparison."""
-
-    name: str
-    runs: tuple[Trained, ...]
-
-    @property
-    def log(self) -> pd.DataFrame:
-        """The log points of all seeds, with a column `seed`."""
-        of = {run.experiment.seed: run.log for run in self.runs}
-        return pd.concat(of, names=["seed"]).reset_index(level=0)
-
-    def implicit_momentum(self) -> pd.DataFrame:
-        """The momentum meter's readings (`Reading`), a row a seed."""
-        found = {run.experiment.seed: run.implicit_momentum() for run in self.runs}
-        return pd.DataFrame.from_dict(found, "index", columns=Reading._fields)
-
-
-def compare(
-    experiments: Mapping[str, Experiment],
-    steps: int | None = None,
-    seeds: Iterable[int] = range(5),
-    workdir: str | Path | None = None,
-) -> Comparison:
-    """Trains all experiments with all seeds, in threads that share compiled programs.
-
-    `steps` replaces each experiment's own number of updates. With a `workdir` the runs are the
-    points of a sweep: they resume there, and `optdyn report` reads them. Raises `ConfigError`,
-    which names the point, also if there is no experiment or no seed.
-    """
-    from optdyn.launch import points, sweep
-
-    drawn = tuple(seeds)
-    chosen = [
-        (name, one.with_(seed=seed, steps=one.steps if steps is None else steps))
-        for name, one in experiments.items()
-        for seed in drawn
-    ]
-    if not chosen:
-        raise ConfigError("compare: needs an experiment and a seed at least")
-    usual, listed = Experiment().keys(), []
-    for name, one in chosen:
-        values = {key: v for key, v in one.keys().items() if v != usual.get(key)}
-        listed.append({"name": f"{name},seed={one.seed}"} | values)
-    with tempfile.TemporaryDirectory() as kept_nowhere:
-        config, path = grid(default(), listed), Path(workdir or Path(kept_nowhere, "compare"))
-        entries = points.plan(config, path)
-        if sweep.sweep(config, path, entries, "threads", sweep.cores()):
-            raise KeyboardInterrupt
-        if workdir:
-            tables.write_results(path)
-        found: dict[str, list[Trained]] = {}
-        for (point, _), (name, one) in zip(named(config), chosen, strict=True):
-            found.setdefault(name, []).append(_trained(one, points.folder_of(path, point)))
-    return Comparison({name: tuple(runs) for name, runs in found.items()})
-
-
-def _trained(of: Experiment, folder: Path) -> Trained:
+def trained(of: Experiment, folder: Path) -> Trained:
+    """The run of an experiment that has ended in a folder."""
     (point,) = tables.points(folder)
     log = pd.DataFrame(point.log)
     kept = any((folder / "checkpoints").glob("*"))
