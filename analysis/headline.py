@@ -1,7 +1,8 @@
 """The first lines of a report: what was compared, and who gets to the target first, by how much.
 
 The reference is plain SGD, synchronous or of one group; where nobody ran that, the first method of
-the grid. Problems and clusters are compared by themselves, methods only within each.
+the grid. Problems and clusters are compared by themselves, methods only within each; where no two
+methods ran in one place, that is said.
 """
 
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from optdyn.analysis import efficiency, run_tables
+from optdyn.analysis.efficiency import MOMENTUM
 from optdyn.analysis.page import number
 from optdyn.analysis.run_tables import GROUPS, NAME, describe, of_figure, varying
 from optdyn.analysis.times import CLOCKS
@@ -19,6 +21,8 @@ from optdyn.evidence.intervals import FEWEST
 from optdyn.strategies import GROUPED, PLAIN
 
 PARTS = 4  # problems or clusters that are told of
+PLACES = ("model.", "data.", "cluster.", "loss")  # keys of a problem or a cluster begin so
+LAYOUT = ("cluster.nodes", "cluster.devices_per_node")  # which a method may have of its own
 
 
 def lines(runs: pd.DataFrame, keys: Sequence[str], target: float) -> list[str]:
@@ -31,14 +35,21 @@ def lines(runs: pd.DataFrame, keys: Sequence[str], target: float) -> list[str]:
             f"{methods:,} methods, and no answer: no completed run gets below the training loss "
             "that all start from."
         ]
-    parts, place = _parts(runs, keys)
+    parts, place, alone = _parts(runs, keys)
+    if parts:
+        methods = max(its["method"].nunique() for its in parts)
+    else:
+        parts, place = [runs], []
     first = f"{methods:,} methods were compared by their way to a training loss of {number(target)}"
     first += ", each at its best learning rate" if run_tables.tuned(runs) else ""
     first += f", in {len(parts):,} places by themselves" if len(parts) > 1 else ""
     seeds = int(runs.groupby("setting")["seed"].nunique().min())
     first += f", with {seeds} seeds or more." if seeds > 1 else ", with one seed."
-    told = parts[:PARTS]
-    said = [first, *(line for its in told for line in _of_part(its, keys, place))]
+    told, said = parts[:PARTS], [first]
+    if alone:
+        titles = ", ".join(run_tables.TITLES.get(key, key) for key in alone)
+        said.append(f"No two methods had the same {titles}, so this is not of methods alone.")
+    said += [line for its in told for line in _of_part(its, keys, place, alone)]
     if len(parts) > len(told):
         said.append(f"And {len(parts) - len(told):,} places more, in the table below.")
     return said
@@ -88,22 +99,33 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _parts(runs: pd.DataFrame, keys: Sequence[str]) -> tuple[list[pd.DataFrame], list[str]]:
-    """The runs of each problem and cluster in which several methods ran, and the keys that tell."""
+def _parts(
+    runs: pd.DataFrame, keys: Sequence[str]
+) -> tuple[list[pd.DataFrame], list[str], list[str]]:
+    """The runs of each problem and cluster in which several methods ran, and the keys that tell.
+
+    What a problem or a cluster is always tells, though the method or a tuned number may say it as
+    well. Of other keys, as of the batch, those tell that methods do not say. Where no place has
+    several methods there are no parts, and last come the keys by which they differ.
+    """
     own = [key for key in keys if key.startswith(("strategy.", "optimizer.")) or key == "steps"]
-    told = varying(runs, [*own, *(key for key in keys if key not in own)])
-    place = [key for key in told if key not in own]
-    if place:
+    ways = [key for key in own if key not in ("steps", MOMENTUM) and not efficiency.tunes(key)]
+    where = [key for key in keys if key.startswith(PLACES) and key not in LAYOUT]
+    others = [key for key in keys if key not in (*own, *where)]
+    told = run_tables.varying(runs, where, first=())
+    both = [*told, *(key for key in varying(runs, [*ways, *told, *others]) if key in others)]
+    for place in filter(None, (both, told)):
         parts = [its for _, its in runs.groupby(place, sort=False, dropna=False)]
-        several = [its for its in parts if its["method"].nunique() > 1]
-        if several:
-            return several, place
-    return [runs], []
+        if several := [its for its in parts if its["method"].nunique() > 1]:
+            return several, place, []
+    return [], [], told
 
 
-def _of_part(runs: pd.DataFrame, keys: Sequence[str], place: Sequence[str]) -> list[str]:
+def _of_part(
+    runs: pd.DataFrame, keys: Sequence[str], place: Sequence[str], alone: Sequence[str]
+) -> list[str]:
     start = f"{describe(runs.iloc[0], place)}: " if place else ""
-    labels = [key for key in varying(runs, keys) if key not in place]
+    labels = [key for key in dict.fromkeys([*varying(runs, keys), *alone]) if key not in place]
     said = []
     for clock, unit in CLOCKS.items():
         figure = f"{clock}_to_target"
@@ -136,7 +158,7 @@ def _of_part(runs: pd.DataFrame, keys: Sequence[str], place: Sequence[str]) -> l
 def _reference(runs: pd.DataFrame, order: pd.Series) -> tuple[str, str]:
     """The setting that others are measured by, and what it is."""
     plain = runs[NAME].eq(PLAIN) | (runs[NAME].eq(GROUPED) & runs[GROUPS].eq(1))
-    if plain.any():
+    if plain.any() and not plain.all():
         its = set(runs.loc[plain, "setting"])
         return next(setting for setting in order.index if setting in its), "the synchronous one"
     its = set(runs.loc[runs["method"] == runs["method"].iloc[0], "setting"])

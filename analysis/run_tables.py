@@ -170,12 +170,14 @@ def describe(values: Mapping[str, Any], keys: Iterable[str]) -> str:
     )
 
 
-def varying(runs: pd.DataFrame, keys: Sequence[str]) -> list[str]:
+def varying(runs: pd.DataFrame, keys: Sequence[str], first: Sequence[str] = (NAME,)) -> list[str]:
     """The keys that it takes to tell these settings apart, the first of `keys` that do.
 
-    The strategy always; a key that others already say is not among them.
+    `first`, the strategy, always; a key that others already say is not among them.
     """
-    told, parts = [NAME], runs.groupby(NAME, dropna=False).ngroup()
+    told, parts = list(first), pd.Series(0, runs.index)
+    if told:
+        parts = runs.groupby(told, dropna=False).ngroup()
     for key in _changing(runs, keys):
         finer = runs.groupby([parts, runs[key]], dropna=False).ngroup()
         if finer.nunique() > parts.nunique():

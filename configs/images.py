@@ -1,6 +1,6 @@
 """Data sets of images with their standard preprocessing: `--config=configs/images.py:cifar10`.
 
-Each is prepared once by `python -m research.data.prepare NAME`, fashion_mnist from the files of
+Each is prepared once by `optdyn prepare NAME`, fashion_mnist from the files of
 Debian's package dataset-fashion-mnist, 60,000 + 10,000 images.
 """
 

@@ -262,8 +262,10 @@ def main() -> None:
     parser.add_argument("--choose", type=int, nargs="+", default=[100, 101])
     parser.add_argument("--report", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=Path("workdirs/internet.json"))
+    parser.add_argument("--out", type=Path, help="the record; WORKDIR/internet.json")
     asked = parser.read()
+    out = asked.out or asked.workdir / "internet.json"
+    out.parent.mkdir(parents=True, exist_ok=True)
     given = asked.workdir, "internet", asked.choose, asked.report, asked.processes
     with Study(*given, first=LOOK) as study:
 
@@ -274,7 +276,7 @@ def main() -> None:
 
         rows = study.map(made, *zip(*product(asked.sizes, asked.arms), strict=True))
     said = {"problem": PROBLEMS[asked.problem].what, "target": PROBLEMS[asked.problem].target}
-    write_json(asked.out, said | {"choose": asked.choose, "report": asked.report, "rows": rows})
+    write_json(out, said | {"choose": asked.choose, "report": asked.report, "rows": rows})
     print(table(rows), against(rows), sep="\n\n")
 
 

@@ -6,6 +6,7 @@ made of what the thing is (`cache_keys.text`), so that runs of several processes
 the same and for nothing else.
 """
 
+import copy
 import hashlib
 import sys
 from collections.abc import Callable, Mapping
@@ -60,9 +61,15 @@ def _model(given: Any) -> Any:
 
 
 def _data(given: Any) -> Any:
-    """The `Data` of arrays, or of a function that returns some; others as they are."""
+    """The `Data` of arrays, or of a function that returns some; others as they are.
+
+    Arrays are copied: what is written into them later is other data, by another name.
+    """
     if isinstance(given, Mapping):
-        return Data(_kept(_arrays, given))
+        what = text(given)
+        if what not in _made:
+            _made[what] = name_of(_arrays(copy.deepcopy(given)))
+        return Data(_made[what])
     return Data(name_of(given)) if callable(given) else given
 
 
@@ -73,11 +80,32 @@ def _optimizer(given: Any) -> Any:
     return Optimizer(name_of(given)) if callable(given) else given
 
 
+def _metrics(given: Any) -> Any:
+    """Metrics by names: of functions their own; others as they are."""
+    several = given if isinstance(given, (tuple, list)) else (given,)
+    return tuple(name_of(each) if callable(each) else each for each in several)
+
+
+def chain(given: Any) -> Any:
+    """The transforms of a chain by names: of optax's transformations and of functions their own."""
+    if isinstance(given, str) or not isinstance(given, (tuple, list)):
+        return given
+    return tuple(
+        _kept(_Returns, each)
+        if isinstance(each, optax.GradientTransformation)
+        else name_of(each)
+        if callable(each)
+        else each
+        for each in given
+    )
+
+
 # The fields of an experiment that take a thing itself, and what makes them the value of a name.
 NAMED: Mapping[str, Callable[[Any], Any]] = {
     "model": _model,
     "data": _data,
     "optimizer": _optimizer,
+    "metrics": _metrics,
 }
 
 

@@ -234,10 +234,13 @@ def optimizer(
     """An optimizer of optax by its name, or a function of your own that returns one.
 
     `more` are its other arguments, or other fields of `Optimizer`: `schedule`, `warmup_steps`,
-    `decay_steps`, `decay_rate`, `chain` and their options.
+    `decay_steps`, `decay_rate`, `chain` and their options. A chain has names, functions that return
+    a transformation, or optax transformations themselves.
     """
     own = {each.name for each in dataclasses.fields(Optimizer)} - {"name", "options"}
     fields = {key: value for key, value in more.items() if key in own}
+    if "chain" in fields:
+        fields["chain"] = in_memory.chain(fields["chain"])
     options = Options({key: value for key, value in more.items() if key not in own})
     return Optimizer(name, learning_rate, momentum, options=options, **fields)
 
@@ -266,7 +269,8 @@ class Experiment(setup.Run):
     `data`: a `Data`; a dict of arrays `image`, `x` or `text` with `label` or `y`, whose first axis
     counts examples; or a dict of such dicts, `train` and `test`.
     `optimizer`: what `optdyn.sgd` and its like return, or any optax transformation.
-    `loss`: a function of outputs and batch that returns one number for each example.
+    `loss`: a function of outputs and batch that returns one number for each example; `metrics`:
+    such functions, or names of metrics.
 
     All other fields have ranges. A bad value raises `ConfigError`, one line that names it.
     """

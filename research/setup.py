@@ -337,19 +337,19 @@ class Cluster(Value, section="cluster"):
     disturbance_epochs: tuple[int, ...] = field(
         (4, 20), "dynamic_batch: least and most epochs that a delay lasts.", **LEAST_AND_MOST
     )
-    workers: InitVar[int] = 0
+    workers: InitVar[int | None] = None
 
-    def __post_init__(self, workers: int) -> None:
+    def __post_init__(self, workers: int | None) -> None:
         if isinstance(self.service, Law):
             law = self.service
             for name, value in {"service": law.name, **law.fields}.items():
                 object.__setattr__(self, name, value)
-        workers = like(workers, 0)  # also of NumPy
-        if workers:
-            if type(workers) is not int or workers % self.devices_per_node:
+        if workers is not None:
+            workers = like(workers, 0)  # also of NumPy
+            if type(workers) is not int or workers < 1 or workers % self.devices_per_node:
                 raise ConfigError(
                     f"Cluster.workers = {workers}: must be a multiple of devices_per_node = "
-                    f"{self.devices_per_node}"
+                    f"{self.devices_per_node}, at least 1"
                 )
             if self.nodes not in (1, workers // self.devices_per_node):
                 raise ConfigError(
@@ -367,7 +367,7 @@ class Cluster(Value, section="cluster"):
     def with_(self, **changes: Any) -> Self:
         """A copy with other values of some fields. Raises `ConfigError`."""
         whole = {"nodes": 1} if changes.get("workers") else {}
-        return super().with_(**{"workers": 0} | whole | changes)
+        return super().with_(**{"workers": None} | whole | changes)
 
 
 @dataclass(frozen=True)

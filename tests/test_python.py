@@ -161,6 +161,35 @@ def test_a_loss_that_is_defined_anew_is_another():
     assert second.log["train_loss"][0] - first.log["train_loss"][0] == pytest.approx(100, rel=1e-5)
 
 
+def test_arrays_are_those_of_when_the_experiment_was_made():
+    """Written into later they are other data; the same numbers again are the same data."""
+    x = np.random.default_rng(0).normal(size=(32, 2)).astype(np.float32)
+    data, model = {"x": x, "y": x[:, 0].copy()}, Line()
+
+    def made(of):
+        return optdyn.Experiment(model=model, data=of, batch_size=4, steps=4, log_every=4)
+
+    before, first = made(data), made(data).train()
+    data["y"] *= -1.0
+    after = made(data)
+    assert after != before and before == made({"x": x.copy(), "y": x[:, 0].copy()})
+    assert before.train().summary["parameters_crc32"] == first.summary["parameters_crc32"]
+    assert after.train().summary["parameters_crc32"] != first.summary["parameters_crc32"]
+
+
+def test_metrics_and_transforms_of_a_chain_may_be_things_themselves():
+    def far(outputs, batch):
+        return jnp.abs(outputs - batch["y"])[:, 0]
+
+    x = np.ones((32, 1), np.float32)
+    clipped = optdyn.sgd(0.1, chain=(optax.clip_by_global_norm(0.5),))
+    found = optdyn.Experiment(
+        model=Line(), data={"x": x, "y": x[:, 0]}, optimizer=clipped, metrics=(far,),
+        batch_size=4, steps=1, log_every=1,
+    ).train()  # fmt: skip
+    assert found.log["test_far"].tolist() == pytest.approx([1.0, 0.95])  # a step of 0.1 * 0.5
+
+
 def test_ones_own_loop_over_rule_and_clock_makes_the_floats_of_the_trainer():
     """Of the same batches: twenty lines, which the pages show."""
     chosen = base(method=optdyn.asynchronous(groups=4), steps=30, batch_size=2)
@@ -192,6 +221,7 @@ LAYERED = ("local", "stale_pipeline")  # whose seconds are those of the model's 
 
 BAD = {
     "Cluster.workers": lambda: optdyn.Cluster(workers=3, devices_per_node=2),
+    "at least 1": lambda: optdyn.Cluster(workers=0),  # a count that was computed, say
     "workers = 8: must be nodes * devices": lambda: optdyn.Cluster(workers=8, nodes=3),
     "config.cluster.nodes = 0: must be from 1 to": lambda: optdyn.Cluster(nodes=0),
     "config.batch_size = 0: must be at least 1": lambda: optdyn.Experiment(batch_size=0),

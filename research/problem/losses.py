@@ -5,6 +5,7 @@ token, (B, T, classes), or numbers of the shape of the target `y`, (B, ..., D).
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 
 import jax
 import jax.numpy as jnp
@@ -96,13 +97,15 @@ def metrics(names: Sequence[str]) -> Callable[[jax.Array, Batch], dict[str, jax.
     """
     chosen: dict[str, Each] = {}
     for name in names:
-        short = str(name).rpartition(":")[2]
+        metric, short = _found("config.metrics", name, METRICS), str(name).rpartition(":")[2]
+        if short != name and getattr(metric, "__name__", "").isidentifier():
+            short = metric.__name__
         if short in chosen or short == "loss":
             raise ConfigError(
                 f"config.metrics = {tuple(names)!r}: the log has another test_{short}; each needs "
                 "a name of its own"
             )
-        chosen[short] = _found("config.metrics", name, METRICS)
+        chosen[short] = metric
 
     def measured(outputs: jax.Array, batch: Batch) -> dict[str, jax.Array]:
         usual = {"accuracy": accuracy} if _is_logits(outputs, batch) else {}
@@ -116,7 +119,14 @@ def _found(key: str, name: str, known: Mapping[str, Each]) -> Each:
     found = lookup.find(key, name, known)
     if not callable(found):
         raise ConfigError(f"{key} = {name!r}: must be a function (outputs, batch) -> (B,)")
-    return (lambda o, batch: jnp.asarray(found(o, batch), jnp.float32)) if ":" in name else found
+    if ":" not in name:
+        return found
+
+    @wraps(found)
+    def own(outputs: jax.Array, batch: Batch) -> jax.Array:
+        return jnp.asarray(found(outputs, batch), jnp.float32)
+
+    return own
 
 
 def _is_logits(outputs: jax.Array, batch: Batch) -> bool:

@@ -55,6 +55,34 @@ def test_clusters_are_answered_by_themselves(tmp_path):
     assert "fewest updates: " in found[1]
 
 
+@pytest.mark.parametrize("tuned", [{}, {"optimizer__learning_rate": 0.1}, {"steps": 9}])
+def test_clusters_stay_apart_where_a_tuned_number_tells_them_apart_too(tmp_path, tuned):
+    for seconds, more in ((0.001, {}), (1.0, tuned)):
+        for name in ("sync", "daso"):
+            config = {"cluster__seconds_per_example": seconds, "strategy__name": name, **more}
+            run(tmp_path / "points" / f"{name}{seconds}", [2.0, 1.5, 0.4], **config)
+    first, *said = lines(page(tmp_path)[0])
+    assert first.startswith("2 methods were") and "in 2 places by themselves" in first
+    assert [line.split(":")[0] for line in said if "updates" in line] == [
+        "cluster.seconds_per_example 0.001",
+        "cluster.seconds_per_example 1",
+    ]
+
+
+def test_methods_of_other_clusters_are_not_compared_without_a_word(tmp_path):
+    for name, seconds in (("sync", 1.0), ("daso", 0.001)):
+        config = {"cluster__seconds_per_example": seconds, "strategy__name": name}
+        run(tmp_path / "points" / name, [2.0, 1.5, 0.4], **config)
+    _, warned, updates, *_ = lines(page(tmp_path)[0])
+    assert warned.startswith("No two methods had the same cluster.seconds_per_example")
+    assert "cluster.seconds_per_example 0.001" in updates
+    # But a method may have a layout and a batch of its own.
+    for name, nodes, batch in (("sync", 8, 64), ("daso", 4, 16)):
+        config = {"cluster__nodes": nodes, "batch_size": batch, "strategy__name": name}
+        run(tmp_path / "own" / "points" / name, [2.0, 1.5, 0.4], **config)
+    assert not any("No two methods" in line for line in lines(page(tmp_path / "own")[0]))
+
+
 def test_runs_that_learn_nothing_have_no_zeros(tmp_path):
     for groups in (1, 4):
         run(tmp_path / "points" / str(groups), [2.0, 2.5, 3.0], strategy__groups=groups)

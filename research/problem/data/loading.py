@@ -112,7 +112,7 @@ def packages(_: str, asked: Asked) -> Data:
 
 
 def tfds(path: str, asked: Asked) -> Data:
-    """Images or text that TFDS has prepared on this disk (`python -m research.data.prepare`)."""
+    """Images or text that TFDS has prepared on this disk (`optdyn prepare`)."""
     return _records(_find(path, asked.root), asked)
 
 

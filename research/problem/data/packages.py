@@ -1,6 +1,6 @@
 """The sources and documents of the installed Python packages: a text of 100 MB and more.
 
-    python -m research.data.prepare packages
+    optdyn prepare packages
 
 writes them as two files of text, which runs then read, so that a text stays what it is when
 packages change. It takes those of all distributions that this Python finds, in the alphabetical

@@ -1,8 +1,8 @@
 """Prepares a data set for 'tfds:NAME', from the network or from files of this machine.
 
-    python -m research.data.prepare NAME[/CONFIG][:VERSION] [--data_dir=DIR] [--image_size=N]
-    python -m research.data.prepare fashion_mnist           [--data_dir=DIR] [--source=FOLDER]
-    python -m research.data.prepare packages                [--data_dir=DIR]
+    optdyn prepare NAME[/CONFIG][:VERSION] [--data_dir=DIR] [--image_size=N]
+    optdyn prepare fashion_mnist           [--data_dir=DIR] [--source=FOLDER]
+    optdyn prepare packages                [--data_dir=DIR]
 
 What TFDS knows (mnist, cifar10, cifar100, imagenet2012, lm1b, ...) is downloaded and prepared by
 TFDS, which needs a network, and TensorFlow for most; the archives of imagenet2012 are put into
