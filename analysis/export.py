@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; 2 and one line on standard error for input it cannot use."""
     parser = Parser(prog="analysis.export", description="Exports logs.")
     parser.add_argument("--workdir", type=Path, required=True, help="of a run or a sweep")
-    parser.add_argument("--to", choices=list(TRACKERS), required=True)
+    parser.add_argument("--to", choices=list(TRACKERS), required=True, help="wandb or mlflow")
     parser.add_argument("--project", default="", help="the workdir's name")
     parser.add_argument("--offline", action="store_true", help="write into the workdir only")
     flags = parser.read(arguments)

@@ -218,16 +218,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(
         prog="analysis.implicit_momentum", description="The momentum that asynchrony brings."
     )
-    what = "of recorded replicas, of a metered run, or of a sweep"
-    parser.add_argument("--workdir", type=Path, required=True, help=what)
-    lags = "past displacements, K; by default those of the theory"
-    parser.add_argument("--lags", type=int, help=lags)
-    past = "past gradients; by default those of the theory"
-    parser.add_argument("--gradient_lags", type=int, help=past)
-    draws = "draws of replicas behind their intervals"
-    parser.add_argument("--bootstrap", type=int, default=500, help=draws)
-    first = "only replicas' first so many updates; 0: all"
-    parser.add_argument("--steps", type=int, default=0, help=first)
+    parser.add_argument(
+        "--workdir",
+        type=Path,
+        required=True,
+        help="of recorded replicas, of a metered run, or of a sweep",
+    )
+    parser.add_argument(
+        "--lags", type=int, help="past displacements, K; by default those of the theory"
+    )
+    parser.add_argument(
+        "--gradient_lags", type=int, help="past gradients; by default those of the theory"
+    )
+    parser.add_argument(
+        "--bootstrap", type=int, default=500, help="draws of replicas behind their intervals; 500"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=0, help="only replicas' first so many updates; 0: all"
+    )
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     options = vars(parser.read(arguments))
     workdir, in_json = options.pop("workdir"), options.pop("json")

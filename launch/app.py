@@ -33,6 +33,10 @@ OPTION = re.compile(
     re.S,
 )
 KEY = re.compile(r"--?(?:no)?config\.([^=]+)")
+REQUIRED = {
+    "config": ": a file, or a name that `optdyn list configs` shows",
+    "workdir": ": a folder, to write to and to resume from",
+}
 LIBRARIES = ("absl", "orbax")  # define flags of their own
 EXHAUSTED = "RESOURCE_EXHAUSTED"  # what XLA says where an allocation failed
 
@@ -299,6 +303,8 @@ def parse(argv: Sequence[str], options: Sequence[Option] = ()) -> list[str]:
             fail(sources.no_key(name))
         if isinstance(error, (KeyError, AttributeError)):
             _misplaced(argv, str(error))
+        if left_out := re.match(r"flag --(\w+)=None: .* must have a value", str(error)):
+            fail(f"--{left_out[1]} is required{REQUIRED.get(left_out[1], '')}")
         if typed := re.match(r"flag (--config\.[^=]+)=", str(error)):
             given = [a for a in argv if a.startswith(f"{typed[1]}=")]
             _wrong_type(given[-1] if given else typed[1], str(error))

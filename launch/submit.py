@@ -64,9 +64,11 @@ class Shard:
 def arguments() -> tuple[argparse.Namespace, list[str]]:
     """The flags of this command, and the others, which are those of `launch.sweep`."""
     parser = Parser(prog="launch.submit", allow_abbrev=False, add_help=False)
-    parser.add_argument("--shards", type=int, required=True)
-    parser.add_argument("--cluster", choices=("slurm", "local"), default="slurm")
-    parser.add_argument("--resources", default="")
+    parser.add_argument("--shards", type=int, required=True, help="how many jobs")
+    parser.add_argument(
+        "--cluster", choices=("slurm", "local"), default="slurm", help="slurm, or local"
+    )
+    parser.add_argument("--resources", default="", help="of a job, as NAME=VALUE,NAME=VALUE")
     return parser.parse_known_args()
 
 

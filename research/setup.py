@@ -367,7 +367,7 @@ class Cluster(Value, section="cluster"):
     def with_(self, **changes: Any) -> Self:
         """A copy with other values of some fields. Raises `ConfigError`."""
         whole = {"nodes": 1} if changes.get("workers") else {}
-        return super().with_(**{"workers": None} | whole | changes)
+        return super().with_(**whole | changes)
 
 
 @dataclass(frozen=True)
@@ -598,7 +598,7 @@ def _changed(value: Any, changes: Mapping[str, Any], prefix: str = "config") -> 
     for name, of in inner.items():
         part = own.get(name, getattr(value, name))
         own[name] = _changed(part, of, f"{prefix}.{name}")
-    return Value.with_(value, **({"workers": 0} if isinstance(value, Cluster) else {}), **own)
+    return Value.with_(value, **own)
 
 
 PARTS: Mapping[str, type[Value]] = {

@@ -233,7 +233,7 @@ def test_required_flags(run, tmp_path, missing):
     given = [one for one in arguments(tmp_path / "new") if not one.startswith(missing)]
     code, errors = run(given)
     assert code == 2
-    assert errors.count("\n") == 1 and f"{missing} must have a value" in errors
+    assert errors.count("\n") == 1 and f"{missing} is required" in errors
 
 
 def test_a_key_that_nothing_reads_is_told(run, tmp_path):
