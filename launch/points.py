@@ -16,6 +16,7 @@ from optdyn.outputs.workdir import claim, free
 from optdyn.training import batched_runs
 
 DONE = ("completed", "diverged")
+SHOWN = 12  # points of a compilation that a dry run names
 SHORT = "to go on"  # it has ended, with fewer steps than the grid has now
 
 
@@ -65,9 +66,11 @@ def described(entries: Sequence[Entry], at_a_time: int) -> Iterator[str]:
     yield f"{len(entries)} points, {len(groups)} compilations: {_counted(entries)}"
     for number, group in enumerate(groups, start=1):
         yield f"compilation {number}: {len(group)} points, {_cost(group, at_a_time)}"
-        for entry in group:
+        for entry in group[:SHOWN]:
             updates = f"{entry.updates:,} updates of {entry.examples:,} examples"
             yield f"  {entry.name}  {updates}  {entry.status or 'new'}"
+        if len(group) > SHOWN:
+            yield f"  and {len(group) - SHOWN:,} more"
     yield f"in all: {_cost(entries, at_a_time)}"
 
 
