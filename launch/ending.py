@@ -21,9 +21,10 @@ def lines(summary: Mapping[str, Any], workdir: Path, then: str = "report") -> It
     """The three lines; `then` is the command that reads such a workdir."""
     seconds = CLOCKS.get(then, "simulated seconds")
     yield f"{summary['status']}: {', '.join(_done(summary, seconds)) or 'no update'}"
+    stopped = summary["status"] == "interrupted"
     if figures := list(_figures(summary)):
-        yield ", ".join(figures)
-    if summary["status"] == "interrupted":
+        yield "at the last log point: " * stopped + ", ".join(figures)
+    if stopped:
         yield f"{workdir}: the same command goes on"
     else:
         yield f"next: {command(then)} --workdir={shlex.quote(str(workdir))}"

@@ -32,7 +32,7 @@ RUN = {
             "report",
             [
                 "interrupted: 50 of 2,000 updates, 13.4 simulated seconds",
-                "training loss 0.01849, test loss 0.3412",
+                "at the last log point: training loss 0.01849, test loss 0.3412",
                 "a b: the same command goes on",
             ],
         ),
