@@ -202,6 +202,7 @@ def heading(config: Experiment, shapes: Any, is_model: bool) -> str:
 def main(config: Experiment, workdir: Path) -> int:
     from optdyn.basics.files import as_json, write, write_json
     from optdyn.tuning import price
+    from optdyn.tuning.shapes import of_model, of_parameters
 
     app.one_run(config)
     price.check(config)
@@ -223,7 +224,7 @@ def main(config: Experiment, workdir: Path) -> int:
         raise ConfigError("config.cluster.bandwidths: must be (), for --bandwidths says all links")
     clusters = [price.with_nodes(config, number) for number in dict.fromkeys(nodes)]
     counted = parameters is not None
-    shapes = price.of_model(config) if parameters is None else price.of_parameters(parameters)
+    shapes = of_model(config) if parameters is None else of_parameters(parameters)
     if given.step_seconds is not None:
         clusters = [price.step_of(each, given.step_seconds) for each in clusters]
     found = [

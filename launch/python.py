@@ -53,7 +53,8 @@ from optdyn.strategies.method import Network
 from optdyn.timeline.base import Timeline
 from optdyn.training import trainer
 from optdyn.training.checks import check
-from optdyn.tuning.price import GIGABIT, Price, of_model, price
+from optdyn.tuning.price import GIGABIT, Price, price
+from optdyn.tuning.shapes import of_model
 
 __all__ = ["Experiment", "Law", "Method", "Trained", "optimizer"]
 

@@ -23,7 +23,8 @@ from optdyn.launch import which
 from optdyn.timeline.base import TimelineError
 from optdyn.timeline.service import VARIED
 from optdyn.tuning import price
-from optdyn.tuning.price import GIGABIT, Shapes
+from optdyn.tuning.price import GIGABIT
+from optdyn.tuning.shapes import Shapes
 
 GIGABITS = tuple(float(f"{n}e{e}") for e in range(-2, 3) for n in (1, 2, 5))
 SPREADS = (0.0, 0.1, 0.3, 1.0)  # standard deviation of a worker's times over their mean

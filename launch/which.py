@@ -23,7 +23,8 @@ from optdyn.evidence.intervals import shown
 from optdyn.experiment import Experiment
 from optdyn.timeline.base import TimelineError
 from optdyn.tuning import price
-from optdyn.tuning.price import GIGABIT, Shapes
+from optdyn.tuning.price import GIGABIT
+from optdyn.tuning.shapes import Shapes
 
 DRAWN = 5  # orders of arrivals that seconds are of
 WIDE = 100  # characters of a line of notes

@@ -16,12 +16,13 @@ from optdyn.launch import price as command
 from optdyn.setup import Cluster, Data, Model
 from optdyn.training import trainer
 from optdyn.tuning import price
+from optdyn.tuning.shapes import of_model, of_parameters
 
 STEP, SIZE, NODES = 0.5, 124e6, 64
 FIXED = Cluster(nodes=NODES, service="constant")
 DRAWN = FIXED.with_(service="lognormal", variation=0.3)
 TEN = 10 * price.GIGABIT
-SHAPES = price.of_parameters(SIZE)
+SHAPES = of_parameters(SIZE)
 MESSAGE = SHAPES.bytes / TEN  # seconds
 
 
@@ -67,7 +68,7 @@ def test_a_run_has_the_seconds_the_bytes_and_the_staleness(name, tmp_path):
     config = small(name, **TRAINED[name])
     trainer.train(config, tmp_path)
     summary = json.loads((tmp_path / "summary.json").read_text())
-    found = price.price(config, price.of_model(config), config.steps)
+    found = price.price(config, of_model(config), config.steps)
     assert found.seconds == summary["simulated_seconds_per_step"]
     assert found.staleness == pytest.approx(summary["staleness_mean"])
     assert found.logged_bytes == pytest.approx(summary.get("sent_bytes", 0.0) / config.steps)
@@ -105,7 +106,7 @@ def test_an_experiments_price_is_that_of_its_training():
     matrix = chosen.with_(cluster=Cluster(nodes=2, bandwidths=link))
     assert matrix.price(bandwidth=1e2).seconds == chosen.price(bandwidth=1e2).seconds
     settled = chosen.price(settled=True)
-    assert settled == price.price(parse(chosen.config()), price.of_model(parse(chosen.config())))
+    assert settled == price.price(parse(chosen.config()), of_model(parse(chosen.config())))
     assert settled.seconds == pytest.approx(seconds, rel=0.3) and settled.seconds != seconds
 
 
@@ -272,7 +273,7 @@ def test_streaming_diloco_needs_what_its_paper_prints(model):
     kinds = ({"period": 1}, {"period": 100}, streamed, *[streamed | {"delay": 1}] * 2)
     for n, (keys, printed) in enumerate(zip(kinds, PRINTED[model], strict=True)):
         config = experiment("diloco", two, step, compression="bfloat16", **keys)
-        shapes = price.of_parameters(size / 4 if n == 4 else size)  # 4 of 16 bits
+        shapes = of_parameters(size / 4 if n == 4 else size)  # 4 of 16 bits
         found = price.needed(price.priced(config, shapes), command.SHARES).values()
         ratios = np.array(list(found)) / printed
         assert np.all(np.abs(np.log(ratios[:4])) < np.log(1.21)), (keys, ratios)
@@ -289,7 +290,7 @@ def test_a_worker_has_as_many_examples_by_every_method():
 
 def test_the_size_of_a_model_is_not_the_memory_of_its_price():
     """Shapes have no arrays: 124 billion parameters cost what 124 million do."""
-    shapes = price.of_parameters(124e9)
+    shapes = of_parameters(124e9)
     assert shapes.bytes == pytest.approx(4 * 124e9, rel=1e-6)
     assert price.price(experiment("diloco", period=8), shapes).computing > 0
 
@@ -301,7 +302,7 @@ def test_stages_are_priced_of_a_model(name):
     model, data = Model("resmlp", blocks=4, width=8), Data(train_examples=400, train_evaluated=10)
     config = usual().with_(model=model, data=data, cluster=cluster, batch_size=16, steps=20)
     config = price.with_method(config, name)
-    shapes = price.of_model(config)
+    shapes = of_model(config)
     found = price.price(config, shapes, config.steps)
     assert found.seconds == float(trainer.prepare(config).timeline.seconds[-1]) / config.steps
     width = 4 * 16 * 8 * (1 if name == "local" else 2)  # bytes of activations, and of their slopes
@@ -333,7 +334,7 @@ def test_the_tables_are_narrow_and_say_what_has_no_price():
     keys = [{"period": h, "compression": c} for h in (1, 128) for c in ("", "bfloat16")]
     names = ["sync", "local", "async_local_sgd", "diloco+async_local_sgd"]
     config = experiment("sync", DRAWN)
-    rows = list(command.rows(config, price.of_parameters(1e6), names, [1.0, 0.1], keys))
+    rows = list(command.rows(config, of_parameters(1e6), names, [1.0, 0.1], keys))
     assert [row["method"] for row in rows] == [
         *("sync", "local", "async_local_sgd", "async_local_sgd"),
         *["diloco+async_local_sgd"] * 4,

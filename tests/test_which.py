@@ -18,10 +18,11 @@ from optdyn.launch import price as command
 from optdyn.launch import sliders, which
 from optdyn.setup import Cluster, Data, Model
 from optdyn.tuning import price
+from optdyn.tuning.shapes import of_parameters
 from tests.analysis.test_statistical_efficiency import TARGET, write
 
 NODES, STEP, GIGABITS = 4, 0.5, 1.0
-SHAPES = price.of_parameters(1e6)
+SHAPES = of_parameters(1e6)
 RING = 2 * (NODES - 1) / NODES * SHAPES.bytes / (GIGABITS * price.GIGABIT)  # seconds
 SLOW = (1.0, 1.3, 0.8)  # of each seed
 RATES = (0.05, 0.1, 0.2)

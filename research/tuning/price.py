@@ -17,32 +17,22 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from optdyn import strategies
-from optdyn.basics import seeds
 from optdyn.basics.errors import one_of, refuse
-from optdyn.basics.trees import Choice, Params, bytes_of, examples_in, head
 from optdyn.experiment import Experiment
-from optdyn.problem import shared_data
 from optdyn.setup import Pieces
-from optdyn.strategies import Methods, Network, Setting
-from optdyn.strategies.gradient import local
 from optdyn.strategies.method import slowed
-from optdyn.strategies.mix import averaging_clock
-from optdyn.strategies.mix.gossip import Gossip, Neighbours
-from optdyn.strategies.mix.model_averaging import ModelAveraging
 from optdyn.strategies.read.asynchronous import Asynchronous
-from optdyn.strategies.read.groups import Grouped
-from optdyn.timeline.base import Arrival, Meeting, Shares, Timeline, at, chosen
+from optdyn.timeline.base import Meeting, Shares, Timeline, at, chosen
 from optdyn.timeline.compute_groups import compute_means
 from optdyn.timeline.dynamic_batch import costs
-from optdyn.timeline.network import SERVER, kind_of
-from optdyn.timeline.pipeline import Work
 from optdyn.timeline.service import DRAWN, is_drawn
-from optdyn.training import program
 from optdyn.training.checks import check_cluster
+from optdyn.tuning import sent_bytes
+from optdyn.tuning.sent_bytes import at_work, exchanging
+from optdyn.tuning.shapes import Shapes, setting, stages
 
 GEOMETRIC = "geometric"  # the law of a staleness, of groups that do not differ
 GIGABIT = 1e9 / 8  # bytes
@@ -50,7 +40,6 @@ STEPS, EACH = 512, 64  # updates at least, and of every group that arrives by it
 PERIODS = 8  # or so many of a period
 FALLING = 1e-9  # the loss of an epoch over that of the one before
 EPOCH = 128  # updates, after each of which shares of a batch follow the speeds
-LAYERS = 144  # arrays of the model that a number of parameters stands for
 WIDEST, NARROWEST = 1e5, 1e-4  # Gbit/s between which a bandwidth is looked for
 RATIO = 1.005  # of two bandwidths that are one
 FREE = {"bandwidth": 0.0, "latency": 0.0, "latencies": (), "bandwidths": (), "regions": 0}
@@ -77,20 +66,6 @@ class Price(NamedTuple):
         return 1 / self.seconds
 
 
-class Shapes(NamedTuple):
-    """A model by its shapes, or the number of its parameters alone."""
-
-    params: Params  # of jax.ShapeDtypeStruct
-    problem: Any = None  # a `Problem`; None: there is only a number of parameters
-    examples: Any = None
-    set_size: int = 0  # examples of the training set; 0: there is none
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of the parameters."""
-        return bytes_of(self.params)
-
-
 class Pace(NamedTuple):
     """How fast updates follow one another."""
 
@@ -109,30 +84,9 @@ class Window(NamedTuple):
     settled: bool = True  # False: of a run from its first update to its last
 
 
-def of_model(config: Experiment) -> Shapes:
-    """The model of an experiment. Raises `ConfigError` and `DataError`."""
-    data = shared_data.load(config)
-    one = head(data.train, 1)
-    params = program.shapes(config, data.classes, seeds.key(config.seed, "init"), one)
-    problem = program.problem_of(config, data.classes)
-    return Shapes(params, problem, one, examples_in(data.train))
-
-
-def of_parameters(count: float) -> Shapes:
-    """Float32 parameters, so many, in square matrices and a vector with the rest."""
-    width = max(int(math.sqrt(count / LAYERS)), 1)
-    rest = int(count) - LAYERS * width**2
-    params = {
-        f"layer{i:03}": jax.ShapeDtypeStruct((width, width), "float32") for i in range(LAYERS)
-    }
-    if rest > 0:
-        params["rest"] = jax.ShapeDtypeStruct((rest,), "float32")
-    return Shapes(params)
-
-
 def examples_of_worker(config: Experiment) -> float:
     """How many examples a worker computes for its part of an update."""
-    return config.batch_size / _at_work(config)
+    return config.batch_size / at_work(config)
 
 
 def step_of(config: Experiment, seconds: float) -> Experiment:
@@ -151,7 +105,7 @@ def with_nodes(config: Experiment, nodes: int) -> Experiment:
     if config.methods.groups == cluster.worker_count > 1:
         changes["strategy.groups"] = nodes * cluster.devices_per_node
     there = config.with_(changes)
-    return there.with_(batch_size=max(round(each * _at_work(there)), 1))
+    return there.with_(batch_size=max(round(each * at_work(there)), 1))
 
 
 def with_method(config: Experiment, name: str, **keys: object) -> Experiment:
@@ -223,8 +177,8 @@ def priced(config: Experiment, shapes: Shapes, steps: int = 0) -> Callable[[floa
             computing,
             computing * (1 / ideal - 1),
             computing * more,
-            _network_bytes(there, shapes, line, exchanges),
-            _logged_bytes(there, shapes, line.choice, exchanges),
+            sent_bytes.between_nodes(there, shapes, line, exchanges),
+            sent_bytes.logged(there, shapes, line.choice, exchanges),
             _staleness(line),
         )
 
@@ -335,21 +289,9 @@ def _never_waits(config: Experiment) -> bool:
     return alone and not waits and methods.get("waiting", "") in ("", "k_batch_async")
 
 
-def _at_work(config: Experiment) -> float:
-    """Workers whose examples an update is of, each as often as it is."""
-    cluster, methods = config.cluster, config.methods
-    workers = cluster.worker_count
-    return workers / methods.groups * methods.get("arrivals", 1)
-
-
-def _setting(config: Experiment, shapes: Shapes, steps_per_epoch: int = 0) -> Setting:
-    network = Network(shapes.problem, shapes.params, shapes.examples)
-    return Setting(config, steps_per_epoch or config.steps, shapes.bytes, network=network)
-
-
 def _line(config: Experiment, shapes: Shapes, window: Window) -> Timeline:
     """The updates of the window, whose seconds begin at 0."""
-    known = _setting(config, shapes, window.steps_per_epoch)._asdict()
+    known = setting(config, shapes, window.steps_per_epoch)._asdict()
     del known["setup"]
     if window.settled:  # DASO follows the losses: as long as they fall its B stays
         known["epochs"] = [
@@ -369,15 +311,15 @@ def _line(config: Experiment, shapes: Shapes, window: Window) -> Timeline:
 def _pace(config: Experiment, shapes: Shapes, window: Window, line: Timeline) -> Pace:
     """How fast it goes in the window."""
     cluster, methods = config.cluster, config.methods
-    workers, exchanges = cluster.worker_count, _exchanges(line.choice)
+    workers, exchanges = cluster.worker_count, exchanging(line.choice)
     if methods.mix:
-        exchanges = _exchanges(getattr(line.choice, "inner", ()))
+        exchanges = exchanging(getattr(line.choice, "inner", ()))
     if not (window.settled and methods.read and methods.read.workers) or methods.mix:
         seconds, busy = float(line.seconds[-1]), _busy(config, shapes, window, line)
         return Pace(seconds / len(line.seconds), busy / (workers * seconds), exchanges)
     # Every worker is a renewal process of its own, and begins anew with every exchange.
     steps, rate, exchanged = _until_exchange(line, methods.groups)
-    means = compute_means(slowed(_setting(config, shapes), methods), len(rate), config.batch_size)
+    means = compute_means(slowed(setting(config, shapes), methods), len(rate), config.batch_size)
     each = exchanged / steps if exchanges else 0 * steps
     share = float(rate @ means.sum(axis=1)) / workers
     return Pace(1 / float(rate.sum()), share, float(rate @ each / rate.sum()))
@@ -402,10 +344,10 @@ def _busy(config: Experiment, shapes: Shapes, window: Window, line: Timeline) ->
     """Seconds that all workers compute for the updates, in the mean of their law."""
     methods, updates = config.methods, len(line.seconds)
     if methods.stages:
-        work = _stages(config, shapes)
+        work = stages(config, shapes)
         part = float(work.forward.sum() + work.backward.sum())
         return updates * part * config.cluster.seconds_per_example * config.batch_size
-    cluster = slowed(_setting(config, shapes), methods)
+    cluster = slowed(setting(config, shapes), methods)
     if divided := chosen(line, Shares):
         return _of_shares(config, window, np.asarray(divided.shares).reshape(updates, -1))
     nodes, groups = cluster.nodes if methods.mix else 1, methods.groups
@@ -437,138 +379,9 @@ def _who(line: Timeline) -> np.ndarray:
     return np.asarray(getattr(choice, "worker", line.worker))
 
 
-def _stages(config: Experiment, shapes: Shapes) -> Work:
-    """The work of the nodes that are stages (`pipeline.Work`)."""
-    of = config.methods.gradient
-    of = of if isinstance(of, local.Local) else local.Local(variant="backprop")
-    return local.costs(of, config, Network(shapes.problem, shapes.params, shapes.examples))[1]
-
-
 def _staleness(line: Timeline) -> float:
     choice = line.choice
     if isinstance(choice, Meeting) and line.staleness.ndim == 1:
         received = np.asarray(choice.receive).reshape(len(line.seconds), -1).any(axis=1)
         return float(line.staleness[received].mean()) if received.any() else 0.0
     return float(np.mean(line.staleness))
-
-
-def _network_bytes(config: Experiment, shapes: Shapes, line: Timeline, exchanges: float) -> float:
-    """Bytes between nodes for a step of one node: of all messages, over the steps that are made."""
-    steps = _at_work(config) / config.cluster.devices_per_node
-    return _between(config, shapes, line, exchanges) / steps if config.cluster.nodes > 1 else 0.0
-
-
-def _between(config: Experiment, shapes: Shapes, line: Timeline, exchanges: float) -> float:
-    """Bytes of all messages between nodes, an update."""
-    methods, choice, size = config.methods, line.choice, shapes.bytes
-    nodes, around = config.cluster.nodes, 2 * (config.cluster.nodes - 1)
-    if methods.stages:
-        there_and_back = 1 if _never_back(methods) else 2
-        return float(there_and_back * _stages(config, shapes).sent.sum())
-    if methods.mix and (own := methods.mix.sends(shapes.params)):
-        return own.bytes * (nodes * (nodes - 1) if own.gathered else around)
-    if isinstance(methods.mix, ModelAveraging):
-        small = methods.mix.compressed()
-        others = nodes * (nodes - 1) if small and small.gathered else around
-        sent, states = _meeting_bytes(config, shapes, choice)
-        return others * sent + around * states
-    if isinstance(choice, Meeting):
-        others = nodes if choice.to is not None else around
-        return others * sum(_meeting_bytes(config, shapes, choice))
-    if isinstance(choice, Neighbours):
-        return nodes * _gossiped(choice, methods.of(Gossip).message_bytes(shapes.params, size))
-    if not methods.read or methods.read.barrier or _is_synchronous(config):
-        return float(around * size)
-    return size * _by_groups(config, shapes, line, exchanges)
-
-
-def _by_groups(config: Experiment, shapes: Shapes, line: Timeline, exchanges: float) -> float:
-    """Messages of the size of the parameters, an update, of groups that arrive by themselves."""
-    cluster, methods = config.cluster, config.methods
-    workers = cluster.worker_count // methods.groups
-    inside = 2 * (max(workers // cluster.devices_per_node, 1) - 1)  # a group adds up
-    small = methods.read.compressed() if isinstance(methods.read, Asynchronous) else None
-    there_and_back = 1 + (small.part(shapes.params) if small else 1)
-    to_server = there_and_back + inside
-    if kind_of(cluster) == SERVER:
-        to_server = there_and_back * workers
-    dropped = getattr(chosen(line, Arrival), "dropped", None)
-    arrivals = methods.get("arrivals", 1)
-    drops = 0 if dropped is None else float(np.sum(dropped)) / len(line.seconds)
-    arrivals += drops / 2 if methods.get("allotted", 0) else drops  # who is late sends no gradient
-    return arrivals * (exchanges * to_server + (1 - exchanges) * inside)
-
-
-def _exchanges(choice: Choice) -> float:
-    """The share of arrivals that exchange, or of the parameters, there and back, that they do."""
-    if hasattr(choice, "peer"):
-        return float(np.mean(np.asarray(choice.peer) != np.asarray(choice.worker)))
-    return float(np.mean(getattr(choice, "part", getattr(choice, "exchange", 1.0))))
-
-
-def _never_back(methods: Methods) -> bool:
-    """Whether stages send activations on, and nothing comes back."""
-    return isinstance(methods.gradient, local.Local) and methods.gradient.variant != "backprop"
-
-
-def _is_synchronous(config: Experiment) -> bool:
-    """Whether one group of all shares its parameters, and so has no server."""
-    methods = config.methods
-    one = methods.groups == 1 and isinstance(methods.read, Grouped)
-    return one and not methods.get("waiting", "")
-
-
-def _logged_bytes(config: Experiment, shapes: Shapes, choice: Choice, exchanges: float) -> float:
-    """What a run's log calls `sent_bytes`: a node's own, once, and what its groups say.
-
-    Of nodes that meet it is their messages, of workers with parameters of their own both ways.
-    """
-    methods = config.methods
-    if not any("sent_bytes" in method.info for method in methods.every):
-        return 0.0
-    own = 0.0
-    if isinstance(choice, Meeting):
-        own = sum(_meeting_bytes(config, shapes, choice))
-    elif isinstance(choice, Neighbours):
-        size = methods.of(Gossip).message_bytes(shapes.params, shapes.bytes)
-        own = _gossiped(choice, size)
-    elif methods.mix and (each := methods.mix.sends(shapes.params)):
-        own = each.bytes
-    if methods.read and methods.read.workers:
-        own += 2 * shapes.bytes * exchanges
-    elif methods.read and "sent_bytes" in methods.read.info:
-        own += shapes.bytes * methods.get("arrivals", 1)
-    return float(own)
-
-
-def _gossiped(choice: Neighbours | Meeting, size: Any) -> float:
-    """Bytes that a node sends, an update, in the mean of the nodes; `size`: of each message.
-
-    One number, or (updates, 1) where messages are not sent after every update.
-    """
-    to = np.asarray(choice.to)
-    nodes = to.shape[-2]
-    peers = (to != np.arange(nodes)[:, None]).sum(axis=(-1, -2))
-    return float((np.ravel(size) * peers).mean() / nodes)
-
-
-def _meeting_bytes(config: Experiment, shapes: Shapes, choice: Meeting) -> tuple[float, float]:
-    """Bytes of a node's messages, an update: of its parameters, and of its optimizer's state."""
-    mix = config.methods.mix
-    send = np.asarray(choice.send).reshape(len(choice.send), -1)
-    receive = np.asarray(choice.receive).reshape(send.shape)
-    if isinstance(mix, ModelAveraging):
-        setting = _setting(config, shapes)
-        sent = float((send @ np.array(averaging_clock.message_bytes(mix, setting))).mean())
-        return sent, averaging_clock.state_bytes(mix, setting, choice)
-    if choice.to is not None:  # over a graph
-        return _gossiped(choice, shapes.bytes * send), 0.0
-    blocking = receive & (np.asarray(choice.waited).reshape(send.shape) == 0)
-    short, usual = (
-        shapes.bytes / (2 if dtype == "bfloat16" else 1)
-        for dtype in (
-            getattr(mix, "blocking_dtype", "") or getattr(mix, "transfer_dtype", ""),
-            getattr(mix, "transfer_dtype", ""),
-        )
-    )
-    return float((send * np.where(blocking, short, usual)).mean()), 0.0

@@ -53,7 +53,7 @@ from optdyn.parallel import overlap
 from optdyn.timeline.base import Timeline
 from optdyn.training import driver, program, trainer
 from optdyn.training.run import Run
-from optdyn.tuning import price
+from optdyn.tuning.shapes import of_model
 from tests.benchmarks import shaped
 from tests.benchmarks.record import publish
 from tests.values import as_experiment
@@ -155,7 +155,7 @@ def config_of(row: Row, nodes: int, api: str, plain: bool = False) -> Experiment
 
 def line_of(config: Experiment) -> Timeline:
     """The updates of a config by its method's clock, as one epoch."""
-    shapes = price.of_model(config)
+    shapes = of_model(config)
     network = strategies.Network(shapes.problem, shapes.params, shapes.examples)
     return config.timeline(steps_per_epoch=config.steps, update_bytes=shapes.bytes, network=network)
 
