@@ -36,10 +36,7 @@ def lines(runs: pd.DataFrame, keys: Sequence[str], target: float) -> list[str]:
             "that all start from."
         ]
     parts, place, alone = _parts(runs, keys)
-    if parts:
-        methods = max(its["method"].nunique() for its in parts)
-    else:
-        parts, place = [runs], []
+    methods = max(its["method"].nunique() for its in parts)
     first = f"{methods:,} methods were compared by their way to a training loss of {number(target)}"
     first += ", each at its best learning rate" if run_tables.tuned(runs) else ""
     first += f", in {len(parts):,} places by themselves" if len(parts) > 1 else ""
@@ -106,7 +103,7 @@ def _parts(
 
     What a problem or a cluster is always tells, though the method or a tuned number may say it as
     well. Of other keys, as of the batch, those tell that methods do not say. Where no place has
-    several methods there are no parts, and last come the keys by which they differ.
+    several methods all runs are one part, and last come the keys by which places differ.
     """
     own = [key for key in keys if key.startswith(("strategy.", "optimizer.")) or key == "steps"]
     ways = [key for key in own if key not in ("steps", MOMENTUM) and not efficiency.tunes(key)]
@@ -118,7 +115,7 @@ def _parts(
         parts = [its for _, its in runs.groupby(place, sort=False, dropna=False)]
         if several := [its for its in parts if its["method"].nunique() > 1]:
             return several, place, []
-    return [], [], told
+    return [runs], [], told
 
 
 def _of_part(

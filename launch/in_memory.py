@@ -82,22 +82,19 @@ def _optimizer(given: Any) -> Any:
 
 def _metrics(given: Any) -> Any:
     """Metrics by names: of functions their own; others as they are."""
-    several = given if isinstance(given, (tuple, list)) else (given,)
-    return tuple(name_of(each) if callable(each) else each for each in several)
+    return tuple(map(_named, given if isinstance(given, (tuple, list)) else (given,)))
 
 
 def chain(given: Any) -> Any:
     """The transforms of a chain by names: of optax's transformations and of functions their own."""
-    if isinstance(given, str) or not isinstance(given, (tuple, list)):
-        return given
-    return tuple(
-        _kept(_Returns, each)
-        if isinstance(each, optax.GradientTransformation)
-        else name_of(each)
-        if callable(each)
-        else each
-        for each in given
-    )
+    return tuple(map(_named, given)) if isinstance(given, (tuple, list)) else given
+
+
+def _named(each: Any) -> Any:
+    """The name of a function or of a transformation of optax; others as they are."""
+    if isinstance(each, optax.GradientTransformation):
+        return _kept(_Returns, each)
+    return name_of(each) if callable(each) else each
 
 
 # The fields of an experiment that take a thing itself, and what makes them the value of a name.
