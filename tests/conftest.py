@@ -1,5 +1,6 @@
 """What the tests of whole runs share: configs, data, folders as they lie on disk, event files."""
 
+import gc
 import json
 import os
 import shutil
@@ -54,6 +55,7 @@ def pytest_configure(config):
     It begins empty and goes with the session, unless the environment names one of its own. Workers
     take all cores: threads of BLAS beside them would only wait for one another, and busily.
     """
+    gc.set_threshold(50_000)  # JAX makes so many objects that a usual 700 takes 5 % of the time
     os.environ.setdefault("XLA_FLAGS", QUICKLY)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if COMPILED not in os.environ:  # a worker of xdist inherits that of its session
@@ -62,6 +64,11 @@ def pytest_configure(config):
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     jax.config.update("jax_compilation_cache_dir", os.environ[COMPILED])
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+
+
+def pytest_xdist_auto_num_workers():
+    """One more than there are cores: some worker always waits for a process that its test began."""
+    return (os.cpu_count() or 1) + 1
 
 
 @pytest.hookimpl(tryfirst=True)  # before those that are not asked for go by their marks

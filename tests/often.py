@@ -19,6 +19,7 @@ OFTEN = {
     "launch/test_sweep.py::test_every_point_is_as_it_is_alone": ("5",),
     "launch/test_tune.py::test_killed_again_and_again_it_decides_the_same": ("attempt",),
     "launch/test_sweep_long.py::test_killed_and_resumed_is_whole": (),
+    "models/test_convolution.py::test_transforms_of_replicas_end": ("2",),
     "models/test_remat.py::test_blocks_keep_their_inputs_only": ("transformer",),
     "models/test_remat.py::test_is_the_same_function_with_the_same_parameters": (
         *("resmlp", "transformer"),
@@ -35,11 +36,30 @@ OFTEN = {
     "papers/test_methods.py::test_greedy_updates_follow_each_other_at_their_longest_stage": (),
     "papers/test_race.py::test_every_arm_can_run_on_every_network": ("mlp", "text"),
     "papers/test_race.py::test_the_all_reduce_takes_its_share_of_an_update": ("1 ",),
+    "papers/test_stale_samples.py::test_of_ones_own_samples_every_kind_is_the_policy_gradient": (
+        *("late", "clipped"),
+    ),
     "racing/test_race.py::test_a_merged_server_races_too": ("metered", "one group"),
     "racing/test_race.py::test_a_server_in_parts_makes_the_same_updates": ("own0",),
     "racing/test_race.py::test_local_gradients_race_too": ("values1",),
     "racing/test_race.py::test_the_simulator_replays_it": (
         *("metered", "k_sync", "adam", "ringmaster"),
+    ),
+    "racing/test_race.py::test_it_goes_on_where_it_was_saved": (
+        *("plain", "too old", "k_sync", "local steps", "elastic"),
+    ),
+    "racing/test_race.py::test_it_waits_where_nobody_arrives": (
+        *("plain", "k_sync", "local steps", "elastic"),
+    ),
+    "strategies/test_battery.py::test_a_run_in_two_parts_equals_the_whole": (
+        *("sync]", "asynchronous]", "elastic", "decoupled", "ad_psgd", "mindflayer", "ringmaster"),
+        *("ringleader", "daso]", "diloco]", "sparseloco", "sparta", "demo", "gossip]"),
+        *("dynamic_batch]", "stale_pipeline", "local]", "asynchronous+local", "daso+dynamic"),
+        "model_averaging+local",
+    ),
+    "strategies/test_battery.py::test_a_pair_with_one_at_its_limit_is_the_other": (
+        *("asynchronous+daso-daso", "asynchronous+model_averaging-async", "asynchronous+local-l"),
+        *("daso+dynamic", "daso+local", "model_averaging+local-m"),
     ),
     "strategies/test_battery.py::test_the_limit_is_synchronous": (
         *("sgd", "adam-asynchronous", "adam-dynamic_batch", "adam-gossip", "adam-diloco"),
@@ -76,6 +96,12 @@ OFTEN = {
         "two",
     ),
     # To the bit as users compile, which `make test-slow` does.
+    "strategies/test_dynamic_batch.py::test_the_split_gradient_is_that_of_the_whole_batch": (
+        *("shares0-", "shares1-3", "shares4-4"),
+    ),
+    "strategies/test_dynamic_batch.py::test_every_worker_computes_its_own_examples_in_order": (
+        *("shares0-", "shares2-3", "shares4-4", "shares5-1"),
+    ),
     "strategies/test_fragments.py::test_fragments_that_meet_together_are_one_to_the_bit": (),
     "strategies/test_fragments.py::test_streaming_owes_what_every_method_owes": (
         "model_averaging-test_step",
@@ -129,6 +155,7 @@ OFTEN = {
     "trajectories/test_single.py::test_a_recording_is_of_the_run_itself": (
         *("sync-sgd", "asynchronous-adam", "dynamic_batch-sgd"),
     ),
+    "tuning/test_planner.py::test_every_shape": ("1-1", "2-4", "3-", "4-2", "5-3", "6-4"),
     "tuning/test_lowered.py::test_one_lowering_that_serves_for_every_convolution": (),
 }
 

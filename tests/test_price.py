@@ -2,11 +2,13 @@
 
 import json
 import math
+import runpy
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+from absl.flags import FLAGS
 
 import optdyn
 from optdyn import strategies
@@ -367,10 +369,18 @@ def test_bad_input_is_one_line(call, said):
     assert "\n" not in str(refused.value)
 
 
-def test_the_command(tmp_path):
-    def ran(*flags):
-        command = [sys.executable, "-m", "optdyn.launch.price", *flags]
-        return subprocess.run(command, capture_output=True, text=True, timeout=300)
+def test_the_command(tmp_path, monkeypatch, capsys):
+    def ran(*arguments):
+        """What `python -m optdyn.launch.price` does, in this process."""
+        before = set(FLAGS)
+        monkeypatch.setattr(sys, "argv", ["optdyn price", *arguments])
+        monkeypatch.delitem(sys.modules, command.__name__, raising=False)
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_module(command.__name__, run_name="__main__")
+        for name in set(FLAGS) - before:
+            delattr(FLAGS, name)
+        FLAGS.unparse_flags()
+        return subprocess.CompletedProcess(arguments, ended.value.code, *capsys.readouterr())
 
     out = tmp_path / "prices.json"
     done = ran(

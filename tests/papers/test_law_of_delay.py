@@ -79,12 +79,12 @@ def result(odd):
     ("odd", "word"), [((1,) * 5, "confirmed"), ((0.3, 3, 0.3, 3, 1), "refuted")]
 )
 def test_the_rule(odd, word, monkeypatch):
-    monkeypatch.setattr(law_of_delay, "DRAWS", 20)
+    monkeypatch.setattr(law_of_delay, "DRAWS", 8)
     assert verdict(result(odd)).word == word
 
 
 def test_an_arm_that_misses_leaves_it_open(monkeypatch):
-    monkeypatch.setattr(law_of_delay, "DRAWS", 20)
+    monkeypatch.setattr(law_of_delay, "DRAWS", 8)
     made = result((1,) * 5)
     made["rows"][4]["updates"] = [float("inf")] * 20
     assert np.isinf(error(made)[0])

@@ -163,7 +163,7 @@ METHODS = {
     "daso+dynamic_batch": (DASO | SPEEDS | {"strategy.name": "daso+dynamic_batch"}, ("shard_map",)),
     "daso+local": (
         DASO | {"strategy.name": "daso+local", "model.hidden": [16, 16]},
-        ("jit", "shard_map"),
+        ("shard_map",),
     ),
     "daso+asynchronous": (
         DASO
@@ -248,6 +248,7 @@ METHODS = {
 # Idioms of the same methods that take much the same way through a layout as one of those above.
 SLOW = {
     "local": ("jit",),
+    "daso+local": ("jit",),
     "daso+asynchronous": ("jit", "overlap"),
     "daso+dynamic_batch": ("overlap",),
     "diloco": ("overlap",),
@@ -269,7 +270,7 @@ REAL = [(name, api) for name in OFTEN for api in METHODS[name][1]]
 PROBED = {
     "groups": ("shard_map",),
     "shares": ("pmap",),
-    "nodes": ("pmap", "overlap"),
+    "nodes": ("pmap",),
 }
 # Held whole on every device, and streamed, each device its own.
 STREAMED = {
