@@ -35,11 +35,16 @@ from optdyn.timeline import service
 from optdyn.timeline.server import t_conv
 from optdyn.training import trainer
 from optdyn.training.program import CHUNK
-from optdyn.tuning.hardware import saturation, seconds_per_iteration, simulate, slowest
 from optdyn.tuning.phases import Loop, Work, all_reduces, measure, prepare
 from tests.benchmarks.record import publish
 from tests.benchmarks.step_time import repeated, spread
-from tests.tuning.clusters import random_cluster
+from tests.tuning.hardware import (
+    random_cluster,
+    saturation,
+    seconds_per_iteration,
+    simulate,
+    slowest,
+)
 from tests.values import as_experiment
 
 MODELS = {"mlp": (256, 256), "cnn": (120, 84)}  # and the widths of their dense layers
@@ -63,7 +68,7 @@ def _cluster(seed: int) -> dict[str, Any]:
     form = seconds_per_iteration(pieces, groups, k)
     row = {"merged": pieces.merged, "groups": groups, "k": k, "g*": saturation(pieces, k)}
     for name, law in LAWS.items():
-        found = simulate(pieces, groups, k, ITERATIONS, law, np.random.default_rng(seed))
+        found = simulate(pieces, groups, k, ITERATIONS, law, seed)
         row[name] = found.seconds_per_iteration / form
     longer = t_conv(pieces, k) * sum(1 / i for i in range(1, k + 1))
     slowest = pieces._replace(t_conv_compute_1=k * longer, t_conv_network_1=0.0)

@@ -6,7 +6,7 @@ from optdyn.configs import tune as cases
 from optdyn.configs.papers.automatic_optimizer import CASES, MODES, verdict
 from optdyn.timeline.server import pieces_of
 from optdyn.training.checks import check
-from optdyn.tuning import hardware
+from tests.tuning import hardware
 from tests.values import as_experiment
 
 MUCH, LITTLE, WIDE = [3.0, 2.5, 3.5], [1.2, 1.0, 1.5], [2.0, 1.5, 3.0]

@@ -11,9 +11,9 @@ from optdyn.setup import Cluster
 from optdyn.timeline import make, service
 from optdyn.timeline.server import Pieces, server
 from optdyn.training import trainer
-from optdyn.tuning.hardware import seconds_per_iteration
 from tests.timeline.lines import numbers, replica
 from tests.timeline.test_slots import check
+from tests.tuning.hardware import seconds_per_iteration
 from tests.values import as_experiment
 
 SEVEN_TO_ONE = Pieces(t_conv_compute_1=7.0, t_conv_network_1=0.0, t_fc=1.0)

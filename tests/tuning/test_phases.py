@@ -16,11 +16,12 @@ from optdyn.config import ConfigError, default
 from optdyn.launch import profile
 from optdyn.problem import problem
 from optdyn.problem.models import base
+from optdyn.timeline.server import Pieces
 from optdyn.training.checks import check
 from optdyn.tuning import phases as timing
-from optdyn.tuning.hardware import Pieces, seconds_per_iteration
 from optdyn.tuning.phases import Loop, Work, first_phase, measure, phases, prepare
 from tests.parallel.started import ROOT, start
+from tests.tuning.hardware import seconds_per_iteration
 from tests.values import as_experiment, as_model
 
 LENET = ("conv0", "conv1", "hidden0", "hidden1", "classifier")

@@ -1,11 +1,10 @@
-"""Hardware efficiency of compute groups: Omnivore's closed form, and the rate of its queue.
+"""Hardware efficiency of compute groups: Omnivore's closed form, which the queue is held against.
 
 Hadjis et al., "Omnivore" (arXiv 1606.04487), the hardware model. N workers in g groups of k = N / g
 share one fully connected (FC) server; `research/timeline/server.py` has T_conv(k), T_fc and the
 queue itself.
 
-    HE(g)   = max(T_fc, (T_conv(k) + T_fc) / g)        seconds an iteration
-    P_HE(S) = HE(S) / HE(0)                            S = g - 1, at the same N
+    HE(g) = max(T_fc, (T_conv(k) + T_fc) / g)        seconds an iteration
 
 The FC server is saturated when T_fc is the maximum. Unmerged it is the server of the FC model that
 saturates: HE = max(T_fc_network, (T_conv + T_fc + T_fc_network) / g).
@@ -22,9 +21,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from optdyn.timeline.base import Timeline, TimelineError
+from optdyn.timeline.base import Timeline
 from optdyn.timeline.server import Pieces, server, t_conv, t_fc
-from optdyn.timeline.service import Law
 
 
 class Simulated(NamedTuple):
@@ -37,12 +35,6 @@ def seconds_per_iteration(pieces: Pieces, groups: int, k: int) -> float:
     """HE(g) in closed form: seconds from one update to the next, whichever groups they are of."""
     own, served = t_fc(pieces)
     return max(served, (t_conv(pieces, k) + own + served) / groups)
-
-
-def penalty(pieces: Pieces, groups: int, workers: int) -> float:
-    """P_HE: HE of `workers` in `groups` equal groups over HE of all in one; at most 1."""
-    grouped = seconds_per_iteration(pieces, groups, workers // groups)
-    return grouped / seconds_per_iteration(pieces, 1, workers)
 
 
 def saturation(pieces: Pieces, k: int) -> float:
@@ -71,22 +63,24 @@ def slowest(seconds: ArrayLike, k: int) -> float:
     return float(weights @ ordered)
 
 
-def simulate(
-    pieces: Pieces, groups: int, k: int, iterations: int, law: Law, rng: np.random.Generator
-) -> Simulated:
+def simulate(pieces, groups, k, iterations, law, seed):
     """The rate of the first `iterations` updates of `groups` groups of k workers.
 
     The rate and the utilization are those of the later half, in whole rounds of the groups, so that
-    the start does not count. Raises `TimelineError` if that half has no whole round.
+    the start does not count: there are at least 2 x groups iterations.
     """
-    if iterations < 2 * groups:
-        raise TimelineError(
-            f"iterations = {iterations}: must be at least 2 x groups = {2 * groups}, "
-            "to leave out the start"
-        )
-    timeline, services = server(pieces, groups, k, iterations, law, rng)
+    timeline, services = server(pieces, groups, k, iterations, law, np.random.default_rng(seed))
     last = iterations // 2 // groups * groups
     window = timeline.seconds[-1] - timeline.seconds[-1 - last]
     # Between two departures the server works on exactly the batches that depart.
     utilization = services[-last:].sum() / window
     return Simulated(float(window / last), float(utilization), timeline)
+
+
+def random_cluster(seed):
+    """Pieces, groups and k, on either side of saturation, every other one unmerged."""
+    rng = np.random.default_rng(seed)
+    compute, network, fc, fc_network = np.exp(rng.uniform(-3, 1, 4))
+    k = int(rng.integers(1, 9))
+    pieces = Pieces(k * compute, network / k, fc, merged=seed % 2 == 0, t_fc_network=fc_network)
+    return pieces, int(rng.integers(1, 2 * int(saturation(pieces, k)) + 2)), k
