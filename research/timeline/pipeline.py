@@ -3,12 +3,11 @@
     local        F, B, U of the batch; nothing travels back           (arXiv 2012.03837)
     gpipe        F of all M micro-batches, B of all, U                (arXiv 1811.06965)
     one_f_one_b  F of S - 1 - j, F and B in turn, B of the rest, U    (arXiv 2006.09503)
-    sequential   all S stages in one place, micro-batch by micro-batch
 
 F, B and U are the forward, backward and update of stage j. F waits for F of the stage before and,
 but in `local`, B for B of the stage after; either arrives `transfer` seconds after it ended. A
 stage does one task at a time, in its order. Links and queues take whatever is sent: in `local` a
-stage that is faster than the next one runs ahead of it (`queue`).
+stage that is faster than the next one runs ahead of it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -76,62 +75,10 @@ def one_f_one_b(
     return _schedule(work, transfer, ahead, micro_batches, updates, PIPELINED)
 
 
-def sequential(
-    forward: Seconds, backward: Seconds, micro_batches: int, updates: int, update: Seconds = 0.0
-) -> Schedule:
-    """One stage with the work of all."""
-    whole, back, end = _durations([forward, backward, update]).sum(axis=1)
-    return one_f_one_b(whole, back, 0.0, micro_batches, updates, end)
-
-
 def seconds(schedule: Schedule) -> np.ndarray:
     """(updates,) when the last of the stages has made the update."""
     ends = schedule.end[schedule.kind == UPDATE]
-    return ends.reshape(-1, _stages(schedule)).max(axis=1)
-
-
-def utilization(schedule: Schedule) -> float:
-    """Seconds at work over S times the seconds until the last end."""
-    busy = schedule.end - schedule.start
-    return float(busy.sum() / (_stages(schedule) * schedule.end.max()))
-
-
-def bubble_fraction(schedule: Schedule) -> float:
-    """The share of its time that a stage waits, in the mean."""
-    return 1 - utilization(schedule)
-
-
-def steady_utilization(schedule: Schedule) -> float:
-    """Work of an update over S times the seconds between updates: no first fill, no last drain.
-
-    A pipeline that is flushed fills and drains in every update. NaN for one update.
-    """
-    every = seconds(schedule)
-    between = every[-1] - every[0] if len(every) > 1 else np.nan
-    busy = (schedule.end - schedule.start)[schedule.update > 0]
-    return float(busy.sum() / (_stages(schedule) * between))
-
-
-def memory(schedule: Schedule) -> np.ndarray:
-    """(S,) the most micro-batches whose activations a stage holds, from forward to backward."""
-    more, stages = np.array([1, -1, 0])[schedule.kind], range(_stages(schedule))
-    return np.array([np.cumsum(more[schedule.stage == stage]).max() for stage in stages])
-
-
-def queue(schedule: Schedule) -> np.ndarray:
-    """(S,) the most micro-batches that are on their way to a stage or wait there to be begun."""
-    most, forward = [0], schedule.kind == FORWARD
-    for stage in range(1, _stages(schedule)):
-        sent = schedule.end[forward & (schedule.stage == stage - 1)]
-        begun = schedule.start[forward & (schedule.stage == stage)]
-        most.append((np.arange(len(sent)) + 1 - np.searchsorted(begun, sent, "right")).max())
-    return np.array(most)
-
-
-def timeline_of(schedule: Schedule) -> Timeline:
-    """The updates as those of one group, at their `seconds`."""
-    every = seconds(schedule)
-    return from_arrivals(np.zeros(len(every), np.int32), every, 1)
+    return ends.reshape(-1, int(schedule.stage.max()) + 1).max(axis=1)
 
 
 class Work(NamedTuple):
@@ -234,10 +181,6 @@ def _order(ahead: int, micro_batches: int) -> list[tuple[int, int]]:
     for m in range(micro_batches):
         order += [(FORWARD, m + ahead), (BACKWARD, m)]
     return [*(task for task in order if task[1] < micro_batches), (UPDATE, -1)]
-
-
-def _stages(schedule: Schedule) -> int:
-    return int(schedule.stage.max()) + 1
 
 
 def _durations(work: Sequence[Seconds]) -> np.ndarray:

@@ -32,12 +32,12 @@ from optdyn import optimizers
 from optdyn.config import default
 from optdyn.core import by_block
 from optdyn.problem.models import base
-from optdyn.strategies import Network
-from optdyn.strategies.gradient import local
 from optdyn.timeline import pipeline
 from optdyn.training import program, trainer
+from optdyn.tuning import shapes
 from tests.benchmarks.record import publish
 from tests.benchmarks.step_time import Timer, in_turn, ours, spread
+from tests.timeline.schedules import memory, sequential, utilization
 from tests.values import as_experiment
 
 STAGES, UPDATES = 4, 100
@@ -157,26 +157,22 @@ def schedules() -> pd.DataFrame:
     """Utilization and bubble of four stages, an update of backpropagation lasting one second."""
     work = {}
     for name in ("backprop", "greedy"):
-        config = config_of(VARIANTS[name] | {"cluster.nodes": STAGES})
-        run = trainer.prepare(as_experiment(config))
-        one = {key: leaf[:1] for key, leaf in run.data.train.items()}
-        work[name] = local.costs(
-            as_experiment(config), Network(run.program.problem, run.params, one)
-        )[1]
+        config = as_experiment(config_of(VARIANTS[name] | {"cluster.nodes": STAGES}))
+        work[name] = shapes.stages(config, shapes.of_model(config))
     greedy, back = work["greedy"], work["backprop"]
     made = {"greedy": pipeline.local(greedy.forward, greedy.backward, 0.0, UPDATES)}
     for m in (4, 16):
         parts = (back.forward / m, back.backward / m, 0.0, m, UPDATES)
         made[f"GPipe, {m} micro-batches"] = pipeline.gpipe(*parts)
         made[f"1F1B, {m} micro-batches"] = pipeline.one_f_one_b(*parts)
-    made["one device"] = pipeline.sequential(back.forward, back.backward, 1, UPDATES)
+    made["one device"] = sequential(back.forward, back.backward, 1, UPDATES)
     return pd.DataFrame(
         {
             "schedule": name,
-            "utilization": pipeline.utilization(schedule),
-            "bubble": pipeline.bubble_fraction(schedule),
+            "utilization": utilization(schedule),
+            "bubble": 1 - utilization(schedule),
             "an update": pipeline.seconds(schedule)[-1] / UPDATES,
-            "held at most": int(pipeline.memory(schedule).max()),
+            "held at most": int(memory(schedule).max()),
         }
         for name, schedule in made.items()
     )

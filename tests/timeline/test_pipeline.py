@@ -14,19 +14,13 @@ from optdyn.timeline.pipeline import (
     FORWARD,
     UPDATE,
     _on,
-    bubble_fraction,
     gpipe,
     local,
-    memory,
     one_f_one_b,
-    queue,
     seconds,
-    sequential,
-    steady_utilization,
-    timeline_of,
-    utilization,
 )
 from optdyn.timeline.pipeline import Work as Costs
+from tests.timeline.schedules import memory, queue, sequential, steady_utilization, utilization
 
 
 class Work(NamedTuple):
@@ -180,7 +174,7 @@ def test_the_bubble_of_equal_stages(make, stages, micro_batches, forward, backwa
     """(S - 1) / (M + S - 1), whatever backward takes over forward, and in every update anew."""
     schedule = make([forward] * stages, backward, 0.0, micro_batches, updates)
     wanted = (stages - 1) / (micro_batches + stages - 1)
-    assert bubble_fraction(schedule) == pytest.approx(wanted, abs=1e-14)  # of a quotient near 1
+    assert 1 - utilization(schedule) == pytest.approx(wanted, abs=1e-14)  # of a quotient near 1
     length = (micro_batches + stages - 1) * (forward + backward)
     np.testing.assert_array_equal(seconds(schedule), length * np.arange(1, updates + 1))
     if updates > 1:
@@ -286,7 +280,6 @@ def test_sequential_never_waits(work):
 def test_utilization_is_a_share(work):
     for schedule in (of_local(work), of_pipeline(gpipe, work), of_pipeline(one_f_one_b, work)):
         assert 0 < utilization(schedule) <= 1
-        assert bubble_fraction(schedule) == 1 - utilization(schedule)
         if work.updates > 1:
             assert 0 < steady_utilization(schedule) <= 1
         else:
@@ -310,16 +303,6 @@ def test_a_schedule_by_hand():
     }
     assert seconds(schedule) == [12]
     assert utilization(schedule) == 14 / 24
-
-
-def test_timeline_of_a_schedule():
-    schedule = local([1.0, 2.0], [1.0, 2.0], 0.5, 4, 0.25)
-    made = timeline_of(schedule)
-    np.testing.assert_array_equal(made.seconds, seconds(schedule))
-    assert made.slots == 1
-    for name in ("worker", "staleness"):
-        np.testing.assert_array_equal(getattr(made, name), np.zeros(4, np.int32))
-        assert getattr(made, name).dtype == np.int32
 
 
 @pytest.mark.parametrize(
