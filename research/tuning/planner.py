@@ -13,7 +13,7 @@ mini-batches the one that trains soonest is taken (`convergence.py` has its upda
 
 Lemma 1: with R_O overhead over computation on one GPU, G GPUs are faster by
 
-    alpha G,   alpha = (1 + R_O) / (1 + G R_O),   so R_O <= (1 - alpha) / (alpha G - 1) keeps alpha.
+    alpha G,   alpha = (1 + R_O) / (1 + G R_O)
 
 Lemma 2: N_ps >= 2 S_p N_w / (B_ps T_C) parameter servers hide communication behind computation.
 """
@@ -54,11 +54,6 @@ class Row(NamedTuple):
     feasible: bool = False
     seconds: float = math.inf  # an update
     chosen: tuple[int, ...] = ()  # algorithm of each layer
-
-    @property
-    def examples_per_second(self) -> float:
-        """Examples that pass in a second."""
-        return self.batch / self.seconds
 
 
 class Fit(NamedTuple):
@@ -122,15 +117,6 @@ def algorithms(times: ArrayLike, memory: ArrayLike, bound: float) -> np.ndarray:
 def least_memory(times: ArrayLike, memory: ArrayLike) -> float:
     """The smallest M_bound, in bytes, that `algorithms` accepts; inf if it accepts none."""
     return float(_tables(times, memory)[1].min(axis=1).sum())
-
-
-def m_bound(total: float, feature_maps: float, parameters: float, classifier: float) -> float:
-    """M_GPU - M_FM - M_MP - M_C: bytes left for workspace, below 0 if the model does not fit.
-
-    `parameters` has weights, gradients and momentum; `feature_maps` grows with the mini-batch.
-    """
-    _at_least(0, M_GPU=total, M_FM=feature_maps, M_MP=parameters, M_C=classifier)
-    return total - feature_maps - parameters - classifier
 
 
 def largest(bytes_of: Callable[[int], float], bound: float, most: int) -> Fit:
@@ -213,15 +199,6 @@ def seconds_per_update(t_c: float, t_o: float, gpus: int) -> float:
     `t_c` seconds of computing a mini-batch, which G GPUs divide, and `t_o` of overhead.
     """
     return t_c if gpus == 1 else t_c / gpus + t_o
-
-
-def overhead_allowed(alpha: float, gpus: int) -> float:
-    """Lemma 1: the largest R_O with which G GPUs have efficiency alpha; alpha G is above 1."""
-    _above_0(1, alpha=alpha)
-    _at_least(1, G=gpus)
-    if not alpha * gpus > 1:
-        raise PlanError(f"alpha G is {float(alpha * gpus)}: a speed-up should be above 1")
-    return (1 - alpha) / (alpha * gpus - 1)
 
 
 def gpus(overhead_ratio: float, target_alpha: float, most: int) -> int:

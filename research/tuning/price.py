@@ -60,11 +60,6 @@ class Price(NamedTuple):
     logged_bytes: float  # an update, as a run's log counts `sent_bytes`; 0: it does not
     staleness: float  # updates, mean; of nodes that meet, where they receive
 
-    @property
-    def updates_per_second(self) -> float:
-        """Updates in a simulated second."""
-        return 1 / self.seconds
-
 
 class Pace(NamedTuple):
     """How fast updates follow one another."""

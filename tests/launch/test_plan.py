@@ -224,7 +224,7 @@ def test_the_lemmas_of_a_cluster(small, workers):
     size, config = 10**6, small({"plan.efficiency": 0.6, "cluster.latency": 0.25})
     overhead = exchange(config.cluster, size)
     assert overhead == 2 * (0.25 + 1.0)
-    allowed = planner.overhead_allowed(0.6, workers) if workers > 2 else 1e9
+    allowed = (1 - 0.6) / (0.6 * workers - 1) if workers > 2 else 1e9  # lemma 1
     # A rounding less computation would be a device less.
     seconds = overhead / allowed * (1 + 1e-12)
     made = plan.cluster(as_experiment(config), size, seconds)
