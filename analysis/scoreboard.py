@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from optdyn.analysis import page
@@ -10,19 +9,16 @@ from optdyn.analysis import page
 HEADINGS = ("claim", "verdict", "by how much")
 TERMS = ("source", "measured", "opponent", "rule")
 DEVIATIONS = "Deviations from what was locked before the run"
-NONE: Mapping[str, Sequence[str]] = MappingProxyType({})
 SIMULATED = (
     "Gradients are real. Seconds are simulated where a claim says so, and otherwise those of the "
     "machine below. Settings are chosen on some seeds and judged on others; intervals are 95 %, "
     "from drawing the judged seeds again in pairs."
 )
-
-
 DEVIATES = " (deviates)"
 Deviations = Mapping[str, Sequence[str]]  # by claim, from its lock file (`evidence/lock.py`)
 
 
-def table(rows: Sequence[Mapping[str, Any]], deviations: Deviations = NONE) -> str:
+def table(rows: Sequence[Mapping[str, Any]], deviations: Deviations) -> str:
     """The verdicts in Markdown."""
     lines = [f"| {' | '.join(HEADINGS)} |", "|---|---|---|"]
     for row in rows:
@@ -32,7 +28,7 @@ def table(rows: Sequence[Mapping[str, Any]], deviations: Deviations = NONE) -> s
     return "\n".join(lines) + "\n"
 
 
-def markdown(rows: Sequence[Mapping[str, Any]], deviations: Deviations = NONE) -> str:
+def markdown(rows: Sequence[Mapping[str, Any]], deviations: Deviations) -> str:
     """The page in Markdown: the verdicts, then every claim with its picture, `NAME.svg` beside."""
     text = f"# Claims, judged\n\n{SIMULATED}\n\n{table(rows, deviations)}"
     if deviations:
@@ -48,7 +44,7 @@ def markdown(rows: Sequence[Mapping[str, Any]], deviations: Deviations = NONE) -
     return text
 
 
-def html(workdir: Path, rows: Sequence[Mapping[str, Any]], deviations: Deviations = NONE) -> str:
+def html(workdir: Path, rows: Sequence[Mapping[str, Any]], deviations: Deviations) -> str:
     """One offline page; the pictures are `workdir`'s, one a claim."""
     board = page.Table(
         "Verdicts",

@@ -101,7 +101,7 @@ def study_of(workdir: Path, scale: str, seed: int, name: str, folder: Path | Non
     )
 
 
-def judge(name: str, study: Study, folder: Path | None = None) -> dict[str, Any]:
+def judge(name: str, study: Study, folder: Path | None) -> dict[str, Any]:
     """Measures a claim and judges it: its row of the scoreboard."""
     module, begun = load(name, folder), time.monotonic()
     files = lock.blobs(module)

@@ -36,7 +36,7 @@ class Running(NamedTuple):
     turn: int  # messages sent, since the state was put there
 
 
-def overlap(advance: Advance, apart: Apart, mesh: Mesh, streamed: bool = False) -> Layout:
+def overlap(advance: Advance, apart: Apart, mesh: Mesh, streamed: bool) -> Layout:
     """`advance` is the loop of `apart.update` on one device, of the axes `node` and `data`.
 
     Raises `DeviceError` where a process has a part of a node, or more nodes than another.

@@ -49,7 +49,7 @@ def initial(one: Callable[[Params], State], slots: int) -> Callable[[Params], St
     return init
 
 
-def paged(advance: Advance, servers: Mapping[str, int] | None = None) -> Layout:
+def paged(advance: Advance, servers: Mapping[str, int] | None) -> Layout:
     """`advance` is the loop of a rule of one slot; events address the host's table.
 
     With `servers`, the number of each block's server, slots are (servers,) of every update.

@@ -30,7 +30,7 @@ class Server(NamedTuple):
     collected: Callable[[State], State]  # the state after updates
 
 
-def of_run(run: Run, parts: Shards | None = None) -> Server:
+def of_run(run: Run, parts: Shards | None) -> Server:
     """The server of a run's race, in those parts if there are any."""
     return _in_parts(run, parts) if parts else _whole(run)
 

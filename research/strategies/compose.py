@@ -67,12 +67,7 @@ def pieces(
     parts: int = 1,
 ) -> tuple[Gradient, Update]:
     """The gradient of one device's part of the batch as the methods take it, and the update."""
+    own = methods.gradient
+    gradient = own.gradient(problem) if own else core.whole(problem.loss, parts)
     update = core.by_block if methods.servers(problem) else core.together
-    return gradient_of(methods, problem, parts), update(optimizer)
-
-
-def gradient_of(methods: Methods, problem: Problem, parts: int = 1) -> Gradient:
-    """The gradient of one device's part of the batch, as the methods take it."""
-    if methods.gradient:
-        return methods.gradient.gradient(problem)
-    return core.whole(problem.loss, parts)
+    return gradient, update(optimizer)

@@ -153,7 +153,7 @@ def in_nodes(
     *,
     steps_per_epoch: int,
     batch_size: int,
-    seed: int = 0,
+    seed: int,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Nodes that divide each their own even part of the batch among their k devices.
 
@@ -170,11 +170,8 @@ def in_nodes(
             mean = share * cost.example[epoch, own]
             return mean * draws[window, node] + cost.delay[epoch, own]
 
-        def update(compute: np.ndarray) -> np.ndarray:
-            return compute.max(axis=1)
-
         batch = batch_size // nodes
-        made, busy = _followed(strategy, steps, steps_per_epoch, batch, k, seconds, update)
+        made, busy = _followed(strategy, steps, steps_per_epoch, batch, k, seconds, _slowest)
         return busy, made.choice.shares
 
     each, taken = zip(*map(divided, range(nodes)), strict=True)
@@ -210,10 +207,7 @@ def measured(
     def seconds(epoch: int, share: np.ndarray, window: slice) -> np.ndarray:
         return np.asarray(worker_seconds[epoch] if epoch < len(worker_seconds) else share)[None]
 
-    def update(compute: np.ndarray) -> np.ndarray:
-        return compute.max(axis=1)
-
-    made, _ = _followed(strategy, known, steps_per_epoch, batch_size, workers, seconds, update)
+    made, _ = _followed(strategy, known, steps_per_epoch, batch_size, workers, seconds, _slowest)
     share = made.choice.shares
     an_example = np.full((len(factors), workers), cluster.seconds_per_example)
     past = np.reshape(worker_seconds, (-1, workers))[: len(factors) - 1]
@@ -252,6 +246,11 @@ def _followed(
     alone = np.zeros(steps, np.int32)  # one group, that of all workers
     made = from_arrivals(alone, np.cumsum(lengths), 1)._replace(choice=Shares(taken))
     return made, busy
+
+
+def _slowest(compute: np.ndarray) -> np.ndarray:
+    """(steps,) seconds of updates without an exchange, from those of the workers."""
+    return compute.max(axis=1)
 
 
 def _disturbances(cluster: Cluster) -> np.ndarray:

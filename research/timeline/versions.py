@@ -177,7 +177,7 @@ def empty(slots: int, steps: int, arrivals: int = 1, drops: int = 0) -> Timeline
     return Timeline(worker, staleness, np.zeros(steps), slots, choice, batch)
 
 
-def blank(groups: int, steps: int, arrivals: int, waiting: str, drops: bool = False) -> Timeline:
+def blank(groups: int, steps: int, arrivals: int, waiting: str, drops: bool) -> Timeline:
     """`empty` for groups that wait so for one another (`several.py`), or drop what is late.
 
     One slot does where an update drops all other work (`k_sync`, `k_batch_sync`).

@@ -151,7 +151,7 @@ def _kept(asked: Asked) -> Path:
     return asked.root / "tokenizers"
 
 
-def data_root(data_dir: str | None = None) -> Path:
+def data_root(data_dir: str | None) -> Path:
     """The folder of prepared TFDS data sets."""
     env = os.environ
     default = env.get("OPTDYN_DATA_DIR") or env.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
