@@ -14,6 +14,7 @@ import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocator
 from PIL import Image
@@ -139,11 +140,16 @@ def loss_scale(axes: Axes, low: float, top: float) -> None:
     """Logarithmic where losses go over more than half a decade, and up to `top`."""
     if low > 0 and top > 3 * low:
         axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if top < 1e3 * low else (1,)))
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_minor_formatter(NullFormatter())
+        log_ticks(axes.yaxis, top < 1e3 * low)
     if top > low:
         axes.set_ylim(top=top)
+
+
+def log_ticks(axis: Axis, many: bool = True) -> None:
+    """Numbers at powers of ten, and, if `many`, at two and five times these."""
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if many else (1,)))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(NullFormatter())
 
 
 @matplotlib.rc_context(STYLE)
@@ -156,9 +162,7 @@ def course(tables: Sequence[tuple[Curve, pd.DataFrame]], x: str, y: str, log: bo
         low, high = axes.dataLim.intervalx if name == "x" else axes.dataLim.intervaly
         if low > 0 and high > 3 * low:
             axes.set(**{f"{name}scale": "log"})
-            axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 200 * low else (1,)))
-            axis.set_major_formatter("{x:g}")
-            axis.set_minor_formatter(NullFormatter())
+            log_ticks(axis, high < 200 * low)
     axes.set(xlabel=x, ylabel=y)
     legend(figure)
     return figure

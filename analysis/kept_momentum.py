@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
-from matplotlib.ticker import LogLocator, NullFormatter
 
 from optdyn.analysis import arms, charts, figures
 from optdyn.analysis.arms import GROUPS, RATE, Arm, Choice, Comparison, chosen
@@ -211,9 +210,7 @@ def _penalties(
     axes = figure.axes[0]
     axes.axhline(1, color=figures.GREY, lw=0.8, zorder=1)
     axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    figures.log_ticks(axes.yaxis)
     alt = f"{clock.capitalize()} to a training loss of {goal} against groups, over those of "
     alt += f"{one} tuned: "
     return Picture(figures.uri(figure), alt + "; ".join(words) + ".")

@@ -8,7 +8,6 @@ is that run's, or a sweep's. Writes NAME.csv, a row a run and bandwidth, and NAM
 """
 
 import argparse
-import io
 import json
 import sys
 from collections.abc import Sequence
@@ -107,17 +106,15 @@ def picture(table: pd.DataFrame, marks: Sequence[float]) -> str:
     figure = Figure(figsize=(6.2, 3.6), layout="constrained")
     axes = figure.add_subplot()
     percent = 100 * table.groupby("bandwidth")["saved"].agg(["median", "min", "max"])
-    axes.plot(percent.index, percent["median"], color="#0072B2", label="DASO, simulated")
-    axes.fill_between(percent.index, percent["min"], percent["max"], color="#0072B2", alpha=0.2)
-    axes.axhline(100 * PAPER, color="#666666", ls=":", label=f"paper, up to {PAPER:.0%}")
+    axes.plot(percent.index, percent["median"], color=figures.BLUE, label="DASO, simulated")
+    axes.fill_between(percent.index, percent["min"], percent["max"], color=figures.BLUE, alpha=0.2)
+    axes.axhline(100 * PAPER, color=figures.GREY, ls=":", label=f"paper, up to {PAPER:.0%}")
     for mark in marks:
-        axes.plot(mark, 100 * PAPER, "o", color="#D55E00", label=f"at {mark:.3g} Gb/s")
+        axes.plot(mark, 100 * PAPER, "o", color=figures.VERMILION, label=f"at {mark:.3g} Gb/s")
     axes.set(xscale="log", xlabel="bandwidth between nodes (Gb/s)", ylabel="time saved (%)")
     axes.xaxis.set_major_formatter("{x:g}")
     axes.legend()
-    text = io.StringIO()
-    figure.savefig(text, format="svg", metadata={"Date": None})
-    return text.getvalue()
+    return figures.svg(figure)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -7,7 +7,7 @@ import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import MaxNLocator
 
 from optdyn.analysis import figures
 from optdyn.analysis.figures import Curve
@@ -50,9 +50,9 @@ def plane(curves: Sequence[Curve], target: float) -> Figure:
         axes.plot(x[i], y["median"][i], marker, color=curve.colour, ms=7, label=curve.label)
     axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(low, high))
     for axis, ratio in ((axes.xaxis, right / left), (axes.yaxis, high / low)):
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5)) if ratio > 5 else MaxNLocator(4))
-        axis.set_major_formatter("{x:g}")
-        axis.set_minor_formatter(NullFormatter())
+        figures.log_ticks(axis)
+        if ratio <= 5:
+            axis.set_major_locator(MaxNLocator(4))
     axes.set(xlabel="simulated seconds an update", ylabel=f"updates to a loss of {target:.3g}")
     figures.legend(figure)
     return figure
