@@ -10,19 +10,18 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from optdyn import strategies
 from optdyn.analysis import (
     arms,
-    charts,
     curves,
-    figures,
+    fits,
     headline,
+    histograms,
     kept_momentum,
     metered,
     page,
@@ -33,9 +32,8 @@ from optdyn.analysis import (
 from optdyn.analysis.arms import Comparison
 from optdyn.analysis.curves import Compared
 from optdyn.analysis.efficiency import MOMENTUM
-from optdyn.analysis.page import Cell, Column, Picture, Section, Table, cell, number
-from optdyn.analysis.relevant_keys import relevant
-from optdyn.analysis.run_tables import GROUPS, NAME
+from optdyn.analysis.page import Section, number
+from optdyn.analysis.run_tables import NAME
 from optdyn.analysis.tables import Point, TableError
 from optdyn.basics.arguments import Parser, called
 from optdyn.basics.errors import print_error
@@ -46,9 +44,6 @@ SIMULATED = (
     "simulated: the order of arrivals and the clock come from the simulated cluster of the "
     "configuration (cluster.*), and no wall-clock time enters them."
 )
-MEMORYLESS = ("exponential", "geometric")  # services with a geometric law of staleness
-HISTOGRAMS = 6
-GANTTS = 2  # pictures of workers: of the fewest and of the most groups
 NOTES = 6
 RUNS = 2000  # whose configs can be told apart on the page
 WORKDIR = "workdir"  # a key of points whose configs do not tell them apart
@@ -64,11 +59,11 @@ def write(*workdirs: Path, target: float = np.nan, out: Path | None = None) -> P
     """
     points = _told_apart(tables.points(*workdirs))
     recorded = [point for point in points if point.config.get("replicas.count")]
-    probed, plain = _probed(points)
-    answers, found = _trained(plain or probed, target)
     trained = [point for point in points if not point.config.get("replicas.count")]
-    found += [_metered(probed), _workers(trained), _staleness(trained)]
-    found += [_fits(recorded, workdirs)]
+    probed = [point for point in trained if point.config.get("probes.momentum")]
+    answers, found = _trained(_comparable(points), target)
+    found += [_metered(probed), workers.section(trained), histograms.section(trained)]
+    found += [fits.section(recorded, workdirs)]
     shown = [section for section in found if section]
     path = out or Path(os.path.commonpath([w.resolve() for w in workdirs])) / "report.html"
     names = ", ".join(workdir.resolve().name for workdir in workdirs[:3])
@@ -93,32 +88,26 @@ def compared(*workdirs: Path, target: float = np.nan) -> dict[str, Any]:
     A row has the keys of the config that tell it from others, and of each of its runs the seed, the
     updates and the simulated seconds to the target (infinite if missed), and the final loss.
     """
-    probed, plain = _probed(_told_apart(tables.points(*workdirs)))
-    if not (plain or probed):
+    points = _comparable(_told_apart(tables.points(*workdirs)))
+    if not points:
         return {"target": None, "rows": []}
-    it, _ = _compared(plain or probed, target)
+    it, _ = _compared(points, target)
     return {"target": it.target, "rows": headline.rows(it.runs, it.keys)}
 
 
 def best(workdir: Path, target: float = np.nan) -> str:
     """A short table, as text, of the points that come first; '' if nothing was trained."""
-    probed, plain = _probed(_told_apart(tables.points(workdir)))
-    if not (plain or probed):
+    points = _comparable(_told_apart(tables.points(workdir)))
+    if not points:
         return ""
-    it, _ = _compared(plain or probed, target)
+    it, _ = _compared(points, target)
     return headline.best(it.runs, it.keys, it.target)
 
 
-def _probed(points: Sequence[Point]) -> tuple[list[Point], list[Point]]:
-    """Trained runs: metered ones, and the others.
-
-    Metered runs beside others are there for the meter, and not to be compared.
-    """
+def _comparable(points: Sequence[Point]) -> list[Point]:
+    """Trained runs; metered ones beside others are there for the meter, and not to be compared."""
     trained = [point for point in points if not point.config.get("replicas.count")]
-    parts: tuple[list[Point], list[Point]] = ([], [])
-    for point in trained:
-        parts[not point.config.get("probes.momentum")].append(point)
-    return parts
+    return [point for point in trained if not point.config.get("probes.momentum")] or trained
 
 
 def _notes(points: Sequence[Point], workdirs: Sequence[Path]) -> list[str]:
@@ -179,156 +168,6 @@ def _metered(points: Sequence[Point]) -> Section | None:
         return None
     it = curves.compared(points, np.nan)
     return metered.section(points, it.runs, it.keys)
-
-
-def _workers(points: Sequence[Point]) -> Section | None:
-    """Charts of who computes when, in the runs of fewest and of most groups."""
-    arrangements: dict[int, Point] = {}
-    for point in points:
-        arrangements.setdefault(int(point.config.get(GROUPS) or 1), point)
-    several = [arrangements[g] for g in sorted(arrangements) if 2 <= g <= workers.LANES]
-    found = [(point, workers.first(point)) for point in several]
-    known = [(point, its) for point, its in found if its]
-    pictures = []
-    for point, (bars, lanes) in known[:1] + known[1:][-GANTTS + 1 :]:
-        said = "real" if (point.folder / "trace.csv").exists() else "simulated"
-        caption = f"{point.name}: the first {len(bars)} arrivals, {said}"
-        alt = f"Which of {len(lanes)} groups computes when. {caption}."
-        drawn = figures.uri(figures.gantt(bars, lanes))
-        pictures.append(Picture(drawn, alt, caption, charts.gantt(bars, lanes)))
-    text = (
-        "A bar goes from where a group reads the parameters to where it delivers its gradient, "
-        "with all that it waits between; the darker, the more updates of others it has missed."
-    )
-    return Section("Workers", text=text, pictures=pictures) if pictures else None
-
-
-def _staleness(points: Sequence[Point]) -> Section | None:
-    """A histogram for each arrangement of groups on a cluster, all its points together."""
-    stale = [point for point in points if any(point.summary.get("staleness_histogram", [])[1:])]
-    if not stale:
-        return None
-    keys = tables.columns(relevant(stale))
-    keys = [key for key in keys if key.startswith(("strategy.", "cluster."))]
-    runs = tables.runs(stale, keys)
-    note = (
-        "Updates applied between a gradient's reading of the parameters and its arrival. For "
-        "memoryless groups of one worker the law is geometric, of mean g − 1. A group of several "
-        "workers delivers with its slowest, which is more regular: the mean is the same."
-    )
-    if len(runs.drop_duplicates(keys)) > HISTOGRAMS:
-        keys = [key for key in keys if key in (NAME, GROUPS, "cluster.service")]
-        note += " Each picture is of all clusters together."
-    groups = [group for _, group in runs.groupby(keys, dropna=False)]
-    if len(groups) > HISTOGRAMS:
-        note += f" {HISTOGRAMS} of {len(groups)}."
-        places = np.linspace(0, len(groups) - 1, HISTOGRAMS).round().astype(int)
-        groups = [groups[place] for place in places]
-    labels = [GROUPS, *run_tables.varying(runs, keys)]
-    pictures = [_histogram([stale[i] for i in group.index], labels) for group in groups]
-    return Section("Staleness", text=note, pictures=pictures, small=True)
-
-
-def _histogram(members: Sequence[Point], labels: Sequence[str]) -> Picture:
-    histograms = [point.summary["staleness_histogram"] for point in members]
-    counts = np.zeros(max(map(len, histograms)))
-    for its in histograms:
-        counts[: len(its)] += its
-    mean = np.average(np.arange(len(counts)), weights=counts)
-    config = members[0].config
-    services = {point.config.get("cluster.service") for point in members}
-    name = config[NAME]
-    each = strategies.arrives(name) and not strategies.owns(name, "arrivals")
-    memoryless = services <= set(MEMORYLESS) and each and strategies.is_shared(name)
-    groups = config[GROUPS] if memoryless else None
-    caption = f"{run_tables.describe(config, labels)}: mean {mean:.3g}"
-    alt = "Histogram of staleness. " + caption
-    alt += f"; over it the geometric law of mean {groups - 1}." if groups else "."
-    return Picture(figures.uri(figures.staleness(counts, groups)), alt, caption)
-
-
-def _fits(points: Sequence[Point], workdirs: Sequence[Path]) -> Section | None:
-    """Fitted implicit momentum beside theory and least squares."""
-    if not points:
-        return None
-    lead = [f"{len(points)} recording{'s' * (len(points) > 1)} of replicas."]
-    lead += list(dict.fromkeys(_scope(point.config) for point in points))[: run_tables.ROWS]
-    if not all(point.fit for point in points):
-        where = shlex.join(f"--workdir={workdir}" for workdir in workdirs)
-        command = called("momentum", "analysis.implicit_momentum")
-        lead += [f"Not all are fitted yet: {command} {where}"]
-    fits = [(point.name, point.fit) for point in points if point.fit]
-    if not fits:
-        return Section("Implicit momentum", lead)
-    columns = [Column("recording", text=True)]
-    columns += [Column("groups g"), Column("explicit momentum"), Column("fitted momentum")]
-    columns += [Column("theory"), Column("least squares"), Column("instrument strength F")]
-    columns += [Column("effective learning rate"), Column("α/g")]
-    columns += [Column("refused", text=True)]
-    rows = [
-        [
-            cell(name),
-            cell(fit["groups"]),
-            cell(fit["explicit_momentum"]),
-            _with_interval(fit, "momentum"),
-            cell(fit["theory_momentum"]),
-            cell(fit["least_squares_momentum"]),
-            cell(fit["instrument_strength"]),
-            _with_interval(fit, "learning_rate"),
-            cell(fit["config_learning_rate"] / fit["groups"]),
-            Cell(fit["reason"], fit["reason"], bad=True),
-        ]
-        for name, fit in fits[: run_tables.ROWS]
-    ]
-    note = (
-        "E dₜ = μ E dₜ₋₁ − η E Gₜ, with d the step and G the gradient of the whole objective, "
-        "fitted over replicas by instrumental variables, with 95 % intervals. For memoryless "
-        "groups theory has μ = 1 − 1/g and η = α/g. Least squares is biased towards 0 by the noise "
-        "of the means. With explicit momentum the figure is that of the one-term recursion of the "
-        "same mean lag."
-    )
-    if not any(row[-1].shown for row in rows):  # nothing was refused
-        columns, rows = columns[:-1], [row[:-1] for row in rows]
-    return Section(
-        "Implicit momentum",
-        lead,
-        text=note,
-        pictures=_fits_picture([fit for _, fit in fits]),
-        table=Table("Implicit momentum", columns, rows),
-    )
-
-
-def _scope(config: Mapping[str, Any]) -> str:
-    """How long, of what and on how much data the replicas of a recording were."""
-    name, examples = config.get("model.name"), config.get("data.train_examples")
-    data = f"{examples:,} examples" if examples else "all examples"
-    return (
-        f"g = {config[GROUPS]}: {config['replicas.count']:,} replicas of the first "
-        f"{config.get('steps', 0):,} updates of {name}, in batches of {config.get('batch_size')} "
-        f"of {data}."
-    )
-
-
-def _fits_picture(fits: Sequence[Mapping[str, Any]]) -> list[Picture]:
-    figure = figures.implicit_momentum(fits)
-    if figure is None:
-        return []
-    said = [
-        "{:.3g} ({:.3g} to {:.3g})".format(fit["momentum"], *fit["momentum_interval"])
-        + f" at g = {fit['groups']}"
-        for fit in fits
-        if fit["momentum"] is not None
-    ]
-    alt = "Fitted implicit momentum against the number of groups g: "
-    return [Picture(figures.uri(figure), alt + "; ".join(said[: 2 * HISTOGRAMS]) + ".")]
-
-
-def _with_interval(fit: Mapping[str, Any], name: str) -> Cell:
-    if fit[name] is None:
-        return cell(None)
-    return cell(fit[name])._replace(
-        range=" – ".join(cell(end).shown for end in fit[f"{name}_interval"])
-    )
 
 
 def _provenance(points: Sequence[Point], workdirs: Sequence[Path]) -> dict[str, Any]:

@@ -5,12 +5,16 @@ from the config, which decides it, and is believed only if it agrees with the se
 """
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from optdyn import strategies
+from optdyn.analysis import charts, figures
+from optdyn.analysis.page import Picture, Section
+from optdyn.analysis.run_tables import GROUPS
 from optdyn.analysis.tables import Point
 from optdyn.basics.errors import InputError
 from optdyn.config import read
@@ -19,7 +23,30 @@ from optdyn.timeline.trace import table_of
 MOST = 1_000_000  # updates of a timeline that is drawn again
 LANES = 16
 ROUNDS = 4  # arrivals a group that are shown, about
+GANTTS = 2  # pictures: of the fewest and of the most groups
 WORD = 4  # bytes of a parameter
+
+
+def section(points: Sequence[Point]) -> Section | None:
+    """Charts of who computes when, in the runs of fewest and of most groups."""
+    arrangements: dict[int, Point] = {}
+    for point in points:
+        arrangements.setdefault(int(point.config.get(GROUPS) or 1), point)
+    several = [arrangements[g] for g in sorted(arrangements) if 2 <= g <= LANES]
+    found = [(point, first(point)) for point in several]
+    known = [(point, its) for point, its in found if its]
+    pictures = []
+    for point, (bars, lanes) in known[:1] + known[1:][-GANTTS + 1 :]:
+        said = "real" if (point.folder / "trace.csv").exists() else "simulated"
+        caption = f"{point.name}: the first {len(bars)} arrivals, {said}"
+        alt = f"Which of {len(lanes)} groups computes when. {caption}."
+        drawn = figures.uri(figures.gantt(bars, lanes))
+        pictures.append(Picture(drawn, alt, caption, charts.gantt(bars, lanes)))
+    text = (
+        "A bar goes from where a group reads the parameters to where it delivers its gradient, "
+        "with all that it waits between; the darker, the more updates of others it has missed."
+    )
+    return Section("Workers", text=text, pictures=pictures) if pictures else None
 
 
 def first(point: Point) -> tuple[pd.DataFrame, list[str]] | None:
