@@ -101,30 +101,41 @@ def gradient(x, t, rows):
     return inputs.T @ (inputs @ x - BATCHES["targets"][t, rows]) / (rows.stop - rows.start)
 
 
+class HeavyBall:
+    """What nodes do by themselves, each on its own examples, in float64."""
+
+    def __init__(self, count=NODES, momentum=0.6, rates=RATE):
+        self.x, self.velocity = [np.float64(START)] * count, [np.zeros(P)] * count
+        self.momentum, self.rates = momentum, np.broadcast_to(np.float64(np.float32(rates)), STEPS)
+
+    def step(self, t):
+        each = NODES * EACH // len(self.x)
+        for i, x in enumerate(self.x):
+            grad = gradient(x, t, slice(i * each, (i + 1) * each))
+            self.velocity[i] = self.momentum * self.velocity[i] + grad
+            self.x[i] = x - self.rates[t] * self.velocity[i]
+
+
 def reference(send, step, rates=RATE, momentum=0.0, inner_state="kept", message=None):
     """(STEPS, NODES, P): nodes with heavy ball that meet, at once, after updates `send`.
 
     `step(theta, D, t) -> theta`, with a state of its own; `message(v) -> (C v, v - C v)` says
     what of x_i - theta + e_i is sent and what is kept, where nodes do not send all.
     """
-    rates = np.broadcast_to(np.float64(np.float32(rates)), STEPS)
-    nodes, velocity = [np.float64(START)] * NODES, [np.zeros(P)] * NODES
+    nodes = HeavyBall(momentum=momentum, rates=rates)
     theta, errors, history = np.float64(START), [np.zeros(P)] * NODES, []
     for t in range(STEPS):
-        for i in range(NODES):
-            grad = gradient(nodes[i], t, slice(i * EACH, (i + 1) * EACH))
-            velocity[i] = momentum * velocity[i] + grad
-            nodes[i] = nodes[i] - rates[t] * velocity[i]
+        nodes.step(t)
         if send[t]:
-            sent = [x - theta for x in nodes]
+            sent = [x - theta for x in nodes.x]
             if message:
                 whole = [v + e for v, e in zip(sent, errors, strict=True)]
                 sent, errors = zip(*map(message, whole), strict=True)
             theta = step(theta, -sum(sent) / NODES, t)
-            nodes = [theta] * NODES
+            nodes.x = [theta] * NODES
             if inner_state == "reset":
-                velocity = [np.zeros(P)] * NODES
+                nodes.velocity = [np.zeros(P)] * NODES
             if inner_state == "averaged":
-                velocity = [sum(velocity) / NODES] * NODES
-        history.append(list(nodes))
+                nodes.velocity = [sum(nodes.velocity) / NODES] * NODES
+        history.append(list(nodes.x))
     return np.array(history)

@@ -11,7 +11,7 @@ from optdyn.strategies.mix.quantized import numbers
 from optdyn.timeline.graphs import each_update, graph, matrices
 from optdyn.training.checks import check
 from tests.strategies import nodes
-from tests.strategies.nodes import RATE, START, STEPS, P, flattened
+from tests.strategies.nodes import RATE, START, STEPS, flattened
 from tests.strategies.test_compression import LEVELS, parts, rounded
 from tests.strategies.test_outer import sent_and_seconds
 from tests.values import as_experiment
@@ -29,19 +29,16 @@ def ran(small, rate=C):
 
 
 def reference(message):
-    x, velocity = [np.float64(START)] * COUNT, [np.zeros(P)] * COUNT
+    every = nodes.HeavyBall(COUNT, MOMENTUM)
     known, history = [np.float64(START)] * COUNT, []
     for t in range(STEPS):
-        for i in range(COUNT):
-            grad = nodes.gradient(x[i], t, slice(i * EACH, (i + 1) * EACH))
-            velocity[i] = MOMENTUM * velocity[i] + grad
-            x[i] = x[i] - np.float64(np.float32(RATE)) * velocity[i]
-        known = [y + message(own - y) for own, y in zip(x, known, strict=True)]
-        x = [
-            x[i] + CF * sum(W[i, j] * (known[j] - known[i]) for j in range(COUNT))
+        every.step(t)
+        known = [y + message(own - y) for own, y in zip(every.x, known, strict=True)]
+        every.x = [
+            every.x[i] + CF * sum(W[i, j] * (known[j] - known[i]) for j in range(COUNT))
             for i in range(COUNT)
         ]
-        history.append(list(x))
+        history.append(list(every.x))
     return np.array(history)
 
 

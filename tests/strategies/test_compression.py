@@ -123,15 +123,12 @@ def test_powersgd_equals_its_algorithm():
     send = turns(STEPS, 4, 1, 0).send[:, 0]
 
     # The mean of the messages is the message of the mean, as P is the same in all nodes.
-    errors, theta, velocity = np.zeros(12), np.float64(START), [np.zeros(14)] * NODES
-    x, found = [theta] * NODES, []
+    errors, theta = np.zeros(12), np.float64(START)
+    every, found = nodes.HeavyBall(), []
     for t in range(STEPS):
-        for i in range(NODES):
-            rows = slice(i * nodes.EACH, (i + 1) * nodes.EACH)
-            velocity[i] = 0.6 * velocity[i] + nodes.gradient(x[i], t, rows)
-            x[i] = x[i] - np.float64(np.float32(RATE)) * velocity[i]
+        every.step(t)
         if send[t]:
-            mean = sum(x) / NODES - theta
+            mean = sum(every.x) / NODES - theta
             matrix = (mean[:12] + errors).reshape(3, 4)
             p = matrix @ state["q"]
             p /= np.linalg.norm(p)
@@ -139,8 +136,8 @@ def test_powersgd_equals_its_algorithm():
             low = np.outer(p, state["q"])
             errors = (matrix - low).reshape(-1)
             theta = theta + np.concatenate([low.reshape(-1), mean[12:]])
-            x = [theta] * NODES
-        found.append(list(x))
+            every.x = [theta] * NODES
+        found.append(list(every.x))
     np.testing.assert_allclose(flattened(states.params), found, **CLOSE)
     assert np.abs(errors).max() > 0.01
 

@@ -19,20 +19,6 @@ from tests.values import as_experiment
 DELAY, MOMENTUM = 2, 0.6
 
 
-class Inner:
-    """Nodes with heavy ball in float64."""
-
-    def __init__(self, count=NODES):
-        self.x, self.velocity = [np.float64(START)] * count, [np.zeros(nodes.P)] * count
-
-    def step(self, t):
-        each = NODES * nodes.EACH // len(self.x)
-        for i in range(len(self.x)):
-            grad = nodes.gradient(self.x[i], t, slice(i * each, (i + 1) * each))
-            self.velocity[i] = MOMENTUM * self.velocity[i] + grad
-            self.x[i] = self.x[i] - np.float64(np.float32(RATE)) * self.velocity[i]
-
-
 def late(name):
     outer = meetings(name).outer
     return turns(STEPS, 4, 1, DELAY)._replace(outer=outer)
@@ -43,7 +29,7 @@ def test_what_nodes_did_meanwhile_is_kept_whole(name):
     """x <- theta + (x - x_sent), where theta is the mean sent, or what DiLoCo makes of it."""
     line = late(name)
     states, _ = nodes.ran(made(name, merging="correct"), nodes.events(line, RATE, MOMENTUM))
-    every, theta, m, history = Inner(), np.float64(START), 0.0, []
+    every, theta, m, history = nodes.HeavyBall(), np.float64(START), 0.0, []
     sent = None
     for t in range(STEPS):
         every.step(t)
@@ -95,7 +81,7 @@ def ran_eagerly(count=NODES, eta=ETA, mu=MU):
 
 def test_eager_updates_are_what_their_equations_say():
     (states, _), line = ran_eagerly()
-    every, theta = Inner(), [np.float64(START)] * NODES
+    every, theta = nodes.HeavyBall(), [np.float64(START)] * NODES
     m, past, history = [np.zeros(nodes.P)] * NODES, [np.zeros(nodes.P)] * NODES, []
     for t in range(STEPS):
         every.step(t)

@@ -189,18 +189,6 @@ def test_meeting_after_every_update_is_synchronous(fragments, optimizer):
         np.testing.assert_allclose(found, np.tile(flattened(params), (NODES, 1)), atol=2e-5)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_period_one_is_the_synchronous_strategy_with_sgd_only(optimizer):
-    """By the config: the names' own clock, program and checks."""
-    values = {"strategy.period": 1}
-    one = battery.ran(battery.make_run("model_averaging", values, optimizer=optimizer))[1]
-    other = battery.ran(battery.make_run("sync", optimizer=optimizer))[1]
-    if optimizer == "sgd":
-        battery.close_parameters(one, other)
-    else:
-        assert np.abs(one[0] - other[0]).max() > 1e-4
-
-
 OWED = [
     battery.test_step_is_pure,
     battery.test_jit_equals_no_jit,

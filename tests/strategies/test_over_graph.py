@@ -37,22 +37,18 @@ def test_all_with_all_is_the_method_that_meets(name):
 def test_pairs_with_heavy_ball_are_noloco_in_its_own_form():
     """m <- mu m + eta mean(x - theta) + eta (mean(theta) - theta_i); theta <- theta + m."""
     (states, _), line = ran("slowmo", "random", slow_momentum=MU, slow_learning_rate=ETA)
-    x, theta = [np.float64(nodes.START)] * COUNT, [np.float64(nodes.START)] * COUNT
-    m, velocity = [np.zeros(nodes.P)] * COUNT, [np.zeros(nodes.P)] * COUNT
-    history = []
+    every, theta = nodes.HeavyBall(COUNT), [np.float64(nodes.START)] * COUNT
+    m, history = [np.zeros(nodes.P)] * COUNT, []
     for t in range(STEPS):
-        for i in range(COUNT):
-            grad = nodes.gradient(x[i], t, slice(i * EACH, (i + 1) * EACH))
-            velocity[i] = 0.6 * velocity[i] + grad
-            x[i] = x[i] - np.float64(np.float32(RATE)) * velocity[i]
+        every.step(t)
         if line.send[t].all():
-            before = list(theta)
+            x, before = every.x, list(theta)
             for i, (_, j) in enumerate(line.to[t]):
                 moved = (x[i] - before[i] + x[j] - before[j]) / 2
                 m[i] = MU * m[i] + ETA * moved + ETA * ((before[i] + before[j]) / 2 - before[i])
                 theta[i] = before[i] + m[i]
-            x = list(theta)
-        history.append(list(x))
+            every.x = list(theta)
+        history.append(list(every.x))
     # Parameters of about one in float32, 1e-7 an operation, over 32 updates.
     np.testing.assert_allclose(flattened(states.params), history, rtol=0, atol=1e-5)
     assert np.ptp(history[-1], axis=0).max() > 1e-2  # pairs do not agree with one another

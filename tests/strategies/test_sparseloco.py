@@ -26,8 +26,7 @@ def ran(beta=BETA, a=A, period=4, **keys):
 
 def reference(bits):
     """(STEPS, NODES, P) in float64, by its equations, and the errors in the end."""
-    x, theta = [np.float64(START)] * NODES, np.float64(START)
-    velocity, e = [np.zeros(nodes.P)] * NODES, [np.zeros(nodes.P)] * NODES
+    every, theta, e = nodes.HeavyBall(), np.float64(START), [np.zeros(nodes.P)] * NODES
     send, history = turns(STEPS, 4, 1, 0).send[:, 0], []
 
     def kept(part):
@@ -37,17 +36,14 @@ def reference(bits):
         return sent
 
     for t in range(STEPS):
-        for i in range(NODES):
-            rows = slice(i * nodes.EACH, (i + 1) * nodes.EACH)
-            velocity[i] = 0.6 * velocity[i] + nodes.gradient(x[i], t, rows)
-            x[i] = x[i] - np.float64(np.float32(RATE)) * velocity[i]
+        every.step(t)
         if send[t]:
-            e = [BETA * e[i] + theta - x[i] for i in range(NODES)]
+            e = [BETA * own + theta - x for own, x in zip(e, every.x, strict=True)]
             s = [np.concatenate([kept(part) for part in parts(v)]) for v in e]
             e = [v - sent for v, sent in zip(e, s, strict=True)]
             theta = theta - A * sum(s) / NODES
-            x = [theta] * NODES
-        history.append(list(x))
+            every.x = [theta] * NODES
+        history.append(list(every.x))
     return np.array(history), np.array(e)
 
 

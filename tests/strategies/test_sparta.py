@@ -8,7 +8,7 @@ from optdyn.strategies.mix.averaging_clock import turns
 from optdyn.strategies.mix.sparta import places, sparta
 from optdyn.timeline.base import Together
 from tests.strategies import nodes
-from tests.strategies.nodes import EACH, NODES, RATE, START, STEPS, P, flattened
+from tests.strategies.nodes import NODES, RATE, STEPS, P, flattened
 from tests.strategies.test_outer import sent_and_seconds
 
 MOMENTUM = 0.6
@@ -28,15 +28,12 @@ def drawn(t, share):
 
 def test_every_update_equals_the_reference():
     states, sent = ran(0.25)
-    x, velocity, history = [np.float64(START)] * NODES, [np.zeros(P)] * NODES, []
+    every, history = nodes.HeavyBall(momentum=MOMENTUM), []
     for t in range(STEPS):
-        for i in range(NODES):
-            grad = nodes.gradient(x[i], t, slice(i * EACH, (i + 1) * EACH))
-            velocity[i] = MOMENTUM * velocity[i] + grad
-            x[i] = x[i] - np.float64(np.float32(RATE)) * velocity[i]
+        every.step(t)
         chosen = np.isin(np.arange(P), drawn(t, 0.25))
-        x = [np.where(chosen, sum(x) / NODES, own) for own in x]
-        history.append(list(x))
+        every.x = [np.where(chosen, sum(every.x) / NODES, own) for own in every.x]
+        history.append(list(every.x))
     # Parameters of about one in float32: 1e-7 an operation, over 32 updates.
     np.testing.assert_allclose(flattened(states.params), history, rtol=0, atol=1e-5)
     np.testing.assert_array_equal(sent, 4 * (3 + 1))
