@@ -6,6 +6,8 @@ import numpy as np
 
 from optdyn.problem.models import base
 
+VOCABULARY, LENGTH = 11, 6  # of `tokens`
+
 
 def shapes(blocks, x, heads=()):
     """Parameters as shapes, not computed."""
@@ -20,8 +22,35 @@ def some(blocks, x, heads=()):
     )
 
 
+def tokens(batch=3, length=LENGTH, dtype=np.int32):
+    return jnp.asarray(np.random.default_rng(0).integers(0, VOCABULARY, (batch, length)), dtype)
+
+
+def layer_norm(x, scale, bias):
+    return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6) * scale + bias
+
+
+def dense(x, kernel, bias):
+    return x @ kernel + bias
+
+
 def count(tree):
     return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+def assert_causal(blocks):
+    """An output depends on the token at its place and on those before, and on no other."""
+    x = tokens(1)
+    params = some(blocks, x)
+    apply = jax.jit(lambda x: base.apply(blocks, params, x))
+    change = np.array(
+        [
+            np.abs(apply(x.at[0, s].set((x[0, s] + 1) % VOCABULARY)) - apply(x))[0].max(-1)
+            for s in range(LENGTH)
+        ]
+    )
+    # One program, in which a position to come has weight 0: no tolerance.
+    np.testing.assert_array_equal(change > 0, np.triu(np.ones((LENGTH, LENGTH), bool)))
 
 
 def assert_heads_apply(blocks, x, shape, dtype):

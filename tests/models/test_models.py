@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 from optdyn.problem import models
 from optdyn.problem.models import base
 from optdyn.problem.models.quadratic import curvatures, optima
+from tests.models.parameters import count
 from tests.values import as_model
 
 CLASSES = 10
@@ -33,10 +34,6 @@ def some(blocks, x):
     return jax.tree.map(
         lambda leaf: rng.normal(0, 0.3, leaf.shape).astype(leaf.dtype), shapes(blocks, *x.shape)
     )
-
-
-def count(tree):
-    return sum(leaf.size for leaf in jax.tree.leaves(tree))
 
 
 @pytest.mark.parametrize(("side", "flat", "total"), [(28, 4 * 4 * 16, 44_426), (32, 400, 61_706)])

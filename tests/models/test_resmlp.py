@@ -9,21 +9,13 @@ from hypothesis import strategies as st
 
 from optdyn.problem.models import base
 from optdyn.problem.models.resmlp import resmlp
-from tests.models.parameters import assert_heads_apply, count, shapes, some
+from tests.models.parameters import assert_heads_apply, count, dense, layer_norm, shapes, some
 
 CLASSES = 3
 
 
 def images(seed=0, batch=5):
     return jnp.asarray(np.random.default_rng(seed).random((batch, 3, 2, 1)), jnp.float32)
-
-
-def layer_norm(x, scale, bias):
-    return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6) * scale + bias
-
-
-def dense(x, kernel, bias):
-    return x @ kernel + bias
 
 
 @settings(max_examples=12)

@@ -9,7 +9,7 @@ import pytest
 
 from optdyn.problem.models import base
 from optdyn.problem.models.resnet import NORMS, Residual, resnet
-from tests.models.parameters import count, shapes, some
+from tests.models.parameters import assert_heads_apply, count, shapes, some
 
 CLASSES = 3
 every_norm = pytest.mark.parametrize("norm", NORMS)
@@ -231,21 +231,9 @@ def test_lowering_reaches_every_convolution():
 @every_norm
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_head_applies_after_every_block(norm, dtype):
-    """Parameters and gradients stay float32, whatever is computed in."""
     blocks, x = resnet((4, 8), 2, norm, CLASSES, dtype), jnp.zeros((3, 8, 8, 1))
+    assert_heads_apply(blocks, x, (3, CLASSES), dtype)
     params = shapes(blocks, x, ["block0"])
-
-    def outputs(params):
-        hs = base.activations(blocks, params, x)
-        return blocks[-1][1].apply({"params": params["block0_head"]}, hs[1]), hs[-1]
-
-    def loss(params):
-        return sum(y.astype("float32").sum() for y in outputs(params))
-
-    made = jax.eval_shape(outputs, params)
-    assert [(y.shape, y.dtype) for y in made] == 2 * [((3, CLASSES), jnp.dtype(dtype))]
-    for leaf in jax.tree.leaves((params, jax.eval_shape(jax.grad(loss), params))):
-        assert leaf.dtype == jnp.float32
     assert params["block0_head"]["Dense_0"]["kernel"].shape == (4, CLASSES)
     assert params["output"]["Dense_0"]["kernel"].shape == (8, CLASSES)
 

@@ -1,8 +1,11 @@
 """Timelines held against one another, whatever they decide."""
 
+import math
+
 import jax
 import numpy as np
 from hypothesis import strategies as st
+from scipy import stats
 
 from optdyn.basics.type_checks import SMALL
 from optdyn.timeline.base import at
@@ -11,6 +14,16 @@ from optdyn.timeline.base import at
 def numbers(most):
     """Of a config: 0, or of a size that it may have."""
     return st.just(0.0) | st.floats(SMALL, most)
+
+
+def p_of_geometric(tau, g):
+    """The p-value of P(tau = k) = (1/g) (1 - 1/g)^k, of draws that are independent."""
+    # One bin a value while 50 or more are expected, then one bin for the tail.
+    last = int(math.log(50 * g / len(tau)) / math.log1p(-1 / g))
+    pmf = (1 / g) * (1 - 1 / g) ** np.arange(last)
+    expected = len(tau) * np.append(pmf, 1 - pmf.sum())
+    observed = np.bincount(np.minimum(tau, last), minlength=last + 1)
+    return stats.chisquare(observed, expected).pvalue
 
 
 def arrays(line):

@@ -5,7 +5,6 @@ program, and none of the wrong ones tried (constant service, a skewed choice of 
 """
 
 import heapq
-import math
 import time
 from fractions import Fraction
 
@@ -22,6 +21,7 @@ from optdyn.timeline.compute_groups import work_of
 from optdyn.timeline.habits import Habits
 from optdyn.timeline.several import several
 from optdyn.timeline.volunteers import volunteers
+from tests.timeline.lines import p_of_geometric
 
 GROUPS = [2, 3, 8, 32]
 P = 1e-3
@@ -45,16 +45,10 @@ def test_mean_staleness_of_memoryless_workers(memoryless):
     assert timeline.staleness.mean() == pytest.approx(g - 1, rel=0.002)
 
 
-def test_memoryless_staleness_is_geometric(memoryless):
+def test_memoryless_staleness_p_of_geometric(memoryless):
     """P(tau = k) = (1/g) (1 - 1/g)^k; the gaps of one worker are independent draws of it."""
     g, timeline = memoryless
-    tau = timeline.staleness[timeline.worker == 0]
-    # One bin a value while 50 or more are expected, then one bin for the tail.
-    last = int(math.log(50 * g / len(tau)) / math.log1p(-1 / g))
-    pmf = (1 / g) * (1 - 1 / g) ** np.arange(last)
-    expected = len(tau) * np.append(pmf, 1 - pmf.sum())
-    observed = np.bincount(np.minimum(tau, last), minlength=last + 1)
-    assert stats.chisquare(observed, expected).pvalue > P
+    assert p_of_geometric(timeline.staleness[timeline.worker == 0], g) > P
 
 
 def test_memoryless_workers_arrive_uniformly_and_forget_the_last(memoryless):

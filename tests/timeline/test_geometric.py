@@ -9,6 +9,7 @@ from scipy import stats
 from optdyn.setup import Cluster
 from optdyn.timeline import make
 from optdyn.timeline.geometric import TAIL, ring_size
+from tests.timeline.lines import p_of_geometric
 
 STEPS = 200_000
 P = 1e-3  # of the seeded statistical tests: one right program in a thousand would fail
@@ -28,11 +29,7 @@ def test_law(drawn):
     g, _, tau = drawn
     # The deviation of tau is below g: 200,000 draws give the mean to g / 450, 2 % of g is nine.
     assert tau.mean() + 1 == pytest.approx(g, rel=0.02)
-    last = int(math.log(50 * g / len(tau)) / math.log1p(-1 / g))  # 50 or more expected a bin
-    pmf = (1 / g) * (1 - 1 / g) ** np.arange(last)
-    expected = len(tau) * np.append(pmf, 1 - pmf.sum())
-    observed = np.bincount(np.minimum(tau, last), minlength=last + 1)
-    assert stats.chisquare(observed, expected).pvalue > P
+    assert p_of_geometric(tau, g) > P
 
 
 def test_draws_are_independent(drawn):
