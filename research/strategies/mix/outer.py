@@ -23,6 +23,7 @@ the states of the nodes' optimizers are averaged, the third).
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -82,51 +83,83 @@ def outer(
     if messages.compression and not optimizer:  # theta is what messages are differences from
         optimizer = optax.sgd(1.0)
     transform = optax.with_extra_args_support(optimizer) if optimizer else None
+    of = Outer(inner, weights, transform, messages, fragments, inner_state, corrects)
+    is_sum = not (messages.compression or corrects or inner_state == "averaged")
+    apart = Apart(of.update, of.message, of.landed, of.carried, fragments) if is_sum else None
+    return Rule(of.init, of.step, apart)
 
-    def parts(tree: Params) -> tuple[Params, ...]:
-        return cut(tree, fragments)
 
-    def init(params: Params) -> State:
-        nothing = jax.tree.map(jnp.zeros_like, messages.travelling(params))
-        theta = tuple((x, transform.init(x)) if transform else () for x in parts(params))
-        kept = tuple(map(messages.kept, parts(params)))
-        return State(inner.init(params), nothing, theta, kept, params if corrects else ())
+@dataclass(frozen=True, eq=False)
+class Outer:
+    """The pieces of `outer`'s rule, and what they are made of."""
 
-    def turns(event: Event) -> tuple[jax.Array, ...]:
-        """The `send`, `receive` and `waited` of every fragment."""
-        choice = event.choice
-        each = choice.send, choice.receive, choice.waited
-        return tuple(jnp.broadcast_to(turn, fragments) for turn in each)
+    inner: Rule
+    weights: Weights
+    transform: optax.GradientTransformationExtraArgs | None
+    messages: Messages
+    fragments: int
+    inner_state: str
+    corrects: bool
 
-    def averages(event: Event) -> tuple[jax.Array, jax.Array]:
-        """Whether first and second moments are averaged after this update."""
-        receives, states = turns(event)[1].any(), event.choice.states
-        if states is None:
-            return receives, receives
-        return receives & states[0], receives & states[1]
+    def init(self, params: Params) -> State:
+        nothing = jax.tree.map(jnp.zeros_like, self.messages.travelling(params))
+        parts, transform = self._parts(params), self.transform
+        theta = tuple((x, transform.init(x)) if transform else () for x in parts)
+        kept = tuple(map(self.messages.kept, parts))
+        sent = params if self.corrects else ()
+        return State(self.inner.init(params), nothing, theta, kept, sent)
 
-    def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
-        after, info = update(state, event, batch)
-        return merge(exchange(after, event), event, state.in_flight), info
+    def step(self, state: State, event: Event, batch: Batch) -> tuple[State, Info]:
+        after, info = self.update(state, event, batch)
+        return self._merge(self._exchange(after, event), event, state.in_flight), info
 
-    def update(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
+    def update(self, state: State, event: Event, batch: Batch) -> tuple[State, Info]:
         """What the node does by itself; `info` counts the bytes that it is about to send."""
-        after, info = inner.step(state.inner, own_event(event), batch)
-        send, receive, waited = turns(event)
-        blocking = receive & (waited == 0)
-        each = [messages.size(*of) for of in zip(parts(after.params), blocking, strict=True)]
+        after, info = self.inner.step(state.inner, own_event(event), batch)
+        send, receive, waited = self._turns(event)
+        pairs = zip(self._parts(after.params), receive & (waited == 0), strict=True)
+        each = [self.messages.size(part, blocking) for part, blocking in pairs]
         sent = jnp.where(send, jnp.stack(each), 0.0).sum() * _peers(event)
-        if inner_state == "averaged":
-            for now, own in zip(averages(event), moments(after.opt_state), strict=True):
+        if self.inner_state == "averaged":
+            for now, own in zip(self._averages(event), moments(after.opt_state), strict=True):
                 sent += jnp.where(now, size(own), 0.0)
         info |= {"sent_bytes": sent + info.get("sent_bytes", 0.0)}
         return state._replace(inner=after), info
 
-    def exchange(state: State, event: Event) -> State:
+    def message(self, state: State, fragment: int, blocking: bool) -> jax.Array:
+        part = self._parts(state.params)[fragment]
+        return ravel_pytree(self.messages.travelling(part, blocking))[0]
+
+    def landed(self, state: State, fragment: int, total: jax.Array) -> State:
+        in_flight = list(self._parts(state.in_flight))
+        vector, tree_of = ravel_pytree(in_flight[fragment])
+        in_flight[fragment] = tree_of(total.astype(vector.dtype))
+        return state._replace(in_flight=join(in_flight))
+
+    def carried(self, state: State, event: Event) -> State:
+        return self._merge(state, event, state.in_flight)
+
+    def _parts(self, tree: Params) -> tuple[Params, ...]:
+        return cut(tree, self.fragments)
+
+    def _turns(self, event: Event) -> tuple[jax.Array, ...]:
+        """The `send`, `receive` and `waited` of every fragment."""
+        choice = event.choice
+        each = choice.send, choice.receive, choice.waited
+        return tuple(jnp.broadcast_to(turn, self.fragments) for turn in each)
+
+    def _averages(self, event: Event) -> tuple[jax.Array, jax.Array]:
+        """Whether first and second moments are averaged after this update."""
+        receives, states = self._turns(event)[1].any(), event.choice.states
+        if states is None:
+            return receives, receives
+        return receives & states[0], receives & states[1]
+
+    def _exchange(self, state: State, event: Event) -> State:
         """Puts what nodes have just sent in flight; fragments not sent stay as they were."""
-        send, receive, waited = turns(event)
+        send, receive, waited = self._turns(event)
         decay = dict(event.choice.outer).get("error_decay")
-        total = partial(messages.total, to=event.choice.to, decay=decay)
+        total = partial(self.messages.total, to=event.choice.to, decay=decay)
 
         def of(send: jax.Array, before: Params, *own: Tree) -> tuple[Params, Tree]:
             return lax.cond(send, total, lambda x, theta, kept, _: (before, kept), *own)
@@ -135,43 +168,45 @@ def outer(
         if present is not None:
             part = present[lax.axis_index("node")]
             x = jax.tree.map(lambda leaf: (part * leaf).astype(leaf.dtype), x)
-        own = parts(x), state.outer, state.errors, receive & (waited == 0)
-        sent = map(of, send, parts(state.in_flight), *own)
+        own = self._parts(x), state.outer, state.errors, receive & (waited == 0)
+        sent = map(of, send, self._parts(state.in_flight), *own)
         in_flight, errors = zip(*sent, strict=True)
         state = state._replace(in_flight=join(in_flight), errors=errors)
-        if not corrects:
+        if not self.corrects:
             return state
-        ours = parts(state.sent), parts(state.params)
+        ours = self._parts(state.sent), self._parts(state.params)
         newest = [
             jax.tree.map(partial(jnp.where, now), new, old)
             for now, old, new in zip(send, *ours, strict=True)
         ]
         return state._replace(sent=join(newest))
 
-    def merge(state: State, event: Event, before: Params) -> State:
+    def _merge(self, state: State, event: Event, before: Params) -> State:
         """Merges the fragments received; `before`: what was in flight before this update."""
-        _, receive, waited = turns(event)
-        hyper = {**event.hyper, **dict(event.choice.outer)}
+        _, receive, waited = self._turns(event)
+        merged = partial(self._merged, {**event.hyper, **dict(event.choice.outer)})
 
         def of(receive: jax.Array, *own: Tree) -> tuple[Params, Tree]:
-            return lax.cond(receive, partial(merged, hyper), lambda x, theta, *_: (x, theta), *own)
+            return lax.cond(receive, merged, lambda x, theta, *_: (x, theta), *own)
 
-        after = state.inner
-        sent = parts(state.sent) if corrects else ((),) * fragments
-        own = parts(after.params), state.outer, parts(before), parts(state.in_flight), waited, sent
+        after, flying = state.inner, self._parts(state.in_flight)
+        sent = self._parts(state.sent) if self.corrects else ((),) * self.fragments
+        own = self._parts(after.params), state.outer, self._parts(before), flying, waited, sent
         x, theta = zip(*map(of, receive, *own), strict=True)
-        if inner_state == "averaged":
-            mean = over_nodes(messages.senders).mean
-            after = after._replace(opt_state=averaged(after.opt_state, averages(event), mean))
-        elif inner_state == "reset":
-            opt_state = lax.cond(receive.any(), fresh, lambda own: own.opt_state, after)
+        if self.inner_state == "averaged":
+            mean = over_nodes(self.messages.senders).mean
+            opt_state = averaged(after.opt_state, self._averages(event), mean)
+            after = after._replace(opt_state=opt_state)
+        elif self.inner_state == "reset":
+            opt_state = lax.cond(receive.any(), self._fresh, lambda own: own.opt_state, after)
             after = after._replace(opt_state=opt_state)
         return state._replace(inner=after.moved_to(join(x)), outer=theta)
 
-    def fresh(own: Tree) -> Tree:
-        return inner.init(own.params).opt_state
+    def _fresh(self, own: Tree) -> Tree:
+        return self.inner.init(own.params).opt_state
 
-    def merged(
+    def _merged(
+        self,
         hyper: Hyper,
         x: Params,
         theta: Tree,
@@ -187,10 +222,10 @@ def outer(
             return jnp.where(waited > 0, before, now).astype(x.dtype)
 
         arrived = jax.tree.map(due, x, before, now)
-        if transform:
+        if self.transform:
             center, opt_state = theta
             gap = jax.tree.map(lambda center, total: center - total / nodes, center, arrived)
-            updates, opt_state = transform.update(gap, opt_state, center, **hyper)
+            updates, opt_state = self.transform.update(gap, opt_state, center, **hyper)
             center = optax.apply_updates(center, updates)
             theta, arrived = (center, opt_state), jax.tree.map(lambda leaf: nodes * leaf, center)
 
@@ -198,29 +233,12 @@ def outer(
             return total / nodes + (x - sent)
 
         def mixed(x: jax.Array, total: jax.Array) -> jax.Array:
-            w, v = (jnp.asarray(weight, x.dtype) for weight in weights(waited))
+            w, v = (jnp.asarray(weight, x.dtype) for weight in self.weights(waited))
             return (w * x + v * total) / (w + v * nodes)
 
-        if corrects:
+        if self.corrects:
             return jax.tree.map(corrected, x, arrived, sent), theta
         return jax.tree.map(mixed, x, arrived), theta
-
-    def message(state: State, fragment: int, blocking: bool) -> jax.Array:
-        vector, _ = ravel_pytree(messages.travelling(parts(state.params)[fragment], blocking))
-        return vector
-
-    def landed(state: State, fragment: int, total: jax.Array) -> State:
-        in_flight = list(parts(state.in_flight))
-        vector, tree_of = ravel_pytree(in_flight[fragment])
-        in_flight[fragment] = tree_of(total.astype(vector.dtype))
-        return state._replace(in_flight=join(in_flight))
-
-    def carried(state: State, event: Event) -> State:
-        return merge(state, event, state.in_flight)
-
-    is_sum = not (messages.compression or corrects or inner_state == "averaged")
-    apart = Apart(update, message, landed, carried, fragments) if is_sum else None
-    return Rule(init, step, apart)
 
 
 def _peers(event: Event) -> ArrayLike:
