@@ -32,7 +32,7 @@ from optdyn.analysis.lags import (
 from optdyn.analysis.tables import TableError, natural, replace, shown
 from optdyn.basics.arguments import Parser
 from optdyn.basics.errors import InputError, print_error
-from optdyn.basics.files import as_json
+from optdyn.basics.files import as_json, finite
 
 MOMENTA, MATCHED = "matching_momenta", "matching_displacements"
 MIN_REPLICAS = 4
@@ -156,7 +156,7 @@ def fit_workdir(
         others = arrays[MATCHED][:, :, : steps or None]
         matched = estimators.matching(d, arrays[MOMENTA], others, bootstrap, seed)
         found["matching"] = matched._asdict()
-    result = _plain(found)
+    result: dict[str, Any] = finite(found)
     replace(folder / "implicit_momentum.json", json.dumps(result, indent=2) + "\n")
     return result
 
@@ -248,7 +248,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         replicas, metered = _found(workdir)
         results = [fit_workdir(folder, **options) for folder in replicas]
         runs = [windows.load(folder) for folder in metered]
-        fits = [_plain(windows.fit(run, **terms)) for run in [*runs, *windows.pooled(runs)]]
+        fits = [finite(windows.fit(run, **terms)) for run in [*runs, *windows.pooled(runs)]]
         if fits:
             replace(workdir / "momentum_meter.json", json.dumps(fits, indent=2) + "\n")
     except (AnalysisError, TableError, OSError) as error:
@@ -337,17 +337,6 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     if missing:
         raise AnalysisError(f"{path}: has no {' and no '.join(sorted(missing))}")
     return config, arrays
-
-
-def _plain(value: Any) -> Any:
-    """The value as JSON has it: lists, and null for what is not finite."""
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, (float, np.ndarray)):
-        return float(value) if np.isfinite(value) else None
-    return value
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ of it. The best of more settings is better: variants compare if they were given 
 each compute there.
 """
 
-import json
 import sys
 from collections.abc import Sequence
 from itertools import pairwise
@@ -181,13 +180,13 @@ def _write(path: Path, table: pd.DataFrame) -> dict[str, Any]:
     best = [fronts(table, c).assign(compute=c) for c in COMPUTE]
     answer = {
         c: {
-            "budgets": _plain(compare(table, c, budgets(table, c))),
+            "budgets": compare(table, c, budgets(table, c)).to_dict("records"),
             "regions": regions(table, c),
         }
         for c in COMPUTE
     }
     tables.replace(path.with_name(f"{path.name}.csv"), pd.concat(best).to_csv(index=False))
-    tables.replace(path.with_name(f"{path.name}.json"), json.dumps(answer, indent=2) + "\n")
+    tables.replace(path.with_name(f"{path.name}.json"), as_json(answer) + "\n")
     for compute in COMPUTE:
         file = path.with_name(f"{path.name}-{compute}.svg")
         tables.replace(file, figures.svg(picture(table, compute)))
@@ -211,14 +210,6 @@ def _print(table: pd.DataFrame, compute: str) -> None:
 def _variants(table: pd.DataFrame) -> list[str]:
     """The variants in the table, backprop first."""
     return [name for name in LOOKS if name in set(table[VARIANT])]
-
-
-def _plain(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Rows as JSON has them: null for what is not finite."""
-    return [
-        {k: v if isinstance(v, str) or np.isfinite(v) else None for k, v in row.items()}
-        for row in table.to_dict("records")
-    ]
 
 
 if __name__ == "__main__":

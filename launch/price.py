@@ -48,6 +48,10 @@ PERIODS = ("8", "32", "128")
 SIZES = (0.125, 0.25, 0.5, 1, 2)
 VARIED = {"lognormal": "log-normal", "gamma": "gamma"}
 UNITS = {"K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9}
+HEAD_OF_TIMES = (
+    ("seconds", "examples", "seconds", "% of time", "", "", "MB between", "staleness,"),
+    ("an update", "a second", "an epoch", "computing", "waiting", "exchange", "nodes", "updates"),
+)
 Rows = Sequence[dict[str, Any]]
 
 
@@ -140,12 +144,6 @@ def table(found: Rows, bandwidths: Sequence[float]) -> Iterator[str]:
         yield f"No price of {_named(row, several)}: {row['refused']}"
 
 
-HEAD_OF_TIMES = (
-    ("seconds", "examples", "seconds", "% of time", "", "", "MB between", "staleness,"),
-    ("an update", "a second", "an epoch", "computing", "waiting", "exchange", "nodes", "updates"),
-)
-
-
 def notes(config: Experiment, found: Rows, assumed: bool = False) -> Iterator[str]:
     """What the figures are of, in sentences; `assumed`: the step's seconds are of no such model."""
     from optdyn import strategies
@@ -202,7 +200,6 @@ def heading(config: Experiment, shapes: Any, is_model: bool) -> str:
 def main(config: Experiment, workdir: Path) -> int:
     from optdyn.basics.files import as_json, write, write_json
     from optdyn.tuning import price
-    from optdyn.tuning.shapes import of_model, of_parameters
 
     app.one_run(config)
     price.check(config)
@@ -215,18 +212,8 @@ def main(config: Experiment, workdir: Path) -> int:
     if not bandwidths:
         raise InputError("--bandwidths is empty; name a number of Gbit/s")
     keys = _keys(given.periods or list(PERIODS) * bool(given.page), given.compression)
-    nodes = [_whole("nodes", text) for text in given.nodes] or [config.cluster.nodes]
-    parameters = None if given.parameters is None else _count("parameters", given.parameters)
-    if given.step_seconds is not None:
-        _number("step_seconds", given.step_seconds)
     out, page = _file("out", given.out), _file("page", given.page)
-    if config.cluster.bandwidths:
-        raise ConfigError("config.cluster.bandwidths: must be (), for --bandwidths says all links")
-    clusters = [price.with_nodes(config, number) for number in dict.fromkeys(nodes)]
-    counted = parameters is not None
-    shapes = of_model(config) if parameters is None else of_parameters(parameters)
-    if given.step_seconds is not None:
-        clusters = [price.step_of(each, given.step_seconds) for each in clusters]
+    clusters, shapes = _clusters(config, given.nodes, given.parameters, given.step_seconds)
     found = [
         row
         for each in clusters
@@ -234,8 +221,9 @@ def main(config: Experiment, workdir: Path) -> int:
     ]
     if not any("prices" in row for row in found):
         raise ConfigError(f"no price of {found[0]['method']}: {found[0]['refused']}")
-    assumed = counted and given.step_seconds is None
-    headings = [heading(each, shapes, not counted) for each in clusters]
+    is_model = given.parameters is None
+    assumed = not is_model and given.step_seconds is None
+    headings = [heading(each, shapes, is_model) for each in clusters]
     lines = [*headings, "", *table(found, bandwidths), "", *notes(clusters[0], found, assumed)]
     told: dict[str, Any] = {"bytes": shapes.bytes, "rows": found}
     if penalties:
@@ -251,6 +239,26 @@ def main(config: Experiment, workdir: Path) -> int:
         write(page, _page(clusters, shapes, penalties, names, keys, bandwidths[0], lines))
         print(f"\n{page}: the page with sliders", file=sys.stderr if app.in_json() else None)
     return 0
+
+
+def _clusters(
+    config: Experiment, nodes: Sequence[str], parameters: str | None, step_seconds: float | None
+) -> tuple[list[Experiment], Any]:
+    """The experiment on every number of nodes, and the shapes of the model's parameters."""
+    from optdyn.tuning import price
+    from optdyn.tuning.shapes import of_model, of_parameters
+
+    numbers = [_whole("nodes", text) for text in nodes] or [config.cluster.nodes]
+    count = None if parameters is None else _count("parameters", parameters)
+    if step_seconds is not None:
+        _number("step_seconds", step_seconds)
+    if config.cluster.bandwidths:
+        raise ConfigError("config.cluster.bandwidths: must be (), for --bandwidths says all links")
+    clusters = [price.with_nodes(config, number) for number in dict.fromkeys(numbers)]
+    shapes = of_model(config) if count is None else of_parameters(count)
+    if step_seconds is not None:
+        clusters = [price.step_of(each, step_seconds) for each in clusters]
+    return clusters, shapes
 
 
 def _page(
@@ -308,8 +316,8 @@ def _which(
     lines = [*which.table(every[0], others), "", *which.sentences(every, penalties, config)]
     known = {"nodes": config.cluster.nodes, "not measured": others}
     return lines, [
-        {"gigabits": it.gigabits, **known, "rows": which.values(it), "refused": it.refused}
-        for it in every
+        {"gigabits": gigabits, **known, "rows": [row._asdict() for row in its], "refused": refused}
+        for gigabits, its, refused in every
     ]
 
 

@@ -268,19 +268,5 @@ def best(answer: Answer) -> str:
     return f"{said}; it cannot be told from {told}." if told else f"{said}."
 
 
-def values(answer: Answer) -> list[dict[str, Any]]:
-    """The rows as JSON has them: what is not finite is None."""
-    plain = [row._asdict() | {"keys": dict(row.keys)} for row in answer.rows]
-    return [
-        {
-            name: [v if np.isfinite(v) else None for v in value]
-            if isinstance(value, tuple)
-            else value
-            for name, value in row.items()
-        }
-        for row in plain
-    ]
-
-
 def _shown(found: Triple, digits: int = 3) -> str:
     return shown(found, digits).replace("inf", "∞")

@@ -154,10 +154,10 @@ def rows(path: Path, counter: str = "") -> list[Json]:
 
 
 def finite(value: Any) -> Any:
-    """The same with null in place of numbers that are not finite."""
-    if isinstance(value, dict):
+    """The same as JSON has it: lists, and null in place of numbers that are not finite."""
+    if isinstance(value, Mapping):
         return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, (list, tuple)):
         return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
