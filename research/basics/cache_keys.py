@@ -2,24 +2,29 @@
 
 As a key of a cache these are the very objects, so a function, or a number that it reads, which a
 notebook defines anew is another one. A list, a dict or an array counts as itself: what is written
-into it is not seen. Of code that is a library's nothing further is looked at.
+into it is not seen. As text they are what is in them. Of code that is a library's nothing further
+is looked at.
 """
 
 import dataclasses
 import dis
 import hashlib
 import inspect
-from collections.abc import Hashable, Iterator, Mapping
-from functools import lru_cache, partial
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from functools import cached_property, lru_cache, partial
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from ml_collections import ConfigDict
 
 from optdyn.basics import sources
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
+HOLDERS = (Namespace, SimpleNamespace, ConfigDict)  # of a library, but what they hold is the user's
 
 
 class Is(NamedTuple):
@@ -47,34 +52,70 @@ class Reads(NamedTuple):
 
 def key(*things: object) -> Key:
     """These things and all that they reach: plain values as texts, the rest as itself."""
-    found = dict[Hashable, None]()
-    seen, left = dict[int, object](), list(reversed(things))
-    while left:
-        thing = left.pop()
-        if isinstance(thing, PLAIN):
-            found[f"{type(thing).__name__} {thing!r}"] = None
-        elif id(thing) not in seen:
-            seen[id(thing)] = thing
-            if not (isinstance(thing, (tuple, partial)) or _is_record(thing)):
-                found[Is(thing)] = None
-            left += reversed(_parts(thing))
-    return tuple(found)
+    return tuple(_reached(things, _parts))
 
 
 def text(thing: object) -> str:
     """What it is and reaches, the same in every process of this version of Python."""
-    return repr([_shown(each.thing) if isinstance(each, Is) else each for each in key(thing)])
+    return repr([shown for shown, _ in _told(thing)])
+
+
+def same(thing: object) -> Hashable:
+    """Equal for two things that no run of this process tells apart.
+
+    That is their text, and the very objects in it of which no more than the kind shows.
+    """
+    told = _told(thing)
+    return repr([shown for shown, _ in told]), *(hidden for _, hidden in told if hidden)
+
+
+def _told(thing: object) -> list[tuple[object, Is | None]]:
+    """What shows of a thing and its parts, each beside itself where that is only its kind."""
+    told = list[tuple[object, Is | None]]()
+    for each in _reached([thing], _contents):
+        shown = _shown(each.thing) if isinstance(each, Is) else each
+        hidden = each if isinstance(each, Is) and shown is None else None
+        told.append((type(each.thing).__qualname__, hidden) if hidden else (shown, None))
+    return told
+
+
+def _reached(things: Iterable[object], parts: Callable[[Any], Iterable[object]]) -> list[Hashable]:
+    """Things and their parts in order, so that they are told apart by which of them has what.
+
+    A thing that was met before is its number among those met.
+    """
+    found = list[Hashable]()
+    seen, left = dict[int, tuple[int, object]](), [*things][::-1]
+    while left:
+        thing = left.pop()
+        if isinstance(thing, PLAIN):
+            found.append(f"{type(thing).__name__} {thing!r}")
+        elif isinstance(thing, tuple):
+            found.append(f"{type(thing).__name__} of {len(thing)}")
+            left += thing[::-1]
+        elif id(thing) in seen:
+            found.append(seen[id(thing)][0])
+        else:
+            seen[id(thing)] = len(seen), thing
+            if not (isinstance(thing, partial) or _is_record(thing)):
+                found.append(Is(thing))
+            left += [*parts(thing)][::-1]
+    return found
 
 
 def _is_record(thing: object) -> bool:
     return dataclasses.is_dataclass(thing) and not isinstance(thing, type)
 
 
+def _is_open(thing: object) -> bool:
+    """Whether what it holds is the user's."""
+    users = (module := sys.modules.get(type(thing).__module__)) and _is_users(module)
+    return hasattr(thing, "__dict__") and (isinstance(thing, HOLDERS) or bool(users))
+
+
 def _parts(thing: Any) -> list[object]:
-    if isinstance(thing, tuple):
-        return list(thing)
     if isinstance(thing, partial):
-        return [thing.func, *thing.args, *thing.keywords.values()]
+        return [thing.func, thing.args, tuple(thing.keywords.items())]
     if isinstance(thing, MethodType):
         return [thing.__func__, thing.__self__]
     if _is_record(thing):
@@ -82,16 +123,41 @@ def _parts(thing: Any) -> list[object]:
         return [type(thing), *(getattr(thing, name, None) for name in fields)]
     if isinstance(thing, type):
         users = _is_users(inspect.getmodule(thing))
-        return [*thing.__bases__, *_functions(vars(thing))] if users else []
+        return [*thing.__bases__, *_attributes(thing)] if users else []
+    if _is_open(thing):
+        return [type(thing), *vars(thing).items()]
     inner = [inspect.getattr_static(thing, "__wrapped__", None)]  # of jax.jit, say
     return inner + (_of_function(thing) if isinstance(thing, FunctionType) else [])
+
+
+def _contents(thing: Any) -> Iterable[object]:
+    """Its parts, and what is in it."""
+    if isinstance(thing, list):
+        return thing
+    if isinstance(thing, dict):
+        return sorted(thing.items(), key=lambda item: repr(item[0]))
+    if (array := _array(thing)) is None:
+        return _parts(thing)
+    return array.ravel().tolist() if array.dtype.hasobject else []
+
+
+def _array(thing: Any) -> np.ndarray | None:
+    """What has numbers as an array: of NumPy, JAX, pandas and the like; else None."""
+    if not hasattr(type(thing), "__array__"):
+        return None
+    try:
+        if isinstance(thing, jax.Array) and jax.dtypes.issubdtype(thing.dtype, jax.dtypes.prng_key):
+            return np.asarray(jax.random.key_data(thing))
+        return np.asarray(thing)
+    except Exception:  # a library's, of whatever it cannot show
+        return None
 
 
 def _of_function(function: FunctionType) -> list[object]:
     code, reads = function.__code__, _reads(function.__code__)
     around = zip(code.co_freevars, function.__closure__ or (), strict=True)
     found = [each for name, cell in around if name not in reads.written for each in _held(cell)]
-    found += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    found += [function.__defaults__, tuple((function.__kwdefaults__ or {}).items())]
     if sources.is_library(code.co_filename):
         return found
     for name in reads.names:
@@ -109,14 +175,17 @@ def _held(cell: CellType) -> list[object]:
         return []
 
 
-def _functions(attributes: Mapping[str, object]) -> Iterator[object]:
-    for value in attributes.values():
+def _attributes(of: type) -> Iterator[tuple[str, object]]:
+    """What the body of a class says, but for what Python and libraries write beside it."""
+    for name, value in vars(of).items():
+        inner = value
         if isinstance(value, (staticmethod, classmethod)):
-            yield value.__func__
-        elif isinstance(value, property):
-            yield value.fget
-        elif isinstance(value, FunctionType):
-            yield value
+            inner = value.__func__
+        elif isinstance(value, (property, cached_property)):
+            inner = value.fget if isinstance(value, property) else value.func
+        is_code = isinstance(inner, FunctionType) or hasattr(inner, "__wrapped__")
+        if is_code or not (name.startswith("__") or hasattr(type(inner), "__get__")):
+            yield name, inner
 
 
 def _is_users(module: ModuleType | None) -> bool:
@@ -149,19 +218,22 @@ def _nested(code: CodeType) -> Iterator[CodeType]:
 
 
 def _shown(thing: object) -> Any:
+    """What shows of a thing without its parts; None where that is no more than its kind."""
     if isinstance(thing, FunctionType) and not sources.is_library(thing.__code__.co_filename):
-        return _shown(thing.__code__)
-    if isinstance(thing, CodeType):  # what it does, wherever it stands
-        return thing.co_code, thing.co_names, [_shown(each) for each in thing.co_consts]
-    if isinstance(thing, (np.ndarray, jax.Array)):
-        array = np.asarray(thing)
-        return str(array.dtype), array.shape, hashlib.sha256(array.tobytes()).hexdigest()
-    if isinstance(thing, (list, tuple)):
-        return [_shown(each) for each in thing]
+        return _code(thing.__code__)
+    if isinstance(thing, (list, dict)):
+        return type(thing).__name__, len(thing)
     if isinstance(thing, (set, frozenset)):  # whose order is another in every process
-        return sorted(repr(_shown(each)) for each in thing)
-    if isinstance(thing, dict):
-        return sorted((repr(_shown(name)), repr(_shown(each))) for name, each in thing.items())
-    if isinstance(thing, PLAIN):
-        return repr(thing)
-    return getattr(thing, "__qualname__", type(thing).__qualname__)
+        return sorted(text(each) for each in thing)
+    if isinstance(thing, ModuleType):
+        return thing.__name__
+    if (array := _array(thing)) is not None:
+        held = "" if array.dtype.hasobject else hashlib.sha256(array.tobytes()).hexdigest()
+        return str(array.dtype), array.shape, held
+    return type(thing).__qualname__ if _is_open(thing) else getattr(thing, "__qualname__", None)
+
+
+def _code(code: CodeType) -> Any:
+    """What it does, wherever it stands."""
+    inner = [_code(each) if isinstance(each, CodeType) else text(each) for each in code.co_consts]
+    return code.co_code, code.co_names, inner

@@ -100,6 +100,33 @@ def test_what_a_notebook_defines_anew_is_trained_with(cells, loss_of):
     assert len(found) == 4
 
 
+def test_each_of_several_alike_numbers_is_heeded(cells, loss_of):
+    """1, 2 and 1 are not 1, 2 and 2, wherever they stand: as globals, arguments or a tuple."""
+    cells.run("A, B, C = 1.0, 2.0, 1.0\ndef loss(o, b): return (A * o ** 2).sum(-1) + B + 10 * C")
+    first = loss_of()
+    cells.run("C = 2.0")
+    assert loss_of() == pytest.approx(first + 10)
+    cells.run("from functools import partial\ndef of(o, b, p, q): return o.sum(-1) * 0 + p - 2 * q")
+    found = []
+    for text in ("partial(of, p=1.0, q=3.0)", "partial(of, q=1.0, p=3.0)"):
+        cells.run(f"loss = {text}")
+        found.append(loss_of())
+    assert found == [-5, 1]
+    found = []
+    for text in ("(1.0,), (2.0, 3.0)", "(1.0, 2.0), (3.0,)"):
+        cells.run(f"A, B = {text}\ndef loss(o, b): return 0 * o.sum(-1) + sum(A) - sum(B)")
+        found.append(loss_of())
+    assert found == [-4, 0]
+
+
+def test_what_an_object_holds_is_heeded(cells, loss_of):
+    cells.run("from types import SimpleNamespace\nheld = SimpleNamespace(plus=1.0)")
+    cells.run("def loss(o, b): return 0 * o.sum(-1) + held.plus")
+    assert loss_of() == 1
+    cells.run("held.plus = 2.0")
+    assert loss_of() == 2
+
+
 def test_a_metric_a_method_a_transform_a_schedule_and_a_law_likewise(cells, config, tmp_path):
     texts = {
         "metrics": (

@@ -209,6 +209,48 @@ def test_what_has_no_file_is_known_by_its_code(config, monkeypatch, text, same):
     assert (own_code.fingerprint(as_experiment(chosen)) == before) == same
 
 
+HELD = """
+import argparse, jax, types, numpy as np, pandas as pd
+from functools import cached_property
+from ml_collections import ConfigDict
+class Own:
+    K = 1
+    WIDTHS = [4, 4]
+    def __init__(self, a): self.a, self.inner = a, self
+    def one(self): return 1
+    def two(self): return 2
+    @cached_property
+    def late(self): return 3
+SPACE, ARGS, CONFIG = types.SimpleNamespace(a=1), argparse.Namespace(a=1), ConfigDict({"a": 1})
+OWN, LIST, FRAME, NUMBER = Own(1), [Own(1)], pd.DataFrame({"a": [1.0]}), np.float32(1)
+KEY, LOOP = jax.random.key(1), [1]
+LOOP.append(LOOP)
+def f(o, b): return o, SPACE, ARGS, CONFIG, OWN, LIST, FRAME, NUMBER, KEY, LOOP, Own, np
+"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("SPACE.a = 2", "ARGS.a = 2", "CONFIG.a = 2", "OWN.a = 2", "LIST[0].a = 2"),
+        *("FRAME.loc[0, 'a'] = 2.0", "NUMBER = np.float32(2)", "KEY = jax.random.key(2)"),
+        *("LOOP[0] = 2", "Own.K = 2", "Own.WIDTHS[1] = 5", "import jax.numpy as np"),
+        "Own.one, Own.two = Own.two, Own.one",
+        HELD.replace("return 3", "return 4"),
+    ],
+)
+def test_what_things_hold_is_part_of_the_code_that_reads_them(config, monkeypatch, text):
+    """Where it has no file: made again alike it is the same, and with another number another."""
+    cells = ModuleType("cells")
+    monkeypatch.setitem(sys.modules, "cells", cells)
+    chosen = as_experiment(config({"loss": "cells:f"}))
+    found = []
+    for cell in (HELD, HELD, text):
+        exec(cell, cells.__dict__)
+        found.append(own_code.fingerprint(chosen))
+    assert found[0] == found[1] != found[2]
+
+
 def test_a_script_is_known_by_what_is_named_and_not_by_all_its_text(folder):
     """Or it could not be given more steps. And in every process alike."""
     text = (
