@@ -9,54 +9,47 @@ the same and for nothing else.
 import copy
 import hashlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
+import numpy as np
 import optax
 
-from optdyn.basics.cache_keys import Is, text
+from optdyn.basics.cache_keys import same, text
 from optdyn.setup import Data, Model, Optimizer
 
-_names = dict[Is, str]()
+_names = dict[Hashable, str]()
 
 
 def name_of(thing: object) -> str:
-    """`MODULE:NAME`, by which `lookup.find` finds this very thing; of a text the text itself."""
+    """`MODULE:NAME`, by which `lookup.find` finds this very thing; of a text the text itself.
+
+    Two things that are the same have one name, so what a notebook makes again goes on as before.
+    """
     if isinstance(thing, str):
         return thing
     module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", "")
     if name and getattr(sys.modules.get(module or ""), name, None) is thing:
         return f"{module}:{name}"
-    if Is(thing) not in _names:
+    if (what := same(thing)) not in _names:
         mark = hashlib.sha256(text(thing).encode()).hexdigest()[:6]
         name = held = f"{type(thing).__name__}_{mark}"
         while held in globals():  # of another thing whose difference does not show
             held = f"{name}_{len(_names)}"
-        _names[Is(thing)] = held
+        _names[what] = held
         globals()[held] = thing
-    return f"{__name__}:{_names[Is(thing)]}"
-
-
-_made = dict[Any, str]()
-
-
-def _kept(make: Callable[..., Any], *things: Any) -> str:
-    """The name of what is made of these very things, made once."""
-    key = (make.__qualname__, *map(Is, things))
-    if key not in _made:
-        _made[key] = name_of(make(*things))
-    return _made[key]
+    return f"{__name__}:{_names[what]}"
 
 
 def _model(given: Any) -> Any:
     """The `Model` of a flax module, a pair (init, apply) or a function; others as they are."""
     if isinstance(given, nn.Module):
-        return Model(_kept(_Returns, given))
+        return Model(name_of(_Returns(given)))
     if isinstance(given, tuple) and len(given) == 2 and all(map(callable, given)):
-        return Model(_kept(lambda *pair: _Returns(_Pure(*pair)), *given))
+        return Model(name_of(_Returns(_Pure(*given))))
     return Model(name_of(given)) if callable(given) else given
 
 
@@ -66,17 +59,24 @@ def _data(given: Any) -> Any:
     Arrays are copied: what is written into them later is other data, by another name.
     """
     if isinstance(given, Mapping):
-        what = text(given)
-        if what not in _made:
-            _made[what] = name_of(_arrays(copy.deepcopy(given)))
-        return Data(_made[what])
+        return Data(name_of(_arrays(_copied(given))))
     return Data(name_of(given)) if callable(given) else given
+
+
+def _copied(given: Any) -> Any:
+    """Arrays of NumPy of whatever holds numbers, in dicts; what cannot be one stays as it is."""
+    if isinstance(given, Mapping):
+        return {key: _copied(value) for key, value in given.items()}
+    try:
+        return given if given is None else np.array(given)
+    except ValueError:  # rows of unlike length, which are refused later
+        return copy.deepcopy(given)
 
 
 def _optimizer(given: Any) -> Any:
     """The `Optimizer` of a transformation of optax, or of a function; others as they are."""
     if isinstance(given, optax.GradientTransformation):
-        return Optimizer(_kept(_Fixed, given), learning_rate=0.0)
+        return Optimizer(name_of(_Fixed(given)), learning_rate=0.0)
     return Optimizer(name_of(given)) if callable(given) else given
 
 
@@ -93,7 +93,7 @@ def chain(given: Any) -> Any:
 def _named(each: Any) -> Any:
     """The name of a function or of a transformation of optax; others as they are."""
     if isinstance(each, optax.GradientTransformation):
-        return _kept(_Returns, each)
+        return name_of(_Returns(each))
     return name_of(each) if callable(each) else each
 
 

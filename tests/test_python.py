@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pandas as pd
 import pytest
 
 import optdyn
@@ -287,6 +288,47 @@ def test_what_has_no_name_is_called_the_same_in_every_process_and_no_other_is():
     assert names[0] == found.stdout.strip() != names[1]
     alike = in_memory.name_of(object()), in_memory.name_of(object())  # they show no difference
     assert len(set(alike)) == 2
+
+
+def test_what_is_made_again_alike_goes_on(tmp_path):
+    """As a cell of a notebook that is run again, in one process."""
+    cell = """
+class Net(nn.Module):
+    width: int = 4
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(2)(nn.Dense(self.width)(x))
+
+rows = np.linspace(-1, 1, 60).reshape(20, 3)
+given = {"x": rows, "label": (rows[:, 0] > 0).astype(int)}
+made = dict(model=Net(), data=given, optimizer=optax.adam(0.01), loss=lambda o, b: o[:, 0] ** 2)
+"""
+    names = {"nn": nn, "np": np, "optax": optax, "__name__": "cells"}
+    found = []
+    for steps in (10, 20):
+        exec(cell, names)
+        last = optdyn.Experiment(**names["made"], batch_size=4, log_every=10, steps=steps)
+        found.append(last.train(tmp_path / "run"))
+    assert [len(run.log) for run in found] == [2, 3]
+    exec(cell.replace("= 4", "= 5"), names)
+    assert optdyn.Experiment(**names["made"]).model != last.model
+
+
+def _of_pandas(array):
+    return pd.Series(array) if array.ndim == 1 else pd.DataFrame(array)
+
+
+def test_tables_of_pandas_are_the_data_that_they_hold():
+    """Two that look alike but for their numbers are two."""
+    x = np.linspace(-1, 1, 60).reshape(20, 3)
+    label = (x[:, 0] > 0).astype(int)
+    names = [
+        optdyn.Experiment(data={"x": table(rows), "label": table(label)}).data.name
+        for rows in (x, 2 * x)
+        for table in (np.asarray, _of_pandas, np.ndarray.tolist)
+    ]
+    assert len(set(names[:3])) == len(set(names[3:])) == 1 and names[0] != names[3]
 
 
 def test_what_is_said_twice_is_the_same():
