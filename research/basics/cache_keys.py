@@ -73,9 +73,12 @@ def _told(thing: object) -> list[tuple[object, Is | None]]:
     """What shows of a thing and its parts, each beside itself where that is only its kind."""
     told = list[tuple[object, Is | None]]()
     for each in _reached([thing], _contents):
-        shown = _shown(each.thing) if isinstance(each, Is) else each
-        hidden = each if isinstance(each, Is) and shown is None else None
-        told.append((type(each.thing).__qualname__, hidden) if hidden else (shown, None))
+        if not isinstance(each, Is):
+            told.append((each, None))
+        elif (shown := _shown(each.thing)) is not None:
+            told.append((shown, None))
+        else:
+            told.append((type(each.thing).__qualname__, each))
     return told
 
 
