@@ -461,7 +461,7 @@ class Trained:
 def trained(of: Experiment, folder: Path) -> Trained:
     """The run of an experiment that has ended in a folder."""
     (point,) = tables.points(folder)
-    log = pd.DataFrame(point.log)
+    log = tables.metrics([point]).drop(columns="point")
     kept = any((folder / "checkpoints").glob("*"))
     return Trained(of, log, point.summary, parameters(folder)[1] if kept else None)
 

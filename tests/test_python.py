@@ -369,6 +369,12 @@ def test_a_run_that_diverges_is_infinite_and_named():
     assert np.isnan(lost.target) and "1 of 1 runs of bad diverged" in str(lost)
 
 
+def test_a_run_without_one_finite_loss_is_shown():
+    run = base(loss=lambda outputs, batch: jnp.nan * outputs[:, 0]).train()
+    assert run.diverged and "diverged after 0 updates" in repr(run)
+    assert run.log["train_loss"].dtype == float and run.log["train_loss"].isna().all()
+
+
 @pytest.mark.parametrize("name", strategies.built_in())
 def test_the_clock_of_every_method_needs_no_model_or_says_so(name):
     """Of one array it is that of the same bytes of a model; layers are not made up."""
