@@ -8,7 +8,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from optdyn.problem import losses, problem
-from optdyn.problem.data import DataError, load
+from optdyn.problem.data import DataError, load, own
 from optdyn.problem.data.own import checked
 from optdyn.training import trainer
 from tests.parallel.started import start
@@ -75,6 +75,7 @@ def test_without_a_test_split_a_fifth_is_held_out_whole():
         ({"x": X * 1e300, "y": Y}, "not finite in float32"),
         ({"x": X, "label": Y}, "must be one integer an example"),
         ({"x": X, "label": LABELS - 1}, "goes down to -1"),
+        ({"x": X, "label": 2**32 * LABELS.astype(np.int64)}, "must be at most 2,147,483,647"),
         ({"text": TOKENS[:, :1]}, "two tokens or more"),
         ({"text": TOKENS.astype(float)}, "must be integers"),
         ({"image": TOKENS, "label": LABELS}, "must be uint8 or floats (examples, height, width)"),
@@ -85,6 +86,21 @@ def test_arrays_that_cannot_be_used_are_one_line(arrays, said):
     with np.errstate(over="ignore"), pytest.raises(DataError) as caught:
         data(test=False, **arrays)
     assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("classes", ["two", 2.7, -1, True, [2]])
+def test_classes_are_counted(classes):
+    function = f"{__name__}:given"
+    assert (
+        own.load(function, {"classes": 5}).classes
+        == own.load(function, {"classes": np.int8(5)}).classes
+    )
+    with pytest.raises(DataError, match=r"has classes = .*: must count them"):
+        own.load(function, {"classes": classes})
+
+
+def given(classes):
+    return {"train": {"x": X, "label": LABELS}, "classes": classes}
 
 
 def test_splits_must_be_alike():

@@ -17,8 +17,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from optdyn.basics import lookup
-from optdyn.basics.fields import plain
+from optdyn.basics.errors import shown
+from optdyn.basics.fields import like, plain
 from optdyn.basics.trees import examples_in
+from optdyn.basics.type_checks import LARGEST
 from optdyn.problem.data.arrays import SEED, Data, DataError, Split, first_line, take
 from optdyn.problem.data.order import stratified
 
@@ -51,7 +53,10 @@ def load(name: str, options: Mapping[str, object]) -> Data:
     if strange := sorted(set(made) - {"train", "test", "classes"}):
         raise DataError(f"the data set {where} has {strange[0]!r}: only train, test and classes")
     splits = {key: made[key] for key in ("train", "test") if made.get(key) is not None}
-    return checked(splits, int(made.get("classes") or 0), where)
+    classes = like(made.get("classes"), 0)
+    if classes is not None and (type(classes) is not int or classes < 0):
+        raise DataError(f"the data set {where} has classes = {shown(classes)}: must count them")
+    return checked(splits, classes or 0, where)
 
 
 def checked(splits: Mapping[str, Mapping[str, ArrayLike]], classes: int, where: str) -> Data:
@@ -149,6 +154,8 @@ def _array(key: str, leaf: np.ndarray, of: str) -> np.ndarray:
             raise DataError(f"{key!r} {of} has numbers that are not finite in float32")
     if integers and leaf.min() < 0:
         raise DataError(f"{key!r} {of} goes down to {leaf.min()}: must be {WANTED[key]}")
+    if integers and leaf.max() > LARGEST:
+        raise DataError(f"{key!r} {of} goes up to {leaf.max()}: must be at most {LARGEST:,}")
     if key == "label":
         return leaf.astype(np.int32, copy=False)
     one_short = (key == "image" and leaf.ndim == 3) or (key in ("x", "y") and leaf.ndim == 1)
