@@ -25,7 +25,7 @@ class Rounds(NamedTuple):
     receive: np.ndarray  # bool, whether the learner takes over what is back
     send: np.ndarray  # bool, whether it sends then
     into: np.ndarray  # int32, the number of the merge that this is in; 0: it is overtaken
-    merge: np.ndarray  # int32, the number of the merge that is made then, from 1 on; 0: none
+    merge: np.ndarray  # int32, of merges made then the last one's number, from 1 on; 0: none
 
 
 def rounds(
@@ -71,13 +71,19 @@ def rounds(
             there[p, m], sent[p, m], step[p, m] = now + message[m, p], t, done[m]
             due[p] = merge_of(p)
         end = seconds[t + 1] if t + 1 < steps else now
-        for p in np.flatnonzero(due <= end).tolist():
-            (members,) = np.nonzero(there[p] <= due[p])
-            count[p] += 1
-            made.merge[t, p] = made.into[sent[p, members], p] = count[p]
-            back[p, members], there[p, members] = due[p] + message[members, p], AWAY
-            due[p] = merge_of(p)
+        while (ready := np.flatnonzero(due <= end)).size:
+            for p in ready.tolist():
+                (members,) = np.nonzero(there[p] <= due[p])
+                count[p] += 1
+                made.merge[t, p] = made.into[sent[p, members], p] = count[p]
+                back[p, members], there[p, members] = due[p] + message[members, p], AWAY
+                due[p] = merge_of(p)
     return made._replace(receive=receive, send=send)
+
+
+def merges(last: np.ndarray) -> np.ndarray:
+    """(steps, P) int32: how many merges follow each local step, from `Rounds.merge`."""
+    return np.diff(np.maximum.accumulate(last, axis=0), axis=0, prepend=last[:1] * 0)
 
 
 def ages(worker: np.ndarray, learners: int, of: Rounds) -> tuple[np.ndarray, np.ndarray]:

@@ -265,13 +265,13 @@ class Decoupled(Workers):
             self.steps[i] = 0
         if choice.send.all():
             self.mail[i] = int(choice.into[0]), self.steps[i], minus(self.read[i], self.x[i])
-        if choice.merge.all():
-            number, mu = int(choice.merge[0]), self.keys["outer_momentum"]
-            eta = self.keys["outer_learning_rate"]
+        last, many = int(choice.merge[0]), int(choice.merges[0])
+        mu, eta = self.keys["outer_momentum"], self.keys["outer_learning_rate"]
+        for number in range(last - many + 1, last + 1):
             sent = {m: own for m, own in self.mail.items() if isinstance(own, tuple)}
             members = {m: own for m, own in sent.items() if own[0] == number}
             total = sum(w for _, w, _ in members.values())
-            parts = [tree(lambda d, w=w: d * w / total, gap) for _, w, gap in members.values()]
+            parts = [tree(lambda d, w=w / total: d * w, gap) for _, w, gap in members.values()]
             gap = tree(lambda *leaves: sum(leaves), *parts)
             self.v = tree(lambda v, d: mu * v + d, self.v, gap)
             self.params = plus(self.params, plus(gap, self.v, mu), -eta)

@@ -10,7 +10,7 @@ from optdyn.config import ConfigError
 from optdyn.strategies import Network
 from optdyn.strategies.mix.averaging_clock import turns
 from optdyn.strategies.read.decoupled import decoupled
-from optdyn.timeline.syncer import ages, rounds
+from optdyn.timeline.syncer import ages, merges, rounds
 from optdyn.training.checks import check
 from tests.strategies import nodes, workers
 from tests.strategies.nodes import BATCHES, EACH, NODES, RATE, START, STEPS, P, flattened
@@ -62,7 +62,7 @@ def reference(line, message, fragments, quorum, window):
                 inbox[p][i] = {"at": now + message[p], "gap": gap, "w": w}
         for p, part in enumerate(parts):
             end = line.seconds[min(t + 1, len(line.seconds) - 1)]
-            if (at := merge_at(p)) <= end:
+            while (at := merge_at(p)) <= end:
                 members = {m: own for m, own in inbox[p].items() if own["at"] <= at}
                 sizes.append(len(members))
                 total = sum(own["w"] for own in members.values())
@@ -89,12 +89,22 @@ def test_every_update_equals_the_reference(fragments, quorum, window):
     # Parameters of about one in float32: 1e-7 an operation, over 32 updates.
     np.testing.assert_allclose(flattened(states.params), theta, rtol=0, atol=1e-5)
     np.testing.assert_allclose(flattened(states.workers), x, rtol=0, atol=1e-5)
-    assert len(sizes) == line.choice.merge.astype(bool).sum() >= 2 and min(sizes) >= quorum
+    assert len(sizes) == line.choice.merges.sum() >= 2 and min(sizes) >= quorum
     there_and_back = (line.choice.send.astype(int) + line.choice.receive) @ (
         4 * P * np.array(message) / sum(message)
     )
     np.testing.assert_allclose(info["sent_bytes"], there_and_back, rtol=1e-6)
     assert np.abs(np.diff(theta, axis=0)).max() > 1e-2
+
+
+def test_all_merges_between_two_steps_are_made_between_them():
+    """One learner's message arrives after the other's: both hear of theirs with their next step."""
+    seconds, message = np.array([1.0, 1.05, 1.6, 2.0]), np.full((2, 1), 0.1)
+    of = rounds(np.array([0, 1, 1, 0]), seconds, message, period=1, quorum=1)
+    assert of.send[:, 0].tolist() == [True, True, False, False]
+    assert of.into[:, 0].tolist() == [1, 2, 0, 0]
+    assert merges(of.merge)[:, 0].tolist() == [0, 2, 0, 0]
+    assert of.receive[:, 0].tolist() == [False, False, True, True]
 
 
 @pytest.mark.parametrize("delay", [1, 2])
@@ -132,12 +142,12 @@ def test_who_is_in_a_merge(seed):
     message = rng.uniform(0, 5, (learners, fragments))
     of = rounds(worker, seconds, message, 6, rng.integers(0, 3), quorum, rng.uniform(0, 9))
     for p in range(fragments):
-        made = of.merge[:, p]
-        assert made[made > 0].tolist() == list(range(1, made.max() + 1)) and made.max() > 3
+        made = np.maximum.accumulate(of.merge[:, p])
+        assert merges(of.merge)[:, p].sum() == made.max() > 3
         for q in range(1, made.max() + 1):
             (sent,) = np.nonzero(of.into[:, p] == q)
             assert len(sent) >= quorum and len(set(worker[sent])) == len(sent)
-            assert of.send[sent, p].all() and sent.max() <= np.argmax(made == q)
+            assert of.send[sent, p].all() and sent.max() <= np.argmax(made >= q)
         # No message is empty: with weight 0 it would count for the quorum, and tell nothing.
         assert ages(worker, learners, of)[0][of.send[:, p], p].min() >= 1
         for m in range(learners):

@@ -38,7 +38,7 @@ from optdyn.strategies.read import workers as own
 from optdyn.strategies.shared_fields import Fragmented, OuterMomentum, Periodic
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.network import to_server
-from optdyn.timeline.syncer import Rounds, ages, rounds
+from optdyn.timeline.syncer import Rounds, ages, merges, rounds
 
 
 class Learning(NamedTuple):
@@ -49,6 +49,7 @@ class Learning(NamedTuple):
     send: Array
     into: Array
     merge: Array
+    merges: Array  # int32, how many are made then; `merge` is the last
     steps: Array  # float32, local steps of m since it took over: w_m
     part: Array  # float32, of all parameters, there and back, that are sent and taken over
     rate: Array  # float32, eta
@@ -104,17 +105,19 @@ def decoupled(gradient: Gradient, update: Update, learners: int, fragments: int 
             for table, new in ((state.into, c.into), (state.steps, c.steps))
         )
         after = State(state.params, state.outer, every, reads, opt_states, mails, into, steps)
-        after = lax.cond(c.merge.any(), merged, lambda after, _: after, after, event)
+        most = jnp.max(c.merges)
+        after = lax.fori_loop(0, most, lambda n, after: merged(after, event, n), after)
         return after, {"loss": loss, "sent_bytes": 2 * c.part * size(x)}
 
-    def merged(state: State, event: Event) -> State:
+    def merged(state: State, event: Event, n: Array) -> State:
+        """After merge n, from 0 on, of those of every fragment that are made then."""
         c = event.choice
         hyper = {"outer_learning_rate": c.rate, "outer_momentum": c.momentum}
         theta, outer, mail = cut(state.params, fragments), list(state.outer), []
         made = list(theta)
         for p, letters in enumerate(cut(state.mail, fragments)):
-            is_made = c.merge[p] > 0
-            members = is_made & (state.into[:, p] == c.merge[p])
+            is_made = n < c.merges[p]
+            members = is_made & (state.into[:, p] == c.merge[p] - c.merges[p] + 1 + n)
             w = members * state.steps[:, p] / jnp.maximum((members * state.steps[:, p]).sum(), 1.0)
 
             def mean(rows: jax.Array, w: jax.Array = w) -> jax.Array:
@@ -179,6 +182,7 @@ class Decoupled(own.Workers, Periodic, Fragmented, OuterMomentum):
         choice = Learning(
             line.worker,
             *made,
+            merges=merges(made.merge),
             steps=steps.astype(np.float32),
             part=((made.send * 0.5 + made.receive * 0.5) @ shares).astype(np.float32),
             rate=np.full(len(steps), self.outer_learning_rate, np.float32),
