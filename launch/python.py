@@ -104,7 +104,7 @@ class Method:
         return {name: strategies.keys_of(type(method)) for name, method in parts}
 
     def _values(self) -> dict[str, dict[str, Any]]:
-        """The same, with their values."""
+        """The fields of each of the methods, with their values."""
         return {
             name: {
                 key: self.keys.get(f"{name}.{key}", self.keys.get(key, value))

@@ -34,7 +34,7 @@ DEATHS = 3  # one after the other without a new checkpoint, after which it is gi
 
 
 def raced(config: Experiment) -> Experiment:
-    """The same, of a race. Raises `ConfigError`."""
+    """The experiment as a race of real workers. Raises `ConfigError`."""
     from optdyn.launch import app
     from optdyn.training.checks import check
 

@@ -27,7 +27,7 @@ def get_config(path: str) -> ConfigDict:
 
 
 def _with_tuples(value: Any) -> Any:
-    """The same with tuples where JSON has lists."""
+    """The value with tuples where JSON has lists."""
     if isinstance(value, dict):
         return {key: _with_tuples(inner) for key, inner in value.items()}
     return tuple(map(_with_tuples, value)) if isinstance(value, list) else value

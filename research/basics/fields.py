@@ -111,7 +111,7 @@ class Value:
             )
 
     def with_(self, **changes: Any) -> Self:
-        """The same with other values of some fields. Raises `ConfigError`."""
+        """A copy with other values of some fields. Raises `ConfigError`."""
         return dataclasses.replace(self, **changes)
 
 

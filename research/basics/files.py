@@ -154,7 +154,7 @@ def rows(path: Path, counter: str = "") -> list[Json]:
 
 
 def finite(value: Any) -> Any:
-    """The same as JSON has it: lists, and null in place of numbers that are not finite."""
+    """The value as JSON has it: lists, and null in place of numbers that are not finite."""
     if isinstance(value, Mapping):
         return {key: finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -166,7 +166,7 @@ def shard_map(advance: Advance, mesh: Mesh, state: P, indices: P, streamed: bool
 
 
 def with_rows(layout: Layout, mesh: Mesh) -> Layout:
-    """The same, whose devices hold streamed examples of their own."""
+    """The layout, for streamed examples of which every device holds its own."""
 
     def put_rows(of: Callable[[int], Examples]) -> Examples:
         def joined(*own: jax.Array) -> jax.Array:

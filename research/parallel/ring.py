@@ -94,7 +94,7 @@ def _neighbours(rank: int, count: int) -> tuple[Connection, Connection]:
 
 
 def _prompt(connection: Connection) -> Connection:
-    """The same, whose short messages do not wait for an answer to the one before (40 ms)."""
+    """The connection without the wait of short messages for an answer to the last one (40 ms)."""
     with socket.socket(fileno=os.dup(connection.fileno())) as same:
         same.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connection

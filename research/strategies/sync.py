@@ -23,7 +23,7 @@ class State(NamedTuple):
     opt_state: optax.OptState
 
     def moved_to(self, params: Params) -> "State":
-        """The same state at other parameters."""
+        """The state at other parameters."""
         return self._replace(params=params)
 
 

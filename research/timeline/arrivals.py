@@ -105,7 +105,7 @@ def computing(seed: int, law: Law, work: Work, steps: int, group: int) -> Iterat
 
 
 def services(seed: int, law: Law, work: Work, steps: int, group: int) -> Iterator[float]:
-    """The same, with the exchange."""
+    """Seconds of `computing` together with the exchange, as far as it does not overlap."""
     exchange, overlap = float(work.of(group)[1][0]), work.overlap
     for compute in computing(seed, law, work, steps, group):
         yield max(compute, compute * (1 - overlap) + exchange)

@@ -46,7 +46,7 @@ class Held(NamedTuple):
 
     @property
     def inner(self) -> "Held":
-        """The same file, whose fields are now those of the choice inside nodes."""
+        """The trace, whose fields are now those of the choice inside nodes."""
         return self._replace(inside=self.inside + "inner.")
 
     def order(self, worker: np.ndarray) -> "Held":

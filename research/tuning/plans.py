@@ -209,7 +209,7 @@ def programs(every: Layers, own: Choice, batches: int) -> int:
 
 
 def shown(update: Updates, total: int) -> Updates:
-    """The same, with a line on standard error that counts its programs."""
+    """`update`, with a line on standard error that counts its programs."""
     line, made = Progress("plan", total, unit="program"), set[tuple[int, Choice]]()
 
     def counted(batch: int, choice: Choice) -> layers.Update:

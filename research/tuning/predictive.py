@@ -154,5 +154,5 @@ def of_step(groups: int, momentum: float, step: float) -> Choice:
 
 
 def scaled(setting: Choice, by: float) -> Choice:
-    """The same setting with its learning rate times `by`."""
+    """The setting with its learning rate times `by`."""
     return setting._replace(learning_rate=setting.learning_rate * by)

@@ -195,7 +195,7 @@ def _find(spec: str, root: Path) -> Path:
 
 
 def _mnist5k(root: Path, train_examples: int) -> Path:
-    """Its folder, prepared at first use."""
+    """The folder of the data set, prepared at first use."""
     folder = root / "mnist5k" / MNIST5K_VERSION
     if not is_prepared(folder):
         from optdyn.problem.data import builder, mnist5k

@@ -51,12 +51,13 @@ def _parameters(name: str, variables: Mapping[str, Tree]) -> Params:
 
 
 def remat(blocks: Blocks) -> Blocks:
-    """The same function and parameters; for the gradient blocks keep their inputs only.
+    """The blocks, but for the gradient they keep their inputs only, and compute the rest once more.
 
-    What else it needs they compute once more. The last block does not: its gradient comes first,
-    so that there is nothing to save. On a CPU memory falls only where XLA schedules for it, and not
-    for concurrency: with XLA_FLAGS=--xla_cpu_enable_concurrency_optimized_scheduler=false 8 blocks
-    of a transformer need 83 MB rather than 365, and as XLA is by default 696 rather than 716.
+    The function and its parameters stay what they are. The last block keeps all: its gradient comes
+    first, so that there is nothing to save. On a CPU memory falls only where XLA schedules for it,
+    and not for concurrency: with XLA_FLAGS=--xla_cpu_enable_concurrency_optimized_scheduler=false 8
+    blocks of a transformer need 83 MB rather than 365, and as XLA is by default 696 rather than
+    716.
     """
     return (*((name, _again(module)) for name, module in blocks[:-1]), blocks[-1])
 
