@@ -75,14 +75,6 @@ def senders(to: np.ndarray) -> np.ndarray:
     return (order // to.shape[2]).reshape(to.shape).astype(np.int32)
 
 
-def matrices(to: np.ndarray) -> np.ndarray:
-    """P, (T, nodes, nodes) float64."""
-    turns, nodes, k = to.shape
-    p = np.zeros((turns, nodes, nodes))
-    np.add.at(p, (np.arange(turns)[:, None, None], to, np.arange(nodes)[:, None]), 1 / k)
-    return p
-
-
 def weights(to: np.ndarray, steps: int) -> np.ndarray:
     """(steps, nodes) float64 weights w of push-sum before every update: w_0 = 1, w <- P w."""
     w = np.ones((steps, to.shape[1]))

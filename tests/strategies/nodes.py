@@ -101,6 +101,14 @@ def gradient(x, t, rows):
     return inputs.T @ (inputs @ x - BATCHES["targets"][t, rows]) / (rows.stop - rows.start)
 
 
+def matrices(to):
+    """P of a graph, (T, nodes, nodes): the share of each node's messages that go to each."""
+    turns, nodes, k = to.shape
+    p = np.zeros((turns, nodes, nodes))
+    np.add.at(p, (np.arange(turns)[:, None, None], to, np.arange(nodes)[:, None]), 1 / k)
+    return p
+
+
 class HeavyBall:
     """What nodes do by themselves, each on its own examples, in float64."""
 

@@ -8,7 +8,7 @@ from optdyn.strategies.mix import compression
 from optdyn.strategies.mix.choco import choco
 from optdyn.strategies.mix.gossip import Neighbours, gossip
 from optdyn.strategies.mix.quantized import numbers
-from optdyn.timeline.graphs import each_update, graph, matrices
+from optdyn.timeline.graphs import each_update, graph
 from optdyn.training.checks import check
 from tests.strategies import nodes
 from tests.strategies.nodes import RATE, START, STEPS, flattened
@@ -18,7 +18,7 @@ from tests.values import as_experiment
 
 COUNT, EACH, MOMENTUM, C = 4, 3, 0.6, 0.4
 RING = graph("ring", COUNT, STEPS, np.random.default_rng(0))
-W, CF = matrices(RING)[0], np.float64(np.float32(C))
+W, CF = nodes.matrices(RING)[0], np.float64(np.float32(C))
 
 
 def ran(small, rate=C):

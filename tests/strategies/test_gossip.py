@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from optdyn.config import ConfigError, default
 from optdyn.strategies.mix.gossip import Neighbours, gossip
 from optdyn.timeline import TimelineError, graphs
-from optdyn.timeline.graphs import DRAWN, GRAPHS, arrivals, graph, matrices, spectral_gap, weights
+from optdyn.timeline.graphs import DRAWN, GRAPHS, arrivals, graph, spectral_gap, weights
 from optdyn.training import driver, trainer
 from optdyn.training.checks import check
 from tests.strategies import nodes
-from tests.strategies.nodes import EACH, RATE, START, STEPS, P, flattened, gradient
+from tests.strategies.nodes import EACH, RATE, START, STEPS, P, flattened, gradient, matrices
 from tests.values import as_experiment
 
 NODES = nodes.NODES
