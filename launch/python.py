@@ -85,7 +85,7 @@ class Method:
                     kept[key] = like(kept[key], default_of(each))
                     if "about" in each.metadata:  # else it is the user's own, of any kind
                         check_field(f"config.strategy.{key}", kept[key], each)
-        object.__setattr__(self, "keys", kept)
+        object.__setattr__(self, "keys", Options(kept))
 
     def __add__(self, other: "Method") -> "Method":
         every, usual = self._values() | other._values(), self._fields() | other._fields()

@@ -254,6 +254,8 @@ def test_values_are_frozen_and_changed_by_copies():
     assert cluster.with_(workers=4).nodes == 2
     with pytest.raises(AttributeError):
         cluster.nodes = 3
+    one, same, other = (base(method=optdyn.asynchronous(groups=g)) for g in (2, 2, 4))
+    assert len({one, same, other}) == 2
     joined = optdyn.daso(wait=0) + optdyn.local()
     assert (joined.name, joined.keys) == ("daso+local", {"wait": 0})
 
