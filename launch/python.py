@@ -151,6 +151,7 @@ class Method:
         Raises `ConfigError` for a setting that cannot be, or whose seconds depend on the model's
         layers, and `TimelineError` for a trace that does not fit.
         """
+        refuse((update_bytes < 0, f"update_bytes = {update_bytes}: must be at least 0"))
         of = Experiment(method=self, cluster=cluster, steps=steps, seed=seed, batch_size=batch_size)
         config = of.parsed()
         check(config)

@@ -236,6 +236,9 @@ BAD = {
     ),
     "config.strategy.period = 'a': must be a whole number": lambda: optdyn.diloco(period="a"),
     "must divide": lambda: optdyn.asynchronous(groups=3).clock(optdyn.Cluster(workers=4), 10),
+    "update_bytes = -8: must be at least 0": lambda: optdyn.sync().clock(
+        optdyn.Cluster(), 10, update_bytes=-8
+    ),
     "config.strategy.groups = 3": lambda: base(method=optdyn.asynchronous(groups=3)).train(),
 }
 
