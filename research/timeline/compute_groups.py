@@ -67,19 +67,18 @@ def make(
         return geometric(seeds.generator(seed, "arrivals"), groups, float(interval), shape)
     bound = staleness_bound if staleness_bound >= 0 else math.inf
     oldest = delay_bound if delay_bound and groups > 1 else math.inf
-    several_arrivals, waiting = several_of
-    limit = allotted or math.inf
+    many, waiting = several_of
+    who, limit = waiting or NOBODY, allotted or math.inf
     waits = bool(waiting) or min(bound, oldest, limit) < math.inf
     if cluster.service == "race":
-        return blank(groups, steps, several_arrivals, waiting, oldest < math.inf)
+        return blank(groups, steps, many, waiting, oldest < math.inf)
     law, stream = partial(service.law, cluster), seeds.number(seed, "arrivals")
     if held:
         worker = held.worker
-        if several_arrivals > 1:
-            worker = held.workers((several_arrivals,), groups)
+        if many > 1:
+            worker = held.workers((many,), groups)
         elif not waits:
             held.has_all(groups)
-        many, who = several_arrivals, waiting or NOBODY
         whole = arrived(held, groups, bound, many, who, worker, oldest, limit < math.inf)
     elif pieces := pieces_of(cluster, merged):
         rng, k = seeds.generator(seed, "arrivals"), cluster.worker_count // groups
@@ -91,7 +90,6 @@ def make(
         whole = synchronous(cluster, steps=count, seed=seed, **sizes)
     elif waits:
         bounds = {"bound": bound, "delay_bound": oldest, "allotted": limit}
-        many, who = several_arrivals, waiting or NOBODY
         whole = several(stream, law(), work, count, many, who, **bounds)
     else:
         whole = arrivals(stream, law(), work, count)
