@@ -31,6 +31,11 @@ def kill(path, workdir, points, delay, text):
     return done
 
 
+def assert_untouched(done):
+    for file, (modified, content) in done.items():
+        assert file.stat().st_mtime_ns == modified and file.read_bytes() == content
+
+
 def test_killed_and_resumed_is_whole(sweeping, tmp_path, rows):
     path = grid_file(tmp_path)
     text = ":2,400"
@@ -40,8 +45,7 @@ def test_killed_and_resumed_is_whole(sweeping, tmp_path, rows):
     workdir = tmp_path / "sweep"
     done = kill(path, workdir, points, delay, text)
     assert sweeping(f"--config={path}{text}", f"--workdir={workdir}")[0] == 0
-    for file, (modified, content) in done.items():
-        assert file.stat().st_mtime_ns == modified and file.read_bytes() == content
+    assert_untouched(done)
     folder = tmp_path / "alone"
     assert_same(rows, workdir, (path, folder, alone(config_of(path, text[1:]), folder)))
 
@@ -55,11 +59,9 @@ def test_killed_at_three_moments_and_resumed_is_whole(sweeping, tmp_path, rows):
     for third in range(3):
         points, delay = 15 * third + moment.randrange(1, 10), moment.uniform(0, 0.2)
         done |= kill(path, workdir, points, delay, text)
-        for file, (modified, content) in done.items():
-            assert file.stat().st_mtime_ns == modified and file.read_bytes() == content
+        assert_untouched(done)
     assert sweeping(f"--config={path}{text}", f"--workdir={workdir}")[0] == 0
-    for file, (modified, content) in done.items():
-        assert file.stat().st_mtime_ns == modified and file.read_bytes() == content
+    assert_untouched(done)
     folder = tmp_path / "alone"
     assert_same(rows, workdir, (path, folder, alone(config_of(path, text[1:]), folder)))
 

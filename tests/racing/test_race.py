@@ -88,16 +88,22 @@ def raced(config, values, workdir, connect):
     return summary, pd.read_csv(workdir / "trace.csv")
 
 
+def replayed(config, values, workdir):
+    """The summary of the simulator's run of the same order; its parameters are the race's."""
+    source = {"cluster.service": "trace", "cluster.trace": str(workdir / "race/trace.csv")}
+    summary = train(as_experiment(config({**values, **source})), workdir / "replay")
+    one, other = vector(workdir / "race"), vector(workdir / "replay")
+    # One program of both halves rounds otherwise than two: 1e-7 of a number an update.
+    assert np.abs(one - other).max() <= 1e-5 * np.abs(one).max()
+    return summary
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_the_simulator_replays_it(config, tmp_path, rows, case):
     summary, trace = raced(config, CASES[case], tmp_path / "race", at_random(3))
     assert summary["status"] == "completed" and len(trace) == 60
-    source = {"cluster.service": "trace", "cluster.trace": str(tmp_path / "race/trace.csv")}
-    again = train(as_experiment(config({**CASES[case], **source})), tmp_path / "replay")
+    again = replayed(config, CASES[case], tmp_path)
     assert again["staleness_histogram"] == summary["staleness_histogram"]
-    one, other = vector(tmp_path / "race"), vector(tmp_path / "replay")
-    # One program of both halves rounds otherwise than two: 1e-7 of a number an update.
-    assert np.abs(one - other).max() <= 1e-5 * np.abs(one).max()
     for mine, theirs in zip(rows(tmp_path / "race"), rows(tmp_path / "replay"), strict=True):
         assert mine["step"] == theirs["step"] and mine["staleness_mean"] == theirs["staleness_mean"]
 
@@ -111,10 +117,7 @@ def test_local_gradients_race_too(config, mnist, tmp_path, values):
     values = {**mnist, **values, "strategy.name": name, "strategy.groups": 3}
     values |= {"model.hidden": (8, 8), "cluster.nodes": 3}
     raced(config, values, tmp_path / "race", at_random(5))
-    source = {"cluster.service": "trace", "cluster.trace": str(tmp_path / "race/trace.csv")}
-    train(as_experiment(config({**values, **source})), tmp_path / "replay")
-    one, other = vector(tmp_path / "race"), vector(tmp_path / "replay")
-    assert np.abs(one - other).max() <= 1e-5 * np.abs(one).max()  # two roundings, as above
+    replayed(config, values, tmp_path)
 
 
 @pytest.mark.parametrize("case", MERGED)
@@ -124,11 +127,10 @@ def test_a_merged_server_races_too(config, mnist, tmp_path, case):
     summary, trace = raced(config, values, tmp_path / "race", at_random(21))
     assert summary["status"] == "completed" and trace["control.batch"].is_unique
     source = {"cluster.service": "trace", "cluster.trace": str(tmp_path / "race/trace.csv")}
-    again = train(as_experiment(config({**values, **source})), tmp_path / "replay")
+    again = replayed(config, values, tmp_path)
     assert again["staleness_histogram"] == summary["staleness_histogram"]
-    one, other = vector(tmp_path / "race"), vector(tmp_path / "replay")
-    assert np.abs(one - other).max() <= 1e-5 * np.abs(one).max()  # two roundings, as above
     if case == "metered":  # and it is not what it would be if those blocks were stale
+        one = vector(tmp_path / "race")
         train(as_experiment(config({**values, **source, "strategy.fresh": ()})), tmp_path / "stale")
         assert np.abs(one - vector(tmp_path / "stale")).max() > 1e-3 * np.abs(one).max()
 

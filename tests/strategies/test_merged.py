@@ -14,6 +14,7 @@ from optdyn.outputs.checkpoints import Checkpoints
 from optdyn.setup import Cluster
 from optdyn.strategies import Event
 from tests.strategies.composed import asynchronous, sync
+from tests.strategies.test_battery import assert_same
 
 STEPS, SLOTS, REPLICAS = 40, 6, 3
 SIZES = {"conv": 3, "dense": 2, "classifier": 4}
@@ -144,14 +145,14 @@ def test_all_fresh_is_synchronous_to_the_bit(optimizer):
     assert drawn.staleness.max() > 3  # which must not matter
     state, outputs = run(strategy, drawn)
     sync_state, sync_outputs = run(synchronous(optimizer), drawn)
-    same((outputs, state.params, state.opt_state), (sync_outputs, *sync_state))
+    assert_same((outputs, state.params, state.opt_state), (sync_outputs, *sync_state))
 
 
 def test_none_fresh_is_asynchronous():
     """To the bit that of the strategy without the argument, which has its own tests."""
     drawn = arrivals(4)
     plain = asynchronous(loss, optimizers.optimizer("sgd", ("learning_rate",)), SLOTS)
-    same(run(made(()), drawn), run(plain, drawn))
+    assert_same(run(made(()), drawn), run(plain, drawn))
 
 
 @every
@@ -225,18 +226,12 @@ def test_the_state_survives_a_checkpoint(tmp_path, fresh):
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(STEPS, state)
         _, restored = checkpoints.restore(state)
-    same(restored, state)
+    assert_same(restored, state)
 
 
 def test_a_fresh_block_that_does_not_exist_is_refused():
     with pytest.raises(ValueError, match=r"'head': one of conv, dense, classifier$"):
         made(("classifier", "head")).init(blocks(X0))
-
-
-def same(one, other):
-    """Same tree, same bits."""
-    assert jax.tree.structure(one) == jax.tree.structure(other)
-    jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
 def close(one, other):

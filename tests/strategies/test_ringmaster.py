@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from optdyn.timeline.arrivals import Work, arrivals
 from optdyn.timeline.several import several
 from optdyn.training import trainer
-from tests.timeline.lines import begins_with
+from tests.timeline.lines import begins_with, same_arrivals
 from tests.timeline.test_slots import versions_read
 from tests.timeline.test_stale_synchronous import LAWS
 from tests.values import as_experiment
@@ -84,10 +84,7 @@ def test_what_nobody_reaches_drops_nothing(law, means, steps, seed):
     line = made(law, means, steps, steps, seed)
     free = arrivals(seed, LAWS[law], Work(np.array(means, float)[:, None]), steps)
     assert not line.choice.dropped.any()
-    np.testing.assert_array_equal(line.worker, free.worker)
-    np.testing.assert_array_equal(line.staleness, free.staleness)
-    # Sums of the same draws, here one by one and there by a cumulative sum.
-    np.testing.assert_allclose(line.seconds, free.seconds, rtol=1e-12)
+    same_arrivals(line, free)
 
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=6, unique=True), *SIZES)

@@ -31,6 +31,13 @@ def arrays(line):
     return line._replace(slots=None)
 
 
+def same_arrivals(line, other):
+    """Two clocks that add up the same draws, each in an order of its own."""
+    np.testing.assert_array_equal(line.worker, other.worker)
+    np.testing.assert_array_equal(line.staleness, other.staleness)
+    np.testing.assert_allclose(line.seconds, other.seconds, rtol=1e-12)
+
+
 def begins_with(long, short):
     """The longer of two timelines begins with the shorter one, to the bit."""
     steps, both = len(short.seconds), (arrays(long), arrays(short))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from optdyn.timeline import TimelineError, service
 from optdyn.timeline.arrivals import Work, arrivals
 from optdyn.timeline.several import WAITING, several
-from tests.timeline.lines import begins_with
+from tests.timeline.lines import begins_with, same_arrivals
 from tests.timeline.test_stale_synchronous import LAWS
 
 drawn = given(
@@ -67,14 +67,8 @@ def test_a_longer_run_begins_with_the_shorter(waiting, law, means, k, steps, see
 @settings(deadline=None)
 @drawn
 def test_one_arrival_without_waiting_is_asynchronous(waiting, law, means, k, steps, seed):
-    line, free = (
-        made("k_batch_async", law, means, 1, steps, seed),
-        arrivals(seed, LAWS[law], Work(np.array(means)[:, None]), steps),
-    )
-    np.testing.assert_array_equal(line.worker, free.worker)
-    np.testing.assert_array_equal(line.staleness, free.staleness)
-    # Sums of the same draws, here one by one and there by a cumulative sum.
-    np.testing.assert_allclose(line.seconds, free.seconds, rtol=1e-12)
+    free = arrivals(seed, LAWS[law], Work(np.array(means)[:, None]), steps)
+    same_arrivals(made("k_batch_async", law, means, 1, steps, seed), free)
 
 
 @settings(deadline=None)

@@ -6,6 +6,7 @@ import pytest
 from optdyn.timeline.arrivals import Work, arrivals
 from optdyn.timeline.service import constant, exponential, is_constant, lognormal
 from optdyn.timeline.shared_cores import shared_cores
+from tests.timeline.lines import same_arrivals
 
 
 def alike(workers, seconds=1.0):
@@ -21,11 +22,7 @@ def test_without_a_server_and_with_cores_enough_it_is_the_clock_of_arrivals(law)
     work = Work(np.array([[1.0], [2.0], [3.0], [0.7]]))
     for cores in (4, np.inf):
         found = shared_cores(3, law, work, 0.0, cores, 400)
-        known = arrivals(3, law, work, 400)
-        np.testing.assert_array_equal(found.worker, known.worker)
-        np.testing.assert_array_equal(found.staleness, known.staleness)
-        # Sums of 400 draws, added in another order.
-        np.testing.assert_allclose(found.seconds, known.seconds, rtol=1e-12)
+        same_arrivals(found, arrivals(3, law, work, 400))
 
 
 @pytest.mark.parametrize("law", [constant(), exponential()])

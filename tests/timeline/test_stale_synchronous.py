@@ -9,7 +9,7 @@ from optdyn.config import default
 from optdyn.timeline import service
 from optdyn.timeline.arrivals import Work, arrivals
 from optdyn.timeline.several import several
-from tests.timeline.lines import begins_with
+from tests.timeline.lines import begins_with, same_arrivals
 from tests.timeline.test_slots import versions_read
 from tests.values import as_experiment
 
@@ -41,12 +41,8 @@ def clocks(timeline, groups):
 @settings(deadline=None)  # a busy machine is not an error
 @drawn
 def test_without_a_bound_nobody_waits(law, means, bound, steps, seed):
-    free = made(law, means, np.inf, steps, seed)
     reference = arrivals(seed, LAWS[law], Work(np.array(means)[:, None]), steps)
-    np.testing.assert_array_equal(free.worker, reference.worker)
-    np.testing.assert_array_equal(free.staleness, reference.staleness)
-    # Sums of the same draws, here one by one and there by a cumulative sum.
-    np.testing.assert_allclose(free.seconds, reference.seconds, rtol=1e-12)
+    same_arrivals(made(law, means, np.inf, steps, seed), reference)
 
 
 @settings(deadline=None)
