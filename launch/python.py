@@ -146,8 +146,8 @@ class Method:
     ) -> "Clock":
         """Who reads and writes which version when, and the simulated seconds. It needs no model.
 
-        `update_bytes` is the size of the parameters, which a message has; of a method that cuts
-        them up or compresses them, that of as many equal arrays of float32 as it has fragments.
+        `update_bytes` is the size of the parameters, float32, and so of a message. A method that
+        cuts or compresses them sees an array for each fragment, all of one size.
         Raises `ConfigError` for a setting that cannot be, or whose seconds depend on the model's
         layers, and `TimelineError` for a trace that does not fit.
         """

@@ -120,7 +120,7 @@ def parts(batch: Tree, count: int) -> Tree:
 
 
 def received(gradient: Gradient) -> Gradient:
-    """The gradient; but of a batch that is a `Message` it is what the message says."""
+    """The gradient of a batch, or the one that it brings where it is a `Message`."""
 
     def given(params: Params, event: Event, batch: Batch | Message) -> tuple[jax.Array, Params]:
         if isinstance(batch, Message):
@@ -133,7 +133,8 @@ def received(gradient: Gradient) -> Gradient:
 def averaged(gradient: Gradient, axis: str, message: bool = False) -> Gradient:
     """The mean of the gradients over the devices of an axis; the loss stays each one's own.
 
-    On real devices all leaves are better one `message`; where the axis is simulated that is a copy.
+    `message` sends all leaves as one: faster on real devices, a needless copy where the axis is
+    simulated.
     """
     sums = all_reduce if message else jax.lax.psum
 

@@ -1,12 +1,10 @@
 """The table of parameter versions that groups have read, one row a slot.
 
-Of it a group sees the row that it had read. Rows are exact, or rounded to bfloat16, and then x_t
-itself is kept beside them. Where they lie in the host's memory, `research/parallel/paged.py` brings
-them.
+A group computes with the row that it read last. Rows are exact, or rounded to bfloat16 with x_t
+kept exactly beside them. `research/parallel/paged.py` fetches rows from the host's memory.
 
-A table is read such that it is not copied when it is written into afterwards (`read_first`): XLA
-reads a row anew wherever it is used, and where such a use might come after the write, it copies the
-whole table at every update.
+`read_first` reads a row before another is written. Otherwise XLA reads it anew wherever it is used,
+and where that might come after the write, it copies the whole table at every update.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,7 +34,7 @@ class State(NamedTuple):
     gradients: Tree = ()  # two of each group, (2, groups, ...), where a table of them is kept
 
     def at(self, slot: Slot) -> Params:
-        """The parameters as a group sees them that had read `slot`."""
+        """The parameters with which a group computes that read `slot`."""
         return self._read(slot, partial(read_first, rows))
 
     @property
@@ -86,12 +84,12 @@ def put(table: Params, slot: Slot, blocks: Params) -> Params:
 
 
 def packed(leaf: jax.Array) -> jax.Array:
-    """Rounded to bfloat16, as integers: to write those XLA converts a whole table on a CPU."""
+    """Rounded to bfloat16, as bits: XLA on a CPU writes bfloat16 by converting the whole table."""
     return jax.lax.bitcast_convert_type(leaf.astype(jnp.bfloat16), BITS)
 
 
 def unpacked(bits: jax.Array, exact: jax.Array) -> jax.Array:
-    """What was rounded, in the dtype of what was not."""
+    """The rounded numbers of `bits`, in the dtype of `exact`."""
     return jax.lax.bitcast_convert_type(bits, jnp.bfloat16).astype(exact.dtype)
 
 

@@ -3,7 +3,7 @@
     cos_j = <g_j, grad_j f> / (|g_j| |grad_j f|)       g_j: local gradient of block j
     W_j = argmin E |y - E y - W' (h_j - E h_j) / s|^2 + lambda |W|^2     s^2 = tr Cov(h_j) / D
 
-cos_j says how nearly a block's local gradient (`strategies/local.py`) points where backpropagation
+cos_j says how nearly a block's local gradient (`local_losses.py`) points where backpropagation
 of the model's own loss f would. W_j is a linear probe: its accuracy says how much of the label y,
 in one-hot form, can be read off the block's features h_j, of D components.
 """

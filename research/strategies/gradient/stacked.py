@@ -1,4 +1,4 @@
-"""Unlike states as equal rows of one array, so that devices of a mesh axis can hold one each."""
+"""States of unlike shapes as rows of one array, so that each device of a mesh axis holds a row."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
