@@ -78,6 +78,22 @@ def test_a_run_has_the_seconds_the_bytes_and_the_staleness(name, tmp_path):
     assert found.epoch_seconds == pytest.approx(found.seconds * 100 / config.batch_size)
 
 
+MEETING = ("model_averaging", "diloco", "slowmo", "eager", "sparseloco", "daso")
+
+
+@pytest.mark.parametrize("name", [*MEETING, "sparta", "demo", "gossip", "diloco+elastic"])
+def test_nobody_hears_a_node_that_is_alone(name, tmp_path):
+    """It logs no bytes but those that its groups say inside it; nor does its price count any."""
+    config = small(name, nodes=1, **TRAINED.get(name, {}))
+    trainer.train(config, tmp_path)
+    said = json.loads((tmp_path / "summary.json").read_text())["sent_bytes"]
+    inside = 0.0
+    if "+" in name:  # of an exchange the six numbers travel there and back
+        inside = 2 * 6 * 4 * trainer.prepare(config).timeline.choice.inner.exchange.sum()
+    assert said == inside
+    assert price.price(config, of_model(config), config.steps).logged_bytes * config.steps == said
+
+
 def test_shares_are_of_the_seconds_of_the_same_update():
     """The slowest of 64 takes 0.96 s in the mean, half of which is waiting, and the ring 7.8 s."""
     draws = np.exp(np.random.default_rng(1).normal(size=(10**4, NODES)) * np.log(1.09) ** 0.5)

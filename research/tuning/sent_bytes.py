@@ -85,6 +85,7 @@ def logged(config: Experiment, shapes: Shapes, choice: Choice, exchanges: float)
         own = _gossiped(choice, size)
     elif methods.mix and (each := methods.mix.sends(shapes.params)):
         own = each.bytes
+    own *= config.cluster.nodes > 1  # nobody hears one that is alone
     if methods.read and methods.read.workers:
         own += 2 * shapes.bytes * exchanges
     elif methods.read and "sent_bytes" in methods.read.info:

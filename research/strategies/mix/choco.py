@@ -18,7 +18,13 @@ import jax.numpy as jnp
 
 from optdyn.basics.trees import Tree
 from optdyn.core import Batch, Event, Info, Params, Rule
-from optdyn.strategies.mix.messages import Compression, neighbours, over_nodes, own_event
+from optdyn.strategies.mix.messages import (
+    Compression,
+    neighbours,
+    over_nodes,
+    own_event,
+    with_sent,
+)
 
 
 class State(NamedTuple):
@@ -50,7 +56,6 @@ def choco(inner: Rule, compression: Compression, senders: str | None = None) -> 
         heard = jax.tree.map(jnp.add, state.heard, mean)
         x = jax.tree.map(lambda x, h, y: x + rate.astype(x.dtype) * (h - y), x, heard, known)
         sent = sum(compression.messages(x)) * (to[node] != node).sum().astype(jnp.float32)
-        info |= {"sent_bytes": sent + info.get("sent_bytes", 0.0)}
-        return State(after.moved_to(x), known, heard, kept), info
+        return State(after.moved_to(x), known, heard, kept), with_sent(info, sent)
 
     return Rule(init, step)

@@ -27,7 +27,7 @@ from optdyn.setup import Setup
 from optdyn.strategies.method import Methods, Mixes, Sends, Setting
 from optdyn.strategies.mix import nodes
 from optdyn.strategies.mix.averaging_clock import every_update
-from optdyn.strategies.mix.messages import over_nodes, own_event, size
+from optdyn.strategies.mix.messages import over_nodes, own_event, size, with_sent
 from optdyn.strategies.shared_fields import FRACTION
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.network import to_all_nodes
@@ -115,8 +115,8 @@ def demo(
             gamma = jnp.asarray(event.hyper["learning_rate"])
             found = [gamma.astype(q.dtype) * jnp.sign(q) for q in found]
         theta = jax.tree.map(jnp.subtract, theta, jax.tree.unflatten(tree_of, found))
-        info |= {"sent_bytes": size(sent) + info.get("sent_bytes", 0.0)}
-        return State(after.moved_to(theta), jax.tree.unflatten(tree_of, kept)), info
+        state = State(after.moved_to(theta), jax.tree.unflatten(tree_of, kept))
+        return state, with_sent(info, size(sent))
 
     return Rule(init, step)
 

@@ -27,7 +27,7 @@ from optdyn.strategies.method import Methods, Mixes, Setting
 from optdyn.strategies.mix import nodes
 from optdyn.strategies.mix.averaging_clock import turns
 from optdyn.strategies.mix.diloco import nesterov
-from optdyn.strategies.mix.messages import over_nodes, own_event, size
+from optdyn.strategies.mix.messages import over_nodes, own_event, size, with_sent
 from optdyn.strategies.shared_fields import OuterMomentum, Periodic
 from optdyn.timeline.base import Meeting, Timeline, undelayed
 from optdyn.timeline.network import between_nodes, broadcast
@@ -71,7 +71,7 @@ def eager(
 
         state = lax.cond(send, met, lambda state: state, state._replace(inner=after))
         sent = jnp.where(send, size(state.theta), 0.0)
-        return state, info | {"sent_bytes": sent + info.get("sent_bytes", 0.0)}
+        return state, with_sent(info, sent)
 
     return Rule(init, step)
 

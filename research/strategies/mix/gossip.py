@@ -37,7 +37,7 @@ from optdyn.setup import Setup
 from optdyn.strategies.method import Methods, Mixes, Network, Setting
 from optdyn.strategies.mix import nodes
 from optdyn.strategies.mix.choco import choco
-from optdyn.strategies.mix.messages import over_nodes, own_event
+from optdyn.strategies.mix.messages import over_nodes, own_event, with_sent
 from optdyn.strategies.mix.model_averaging import ModelAveraging
 from optdyn.strategies.mix.over_graph import COMPRESSED, OverGraph, all_is_sent
 from optdyn.strategies.shared_fields import ABOVE_0, Compressed, OnGraph
@@ -104,8 +104,7 @@ def gossip(inner: Rule, order: str, senders: str | None = None) -> Rule:
         else:
             z = mixed(jax.tree.map(sent, before, after.params))
         own = bytes_of(z) * (to[node] != node).sum().astype(jnp.float32)
-        info |= {"sent_bytes": own + info.get("sent_bytes", 0.0)}
-        return after.moved_to(z), info
+        return after.moved_to(z), with_sent(info, own)
 
     return Rule(inner.init, step)
 

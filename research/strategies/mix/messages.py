@@ -16,7 +16,7 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 
 from optdyn.basics.trees import Tree, bytes_of
-from optdyn.core import Event, Params
+from optdyn.core import Event, Info, Params
 
 
 class Nodes(NamedTuple):
@@ -135,6 +135,12 @@ class Messages(NamedTuple):
 def size(tree: Tree) -> jax.Array:
     """Bytes of the arrays, float32."""
     return jnp.float32(bytes_of(tree))
+
+
+def with_sent(info: Info, sent: jax.Array) -> Info:
+    """The info with the bytes that this node sends beside those inside it; alone it sends none."""
+    own = sent if lax.axis_size("node") > 1 else jnp.zeros_like(sent)
+    return info | {"sent_bytes": own + info.get("sent_bytes", 0.0)}
 
 
 def own_event(event: Event) -> Event:

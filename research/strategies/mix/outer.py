@@ -37,7 +37,7 @@ from jax.typing import ArrayLike
 from optdyn.basics.trees import Hyper, Tree
 from optdyn.core import Apart, Batch, Event, Info, Params, Rule
 from optdyn.strategies.mix.fragments import averaged, cut, join, moments
-from optdyn.strategies.mix.messages import Messages, over_nodes, own_event, size
+from optdyn.strategies.mix.messages import Messages, over_nodes, own_event, size, with_sent
 
 Weights = Callable[[jax.Array], tuple[ArrayLike, ArrayLike]]
 
@@ -123,8 +123,7 @@ class Outer:
         if self.inner_state == "averaged":
             for now, own in zip(self._averages(event), moments(after.opt_state), strict=True):
                 sent += jnp.where(now, size(own), 0.0)
-        info |= {"sent_bytes": sent + info.get("sent_bytes", 0.0)}
-        return state._replace(inner=after), info
+        return state._replace(inner=after), with_sent(info, sent)
 
     def message(self, state: State, fragment: int, blocking: bool) -> jax.Array:
         part = self._parts(state.params)[fragment]

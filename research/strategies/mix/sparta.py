@@ -23,7 +23,7 @@ from optdyn.strategies.method import Methods, Mixes, Sends, Setting
 from optdyn.strategies.mix import nodes
 from optdyn.strategies.mix.averaging_clock import every_update
 from optdyn.strategies.mix.compression import part
-from optdyn.strategies.mix.messages import over_nodes, own_event, size
+from optdyn.strategies.mix.messages import over_nodes, own_event, size, with_sent
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.network import between_nodes
 from optdyn.timeline.service import DRAWN
@@ -47,8 +47,8 @@ def sparta(inner: Rule, share: float, senders: str | None = None) -> Rule:
         means = over_nodes(senders).mean(sent)
         moved = [x.at[at].set(mean) for x, at, mean in zip(flat, chosen, means, strict=True)]
         whole = [x.reshape(leaf.shape) for x, leaf in zip(moved, leaves, strict=True)]
-        info |= {"sent_bytes": size(sent) + info.get("sent_bytes", 0.0)}
-        return after.moved_to(jax.tree.unflatten(tree_of, whole)), info
+        params = jax.tree.unflatten(tree_of, whole)
+        return after.moved_to(params), with_sent(info, size(sent))
 
     return Rule(inner.init, step)
 
