@@ -27,7 +27,6 @@ model.
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import product
 from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,6 +34,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from optdyn.basics.arguments import Parser
+from optdyn.basics.errors import InputError
 from optdyn.basics.files import write_json
 from optdyn.config import usual
 from optdyn.configs.race import WORKERS, bandwidth, tuned_of
@@ -43,6 +43,7 @@ from optdyn.evidence.arms import (
     OUTER,
     PERIOD,
     RATE,
+    STEP,
     Arm,
     at,
     counts,
@@ -190,6 +191,18 @@ def _with_examples(arm: Arm, start: int) -> Arm:
     return Arm(arm.config, {**arm.ladders, BATCH: batches}, {**arm.start, BATCH: start})
 
 
+def setting_of(arm: Arm, items: Sequence[str]) -> Point:
+    """KEY=VALUE of all that is tuned. Raises `InputError` where one is missing or no number."""
+    keys = {RATE, *arm.ladders} - {STEP}
+    given = dict(item.partition("=")[::2] for item in items)
+    if set(given) != keys:
+        raise InputError(f"--setting: must have {', '.join(sorted(keys))}, each KEY=VALUE")
+    try:
+        return {key: (int if key in (BATCH, PERIOD) else float)(given[key]) for key in sorted(keys)}
+    except ValueError as error:
+        raise InputError(f"--setting: {error}") from error
+
+
 def clocks(config: Experiment, updates: int) -> dict[str, float]:
     """Seconds to that many updates, of computing alone, with volunteers, and with their network."""
     parts = {"computing": {**ALIKE, **FREE}, "volunteers": FREE, "network": {}}
@@ -200,21 +213,23 @@ def clocks(config: Experiment, updates: int) -> dict[str, float]:
     return found | {"staleness": float(np.mean(run.timeline.staleness))}
 
 
-def row(study: Study, problem: str, name: str, size: int) -> dict[str, Any]:
-    """An arm at a size: its setting, and median, least and most of what it takes."""
-    arm, target = arm_of(problem, name, size), PROBLEMS[problem].target
-    best = tuned(study, arm, target, "met", "seconds")
-    curves = reported(study, arm, best.point, target)
+def row(study: Study, problem: str, name: str, size: int, given: Point) -> dict[str, Any]:
+    """Median, least and most of what an arm takes at a size; its setting is `given` or searched."""
+    arm, target, said = arm_of(problem, name, size), PROBLEMS[problem].target, {}
+    if not given:
+        best = tuned(study, arm, target, "met", "seconds")
+        given = best.point
+        said = {"interior": best.interior, "tried": best.tried, "range": best.range}
+    curves = reported(study, arm, given, target)
     updates = spread([to_loss(curve, target) for curve in curves])
     each = [to_loss(curve, target, "met") for curve in curves]
     found = {"arm": name, "nodes": size, "updates": updates, "seconds": spread(each), "each": each}
-    found |= {"rate": best.point[RATE], "interior": best.interior, "tried": best.tried}
-    found |= {"momentum": best.point[MOMENTUM], "seeds": len(curves), "range": best.range}
-    found["examples"] = best.point[BATCH] / arm.config.batch_size  # of a node's gradient
-    if PERIOD in best.point:
-        found |= {"outer": best.point[OUTER], "period": best.point[PERIOD]}
+    found |= {"rate": given[RATE], "momentum": given[MOMENTUM], "seeds": len(curves), **said}
+    found["examples"] = given[BATCH] / arm.config.batch_size  # of a node's gradient
+    if PERIOD in given:
+        found |= {"outer": given[OUTER], "period": given[PERIOD]}
     if isfinite(updates[0]):
-        config = at(arm.config, best.point, study.report[0])
+        config = at(arm.config, given, study.report[0])
         found |= clocks(config, max(round(updates[0]), 1))
     return found
 
@@ -234,7 +249,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         rate = f"{of['rate']:.3g}, {of['momentum']:.3g}"
         rate += f", {of['outer']:.3g} outside, every {of['period']}" if "period" in of else ""
         rate += f"; {of['examples']:g} examples" if of.get("examples", 1) > 1 else ""
-        rate += "" if of["interior"] else " (not interior)"
+        rate += "" if of.get("interior", True) else " (not interior)"
         lines.append(f"| {of['arm']} | {of['nodes']:,} | {' | '.join([rate, *cells, *clock])} |")
     return "\n".join(lines)
 
@@ -261,20 +276,27 @@ def main() -> None:
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--choose", type=int, nargs="+", default=[100, 101])
     parser.add_argument("--report", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--setting", nargs="+", default=[], help="KEY=VALUE of one arm; no search")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--out", type=Path, help="the record; WORKDIR/internet.json")
     asked = parser.read()
+    every = [(size, name) for size in asked.sizes for name in asked.arms]
+    try:
+        arms = (arm_of(asked.problem, name, size) for size, name in every)
+        given = [setting_of(arm, asked.setting) if asked.setting else {} for arm in arms]
+    except InputError as error:
+        parser.error(str(error))
     out = asked.out or asked.workdir / "internet.json"
     out.parent.mkdir(parents=True, exist_ok=True)
-    given = asked.workdir, "internet", asked.choose, asked.report, asked.processes
-    with Study(*given, first=LOOK) as study:
+    seeds = asked.choose, asked.report
+    with Study(asked.workdir, "internet", *seeds, asked.processes, first=LOOK) as study:
 
-        def made(size: int, name: str) -> dict[str, Any]:
-            found = row(study, asked.problem, name, size)
+        def made(size: int, name: str, point: Point) -> dict[str, Any]:
+            found = row(study, asked.problem, name, size, point)
             print(table([found]).split("\n")[-1], flush=True)
             return found
 
-        rows = study.map(made, *zip(*product(asked.sizes, asked.arms), strict=True))
+        rows = study.map(made, *zip(*every, strict=True), given)
     said = {"problem": PROBLEMS[asked.problem].what, "target": PROBLEMS[asked.problem].target}
     write_json(out, said | {"choose": asked.choose, "report": asked.report, "rows": rows})
     print(table(rows), against(rows), sep="\n\n")

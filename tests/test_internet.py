@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 
+from optdyn.basics.errors import InputError
 from optdyn.configs import internet
 from optdyn.evidence.arms import PERIOD, counts
 from optdyn.training import memory_checks
@@ -72,3 +73,15 @@ def test_ratios_are_of_seeds_in_pairs_and_of_as_many_nodes():
     rows = [of("synchronous", 8, 4, 6, 8), of("DiLoCo", 8, 2, 3, 4), of("gossip", 64, 1, 1, 1)]
     _, _, line = internet.against(rows).split("\n")
     assert line == "| DiLoCo | 8 | 2 [2, 2] | 3 |"
+
+
+def test_a_setting_that_is_given_has_every_number_of_its_arm():
+    arm = internet.arm_of("quadratic", "decoupled", 8)
+    given = ["batch_size=1", "optimizer.learning_rate=2", "optimizer.momentum=0"]
+    given += ["strategy.outer_momentum=0.3", "strategy.period=8"]
+    found = internet.setting_of(arm, given)
+    assert set(found) == {item.split("=")[0] for item in given}
+    check(arm.config.with_(found))
+    for wrong in (given[1:], [*given, "seed=1"], [*given[:-1], "strategy.period=x"]):
+        with pytest.raises(InputError, match="--setting: "):
+            internet.setting_of(arm, wrong)
