@@ -66,11 +66,6 @@ def pytest_configure(config):
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 
-def pytest_xdist_auto_num_workers():
-    """One more than there are cores: some worker always waits for a process that its test began."""
-    return (os.cpu_count() or 1) + 1
-
-
 @pytest.hookimpl(tryfirst=True)  # before those that are not asked for go by their marks
 def pytest_collection_modifyitems(items):
     for item in items:
