@@ -43,11 +43,11 @@ from optdyn.evidence.arms import (
     OUTER,
     PERIOD,
     RATE,
-    STEP,
     Arm,
     at,
     counts,
     momenta,
+    point,
     reported,
     rung,
     tuned,
@@ -193,12 +193,12 @@ def _with_examples(arm: Arm, start: int) -> Arm:
 
 def setting_of(arm: Arm, items: Sequence[str]) -> Point:
     """KEY=VALUE of all that is tuned. Raises `InputError` where one is missing or no number."""
-    keys = {RATE, *arm.ladders} - {STEP}
+    start = point(arm, [arm.start[key] for key in arm.ladders])
     given = dict(item.partition("=")[::2] for item in items)
-    if set(given) != keys:
-        raise InputError(f"--setting: must have {', '.join(sorted(keys))}, each KEY=VALUE")
+    if set(given) != set(start):
+        raise InputError(f"--setting: must have {', '.join(sorted(start))}, each KEY=VALUE")
     try:
-        return {key: (int if key in (BATCH, PERIOD) else float)(given[key]) for key in sorted(keys)}
+        return {key: type(value)(given[key]) for key, value in start.items()}
     except ValueError as error:
         raise InputError(f"--setting: {error}") from error
 
@@ -207,8 +207,8 @@ def clocks(config: Experiment, updates: int) -> dict[str, float]:
     """Seconds to that many updates, of computing alone, with volunteers, and with their network."""
     parts = {"computing": {**ALIKE, **FREE}, "volunteers": FREE, "network": {}}
     found = {}
-    for name, point in parts.items():
-        run = trainer.prepare(config.with_(point, steps=updates))
+    for name, part in parts.items():
+        run = trainer.prepare(config.with_(part, steps=updates))
         found[name] = float(run.timeline.seconds[-1]) + meeting(run, updates)
     return found | {"staleness": float(np.mean(run.timeline.staleness))}
 
@@ -281,9 +281,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="the record; WORKDIR/internet.json")
     asked = parser.read()
     every = [(size, name) for size in asked.sizes for name in asked.arms]
+    given: list[Point] = [{}] * len(every)
     try:
-        arms = (arm_of(asked.problem, name, size) for size, name in every)
-        given = [setting_of(arm, asked.setting) if asked.setting else {} for arm in arms]
+        if asked.setting:
+            arms = [arm_of(asked.problem, name, size) for size, name in every]
+            given = [setting_of(arm, asked.setting) for arm in arms]
     except InputError as error:
         parser.error(str(error))
     out = asked.out or asked.workdir / "internet.json"
@@ -291,8 +293,8 @@ def main() -> None:
     seeds = asked.choose, asked.report
     with Study(asked.workdir, "internet", *seeds, asked.processes, first=LOOK) as study:
 
-        def made(size: int, name: str, point: Point) -> dict[str, Any]:
-            found = row(study, asked.problem, name, size, point)
+        def made(size: int, name: str, setting: Point) -> dict[str, Any]:
+            found = row(study, asked.problem, name, size, setting)
             print(table([found]).split("\n")[-1], flush=True)
             return found
 

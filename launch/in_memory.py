@@ -18,7 +18,7 @@ import jax
 import numpy as np
 import optax
 
-from optdyn.basics.cache_keys import same, text
+from optdyn.basics.cache_keys import same
 from optdyn.setup import Data, Model, Optimizer
 
 _names = dict[Hashable, str]()
@@ -35,7 +35,7 @@ def name_of(thing: object) -> str:
     if name and getattr(sys.modules.get(module or ""), name, None) is thing:
         return f"{module}:{name}"
     if (what := same(thing)) not in _names:
-        mark = hashlib.sha256(text(thing).encode()).hexdigest()[:6]
+        mark = hashlib.sha256(what[0].encode()).hexdigest()[:6]
         name = held = f"{type(thing).__name__}_{mark}"
         while held in globals():  # of another thing whose difference does not show
             held = f"{name}_{len(_names)}"

@@ -95,13 +95,13 @@ OFTEN = {
     "strategies/test_async_local_sgd.py::test_servers_that_heed_age_owe_what_every_method_owes": (
         "two",
     ),
-    # To the bit as users compile, which `make test-slow` does.
     "strategies/test_dynamic_batch.py::test_the_split_gradient_is_that_of_the_whole_batch": (
         *("shares0-", "shares1-3", "shares4-4"),
     ),
     "strategies/test_dynamic_batch.py::test_every_worker_computes_its_own_examples_in_order": (
         *("shares0-", "shares2-3", "shares4-4", "shares5-1"),
     ),
+    # To the bit as users compile, which `make test-slow` does.
     "strategies/test_fragments.py::test_fragments_that_meet_together_are_one_to_the_bit": (),
     "strategies/test_fragments.py::test_streaming_owes_what_every_method_owes": (
         "model_averaging-test_step",

@@ -7,7 +7,6 @@ are tried by default, 5,000 of `python -m pytest -m slow tests/test_fuzz.py`.
 
 import copy
 import random
-import sys
 import time
 import traceback
 from collections import Counter
@@ -16,7 +15,6 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from absl import flags
 from ml_collections import ConfigDict
 
 from optdyn.basics.errors import InputError
@@ -28,6 +26,7 @@ from optdyn.launch import app
 from optdyn.problem import data
 from optdyn.training import driver, memory_checks, trainer
 from optdyn.training.checks import check
+from tests.own_flags import called
 from tests.values import as_experiment
 
 ROOT = Path(__file__).parent.parent
@@ -256,16 +255,8 @@ def command(monkeypatch, capsys):
     """`command(arguments) -> (exit code, stderr)` of a command that only prepares the run."""
 
     def run(arguments):
-        before = set(flags.FLAGS)
-        monkeypatch.setattr(sys, "argv", ["launch.train", *arguments])
-        try:
-            with pytest.raises(SystemExit) as exited:
-                app.run(checked)
-        finally:
-            for name in set(flags.FLAGS) - before:
-                delattr(flags.FLAGS, name)
-            flags.FLAGS.unparse_flags()
-            sys.modules.pop("config_config", None)  # the config file, as a module
+        with called(monkeypatch, "launch.train", arguments), pytest.raises(SystemExit) as exited:
+            app.run(checked)
         return exited.value.code, capsys.readouterr().err
 
     return run

@@ -8,7 +8,6 @@ import sys
 
 import numpy as np
 import pytest
-from absl.flags import FLAGS
 
 import optdyn
 from optdyn import strategies
@@ -19,6 +18,7 @@ from optdyn.setup import Cluster, Data, Model
 from optdyn.training import trainer
 from optdyn.tuning import price
 from optdyn.tuning.shapes import of_model, of_parameters
+from tests.own_flags import called
 
 STEP, SIZE, NODES = 0.5, 124e6, 64
 FIXED = Cluster(nodes=NODES, service="constant")
@@ -388,14 +388,9 @@ def test_bad_input_is_one_line(call, said):
 def test_the_command(tmp_path, monkeypatch, capsys):
     def ran(*arguments):
         """What `python -m optdyn.launch.price` does, in this process."""
-        before = set(FLAGS)
-        monkeypatch.setattr(sys, "argv", ["optdyn price", *arguments])
         monkeypatch.delitem(sys.modules, command.__name__, raising=False)
-        with pytest.raises(SystemExit) as ended:
+        with called(monkeypatch, "optdyn price", arguments), pytest.raises(SystemExit) as ended:
             runpy.run_module(command.__name__, run_name="__main__")
-        for name in set(FLAGS) - before:
-            delattr(FLAGS, name)
-        FLAGS.unparse_flags()
         return subprocess.CompletedProcess(arguments, ended.value.code, *capsys.readouterr())
 
     out = tmp_path / "prices.json"

@@ -57,10 +57,10 @@ def key(*things: object) -> Key:
 
 def text(thing: object) -> str:
     """What it is and reaches, the same in every process of this version of Python."""
-    return repr([shown for shown, _ in _told(thing)])
+    return same(thing)[0]
 
 
-def same(thing: object) -> Hashable:
+def same(thing: object) -> tuple[str, *tuple[Is, ...]]:
     """Equal for two things that no run of this process tells apart.
 
     That is their text, and the very objects in it of which no more than the kind shows.

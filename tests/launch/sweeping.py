@@ -5,11 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from absl import flags
-
 from optdyn.grid import named, resolve
 from optdyn.launch import app, sweep
 from optdyn.training import trainer
+from tests.own_flags import called
 from tests.values import as_experiment
 
 ROOT = Path(__file__).parent.parent.parent
@@ -37,19 +36,13 @@ def grid_file(folder, text=GRID):
 
 def command(arguments, capsys, monkeypatch, main=sweep.main):
     """(exit code, stdout, stderr) of the command, in this process."""
-    before = set(flags.FLAGS)
-    monkeypatch.setattr(sys, "argv", ["launch.sweep", *map(str, arguments)])
     code = 0
-    try:
-        sweep.define()
-        app.run(main)
-    except SystemExit as exited:
-        code = exited.code
-    finally:
-        for name in set(flags.FLAGS) - before:
-            delattr(flags.FLAGS, name)
-        flags.FLAGS.unparse_flags()
-        sys.modules.pop("config_config", None)  # the config file, as a module
+    with called(monkeypatch, "launch.sweep", arguments):
+        try:
+            sweep.define()
+            app.run(main)
+        except SystemExit as exited:
+            code = exited.code
     printed = capsys.readouterr()
     return code, printed.out, printed.err
 

@@ -20,6 +20,7 @@ from optdyn.config import default, differences, to_json
 from optdyn.launch import app, cli, completion, dry, listing, sources, sweep, train
 from optdyn.launch import registries as registered
 from optdyn.training import trainer
+from tests.own_flags import called
 from tests.values import as_experiment
 
 ROOT = Path(__file__).parents[2]
@@ -37,18 +38,12 @@ def optdyn(monkeypatch, capsys):
     """`optdyn(*arguments)`: (exit code, stdout, stderr) of the command, in this process."""
 
     def run(*arguments):
-        before = set(flags.FLAGS)
-        monkeypatch.setattr(sys, "argv", ["optdyn", *map(str, arguments)])
         code = 0
-        try:
-            cli.main()
-        except SystemExit as exited:
-            code = exited.code or 0
-        finally:
-            for name in set(flags.FLAGS) - before:
-                delattr(flags.FLAGS, name)
-            flags.FLAGS.unparse_flags()
-            sys.modules.pop("config_config", None)  # the config file, as a module
+        with called(monkeypatch, "optdyn", arguments):
+            try:
+                cli.main()
+            except SystemExit as exited:
+                code = exited.code or 0
         printed = capsys.readouterr()
         return code, printed.out, printed.err
 

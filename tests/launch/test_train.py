@@ -13,11 +13,11 @@ from pathlib import Path
 
 import jax
 import pytest
-from absl import flags
 
 from optdyn.configs import quickstart
 from optdyn.launch import app, train
 from optdyn.outputs import history
+from tests.own_flags import called
 from tests.values import as_experiment
 
 CONFIG = Path(__file__).parent.parent.parent / "configs" / "quickstart.py"
@@ -44,16 +44,8 @@ def run(monkeypatch, capsys):
     """`run(arguments) -> (exit code, stderr)` of the command, in this process."""
 
     def run(arguments):
-        before = set(flags.FLAGS)
-        monkeypatch.setattr(sys, "argv", ["launch.train", *map(str, arguments)])
-        try:
-            with pytest.raises(SystemExit) as exited:
-                app.run(train.main)
-        finally:
-            for name in set(flags.FLAGS) - before:
-                delattr(flags.FLAGS, name)
-            flags.FLAGS.unparse_flags()
-            sys.modules.pop("config_config", None)  # the config file, as a module
+        with called(monkeypatch, "launch.train", arguments), pytest.raises(SystemExit) as exited:
+            app.run(train.main)
         return exited.value.code, capsys.readouterr().err
 
     return run
