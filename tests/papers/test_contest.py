@@ -16,6 +16,7 @@ from optdyn.configs.papers import (
     contest_rules,
     contest_rules_again,
     contest_share,
+    asynchronous_and_local_again,
     daso_and_asynchronous_again,
     daso_and_dynamic_batch_again,
 )
@@ -367,7 +368,10 @@ def test_the_settings_of_more_seeds_are_what_the_rules_contest_chose():
     assert best == [contest_rules_again.RULE, contest_rules_again.ARM]
 
 
-@pytest.mark.parametrize("again", [daso_and_dynamic_batch_again, daso_and_asynchronous_again])
+@pytest.mark.parametrize(
+    "again",
+    [daso_and_dynamic_batch_again, daso_and_asynchronous_again, asynchronous_and_local_again],
+)
 def test_the_settings_of_combinations_are_what_their_contests_chose(again):
     record = json.loads((RECORDS / "papers_decided.json").read_text())
     name = again.__name__.rpartition(".")[2].removesuffix("_again")
