@@ -13,10 +13,10 @@ from matplotlib.figure import Figure
 from optdyn.basics.files import finite
 from optdyn.configs import combined, contest, race, slow_network
 from optdyn.configs.papers import (
+    asynchronous_and_local_again,
     contest_rules,
     contest_rules_again,
     contest_share,
-    asynchronous_and_local_again,
     daso_and_asynchronous_again,
     daso_and_dynamic_batch_again,
 )
