@@ -265,13 +265,10 @@ METERED = {"probes.momentum": True, "probes.window": 60, "probes.every": 80}
 OFTEN = ("groups", "shares", "nodes", "daso+local", "stash")
 OWN = [f"{name} {METHODS[name][1][0]}" for name in ("groups", "shares")]
 REAL = [(name, api) for name in OFTEN for api in METHODS[name][1]]
-# The meter makes a second, large program of every run: always tried where groups arrive, shares
-# divide a batch, and nodes have their own; with all others if slow.
-PROBED = {
-    "groups": ("shard_map",),
-    "shares": ("pmap",),
-    "nodes": ("pmap",),
-}
+# The meter makes a second, large program of every run: always tried where groups arrive; where
+# shares divide a batch, nodes have their own, and with all others if slow.
+PROBED = {"groups": ("shard_map",)}
+METERED_STREAMS = {"shares-real": "shares simulated", "nodes pmap": "nodes simulated"}
 # Held whole on every device, and streamed, each device its own.
 STREAMED = {
     "shard_map2": SYNC["shard_map2"],
@@ -339,8 +336,6 @@ def parameters(folder, data_dir):
     for name in OFTEN:
         metered = PROBED.get(name)
         configs |= both(name, METERED if metered else {}, metered=metered)
-    for name in ("shares-real", "nodes pmap"):
-        configs[f"{name} metered streamed"] = STREAMED[name] | METERED | {"data.streaming": True}
     configs["measured"] = MEASURED
     configs["measured streamed"] = MEASURED | {"data.streaming": True}
     configs |= {f"{name} streamed": v | {"data.streaming": True} for name, v in STREAMED.items()}
@@ -381,16 +376,9 @@ def test_versions_in_parts_over_the_devices_are_read_as_whole_ones(parameters):
     np.testing.assert_allclose(found, whole, **CLOSE)
 
 
-@pytest.mark.parametrize(
-    ("real", "simulated"),
-    [
-        *((f"{name} {api}", f"{name} simulated") for name in PROBED for api in PROBED[name]),
-        ("shares-real metered streamed", "shares simulated"),
-        ("nodes pmap metered streamed", "nodes simulated"),
-    ],
-)
-def test_the_momentum_meter_records_the_same(parameters, folder, real, simulated):
-    same_records(folder, real, simulated)
+@pytest.mark.parametrize(("name", "api"), [(n, api) for n in PROBED for api in PROBED[n]])
+def test_the_momentum_meter_records_the_same(parameters, folder, name, api):
+    same_records(folder, f"{name} {api}", f"{name} simulated")
 
 
 @pytest.mark.slow
@@ -400,7 +388,13 @@ def test_all_methods_in_all_idioms(tmp_path, data_dir):
     metered = {name: {} if name in PIPELINES else METERED for name in others}
     configs = {name: both(name, metered[name], SLOW.get(name, ())) for name in others}
     every = {k: v for each in configs.values() for k, v in each.items()}
-    found = train(every, tmp_path, data_dir)
+    streams = {
+        f"{name} streamed": STREAMED[name] | METERED | {"data.streaming": True}
+        for name in METERED_STREAMS
+    }
+    found = train(every | streams, tmp_path, data_dir)
+    for name, simulated in METERED_STREAMS.items():
+        same_records(tmp_path, f"{name} streamed", simulated)
     for method, (simulated, *real) in configs.items():
         for name in real:
             np.testing.assert_allclose(found[name], found[simulated], **CLOSE, err_msg=name)
