@@ -280,6 +280,8 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--out", type=Path, help="the record; WORKDIR/internet.json")
     asked = parser.read()
+    if both := set(asked.choose) & set(asked.report):
+        parser.error(f"--choose, --report: both have {min(both)}; seeds that choose report nothing")
     every = [(size, name) for size in asked.sizes for name in asked.arms]
     given: list[Point] = [{}] * len(every)
     try:

@@ -85,3 +85,13 @@ def test_a_setting_that_is_given_has_every_number_of_its_arm():
     for wrong in (given[1:], [*given, "seed=1"], [*given[:-1], "strategy.period=x"]):
         with pytest.raises(InputError, match="--setting: "):
             internet.setting_of(arm, wrong)
+
+
+def test_a_seed_that_chooses_and_reports_is_refused(monkeypatch, tmp_path, capsys):
+    workdir = tmp_path / "internet"
+    command = ["internet", str(workdir), "--choose", "3", "4", "--report", "2", "3"]
+    monkeypatch.setattr("sys.argv", command)
+    with pytest.raises(SystemExit) as stopped:
+        internet.main()
+    assert stopped.value.code == 2 and not workdir.exists()
+    assert "both have 3" in capsys.readouterr().err

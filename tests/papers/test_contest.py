@@ -19,6 +19,7 @@ from optdyn.configs.papers import (
     contest_share,
     daso_and_asynchronous_again,
     daso_and_dynamic_batch_again,
+    sparse_shares,
 )
 from optdyn.evidence import contest as contested
 from optdyn.evidence import raw
@@ -82,8 +83,10 @@ SMALLER = {of.problem: of for of in (slow_network.TEXT, slow_network.RESNET)}
 for case, of in SMALLER.items():
     made = slow_network.of_smaller(of)
     ENTRIES[f"smaller {case}"] = [*made.opponents.values(), *made.entries.values()]
-for case in combined.CASES:
-    every = combined.of(case)
+for case, every in {
+    "sparse shares": sparse_shares.between(),
+    **{case: combined.of(case) for case in combined.CASES},
+}.items():
     ENTRIES[case] = [*every.opponents.values(), *every.entries.values()]
 
 
