@@ -238,6 +238,16 @@ COMBINATIONS = [
     ({"optimizer.name": "adam", "optimizer.momentum": 0.5}, "optimizer.momentum"),
     ({"optimizer.options": ConfigDict({"b1": 0.5})}, "optimizer.options.b1"),
     ({"optimizer.name": "closed_loop", "strategy.name": "dynamic_batch"}, "strategy.name"),
+    *(
+        (
+            {"optimizer.name": "soap", "cluster.nodes": 4, "cluster.devices_per_node": 4} | own,
+            "optimizer.name = 'soap': must be another where nodes average their optimizers'",
+        )
+        for own in (
+            {"strategy.name": "model_averaging", "strategy.inner_state": "averaged"},
+            {"strategy.name": "des_loc"},
+        )
+    ),
     (
         {"optimizer.name": "closed_loop", "optimizer.options": ConfigDict({"gamma": -1.0})},
         "optimizer: closed_loop cannot be used (gamma -1.0: must be finite",

@@ -117,7 +117,8 @@ def test_explicit_momentum_is_a_lag_of_its_own(config):
     assert lags(steered_to_0) == 2 and not is_plain(steered_to_0)
     assert is_plain(as_experiment(config({"optimizer.momentum": 0.0})))
     adam = {"optimizer.name": "adam", "optimizer.momentum": 0.0}
-    assert lags(as_experiment(config(adam))) == 0  # no polynomial: only raw steps are read
+    for other in (adam, adam | {"optimizer.name": "soap"}):
+        assert lags(as_experiment(config(other))) == 0  # no polynomial: only raw steps are read
 
 
 def test_steering_follows_the_readings(config, tmp_path):

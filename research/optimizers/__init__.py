@@ -33,7 +33,10 @@ __all__ = [
     "arguments",
     "chain",
     "check",
+    "follows_delays",
+    "has_bases",
     "is_fixed",
+    "is_heavy_ball",
     "known",
     "learning_rates",
     "logged",
@@ -102,13 +105,28 @@ def is_fixed(name: str) -> bool:
     return bool(getattr(maker(name), "fixed", False))
 
 
-def options(setup: Setup, groups: int) -> Options:
-    """`config.optimizer.options`, and what an optimizer of `OWN` is told besides.
+def is_heavy_ball(name: str) -> bool:
+    """Whether the optimizer called `name` is v <- g + mu v, x <- x - alpha v."""
+    return name in ("sgd", "closed_loop")
 
-    The closed loop's staleness is the mean of so many groups, g - 1.
+
+def follows_delays(name: str) -> bool:
+    """Whether the optimizer called `name` is told one delay, that of the gradient of an update."""
+    return name == "closed_loop"
+
+
+def has_bases(name: str) -> bool:
+    """Whether the optimizer called `name` keeps bases, of several of which no mean is one."""
+    return name == "soap"
+
+
+def options(setup: Setup, groups: int) -> Options:
+    """`config.optimizer.options`, and the delay where it is told one: the mean of so many groups.
+
+    That is g - 1.
     """
     given = setup.optimizer.options
-    if setup.optimizer.name != "closed_loop":
+    if not follows_delays(setup.optimizer.name):
         return given
     return Options({"staleness": groups - 1} | given)
 

@@ -317,8 +317,9 @@ def _check_optimizer(config: Experiment) -> None:
         set_already = key in ("learning_rate", "momentum")
         refuse((set_already, f"{where} set config.optimizer.{key} instead"))
     _check_chain(config)
-    if name in optimizers.OWN:
-        wanted = f"one of {', '.join(map(repr, _simple()))}"
+    if optimizers.follows_delays(name):
+        wanted = f"one of {', '.join(map(repr, _simple()))} with config.optimizer.name = {name!r}, "
+        wanted += "which is told the delay of an update's one gradient"
         require(config, "strategy.name", lambda v: strategies.chosen(v).simple, wanted)
     more = config.optimizer.options or config.optimizer.chain
     refuse(

@@ -203,7 +203,7 @@ def is_plain(config: Experiment) -> bool:
 def lags(config: Experiment) -> int:
     """Terms of heavy-ball SGD on these groups; 0 for optimizers that have no such polynomial."""
     optimizer = config.optimizer
-    if optimizer.name not in ("sgd", *optimizers.OWN):
+    if not optimizers.is_heavy_ball(optimizer.name):
         return 0
     if optimizer.options or optimizer.chain:
         return 0

@@ -6,8 +6,11 @@ import numpy as np
 import optax
 import pytest
 
+import optdyn as od
 from optdyn.optimizers import known, logged, optimizer
 from optdyn.optimizers.soap import soap
+from optdyn.training import driver, trainer
+from optdyn.training.run import batches_of
 
 STEPS, RATE, B1, B2, EPS, EVERY = 30, 0.05, 0.9, 0.95, 1e-8, 7
 SHAPES = {"matrix": (3, 4), "kernel": (2, 2, 3), "vector": (5,)}
@@ -102,3 +105,37 @@ def test_it_is_an_optimizer_by_name():
     assert logged(after) == {}
     with pytest.raises(ValueError, match="every 0: must be at least 1"):
         soap(0.1, every=0)
+
+
+def test_nodes_that_train_by_themselves_have_bases_of_their_own():
+    """Linear regression on two nodes that average after three updates, against one SOAP a node."""
+    data = {"x": RNG.normal(size=(40, 3)), "y": RNG.normal(size=(40, 2))}
+    model = (lambda key, x: {"w": jnp.ones((3, 2)) / 2}, lambda params, x: x @ params["w"])
+    run = trainer.prepare(
+        od.Experiment(
+            model=model,
+            data={"train": data, "test": data},
+            loss=lambda outputs, batch: ((outputs - batch["y"]) ** 2).sum(axis=-1),
+            optimizer=od.optimizer("soap", learning_rate=RATE, every=2),
+            method=od.model_averaging(period=3),
+            cluster=od.Cluster(nodes=2),
+            batch_size=8,
+            steps=4,
+        ).parsed()
+    )
+    state, _ = run.program.advance(*driver.first(run, 4))
+
+    made, starts = soap(RATE, every=2), [jnp.ones((3, 2)) / 2] * 2
+    nodes = [(x, made.init(x)) for x in starts]
+    for t, chosen in enumerate(batches_of(run)(0, 4).reshape(4, 2, 4)):
+        for i, (x, own) in enumerate(nodes):
+            rows, targets = data["x"][chosen[i]], data["y"][chosen[i]]
+            step, own = made.update(rows.T @ (rows @ x - targets) / 2, own)
+            nodes[i] = x + step, own
+        if t == 2:
+            nodes = [((nodes[0][0] + nodes[1][0]) / 2, own) for _, own in nodes]
+    mean = (nodes[0][0] + nodes[1][0]) / 2  # all meet after the last update
+    found = state.every["model"]["tree"]["w"]
+    np.testing.assert_allclose(found, np.stack([mean, mean]), rtol=0, atol=1e-5)
+    left = state.state.inner.opt_state.bases[0].left
+    assert np.abs(left[0] - left[1]).max() > 0.1

@@ -86,7 +86,8 @@ REFUSED = {
     "cluster.pieces: ": {"cluster.pieces.conv_compute": 1.0},
     "cluster.service = 'geometric': must be one of": {"cluster.service": "geometric"},
     "replicas.count: replicas are recorded": {"replicas.count": 2},
-    "strategy.name = 'elastic': must be one of": {"optimizer.name": "closed_loop"},
+    "strategy.name = 'elastic': must be one of 'sync', 'asynchronous', 'ringmaster' with config."
+    "optimizer.name = 'closed_loop', which is told": {"optimizer.name": "closed_loop"},
 }
 
 

@@ -19,7 +19,8 @@ import numpy as np
 import optax
 from jax import lax
 
-from optdyn.basics.errors import ConfigError
+from optdyn import optimizers
+from optdyn.basics.errors import ConfigError, refuse
 from optdyn.basics.fields import field
 from optdyn.core import Rule
 from optdyn.setup import Setup
@@ -132,6 +133,14 @@ class ModelAveraging(Mixes, Periodic, Fragmented, Compressed):
 
     def check(self, setup: Setup, methods: Methods) -> None:
         nodes.check(setup, methods)
+        name = setup.optimizer.name
+        refuse(
+            (
+                self.state_where_met == "averaged" and optimizers.has_bases(name),
+                f"config.optimizer.name = {name!r}: must be another where nodes average their "
+                "optimizers' states, as the mean of several bases is none",
+            )
+        )
         if not setup.cluster.presence:
             return
         more = [key for key in ("delay", "mixing", "compression") if getattr(self, key)]
