@@ -46,7 +46,7 @@ def ran(to, order, rates=RATE, momentum=0.6):
 def push_sum(to, order, rates=RATE, momentum=0.6, stand=None):
     """(STEPS, NODES, P) z and (STEPS, P) sums of x: the paper's own x, w and z.
 
-    Who stands where another does makes no update, and has what that one has heard.
+    Who stands where another does makes no update, and has what that one has after it.
     """
     stand = np.tile(np.arange(NODES), (STEPS, 1)) if stand is None else stand
     p = [np.zeros((NODES, NODES)) for _ in to]
@@ -64,7 +64,7 @@ def push_sum(to, order, rates=RATE, momentum=0.6, stand=None):
         moved = np.where(away[:, None], 0.0, -rates[t] * velocity)
         heard = mix @ x if order == "combine" else mix @ (x + moved)
         x, w = heard + (moved if order == "combine" else 0.0), mix @ w
-        x[away] = w[away, None] * (heard / w[:, None])[stand[t, away]]
+        x[away] = w[away, None] * (x / w[:, None])[stand[t, away]]
         history.append(x / w[:, None])
         sums.append(x.sum(0))
     return np.array(history), np.array(sums)

@@ -67,8 +67,8 @@ def gossip(inner: Rule, order: str, senders: str | None = None) -> Rule:
 
     `event.choice` is `Neighbours`, the same on all nodes but for what is `inner` there. With its
     `senders` a node takes the mean of their messages, and no row of P has an entry for every node;
-    sums are in another order. With its `stand` who is away has the row of R of another, and makes
-    no update.
+    sums are in another order. With its `stand` who is away makes no update, and has after it what
+    another has.
     """
     gather = over_nodes(senders).gather
     early = order == "combine"
@@ -76,15 +76,14 @@ def gossip(inner: Rule, order: str, senders: str | None = None) -> Rule:
     def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
         node, choice, before = lax.axis_index("node"), event.choice, state.params
         after, info = inner.step(state, own_event(event), batch)
-        to, w, i = choice.to, choice.weight, node
-        if choice.stand is not None:
-            i = choice.stand[node]
-            after = jax.tree.map(partial(jnp.where, i == node), after, state)
+        to, w, stand = choice.to, choice.weight, choice.stand
+        if stand is not None:
+            after = jax.tree.map(partial(jnp.where, stand[node] == node), after, state)
         if choice.senders is not None:
-            others = choice.senders[i]
+            others = choice.senders[node]
             heard = w[others] / to.shape[1]
         else:
-            others, heard = slice(None), (to == i).mean(axis=1) * w  # P_ij w_j of this row i
+            others, heard = slice(None), (to == node).mean(axis=1) * w  # P_ij w_j of this row i
         row = heard / heard.sum()
 
         def mixed(tree: Params) -> Params:  # in float32, which accelerators would cut
@@ -103,6 +102,8 @@ def gossip(inner: Rule, order: str, senders: str | None = None) -> Rule:
             z = jax.tree.map(added, mixed(before), before, after.params)
         else:
             z = mixed(jax.tree.map(sent, before, after.params))
+        if stand is not None:
+            z = jax.tree.map(lambda every: every[stand[node]], gather(z))
         own = bytes_of(z) * (to[node] != node).sum().astype(jnp.float32)
         return after.moved_to(z), with_sent(info, own)
 
