@@ -91,16 +91,20 @@ def test_who_has_no_part_in_a_meeting_takes_over_what_the_others_agree_on(name):
     """Against the reference, whose nodes send as many times as much as their part says."""
     rng = np.random.default_rng(0)
     counts = rng.permuted(np.tile(np.arange(NODES) < NODES - 1, (STEPS, 1)), axis=1)
+    counts[-1] = np.arange(NODES) == 1  # who is alone at the last one
     part = (counts * NODES / counts.sum(1, keepdims=True)).astype(np.float32)
     send = turns(STEPS, 4, 1, 0).send[:, 0]
     some = meetings(name)._replace(present=part)
-    states, _ = nodes.ran(made(name), nodes.events(some, RATE, 0.6))
+    states, sent = nodes.ran(made(name), nodes.events(some, RATE, 0.6))
     parts = iter(part[send].ravel())
     message = lambda v: (next(parts) * v, 0.0)  # noqa: E731
     expected = reference(send, rule(name, RATE), RATE, 0.6, message=message)
     np.testing.assert_allclose(flattened(states.params), expected, **CLOSE)
     all_meet = reference(send, rule(name, RATE), RATE, 0.6)
     assert np.abs(expected - all_meet).max() > 1e-2
+    # In the mean of the nodes; who is away sends nothing, and nobody hears who is alone.
+    here = counts.sum(1) * (counts.sum(1) > 1)
+    np.testing.assert_allclose(sent, send * 4 * nodes.P * here / NODES, rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["diloco", "slowmo"])

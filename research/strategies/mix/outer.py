@@ -241,8 +241,11 @@ class Outer:
 
 
 def _peers(event: Event) -> ArrayLike:
-    """How many messages a node sends: one to all, or one to each of its neighbours."""
-    if event.choice.to is None:
+    """How many messages a node sends: one to all who are there, or one to each neighbour."""
+    node, choice = lax.axis_index("node"), event.choice
+    if choice.to is not None:
+        return (choice.to[node] != node).sum().astype(jnp.float32)
+    if choice.present is None:
         return 1
-    node = lax.axis_index("node")
-    return (event.choice.to[node] != node).sum().astype(jnp.float32)
+    part = choice.present[node]  # 0 of who is away, P of who is there alone
+    return ((part > 0) & (part < lax.axis_size("node"))).astype(jnp.float32)
