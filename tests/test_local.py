@@ -111,6 +111,15 @@ def test_a_head_that_cannot_be_shared(local, tmp_path):
     assert not (tmp_path / "none").exists()
 
 
+def test_a_head_is_shared_by_groups_that_end_alike(local):
+    """However the blocks inside them end."""
+    values = {"model.name": "mlp", "model.hidden": (9, 8, 7, 8), "strategy.shared_heads": True}
+    for variant in ("chunked", "backprop"):
+        config = as_experiment(local(values | {"strategy.variant": variant}))
+        names = set(trainer.prepare(config).params)
+        assert names == {"classifier", *(f"hidden{k}" for k in range(4))}
+
+
 def test_variants_start_from_the_same_trunk(local):
     params = [
         trainer.prepare(as_experiment(local({"strategy.variant": v}))).params

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from optdyn.config import default
+from optdyn.config import ConfigError, default
 from optdyn.problem import problem
 from optdyn.problem.models.quadratic import curvatures
 from tests.values import as_experiment, as_model
@@ -81,6 +81,20 @@ def test_a_uniform_guess_loses_log_classes():
         params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         # A logarithm in float32.
         assert float(jax.jit(made.loss)(params, BATCH)) == pytest.approx(np.log(CLASSES), rel=1e-6)
+
+
+@pytest.mark.parametrize("channels", [(2,), (2, 2)])
+def test_images_too_small_for_convolutions_are_refused_in_a_line(channels):
+    """5 x 5 and pooling leave (n - 4) / 2 pixels a side, so n = 6 one and n = 16 six."""
+    made = problem.make(as_model(config(name="cnn", channels=channels, hidden=()).model), CLASSES)
+    least = {1: 6, 2: 16}[len(channels)]
+    some = {
+        side: {"image": np.zeros((1, side, 9 + side, 1), np.uint8), "label": np.zeros(1, np.int32)}
+        for side in (least - 1, least)
+    }
+    problem.check(made, some[least], CLASSES)
+    with pytest.raises(ConfigError, match=r"cannot be .* 5 x \d+ pixels: must be at least 6 x 6"):
+        problem.check(made, some[least - 1], CLASSES)
 
 
 @pytest.mark.parametrize("noise", [0.0, 2.0])

@@ -10,10 +10,11 @@ from optdyn.problem.models.convolution import Conv, each, max_pool
 from optdyn.problem.models.mlp import mlp
 
 WINDOW = (5, 5)
+SMALLEST = 6  # pixels a side, of which a window and a pooling leave one
 
 
 class ConvPool(nn.Module):
-    """(B, H, W, C) -> (B, (H - 4) / 2, (W - 4) / 2, channels).
+    """(B, H, W, C) -> (B, (H - 4) / 2, (W - 4) / 2, channels). ValueError for less than a pixel.
 
     ReLU after pooling: the same function as before it, on a quarter of the numbers.
     """
@@ -24,6 +25,12 @@ class ConvPool(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
+        height, width = x.shape[1:3]
+        if min(height, width) < SMALLEST:
+            raise ValueError(
+                f"{height} x {width} pixels: must be at least {SMALLEST} x {SMALLEST} before each "
+                "of config.model.channels"
+            )
         conv = Conv(self.channels, WINDOW, dtype=self.dtype, lowering=self.lowering)
         return nn.relu(max_pool(conv(x)))
 

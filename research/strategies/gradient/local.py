@@ -160,10 +160,10 @@ class Local(Gradients, MicroBatches):
         if self.shared_heads:
             through = partial(base.activations, whole.blocks)
             hs = jax.eval_shape(through, params, whole.input(examples))
-            if any(h.shape != hs[-2].shape for h in hs[1:-1]):
+            if any(hs[end].shape != hs[-2].shape for _, end in self.over(len(hs) - 2)):
                 raise ConfigError(
-                    "config.strategy.shared_heads: the blocks of this model have outputs of "
-                    "different shapes, which one head cannot take"
+                    "config.strategy.shared_heads: the groups of this model's blocks end in "
+                    "outputs of different shapes, which one head cannot take"
                 )
         made, _ = costs(self, setup, network)
         return {
