@@ -87,6 +87,8 @@ def _metrics(given: Any) -> Any:
 
 def chain(given: Any) -> Any:
     """The transforms of a chain by names: of optax's transformations and of functions their own."""
+    if isinstance(given, optax.GradientTransformation):  # which is a tuple, too
+        return (_named(given),)
     return tuple(map(_named, given)) if isinstance(given, (tuple, list)) else given
 
 

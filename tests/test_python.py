@@ -18,6 +18,7 @@ from optdyn.basics.errors import ConfigError
 from optdyn.config import default, parse
 from optdyn.dynamics.moments import FEWEST
 from optdyn.launch import in_memory
+from optdyn.training import trainer
 from tests.values import as_experiment
 
 
@@ -126,6 +127,34 @@ class Line(nn.Module):
         return nn.Dense(1, use_bias=False, kernel_init=nn.initializers.zeros)(x)
 
 
+def test_an_optax_optimizer_may_be_of_this_models_parameters_alone():
+    """Labels in the form of the parameters, as of a layer that is kept as it is."""
+    model = optdyn.Model("mlp", hidden=(4,))
+    start = trainer.prepare(base(model=model).parsed()).params
+    labels = {name: jax.tree.map(lambda _, n=name: n, own) for name, own in start.items()}
+    each = {"hidden0": optax.sgd(0.1), "classifier": optax.set_to_zero()}
+    chosen = base(model=model, optimizer=optax.multi_transform(each, labels), steps=2)
+    params = chosen.train().params
+    moved = {
+        name: max(np.abs(a - b).max() for a, b in zip(*map(jax.tree.leaves, of), strict=True))
+        for name, of in ((name, (start[name], params[name])) for name in labels)
+    }
+    assert moved["hidden0"] > 1e-3 and moved["classifier"] == 0
+    other = optax.multi_transform(each, {"hidden1": "hidden0"})
+    with pytest.raises(ConfigError, match=r"cannot be used .*1 child keys hidden1"):
+        base(model=model, optimizer=other).train()
+    # Where blocks have optimizers of their own, each is asked.
+    by_block = chosen.with_(method=optdyn.local(), cluster=optdyn.Cluster(service="constant"))
+    with pytest.raises(ConfigError, match=r"cannot be used .*2 child keys"):
+        by_block.train()
+
+
+def test_a_chain_may_be_one_transformation():
+    """Which is a tuple, too, but of functions."""
+    clip = optax.clip_by_global_norm(0.1)
+    assert optdyn.sgd(chain=clip).chain == optdyn.sgd(chain=[clip]).chain
+
+
 def test_modules_functions_arrays_losses_and_optimizers_of_ones_own():
     """A module and the same as two functions, by SGD of optax and by a traced rate: one result."""
     rng = np.random.default_rng(0)
@@ -194,7 +223,6 @@ def test_metrics_and_transforms_of_a_chain_may_be_things_themselves():
 def test_ones_own_loop_over_rule_and_clock_makes_the_floats_of_the_trainer():
     """Of the same batches: twenty lines, which the pages show."""
     chosen = base(method=optdyn.asynchronous(groups=4), steps=30, batch_size=2)
-    from optdyn.training import trainer
     from optdyn.training.run import batches_of
 
     run = trainer.prepare(as_experiment(chosen.config()))

@@ -100,7 +100,9 @@ def prepare(
     first = events(config, replicas=replicas)
     with shared_data.COMPILE_LOCK:
         compiled = program.make(config, data.classes, first.slots)
-    optimizers.check(config, config.methods.groups, params)
+    alone = config.methods.servers(network.problem)  # blocks, each with an optimizer
+    for part in params.values() if alone else (params,):
+        optimizers.check(config, config.methods.groups, part)
     memory_checks.of_state(config, compiled.rule, params, first.slots)
     hypers = program.hypers(config)
     run = Run(config, data, epoch, first, events, compiled, params, report, hypers)
