@@ -67,7 +67,23 @@ class Presence:
                 return now < self.left
             self.left[again] = self.back[again] + self._rng.exponential(self._presence, again.size)
             self.back[again] = self.left[again] + self._rng.exponential(self._absence, again.size)
-        raise TimelineError(
+        raise self._too_often()
+
+    def first_to_stay(self, seconds: np.ndarray) -> tuple[int, float]:
+        """The first to be back that then stays for its `seconds`, (nodes,), and when it is back.
+
+        Raises `TimelineError` where nobody does in a large number of turns.
+        """
+        every = np.arange(len(seconds))
+        for _ in range(TURNS):
+            one, start = int(self.back.argmin()), float(self.back.min())
+            self.at(np.where(every == one, start, -np.inf))
+            if start + seconds[one] < self.left[one]:
+                return one, start
+        raise self._too_often()
+
+    def _too_often(self) -> TimelineError:
+        return TimelineError(
             f"config.cluster.presence = {self._presence:g}: nodes come and go {TURNS:,} times from "
             "one meeting to the next, and must be there for longer"
         )

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import optdyn
 from optdyn import strategies
 from optdyn.basics import seeds
 from optdyn.config import ConfigError, default
@@ -146,13 +147,29 @@ def test_nobody_waits_for_who_is_away():
         done = since + (t - before) * update
         whole = there & (done < every.left)
         found.append(whole.sum())
-        if not whole.any():  # the first to be back does its part again
-            whole[every.back.argmin()] = True
-            done += every.back.min() - since
+        while not whole.any():  # the first to be back for long enough does its part again
+            back, start = every.back.argmin(), every.back.min()
+            every.at(np.where(np.arange(4) == back, start, -np.inf))
+            done = start + (t - before) * update
+            whole[back] = done < every.left[back]
         np.testing.assert_allclose(part[t], 4 * whole / whole.sum(), rtol=1e-6)
         assert line.seconds[t] == pytest.approx(done)
         since, there = line.seconds[t], every.at(line.seconds[t])
     assert set(found) >= {0, 1, 2} and (np.diff(line.seconds) >= 0).all()
+
+
+@pytest.mark.parametrize("period", [1, 4])
+def test_a_node_must_be_there_for_all_its_part_of_a_meeting(period):
+    """A lone one begins again and again: (e^(T / P) - 1) (P + A) seconds for T, memoryless."""
+    parts, seconds, presence, absence = 8000, 1.5 * period, 4.0, 1.0
+    method = optdyn.model_averaging(period=period)
+    one = Cluster(service="constant", seconds_per_example=1.5, presence=presence, absence=absence)
+    line = method.clock(one, parts * period, batch_size=1)
+    expected = (np.exp(seconds / presence) - 1) * (presence + absence)
+    # A part's deviation is less than twice its mean: 2 % of that of 8,000.
+    assert line.seconds[-1] / parts == pytest.approx(expected, rel=0.06)
+    with pytest.raises(TimelineError, match=r"presence = .* must be there for longer"):
+        method.clock(one.with_(presence=seconds / 20), parts, batch_size=1)
 
 
 @pytest.mark.parametrize("presence", [2.0, 8.0, 30.0])

@@ -65,8 +65,8 @@ def clock(of: Averages, setting: Setting, methods: Methods) -> Timeline:
 
     Who comes and goes (`config.cluster.presence`) has a part in a meeting if it was there all the
     time since the one before. Nobody waits for the others; who is there when it ends goes on from
-    what was agreed, like all. Where all were lost, the first to be back does its part again, and
-    the updates since the meeting before are those that it then does.
+    what was agreed, like all. Where all were lost, the first to be back for long enough does its
+    part again, and the updates since the meeting before are those that it then does.
     """
     setup, steps = setting.setup, setting.setup.steps
     within = inside(setting, methods)(steps)
@@ -115,7 +115,8 @@ def _seconds(
         if there:
             counts &= now < there.left
             if not counts.any() and meeting.send[t].any():
-                back, late = there.back.argmin(), there.back.min() - since
+                back, start = there.first_to_stay(now - since)
+                late = start - since
                 seconds[t - len(apart) : t] = [own[back] + late for own in apart]
                 counts[back], first, now = True, first + late, now + late
                 apart = [own + late for own in apart]
