@@ -1,5 +1,7 @@
 """Clusters all over the earth: its geometry, its links, its hours, and who is there when."""
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -198,6 +200,7 @@ REFUSED = [
     ("model_averaging", {"server_bandwidth": 1.0}, {}, "cluster.server_bandwidth"),
     ("model_averaging", {"regions": 2, "latencies": ((0.0, 1.0), (1.0, 0.0))}, {}, "regions"),
     ("daso", {"presence": 1.0}, {}, "cluster.presence"),
+    ("des_loc", {"presence": 1.0}, {}, "cluster.presence: 'des_loc' does"),
     ("daso", {"regions": 3}, {}, "cluster.regions"),
     ("asynchronous", {"diurnal": 1.0}, {}, "cluster.diurnal"),
     ("asynchronous", {"presence": 1.0}, {"staleness_bound": 1}, "cluster.presence"),
@@ -213,6 +216,19 @@ def test_what_no_clock_knows_is_refused(name, cluster, strategy, said):
     config.cluster.update(cluster)
     config.strategy.update(strategy)
     with pytest.raises(ConfigError, match=said):
+        check(as_experiment(config))
+
+
+def test_a_refusal_names_methods_that_are_not_refused():
+    config = default()
+    config.strategy.name, config.cluster.nodes = "sync", 2
+    config.cluster.presence = config.cluster.absence = 9.0
+    with pytest.raises(ConfigError) as refused:
+        check(as_experiment(config))
+    named = re.findall(r"'(\w+)'", str(refused.value).partition("config.strategy.name")[2])
+    assert {"gossip", "diloco"} <= {*named}
+    for name in named:
+        config.strategy.name = name
         check(as_experiment(config))
 
 

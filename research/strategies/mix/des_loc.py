@@ -18,7 +18,7 @@ from optdyn.basics.errors import ConfigError
 from optdyn.basics.fields import field
 from optdyn.setup import Setup
 from optdyn.strategies.method import Methods
-from optdyn.strategies.mix.model_averaging import ModelAveraging
+from optdyn.strategies.mix.model_averaging import ALWAYS_THERE, ModelAveraging
 from optdyn.timeline.base import Meeting
 
 
@@ -32,6 +32,7 @@ class DesLoc(ModelAveraging):
     )
 
     over_graphs = False
+    cluster = ALWAYS_THERE
 
     @property
     def cycle(self) -> int:

@@ -34,6 +34,8 @@ from optdyn.timeline.base import Meeting, Timeline
 from optdyn.timeline.service import DRAWN
 
 MERGINGS = ("mix", "correct")
+# Of the cluster's keys (`method.OPTIONAL`), those that the clock knows of nodes that never leave.
+ALWAYS_THERE = ("overlap", "speeds", "latencies", "bandwidths", "regions", "diurnal")
 
 
 @dataclass(frozen=True)
@@ -65,10 +67,7 @@ class ModelAveraging(Mixes, Periodic, Fragmented, Compressed):
     )
 
     laws = DRAWN
-    cluster = (
-        *("overlap", "speeds", "latencies", "bandwidths"),
-        *("regions", "diurnal", "presence"),
-    )
+    cluster = (*ALWAYS_THERE, "presence")
     info = ("sent_bytes",)
     over_graphs: ClassVar[bool] = True  # its mean may be one of neighbours
     # Fields that the outer optimizer is given at every update, with the values that are the mean.

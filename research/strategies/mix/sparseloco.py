@@ -17,14 +17,14 @@ from types import MappingProxyType
 import jax
 import optax
 
-from optdyn.basics.errors import ConfigError, one_of
+from optdyn.basics.errors import one_of
 from optdyn.basics.fields import field
 from optdyn.basics.trees import Array, Params, Tree
 from optdyn.setup import Setup
 from optdyn.strategies.method import Methods
 from optdyn.strategies.mix import compression
 from optdyn.strategies.mix.messages import Compression
-from optdyn.strategies.mix.model_averaging import ModelAveraging
+from optdyn.strategies.mix.model_averaging import ALWAYS_THERE, ModelAveraging
 from optdyn.strategies.mix.quantized import numbers
 from optdyn.strategies.shared_fields import FRACTION, OuterRate
 
@@ -51,6 +51,7 @@ class SparseLoCo(ModelAveraging, OuterRate):
         0.95, "sparseloco: beta, what is kept of an error until the next message.", **FRACTION
     )
 
+    cluster = ALWAYS_THERE  # nobody says what the errors of those who are away become
     over_graphs = False  # messages are differences from a theta that all nodes have
     mean = MappingProxyType({"outer_learning_rate": 1.0, "error_decay": 1.0})
 
@@ -64,11 +65,6 @@ class SparseLoCo(ModelAveraging, OuterRate):
     def check(self, setup: Setup, methods: Methods) -> None:
         super().check(setup, methods)
         one_of("config.strategy.compression of sparseloco", self.compression, ("", "top_k"))
-        if setup.cluster.presence:
-            raise ConfigError(
-                "config.cluster.presence: must be 0 with config.strategy.name = 'sparseloco', as "
-                "nobody says what the errors of those who are away become"
-            )
 
     def why_no_overlap(self) -> str:
         return "sends the largest numbers of an array only"
