@@ -67,7 +67,7 @@ class ModelAveraging(Mixes, Periodic, Fragmented, Compressed):
     )
 
     laws = DRAWN
-    cluster = (*ALWAYS_THERE, "presence")
+    cluster: ClassVar[tuple[str, ...]] = (*ALWAYS_THERE, "presence")
     info = ("sent_bytes",)
     over_graphs: ClassVar[bool] = True  # its mean may be one of neighbours
     # Fields that the outer optimizer is given at every update, with the values that are the mean.
