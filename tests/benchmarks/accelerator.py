@@ -14,7 +14,9 @@ Every part is a process, so that none has the memory or the failures of another,
 peak of its memory. On a CPU all sizes are small: what counts there is that it runs. Utilization is
 the model's own operations (`research/problem/costs.py`: no recomputing, attention in full) over the
 seconds of an update and the device's published peak (`peaks.py`); where none is known, as of a CPU,
-over the rate of a product of matrices that is measured beside it, and the table says so.
+over the rate of a product of matrices that is measured beside it, and the table says so. What is
+wanted is what others reach on an H200 or near it: llm.c 41 % and torch.compile 37 % with the
+transformer, the best of an A100 19.5 % with ResNet-50.
 `--only=hand,grid` takes some parts.
 """
 
@@ -72,8 +74,10 @@ def hand() -> Iterator[Row]:
         yield {"what": f"{model}, seconds over by hand", **ratio, "wanted": "<= 1.03"}
 
 
-def utilization(config: ConfigDict, batches: list[int], updates: int, wanted: str) -> Iterator[Row]:
-    """Of the largest batch that fits."""
+def utilization(
+    config: ConfigDict, batches: list[int], updates: int, wanted: str, rate: str = ""
+) -> Iterator[Row]:
+    """Of the largest batch that fits; of both that are wanted one is enough."""
     for batch in batches:
         config.batch_size = batch
         try:
@@ -90,7 +94,8 @@ def utilization(config: ConfigDict, batches: list[int], updates: int, wanted: st
     peak, of = published(jax.devices()[0].device_kind), "published peak"
     if peak is None:
         peak, of = product(4096 if large() else 1024, dtype), f"measured {dtype} product"
-    yield {"what": f"examples a second, batches of {batch}", "median": batch / best}
+    rated = {"what": f"examples a second, batches of {batch}", "median": batch / best}
+    yield rated | ({"wanted": rate} if rate and large() else {})
     yield {"what": "gigaFLOP an update, by the model", "median": operations / 1e9}
     used = spread(operations / seconds / peak)
     name = f"utilization of the {of}, {peak / 1e12:.3g} teraFLOP/s"
@@ -144,12 +149,13 @@ def words(real: bool, size: str = "124m") -> ConfigDict:
 
 def resnet50() -> Iterator[Row]:
     sizes = [512, 256, 128, 64] if large() else [8]
-    yield from utilization(images(large()), sizes, 20 if large() else 2, ">= 0.30")
+    yield from utilization(images(large()), sizes, 20 if large() else 2, ">= 0.12", ">= 5000")
 
 
 def transformer() -> Iterator[Row]:
     sizes = [64, 32, 16, 8] if large() else [4]
-    yield from utilization(words(large()), sizes, 10 if large() else 2, ">= 0.40")
+    tokens = ">= 391"  # 400,000 a second, in sequences of 1,024
+    yield from utilization(words(large()), sizes, 10 if large() else 2, ">= 0.35", tokens)
 
 
 def asynchronous() -> Iterator[Row]:
