@@ -173,7 +173,7 @@ def verdict(result: Mapping[str, Any]) -> Verdict:
 
 def picture(result: Mapping[str, Any], figure: Figure) -> None:
     figure.set_size_inches(9, 3.2)
-    panels = figure.subplots(1, len(LAWS), sharey=True)
+    panels = figure.subplots(1, len(result["laws"]), sharey=True)
     for axes, (law, rows) in zip(panels, result["laws"].items(), strict=True):
         for y, row in enumerate(reversed(rows)):
             colour = "#0072B2" if waits(row["arm"]) else "#D55E00"
