@@ -109,13 +109,19 @@ def arm_of(law: str, name: str) -> Arm:
 
 
 def measure(study: Study) -> dict[str, Any]:
-    every = [(law, name) for law in LAWS for name in arms()]
+    return measured(study, {law: {name: arm_of(law, name) for name in arms()} for law in LAWS})
+
+
+def measured(study: Study, laws: Mapping[str, Mapping[str, Arm]]) -> dict[str, Any]:
+    """Every arm tuned under every law, and the best of each side."""
+    every = [(law, name) for law, of in laws.items() for name in of]
 
     def run(key: tuple[str, str]) -> dict[str, Any]:
-        found = tuned(study, arm_of(*key), TARGET)
+        arm = laws[key[0]][key[1]]
+        found = tuned(study, arm, TARGET)
 
         def seconds(seeds: Sequence[int]) -> list[float]:
-            jobs = [Job(at(config_of(*key), found.point, seed), TARGET) for seed in seeds]
+            jobs = [Job(at(arm.config, found.point, seed), TARGET) for seed in seeds]
             return [to_loss(curve, TARGET, "seconds") for curve in study.trials(jobs)]
 
         cost, own = float(np.median(seconds(study.choose))), seconds(study.report)
@@ -123,8 +129,8 @@ def measure(study: Study) -> dict[str, Any]:
         return {"arm": key[1], "cost": cost, "seconds": own, "updates": found.cost, **interior}
 
     rows = study.map(run, every)
-    laws = {law: [r for r, key in zip(rows, every, strict=True) if key[0] == law] for law in LAWS}
-    return {"laws": laws, "best": {law: best(each) for law, each in laws.items()}}
+    found = {law: [r for r, key in zip(rows, every, strict=True) if key[0] == law] for law in laws}
+    return {"laws": found, "best": {law: best(each) for law, each in found.items()}}
 
 
 def best(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:

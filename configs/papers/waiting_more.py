@@ -3,18 +3,16 @@
 The arms, the network and the procedure are claim 21's (`waiting.py`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from optdyn.configs.papers import waiting
-from optdyn.configs.papers.waiting import BOUND, TARGET, arms, best, picture
-from optdyn.evidence.arms import Arm, at, tuned
-from optdyn.evidence.claim import Claim, Verdict
-from optdyn.evidence.study import Job, Study
-from optdyn.evidence.trial import to_loss
-from optdyn.experiment import Experiment
+from optdyn.configs.papers.waiting import BOUND, arms, measured, picture, verdict
+from optdyn.evidence.arms import Arm
+from optdyn.evidence.claim import Claim
+from optdyn.evidence.study import Study
 from optdyn.grid import Point
 
 __all__ = ["CLAIM", "LONG", "SEEDS", "measure", "picture", "verdict"]
@@ -50,32 +48,11 @@ def outages() -> Callable[[np.random.Generator, Any], np.ndarray]:
     return lambda rng, shape: usual * (1 + LONGER * (rng.random(shape) < CHANCE))
 
 
-def config_of(law: str, name: str) -> Experiment:
-    return waiting.config_of("exponential", name).with_(LAWS[law])
-
-
 def arm_of(law: str, name: str) -> Arm:
-    return waiting.arm_of("exponential", name)._replace(config=config_of(law, name))
+    """As under memoryless times, and searched from there."""
+    arm = waiting.arm_of("exponential", name)
+    return arm._replace(config=arm.config.with_(LAWS[law]))
 
 
 def measure(study: Study) -> dict[str, Any]:
-    every = [(law, name) for law in LAWS for name in arms()]
-
-    def run(key: tuple[str, str]) -> dict[str, Any]:
-        found = tuned(study, arm_of(*key), TARGET)
-
-        def seconds(seeds: Sequence[int]) -> list[float]:
-            jobs = [Job(at(config_of(*key), found.point, seed), TARGET) for seed in seeds]
-            return [to_loss(curve, TARGET, "seconds") for curve in study.trials(jobs)]
-
-        cost, own = float(np.median(seconds(study.choose))), seconds(study.report)
-        interior = {"point": found.point, "interior": found.interior}
-        return {"arm": key[1], "cost": cost, "seconds": own, "updates": found.cost, **interior}
-
-    rows = study.map(run, every)
-    laws = {law: [r for r, key in zip(rows, every, strict=True) if key[0] == law] for law in LAWS}
-    return {"laws": laws, "best": {law: best(each) for law, each in laws.items()}}
-
-
-def verdict(result: dict[str, Any]) -> Verdict:
-    return waiting.verdict(result)
+    return measured(study, {law: {name: arm_of(law, name) for name in arms()} for law in LAWS})

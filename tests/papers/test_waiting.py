@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from optdyn.configs.papers import waiting
+from optdyn.configs.papers import waiting, waiting_more
 from optdyn.configs.papers.waiting import FASTEST, LAWS, WORKERS, arms, config_of, mean, verdict
+from optdyn.evidence.arms import at, point
 from optdyn.evidence.trial import timeline_of
 from optdyn.training import trainer
 from optdyn.training.checks import check
@@ -58,3 +59,17 @@ def result(ratio):
 def test_the_rule(ratio, word):
     assert mean(result(ratio)) == pytest.approx([ratio] * 3)  # the same seeds in both
     assert verdict(result(ratio)).word == word
+
+
+def test_outages_are_rare_long_and_leave_the_mean_as_it_is():
+    found = waiting_more.outages()(np.random.default_rng(0), 200_000)
+    usual, down = np.unique(found)
+    assert down / usual == 51 and usual * (1 + 0.02 * 50) == 1
+    assert abs((found == down).mean() - 0.02) < 0.0013  # four standard errors
+
+
+@pytest.mark.parametrize("law", waiting_more.LAWS)
+def test_every_arm_can_run_under_the_other_laws(law):
+    for name in waiting.arms():
+        arm = waiting_more.arm_of(law, name)
+        check(at(arm.config, point(arm, list(arm.start.values())), 0))
