@@ -122,7 +122,8 @@ class Method:
         """The update rule alone, for a training loop of your own.
 
         `loss(params, batch)` is the mean loss of a batch, a scalar; `optimizer` is any optax
-        transformation. The rule's `init(params)` returns the first state. Its
+        transformation. The rule's `init(params)` returns the first state; methods that keep older
+        versions want a dict of parameters, of any trees. Its
         `step(state, event, batch)` returns the next state and a dict of scalars, `loss` among them;
         `Clock.events` has the events. `slots` is the number of versions that are kept,
         `Clock.slots`; the default is the number of groups. Raises `ConfigError` for methods that

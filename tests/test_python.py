@@ -262,6 +262,9 @@ BAD = {
     "only a method of reading is a rule by itself": lambda: optdyn.diloco().around(
         None, optax.sgd(0.1)
     ),
+    "must be a dict of blocks, such as {'all': params}, not of type": lambda: (
+        optdyn.asynchronous(groups=2).around(jnp.sum, optax.sgd(0.1)).init(jnp.zeros(3))
+    ),
     "config.strategy.period = 'a': must be a whole number": lambda: optdyn.diloco(period="a"),
     "must divide": lambda: optdyn.asynchronous(groups=3).clock(optdyn.Cluster(workers=4), 10),
     "update_bytes = -8: must be at least 0": lambda: optdyn.sync().clock(

@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from optdyn.basics import seeds
-from optdyn.basics.errors import one_of, refuse
+from optdyn.basics.errors import ConfigError, one_of, refuse
 from optdyn.basics.fields import field
 from optdyn.basics.trees import bytes_of
 from optdyn.core import (
@@ -78,10 +78,16 @@ def asynchronous(
     Versions are exact, and x_t is that in its slot, or `rounded` to bfloat16, and x_t is kept
     besides.
 
-    `init` raises ValueError if a name in `fresh` is not a key of the parameters.
+    `init` raises ValueError if the parameters are no dict of blocks, or if a name in `fresh` is not
+    one of its keys.
     """
 
     def init(params: Params) -> State:
+        if type(params) is not dict:  # nor another mapping: what is read from the table is a dict
+            raise ConfigError(
+                "init: parameters must be a dict of blocks, such as {'all': params}, not of type "
+                f"{type(params).__name__}"
+            )
         if unknown := sorted(set(fresh) - set(params)):
             raise ValueError(f"fresh block {unknown[0]!r}: one of {', '.join(params)}")
         stale = {name: block for name, block in params.items() if name not in fresh}
