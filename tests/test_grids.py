@@ -3,10 +3,12 @@
 import importlib
 import pkgutil
 
+import pandas as pd
 import pytest
 
 from optdyn import grid
 from optdyn.configs import grids
+from optdyn.configs.grids import workers
 
 MODULES = [
     importlib.import_module(f"{grids.__name__}.{m.name}")
@@ -25,3 +27,17 @@ def test_all_points_can_run(module, table):
         grid.resolve(config, name, point)
     if table:
         assert f"    {table}" in module.__doc__ or f", {table}" in module.__doc__
+
+
+def test_the_ladder_of_workers_has_a_row_an_arm_however_small_its_rates(tmp_path, capsys):
+    rates = {point["name"]: point["optimizer.learning_rate"] for point in workers.ladder()}
+    table = pd.DataFrame({"point": rates.keys(), "optimizer.learning_rate": rates.values()})
+    loss = table["optimizer.learning_rate"]  # so that of every arm the smallest rate is the best
+    table.assign(train_loss=loss, simulated_seconds=1.0, sent_bytes=0).to_csv(
+        tmp_path / "results.csv"
+    )
+    workers.show(tmp_path)
+    rows = [line.split(" | ")[:2] for line in capsys.readouterr().out.splitlines()]
+    least = {arm: min(workers.LOWER.get(arm, workers.RATES)) for arm in workers.ARMS}
+    assert dict(rows) == {f"| {arm}": f"{rate:.3g}" for arm, rate in least.items()}
+    assert len(rows) == len(least)

@@ -47,12 +47,12 @@ CHOSEN: Mapping[str, float] = {
     "elastic": 0.8,
     "elastic-every": 0.8,
     "elastic-momentum": 0.2,
-    "delayed": 0.8,
+    "delayed": 0.4,
     "nesterov": 0.000390625,
     "plain": 0.8,
     "ring": 0.8,
     "complete": 0.8,
-    "ring-momentum": 0.4,
+    "ring-momentum": 0.8,
 }
 
 
@@ -85,7 +85,7 @@ TABLES = {"ladder": ladder, "judged": judged}
 def show(workdir: Path) -> None:
     """A row an arm: its best rate; loss and seconds, median and range; megabytes sent by all."""
     table = pd.read_csv(workdir / "results.csv")
-    table["arm"] = table["point"].str.replace(r"-[\d.]+-\d+$", "", regex=True)
+    table["arm"] = table["point"].str.replace(r"-[\d.]+(e-\d+)?-\d+$", "", regex=True)
     rate_of = "optimizer.learning_rate"
     for arm, every in table.groupby("arm", sort=False):
         medians = every.groupby(rate_of)["train_loss"].median()
