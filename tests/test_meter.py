@@ -11,7 +11,7 @@ from optdyn.basics.progress import Watch
 from optdyn.config import ConfigError
 from optdyn.strategies.metered import METERED
 from optdyn.training import single, trainer
-from optdyn.training.meter import FILE, Windows, is_plain, lags, shortened, steered
+from optdyn.training.meter import FILE, Windows, in_place, is_plain, lags, shortened, steered
 from tests.values import as_experiment
 
 PROBED = {
@@ -81,6 +81,7 @@ def test_windows_are_recorded_and_logged_at_the_next_log_point(config, whole):
     assert first["implicit_momentum_low"] < first["implicit_momentum"]
     assert first["implicit_momentum"] < first["implicit_momentum_high"]
     assert "implicit_momentum_refused" in logged[560]  # 40 updates are too few
+    assert not any(name.endswith("refused") for name in summary)  # as all windows together are not
     assert summary["implicit_momentum_low"] < 0.75 < summary["implicit_momentum_high"]
     # Plain SGD moves by its raw steps.
     assert summary["fitted_momentum"] == pytest.approx(summary["implicit_momentum"], abs=1e-3)
@@ -106,6 +107,14 @@ def test_an_interrupted_run_resumes_to_the_same_reading(config, whole, tmp_path,
     }
     assert rows(tmp_path) == rows(workdir)
     assert np.load(tmp_path / FILE).tobytes() == np.load(workdir / FILE).tobytes()
+
+
+def test_a_run_whose_windows_are_refused_together_has_no_reading_of_its_last_one():
+    last = {"step": 560, "implicit_momentum": 0.9, "implicit_momentum_p": 0.5}
+    last |= {"fitted_momentum": 0.9, "effective_learning_rate": 0.1}
+    refused = {"implicit_momentum_refused": "weak"}
+    assert in_place(last, refused) == {"step": 560, **refused}
+    assert in_place(last, {}) == last  # no window but its own
 
 
 def test_explicit_momentum_is_a_lag_of_its_own(config):

@@ -33,6 +33,7 @@ from optdyn.training import program
 
 FILE = "sketches.npy"
 LIMIT = 0.95  # of explicit momentum
+READ = ("implicit_momentum", "fitted_momentum", "effective_learning_rate")  # and all they end in
 NUMBERS = 2**22  # of a fit's sketches, at most: longer runs are fitted to shorter sketches
 
 
@@ -241,6 +242,16 @@ def said(ended: Sequence[Window], lags: int, plain: bool, rate: float) -> Json:
         implicit = {name: value for name, value in found.items() if name.startswith("implicit")}
         found |= {name.replace("implicit", "fitted", 1): v for name, v in implicit.items()}
     return found
+
+
+def in_place(row: Json, read: Json) -> Json:
+    """The row with these figures in the place of those of its own windows, also of a refusal.
+
+    A row without new figures, {}, stays.
+    """
+    if not read:
+        return row
+    return {name: value for name, value in row.items() if not name.startswith(READ)} | read
 
 
 def fitted(ended: Sequence[Window], lags: int, gradient_lags: int = 0, raw: bool = False) -> Fit:

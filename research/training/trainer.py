@@ -42,7 +42,7 @@ from optdyn.timeline.trace import SERVED
 from optdyn.training import memory_checks, program
 from optdyn.training.checks import check
 from optdyn.training.driver import Training, drive, run_to_end
-from optdyn.training.meter import Meter
+from optdyn.training.meter import Meter, in_place
 from optdyn.training.resuming import as_begun, begun, finished_summary, go_on
 from optdyn.training.run import Run, batches_of, columns_of, events_of, feed_of, momenta
 
@@ -265,7 +265,7 @@ def _loop(
     summary = _summary(run, status, step, metrics.rows)
     if meter and is_writer():
         since = next((at for at, _ in momenta(run, metrics.rows)[1:]), 0)
-        summary |= meter.logged(run.timeline.worker, since, step)
+        summary = in_place(summary, meter.logged(run.timeline.worker, since, step))
     if status == "diverged":  # it has no finite state
         return summary | {"kept_checkpoint": checkpoints.latest()}
     summary["parameters_crc32"] = fingerprint(layout.get(chunk.state).params)
