@@ -62,6 +62,9 @@ def main(arguments: Sequence[str]) -> int:
     from optdyn.basics.errors import InputError
     from optdyn.basics.files import read_json  # here, for it takes long
 
+    if not arguments or arguments[0].startswith("-"):
+        print("error: optdyn cite DIR [DIR ...]: give the workdir of a run", file=sys.stderr)
+        return 2
     configs = []
     for folder in map(Path, arguments):
         files = [folder / "config.json", *sorted(folder.glob("points/*/config.json"))]
@@ -74,9 +77,6 @@ def main(arguments: Sequence[str]) -> int:
         except InputError as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
-    if not configs:
-        print("error: optdyn cite DIR [DIR ...]: give the workdir of a run", file=sys.stderr)
-        return 2
     numbers = dict.fromkeys(number for config in configs for number in papers(config))
     known = references()
     print("\n\n".join([OPTDYN, *(known.get(number) or bare(number) for number in numbers)]))

@@ -153,6 +153,13 @@ def compare(
     """
     from optdyn.launch import points, sweep
 
+    if not isinstance(experiments, Mapping):
+        kind = type(experiments).__name__
+        raise ConfigError(f"compare: needs a dict of experiments by their names, not a {kind}")
+    for name, one in experiments.items():
+        if not isinstance(one, Experiment):
+            kind = type(one).__name__
+            raise ConfigError(f"compare: {name!r} must be of type Experiment, not {kind}")
     drawn = tuple(seeds)
     chosen = [
         (name, one.with_(seed=seed, steps=one.steps if steps is None else steps))

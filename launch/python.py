@@ -295,7 +295,8 @@ class Experiment(setup.Run):
                 if isinstance(value, str):
                     one = f"{value}()" if name == "method" else f"{kind.__name__}({value!r})"
                     raise ConfigError(f"{said}, such as optdyn.{one}, not {value!r}")
-                raise ConfigError(f"{said}, not {type(value).__name__}")
+                named = ", such as optdyn.Method('MODULE:NAME')" if name == "method" else ""
+                raise ConfigError(f"{said}{named}, not {type(value).__name__}")
         super().__post_init__()
 
     def config(self) -> ConfigDict:

@@ -259,6 +259,13 @@ BAD = {
     "such as optdyn.Model('mlp'), not 'mlp'": lambda: optdyn.Experiment(model="mlp"),
     "such as optdyn.diloco(), not 'diloco'": lambda: optdyn.Experiment(method="diloco"),
     "Experiment.cluster must be of type Cluster": lambda: optdyn.Experiment(cluster=3),
+    "such as optdyn.Method('MODULE:NAME'), not Sync": lambda: optdyn.Experiment(
+        method=strategies.sync.Sync()  # a class of one's own has no name to be found by again
+    ),
+    "a dict of experiments by their names, not a list": lambda: optdyn.compare([base()]),
+    "compare: 'two' must be of type Experiment, not int": lambda: optdyn.compare(
+        {"one": base(), "two": 3}, seeds=[0]
+    ),
     "only a method of reading is a rule by itself": lambda: optdyn.diloco().around(
         None, optax.sgd(0.1)
     ),

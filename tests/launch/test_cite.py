@@ -42,7 +42,12 @@ def test_a_run_cites_what_it_used(tmp_path, capsys):
 
 
 def test_what_cannot_be_cited_is_one_line(tmp_path, capsys):
-    for given, said in ([], "give the workdir"), ([str(tmp_path)], "no run in it"):
+    usage = "error: optdyn cite DIR [DIR ...]"
+    for given, said in (
+        ([], usage),
+        ([f"--workdir={tmp_path}"], usage),
+        ([str(tmp_path)], "no run in it"),
+    ):
         assert cite.main(given) == 2
         printed = capsys.readouterr()
         assert printed.out == "" and said in printed.err and printed.err.count("\n") == 1
