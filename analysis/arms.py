@@ -78,7 +78,7 @@ class Comparison(NamedTuple):
         with np.errstate(invalid="ignore", divide="ignore"):
             every = self.drawn[:, above, measure] / self.drawn[:, below, measure]
             value = self.values[above, measure] / self.values[below, measure]
-        low, high = intervals.ends(every)
+        low, high = intervals.ends(every, 0.0)
         return float(value), float(low), float(high)
 
     def figure(self, arm: int, measure: int = 0) -> tuple[float, float, float]:

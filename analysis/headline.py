@@ -175,5 +175,5 @@ def _times(one: pd.DataFrame, other: pd.DataFrame, figure: str) -> str:
             return f", {ratio:.2g} times; {few}, so no interval."
         drawn = efficiency.draws(len(both))
         values = [np.median(its[both].to_numpy(float)[drawn], axis=1) for its in (a, b)]
-        low, high = intervals.ends(values[0] / values[1])
+        low, high = intervals.ends(values[0] / values[1], 0.0)
     return f", {ratio:.3g} times [{low:.3g}, {high:.3g}].".replace("inf", "∞")

@@ -127,14 +127,19 @@ def summarize(every: Sequence[Tried], fixed: float | None, target: float) -> dic
     value = efficiency.measured(every, momentum, seeds[None])[0]
     values = efficiency.measured(every, momentum, efficiency.draws(len(seeds)))
     found = efficiency.penalties(groups, value)
-    ends = {name: intervals.ends(v) for name, v in efficiency.penalties(groups, values).items()}
+    ends = {
+        name: intervals.ends(v, -np.inf if name == "recovered" else 0.0)
+        for name, v in efficiency.penalties(groups, values).items()
+    }
     rows = []
     for i, each in enumerate(every):
         row: dict[str, Any] = {"groups": each.groups, "seconds": value[2, i]}
         for name, its in (("fixed", each.at(momentum)), ("tuned", each)):
             row[f"{name} setting"] = _best(its)
             row[f"{name} seeds"] = efficiency.held_out(its.updates, seeds).tolist()
-        rows.append(row | {name: [v[i], *ends[name][:, i]] for name, v in found.items()})
+        rows.append(
+            row | {name: _figure(v[i], ends[name][:, i].tolist()) for name, v in found.items()}
+        )
     models = {}
     for i, name in enumerate(("fixed", "tuned")) if len(groups) > 1 else ():
         law, laws = (efficiency.power_law(groups, v[..., i, :]) for v in (value, values))
@@ -142,10 +147,10 @@ def summarize(every: Sequence[Tried], fixed: float | None, target: float) -> dic
         curve, curves = (m[..., :1] * at ** m[..., 1:] for m in (law, laws))
         misfit = np.exp(np.abs(np.log(value[i] / (law[0] * groups ** law[1]))).max())
         models[name] = {
-            "a": [law[0], *intervals.ends(laws[:, 0])],
+            "a": [law[0], *intervals.ends(laws[:, 0], 0.0)],
             "b": [law[1], *intervals.ends(laws[:, 1])],
             "groups": at.tolist(),
-            "updates": np.stack([curve, *intervals.ends(curves)], axis=-1).tolist(),
+            "updates": np.stack([curve, *intervals.ends(curves, 0.0)], axis=-1).tolist(),
             "misfit": misfit,
         }
     return {
@@ -155,6 +160,11 @@ def summarize(every: Sequence[Tried], fixed: float | None, target: float) -> dic
         "groups": rows,
         "model": models,
     }
+
+
+def _figure(value: float, ends: Sequence[float]) -> list[float]:
+    """`[value, low, high]`; what is not a number has no ends."""
+    return [np.nan] * 3 if np.isnan(value) else [value, *ends]
 
 
 def _best(its: Tried) -> dict[str, Any]:

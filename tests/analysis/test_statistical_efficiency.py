@@ -4,8 +4,10 @@ import json
 from xml.etree import ElementTree
 
 import numpy as np
+import pandas as pd
 import pytest
 
+from optdyn.analysis.efficiency import Tried
 from optdyn.analysis.statistical_efficiency import main, picture, summarize, tried
 from optdyn.analysis.tables import TableError
 
@@ -207,3 +209,16 @@ def test_what_cannot_be_compared_is_one_line(sweep, what, line, capsys):
     said = capsys.readouterr().err
     assert said.startswith("error: ") and said.count("\n") == 1 and line in said
     assert not list(sweep.glob("statistical_efficiency*"))
+
+
+def test_no_ratio_and_no_number_of_updates_has_an_interval_below_0():
+    """Where both sides miss on some draws of seeds the ratio may be any number from 0 on."""
+    settings = pd.MultiIndex.from_tuples([(0.0, 0.1), (0.9, 0.1)])
+    one = Tried(1, settings, np.array([np.arange(100.0, 105)] * 2), np.ones(5))
+    missed = [[200.0, 210, 220, np.inf, np.inf], [np.inf] * 5]
+    found = summarize([one, one._replace(groups=8, updates=np.array(missed))], 0.9, TARGET)
+    row = found["groups"][1]
+    assert row["ratio"] == [np.inf, 0, np.inf]
+    assert found["model"]["tuned"]["a"][1:] == [0, np.inf]
+    assert np.min(np.array(found["model"]["tuned"]["updates"])[:, 1]) == 0
+    assert found["model"]["tuned"]["b"][1:] == [-np.inf, np.inf]  # an exponent may be negative
