@@ -4,7 +4,7 @@
 
 is of 64 nodes between which there is 1 Gbit/s, with stragglers (`configs/price.py`). The first
 table is of the first of the `--bandwidths`, the fastest method on top: seconds an update, examples
-a second, what the workers' time goes to, bytes between nodes and staleness. The second has the
+a second, what the workers' time goes to, bytes a node and a link, and staleness. The second has the
 share that computes on every network, and the Gbit/s that half of it and more would need.
 
 Seconds are those of the method's own clock on `config.cluster`: simulated, with its stragglers. The
@@ -49,8 +49,18 @@ SIZES = (0.125, 0.25, 0.5, 1, 2)
 VARIED = {"lognormal": "log-normal", "gamma": "gamma"}
 UNITS = {"K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9}
 HEAD_OF_TIMES = (
-    ("seconds", "examples", "seconds", "% of time", "", "", "MB between", "staleness,"),
-    ("an update", "a second", "an epoch", "computing", "waiting", "exchange", "nodes", "updates"),
+    ("seconds", "examples", "seconds", "% of time", "", "", "MB a", "MB a", "staleness,"),
+    (
+        "an update",
+        "a second",
+        "an epoch",
+        "computing",
+        "waiting",
+        "exchange",
+        "node",
+        "link",
+        "updates",
+    ),
 )
 Rows = Sequence[dict[str, Any]]
 
@@ -156,7 +166,8 @@ def notes(config: Experiment, found: Rows, assumed: bool = False) -> Iterator[st
         "exchanges and stale gradients may cost updates, which only training can tell; with "
         "--penalty=WORKDIR, of a sweep, they count.",
         "Waiting is for slower workers, or for work that is dropped.",
-        "MB between nodes are those of all messages, for a step of one node.",
+        "MB a node are those of all messages between nodes, for a step of one node; MB a link what "
+        "the busiest link, a node's or the server's, carries one way while all nodes make a step.",
     ]
     if any(None in row.get("needed", {}).values() for row in found):
         said.append("'never' is where workers wait so much that no network is fast enough.")
@@ -373,13 +384,14 @@ def _times(price: dict[str, Any], epochs: bool) -> str:
         f"{price['epoch_seconds']:.4g}",
         *shares,
         f"{price['network_bytes'] / 1e6:.4g}",
+        f"{price['link_bytes'] / 1e6:.4g}",
         f"{price['staleness']:.3g}",
         epochs=epochs,
     )
 
 
 def _cells(*texts: str, epochs: bool) -> str:
-    widths = (11, 10, 10, 11, 9, 10, 12, 12)
+    widths = (11, 10, 10, 11, 9, 10, 10, 10, 12)
     cells = [f"{text:>{width}}" for text, width in zip(texts, widths, strict=True)]
     return "".join(cells if epochs else cells[:2] + cells[3:])
 

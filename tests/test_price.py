@@ -159,6 +159,61 @@ def test_workers_of_a_server_have_a_closed_form(cluster):
     )
 
 
+def link(name, cluster=FIXED, **keys):
+    """The parameters that the busiest link carries one way while every node makes a step."""
+    return price.price(experiment(name, cluster, **keys), SHAPES).link_bytes / SHAPES.bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "copies"),
+    [
+        ("sync", {}, 2 * 63 / 64),  # an all-reduce of 64 in a ring
+        ("diloco", {"period": 32}, 2 * 63 / 64 / 32),
+        ("diloco", {"period": 4, "compression": "sign"}, 63 / 32 / 4),  # a message to every other
+        ("daso", {}, 2 * 63 / 64 / 4),
+        ("asynchronous", {}, 64),  # to the one server
+        ("elastic", {"period": 16}, 64 / 16),
+        ("ad_psgd", {}, 2),  # to a peer, and to a node whose peer it is
+        ("gossip", {"graph": "ring"}, 2),
+        ("gossip", {"graph": "complete"}, 63),
+        ("gossip", {"graph": "push"}, 1),
+    ],
+)
+def test_the_busiest_link_carries_what_a_hand_counts(name, keys, copies):
+    assert link(name, **keys) == pytest.approx(copies, rel=2e-3)  # a sign's message has a scale
+
+
+def test_the_busiest_link_is_a_roots_a_servers_or_a_leaders():
+    """Of 8 nodes, and of two groups of 4: a tree's root has 3 below it, a ring of 4 sends 3/2."""
+    tree, server = (FIXED.with_(nodes=8, collective=kind) for kind in ("tree", "server"))
+    assert link("sync", tree) == pytest.approx(3)
+    assert link("sync", server) == pytest.approx(7)
+    assert link("asynchronous", server) == link("asynchronous", tree) == pytest.approx(8)
+    for kind, copies in (("ring", 3 / 2 + 1), ("tree", 2 + 1), ("server", 8)):
+        cluster = FIXED.with_(nodes=8, collective=kind)
+        two = experiment("asynchronous", cluster).with_({"strategy.groups": 2}, batch_size=32)
+        found = price.price(two, SHAPES).link_bytes / SHAPES.bytes
+        assert found == pytest.approx(copies), kind  # the leader sends its group's sum too
+
+
+def test_a_servers_link_is_busy_as_long_as_its_clock_says():
+    """Where all wait for it, it has there and back of every node's step one after the other."""
+    cluster = Cluster(nodes=8, service="constant", server_bandwidth=TEN / 100)
+    found = price.price(experiment("asynchronous", cluster), SHAPES)
+    busy = 2 * found.link_bytes / cluster.server_bandwidth
+    assert 8 * found.seconds == pytest.approx(busy, rel=1e-4)  # but for the first step's computing
+
+
+def test_parameters_that_are_read_for_nothing_go_over_the_servers_link():
+    """Who is late has read and sends no gradient: a node has 2 messages, and one for each."""
+    cluster = Cluster(nodes=8, service="lognormal", variation=0.3)
+    method = experiment("mindflayer", cluster, arrivals=2, allotted=1.1)
+    found = price.price(method, SHAPES)
+    late = found.network_bytes / SHAPES.bytes - 2
+    assert late > 0.2
+    assert found.link_bytes == pytest.approx(8 * SHAPES.bytes * (1 + late))
+
+
 @pytest.mark.parametrize("k", [1, 5, 8])
 def test_what_k_sync_drops_is_waited_for(k):
     """The k-th of n exponential times has mean 1/n + ... + 1/(n - k + 1)."""
@@ -325,8 +380,10 @@ def test_stages_are_priced_of_a_model(name):
     assert found.seconds == float(trainer.prepare(config).timeline.seconds[-1]) / config.steps
     width = 4 * 16 * 8 * (1 if name == "local" else 2)  # bytes of activations, and of their slopes
     assert found.network_bytes == pytest.approx(width / 2)
+    assert found.link_bytes == pytest.approx(4 * 16 * 8)  # one way over the only link
     alone = price.price(price.with_nodes(config, 1), shapes)
-    assert alone.computing == pytest.approx(1, abs=0.01) and alone.network_bytes == 0
+    assert alone.computing == pytest.approx(1, abs=0.01)
+    assert alone.network_bytes == alone.link_bytes == 0
     with pytest.raises(ConfigError, match="blocks of a model"):
         price.price(config, SHAPES)
 
@@ -358,7 +415,7 @@ def test_the_tables_are_narrow_and_say_what_has_no_price():
         *["diloco+async_local_sgd"] * 4,
     ]
     lines = [*command.table(rows, [1.0, 0.1]), *command.notes(config, rows)]
-    assert max(map(len, lines)) <= 110
+    assert max(map(len, lines)) <= 120  # what a page has
     (said,) = [line for line in lines if line.startswith("No price of ")]
     assert said.startswith("No price of local: needs") and said.count("local") == 1
     fastest = max(rows, key=lambda r: r.get("prices", {1.0: {}})[1.0].get("examples_per_second", 0))

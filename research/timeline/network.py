@@ -142,6 +142,34 @@ def to_all_nodes(cluster: Cluster, size: float) -> float:
     return every if kind_of(cluster) == RING else every + between_nodes(cluster, size) / 2
 
 
+def one_way(kind: str, n: int) -> float:
+    """How many times its bytes an all-reduce over `n` sends one way over its busiest link.
+
+    ring     2 (n - 1) / n    every link
+    tree     ceil(log2 n)     the root's, which so many send to
+    server   n - 1            the server's, which is where one of them is
+    """
+    if kind == RING or n == 1:
+        return 2 * (n - 1) / n
+    return n - 1 if kind == SERVER else math.ceil(math.log2(n))
+
+
+def busiest(cluster: Cluster, size: float, gathered: bool = False) -> float:
+    """Bytes one way over the busiest link of an all-reduce of `size` bytes over the nodes.
+
+    Of the two rings between regions of the earth it is that of a node which is in both. Where every
+    node's bytes are `gathered` by all, it is what `to_all_nodes` sends.
+    """
+    kind, n = kind_of(cluster), cluster.nodes
+    times = one_way(kind, n)
+    if cluster.regions and kind == RING:
+        members = np.bincount(regions.of_workers(cluster))
+        times = one_way(RING, int(members.max())) + one_way(RING, int((members > 0).sum()))
+    if gathered:
+        times *= n / 2 if kind == RING else n
+    return size * times
+
+
 def links(cluster: Cluster, size: float) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     """Seconds of a message of `size` bytes from the one nodes to the others, arrays that broadcast.
 

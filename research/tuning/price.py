@@ -57,6 +57,7 @@ class Price(NamedTuple):
     waiting: float  # for slower workers, or at work that is dropped
     exchange: float
     network_bytes: float  # between nodes, for a step of one node, of all messages it is in
+    link_bytes: float  # one way over the busiest link, a node's or the server's, by a step of all
     logged_bytes: float  # an update, as a run's log counts `sent_bytes`; 0: it does not
     staleness: float  # updates, mean; of nodes that meet, where they receive
 
@@ -164,6 +165,7 @@ def priced(config: Experiment, shapes: Shapes, steps: int = 0) -> Callable[[floa
         seconds, computing, exchanges = _pace(there, shapes, window, line)
         more = max(1 / computing - 1 / without, 0.0)  # what the network adds, over computing
         computing = 1 / (1 / ideal + more)
+        sent = sent_bytes.between_nodes(there, shapes, line, exchanges)
         return Price(
             methods.name,
             seconds,
@@ -172,7 +174,7 @@ def priced(config: Experiment, shapes: Shapes, steps: int = 0) -> Callable[[floa
             computing,
             computing * (1 / ideal - 1),
             computing * more,
-            sent_bytes.between_nodes(there, shapes, line, exchanges),
+            *sent,
             sent_bytes.logged(there, shapes, line.choice, exchanges),
             _staleness(line),
         )

@@ -1,10 +1,19 @@
 """Bytes that a way of parallelising sends an update, counted from its timeline.
 
-`between_nodes` is of all messages between nodes, for a step of one node; `logged` what a run's log
-calls `sent_bytes`, a node's own, once.
+Of an update of s steps by n nodes, whose messages have B bytes between nodes in sum, of which b go
+one way over the busiest link, `between_nodes` are
+
+    network    B / s      for a step of one node
+    link       b n / s    while every node makes a step
+
+A link is that of a node, in the mean of nodes that do alike, or of the server of groups that arrive
+by themselves, which is none of the nodes. It carries as much each way. So around a ring, and where
+nodes meet in pairs, both are the same, and the server's link carries what all nodes send.
+
+`logged` is what a run's log calls `sent_bytes`, a node's own, once.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,55 +27,94 @@ from optdyn.strategies.mix.model_averaging import ModelAveraging
 from optdyn.strategies.read.asynchronous import Asynchronous
 from optdyn.strategies.read.groups import Grouped
 from optdyn.timeline.base import Arrival, Meeting, Timeline, chosen
-from optdyn.timeline.network import SERVER, kind_of
+from optdyn.timeline.network import SERVER, busiest, kind_of, one_way
 from optdyn.tuning.shapes import Shapes, setting, stages
 
 
-def between_nodes(config: Experiment, shapes: Shapes, line: Timeline, exchanges: float) -> float:
-    """Bytes between nodes for a step of one node: of all messages, over the steps that are made."""
-    steps = at_work(config) / config.cluster.devices_per_node
-    return _messages(config, shapes, line, exchanges) / steps if config.cluster.nodes > 1 else 0.0
+class Sent(NamedTuple):
+    """Bytes between nodes."""
+
+    network: float  # of all messages
+    link: float  # one way over the busiest link
 
 
-def _messages(config: Experiment, shapes: Shapes, line: Timeline, exchanges: float) -> float:
-    """Bytes of all messages between nodes, an update."""
+def between_nodes(config: Experiment, shapes: Shapes, line: Timeline, exchanges: float) -> Sent:
+    """Bytes for a step of one node, and over one link while every node makes a step."""
+    nodes, steps = config.cluster.nodes, at_work(config) / config.cluster.devices_per_node
+    if nodes == 1:
+        return Sent(0.0, 0.0)
+    every = _messages(config, shapes, line, exchanges)
+    return Sent(every.network / steps, every.link * nodes / steps)
+
+
+def _messages(config: Experiment, shapes: Shapes, line: Timeline, exchanges: float) -> Sent:
+    """Bytes of an update."""
     methods, choice, size = config.methods, line.choice, shapes.bytes
-    nodes, around = config.cluster.nodes, 2 * (config.cluster.nodes - 1)
     if methods.stages:
-        there_and_back = 1 if _never_back(methods) else 2
-        return float(there_and_back * stages(config, shapes).sent.sum())
+        return _of_stages(stages(config, shapes).sent, 0 if _never_back(methods) else 1)
     if methods.mix and (own := methods.mix.sends(shapes.params)):
-        return own.bytes * (nodes * (nodes - 1) if own.gathered else around)
+        return _by_all(config, own.bytes, own.gathered)
     if isinstance(methods.mix, ModelAveraging):
         small = methods.mix.compressed()
-        others = nodes * (nodes - 1) if small and small.gathered else around
         sent, states = _meeting_bytes(config, shapes, choice)
-        return others * sent + around * states
+        sums, more = _by_all(config, sent, bool(small and small.gathered)), _by_all(config, states)
+        return Sent(sums.network + more.network, sums.link + more.link)
     if isinstance(choice, Meeting):
-        others = nodes if choice.to is not None else around
-        return others * sum(_meeting_bytes(config, shapes, choice))
+        sent = sum(_meeting_bytes(config, shapes, choice))
+        return _by_all(config, sent) if choice.to is None else _by_each(config, sent)
     if isinstance(choice, Neighbours):
-        return nodes * _gossiped(choice, methods.of(Gossip).message_bytes(shapes.params, size))
+        message = methods.of(Gossip).message_bytes(shapes.params, size)
+        return _by_each(config, _gossiped(choice, message))
     if not methods.read or methods.read.barrier or _is_synchronous(config):
-        return float(around * size)
-    return size * _by_groups(config, shapes, line, exchanges)
+        return _by_all(config, size)
+    return _by_groups(config, shapes, line, exchanges)
 
 
-def _by_groups(config: Experiment, shapes: Shapes, line: Timeline, exchanges: float) -> float:
-    """Messages of the size of the parameters, an update, of groups that arrive by themselves."""
-    cluster, methods = config.cluster, config.methods
+def _by_all(config: Experiment, size: float, gathered: bool = False) -> Sent:
+    """Of an all-reduce of `size` bytes of every node, which may be `gathered` instead."""
+    nodes = config.cluster.nodes
+    copies = nodes * (nodes - 1) if gathered else 2 * (nodes - 1)
+    return Sent(float(copies * size), busiest(config.cluster, size, gathered))
+
+
+def _by_each(config: Experiment, size: float) -> Sent:
+    """Of nodes that send `size` bytes each, and are sent as many."""
+    return Sent(config.cluster.nodes * size, size)
+
+
+def _of_stages(sent: np.ndarray, back: int) -> Sent:
+    """Of stages that hand activations on, (S - 1,) bytes, and are handed slopes `back`, if 1."""
+    on, before = np.append(sent, 0), np.append(0, sent)  # after each stage, and before it
+    link = max((on + back * before).max(), (before + back * on).max())
+    return Sent(float((1 + back) * sent.sum()), float(link))
+
+
+def _by_groups(config: Experiment, shapes: Shapes, line: Timeline, exchanges: float) -> Sent:
+    """Of groups that arrive by themselves, whose messages are of the size of the parameters.
+
+    The busiest link is the server's, which is read as often as groups exchange, or the one of the
+    node that sends and reads for a group whose nodes add up. Nodes that meet in pairs have none.
+    """
+    cluster, methods, size = config.cluster, config.methods, shapes.bytes
     workers = cluster.worker_count // methods.groups
-    inside = 2 * (max(workers // cluster.devices_per_node, 1) - 1)  # a group adds up
+    own_nodes = max(workers // cluster.devices_per_node, 1)
+    inside = 2 * (own_nodes - 1)  # a group adds up
     small = methods.read.compressed() if isinstance(methods.read, Asynchronous) else None
     there_and_back = 1 + (small.part(shapes.params) if small else 1)
-    to_server = there_and_back + inside
+    to_server, reads = there_and_back + inside, 1
     if kind_of(cluster) == SERVER:
-        to_server = there_and_back * workers
+        to_server, reads = there_and_back * workers, workers
     dropped = getattr(chosen(line, Arrival), "dropped", None)
     arrivals = methods.get("arrivals", 1)
     drops = 0 if dropped is None else float(np.sum(dropped)) / len(line.seconds)
+    all_read = arrivals + drops
     arrivals += drops / 2 if methods.get("allotted", 0) else drops  # who is late sends no gradient
-    return arrivals * (exchanges * to_server + (1 - exchanges) * inside)
+    network = size * (arrivals * (exchanges * to_server + (1 - exchanges) * inside))
+    if hasattr(line.choice, "peer"):
+        return Sent(network, network / cluster.nodes)
+    of_group = exchanges + one_way(kind_of(cluster), own_nodes)
+    busy = max(exchanges * reads, of_group / methods.groups)
+    return Sent(network, size * all_read * busy)
 
 
 def logged(config: Experiment, shapes: Shapes, choice: Choice, exchanges: float) -> float:

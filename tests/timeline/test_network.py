@@ -5,7 +5,7 @@ import pytest
 
 from optdyn.setup import Cluster
 from optdyn.timeline.base import TimelineError
-from optdyn.timeline.network import all_reduce, between_nodes, messages
+from optdyn.timeline.network import all_reduce, between_nodes, busiest, messages
 
 
 def cluster(**values):
@@ -39,3 +39,46 @@ def test_messages_take_latency_and_size_over_bandwidth():
 def test_what_is_no_matrix_of_links_is_refused(value):
     with pytest.raises(TimelineError, match=r"config\.cluster\.latencies: must be 3 rows of 3"):
         between_nodes(cluster(latencies=value), 1.0)
+
+
+def sent(kind, nodes):
+    """(from, to, bytes) of every message of an all-reduce of a byte over these nodes, up and down.
+
+    A node of a tree sends to the one whose number lacks the last of its bits; a server is node 0.
+    """
+    n = len(nodes)
+    if kind == "ring":
+        return [(nodes[i], nodes[i - 1], 1 / n) for i in range(n) for _ in range(2 * (n - 1))]
+    up = [(nodes[i], nodes[i & (i - 1) if kind == "tree" else 0], 1) for i in range(1, n)]
+    return up + [(to, own, size) for own, to, size in up]
+
+
+def most(every, nodes):
+    """Bytes over the busiest node's link, the one way and the other."""
+    own, to, size = np.array(every).T
+    return [np.bincount(way.astype(int), size, nodes).max() for way in (own, to)]
+
+
+@pytest.mark.parametrize("kind", ["ring", "tree", "server"])
+@pytest.mark.parametrize("nodes", [2, 3, 5, 8, 13])
+def test_the_busiest_link_is_that_of_the_messages_one_by_one(kind, nodes):
+    made = Cluster(nodes=nodes, collective=kind)
+    counted = most(sent(kind, list(range(nodes))), nodes)
+    np.testing.assert_allclose(counted, busiest(made, 1.0), rtol=1e-12)
+    assert busiest(Cluster(collective=kind), 1.0) == 0
+
+
+def test_the_busiest_link_between_regions_is_in_both_rings():
+    """8 nodes in 3 regions: of 3, 3 and 2, whose first nodes are also around the earth."""
+    every = [
+        each for ring in ([0, 1, 2], [3, 4, 5], [6, 7], [0, 3, 6]) for each in sent("ring", ring)
+    ]
+    made = Cluster(nodes=8, regions=3, bandwidth=1.0)
+    assert busiest(made, 1.0) == pytest.approx(most(every, 8)[0])
+
+
+@pytest.mark.parametrize("kind", ["ring", "tree", "server"])
+def test_what_all_gather_is_what_takes_the_seconds(kind):
+    """A ring hands on one message of every other; a root has all of them for each below it."""
+    made = Cluster(nodes=8, collective=kind)
+    assert busiest(made, 1.0, gathered=True) == {"ring": 7, "tree": 3 * 8, "server": 7 * 8}[kind]
