@@ -1,7 +1,8 @@
 """Simulated seconds held against real ones over links of a known rate: `links.md` tells of them.
 
-    python -m tests.benchmarks.links                # all rows, about 25 minutes on 2 quiet cores
+    python -m tests.benchmarks.links                # all rows, about 35 minutes on 2 quiet cores
     python -m tests.benchmarks.links --minutes=9    # as many as fit; the same command goes on
+    python -m tests.benchmarks.links --only=delay,loss    # links that take time or lose packets
 
 Every process is a node in a network namespace of its own, bound to a core, behind a link that `tc`
 shapes (`shaped.py`). Of each row are measured, in turn and by all nodes at once:
@@ -15,7 +16,8 @@ shapes (`shaped.py`). Of each row are measured, in turn and by all nodes at once
 
 The method's own clock says the seconds of as many updates on that cluster: a node computes as long
 as `own` took it, a link has the bandwidth of the plain transfer, and a message the latency of a
-small one. Rows that the record has are skipped, unless `--again`.
+small one. That is there and back on a link that takes time, as gloo's receiver asks before it is
+sent to. Rows that the record has are skipped, unless `--again`.
 """
 
 import argparse
@@ -55,6 +57,7 @@ from optdyn.training import driver, program, trainer
 from optdyn.training.run import Run
 from optdyn.tuning.shapes import of_model
 from tests.benchmarks import shaped
+from tests.benchmarks.neighbours import Neighbours, neighbours
 from tests.benchmarks.record import publish
 from tests.values import as_experiment
 
@@ -90,6 +93,14 @@ class Row(NamedTuple):
     megabits: int  # a second, of each link in each direction
     period: int = 1  # updates; of DASO its batches
     nodes: int = 2
+    delay: float = 0.0  # ms that a packet is under way, each way
+    loss: float = 0.0  # % of the packets to each node
+
+    def __str__(self) -> str:
+        far = [f"delay {self.delay:g}"] * (self.delay > 0) + [f"loss {self.loss:g}"] * (
+            self.loss > 0
+        )
+        return " ".join([*far, *map(str, self[:4])])
 
     @property
     def updates(self) -> int:
@@ -119,10 +130,15 @@ APART = ("streaming", "DASO")  # whose exchange the hosts carry, beside the comp
 PERIODS = {"sync": (1,), "gossip": (1,), "DASO": (2, 8, 32), "streaming": (8, 16, 32)}
 PERIODS |= {"DiLoCo": (1, 8, 32, 128)}
 USUAL = (1, 8, 32)
+FAR = (("sync", 1), ("local SGD", 1), ("local SGD", 8), ("DiLoCo", 8))
+DELAYS, LOSSES = (2.0, 20.0), (0.1, 1.0)
 
 
 def all_rows() -> list[Row]:
-    """Those of two nodes, a core each, and some of four, which share the cores."""
+    """Those of two nodes, a core each, and some of four, which share the cores.
+
+    Of two nodes there are also links that take time, and some that lose packets.
+    """
     pairs = [
         Row(method, megabits, period)
         for megabits in SIZES
@@ -134,7 +150,18 @@ def all_rows() -> list[Row]:
         for megabits in (100, 1000)
         for method, period in (("sync", 1), ("DiLoCo", 8), ("streaming", 8), ("gossip", 1))
     ]
-    return pairs + four
+    far = [
+        Row(method, megabits, period, **link)
+        for link in [{"delay": ms} for ms in DELAYS] + [{"loss": share} for share in LOSSES]
+        for megabits in (100, 1000)
+        for method, period in FAR
+    ]
+    return pairs + four + far
+
+
+def row_of(found: Mapping[str, Any]) -> Row:
+    """The row that was measured; older records say nothing of delay and loss."""
+    return Row(**{name: found[name] for name in Row._fields if name in found})
 
 
 def config_of(row: Row, nodes: int, api: str, plain: bool = False) -> Experiment:
@@ -211,9 +238,7 @@ def of_nodes(value: Any) -> np.ndarray:
     return np.asarray(multihost_utils.process_allgather(np.float32(value))).astype(float)
 
 
-def measured(
-    row: Row, ring: shaped.Neighbours, rounds: int, ordinary: bool = False
-) -> dict[str, Any]:
+def measured(row: Row, ring: Neighbours, rounds: int, ordinary: bool = False) -> dict[str, Any]:
     """What the row's processes find; all must call this together."""
     alone = row.method not in APART and row.nodes <= (os.cpu_count() or 1)
     shaped.preferred(alone and not ordinary)
@@ -286,7 +311,7 @@ def work(rows: Iterable[Row], rounds: int, ordinary: bool) -> None:
     """One process of the job of these rows."""
     cache.enable()
     processes.initialize()
-    ring = shaped.neighbours(jax.process_index(), jax.process_count())
+    ring = neighbours(jax.process_index(), jax.process_count())
     for row in rows:
         found = measured(row, ring, rounds, ordinary)
         if processes.is_writer():
@@ -308,12 +333,12 @@ def account(found: Mapping[str, Any]) -> dict[str, Any]:
     rounds = len(found["together"][0])
     every = sorted((_account(found, i) for i in range(rounds)), key=lambda each: each["ratio"])
     each = {"least": every[0]["ratio"], "most": every[-1]["ratio"]}
-    return {**Row(*(found[name] for name in Row._fields))._asdict(), **every[rounds // 2], **each}
+    return {**row_of(found)._asdict(), **every[rounds // 2], **each}
 
 
 def _account(found: Mapping[str, Any], i: int) -> dict[str, float]:
     """That of one round."""
-    row = Row(*(found[name] for name in Row._fields))
+    row = row_of(found)
     step, own, link, together = (
         np.array(found[name])[:, i] for name in ("step", "own", "link", "together")
     )
@@ -346,14 +371,15 @@ def _account(found: Mapping[str, Any], i: int) -> dict[str, float]:
 
 
 def run_rows(rows: list[Row], options: list[str], until: float) -> Iterator[dict[str, Any]]:
-    """What is found of the rows, a job for all of a rate; none begins after the second `until`."""
-    ordered = sorted(rows, key=attrgetter("nodes", "megabits"))
-    for nodes, on_nodes in groupby(ordered, attrgetter("nodes")):
-        with shaped.network(nodes) as network:
-            for megabits, job_rows in groupby(on_nodes, attrgetter("megabits")):
-                if time.monotonic() < until:
-                    network.shape(megabits * 1e6)
-                    yield from _job(network, list(job_rows), options, until)
+    """What is found of the rows, a job for all of a link; none begins after the second `until`."""
+    link = attrgetter("nodes", "delay", "loss", "megabits")
+    for (nodes, delay, loss, megabits), job_rows in groupby(sorted(rows, key=link), link):
+        if time.monotonic() < until:
+            with shaped.network(nodes, delay / 1e3) as network:
+                network.shape(megabits * 1e6)
+                if loss:
+                    network.lose(loss / 100)
+                yield from _job(network, list(job_rows), options, until)
 
 
 def _job(
@@ -432,7 +458,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--minutes", type=float, default=60.0, help="begin no row after so many")
-    parser.add_argument("--only", default="", help="rows that begin so, as sync or 'DASO 100 8'")
+    parser.add_argument(
+        "--only", default="", help="rows that begin so, as sync, 'DASO 100 8' or 'loss 1'"
+    )
     parser.add_argument(
         "--ordinary", action="store_true", help="threads of a process may take the core from others"
     )
@@ -449,20 +477,20 @@ def main() -> None:
         command = shaped.alone(command)
         os.execvp(command[0], command)
     kept = json.loads(arguments.out.read_text())["found"] if arguments.out.exists() else []
-    every = {Row(*(found[name] for name in Row._fields)): found for found in kept}
+    every = {row_of(found): found for found in kept}
     asked = tuple(arguments.only.split(","))
-    rows = [row for row in all_rows() if " ".join(map(str, row)).startswith(asked)]
+    rows = [row for row in all_rows() if str(row).startswith(asked)]
     if not rows:
         raise SystemExit(f"--only={arguments.only}: there is no row that begins so")
     rows = [row for row in rows if arguments.again or row not in every]
     until = time.monotonic() + 60 * arguments.minutes
     options = [f"--rounds={arguments.rounds}", *["--ordinary"] * arguments.ordinary]
     for found in run_rows(rows, options, until):
-        row = Row(*(found[name] for name in Row._fields))
+        row = row_of(found)
         every[row] = found | {"date": time.strftime("%Y-%m-%d"), "load": os.getloadavg()[0]}
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
         write_json(arguments.out, {"found": list(every.values())})
-        print(*row, "measured", file=sys.stderr, flush=True)
+        print(row, "measured", file=sys.stderr, flush=True)
     save(every, arguments.out, arguments.rounds)
 
 

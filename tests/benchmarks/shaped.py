@@ -1,33 +1,31 @@
 """A network of one's own for a few processes: each in a namespace, behind a link of a given rate.
 
 Nodes are `node0`, `node1`, ... at 10.77.0.1, 10.77.0.2, ...; each hangs on a bridge by a pair of
-virtual Ethernet devices, both ends of which are shaped by `tc`'s token bucket. All of it belongs to
-namespaces without names, so it is gone when the processes are, however they end, and no file of the
-machine is changed: nodes see an /etc/hosts of their own. To be root is enough, or where the kernel
-allows it, to be anybody.
+virtual Ethernet devices, both ends of which are shaped by `tc`'s token bucket. The bridge's end can
+lose packets. Where packets are to take time, `relay.py` is in the bridge's place, and the node's
+end alone is shaped. All of it belongs to namespaces without names, so it is gone when the processes
+are, however they end, and no file of the machine is changed: nodes see an /etc/hosts of their own.
+To be root is enough, or where the kernel allows it, and but for the relay, to be anybody.
 """
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from threading import Thread
 from typing import NamedTuple
 
 from launch.local import bound_to_parent
 
-PORT = 5900  # of the plain transfer
 FRAME, PAYLOAD = 1514, 1448  # bytes of an Ethernet frame, and of the data in it
 BURST = 6e-4  # seconds of its rate that a token bucket lets pass at once
 LEAST = 2 * FRAME + 72  # bytes of it
 QUEUE = 32 * 2**20  # bytes that wait before any are dropped
 LONGEST = 60.0  # seconds until a node that does not answer is given up
 NICE = -15  # of a node's session
+RANDOM = 2**32 - 0x1000 + 56  # linux/filter.h: where a classifier finds a number that is drawn
 NAMESPACES = ("unshare", "--net", "--uts", "--mount")
 
 
@@ -48,6 +46,7 @@ class Network(NamedTuple):
     """Nodes that are there; `pids`: a process in the namespaces of each."""
 
     pids: tuple[int, ...]
+    has_bridge: bool = True
 
     def at_node(self, node: int, command: Sequence[str]) -> list[str]:
         where = ["-t", str(self.pids[node]), "-n", "-u", "-m", f"--wd={Path.cwd()}"]
@@ -59,28 +58,58 @@ class Network(NamedTuple):
         The bridge's end has twice the burst, so that the node's own decides.
         """
         for node in range(len(self.pids)):
-            for device, wide in ((f"node{node}", 1), (f"bridge{node}", 2)):
+            for device, wide in ((f"node{node}", 1), (f"bridge{node}", 2))[: 1 + self.has_bridge]:
                 burst = wide * max(LEAST, BURST * bits / 8)
-                line = f"tc qdisc replace dev {device} root tbf rate {bits:.0f}bit limit {QUEUE}"
-                command = f"{line} burst {burst:.0f}".split()
+                line = f"tc qdisc replace dev {device} root handle 1: tbf rate {bits:.0f}bit"
+                command = f"{line} limit {QUEUE} burst {burst:.0f}".split()
                 _call(self.at_node(node, command) if wide == 1 else command)
+
+    def lose(self, share: float) -> None:
+        """From here on so many of the packets to each node are lost, each by a draw of its own.
+
+        To be called once, on links that are shaped and have a bridge, before any connection is
+        made: nodes then send no packet that stands for several. A classifier that draws a number
+        sends what is to be lost into a queue that holds nothing.
+        """
+        rate = f"rate 1gbit quantum {FRAME}"  # which nothing has
+        drawn = f"4,32 0 0 {RANDOM},53 0 1 {share * 2**32:.0f},6 0 0 0,6 0 0 {2**32 - 1}"
+        for node in range(len(self.pids)):
+            _call(self.at_node(node, f"ip link set node{node} gso_max_segs 1".split()))
+            _lines(
+                f"tc qdisc add dev bridge{node} parent 1:1 handle 2: htb",
+                f"tc class add dev bridge{node} parent 2: classid 2:1 htb {rate}",
+                f"tc qdisc add dev bridge{node} parent 2:1 pfifo limit 0",
+            )
+            line = f"tc filter add dev bridge{node} parent 2: bpf bytecode"
+            _call([*line.split(), drawn, "flowid", "2:1"])
 
 
 @contextlib.contextmanager
-def network(nodes: int) -> Iterator[Network]:
-    """So many nodes, in a network namespace that is this process's own (`alone`)."""
+def network(nodes: int, delay: float = 0.0) -> Iterator[Network]:
+    """So many nodes, in a network namespace that is this process's own (`alone`).
+
+    A packet from one to the other is under way for `delay` seconds.
+    """
     with contextlib.ExitStack() as stack:
         hosts = Path(stack.enter_context(tempfile.TemporaryDirectory()), "hosts")
         names = [f"{address(node)} node{node}\n" for node in range(nodes)]
         hosts.write_text("127.0.0.1 localhost\n" + "".join(names))
-        _lines("ip link set lo up", "ip link add bridge type bridge", "ip link set bridge up")
-        stack.callback(_lines, "ip link del bridge")
-        made = Network(tuple(stack.enter_context(_holder()) for _ in range(nodes)))
+        hold = [*NAMESPACES, "sh", "-c", "echo in; exec sleep infinity"]
+        made = Network(tuple(stack.enter_context(_held(hold)) for _ in range(nodes)), not delay)
+        if delay:
+            pids = map(str, made.pids)
+            command = [sys.executable, "-m", "tests.benchmarks.relay", str(delay), *pids]
+            stack.enter_context(_held(command))
+        else:
+            _lines("ip link set lo up", "ip link add bridge type bridge", "ip link set bridge up")
+            stack.callback(_lines, "ip link del bridge")
         for node, pid in enumerate(made.pids):
-            _lines(
-                f"ip link add bridge{node} type veth peer name node{node} netns {pid}",
-                f"ip link set bridge{node} master bridge up",
-            )
+            if made.has_bridge:
+                _lines(
+                    f"ip link add bridge{node} type veth peer name node{node} netns {pid}",
+                    f"ip link set bridge{node} master bridge up",
+                )
+                stack.callback(_lines, f"ip link del bridge{node}")
             for line in (
                 f"hostname node{node}",
                 f"mount --bind {hosts} /etc/hosts",
@@ -93,17 +122,14 @@ def network(nodes: int) -> Iterator[Network]:
 
 
 @contextlib.contextmanager
-def _holder() -> Iterator[int]:
-    """A process that only holds a node's namespaces."""
-    held = subprocess.Popen(
-        [*NAMESPACES, "sh", "-c", "echo in; exec sleep infinity"],
-        stdout=subprocess.PIPE,
-        preexec_fn=bound_to_parent(),
-    )
+def _held(command: Sequence[str]) -> Iterator[int]:
+    """A process that is there until the end, from when it has said that it is."""
+    held = subprocess.Popen(command, stdout=subprocess.PIPE, preexec_fn=bound_to_parent())
     with held:
         assert held.stdout
         try:
-            held.stdout.readline()
+            if not held.stdout.readline():
+                raise OSError(f"{' '.join(command)}: ended before it began")
             yield held.pid
         finally:
             held.kill()
@@ -116,52 +142,6 @@ def _lines(*lines: str) -> None:
 
 def _call(command: Sequence[str]) -> None:
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=LONGEST)
-
-
-class Neighbours(NamedTuple):
-    """Plain connections of a ring: to the next node, and from the one before."""
-
-    right: socket.socket
-    left: socket.socket
-
-    def ring(self, size: int) -> float:
-        """Seconds of a message of so many bytes from every node to the next, all at once."""
-        message, into = bytes(size), bytearray(min(size, 2**20))
-        begun = time.perf_counter()
-        sending = Thread(target=self.right.sendall, args=(message,))
-        sending.start()
-        while size:
-            size -= self.left.recv_into(into, min(size, len(into)))
-        sending.join()
-        return time.perf_counter() - begun
-
-    def turns(self, count: int) -> float:
-        """Seconds of a message of one byte, over so many one after the other."""
-        begun = time.perf_counter()
-        for _ in range(count):
-            self.right.sendall(b".")
-            self.left.recv(1)
-        return (time.perf_counter() - begun) / count
-
-
-def neighbours(node: int, nodes: int) -> Neighbours:
-    """To be called on all nodes at once. Raises `OSError` if one does not come."""
-    with socket.create_server((address(node), PORT)) as server:
-        server.settimeout(LONGEST)
-        deadline = time.monotonic() + LONGEST
-        while True:
-            try:
-                right = socket.create_connection((address((node + 1) % nodes), PORT), LONGEST)
-                break
-            except ConnectionRefusedError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.02)
-        left, _ = server.accept()
-    for end in (right, left):
-        end.settimeout(2 * LONGEST)
-        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return Neighbours(right, left)
 
 
 def preferred(alone: bool) -> None:

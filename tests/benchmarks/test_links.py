@@ -1,8 +1,12 @@
 """The account of real seconds over links: what its terms are, and what goes over a link."""
 
 import json
+import os
+import socket
 import subprocess
 import sys
+import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -49,6 +53,90 @@ def test_rare_exchanges_are_shared_by_the_updates_between_them():
         for period in (1, 8)
     )
     assert often["wire"] == pytest.approx(8 * rarely["wire"])
+
+
+def test_a_row_of_a_far_link_is_told_from_those_that_older_records_have():
+    old = {"method": "sync", "megabits": 100, "period": 1, "nodes": 2, "link": []}
+    assert links.row_of(old) == links.Row("sync", 100)
+    assert str(links.Row("sync", 100)) == "sync 100 1 2"
+    rows = list(map(str, links.all_rows()))
+    assert len(set(rows)) == len(rows)
+    assert {"delay 20 DiLoCo 100 8 2", "loss 0.1 sync 1000 1 2"} < set(rows)
+
+
+def test_the_relay_hands_a_packet_to_its_address_and_not_before_its_time():
+    """Sockets in the place of tunnels: of three nodes, in order, and IPv4 alone."""
+
+    def packet(node: int, text: bytes, version: int = 4) -> bytes:
+        return bytes(10) + bytes([version << 4]) + bytes(18) + bytes([node + 1]) + text
+
+    code = "import sys; from tests.benchmarks.relay import relay; relay(eval(sys.argv[1]), 0.05)"
+    with ExitStack() as stack:
+        pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(3)]
+        for end in sum(pairs, ()):
+            stack.enter_context(end)
+            end.settimeout(10)
+        held = [far.fileno() for _, far in pairs]
+        for end in held:
+            os.set_blocking(end, False)
+        done = subprocess.Popen([sys.executable, "-c", code, str(held)], pass_fds=held)
+        stack.callback(done.wait)
+        stack.callback(done.kill)
+        (one, _), (two, _), (three, _) = pairs
+        begun = time.perf_counter()
+        sent = [
+            packet(2, b"first"),
+            packet(2, b"none", 6),
+            packet(7, b"nobody"),
+            packet(2, b"last"),
+        ]
+        for each in sent:
+            one.send(each)
+        two.send(packet(0, b"back"))
+        assert [three.recv(99) for _ in range(2)] == [sent[0], sent[3]]
+        assert one.recv(99) == packet(0, b"back")
+        assert time.perf_counter() - begun >= 0.05
+
+
+FAR = """
+import json, subprocess, sys
+from tests.benchmarks import shaped
+
+plain = "from tests.benchmarks.neighbours import neighbours; ring = neighbours(NODE, 2);"
+plain += "ring.ring(20_000_000); print(ring.turns(50))"
+with shaped.network(2, float(sys.argv[1])) as network:
+    network.shape(1e9)
+    if loss := float(sys.argv[2]):
+        network.lose(loss)
+    nodes = [
+        subprocess.Popen(network.at_node(node, [sys.executable, "-c", code]), stdout=-1, text=True)
+        for node, code in enumerate(plain.replace("NODE", str(node)) for node in range(2))
+    ]
+    turn = min(float(node.communicate()[0]) for node in nodes)
+    shown = "tc -s -j qdisc show dev bridge0".split() if network.has_bridge else ["echo", "[]"]
+    print(json.dumps([turn, json.loads(subprocess.check_output(shown))]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("delay", "loss"), [(0.0, 0.0), (0.02, 0.0), (0.0, 0.01)])
+def test_links_take_as_long_and_lose_as_many_as_they_are_asked_to(delay, loss):
+    if delay and not os.access("/dev/net/tun", os.W_OK):
+        pytest.skip("no tunnel can be made here")
+    try:
+        command = shaped.alone([sys.executable, "-c", FAR, str(delay), str(loss)])
+    except OSError as error:
+        pytest.skip(str(error))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert not done.returncode, done.stderr
+    turn, queues = json.loads(done.stdout)
+    assert turn > 0.95 * delay  # both send at once, but the first time
+    if loss:
+        (links_own,) = [queue for queue in queues if queue["kind"] == "htb"]
+        lost, passed = links_own["drops"], links_own["packets"]
+        deviation = (loss * (1 - loss) / (lost + passed)) ** 0.5
+        assert lost / (lost + passed) == pytest.approx(loss, abs=5 * deviation)
+        assert links_own["bytes"] < passed * (shaped.FRAME + 1)  # none stands for several
 
 
 def test_a_clock_that_is_too_slow_is_as_far_off_as_one_too_fast():
