@@ -1,14 +1,14 @@
 """Learners on clocks of their own, and the syncer that merges what some of them have sent.
 
-A fragment p of P is sent by a learner after its local steps p H / P, rounded down, and then every H
-of them. The syncer merges it `window` seconds after the message of the K-th learner is there: those
-of all learners whose message is there by then. Theta goes back to these. A learner takes it over at
-the end of a local step, `delay` or more of its own after it had sent, and one at least.
+A learner sends fragment p of P after its first p H / P local steps, rounded down, and then after
+every H. `grace` seconds after the K-th learner's message the syncer merges all that have arrived by
+then, and sends Theta back to these learners. A learner takes it over at the end of a local step, at
+least `delay` of its own steps, and at least one, after it had sent.
 
-A learner has one message of a fragment at most: under way to the syncer, or there, where a newer
-one may take its place until a merge is due; or on its way back, and then it sends none. Nor does
-it in the step that takes one over: there is nothing to tell yet, and it would count for the quorum.
-A merge is of the update that its seconds follow; one that would be after the last update is none.
+A learner has at most one message of a fragment. While it waits at the syncer a newer one may take
+its place, until a merge is due. While Theta is on its way back the learner sends none, nor in the
+step that takes Theta over: that message would be empty, and yet count for the quorum. A merge
+belongs to the last local step before it; after the very last step there are none.
 """
 
 import math
@@ -16,16 +16,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-AWAY = math.inf  # when a message is there that is nowhere
+from optdyn.timeline.trace import Held
+
+AWAY = math.inf  # when a message arrives that is nowhere
 
 
 class Rounds(NamedTuple):
     """What follows each local step, (steps, P)."""
 
-    receive: np.ndarray  # bool, whether the learner takes over what is back
+    receive: np.ndarray  # bool, whether the learner takes Theta over
     send: np.ndarray  # bool, whether it sends then
-    into: np.ndarray  # int32, the number of the merge that this is in; 0: it is overtaken
-    merge: np.ndarray  # int32, of merges made then the last one's number, from 1 on; 0: none
+    into: np.ndarray  # int32, the number of the merge that this message is in; 0: of none
+    merge: np.ndarray  # int32, number of the last merge that follows, from 1 on; 0: none does
 
 
 def rounds(
@@ -35,13 +37,13 @@ def rounds(
     period: int,
     delay: int = 0,
     quorum: int = 0,
-    window: float = 0.0,
+    grace: float = 0.0,
 ) -> Rounds:
     """What learners exchange at their local steps, and the merges that come of it.
 
     `worker`, (steps,): the learner of each local step; `seconds`, (steps,): when it is done.
     `message`, (learners, P): seconds of a message, in either direction. `period` is H, in local
-    steps; `quorum` is K, 0: all learners; `delay` and `window` as at the top of this file.
+    steps; `quorum` is K, 0: all learners; `delay` and `grace` as at the top of this file.
     """
     steps, (learners, fragments) = len(worker), message.shape
     phases = np.arange(fragments) * period // fragments
@@ -58,7 +60,7 @@ def rounds(
         known = there[p][there[p] < AWAY]
         if len(known) < quorum:
             return AWAY
-        return float(np.partition(known, quorum - 1)[quorum - 1]) + window
+        return float(np.partition(known, quorum - 1)[quorum - 1]) + grace
 
     for t, (m, now) in enumerate(zip(worker.tolist(), seconds.tolist(), strict=True)):
         done[m] += 1
@@ -79,6 +81,13 @@ def rounds(
                 back[p, members], there[p, members] = due[p] + message[members, p], AWAY
                 due[p] = merge_of(p)
     return made._replace(receive=receive, send=send)
+
+
+def recorded(held: Held, fragments: int, steps: int) -> Rounds:
+    """The rounds of a run that a trace holds. Raises `TimelineError`."""
+    each = (held.whole(name, (fragments,), 0, steps) for name in Rounds._fields)
+    receive, send, into, merge = each
+    return Rounds(receive.astype(bool), send.astype(bool), into, merge)
 
 
 def merges(last: np.ndarray) -> np.ndarray:

@@ -6,17 +6,19 @@
     Theta   <- Theta - eta (Delta + mu v)
     x_m, Theta_m <- Theta             of m in M, at the end of its local step by which it is back
 
-Theta_m is what learner m took over last, and tokens_m, steps_m are counted from then; batches are
-of one size, so that w_m is as steps_m. M are the learners whose message is there at a merge, K at
-least (`timeline/syncer.py`). They go on meanwhile, and what they did since the sending is lost.
-This holds for every fragment of the parameters by itself, and their turns are H / P steps apart.
+Theta_m is what learner m took over last; tokens_m and steps_m count from then. All batches are of
+one size here, so that w_m is steps_m. M are the learners whose messages have arrived by a merge, at
+least K of them (`timeline/syncer.py` says when). They train on meanwhile, and lose what they did
+between their sending and the receipt. All this holds for every fragment of the parameters by
+itself, and the fragments' turns are H / P steps apart.
 
-With K = all, no window, equal speeds and prompt messages it is streaming DiLoCo with a delay of one
-update. A learner that is away keeps what it has, and loses the step that it was at.
+With K = all, no grace, equal speeds and prompt messages it is streaming DiLoCo with a delay of one
+update. A learner that is away keeps its parameters and loses the local step that it was at.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -32,39 +34,39 @@ from optdyn.strategies.method import Methods, Setting
 from optdyn.strategies.mix.averaging_clock import fragment_bytes
 from optdyn.strategies.mix.diloco import nesterov
 from optdyn.strategies.mix.fragments import cut, join
-from optdyn.strategies.mix.messages import size
+from optdyn.strategies.mix.messages import mean_of, size
 from optdyn.strategies.read import local_steps
 from optdyn.strategies.read import workers as own
 from optdyn.strategies.shared_fields import Fragmented, OuterMomentum, Periodic
+from optdyn.timeline import syncer
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.network import to_server
-from optdyn.timeline.syncer import Rounds, ages, merges, rounds
 
 
 class Learning(NamedTuple):
-    """A local step of learner m and what follows it, of every fragment (P,)."""
+    """A local step of learner m, and what follows it of every fragment, (P,)."""
 
     worker: Array  # int32, m
-    receive: Array  # these four as in `Rounds`
+    receive: Array  # this and the next three as in `syncer.Rounds`
     send: Array
     into: Array
     merge: Array
-    merges: Array  # int32, how many are made then; `merge` is the last
-    steps: Array  # float32, local steps of m since it took over: w_m
-    part: Array  # float32, of all parameters, there and back, that are sent and taken over
+    merges: Array  # int32, how many merges follow; `merge` is the last
+    steps: Array  # float32, w_m
+    part: Array  # float32, share of all parameters that travels there and back
     rate: Array  # float32, eta
     momentum: Array  # float32, mu
 
 
 class State(NamedTuple):
     params: Params  # Theta
-    outer: tuple[Tree, ...]  # the outer optimizer's, of each fragment
-    workers: own.Table  # x_m
+    outer: tuple[Tree, ...]  # v of each fragment
+    workers: own.Table  # x_m; from here on all are tables of the learners
     read: own.Table  # Theta_m
     opt_state: own.Table
-    mail: own.Table  # D_m, as it was sent; when it was merged Theta, on its way back
+    mail: own.Table  # D_m from its sending to its merge, and then Theta, on its way back
     into: jax.Array  # (learners, P) int32, the merge that D_m is for
-    steps: jax.Array  # (learners, P) float32, w_m
+    steps: jax.Array  # (learners, P) float32, w_m of that D_m
 
     def moved_to(self, params: Params) -> "State":
         """Theta is other parameters, which learners hear of with their next merge."""
@@ -77,62 +79,51 @@ class State(NamedTuple):
 
 def decoupled(gradient: Gradient, update: Update, learners: int, fragments: int = 1) -> Rule:
     """Rule of a table of `learners`; `event.choice` is a `Learning`."""
-    local, rule = local_steps.local_step(gradient, update), nesterov()
+    local, server = local_steps.local_step(gradient, update), nesterov()
+    parts = partial(cut, fragments=fragments)
 
     def init(params: Params) -> State:
         every, opt_state = own.table((params, update.init(params)), learners)
-        outer = tuple(rule.init(part) for part in cut(params, fragments))
         none = jnp.zeros((learners, fragments), jnp.int32)
         mail = jax.tree.map(jnp.zeros_like, every)
+        outer = tuple(map(server.init, parts(params)))
         return State(params, outer, every, every, opt_state, mail, none, none + jnp.float32(0))
 
     def where(flags: Array, tree: Tree, other: Tree) -> Tree:
         """The fragments of `tree` whose flag is set, (P,), and of `other` the rest."""
-        each = zip(flags, cut(tree, fragments), cut(other, fragments), strict=True)
-        return join([own.where(*one) for one in each])
+        return join(list(map(own.where, flags, parts(tree), parts(other))))
 
     def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
         c = event.choice
-        m = c.worker
-        x, read, mail = (own.row(table, m) for table in (state.workers, state.read, state.mail))
-        loss, x, opt_state, _ = local(x, own.row(state.opt_state, m), event, batch)
-        x, read = (where(c.receive, mail, before) for before in (x, read))
+        x, read, opt_state, mail, into, steps = own.row(state[2:], c.worker)
+        loss, x, opt_state, _ = local(x, opt_state, event, batch)
+        x, read = where(c.receive, mail, x), where(c.receive, mail, read)
         mail = where(c.send, jax.tree.map(jnp.subtract, read, x), mail)
-        now = x, read, opt_state, mail
-        every, reads, opt_states, mails = own.put(state[2:6], m, now)
-        into, steps = (
-            table.at[m].set(jnp.where(c.send, new, table[m]))
-            for table, new in ((state.into, c.into), (state.steps, c.steps))
-        )
-        after = State(state.params, state.outer, every, reads, opt_states, mails, into, steps)
-        most = jnp.max(c.merges)
-        after = lax.fori_loop(0, most, lambda n, after: merged(after, event, n), after)
+        into, steps = jnp.where(c.send, c.into, into), jnp.where(c.send, c.steps, steps)
+        tables = own.put(state[2:], c.worker, (x, read, opt_state, mail, into, steps))
+        after = merged(c, State(*state[:2], *tables))
         return after, {"loss": loss, "sent_bytes": 2 * c.part * size(x)}
 
-    def merged(state: State, event: Event, n: Array) -> State:
-        """After merge n, from 0 on, of those of every fragment that are made then."""
-        c = event.choice
-        hyper = {"outer_learning_rate": c.rate, "outer_momentum": c.momentum}
-        theta, outer, mail = cut(state.params, fragments), list(state.outer), []
-        made = list(theta)
-        for p, letters in enumerate(cut(state.mail, fragments)):
-            is_made = n < c.merges[p]
-            members = is_made & (state.into[:, p] == c.merge[p] - c.merges[p] + 1 + n)
-            w = members * state.steps[:, p] / jnp.maximum((members * state.steps[:, p]).sum(), 1.0)
+    def merged(c: Learning, state: State) -> State:
+        """After the merges that follow a local step."""
+        each = zip(parts(state.params), state.outer, parts(state.mail), strict=True)
+        after = [
+            lax.fori_loop(0, c.merges[p], partial(merge, c, state, p), of_fragment)
+            for p, of_fragment in enumerate(each)
+        ]
+        theta, outer, mail = zip(*after, strict=True)
+        return state._replace(params=join(theta), outer=outer, mail=join(mail))
 
-            def mean(rows: jax.Array, w: jax.Array = w) -> jax.Array:
-                own = w.astype(rows.dtype)
-                return jnp.tensordot(own, rows, axes=1, precision=lax.Precision.HIGHEST)
-
-            def back(rows: jax.Array, new: jax.Array, who: jax.Array = members) -> jax.Array:
-                return jnp.where(who.reshape(-1, *[1] * new.ndim), new, rows)
-
-            gap = jax.tree.map(mean, letters)
-            updates, after = rule.update(gap, outer[p], theta[p], **hyper)
-            new = own.where(is_made, optax.apply_updates(theta[p], updates), theta[p])
-            made[p], outer[p] = new, own.where(is_made, after, outer[p])
-            mail.append(jax.tree.map(back, letters, new))
-        return state._replace(params=join(made), outer=tuple(outer), mail=join(mail))
+    def merge(c: Learning, state: State, p: int, n: Array, of_fragment: Tree) -> Tree:
+        """Theta, v and the mail of fragment p after merge n, from 0 on, of those that follow."""
+        theta, v, mail = of_fragment
+        in_M = state.into[:, p] == c.merge[p] - c.merges[p] + 1 + n
+        w = in_M * state.steps[:, p]
+        delta = jax.tree.map(partial(mean_of, weights=w / jnp.maximum(w.sum(), 1.0)), mail)
+        numbers = {"outer_learning_rate": c.rate, "outer_momentum": c.momentum}
+        updates, v = server.update(delta, v, theta, **numbers)
+        theta = optax.apply_updates(theta, updates)
+        return theta, v, jax.vmap(own.where, (0, None, 0))(in_M, theta, mail)
 
     return Rule(init, step)
 
@@ -162,27 +153,24 @@ class Decoupled(own.Workers, Periodic, Fragmented, OuterMomentum):
         return decoupled(gradient, update, self.groups, self.fragments)
 
     def clock(self, setting: Setting, methods: Methods) -> Timeline:
-        """Local steps as in `asynchronous`, whose messages take no time of a learner's.
+        """Local steps as in `asynchronous`, but no learner waits for a message.
 
         The staleness is how many merges the fragment that lags most has not seen.
         """
         line, cluster = own.unhindered(self, setting, methods), setting.setup.cluster
         shares = np.array(fragment_bytes(setting._replace(update_bytes=1), self.fragments))
-        sizes = shares * setting.update_bytes
-        places = np.arange(self.groups) * cluster.nodes // self.groups
-        message = np.stack([to_server(cluster, size)[places] for size in sizes], axis=1)
         if (held := setting.held) and held.has("merge"):
-            told = (held.whole(name, shares.shape, 0, len(line.worker)) for name in Rounds._fields)
-            receive, send, into, merge = told
-            made = Rounds(receive.astype(bool), send.astype(bool), into, merge)
+            made = syncer.recorded(held, self.fragments, len(line.worker))
         else:
+            places = np.arange(self.groups) * cluster.nodes // self.groups
+            message = [to_server(cluster, size)[places] for size in shares * setting.update_bytes]
             numbers = self.period, self.delay, self.quorum, self.grace
-            made = rounds(line.worker, line.seconds, message, *numbers)
-        steps, late = ages(line.worker, self.groups, made)
+            made = syncer.rounds(line.worker, line.seconds, np.stack(message, axis=1), *numbers)
+        steps, late = syncer.ages(line.worker, self.groups, made)
         choice = Learning(
             line.worker,
             *made,
-            merges=merges(made.merge),
+            merges=syncer.merges(made.merge),
             steps=steps.astype(np.float32),
             part=((made.send * 0.5 + made.receive * 0.5) @ shares).astype(np.float32),
             rate=np.full(len(steps), self.outer_learning_rate, np.float32),
