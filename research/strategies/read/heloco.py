@@ -10,16 +10,39 @@ Array by array, of the message D, the momentum m, and c the cosine of D and m:
     m     <- mu m + (1 - mu) D
     theta <- theta - eta (D + mu m)
 
-Turning keeps the length of D; of what is against m it takes a part off. With c_ok = -1, and where m
-is 0, D stays as it is.
+Turning keeps the length of D. From a D that is against m a part of what is against it is taken off.
+With c_ok = -1, and where m is 0, D stays as it is.
 """
+
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 
+from optdyn.basics.fields import field
+from optdyn.basics.trees import Choice
 from optdyn.core import Array, Params
+from optdyn.strategies.method import Method
+from optdyn.strategies.read.cgad import weighed
+from optdyn.strategies.read.server import Kept, Server
 
 TINY = 1e-12  # beside norms
+
+
+@dataclass(frozen=True)
+class Turned(Method):
+    """The numbers of messages that are turned."""
+
+    aligned: float = field(
+        0.5,
+        "async_local_sgd: c_ok of 'heloco', a cosine with the momentum from which on a message "
+        "stays as it is.",
+        at_least=-1,
+        at_most=1,
+    )
+    correction: float = field(
+        0.5, "async_local_sgd: k of 'heloco', how much others are corrected.", at_least=0
+    )
 
 
 def turned(message: Params, momentum: Params, aligned: Array, strength: Array) -> Params:
@@ -40,7 +63,12 @@ def turned(message: Params, momentum: Params, aligned: Array, strength: Array) -
     return jax.tree.map(one, message, momentum)
 
 
-def step(message: Params, momentum: Params, decay: Array) -> tuple[Params, Params]:
-    """D + mu m and the m in it, of what came and the momentum before."""
-    after = jax.tree.map(lambda m, d: decay * m + (1 - decay) * d, momentum, message)
-    return jax.tree.map(lambda m, d: d + decay * m, after, message), after
+def step(message: Params, kept: Kept, c: Choice) -> tuple[Params, Kept]:
+    """D + mu m, of a message that is turned, and weighed by its age; `c` is a `Turn`."""
+    message = weighed(turned(message, kept.momentum, c.aligned, c.strength), c.weight)
+    after = jax.tree.map(lambda m, d: c.decay * m + (1 - c.decay) * d, kept.momentum, message)
+    way = jax.tree.map(lambda m, d: d + c.decay * m, after, message)
+    return way, kept._replace(momentum=after)
+
+
+HELOCO = Server(step)

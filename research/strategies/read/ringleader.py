@@ -3,13 +3,12 @@
     G_i     <- (1 - 1/b_i) G_i + g / b_i        a gradient g of group i arrives, its b_i-th
     x_{t+1} =  x_t - alpha 1/n sum_i G_i        if it is one that applies the table
 
-n groups arrive as in asynchronous SGD: nobody waits, and who arrives reads the newest parameters.
-The server goes in rounds of n updates. It gathers until each group has an entry. The arrival that
-completes the table applies it, and so does the next one of each other group. Who arrives again in
-between is kept in a second table, the next round's. So a fast group has a mean of more gradients,
-but no more say, and none that is applied is older than 2n - 2 updates. One group is SGD.
-
-A row of the timeline is an arrival, of a gradient of a whole batch.
+n groups arrive as in asynchronous SGD: nobody waits, and a group that arrives reads the newest
+parameters. The server goes in rounds of n updates. It gathers until each group has an entry. The
+arrival that completes the table applies it, and so does the next arrival of each other group. What
+a group sends after that goes into a second table, the next round's. So a fast group's mean is of
+more gradients, but counts no more, and no gradient that is applied is older than 2n - 2 updates.
+One group is SGD. A row of the timeline is an arrival, of a gradient of a whole batch.
 """
 
 from collections.abc import Mapping
@@ -58,11 +57,11 @@ def ringleader(
         i, table, b, applied = event.choice
         seen = state.at(i)
         loss, grads = gradient(seen, event, batch)
-        kept = jax.tree.map(
-            lambda G, g: G.at[table, i].set((1 - 1 / b) * G[table, i] + g / b),
-            state.gradients,
-            grads,
-        )
+
+        def entered(G: jax.Array, g: jax.Array) -> jax.Array:
+            return G.at[table, i].set((1 - 1 / b) * G[table, i] + g / b)
+
+        kept = jax.tree.map(entered, state.gradients, grads)
         mean = jax.tree.map(lambda G: G[table].mean(axis=0), kept)
         now = state.params, state.opt_state
         params, opt_state = where(applied, update.apply(mean, now[1], now[0], event, seen), now)
@@ -73,10 +72,7 @@ def ringleader(
 
 
 def rounds(worker: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(steps,) each: an arrival's table, its group's number b_i in it, and whether it is applied.
-
-    `worker`, (steps,): the groups in the order of their arrivals, of `count` in all.
-    """
+    """(steps,) each, of arrivals of `count` groups: the table, b_i, and whether it is applied."""
     table, number = np.zeros((2, len(worker)), np.int32)
     applied, b = np.zeros(len(worker), bool), np.zeros((2, count), np.int32)
     now, turns = 0, set[int]()  # the round's table, and who has yet to apply it; none: it gathers
