@@ -15,18 +15,17 @@ so the columns of P sum to 1. In all graphs but `push` the rows do, too. Nodes a
 a circle.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
-from optdyn.timeline.base import TimelineError, undelayed
-from optdyn.timeline.habits import TURNS, Load, Presence
+from optdyn.timeline.attendance import Links, lasting, passed_on
+from optdyn.timeline.base import undelayed
+from optdyn.timeline.habits import Load, Presence
 
 GRAPHS = ("ring", "exponential", "one_peer", "complete", "random", "push")
 DRAWN = ("random", "push")
 CONSTANT = ("ring", "exponential", "complete")
-Links = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (from, to) -> seconds, of broadcast nodes
 
 
 def graph(name: str, nodes: int, steps: int, rng: np.random.Generator) -> np.ndarray:
@@ -149,7 +148,7 @@ def arrivals(
     for t in range(steps):
         peers, took = to[t % len(to)], travel[t % len(to)]
         if presence:
-            here = who[t] = _lasting(here, now, done[t], links, load, presence)
+            here = who[t] = lasting(here, now, done[t], links, load, presence)
             peers = used[t] = passed_on(peers, here)
             among = links(every[:, None], peers)
             took = np.where(peers == every[:, None], 0.0, among).cumsum(axis=1)
@@ -167,61 +166,3 @@ def arrivals(
             now, free = (np.where(here, *each) for each in zip((now, free), before, strict=True))
         seconds[t] = now[here].max()
     return Gossiped(undelayed(seconds), used, who)
-
-
-def among(to: np.ndarray, there: np.ndarray) -> np.ndarray:
-    """(steps, nodes, k) whom each sends to where only those `there`, (steps, nodes), take part."""
-    every = [passed_on(to[t % len(to)], here) for t, here in enumerate(there)]
-    return np.stack(every).astype(np.int32)
-
-
-def passed_on(peers: np.ndarray, here: np.ndarray) -> np.ndarray:
-    """(nodes, k) whom each sends to where only those `here`, (nodes,), take part.
-
-    In place of who is away it is the one whom that one would have sent to, and so on. So where all
-    are sent as much as they send, that stays so. Who is away, or finds nobody, sends to itself.
-    """
-    every, nodes = np.arange(len(here))[:, None], len(here)
-    found = np.where(here[:, None], peers, every)
-    for _ in range(nodes):
-        lost = here[:, None] & ~here[found]
-        if not lost.any():
-            return found
-        found = np.where(lost, np.take_along_axis(peers, found, axis=0), found)
-    return np.where(lost, every, found)
-
-
-def stands(there: np.ndarray) -> np.ndarray:
-    """(steps, nodes) int32: itself, or of who is not `there` the next on the circle who is."""
-    nodes = there.shape[1]
-    twice = np.where(np.tile(there, 2), np.arange(2 * nodes), 2 * nodes)
-    following = np.minimum.accumulate(twice[:, ::-1], axis=1)[:, ::-1]
-    return (following[:, :nodes] % nodes).astype(np.int32)
-
-
-def _lasting(
-    here: np.ndarray,
-    now: np.ndarray,
-    done: np.ndarray,
-    links: Links,
-    load: Load | None,
-    presence: Presence,
-) -> np.ndarray:
-    """The nodes in the next update, given those in the last; sets `now` of those that are back."""
-    every = np.arange(len(here))
-    for _ in range(TURNS):
-        here = here & (now < presence.left)
-        if here.any():
-            start, source = now[here].min(), stands(here[None])[0]
-            come = ~here & (presence.back + links(source, every) <= start)
-        else:
-            start, come = presence.back.min(), every == presence.back.argmin()
-        now[come] = start
-        here |= come & presence.at(np.where(come, start, -np.inf))
-        here &= now + done * (load(now) if load else 1.0) < presence.left
-        if here.any():
-            return here
-    raise TimelineError(
-        f"config.cluster.presence: no node is there for the {done.min():.3g} seconds of an update, "
-        f"{TURNS:,} times one after the other; must be longer"
-    )

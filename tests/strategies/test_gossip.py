@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from optdyn.config import ConfigError, default
 from optdyn.strategies.mix.gossip import Neighbours, gossip
-from optdyn.timeline import TimelineError, graphs
+from optdyn.timeline import TimelineError, attendance, graphs
 from optdyn.timeline.graphs import DRAWN, GRAPHS, arrivals, graph, spectral_gap, weights
 from optdyn.training import driver, trainer
 from optdyn.training.checks import check
@@ -109,8 +109,8 @@ def test_who_is_away_sends_and_is_sent_nothing(name, order):
     there = rng.random((STEPS, NODES)) < 0.5
     there[np.arange(STEPS), rng.integers(NODES, size=STEPS)] = True
     assert not there.all(axis=1).all() and (there.sum(axis=1) == 1).any()
-    whole, stand = drawn(name)[np.arange(STEPS) % len(drawn(name))], graphs.stands(there)
-    to = np.array([graphs.passed_on(*of) for of in zip(whole, there, strict=True)])
+    whole, stand = drawn(name)[np.arange(STEPS) % len(drawn(name))], attendance.stands(there)
+    to = np.array([attendance.passed_on(*of) for of in zip(whole, there, strict=True)])
     for t, i in np.ndindex(STEPS, NODES):
         ahead = [(i + k) % NODES for k in range(NODES) if there[t, (i + k) % NODES]]
         assert stand[t, i] == ahead[0]
@@ -130,7 +130,7 @@ def test_what_nobody_is_there_for_is_passed_on(name, count, data):
     """To the next in the same turn who is there; so all are sent as much as before."""
     here = np.array(data.draw(st.lists(st.booleans(), min_size=count, max_size=count)))
     for peers in drawn(name, count, 3):
-        to = graphs.passed_on(peers, here)
+        to = attendance.passed_on(peers, here)
         for i, k in np.ndindex(*peers.shape):
             j, seen = int(peers[i, k]), set()
             while not here[j] and j not in seen:

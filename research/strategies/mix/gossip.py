@@ -3,16 +3,17 @@
     combine   x_i <- sum_j W_ij x_j - gamma g_i(x_i)        D-PSGD (Lian et al., arXiv 1705.09056)
     adapt     x_i <- sum_j W_ij (x_j - gamma g_j(x_j))
 
-W has rows and columns of sum 1, so that the mean over the nodes is kept. Where only the columns of
-P sum to 1, push-sum keeps it (SGP, Assran et al., arXiv 1811.10792): weights w travel along,
+The rows and columns of W sum to 1, which keeps the mean over the nodes. Where only the columns of P
+sum to 1, push-sum keeps it (SGP, Assran et al., arXiv 1811.10792): weights w travel along,
 
-    x <- P (x - gamma g(z))      w <- P w      z = x / w      or x <- P x - gamma g(z), and so on
+    x <- P (x - gamma g(z))      or      x <- P x - gamma g(z)
+    w <- P w,  z = x / w
 
-and gradients are taken at z. With W it has w = 1, so this file has push-sum only. The timeline
-knows P and hence w. What a node holds is z, and in terms of that with R_ij = P_ij w_j / w_i'
+and gradients are taken at z. With W in place of P w stays 1, so that this one rule is both. The
+timeline knows P, and so w. A node holds z, and with R_ij = P_ij w_j / w_i', whose rows sum to 1,
 
     adapt   z_i <- sum_j R_ij (z_j - gamma g_j / w_j)
-    combine z_i <- sum_j R_ij z_j - gamma g_i / w_i'        w' = P w, so that rows of R sum to 1
+    combine z_i <- sum_j R_ij z_j - gamma g_i / w_i'        w' = P w
 
 -gamma g stands for whatever a node's own update does. Compressed messages have another rule
 (`choco.py`).
@@ -41,11 +42,10 @@ from optdyn.strategies.mix.messages import over_nodes, own_event, with_sent
 from optdyn.strategies.mix.model_averaging import ModelAveraging
 from optdyn.strategies.mix.over_graph import COMPRESSED, OverGraph, all_is_sent
 from optdyn.strategies.shared_fields import ABOVE_0, Compressed, OnGraph
-from optdyn.timeline import graphs, habits
+from optdyn.timeline import attendance, graphs, habits
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.network import broadcast, links
 from optdyn.timeline.service import DRAWN
-from optdyn.timeline.trace import Held
 
 ORDERS = ("combine", "adapt")
 ROWS = 256  # nodes at most that each hold a whole row of R; of more those that are not 0
@@ -71,41 +71,40 @@ def gossip(inner: Rule, order: str, senders: str | None = None) -> Rule:
     another has.
     """
     gather = over_nodes(senders).gather
-    early = order == "combine"
 
     def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
-        node, choice, before = lax.axis_index("node"), event.choice, state.params
+        i, c, before = lax.axis_index("node"), event.choice, state.params
         after, info = inner.step(state, own_event(event), batch)
-        to, w, stand = choice.to, choice.weight, choice.stand
-        if stand is not None:
-            after = jax.tree.map(partial(jnp.where, stand[node] == node), after, state)
-        if choice.senders is not None:
-            others = choice.senders[node]
-            heard = w[others] / to.shape[1]
+        if c.stand is not None:
+            after = jax.tree.map(partial(jnp.where, c.stand[i] == i), after, state)
+        if c.senders is not None:
+            others = c.senders[i]
+            heard = c.weight[others] / c.to.shape[1]  # P_ij w_j of these j
         else:
-            others, heard = slice(None), (to == node).mean(axis=1) * w  # P_ij w_j of this row i
-        row = heard / heard.sum()
+            others, heard = slice(None), (c.to == i).mean(axis=1) * c.weight
+        row = heard / heard.sum()  # R_ij, as w_i' is their sum
 
-        def mixed(tree: Params) -> Params:  # in float32, which accelerators would cut
+        def mixed(tree: Params) -> Params:
+            """sum_j R_ij z_j, in float32, which accelerators would cut."""
             product = partial(jnp.tensordot, row, axes=1, precision=lax.Precision.HIGHEST)
             return jax.tree.map(
-                lambda x, every: product(every[others]).astype(x.dtype), tree, gather(tree)
+                lambda z, every: product(every[others]).astype(z.dtype), tree, gather(tree)
             )
 
-        def sent(x: jax.Array, moved: jax.Array) -> jax.Array:
-            return moved + (1 / w[node] - 1).astype(x.dtype) * (moved - x)
+        def combined(mean: jax.Array, z: jax.Array, moved: jax.Array) -> jax.Array:
+            return mean + (moved - z) / heard.sum().astype(z.dtype)
 
-        def added(mean: jax.Array, x: jax.Array, moved: jax.Array) -> jax.Array:
-            return mean + (moved - x) / heard.sum().astype(x.dtype)
+        def adapted(z: jax.Array, moved: jax.Array) -> jax.Array:
+            return moved + (1 / c.weight[i] - 1).astype(z.dtype) * (moved - z)
 
-        if early:
-            z = jax.tree.map(added, mixed(before), before, after.params)
+        if order == "combine":
+            z = jax.tree.map(combined, mixed(before), before, after.params)
         else:
-            z = mixed(jax.tree.map(sent, before, after.params))
-        if stand is not None:
-            z = jax.tree.map(lambda every: every[stand[node]], gather(z))
-        own = bytes_of(z) * (to[node] != node).sum().astype(jnp.float32)
-        return after.moved_to(z), with_sent(info, own)
+            z = mixed(jax.tree.map(adapted, before, after.params))
+        if c.stand is not None:
+            z = jax.tree.map(lambda every: every[c.stand[i]], gather(z))
+        sent = bytes_of(z) * (c.to[i] != i).sum().astype(jnp.float32)
+        return after.moved_to(z), with_sent(info, sent)
 
     return Rule(inner.init, step)
 
@@ -139,22 +138,20 @@ class Gossip(Mixes, OnGraph, Compressed):
     def clock(self, setting: Setting, methods: Methods) -> Timeline:
         """Nodes wait for what is sent to them, and for nobody else (`graphs.arrivals`).
 
-        Who is away (`config.cluster.presence`) `stand`s where the next on the circle does who is
-        there.
+        For who is away (`config.cluster.presence`) the next on the circle `stand`s who is there.
         """
         setup, size, name = setting.setup, setting.update_bytes, self.graph
-        cluster, steps = setup.cluster, setup.steps
+        cluster, steps, small = setup.cluster, setup.steps, self.compressed()
         within = nodes.inside(setting, methods)(steps)
         to = graphs.graph(name, cluster.nodes, steps, seeds.generator(setup.seed, "graph"))
         if held := setting.held:
             seconds, there = held.seconds, np.ones((steps, cluster.nodes), bool)
             if cluster.presence:
-                there = _recorded(held, cluster.nodes)
-                to = graphs.among(to, there)
+                there = attendance.recorded(held, cluster.nodes)
+                to = attendance.among(to, there)
         else:
-            early = self.gossip_order == "combine"
-            sent = float(size)
-            if self.compressed():
+            early, sent = self.gossip_order == "combine", float(size)
+            if small:
                 sent = self.message_bytes(setting.model.params, size)
             between, handed_on = links(cluster, sent), broadcast(cluster, size)
             habit = habits.load(cluster), habits.presence(cluster, setup.seed)
@@ -166,8 +163,8 @@ class Gossip(Mixes, OnGraph, Compressed):
             w.astype(np.float32),
             within.choice,
             graphs.each_update(graphs.senders(to), steps) if cluster.nodes > ROWS else None,
-            graphs.stands(there) if cluster.presence else None,
-            np.full(steps, self.consensus_rate, np.float32) if self.compressed() else None,
+            attendance.stands(there) if cluster.presence else None,
+            np.full(steps, self.consensus_rate, np.float32) if small else None,
         )
         none = np.zeros(steps, np.int32)
         staleness = none if within.staleness is None else within.staleness
@@ -197,15 +194,6 @@ class Gossip(Mixes, OnGraph, Compressed):
 
     def report(self, setup: Setup, network: Network) -> Mapping[str, object]:
         return graphs.report(self.graph, setup.cluster.nodes)
-
-
-def _recorded(held: Held, nodes: int) -> np.ndarray:
-    """(steps, nodes) bool, who was there in a run that a trace holds. Raises `TimelineError`."""
-    stand = held.whole("stand", (nodes,), 0, nodes - 1)
-    there = stand == np.arange(nodes)
-    good = there.any(axis=1, keepdims=True) & (graphs.stands(there) == stand)
-    held.require("stand", good, "its own number of each node that is there, and the next one's")
-    return there
 
 
 METHOD = Gossip
