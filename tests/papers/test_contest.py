@@ -14,11 +14,14 @@ from optdyn.basics.files import finite
 from optdyn.configs import combined, contest, race, slow_network
 from optdyn.configs.papers import (
     asynchronous_and_local_again,
+    contest_groups,
     contest_rules,
     contest_rules_again,
     contest_share,
     daso_and_asynchronous_again,
     daso_and_dynamic_batch_again,
+    further_rules,
+    phase_diagram,
     sparse_shares,
 )
 from optdyn.evidence import contest as contested
@@ -85,6 +88,9 @@ for case, of in SMALLER.items():
     ENTRIES[f"smaller {case}"] = [*made.opponents.values(), *made.entries.values()]
 for case, every in {
     "sparse shares": sparse_shares.between(),
+    "further rules": further_rules.of_rules(),
+    "groups": contest_groups.of_groups(),
+    **{case: phase_diagram.held_out(case) for case in phase_diagram.PROBLEMS},
     **{case: combined.of(case) for case in combined.CASES},
 }.items():
     ENTRIES[case] = [*every.opponents.values(), *every.entries.values()]
