@@ -29,7 +29,7 @@ constant fitted anew each time, and Spearman's correlation. Decided before it wa
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,12 +72,27 @@ def drawn(config: Experiment, steps: int, seed: int) -> Timeline:
     return config.with_(seed=seed, steps=steps).timeline(steps_per_epoch=steps, update_bytes=0)
 
 
-def far(config: Experiment, updates: Sequence[float], seeds: Sequence[int]) -> tuple[float, float]:
-    """Medians over seeds of the largest and of the mean distance in so many updates."""
+def until(
+    config: Experiment, seconds: Sequence[float], seeds: Sequence[int]
+) -> tuple[list[Timeline], np.ndarray]:
+    """Every seed's arrivals in so many seconds, and the updates in them, between two."""
+    lines, updates = [], []
+    for end, seed in zip(seconds, seeds, strict=True):
+        line = drawn(config, steps := 400, seed)
+        while np.isfinite(end) and line.seconds[-1] < end:
+            line = drawn(config, steps := 2 * steps, seed)
+        at = np.concatenate([[0.0], line.seconds])
+        updates.append(np.interp(end, at, np.arange(len(at))) if np.isfinite(end) else np.inf)
+        lines.append(line)
+    return lines, np.array(updates)
+
+
+def far(lines: Sequence[Timeline], updates: Sequence[float]) -> tuple[float, float]:
+    """Medians over seeds of the largest and of the mean distance in so many updates of theirs."""
     found = []
-    for count, seed in zip(updates, seeds, strict=True):
+    for line, count in zip(lines, updates, strict=True):
         if np.isfinite(count):
-            each = distances(drawn(config, max(round(count), 1), seed).staleness)
+            each = distances(line.staleness[: max(round(count), 1)])
             found.append((each.max(), each.mean()))
     largest, mean = np.median(found, axis=0)
     return float(largest), float(mean)
@@ -88,7 +103,9 @@ def penalties(result: Json, seeds: Sequence[int]) -> Iterator[Cell]:
     alone = {(row["model"], row["batch"]): row["updates"] for row in result["synchronous"]}
     for row in result["cells"]:
         cell = pays.Cell(row["model"], row["batch"], row["groups"], row["law"])
-        largest, mean = far(pays.config_of(cell), row["updates"], seeds)
+        longest = max(count for count in row["updates"] if np.isfinite(count))
+        lines = [drawn(pays.config_of(cell), round(longest) + 1, seed) for seed in seeds]
+        largest, mean = far(lines, row["updates"])
         of = result["measured"][cell.model]
         noise = of["noise_scale"] / cell.batch
         own = of["sharpness"] * of["step"] / (row["limit"] * (1 + noise))
@@ -102,11 +119,9 @@ def by_groups(result: Json, seeds: Sequence[int], network: Json) -> Iterator[Cel
         noise, updates = network["noise_scale"] / row["batch"], dict[int, np.ndarray]()
         for g in interior_groups.GROUPS:
             config = interior_groups.config_of(row["cluster"], row["batch"], g)
-            lines = [drawn(config, config.steps, seed).seconds for seed in seeds]
-            seconds = row["seconds"][str(g)]
-            updates[g] = np.array([_updates(*of) for of in zip(seconds, lines, strict=True)])
+            lines, updates[g] = until(config, row["seconds"][str(g)], seeds)
             if g > 1:
-                largest, mean = far(config, updates[g], seeds)
+                largest, mean = far(lines, updates[g])
                 own = network["sharpness"] * network["step"] / (stability(config, g) * (1 + noise))
                 terms = largest / (1 + 2 * noise), mean / (1 + noise), own
                 yield Cell(updates[g], updates[1], terms)
@@ -122,15 +137,12 @@ def gradients(seeds: dict[str, Sequence[int]], of: Json) -> Iterator[Cell]:
                     continue
                 config = module.arm_of(law, row["arm"]).config
                 k = config.batch_size // waiting.EXAMPLES
-                updates = [
-                    _updates(s, drawn(config, config.steps, seed).seconds)
-                    for s, seed in zip(row["seconds"], seeds[name], strict=True)
-                ]
-                largest, mean = far(config, updates, seeds[name])
+                lines, updates = until(config, row["seconds"], seeds[name])
+                largest, mean = far(lines, updates)
                 late = 0.0 if waiting.waits(row["arm"]) else 1 / stable(config)
                 own = k + KAPPA * of["sharpness"] * of["step"] * late + noise
                 terms = 1 + largest + 2 * noise, 1 + mean + noise, own
-                yield Cell(np.array(updates) * k, np.ones(len(updates)), terms)
+                yield Cell(updates * k, np.ones(len(updates)), terms)
 
 
 def stable(config: Experiment) -> float:
@@ -144,33 +156,27 @@ def stable(config: Experiment) -> float:
     return limit(lines[0]._replace(worker=worker, staleness=late, choice=choice))
 
 
-def _updates(seconds: float, at: np.ndarray) -> float:
-    """The update after so many seconds, between two."""
-    if not np.isfinite(seconds):
-        return np.inf
-    return float(np.interp(seconds, np.concatenate([[0.0], at]), np.arange(len(at) + 1)))
+def factors(logs: np.ndarray, cells: Sequence[Cell], seeds: np.ndarray) -> np.ndarray:
+    """(3, 2): of every predictor the median factor at its best constant, and the constant.
 
-
-def factors(cells: Sequence[Cell], over_one: bool, seeds: np.ndarray) -> np.ndarray:
-    """(3, 2): of every predictor the median factor at its best constant, and the constant."""
+    `logs` are its predictions for every constant, (3, constants, cells).
+    """
     with np.errstate(invalid="ignore"):
         measured = np.array(
             [np.median(cell.taken[seeds]) / np.median(cell.alone[seeds]) for cell in cells]
         )
-    found = []
-    for terms in np.transpose([cell.terms for cell in cells]):
-        predicted = float(over_one) + CONSTANTS[:, None] * terms
-        off = np.nan_to_num(np.abs(np.log(predicted) - np.log(measured)), nan=np.inf)
-        medians = np.median(off, axis=1)
-        best = int(medians.argmin())
-        found.append((float(np.exp(medians[best])), float(CONSTANTS[best])))
-    return np.array(found)
+    off = np.nan_to_num(np.abs(logs - np.log(measured)), nan=np.inf)
+    medians = np.median(off, axis=2)
+    best = medians.argmin(axis=1)
+    return np.stack([np.exp(medians[np.arange(len(best)), best]), CONSTANTS[best]], axis=1)
 
 
 def judged(cells: Sequence[Cell], over_one: bool, draws: int = DRAWS) -> list[dict[str, Any]]:
     """A row a predictor; `over` is its median factor over that of 1 / a*."""
     count = len(cells[0].taken)
-    again = lru_cache(maxsize=None)(lambda seeds: factors(cells, over_one, np.array(seeds)))
+    terms = np.transpose([cell.terms for cell in cells])
+    logs = np.log(float(over_one) + CONSTANTS[:, None] * terms[:, None])
+    again = cache(lambda seeds: factors(logs, cells, np.array(seeds)))
     measured = [np.median(cell.taken) / np.median(cell.alone) for cell in cells]
 
     def told(figure: Callable[[np.ndarray], float]) -> tuple[float, float, float]:
@@ -178,14 +184,13 @@ def judged(cells: Sequence[Cell], over_one: bool, draws: int = DRAWS) -> list[di
 
     rows = []
     for i, name in enumerate(NAMES):
-        own = [cell.terms[i] for cell in cells]
         rows.append(
             {
                 "distance": name,
                 "factor": told(lambda found, i=i: found[i, 0]),  # type: ignore[misc]
                 "constant": told(lambda found, i=i: found[i, 1]),  # type: ignore[misc]
                 "over": told(lambda found, i=i: found[i, 0] / found[-1, 0]),  # type: ignore[misc]
-                "spearman": float(scipy.stats.spearmanr(own, measured).statistic),
+                "spearman": float(scipy.stats.spearmanr(terms[i], measured).statistic),
             }
         )
     return rows
