@@ -24,7 +24,8 @@ with kappa as it is, and B_noise, lambda and alpha_max of claim 15's perceptron.
 those of the seeds' own arrivals in as many updates as were measured, in the median; a* of 100
 replicas of 40 rounds. Told are the median factor with an interval from seeds drawn again, the
 constant fitted anew each time, and Spearman's correlation. Decided before it was looked at: one
-*predicts better* than another if the interval of the ratio of their median factors is below 1.
+*predicts better* than another if the interval of the ratio of their median factors is below 1. The
+largest factor, and what a constant alone does, were added after a first run.
 """
 
 import argparse
@@ -50,7 +51,7 @@ from optdyn.tuning.prediction import KAPPA, REPLICAS, ROUNDS, stability
 from tests.benchmarks.record import publish
 
 RECORDS = Path(__file__).parent / "records"
-NAMES = ("R", "mean distance", "1 / a*")
+NAMES = ("none", "R", "mean distance", "1 / a*")  # none: a constant alone
 CONSTANTS = np.geomspace(1e-4, 1e4, 1601)  # that are tried, 1.2 % apart
 DRAWS = 1000
 
@@ -60,7 +61,7 @@ class Cell(NamedTuple):
 
     taken: np.ndarray
     alone: np.ndarray  # what it is over; ones of gradients
-    terms: tuple[float, float, float]
+    terms: tuple[float, float, float, float]
 
 
 def claim(record: str, name: str) -> Json:
@@ -68,12 +69,17 @@ def claim(record: str, name: str) -> Json:
     return found
 
 
+def numbers(values: Sequence[float | None]) -> np.ndarray:
+    """Those of a record, where a miss, which is infinite, is null."""
+    return np.array([np.inf if value is None else value for value in values])
+
+
 def drawn(config: Experiment, steps: int, seed: int) -> Timeline:
     return config.with_(seed=seed, steps=steps).timeline(steps_per_epoch=steps, update_bytes=0)
 
 
 def until(
-    config: Experiment, seconds: Sequence[float], seeds: Sequence[int]
+    config: Experiment, seconds: np.ndarray, seeds: Sequence[int]
 ) -> tuple[list[Timeline], np.ndarray]:
     """Every seed's arrivals in so many seconds, and the updates in them, between two."""
     lines, updates = [], []
@@ -87,7 +93,7 @@ def until(
     return lines, np.array(updates)
 
 
-def far(lines: Sequence[Timeline], updates: Sequence[float]) -> tuple[float, float]:
+def far(lines: Sequence[Timeline], updates: np.ndarray) -> tuple[float, float]:
     """Medians over seeds of the largest and of the mean distance in so many updates of theirs."""
     found = []
     for line, count in zip(lines, updates, strict=True):
@@ -103,14 +109,15 @@ def penalties(result: Json, seeds: Sequence[int]) -> Iterator[Cell]:
     alone = {(row["model"], row["batch"]): row["updates"] for row in result["synchronous"]}
     for row in result["cells"]:
         cell = pays.Cell(row["model"], row["batch"], row["groups"], row["law"])
-        longest = max(count for count in row["updates"] if np.isfinite(count))
+        updates = numbers(row["updates"])
+        longest = updates[np.isfinite(updates)].max()
         lines = [drawn(pays.config_of(cell), round(longest) + 1, seed) for seed in seeds]
-        largest, mean = far(lines, row["updates"])
+        largest, mean = far(lines, updates)
         of = result["measured"][cell.model]
         noise = of["noise_scale"] / cell.batch
         own = of["sharpness"] * of["step"] / (row["limit"] * (1 + noise))
-        terms = largest / (1 + 2 * noise), mean / (1 + noise), own
-        yield Cell(np.array(row["updates"]), np.array(alone[cell.model, cell.batch]), terms)
+        terms = 1.0, largest / (1 + 2 * noise), mean / (1 + noise), own
+        yield Cell(updates, numbers(alone[cell.model, cell.batch]), terms)
 
 
 def by_groups(result: Json, seeds: Sequence[int], network: Json) -> Iterator[Cell]:
@@ -119,11 +126,11 @@ def by_groups(result: Json, seeds: Sequence[int], network: Json) -> Iterator[Cel
         noise, updates = network["noise_scale"] / row["batch"], dict[int, np.ndarray]()
         for g in interior_groups.GROUPS:
             config = interior_groups.config_of(row["cluster"], row["batch"], g)
-            lines, updates[g] = until(config, row["seconds"][str(g)], seeds)
+            lines, updates[g] = until(config, numbers(row["seconds"][str(g)]), seeds)
             if g > 1:
                 largest, mean = far(lines, updates[g])
                 own = network["sharpness"] * network["step"] / (stability(config, g) * (1 + noise))
-                terms = largest / (1 + 2 * noise), mean / (1 + noise), own
+                terms = 1.0, largest / (1 + 2 * noise), mean / (1 + noise), own
                 yield Cell(updates[g], updates[1], terms)
 
 
@@ -137,11 +144,11 @@ def gradients(seeds: dict[str, Sequence[int]], of: Json) -> Iterator[Cell]:
                     continue
                 config = module.arm_of(law, row["arm"]).config
                 k = config.batch_size // waiting.EXAMPLES
-                lines, updates = until(config, row["seconds"], seeds[name])
+                lines, updates = until(config, numbers(row["seconds"]), seeds[name])
                 largest, mean = far(lines, updates)
                 late = 0.0 if waiting.waits(row["arm"]) else 1 / stable(config)
                 own = k + KAPPA * of["sharpness"] * of["step"] * late + noise
-                terms = 1 + largest + 2 * noise, 1 + mean + noise, own
+                terms = 1.0, 1 + largest + 2 * noise, 1 + mean + noise, own
                 yield Cell(updates * k, np.ones(len(updates)), terms)
 
 
@@ -157,15 +164,15 @@ def stable(config: Experiment) -> float:
 
 
 def factors(logs: np.ndarray, cells: Sequence[Cell], seeds: np.ndarray) -> np.ndarray:
-    """(3, 2): of every predictor the median factor at its best constant, and the constant.
+    """(predictors, 2): of every one the median factor at its best constant, and the constant.
 
-    `logs` are its predictions for every constant, (3, constants, cells).
+    `logs` are its predictions for every constant, (predictors, constants, cells).
     """
-    with np.errstate(invalid="ignore"):
-        measured = np.array(
+    with np.errstate(invalid="ignore", divide="ignore"):  # where a median is of misses
+        measured = np.log(
             [np.median(cell.taken[seeds]) / np.median(cell.alone[seeds]) for cell in cells]
         )
-    off = np.nan_to_num(np.abs(logs - np.log(measured)), nan=np.inf)
+    off = np.nan_to_num(np.abs(logs - measured), nan=np.inf)
     medians = np.median(off, axis=2)
     best = medians.argmin(axis=1)
     return np.stack([np.exp(medians[np.arange(len(best)), best]), CONSTANTS[best]], axis=1)
@@ -174,10 +181,11 @@ def factors(logs: np.ndarray, cells: Sequence[Cell], seeds: np.ndarray) -> np.nd
 def judged(cells: Sequence[Cell], over_one: bool, draws: int = DRAWS) -> list[dict[str, Any]]:
     """A row a predictor; `over` is its median factor over that of 1 / a*."""
     count = len(cells[0].taken)
+    measured = [np.median(cell.taken) / np.median(cell.alone) for cell in cells]
     terms = np.transpose([cell.terms for cell in cells])
     logs = np.log(float(over_one) + CONSTANTS[:, None] * terms[:, None])
+    best = [int(np.argmin(np.median(abs(of - np.log(measured)), axis=1))) for of in logs]
     again = cache(lambda seeds: factors(logs, cells, np.array(seeds)))
-    measured = [np.median(cell.taken) / np.median(cell.alone) for cell in cells]
 
     def told(figure: Callable[[np.ndarray], float]) -> tuple[float, float, float]:
         return drawn_again(lambda seeds: figure(again(tuple(seeds))), count, draws)
@@ -190,10 +198,16 @@ def judged(cells: Sequence[Cell], over_one: bool, draws: int = DRAWS) -> list[di
                 "factor": told(lambda found, i=i: found[i, 0]),  # type: ignore[misc]
                 "constant": told(lambda found, i=i: found[i, 1]),  # type: ignore[misc]
                 "over": told(lambda found, i=i: found[i, 0] / found[-1, 0]),  # type: ignore[misc]
-                "spearman": float(scipy.stats.spearmanr(terms[i], measured).statistic),
+                "largest": float(np.exp(np.abs(logs[i, best[i]] - np.log(measured)).max())),
+                "spearman": spearman(terms[i], measured),
             }
         )
     return rows
+
+
+def spearman(one: Sequence[float], other: Sequence[float]) -> float:
+    """The correlation of ranks; 0 of a constant."""
+    return float(scipy.stats.spearmanr(one, other).statistic) if np.ptp(one) else 0.0
 
 
 def measure() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
