@@ -19,6 +19,9 @@ says which method: of the finished runs in the workdir of a sweep, how many upda
 takes to a training loss (`--target`) over tuned synchronous training, times what an update of it
 takes on this cluster. `--where=KEY=VALUE` chooses among runs of several problems. Workdirs are a
 list; a scoreboard of `optdyn papers` with the map of `when_asynchrony_pays` does as well.
+`--noise_scale=B` says of each of the `--bandwidths` where DiLoCo and top-k pay over synchronous
+training with its best batch (`research/tuning/phase.py`); B is the gradient noise scale in
+examples, which `--config.probes.noise_scale=True` logs of a run.
 `--page=FILE.html` writes one offline page with sliders for bandwidth, nodes, stragglers and period,
 of some thousand prices, which take a minute or two.
 """
@@ -88,6 +91,7 @@ def define() -> None:
     flags.DEFINE_string("page", "", "HTML file with sliders for the cluster.")
     flags.DEFINE_list("penalty", [], "Workdirs of sweeps that measured updates to a loss.")
     flags.DEFINE_float("target", None, "Training loss that updates of --penalty are counted to.")
+    flags.DEFINE_float("noise_scale", None, "Gradient noise scale of the problem, in examples.")
     flags.DEFINE_list("where", [], "KEY=VALUE of configs, which runs of --penalty agree with.")
 
 
@@ -190,6 +194,39 @@ def notes(config: Experiment, found: Rows, assumed: bool = False) -> Iterator[st
         yield from textwrap.wrap(sentence, WIDE)
 
 
+def phases(
+    config: Experiment, size: int, noise_scale: float, bandwidths: Sequence[float]
+) -> list[dict[str, float]]:
+    """By Gbit/s: rho, and seconds of DiLoCo and top-k over the best synchronous training."""
+    from optdyn.timeline.network import between_nodes
+    from optdyn.tuning import phase, price
+
+    cluster, found = config.cluster, list[dict[str, float]]()
+    for gigabits in bandwidths:
+        exchange = between_nodes(cluster.with_(bandwidth=gigabits * price.GIGABIT), size)
+        rho = phase.rho(exchange, cluster.seconds_per_example, cluster.worker_count, noise_scale)
+        over = {name: phase.over_best(name, rho) for name in phase.METHODS}
+        found.append({"gigabits": gigabits, "rho": rho, **over})
+    return found
+
+
+def table_of_phases(found: Sequence[dict[str, float]], noise_scale: float) -> Iterator[str]:
+    """The same as text, with what it is."""
+    names = list(found[0])[2:]
+    yield "Gbit/s".rjust(8) + "rho".rjust(10) + "".join(f"{name:>10}" for name in names)
+    for row in found:
+        cells = "".join(f"{row[name]:>10.3g}" for name in ("rho", *names))
+        yield f"{row['gigabits']:>8g}{cells}"
+    yield from textwrap.wrap(
+        f"rho: seconds of an all-reduce, over those in which all workers compute {noise_scale:g} "
+        f"examples. {and_(names)}: seconds to a loss that they take there, over the best of "
+        "synchronous training with its best batch and outer momentum on one node. It is what a "
+        "contest of a perceptron found at that rho, and of two others 12 of 12 differences were "
+        "on the side that it says.",
+        WIDE,
+    )
+
+
 def heading(config: Experiment, shapes: Any, is_model: bool) -> str:
     """What all prices are of, in a sentence."""
     from optdyn.tuning import price
@@ -216,6 +253,9 @@ def main(config: Experiment, workdir: Path) -> int:
     price.check(config)
     given = flags.FLAGS
     penalties = _penalties(given.penalty, given.target, given.where)
+    noise_scale = given.noise_scale
+    if noise_scale is not None:
+        _number("noise_scale", noise_scale)
     measured = [arm.name for arm in penalties.arms] if penalties else []
     usual = METHODS if given.page else [config.strategy.name]
     names = _methods(given.methods or measured or usual)
@@ -237,6 +277,12 @@ def main(config: Experiment, workdir: Path) -> int:
     headings = [heading(each, shapes, is_model) for each in clusters]
     lines = [*headings, "", *table(found, bandwidths), "", *notes(clusters[0], found, assumed)]
     told: dict[str, Any] = {"bytes": shapes.bytes, "rows": found}
+    if noise_scale is not None:
+        told["phases"] = list[Any]()
+        for each in clusters:
+            found_of = phases(each, shapes.bytes, noise_scale, bandwidths)
+            lines += ["", *table_of_phases(found_of, noise_scale)]
+            told["phases"] += [{"nodes": each.cluster.nodes, **row} for row in found_of]
     if penalties:
         told["which"] = []
         for each in clusters:

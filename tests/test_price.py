@@ -442,6 +442,20 @@ def test_bad_input_is_one_line(call, said):
     assert "\n" not in str(refused.value)
 
 
+def test_rho_is_an_all_reduce_over_the_computing_of_a_noise_scale():
+    """A ring of 64 at 10 Gbit/s; 64 workers take 0.5 s for 8 examples each."""
+    config, noise = experiment("sync"), 2048.0
+    exchange = 2 * 63 / 64 * SHAPES.bytes / TEN
+    ten, slow = command.phases(config, SHAPES.bytes, noise, [10.0, 1e-3])
+    assert ten["rho"] == pytest.approx(exchange / (noise / 64 * STEP / 8), rel=1e-9)
+    assert slow["rho"] == pytest.approx(1e4 * ten["rho"], rel=1e-9)
+    assert (slow["DiLoCo"], slow["top-k"]) == (0.444, 0.402)  # the contest's slowest network
+    (alone,) = command.phases(price.with_nodes(config, 1), SHAPES.bytes, noise, [1.0])
+    assert (alone["rho"], alone["top-k"]) == (0, pytest.approx(1.017 / 0.651))  # its fastest
+    lines = list(command.table_of_phases([ten, slow], noise))
+    assert lines[0].split() == ["Gbit/s", "rho", "DiLoCo", "top-k"] and max(map(len, lines)) <= 100
+
+
 def test_the_command(tmp_path, monkeypatch, capsys):
     def ran(*arguments):
         """What `python -m optdyn.launch.price` does, in this process."""
@@ -454,9 +468,14 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     done = ran(
         *("--parameters=1e6", "--step_seconds=0.5", "--methods=sync,diloco", "--nodes=4,8"),
         *("--periods=16", "--compression=none,top_k", "--bandwidths=1,10", f"--out={out}"),
+        "--noise_scale=100",
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(out.read_text())["rows"]
+    written = json.loads(out.read_text())
+    assert [(row["nodes"], row["gigabits"]) for row in written["phases"]] == [
+        *((4, 1), (4, 10), (8, 1), (8, 10))
+    ]
+    found = written["rows"]
     assert [(row["nodes"], row["method"], row.get("compression")) for row in found] == [
         (n, *row) for n in (4, 8) for row in (("sync", None), ("diloco", ""), ("diloco", "top_k"))
     ]
@@ -471,6 +490,7 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     for flag, said in (
         ("--parameters=many", "--parameters: 'many' must be a finite number above 0"),
         ("--bandwith=1", "did you mean --bandwidths"),
+        ("--noise_scale=0", "--noise_scale: 0.0 must be a finite number above 0"),
     ):
         wrong = ran("--methods=sync", flag)
         assert wrong.returncode == 2 and said in wrong.stderr and wrong.stderr.count("\n") == 1

@@ -1,12 +1,6 @@
 """Where DiLoCo and top-k pay, predicted for two networks that nothing was fitted on.
 
-The diagram has one axis. With n workers, B the noise scale and c the seconds an example takes,
-
-    rho = exchange / (c B / n)         an all-reduce, over the computing of B examples
-
-says how far the batch that synchronous training wants can hide its messages. The MLP's contest
-(claim 24) says what a method takes over synchronous training with its best batch at four rho's;
-between them the logarithm of this ratio is a straight line of log rho, and beyond them constant:
+The diagram has one axis, rho, and the lines of an MLP's contest (`research/tuning/phase.py`):
 
     R(method, rho)                     over synchronous training with its best batch
     R / min(1, R(outer momentum))      over the best opponent
@@ -45,6 +39,7 @@ from optdyn.evidence.contest import measure as measured
 from optdyn.evidence.study import Study
 from optdyn.evidence.trial import logged
 from optdyn.experiment import Experiment
+from optdyn.tuning import phase
 
 LONG, SEEDS = True, contest.SEEDS
 PROBLEMS: Mapping[str, Smaller] = {
@@ -55,15 +50,9 @@ BATCH_OF = {"deep": 16, "wide": 128}  # usual ones
 NETWORKS = tuple(contest.NETWORKS)
 BOUND = 0.8  # of the cells
 POINTS = 40  # of a run, where the noise scale is measured, about
-# Of claim 24's record: the MLP's usual batch, noise scale, and seconds to a loss of 0.1 over those
-# of synchronous training with its best batch, on the networks from the fastest to the slowest.
-USUAL, NOISE, C = 64, 187.0, 2.3
-SEEN: Mapping[str, tuple[float, ...]] = {
-    SNOO: (0.651, 0.719, 0.948, 1.206),
-    "DiLoCo": (0.632, 0.741, 0.592, 0.444),
-    "top-k": (1.017, 0.875, 0.578, 0.402),
-}
-BATCH = (1.004, 0.715, 0.422, 0.301)  # the best batch over the usual one, of the MLP there
+C = 2.3
+# Claim 24's record: the best batch over the usual one, from the fastest network to the slowest.
+BATCH = (1.004, 0.715, 0.422, 0.301)
 AGAINST = ("usual", "best")  # opponents
 
 CLAIM = Claim(
@@ -108,12 +97,6 @@ def noise_scale(config: Experiment, loss: float) -> float:
     return float(np.mean([row["noise_scale"] for row in rows[:end]]))
 
 
-def over_best_batch(method: str, rho: float) -> float:
-    """R: seconds over those of synchronous training with its best batch."""
-    known = [exchange * USUAL / NOISE for exchange in contest.NETWORKS.values()]
-    return float(np.exp(np.interp(np.log(rho), np.log(known), np.log(SEEN[method]))))
-
-
 def best_batch(config: Experiment, bandwidth: float, size: int, noise: float) -> float:
     """min_b T(b) / T(usual) of synchronous training, by a clock of `size` bytes of parameters."""
 
@@ -127,21 +110,24 @@ def best_batch(config: Experiment, bandwidth: float, size: int, noise: float) ->
 
 def predicted(config: Experiment, network: str, noise: float) -> dict[str, dict[str, float]]:
     """By arm and opponent the ratio of seconds, from the noise scale of the config's problem."""
-    exchange = contest.NETWORKS[network]
-    rho = exchange * config.batch_size / noise  # c = n / usual batch
+    exchange, workers = contest.NETWORKS[network], race.WORKERS
+    rho = phase.rho(exchange, workers / config.batch_size, workers, noise)
     bandwidth = race.bandwidth(config, exchange)
     size = round(bandwidth * exchange / (2 * (1 - 1 / race.WORKERS)))
     gain = best_batch(config, bandwidth, size, noise)
-    best = min(1.0, over_best_batch(SNOO, rho))
-    over = {name: over_best_batch(name, rho) for name in ARMS}
-    return {name: {"usual": r * gain, "best": r / best} for name, r in over.items()}
+    return {
+        name: {
+            "usual": phase.over_best_batch(name, rho) * gain,
+            "best": phase.over_best(name, rho),
+        }
+        for name in ARMS
+    }
 
 
 def copied(network: str) -> dict[str, dict[str, float]]:
     """The same of the MLP on that network, whatever the problem."""
     i = list(contest.NETWORKS).index(network)
-    over = {name: SEEN[name][i] for name in ARMS}
-    best = min(1.0, SEEN[SNOO][i])
+    over, best = {name: phase.SEEN[name][i] for name in ARMS}, min(1.0, phase.SEEN[SNOO][i])
     return {name: {"usual": r * BATCH[i], "best": r / best} for name, r in over.items()}
 
 

@@ -4,8 +4,8 @@
               an update of the MLP and of LeNet-5 reaches
     flags     the trainer's update with flags of XLA over the one without, processes in turn
     leaves    an iteration of a scan whose carry of 4 MB has 60 or 300 leaves, over one with 4
-    unrolled  two and four updates an iteration of the scan, over one; plain JAX, the MLP
-    layouts   dense weights held as (outputs, inputs), over (inputs, outputs); the same MLP
+    unrolled  two and four updates an iteration of the scan, over one; the MLP in plain JAX
+    layouts   dense weights held as (outputs, inputs), over (inputs, outputs); the same
 
 Every round runs all once, in random order. The models are those of `step_time.py`. Floats differ
 with the flags of fused operations.
@@ -17,7 +17,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,10 @@ import pandas as pd
 from tests.benchmarks.accelerator import operations_of
 from tests.benchmarks.peaks import product
 from tests.benchmarks.record import publish
-from tests.benchmarks.step_time import BATCH, Timer, config_of, in_turn, ours, spread
+from tests.benchmarks.step_time import Timer, by_hand, config_of, in_turn, ours, spread
 
 SIZE, BYTES = 1536, 4_000_000  # of a matrix that is multiplied, of a carry
+ITERATIONS = 200
 UPDATES = {"mlp": 200, "cnn": 60}
 PROGRAMS = {"MLP": ("mlp", 1), "MLP, 16 groups": ("mlp", 16), "LeNet-5": ("cnn", 1)}
 FLAGS = {
@@ -40,7 +41,6 @@ FLAGS = {
     "ynn, none": "--xla_cpu_experimental_ynn_fusion_type=",
     "one queue": "--xla_cpu_enable_concurrency_optimized_scheduler=false",
 }
-WIDTHS = (784, 256, 256, 10)
 Row = dict[str, Any]
 
 
@@ -78,50 +78,24 @@ def flags(rounds: int, each: int) -> Iterator[Row]:
             yield {"what": f"flags, {name}: {program}", **spread(ratios)}
 
 
-def timer(step: Callable[[Any, Any], Any], state: Any, inputs: Any, unroll: int = 1) -> Timer:
-    """Seconds an iteration of a scan; the state is donated."""
-    loop = jax.jit(
-        lambda state, inputs: jax.lax.scan(step, state, inputs, unroll=unroll), donate_argnums=0
-    )
-    length = len(jax.tree.leaves(inputs)[0])
+def of_leaves(count: int) -> Timer:
+    """Seconds an iteration of a loop that multiplies a carry of so many leaves."""
+    carry = [jnp.ones(BYTES // 4 // count) for _ in range(count)]
+    factors = jnp.ones(ITERATIONS)
+
+    def step(leaves: list[jax.Array], factor: jax.Array) -> tuple[list[jax.Array], None]:
+        return [leaf * factor for leaf in leaves], None
+
+    # Factors are an argument: of constants that are 1 XLA would make nothing at all.
+    loop = jax.jit(lambda *given: jax.lax.scan(step, *given)[0], donate_argnums=0)
 
     def once() -> float:
-        nonlocal state
+        nonlocal carry
         start = time.perf_counter()
-        state, _ = jax.block_until_ready(loop(state, inputs))
-        return (time.perf_counter() - start) / length
+        carry = jax.block_until_ready(loop(carry, factors))
+        return (time.perf_counter() - start) / ITERATIONS
 
     return once
-
-
-def of_leaves(count: int) -> Timer:
-    carry = [jnp.ones(BYTES // 4 // count) for _ in range(count)]
-    return timer(lambda c, x: ([leaf * x for leaf in c], None), carry, jnp.ones(200))
-
-
-def mlp(unroll: int = 1, turned: bool = False) -> Timer:
-    """SGD with momentum; turned weights are (outputs, inputs)."""
-    rng = np.random.default_rng(0)
-
-    def weights(scale: float) -> list[jax.Array]:
-        shapes = [pair[::-1] if turned else pair for pair in itertools.pairwise(WIDTHS)]
-        return [jnp.asarray(scale * rng.standard_normal(shape), jnp.float32) for shape in shapes]
-
-    def loss(params: list[jax.Array], x: jax.Array, y: jax.Array) -> jax.Array:
-        for i, w in enumerate(params):
-            x = x @ (w.T if turned else w)
-            x = jax.nn.relu(x) if i < len(params) - 1 else x
-        return -jnp.take_along_axis(jax.nn.log_softmax(x), y[:, None], 1).mean()
-
-    def step(state: Any, batch: Any) -> Any:
-        params, trace = state
-        value, grads = jax.value_and_grad(loss)(params, *batch)
-        trace = [0.9 * t + g for t, g in zip(trace, grads, strict=True)]
-        return ([p - 0.01 * t for p, t in zip(params, trace, strict=True)], trace), value
-
-    x = jnp.asarray(rng.standard_normal((UPDATES["mlp"], BATCH, WIDTHS[0])), jnp.float32)
-    y = jnp.asarray(rng.integers(WIDTHS[-1], size=x.shape[:2]))
-    return timer(step, (weights(0.05), weights(0.0)), (x, y), unroll)
 
 
 def tried(rounds: int) -> Iterator[Row]:
@@ -131,12 +105,13 @@ def tried(rounds: int) -> Iterator[Row]:
     for name in rest:
         ms = 1e3 * float(np.median(seconds[name]))
         yield {"what": f"{name} over 4", **spread(seconds[name] / seconds[first]), "ms": ms}
+    n = UPDATES["mlp"]
     ways = {
-        "unrolled, 2": mlp(2),
-        "unrolled, 4": mlp(4),
-        "layouts, (outputs, inputs)": mlp(turned=True),
+        "unrolled, 2": by_hand("mlp", n, unroll=2),
+        "unrolled, 4": by_hand("mlp", n, unroll=4),
+        "layouts, (outputs, inputs)": by_hand("mlp", n, turned=True),
     }
-    seconds = in_turn({"plain": mlp(), **ways}, rounds)
+    seconds = in_turn({"plain": by_hand("mlp", n), **ways}, rounds)
     for name in ways:
         yield {"what": f"{name}: MLP in plain JAX", **spread(seconds[name] / seconds["plain"])}
 

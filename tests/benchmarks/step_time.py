@@ -83,8 +83,11 @@ def ours(config: ConfigDict, updates: int) -> Timer:
     return once
 
 
-def by_hand(model: str, updates: int) -> Timer:
-    """What a researcher would write for this one model and nothing else."""
+def by_hand(model: str, updates: int, unroll: int = 1, turned: bool = False) -> Timer:
+    """What a researcher would write for this one model and nothing else.
+
+    The loop may do several updates an iteration, and dense weights may be (outputs, inputs).
+    """
     run = trainer.prepare(as_experiment(config_of(model, 1)))
     images, labels = (jnp.asarray(run.data.train[name]) for name in ("image", "label"))
     rng = np.random.default_rng(0)
@@ -97,7 +100,7 @@ def by_hand(model: str, updates: int) -> Timer:
             if w.ndim == 4:
                 x = jax.nn.relu(max_pool(convolve(x, w) + b))
                 continue
-            x = x.reshape(len(x), -1) @ w + b
+            x = x.reshape(len(x), -1) @ (w.T if turned else w) + b
             if i < len(params) - 1:
                 x = jax.nn.relu(x)
         return optax.softmax_cross_entropy_with_integer_labels(x, y).mean()
@@ -109,11 +112,12 @@ def by_hand(model: str, updates: int) -> Timer:
             updates, opt_state = tx.update(grads, opt_state, params)
             return (optax.apply_updates(params, updates), opt_state), value
 
-        return jax.lax.scan(step, (params, opt_state), indices)
+        return jax.lax.scan(step, (params, opt_state), indices, unroll=unroll)
 
     names = [name for name, _ in run.program.problem.blocks]
     leaves = [jax.tree.leaves(run.params[name])[::-1] for name in names]
-    params = [(jnp.array(w), jnp.array(b)) for w, b in leaves]  # copies: the arguments are donated
+    held = [(w.T if turned and w.ndim == 2 else w, b) for w, b in leaves]
+    params = [(jnp.array(w), jnp.array(b)) for w, b in held]  # copies: the arguments are donated
     state = (params, tx.init(params))
     compiled = jax.jit(train, donate_argnums=(0, 1))
 
