@@ -20,7 +20,7 @@ takes to a training loss (`--target`) over tuned synchronous training, times wha
 takes on this cluster. `--where=KEY=VALUE` chooses among runs of several problems. Workdirs are a
 list; a scoreboard of `optdyn papers` with the map of `when_asynchrony_pays` does as well.
 `--noise_scale=B` says of each of the `--bandwidths` where DiLoCo and top-k pay over synchronous
-training with its best batch (`research/tuning/phase.py`); B is the gradient noise scale in
+training with its best batch (`research/tuning/who_pays.py`); B is the gradient noise scale in
 examples, which `--config.probes.noise_scale=True` logs of a run.
 `--page=FILE.html` writes one offline page with sliders for bandwidth, nodes, stragglers and period,
 of some thousand prices, which take a minute or two.
@@ -194,23 +194,23 @@ def notes(config: Experiment, found: Rows, assumed: bool = False) -> Iterator[st
         yield from textwrap.wrap(sentence, WIDE)
 
 
-def phases(
+def pays(
     config: Experiment, size: int, noise_scale: float, bandwidths: Sequence[float]
 ) -> list[dict[str, float]]:
     """By Gbit/s: rho, and seconds of DiLoCo and top-k over the best synchronous training."""
     from optdyn.timeline.network import between_nodes
-    from optdyn.tuning import phase, price
+    from optdyn.tuning import price, who_pays
 
     cluster, found = config.cluster, list[dict[str, float]]()
     for gigabits in bandwidths:
         exchange = between_nodes(cluster.with_(bandwidth=gigabits * price.GIGABIT), size)
-        rho = phase.rho(exchange, cluster.seconds_per_example, cluster.worker_count, noise_scale)
-        over = {name: phase.over_best(name, rho) for name in phase.METHODS}
+        rho = who_pays.rho(exchange, cluster.seconds_per_example, cluster.worker_count, noise_scale)
+        over = {name: who_pays.over_best(name, rho) for name in who_pays.METHODS}
         found.append({"gigabits": gigabits, "rho": rho, **over})
     return found
 
 
-def table_of_phases(found: Sequence[dict[str, float]], noise_scale: float) -> Iterator[str]:
+def table_of_pays(found: Sequence[dict[str, float]], noise_scale: float) -> Iterator[str]:
     """The same as text, with what it is."""
     names = list(found[0])[2:]
     yield "Gbit/s".rjust(8) + "rho".rjust(10) + "".join(f"{name:>10}" for name in names)
@@ -221,8 +221,8 @@ def table_of_phases(found: Sequence[dict[str, float]], noise_scale: float) -> It
         f"rho: seconds of an all-reduce, over those in which all workers compute {noise_scale:g} "
         f"examples. {and_(names)}: seconds to a loss that they take there, over the best of "
         "synchronous training with its best batch and outer momentum on one node. It is what a "
-        "contest of a perceptron found at that rho, and of two others 12 of 12 differences were "
-        "on the side that it says.",
+        "contest of a perceptron on 8 workers found at that rho, and of two others 12 of 12 "
+        "differences were on the side that it says.",
         WIDE,
     )
 
@@ -278,11 +278,11 @@ def main(config: Experiment, workdir: Path) -> int:
     lines = [*headings, "", *table(found, bandwidths), "", *notes(clusters[0], found, assumed)]
     told: dict[str, Any] = {"bytes": shapes.bytes, "rows": found}
     if noise_scale is not None:
-        told["phases"] = list[Any]()
+        told["who_pays"] = list[Any]()
         for each in clusters:
-            found_of = phases(each, shapes.bytes, noise_scale, bandwidths)
-            lines += ["", *table_of_phases(found_of, noise_scale)]
-            told["phases"] += [{"nodes": each.cluster.nodes, **row} for row in found_of]
+            found_of = pays(each, shapes.bytes, noise_scale, bandwidths)
+            lines += ["", *table_of_pays(found_of, noise_scale)]
+            told["who_pays"] += [{"nodes": each.cluster.nodes, **row} for row in found_of]
     if penalties:
         told["which"] = []
         for each in clusters:
@@ -429,8 +429,8 @@ def _times(price: dict[str, Any], epochs: bool) -> str:
         f"{price['examples_per_second']:.4g}",
         f"{price['epoch_seconds']:.4g}",
         *shares,
-        f"{price['network_bytes'] / 1e6:.4g}",
-        f"{price['link_bytes'] / 1e6:.4g}",
+        _megabytes(price["network_bytes"]),
+        _megabytes(price["link_bytes"]),
         f"{price['staleness']:.3g}",
         epochs=epochs,
     )
@@ -440,6 +440,10 @@ def _cells(*texts: str, epochs: bool) -> str:
     widths = (11, 10, 10, 11, 9, 10, 10, 10, 12)
     cells = [f"{text:>{width}}" for text, width in zip(texts, widths, strict=True)]
     return "".join(cells if epochs else cells[:2] + cells[3:])
+
+
+def _megabytes(size: float) -> str:
+    return f"{size / 1e6:.4g}" if size < 1e10 else f"{size / 1e6:,.0f}"
 
 
 def _speed(gigabits: float | None) -> str:

@@ -446,13 +446,13 @@ def test_rho_is_an_all_reduce_over_the_computing_of_a_noise_scale():
     """A ring of 64 at 10 Gbit/s; 64 workers take 0.5 s for 8 examples each."""
     config, noise = experiment("sync"), 2048.0
     exchange = 2 * 63 / 64 * SHAPES.bytes / TEN
-    ten, slow = command.phases(config, SHAPES.bytes, noise, [10.0, 1e-3])
+    ten, slow = command.pays(config, SHAPES.bytes, noise, [10.0, 1e-3])
     assert ten["rho"] == pytest.approx(exchange / (noise / 64 * STEP / 8), rel=1e-9)
     assert slow["rho"] == pytest.approx(1e4 * ten["rho"], rel=1e-9)
     assert (slow["DiLoCo"], slow["top-k"]) == (0.444, 0.402)  # the contest's slowest network
-    (alone,) = command.phases(price.with_nodes(config, 1), SHAPES.bytes, noise, [1.0])
+    (alone,) = command.pays(price.with_nodes(config, 1), SHAPES.bytes, noise, [1.0])
     assert (alone["rho"], alone["top-k"]) == (0, pytest.approx(1.017 / 0.651))  # its fastest
-    lines = list(command.table_of_phases([ten, slow], noise))
+    lines = list(command.table_of_pays([ten, slow], noise))
     assert lines[0].split() == ["Gbit/s", "rho", "DiLoCo", "top-k"] and max(map(len, lines)) <= 100
 
 
@@ -472,7 +472,7 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     )
     assert done.returncode == 0, done.stderr
     written = json.loads(out.read_text())
-    assert [(row["nodes"], row["gigabits"]) for row in written["phases"]] == [
+    assert [(row["nodes"], row["gigabits"]) for row in written["who_pays"]] == [
         *((4, 1), (4, 10), (8, 1), (8, 10))
     ]
     found = written["rows"]

@@ -1,6 +1,6 @@
 """Where DiLoCo and top-k pay, predicted for two networks that nothing was fitted on.
 
-The diagram has one axis, rho, and the lines of an MLP's contest (`research/tuning/phase.py`):
+The diagram has one axis, rho, and the lines of an MLP's contest (`research/tuning/who_pays.py`):
 
     R(method, rho)                     over synchronous training with its best batch
     R / min(1, R(outer momentum))      over the best opponent
@@ -39,7 +39,7 @@ from optdyn.evidence.contest import measure as measured
 from optdyn.evidence.study import Study
 from optdyn.evidence.trial import logged
 from optdyn.experiment import Experiment
-from optdyn.tuning import phase
+from optdyn.tuning import who_pays
 
 LONG, SEEDS = True, contest.SEEDS
 PROBLEMS: Mapping[str, Smaller] = {
@@ -111,14 +111,14 @@ def best_batch(config: Experiment, bandwidth: float, size: int, noise: float) ->
 def predicted(config: Experiment, network: str, noise: float) -> dict[str, dict[str, float]]:
     """By arm and opponent the ratio of seconds, from the noise scale of the config's problem."""
     exchange, workers = contest.NETWORKS[network], race.WORKERS
-    rho = phase.rho(exchange, workers / config.batch_size, workers, noise)
+    rho = who_pays.rho(exchange, workers / config.batch_size, workers, noise)
     bandwidth = race.bandwidth(config, exchange)
     size = round(bandwidth * exchange / (2 * (1 - 1 / race.WORKERS)))
     gain = best_batch(config, bandwidth, size, noise)
     return {
         name: {
-            "usual": phase.over_best_batch(name, rho) * gain,
-            "best": phase.over_best(name, rho),
+            "usual": who_pays.over_best_batch(name, rho) * gain,
+            "best": who_pays.over_best(name, rho),
         }
         for name in ARMS
     }
@@ -127,7 +127,7 @@ def predicted(config: Experiment, network: str, noise: float) -> dict[str, dict[
 def copied(network: str) -> dict[str, dict[str, float]]:
     """The same of the MLP on that network, whatever the problem."""
     i = list(contest.NETWORKS).index(network)
-    over, best = {name: phase.SEEN[name][i] for name in ARMS}, min(1.0, phase.SEEN[SNOO][i])
+    over, best = {name: who_pays.SEEN[name][i] for name in ARMS}, min(1.0, who_pays.SEEN[SNOO][i])
     return {name: {"usual": r * BATCH[i], "best": r / best} for name, r in over.items()}
 
 

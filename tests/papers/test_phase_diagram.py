@@ -8,7 +8,7 @@ import pytest
 
 from optdyn.configs import contest, race
 from optdyn.configs.papers import phase_diagram as diagram
-from optdyn.tuning import phase
+from optdyn.tuning import who_pays
 
 RECORD = Path(__file__).parents[1] / "benchmarks/records/papers_contest.json"
 
@@ -25,7 +25,7 @@ def test_what_was_seen_is_what_the_record_says():
         plain = others[contest.PLAIN]
         arms = {row["arm"]: median(row["networks"][network]["seconds"]) for row in result["rows"]}
         # Three digits are written down.
-        for name, seen in phase.SEEN.items():
+        for name, seen in who_pays.SEEN.items():
             assert seen[i] == pytest.approx((arms | others)[name] / plain, abs=6e-4)
         assert diagram.BATCH[i] == pytest.approx(plain / median(shapes["8 x 1"]["usual"]), abs=6e-4)
 
@@ -33,17 +33,17 @@ def test_what_was_seen_is_what_the_record_says():
 def test_a_problem_like_the_mlp_is_predicted_as_the_mlp_was():
     """Its noise scale, its usual batch: the same rho, so that R is what was seen."""
     for i, exchange in enumerate(contest.NETWORKS.values()):
-        rho = exchange * phase.BATCH / phase.NOISE
-        for name, seen in phase.SEEN.items():
-            assert phase.over_best_batch(name, rho) == pytest.approx(seen[i], rel=1e-9)
+        rho = exchange * who_pays.BATCH / who_pays.NOISE
+        for name, seen in who_pays.SEEN.items():
+            assert who_pays.over_best_batch(name, rho) == pytest.approx(seen[i], rel=1e-9)
 
 
 def test_between_networks_the_logarithms_are_on_a_line_and_beyond_them_nothing_is_claimed():
-    low, high = (x * phase.BATCH / phase.NOISE for x in (2.0, 20 / 3))
-    middle = phase.over_best_batch("top-k", np.sqrt(low * high))
+    low, high = (x * who_pays.BATCH / who_pays.NOISE for x in (2.0, 20 / 3))
+    middle = who_pays.over_best_batch("top-k", np.sqrt(low * high))
     assert middle == pytest.approx(np.sqrt(0.875 * 0.578), rel=1e-9)
-    assert phase.over_best_batch("top-k", 1e3) == 0.402
-    assert phase.over_best_batch("top-k", 1e-3) == 1.017
+    assert who_pays.over_best_batch("top-k", 1e3) == 0.402
+    assert who_pays.over_best_batch("top-k", 1e-3) == 1.017
 
 
 def test_the_gain_of_the_best_batch_is_that_of_a_clock_by_hand():
