@@ -19,9 +19,7 @@ says which method: of the finished runs in the workdir of a sweep, how many upda
 takes to a training loss (`--target`) over tuned synchronous training, times what an update of it
 takes on this cluster. `--where=KEY=VALUE` chooses among runs of several problems. Workdirs are a
 list; a scoreboard of `optdyn papers` with the map of `when_asynchrony_pays` does as well.
-`--noise_scale=B` says of each of the `--bandwidths` where DiLoCo and top-k pay over synchronous
-training with its best batch (`research/tuning/who_pays.py`); B is the gradient noise scale in
-examples, which `--config.probes.noise_scale=True` logs of a run.
+`--noise_scale=B`, in examples, says where DiLoCo and top-k pay (`research/tuning/who_pays.py`).
 `--page=FILE.html` writes one offline page with sliders for bandwidth, nodes, stragglers and period,
 of some thousand prices, which take a minute or two.
 """
