@@ -15,7 +15,6 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -24,7 +23,7 @@ from optdyn.basics.arguments import Parser
 from optdyn.basics.files import write_json
 from optdyn.config import usual
 from optdyn.configs.race import ARMS as RACE
-from optdyn.configs.race import MEETING, PROBLEMS, WORKERS
+from optdyn.configs.race import MEETING, PROBLEMS, WORKERS, of_method, parameters
 from optdyn.evidence.arms import (
     MOMENTUM,
     OUTER,
@@ -44,9 +43,7 @@ from optdyn.evidence.study import Study
 from optdyn.evidence.trial import logged, to_loss
 from optdyn.experiment import Experiment
 from optdyn.grid import Point
-from optdyn.problem import shared_data
 from optdyn.setup import Cluster
-from optdyn.training import program
 
 CHOOSE, REPORT = range(100, 104), range(20)
 LOSSES = PROBLEMS["mlp"].losses  # the last is tuned for
@@ -56,24 +53,20 @@ COUNTED = 400  # updates of which bytes are counted
 SLOW, DECAY, KEPT = "strategy.slow_momentum", "strategy.error_decay", "strategy.momentum_decay"
 
 
-def _rule(name: str, **keys: Any) -> dict[str, Any]:
-    return {"strategy.name": name, **{f"strategy.{key}": value for key, value in keys.items()}}
-
-
 # Everything that is neither said here nor has a ladder is usual.
 RULES: Mapping[str, Point] = {
-    PLAIN: _rule("sync"),
-    "SNOO": {**_rule("diloco"), "cluster.nodes": 1},
-    DILOCO: _rule("diloco"),
-    "SlowMo": _rule("slowmo"),
-    "eager updates": _rule("eager"),
-    "SparseLoCo": _rule("sparseloco"),
-    "local SGD": _rule("model_averaging"),
-    "local SGD, momenta averaged": _rule("model_averaging", inner_state="averaged"),
-    "DES-LOC": _rule("des_loc"),
+    PLAIN: of_method("sync"),
+    "SNOO": {**of_method("diloco"), "cluster.nodes": 1},
+    DILOCO: of_method("diloco"),
+    "SlowMo": of_method("slowmo"),
+    "eager updates": of_method("eager"),
+    "SparseLoCo": of_method("sparseloco"),
+    "local SGD": of_method("model_averaging"),
+    "local SGD, momenta averaged": of_method("model_averaging", inner_state="averaged"),
+    "DES-LOC": of_method("des_loc"),
     "gossip": RACE["gossip"],
-    "SPARTA": _rule("sparta"),
-    "DeMo": {**_rule("demo"), MOMENTUM: 0.0},
+    "SPARTA": of_method("sparta"),
+    "DeMo": {**of_method("demo"), MOMENTUM: 0.0},
     "DASO": RACE["DASO"],
     "asynchronous": RACE["asynchronous"],
 }
@@ -126,13 +119,6 @@ def traffic(name: str, setting: Point) -> dict[str, float]:
     sent = parameters(config) if every else rows[-1]["sent_bytes"] / COUNTED
     most = len(summary["staleness_histogram"]) - 1
     return {"bytes": sent, "staleness": summary["staleness_mean"], "stalest": most}
-
-
-def parameters(config: Experiment) -> int:
-    """Bytes of the parameters."""
-    data = shared_data.load(config)
-    one = {name: leaf[:1] for name, leaf in data.train.items()}
-    return program.parameter_bytes(program.shapes(config, data.classes, jax.random.key(0), one))
 
 
 def row(study: Study, name: str) -> dict[str, Any]:

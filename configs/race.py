@@ -41,7 +41,6 @@ from optdyn.evidence.race import Race, table
 from optdyn.experiment import Experiment
 from optdyn.grid import Point
 from optdyn.problem import shared_data
-from optdyn.problem.problem import Params
 from optdyn.setup import Cluster
 from optdyn.training import program
 
@@ -115,38 +114,41 @@ PROBLEMS: Mapping[str, Problem] = {
 }
 
 
-def _arm(name: str, **keys: Any) -> dict[str, Any]:
+def of_method(name: str, **keys: Any) -> dict[str, Any]:
+    """Keys of a config that name a method, and say its own."""
     return {"strategy.name": name, **{f"strategy.{key}": value for key, value in keys.items()}}
 
 
 def _late(chain: str, **options: Any) -> Point:
     own = {f"optimizer.chain_options.{key}": value for key, value in options.items()}
-    return _arm("asynchronous", groups=WORKERS) | {"optimizer.chain": (chain,)} | own
+    return of_method("asynchronous", groups=WORKERS) | {"optimizer.chain": (chain,)} | own
 
 
 # H = 8 wherever there is a period: targets are some hundreds of updates away.
 ARMS: Mapping[str, Point] = {
-    "synchronous": _arm("sync"),
-    "synchronous, large batch": _arm("sync"),
-    "asynchronous": _arm("asynchronous", groups=WORKERS),
+    "synchronous": of_method("sync"),
+    "synchronous, large batch": of_method("sync"),
+    "asynchronous": of_method("asynchronous", groups=WORKERS),
     "delay-compensated": _late("delay_compensation", adaptive=True, lam=2.0),
     "rate by staleness": _late("staleness_rate", law="power"),
-    "K-batch-async, K = 4": _arm("buffered", groups=WORKERS, arrivals=4),
-    "K-batch-sync, K = 4": _arm("buffered", groups=WORKERS, arrivals=4, waiting="k_batch_sync"),
-    "local SGD": _arm("model_averaging"),
-    "DiLoCo": _arm("diloco"),
-    "SlowMo": _arm("slowmo"),
+    "K-batch-async, K = 4": of_method("buffered", groups=WORKERS, arrivals=4),
+    "K-batch-sync, K = 4": of_method(
+        "buffered", groups=WORKERS, arrivals=4, waiting="k_batch_sync"
+    ),
+    "local SGD": of_method("model_averaging"),
+    "DiLoCo": of_method("diloco"),
+    "SlowMo": of_method("slowmo"),
     "DASO": {
-        **_arm("daso", warmup_epochs=0, cooldown_epochs=0, reset_batches=8, reset_wait=2),
+        **of_method("daso", warmup_epochs=0, cooldown_epochs=0, reset_batches=8, reset_wait=2),
         "cluster.nodes": WORKERS // 2,
         "cluster.devices_per_node": 2,
     },
-    "elastic averaging": _arm("elastic", groups=WORKERS),
-    "delayed Nesterov": _arm("async_local_sgd", groups=WORKERS),
-    "AD-PSGD": _arm("ad_psgd", groups=WORKERS, graph="complete"),
-    "gossip": _arm("gossip", graph="one_peer", gossip_order="adapt"),
-    "PowerSGD": _arm("model_averaging", period=1, compression="powersgd"),
-    "top-k": _arm("model_averaging", period=1, compression="top_k"),
+    "elastic averaging": of_method("elastic", groups=WORKERS),
+    "delayed Nesterov": of_method("async_local_sgd", groups=WORKERS),
+    "AD-PSGD": of_method("ad_psgd", groups=WORKERS, graph="complete"),
+    "gossip": of_method("gossip", graph="one_peer", gossip_order="adapt"),
+    "PowerSGD": of_method("model_averaging", period=1, compression="powersgd"),
+    "top-k": of_method("model_averaging", period=1, compression="top_k"),
 }
 SYNCHRONOUS = ("synchronous", "synchronous, large batch")
 STALE = ("asynchronous", "buffered", "elastic", "async_local_sgd", "ad_psgd")
@@ -196,12 +198,16 @@ def config_of(problem: str, arm: str, network: str = MIDDLE) -> Experiment:
     return config.with_(values)
 
 
-def bandwidth(config: Experiment, ratio: float) -> float:
-    """Bytes a second with which the ring all-reduce of 8 workers takes so many seconds."""
+def parameters(config: Experiment) -> int:
+    """Bytes of the parameters."""
     data = shared_data.load(config)
     one = {name: leaf[:1] for name, leaf in data.train.items()}
-    params: Params = program.shapes(config, data.classes, jax.random.key(0), one)
-    return 2 * (1 - 1 / WORKERS) * program.parameter_bytes(params) / ratio
+    return program.parameter_bytes(program.shapes(config, data.classes, jax.random.key(0), one))
+
+
+def bandwidth(config: Experiment, ratio: float) -> float:
+    """Bytes a second with which the ring all-reduce of 8 workers takes so many seconds."""
+    return 2 * (1 - 1 / WORKERS) * parameters(config) / ratio
 
 
 def arm_of(problem: str, name: str) -> Arm:

@@ -152,7 +152,6 @@ def test_commands_run(page, tmp_path):
                 continue
             start = OPTDYN if each.module == "optdyn" else ("-m", each.module)
             given = [sys.executable, *start, *each.arguments]
-            given = [sys.executable if word == "python" else word for word in given]
             path = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
             environ = {**os.environ, "PATH": path, "PYTHONPATH": str(tmp_path), **each.environ}
             done = subprocess.run(given, cwd=tmp_path, env=environ, capture_output=True, text=True)

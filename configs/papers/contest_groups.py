@@ -55,11 +55,11 @@ def measure(study: Study) -> dict[str, Any]:
 
 def verdict(result: dict[str, Any]) -> Verdict:
     (row,) = result["rows"]
-    told, n = list[str](), 0
+    told = list[str]()
     for network, own in row["networks"].items():
         groups, found = own["chosen"]["strategy.groups"], own["over at best"]
         told.append(f"{network}: {groups} groups take {shown(found)} of the best opponent's")
-        n = len(own["seconds"][str(result["losses"][-1])])
-    found = row["networks"][result["judged"]]["over at best"]
+    judged = row["networks"][result["judged"]]
+    found, n = judged["over at best"], len(judged["seconds"][str(result["losses"][-1])])
     said = "; ".join([*told, *counts(result)])
     return Verdict(below(found, 1.0), f"{said} (n = {n}, Holm over {result['family']})")

@@ -65,7 +65,7 @@ class Rule(NamedTuple):
 def _met(name: str, **keys: Any) -> Rule:
     """Of nodes that meet every H updates, SGD with momentum inside."""
     return Rule(
-        {"strategy.name": name, **_keys(keys), **MEAN},
+        {**race.of_method(name, **keys), **MEAN},
         {PERIOD: MEETINGS},
         {"batch_size": 16, PERIOD: 128},
         {STEP: rates, MOMENTUM: momenta},
@@ -77,10 +77,6 @@ def _outer(name: str, **keys: Any) -> Rule:
     """The same with SGD inside and momentum outside."""
     tuned = {STEP: rates, OUTER: not_negative}
     return _met(name, **keys)._replace(ladders=tuned, start={STEP: -1, OUTER: rung(momenta, 0.8)})
-
-
-def _keys(keys: Point) -> dict[str, Any]:
-    return {f"strategy.{key}": value for key, value in keys.items()}
 
 
 def _and(rule: Rule, keys: Point) -> Rule:
@@ -123,7 +119,7 @@ RULES: Mapping[str, Rule] = {
         start={SERVER: -9, OUTER: rung(momenta, 0.8)},
     ),
     "FADAS": Rule(
-        {**_keys({"name": "buffered", "groups": race.WORKERS, "arrivals": 4}), **AMSGRAD},
+        {**race.of_method("buffered", groups=race.WORKERS, arrivals=4), **AMSGRAD},
         {},
         {"batch_size": 128},
         {RATE: rates},

@@ -47,7 +47,6 @@ PROBLEMS: Mapping[str, Smaller] = {
     "wide": Smaller("mlp", {"model.hidden": (128,), "data.image_size": 14}, (0.25, 0.1), ()),
 }
 BATCH_OF = {"deep": 16, "wide": 128}  # usual ones
-NETWORKS = tuple(contest.NETWORKS)
 BOUND = 0.8  # of the cells
 POINTS = 40  # of a run, where the noise scale is measured, about
 C = 2.3
@@ -112,9 +111,7 @@ def predicted(config: Experiment, network: str, noise: float) -> dict[str, dict[
     """By arm and opponent the ratio of seconds, from the noise scale of the config's problem."""
     exchange, workers = contest.NETWORKS[network], race.WORKERS
     rho = who_pays.rho(exchange, workers / config.batch_size, workers, noise)
-    bandwidth = race.bandwidth(config, exchange)
-    size = round(bandwidth * exchange / (2 * (1 - 1 / race.WORKERS)))
-    gain = best_batch(config, bandwidth, size, noise)
+    gain = best_batch(config, race.bandwidth(config, exchange), race.parameters(config), noise)
     return {
         name: {
             "usual": who_pays.over_best_batch(name, rho) * gain,
@@ -148,7 +145,7 @@ def cells(study: Study, problem: str) -> list[dict[str, Any]]:
         f"noise scale {problem} {best.point} {run.seed} {run.steps}", noise_scale, run, loss
     )
     found = list[dict[str, Any]]()
-    for network in NETWORKS:
+    for network in contest.NETWORKS:
         same = copied(network)
         for name, ratios in predicted(arm.config, network, noise).items():
             cell = {"problem": problem, "network": network, "arm": name, "noise": noise}

@@ -5,12 +5,12 @@
     iterations to a squared gradient norm of eps  <=  4 (R + 1) L Delta / eps
                                                       + 8 sigma^2 L Delta / eps^2
 
-(arXiv 2505.09218, Theorem 2.4). Every gradient that is applied is an edge from x_k to x_{k+1}, and
-z_k, where it was taken, is a point of the tree. Their distance is the number of edges to their
-closest common ancestor, from x_k or from z_k, whichever is more. So R is the largest staleness of
-asynchronous SGD, less than the bound of Ringmaster, and S - 1 of S gradients of one version, as of
-`k_batch_sync` and `k_sync`. Where the gradients of a worker are one gradient of the whole batch, as
-of synchronous SGD with `groups` = 1, it is 0.
+(arXiv 2505.09218, Theorem 2.4, as others quote it). Every gradient that is applied is an edge from
+x_k to x_{k+1}, and z_k, where it was taken, is a point of the tree. Their distance is the number of
+edges to their closest common ancestor, from x_k or from z_k, whichever is more. So R is the largest
+staleness of asynchronous SGD, less than the bound of Ringmaster, and S - 1 of S gradients of one
+version, as of `k_batch_sync` and `k_sync`. Where the gradients of a worker are one gradient of the
+whole batch, as of synchronous SGD with `groups` = 1, it is 0.
 """
 
 import numpy as np

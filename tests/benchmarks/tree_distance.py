@@ -45,6 +45,7 @@ from optdyn.configs.papers import when_asynchrony_pays as pays
 from optdyn.dynamics.stability import limit
 from optdyn.dynamics.tree_distance import distances
 from optdyn.evidence.intervals import drawn_again
+from optdyn.evidence.race import infinite
 from optdyn.experiment import Experiment
 from optdyn.timeline.base import Arrival, Timeline, chosen
 from optdyn.tuning.prediction import KAPPA, REPLICAS, ROUNDS, stability
@@ -65,13 +66,9 @@ class Cell(NamedTuple):
 
 
 def claim(record: str, name: str) -> Json:
-    found: Json = read_json(RECORDS / f"papers_{record}.json")["claims"][name]
+    """Of a record, with its misses infinite again."""
+    found: Json = infinite(read_json(RECORDS / f"papers_{record}.json")["claims"][name])
     return found
-
-
-def numbers(values: Sequence[float | None]) -> np.ndarray:
-    """Those of a record, where a miss, which is infinite, is null."""
-    return np.array([np.inf if value is None else value for value in values])
 
 
 def drawn(config: Experiment, steps: int, seed: int) -> Timeline:
@@ -109,7 +106,7 @@ def penalties(result: Json, seeds: Sequence[int]) -> Iterator[Cell]:
     alone = {(row["model"], row["batch"]): row["updates"] for row in result["synchronous"]}
     for row in result["cells"]:
         cell = pays.Cell(row["model"], row["batch"], row["groups"], row["law"])
-        updates = numbers(row["updates"])
+        updates = np.array(row["updates"])
         longest = updates[np.isfinite(updates)].max()
         lines = [drawn(pays.config_of(cell), round(longest) + 1, seed) for seed in seeds]
         largest, mean = far(lines, updates)
@@ -117,7 +114,7 @@ def penalties(result: Json, seeds: Sequence[int]) -> Iterator[Cell]:
         noise = of["noise_scale"] / cell.batch
         own = of["sharpness"] * of["step"] / (row["limit"] * (1 + noise))
         terms = 1.0, largest / (1 + 2 * noise), mean / (1 + noise), own
-        yield Cell(updates, numbers(alone[cell.model, cell.batch]), terms)
+        yield Cell(updates, np.array(alone[cell.model, cell.batch]), terms)
 
 
 def by_groups(result: Json, seeds: Sequence[int], network: Json) -> Iterator[Cell]:
@@ -126,7 +123,7 @@ def by_groups(result: Json, seeds: Sequence[int], network: Json) -> Iterator[Cel
         noise, updates = network["noise_scale"] / row["batch"], dict[int, np.ndarray]()
         for g in interior_groups.GROUPS:
             config = interior_groups.config_of(row["cluster"], row["batch"], g)
-            lines, updates[g] = until(config, numbers(row["seconds"][str(g)]), seeds)
+            lines, updates[g] = until(config, np.array(row["seconds"][str(g)]), seeds)
             if g > 1:
                 largest, mean = far(lines, updates[g])
                 own = network["sharpness"] * network["step"] / (stability(config, g) * (1 + noise))
@@ -144,7 +141,7 @@ def gradients(seeds: dict[str, Sequence[int]], of: Json) -> Iterator[Cell]:
                     continue
                 config = module.arm_of(law, row["arm"]).config
                 k = config.batch_size // waiting.EXAMPLES
-                lines, updates = until(config, numbers(row["seconds"]), seeds[name])
+                lines, updates = until(config, np.array(row["seconds"]), seeds[name])
                 largest, mean = far(lines, updates)
                 late = 0.0 if waiting.waits(row["arm"]) else 1 / stable(config)
                 own = k + KAPPA * of["sharpness"] * of["step"] * late + noise

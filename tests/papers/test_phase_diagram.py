@@ -51,8 +51,7 @@ def test_the_gain_of_the_best_batch_is_that_of_a_clock_by_hand():
     noise, exchange = 60.0, 20.0
     config = diagram.side("deep", contest.PLAIN).arm.config
     config = config.with_(cluster=config.cluster.with_(service="constant"))
-    bandwidth = race.bandwidth(config, exchange)
-    size = round(bandwidth * exchange / (2 * (1 - 1 / race.WORKERS)))
+    bandwidth, size = race.bandwidth(config, exchange), race.parameters(config)
 
     def time(batch):
         compute = batch / 16
