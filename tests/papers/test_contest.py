@@ -20,6 +20,7 @@ from optdyn.configs.papers import (
     contest_share,
     daso_and_asynchronous_again,
     daso_and_dynamic_batch_again,
+    few_bits,
     further_rules,
     phase_diagram,
     sparse_shares,
@@ -456,3 +457,32 @@ def test_the_trials_that_are_shipped_are_those_of_the_record(tmp_path):
     # The record has five digits.
     seconds = to_loss(curve_of(line), 0.1, "met")
     assert seconds == pytest.approx(plain["seconds"]["0.1"][0], rel=1e-4)
+
+
+@pytest.mark.parametrize(("few", "word"), [(0.8, "confirmed"), (1.2, "refuted"), (1.0, "open")])
+def test_few_bits_are_judged_by_what_either_side_chose(few, word):
+    own = np.linspace(0.9, 1.1, 20)
+    sides = {
+        arm: {
+            "tried": [list(part * own) for part in (1.0, 1.5)],
+            "chosen": few_bits.setting(few_bits.CELLS[arm][0]),
+            "seconds": list(part * own),
+        }
+        for arm, part in ((few_bits.FEW, few), (few_bits.OPPONENT, 1.0))
+    }
+    found = few_bits.verdict(sides)
+    assert found.word == word and "; n = 20)" in found.by
+
+
+def test_settings_of_few_bits_are_within_1_15_of_the_best_that_claim_56_tuned():
+    record = json.loads((RECORDS / "papers_decided.json").read_text())
+    result = record["claims"]["further_rules"]["result"]
+    (others,) = result["opponents"][few_bits.SLOW].values()
+    rows = {row["arm"]: row["networks"][few_bits.SLOW] for row in result["rows"]}
+    sides = {few_bits.OPPONENT: contested.best_of(others), few_bits.FEW: rows[few_bits.FEW]}
+    for arm, side in sides.items():
+        costs = {tuple(each[:2]): np.median(np.array(each[2:], float)) for each in side["tried"]}
+        near = {cell for cell, cost in costs.items() if cost <= 1.15 * min(costs.values())}
+        assert near == {cell[:2] for cell in few_bits.CELLS[arm]}
+        (own,) = (cell for cell in few_bits.CELLS[arm] if cell[:2] == min(costs, key=costs.get))
+        assert few_bits.setting(own) == pytest.approx({**side["chosen"], **side["point"]})
