@@ -52,7 +52,7 @@ from optdyn.evidence.arms import (
     rung,
     tuned,
 )
-from optdyn.evidence.intervals import ratio, shown, spread
+from optdyn.evidence.intervals import drawn_again, ratio, shown, spread
 from optdyn.evidence.study import Study
 from optdyn.evidence.trial import meeting, to_loss
 from optdyn.experiment import Experiment
@@ -213,6 +213,13 @@ def clocks(config: Experiment, updates: int) -> dict[str, float]:
     return found | {"staleness": float(np.mean(run.timeline.staleness))}
 
 
+def computed(config: Experiment, updates: Sequence[float], seconds: Sequence[float]) -> np.ndarray:
+    """Of each run, the share of its seconds that computing alone would take to as many updates."""
+    most = max(round(max(updates)), 1) + 1
+    alone = trainer.prepare(config.with_({**ALIKE, **FREE}, steps=most)).timeline.seconds
+    return np.interp(updates, np.arange(most + 1), [0.0, *alone[:most]]) / np.array(seconds)
+
+
 def row(study: Study, problem: str, name: str, size: int, given: Point) -> dict[str, Any]:
     """Median, least and most of what an arm takes at a size; its setting is `given` or searched."""
     arm, target, said = arm_of(problem, name, size), PROBLEMS[problem].target, {}
@@ -221,9 +228,10 @@ def row(study: Study, problem: str, name: str, size: int, given: Point) -> dict[
         given = best.point
         said = {"interior": best.interior, "tried": best.tried, "range": best.range}
     curves = reported(study, arm, given, target)
-    updates = spread([to_loss(curve, target) for curve in curves])
+    taken = [to_loss(curve, target) for curve in curves]
     each = [to_loss(curve, target, "met") for curve in curves]
-    found = {"arm": name, "nodes": size, "updates": updates, "seconds": spread(each), "each": each}
+    updates, met = spread(taken), spread(each)
+    found = {"arm": name, "nodes": size, "updates": updates, "seconds": met, "each": each}
     found |= {"rate": given[RATE], "momentum": given[MOMENTUM], "seeds": len(curves), **said}
     found["examples"] = given[BATCH] / arm.config.batch_size  # of a node's gradient
     if PERIOD in given:
@@ -231,6 +239,9 @@ def row(study: Study, problem: str, name: str, size: int, given: Point) -> dict[
     if isfinite(updates[0]):
         config = at(arm.config, given, study.report[0])
         found |= clocks(config, max(round(updates[0]), 1))
+    if isfinite(updates[2]):
+        shares = computed(config, taken, each)
+        found["computed"] = drawn_again(lambda seeds: float(np.median(shares[seeds])), len(each))
     return found
 
 

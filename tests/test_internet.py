@@ -43,6 +43,15 @@ def test_the_parts_of_the_clock_add_up(arm):
         assert found["network"] > found["volunteers"]
 
 
+@pytest.mark.parametrize("arm", internet.ARMS)
+def test_computing_is_told_of_every_run(arm):
+    """Of 24 updates and of 16, each in 1,000 seconds; an update takes 30, or eight together do."""
+    config = internet.config_of("quadratic", arm, 8)
+    found = internet.computed(config, [24.0, 16.0], [1000.0, 1000.0])
+    each = 30 / 8 if arm in internet.ALONE else 30
+    assert found.tolist() == pytest.approx([24 * each / 1000, 16 * each / 1000])
+
+
 def test_a_table_says_where_a_rate_is_not_known_to_be_the_best():
     one = {"arm": "gossip", "nodes": 4096, "updates": (3, 2, 4), "seconds": (9, 8, 10)}
     one |= {"rate": 0.5, "momentum": 0.3}
