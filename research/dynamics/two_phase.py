@@ -1,0 +1,45 @@
+"""A meeting as one update: on a quadratic SlowMo and DiLoCo are momentum in another bowl.
+
+On f(x) = 1/2 h x^2 a node makes H updates of SGD with rate alpha from theta, so that the D of what
+it sends, and the outer step with rate a and momentum mu, are, in the mean over batches,
+
+    D = theta - x_H = (1 - (1 - alpha h)^H) theta = k theta
+
+    SlowMo   theta'' - theta' = mu (theta' - theta) - a k theta'                      heavy ball
+    DiLoCo   theta'' - theta' = mu (theta' - theta) - a (1 + mu) k theta' + a mu k theta
+                                                                                      Nesterov
+
+for any number of nodes: k is the *effective curvature*, at most 1 where all updates are stable. It
+says less of h the more updates there are between meetings, as far directions are done in one.
+
+Derived here. "High dimensional theory of two-phase optimizers" (arXiv 2603.26954) calls DiLoCo on
+one node LA, with momentum SLA, and speaks of such a transformed spectrum; we read its abstract.
+"""
+
+import numpy as np
+
+Array = np.ndarray
+
+
+def effective_curvature(curvature: Array, learning_rate: float, period: int) -> Array:
+    """k of every direction: h, (dimension,), of updates at `learning_rate`, H = `period`."""
+    return 1 - (1 - learning_rate * np.asarray(curvature, float)) ** period
+
+
+def after(
+    k: Array, rate: float, momentum: float, nesterov: bool, theta: Array, before: Array
+) -> Array:
+    """theta after a meeting, from those after the two before it, in the mean over batches."""
+    step = momentum * (theta - before) - rate * k * theta
+    return theta + step - rate * momentum * k * (theta - before) * nesterov
+
+
+def contraction(k: Array, rate: float, momentum: float, nesterov: bool) -> Array:
+    """By what a meeting shrinks every direction in the long run; 1 or more does not converge.
+
+    The larger root of z^2 - (1 + m - a k) z + m, with m = mu in SlowMo and mu (1 - a k) in DiLoCo.
+    """
+    m = momentum * (1 - rate * np.asarray(k, float) * nesterov)
+    half = (1 + m - rate * k) / 2
+    root = np.sqrt((half**2 - m).astype(complex))
+    return np.maximum(abs(half + root), abs(half - root))
