@@ -1,8 +1,8 @@
-"""The contest's slowest network, with a smaller network than the race's to train.
+"""The contest's slowest network, or another, with a smaller network than the race's to train.
 
-There the race and the MLP's contest saw methods win. The two arms that won meet the two opponents
-that did best, and each has what the contest lets a network choose; top-k chooses its share besides.
-The procedure is the contest's (`configs/contest.py`).
+On slow ones the race and the MLP's contest saw methods win. The two arms that won meet the two
+opponents that did best, and each has what the contest lets a network choose; top-k chooses its
+share besides. The procedure is the contest's (`configs/contest.py`).
 """
 
 from typing import Any, NamedTuple
@@ -72,17 +72,18 @@ def entry(of: Smaller, name: str) -> Entry:
     return found._replace(arm=arm, ladders=ladders, usual=usual)
 
 
-def of_smaller(of: Smaller) -> Contest:
+def of_smaller(of: Smaller, network: str = SLOW) -> Contest:
     opponents = {name: entry(of, name) for name in OPPONENTS}
     config = opponents[contest.PLAIN].arm.config
-    networks = {SLOW: race.bandwidth(config, contest.NETWORKS[SLOW])}
+    networks = {network: race.bandwidth(config, contest.NETWORKS[network])}
     entries = {name: entry(of, name) for name in ARMS}
-    return Contest(opponents, entries, of.losses, networks, SLOW, len(ARMS))
+    return Contest(opponents, entries, of.losses, networks, network, len(ARMS))
 
 
 def verdict(result: dict[str, Any]) -> Verdict:
-    best, (_, part) = fastest(result, SLOW), gain(result, SLOW)
-    found, against = best["over at best"], result["opponents"][SLOW][best["shape"]]["best"]
+    network = result["judged"]
+    best, (_, part) = fastest(result, network), gain(result, network)
+    found, against = best["over at best"], result["opponents"][network][best["shape"]]["best"]
     n = len(best["seconds"][str(result["losses"][-1])])
     said = f"{best['arm']} takes {shown(found)} of the seconds of {against}; of its gain over the "
     said += f"usual batch {shown(part)} is had by synchronous training with its best (n = {n})"
