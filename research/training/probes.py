@@ -29,6 +29,7 @@ mean_loss: the loss of the mean of those replicas' parameters
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -78,6 +79,11 @@ def moments(problem: Problem, small: int, params: Params, examples: Examples) ->
     return Moments(whole - trace / large, trace)
 
 
+def hessian_times(problem: Problem, params: Params, examples: Examples, v: Params) -> Params:
+    """H v, of the mean loss of all examples."""
+    return jax.jvp(lambda x: jax.grad(problem.loss)(x, examples), (params,), (v,))[1]
+
+
 def sharpness(
     problem: Problem, params: Params, examples: Examples, iterations: int = ITERATIONS
 ) -> jax.Array:
@@ -85,9 +91,7 @@ def sharpness(
 
     It starts from the gradient, which along a training run lies mostly in the sharpest directions.
     """
-
-    def hessian(v: Params) -> Params:
-        return jax.jvp(lambda x: jax.grad(problem.loss)(x, examples), (params,), (v,))[1]
+    hessian = partial(hessian_times, problem, params, examples)
 
     def unit(v: Params) -> Params:
         return optax.tree.scale(1 / jnp.maximum(optax.tree.norm(v), jnp.finfo(jnp.float32).tiny), v)
