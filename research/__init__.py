@@ -15,9 +15,9 @@ _OPTIMIZERS = ("adam", "adamw", "sgd")
 _VALUES = ("Cluster", "Data", "Law", "Model", "Optimizer", "Parallel", "Probes")
 _METHODS = (
     *("ad_psgd", "async_local_sgd", "asynchronous", "buffered", "daso", "decoupled", "demo"),
-    *("des_loc", "diloco", "dynamic_batch", "eager", "elastic", "gossip", "local", "mindflayer"),
-    *("model_averaging", "ringleader", "ringmaster", "slowmo", "sparseloco", "sparta"),
-    *("stale_pipeline", "sync"),
+    *("des_loc", "diloco", "dynamic_batch", "eager", "elastic", "gasloc", "gossip", "local"),
+    *("mindflayer", "model_averaging", "ringleader", "ringmaster", "slowmo", "sparseloco"),
+    *("sparta", "stale_pipeline", "sync"),
 )
 __all__ = [*_OURS, *_COMPARED, *_LAWS, *_OPTIMIZERS, *_VALUES, *_METHODS]
 

@@ -58,6 +58,7 @@ TRAINED = {
     "model_averaging": {"period": 3, "inner_state": "averaged"},
     "diloco": {"period": 5, "compression": "sign"},
     "gossip": {"graph": "exponential"},
+    "gasloc": {"period": 3, "graph": "random"},
     "dynamic_batch": {},
     "diloco+elastic": {"period": 2},
     "gossip+buffered": {"graph": "exponential", "groups": 2},
@@ -81,7 +82,7 @@ def test_a_run_has_the_seconds_the_bytes_and_the_staleness(name, tmp_path):
 MEETING = ("model_averaging", "diloco", "slowmo", "eager", "sparseloco", "daso")
 
 
-@pytest.mark.parametrize("name", [*MEETING, "sparta", "demo", "gossip", "diloco+elastic"])
+@pytest.mark.parametrize("name", [*MEETING, "sparta", "demo", "gossip", "gasloc", "diloco+elastic"])
 def test_nobody_hears_a_node_that_is_alone(name, tmp_path):
     """It logs no bytes but those that its groups say inside it; nor does its price count any."""
     config = small(name, nodes=1, **TRAINED.get(name, {}))

@@ -95,14 +95,16 @@ class Compressed(Method):
 @dataclass(frozen=True)
 class OuterRate(Method):
     outer_learning_rate: float = field(
-        0.7, "diloco, async_local_sgd, sparseloco: learning rate of the outer step.", **ABOVE_0
+        0.7,
+        "diloco, async_local_sgd, sparseloco, gasloc: learning rate of the outer step.",
+        **ABOVE_0,
     )
 
 
 @dataclass(frozen=True)
 class OuterMomentum(OuterRate):
     outer_momentum: float = field(
-        0.9, "diloco, async_local_sgd: momentum of the outer step.", at_least=0, below=1
+        0.9, "diloco, async_local_sgd, gasloc: momentum of the outer step.", at_least=0, below=1
     )
 
 
@@ -110,8 +112,8 @@ class OuterMomentum(OuterRate):
 class OnGraph(Method):
     graph: str = field(
         "ring",
-        "gossip, ad_psgd: who exchanges with whom, 'ring' or 'complete'; gossip also "
-        "'exponential', 'one_peer', 'random', 'push'.",
+        "gossip, gasloc, ad_psgd: who exchanges with whom, 'ring' or 'complete'; the first two "
+        "also 'exponential', 'one_peer', 'random', gossip 'push'.",
     )
 
 

@@ -235,6 +235,10 @@ METHODS = {
         ONE_EACH | {"strategy.name": "slowmo+gossip", "strategy.graph": "random"},
         ("shard_map", "pmap"),
     ),
+    "gasloc": (
+        DASO | {"strategy.name": "gasloc", "strategy.graph": "random", "cluster.nodes": 4},
+        ("shard_map",),
+    ),
     # A sign that the last bit turns, as sums in another order may, is another message.
     "sign": (ONE_EACH | {"strategy.name": "diloco", "strategy.compression": "sign"}, ("pmap",)),
     # The powers that it takes amplify: 10 times every 30 updates, from 2e-8 after 16.

@@ -518,16 +518,23 @@ class Daso(Nodes):
                 node.move(merged)
 
 
+def heard(choice, every):
+    """Of each node i sum_j W_ij x_j, where W_ij is the share of j's messages that go to i."""
+    count = len(every)
+    w = [[np.mean(choice.to[j] == i) for j in range(count)] for i in range(count)]
+    return [
+        tree(lambda *leaves, row=row: sum(p * x for p, x in zip(row, leaves, strict=True)), *every)
+        for row in w
+    ]
+
+
 class Gossip(Nodes):
     """x_i <- sum_j W_ij x_j - gamma g_i: neighbours' parameters of before, and one's own way"""
 
     def exchange(self, choice, hyper):
-        count, after = len(self.nodes), self.params
-        w = np.array([[np.mean(choice.to[j] == i) for j in range(count)] for i in range(count)])
+        after, mixed = self.params, heard(choice, self.before)
         for i, node in enumerate(self.nodes):
-            others = [tree(lambda x, p=w[i, j]: p * x, self.before[j]) for j in range(count)]
-            heard = tree(lambda *leaves: sum(leaves), *others)
-            node.move(plus(heard, minus(after[i], self.before[i])))
+            node.move(plus(mixed[i], minus(after[i], self.before[i])))
 
 
 class OverGraph(Nodes):
@@ -541,14 +548,29 @@ class OverGraph(Nodes):
     def exchange(self, choice, hyper):
         if not np.all(choice.send):
             return
-        count, x = len(self.nodes), self.params
-        w = np.array([[np.mean(choice.to[j] == i) for j in range(count)] for i in range(count)])
-        for i, node in enumerate(self.nodes):
-            others = [tree(lambda v, p=w[i, j]: p * v, x[j]) for j in range(count)]
-            heard = tree(lambda *leaves: sum(leaves), *others)
-            own = self.own[i]
-            own.theta = own.outer(minus(own.theta, heard), hyper)
+        for own, node, mixed in zip(self.own, self.nodes, heard(choice, self.params), strict=True):
+            own.theta = own.outer(minus(own.theta, mixed), hyper)
             node.move(own.theta)
+
+
+class Gasloc(Nodes):
+    """g_i = x_i - theta_i; theta_i <- theta_i + eta g_i - (Lambda y)_i + gamma (y_i - y_i before),
+    y_i = theta_i + eta g_i, (Lambda y)_i = sum_j W_ij (y_i - y_j), whose rows of W sum to 1"""
+
+    def start(self, params):
+        self.begun, self.y = ([params] * len(self.nodes) for _ in range(2))
+
+    def exchange(self, choice, hyper):
+        if not np.all(choice.send):
+            return
+        eta, gamma = self.keys["outer_learning_rate"], self.keys["outer_momentum"]
+        ways = [minus(x, theta) for x, theta in zip(self.params, self.begun, strict=True)]
+        y = [plus(theta, g, eta) for theta, g in zip(self.begun, ways, strict=True)]
+        pulls = [minus(own, mixed) for own, mixed in zip(y, heard(choice, y), strict=True)]
+        for i, node in enumerate(self.nodes):
+            self.begun[i] = plus(minus(y[i], pulls[i]), minus(y[i], self.y[i]), gamma)
+            node.move(self.begun[i])
+        self.y = y
 
 
 class DilocoOverGraph(OverGraph):
@@ -580,6 +602,7 @@ MIXES = {
     "sparseloco": SparseLoco,
     "eager": Eager,
     "gossip": Gossip,
+    "gasloc": Gasloc,
     "sparta": Sparta,
     "demo": Demo,
 }

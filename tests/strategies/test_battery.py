@@ -111,6 +111,11 @@ CASES = {
         like="model_averaging",
     ),
     "gossip": Case({"strategy.graph": "one_peer"}, ONE, like="model_averaging"),
+    "gasloc": Case(
+        {"strategy.period": 3, "strategy.graph": "one_peer"},
+        {**ONE, "strategy.outer_learning_rate": 1.0, "strategy.outer_momentum": 0.0},
+        like="model_averaging",
+    ),
     "dynamic_batch": Case({"cluster.speeds": (1.0, 2.0, 3.0, 4.0)}, {"strategy.adapt": False}),
     "stale_pipeline": Case({}, ONE, bits=True),
     "local": Case({"strategy.variant": "greedy"}, {"strategy.variant": "backprop"}),

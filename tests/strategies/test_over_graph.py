@@ -72,10 +72,10 @@ def test_two_nodes_send_a_message_each_way():
     np.testing.assert_allclose(took, sent, rtol=1e-12)  # whole numbers in float64
 
 
-def timeline(values):
+def timeline(values, name="model_averaging+gossip"):
     own = {"cluster.nodes": 4, "cluster.devices_per_node": 1, "strategy.period": 2} | values
-    config = battery.config_of("model_averaging+gossip", own)
-    params = battery.make_run("model_averaging+gossip", own).params
+    config = battery.config_of(name, own)
+    params = battery.make_run(name, own).params
     network = strategies.Network(battery.program.problem_of(config, battery.CLASSES), params, {})
     known = {"steps_per_epoch": 4, "update_bytes": 8, "network": network}
     return config.timeline(**known)

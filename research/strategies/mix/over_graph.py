@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from optdyn.basics import seeds
-from optdyn.basics.errors import ConfigError
+from optdyn.basics.errors import ConfigError, one_of
 from optdyn.core import Rule
 from optdyn.setup import Setup
 from optdyn.strategies.method import Methods, Mixes, Setting
@@ -51,18 +51,9 @@ class OverGraph(Mixes):
         return self.meets.mix(inner, senders)
 
     def clock(self, setting: Setting, methods: Methods) -> Timeline:
-        """Meeting n is on turn n of the graph, so that peers take turns whatever the period is."""
-        setup, of = setting.setup, self.meets
-        steps, cluster = setup.steps, setup.cluster
-        within = nodes.inside(setting, methods)(steps)
-        meeting = turns(steps, of.period, 1, of.delay, of.synchronous_updates)
-        count = meeting.send[:, 0].cumsum()
-        rng = seeds.generator(setup.seed, "graph")
-        to = graphs.graph(self.graph, cluster.nodes, int(count[-1]), rng)
-        meeting = meeting._replace(to=to[(count - 1).clip(0) % len(to)])
-        held = setting.held
-        seconds = held.seconds if held else _seconds(setting, within, meeting)
-        return of.with_numbers(of_meetings(meeting, within, seconds))
+        of = self.meets
+        meeting = turns(setting.setup.steps, of.period, 1, of.delay, of.synchronous_updates)
+        return of.with_numbers(clock(self.graph, meeting, setting, methods))
 
     def check(self, setup: Setup, methods: Methods) -> None:
         all_is_sent(self.meets, ("fragments", "inner_state"), methods)
@@ -71,14 +62,32 @@ class OverGraph(Mixes):
             raise ConfigError(
                 f"config.cluster.presence: must be 0 with config.strategy.name = {methods.name!r}"
             )
-        if self.graph == "push":
-            raise ConfigError(
-                "config.strategy.graph = 'push': must be another with config.strategy.name = "
-                f"{methods.name!r}, as nobody knows how many send to a node"
-            )
+        check(self.graph, methods)
 
     def why_no_overlap(self) -> str:
         return "exchanges otherwise than by sums"
+
+
+def clock(graph: str, meeting: Meeting, setting: Setting, methods: Methods) -> Timeline:
+    """Meeting n is on turn n of the graph, so that peers take turns whatever the period is."""
+    setup, held = setting.setup, setting.held
+    within = nodes.inside(setting, methods)(setup.steps)
+    count = meeting.send[:, 0].cumsum()
+    rng = seeds.generator(setup.seed, "graph")
+    to = graphs.graph(graph, setup.cluster.nodes, int(count[-1]), rng)
+    meeting = meeting._replace(to=to[(count - 1).clip(0) % len(to)])
+    seconds = held.seconds if held else _seconds(setting, within, meeting)
+    return of_meetings(meeting, within, seconds)
+
+
+def check(graph: str, methods: Methods) -> None:
+    """Refuses a graph that there is not, or whose nodes cannot know for whom to wait."""
+    one_of("config.strategy.graph", graph, graphs.GRAPHS)
+    if graph == "push":
+        raise ConfigError(
+            "config.strategy.graph = 'push': must be another with config.strategy.name = "
+            f"{methods.name!r}, as nobody knows how many send to a node"
+        )
 
 
 def all_is_sent(of: Mixes, keys: Sequence[str], methods: Methods) -> None:
