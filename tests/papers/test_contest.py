@@ -14,6 +14,7 @@ from optdyn.basics.files import finite
 from optdyn.configs import combined, contest, race, slow_network
 from optdyn.configs.papers import (
     asynchronous_and_local_again,
+    contest_gasloc,
     contest_groups,
     contest_rules,
     contest_rules_again,
@@ -90,6 +91,7 @@ for case, of in SMALLER.items():
 for case, every in {
     "sparse shares": sparse_shares.between(),
     "further rules": further_rules.of_rules(),
+    "GASLoC": contest_gasloc.between(),
     "groups": contest_groups.of_groups(),
     **{case: phase_diagram.held_out(case) for case in phase_diagram.PROBLEMS},
     **{case: combined.of(case) for case in combined.CASES},
