@@ -11,8 +11,8 @@ Interrupted or killed, the same command goes on: trials that ended are remembere
 rules and files are written into `FOLDER/claims.lock` before the run, and what differs from it later
 is listed (`evidence/lock.py`).
 
-`--ship=FILE` writes all that a workdir remembers as one Parquet file, and ends. `--trials=FILE`
-begins with what such a file has, so that what was run on another machine is not run again.
+`--ship=FILE` writes all that a workdir remembers as one Parquet file, and ends. `--trials=FILE,...`
+begins with what such files have, so that what was run on another machine is not run again.
 """
 
 import importlib
@@ -226,9 +226,8 @@ def main(_: Sequence[str]) -> int:
             if given.ship:
                 print(f"{given.ship}: {raw.ship(Path(given.workdir), Path(given.ship))}")
                 return 0
-            if given.trials:
-                found = raw.unpack(Path(given.trials), Path(given.workdir))
-                say(f"{given.trials}: {found}")
+            for file in given.trials:
+                say(f"{file}: {raw.unpack(Path(file), Path(given.workdir))}")
             board = run(Path(given.workdir), chosen, given.scale, given.seed, folder)
     except InputError as error:
         app.fail(str(error))
@@ -247,7 +246,7 @@ if __name__ == "__main__":
     flags.DEFINE_enum("scale", "small", list(SCALES), "How much is measured.")
     flags.DEFINE_integer("seed", 0, "Which seeds: those of two numbers have none in common.")
     flags.DEFINE_string("claims", "", "Folder of claims of your own, to judge in place of ours.")
-    flags.DEFINE_string("trials", "", "File of raw results that the workdir is to have.")
+    flags.DEFINE_list("trials", [], "Files of raw results that the workdir is to have.")
     flags.DEFINE_string("ship", "", "File that the workdir's raw results are written to.")
     flags.mark_flag_as_required("workdir")
     absl_app.run(main, flags_parser=app.parse)

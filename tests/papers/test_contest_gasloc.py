@@ -4,13 +4,19 @@ import json
 import math
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from optdyn.configs import contest
 from optdyn.configs.papers import contest_gasloc
+from optdyn.evidence import raw
+from optdyn.evidence.arms import at
+from optdyn.evidence.race import infinite
+from optdyn.evidence.study import Job, Lines, curve_of, of_job
+from optdyn.evidence.trial import to_loss
 from optdyn.launch import papers
 from optdyn.training import trainer
-from tests.papers.test_contest import result
+from tests.papers.test_contest import RECORDS, result
 
 
 @pytest.mark.parametrize(
@@ -55,3 +61,23 @@ def test_what_it_takes_over_noloco_is_of_the_last_loss_on_the_same_seeds(tmp_pat
     found = contest_gasloc._over(study, side(0.8), side(1.0), {"losses": [0.5, 0.1]})
     assert found["ratio"][0] == pytest.approx(0.8) and found["ratio"][2] < 1
     assert found["chance"] < 0.01
+
+
+def test_the_record_is_of_this_rule_and_of_the_trials_that_are_shipped(tmp_path):
+    """Of one seed at 1 Gb/s, where it was tuned, by what a curve found again says."""
+    record = json.loads((RECORDS / "papers_decided.json").read_text())["claims"]["contest_gasloc"]
+    said = contest_gasloc.verdict(infinite(record["result"]))
+    assert (said.word, said.by) == (record["verdict"], record["by"])
+    assert record["rule"] == contest_gasloc.CLAIM.rule
+    own, seed = (
+        record["result"]["rows"][0]["networks"][contest.JUDGED],
+        record["seeds"]["report"][0],
+    )
+    table = pq.read_table(RECORDS / "contest_gasloc.parquet")
+    is_of = [f'"seed": {seed},' in config for config in table["config"].to_pylist()]
+    pq.write_table(table.filter(is_of), tmp_path / "one_seed.parquet")
+    raw.unpack(tmp_path / "one_seed.parquet", tmp_path)
+    config = contest_gasloc.entry().arm.config.with_(own["chosen"])
+    line = Lines(tmp_path / "trials.jsonl").at(of_job(Job(at(config, own["point"], seed), 0.1)))
+    # The record has five digits.
+    assert to_loss(curve_of(line), 0.1, "met") == pytest.approx(own["seconds"]["0.1"][0], rel=1e-4)
