@@ -207,12 +207,13 @@ def _row(run: Run, step: int, loss: float) -> Json:
 def meeting(run: Run, step: int) -> float:
     """Seconds of an all-reduce after which all nodes have the mean of what they have.
 
-    None for parameters that are not the mean of nodes, and where all have just met.
+    None for parameters that are not the mean of nodes, and where all have just met: not only
+    neighbours, and not in what was sent some updates before, after which nodes went on apart.
     """
     if not (run.config.probes.mean and step):
         return 0.0
-    met = chosen(run.timeline, Meeting)
-    if met and met.receive[step - 1].all():
+    met, last = chosen(run.timeline, Meeting), step - 1
+    if met and met.to is None and met.receive[last].all() and not met.waited[last].any():
         return 0.0
     cluster, size = run.config.cluster, program.parameter_bytes(run.params)
     return between_nodes(cluster, size) + broadcast(cluster, size)

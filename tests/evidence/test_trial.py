@@ -106,14 +106,20 @@ def test_the_crossing_of_an_exponential_is_exact(rate, loss):
         assert math.isinf(to_loss(curve, loss))
 
 
-@pytest.mark.parametrize("method", ["model_averaging", "gossip"])
-def test_seconds_to_a_mean_have_the_meeting_that_it_takes(method):
-    """A run that ends between two meetings meets once more, so its clock is the reference."""
+@pytest.mark.parametrize(
+    ("method", "delay"),
+    [("model_averaging", 0), ("model_averaging", 2), ("model_averaging+gossip", 0), ("gossip", 0)],
+)
+def test_seconds_to_a_mean_have_the_meeting_that_it_takes(method, delay):
+    """A run that ends between two meetings meets once more, so its clock is the reference.
+
+    After a meeting with neighbours, or one of what was sent two updates before, nodes differ.
+    """
     config = small(1).with_({"strategy.name": method, "probes.mean": True}, batch_size=4)
     cluster = config.cluster.with_(nodes=4, service="constant", bandwidth=1e3)
     config = config.with_(cluster=cluster)
-    if method == "model_averaging":
-        config = config.with_({"strategy.period": 4})
+    if method != "gossip":
+        config = config.with_({"strategy.period": 4, "strategy.delay": delay})
     curve = trial(config, first=1)
     more = dict(zip(curve.updates, np.subtract(curve.met, curve.seconds), strict=True))
     rarely = {"strategy.name": "model_averaging", "strategy.period": 40}
@@ -122,7 +128,7 @@ def test_seconds_to_a_mean_have_the_meeting_that_it_takes(method):
     meeting = line.seconds[-1] - line.seconds[-2] * 7 / 6
     assert meeting > 0 and more[0] == 0
     for update in range(1, 12):
-        just_met = method == "model_averaging" and update % 4 == 0
+        just_met = (method, delay) == ("model_averaging", 0) and update % 4 == 0
         assert more[update] == pytest.approx(0 if just_met else meeting)
     alone = trial(config.with_({"probes.mean": False}), first=1)
     assert alone.met == alone.seconds
