@@ -12,7 +12,7 @@ from optdyn.configs.papers import contest_text_networks as networks
 from optdyn.configs.slow_network import ARMS, SLOW, TEXT
 from optdyn.evidence import raw
 from optdyn.evidence.arms import at
-from optdyn.evidence.study import Job, Lines, of_job
+from optdyn.evidence.study import Job, Study
 from optdyn.launch import papers
 from optdyn.tuning import who_pays
 
@@ -32,8 +32,15 @@ def test_it_asks_first_what_claim_43_asked_on_the_same_seeds(tmp_path):
     assert (old.choose, old.report) == (new.choose, new.report)
 
 
-def test_trials_of_claim_43_are_found(tmp_path):
-    """What it chose on the slowest network, on one seed that reports."""
+def test_trials_of_claim_43_are_found(tmp_path, monkeypatch):
+    """What it chose on the slowest network, on one seed that reports: nothing trains again.
+
+    A study refuses trials of other code than there is, here of the file that has text's Adam.
+    """
+
+    def refuse(_):
+        raise AssertionError("contest_text.parquet lacks a trial, or has it of another race.py")
+
     record = json.loads((RECORDS / "papers_decided.json").read_text())["claims"]["contest_text"]
     seed = record["seeds"]["report"][0]
     table = pq.read_table(RECORDS / "contest_text.parquet")
@@ -42,14 +49,17 @@ def test_trials_of_claim_43_are_found(tmp_path):
     ]
     pq.write_table(table.filter(is_of), tmp_path / "one_seed.parquet")
     raw.unpack(tmp_path / "one_seed.parquet", tmp_path)
-    held, made = Lines(tmp_path / "trials.jsonl"), networks.of_networks()
-    others = record["result"]["opponents"][SLOW]["8 x 1"]["every"]
+    made, others = networks.of_networks(), record["result"]["opponents"][SLOW]["8 x 1"]["every"]
     chose = {each["arm"]: each for each in others}
     chose |= {row["arm"]: row["networks"][SLOW] for row in record["result"]["rows"]}
-    for name, entry in {**made.opponents, **made.entries}.items():
-        setting = {**chose[name]["chosen"], **chose[name]["point"]}
-        config = at(entry.arm.config, setting, seed)
-        assert held.at(of_job(Job(config, TEXT.losses[-1])))["status"] == "reached", name
+    configs = [
+        at(entry.arm.config, {**chose[name]["chosen"], **chose[name]["point"]}, seed)
+        for name, entry in {**made.opponents, **made.entries}.items()
+    ]
+    monkeypatch.setattr(Study, "_executor", refuse)
+    with Study(tmp_path, "full", (), (seed,)) as study:
+        curves = study.trials([Job(config, TEXT.losses[-1]) for config in configs])
+    assert [curve.status for curve in curves] == ["reached"] * 4
 
 
 def test_a_noise_scale_that_makes_the_perceptrons_rho_predicts_the_perceptron():
