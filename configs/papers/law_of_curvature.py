@@ -40,6 +40,7 @@ from optdyn.configs.papers.law_of_delay import (
     TARGET,
     arm_of,
     fitted,
+    left_out,
     times,
 )
 from optdyn.evidence.arms import at, momenta, point, reported, rung
@@ -204,16 +205,6 @@ def cells(result: Mapping[str, Any], seeds: Any, by: str) -> tuple[np.ndarray, n
     return of[by][..., None] * np.array(DELAYS[1:]), medians[..., 1:] / medians[..., :1]
 
 
-def factors(x: np.ndarray, penalty: np.ndarray) -> np.ndarray:
-    """Of every cell predicted from the other optimizers over measured, or the reverse."""
-    found = []
-    for i in range(len(x)):
-        others = np.arange(len(x)) != i
-        law = fitted(x[others], penalty[others])
-        found.append(np.exp(np.abs(law(x[i]) - np.log(penalty[i]))))
-    return np.array(found)
-
-
 def is_whole(x: np.ndarray, penalty: np.ndarray) -> bool:
     """Whether there is a law to be fitted: all reached the loss, and no r is below 0."""
     return bool(np.isfinite(penalty).all() and np.isfinite(x).all() and (x >= 0).all())
@@ -233,7 +224,7 @@ def _drawn(
 
 def error(result: Mapping[str, Any], by: str = CURVED) -> tuple[float, float, float]:
     """The factor in the median, and its interval."""
-    return _drawn(result, by, lambda x, penalty: float(np.median(factors(x, penalty))))
+    return _drawn(result, by, lambda x, penalty: float(np.median(left_out(x, penalty))))
 
 
 def agreement(x: np.ndarray, penalty: np.ndarray) -> float:
@@ -256,7 +247,7 @@ def verdict(result: Mapping[str, Any]) -> Verdict:
         return Verdict("open", "arms missed the loss in the median of seeds, or have an r below 0")
     r, b = of_steps(result, slice(None))
     found, alone, older = (error(result, by) for by in (CURVED, RATES, SHARE))
-    worst = factors(x, penalty).max(axis=(1, 2))
+    worst = left_out(x, penalty).max(axis=(1, 2))
     each = ", ".join(f"{o} {w:.2f}" for o, w in zip(OPTIMIZERS, worst, strict=True))
     ranks, held = (
         f"{shown(_drawn(result, CURVED, of))} (d / T_0: {shown(_drawn(result, SHARE, of))})"

@@ -154,9 +154,14 @@ def factors(medians: np.ndarray, scaled: bool = True) -> np.ndarray:
     """
     penalty = medians[..., 1:] / medians[..., :1]
     x = np.array(DELAYS[1:]) / (medians[..., :1] if scaled else np.ones_like(medians[..., :1]))
+    return left_out(x, penalty)
+
+
+def left_out(x: np.ndarray, penalty: np.ndarray) -> np.ndarray:
+    """Of every cell predicted by the law of the other optimizers over measured, or the reverse."""
     found = []
-    for i in range(len(medians)):
-        others = np.arange(len(medians)) != i
+    for i in range(len(x)):
+        others = np.arange(len(x)) != i
         law = fitted(x[others], penalty[others])
         found.append(np.exp(np.abs(law(x[i]) - np.log(penalty[i]))))
     return np.array(found)

@@ -9,8 +9,8 @@ it sends, and the outer step with rate a and momentum mu, are, in the mean over 
     DiLoCo   theta'' - theta' = mu (theta' - theta) - a (1 + mu) k theta' + a mu k theta
                                                                                       Nesterov
 
-for any number of nodes: k is the *effective curvature*, at most 1 where all updates are stable. It
-says less of h the more updates there are between meetings, as far directions are done in one.
+for any number of nodes. k is the *effective curvature*. The larger H is, the nearer k is to 1 in
+all but the flattest directions, so that the new bowl is rounder than the old one.
 
 Derived here. "High dimensional theory of two-phase optimizers" (arXiv 2603.26954) calls DiLoCo on
 one node LA, with momentum SLA, and speaks of such a transformed spectrum; we read its abstract.
