@@ -221,6 +221,7 @@ def attempt(
     stops = _later_half(updates) if target is None else _log_points(t, updates, every)
     done, loss, finite, reached, settled = 0, np.nan, True, False, False
     seen: list[Params] = []
+    curve: list[tuple[float, float]] = []
     constant = partial(np.full, len(line.seconds), dtype=np.float32)
     hypers = {name: constant(getattr(setting, name)) for name in run.hypers}
     of, state = run._replace(timeline=line, hypers=hypers), _regrouped(run, begin, setting.groups)
@@ -238,6 +239,8 @@ def attempt(
             loss = program.evaluate(run.program, params, cluster.evaluated)["loss"]
             finite = bool(np.isfinite(loss))
             reached = target is not None and loss <= target
+            if target is not None and finite:
+                curve.append((_until(line, t + done) - before, float(loss)))
             if target is not None and finite and not reached and done < updates:
                 seen = [*seen[1 - AVERAGED :], jax.tree.map(jnp.copy, params)]
                 mean = program.evaluate(run.program, _mean(seen), cluster.evaluated)["loss"]
@@ -252,6 +255,7 @@ def attempt(
         seconds=ended if reached or settled or not finite else max(ended, seconds),
         reached=reached,
         settled=settled,
+        curve=curve,
     )
     return Checkpoint(begin.updates + done, jnp.int32(setting.groups), chunk.state), outcome
 

@@ -1,7 +1,7 @@
 """What is chosen, and what a mode of `launch.tune` may do to choose it."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 
@@ -26,6 +26,7 @@ class Outcome(NamedTuple):
     seconds: float  # simulated
     reached: bool = False  # whether the target was
     settled: bool = False  # whether only by the mean of the latest parameters, without their noise
+    curve: Sequence[Sequence[float]] = ()  # of training: (seconds so far, loss) at each log point
 
 
 class Measures(NamedTuple):

@@ -143,7 +143,7 @@ class Method:
 
         line = {"method": self.name, "what": what, **point._asdict(), **setting._asdict()}
         whole = self._journal(line, run)
-        values = {name: whole[name] for name in Outcome._fields}
+        values = {name: whole[name] for name in Outcome._fields if name in whole}
         if values["loss"] is None:
             values["loss"] = math.nan
         return Outcome(**values), kept

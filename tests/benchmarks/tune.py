@@ -8,6 +8,8 @@ are worse: of one group, momentum and learning rate (`synchronous`); of any grou
     MODE           with its probes and measurements, over the tuned synchronous without any
     BASELINE       the same: other ways to choose, with as many seconds of probes as the mode
     pick           the setting that the mode first trained with, alone from the start, over `best`
+    at 4x, 2x      the mode, and the best fixed setting, over the synchronous one, to 4 and 2 times
+                   the target, for one loss is little of a curve; settings are tuned for the target
 
 Where asynchrony cannot win by the rule of `configs/tune.py` the default mode is to be at most 1.15
 in the median, where it can, at most 0.8, and every run is to arrive; a pick is good within a tenth.
@@ -27,19 +29,25 @@ from typing import Any
 
 import pandas as pd
 
+from optdyn.basics.files import rows
 from optdyn.config import parse
 from optdyn.configs import tune as cases
-from optdyn.configs.papers.automatic_optimizer import START, STEPS, alone, of_mode, setting
+from optdyn.configs.papers.automatic_optimizer import START, STEPS, of_mode, setting
 from optdyn.evidence import arms
 from optdyn.evidence.study import Study, cores
 from optdyn.evidence.study import alone as alone_on_a_core
 from optdyn.experiment import Experiment
-from optdyn.launch.tune import tune
+from optdyn.launch.tune import results, tune
+from optdyn.tuning import bench
 from optdyn.tuning.choice import Choice
+from optdyn.tuning.journal import Line
 from tests.benchmarks.record import publish
+
+Curve = Sequence[Sequence[float]]
 
 CHOOSE, REPORT = (3, 4), (30, 31, 32)
 GOOD, CANNOT, CAN = 1.1, 1.15, 0.8
+ON_THE_WAY = 4, 2  # times the target
 PAYS = 0.8  # of the drawn cases: the best fixed setting over the synchronous one
 
 
@@ -81,8 +89,9 @@ def measure(
 ) -> dict[str, Any]:
     """One row of the table. Baselines have as many seconds of probes as the first mode."""
     given = parse(cases.get_config(case))
-    least = alone(given, seed, best["best"])
-    opponent = alone(given, seed, best["synchronous"])
+    target = given.tune.target
+    fixed = {name: _alone(given, seed, best[name]) for name in ("synchronous", "best")}
+    opponent, least = (_first(curve, target) for curve in fixed.values())
     row = {
         "case": case,
         "can win": cases.can_win(case) if case in cases.CASES else least <= PAYS * opponent,
@@ -92,16 +101,46 @@ def measure(
         "best s": least,
         "interior": best["interior"],
     }
+    opponents = {times: _first(fixed["synchronous"], times * target) for times in ON_THE_WAY}
+    for times, seconds in opponents.items():
+        row[f"best at {times}x"] = _first(fixed["best"], times * target) / seconds
     for number, mode in enumerate(modes):
         config = of_mode(case, mode).with_(seed=seed)
         config = config.with_({"tune.baselines": () if number else tuple(baselines)})
-        methods = tune(config, workdir / f"{case}-{seed}-{mode}")["methods"]
+        folder = workdir / f"{case}-{seed}-{mode}"
+        methods = tune(config, folder)["methods"]
+        lines = [line for line in rows(folder / "decisions.jsonl") if line["method"] == mode]
         for name, its in ((its["method"], its) for its in methods):
             row[name] = _reached(its["with_probes"]) / opponent
         row[f"{mode} overhead"] = methods[0]["overhead"]
         row[f"{mode} picked"] = methods[0]["picked"]
-        row[f"{mode} pick"] = alone(given, seed, _parsed(methods[0]["picked"])) / least
+        row[f"{mode} pick"] = _first(_alone(given, seed, _parsed(methods[0]["picked"])), target)
+        row[f"{mode} pick"] /= least
+        for times, seconds in opponents.items():
+            row[f"{mode} at {times}x"] = _with_probes(lines, times * target) / seconds
     return row
+
+
+def _alone(config: Experiment, seed: int, setting: Choice) -> Curve:
+    """Seconds and loss of a setting from the start on, at the log points of `launch.tune`."""
+    cluster, given = bench.prepare(config.with_(seed=seed)), config.tune
+    begin = bench.start(cluster)
+    _, outcome = bench.attempt(cluster, begin, setting, given.seconds, given.target)
+    return outcome.curve
+
+
+def _first(curve: Curve, loss: float) -> float:
+    return next((seconds for seconds, seen in curve if seen <= loss), math.inf)
+
+
+def _with_probes(lines: Sequence[Line], loss: float) -> float:
+    """Seconds of a mode to a loss, with all that it tried until then."""
+    for i, line in enumerate(lines):
+        seconds = _first(line.get("curve", ()), loss)
+        if seconds < math.inf:
+            until = {**line, "seconds": seconds, "reached": True}
+            return float(results([*lines[:i], until])[0]["with_probes"])
+    return math.inf
 
 
 def _parsed(shown: str) -> Choice:

@@ -144,6 +144,7 @@ def test_it_ends_at_the_first_log_point_at_the_target(cluster):
     after, outcome = bench.attempt(cluster, begin, SETTING, 10.0, target)
     assert (outcome.reached, outcome.updates, outcome.seconds) == (True, 30, ends[2])
     assert evaluated(cluster, after) == losses[2]
+    assert outcome.curve == list(zip(ends[:3], losses[:3], strict=True))
     _, outcome = bench.attempt(cluster, begin, SETTING, float(ends[1]) + 1e-6, target)
     assert not outcome.reached and outcome.updates == 20
 
