@@ -208,6 +208,22 @@ def test_a_network_beside_pieces_is_warned_of_and_costs_nothing(config):
     assert np.array_equal(*ends)
 
 
+@pytest.mark.parametrize(
+    ("key", "needed"),
+    [("absence", "presence"), ("day", "diurnal"), ("bandwidth_variation", "regions")],
+)
+def test_a_number_that_another_switches_on_is_warned_of_and_changes_nothing(config, key, needed):
+    values = {"cluster.nodes": 4, "cluster.bandwidth": 1e6, "cluster.latency": 0.1}
+    plain, other = (as_experiment(config(values | more)) for more in ({}, {f"cluster.{key}": 0.5}))
+    (said,) = probable_mistakes(other, [f"cluster.{key}"])
+    assert said == f"config.cluster.{key} = 0.5: ignored, as config.cluster.{needed} is 0"
+    ends = (each.timeline(steps_per_epoch=9, update_bytes=10**6).seconds for each in (plain, other))
+    assert np.array_equal(*ends)
+    on = {needed: 1 if needed == "regions" else 0.5}
+    needs = config(values | {f"cluster.{key}": 0.5} | {f"cluster.{k}": v for k, v in on.items()})
+    assert not probable_mistakes(as_experiment(needs), [f"cluster.{key}"])
+
+
 @pytest.mark.parametrize("name", strategies.built_in())
 def test_what_a_method_does_not_have_it_does_not_read(config, name):
     """Its program and its timeline are the same whatever the whole numbers of other methods are."""

@@ -21,6 +21,7 @@ BESIDE_PIECES = (
     *("seconds_per_example", "latency", "bandwidth", "local_latency", "local_bandwidth"),
     "collective",
 )
+NEEDED = {"absence": "presence", "day": "diurnal", "bandwidth_variation": "regions"}  # of `cluster`
 
 
 def probable_mistakes(config: Experiment, given: Iterable[str] = ()) -> list[str]:
@@ -92,6 +93,10 @@ def _unread(config: Experiment, given: Iterable[str]) -> Iterator[str]:
                 f"config.{key} = {shown(value)}: ignored, config.cluster.service = {law!r} does "
                 f"not read it; {' and '.join(map(repr, readers))} would"
             )
+    for key, needed in NEEDED.items():
+        if f"cluster.{key}" in given and not getattr(config.cluster, needed):
+            value = getattr(config.cluster, key)
+            yield (f"config.cluster.{key} = {value:g}: ignored, as config.cluster.{needed} is 0")
     if config.cluster.pieces != Pieces():
         for key in (key for key in BESIDE_PIECES if f"cluster.{key}" in given):
             yield (
