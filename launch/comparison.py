@@ -148,8 +148,9 @@ def compare(
     """Trains all experiments with all seeds, in threads that share compiled programs.
 
     `steps` replaces each experiment's own number of updates. With a `workdir` the runs are the
-    points of a sweep: they resume there, and `optdyn report` reads them. Raises `ConfigError`,
-    which names the point, also if there is no experiment or no seed.
+    points of a sweep: they resume there, and `optdyn report` reads them. Warns of settings that
+    nothing reads, or that are hardly meant. Raises `ConfigError`, which names the point, also if
+    there is no experiment or no seed.
     """
     from optdyn.launch import points, sweep
 
@@ -168,13 +169,12 @@ def compare(
     ]
     if not chosen:
         raise ConfigError("compare: needs an experiment and a seed at least")
-    usual, listed = Experiment().keys(), []
-    for name, one in chosen:
-        values = {key: v for key, v in one.keys().items() if v != usual.get(key)}
-        listed.append({"name": f"{name},seed={one.seed}"} | values)
+    listed = [{"name": f"{name},seed={one.seed}"} | one.set_keys() for name, one in chosen]
     with tempfile.TemporaryDirectory() as kept_nowhere:
         config, path = grid(default(), listed), Path(workdir or Path(kept_nowhere, "compare"))
         entries = points.plan(config, path)
+        for one in experiments.values():
+            one.warn()
         if sweep.sweep(config, path, entries, "threads", sweep.cores()):
             raise KeyboardInterrupt
         if workdir:

@@ -22,6 +22,7 @@ import dataclasses
 import re
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -53,6 +54,7 @@ from optdyn.strategies.method import Network
 from optdyn.timeline.base import Timeline
 from optdyn.training import trainer
 from optdyn.training.checks import check
+from optdyn.training.warnings import probable_mistakes
 from optdyn.tuning.price import GIGABIT, Price, price
 from optdyn.tuning.shapes import of_model
 
@@ -320,12 +322,29 @@ class Experiment(setup.Run):
             values[f"strategy.options.{short}" if short in own else f"strategy.{key}"] = value
         return values
 
+    def set_keys(self) -> dict[str, Any]:
+        """The keys whose values are not the usual ones."""
+        usual = Experiment().keys()
+        return {key: value for key, value in self.keys().items() if value != usual.get(key)}
+
+    def warn(self) -> None:
+        """Warns, at the line of the caller's caller, of everything that is hardly meant.
+
+        Raises `ConfigError`.
+        """
+        config = self.parsed()
+        check(config)
+        for doubt in probable_mistakes(config, self.set_keys()):
+            warnings.warn(doubt, stacklevel=3)
+
     def train(self, workdir: str | Path | None = None) -> "Trained":
         """Trains, and returns the log, the summary and the parameters.
 
         With a `workdir` this is the run of the command: it resumes there, and `optdyn report` reads
-        it. Without one nothing is kept on disk. Raises `ConfigError`.
+        it. Without one nothing is kept on disk. Warns of settings that nothing reads, or that are
+        hardly meant. Raises `ConfigError`.
         """
+        self.warn()
         where = nullcontext(workdir) if workdir else tempfile.TemporaryDirectory()
         with where as folder:
             assert folder  # the last part of a path is what progress is called

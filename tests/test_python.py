@@ -514,3 +514,13 @@ def test_public_names_have_a_docstring_and_are_found():
         for a, v in default().to_dict().items()
         for b in (v if isinstance(v, dict) else [""])
     ) | {f"cluster.pieces.{k}" for k in default().cluster.pieces}
+
+
+def test_what_is_hardly_meant_is_warned_of_at_the_users_line():
+    doubtful = base(cluster=optdyn.Cluster(workers=4, absence=5.0), steps=20)
+    with pytest.warns(UserWarning, match="cluster.absence = 5: ignored") as said:
+        doubtful.train()
+    assert [each.filename for each in said] == [__file__]
+    with pytest.warns(UserWarning, match="cluster.absence = 5: ignored") as said:
+        optdyn.compare({"one": doubtful}, seeds=range(2))
+    assert [each.filename for each in said] == [__file__]
