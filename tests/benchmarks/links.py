@@ -241,7 +241,7 @@ def of_nodes(value: Any) -> np.ndarray:
 def measured(row: Row, ring: Neighbours, rounds: int, ordinary: bool = False) -> dict[str, Any]:
     """What the row's processes find; all must call this together."""
     alone = row.method not in APART and row.nodes <= (os.cpu_count() or 1)
-    shaped.preferred(alone and not ordinary)
+    shaped.preferred(False)  # heartbeats would wait until all is compiled
     run = trainer.prepare(config_of(row, row.nodes, api_of(row)))
     n, size = row.updates, int(row.megabits * 1e6 / 8 * PLAIN)
     timers = {
@@ -254,6 +254,7 @@ def measured(row: Row, ring: Neighbours, rounds: int, ordinary: bool = False) ->
     for each in timers.values():
         each()  # compiles
     small(), ring.turns(20)
+    shaped.preferred(alone and not ordinary)
     for _ in range(rounds):
         found["link"].append(size / ring.ring(size))
         found["turn"].append(ring.turns(50))
@@ -425,7 +426,8 @@ def _job(
     if late.is_set():
         raise SystemExit(f"a row of {rows[0].nodes} nodes took over {ROW_SECONDS} s, and was ended")
     if job.returncode and not enough:
-        raise SystemExit(f"the job of {rows[0].nodes} nodes ended with {job.returncode}")
+        said = f"the job of {rows[0].nodes} nodes ended with {job.returncode}"
+        raise SystemExit(f"{said}; the same command goes on")
 
 
 def table_of(every: Iterable[Mapping[str, Any]]) -> pd.DataFrame:

@@ -154,7 +154,8 @@ def preferred(alone: bool) -> None:
     policy, priority = (os.SCHED_FIFO, 1) if alone else (os.SCHED_OTHER, 0)
     with contextlib.suppress(OSError):
         Path("/proc/self/autogroup").write_text(str(NICE))
-        for thread in os.listdir("/proc/self/task"):
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError):  # it may have ended
             os.sched_setscheduler(int(thread), policy, os.sched_param(priority))
 
 

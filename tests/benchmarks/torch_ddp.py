@@ -2,9 +2,9 @@
 
 `torch_ddp.py BATCH UPDATES FORM FOLDER` under `launch.local` and any Python that has torch: one
 thread a process, the global batch split over the processes; FORM is `eager`, or `compiled` for
-`torch.compile` of the model. Each line of the pipe FOLDER/RANK is a
-model's name; process 0 answers `seconds` and those of one update. Batches lie ready as float
-tensors, as in `torch_updates`.
+`torch.compile` of the model, or `exchange` for an all-reduce of as many numbers and no more. Each
+line of the pipe FOLDER/RANK is a model's name; process 0 answers `seconds` and those of one update.
+Batches lie ready as float tensors, as in `torch_updates`.
 """
 
 import os
@@ -42,11 +42,18 @@ def main():
         model = DistributedDataParallel(make())  # which gives all processes the weights of one
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
         models[name] = torch.compile(model) if form == "compiled" else model, optimizer
+    flat = {
+        name: torch.zeros(sum(p.numel() for p in model.parameters()))
+        for name, (model, _) in models.items()
+    }
     with open(folder / str(rank)) as requests:
         for line in requests:
             model, optimizer = models[line.strip()]
             start = time.perf_counter()
             for i in range(updates):
+                if form == "exchange":
+                    distributed.all_reduce(flat[line.strip()])
+                    continue
                 images, labels = batches[i % len(batches)]
                 optimizer.zero_grad()
                 cross_entropy(model(images), labels).backward()
