@@ -169,7 +169,7 @@ def compare(
     ]
     if not chosen:
         raise ConfigError("compare: needs an experiment and a seed at least")
-    listed = [{"name": f"{name},seed={one.seed}"} | one.set_keys() for name, one in chosen]
+    listed = [{"name": f"{name},seed={one.seed}"} | one.changed_keys() for name, one in chosen]
     with tempfile.TemporaryDirectory() as kept_nowhere:
         config, path = grid(default(), listed), Path(workdir or Path(kept_nowhere, "compare"))
         entries = points.plan(config, path)

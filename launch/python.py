@@ -322,7 +322,7 @@ class Experiment(setup.Run):
             values[f"strategy.options.{short}" if short in own else f"strategy.{key}"] = value
         return values
 
-    def set_keys(self) -> dict[str, Any]:
+    def changed_keys(self) -> dict[str, Any]:
         """The keys whose values are not the usual ones."""
         usual = Experiment().keys()
         return {key: value for key, value in self.keys().items() if value != usual.get(key)}
@@ -334,7 +334,7 @@ class Experiment(setup.Run):
         """
         config = self.parsed()
         check(config)
-        for doubt in probable_mistakes(config, self.set_keys()):
+        for doubt in probable_mistakes(config, self.changed_keys()):
             warnings.warn(doubt, stacklevel=3)
 
     def train(self, workdir: str | Path | None = None) -> "Trained":

@@ -33,7 +33,7 @@ import pandas as pd
 from optdyn.basics.files import rows
 from optdyn.config import parse
 from optdyn.configs import tune as cases
-from optdyn.configs.papers.automatic_optimizer import START, STEPS, of_mode, setting
+from optdyn.configs.papers.automatic_optimizer import START, STEPS, alone, of_mode, setting
 from optdyn.evidence import arms
 from optdyn.evidence.study import Study, cores
 from optdyn.evidence.study import alone as alone_on_a_core
@@ -114,8 +114,7 @@ def measure(
             row[name] = _reached(its["with_probes"]) / opponent
         row[f"{mode} overhead"] = methods[0]["overhead"]
         row[f"{mode} picked"] = methods[0]["picked"]
-        row[f"{mode} pick"] = _first(_alone(given, seed, _parsed(methods[0]["picked"])), target)
-        row[f"{mode} pick"] /= least
+        row[f"{mode} pick"] = alone(given, seed, _parsed(methods[0]["picked"])) / least
         for times, seconds in opponents.items():
             row[f"{mode} at {times}x"] = _with_probes(lines, times * target) / seconds
     return row
