@@ -12,6 +12,7 @@ belongs to the last local step before it; after the very last step there are non
 """
 
 import math
+from bisect import bisect_left, insort
 from typing import NamedTuple
 
 import numpy as np
@@ -46,41 +47,49 @@ def rounds(
     steps; `quorum` is K, 0: all learners; `delay` and `grace` as at the top of this file.
     """
     steps, (learners, fragments) = len(worker), message.shape
-    phases = np.arange(fragments) * period // fragments
-    quorum, delay = quorum or learners, max(delay, 1)
-    made = Rounds(*np.zeros((4, steps, fragments), np.int32))
+    phases = [p * period // fragments for p in range(fragments)]
+    quorum, delay, takes = quorum or learners, max(delay, 1), message.T.tolist()
     receive, send = np.zeros((2, steps, fragments), bool)
-    done, count = np.zeros(learners, int), np.zeros(fragments, int)
-    due = np.full(fragments, AWAY)  # when the next merge is
-    there, back = np.full((2, fragments, learners), AWAY)
-    sent, step = np.zeros((2, fragments, learners), int)  # by which update, and own local step
+    into, merge = np.zeros((2, steps, fragments), np.int32)
+    done, count = [0] * learners, [0] * fragments
+    there = [dict[int, float]() for _ in range(fragments)]  # when a learner's message arrives
+    known = [list[float]() for _ in range(fragments)]  # these seconds, in order
+    due = [AWAY] * fragments  # when the next merge is, as far as it is known
+    back = [dict[int, float]() for _ in range(fragments)]  # when Theta arrives at a learner
+    # By which update a message was sent, and by which of the learner's own steps.
+    sent, step = ([[0] * learners for _ in range(fragments)] for _ in range(2))
 
-    def merge_of(p: int) -> float:
-        """When the next merge is, as far as it is known."""
-        known = there[p][there[p] < AWAY]
-        if len(known) < quorum:
-            return AWAY
-        return float(np.partition(known, quorum - 1)[quorum - 1]) + grace
+    def next_merge(p: int) -> float:
+        return known[p][quorum - 1] + grace if len(known[p]) >= quorum else AWAY
 
     for t, (m, now) in enumerate(zip(worker.tolist(), seconds.tolist(), strict=True)):
         done[m] += 1
-        receive[t] = (back[:, m] <= now) & (done[m] >= step[:, m] + delay)
-        back[receive[t], m] = AWAY
-        stands = (there[:, m] == AWAY) | ((there[:, m] <= now) & (due == AWAY))
-        turn = (done[m] - phases) % period == 0
-        send[t] = turn & stands & (back[:, m] == AWAY) & ~receive[t]
-        for p in np.flatnonzero(send[t]).tolist():
-            there[p, m], sent[p, m], step[p, m] = now + message[m, p], t, done[m]
-            due[p] = merge_of(p)
         end = seconds[t + 1] if t + 1 < steps else now
-        while (ready := np.flatnonzero(due <= end)).size:
-            for p in ready.tolist():
-                (members,) = np.nonzero(there[p] <= due[p])
+        for p, phase in enumerate(phases):
+            if m in back[p]:
+                if back[p][m] <= now and done[m] >= step[p][m] + delay:
+                    receive[t, p] = True
+                    del back[p][m]
+            elif (done[m] - phase) % period == 0:
+                before = there[p].get(m, AWAY)
+                if before == AWAY or (before <= now and due[p] == AWAY):
+                    if before < AWAY:
+                        del known[p][bisect_left(known[p], before)]
+                    there[p][m] = now + takes[p][m]
+                    insort(known[p], there[p][m])
+                    send[t, p], sent[p][m], step[p][m] = True, t, done[m]
+                    due[p] = next_merge(p)
+            while due[p] <= end:
+                members = [m for m, at in there[p].items() if at <= due[p]]
                 count[p] += 1
-                made.merge[t, p] = made.into[sent[p, members], p] = count[p]
-                back[p, members], there[p, members] = due[p] + message[members, p], AWAY
-                due[p] = merge_of(p)
-    return made._replace(receive=receive, send=send)
+                merge[t, p] = count[p]
+                for member in members:
+                    into[sent[p][member], p] = count[p]
+                    back[p][member] = due[p] + takes[p][member]
+                    del there[p][member]
+                del known[p][: len(members)]
+                due[p] = next_merge(p)
+    return Rounds(receive, send, into, merge)
 
 
 def recorded(held: Held, fragments: int, steps: int) -> Rounds:
@@ -95,20 +104,27 @@ def merges(last: np.ndarray) -> np.ndarray:
     return np.diff(np.maximum.accumulate(last, axis=0), axis=0, prepend=last[:1] * 0)
 
 
-def ages(worker: np.ndarray, learners: int, of: Rounds) -> tuple[np.ndarray, np.ndarray]:
+def ages(worker: np.ndarray, of: Rounds) -> tuple[np.ndarray, np.ndarray]:
     """(steps, P) a learner's local steps since it last took a merge over, and (steps, P) how many
     merges of the fragment it has not seen.
     """
-    shape = learners, of.send.shape[1]
-    since, letter, seen = np.zeros((3, *shape), np.int32)
-    made = np.zeros(shape[1], np.int32)
-    steps, late = np.zeros((2, *of.send.shape), np.int32)
-    for t, m in enumerate(worker.tolist()):
-        since[m] += 1
-        late[t] = made - seen[m]
-        now = of.receive[t]
-        since[m, now], seen[m, now] = 0, letter[m, now]
-        steps[t] = since[m]
-        letter[m] = np.where(of.send[t], of.into[t], letter[m])
-        made = np.maximum(made, of.merge[t])
-    return steps, late
+    order = np.argsort(worker, kind="stable")  # a learner's steps are together, in order
+    place = np.arange(len(worker))[:, None]
+    own = worker[order]
+    begin = np.searchsorted(own, own)[:, None]  # of the learner's steps
+
+    def latest(flags: np.ndarray) -> np.ndarray:
+        """The place of the learner's last flagged step so far, or the one before it begins."""
+        return np.maximum(np.maximum.accumulate(np.where(flags[order], place, -1)), begin - 1)
+
+    def held(values: np.ndarray, at: np.ndarray) -> np.ndarray:
+        """What is at those places, and 0 before a learner begins."""
+        return np.where(at >= begin, np.take_along_axis(values, np.maximum(at, 0), axis=0), 0)
+
+    received = latest(of.receive)
+    letter = held(of.into[order], latest(of.send))  # the merge that the last message is in
+    seen = held(held(letter, received), place - 1)  # before the step
+    made = np.maximum.accumulate(np.insert(of.merge, 0, 0, axis=0)[:-1], axis=0)
+    back = np.argsort(order)
+    steps, late = (place - received)[back], made - seen[back]
+    return steps.astype(np.int32), late.astype(np.int32)

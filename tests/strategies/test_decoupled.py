@@ -149,11 +149,35 @@ def test_who_is_in_a_merge(seed):
             assert len(sent) >= quorum and len(set(worker[sent])) == len(sent)
             assert of.send[sent, p].all() and sent.max() <= np.argmax(made >= q)
         # No message is empty: with weight 0 it would count for the quorum, and tell nothing.
-        assert ages(worker, learners, of)[0][of.send[:, p], p].min() >= 1
+        assert ages(worker, of)[0][of.send[:, p], p].min() >= 1
         for m in range(learners):
             own = worker == m
             merged = (of.into[own, p] > 0).cumsum()
             assert np.all(of.receive[own, p].cumsum() <= merged)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_ages_are_counted_step_by_step(seed):
+    """A learner counts its steps since it took a merge over, and the merges that it has not seen."""
+    rng = np.random.default_rng(seed)
+    learners, fragments = rng.integers(1, 6), rng.integers(1, 4)
+    worker, seconds = rng.integers(0, learners, 300), np.cumsum(rng.exponential(size=300))
+    message = rng.uniform(0, 5, (learners, fragments))
+    of = rounds(worker, seconds, message, 4, quorum=rng.integers(1, learners + 1))
+    steps, late = ages(worker, of)
+    for p in range(fragments):
+        since, sent_into, seen = (dict.fromkeys(range(learners), 0) for _ in range(3))
+        made = 0
+        for t, m in enumerate(worker):
+            assert late[t, p] == made - seen[m]
+            since[m] = 0 if of.receive[t, p] else since[m] + 1
+            assert steps[t, p] == since[m]
+            if of.receive[t, p]:
+                seen[m] = sent_into[m]
+            if of.send[t, p]:
+                sent_into[m] = of.into[t, p]
+            made = max(made, of.merge[t, p])
+        assert made > 3
 
 
 def test_a_quorum_waits_for_no_straggler():

@@ -166,7 +166,7 @@ class Decoupled(own.Workers, Periodic, Fragmented, OuterMomentum):
             message = [to_server(cluster, size)[places] for size in shares * setting.update_bytes]
             numbers = self.period, self.delay, self.quorum, self.grace
             made = syncer.rounds(line.worker, line.seconds, np.stack(message, axis=1), *numbers)
-        steps, late = syncer.ages(line.worker, self.groups, made)
+        steps, late = syncer.ages(line.worker, made)
         choice = Learning(
             line.worker,
             *made,
