@@ -158,7 +158,7 @@ def test_who_is_in_a_merge(seed):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_ages_are_counted_step_by_step(seed):
-    """A learner counts its steps since it took a merge over, and the merges that it has not seen."""
+    """Own steps since a learner took a merge over, and merges that it has not seen."""
     rng = np.random.default_rng(seed)
     learners, fragments = rng.integers(1, 6), rng.integers(1, 4)
     worker, seconds = rng.integers(0, learners, 300), np.cumsum(rng.exponential(size=300))
