@@ -1,0 +1,127 @@
+"""Claims 65 and 67: whom they are held against, that every arm can run, and their rules."""
+
+import pytest
+
+from optdyn.configs import contest, slow_network
+from optdyn.configs.papers import contest_servers as servers
+from optdyn.configs.papers import contest_text_arms as arms
+from optdyn.configs.papers import contest_text_networks
+from optdyn.configs.slow_network import SLOW, TEXT
+from optdyn.evidence.arms import at, point
+from optdyn.evidence.contest import Side
+from optdyn.launch import papers
+from optdyn.training import trainer
+from optdyn.training.checks import check
+
+TEXTS, SERVERS = arms.of_arms(), servers.of_servers()
+OPPONENT = [100.0 + seed for seed in range(20)]
+
+
+def test_opponents_network_and_seeds_are_claim_61s(tmp_path):
+    before = contest_text_networks.of_networks()
+    assert TEXTS.opponents == before.opponents and TEXTS.losses == before.losses
+    assert TEXTS.networks == {arms.NETWORK: before.networks[arms.NETWORK]}
+    old = papers.study_of(tmp_path, "full", 41, "contest_text_networks")
+    new = papers.study_of(tmp_path, "full", 41, "contest_text_arms")
+    assert (old.choose, old.report) == (new.choose, new.report)
+
+
+def test_text_starts_from_the_usual_batch():
+    plain = slow_network.entry(TEXT, contest.PLAIN).usual
+    assert {entry.usual for entry in TEXTS.entries.values()} == {plain}
+    assert contest.BATCHES[plain[0]] == arms.START
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [*TEXTS.entries.values(), *SERVERS.opponents.values(), *SERVERS.entries.values()],
+    ids=[*TEXTS.entries, *SERVERS.opponents, *SERVERS.entries],
+)
+def test_an_arm_can_run_at_the_ends_of_what_a_network_chooses_from(entry):
+    setting = point(entry.arm, list(entry.arm.start.values()))
+    ends = ((at_end,) * len(entry.usual) for at_end in (0, -1))
+    for cell in (entry.usual, *ends):
+        check(at(Side(entry, {}).config(cell), setting, 0))
+
+
+def test_servers_differ_by_the_server_alone():
+    """The same workers at the same seconds on the slowest network, of as many local steps."""
+    every = {**SERVERS.opponents, **SERVERS.entries}
+    lines = []
+    for name, entry in every.items():
+        config = entry.arm.config
+        assert config.steps == 8 * 4000 and config.strategy.keys["groups"] == 8, name
+        assert config.cluster.bandwidth == SERVERS.networks[SLOW], name
+        lines.append(trainer.prepare(config.with_(steps=60)).timeline)
+    for line in lines[1:]:
+        assert line.seconds.tolist() == lines[0].seconds.tolist()
+        assert line.choice.exchange.tolist() == lines[0].choice.exchange.tolist()
+    # An exchange counts an eighth of 0.7 of delayed Nesterov's, and of HeLoCo's.
+    nesterov, heloco = (
+        every[name].arm.config.strategy.keys for name in (servers.OPPONENT, "HeLoCo")
+    )
+    assert heloco["outer_learning_rate"] == pytest.approx(nesterov["outer_learning_rate"] / 8)
+
+
+def made_up(of, ratios):
+    """A result: every entry takes so many times the seconds of the last opponent."""
+    last, network = str(of.losses[-1]), of.judged
+
+    def told(name, times):
+        return {
+            "arm": name,
+            "chosen": {"batch_size": 16},
+            "cost": times * 110,
+            "seconds": {last: [times * s for s in OPPONENT]},
+            "over": {last: [times, times, times]},
+            "over at best": [times, times - 0.05, times + 0.05],
+            "chance": 1e-4 if times != 1 else 1.0,
+            "shape": "8 x 1",
+        }
+
+    rows = [
+        {"arm": name, "networks": {network: told(name, times)}}
+        for name, times in zip(of.entries, ratios, strict=True)
+    ]
+    every = [told(name, 1.1) for name in of.opponents]
+    every[-1] = told(list(of.opponents)[-1], 1.0)
+    usual = {last: [2 * s for s in OPPONENT]}
+    others = {"8 x 1": {"usual": usual, "best": every[-1]["arm"], "every": every}}
+    return {
+        "losses": list(of.losses),
+        "judged": network,
+        "family": of.family,
+        "opponents": {network: others},
+        "rows": rows,
+    }
+
+
+@pytest.mark.parametrize(
+    ("ratios", "word", "best"),
+    [
+        ((3.0, 0.8, 1.0, 1.2), "confirmed", "gossip"),
+        ((3.0, 1.3, 1.1, 1.2), "refuted", "PowerSGD"),
+        ((3.0, 1.3, 1.02, 1.2), "open", "PowerSGD"),
+        ((3.0, 1.3, 1.2, 0.97), "open", "AD-PSGD"),
+    ],
+)
+def test_on_text_the_fastest_arm_decides(ratios, word, best):
+    found = arms.verdict(made_up(TEXTS, ratios))
+    assert found.word == word
+    assert found.by.startswith(f"{best} takes {min(ratios)}") and contest.SNOO in found.by
+    assert "asynchronous (batch 16) 3 [2.95, 3.05], slower" in found.by
+
+
+@pytest.mark.parametrize(
+    ("ratios", "word", "best"),
+    [
+        ((0.8, 2.0), "confirmed", "HeLoCo"),
+        ((1.4, 1.2), "refuted", "CGAD"),
+        ((1.02, 2.0), "open", "HeLoCo"),
+    ],
+)
+def test_the_faster_server_decides(ratios, word, best):
+    found = servers.verdict(made_up(SERVERS, ratios))
+    assert found.word == word and found.by.startswith(f"{best} takes {min(ratios)}")
+    other = {"HeLoCo": "CGAD", "CGAD": "HeLoCo"}[best]
+    assert f"; {other} {max(ratios):g} [" in found.by and "Holm over 2" in found.by
