@@ -34,6 +34,8 @@ from optdyn.training.trainer import Run
 SPACING = 1.08  # updates from one log point to the next
 FIRST = 16  # the first log point after the start
 BLOWN_UP = 100.0  # times the first loss: what is above has diverged
+MOST_KEPT = 2**31  # bytes of the timelines that a process keeps
+_kept = 0
 SILENT = Watch(lambda: 0, lambda step, text: None)  # nobody waits for it, nobody stops it
 
 
@@ -119,10 +121,16 @@ def timeline_of(config: Experiment, **known: Any) -> Timeline:
 
 @lru_cache(maxsize=256)
 def _drawn(config: Experiment, decided: _Decided) -> Timeline:
-    line = config.timeline(**decided.known)
+    global _kept
+    line, size = config.timeline(**decided.known), 0
     for leaf in jax.tree.leaves(line):
         if isinstance(leaf, np.ndarray):
             leaf.setflags(write=False)  # it is shared
+            size += leaf.nbytes
+    _kept += size
+    if _kept > MOST_KEPT:  # those of ten thousand nodes have 160 MB each
+        _drawn.cache_clear()
+        _kept = size
     return line
 
 
