@@ -32,14 +32,3 @@ def after(
     """theta after a meeting, from those after the two before it, in the mean over batches."""
     step = momentum * (theta - before) - rate * k * theta
     return theta + step - rate * momentum * k * (theta - before) * nesterov
-
-
-def contraction(k: Array, rate: float, momentum: float, nesterov: bool) -> Array:
-    """By what a meeting shrinks every direction in the long run; 1 or more does not converge.
-
-    The larger root of z^2 - (1 + m - a k) z + m, with m = mu in SlowMo and mu (1 - a k) in DiLoCo.
-    """
-    m = momentum * (1 - rate * np.asarray(k, float) * nesterov)
-    half = (1 + m - rate * k) / 2
-    root = np.sqrt((half**2 - m).astype(complex))
-    return np.maximum(abs(half + root), abs(half - root))

@@ -1,4 +1,4 @@
-"""Outer steps on a quadratic: the closed form, its rate, and what the meter reads of meetings."""
+"""Outer steps on a quadratic: the closed form, and what the meter reads of meetings."""
 
 import numpy as np
 import pytest
@@ -22,18 +22,6 @@ def test_without_noise_meetings_are_what_the_closed_form_says(case):
             two_phase.after(k, case.rate, case.momentum, case.nesterov, again[-1], again[-2])
         )
     np.testing.assert_allclose(theta, again, atol=1e-5)
-
-
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_a_meeting_shrinks_as_its_roots_say(nesterov):
-    """In 400 meetings, against the recursion itself; a double root makes that 1 % slower."""
-    k = two_phase.effective_curvature(H, 0.1, 8)
-    before, theta, sizes = np.ones(16), np.ones(16), []
-    for _ in range(400):
-        before, theta = theta, two_phase.after(k, 0.7, 0.6, nesterov, theta, before)
-        sizes.append(np.hypot(theta, before))
-    found = (sizes[-1] / sizes[199]) ** (1 / 200)
-    np.testing.assert_allclose(found, two_phase.contraction(k, 0.7, 0.6, nesterov), rtol=0.01)
 
 
 def test_with_one_update_between_meetings_it_is_the_ordinary_bowl():
