@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from optdyn.configs.papers import law_of_curvature
+from optdyn.configs.papers import law_of_curvature, law_of_curvature_again
 from optdyn.configs.papers.law_of_curvature import (
     CURVED,
     POINTS,
@@ -177,3 +177,12 @@ def test_what_is_not_whole_leaves_it_open(what, monkeypatch):
     assert np.isinf(error(made)[0])
     assert verdict(made).word == "open"
     picture(made, Figure())
+
+
+def test_claim_64_asks_the_same_of_80_seeds():
+    assert law_of_curvature_again.measure is law_of_curvature.measure
+    assert law_of_curvature_again.verdict is law_of_curvature.verdict
+    assert set(law_of_curvature_again.SEEDS.values()) == {(0, 80)}
+    rule = law_of_curvature_again.CLAIM.rule
+    assert "80 seeds" in rule
+    assert rule.replace("80 seeds,", "the seeds that report, 20,") == law_of_curvature.CLAIM.rule
