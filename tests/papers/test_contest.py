@@ -18,7 +18,9 @@ from optdyn.configs.papers import (
     contest_groups,
     contest_rules,
     contest_rules_again,
+    contest_servers,
     contest_share,
+    contest_text_arms,
     daso_and_asynchronous_again,
     daso_and_dynamic_batch_again,
     few_bits,
@@ -93,6 +95,8 @@ for case, every in {
     "further rules": further_rules.of_rules(),
     "GASLoC": contest_gasloc.between(),
     "groups": contest_groups.of_groups(),
+    "text arms": contest_text_arms.of_arms(),
+    "servers": contest_servers.of_servers(),
     **{case: phase_diagram.held_out(case) for case in phase_diagram.PROBLEMS},
     **{case: combined.of(case) for case in combined.CASES},
 }.items():
