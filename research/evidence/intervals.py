@@ -36,8 +36,22 @@ def ratio_at_best(
     so may be what was chosen than the best: the factors of both sides are taken off. The interval
     is of the best settings' ratio.
     """
-    every = _drawn(a, b, DRAWS) / _worse(a_tried) * _worse(b_tried)
-    return ratio(a, b)[0], *_ends(every, 0.0)
+    return ratio(a, b)[0], *_ends(_at_best(a, b, a_tried, b_tried), 0.0)
+
+
+def typical_at_best(
+    arms: Sequence[tuple[Sequence[float], Sequence[float], Any, Any]],
+) -> tuple[float, float, float]:
+    """The median over arms of `ratio_at_best`, given the arguments of each, with its interval.
+
+    The same seeds are in all of them, and a draw of seeds is the same for all. A draw of an arm
+    that is NaN, as of one that never gets there, counts as the least there can be at the lower end,
+    and as the most at the upper one.
+    """
+    every = np.array([_at_best(*each) for each in arms])
+    low, high = (np.median(np.where(np.isnan(every), nan, every), axis=0) for nan in (0.0, np.inf))
+    middle = float(np.median([ratio(a, b)[0] for a, b, *_ in arms]))
+    return middle, _ends(low)[0], _ends(high)[1]
 
 
 def chance(a: Sequence[float], b: Sequence[float]) -> float:
@@ -143,6 +157,11 @@ def _worse(tried: Any) -> np.ndarray:
     medians = np.median(times, axis=1)
     again = np.median(times[:, drawn], axis=2).argmin(axis=0)
     return _over(medians[again], medians.min())
+
+
+def _at_best(a: Sequence[float], b: Sequence[float], a_tried: Any, b_tried: Any) -> np.ndarray:
+    """(DRAWS,) ratios of medians, without what the choice of either side's setting costs it."""
+    return _drawn(a, b, DRAWS) / _worse(a_tried) * _worse(b_tried)
 
 
 def _over(above: Any, below: Any) -> np.ndarray:
