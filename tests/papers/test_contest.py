@@ -11,7 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from optdyn.basics.files import finite
-from optdyn.configs import combined, contest, race, slow_network
+from optdyn.configs import combined, contest, race, serverless, slow_network
 from optdyn.configs.papers import (
     asynchronous_and_local_again,
     contest_gasloc,
@@ -26,6 +26,7 @@ from optdyn.configs.papers import (
     few_bits,
     further_rules,
     phase_diagram,
+    server_text,
     sparse_shares,
 )
 from optdyn.evidence import contest as contested
@@ -97,6 +98,9 @@ for case, every in {
     "groups": contest_groups.of_groups(),
     "text arms": contest_text_arms.of_arms(),
     "servers": contest_servers.of_servers(),
+    "server text": server_text.of_arms(),
+    "serverless text": serverless.of_arms(slow_network.TEXT, contest.JUDGED),
+    "serverless resnet": serverless.of_arms(slow_network.RESNET, contest.JUDGED),
     **{case: phase_diagram.held_out(case) for case in phase_diagram.PROBLEMS},
     **{case: combined.of(case) for case in combined.CASES},
 }.items():

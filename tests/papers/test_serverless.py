@@ -1,19 +1,24 @@
-"""Claims 68 and 69: their arms, whom these are held against, and the rule of the median arm."""
+"""Claims 68 to 72: their arms, whom these are held against, and the rule of the median arm."""
 
 import numpy as np
 import pytest
 
 from optdyn.configs import contest, race, serverless, slow_network
-from optdyn.configs.papers import contest_resnet_fast, contest_text_arms
+from optdyn.configs.papers import contest_text_arms
+from optdyn.configs.papers import server_text as server
 from optdyn.configs.papers import serverless_resnet as resnet
+from optdyn.configs.papers import serverless_resnet_slow as resnet_slow
 from optdyn.configs.papers import serverless_text as text
+from optdyn.configs.papers import serverless_text_slow as text_slow
 from optdyn.configs.slow_network import RESNET, TEXT
 from optdyn.evidence.intervals import typical_at_best
 from optdyn.launch import papers
 
 CASES = {
     "serverless_text": (text, TEXT, 41, "contest_text_arms"),
+    "serverless_text_slow": (text_slow, TEXT, 41, "contest_text"),
     "serverless_resnet": (resnet, RESNET, 50, "contest_resnet_fast"),
+    "serverless_resnet_slow": (resnet_slow, RESNET, 50, "contest_resnet"),
 }
 SEEDS = 20
 
@@ -28,15 +33,13 @@ def test_arms_are_those_of_the_race_without_a_server():
 @pytest.mark.parametrize("name", CASES)
 def test_opponents_and_seeds_are_those_of_older_claims(name, tmp_path):
     module, of, seed, before = CASES[name]
-    made = serverless.of_arms(of, module.NETWORK)
-    old = {
-        "serverless_text": contest_text_arms.of_arms(),
-        "serverless_resnet": slow_network.of_smaller(RESNET, contest_resnet_fast.FAST),
-    }[name]
+    made, old = serverless.of_arms(of, module.NETWORK), slow_network.of_smaller(of, module.NETWORK)
     assert made.opponents == old.opponents and made.networks == old.networks
-    assert made.losses == old.losses and made.judged == old.judged == contest.JUDGED
-    shared = old.entries.keys() & made.entries.keys()
-    assert shared and all(made.entries[each] == old.entries[each] for each in shared)
+    assert made.losses == old.losses and made.judged == old.judged == module.NETWORK
+    older = {**old.entries, **(contest_text_arms.of_arms().entries if of is TEXT else {})}
+    shared = older.keys() & made.entries.keys()
+    assert len(shared) == (5 if of is TEXT else 2)
+    assert all(made.entries[each] == older[each] for each in shared)
     studies = (papers.study_of(tmp_path, "full", seed, each) for each in (name, before))
     seeds = {(study.choose, study.report) for study in studies}
     assert len(seeds) == 1
@@ -76,6 +79,7 @@ def made_up(of, ratios, seed=0):
     others = {
         shape: {
             "best": contest.SNOO,
+            "usual": {last: [200.0] * SEEDS},
             "every": [
                 told(name, times, shape)
                 for name, times in zip(of.opponents, (1.3, 1.0), strict=True)
@@ -106,7 +110,20 @@ def test_the_median_arm_decides(name, ratios, word):
     result = made_up(serverless.of_arms(of, module.NETWORK), ratios)
     found = module.verdict(result)
     assert found.word == word and found.by.count(";") == len(ratios)
-    assert "1 Gb/s: the median arm takes" in found.by and "gossip (16, 8)" in found.by
+    assert (
+        found.by.startswith(f"{module.NETWORK}: the median arm takes")
+        and "gossip (16, 8)" in found.by
+    )
+
+
+@pytest.mark.parametrize(("most", "word"), [(0.9, "confirmed"), (1.0, "open"), (1.2, "refuted")])
+def test_with_a_server_the_fastest_decides(most, word):
+    made = server.of_arms()
+    assert len(server.ARMS) == made.family == 5
+    assert {*server.ARMS} < {name for name, keys in race.ARMS.items() if "strategy.groups" in keys}
+    assert made.opponents == serverless.of_arms(TEXT, server.NETWORK).opponents
+    found = server.verdict(made_up(made, (2.0, 3.0, most, 2.0, 3.0)))
+    assert found.word == word and found.by.startswith(f"delay-compensated takes {most:g}")
 
 
 def test_the_typical_ratio_by_hand():
