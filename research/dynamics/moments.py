@@ -48,6 +48,7 @@ FEWEST = 50  # updates
 WEAK = 4.0  # F from which intervals hold, for 8 instruments and this kind (Stock, Yogo 2005)
 MARGIN = 1e-6  # a moving average is kept so far from one that cannot be inverted
 NORMAL = 1.959964  # half-width of 95 % in standard errors
+SURE = 10.0  # F below which a momentum must be needed, too (Staiger, Stock 1997)
 REJECTED = 0.01  # a model with a p-value below it is not believed
 
 Run = tuple[np.ndarray, np.ndarray]  # displacements and gradients, (T, q) each
@@ -130,6 +131,11 @@ def fit(
             f"{rate:.3g} +- {NORMAL * rate_error:.2g}: steps that hardly change are all momentum "
             "then; more updates or more runs would do"
         )
+    if lags and strength < SURE and not _needs_momentum(runs, gradient_lags, heed):
+        raise NotIdentified(
+            f"no momentum is as good, with a strength of {strength:.2g}, below {SURE:g}: more "
+            "updates, more runs or larger batches would do"
+        )
     momentum, momentum_error = _momentum(beta, covariance, lags)
     freedom = moments.shape[1] - len(beta)
     return Fit(
@@ -145,6 +151,20 @@ def fit(
         strength=strength,
         updates=updates,
     )
+
+
+def _needs_momentum(
+    runs: Sequence[Run], gradient_lags: int, heed: Sequence[np.ndarray] | None
+) -> bool:
+    """Whether J rejects the model without past steps.
+
+    Where that model is true J rejects it no more often than it says, however weak the instruments
+    (Stock, Wright 2000). An interval of momentum may be far from 0 then, and as narrow as others.
+    """
+    try:
+        return fit(runs, 0, gradient_lags, heed).p < REJECTED
+    except NotIdentified:
+        return False
 
 
 def equivalent_momentum(phi: np.ndarray, eta: np.ndarray) -> np.ndarray:

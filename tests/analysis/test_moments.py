@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import ortho_group
 
-from optdyn.dynamics.moments import NotIdentified, fit, moving_average
+from optdyn.dynamics.moments import SURE, NotIdentified, fit, moving_average
 from tests.analysis.simulation import simulate
 
 ALPHA, STEPS = 0.5, 600
@@ -40,6 +40,28 @@ def test_intervals_cover_as_often_as_they_say(groups, alpha):
     # No bias beyond 3.5 standard errors of the mean, and errors that are neither half nor twice.
     assert abs(momenta.mean() - truth) < 3.5 * momenta.std() / np.sqrt(40)
     assert 0.6 < errors.mean() / momenta.std(ddof=1) < 1.7
+
+
+def test_weak_instruments_tell_of_momentum_only_where_there_is_some():
+    """Steps that hardly change a gradient: without a test of no momentum 6 of 120 read 0.6 to 0.9.
+
+    That test rejects wrongly in 1 %: 5 or more of 120 would have a probability of 0.8 %.
+    """
+    wrong = 0
+    for alpha in (0.2, 0.3, 0.5):
+        for run in runs(1, 40, 1, steps=300, alpha=alpha):
+            wrong += (found := told(run)) is not None and not covered(found.phi_interval[0], 0)
+    assert wrong <= 4
+    every = [told(run) for run in runs(2, 40, 16, steps=120)]
+    weak = [found for found in every if found is not None and found.strength < SURE]
+    assert len(weak) >= 5 and min(found.phi[0] for found in weak) > 0.7  # 0.94 is true
+
+
+def told(run):
+    try:
+        return fit([run])
+    except NotIdentified:
+        return None
 
 
 def test_more_runs_are_one_fit_of_less_error():

@@ -7,12 +7,13 @@ estimates' own deviation says how narrow an interval of this estimator can be. `
 residual network on the 60,000 images of Fashion-MNIST (900 and 600 updates), and a transformer of 2
 blocks on text (600 of 32 sequences). `windows`: parts of 1,200 updates of 48 by that MLP with 6
 groups, rate 0.02, each fitted by itself, as a short window's reading may be off where a whole run's
-is not. `laws`: the runs of `small` under laws of service that are not one term of momentum, with
-lags of steps and of gradients; what is to be covered is the equivalent momentum, E tau / (1 + E
-tau). That is 1 - 1/g whatever the law, as g groups are g - 1 updates late in the mean, but less
-where a bound makes them wait. `races`: the same of races of real workers (extra `ray`), E tau being
-that of each trace. A fit is believed if neither the J test nor the order of arrivals rejects its
-model.
+is not. `weak`: synchronous runs of the smaller MLP 784-32-10, where theory says 0, and little tells
+momentum from none. `laws`: the runs of `small` under laws of service that are not one term of
+momentum, with lags of steps and of gradients; what is to be covered is the equivalent momentum, E
+tau / (1 + E tau). That is 1 - 1/g whatever the law, as g groups are g - 1 updates late in the mean,
+but less where a bound makes them wait. `races`: the same of races of real workers (extra `ray`), E
+tau being that of each trace. A fit is believed if neither the J test nor the order of arrivals
+rejects its model.
 Runs that have ended are kept in a file of lines, and are not done again.
 """
 
@@ -85,6 +86,10 @@ def windows() -> Iterator[dict[str, Any]]:
             yield {**cell, "replacement": replacement, "part": part, "seeds": 40}
 
 
+def weak() -> Iterator[dict[str, Any]]:
+    yield {"groups": 1, "hidden": (32,), "seeds": 40}
+
+
 def laws() -> Iterator[dict[str, Any]]:
     """K = `lags` past steps and M = `gradient_lags` past gradients."""
     yield {"groups": 4, "seeds": 100}  # exponential: the model is right
@@ -112,6 +117,7 @@ CELLS = {
     "widths": widths,
     "real": real,
     "windows": windows,
+    "weak": weak,
     "laws": laws,
     "races": races,
 }
@@ -123,7 +129,7 @@ def config_of(cell: dict[str, Any], seed: int) -> ConfigDict:
     config = images.get_config("fashion_mnist") if model in ("lenet", "resnet") else default()
     config.batch_size, config.steps = 64, {"mlp": 1000, "lenet": 900}.get(model, 600)
     if model == "mlp":
-        config.data.train_examples, config.model.hidden = 4000, (64, 64)
+        config.data.train_examples, config.model.hidden = 4000, cell.get("hidden", (64, 64))
     elif model == "resnet":
         config.model.update(name="resnet", blocks=3, channels=(8, 16, 32))
     elif model == "transformer":
