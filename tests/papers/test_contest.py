@@ -26,7 +26,6 @@ from optdyn.configs.papers import (
     few_bits,
     further_rules,
     phase_diagram,
-    server_text,
     sparse_shares,
 )
 from optdyn.evidence import contest as contested
@@ -98,7 +97,6 @@ for case, every in {
     "groups": contest_groups.of_groups(),
     "text arms": contest_text_arms.of_arms(),
     "servers": contest_servers.of_servers(),
-    "server text": server_text.of_arms(),
     "serverless text": serverless.of_arms(slow_network.TEXT, contest.JUDGED),
     "serverless resnet": serverless.of_arms(slow_network.RESNET, contest.JUDGED),
     **{case: phase_diagram.held_out(case) for case in phase_diagram.PROBLEMS},

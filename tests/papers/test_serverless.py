@@ -1,24 +1,19 @@
-"""Claims 68 to 72: their arms, whom these are held against, and the rule of the median arm."""
+"""Claims 68 and 69: their arms, whom these are held against, and the rule of the median arm."""
 
 import numpy as np
 import pytest
 
 from optdyn.configs import contest, race, serverless, slow_network
 from optdyn.configs.papers import contest_text_arms
-from optdyn.configs.papers import server_text as server
 from optdyn.configs.papers import serverless_resnet as resnet
-from optdyn.configs.papers import serverless_resnet_slow as resnet_slow
 from optdyn.configs.papers import serverless_text as text
-from optdyn.configs.papers import serverless_text_slow as text_slow
 from optdyn.configs.slow_network import RESNET, TEXT
 from optdyn.evidence.intervals import typical_at_best
 from optdyn.launch import papers
 
 CASES = {
     "serverless_text": (text, TEXT, 41, "contest_text_arms"),
-    "serverless_text_slow": (text_slow, TEXT, 41, "contest_text"),
     "serverless_resnet": (resnet, RESNET, 50, "contest_resnet_fast"),
-    "serverless_resnet_slow": (resnet_slow, RESNET, 50, "contest_resnet"),
 }
 SEEDS = 20
 
@@ -114,16 +109,6 @@ def test_the_median_arm_decides(name, ratios, word):
         found.by.startswith(f"{module.NETWORK}: the median arm takes")
         and "gossip (16, 8)" in found.by
     )
-
-
-@pytest.mark.parametrize(("most", "word"), [(0.9, "confirmed"), (1.0, "open"), (1.2, "refuted")])
-def test_with_a_server_the_fastest_decides(most, word):
-    made = server.of_arms()
-    assert len(server.ARMS) == made.family == 5
-    assert {*server.ARMS} < {name for name, keys in race.ARMS.items() if "strategy.groups" in keys}
-    assert made.opponents == serverless.of_arms(TEXT, server.NETWORK).opponents
-    found = server.verdict(made_up(made, (2.0, 3.0, most, 2.0, 3.0)))
-    assert found.word == word and found.by.startswith(f"delay-compensated takes {most:g}")
 
 
 def test_the_typical_ratio_by_hand():
