@@ -9,9 +9,9 @@ from optdyn.configs.papers import contest_text_networks
 from optdyn.configs.slow_network import SLOW, TEXT
 from optdyn.launch import papers
 from optdyn.training import trainer
+from tests.papers.made_up import made_up
 
 TEXTS, SERVERS = arms.of_arms(), servers.of_servers()
-OPPONENT = [100.0 + seed for seed in range(20)]
 
 
 def test_opponents_network_and_seeds_are_claim_61s(tmp_path):
@@ -46,39 +46,6 @@ def test_servers_differ_by_the_server_alone():
         every[name].arm.config.strategy.keys for name in (servers.OPPONENT, "HeLoCo")
     )
     assert heloco["outer_learning_rate"] == pytest.approx(nesterov["outer_learning_rate"] / 8)
-
-
-def made_up(of, ratios):
-    """A result: every entry takes so many times the seconds of the last opponent."""
-    last, network = str(of.losses[-1]), of.judged
-
-    def told(name, times):
-        return {
-            "arm": name,
-            "chosen": {"batch_size": 16},
-            "cost": times * 110,
-            "seconds": {last: [times * s for s in OPPONENT]},
-            "over": {last: [times, times, times]},
-            "over at best": [times, times - 0.05, times + 0.05],
-            "chance": 1e-4 if times != 1 else 1.0,
-            "shape": "8 x 1",
-        }
-
-    rows = [
-        {"arm": name, "networks": {network: told(name, times)}}
-        for name, times in zip(of.entries, ratios, strict=True)
-    ]
-    every = [told(name, 1.1) for name in of.opponents]
-    every[-1] = told(list(of.opponents)[-1], 1.0)
-    usual = {last: [2 * s for s in OPPONENT]}
-    others = {"8 x 1": {"usual": usual, "best": every[-1]["arm"], "every": every}}
-    return {
-        "losses": list(of.losses),
-        "judged": network,
-        "family": of.family,
-        "opponents": {network: others},
-        "rows": rows,
-    }
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,12 @@ from optdyn.configs.papers import serverless_text as text
 from optdyn.configs.slow_network import RESNET, TEXT
 from optdyn.evidence.intervals import typical_at_best
 from optdyn.launch import papers
+from tests.papers.made_up import made_up
 
 CASES = {
     "serverless_text": (text, TEXT, 41, "contest_text_arms"),
     "serverless_resnet": (resnet, RESNET, 50, "contest_resnet_fast"),
 }
-SEEDS = 20
 
 
 def test_arms_are_those_of_the_race_without_a_server():
@@ -45,50 +45,6 @@ def test_new_arms_start_from_the_usual_batch(of):
     plain = slow_network.entry(of, contest.PLAIN).usual
     for name in {*serverless.ARMS} - {*slow_network.ARMS}:
         assert serverless.entry(of, name).usual[:1] == plain
-
-
-def made_up(of, ratios, seed=0):
-    """A result: arms take so many times the seconds of the second opponent, give or take 5 %."""
-    rng, last, network = np.random.default_rng(seed), str(of.losses[-1]), of.judged
-
-    def told(name, times, shape):
-        seconds = times * 100 * rng.lognormal(0, 0.05, SEEDS)
-        tried = times * 100 * rng.lognormal([[0], [0.5]], 0.05, (2, 4))
-        return {
-            "arm": name,
-            "chosen": {"batch_size": 16, "strategy.period": 8},
-            "cost": times * 100,
-            "seconds": {last: seconds.tolist()},
-            "tried": [[batch, 8, *each] for batch, each in zip((16, 32), tried, strict=True)],
-            "over": {last: [times, times, times]},
-            "over at best": [times, times - 0.05, times + 0.05],
-            "chance": 1e-4 if times != 1 else 1.0,
-            "shape": shape,
-        }
-
-    shapes = {name: "4 x 2" if name == "DASO" else "8 x 1" for name in of.entries}
-    rows = [
-        {"arm": name, "networks": {network: told(name, times, shapes[name])}}
-        for name, times in zip(of.entries, ratios, strict=True)
-    ]
-    others = {
-        shape: {
-            "best": contest.SNOO,
-            "usual": {last: [200.0] * SEEDS},
-            "every": [
-                told(name, times, shape)
-                for name, times in zip(of.opponents, (1.3, 1.0), strict=True)
-            ],
-        }
-        for shape in ("8 x 1", "4 x 2")
-    }
-    return {
-        "losses": list(of.losses),
-        "judged": network,
-        "family": of.family,
-        "opponents": {network: others},
-        "rows": rows,
-    }
 
 
 @pytest.mark.parametrize(
