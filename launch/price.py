@@ -219,8 +219,8 @@ def table_of_pays(found: Sequence[dict[str, float]], noise_scale: float) -> Iter
         f"rho: seconds of an all-reduce, over those in which all workers compute {noise_scale:g} "
         f"examples. {and_(names)}: seconds to a loss that they take there, over the best of "
         "synchronous training with its best batch and outer momentum on one node. It is what a "
-        "contest of a perceptron on 8 workers found at that rho, and of two others 12 of 12 "
-        "differences were on the side that it says.",
+        "contest of a perceptron on 8 workers found at that rho, with heavy-ball SGD on both "
+        "sides.",
         WIDE,
     )
 
