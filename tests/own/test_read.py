@@ -9,7 +9,7 @@ from absl import flags
 
 from optdyn import strategies
 from optdyn.analysis import implicit_momentum, network, penalties, report, windows
-from optdyn.analysis.tables import TableError
+from optdyn.analysis.tables import TableError, points
 from optdyn.basics import lookup
 from optdyn.basics.errors import ConfigError
 from optdyn.config import default, read, to_json
@@ -203,6 +203,8 @@ def test_pages_on_a_strangers_runs_run_none_of_it(trained, folder, there, values
         assert main([f"--workdir={run}"]) == 2
     with pytest.raises(TableError, match="a file runs no code by itself"):
         windows.load(run)
+    with pytest.raises(ConfigError, match="a file runs no code by itself"):
+        network.recorded(points(run)[0], run)
     with pytest.raises(ConfigError, match="a file runs no code by itself"):
         read(held)
     assert not there()
