@@ -23,10 +23,11 @@ from optdyn import strategies
 from optdyn.analysis import figures, tables
 from optdyn.analysis.tables import Point, TableError
 from optdyn.basics.arguments import Parser
-from optdyn.basics.errors import print_error
+from optdyn.basics.errors import InputError, print_error
 from optdyn.basics.files import as_json
 from optdyn.config import read
 from optdyn.experiment import Experiment
+from optdyn.problem.own_code import CLOCK
 from optdyn.strategies.mix.daso import DASO, clock
 from optdyn.timeline.nodes import synchronous
 from optdyn.timeline.service import DRAWN
@@ -50,7 +51,8 @@ def recorded(point: Point, folder: Path) -> Recorded:
     """The DASO run in `folder`, read as `point`; `TableError` if it is not finished."""
     if point.summary["status"] != "completed":
         raise TableError(f"{folder}: the run is {point.summary['status']}, must be completed")
-    config = read(json.loads((folder / "config.json").read_text()))
+    path = folder / "config.json"
+    config = read(json.loads(path.read_text()), path, CLOCK)
     if config.cluster.bandwidths:
         raise TableError(
             f"{folder}: config.cluster.bandwidths must be (), for the bandwidth of all links varies"
@@ -132,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         marks = crossings(CURVE, median.loc[CURVE, "saved"].tolist(), PAPER)
         tables.replace(flags.workdir / f"{flags.name}.csv", table.to_csv(index=False))
         tables.replace(flags.workdir / f"{flags.name}.svg", picture(table, marks))
-    except (TableError, OSError) as error:
+    except (InputError, OSError) as error:
         return print_error(error)
     if flags.json:
         print(as_json({"bandwidths": median.reset_index().to_dict("records"), "marks": marks}))
@@ -148,9 +150,9 @@ def _tables(flags: argparse.Namespace) -> list[pd.DataFrame]:
     found = []
     every = tables.points(flags.workdir)
     for point in every:
-        methods = strategies.chosen(point.config["strategy.name"])
-        if len(methods.every) > 1 or not isinstance(methods.mix, DASO):  # others have other clocks
-            continue
+        methods = strategies.seen(point.config["strategy.name"])
+        if not methods or len(methods.every) > 1 or not isinstance(methods.mix, DASO):
+            continue  # others have other clocks
         swept = flags.workdir / "points" / point.name
         run = recorded(point, swept if swept.exists() else flags.workdir)
         if flags.update_bytes:

@@ -161,6 +161,11 @@ def _one_problem(said: str, every: Sequence[Point]) -> None:
 def _method(point: Point) -> tuple[str, dict[str, Any]]:
     """Its name, and the keys of config.strategy that its seconds depend on."""
     name, keys = str(point.config[NAME]), dict[str, Any]()
+    if strategies.seen(name) is None:
+        raise TableError(
+            f"{point.folder / 'config.json'}: config.strategy.name = {name!r} is not built in; if "
+            "it is yours, name it on the command line too, among those of --methods"
+        )
     for key, value in point.config.items():
         section, _, rest = key.partition(".")
         if section == "strategy" and rest != "name" and rest.rpartition(".")[2] not in FREE:

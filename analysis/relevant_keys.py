@@ -5,7 +5,6 @@ from typing import Any
 
 from optdyn import strategies
 from optdyn.analysis.tables import Point
-from optdyn.basics.errors import ConfigError
 from optdyn.strategies.method import OPTIONAL
 from optdyn.timeline.service import VARIED
 
@@ -48,8 +47,6 @@ def relevant(points: Sequence[Point]) -> list[Point]:
 
 def _of_clock(name: str) -> set[str]:
     """The optional keys of the cluster that methods of that name know; all, if they are unknown."""
-    try:
-        methods = strategies.chosen(name)
-    except ConfigError:
+    if (methods := strategies.seen(name)) is None:
         return set(OPTIONAL)
     return {key for method in (methods.outermost, *methods.every) for key in method.cluster}

@@ -14,8 +14,9 @@ import pandas as pd
 from optdyn.analysis import tables, workers
 from optdyn.analysis.lags import groups_of, memoryless, theory
 from optdyn.analysis.tables import TableError, natural
-from optdyn.config import parse, with_new_keys
+from optdyn.config import parse, read, with_new_keys
 from optdyn.dynamics.moments import NotIdentified, equivalent_momentum
+from optdyn.problem.own_code import CLOCK
 from optdyn.training import meter
 from optdyn.training.meter import Window
 
@@ -41,8 +42,9 @@ def load(folder: Path) -> Metered:
     """The windows that have ended; raises `TableError`."""
     (point,) = tables.points(folder)
     try:
-        config = with_new_keys(json.loads((folder / "config.json").read_text()))
-        of, step, last = parse(config), point.summary["step"], point.log[-1]
+        path = folder / "config.json"
+        config = with_new_keys(json.loads(path.read_text()))
+        of, step, last = read(config, path, CLOCK), point.summary["step"], point.log[-1]
         # The epochs that a run has gone through say how many examples there are.
         examples = round(last["step"] * config["batch_size"] / last["epoch"]) if step else 1
         rows = np.load(folder / meter.FILE, mmap_mode="r")

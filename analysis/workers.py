@@ -18,6 +18,7 @@ from optdyn.analysis.run_tables import GROUPS
 from optdyn.analysis.tables import Point
 from optdyn.basics.errors import InputError
 from optdyn.config import read
+from optdyn.problem.own_code import CLOCK
 from optdyn.timeline.trace import table_of
 
 MOST = 1_000_000  # updates of a timeline that is drawn again
@@ -85,7 +86,8 @@ def arrivals(point: Point) -> tuple[np.ndarray, np.ndarray] | None:
         if path.exists():
             table = table_of(path)
             return table["worker"].to_numpy(int), table["seconds"].to_numpy(float)
-        config = read(json.loads((point.folder / "config.json").read_text()))
+        path = point.folder / "config.json"
+        config = read(json.loads(path.read_text()), path, CLOCK)
         methods = config.methods
         simple = methods.simple and strategies.arrives(config.strategy.name)
         if not simple or config.cluster.service == "geometric" or config.steps > MOST:

@@ -80,15 +80,24 @@ def run(main: Callable[[Any, Path], int], workdir: str | None = None, parsed: bo
         for option in options:
             _set(chosen, option)
         cache.enable()
-        return _call(main, chosen, folder.value, parsed, quiet)
+        read = path.removeprefix(f"{sources.WRITTEN}:") if parsed else path
+        return _call(main, chosen, folder.value, parsed, quiet, "" if read == path else read)
 
     app.run(guarded, argv=argv, flags_parser=partial(parse, options=options))
 
 
 def _call(
-    main: Callable[[Any, Path], int], chosen: ConfigDict, folder: str, parsed: bool, quiet: bool
+    main: Callable[[Any, Path], int],
+    chosen: ConfigDict,
+    folder: str,
+    parsed: bool,
+    quiet: bool,
+    read: str,
 ) -> int:
-    """What `main` returns, or the exit code of an interrupt; called as one process of the job."""
+    """What `main` returns, or the exit code of an interrupt; called as one process of the job.
+
+    `read` is the file that the config was read from; '' of one that is Python.
+    """
     # Here, for they import jax and numpy.
     from optdyn.basics import lookup, processes
     from optdyn.basics.files import permitted, writing
@@ -96,6 +105,7 @@ def _call(
     from optdyn.basics.progress import end_line, say
     from optdyn.config import parse
     from optdyn.parallel.first_process import verdict
+    from optdyn.problem import own_code
 
     interruptible()
     try:
@@ -107,6 +117,8 @@ def _call(
             # are no parts of one to be merged, at every checkpoint.
             if quiet and not processes.is_writer():
                 logging.set_verbosity(logging.ERROR)
+            if read:
+                own_code.check_read(chosen, read)
             workdir = Path(folder)
             if folder != NONE:
                 verdict(lambda: writable(workdir))

@@ -64,6 +64,10 @@ def config_file(name: str) -> Path:
     shipped = configs()
     path = Path(name)
     if path.is_file():
+        if path.suffix not in (".py", ".json"):
+            raise FileNotFoundError(
+                f"config file {name}: must be a .py file, which is run, or a .json file"
+            )
         return path
     if (path / "config.json").is_file():
         raise FileNotFoundError(

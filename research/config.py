@@ -5,7 +5,7 @@ the result is locked, so a misspelt key is an error and not a silent default.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -16,6 +16,7 @@ from optdyn.basics import type_checks
 from optdyn.basics.errors import ConfigError
 from optdyn.basics.trees import Json
 from optdyn.experiment import Experiment
+from optdyn.problem import own_code
 
 __all__ = [
     "ConfigError",
@@ -36,9 +37,18 @@ def usual() -> Experiment:
     return parse(default())
 
 
-def read(held: Mapping[str, object]) -> Experiment:
-    """The experiment of a run that wrote `held` as its `config.json`. Raises `ConfigError`."""
-    return parse(with_new_keys(held))
+def read(
+    held: Mapping[str, object],
+    file: object = "config.json",
+    keys: Sequence[str] = own_code.KEYS,
+) -> Experiment:
+    """The experiment of a run that wrote `held` as its `config.json`.
+
+    Raises `ConfigError`, also where one of the keys names what is not to be run (`check_read`).
+    """
+    experiment = parse(with_new_keys(held))
+    own_code.check_read(experiment, file, keys)
+    return experiment
 
 
 def parse(config: ConfigDict | Mapping[str, object]) -> Experiment:

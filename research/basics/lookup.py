@@ -7,10 +7,14 @@ it is called, becomes one line that says in which file and where.
 A module is what Python has of it in this process: after an edit `importlib.reload` is the user's to
 call. A file is looked at every time, and executed anew if it, or what it imports of the user's own,
 has been edited; `once` is for what must not change midway.
+
+Names in files that a run, or a stranger, wrote are not to run anything by themselves: whoever reads
+them asks first whether it `is_given` or `is_used`.
 """
 
 import importlib
 import importlib.util
+import re
 import sys
 import traceback
 import zlib
@@ -28,6 +32,7 @@ from optdyn.basics.errors import ConfigError, InputError, meant, one_line
 Hint = Callable[[str, Mapping[str, Any]], str]
 OWN = "MODULE:NAME or path/to/file.py:NAME of your own"
 IMPORTING = RLock()
+_found = set[tuple[str, str]]()  # keys and names of the user's own that this process looked up
 _looked_at: ContextVar[dict[Path, ModuleType] | None] = ContextVar("looked_at", default=None)
 
 
@@ -53,6 +58,18 @@ def is_own(name: str) -> bool:
     return ":" in str(name)
 
 
+def is_used(key: str, name: str) -> bool:
+    """Whether this process has looked it up already, as who runs it asked for it."""
+    return (key, name) in _found
+
+
+def is_given(key: str, name: str) -> bool:
+    """Whether it stands on the command line, as the key's value or in it."""
+    flag = rf"^--?({re.escape(key)}|methods)[=\n]"
+    given = rf"""{flag}(.*['"(,+])?{re.escape(name)}(['"),+]|$)"""
+    return bool(re.search(given, "\n".join(sys.argv), re.M))
+
+
 def find(key: str, name: str, known: Mapping[str, Any], hint: Hint = meant) -> Any:
     """What `name`, the value of `key`, stands for: of `known`, or of the user's own.
 
@@ -64,6 +81,13 @@ def find(key: str, name: str, known: Mapping[str, Any], hint: Hint = meant) -> A
             wanted = f"must be one of {', '.join(known)}, or {OWN}{hint(name, known)}"
             raise ConfigError(f"{key} = {name!r}: {wanted}")
         return known[name]
+    thing = own(key, name)
+    _found.add((key, name))
+    return thing
+
+
+def own(key: str, name: str) -> Any:
+    """The same of a name of the user's own, by which it does not count as used. `ConfigError`."""
     module, attribute = module_of(key, name), name.rpartition(":")[2]
     if not hasattr(module, attribute):
         here = [n for n in vars(module) if not n.startswith("_") and _is_of(module, n)]

@@ -20,8 +20,9 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 OURS = Path(__file__).parents[1]
+BESIDE = (OURS.with_name("analysis"), OURS.with_name("launch"))  # in a checkout
 PYTHONS = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
-LIBRARIES = tuple(f"{folder}{os.sep}" for folder in (OURS, *PYTHONS))
+LIBRARIES = tuple(f"{folder}{os.sep}" for folder in (OURS, *BESIDE, *PYTHONS))
 
 
 class Text(NamedTuple):

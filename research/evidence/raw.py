@@ -98,7 +98,7 @@ def unpack(file: Path, workdir: Path) -> Count:
         raise WorkdirError(f"{file}: no such file")
     try:
         table = pq.read_table(file)
-        base = read(json.loads(table.schema.metadata[DEFAULTS]))
+        base = read(json.loads(table.schema.metadata[DEFAULTS]), file)
         rows = [_line(row) for row in table.select(SCHEMA.names).to_pylist()]
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
         raise WorkdirError(f"{file}: no raw results of a study ({told(error)})") from error

@@ -8,13 +8,20 @@ A run that goes on later, in another process, is of the files that its config na
 modules that they import, as far as these are the user's too (`sources.digests`). What is typed into
 a notebook, or stands in the script that is run, has no file of its own: of that it is the code that
 Python made of it (`cache_keys.text`).
+
+A config that is read from a file of a run is data. What it names is run only as `check_read` says.
 """
 
 import hashlib
+import inspect
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
+from typing import Any
+
+from ml_collections import ConfigDict
 
 from optdyn.basics import cache_keys, lookup, sources
 from optdyn.basics.errors import ConfigError, shown
@@ -27,12 +34,13 @@ OPTIMIZER = ("optimizer.name", "optimizer.chain")
 METHOD = ("strategy.name",)
 DATA = ("data.name",)
 # Those of a config that may name what is the user's own.
-KEYS = (*MODEL, *OPTIMIZER, *METHOD, *DATA, "optimizer.schedule", "cluster.service")
+CLOCK = (*OPTIMIZER, *METHOD, "optimizer.schedule", "cluster.service")  # of pages on a run
+KEYS = (*MODEL, *DATA, *CLOCK)
 DIGITS = 12  # of a checksum
 ENTRY = re.compile(rf"(.+?) ([0-9a-f]{{{DIGITS}}})(?:, |$)")
 
 
-def names(config: Setup, keys: Sequence[str] = KEYS) -> Iterator[tuple[str, str]]:
+def names(config: Setup | ConfigDict, keys: Sequence[str] = KEYS) -> Iterator[tuple[str, str]]:
     """(key, name) of all of the user's own that these keys name."""
     for key in keys:
         value = attrgetter(key)(config)
@@ -42,6 +50,61 @@ def names(config: Setup, keys: Sequence[str] = KEYS) -> Iterator[tuple[str, str]
             built_in = key in DATA and str(name).partition(":")[0] in SOURCES
             if lookup.is_own(name) and not built_in:
                 yield f"config.{key}", name
+
+
+def check_read(config: Setup | ConfigDict, file: object, keys: Sequence[str] = KEYS) -> None:
+    """Raises `ConfigError` where a config that was read from a file names what it is not to run.
+
+    What it names of the user's own must stand on the command line too; and it must be of the kind
+    that the key wants, or code in a file of the user's. What this process has used before is both.
+    """
+    for key, name in names(config, keys):
+        if lookup.is_used(key, name):
+            continue
+        said, is_given = f"{key} = {name!r} of {file}", lookup.is_given(key, name)
+        if _is_pythons(name) or (is_given and not _may_be_called(key, lookup.own(key, name))):
+            raise ConfigError(
+                f"{said}: must be code in a file of your own; what is installed is named in a "
+                "config in Python"
+            )
+        if not is_given:
+            flag = f"--{key}={attrgetter(key.removeprefix('config.'))(config)}"
+            raise ConfigError(
+                f"{said}: a file runs no code by itself; if it is yours, add {shlex.quote(flag)}"
+            )
+
+
+def _is_pythons(name: str) -> bool:
+    module = name.rpartition(":")[0]
+    return not module.endswith(".py") and module.partition(".")[0] in sys.stdlib_module_names
+
+
+def _may_be_called(key: str, thing: Any) -> bool:
+    """Whether it is of the kind that the key wants, or code in a file of the user's.
+
+    The kind is that of a class, or of what a function says that it returns: nothing is called.
+    """
+    import flax.linen as nn  # here, for they take long
+    import optax
+
+    kinds = {
+        **dict.fromkeys(MODEL[:1], nn.Module),
+        **dict.fromkeys(OPTIMIZER, optax.GradientTransformation),
+        **dict.fromkeys(METHOD, object),  # of which only a Method is called (`strategies.load`)
+    }
+    is_class = isinstance(thing, type)
+    made = thing if is_class else getattr(thing, "__annotations__", {}).get("return")
+    kind = kinds.get(key.removeprefix("config."), ())
+    is_of_kind = isinstance(made, type) and issubclass(made, kind)
+    return is_of_kind or sources.is_users(_file_of(thing))
+
+
+def _file_of(thing: Any) -> str:
+    """The file of the code of a function, or of a thing's class; '<' of what has none."""
+    if code := getattr(inspect.unwrap(thing), "__code__", None):
+        return str(code.co_filename)
+    of = thing if isinstance(thing, type) else type(thing)
+    return getattr(sys.modules.get(of.__module__), "__file__", None) or "<"
 
 
 def objects(config: Setup, keys: Sequence[str]) -> cache_keys.Key:

@@ -14,6 +14,7 @@ from optdyn.strategies.chosen import (
     keys_of,
     load,
     owns,
+    seen,
 )
 from optdyn.strategies.compose import compose, pieces
 from optdyn.strategies.method import Gradients, Method, Methods, Mixes, Network, Reads, Setting
@@ -42,4 +43,5 @@ __all__ = [
     "load",
     "owns",
     "pieces",
+    "seen",
 ]

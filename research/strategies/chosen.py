@@ -21,6 +21,7 @@ from optdyn.strategies.names import meant as meant_method
 
 PLAIN, GROUPED = "sync", "asynchronous"  # the limit of all methods; groups that arrive alone
 PACKAGE = "optdyn.strategies"
+KEY = "config.strategy.name"
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,7 @@ def load(name: str) -> type[Method]:
 
     Raises `ConfigError` if there is none.
     """
-    found = lookup.find("config.strategy.name", name, _methods(), meant_method)
+    found = lookup.find(KEY, name, _methods(), meant_method)
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise ConfigError(
             f"config.strategy.name = {name!r}: must be a Method of optdyn.strategies, and is "
@@ -214,19 +215,19 @@ def _mix_as_one(every: tuple[Method, ...]) -> bool:
 
 def arrives(name: str) -> bool:
     """Whether methods of that name have groups that arrive by themselves."""
-    methods = _seen(name)
+    methods = seen(name)
     return bool(methods and methods.read and not methods.read.barrier)
 
 
 def is_shared(name: str) -> bool:
     """Whether groups of methods of that name share parameters, of which they read versions."""
-    methods = _seen(name)
+    methods = seen(name)
     return bool(methods and methods.shared)
 
 
 def is_simple(name: str) -> bool:
     """Whether an update of methods of that name is one gradient of the whole batch."""
-    methods = _seen(name)
+    methods = seen(name)
     return bool(methods and methods.simple)
 
 
@@ -238,14 +239,17 @@ def owns(name: str, key: str) -> bool:
     first, _, own = key.partition(".")
     if own and first in str(name).split("+"):
         return owns(first, own)
-    methods = _seen(name)
+    methods = seen(name)
     return bool(methods and any(key in keys_of(type(method)) for method in methods.every))
 
 
-def _seen(name: str) -> Methods | None:
-    """The methods of a run that is read here, if all their files are here too."""
+def seen(name: str) -> Methods | None:
+    """The methods of a run that is read here; None if a file of theirs is not, or not run yet."""
+    own = [part for part in str(name).split("+") if lookup.is_own(part)]
+    if not all(lookup.is_used(KEY, part) or lookup.is_given(KEY, part) for part in own):
+        return None
     try:
-        return chosen(name) if ":" in str(name) else _built(name)
+        return chosen(name) if own else _built(name)
     except ConfigError:
         return None
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from optdyn.problem import data
 from optdyn.problem.data import builder, cache
-from optdyn.problem.data.records import CACHE
+from optdyn.problem.data.records import CACHE, opened
 from tests.data.builders import examples, tiny
 
 
@@ -128,6 +128,26 @@ def test_damaged_records_are_one_clear_line(copied):
     next(folder.glob("*train.array_record*")).unlink()
     with pytest.raises(data.DataError, match=f"cannot read the records in {folder}.*delete"):
         data.load("mnist5k", str(copied))
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_data_set_imports_no_class_of_its_own(copied, tmp_path, monkeypatch, nested):
+    """TFDS imports whatever module its features.json names."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "foreign.py").write_text("raise AssertionError('it ran')")
+    (file,) = copied.glob("*/*/features.json")
+    features = json.loads(file.read_text())
+    one = features["featuresDict"]["features"]["label"]
+    one["pythonClassName"] = "foreign.Label"
+    if nested:  # as TFDS wrote it once
+        one = {"type": "foreign.Label", "content": {}}
+        features = {
+            "pythonClassName": "tensorflow_datasets.core.features.features_dict.FeaturesDict"
+        }
+        features["jsonFeature"] = {"json": json.dumps({"label": one})}
+    file.write_text(json.dumps(features))
+    with pytest.raises(data.DataError, match=r"'foreign\.Label': must be classes of TFDS's own"):
+        opened(file.parent)
 
 
 def test_a_folder_that_cannot_be_written(tmp_path):

@@ -198,6 +198,7 @@ BAD_FILES = {
             "other.json: is no config of a run: config.status: no such",
         ),
         (["--config={tmp}/torn.json"], "torn.json: cannot be read (Expecting"),
+        (["--config={tmp}/trace.csv"], "trace.csv: must be a .py file, which is run, or a .json"),
         (["--config={tmp}/run"], "is a workdir; its config is {tmp}/run/config.json"),
         (["--workdir="], "--workdir is empty"),
     ],

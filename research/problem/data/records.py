@@ -5,8 +5,10 @@ with a palette for its pixels, and does not convert between numbers of channels.
 """
 
 import io
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 Record = Mapping[str, Any]  # an example: an image, a label, or what else the data set has
 CACHE = "optdyn_arrays_2"
+TFDS = "tensorflow_datasets."
+CLASS = ("pythonClassName", "python_class_name", "type")  # keys of a feature's class, one of old
 MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}  # PIL's names, by the number of channels
 
 
@@ -45,6 +49,11 @@ def opened(folder: Path) -> "DatasetBuilder":
     import tensorflow_datasets as tfds
 
     try:
+        features = (folder / "features.json").read_text(errors="replace")
+        if name := next(_foreign(features), ""):
+            raise DataError(
+                f"{folder}: features.json names {name!r}: must be classes of TFDS's own"
+            )
         builder = tfds.builder_from_directory(folder)
     except (OSError, RuntimeError) as error:
         raise unreadable(folder, error) from error
@@ -61,6 +70,19 @@ def opened(folder: Path) -> "DatasetBuilder":
             + ", ".join(sorted(builder.info.splits))
         )
     return builder
+
+
+def _foreign(value: Any) -> Iterator[str]:
+    """The classes that a `features.json` names and TFDS would import, which are not its own."""
+    if isinstance(value, str):
+        with suppress(ValueError):  # there may be JSON in a text of JSON
+            value = json.loads(value)
+    if isinstance(value, Mapping):
+        named = (value.get(key) for key in CLASS)
+        yield from (name for name in named if isinstance(name, str) and not name.startswith(TFDS))
+        value = [*value.values()]
+    for each in value if isinstance(value, list) else ():
+        yield from _foreign(each)
 
 
 def held_out(builder: "DatasetBuilder") -> str:
