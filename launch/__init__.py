@@ -10,13 +10,15 @@ import signal
 import sys
 from types import FrameType
 
+from optdyn.basics import signals, streams
+
 if __name__ == "launch":  # python -m launch.NAME in a checkout: the folder, not the package
     import optdyn.launch  # noqa: F401
 
 
 def end(number: int, frame: FrameType | None) -> None:
     """Ends the process with a line and the exit code that shells give to the signal."""
-    os.write(2, b"interrupted\n")
+    streams.put("interrupted\n")
     os._exit(128 + number)
 
 
@@ -29,5 +31,8 @@ def interruptible() -> None:
 # Python calls itself "-m" until it has found the module of `python -m launch.NAME`. Whoever imports
 # the package for something else keeps their own handler, and so does who had Ctrl-C ignored.
 is_command = os.path.basename(sys.argv[0]) in ("-m", "optdyn")
-if is_command and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, end)
+if is_command and __name__ != "launch":
+    streams.settle()
+    signals.take(signal.SIG_IGN, *signals.SAVING)  # until there is something to save
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, end)

@@ -16,6 +16,7 @@ from ml_collections import ConfigDict, config_flags
 
 from optdyn.basics import older_module_names
 from optdyn.basics.errors import ConfigError, InputError, fail
+from optdyn.basics.streams import put, tell
 from optdyn.launch import cache, interruptible, sources
 
 if TYPE_CHECKING:
@@ -177,7 +178,7 @@ def warn(config: "Experiment") -> None:
 
     given = [match[1] for argument in sys.argv[1:] if (match := KEY.match(argument))]
     for doubt in probable_mistakes(config, given) if is_writer() else ():
-        print(f"warning: {doubt}", file=sys.stderr, flush=True)
+        put(f"warning: {doubt}\n")
 
 
 def in_json() -> bool:
@@ -191,7 +192,7 @@ def ended(summary: Mapping[str, Any], workdir: Path, then: str = "report") -> in
     from optdyn.launch import ending
 
     if is_writer():
-        print(*ending.lines(summary, workdir, then), sep="\n")
+        tell(*ending.lines(summary, workdir, then))
     return exit_code(summary)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 
 from optdyn.basics.errors import fail, meant
+from optdyn.basics.streams import drop
 from optdyn.launch import sources
 from optdyn.launch.commands import COMMANDS, Command
 
@@ -19,6 +20,7 @@ from optdyn.launch.commands import COMMANDS, Command
 CUT = (
     *("list", "config", "cite", "completion"),
     *("reality", "momentum", "efficiency", "pareto", "network"),
+    *("plan", "price", "profile", "report"),
 )
 
 
@@ -43,8 +45,7 @@ def cut_off() -> Iterator[None]:
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
-        # What is still in the buffer would fail once more as Python ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop()
         sys.exit(128 + signal.SIGPIPE)
 
 

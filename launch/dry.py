@@ -9,6 +9,7 @@ from absl import flags
 
 from optdyn.basics.processes import is_writer
 from optdyn.basics.progress import clock, number
+from optdyn.basics.streams import tell
 from optdyn.basics.trees import bytes_of
 from optdyn.config import ConfigError
 from optdyn.experiment import Experiment
@@ -37,7 +38,7 @@ def asked(main: Main, said: Callable[[Experiment], Iterator[str]]) -> Main:
         lines = list(said(config))
         app.warn(config)
         if is_writer():
-            print(*lines, sep="\n")
+            tell(*lines)
         return 0
 
     return run

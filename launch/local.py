@@ -3,9 +3,10 @@
     python -m launch.local --processes=4 -- python -m launch.train --config=FILE --workdir=DIR
 
 Starts the command that many times and prints what the processes write, line by line, with the
-number of the process before each line. Ctrl-C and SIGTERM go to all of them, and once more kills
-them. If one fails the others are ended, and what it last said is printed last. The exit code is 0,
-or that of the first process that failed (128 + the number of the signal, if one ended it).
+number of the process before each line. Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 go to all of them, and
+one of the first two once more kills them. If one fails the others are ended, and what it last said
+is printed last. The exit code is 0, or that of the first process that failed (128 + the number of
+the signal, if one ended it).
 """
 
 import contextlib
@@ -24,6 +25,7 @@ from typing import IO, NamedTuple
 
 from absl import app, flags
 
+from optdyn.basics import signals
 from optdyn.basics.errors import fail
 
 GRACE = 5.0  # seconds from SIGTERM to SIGKILL
@@ -58,11 +60,10 @@ def run(command: Sequence[str], processes: int, devices: int | None = None) -> i
 
     `devices` is the number of devices of each process: virtual ones on the CPU, where None leaves
     XLA_FLAGS as it is, or that many GPUs, where None is one. Raises OSError if the command cannot
-    be started. Takes over SIGINT and SIGTERM.
+    be started. Takes over signals.
     """
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, frame: events.put(number))
+    signals.take(lambda number, _: events.put(number), *signals.ENDING, *signals.SAVING)
     children: list[Child] = []
     threads: list[Thread] = []
     output = Lock()
@@ -84,7 +85,7 @@ def run(command: Sequence[str], processes: int, devices: int | None = None) -> i
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
     if failed:
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(OSError):
             _write(STDERR, _obituary(failed))
         return failed.code()
     return 128 + stopped if any(child.code() for child in children) else 0
@@ -171,9 +172,9 @@ def _attend(child: Child, events: queue.SimpleQueue[Event], output: Lock) -> lis
                 try:
                     with output:
                         _write(target, kept[-1] + b"\n")
-                except BrokenPipeError:  # nobody reads any more
-                    events.put(signal.SIGTERM)
-                    return
+                except OSError:  # nobody reads any more
+                    if target == STDOUT:
+                        return  # which the process learns, as it would alone
 
     def wait() -> None:
         process.wait()
@@ -200,7 +201,7 @@ def _write(target: int, data: bytes) -> None:
 def _watch(children: Sequence[Child], events: queue.SimpleQueue[Event]) -> tuple[int, Child | None]:
     """Until all have ended, or are to be killed: the signal that came, and who failed first."""
     running = list(children)
-    stopped = 0
+    stopped = pressed = 0
     failed: Child | None = None
     deadline: float | None = None
 
@@ -215,15 +216,19 @@ def _watch(children: Sequence[Child], events: queue.SimpleQueue[Event]) -> tuple
             break
         if isinstance(event, Child):
             running.remove(event)
-            expected = 128 + stopped if stopped else 0
-            if failed is None and event.code() not in (0, expected):
+            expected = {0, *(128 + number for number in (stopped, pressed) if number)}
+            if failed is None and event.code() not in expected:
                 failed, deadline = event, time.monotonic() + GRACE
                 send(signal.SIGTERM)
-        elif stopped or failed:
-            break
+        elif event in (signal.SIGINT, signal.SIGTERM):
+            if pressed or failed:
+                break
+            pressed, stopped = event, stopped or event
+            send(event)
         else:
-            stopped = event
-            send(stopped)
+            if event == signal.SIGHUP:
+                stopped = stopped or event
+            send(event)
     return stopped, failed
 
 

@@ -38,6 +38,7 @@ from optdyn.basics.errors import InputError, meant
 from optdyn.basics.files import DiskFull, WorkdirError, permitted, read_json, write_json, writing
 from optdyn.basics.hold import held, writable
 from optdyn.basics.progress import say
+from optdyn.basics.streams import tell
 from optdyn.evidence import lock, raw
 from optdyn.evidence.claim import WORDS, Claim, Verdict
 from optdyn.evidence.study import Study
@@ -224,7 +225,7 @@ def main(_: Sequence[str]) -> int:
         writable(Path(given.workdir))
         with held(Path(given.workdir)), writing(), permitted():
             if given.ship:
-                print(f"{given.ship}: {raw.ship(Path(given.workdir), Path(given.ship))}")
+                tell(f"{given.ship}: {raw.ship(Path(given.workdir), Path(given.ship))}")
                 return 0
             for file in given.trials:
                 say(f"{file}: {raw.unpack(Path(file), Path(given.workdir))}")
@@ -236,7 +237,7 @@ def main(_: Sequence[str]) -> int:
     except KeyboardInterrupt:
         say("stopped: the same command goes on")
         return 130
-    print(scoreboard.table(rows(board), board.get("deviations", {})))
+    tell(scoreboard.table(rows(board), board.get("deviations", {})))
     return 0
 
 

@@ -287,11 +287,12 @@ def main(config: Experiment, workdir: Path) -> int:
             said, answers = _which(each, shapes, penalties, bandwidths, found)
             lines += ["", *said]
             told["which"] += answers
-    print(*([as_json(told)] if app.in_json() else lines), sep="\n")
     if out:
         write_json(out, told)
     if page:
         write(page, _page(clusters, shapes, penalties, names, keys, bandwidths[0], lines))
+    print(*([as_json(told)] if app.in_json() else lines), sep="\n")
+    if page:
         print(f"\n{page}: the page with sliders", file=sys.stderr if app.in_json() else None)
     return 0
 

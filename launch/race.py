@@ -12,12 +12,11 @@ With --servers=S its blocks are spread over S processes, which workers send thei
 of them have one order of updates.
 
 A worker that dies is replaced. A server that dies is started again from its last checkpoint
-(config.checkpoint_every). Ctrl-C saves, and the same command goes on. `--dry_run` says what workers
-compute and send, and starts none.
+(config.checkpoint_every). Ctrl-C, SIGTERM and SIGHUP save, and the same command goes on; SIGUSR1
+saves only. `--dry_run` says what workers compute and send, and starts none.
 """
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -26,6 +25,9 @@ from pathlib import Path
 
 from absl import flags
 
+from optdyn.basics import signals
+from optdyn.basics.errors import print_error
+from optdyn.basics.streams import put
 from optdyn.experiment import Experiment
 
 SERVER = "OPTDYN_RACE_SERVER"  # set in the process that is the server
@@ -103,17 +105,28 @@ def supervised(arguments: list[str], workdir: str) -> int:
     from optdyn.launch.local import bound_to_parent
 
     command = [sys.executable, "-m", "optdyn.launch.race", *arguments]
-    deaths, saved = 0, -1
-    while True:
-        process: subprocess.Popen[bytes] = subprocess.Popen(
+    process: subprocess.Popen[bytes] | None = None
+    deaths, saved, stopped = 0, -1, 0
+
+    def pass_on(number: int, frame: object) -> None:
+        nonlocal stopped
+        if number in signals.ENDING:
+            stopped = number
+        if process:
+            process.send_signal(number)
+
+    signals.take(pass_on, *signals.ENDING, *signals.SAVING)
+    while not stopped:
+        process = subprocess.Popen(
             command,
             env={**os.environ, SERVER: "1"},
             start_new_session=True,  # signals come through this process, once
             preexec_fn=bound_to_parent(),
         )
-        _pass_on_to(process)
+        if stopped:  # meanwhile
+            process.send_signal(stopped)
         code = process.wait()
-        if code != LOST and (code >= 0 or -code in (signal.SIGINT, signal.SIGTERM)):
+        if code != LOST and (code >= 0 or -code in signals.ENDING):
             return code if code >= 0 else 128 - code
         from optdyn.outputs.checkpoints import latest  # only here, for it takes long
 
@@ -121,14 +134,11 @@ def supervised(arguments: list[str], workdir: str) -> int:
         deaths, saved = (1 if found > saved else deaths + 1), found
         how = f"the server was ended by signal {-code}" if code < 0 else "a part of the server died"
         if deaths == DEATHS:
-            print(f"error: {how}, {deaths} times at {found:,} saved updates", file=sys.stderr)
+            print_error(f"{how}, {deaths} times at {found:,} saved updates")
             return 128 - code if code < 0 else code
-        print(f"{how}; it starts again where it was saved", file=sys.stderr, flush=True)
-
-
-def _pass_on_to(process: subprocess.Popen[bytes]) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, frame: process.send_signal(number))
+        if not stopped:
+            put(f"{how}; it starts again where it was saved\n")
+    return 128 + stopped
 
 
 def main() -> None:

@@ -26,6 +26,8 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from optdyn.basics.arguments import Parser
+from optdyn.basics.errors import print_error
+from optdyn.basics.streams import tell
 from optdyn.config import ConfigError
 from optdyn.launch import app, sweep
 from optdyn.launch.points import plan
@@ -92,12 +94,12 @@ def main(given: argparse.Namespace, rest: list[str], config: ConfigDict, workdir
     command = [sys.executable, "-m", "optdyn.launch.sweep", *rest]
     shards = [f"--shard={number}/{given.shards}" for number in range(given.shards)]
     jobs = [executor.submit(Shard([*command, shard])) for shard in shards]
-    print(f"{len(entries)} points in {len(jobs)} jobs: {', '.join(job.job_id for job in jobs)}")
+    tell(f"{len(entries)} points in {len(jobs)} jobs: {', '.join(job.job_id for job in jobs)}")
     if given.cluster == "slurm":
         return 0
     failed = [job for job in jobs if job.exception()]
     for job in failed:
-        print(f"error: job {job.job_id} failed, see {job.paths.stderr}", file=sys.stderr)
+        print_error(f"job {job.job_id} failed, see {job.paths.stderr}")
     if not failed:
         sweep.write(config, workdir)
     return int(bool(failed))

@@ -21,7 +21,6 @@ that are there, and the best of them are shown.
 import math
 import os
 import signal
-import sys
 import zlib
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -37,7 +36,8 @@ from ml_collections import ConfigDict
 from optdyn.analysis import implicit_momentum, report, tables
 from optdyn.basics.files import read_json, write_json
 from optdyn.basics.processes import is_writer
-from optdyn.basics.progress import Sweep, Watch, stoppable
+from optdyn.basics.progress import Come, Sweep, Watch, say, stoppable
+from optdyn.basics.streams import tell
 from optdyn.config import ConfigError
 from optdyn.grid import of_point, resolve
 from optdyn.launch import app
@@ -58,7 +58,7 @@ class Going(NamedTuple):
     threads: int
     memory: float  # bytes for what runs at a time
     line: Sweep
-    stopped: Callable[[], int]
+    come: Come
     failed: Event  # one of them has: the others are to stop
     results: Callable[[str], None]  # writes what there is of `results.csv`, the point with it
 
@@ -70,9 +70,12 @@ class Going(NamedTuple):
 
     def watch(self, entry: Entry) -> Watch:
         def stopped() -> int:
-            return self.stopped() or (signal.SIGTERM if self.failed.is_set() else 0)
+            return self.come.stopped or (signal.SIGTERM if self.failed.is_set() else 0)
 
-        return Watch(stopped, lambda step, _: self.line.show(entry.name, step))
+        def show(step: int, text: str) -> None:
+            self.line.show(entry.name, step)
+
+        return Watch(stopped, show, asked=lambda: self.come.asked)
 
     def end(self, entry: Entry, summary: dict[str, Any]) -> None:
         if summary["status"] in DONE:
@@ -89,7 +92,7 @@ def main(config: ConfigDict, workdir: Path) -> int:
     threads = chosen.threads or cores()
     if chosen.dry_run:
         if is_writer():
-            print(*described(entries, threads), sep="\n")
+            tell(*described(entries, threads))
         return 0
     shard = chosen.shard.replace("/", "-of-")
     with own(workdir, f".lock.{shard}"):  # shards have no point in common
@@ -112,9 +115,8 @@ def write(config: ConfigDict, workdir: Path) -> None:
     tables.write_results(workdir, _swept(config))
     target = math.nan if flags.FLAGS.target is None else flags.FLAGS.target
     path = report.write(workdir, target=target)
-    if best := report.best(workdir, target):
-        print(best)
-    print(path)
+    best = report.best(workdir, target)
+    tell(*[best] * bool(best), path)
 
 
 def _swept(config: ConfigDict) -> tuple[str, ...]:
@@ -128,16 +130,16 @@ def sweep(
     """Runs the points that are not done; the number of the signal that stopped it, else 0."""
     done = {entry.name: entry.status for entry in entries if entry.status in DONE}
     line = Sweep(workdir.name, {entry.name: entry.updates for entry in entries}, done)
-    with stoppable() as stopped:
+    with stoppable() as come:
         results = tables.following(workdir, _swept(config)) if is_writer() else lambda name: None
         memory = available() / 2
-        going = Going(config, workdir, threads, memory, line, stopped, Event(), results)
+        going = Going(config, workdir, threads, memory, line, come, Event(), results)
         left = [entry for entry in entries if entry.status not in DONE]
         if way != "threads":
             left = [entry for group in _in_step(left) for entry in _in_lanes(going, group, way)]
         _in_threads(going, [entry for entry in left if entry.threaded])
         number = _one_by_one(going, [entry for entry in left if not entry.threaded])
-        return number or (0 if line.is_done else stopped())
+        return number or (0 if line.is_done else come.stopped)
 
 
 def _in_threads(going: Going, entries: Sequence[Entry]) -> None:
@@ -187,7 +189,7 @@ def _in_lanes(going: Going, group: Sequence[Entry], way: str) -> Sequence[Entry]
         return group
     for start in range(0, len(group), lanes):
         part = group[start : start + lanes]
-        if going.stopped():
+        if going.come.stopped:
             break
         runs = [going.prepare(entry) for entry in part]
         folders = [folder_of(going.workdir, entry.name) for entry in part]
@@ -215,14 +217,14 @@ def _choose(going: Going, group: Sequence[Entry], way: str) -> dict[str, Any]:
         said += f"{lanes} lanes, whose parameters differ by {rates.difference:.2g} of the largest "
         said += f"after {rates.updates} updates; "
     taken = f"{lanes} lanes of one program" if choice["together"] == "vmap" else "threads"
-    print(said + taken, file=sys.stderr, flush=True)
+    say(said + taken)
     return choice
 
 
 def _one_by_one(going: Going, entries: Sequence[Entry]) -> int:
     """Runs on all devices, and recordings of replicas; the number of the signal that stopped it."""
     for entry in entries:
-        if going.stopped():
+        if going.come.stopped:
             break
         folder = folder_of(going.workdir, entry.name)
         config = resolve(going.config, entry.name, entry.point)

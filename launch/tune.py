@@ -27,6 +27,7 @@ from optdyn.analysis.tables import replace
 from optdyn.basics import seeds
 from optdyn.basics.files import as_json, read_json, write, write_json
 from optdyn.basics.progress import clock, number, say
+from optdyn.basics.streams import tell
 from optdyn.experiment import Experiment
 from optdyn.launch import app, dry
 from optdyn.outputs import history
@@ -243,11 +244,11 @@ def main(config: Experiment, workdir: Path) -> int:
     app.one_run(config)
     summary = tune(config, workdir)
     if app.in_json():
-        print(as_json(summary))
+        tell(as_json(summary))
     elif config.tune.mode == LADDERS:
-        print(*found(summary["search"], workdir), sep="\n")
+        tell(*found(summary["search"], workdir))
     else:
-        print(*told(summary["methods"], workdir), sep="\n")
+        tell(*told(summary["methods"], workdir))
     return 0
 
 

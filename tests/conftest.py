@@ -7,6 +7,7 @@ import shutil
 import struct
 import sys
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 
 import hypothesis
@@ -19,6 +20,7 @@ from optdyn.outputs.checkpoints import Checkpoints
 from optdyn.problem import data
 from optdyn.training import trainer
 from tests.often import is_often
+from tests.proc import no_other_worker, usual_signals
 from tests.values import as_experiment
 
 # No test judges how long an example takes: machines differ, and the first one compiles.
@@ -55,6 +57,7 @@ def pytest_configure(config):
     It begins empty and goes with the session, unless the environment names one of its own. Workers
     take all cores: threads of BLAS beside them would only wait for one another, and busily.
     """
+    no_other_worker(config)
     gc.set_threshold(50_000)  # JAX makes so many objects that a usual 700 takes 5 % of the time
     os.environ.setdefault("XLA_FLAGS", QUICKLY)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -184,6 +187,13 @@ def _masked_crc32c(content):
             crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
     crc ^= 0xFFFFFFFF
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+@pytest.fixture(autouse=True)
+def signals_of_a_terminal(request):
+    """In files that import `signal`; outside of them the suite lives on as it was started."""
+    with usual_signals() if hasattr(request.module, "signal") else nullcontext():
+        yield
 
 
 @pytest.fixture(autouse=True)

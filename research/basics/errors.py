@@ -11,6 +11,8 @@ from difflib import SequenceMatcher
 from operator import attrgetter
 from typing import Any, NoReturn, TypeVar
 
+from optdyn.basics.streams import put
+
 T = TypeVar("T")
 LONGEST = 80  # characters of a value that a message shows
 LEAST = 0.65  # likeness from which on a name may have been meant
@@ -119,7 +121,7 @@ def one_line(said: object) -> str:
 
 def print_error(error: object) -> int:
     """Prints an error in one line on standard error; returns 2, the exit code of bad input."""
-    print(f"error: {one_line(error)}", file=sys.stderr, flush=True)
+    put(f"error: {one_line(error)}\n")
     return 2
 
 

@@ -17,6 +17,7 @@ from threading import Timer
 import jax
 
 from optdyn.basics.errors import InputError
+from optdyn.basics.streams import put
 
 PLATFORMS = "jax_platforms"  # of JAX's configuration, from the environment's JAX_PLATFORMS
 CONNECT = 300  # seconds until all processes must have come
@@ -99,9 +100,9 @@ def leaving_on_failure() -> Iterator[None]:
         if isinstance(error, Exception):
             traceback.print_exception(error)
         elif isinstance(error, SystemExit) and not isinstance(error.code, int):
-            print(error.code, file=sys.stderr)
-        sys.stdout.flush()
-        sys.stderr.flush()
+            put(f"{error.code}\n")
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
         os._exit(code)
 
 
@@ -145,7 +146,7 @@ def _connect(
     # With its preemption service JAX would swallow SIGTERM.
     jax.config.update("jax_enable_preemption_service", False)
     text = f"waiting for the other processes; giving up after {CONNECT} seconds"
-    notice = Timer(NOTICE, print, [text], {"file": sys.stderr, "flush": True})
+    notice = Timer(NOTICE, put, [f"{text}\n"])
     notice.daemon = True
     notice.start()
     try:

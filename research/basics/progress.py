@@ -1,4 +1,4 @@
-"""What a waiting user sees, and how they stop: a progress line, Ctrl-C and SIGTERM.
+"""What a waiting user sees, and how they stop: a progress line, Ctrl-C and other signals.
 
 One line at a time is rewritten on a terminal; whatever else is to be said goes through `say`, which
 takes that line away first.
@@ -13,9 +13,12 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from threading import Lock, RLock, Timer, current_thread, main_thread
+from threading import Lock, RLock, Timer
 from types import FrameType
 from typing import NamedTuple
+
+from optdyn.basics import signals
+from optdyn.basics.streams import put
 
 LIVE, PRINTED = 0.2, 10.0  # seconds between lines: rewritten on a terminal, printed elsewhere
 PATIENCE = 2.0  # seconds after which the line says what takes so long
@@ -28,6 +31,14 @@ class Watch(NamedTuple):
     stopped: Callable[[], int]  # the number of the signal that stops it, 0: none
     show: Callable[[int, str], None]  # (updates done, text)
     during: Callable[[str], AbstractContextManager[None]] = lambda what: nullcontext()
+    asked: Callable[[], int] = lambda: 0  # how often it was asked to save and go on
+
+
+class Come:
+    """The signals that came: the number of the first that ends a run, and how many ask to save."""
+
+    stopped = 0
+    asked = 0
 
 
 def say(text: str) -> None:
@@ -48,38 +59,37 @@ def watched(name: str, total: int, start: int, watch: Watch | None = None) -> It
         yield watch
     else:
         line = Progress(name, total, start)
-        with stoppable() as stopped:
-            yield Watch(stopped, line.show, line.during)
+        with stoppable() as come:
+            yield Watch(lambda: come.stopped, line.show, line.during, lambda: come.asked)
 
 
 @contextlib.contextmanager
-def stoppable() -> Iterator[Callable[[], int]]:
-    """Inside, the first SIGINT or SIGTERM is only noted: `stopped()` is its number, else 0.
+def stoppable() -> Iterator[Come]:
+    """Inside, signals that end a run, or have it save, are only noted, those of `signals.take`.
 
-    A second one acts as it would outside. Afterwards the progress line is ended, so that what
-    follows it, such as a traceback, begins a line of its own. Python hands signals to the main
-    thread only: in another one none is noted.
+    A second SIGINT or SIGTERM acts as it would outside; a terminal that is closed may send SIGHUP
+    more than once, or after another. Afterwards the progress line is ended, so that what follows
+    it, such as a traceback, begins a line of its own.
     """
-    caught = 0
-    noted = (signal.SIGINT, signal.SIGTERM) if current_thread() is main_thread() else ()
-    before = {number: signal.getsignal(number) for number in noted}
+    come = Come()
 
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    def stop(number: int, frame: FrameType | None) -> None:
+        come.stopped = come.stopped or number
+        again = number != signal.SIGHUP
+        if again:
+            signals.restore({key: kept for key, kept in before.items() if key != signal.SIGHUP})
+        say("stopping" + "; once more to stop at once" * again)
 
-    def note(number: int, frame: FrameType | None) -> None:
-        nonlocal caught
-        caught = number
-        restore()
-        say("stopping; once more to stop at once")
+    def save(number: int, frame: FrameType | None) -> None:
+        come.asked += 1
+        say("saving, and going on")
 
-    for number in before:
-        signal.signal(number, note)
+    before = signals.take(stop, *signals.ENDING)
+    asking = signals.take(save, *signals.SAVING)
     try:
-        yield lambda: caught
+        yield come
     finally:
-        restore()
+        signals.restore(before | asking)
         end_line()
 
 
@@ -87,7 +97,7 @@ def end_line() -> None:
     """Lets the progress line stand, if there is one, and goes on below it."""
     global _open
     with _writing:
-        print("\n" * _open, end="", file=sys.stderr, flush=True)
+        put("\n" * _open)
         _open = False
 
 
@@ -103,14 +113,14 @@ class Progress:
         self._name, self._total, self._unit = name, total, unit
         self._done, self._text = start, ""
         self._first: tuple[int, float] | None = None  # updates and time of the first call
-        self._shown = time.monotonic() if not sys.stderr.isatty() else 0.0
+        self._shown = 0.0 if _is_terminal() else time.monotonic()
 
     def show(self, step: int, text: str = "") -> None:
         """The run has made `step` updates; the line says so where it is time for another."""
         now = time.monotonic()
         self._done, self._text = step, text
         self._first = self._first or (step, now)
-        live, last = sys.stderr.isatty(), 0 < self._total <= step
+        live, last = _is_terminal(), 0 < self._total <= step
         if not last and now - self._shown < (LIVE if live else PRINTED):
             return
         self._shown = now
@@ -121,7 +131,7 @@ class Progress:
         """Inside, if it takes long, the line on a terminal ends in `what ...`."""
 
         def show() -> None:
-            if sys.stderr.isatty():
+            if _is_terminal():
                 _show(f"{self._words(time.monotonic())}  {what} ...", False)
 
         timer = Timer(PATIENCE, show)
@@ -201,10 +211,16 @@ _open = False  # whether the last line of the terminal is the progress line
 
 
 def _show(text: str, last: bool) -> None:
-    if sys.stderr.isatty():
+    if _is_terminal():
         _write(text[: _width() - 1] + "\n" * last, is_open=not last)
     else:
         _write(f"{text}\n", is_open=False)
+
+
+def _is_terminal() -> bool:
+    with contextlib.suppress(AttributeError, ValueError):  # there is none, or it is closed
+        return sys.stderr.isatty()
+    return False
 
 
 def _width() -> int:
@@ -219,6 +235,5 @@ def _write(text: str, is_open: bool) -> None:
     """Writes in place of the progress line, which the text is if it stays open."""
     global _open
     with _writing:
-        sys.stderr.write(CLEAR * _open + text)
-        sys.stderr.flush()
+        put(CLEAR * _open + text)
         _open = is_open

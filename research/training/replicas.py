@@ -89,16 +89,16 @@ def _recorded(run: Run, workdir: Path) -> Json:
     starts = range(0, config.replicas.count, size)
     every = _series(run)
     progress = Progress(workdir.name, len(every) * len(starts), unit="part")
-    with stoppable() as stopped:
+    with stoppable() as come:
         for series in every:
             for start in starts:
                 path = parts / f"{series.name}-{start}.npz"
                 if not path.exists():
                     write_npz(path, _part(run, series, start, size))
                 progress.show(len(list(parts.glob("*.npz"))))
-                if stopped():
+                if come.stopped:
                     say("saved: the same command goes on")
-                    return {"status": "interrupted", "signal": stopped()}
+                    return {"status": "interrupted", "signal": come.stopped}
     arrays = _join(config, parts, [series.name for series in every], starts)
     write_npz(workdir / "trajectories.npz", arrays)
     finite = all(np.isfinite(array).all() for array in arrays.values())

@@ -138,14 +138,15 @@ def _given(workdir: str, drawn: Params) -> tuple[Params, Json]:
 def train(config: Experiment, workdir: str | Path) -> Json:
     """Runs the config in the workdir, or goes on with it, and returns its summary.
 
-    `status` is `completed`, `diverged` or `interrupted` (SIGINT or SIGTERM, `signal` says which;
-    the same call resumes to the same floats). A loss that is no longer finite ends a run as
-    diverged. One that is finite may come down again, so it is judged at the end only: `worse`: True
-    is there where it is over 100 times the first, and it has diverged where it is over a million
-    times the first and 1. A finished run is returned as it is, unless `config.steps` is more than
-    it has done: then it goes on, if its loss was finite. With other code of the user's own than it
-    was started with it goes on only if `config.code` is 'any'. Raises what `prepare` raises,
-    `WorkdirError` and `DiskFull`. In a thread that is not the main one no signal is heeded.
+    `status` is `completed`, `diverged` or `interrupted` (SIGINT, SIGTERM or SIGHUP, `signal` says
+    which; the same call resumes to the same floats). SIGUSR1 has it saved there and then. A loss
+    that is no longer finite ends a run as diverged. One that is finite may come down again, so it
+    is judged at the end only: `worse`: True is there where it is over 100 times the first, and it
+    has diverged where it is over a million times the first and 1. A finished run is returned as it
+    is, unless `config.steps` is more than it has done: then it goes on, if its loss was finite.
+    With other code of the user's own than it was started with it goes on only if `config.code` is
+    'any'. Raises what `prepare` raises, `WorkdirError` and `DiskFull`. In a thread that is not the
+    main one no signal is heeded.
     """
     folder = Path(workdir)
     verdict(lambda: writable(folder))
@@ -178,10 +179,6 @@ def training(run: Run, workdir: Path, watch: Watch | None = None) -> Training:
                 summary = yield from _loop(
                     run, folder, step, state, metrics, checkpoints, watching, before
                 )
-                summary |= agreed(history.told(folder))
-                if is_finished(summary, config.steps):
-                    metrics.end(config, summary)
-        write_json(folder / "summary.json", summary)
         if summary["status"] == "interrupted":
             tell(f"saved at {summary['step']:,}: the same command goes on")
     return summary
@@ -226,6 +223,19 @@ def _loop(
             row["worker_seconds"] = _worker_seconds(run, chunk.state, step, feed).tolist()
         metrics.append(row)
 
+    def so_far() -> Json:
+        """The summary; of a run that goes on, that of one interrupted here."""
+        summary = _summary(run, status or "interrupted", step, metrics.rows)
+        summary |= agreed(history.told(folder))
+        if meter and is_writer():
+            since = next((at for at, _ in momenta(run, metrics.rows)[1:]), 0)
+            summary = in_place(summary, meter.logged(run.timeline.worker, since, step))
+        if summary["status"] == "interrupted":
+            summary |= {"signal": number, "sums": sums}
+        if status == "diverged":  # it has no finite state
+            return summary | {"kept_checkpoint": checkpoints.latest()}
+        return summary | {"parameters_crc32": fingerprint(layout.get(chunk.state).params)}
+
     status, number = "", 0
     stops = [*range(every, steps, every), steps]
     chunks = drive(run, state, step, stops, metrics.rows, meter.windows if meter else None, feed)
@@ -234,6 +244,7 @@ def _loop(
     run = chunk.run
     yield chunk
     with watching as watch:
+        asked = watch.asked()
         if not metrics.rows or step % every == 0:
             log()
         for chunk in chunks:
@@ -254,22 +265,22 @@ def _loop(
             if step == chunk.until:
                 log()
             finite = math.isfinite(metrics.rows[-1]["train_loss"])
-            number, finite = agreed((watch.stopped(), finite))
+            asked, before_asked = watch.asked(), asked
+            number, finite, save = agreed((watch.stopped(), finite, asked > before_asked))
             status = _status(step == steps, number, finite)
-            if finite and (status or is_due(step, every, config.checkpoint_every)):
+            if finite and (status or save or is_due(step, every, config.checkpoint_every)):
                 checkpoints.save(step, layout.get(chunk.state))
+            if save and not status:
+                write_json(folder / "summary.json", so_far())
             if is_writer():
                 watch.show(step, f"loss {metrics.rows[-1]['train_loss']:.4g}")
             if status:
                 break
-    summary = _summary(run, status, step, metrics.rows)
-    if meter and is_writer():
-        since = next((at for at, _ in momenta(run, metrics.rows)[1:]), 0)
-        summary = in_place(summary, meter.logged(run.timeline.worker, since, step))
-    if status == "diverged":  # it has no finite state
-        return summary | {"kept_checkpoint": checkpoints.latest()}
-    summary["parameters_crc32"] = fingerprint(layout.get(chunk.state).params)
-    return summary | ({"signal": number, "sums": sums} if status == "interrupted" else {})
+        summary = so_far()
+        if is_finished(summary, steps):
+            metrics.end(config, summary)
+        write_json(folder / "summary.json", summary)
+    return summary
 
 
 def _sums_so_far(run: Run, step: int, before: Json, rows: list[Json]) -> dict[str, float]:

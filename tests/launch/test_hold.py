@@ -19,6 +19,7 @@ from optdyn.parallel.first_process import own
 from optdyn.training.replicas import record
 from optdyn.training.trainer import train
 from tests.launch.sweeping import ROOT, grid_file
+from tests.proc import ended
 from tests.values import as_experiment
 
 HOLD = """
@@ -164,7 +165,7 @@ def test_of_two_commands_one_is_refused_and_the_other_is_whole(tmp_path):
         both = [subprocess.Popen(command, cwd=ROOT, **pipes)]
         time.sleep(delay)
         both.append(subprocess.Popen(command, cwd=ROOT, **pipes))
-        said = [process.communicate()[1] for process in both]
+        said = [ended(process)[1] for process in both]
         codes = [process.returncode for process in both]
         assert sorted(codes) == [0, 2], said
         refused = said[codes.index(2)]

@@ -151,7 +151,8 @@ rest()
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGTERM, 0)]
+    ("number", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGTERM, 0), (signal.SIGHUP, 129)],
 )
 def test_a_signal_reaches_every_process_and_each_may_take_its_time(start, tmp_path, number, code):
     launcher = start(f"""
@@ -170,6 +171,28 @@ rest()
     assert found == code
     assert [said(stdout, rank) for rank in range(3)] == [[f"saved on {int(number)}"]] * 3
     assert stderr == ""
+    assert not alive(tmp_path)
+
+
+def test_signals_that_are_no_second_thought_are_passed_on(start, tmp_path):
+    """As where a session ends; and one that has it save and go on."""
+    launcher = start("""
+def note(number, frame):
+    (folder / f"{number} {rank}").touch()
+    if {int(path.name.split()[0]) for path in folder.glob(f"[0-9]* {rank}")} >= {10, 1, 15}:
+        time.sleep(0.3 * rank)
+        sys.exit(129)
+for number in (signal.SIGUSR1, signal.SIGHUP, signal.SIGTERM):
+    signal.signal(number, note)
+ready()
+(folder / "all ready").touch()
+rest()
+""")
+    wait_for((tmp_path / "all ready").exists)
+    for number in (signal.SIGUSR1, signal.SIGHUP, signal.SIGHUP, signal.SIGTERM):
+        launcher.send_signal(number)
+        wait_for(lambda number=number: len(list(tmp_path.glob(f"{int(number)} *"))) == 3)
+    assert end(launcher)[0] == 129
     assert not alive(tmp_path)
 
 
@@ -218,6 +241,24 @@ rest()
     assert launcher.wait(timeout=30) == 143
     end(launcher)
     assert not alive(tmp_path)
+
+
+def test_progress_that_nobody_reads_does_not_end_the_run(start, tmp_path):
+    launcher = start("""
+ready()
+print("begun", file=sys.stderr)
+while not (folder / "left").exists():
+    time.sleep(0.01)
+for _ in range(100):
+    print("progress", file=sys.stderr)
+(folder / f"done {rank}").touch()
+""")
+    assert launcher.stderr.readline().endswith("begun\n")
+    launcher.stderr.close()
+    (tmp_path / "left").touch()
+    assert launcher.wait(timeout=30) == 0
+    launcher.stdout.close()
+    assert len(list(tmp_path.glob("done *"))) == 3
 
 
 def test_a_reader_that_leaves_ends_the_run(start, tmp_path):

@@ -1,16 +1,19 @@
 """Sweeps: every point as it would be alone, nothing twice, whatever ends them."""
 
 import json
+import os
 import shutil
 import signal
+import threading
 
 import pandas as pd
 import pytest
 
 from optdyn.analysis import tables
+from optdyn.basics import progress
 from optdyn.launch import sweep
 from optdyn.outputs.workdir import Metrics
-from optdyn.training import batched_runs, program
+from optdyn.training import batched_runs, program, trainer
 from tests.launch.sweeping import alone, assert_same, config_of, grid_file, summaries
 
 
@@ -312,6 +315,33 @@ def test_a_signal_stops_all_that_run_at_a_checkpoint(
         assert_same(rows, tmp_path, whole, stopped)
     else:
         assert {one["status"] for one in summaries(tmp_path).values()} == {"completed", "diverged"}
+
+
+@pytest.mark.parametrize("way", ["threads", "vmap"])
+def test_asked_to_all_that_run_save_and_go_on(sweeping, whole, tmp_path, rows, way, monkeypatch):
+    append, write, seen, saved = Metrics.append, trainer.write_json, [], {}
+    noticed = threading.Event()
+
+    def signalled(self, row):
+        append(self, row)
+        seen.append(row["step"])
+        if len(seen) == 12:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert noticed.wait(60)  # by the main thread
+
+    def noted(path, summary):
+        write(path, summary)
+        if summary["status"] == "interrupted":
+            saved[path.parent.name] = summary["step"]
+
+    monkeypatch.setattr(Metrics, "append", signalled)
+    monkeypatch.setattr(trainer, "write_json", noted)
+    monkeypatch.setattr(progress, "say", lambda text: noticed.set())
+    arguments = f"--config={whole[0]}", f"--workdir={tmp_path}", f"--together={way}"
+    assert sweeping(*arguments)[0] == 0
+    assert saved and saved.keys() < summaries(tmp_path).keys()  # not those that began later
+    if way == "threads":
+        assert_same(rows, tmp_path, whole, saved)
 
 
 def test_a_point_that_cannot_go_on_stops_the_others_cleanly(sweeping, whole, tmp_path, rows):

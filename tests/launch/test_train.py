@@ -18,6 +18,7 @@ from optdyn.configs import quickstart
 from optdyn.launch import app, train
 from optdyn.outputs import history
 from tests.own_flags import called
+from tests.proc import ended
 from tests.values import as_experiment
 
 CONFIG = Path(__file__).parent.parent.parent / "configs" / "quickstart.py"
@@ -304,7 +305,7 @@ def test_a_file_without_permission_is_one_line(run, whole, tmp_path, monkeypatch
 def test_a_process_that_fails_says_one_line(tmp_path):
     """The same as above, with all that an interpreter prints when it ends."""
     process = start(tmp_path / "new", {"batch_size": -64})
-    _, errors = process.communicate()
+    _, errors = ended(process)
     assert process.returncode == 2
     assert errors == "error: config.batch_size = -64: must be at least 1\n"
     assert not (tmp_path / "new").exists()
@@ -339,7 +340,7 @@ def test_an_interrupt_while_modules_are_imported_is_one_line(tmp_path, script):
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    assert process.communicate()[1] == "interrupted\n" and process.returncode == 130
+    assert ended(process)[1] == "interrupted\n" and process.returncode == 130
     assert not (tmp_path / "new").exists()
 
 
@@ -359,12 +360,19 @@ def test_devices_that_are_not_there_are_one_line(tmp_path, asked):
     assert done.stderr.endswith("; there is cpu\n") and not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_needs_no_standard_streams(whole, tmp_path, rows):
+    command = [sys.executable, "-m", "launch.train", *arguments(tmp_path)]
+    closed = ["bash", "-c", 'exec "$0" "$@" <&- >&- 2>&-', *command]
+    assert subprocess.run(closed, cwd=CONFIG.parent.parent).returncode == 0
+    assert_same(rows, tmp_path, json.loads((tmp_path / "summary.json").read_text()), whole)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals(whole, tmp_path, number, rows):
     """Status, exit code, and the same floats when it is resumed."""
     process = start_until(tmp_path, {}, 20)
     process.send_signal(number)
-    _, errors = process.communicate()
+    _, errors = ended(process)
     assert process.returncode == 128 + number, errors
     assert "Traceback" not in errors
     summary = json.loads((tmp_path / "summary.json").read_text())
@@ -387,7 +395,7 @@ def kill(workdir, values, count, delay):
     time.sleep(delay)
     assert process.poll() is None, "it ended before it could be killed"
     process.kill()
-    process.communicate()
+    ended(process)
     assert not (workdir / "summary.json").exists()
     json.loads((workdir / "config.json").read_text())
     for line in (workdir / "metrics.jsonl").read_text().split("\n")[:-1]:

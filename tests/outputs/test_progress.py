@@ -1,13 +1,16 @@
 """The progress line: what a terminal shows after all that was written to it, and a file holds."""
 
+import errno
 import io
+import itertools
 import os
 import re
 import signal
 
 import pytest
 
-from optdyn.basics import progress
+from optdyn.basics import progress, signals
+from optdyn.basics.errors import print_error
 from optdyn.basics.progress import Progress, Sweep, clock, number, say, stoppable
 
 
@@ -103,16 +106,98 @@ def test_another_process_than_the_writer_says_nothing(terminal, monkeypatch):
 
 def test_a_traceback_and_a_signal_begin_lines_of_their_own(terminal, now):
     shown, line = terminal(80), Progress("run", 10)
-    with pytest.raises(ZeroDivisionError), stoppable() as stopped:
+    with pytest.raises(ZeroDivisionError), stoppable() as come:
         line.show(1)
         os.kill(os.getpid(), signal.SIGINT)
-        assert stopped() == signal.SIGINT
+        assert come.stopped == signal.SIGINT
         now[0] += 1
         line.show(2)
         raise ZeroDivisionError
     first, second, third = shown.lines(80)
     assert first == "stopping; once more to stop at once"
     assert second.startswith("run  step 2/10") and third == ""
+
+
+@pytest.mark.parametrize("number", [*signals.ENDING, *signals.SAVING])
+def test_a_signal_is_noted_once_or_more_and_then_as_it_was(number, terminal):
+    before = signal.getsignal(number)
+    with stoppable() as come:
+        signal.raise_signal(number)
+        noted = (0, 1) if number in signals.SAVING else (number, 0)
+        assert (come.stopped, come.asked) == noted
+        if number not in (signal.SIGINT, signal.SIGTERM):  # they act as before the second time
+            signal.raise_signal(number)
+            assert (come.stopped, come.asked) == (noted[0], 2 * noted[1])
+    assert signal.getsignal(number) == before
+
+
+@pytest.mark.parametrize("numbers", itertools.permutations((signal.SIGTERM, signal.SIGHUP)))
+def test_a_terminal_that_closes_sends_more_than_one(numbers, terminal):
+    """As where a session ends: both, in any order, and SIGHUP twice. The first one counts."""
+    with stoppable() as come:
+        for number in (*numbers, signal.SIGHUP):
+            signal.raise_signal(number)
+    assert come.stopped == numbers[0]
+
+
+@pytest.mark.parametrize("number", signals.ENDING)
+def test_a_signal_that_was_ignored_stays_ignored(number, terminal):
+    """As SIGINT is in the background of a script, and SIGHUP under nohup."""
+    signal.signal(number, signal.SIG_IGN)
+    with stoppable() as come:
+        signal.raise_signal(number)
+        assert come.stopped == 0
+        assert signal.getsignal(number) == signal.SIG_IGN
+    assert signal.getsignal(number) == signal.SIG_IGN
+
+
+@pytest.mark.parametrize("number", signals.SAVING)
+def test_a_signal_that_somebody_heeds_stays_theirs(number, terminal):
+    """As that which submitit has jobs queued again by."""
+    heard = []
+    before = signal.signal(number, lambda *_: heard.append(number))
+    try:
+        with stoppable() as come:
+            signal.raise_signal(number)
+    finally:
+        signal.signal(number, before)
+    assert (heard, come.asked) == ([number], 0)
+
+
+class Gone(io.StringIO):
+    """Standard error that takes nothing."""
+
+    def __init__(self, error, is_terminal):
+        super().__init__()
+        self.error, self.isatty = error, lambda: is_terminal
+
+    def write(self, text):
+        raise self.error
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+@pytest.mark.parametrize(
+    "error",
+    [
+        BrokenPipeError(errno.EPIPE, "nobody reads it"),
+        OSError(errno.EIO, "the terminal is closed"),
+        OSError(errno.ENOSPC, "full"),
+        ValueError("I/O operation on closed file"),
+        RuntimeError("reentrant call"),  # a signal's handler, amid another write
+        None,
+    ],
+)
+def test_progress_is_no_reason_to_stop(monkeypatch, now, error, is_terminal):
+    gone = error and Gone(error, is_terminal)
+    monkeypatch.setattr(progress.sys, "stderr", gone)
+    with stoppable() as come:
+        line = Progress("run", 2)
+        for step in range(3):
+            now[0] += 100
+            line.show(step)
+        signal.raise_signal(signal.SIGTERM)
+    say("saved")
+    assert come.stopped and print_error("something") == 2
 
 
 def test_what_takes_long_is_told(terminal, monkeypatch, now):

@@ -11,9 +11,10 @@ import pytest
 
 from optdyn.basics.files import WorkdirError, write_npz
 from optdyn.basics.hold import LOCK
+from optdyn.basics.signals import ENDING, SAVING
 from optdyn.outputs.checkpoints import SUMS, Checkpoints
 from optdyn.outputs.workdir import Metrics, claim
-from optdyn.training import driver
+from optdyn.training import driver, trainer
 from optdyn.training.trainer import train
 from tests.values import as_experiment
 
@@ -69,17 +70,19 @@ def refusal(config, workdir):
     return str(caught.value)
 
 
-@pytest.mark.parametrize("step", [0, 30, 40])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "step, number",
+    [(0, signal.SIGINT), (30, signal.SIGTERM), (40, signal.SIGHUP), (40, signal.SIGINT)],
+)
 def test_interrupted_and_resumed_is_whole(
     config, whole, tmp_path, monkeypatch, scalars, step, number, rows
 ):
-    handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    handlers = [signal.getsignal(number) for number in (*ENDING, *SAVING)]
     with monkeypatch.context() as patch:
         raise_at(patch, step, number)
         summary = train(as_experiment(config()), tmp_path)
     assert (summary["status"], summary["signal"]) == ("interrupted", number)
-    assert handlers == (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM))
+    assert handlers == [signal.getsignal(number) for number in (*ENDING, *SAVING)]
     # Heeded after the chunk of updates in which it came.
     assert step <= summary["step"] <= step + 10
     assert summary == json.loads((tmp_path / "summary.json").read_text())
@@ -110,6 +113,46 @@ def test_a_second_signal_stops_at_once(config, whole, tmp_path, monkeypatch, row
             train(as_experiment(config()), tmp_path)
     assert not (tmp_path / "summary.json").exists()
     assert_completes(config, tmp_path, whole, rows)
+
+
+def test_asked_to_it_saves_and_goes_on(config, tmp_path, monkeypatch, rows):
+    """At the next update; killed after it, it goes on from there with all that the log sums up."""
+    chosen = as_experiment(config({"strategy.name": "gossip", "strategy.groups": 1}))
+    whole = tmp_path / "whole", train(chosen, tmp_path / "whole")
+    cut = tmp_path / "cut"
+    with monkeypatch.context() as patch:
+        raise_at(patch, 0, signal.SIGUSR1)
+        raise_at(patch, 10, signal.SIGINT, signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            train(chosen, cut)
+    saved = json.loads((cut / "summary.json").read_text())
+    assert (saved["status"], saved["signal"], saved["step"]) == ("interrupted", 0, 1)
+    assert [path.name for path in (cut / "checkpoints").iterdir()] == ["1"]
+    assert saved["sums"]["sent_bytes"] > 0
+    again = train(chosen, cut)
+    assert [start["at"] for start in again["starts"]] == [0, 1]
+    own = {"wall_seconds": 0, "starts": []}
+    assert again | own == whole[1] | own
+    assert rows(cut) == rows(whole[0])
+
+
+def test_of_several_processes_the_first_one_has_all_save(config, whole, tmp_path, monkeypatch):
+    """Whatever came to the others, for all of them have a part in it."""
+    said = []
+
+    def agreed(value):
+        if isinstance(value, tuple) and len(value) == 3:
+            said.append(value[2])
+            return (*value[:2], len(said) == 1)
+        return value
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "agreed", agreed)
+        raise_at(patch, 30, signal.SIGUSR1)
+        summary = train(as_experiment(config({"checkpoint_every": 0})), tmp_path)
+    assert sum(said) == 1 and not said[0]
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"1", "60"}
+    assert summary["parameters_crc32"] == whole[1]["parameters_crc32"]
 
 
 def test_a_finished_run_is_left_as_it_is(config, whole, files):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from optdyn.basics.hold import LOCK, held
-from tests.proc import parents, read
+from tests.proc import ended, parents, read
 
 ROOT = Path(__file__).parents[2]
 RUN = (
@@ -82,7 +82,7 @@ def test_a_workdir_in_use_is_refused_on_all_processes(tmp_path, mnist):
     """In the same line on each: whichever ends first says it, and the launcher ends the others."""
     with held(tmp_path / "run"):
         job = start(tmp_path / "run", mnist["data.dir"])
-        _, errors = job.communicate()
+        _, errors = ended(job)
     assert job.returncode == 2 and "Traceback" not in errors
     in_use = f"error: workdir {tmp_path / 'run'} is in use by process {os.getpid()} on"
     assert re.search(rf"^\[[0-3]\] {re.escape(in_use)}", errors, re.M), errors

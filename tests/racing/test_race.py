@@ -2,9 +2,13 @@
 
 import contextlib
 import itertools
+import os
 import re
+import signal
 import subprocess
 import sys
+import threading
+import time
 
 import jax
 import numpy as np
@@ -15,6 +19,7 @@ from optdyn import core
 from optdyn.basics.errors import ConfigError
 from optdyn.basics.files import WorkdirError
 from optdyn.basics.hold import held
+from optdyn.launch import race as launched
 from optdyn.outputs.checkpoints import parameters
 from optdyn.racing import shards
 from optdyn.racing.race import in_turn, race, replaying
@@ -455,6 +460,52 @@ def test_a_dry_run_says_what_workers_do_and_starts_none(tmp_path):
     # What XLA itself may say of a program that was kept, in jax 0.10.0, is not of ours.
     own = re.sub(r"^E\d{4} .*cpu_aot_loader.*\n", "", done.stderr, flags=re.M)
     assert not (tmp_path / "none").exists() and not own
+
+
+SERVER = """
+import os, signal, sys, time
+from pathlib import Path
+folder = Path(sys.argv[1])
+def note(number, frame):
+    (folder / str(int(number))).touch()
+    if number != signal.SIGUSR1:
+        {ends}
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+    signal.signal(number, note)
+(folder / "begun {{}}".format(os.getpid())).touch()
+for _ in range(600):
+    time.sleep(0.1)
+"""
+
+
+@pytest.mark.parametrize(
+    "ends, number",
+    [
+        ("sys.exit(128 + number)", signal.SIGHUP),
+        ("sys.exit(128 + number)", signal.SIGINT),
+        ("signal.signal(number, signal.SIG_DFL), os.kill(os.getpid(), number)", signal.SIGHUP),
+        ("os.kill(os.getpid(), signal.SIGKILL)", signal.SIGTERM),  # nor is it started again
+    ],
+)
+def test_the_server_gets_all_signals(tmp_path, monkeypatch, ends, number):
+    class Started(subprocess.Popen):
+        def __init__(self, _, **given):
+            program = SERVER.format(ends=ends)
+            super().__init__([sys.executable, "-c", program, str(tmp_path)], **given)
+
+    monkeypatch.setattr(subprocess, "Popen", Started)
+
+    def signalled():
+        for name, then in ("begun *", signal.SIGUSR1), (str(int(signal.SIGUSR1)), number):
+            while not list(tmp_path.glob(name)):
+                time.sleep(0.01)
+            os.kill(os.getpid(), then)
+
+    thread = threading.Thread(target=signalled, daemon=True)
+    thread.start()
+    assert launched.supervised([], str(tmp_path)) == 128 + number
+    thread.join()
+    assert len(list(tmp_path.glob("begun *"))) == 1
 
 
 def test_nothing_else_takes_a_race(config):
