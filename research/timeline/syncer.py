@@ -1,25 +1,28 @@
 """Learners on clocks of their own, and the syncer that merges what some of them have sent.
 
 A learner sends fragment p of P after its first p H / P local steps, rounded down, and then after
-every H. `grace` seconds after the K-th learner's message the syncer merges all that have arrived by
-then, and sends Theta back to these learners. A learner takes it over at the end of a local step, at
-least `delay` of its own steps, and at least one, after it had sent.
+every H. `grace` seconds after messages of K learners are there the syncer merges all that have
+arrived by then, and sends Theta back to these learners. A learner takes it over at the end of a
+local step, at least `delay` of its own steps, and at least one, after it had sent.
 
-A learner has at most one message of a fragment. While it waits at the syncer a newer one may take
-its place, until a merge is due. While Theta is on its way back the learner sends none, nor in the
-step that takes Theta over: that message would be empty, and yet count for the quorum. A merge
-belongs to the last local step before it; after the very last step there are none.
+Nobody knows of what is under way. A learner's newer message takes the place of its older one when
+it arrives, and is dropped if the older has been merged by then, as both began at the same Theta. A
+learner has one message under way at most, and gives it up when it takes Theta over. It sends none
+while Theta waits for that, nor in the step that takes it over: the message would be empty, and yet
+count for the quorum. A merge belongs to the last local step before it; after the very last step
+there are none.
 """
 
 import math
-from bisect import bisect_left, insort
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 import numpy as np
 
 from optdyn.timeline.trace import Held
 
-AWAY = math.inf  # when a message arrives that is nowhere
+NEVER = math.inf
+DROPPED = -1
 
 
 class Rounds(NamedTuple):
@@ -27,7 +30,7 @@ class Rounds(NamedTuple):
 
     receive: np.ndarray  # bool, whether the learner takes Theta over
     send: np.ndarray  # bool, whether it sends then
-    into: np.ndarray  # int32, the number of the merge that this message is in; 0: of none
+    into: np.ndarray  # int32, number of the merge that this message is in; 0: of none; or DROPPED
     merge: np.ndarray  # int32, number of the last merge that follows, from 1 on; 0: none does
 
 
@@ -51,50 +54,61 @@ def rounds(
     quorum, delay, takes = quorum or learners, max(delay, 1), message.T.tolist()
     receive, send = np.zeros((2, steps, fragments), bool)
     into, merge = np.zeros((2, steps, fragments), np.int32)
-    done, count = [0] * learners, [0] * fragments
-    there = [dict[int, float]() for _ in range(fragments)]  # when a learner's message arrives
-    known = [list[float]() for _ in range(fragments)]  # these seconds, in order
-    due = [AWAY] * fragments  # when the next merge is, as far as it is known
-    back = [dict[int, float]() for _ in range(fragments)]  # when Theta arrives at a learner
-    # By which update a message was sent, and by which of the learner's own steps.
-    sent, step = ([[0] * learners for _ in range(fragments)] for _ in range(2))
+    done, count, nth = [0] * learners, [0] * fragments, list[int]()
+    # Of each fragment: letters (second of arrival, learner, local step) on their way, and the local
+    # steps of those that are there; when the next merge is; (second of arrival, own step of the
+    # learner that is answered) of Theta; by which local step a learner took it over.
+    under_way = [list[tuple[float, int, int]]() for _ in range(fragments)]
+    there = [dict[int, int]() for _ in range(fragments)]
+    due = [NEVER] * fragments
+    back = [dict[int, tuple[float, int]]() for _ in range(fragments)]
+    taken, free = ([[-1.0] * learners for _ in range(fragments)] for _ in range(2))
 
-    def next_merge(p: int) -> float:
-        return known[p][quorum - 1] + grace if len(known[p]) >= quorum else AWAY
+    def is_answered(p: int, m: int, sent: int) -> bool:
+        return m in back[p] or sent < taken[p][m]
 
     for t, (m, now) in enumerate(zip(worker.tolist(), seconds.tolist(), strict=True)):
         done[m] += 1
+        nth.append(done[m])
         end = seconds[t + 1] if t + 1 < steps else now
         for p, phase in enumerate(phases):
-            if m in back[p]:
-                if back[p][m] <= now and done[m] >= step[p][m] + delay:
-                    receive[t, p] = True
+            arrives, since = back[p].get(m, (NEVER, 0))
+            if arrives <= now:
+                if done[m] >= since + delay:
+                    receive[t, p], taken[p][m], free[p][m] = True, t, now
                     del back[p][m]
-            elif (done[m] - phase) % period == 0:
-                before = there[p].get(m, AWAY)
-                if before == AWAY or (before <= now and due[p] == AWAY):
-                    if before < AWAY:
-                        del known[p][bisect_left(known[p], before)]
-                    there[p][m] = now + takes[p][m]
-                    insort(known[p], there[p][m])
-                    send[t, p], sent[p][m], step[p][m] = True, t, done[m]
-                    due[p] = next_merge(p)
-            while due[p] <= end:
-                members = [m for m, at in there[p].items() if at <= due[p]]
-                count[p] += 1
-                merge[t, p] = count[p]
-                for member in members:
-                    into[sent[p][member], p] = count[p]
-                    back[p][member] = due[p] + takes[p][member]
-                    del there[p][member]
-                del known[p][: len(members)]
-                due[p] = next_merge(p)
+            elif (done[m] - phase) % period == 0 and free[p][m] <= now:
+                send[t, p], free[p][m] = True, now + takes[p][m]
+                heappush(under_way[p], (free[p][m], m, t))
+            while True:
+                if under_way[p] and under_way[p][0][0] <= min(due[p], end):
+                    at, n, sent = heappop(under_way[p])
+                    if is_answered(p, n, sent):
+                        into[sent, p] = DROPPED
+                        continue
+                    there[p][n] = sent
+                    if due[p] == NEVER and len(there[p]) == quorum:
+                        due[p] = at + grace
+                elif due[p] <= end:
+                    count[p] += 1
+                    merge[t, p] = count[p]
+                    for n, sent in there[p].items():
+                        into[sent, p] = count[p]
+                        back[p][n] = due[p] + takes[p][n], nth[sent]
+                    there[p], due[p] = {}, NEVER
+                else:
+                    break
+    for p, letters in enumerate(under_way):
+        for _, n, sent in letters:
+            if is_answered(p, n, sent):
+                into[sent, p] = DROPPED
     return Rounds(receive, send, into, merge)
 
 
 def recorded(held: Held, fragments: int, steps: int) -> Rounds:
     """The rounds of a run that a trace holds. Raises `TimelineError`."""
-    each = (held.whole(name, (fragments,), 0, steps) for name in Rounds._fields)
+    lows = {"into": DROPPED}
+    each = (held.whole(name, (fragments,), lows.get(name, 0), steps) for name in Rounds._fields)
     receive, send, into, merge = each
     return Rounds(receive.astype(bool), send.astype(bool), into, merge)
 
@@ -122,7 +136,8 @@ def ages(worker: np.ndarray, of: Rounds) -> tuple[np.ndarray, np.ndarray]:
         return np.where(at >= begin, np.take_along_axis(values, np.maximum(at, 0), axis=0), 0)
 
     received = latest(of.receive)
-    letter = held(of.into[order], latest(of.send))  # the merge that the last message is in
+    # The merge that the last message is in which was not dropped.
+    letter = held(of.into[order], latest(of.send & (of.into != DROPPED)))
     seen = held(held(letter, received), place - 1)  # before the step
     made = np.maximum.accumulate(np.insert(of.merge, 0, 0, axis=0)[:-1], axis=0)
     back = np.argsort(order)

@@ -10,6 +10,7 @@ import numpy as np
 from scipy.fft import dctn, idctn
 
 from optdyn.strategies.mix.sparta import places
+from optdyn.timeline import syncer
 
 
 def tree(function, *trees):
@@ -263,7 +264,7 @@ class Decoupled(Workers):
         if choice.receive.all():
             self.x[i] = self.read[i] = self.mail.pop(i)
             self.steps[i] = 0
-        if choice.send.all():
+        if choice.send.all() and choice.into[0] != syncer.DROPPED:
             self.mail[i] = int(choice.into[0]), self.steps[i], minus(self.read[i], self.x[i])
         last, many = int(choice.merge[0]), int(choice.merges[0])
         mu, eta = self.keys["outer_momentum"], self.keys["outer_learning_rate"]

@@ -1,6 +1,8 @@
-"""Decoupled DiLoCo: against float64 second by second, streaming DiLoCo, and who is in a merge."""
+"""Decoupled DiLoCo: against float64 event by event, streaming DiLoCo, and who is in a merge."""
 
 from functools import cache
+from heapq import heapify, heappop, heappush
+from itertools import count
 
 import jax
 import numpy as np
@@ -10,7 +12,7 @@ from optdyn.config import ConfigError
 from optdyn.strategies import Network
 from optdyn.strategies.mix.averaging_clock import turns
 from optdyn.strategies.read.decoupled import decoupled
-from optdyn.timeline.syncer import ages, merges, rounds
+from optdyn.timeline.syncer import DROPPED, ages, merges, rounds
 from optdyn.training.checks import check
 from tests.strategies import nodes, workers
 from tests.strategies.nodes import BATCHES, EACH, NODES, RATE, START, STEPS, P, flattened
@@ -26,64 +28,107 @@ made = cache(
     )
 )
 NETWORK = Network(None, nodes.tree(START), None)
-UNLIKE = {"strategy.period": H, "cluster.speeds": (1.0, 0.8, 0.3), "cluster.bandwidth": 1e3}
+UNLIKE = {"strategy.period": H, "cluster.speeds": (1.0, 0.8, 0.3)}
+
+
+def happenings(worker, seconds, message, period, delay=1, quorum=1, grace=0.0):
+    """(what, t, p, letters) of a run, event by event; each is known to whom it has reached only.
+
+    At one time letters arrive first, then merges are made, then steps end.
+    """
+    serial, (learners, fragments) = count(), message.shape
+    queue = [(second, 2, next(serial), "step", t) for t, second in enumerate(seconds)]
+    heapify(queue)
+    own, under_way, waits, due = [0] * learners, {}, {}, set()
+    answered, taken, theta = {}, {}, {}
+
+    def later(second, kind, what, thing):
+        heappush(queue, (second, kind, next(serial), what, thing))
+
+    while queue and queue[0][0] <= seconds[-1]:
+        now, _, _, what, thing = heappop(queue)
+        if what == "step":
+            t, m = thing, worker[thing]
+            own[m] += 1
+            yield "step", t, None, []
+            for p in range(fragments):
+                if letter := theta.get((m, p)):
+                    if own[m] >= letter["own"] + max(delay, 1):
+                        taken[m, p] = taken.get((m, p), 0) + 1
+                        del theta[m, p]
+                        under_way.pop((m, p), None)
+                        yield "take", t, p, [letter]
+                elif own[m] % period == p * period // fragments and (m, p) not in under_way:
+                    letter = {"m": m, "p": p, "t": t, "own": own[m], "of": taken.get((m, p), 0)}
+                    under_way[m, p] = letter
+                    later(now + message[m, p], 0, "arrives", letter)
+                    yield "send", t, p, [letter]
+        elif what == "arrives":
+            m, p = thing["m"], thing["p"]
+            if under_way.get((m, p)) is thing:
+                del under_way[m, p]
+            if thing["of"] < answered.get((m, p), 0):
+                yield "drop", t, p, [thing]
+                continue
+            waits.setdefault(p, {})[m] = thing
+            if len(waits[p]) >= quorum and p not in due:
+                due.add(p)
+                later(now + grace, 1, "merge", p)
+        elif what == "merge":
+            members = list(waits.pop(thing).values())
+            due.remove(thing)
+            yield "merge", t, thing, members
+            for letter in members:
+                m = letter["m"]
+                answered[m, thing] = answered.get((m, thing), 0) + 1
+                later(now + message[m, thing], 0, "back", letter)
+        else:
+            theta[thing["m"], thing["p"]] = thing
+    for *_, what, letter in queue:
+        if what == "arrives" and letter["of"] < answered.get((letter["m"], letter["p"]), 0):
+            yield "drop", t, letter["p"], [letter]
 
 
 def reference(line, message, fragments, quorum, window):
-    """(STEPS, LEARNERS, P) parameters of the learners and (STEPS, P) Theta, in float64.
-
-    Letters are objects with the second at which they are where they go.
-    """
+    """(STEPS, LEARNERS, P) parameters of the learners and (STEPS, P) Theta, in float64."""
     parts = PARTS if fragments == 2 else (slice(0, P),)
-    x, theta_m = [[np.float64(START)] * LEARNERS for _ in range(2)]
-    theta, velocity = np.float64(START), [np.zeros(P)] * LEARNERS
-    v, done = np.zeros(P), [0] * LEARNERS
-    inbox, returns = ([{} for _ in parts] for _ in range(2))
-    since, history, sizes = np.zeros((LEARNERS, len(parts)), int), [], []
-
-    def merge_at(p):
-        known = sorted(letter["at"] for letter in inbox[p].values())
-        return known[quorum - 1] + window if len(known) >= quorum else np.inf
-
-    for t, i in enumerate(line.worker):
-        now = line.seconds[t]
-        velocity[i] = MOMENTUM * velocity[i] + nodes.gradient(x[i], t, ALL)
-        x[i] = x[i] - np.float64(np.float32(RATE)) * velocity[i]
-        done[i], since[i] = done[i] + 1, since[i] + 1
-        for p, part in enumerate(parts):
-            x[i], theta_m[i] = x[i].copy(), theta_m[i].copy()
-            if i in returns[p] and returns[p][i]["at"] <= now:
-                x[i][part] = theta_m[i][part] = returns[p].pop(i)["theta"]
-                since[i, p] = 0
-            is_free = i not in inbox[p] or (inbox[p][i]["at"] <= now and merge_at(p) == np.inf)
-            phase = p * H // len(parts)
-            if (done[i] - phase) % H == 0 and is_free and i not in returns[p] and since[i, p]:
-                gap, w = (theta_m[i] - x[i])[part], since[i, p]
-                inbox[p][i] = {"at": now + message[p], "gap": gap, "w": w}
-        for p, part in enumerate(parts):
-            end = line.seconds[min(t + 1, len(line.seconds) - 1)]
-            while (at := merge_at(p)) <= end:
-                members = {m: own for m, own in inbox[p].items() if own["at"] <= at}
-                sizes.append(len(members))
-                total = sum(own["w"] for own in members.values())
-                delta = sum(own["w"] * own["gap"] for own in members.values()) / total
-                v, theta = v.copy(), theta.copy()
-                v[part] = MU * v[part] + delta
-                theta[part] -= ETA * (delta + MU * v[part])
-                for m in members:
-                    del inbox[p][m]
-                    returns[p][m] = {"at": at + message[p], "theta": theta[part].copy()}
-        history.append((list(x), theta))
+    x, theta_m = (np.tile(np.float64(START), (LEARNERS, 1)) for _ in range(2))
+    theta, v, velocity = np.float64(START), np.zeros(P), np.zeros((LEARNERS, P))
+    since, history, sizes = np.zeros((LEARNERS, fragments), int), [], []
+    there = np.tile(message, (LEARNERS, 1))
+    each = happenings(line.worker, line.seconds, there, H, 1, quorum, window)
+    for what, t, p, letters in each:
+        i = line.worker[t]
+        if what == "step":
+            velocity[i] = MOMENTUM * velocity[i] + nodes.gradient(x[i], t, ALL)
+            x[i] = x[i] - np.float64(np.float32(RATE)) * velocity[i]
+            since[i] += 1
+        elif what == "take":
+            x[i, parts[p]] = theta_m[i, parts[p]] = letters[0]["theta"]
+            since[i, p] = 0
+        elif what == "send":
+            letters[0].update(gap=(theta_m[i] - x[i])[parts[p]], w=since[i, p])
+        elif what == "merge":
+            sizes.append(len(letters))
+            delta = sum(own["w"] * own["gap"] for own in letters) / sum(o["w"] for o in letters)
+            v[parts[p]] = MU * v[parts[p]] + delta
+            theta[parts[p]] -= ETA * (delta + MU * v[parts[p]])
+            for letter in letters:
+                letter["theta"] = theta[parts[p]].copy()
+        history[t:] = [(x.copy(), theta.copy())]
     return *(np.array(leaf) for leaf in zip(*history, strict=True)), sizes
 
 
 @pytest.mark.parametrize(
-    ("fragments", "quorum", "window"), [(1, 2, 0.0), (2, 2, 0.5), (2, 1, 0.0), (1, 3, 0.0)]
+    ("fragments", "quorum", "window", "bandwidth"),
+    [(1, 2, 0.0, 1e3), (2, 2, 0.5, 1e3), (2, 1, 0.0, 1e3), (1, 3, 0.0, 1e3), (1, 1, 0.0, 16.0)],
 )
-def test_every_update_equals_the_reference(fragments, quorum, window):
+def test_every_update_equals_the_reference(fragments, quorum, window, bandwidth):
     asked = {"strategy.fragments": fragments, "strategy.quorum": quorum, "strategy.grace": window}
+    asked |= {"cluster.bandwidth": bandwidth}  # at 16 a message takes as long as 3.5 local steps
     line = line_of("decoupled", update_bytes=4 * P, network=NETWORK, **UNLIKE, **asked)
-    message = [4 * n / 1e3 for n in ((12, 2) if fragments == 2 else (P,))]
+    assert (line.choice.into == DROPPED).any() == (bandwidth == 16)
+    message = [4 * n / bandwidth for n in ((12, 2) if fragments == 2 else (P,))]
     x, theta, sizes = reference(line, message, fragments, quorum or LEARNERS, window)
     states, info = ran(made(fragments), events_of(line))
     # Parameters of about one in float32: 1e-7 an operation, over 32 updates.
@@ -95,6 +140,68 @@ def test_every_update_equals_the_reference(fragments, quorum, window):
     )
     np.testing.assert_allclose(info["sent_bytes"], there_and_back, rtol=1e-6)
     assert np.abs(np.diff(theta, axis=0)).max() > 1e-2
+
+
+def random_case(seed, fragments=None):
+    """Arguments of `rounds`, on a grid of seconds or off it: ties are no chance then."""
+    rng = np.random.default_rng(seed)
+    learners, fragments = rng.integers(1, 7), fragments or rng.integers(1, 4)
+    worker = rng.choice(learners, 300, p=rng.dirichlet(np.full(learners, 3.0)))
+    seconds, message = (
+        np.cumsum(rng.exponential(size=300)),
+        rng.uniform(0, 9, (learners, fragments)),
+    )
+    delay, quorum, grace = rng.integers(0, 9), rng.integers(1, learners + 1), rng.uniform(0, 9)
+    if seed % 2:
+        seconds, message, grace = np.round(seconds), np.round(message), np.round(grace)
+    return worker, seconds, message, rng.integers(3, 7), delay, quorum, grace
+
+
+def test_rounds_are_those_of_the_events():
+    """300 random cases, to the bit, in which messages are merged, replaced and dropped."""
+    dropped = replaced = merged = 0
+    for seed in range(300):
+        case = random_case(seed)
+        of, number = rounds(*case), [0] * len(case[2][0])
+        receive, send, into, merge = (np.zeros(leaf.shape, int) for leaf in of)
+        for what, t, p, letters in happenings(*case):
+            if what in ("take", "send"):
+                (receive if what == "take" else send)[t, p] = True
+            elif what == "merge":
+                number[p] += 1
+                merge[t, p] = number[p]
+            for letter in letters if what in ("merge", "drop") else ():
+                into[letter["t"], p] = number[p] if what == "merge" else DROPPED
+        for found, wanted in zip(of, (receive, send, into, merge), strict=True):
+            np.testing.assert_array_equal(found, wanted)
+        merged += (into > 0).sum()
+        dropped += (into == DROPPED).sum()
+        replaced += (send & (into == 0)).sum()
+    assert min(merged, dropped, replaced) > 1000
+
+
+def test_a_merge_knows_nothing_of_what_is_under_way():
+    """Steps that end after it, or whose messages arrive after it, are as if they were not."""
+    shorter = 0
+    for seed in range(100):
+        worker, seconds, message, *rest = random_case(2 * seed, fragments=1)
+        now = seconds[200]
+        arrived = seconds + message[worker, 0] <= now
+        shorter += 200 - arrived.sum()
+        # A learner more, who sends nothing: so that the run lasts until then.
+        message = np.append(message, [[0.0]], axis=0)
+        other = np.append(worker[arrived], len(message) - 1), np.append(seconds[arrived], now)
+        many = rounds(worker, seconds, message, *rest).merge[:200].max()
+        assert many == rounds(*other, message, *rest).merge.max()
+        assert members(worker, seconds, message, *rest)[:many] == members(*other, message, *rest)
+    assert shorter > 300
+
+
+def members(worker, seconds, *rest):
+    """[(learner, seconds of the sending)] of each merge."""
+    into = rounds(worker, seconds, *rest).into[:, 0]
+    every = [np.flatnonzero(into == number) for number in range(1, into.max(initial=0) + 1)]
+    return [[(worker[t], seconds[t]) for t in sent] for sent in every]
 
 
 def test_all_merges_between_two_steps_are_made_between_them():
@@ -174,7 +281,7 @@ def test_ages_are_counted_step_by_step(seed):
             assert steps[t, p] == since[m]
             if of.receive[t, p]:
                 seen[m] = sent_into[m]
-            if of.send[t, p]:
+            if of.send[t, p] and of.into[t, p] != DROPPED:
                 sent_into[m] = of.into[t, p]
             made = max(made, of.merge[t, p])
         assert made > 3

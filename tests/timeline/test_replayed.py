@@ -35,6 +35,10 @@ MORE = {
     "volunteers": ("model_averaging", {"cluster.presence": 0.2, "cluster.absence": 0.1}),
     "gossiping volunteers": ("gossip", {"cluster.presence": 0.2, "cluster.absence": 0.1}),
     "push": ("gossip", {"strategy.graph": "push"}),
+    "dropped messages": (
+        "decoupled",
+        {"strategy.period": 2, "strategy.quorum": 1, "cluster.latency": 0.03},
+    ),
 }
 FURTHER = ("elastic+local", "async_local_sgd+local", "buffered+local", "diloco+async_local_sgd")
 FURTHER += ("gossip+ad_psgd", "slowmo+elastic", "daso+buffered", "gossip+dynamic_batch")

@@ -98,8 +98,10 @@ def decoupled(gradient: Gradient, update: Update, learners: int, fragments: int 
         x, read, opt_state, mail, into, steps = own.row(state[2:], c.worker)
         loss, x, opt_state, _ = local(x, opt_state, event, batch)
         x, read = where(c.receive, mail, x), where(c.receive, mail, read)
-        mail = where(c.send, jax.tree.map(jnp.subtract, read, x), mail)
-        into, steps = jnp.where(c.send, c.into, into), jnp.where(c.send, c.steps, steps)
+        # What is dropped must not take the place of what is merged.
+        sent = c.send & (c.into != syncer.DROPPED)
+        mail = where(sent, jax.tree.map(jnp.subtract, read, x), mail)
+        into, steps = jnp.where(sent, c.into, into), jnp.where(sent, c.steps, steps)
         tables = own.put(state[2:], c.worker, (x, read, opt_state, mail, into, steps))
         after = merged(c, State(*state[:2], *tables))
         return after, {"loss": loss, "sent_bytes": 2 * c.part * size(x)}
