@@ -8,7 +8,8 @@ An *arm* is a number of groups g with its momentum
 and with a learning rate of its own. The setting chosen for an arm is the one with the fewest
 updates to a training loss. Each seed is judged at the setting that is best on the other seeds;
 figures are medians over the seeds, and their 95 % intervals draw seeds again, in pairs, and choose
-again (`analysis/efficiency.py`).
+again (`analysis/efficiency.py`); they reach as far as the log leaves each figure possible
+(`research/evidence/crossing.py`).
 
 An arm's optimum is *interior* if the next lower and the next higher learning rate take more
 updates, and, where the momentum is tuned, the next momenta too, each at its own best rate.
@@ -55,7 +56,7 @@ class Arm(NamedTuple):
     groups: int
     kept: bool
     settings: pd.MultiIndex  # (momentum, learning rate) of S settings
-    figures: np.ndarray  # (M, S, n), settings are chosen by the first
+    figures: np.ndarray  # (3 M, S, n): values, lows, highs; settings are chosen by the first
 
 
 class Comparison(NamedTuple):
@@ -66,8 +67,8 @@ class Comparison(NamedTuple):
     losses: tuple[float, ...]  # settings are chosen by the first, the lowest
     arms: list[Arm]  # kept and tuned for each number of groups, fewest groups first
     values: np.ndarray  # (A, M): updates to each loss, seconds to each, loss at the end
-    apart: np.ndarray  # (A, M): of log points, which figures are known no better than
-    drawn: np.ndarray  # (D, A, M), with the seeds drawn again
+    apart: np.ndarray  # (A, M): the ends of what the log leaves possible
+    drawn: np.ndarray  # (D, A, 3, M), with the seeds drawn again: values, lows, highs
 
     def of(self, groups: int, kept: bool) -> int:
         """The arm's place."""
@@ -75,16 +76,19 @@ class Comparison(NamedTuple):
 
     def ratio(self, above: int, below: int, measure: int = 0) -> tuple[float, float, float]:
         """The ratio of two arms' figures, and its interval."""
+        (_, low, high), (_, less, more) = (self.drawn[:, i, :, measure].T for i in (above, below))
         with np.errstate(invalid="ignore", divide="ignore"):
-            every = self.drawn[:, above, measure] / self.drawn[:, below, measure]
-            value = self.values[above, measure] / self.values[below, measure]
-        low, high = intervals.ends(every, 0.0)
-        return float(value), float(low), float(high)
+            value = float(self.values[above, measure] / self.values[below, measure])
+            if above == below:
+                return value, value, value
+            least, most = intervals.ends(low / more, 0.0)[0], intervals.ends(high / less, 0.0)[1]
+        return value, float(least), float(most)
 
     def figure(self, arm: int, measure: int = 0) -> tuple[float, float, float]:
         """One arm's, and its interval."""
-        low, high = intervals.ends(self.drawn[:, arm, measure])
-        return float(self.values[arm, measure]), float(low), float(high)
+        _, low, high = self.drawn[:, arm, :, measure].T
+        least, most = intervals.ends(low)[0], intervals.ends(high)[1]
+        return float(self.values[arm, measure]), float(least), float(most)
 
 
 def chosen(settings: pd.MultiIndex, updates: np.ndarray, kept: bool) -> Choice:
@@ -166,10 +170,11 @@ def _compared(
 ) -> Comparison | None:
     log = log[log["point"].isin(runs["point"])]
     ways = [efficiency.with_target(runs, log, loss) for loss in losses]
-    clocks = [way[f"{it}_to_target"] for it in ("updates", "seconds") for way in ways]
-    known = [way[f"{it}_apart"] for it in ("updates", "seconds") for way in ways]
     ends = pd.to_numeric(runs["train_loss"]).where(runs["status"] == "completed", np.inf)
-    table = pd.concat([*clocks, ends], axis=1).set_axis(range(len(clocks) + 1), axis=1)
+    every = []
+    for end in ("to_target", "low", "high"):
+        every += [way[f"{it}_{end}"] for it in ("updates", "seconds") for way in ways] + [ends]
+    table = pd.concat(every, axis=1).set_axis(range(len(every)), axis=1)
     seeds = np.arange(runs["seed"].nunique())
     table = table.set_index([runs[key] for key in (GROUPS, MOMENTUM, RATE, "seed")])
     table = table[~table.index.duplicated(keep="last")].unstack("seed").dropna()
@@ -183,10 +188,10 @@ def _compared(
     drawn, which = np.unique(
         np.sort(efficiency.draws(len(seeds)), axis=1), axis=0, return_inverse=True
     )  # five seeds give 126 different draws, but for their order
-    values = np.stack([_judged(arm, seeds) for arm in arms])
+    values, low, high = np.stack([_judged(arm, seeds) for arm in arms], axis=1)
+    with np.errstate(invalid="ignore"):
+        apart = np.nan_to_num(high - low)
     again = np.array([[_judged(arm, some) for arm in arms] for some in drawn])[which]
-    apart = pd.concat(known, axis=1).groupby(runs[GROUPS]).median().loc[[a.groups for a in arms]]
-    apart = np.pad(apart.fillna(0).to_numpy(), ((0, 0), (0, 1)))
     return Comparison(runs, kept, losses, arms, values, apart, again)
 
 
@@ -197,5 +202,6 @@ def _arm(groups: int, kept: bool, table: pd.DataFrame, momentum: float, seeds: i
 
 
 def _judged(arm: Arm, seeds: np.ndarray) -> np.ndarray:
-    """(M,): medians over the drawn seeds, each at the setting best on the others."""
-    return np.median(arm.figures[:, efficiency.picks(arm.figures[0], seeds), seeds], axis=1)
+    """(3, M): medians over the drawn seeds, each at the setting best on the others."""
+    taken = arm.figures[:, efficiency.picks(arm.figures[0], seeds), seeds]
+    return np.median(taken, axis=1).reshape(3, -1)

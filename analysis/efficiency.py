@@ -21,6 +21,7 @@ import numpy as np
 import pandas as pd
 
 from optdyn.analysis.tables import TableError
+from optdyn.evidence.crossing import Crossing, crossing, of_runs
 
 MOMENTUM = "optimizer.momentum"
 BOOTSTRAP = 1000  # draws of seeds
@@ -51,46 +52,17 @@ def named(runs: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     return runs.assign(**{name: [repr(row) for row in its] for name, its in rows.items()})
 
 
-class Crossing(NamedTuple):
-    """The point at which a run's training loss first is at a target; infinite if it never is.
-
-    The log knows no more than that it happened between two log points: `updates_apart` and
-    `seconds_apart` are how far those are from one another (0 where the first log point is there).
-    """
-
-    updates: float
-    seconds: float
-    updates_apart: float
-    seconds_apart: float
-
-
-def crossing(log: pd.DataFrame, target: float) -> Crossing:
-    """Linear between the last log point above the target and the first at or below it."""
-    return crossings(log, np.array([target]))[0]
-
-
-def crossings(log: pd.DataFrame, targets: np.ndarray) -> list[Crossing]:
-    """`crossing` of one run's log for each of the targets, which may be NaN: never."""
+def crossings(log: pd.DataFrame, targets: Sequence[float]) -> list[Crossing]:
+    """When one run's loss is at each of the targets, by updates and simulated seconds."""
     rows = log[[*CLOCKS, "train_loss"]].to_numpy(float)
     rows = rows[~np.isnan(rows[:, 2])]
-    lowest = np.minimum.accumulate(rows[:, 2])
-    found = []
-    for target in targets:
-        place = int(np.searchsorted(-lowest, -target))  # NaN sorts last
-        if place == len(rows):
-            found.append(Crossing(np.inf, np.inf, np.nan, np.nan))
-            continue
-        after, before = rows[place], rows[max(place - 1, 0)]
-        fall = before[2] - after[2]
-        between = fall and after[0] - before[0] > 1  # an update that is not done changes nothing
-        at = before + ((before[2] - target) / fall if between else 1.0) * (after - before)
-        found.append(Crossing(*map(float, (*at[:2], *(after - before)[:2]))))
-    return found
+    return [crossing(rows[:, :2], rows[:, 2], target) for target in targets]
 
 
 def to_target(log: pd.DataFrame, target: float) -> tuple[float, float]:
-    """(updates, simulated seconds) of `crossing`."""
-    return crossing(log, target)[:2]
+    """(updates, simulated seconds) to a training loss; infinite if the run never is there."""
+    updates, seconds = crossings(log, [target])[0].value
+    return float(updates), float(seconds)
 
 
 class Target(NamedTuple):
@@ -153,20 +125,18 @@ def rounded_target(lowest: float, metrics: pd.DataFrame) -> float:
 def with_target(runs: pd.DataFrame, metrics: pd.DataFrame, target: float) -> pd.DataFrame:
     """`runs` with `updates_to_target` and `seconds_to_target`, infinite if a run diverged.
 
-    `updates_apart` and `seconds_apart` are those of `Crossing`: a figure is known no better.
+    `updates_low`, `updates_high` and those of seconds are the ends of what the log leaves possible.
     """
     logs = dict(list(metrics.groupby("point")))
     found = [
-        crossing(logs.get(point, metrics.iloc[:0]), np.nan if status == "diverged" else target)
+        crossings(logs.get(point, metrics.iloc[:0]), [np.nan if status == "diverged" else target])
         for point, status in zip(runs["point"], runs["status"], strict=True)
     ]
-    updates, seconds, *apart = zip(*found, strict=True)
-    return runs.assign(
-        updates_to_target=updates,
-        seconds_to_target=seconds,
-        updates_apart=apart[0],
-        seconds_apart=apart[1],
-    )
+    columns: dict[str, np.ndarray] = {}
+    for i, clock in enumerate(("updates", "seconds")):
+        names = (f"{clock}_low", f"{clock}_to_target", f"{clock}_high")
+        columns |= zip(names, of_runs([each for (each,) in found], i), strict=True)
+    return runs.assign(**columns)
 
 
 def best(runs: pd.DataFrame) -> pd.DataFrame:

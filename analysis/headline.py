@@ -17,6 +17,7 @@ from optdyn.analysis.page import number
 from optdyn.analysis.run_tables import GROUPS, NAME, describe, of_figure, varying
 from optdyn.analysis.times import CLOCKS
 from optdyn.evidence import intervals
+from optdyn.evidence.crossing import Crossing
 from optdyn.evidence.intervals import FEWEST
 from optdyn.strategies import GROUPED, PLAIN
 
@@ -163,17 +164,17 @@ def _reference(runs: pd.DataFrame, order: pd.Series) -> tuple[str, str]:
 
 
 def _times(one: pd.DataFrame, other: pd.DataFrame, figure: str) -> str:
-    """`, 0.5 times [0.4, 0.6]`: medians, and a 95 % interval from drawing the seeds in pairs."""
-    a, b = (its.drop_duplicates("seed").set_index("seed")[figure] for its in (one, other))
+    """`, 0.5 times [0.4, 0.6]`: medians, and the 95 % interval of `intervals.ratio`."""
+    a, b = (its.drop_duplicates("seed").set_index("seed") for its in (one, other))
     both = sorted(set(a.index) & set(b.index))
     with np.errstate(invalid="ignore", divide="ignore"):
-        ratio = a.median() / b.median()
-        if not np.isfinite(ratio) or ratio == 0:
-            return "."
-        if len(both) < FEWEST:
-            few = "one seed" if len(both) == 1 else f"{len(both)} seeds"
-            return f", {ratio:.2g} times; {few}, so no interval."
-        drawn = efficiency.draws(len(both))
-        values = [np.median(its[both].to_numpy(float)[drawn], axis=1) for its in (a, b)]
-        low, high = intervals.ends(values[0] / values[1], 0.0)
+        ratio = a[figure].median() / b[figure].median()
+    if not np.isfinite(ratio) or ratio == 0:
+        return "."
+    if len(both) < FEWEST:
+        few = "one seed" if len(both) == 1 else f"{len(both)} seeds"
+        return f", {ratio:.2g} times; {few}, so no interval."
+    names = (figure.replace("to_target", "low"), figure, figure.replace("to_target", "high"))
+    ways = (Crossing(*(its.loc[both, name].to_numpy(float) for name in names)) for its in (a, b))
+    _, low, high = intervals.ratio(*ways)
     return f", {ratio:.3g} times [{low:.3g}, {high:.3g}].".replace("inf", "∞")

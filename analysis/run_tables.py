@@ -30,8 +30,8 @@ TITLES = {
     "seconds_to_target": "simulated seconds to target (their product)",
 }
 INTERPOLATED = (
-    "Updates and seconds to a loss are interpolated linearly between log points, and rounded to "
-    "what the log tells: no digit is finer than the distance of the two."
+    "Updates and seconds to a loss are interpolated linearly between log points, and rounded: no "
+    "digit is finer than what the log leaves open, which 95 % intervals include."
 )
 COLUMNS = 8  # of keys, in a table
 LONG = 20  # characters of a text value
@@ -202,9 +202,10 @@ def seeded(runs: pd.DataFrame) -> bool:
 
 def of_figure(runs: pd.DataFrame, figure: str) -> Cell:
     """A figure of some seeds, one to the target no finer than the log."""
-    apart = figure.replace("_to_target", "_apart")
-    known = apart != figure and apart in runs
-    return of_seeds(runs[figure], float(runs[apart].max()) if known else 0.0)
+    ends = [figure.replace("_to_target", end) for end in ("_low", "_high")]
+    known = figure not in ends and ends[0] in runs
+    apart = runs[ends].diff(axis=1).iloc[:, 1].max() if known else 0.0
+    return of_seeds(runs[figure], float(apart))
 
 
 def of_seeds(values: pd.Series, apart: float = 0.0) -> Cell:

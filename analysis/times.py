@@ -46,7 +46,7 @@ def table(curve: Curve, losses: np.ndarray, clock: str) -> pd.DataFrame:
     place, lost = list(CLOCKS).index(clock), np.full_like(losses, np.inf)
     gone = set(curve.runs.loc[curve.runs["status"] == "diverged", "point"])
     every = [
-        lost if point in gone else [it[place] for it in efficiency.crossings(log, losses)]
+        lost if point in gone else [it.value[place] for it in efficiency.crossings(log, losses)]
         for point, log in curve.log.groupby("point")
     ]
     taken = np.array(every, float)

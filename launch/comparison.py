@@ -20,6 +20,7 @@ from optdyn.analysis import efficiency, figures, headline, tables
 from optdyn.analysis.figures import OKABE_ITO
 from optdyn.basics.errors import ConfigError, one_of
 from optdyn.config import default
+from optdyn.evidence.crossing import of_runs
 from optdyn.evidence.intervals import FEWEST, ratio, shown
 from optdyn.grid import grid, named
 from optdyn.launch.python import Experiment, Reading, Trained, trained
@@ -47,31 +48,32 @@ class Comparison:
         """Updates and seconds to a training loss, a row an experiment, medians over the seeds.
 
         Columns: `updates` and simulated `seconds` to the loss `target`, by default that of the
-        comparison; the ratio of each to the first experiment's, with the ends of its 95 % interval
-        over pairs of seeds (NaN with fewer than 5, which give none); the `loss` at the end; the
-        number of `seeds`, and of those that `diverged`. A run that misses the loss or diverges
-        counts as infinite.
+        comparison, with the `least` and `most` of each that the log leaves possible; the ratio of
+        each to the first experiment's, with the ends of its 95 % interval over pairs of seeds (NaN
+        with fewer than 5, which give none) and over what the log leaves possible; the `loss` at the
+        end; the number of `seeds`, and of those that `diverged`. A run that misses the loss or
+        diverges counts as infinite.
         """
         loss = self.target if target is None else target
         way = {
-            name: np.array(
-                [
-                    (np.inf, np.inf) if run.diverged else efficiency.to_target(run.log, loss)
-                    for run in arm
-                ]
-            )
+            name: [
+                efficiency.crossings(run.log, [np.nan if run.diverged else loss])[0] for run in arm
+            ]
             for name, arm in self.runs.items()
         }
-        first = next(iter(way.values()))
+        first = next(iter(way))
         rows = []
         for name, arm in self.runs.items():
             row: dict[str, Any] = {"experiment": name}
             for i, clock in enumerate(("updates", "seconds")):
-                value, low, high = ratio(list(way[name][:, i]), list(first[:, i]))
+                its, base = of_runs(way[name], i), of_runs(way[first], i)
+                same = name == first  # to itself, whatever the log leaves open
+                value, low, high = ratio(its.value, base.value) if same else ratio(its, base)
                 if len(arm) < FEWEST:
                     low = high = np.nan
-                row |= {clock: float(np.median(way[name][:, i])), f"{clock}_ratio": value}
-                row |= {f"{clock}_low": low, f"{clock}_high": high}
+                least, middle, most = (float(np.median(each)) for each in its)
+                row |= {clock: middle, f"{clock}_least": least, f"{clock}_most": most}
+                row |= {f"{clock}_ratio": value, f"{clock}_low": low, f"{clock}_high": high}
             ends = [np.inf if run.diverged else run.log["train_loss"].iloc[-1] for run in arm]
             row |= {"loss": float(np.median(ends)), "seeds": len(arm)}
             rows.append(row | {"diverged": sum(run.diverged for run in arm)})
@@ -101,6 +103,14 @@ class Comparison:
             f"To a training loss of {self.target:.3g}; medians of {n} seeds, and times those of "
             f"{first} {ends}\n\n{headline.aligned(rows)}"
         )
+        known = table[np.isfinite(table["updates_most"])]
+        left = known["updates_most"] - known["updates_least"]
+        if n >= FEWEST and left.max() > 0:
+            lost.append(
+                f"Between log points the loss is not known, which leaves {left.max():.0f} updates "
+                f"of {left.idxmax()} open. The intervals include it; a smaller log_every leaves "
+                "less open."
+            )
         return "\n\n".join([said, *lost])
 
     def plot(self, x: str = "simulated_seconds", y: str = "train_loss") -> Figure:

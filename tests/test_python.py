@@ -81,8 +81,11 @@ def test_a_comparison_is_of_the_runs_alone():
     assert table[ends].isna().all(axis=None)  # two seeds hold the truth in every other study
     assert "sync without intervals, for which 2 is few" in str(found) and "[" not in str(found)
     more = optdyn.compare({"a": base(), "b": arms["async"]}, steps=40, seeds=range(5))
-    assert (more.table()["seconds_low"] <= more.table()["seconds_ratio"]).all()
-    assert "with 95 % intervals" in str(more)
+    table = more.table()
+    assert (table["seconds_low"] <= table["seconds_ratio"]).all()
+    assert (table["updates_least"] < table["updates_most"]).all()
+    assert table.loc["a", ["updates_low", "updates_high"]].tolist() == [1, 1]  # over itself
+    assert "with 95 % intervals" in str(more) and "a smaller log_every leaves" in str(more)
     head, _, titles, sync, late = str(found).splitlines()
     assert "medians of 2 seeds, and times those of sync" in head and titles.startswith(" ")
     updates, each, seconds = map(float, sync.split()[1:])

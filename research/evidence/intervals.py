@@ -9,20 +9,27 @@ from typing import Any
 
 import numpy as np
 
+from optdyn.evidence.crossing import Crossing
+
 DRAWS = 4000  # of seeds, with replacement
 FEWEST = 5  # seeds of an interval that is told: those of 4, 3 and 2 hold the truth in 88, 76, 51 %
 CHANCES = 40_000  # the same of a chance, which has to be known far into the tails
 
 
-def ratio(a: Sequence[float], b: Sequence[float]) -> tuple[float, float, float]:
+def ratio(
+    a: Sequence[float] | Crossing, b: Sequence[float] | Crossing
+) -> tuple[float, float, float]:
     """(median of a / median of b, and its 95 % interval); the same seeds in both, in order.
 
     Seeds are drawn again in pairs. A run that missed is infinite, and so the ratio may be infinite
     or, where both are, NaN; such a draw counts as the least at the lower end, and as the most at
-    the upper one.
+    the upper one. Of crossings the lower end is that of a's lows over b's highs, and the upper end
+    that of a's highs over b's lows.
     """
-    every, whole = _drawn(a, b, DRAWS), float(_over(np.median(a), np.median(b)))
-    return whole, *_ends(every, 0.0)
+    one, other = (x if isinstance(x, Crossing) else Crossing(x, x, x) for x in (a, b))
+    low = _ends(_drawn(one.low, other.high, DRAWS), 0.0)[0]
+    high = _ends(_drawn(one.high, other.low, DRAWS), 0.0)[1]
+    return float(_over(np.median(one.value), np.median(other.value))), low, high
 
 
 def ratio_at_best(

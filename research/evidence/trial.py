@@ -19,6 +19,7 @@ from optdyn.basics.progress import Watch
 from optdyn.basics.trees import Json
 from optdyn.config import ConfigError
 from optdyn.core import State
+from optdyn.evidence.crossing import Crossing, crossing, of_runs
 from optdyn.experiment import Experiment
 from optdyn.optimizers import schedules
 from optdyn.outputs.workdir import rows as rows_of
@@ -185,16 +186,17 @@ def to_loss(curve: Curve, loss: float, clock: str = "updates") -> float:
 
     The loss is taken to fall exponentially between two log points; infinite if it never got there.
     """
-    losses, times = np.asarray(curve.losses), np.asarray(getattr(curve, clock), float)
-    below = np.flatnonzero(losses <= loss)
-    if not below.size or curve.status == "diverged":
-        return math.inf
-    after = int(below[0])
-    if after == 0:
-        return float(times[0])
-    high, low = losses[after - 1], losses[after]
-    part = math.log(high / loss) / math.log(high / low) if min(low, loss) > 0 else 1.0
-    return float(times[after - 1] + part * (times[after] - times[after - 1]))
+    return float(between([curve], loss, clock).value[0])
+
+
+def between(curves: Sequence[Curve], loss: float, clock: str = "updates") -> Crossing:
+    """`to_loss` of each of the curves, with the ends of what its log points leave possible."""
+    found = []
+    for curve in curves:
+        clocks = np.array([curve.updates, getattr(curve, clock)], float).T
+        wanted = math.nan if curve.status == "diverged" else loss
+        found.append(crossing(clocks, np.asarray(curve.losses), wanted, exponential=True))
+    return of_runs(found, 1)
 
 
 def _log_points(first: int, steps: int) -> list[int]:

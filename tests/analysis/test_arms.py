@@ -87,12 +87,13 @@ def test_the_first_lines_say_what_remains(written):
     text, *_ = written
     assert text.index("What remains after tuning") < text.index("What was run")
     for line in (
-        "batch 64: to a training loss of 0.25, 4 groups that keep momentum 0.9 take 2 times [2, 2] "
-        "the updates of 4 groups with a tuned momentum.",
-        "batch 64: what remains: 4 tuned groups take 2 times [2, 2] the updates of 1 tuned group, "
-        "and 2 times [2, 2] the simulated seconds.",
-        "batch 8: to a training loss of 0.25, 4 groups that keep momentum 0.9 take 1 times [1, 1] "
-        "the updates of 4 groups with a tuned momentum (no difference seen).",
+        # What a log point every 10 updates leaves open of 80 to 280 updates, as all seeds agree.
+        "batch 64: to a training loss of 0.25, 4 groups that keep momentum 0.9 take 2 times [1.91, "
+        "2.14] the updates of 4 groups with a tuned momentum.",
+        "batch 64: what remains: 4 tuned groups take 2 times [1.75, 2.14] the updates of 1 tuned "
+        "group, and 2 times [1.75, 2.14] the simulated seconds.",
+        "batch 8: to a training loss of 0.25, 4 groups that keep momentum 0.9 take 1 times [0.875, "
+        "1.14] the updates of 4 groups with a tuned momentum (no difference seen).",
         "7 of the 8 optima lie inside what was tried, 1 on an edge.",
     ):
         assert line in text
@@ -109,7 +110,11 @@ def test_the_page_has_one_target(written):
         if (row["method"], row["batch"]) == (f"g = {kept['groups g']}", "8")
         and (row["momentum"], row["learning rate"]) == ("0.9", kept["learning rate"])
     )
-    assert kept["runs"] == "batch 8" and same["updates to target"] == kept["updates to 0.25"]
+    medians = [
+        row[name].partition("(")[0]
+        for row, name in ((same, "updates to target"), (kept, "updates to 0.25"))
+    ]
+    assert kept["runs"] == "batch 8" and medians[0] == medians[1]
 
 
 def test_the_best_points_say_the_target_and_the_batch(written):
@@ -141,8 +146,8 @@ def test_every_arm_has_its_figures(written):
     assert most["updates to 0.25"].startswith(
         "380("
     )  # 375, of a log point every 10 updates or more
-    assert most["updates to 0.25, over tuned g = 1"] == "4(4 – 4)"
-    assert most["updates to 0.25, kept over tuned"] == "2(2 – 2)"
+    assert most["updates to 0.25, over tuned g = 1"] == "4(3.62 – 4.29)"
+    assert most["updates to 0.25, kept over tuned"] == "2(1.91 – 2.14)"
     assert most["optimum"] == "inside"
 
 

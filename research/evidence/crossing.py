@@ -1,0 +1,74 @@
+"""When a training loss first is at most a target, of which a log knows no more than its log points.
+
+    high     the first log point with such a loss
+    value    between the log point before it and `high`, where the loss would be at the target
+    low      that log point before; earlier where the loss goes up and down
+
+A log point lies off the middle of the two beside it by some factor, and between log points the loss
+may be as far off its course, as it is where nodes meet. So `low` is not later than where the loss
+would be at the target times the median of these factors. Where log points are one update apart all
+three are one.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Crossing(NamedTuple):
+    """Of one run, or arrays of several; infinite where the loss never is at most the target."""
+
+    low: Any
+    value: Any
+    high: Any
+
+
+def crossing(
+    clocks: np.ndarray, losses: np.ndarray, target: float, exponential: bool = False
+) -> Crossing:
+    """The crossing by each of the clocks, which are (log points, clocks), updates the first.
+
+    Between two log points the loss is taken to fall linearly, or exponentially. A target of NaN is
+    never reached.
+    """
+    lowest = np.minimum.accumulate(losses)
+    place = _first(lowest, target)
+    if place == len(losses):
+        return Crossing(*(np.full(clocks.shape[1], np.inf) for _ in Crossing._fields))
+    after, before = clocks[place], clocks[max(place - 1, 0)]
+    if after[0] - before[0] <= 1:  # an update that is not done changes nothing
+        return Crossing(after, after, after)
+
+    def at(loss: float) -> np.ndarray:
+        end = _first(lowest, loss)
+        if end == 0:
+            return np.array(clocks[0])
+        above, below = float(losses[end - 1]), float(losses[end])
+        if not exponential:
+            part = (above - loss) / (above - below)
+        else:
+            part = math.log(above / loss) / math.log(above / below) if min(below, loss) > 0 else 1.0
+        return np.array(clocks[end - 1] + part * (clocks[end] - clocks[end - 1]))
+
+    if min(losses.min(), target) > 0:
+        soon = target * math.exp(_off_course(np.log(losses)))
+    else:
+        soon = target + _off_course(losses)
+    return Crossing(np.minimum(before, at(soon)), at(target), after)
+
+
+def of_runs(every: Sequence[Crossing], clock: int) -> Crossing:
+    """The crossings of several runs by one of the clocks, as three arrays."""
+    return Crossing(*np.array(every, float)[..., clock].T)
+
+
+def _first(lowest: np.ndarray, loss: float) -> int:
+    return int(np.searchsorted(-lowest, -loss))  # NaN sorts last
+
+
+def _off_course(losses: np.ndarray) -> float:
+    """Median distance of a log point from the middle of the two beside it."""
+    finite = losses[np.isfinite(losses)]
+    return float(np.median(np.abs(np.diff(finite, 2))) / 2) if len(finite) > 2 else 0.0
