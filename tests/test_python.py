@@ -581,3 +581,6 @@ def test_what_is_hardly_meant_is_warned_of_at_the_users_line():
     with pytest.warns(UserWarning, match="cluster.absence = 5: ignored") as said:
         optdyn.compare({"one": doubtful}, seeds=range(2))
     assert [each.filename for each in said] == [__file__]
+    slow = base(method=optdyn.diloco(period=30))  # of 60 updates, but for the comparison's own
+    with pytest.warns(UserWarning, match="period = 30: more than config.steps = 20"):
+        optdyn.compare({"one": slow}, steps=20, seeds=[0])
