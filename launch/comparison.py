@@ -6,11 +6,11 @@ a loss, with intervals over pairs of seeds.
 
 import itertools
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,7 +18,9 @@ from matplotlib.figure import Figure
 
 from optdyn.analysis import efficiency, figures, headline, tables
 from optdyn.analysis.figures import OKABE_ITO
-from optdyn.basics.errors import ConfigError, one_of
+from optdyn.basics import errors
+from optdyn.basics.calls import checked
+from optdyn.basics.errors import ConfigError
 from optdyn.config import default
 from optdyn.evidence.crossing import of_runs
 from optdyn.evidence.intervals import FEWEST, ratio, shown
@@ -33,7 +35,11 @@ class Comparison:
     runs: Mapping[str, tuple[Trained, ...]]
 
     def __getitem__(self, name: str) -> "Arm":
-        return Arm(name, self.runs[name])
+        errors.one_of("experiment", name, [*self.runs])
+        return Arm(self.runs[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.runs)
 
     @cached_property
     def target(self) -> float:
@@ -44,6 +50,7 @@ class Comparison:
         every = [run for arm in self.runs.values() for run in arm if not run.diverged]
         return float(max((run.log["train_loss"].min() for run in every), default=np.nan))
 
+    @checked
     def table(self, target: float | None = None) -> pd.DataFrame:
         """Updates and seconds to a training loss, a row an experiment, medians over the seeds.
 
@@ -113,13 +120,14 @@ class Comparison:
             )
         return "\n\n".join([said, *lost])
 
+    @checked
     def plot(self, x: str = "simulated_seconds", y: str = "train_loss") -> Figure:
         """A figure of one column of the log against another: medians and ranges over seeds.
 
         Raises `ConfigError` for a column that the log does not have.
         """
         for axis, column in (("x", x), ("y", y)):
-            one_of(axis, column, [*self[next(iter(self.runs))].log])
+            errors.one_of(axis, column, [*self[next(iter(self.runs))].log])
         figure, axes = figures.new()
         looks = itertools.product(figures.DASHES, OKABE_ITO)
         for name, (dashes, colour) in zip(self.runs, looks, strict=False):
@@ -131,11 +139,18 @@ class Comparison:
         return figure
 
 
-class Arm(NamedTuple):
-    """The runs of one experiment of a comparison."""
+@dataclass(frozen=True, eq=False)
+class Arm:
+    """The runs of one experiment of a comparison, a sequence of `Trained` in the seeds' order."""
 
-    name: str
     runs: tuple[Trained, ...]
+
+    @checked
+    def __getitem__(self, i: int) -> Trained:
+        return self.runs[i]
+
+    def __len__(self) -> int:
+        return len(self.runs)
 
     @property
     def log(self) -> pd.DataFrame:
@@ -149,6 +164,7 @@ class Arm(NamedTuple):
         return pd.DataFrame.from_dict(found, "index", columns=Reading._fields)
 
 
+@checked
 def compare(
     experiments: Mapping[str, Experiment],
     steps: int | None = None,
@@ -164,13 +180,12 @@ def compare(
     """
     from optdyn.launch import points, sweep
 
-    if not isinstance(experiments, Mapping):
-        kind = type(experiments).__name__
-        raise ConfigError(f"compare: needs a dict of experiments by their names, not a {kind}")
     for name, one in experiments.items():
         if not isinstance(one, Experiment):
             kind = type(one).__name__
-            raise ConfigError(f"compare: {name!r} must be of type Experiment, not {kind}")
+            raise ConfigError(
+                f"compare: {errors.shown(name)} must be of type Experiment, not {kind}"
+            )
     drawn = tuple(seeds)
     chosen = [
         (name, one.with_(seed=seed, steps=one.steps if steps is None else steps))
@@ -183,7 +198,7 @@ def compare(
     with tempfile.TemporaryDirectory() as kept_nowhere:
         config, path = grid(default(), listed), Path(workdir or Path(kept_nowhere, "compare"))
         entries = points.plan(config, path)
-        for one in experiments.values():
+        for _, one in chosen[:: len(drawn)]:
             one.warn()
         if sweep.sweep(config, path, entries, "threads", sweep.cores()):
             raise KeyboardInterrupt

@@ -8,6 +8,7 @@ the same and for nothing else.
 
 import copy
 import hashlib
+import pickle
 import sys
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
@@ -19,15 +20,38 @@ import numpy as np
 import optax
 
 from optdyn.basics.cache_keys import same
+from optdyn.basics.errors import ConfigError
+from optdyn.basics.lookup import shown, words
 from optdyn.setup import Data, Model, Optimizer
 
+OPTAX = "an optax transformation"
 _names = dict[Hashable, str]()
 
 
-def name_of(thing: object) -> str:
+class Name(str):
+    """A name of what is kept here. A pickle of it has the thing too, which the name is worth."""
+
+    def __reduce__(self) -> Any:
+        try:
+            thing = pickle.dumps(globals()[self.rpartition(":")[2]])
+        except Exception as error:  # of any kind: pickle's, or of the user's class
+            why = f"cannot be pickled ({shown(error)}); name it instead, as 'my_file.py:NAME'"
+            raise ConfigError(f"{words(self)} of an experiment: {why}") from error
+        return _unpickled, (thing, words(self))
+
+    def __deepcopy__(self, _: Any) -> "Name":
+        return self
+
+
+def _unpickled(thing: bytes, said: str) -> str:
+    return name_of(pickle.loads(thing), said)
+
+
+def name_of(thing: object, said: str = "") -> str:
     """`MODULE:NAME`, by which `lookup.find` finds this very thing; of a text the text itself.
 
     Two things that are the same have one name, so what a notebook makes again goes on as before.
+    `said` is what lines call it (`lookup.words`), by default its type.
     """
     if isinstance(thing, str):
         return thing
@@ -36,20 +60,20 @@ def name_of(thing: object) -> str:
         return f"{module}:{name}"
     if (what := same(thing)) not in _names:
         mark = hashlib.sha256(what[0].encode()).hexdigest()[:6]
-        name = held = f"{type(thing).__name__}_{mark}"
+        name = held = f"{said or f'a {type(thing).__name__}'}_{mark}".replace(" ", "_")
         while held in globals():  # of another thing whose difference does not show
             held = f"{name}_{len(_names)}"
         _names[what] = held
         globals()[held] = thing
-    return f"{__name__}:{_names[what]}"
+    return Name(f"{__name__}:{_names[what]}")
 
 
 def _model(given: Any) -> Any:
     """The `Model` of a flax module, a pair (init, apply) or a function; others as they are."""
     if isinstance(given, nn.Module):
-        return Model(name_of(_Returns(given)))
+        return Model(name_of(_Returns(given), f"the module {type(given).__name__}"))
     if isinstance(given, tuple) and len(given) == 2 and all(map(callable, given)):
-        return Model(name_of(_Returns(_Pure(*given))))
+        return Model(name_of(_Returns(_Pure(*given)), "two functions"))
     return Model(name_of(given)) if callable(given) else given
 
 
@@ -59,7 +83,7 @@ def _data(given: Any) -> Any:
     Arrays are copied: what is written into them later is other data, by another name.
     """
     if isinstance(given, Mapping):
-        return Data(name_of(_arrays(_copied(given))))
+        return Data(name_of(_arrays(_copied(given)), "arrays"))
     return Data(name_of(given)) if callable(given) else given
 
 
@@ -76,7 +100,7 @@ def _copied(given: Any) -> Any:
 def _optimizer(given: Any) -> Any:
     """The `Optimizer` of a transformation of optax, or of a function; others as they are."""
     if isinstance(given, optax.GradientTransformation):
-        return Optimizer(name_of(_Fixed(given)), learning_rate=0.0)
+        return Optimizer(name_of(_Fixed(given), OPTAX), learning_rate=0.0)
     return Optimizer(name_of(given)) if callable(given) else given
 
 
@@ -95,7 +119,7 @@ def chain(given: Any) -> Any:
 def _named(each: Any) -> Any:
     """The name of a function or of a transformation of optax; others as they are."""
     if isinstance(each, optax.GradientTransformation):
-        return name_of(_Returns(each))
+        return name_of(_Returns(each), OPTAX)
     return name_of(each) if callable(each) else each
 
 

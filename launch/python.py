@@ -27,6 +27,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from dataclasses import field as made
+from inspect import Parameter, Signature
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -40,6 +41,7 @@ from ml_collections import ConfigDict
 
 from optdyn import experiment, setup, strategies
 from optdyn.analysis import tables
+from optdyn.basics.calls import checked
 from optdyn.basics.errors import ConfigError, meant, refuse
 from optdyn.basics.fields import NAMES, Options, Value, default_of, like
 from optdyn.basics.fields import check as check_field
@@ -61,6 +63,7 @@ from optdyn.tuning.shapes import of_model
 __all__ = ["Experiment", "Law", "Method", "Trained", "optimizer"]
 
 
+@checked
 @dataclass(frozen=True)
 class Method:
     """A way of parallelising SGD, or several that are joined: `diloco(period=8) + local()`.
@@ -89,6 +92,7 @@ class Method:
                         check_field(f"config.strategy.{key}", kept[key], each)
         object.__setattr__(self, "keys", Options(kept))
 
+    @checked
     def __add__(self, other: "Method") -> "Method":
         every, usual = self._values() | other._values(), self._fields() | other._fields()
         keys = dict[str, Any]()
@@ -115,6 +119,7 @@ class Method:
             for name, of in self._fields().items()
         }
 
+    @checked
     def around(
         self,
         loss: Callable[[Any, Any], jax.Array],
@@ -139,6 +144,7 @@ class Method:
         slots = slots or config.methods.groups
         return reading(config.methods, whole(loss), update, slots)
 
+    @checked
     def clock(
         self,
         cluster: Cluster,
@@ -193,6 +199,7 @@ class Clock(NamedTuple):
         return strategies.Event(self.timeline.choice, {}, self.timeline.staleness)
 
 
+@checked
 def method(name: str) -> Callable[..., Method]:
     """Returns what makes the method with that name: `method("diloco")(period=8)`."""
     made_of = strategies.load(name)
@@ -202,37 +209,46 @@ def method(name: str) -> Callable[..., Method]:
         return Method(name, fields)
 
     make.__name__ = make.__qualname__ = name
+    by_name = [Parameter(key, Parameter.KEYWORD_ONLY, default=of) for key, of in keys.items()]
+    joined = Parameter("fields", Parameter.VAR_KEYWORD)  # as of two methods: METHOD.FIELD
+    make.__signature__ = Signature([*by_name, joined])  # type: ignore[attr-defined]
     shown = ", ".join(f"{key}={value!r}" for key, value in keys.items())
     about = sys.modules[made_of.__module__].__doc__
     make.__doc__ = f"{about}\nFields: {shown}."
-    return make
+    return checked(make)
 
 
+@checked
 def exponential() -> Law:
     """Exponential times, which are memoryless."""
     return Law("exponential")
 
 
+@checked
 def constant() -> Law:
     """A constant time."""
     return Law("constant")
 
 
+@checked
 def lognormal(variation: float = 1.0) -> Law:
     """Lognormal times; `variation` is their standard deviation over their mean."""
     return Law("lognormal", {"variation": variation})
 
 
+@checked
 def gamma(variation: float = 1.0) -> Law:
     """Gamma times; `variation` is their standard deviation over their mean."""
     return Law("gamma", {"variation": variation})
 
 
+@checked
 def trace(path: str | Path) -> Law:
     """Recorded times: a CSV file of a worker's times, or the `trace.csv` of a whole run."""
     return Law("trace", {"trace": str(path)})
 
 
+@checked
 def optimizer(
     name: Any, learning_rate: float = 0.1, momentum: float = 0.0, **more: Any
 ) -> Optimizer:
@@ -250,16 +266,19 @@ def optimizer(
     return Optimizer(name, learning_rate, momentum, options=options, **fields)
 
 
+@checked
 def sgd(learning_rate: float = 0.1, momentum: float = 0.0, **more: Any) -> Optimizer:
     """SGD with heavy-ball momentum, which may be negative."""
     return optimizer("sgd", learning_rate, momentum, **more)
 
 
+@checked
 def adam(learning_rate: float = 1e-3, **more: Any) -> Optimizer:
     """Adam; `more` as in `optimizer`."""
     return optimizer("adam", learning_rate, **more)
 
 
+@checked
 def adamw(learning_rate: float = 1e-3, **more: Any) -> Optimizer:
     """AdamW; `more` as in `optimizer`."""
     return optimizer("adamw", learning_rate, **more)
@@ -289,6 +308,12 @@ class Experiment(setup.Run):
     probes: Probes = made(default_factory=Probes)
 
     def __post_init__(self) -> None:
+        for name in PARTS:
+            given = getattr(self, name)
+            if callable(given) and getattr(given, "__module__", "") in OURS:
+                raise ConfigError(
+                    f"Experiment.{name} must be optdyn.{given.__name__}(...), not the function"
+                )
         for name, of in in_memory.NAMED.items():
             object.__setattr__(self, name, of(getattr(self, name)))
         for name, kind in PARTS.items():
@@ -328,15 +353,16 @@ class Experiment(setup.Run):
         return {key: value for key, value in self.keys().items() if value != usual.get(key)}
 
     def warn(self) -> None:
-        """Warns, at the line of the caller's caller, of everything that is hardly meant.
+        """Warns, at the line of whoever called a `checked` caller, of everything hardly meant.
 
         Raises `ConfigError`.
         """
         config = self.parsed()
         check(config)
         for doubt in probable_mistakes(config, self.changed_keys()):
-            warnings.warn(doubt, stacklevel=3)
+            warnings.warn(doubt, stacklevel=4)
 
+    @checked
     def train(self, workdir: str | Path | None = None) -> "Trained":
         """Trains, and returns the log, the summary and the parameters.
 
@@ -352,10 +378,12 @@ class Experiment(setup.Run):
             trainer.train(self.parsed(), path)
             return trained(self, path)
 
+    @checked
     def timeline(self) -> Timeline:
         """Who reads and writes which version when, and the simulated seconds, without training."""
         return trainer.prepare(self.parsed()).timeline
 
+    @checked
     def price(self, bandwidth: float | None = None, settled: bool = False) -> Price:
         """The simulated seconds of its method on its cluster, without training.
 
@@ -369,6 +397,7 @@ class Experiment(setup.Run):
             config = config.with_({"cluster.bandwidth": bandwidth, "cluster.bandwidths": ()})
         return price(config, of_model(config), 0 if settled else config.steps)
 
+    @checked
     def which(
         self,
         *penalty: str | Path,
@@ -415,6 +444,7 @@ class Experiment(setup.Run):
         return pd.DataFrame(rows).set_index("method")
 
 
+OURS = (__name__, setup.__name__)  # whose functions and classes make parts, and are none
 PARTS: dict[str, type] = {
     "model": Model,
     "data": Data,

@@ -11,7 +11,8 @@ from dataclasses import Field, InitVar, dataclass, fields
 from dataclasses import field as made
 from typing import Any, Self
 
-from optdyn.basics.errors import ConfigError, require_known
+from optdyn.basics.calls import checked
+from optdyn.basics.errors import ConfigError, require_known, shown
 from optdyn.basics.fields import OPTIONS, Options, Value, default_of, field, like, plain
 
 BLOCKS = 1000  # of a model, which is traced block by block
@@ -234,6 +235,7 @@ class Pieces(Value, section="cluster.pieces"):
     )
 
 
+@checked
 @dataclass(frozen=True)
 class Law:
     """A law of the times that workers take: its name, or your own function, and its numbers.
@@ -341,14 +343,16 @@ class Cluster(Value, section="cluster"):
 
     def __post_init__(self, workers: int | None) -> None:
         if isinstance(self.service, Law):
-            law = self.service
+            law, known = self.service, [each.name for each in fields(self)]
             for name, value in {"service": law.name, **law.fields}.items():
+                require_known(name, known, f"Cluster has no field {name!r}")
                 object.__setattr__(self, name, value)
+        super().__post_init__()
         if workers is not None:
             workers = like(workers, 0)  # also of NumPy
             if type(workers) is not int or workers < 1 or workers % self.devices_per_node:
                 raise ConfigError(
-                    f"Cluster.workers = {workers}: must be a multiple of devices_per_node = "
+                    f"Cluster.workers = {shown(workers)}: must be a multiple of devices_per_node = "
                     f"{self.devices_per_node}, at least 1"
                 )
             if self.nodes not in (1, workers // self.devices_per_node):
@@ -357,13 +361,14 @@ class Cluster(Value, section="cluster"):
                     f"{self.worker_count}, or leave nodes out"
                 )
             object.__setattr__(self, "nodes", workers // self.devices_per_node)
-        super().__post_init__()
+            super().__post_init__()  # of these nodes
 
     @property
     def worker_count(self) -> int:
         """N, the workers of all nodes: `nodes * devices_per_node`."""
         return self.nodes * self.devices_per_node
 
+    @checked
     def with_(self, **changes: Any) -> Self:
         """A copy with other values of some fields. Raises `ConfigError`."""
         whole = {"nodes": 1} if changes.get("workers") else {}

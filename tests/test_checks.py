@@ -28,6 +28,8 @@ from optdyn.configs.grids import (
     workers,
 )
 from optdyn.grid import grid, named, resolve
+from optdyn.problem import shared_data
+from optdyn.problem.data import own
 from optdyn.training import memory_checks, program, trainer
 from optdyn.training.checks import check
 from optdyn.training.warnings import probable_mistakes
@@ -163,8 +165,56 @@ def test_a_rate_that_does_not_suit_deserves_a_word(config):
     assert said.startswith("config.optimizer.learning_rate = 0.2: adam") and "\n" not in said
 
 
-def test_a_norm_of_blocks_and_another_points_loss_are_warned_of(config):
-    clipped = {"optimizer.chain": ("clip_by_global_norm",), "model.name": "mlp"}
+@pytest.mark.parametrize(
+    ("values", "good", "said"),
+    [
+        ({"optimizer.warmup_steps": 60}, {"optimizer.warmup_steps": 59}, "warmup_steps = 60: not"),
+        (
+            {"strategy.name": "diloco", "strategy.period": 1000},
+            {"strategy.period": 60},
+            "period = 1,000: more than config.steps = 60",
+        ),
+        (
+            {"strategy.name": "async_local_sgd", "strategy.period": 61},
+            {"strategy.period": 60},
+            "period = 61: more than config.steps = 60",
+        ),
+        (
+            {"strategy.name": "diloco+async_local_sgd", "strategy.groups": 1},
+            {"strategy.diloco.outer_momentum": 0.0},
+            "has outer momenta of 0.9 and 0.9, which compound: steps become 100 times",
+        ),
+        (
+            {"strategy.name": "slowmo+decoupled", "strategy.groups": 1},
+            {"strategy.slow_momentum": 0.0},
+            "has outer momenta of 0.5 and 0.9, which compound: steps become 20 times",
+        ),
+    ],
+)
+def test_what_a_run_is_too_short_for_and_momenta_that_compound_deserve_a_word(
+    config, values, good, said
+):
+    (found,) = probable_mistakes(as_experiment(config(values)))
+    assert found.startswith("config.") and said in found
+    made = config(values)
+    made.update_from_flattened_dict({k: v for k, v in good.items() if k.count(".") == 1})
+    rest = {k: v for k, v in good.items() if k.count(".") > 1}
+    assert not probable_mistakes(as_experiment(made).with_(rest))
+
+
+def test_a_label_that_only_the_test_split_has_deserves_a_word(config, monkeypatch):
+    x, label = np.ones((6, 3), np.float32), np.arange(6)
+    chosen = as_experiment(config({"model.name": "mlp"}))
+    for train, words in ((label, []), (label % 4, ["has the labels (4, 5) of the test split"])):
+        splits = {"train": {"x": x, "label": train}, "test": {"x": x, "label": label}}
+        made = own.checked(splits, 0, "here")
+        monkeypatch.setattr(shared_data, "load", lambda _, made=made: made)
+        found = probable_mistakes(chosen)
+        assert len(found) == len(words) and all(word in found[0] for word in words)
+
+
+def test_a_norm_of_blocks_and_another_points_loss_are_warned_of(config, mnist):
+    clipped = mnist | {"optimizer.chain": ("clip_by_global_norm",)}
     clipped |= {"model.hidden": (4, 4), "optimizer.chain_options.max_norm": 1.0}
     assert not probable_mistakes(as_experiment(config(clipped)))
     local = {"strategy.name": "local", "strategy.variant": "backprop"}

@@ -1,6 +1,8 @@
 """`import optdyn`: experiments as values train to the floats of the command, and own loops too."""
 
+import copy
 import json
+import pickle
 import subprocess
 import sys
 
@@ -14,7 +16,7 @@ import pytest
 
 import optdyn
 from optdyn import setup, strategies
-from optdyn.basics.errors import ConfigError
+from optdyn.basics.errors import ConfigError, InputError
 from optdyn.config import default, parse
 from optdyn.dynamics.moments import FEWEST
 from optdyn.launch import in_memory
@@ -74,6 +76,8 @@ def test_a_comparison_is_of_the_runs_alone():
         for run, seed in zip(found[name].runs, (0, 3), strict=True):
             alone = one.with_(seed=seed, steps=40).train()
             assert run.summary["parameters_crc32"] == alone.summary["parameters_crc32"]
+        assert found[name][0].experiment.seed == 0 and len(found[name]) == 2
+    assert list(found) == ["sync", "async"]
     table = found.table()
     assert list(table.index) == ["sync", "async"] and (table["seeds"] == 2).all()
     assert table.loc["sync", "updates_ratio"] == 1 and np.isfinite(table["seconds"]).all()
@@ -210,6 +214,21 @@ def test_arrays_are_those_of_when_the_experiment_was_made():
     assert after.train().summary["parameters_crc32"] != first.summary["parameters_crc32"]
 
 
+def test_a_pickle_of_an_experiment_has_its_arrays(monkeypatch):
+    """And one that cannot have what was given is refused, not made without it."""
+    x = np.random.default_rng(0).normal(size=(20, 3))
+    given = {"x": x, "label": (x[:, 0] > 0).astype(int)}
+    made = optdyn.Experiment(model=optdyn.Model(hidden=()), data=given, batch_size=4, steps=4)
+    kept, wanted = pickle.dumps(made), made.train().summary["parameters_crc32"]
+    monkeypatch.delattr(in_memory, made.data.name.rpartition(":")[2])  # as in another process
+    monkeypatch.setattr(in_memory, "_names", {})
+    found = pickle.loads(kept)
+    assert found == made and found.train().summary["parameters_crc32"] == wanted
+    with pytest.raises(ConfigError, match="an optax transformation of an experiment: cannot be"):
+        pickle.dumps(made.with_(optimizer=optax.sgd(0.1)))
+    assert copy.deepcopy(made.with_(optimizer=optax.sgd(0.1))).optimizer.name
+
+
 def test_metrics_and_transforms_of_a_chain_may_be_things_themselves():
     def far(outputs, batch):
         return jnp.abs(outputs - batch["y"])[:, 0]
@@ -265,12 +284,12 @@ BAD = {
     "such as optdyn.Method('MODULE:NAME'), not Sync": lambda: optdyn.Experiment(
         method=strategies.sync.Sync()  # a class of one's own has no name to be found by again
     ),
-    "a dict of experiments by their names, not a list": lambda: optdyn.compare([base()]),
+    "experiments = (Experiment(...),): must be a dict": lambda: optdyn.compare([base()]),
     "compare: 'two' must be of type Experiment, not int": lambda: optdyn.compare(
         {"one": base(), "two": 3}, seeds=[0]
     ),
     "only a method of reading is a rule by itself": lambda: optdyn.diloco().around(
-        None, optax.sgd(0.1)
+        jnp.sum, optax.sgd(0.1)
     ),
     "must be a dict of blocks, such as {'all': params}, not of type": lambda: (
         optdyn.asynchronous(groups=2).around(jnp.sum, optax.sgd(0.1)).init(jnp.zeros(3))
@@ -281,6 +300,39 @@ BAD = {
         optdyn.Cluster(), 10, update_bytes=-8
     ),
     "config.strategy.groups = 3": lambda: base(method=optdyn.asynchronous(groups=3)).train(),
+    # Arguments of other names, too many, too few, or of another kind.
+    "Experiment has no field 'nosuch'": lambda: base().with_(nosuch=3),
+    "Cluster has no field 'node'; did you mean nodes?": lambda: optdyn.Cluster(node=4),
+    "Cluster has no field 'varied'": lambda: optdyn.Cluster(
+        service=optdyn.Law("gamma", {"varied": 2.0})
+    ),
+    "compare has no argument 'seed'; did you mean seeds?": lambda: optdyn.compare({}, seed=[0]),
+    "compare: missing a required argument: 'experiments'": lambda: optdyn.compare(steps=3),
+    "diloco: too many positional arguments; its arguments are ": lambda: optdyn.diloco(8),
+    "seeds = 5: must be a sequence of seeds, as range(5)": lambda: optdyn.compare(
+        {"a": base()}, seeds=5
+    ),
+    "workdir = 5: must be a text, a path or None": lambda: base().train(workdir=5),
+    "penalty = 3: must be a text or a path": lambda: base().which("runs", 3),
+    "name = a dict: must be a text": lambda: optdyn.method({}),
+    "keys = 3: must be a dict": lambda: optdyn.Method("diloco", 3),
+    "other = 'local': must be of type Method": lambda: optdyn.diloco() + "local",
+    "i = 'x': must be a whole number": lambda: optdyn.Comparison({"a": ()})["a"]["x"],
+    "experiment = 'snc': must be one of 'sync'; did you mean sync?": lambda: optdyn.Comparison(
+        {"sync": ()}
+    )["snc"],
+    "config.cluster.pieces = 3: must be of type Pieces": lambda: optdyn.Cluster(pieces=3),
+    "config.model.options = 3: must be a dict": lambda: optdyn.Model(options=3),
+    "devices_per_node = '2': must be": lambda: optdyn.Cluster(workers=4, devices_per_node="2"),
+    "Experiment.optimizer must be optdyn.sgd(...), not": lambda: base(optimizer=optdyn.sgd),
+    # Whole experiments, and what was given itself, are told in few words.
+    "config.steps = Experiment(...): must be a whole number": lambda: base(steps=base()),
+    "compare: Experiment(...) must be of type Experiment, not str": lambda: optdyn.compare(
+        {base(): "a"}
+    ),
+    "config.optimizer given as a function: must be a function with an argument": lambda: base(
+        optimizer=lambda rate: optax.sgd(rate)
+    ).train(),
 }
 
 
@@ -289,6 +341,11 @@ def test_what_cannot_be_is_refused_in_a_line(said):
     with pytest.raises(ConfigError) as caught:
         BAD[said]()
     assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_lines_call_arrays_that_were_given_arrays():
+    with pytest.raises(InputError, match=r"set of config\.data given as arrays has"):
+        base(model=Line(), data={"x": np.ones((4, 1)), "y": np.ones(3)}).train()
 
 
 def test_values_are_frozen_and_changed_by_copies():
@@ -527,3 +584,6 @@ def test_what_is_hardly_meant_is_warned_of_at_the_users_line():
     with pytest.warns(UserWarning, match="cluster.absence = 5: ignored") as said:
         optdyn.compare({"one": doubtful}, seeds=range(2))
     assert [each.filename for each in said] == [__file__]
+    slow = base(method=optdyn.diloco(period=30))  # of 60 updates, but for the comparison's own
+    with pytest.warns(UserWarning, match="period = 30: more than config.steps = 20"):
+        optdyn.compare({"one": slow}, steps=20, seeds=[0])

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 
 from optdyn.strategies import Gradients
 from optdyn.timeline import make
-from optdyn.timeline.service import DRAWN
 
 
 @dataclass(frozen=True)
@@ -21,8 +20,6 @@ class Clipped(Gradients):
     """The gradient of the batch, every number of it between -largest and largest."""
 
     largest: float = 0.1
-
-    laws = DRAWN
 
     def gradient(self, problem):
         of = jax.value_and_grad(problem.loss)

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import is_dataclass
 from difflib import SequenceMatcher
 from operator import attrgetter
 from typing import Any, NoReturn, TypeVar
@@ -104,10 +105,16 @@ def entry(table: Mapping[str, T], name: str) -> T:
 
 def shown(value: object) -> str:
     """The value in one line of at most `LONGEST` characters, whatever it is."""
+    if is_dataclass(value) or callable(value):  # whose texts are long, or say where they lie
+        return getattr(value, "__name__", f"{type(value).__name__}(...)")
     if hasattr(value, "keys"):
-        return "keys of its own"
+        return "a dict"
     try:
-        text = repr(tuple(value) if isinstance(value, (list, tuple)) else value)
+        if isinstance(value, (list, tuple)):
+            inner = ", ".join(map(shown, value[:LONGEST]))
+            text = f"({inner}{',' * (len(value) == 1)})"
+        else:
+            text = repr(value)
     except (ValueError, RecursionError):  # a number of more digits than Python writes out
         text = f"a value of type {type(value).__name__}"
     text = one_line(text)
@@ -158,7 +165,7 @@ def meant(name: str, names: Iterable[str], most: int = 3) -> str:
 
 
 def _last(name: str) -> str:
-    return re.split(r"[./]", name.lower().lstrip("-"))[-1]
+    return re.split(r"[./]", str(name).lower().lstrip("-"))[-1]
 
 
 def _likeness(one: str, other: str) -> float:

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
-from optdyn.basics import type_checks
+from optdyn.basics import calls, type_checks
 from optdyn.basics.errors import ConfigError, is_as_wanted, one_of_these, shown
 
 NAMES = ("name", "loss", "schedule", "service")  # fields that take a thing, or what it is called
@@ -91,12 +91,21 @@ class Value:
         super().__init_subclass__(**more)
         cls.section = section or cls.section
 
+    def __new__(cls, *args: Any, **given: Any) -> Self:
+        if args or given:  # a copy has its fields later
+            calls.bound(cls.__init__, None, *args, **given)
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         for each in dataclasses.fields(self):
-            value = like(getattr(self, each.name), default_of(each))
+            usual, name = default_of(each), f"config.{self.key(each.name)}"
+            value = like(getattr(self, each.name), usual)
             object.__setattr__(self, each.name, value)
             if "about" in each.metadata:  # others are values by themselves
-                check(f"config.{self.key(each.name)}", value, each)
+                check(name, value, each)
+            elif isinstance(usual, Value) and not isinstance(value, type(usual)):
+                wanted = f"must be of type {type(usual).__name__}"
+                raise ConfigError(f"{name} = {shown(value)}: {wanted}")
 
     @classmethod
     def key(cls, name: str) -> str:
@@ -110,6 +119,7 @@ class Value:
                 f"config.{self.key(name)} = {shown(getattr(self, name))}: must be {wanted}"
             )
 
+    @calls.checked
     def with_(self, **changes: Any) -> Self:
         """A copy with other values of some fields. Raises `ConfigError`."""
         return dataclasses.replace(self, **changes)

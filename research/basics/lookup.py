@@ -31,6 +31,8 @@ from optdyn.basics.errors import ConfigError, InputError, meant, one_line
 
 Hint = Callable[[str, Mapping[str, Any]], str]
 OWN = "MODULE:NAME or path/to/file.py:NAME of your own"
+# What Python was given itself, not by a name, has a name in that module of what it is.
+GIVEN = re.compile(r"optdyn\.launch\.in_memory:(.+?)_[0-9a-f]{6}(_\d+)?")
 IMPORTING = RLock()
 _found = set[tuple[str, str]]()  # keys and names of the user's own that this process looked up
 _looked_at: ContextVar[dict[Path, ModuleType] | None] = ContextVar("looked_at", default=None)
@@ -70,6 +72,18 @@ def is_given(key: str, name: str) -> bool:
     return bool(re.search(given, "\n".join(sys.argv), re.M))
 
 
+def words(name: str) -> str:
+    """What was given itself, and not by a name, as `arrays` or `a function`; else ''."""
+    match = GIVEN.fullmatch(str(name))
+    return match[1].replace("_", " ") if match else ""
+
+
+def setting(key: str, name: str) -> str:
+    """`KEY = NAME`, the start of a line; or, as `words` has it, `config.data given as arrays`."""
+    given = words(name)
+    return f"{key.removesuffix('.name')} given as {given}" if given else f"{key} = {name!r}"
+
+
 def find(key: str, name: str, known: Mapping[str, Any], hint: Hint = meant) -> Any:
     """What `name`, the value of `key`, stands for: of `known`, or of the user's own.
 
@@ -92,7 +106,7 @@ def own(key: str, name: str) -> Any:
     if not hasattr(module, attribute):
         here = [n for n in vars(module) if not n.startswith("_") and _is_of(module, n)]
         raise ConfigError(
-            f"{key} = {name!r}: {getattr(module, '__file__', module.__name__)} has no "
+            f"{setting(key, name)}: {getattr(module, '__file__', module.__name__)} has no "
             f"{attribute!r}, only {', '.join(here) or 'nothing'}"
         )
     return getattr(module, attribute)
@@ -100,7 +114,7 @@ def own(key: str, name: str) -> Any:
 
 def module_of(key: str, name: str) -> ModuleType:
     """The module or file that a name of the user's own is of. Raises `ConfigError`."""
-    where, said = name.rpartition(":")[0], f"{key} = {name!r}"
+    where, said = name.rpartition(":")[0], setting(key, name)
     return _file(said, Path(where)) if where.endswith(".py") else _module(said, where)
 
 
@@ -113,7 +127,7 @@ def call(key: str, name: str, function: Callable[..., Any], *args: object, **kwa
     except InputError:
         raise
     except Exception as error:
-        raise ConfigError(f"{key} = {name!r}: {told(error, function)}") from error
+        raise ConfigError(f"{setting(key, name)}: {told(error, function)}") from error
 
 
 def told(error: BaseException, *functions: object) -> str:

@@ -62,7 +62,10 @@ def refusal(name: str, value: object, usual: object) -> str:
         return "" if _text(value) else WORDS
     if isinstance(usual, (list, tuple)):
         return _of_list(name, value, usual)
-    return "" if _plain(value) else "plain: numbers, texts, and lists of them"
+    is_open = isinstance(usual, Mapping)
+    if _plain(value) and (isinstance(value, Mapping) or not is_open):
+        return ""
+    return "a dict, " * is_open + "plain: numbers, texts, and lists of them"
 
 
 def _of_list(name: str, value: object, usual: Sequence[object]) -> str:

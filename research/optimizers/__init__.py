@@ -229,6 +229,13 @@ def check(setup: Setup, groups: int, params: Params) -> None:
     _checked(setup.optimizer.name, *given, own, structure, shapes)
 
 
+def words(name: str) -> str:
+    """What lines call the optimizer of that name."""
+    if lookup.is_own(name) or name in OWN:
+        return lookup.words(name) or name
+    return f"optax.{name}"
+
+
 @lru_cache(maxsize=64)
 def _checked(
     name: str,
@@ -240,8 +247,8 @@ def _checked(
 ) -> None:
     taken = arguments(name)
     makers = [maker(name), *(transform(other) for other, _ in chain)]
-    made_by = name if lookup.is_own(name) or name in OWN else f"optax.{name}"
-    made_by = " after ".join((made_by, *(other for other, _ in reversed(chain))))
+    own_names = (lookup.words(other) or other for other, _ in reversed(chain))
+    made_by = " after ".join((words(name), *own_names))
     number = jax.ShapeDtypeStruct((), jnp.float32)
     hyper = {key: number for key in ("learning_rate", "momentum") if key in taken}
     params = structure.unflatten([jax.ShapeDtypeStruct(*leaf) for leaf in leaves])

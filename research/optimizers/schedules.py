@@ -110,7 +110,7 @@ def learning_rates(
     values = np.asarray(whole(jnp.arange(steps)), np.float32)
     if lookup.is_own(name) and not np.isfinite(values).all():
         at = int(np.flatnonzero(~np.isfinite(values))[0])
-        raise ConfigError(f"{KEY} = {name!r}: the rate of update {at} is {values[at]}")
+        raise ConfigError(f"{lookup.setting(KEY, name)}: the rate of update {at} is {values[at]}")
     return np.broadcast_to(values, (steps,))
 
 
@@ -146,6 +146,6 @@ def _vectorized(name: str, own: optax.Schedule) -> optax.Schedule:
         try:
             return jax.vmap(one)(count)
         except Exception as error:
-            raise ConfigError(f"{KEY} = {name!r}: {lookup.told(error, own)}") from error
+            raise ConfigError(f"{lookup.setting(KEY, name)}: {lookup.told(error, own)}") from error
 
     return every

@@ -118,7 +118,9 @@ def _found(key: str, name: str, known: Mapping[str, Each]) -> Each:
     """One's own gives numbers of any type, which become float32."""
     found = lookup.find(key, name, known)
     if not callable(found):
-        raise ConfigError(f"{key} = {name!r}: must be a function (outputs, batch) -> (B,)")
+        raise ConfigError(
+            f"{lookup.setting(key, name)}: must be a function (outputs, batch) -> (B,)"
+        )
     if ":" not in name:
         return found
 

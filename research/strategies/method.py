@@ -20,6 +20,7 @@ from optdyn.problem.models.base import Blocks
 from optdyn.problem.problem import Examples, Params, Problem
 from optdyn.setup import Cluster, Setup
 from optdyn.timeline.base import Timeline
+from optdyn.timeline.service import DRAWN
 from optdyn.timeline.trace import Held, checked, read
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class Method(Value, section="strategy"):
     """
 
     pieces: ClassVar[tuple[str, ...]] = ()  # of MEANING, that it replaces
-    laws: ClassVar[tuple[str, ...]] = ()  # of config.cluster.service, that its clock knows
+    laws: ClassVar[tuple[str, ...]] = DRAWN  # of config.cluster.service, that its clock knows
     cluster: ClassVar[tuple[str, ...]] = ()  # of OPTIONAL, likewise
     info: ClassVar[tuple[str, ...]] = ()  # what its updates say of themselves, for the log to sum
 

@@ -15,7 +15,6 @@ from optdyn.strategies.method import Methods, Setting
 from optdyn.strategies.shared_fields import MergedServer
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.compute_groups import make
-from optdyn.timeline.service import DRAWN
 
 
 class State(NamedTuple):
@@ -43,7 +42,6 @@ def sync(gradient: Gradient, update: Update) -> Rule:
 
 @dataclass(frozen=True)
 class Sync(MergedServer):
-    laws = DRAWN
     cluster = ("pieces", "split", "overlap", "speeds", "latencies", "bandwidths")
 
     def clock(self, setting: Setting, methods: Methods) -> Timeline:

@@ -104,8 +104,8 @@ def check(cluster: Cluster) -> None:
     mean, error = float(drawn.mean()), float(drawn.std()) / SAMPLE**0.5
     if abs(mean - 1) > ERRORS * error + 1e-6:  # where all draws are equal, their sum is rounded
         logging.warning(
-            f"{KEY} = {cluster.service!r}: the mean of {SAMPLE:,} draws is {mean:.3g} +- "
-            f"{error:.1g} and should be 1, so its seconds are off by that factor"
+            f"{lookup.setting(KEY, cluster.service)}: the mean of {SAMPLE:,} draws is {mean:.3g} "
+            f"+- {error:.1g} and should be 1, so its seconds are off by that factor"
         )
 
 
@@ -114,12 +114,12 @@ def _drawn(name: str, made: Law, rng: np.random.Generator, shape: tuple[int, ...
     values = np.asarray(lookup.call(KEY, name, made, rng, shape))
     if values.shape != shape or values.dtype.kind not in "fiu":
         raise ConfigError(
-            f"{KEY} = {name!r}: of shape {shape} its law draws {values.dtype} {values.shape}, and "
-            "must draw as many numbers"
+            f"{lookup.setting(KEY, name)}: of shape {shape} its law draws {values.dtype} "
+            f"{values.shape}, and must draw as many numbers"
         )
     if not (np.isfinite(values).all() and (values > 0).all()):
         raise ConfigError(
-            f"{KEY} = {name!r}: its law draws {values.min():g} to {values.max():g}, "
+            f"{lookup.setting(KEY, name)}: its law draws {values.min():g} to {values.max():g}, "
             "and must draw finite numbers above 0"
         )
     return values.astype(np.float64)

@@ -295,15 +295,13 @@ def _check_probes(config: Experiment) -> None:
 
 def _check_optimizer(config: Experiment) -> None:
     name = config.optimizer.name
-    taken = optimizers.arguments(name)
-    made_by = name if lookup.is_own(name) or name in optimizers.OWN else f"optax.{name}"
+    taken, made_by = optimizers.arguments(name), optimizers.words(name)
     if "learning_rate" not in taken:
         own = "must be a function with an argument 'learning_rate' that returns an optax "
         own += "transformation"
         ours = f"optax has no such optimizer{meant(name, optimizers.known())}"
-        raise ConfigError(
-            f"config.optimizer.name = {name!r}: {own if lookup.is_own(name) else ours}"
-        )
+        where = lookup.setting("config.optimizer.name", name)
+        raise ConfigError(f"{where}: {own if lookup.is_own(name) else ours}")
     refuse(
         (
             config.optimizer.momentum and not optimizers.takes_momentum(name),

@@ -1,14 +1,28 @@
 """Warnings about settings that can run and are probably mistakes."""
 
 import inspect
+import math
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from optdyn import strategies
-from optdyn.basics.errors import shown
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from optdyn import optimizers, strategies
+from optdyn.basics import lookup
+from optdyn.basics.errors import and_, shown
+from optdyn.core import Event
 from optdyn.experiment import Experiment
-from optdyn.problem import models
+from optdyn.problem import models, shared_data
 from optdyn.setup import Pieces
+from optdyn.strategies.compose import pieces, reading
+from optdyn.strategies.method import Mixes
+from optdyn.strategies.shared_fields import Periodic
 from optdyn.timeline import service
+from optdyn.timeline.base import Meeting, at, chosen
+from optdyn.training import trainer
+from optdyn.training.run import Run
 
 # Optimizers of optax whose updates are about as long as the learning rate, whatever the gradient.
 NORMALIZED = (
@@ -49,7 +63,8 @@ def probable_mistakes(config: Experiment, given: Iterable[str] = ()) -> list[str
             f"config.optimizer.chain: each block has an optimizer of its own with "
             f"{config.methods.name!r}, so {norms[0]} is of the norm of a block, not of all"
         )
-    return [*found, *_parts_of_examples(config)]
+    more = (_parts_of_examples, _beyond_the_end, _outer_momenta, _labels, _apart)
+    return [*found, *(line for lines in more for line in lines(config))]
 
 
 def _parts_of_examples(config: Experiment) -> Iterator[str]:
@@ -63,6 +78,83 @@ def _parts_of_examples(config: Experiment) -> Iterator[str]:
             f"{config.batch_size / workers:.2g} of an example each, which takes that part of an "
             "example's seconds here; no real worker can do so"
         )
+
+
+def _beyond_the_end(config: Experiment) -> Iterator[str]:
+    """A warning where a run ends before something that is counted in updates."""
+    steps, warmup = config.steps, config.optimizer.warmup_steps
+    if warmup >= steps:
+        yield (
+            f"config.optimizer.warmup_steps = {warmup:,}: not less than config.steps = {steps:,}, "
+            "so no update has the rate config.optimizer.learning_rate"
+        )
+    for method in config.methods.every:
+        if isinstance(method, Periodic) and method.period > steps:
+            yield (
+                f"config.strategy.period = {method.period:,}: more than config.steps = {steps:,}, "
+                "so the run ends before the first period does"
+            )
+
+
+def _outer_momenta(config: Experiment) -> Iterator[str]:
+    """A warning where two methods that are joined have an outer momentum each."""
+    keys = ("outer_momentum", "slow_momentum")
+    every = [getattr(method, key, 0) for method in config.methods.every for key in keys]
+    if len(momenta := [momentum for momentum in every if momentum]) > 1:
+        times = math.prod(1 / (1 - momentum) for momentum in momenta)
+        yield (
+            f"config.strategy.name = {config.methods.name!r}: has outer momenta of "
+            f"{and_([f'{momentum:g}' for momentum in momenta])}, which compound: steps become "
+            f"{times:.3g} times as long; one of them is usual, with the other 0"
+        )
+
+
+def _labels(config: Experiment) -> Iterator[str]:
+    """A warning where there are labels in the test split that nothing is trained on."""
+    if shared_data.is_drawn(config):
+        return
+    data = shared_data.load(config)
+    if "label" in data.train:
+        alone = np.setdiff1d(data.test["label"], data.train["label"]).tolist()
+        if alone:
+            yield (
+                f"{lookup.setting('config.data.name', config.data.name)}: no training example has "
+                f"the labels {shown(alone)} of the test split, so none of them can be learnt"
+            )
+
+
+def _apart(config: Experiment) -> Iterator[str]:
+    """A warning where a mix of the user's own mixes nothing: its nodes stay apart."""
+    methods = config.methods
+    named = zip(methods.name.split("+"), methods.every, strict=True)
+    own = any(lookup.is_own(name) and isinstance(method, Mixes) for name, method in named)
+    if not own or config.cluster.nodes == 1 or jax.process_count() > 1 or methods.follows(config):
+        return
+    run = trainer.prepare(config)
+    said = f"config.strategy.name = {methods.name!r}: its nodes train apart to the end, as"
+    meeting = chosen(run.timeline, Meeting)
+    if meeting and not np.any(meeting.receive):
+        yield f"{said} its clock has no update after which they receive anything"
+    elif not _asks_others(run):
+        yield f"{said} its mix asks for nothing over the axis 'node', as jax.lax.psum would"
+
+
+def _asks_others(run: Run) -> bool:
+    """Whether a step of the run's mix has a collective over the nodes, with the gradient x."""
+    config, methods, line = run.config, run.config.methods, run.timeline
+    options, chain = optimizers.options(config, methods.groups), optimizers.chain(config)
+    optimizer = optimizers.optimizer(config.optimizer.name, tuple(run.hypers), options, chain)
+    problem = run.program.problem
+    _, update = pieces(methods, problem, optimizer)
+    servers = methods.servers(problem)
+    inner = reading(methods, lambda x, *_: (jnp.float32(0), x), update, line.slots, servers)
+    assert methods.mix
+    rule = methods.mix.mix(inner, None)
+    first = Event(*at((line.choice, dict(run.hypers), line.staleness), 0))
+    axes = [("node", config.cluster.nodes)]
+    state = jax.eval_shape(rule.init, run.params)
+    program = str(jax.make_jaxpr(rule.step, axis_env=axes)(state, first, {}))
+    return bool(re.search(r"ax[ie]s\w*=\W*node", re.sub(r"axis_index\[.*?\]", "", program)))
 
 
 def _unread(config: Experiment, given: Iterable[str]) -> Iterator[str]:

@@ -16,6 +16,7 @@ from optdyn.basics import lookup
 from optdyn.basics.errors import InputError
 from optdyn.config import ConfigError
 from optdyn.training import checks, trainer
+from optdyn.training.warnings import probable_mistakes
 from tests.values import as_experiment
 
 ROOT = Path(__file__).parents[2]
@@ -264,3 +265,61 @@ def test_a_method_from_a_path_is_imported_once(folder):
     (folder / "my_file.py").write_text(AGAIN)
     method = lookup.find("key", "my_file.py:SYNC", {})
     assert lookup.find("key", f"{folder}/my_file.py:SYNC", {}) is method
+
+
+MIXES = """
+from dataclasses import dataclass
+
+from jax import lax
+
+from optdyn.core import Rule
+from optdyn.strategies import Mixes
+from optdyn.strategies.mix.averaging_clock import every_update, turns
+from optdyn.strategies.mix.messages import own_event
+from optdyn.strategies.mix.nodes import inside
+from optdyn.timeline.nodes import of_meetings
+
+
+@dataclass(frozen=True)
+class Mean(Mixes):
+    def mix(self, inner, senders):
+        def step(state, event, batch):
+            after, info = inner.step(state, own_event(event), batch)
+            return after.moved_to(lax.pmean(after.params, "node")), info
+
+        return Rule(inner.init, step)
+
+    def clock(self, setting, methods):
+        return every_update(setting, methods, 0.0)
+
+
+@dataclass(frozen=True)
+class Alone(Mean):
+    def mix(self, inner, senders):
+        return inner._replace(step=lambda x, event, batch: inner.step(x, own_event(event), batch))
+
+
+@dataclass(frozen=True)
+class Never(Mean):
+    def clock(self, setting, methods):
+        meeting = turns(setting.setup.steps, 4, 1, 0)
+        within = inside(setting, methods)(setting.setup.steps)
+        never = meeting._replace(send=meeting.send & False, receive=meeting.receive & False)
+        return of_meetings(never, within, within.done.max(axis=1).cumsum())
+"""
+
+
+def test_a_mix_that_never_mixes_is_warned_of_and_every_law_of_times_is_known_to_it(config, folder):
+    (folder / "my_mix.py").write_text(MIXES)
+    for name, said in (
+        ("Mean", ""),
+        ("Mean+asynchronous", ""),
+        ("Alone", "its mix asks for nothing over the axis 'node'"),
+        ("Alone+asynchronous", "its mix asks for nothing over the axis 'node'"),
+        ("Never", "its clock has no update after which they receive anything"),
+    ):
+        values = {"strategy.name": f"my_mix:{name}", "cluster.devices_per_node": 2, "batch_size": 8}
+        made = as_experiment(config(values | {"strategy.groups": 2}))
+        checks.check(made)  # with config.cluster.service = 'exponential', though it names no laws
+        found = probable_mistakes(made)
+        assert len(found) == bool(said) and all(said in line for line in found)

@@ -44,7 +44,7 @@ def load(name: str, options: Mapping[str, object]) -> Data:
     made = lookup.call(KEY, name, function, **plain(options))
     if isinstance(made, Data):
         made = made._asdict()
-    where = f"of {KEY} = {name!r}"
+    where = f"of {lookup.setting(KEY, name)}"
     if not isinstance(made, Mapping) or not isinstance(made.get("train"), Mapping):
         raise DataError(
             f"the data set {where} is a {type(made).__name__}: must be optdyn.problem.data.Data, "

@@ -62,7 +62,7 @@ def _blocks(name: str, made: Any) -> Blocks:
     good = [isinstance(block, str) and isinstance(m, nn.Module) for block, m in blocks]
     if not blocks or not all(good) or len(set(names)) < len(names):
         raise ConfigError(
-            f"{KEY} = {name!r}: must return a flax.linen module or a sequence of (name, module), "
-            f"all names different, and returned {lookup.shown(made)}"
+            f"{lookup.setting(KEY, name)}: must return a flax.linen module or a sequence of (name, "
+            f"module), all names different, and returned {lookup.shown(made)}"
         )
     return blocks

@@ -35,7 +35,6 @@ from optdyn.strategies.mix.outer import outer
 from optdyn.timeline.base import Meeting, Timeline
 from optdyn.timeline.network import between_nodes, broadcast
 from optdyn.timeline.nodes import Inside, Within, node_seconds, of_meetings
-from optdyn.timeline.service import DRAWN
 from optdyn.timeline.trace import Held
 
 
@@ -96,7 +95,6 @@ class DASO(Mixes):
         static=True,
     )
 
-    laws = DRAWN
     cluster = ("overlap", "speeds", "latencies", "bandwidths")
     info = ("sent_bytes",)
 

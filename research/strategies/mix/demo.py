@@ -31,7 +31,6 @@ from optdyn.strategies.mix.messages import over_nodes, own_event, size, with_sen
 from optdyn.strategies.shared_fields import FRACTION
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.network import to_all_nodes
-from optdyn.timeline.service import DRAWN
 
 
 class State(NamedTuple):
@@ -88,7 +87,6 @@ class DeMo(Mixes):
     )
     signed: bool = field(True, "demo: whether steps are of the sign only.", static=True)
 
-    laws = DRAWN
     cluster = ("overlap", "speeds", "latencies", "bandwidths", "regions")
     info = ("sent_bytes",)
 

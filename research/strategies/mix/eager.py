@@ -32,7 +32,6 @@ from optdyn.strategies.shared_fields import OuterMomentum, Periodic
 from optdyn.timeline.base import Meeting, Timeline, undelayed
 from optdyn.timeline.network import between_nodes, broadcast
 from optdyn.timeline.nodes import Within, of_meetings
-from optdyn.timeline.service import DRAWN
 
 
 class State(NamedTuple):
@@ -78,7 +77,6 @@ def eager(
 
 @dataclass(frozen=True)
 class Eager(Mixes, Periodic, OuterMomentum):
-    laws = DRAWN
     cluster = ("overlap", "speeds", "latencies", "bandwidths", "regions")
     info = ("sent_bytes",)
 

@@ -34,7 +34,6 @@ from optdyn.strategies.mix.model_averaging import ALWAYS_THERE
 from optdyn.strategies.shared_fields import OnGraph, OuterMomentum, Periodic
 from optdyn.timeline import graphs
 from optdyn.timeline.base import Timeline
-from optdyn.timeline.service import DRAWN
 
 
 class State(NamedTuple):
@@ -82,7 +81,6 @@ def gasloc(inner: Rule, senders: str | None = None) -> Rule:
 
 @dataclass(frozen=True)
 class GASLoC(Mixes, OnGraph, Periodic, OuterMomentum):
-    laws = DRAWN
     cluster = ALWAYS_THERE
     info = ("sent_bytes",)
 

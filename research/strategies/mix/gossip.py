@@ -45,7 +45,6 @@ from optdyn.strategies.shared_fields import ABOVE_0, Compressed, OnGraph
 from optdyn.timeline import attendance, graphs, habits
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.network import broadcast, links
-from optdyn.timeline.service import DRAWN
 
 ORDERS = ("combine", "adapt")
 ROWS = 256  # nodes at most that each hold a whole row of R; of more those that are not 0
@@ -121,7 +120,6 @@ class Gossip(Mixes, OnGraph, Compressed):
         0.5, "gossip: c, the step toward neighbours where messages are compressed.", **ABOVE_0
     )
 
-    laws = DRAWN
     cluster = ("overlap", "speeds", "latencies", "bandwidths", "regions", "diurnal", "presence")
     info = ("sent_bytes",)
 

@@ -31,7 +31,6 @@ from optdyn.strategies.mix.outer import INNER_STATES, outer
 from optdyn.strategies.mix.quantized import WHOLE
 from optdyn.strategies.shared_fields import FRACTION, Compressed, Fragmented, Periodic
 from optdyn.timeline.base import Meeting, Timeline
-from optdyn.timeline.service import DRAWN
 
 MERGINGS = ("mix", "correct")
 # Of the cluster's keys (`method.OPTIONAL`), those that the clock knows of nodes that never leave.
@@ -66,7 +65,6 @@ class ModelAveraging(Mixes, Periodic, Fragmented, Compressed):
         static=True,
     )
 
-    laws = DRAWN
     cluster: ClassVar[tuple[str, ...]] = (*ALWAYS_THERE, "presence")
     info = ("sent_bytes",)
     over_graphs: ClassVar[bool] = True  # its mean may be one of neighbours

@@ -40,7 +40,6 @@ class OverGraph(Mixes):
     meets: ModelAveraging
     graph: str
 
-    laws = ModelAveraging.laws
     info = ("sent_bytes",)
 
     @property

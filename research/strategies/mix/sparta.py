@@ -26,7 +26,6 @@ from optdyn.strategies.mix.compression import part
 from optdyn.strategies.mix.messages import over_nodes, own_event, size, with_sent
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.network import between_nodes
-from optdyn.timeline.service import DRAWN
 
 
 def places(draw: Array, number: int, count: int, share: float) -> jax.Array:
@@ -62,7 +61,6 @@ class Sparta(Mixes):
         static=True,
     )
 
-    laws = DRAWN
     cluster = ("overlap", "speeds", "latencies", "bandwidths", "regions")
     info = ("sent_bytes",)
 

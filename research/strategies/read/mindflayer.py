@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 from optdyn.basics.fields import field
 from optdyn.strategies.read.buffered import Buffered
-from optdyn.timeline.service import DRAWN
 
 
 @dataclass(frozen=True)
@@ -26,8 +25,6 @@ class MindFlayer(Buffered):
         "mindflayer: a, mean services after which a group begins again; 0: it never does.",
         at_least=0,
     )
-
-    laws = DRAWN
 
     @property
     def limit(self) -> float:  # type: ignore[override]

@@ -27,7 +27,6 @@ from optdyn.strategies.read import groups
 from optdyn.strategies.read.asynchronous import asynchronous
 from optdyn.strategies.read.workers import where
 from optdyn.timeline.base import Timeline
-from optdyn.timeline.service import DRAWN
 
 
 class Entry(NamedTuple):
@@ -97,7 +96,6 @@ class Ringleader(groups.Grouped):
 
     single = False
     gathers = True
-    laws = DRAWN
     cluster = ("split", "overlap", "speeds", "regions")
 
     def read(

@@ -28,7 +28,7 @@ from optdyn.timeline.arrivals import Work, arrivals
 from optdyn.timeline.base import Timeline, from_arrivals
 from optdyn.timeline.compute_groups import habits_of, work_of
 from optdyn.timeline.exchanges import batches, exchanges
-from optdyn.timeline.service import DRAWN, law
+from optdyn.timeline.service import law
 from optdyn.timeline.versions import empty
 from optdyn.timeline.volunteers import volunteers
 
@@ -76,7 +76,6 @@ class Workers(Reads):
 
     groups: int = field(1, "Compute groups, each synchronous inside.", at_least=1, static=True)
 
-    laws = DRAWN
     cluster: ClassVar[tuple[str, ...]] = ("split", "overlap", "speeds")
     barrier = False
     workers = True
