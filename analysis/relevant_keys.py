@@ -21,7 +21,10 @@ ONLY = {
 
 
 def heeds(config: Mapping[str, Any], key: str) -> bool:
-    """Whether the run of this config (dotted keys) would be another with another value."""
+    """Whether the run of this config (dotted keys) would be another with another value.
+
+    Of methods whose code is not run here, every key may count.
+    """
     if key.startswith(NEVER) or (key in ONLY and config.get(ONLY[key][0]) not in ONLY[key][1]):
         return False
     if key.startswith("replicas."):
@@ -30,7 +33,7 @@ def heeds(config: Mapping[str, Any], key: str) -> bool:
     name = config.get("strategy.name", "")
     first = rest.partition(".")[0]
     if section == "strategy" and first not in ("name", "options"):
-        return strategies.owns(name, rest)
+        return not strategies.seen(name) or strategies.owns(name, rest)
     if section == "cluster":
         known = "disturbances" if rest.startswith("disturbance") else first
         return known not in OPTIONAL or known in _of_clock(name)

@@ -81,8 +81,8 @@ def run(main: Callable[[Any, Path], int], workdir: str | None = None, parsed: bo
         for option in options:
             _set(chosen, option)
         cache.enable()
-        read = path.removeprefix(f"{sources.WRITTEN}:") if parsed else path
-        return _call(main, chosen, folder.value, parsed, quiet, "" if read == path else read)
+        read = path.partition(f"{sources.WRITTEN}:")[2] if parsed else ""
+        return _call(main, chosen, folder.value, parsed, quiet, read)
 
     app.run(guarded, argv=argv, flags_parser=partial(parse, options=options))
 

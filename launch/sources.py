@@ -63,15 +63,15 @@ def config_file(name: str) -> Path:
     """
     shipped = configs()
     path = Path(name)
-    if path.is_file():
-        if path.suffix not in (".py", ".json"):
-            raise FileNotFoundError(
-                f"config file {name}: must be a .py file, which is run, or a .json file"
-            )
+    if path.is_file() and path.suffix in (".py", ".json"):
         return path
     if (path / "config.json").is_file():
         raise FileNotFoundError(
             f"config file {name}: is a workdir; its config is {path}/config.json"
+        )
+    if path.is_file() and name not in shipped:
+        raise FileNotFoundError(
+            f"config file {name}: must be a .py file, which is run, or a .json file"
         )
     if name not in shipped:
         hint = meant(name.removesuffix(".py"), shipped) or f"; shipped are {', '.join(shipped)}"

@@ -275,13 +275,15 @@ def test_one_name_is_installed():
 
 
 def test_a_config_has_a_path_or_a_name(tmp_path, monkeypatch):
-    """A file that is there goes before a shipped one of that name."""
+    """What is run as Python is called so: no other file takes the place of a shipped config."""
     monkeypatch.chdir(tmp_path)
     shipped = ROOT / "configs" / "quickstart.py"
     assert app.split(["x", "--config=quickstart:a:b"])[0] == ["x", f"--config={shipped}:a:b"]
     assert app.split(["--config", "quickstart"])[0] == [f"--config={shipped}"]
     (tmp_path / "quickstart").write_text("")
-    assert app.split(["--config=quickstart"])[0] == ["--config=quickstart"]
+    assert app.split(["--config=quickstart"])[0] == [f"--config={shipped}"]
+    (tmp_path / "quickstart.py").write_text("")
+    assert app.split(["--config=quickstart.py"])[0] == ["--config=quickstart.py"]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ from absl import flags
 
 from optdyn import strategies
 from optdyn.analysis import implicit_momentum, network, penalties, report, windows
+from optdyn.analysis.lags import groups_of
+from optdyn.analysis.relevant_keys import heeds
 from optdyn.analysis.tables import TableError, points
 from optdyn.basics import lookup
 from optdyn.basics.errors import ConfigError
@@ -232,6 +234,10 @@ def test_what_this_process_has_used_itself_is_known_to_its_pages(folder):
     name = "method_of_mine.py:Mine"
     text = "from optdyn.strategies.chosen import load\nclass Mine(load('asynchronous')): pass\n"
     (folder / "method_of_mine.py").write_text(text)
-    assert not strategies.arrives(name)
+    config = {"strategy.name": name, "strategy.groups": 4}
+    assert strategies.seen(name) is None
+    assert heeds(config, "strategy.groups") and heeds(config, "strategy.period")
+    assert groups_of({"strategy": {"name": name, "groups": 4}}) == 4  # else 4 would pass for 1
     strategies.load(name)
     assert strategies.arrives(name)
+    assert heeds(config, "strategy.groups") and not heeds(config, "strategy.period")
