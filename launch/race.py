@@ -51,8 +51,9 @@ def served(config: Experiment, workdir: Path) -> int:
     from functools import partial
 
     from optdyn.launch import app
-    from optdyn.racing.on_ray import PartLost, ray_workers
+    from optdyn.racing.on_ray import ray_workers
     from optdyn.racing.race import race
+    from optdyn.racing.shards import PartLost
 
     config = raced(config)
     app.warn(config)

@@ -24,11 +24,15 @@ mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 head="${nodes[0]}"
 export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"
 export RAY_USAGE_STATS_ENABLED=0 PYTHONUNBUFFERED=1
-# A secret of this job: others of the cluster could run programs here without.
+# A secret of this job, and a folder that no other user can enter, for Ray opens its own to all:
+# others of the cluster could run programs here without.
 RAY_AUTH_TOKEN="$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')"
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN
+folder="$(mktemp -u /tmp/optdyn-XXXXXXXX)"
+srun --ntasks="$SLURM_JOB_NUM_NODES" mkdir -m 700 "$folder"
 
-srun --nodes=1 --ntasks=1 --nodelist="$head" "$ray" start --head --port=6379 --block &
+srun --nodes=1 --ntasks=1 --nodelist="$head" \
+    "$ray" start --head --port=6379 --temp-dir="$folder/ray" --include-dashboard=false --block &
 sleep 10
 if [ "$SLURM_JOB_NUM_NODES" -gt 1 ]; then
     srun --nodes="$((SLURM_JOB_NUM_NODES - 1))" --exclude="$head" \
@@ -36,7 +40,7 @@ if [ "$SLURM_JOB_NUM_NODES" -gt 1 ]; then
     sleep 10
 fi
 
-"$python" -m launch.race --address=auto "$@" &  # the batch script runs on the first node
+"$python" -m launch.race --address="$head:6379" "$@" &  # the batch script runs on the first node
 server=$!
 trap 'kill -TERM "$server"' TERM
 code=0
@@ -46,4 +50,6 @@ if kill -0 "$server" 2> /dev/null; then # the signal ended the wait, not the ser
     wait "$server" || code=$?
 fi
 kill $(jobs -p) 2> /dev/null || true
+wait
+srun --ntasks="$SLURM_JOB_NUM_NODES" rm -rf "$folder"
 exit "$code"

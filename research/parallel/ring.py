@@ -11,21 +11,23 @@ have to start the processes, and makes progress only while it is called. Ray is 
 
 import os
 import secrets
-import socket
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from functools import cache
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import Connection, wait
 from typing import NamedTuple
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from optdyn.basics.processes import own_address
-from optdyn.parallel.first_process import agreed
+from optdyn.basics.greeting import Door, call
+from optdyn.basics.processes import ProcessError, own_address
 
 LONGEST = 255  # bytes of an address, as text
+START = 60.0  # seconds in which the neighbours must have come
 
 
 class Ring(NamedTuple):
@@ -81,20 +83,28 @@ def _bytes(part: np.ndarray) -> memoryview:
 
 
 def _neighbours(rank: int, count: int) -> tuple[Connection, Connection]:
-    """Connections to the next process and from the one before; strangers do not know the key."""
-    key = agreed(secrets.token_bytes(32))
-    with Listener((own_address(os.environ), 0), authkey=key) as listener:
-        text = "{}:{}".format(*listener.address).encode().ljust(LONGEST)
+    """Connections to the next process and from the one before, which know this job's key.
+
+    Raises `ProcessError` if they are not there in time.
+    """
+    fresh = np.frombuffer(secrets.token_bytes(32), np.uint8)
+    key = np.asarray(multihost_utils.broadcast_one_to_all(fresh)).tobytes()
+    with closing(Door(key, own_address(os.environ))) as door, ThreadPoolExecutor(1) as calling:
+        text = "{}:{}".format(*door.address).encode().ljust(LONGEST)
         every = multihost_utils.process_allgather(np.frombuffer(text, np.uint8))
         host, _, port = every[(rank + 1) % count].tobytes().decode().strip().rpartition(":")
-        with ThreadPoolExecutor(1) as accepting:  # as all connect at once
-            left = accepting.submit(listener.accept)
-            right = Client((host, int(port)), authkey=key)
-            return _prompt(right), _prompt(left.result())
+        right = calling.submit(call, (host, int(port)), key, rank, START)  # as all call at once
+        left = neighbour(door, (rank - 1) % count)
+        return right.result(), left
 
 
-def _prompt(connection: Connection) -> Connection:
-    """The connection without the wait of short messages for an answer to the last one (40 ms)."""
-    with socket.socket(fileno=os.dup(connection.fileno())) as same:
-        same.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return connection
+def neighbour(door: Door, number: int, seconds: float = START) -> Connection:
+    """The caller with that number. Raises `ProcessError` if it does not come in so many seconds."""
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        wait(door.files(), min(left, 1.0))
+        for caller, line in door.came():
+            if caller == number:
+                return line
+            line.close()
+    raise ProcessError(f"process {number} has not called its neighbour in {seconds:g} s")

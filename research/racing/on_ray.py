@@ -6,24 +6,28 @@ once, whatever dies.
 
 import contextlib
 import os
+import secrets
+import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 from optdyn.basics.errors import InputError, one_line
-from optdyn.basics.trees import Json, Tree
-from optdyn.core import Message
+from optdyn.basics.greeting import Address, Door, call
+from optdyn.basics.trees import Json
 from optdyn.experiment import Experiment
-from optdyn.racing.shards import Part, parted, shards
-from optdyn.racing.sockets import Door, answer, at_work, door
-from optdyn.racing.worker import Handle, Shards, Workers, asked, worker
+from optdyn.racing import shards
+from optdyn.racing.shards import PartLost
+from optdyn.racing.sockets import answer, at_work
+from optdyn.racing.worker import Workers, asked, forms_of, worker
 from optdyn.training.run import Run
 from optdyn.training.trainer import prepare
 
-# Bytes up to which a message to a server's part goes by itself, and not through Ray's store of
-# shared memory: with 200 kB each way a call takes 1.9 ms in place of 3.6.
-DIRECT = 2**20
+LOWEST = (2, 52)  # the first version whose services all ask for the token
+LOOPBACK = "127.0.0.1"
+TOKEN = secrets.token_hex(32)  # of races on this machine; Ray reads it once in a process
 
 # A gradient's temporaries stay with the worker. By default glibc gives them back to the kernel
 # after each, and those of other threads than the first have an arena that holds no 64 MiB: LeNet's
@@ -39,39 +43,44 @@ class RayError(InputError):
     """Workers that cannot be had; the message is one line."""
 
 
-class PartLost(Exception):
-    """A part of the server died, and with it the updates since the last checkpoint."""
-
-
 class Worker:
     """An actor: a compute group, which reads its data and compiles its gradient by itself."""
 
-    def __init__(self, config: Experiment, group: int, servers: int):
-        run = prepare(config, race=True)
-        self._compute = worker(run)
-        self._in_parts = parted(self._compute, run, servers)
-        asked(run, self._compute, group).send()
+    def __init__(self, config: Experiment, group: int):
+        self._run = prepare(config, race=True)
+        self._compute, self._group = worker(self._run), group
+        asked(self._run, self._compute, group).send()
 
-    def ready(self) -> None:
-        """Returns when the worker is there."""
+    def ready(self) -> bool:
+        """Whether whoever is to run something there needs a token."""
+        return os.environ.get("RAY_AUTH_MODE") == "token"
 
-    def answer(self, address: Any, key: bytes, group: int) -> None:
-        """Works for the server at that address until it is gone."""
-        answer(address, key, group, self._compute)
+    def answer(self, address: Address, key: bytes, parts: Sequence[Address]) -> None:
+        """Works for the server at that address, and its parts if it has any, until one is gone."""
+        known, compute = forms_of(self._run), self._compute
+        with contextlib.ExitStack() as stack, contextlib.suppress(EOFError, OSError):
+            if parts:
+                known = shards.forms_of(self._run, len(parts))
+                lines = [stack.enter_context(call(at, key, self._group)) for at in parts]
+                compute = shards.with_parts(lines, known, self._run, compute)
+            answer(address, key, known, self._group, compute)
 
-    def work_in_parts(self, numbers: range, *given: Tree) -> tuple[Tree, ...]:
-        """The loss, and the gradients of each of the server's parts."""
-        return self._in_parts(numbers, *given)
 
-
-class Keeper(Part):
+class Keeper:
     """An actor: a part of the server."""
 
     def __init__(self, config: Experiment, number: int, servers: int):
-        super().__init__(prepare(config, race=True), number, servers)
+        self._run = prepare(config, race=True)
+        self._part, self._servers = shards.Part(self._run, number, servers), servers
 
-    def ready(self) -> None:
-        """Returns when it is there."""
+    def opened(self, key: bytes, here: bool) -> Address:
+        """Where it is to be called, from this machine alone if all are `here`."""
+        self._door = Door(key, "" if here else node_address())
+        return self._door.address
+
+    def keep(self) -> None:
+        """Keeps its blocks until the command is gone."""
+        shards.keep(self._part, self._door, shards.forms_of(self._run, self._servers))
 
 
 @contextlib.contextmanager
@@ -80,29 +89,13 @@ def ray_workers(
 ) -> Iterator[Workers]:
     """Inside, an actor a group; afterwards they are gone, whatever they were at.
 
-    `address`: of a Ray cluster ('auto': the one that this machine is of); '' starts one here.
-    `gpus`: of each worker. With several `servers` each is an actor too. Raises `RayError`, and
-    inside it may raise `PartLost`.
+    `address`: of a Ray cluster ('auto': the one that this machine is of); '' starts one here, which
+    nobody else can reach or use. `gpus`: of each worker. With several `servers` each is an actor
+    too. Raises `RayError`, and inside it may raise `PartLost`.
     """
-    try:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        os.environ.setdefault("RAY_max_direct_call_object_size", str(DIRECT))
-        # Ray's own is 15: then a server takes cores from the workers that share them.
-        os.environ.setdefault("RAY_worker_niceness", "0")
-        import ray
-    except ImportError as error:
-        raise RayError("Ray is not installed: pip install 'optdyn[ray]'") from error
-    groups = run.config.methods.groups
-    given: Json = {"log_to_driver": False, "logging_level": "ERROR"}
-    if not address:
-        given["include_dashboard"] = False
-    try:
-        # Python fears for JAX's threads, but what Ray forks only becomes another program.
-        warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
-        ray.init(address=address or "local", **given)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise RayError(f"--address={address}: no Ray there ({one_line(error)})") from error
-    try:
+    with contextlib.ExitStack() as stack:
+        ray = stack.enter_context(started(address))
+        groups = run.config.methods.groups
         # Of XLA, on a machine of its own; fewer if NPROC says so.
         cores = os.cpu_count() or 1
         threads = str(min(int(os.environ.get("NPROC") or cores), max(cores // groups, 1)))
@@ -112,76 +105,100 @@ def ray_workers(
             "scheduling_strategy": "SPREAD",
             "runtime_env": {"env_vars": variables},
         }
-        parts = servers if servers > 1 else 0
         config = run.config.with_(code=run.code)  # an actor that is replaced later has no other
         kind: Any = ray.remote(Worker)
         kind = kind.options(num_gpus=gpus, max_restarts=-1, max_task_retries=-1, **shared)
-        actors = [kind.remote(config, group, servers) for group in range(groups)]
+        actors = [kind.remote(config, group) for group in range(groups)]
         keeps: Any = ray.remote(Keeper).options(**shared)
+        parts = servers if servers > 1 else 0
         keepers = [keeps.remote(config, number, servers) for number in range(parts)]
-        ray.get([each.ready.remote() for each in actors + keepers])
+        if not all(ray.get([actor.ready.remote() for actor in actors])):
+            raise RayError(
+                f"--address={address}: that Ray asks for no token, so others could run programs "
+                "there: start it with RAY_AUTH_MODE=token"
+            )
+        key, here = secrets.token_bytes(32), not address
+        door = stack.enter_context(contextlib.closing(Door(key, "" if here else node_address())))
+        at = ray.get([keeper.opened.remote(key, here) for keeper in keepers])
+        keeping = [keeper.keep.remote() for keeper in keepers]
+        answers = [actor.answer.remote(door.address, key, at) for actor in actors]
+        known = shards.forms_of(run, servers) if parts else forms_of(run)
+        check = partial(alive, ray, answers, keeping)
+        workers = stack.enter_context(at_work(door, known, groups, check))
         if parts:
-            yield parts_at_work(ray, actors, keepers_at_work(ray, keepers, run))
+            lines = [stack.enter_context(call(there, key, shards.COMMAND)) for there in at]
+            server = shards.told(lines, known, run.program.init(run.params))
+            yield shards.sending_to(server, workers)
         else:
-            with door(ray.util.get_node_ip_address() if address else "") as at:
-                crowded = not address and groups >= cores
-                yield actors_at_work(ray, actors, at)._replace(crowded=crowded)
-    finally:
-        ray.shutdown()
+            yield workers._replace(crowded=here and groups >= cores)
 
 
-def keepers_at_work(ray: ModuleType, keepers: list[Handle], run: Run) -> Shards:
-    """The server's parts as these actors, whose calls are done in the order that they come in."""
+@contextlib.contextmanager
+def started(address: str) -> Iterator[ModuleType]:
+    """Ray, connected to that cluster, or started here. Raises `RayError`.
 
-    def fetch(handles: list[Handle]) -> list[Handle]:
+    Whoever reaches a Ray that asks for no token can run programs in it.
+    """
+    variables = {"RAY_AUTH_MODE": "token"}  # which Ray reads when it is imported
+    if not address:
+        # Its only way to listen on the loopback alone, whatever the system is.
+        variables |= {"RAY_AUTH_TOKEN": TOKEN, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    os.environ.update(variables)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Ray's own is 15: then a server takes cores from the workers that share them.
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    try:
+        import ray
+    except ImportError as error:
+        raise RayError("Ray is not installed: pip install 'optdyn[ray]'") from error
+    if tuple(map(int, ray.__version__.split(".")[:2])) < LOWEST:
+        raise RayError(
+            f"Ray {ray.__version__} asks for no token, so others could run programs here: "
+            "pip install --upgrade 'optdyn[ray]'"
+        )
+    given: Json = {"log_to_driver": False, "logging_level": "ERROR"}
+    with contextlib.ExitStack() as stack:
+        if not address:
+            # Ray opens its folder to all users, with the sockets in it: so it lies in one that is
+            # closed to them, where Ray has its folder, as paths of sockets must be short.
+            parent = os.environ.get("RAY_TMPDIR", "/tmp")
+            folder = tempfile.TemporaryDirectory("", "ray-", parent, ignore_cleanup_errors=True)
+            given |= {
+                "include_dashboard": False,
+                "_temp_dir": f"{stack.enter_context(folder)}/ray",
+            }
         try:
-            return ray.get(handles)
-        except ray.exceptions.RayActorError as error:
-            raise PartLost from error
+            # Python fears for JAX's threads, but what Ray forks only becomes another program.
+            warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
+            stack.callback(ray.shutdown)
+            ray.init(address=address or "local", **given)
+        except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+            raise RayError(
+                f"--address={address}: no Ray there, or not with this token ({one_line(error)})"
+            ) from error
+        if not address and node_address() != LOOPBACK:
+            raise RayError(f"Ray {ray.__version__} listens to others, on {node_address()}")
+        yield ray
 
-    parts = [
-        lambda name, *given, keeper=keeper: getattr(keeper, name).remote(*given)
-        for keeper in keepers
-    ]
-    return shards(parts, fetch, run.program.init(run.params))
 
-
-def actors_at_work(ray: ModuleType, actors: list[Any], at: Door) -> Workers:
-    """The groups as these actors, which connect to a server that is one."""
-    answers = [actor.answer.remote(at.address, at.key, w) for w, actor in enumerate(actors)]
-
-    def check() -> None:
-        ended, _ = ray.wait(answers, timeout=0.0)
-        if not ended:
-            return
-        group = answers.index(ended[0])
-        try:
-            ray.get(ended[0])
-        except ray.exceptions.RayActorError as error:
+def alive(ray: ModuleType, answers: Sequence[object], keeping: Sequence[object]) -> None:
+    """Raises `PartLost` or `RayError` if a part or a worker has ended for good."""
+    ended, _ = ray.wait([*answers, *keeping], num_returns=1, timeout=0.0)
+    if not ended:
+        return
+    group = answers.index(ended[0]) if ended[0] in answers else None
+    try:
+        ray.get(ended[0])
+    except ray.exceptions.RayActorError as error:
+        if group is not None:
             raise RayError(f"worker {group} cannot work: {one_line(error)}") from error
-        raise RayError(f"worker {group} cannot work: it lost its connection and did not die")
+    if keeping:  # it, or a part that the worker noticed was gone
+        raise PartLost
+    raise RayError(f"worker {group} cannot work: it lost its connection and did not die")
 
-    return at_work(at, len(actors), check)
 
+def node_address() -> str:
+    """The address at which other machines of Ray reach this one."""
+    import ray
 
-def parts_at_work(ray: ModuleType, actors: list[Any], server: Shards) -> Workers:
-    """The groups as these actors, one call of each at a time, which send to the server's parts."""
-    # Of a call its group, and handles of gradients. The oldest first, so that none is passed over.
-    coming: dict[Handle, tuple[int, list[Handle]]] = {}
-
-    def send(group: int, given: Tree, numbers: range) -> None:
-        work = actors[group].work_in_parts.options(num_returns=1 + len(given))
-        sent, *grads = work.remote(numbers, *given)
-        coming[sent] = group, grads
-
-    def receive(seconds: float) -> tuple[int, Tree] | None:
-        ready, _ = ray.wait(list(coming), timeout=seconds)
-        if not ready:
-            return None
-        group, grads = coming.pop(ready[0])
-        try:
-            return group, Message(ray.get(ready[0]), grads)
-        except ray.exceptions.RayActorError as error:  # workers are replaced, what it keeps is not
-            raise PartLost from error
-
-    return Workers(send, receive, server)
+    return str(ray.util.get_node_ip_address())

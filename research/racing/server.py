@@ -15,7 +15,7 @@ import numpy as np
 
 from optdyn.basics.trees import Tree
 from optdyn.core import Event, Info, State
-from optdyn.racing.worker import Shards, examples_of, halves_of, numbered, parts_of
+from optdyn.racing.worker import Shards, examples_of, halves_of, message_of, numbered, parts_of
 from optdyn.timeline.base import at
 from optdyn.training.driver import Chunk
 from optdyn.training.run import Run, joined
@@ -47,9 +47,7 @@ def _whole(run: Run) -> Server:
     second, parts = numbered(run, independent=True), parts_of(run)
 
     def begin(chunk: Chunk) -> None:
-        hyper = {name: values[0] for name, values in run.hypers.items()}
-        seen = jax.eval_shape(lambda state: state.at(0), chunk.state)
-        shapes = jax.eval_shape(halves.work, seen, hyper, examples, numbered(run)(range(1)))
+        shapes = message_of(run)
         shapes = shapes._replace(loss=jax.ShapeDtypeStruct((), shapes.loss.dtype))
         nothing = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
         for metered in {False, run.config.probes.momentum}:
@@ -81,6 +79,6 @@ def _in_parts(run: Run, parts: Shards) -> Server:
         return state, {"loss": message.loss}
 
     def given(state: State, slots: Iterable[int]) -> dict[int, Tree]:
-        return {slot: parts.at(slot) for slot in slots}
+        return {slot: slot for slot in slots}
 
     return Server(lambda chunk: parts.put(chunk.state), update, given, lambda state: parts.get())

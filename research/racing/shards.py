@@ -2,25 +2,49 @@
 
     part k    x_{t+1}[k] = step(x_t[k], g_t[k])      t: in the order that the command decides
 
-The command hears only that a gradient is there, and numbers it. So all parts have one order of
+The command hears only that a part has a gradient, and numbers it. So all parts have one order of
 updates, and what a worker reads is one version of all blocks.
+
+    worker   Want to all parts, Blocks from each, Blocks to each, Had from each, Message to command
+    command  Step to all parts, Give to all parts, Ask to worker
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import contextlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from multiprocessing.connection import Connection, wait
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from optdyn.basics.errors import ConfigError, refuse
+from optdyn.basics.greeting import Door
 from optdyn.basics.trees import Tree
 from optdyn.core import Event, Message, Params, State
+from optdyn.racing.messages import (
+    Ask,
+    Blocks,
+    Forms,
+    Get,
+    Give,
+    Had,
+    Put,
+    Step,
+    Want,
+    forms,
+    receive,
+    send,
+)
 from optdyn.racing.server import event_of
-from optdyn.racing.worker import Compute, Handle, Shards, halves_of
+from optdyn.racing.worker import Compute, Shards, Workers, halves_of
 from optdyn.strategies.read.groups import Grouped
 from optdyn.training.run import Run
 
-Call = Callable[..., Handle]  # (method of a `Part`, its arguments) -> a handle of what it returns
+COMMAND = 2**31 - 1  # what the command calls itself at a part's door, where groups are 0, 1, ...
+
+
+class PartLost(Exception):
+    """A part of the server died, and with it the updates since the last checkpoint."""
 
 
 def blocks(params: Params, servers: int) -> list[list[str]]:
@@ -74,38 +98,135 @@ def filled(like: State, found: Mapping[str, np.ndarray]) -> State:
     )
 
 
-def shards(
-    parts: Sequence[Call], fetch: Callable[[list[Handle]], list[Tree]], like: State
-) -> Shards:
-    """`fetch`: what handles are of. `like`: a state of all blocks."""
+def forms_of(run: Run, servers: int) -> Forms:
+    """The forms of all that is sent in a race of a server in parts."""
+    init, names = run.program.rule.init, blocks(run.params, servers)
+    parts = [{name: run.params[name] for name in own} for own in names]
+    to_parts = [Step(event_of(run, 0), 0), Give(0, 0, 0), Get(), Want(0), Had()]
+    states = [Put(leaves(init(x))) for x in (run.params, *parts)]
+    to_groups = [Ask((), (0, 0, 0)), Message(jnp.zeros(()), ()), *(Blocks(x) for x in parts)]
+    return forms(*to_parts, *states, *to_groups)
+
+
+def keep(part: Part, door: Door, known: Forms) -> None:
+    """A part's side: it does what the command and the groups ask for until the command is gone."""
+    lines = dict[int, Connection]()
+    given = dict[int, tuple[int, Params]]()  # what groups are to have, by the number of their batch
+    wanted, grads = dict[int, int](), dict[int, Params]()
+
+    def reply(group: int, message: Tree) -> None:
+        with contextlib.suppress(OSError):  # it died, and asks again when it is back
+            send(lines[group], known, message)
+
+    def give(group: int) -> None:
+        number, x = given.get(group, (-1, {}))
+        if wanted.get(group) == number:
+            del wanted[group]
+            reply(group, Blocks(x))
+
+    def do(who: int, message: Tree) -> None:
+        match message:
+            case Put(of):
+                part.put(of)
+                reply(who, Had())
+            case Step(event, group):
+                part.step(event, grads.pop(int(group)))
+            case Give(slot, group, number):
+                given[int(group)] = int(number), part.at(int(slot))
+                give(int(group))
+            case Get():
+                reply(who, Put(part.get()))
+            case Want(number):
+                wanted[who] = int(number)
+                give(who)
+            case Blocks(of):
+                grads[who] = of
+                reply(who, Had())
+
+    while True:
+        ready = wait([*door.files(), *lines.values()], 1.0)
+        for who, line in [*lines.items()]:
+            if line in ready:
+                try:
+                    do(who, receive(line, known))
+                except (EOFError, OSError):
+                    lines.pop(who).close()
+                    wanted.pop(who, None)
+                    if who == COMMAND:
+                        return
+        for who, line in door.came():
+            if who in lines:
+                lines[who].close()
+            wanted.pop(who, None)
+            lines[who] = line
+
+
+def told(parts: Sequence[Connection], known: Forms, like: State) -> Shards:
+    """The parts at these connections. `like`: a state of all blocks. They may raise `PartLost`."""
+
+    def tell(message: Tree) -> None:
+        for line in parts:
+            with _lost():
+                send(line, known, message)
+
+    def answers() -> list[Tree]:
+        with _lost():
+            return [receive(line, known) for line in parts]
 
     def put(state: State) -> None:
-        of = leaves(state)
-        fetch([call("put", of) for call in parts])
-
-    def step(event: Event, grads: Sequence[Handle]) -> None:
-        for call, own in zip(parts, grads, strict=True):
-            call("step", event, own)
-
-    def at(slot: int) -> list[Handle]:
-        return [call("at", slot) for call in parts]
+        tell(Put(leaves(state)))
+        answers()
 
     def get() -> State:
-        each = fetch([call("get") for call in parts])
-        return filled(like, {path: leaf for own in each for path, leaf in own.items()})
+        tell(Get())
+        return filled(like, {path: leaf for own in answers() for path, leaf in own.leaves.items()})
 
-    return Shards(put, step, at, get)
+    return Shards(
+        put,
+        lambda event, group: tell(Step(event, group)),
+        lambda slot, group, number: tell(Give(slot, group, number)),
+        get,
+    )
 
 
-def parted(compute: Compute, run: Run, servers: int) -> Callable[..., tuple[Tree, ...]]:
-    """(numbers of its batches, what it is given of every part) -> loss, and each one's gradient."""
-    names = blocks(run.params, servers)
+@contextlib.contextmanager
+def _lost() -> Iterator[None]:
+    try:
+        yield
+    except (EOFError, OSError) as error:
+        raise PartLost from error
 
-    def compute_parts(numbers: range, *given: Params) -> tuple[Tree, ...]:
-        loss, grads = compute({name: own for part in given for name, own in part.items()}, numbers)
-        return loss, *({name: grads[name] for name in own} for own in names)
 
-    return compute_parts
+def sending_to(server: Shards, groups: Workers) -> Workers:
+    """Groups that read from the server's parts and send to these."""
+
+    def send_to(group: int, slot: int, numbers: range) -> None:
+        server.give(slot, group, numbers.start)
+        groups.send(group, (), numbers)
+
+    def heard(seconds: float) -> tuple[int, Tree] | None:
+        said = groups.receive(seconds)
+        return said and (said[0], said[1]._replace(grads=said[0]))
+
+    return Workers(send_to, heard, server)
+
+
+def with_parts(parts: Sequence[Connection], known: Forms, run: Run, compute: Compute) -> Compute:
+    """What a group computes that reads from the parts at these connections, and sends to them."""
+    names = blocks(run.params, len(parts))
+
+    def work(_: Tree, numbers: range) -> Message:
+        for line in parts:
+            send(line, known, Want(numbers.start))
+        x = {name: leaf for line in parts for name, leaf in receive(line, known).of.items()}
+        loss, grads = compute(x, numbers)
+        for line, own in zip(parts, names, strict=True):
+            send(line, known, Blocks({name: grads[name] for name in own}))
+        for line in parts:
+            receive(line, known)  # before the command may make an update of it
+        return Message(loss, ())
+
+    return work
 
 
 def check(run: Run, servers: int) -> None:

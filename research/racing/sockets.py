@@ -1,127 +1,58 @@
-"""Messages of a race over a socket a group, where one server keeps all parameters.
+"""Groups of a race over a socket each, to which the server sends what they are to compute.
 
-    server   sends what the group is given and the numbers of its batches
-    group    sends its message
-
-A call of Ray with 200 kB each way takes several times as long as that. Ray starts the groups and
-replaces those that die. A new one connects, and is sent again what the old one was at.
+Whoever starts the groups replaces those that die. A new one connects, and is sent again what the
+old one was at.
 """
 
 import contextlib
-import os
-import socket
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import (
-    Client,
-    Connection,
-    Listener,
-    Pipe,
-    answer_challenge,
-    deliver_challenge,
-    wait,
-)
-from queue import SimpleQueue
-from typing import Any, NamedTuple
+from multiprocessing.connection import Connection, wait
 
+from optdyn.basics.greeting import Address, Door, call
 from optdyn.basics.trees import Tree
+from optdyn.racing.messages import Ask, Forms, receive, send
 from optdyn.racing.worker import Compute, Workers
 
-KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}  # seconds, and how often
 
-
-class Door(NamedTuple):
-    """Where groups of a race connect."""
-
-    address: Any  # of a file on this machine, or (host, port)
-    key: bytes  # a secret that whoever connects must know
-    came: SimpleQueue[tuple[int, Connection]]  # groups that have connected
-    bell: Connection  # it has something to read for each of them
-
-
-def answer(address: Any, key: bytes, group: int, compute: Compute) -> None:
+def answer(address: Address, key: bytes, forms: Forms, group: int, compute: Compute) -> None:
     """A group's side: it answers until the server is gone."""
-    with contextlib.suppress(EOFError, ConnectionError), Client(address, authkey=key) as line:
-        _at_once(line)
-        line.send(group)
+    with contextlib.suppress(EOFError, OSError), call(address, key, group) as line:
         while True:
-            given, numbers = line.recv()
-            line.send(compute(given, numbers))
+            asked = receive(line, forms)
+            send(line, forms, compute(asked.given, range(*map(int, asked.numbers))))
 
 
 @contextlib.contextmanager
-def door(host: str = "") -> Iterator[Door]:
-    """Inside, groups can connect, from this machine alone, or to this `host` from others.
-
-    Their connections end with it.
-    """
-    key, came, (bell, ring) = os.urandom(32), SimpleQueue[tuple[int, Connection]](), Pipe(False)
-    lines, ringing, closing = list[Connection](), threading.Lock(), threading.Lock()
-    listener = Listener((host, 0) if host else None, backlog=128)
-
-    def greet(line: Connection) -> None:
-        """Each side shows the other that it knows the key, in a thread: strangers may be silent."""
-        try:
-            deliver_challenge(line, key)
-            answer_challenge(line, key)
-            _at_once(line)
-            came.put((line.recv(), line))
-            with ringing:
-                ring.send(None)
-        except (AuthenticationError, EOFError, OSError):  # a stranger, or it died meanwhile
-            with closing:  # two that close one line at once close its number twice
-                line.close()
-
-    def accept() -> None:
-        while True:
-            try:
-                lines.append(line := listener.accept())
-            except ConnectionError:
-                continue  # it died meanwhile
-            except OSError:
-                return  # the door is closed
-            threading.Thread(target=greet, args=(line,), daemon=True).start()
-
-    threading.Thread(target=accept, daemon=True).start()
-    try:
-        yield Door(listener.address, key, came, bell)
-    finally:
-        listener.close()
-        with closing:
-            for line in lines:
-                line.close()
-
-
-def at_work(at: Door, groups: int, check: Callable[[], None]) -> Workers:
-    """So many groups that connect there, each at one thing at a time.
+def at_work(door: Door, forms: Forms, groups: int, check: Callable[[], None]) -> Iterator[Workers]:
+    """So many groups that connect there, each at one thing at a time; afterwards they are let go.
 
     `check` raises if one of them cannot come back. It is called while not all are connected.
     """
     lines = dict[int, Connection]()
-    asked = dict[int, tuple[Tree, range]]()  # what a group is at
-    later = dict[int, tuple[Tree, range]]()  # what it is to do then; what it is at is dropped
-    ready = deque[Any]()  # connections with something to read, the oldest first
+    asked = dict[int, Ask]()  # what a group is at
+    later = dict[int, Ask]()  # what it is to do then; what it is at is dropped
+    ready = deque[Connection]()  # connections with something to read, the oldest first
 
     def ask(group: int) -> None:
         if group in lines:
             try:
-                lines[group].send(asked[group])
+                send(lines[group], forms, asked[group])
             except OSError:
                 lines.pop(group).close()  # it died, and is asked again when it is back
 
-    def send(group: int, given: Tree, numbers: range) -> None:
+    def set_to_work(group: int, given: Tree, numbers: range) -> None:
+        what = Ask(given, (numbers.start, numbers.stop, numbers.step))
         if group in asked:
-            later[group] = given, numbers
+            later[group] = what
         else:
-            asked[group] = given, numbers
+            asked[group] = what
             ask(group)
 
-    def connected() -> None:
-        at.bell.recv()
-        group, line = at.came.get()
+    def connected(group: int, line: Connection) -> None:
+        if not 0 <= group < groups:
+            return line.close()
         if group in lines:
             lines[group].close()
         lines[group] = line
@@ -134,43 +65,36 @@ def at_work(at: Door, groups: int, check: Callable[[], None]) -> Workers:
         if group is None:
             return None
         try:
-            message = line.recv()
+            message = receive(lines[group], forms)
         except (EOFError, OSError):
             lines.pop(group).close()
             return None
         del asked[group]
         if group in later:
-            send(group, *later.pop(group))
+            asked[group] = later.pop(group)
+            ask(group)
             return None
         return group, message
 
-    def receive(seconds: float) -> tuple[int, Tree] | None:
+    def next_message(seconds: float) -> tuple[int, Tree] | None:
         until = time.monotonic() + seconds
         while True:
             if len(lines) < groups:
                 check()
             if not ready:
-                ready.extend(wait([at.bell, *lines.values()], max(until - time.monotonic(), 0.0)))
-            if not ready:
+                left = max(until - time.monotonic(), 0.0)
+                some = wait([*door.files(), *lines.values()], left)
+                ready.extend(line for line in some if isinstance(line, Connection))
+                for group, line in door.came():
+                    connected(group, line)
+            if ready:
+                if said := heard(ready.popleft()):
+                    return said
+            elif time.monotonic() >= until:
                 return None
-            if (one := ready.popleft()) is at.bell:
-                connected()
-            elif said := heard(one):
-                return said
 
-    return Workers(send, receive)
-
-
-def _at_once(line: Connection) -> None:
-    """The end of a message does not wait for more of it, and a dead machine is found in a minute.
-
-    TCP_NODELAY and keepalive.
-    """
-    with socket.socket(fileno=os.dup(line.fileno())) as own:
-        if own.family == socket.AF_UNIX:
-            return
-        own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        own.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in KEEPALIVE.items():
-            if hasattr(socket, name):  # not everywhere
-                own.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    try:
+        yield Workers(set_to_work, next_message)
+    finally:
+        for line in lines.values():
+            line.close()

@@ -4,7 +4,7 @@ With a merged server it makes that in two calls: first its activations, and of t
 the gradient of its own blocks.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import jax
@@ -14,6 +14,7 @@ from optdyn.basics.trees import Tree
 from optdyn.core import Event, Params, State
 from optdyn.problem import problem, shared_data
 from optdyn.problem.problem import Examples
+from optdyn.racing.messages import Ask, Forms, forms
 from optdyn.timeline.versions import Order
 from optdyn.training import program
 from optdyn.training.program import Raced
@@ -21,18 +22,17 @@ from optdyn.training.run import Run, parted
 
 AHEAD = 64  # batches whose numbers are made at a time
 
-Handle = object  # of what another process has or will have; an `ObjectRef` of Ray
 Compute = Callable[
     [Tree, range], Tree
 ]  # (what a worker is given, numbers of its batches) -> message
 
 
 class Shards(NamedTuple):
-    """A server in parts. Handles are what workers are given, and resolved where they are."""
+    """A server in parts, of which each does what it is told in this order."""
 
     put: Callable[[State], None]  # this is the state
-    step: Callable[[Event, Sequence[Handle]], None]  # an update of handles of gradients
-    at: Callable[[int], list[Handle]]  # handles of what a worker sees that reads the slot
+    step: Callable[[Event, int], None]  # an update by what the group has sent
+    give: Callable[[int, int, int], None]  # (slot, group, number of its batch) what it reads
     get: Callable[[], State]
 
 
@@ -44,7 +44,7 @@ class Workers(NamedTuple):
 
     send: Callable[[int, Tree, range], None]  # (group, what it is given, numbers of its batches)
     receive: Callable[[float], tuple[int, Tree] | None]  # (seconds) -> group and message
-    shards: Shards | None = None  # if they send to these; then messages are of handles
+    shards: Shards | None = None  # if they send to these, and messages say the group alone
     crowded: bool = False  # whether they leave no core to the server alone
 
 
@@ -69,6 +69,23 @@ def halves_of(run: Run) -> Raced:
 def examples_of(run: Run) -> Examples:
     """The training set on this process's devices, put there once."""
     return shared_data.put(run.data, run.program.layout.put_examples, run.config).train
+
+
+def message_of(run: Run) -> Tree:
+    """The shapes and types of a group's whole message."""
+    hyper = {name: values[0] for name, values in run.hypers.items()}
+    seen = jax.eval_shape(lambda params: run.program.rule.init(params).at(0), run.params)
+    chosen = numbered(run)(range(1))
+    return jax.eval_shape(halves_of(run).work, seen, hyper, examples_of(run), chosen)
+
+
+def forms_of(run: Run) -> Forms:
+    """The forms of what the server and its groups send to one another."""
+    halves, numbers, some = halves_of(run), (0, 0, 0), np.zeros(())
+    x = halves.given(run.program.rule.init(run.params), 0)
+    if halves.merged:
+        return forms(Ask(x, numbers), Ask(Answer(x, some), numbers), Activations(some), x)
+    return forms(Ask(x, numbers), message_of(run))
 
 
 def worker(run: Run) -> Compute:

@@ -9,6 +9,8 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Pipe
 
 import jax
 import numpy as np
@@ -18,6 +20,7 @@ import pytest
 from optdyn import core
 from optdyn.basics.errors import ConfigError
 from optdyn.basics.files import WorkdirError
+from optdyn.basics.greeting import Door, call
 from optdyn.basics.hold import held
 from optdyn.launch import race as launched
 from optdyn.outputs.checkpoints import parameters
@@ -180,22 +183,52 @@ def test_a_worker_that_died_answers_all_the_same(config, mnist, tmp_path):
     assert one["parameters_crc32"] == other["parameters_crc32"]
 
 
-def in_parts(servers, seed):
-    """As `at_random`, with parts of the server in this process: what they say is its own handle."""
+def in_parts(servers, seed, dying=0.0):
+    """As `at_random`, with parts of the server in threads that are called as others would be.
 
+    A group that is `dying` does so, as often, when it has sent what it computed to the first part.
+    """
+
+    @contextlib.contextmanager
     def connect(run):
-        parts = [shards.Part(run, number, servers) for number in range(servers)]
-        calls = [lambda name, *given, of=part: getattr(of, name)(*given) for part in parts]
-        compute = shards.parted(worker(run), run, servers)
+        known, key = shards.forms_of(run, servers), b"a secret of this race"
+        with contextlib.ExitStack() as stack:
+            doors = [stack.enter_context(contextlib.closing(Door(key))) for _ in range(servers)]
+            pool = stack.enter_context(ThreadPoolExecutor(servers))
+            for number, door in enumerate(doors):
+                pool.submit(shards.keep, shards.Part(run, number, servers), door, known)
 
-        def sent(given, numbers):
-            loss, *grads = compute(numbers, *given)
-            return core.Message(loss, grads)
+            def calls(who):
+                return [stack.enter_context(call(door.address, key, who)) for door in doors]
 
-        rng = np.random.default_rng(seed)
-        made = in_turn(sent, lambda working: int(rng.choice(working)))
-        server = shards.shards(calls, lambda handles: handles, run.program.init(run.params))
-        return contextlib.nullcontext(made._replace(shards=server))
+            rng = np.random.default_rng(seed)
+            fate = np.random.default_rng(seed)
+            lines = {group: calls(group) for group in range(run.config.methods.groups)}
+            last = []
+
+            def choose(working):
+                last[:] = [int(rng.choice(working))]
+                return last[0]
+
+            def compute(given, numbers):
+                (group,) = last
+                if fate.random() < dying:
+                    lost = shards.with_parts(lines[group], known, run, dies(lines[group]))
+                    with pytest.raises(OSError, match="closed"):
+                        lost(given, numbers)
+                    lines[group] = calls(group)
+                return shards.with_parts(lines[group], known, run, worker(run))(given, numbers)
+
+            def dies(own):
+                def compute(x, numbers):
+                    own[-1].close()
+                    return jax.tree.map(np.zeros_like, worker(run)(x, numbers))
+
+                return compute
+
+            inner = in_turn(compute, choose)
+            server = shards.told(calls(shards.COMMAND), known, run.program.init(run.params))
+            yield shards.sending_to(server, inner)
 
     return connect
 
@@ -215,7 +248,7 @@ def test_a_server_in_parts_makes_the_same_updates(config, mnist, tmp_path, own, 
     race(
         as_experiment(config({**values, "steps": 20})),
         tmp_path / "parts",
-        in_parts(servers, 25),
+        in_parts(servers, 25, dying=0.3),
         servers,
     )
     one, other = (pd.read_csv(tmp_path / name / "trace.csv") for name in ("whole", "parts"))
@@ -225,6 +258,17 @@ def test_a_server_in_parts_makes_the_same_updates(config, mnist, tmp_path, own, 
     one, other = vector(tmp_path / "whole"), vector(tmp_path / "parts")
     assert again["staleness_histogram"] == whole["staleness_histogram"]
     assert np.abs(one - other).max() <= 1e-5 * np.abs(one).max()  # two roundings, as above
+
+
+def test_a_part_that_is_gone_is_lost(config, mnist, tmp_path):
+    run = trainer.prepare(as_experiment(config({**mnist, "cluster.service": "race"})), race=True)
+    known = shards.forms_of(run, 2)
+    here, there = Pipe()
+    parts = shards.told([here], known, run.program.init(run.params))
+    there.close()
+    for ask in (parts.get, lambda: parts.give(0, 0, 0)):
+        with pytest.raises(shards.PartLost):
+            ask()
 
 
 def test_a_trace_without_what_the_server_had_goes_on_with_it(config, tmp_path):

@@ -1,12 +1,16 @@
 """Workers of Ray: they race, die and are replaced, the server too, and every update counts once."""
 
+import contextlib
 import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -214,6 +218,110 @@ def test_it_doubts_what_training_doubts_and_leaves_a_workdir_to_who_has_it(tmp_p
     assert doubt.startswith("warning: config.optimizer.learning_rate = 0.3: adam moves")
     assert refusal.startswith("error: ") and f"is in use by process {os.getpid()}" in refusal
     assert job.returncode == 2 and {path.name for path in tmp_path.iterdir()} == {LOCK}
+
+
+# Whoever reaches Ray runs a program in it, unless it asks for a token.
+ATTACK = """
+import os, sys, ray
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+print("ran as", ray.get(ray.remote(num_cpus=0)(os.getuid).remote(), timeout=30))
+"""
+
+
+def attack(address, folder, **environ):
+    """The output of a process of its own that tries it."""
+    usual = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    usual |= {"HOME": str(folder), "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    line = [sys.executable, "-c", ATTACK, address]
+    return subprocess.run(line, env=usual | environ, capture_output=True, text=True).stdout
+
+
+def listening(pid):
+    """Addresses at which a process listens for TCP, in hexadecimal as Linux shows them."""
+    names = []
+    with contextlib.suppress(OSError):
+        names = [os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir()]
+    rows = [
+        row.split() for kind in ("tcp", "tcp6") for row in read(pid, f"net/{kind}").splitlines()
+    ]
+    return [row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in names]
+
+
+def ray_of(pid):
+    """The raylet of that race: its variables, and what it was given."""
+    ((raylet, line),) = (one for one in descendants(pid).items() if "/raylet\0" in one[1])
+    words = (text.split("\0") for text in (read(raylet, "environ"), line.replace("--", "")))
+    return (dict(word.split("=", 1) for word in each if "=" in word) for each in words)
+
+
+GUESSES = (
+    {},
+    {"RAY_AUTH_MODE": "disabled"},
+    {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64},
+)
+
+
+def test_nobody_else_reaches_or_uses_the_ray_of_a_race(tmp_path):
+    """With two servers, at which workers call too."""
+    job = start(tmp_path / "race", parts=2, steps=1_000_000)
+    until(lambda: step(tmp_path / "race") > 50, job)
+    ports = {where for pid in descendants(job.pid) for where in listening(pid)}
+    loopback = ("0100007F", "0000000000000000FFFF00000100007F", f"{1 << 24:032X}")
+    assert len(ports) > 5 and all(where.split(":")[0] in loopback for where in ports)
+    variables, given = ray_of(job.pid)
+    folders = Path(given["session_dir"]).parents
+    assert any(folder.stat().st_mode & 0o077 == 0 for folder in folders)
+    with ThreadPoolExecutor(len(GUESSES)) as pool:  # as Ray asks for 20 s whether it is let in
+        tried = pool.map(lambda more: attack(given["gcs-address"], tmp_path, **more), GUESSES)
+        assert list(tried) == [""] * len(GUESSES)
+    known = {name: variables[name] for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")}
+    assert attack(given["gcs-address"], tmp_path, **known) == f"ran as {os.getuid()}\n"
+    told_to_end(job, tmp_path / "race")
+
+
+@contextlib.contextmanager
+def cluster(**environ):
+    """A Ray of this machine that races go to with `--address`; its address."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as folder:
+        line = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"]
+        line += [f"--port={port}", "--node-ip-address=127.0.0.1", "--include-dashboard=false"]
+        line += [f"--temp-dir={folder}/ray"]
+        job = subprocess.Popen(line, env={**os.environ, **environ}, stdout=subprocess.DEVNULL)
+        try:
+            until(lambda: any("/raylet\0" in line for line in descendants(job.pid).values()), job)
+            yield f"127.0.0.1:{port}"
+        finally:
+            job.terminate()
+            job.wait()
+
+
+TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "1" * 64}
+
+
+def at_address(address, workdir, **environ):
+    """A race there of two servers, ended."""
+    line = command("launch.race", workdir, steps=100)
+    line += [f"--address={address}", "--servers=2"]
+    return subprocess.run(
+        line, cwd=ROOT, env={**os.environ, **environ}, capture_output=True, text=True
+    )
+
+
+def test_a_cluster_has_a_token_or_is_refused(tmp_path):
+    with cluster(**TOKEN) as address:
+        done = at_address(address, tmp_path / "race", **TOKEN)
+        assert done.returncode == 0, done.stderr[-3000:]
+        consistent(tmp_path / "race", 100)
+        guess = at_address(address, tmp_path / "other", **GUESSES[-1])
+        assert guess.returncode == 2 and "no Ray there, or not with this token" in guess.stderr
+    with cluster(RAY_AUTH_MODE="disabled") as address:
+        done = at_address(address, tmp_path / "other", **TOKEN)
+        (line,) = done.stderr.splitlines()
+        assert done.returncode == 2 and "asks for no token" in line
+    assert not (tmp_path / "other").exists()
 
 
 def test_a_bad_config_is_one_line(tmp_path):
