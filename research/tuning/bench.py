@@ -17,7 +17,7 @@ import numpy as np
 
 from optdyn import optimizers, strategies
 from optdyn.basics import seeds
-from optdyn.basics.errors import refuse
+from optdyn.basics.errors import ConfigError, refuse
 from optdyn.basics.trees import Json, bytes_of, head
 from optdyn.core import State
 from optdyn.experiment import Experiment
@@ -55,7 +55,7 @@ class Cluster(NamedTuple):
 
     run: Run  # of all groups
     evaluated: Examples  # the part of it that the training loss is of
-    groups: tuple[int, ...]  # 1, 2, 4, ..., as far as they divide the workers
+    groups: tuple[int, ...]  # all divisors of the number of workers, ascending
 
 
 class Checkpoint(NamedTuple):
@@ -91,7 +91,8 @@ def prepare(config: Experiment) -> Cluster:
         ),
     )
     tunable(config)
-    groups = _groups(config.cluster.worker_count)
+    workers = config.cluster.worker_count
+    groups = tuple(g for g in range(1, workers + 1) if workers % g == 0)
     every = config.with_({"strategy.groups": groups[-1], "steps": CHUNK})
     run = trainer.prepare(every)
     least = float(_timeline(run, 1, 0, 0.0).seconds[LEAST - 1])
@@ -113,13 +114,6 @@ def tunable(config: Experiment) -> None:
         ),
         (config.init_from, "config.init_from: of a run, not of what is tuned"),
     )
-
-
-def _groups(workers: int) -> tuple[int, ...]:
-    groups = [1]
-    while workers % (2 * groups[-1]) == 0:
-        groups.append(2 * groups[-1])
-    return tuple(groups)
 
 
 def seconds_per_update(cluster: Cluster, groups: int) -> float:
@@ -212,8 +206,14 @@ def attempt(
     most the target; or where neither it nor that of the mean of the latest parameters is below what
     is to be beaten, `lower`, times two at the start and less and less later; or, with `settle`,
     where that of the mean is at the target. It always ends with the first batch whose loss is not
-    finite. Evaluation takes no simulated time.
+    finite. Evaluation takes no simulated time. Raises `ConfigError` for groups that are not the
+    cluster's.
     """
+    if setting.groups not in cluster.groups:
+        known = ", ".join(map(str, cluster.groups))
+        raise ConfigError(
+            f"groups = {setting.groups}: must be one of {known}, which share the workers"
+        )
     run, t, every = cluster.run, int(begin.updates), cluster.run.config.log_every
     line = _timeline(run, setting.groups, t, seconds)
     before = _until(line, t)

@@ -67,9 +67,13 @@ def loss_of(outcome: Outcome) -> float:
     return outcome.loss if math.isfinite(outcome.loss) else math.inf
 
 
-def calmer(setting: Choice, by: float) -> Choice:
-    """Half as many groups; of one, a learning rate that is smaller by this ratio."""
-    g = setting.groups
-    if g > 1:
-        return setting._replace(groups=g // 2)
+def halved(groups: Sequence[int], g: int) -> int:
+    """The most of the groups that are at most half of g; one where there are none."""
+    return max((h for h in groups if 2 * h <= g), default=1)
+
+
+def calmer(setting: Choice, by: float, groups: Sequence[int]) -> Choice:
+    """Half as many groups, or the next fewer; of one, a rate that is smaller by this ratio."""
+    if setting.groups > 1:
+        return setting._replace(groups=halved(groups, setting.groups))
     return setting._replace(learning_rate=setting.learning_rate / by)

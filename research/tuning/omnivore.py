@@ -10,7 +10,7 @@ those of the authors' program (HazyResearch/Omnivore, omnivore.py).
                    that diverged. The least loss is the best.
     finer grid     momenta 0.1 and 0.2 around the best, at its alpha
     cold start     g = 1: the largest mu and every alpha, from several initializations, of which the
-                   best is kept. g = 2, 4, ...: every mu, and alpha and alpha / 10 of the best
+                   best is kept. More groups: every mu, and alpha and alpha / 10 of the best
                    of g / 2, until the cluster is saturated: HE(g) > HE(g / 2) / 1.1, HE(g) the
                    seconds an update. The best of each g is probed 5 times as long, and of these the
                    least loss is the best. It trains the first epoch.
@@ -22,6 +22,8 @@ those of the authors' program (HazyResearch/Omnivore, omnivore.py).
 
 What is different here, because theirs stops or goes on for nothing:
 
+    groups         are all divisors of the number of workers, not 1, 2, 4, ...; g / 2 is the most of
+                   them that are at most half of g.
     divergence     Where all of a grid diverges it is tried again with alpha / 10.
     an epoch       that does not lower the loss (the first: below that of the start, and of chance)
                    is repeated from its checkpoint with half the groups, or with alpha / 10 if there
@@ -37,7 +39,7 @@ from typing import NamedTuple
 
 from optdyn.config import ConfigError
 from optdyn.setup import Tune
-from optdyn.tuning.choice import Bench, Choice, Outcome, Point, Probe, calmer, loss_of
+from optdyn.tuning.choice import Bench, Choice, Outcome, Point, Probe, calmer, halved, loss_of
 
 FASTER = 1.1  # by which more groups have to make updates faster
 CLOSE = 1.01  # ratio of losses within which a larger setting is taken, in steady state
@@ -50,10 +52,7 @@ TINY = 1e-30  # learning rates that move nothing, in float32
 
 
 def omnivore(bench: Bench, groups: Sequence[int], rules: Tune) -> None:
-    """Tunes and trains in turn, until the target is reached or the seconds are over.
-
-    `groups`: 1, 2, 4, ...
-    """
+    """Tunes and trains in turn, until the target is reached or the seconds are over."""
     point, last, most = cold_start(bench, groups, rules)
     left, loss = rules.seconds, bench.start(point)
     while True:
@@ -65,10 +64,10 @@ def omnivore(bench: Bench, groups: Sequence[int], rules: Tune) -> None:
         if outcome.loss < loss:  # never, if it diverged
             point, loss = point._replace(epoch=point.epoch + 1), outcome.loss
             probe = partial(bench.probe, point, rules.probe_share * rules.epoch_seconds)
-            last, most = steady_state(probe, last, most, rules.momenta)
+            last, most = steady_state(probe, last, most, rules.momenta, groups)
             bench.note("steady state", last)
         else:
-            last = calmer(last, STEP)
+            last = calmer(last, STEP, groups)
             most = last.groups
 
 
@@ -82,8 +81,8 @@ def cold_start(bench: Bench, groups: Sequence[int], rules: Tune) -> tuple[Point,
     probe = partial(bench.probe, point, rules.probe_seconds)
     best = {1: found[point].setting}
     for g in groups[1:]:
-        last = best[g // 2]
-        if bench.pace(g) > bench.pace(g // 2) / FASTER:
+        last = best[halved(groups, g)]
+        if bench.pace(g) > bench.pace(last.groups) / FASTER:
             bench.note("saturated", last._replace(groups=g))
             break
         best[g] = search(
@@ -96,7 +95,7 @@ def cold_start(bench: Bench, groups: Sequence[int], rules: Tune) -> tuple[Point,
 
 
 def steady_state(
-    probe: Probe, last: Choice, most: int, momenta: Sequence[float]
+    probe: Probe, last: Choice, most: int, momenta: Sequence[float], groups: Sequence[int]
 ) -> tuple[Choice, int]:
     """The best setting of at most `most` groups, and of how many the next search is."""
     while True:
@@ -104,7 +103,7 @@ def steady_state(
         best, _ = search(probe, grid, momenta, last, CLOSE)
         if best.momentum or most == 1:
             return best, most
-        most //= 2
+        most = halved(groups, most)
         last = best._replace(momentum=RESTART)
 
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from optdyn.config import ConfigError
+from optdyn.evidence.trial import trial
 from optdyn.outputs.checkpoints import fingerprint
 from optdyn.problem import shared_data
 from optdyn.training import program, trainer
@@ -197,6 +198,22 @@ def test_measuring_is_charged_in_synchronous_updates(config, mnist):
     assert found["step"] == pytest.approx(edge / noise)
 
 
+def test_groups_that_do_not_share_the_workers_are_refused(cluster):
+    with pytest.raises(ConfigError, match=r"^groups = 3: must be one of 1, 2, 4, 8, which"):
+        bench.attempt(cluster, bench.start(cluster), SETTING._replace(groups=3), 1.0)
+
+
+@pytest.mark.parametrize("groups", [3, 12])
+def test_an_attempt_takes_the_seconds_of_a_trial(config, groups):
+    """Of 12 workers, in numbers of groups that are no power of two."""
+    chosen = as_experiment(config({**VALUES, "cluster.nodes": 12, "tune.probe_seconds": 1.0}))
+    curve = trial(chosen.with_({"strategy.groups": groups}))
+    cluster, setting = bench.prepare(chosen), SETTING._replace(groups=groups)
+    _, outcome = bench.attempt(cluster, bench.start(cluster), setting, curve.seconds[-1], 0.0)
+    # Two compilations of the same sums.
+    assert (outcome.updates, outcome.loss) == (60, pytest.approx(curve.losses[-1], rel=1e-4))
+
+
 def test_divergence_ends_it_and_is_charged_until_then(cluster):
     setting = Choice(2, 0.9, 1e12)
     _, outcome = bench.attempt(cluster, bench.start(cluster), setting, 10.0)
@@ -205,8 +222,8 @@ def test_divergence_ends_it_and_is_charged_until_then(cluster):
     assert outcome.seconds == line.seconds[outcome.updates - 1] < 1.0
 
 
-def test_groups_are_powers_of_two_that_divide_the_workers(config):
-    for nodes, groups in [(1, (1,)), (6, (1, 2)), (7, (1,)), (8, (1, 2, 4, 8)), (12, (1, 2, 4))]:
+def test_groups_are_all_divisors_of_the_workers(config):
+    for nodes, groups in [(1, (1,)), (7, (1, 7)), (8, (1, 2, 4, 8)), (12, (1, 2, 3, 4, 6, 12))]:
         chosen = config({"cluster.nodes": nodes, "strategy.groups": 1})
         assert bench.prepare(as_experiment(chosen)).groups == groups
 

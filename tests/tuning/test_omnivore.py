@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from optdyn.config import ConfigError
 from optdyn.setup import Tune
-from optdyn.tuning.choice import Choice, Outcome, Point
+from optdyn.tuning.choice import Choice, Outcome, Point, halved
 from optdyn.tuning.omnivore import cold_start, omnivore, search, settings, size, steady_state
 from tests.tuning.cluster import Cluster
 
@@ -146,7 +146,7 @@ def test_a_loss_that_never_is_finite_is_said():
 def test_groups_are_halved_while_no_momentum_is_best():
     """Best total 0.6: of 32 to 4 groups no momentum is; of 2 groups 0.1, which phase two finds."""
     cluster = near(0.6)
-    best, most = steady_state(cluster.tried, Choice(32, 0.9, 0.01), 32, MOMENTA)
+    best, most = steady_state(cluster.tried, Choice(32, 0.9, 0.01), 32, MOMENTA, GROUPS)
     assert (best, most) == (Choice(2, pytest.approx(0.1), 0.01), 2)
     assert list(dict.fromkeys(s.groups for s in cluster.settings)) == [32, 16, 8, 4, 2]
     # Searched again as if 0.6 had been the best: nothing larger.
@@ -157,13 +157,13 @@ def test_groups_are_kept_where_negative_momentum_is_tried():
     """The authors' open question: at 32 groups 0.75 - 31/32 = -0.22 is best, of these -0.2."""
     last = Choice(32, 0.9, 0.01)
     momenta = (-0.6, -0.3, *MOMENTA)
-    best, most = steady_state(near(0.75).tried, last, 32, momenta)
+    best, most = steady_state(near(0.75).tried, last, 32, momenta, GROUPS)
     assert (best.groups, best.momentum, most) == (32, pytest.approx(-0.2), 32)
-    assert steady_state(near(0.75).tried, last, 32, MOMENTA)[1] < 32
+    assert steady_state(near(0.75).tried, last, 32, MOMENTA, GROUPS)[1] < 32
 
 
 def test_one_group_may_have_no_momentum():
-    assert steady_state(near(0.0).tried, Choice(4, 0.9, 0.01), 4, MOMENTA) == (
+    assert steady_state(near(0.0).tried, Choice(4, 0.9, 0.01), 4, MOMENTA, GROUPS) == (
         Choice(1, 0.0, 0.01),
         1,
     )
@@ -222,3 +222,11 @@ def test_a_search_finds_a_loss_no_worse_than_any_of_its_grid(momenta, best, g):
     _, loss = search(cluster.tried, grid, tuple(momenta))
     assert loss <= min(cluster.outcome(one, 200).loss for one in grid)
     assert loss == min(cluster.outcome(one, 200).loss for one in cluster.settings)
+
+
+def test_where_nothing_is_half_of_the_groups_it_is_the_next_fewer():
+    """Of 12 workers 12, 6, 3 and 1; of 9 those of three each, and one."""
+    assert [halved((1, 2, 3, 4, 6, 12), g) for g in (12, 6, 4, 3, 2, 1)] == [6, 3, 2, 1, 1, 1]
+    assert [halved((1, 3, 9), g) for g in (9, 3)] == [3, 1]
+    best, most = steady_state(near(0.6).tried, Choice(9, 0.9, 0.01), 9, MOMENTA, (1, 3, 9))
+    assert (best.groups, most) == (1, 1)
