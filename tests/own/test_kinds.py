@@ -135,7 +135,12 @@ def test_a_folder_of_npz_and_a_folder_of_text(tmp_path):
         start = bytes([*read[0], *read[1, 1:], *read[2, 1:]])
         assert start == "\n".join(lines).encode()[: len(start)]  # in order, windows overlap by one
         assert bytes(made.test["text"][0]) == held[:11]
+    (tmp_path / "text8").write_text("abcdefghij" * 40)  # without a line break, as text8
+    made = load(f"text:{tmp_path / 'text8'}", tokenizer="byte", sequence_length=10)
+    assert [made.train["text"].size, made.test["text"].size] == [37 * 11, 11]  # of 380 and 20
+    (tmp_path / "empty.txt").write_text("")
     for name, said in (
+        (f"text:{tmp_path / 'empty.txt'}", "less than the 0 tokens"),
         (f"text:{tmp_path / 'nosuch.txt'}", "cannot read"),
         (f"text:{texts.parent / 'nothing'}", "cannot read"),
         (f"text:{tmp_path / 'train.npz'}", "not UTF-8"),

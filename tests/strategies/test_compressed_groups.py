@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from optdyn.config import ConfigError
+from optdyn.optimizers import optimizer
 from optdyn.strategies import Network
 from optdyn.strategies.mix import compression
 from optdyn.strategies.mix.quantized import numbers
@@ -14,6 +15,8 @@ from tests.strategies.nodes import RATE, START, STEPS, P, flattened, gradient, t
 from tests.strategies.test_choco import a_quarter
 from tests.strategies.workers import ALL, MOMENTUM, WORKERS, events_of, line_of, ran
 from tests.values import as_experiment
+
+CLIP = (("clip_by_global_norm", {"max_norm": 0.1}),)
 
 
 def made(small):
@@ -45,6 +48,17 @@ def test_where_nothing_is_left_out_it_is_as_before():
     whole, _ = ran(made(compression.top_k(1.0, numbers(32, 5))), events_of(line))
     plain, _ = ran(made(None), events_of(line))
     np.testing.assert_allclose(flattened(whole.slots), flattened(plain.slots), rtol=0, atol=1e-6)
+
+
+def test_what_is_clipped_off_is_not_fed_back():
+    """Clipping comes after compression: the first error is that of no clipping, x_1 is not."""
+    small = compression.top_k(0.25, numbers(32, 5))
+    clipped = optimizer("sgd", ("learning_rate", "momentum"), {}, CLIP)
+    rules = made(small), workers.made(lambda *p: asynchronous(*p, small=small), optimizer=clipped)
+    free, cut = (ran(rule, events_of(line_of("asynchronous")))[0] for rule in rules)
+    np.testing.assert_array_equal(flattened(cut.errors)[0], flattened(free.errors)[0])
+    moved = [flattened(each.slots)[0] for each in (free, cut)]
+    assert np.abs(moved[0] - moved[1]).max() > 1e-3
 
 
 def test_the_clock_sends_less_to_the_server_and_all_back():

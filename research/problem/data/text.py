@@ -71,7 +71,7 @@ def of_packages(root: Path, tokenizer: str, sequence_length: int, kept: Path | N
 def own(path: Path, tokenizer: str, sequence_length: int, kept: Path | None = None) -> Data:
     """The lines of a file in UTF-8, or of all *.txt in a folder by name, a twentieth held out.
 
-    Raises DataError.
+    Of a single line that is a twentieth of its characters. Raises DataError.
     """
     check(tokenizer, sequence_length)
     paths = sorted(path.glob("*.txt")) if path.is_dir() else [path]
@@ -83,10 +83,13 @@ def own(path: Path, tokenizer: str, sequence_length: int, kept: Path | None = No
         raise DataError(f"cannot read {error.filename}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise DataError(f"cannot read the text of {path}: it is not UTF-8 ({error})") from error
-    if len(lines) < 2:
-        raise DataError(f"the text of {path} must have 2 lines or more, as the last are held out")
-    cut = min(max(len(lines) * 19 // 20, 1), len(lines) - 1)
-    train, test = "\n".join(lines[:cut]), "\n".join(lines[cut:])
+    if len(lines) > 1:
+        cut = max(len(lines) * 19 // 20, 1)
+        train, test = "\n".join(lines[:cut]), "\n".join(lines[cut:])
+    else:
+        whole = "".join(lines)
+        cut = len(whole) * 19 // 20
+        train, test = whole[:cut], whole[cut:]
     return _data(train, test, tokenizer, sequence_length, f"of {path}", kept)
 
 
