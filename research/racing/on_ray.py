@@ -6,6 +6,7 @@ once, whatever dies.
 
 import contextlib
 import os
+import signal
 import warnings
 from collections.abc import Iterator
 from types import ModuleType
@@ -99,7 +100,10 @@ def ray_workers(
     try:
         # Python fears for JAX's threads, but what Ray forks only becomes another program.
         warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
+        term = signal.getsignal(signal.SIGTERM)
         ray.init(address=address or "local", **given)
+        if term is signal.SIG_IGN:  # Ray takes it
+            signal.signal(signal.SIGTERM, term)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise RayError(f"--address={address}: no Ray there ({one_line(error)})") from error
     try:
