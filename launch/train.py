@@ -1,6 +1,7 @@
 """One run: `python -m launch.train --config=configs/quickstart.py --workdir=DIR`.
 
-The same command resumes an interrupted or killed run and leaves a finished one as it is.
+The same command resumes an interrupted or killed run and leaves a finished one as it is. Ctrl-C,
+SIGTERM and SIGHUP save the run and end it; SIGUSR1 saves it, and it goes on.
 `--config.replicas.count=N` records the trajectories of N replicas instead, for
 `analysis.implicit_momentum`. `--dry_run` checks everything, measures a few updates, and says what
 the run would take: its memory, its updates and epochs, and its time. It writes nothing.

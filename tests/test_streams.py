@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
 COMMAND = """
 import os, sys
 from optdyn.basics import streams
@@ -36,7 +37,7 @@ def test_a_command_ends_as_it_would_and_its_files_are_its_own(tmp_path, redirect
     kept = tmp_path / "kept"
     script = f'exec "$0" "$@" {redirected}'
     command = ["bash", "-c", script, sys.executable, "-c", COMMAND, str(kept)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=ROOT, env=BUFFERED, capture_output=True, text=True)
     assert done.returncode == 7, done.stderr
     assert kept.read_text() == "kept"
     if not redirected:
@@ -50,7 +51,7 @@ def test_nobody_reads_what_a_command_says(tmp_path, closed):
     os.close(reader)
     command = [sys.executable, "-c", COMMAND, str(tmp_path / "kept")]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, closed: writer}
-    done = subprocess.run(command, cwd=ROOT, text=True, **pipes)
+    done = subprocess.run(command, cwd=ROOT, env=BUFFERED, text=True, **pipes)
     os.close(writer)
     assert done.returncode == 7
     assert "Exception" not in f"{done.stdout}{done.stderr}"

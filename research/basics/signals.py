@@ -1,9 +1,8 @@
 """Signals: which end a run, which have it save, and who heeds them."""
 
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from threading import current_thread, main_thread
-from types import FrameType
 from typing import Any
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # a run saves, and ends
@@ -12,7 +11,7 @@ SAVING = (signal.SIGUSR1, signal.SIGUSR2)  # it saves, and goes on; submitit sen
 Handler = Any  # as `signal.signal` takes and returns it
 
 
-def take(call: Callable[[int, FrameType | None], object], *numbers: int) -> dict[int, Handler]:
+def take(call: Handler, *numbers: int) -> dict[int, Handler]:
     """Has signals call this; returns what they did before, to be given back by `restore`.
 
     One of `ENDING` that is ignored stays so, as SIGHUP is under nohup and SIGINT in the background

@@ -7,6 +7,7 @@ once, whatever dies.
 import contextlib
 import os
 import secrets
+import signal
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
@@ -171,7 +172,10 @@ def started(address: str) -> Iterator[ModuleType]:
             # Python fears for JAX's threads, but what Ray forks only becomes another program.
             warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
             stack.callback(ray.shutdown)
+            term = signal.getsignal(signal.SIGTERM)
             ray.init(address=address or "local", **given)
+            if term is signal.SIG_IGN:  # Ray takes it
+                signal.signal(signal.SIGTERM, term)
         except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             raise RayError(
                 f"--address={address}: no Ray there, or not with this token ({one_line(error)})"
