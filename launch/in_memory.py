@@ -68,10 +68,35 @@ def name_of(thing: object, said: str = "") -> str:
     return Name(f"{__name__}:{_names[what]}")
 
 
+# A module of another library, {0}, as a pair (init, apply).
+PAIRS = {
+    "flax.nnx": (
+        "lambda key, x: nnx.state({0}(..., rngs=nnx.Rngs(key)), nnx.Param) and lambda params, x: "
+        "nnx.merge(graph, params, rest)(x), where graph, _, rest = nnx.split({0}(..., "
+        "rngs=nnx.Rngs(0)), nnx.Param, ...)"
+    ),
+    "equinox": (
+        "lambda key, x: eqx.filter({0}(..., key=key), eqx.is_inexact_array) and lambda params, x: "
+        "jax.vmap(eqx.combine(params, static))(x), where _, static = eqx.partition({0}(..., "
+        "key=jax.random.key(0)), eqx.is_inexact_array)"
+    ),
+}
+
+
 def _model(given: Any) -> Any:
-    """The `Model` of a flax module, a pair (init, apply) or a function; others as they are."""
+    """The `Model` of a flax module, a pair (init, apply) or a function; others as they are.
+
+    Raises `ConfigError` for a module of another library, or its class.
+    """
     if isinstance(given, nn.Module):
         return Model(name_of(_Returns(given), f"the module {type(given).__name__}"))
+    kind = given if isinstance(given, type) else type(given)
+    for library, pair in PAIRS.items():
+        if any(f"{base.__module__}.".startswith(f"{library}.") for base in kind.__mro__):
+            raise ConfigError(
+                f"Experiment.model: {kind.__name__} is of {library}, so it must be given as a pair "
+                f"of functions (init, apply): {pair.format(kind.__name__)}"
+            )
     if isinstance(given, tuple) and len(given) == 2 and all(map(callable, given)):
         return Model(name_of(_Returns(_Pure(*given)), "two functions"))
     return Model(name_of(given)) if callable(given) else given

@@ -244,7 +244,12 @@ def gamma(variation: float = 1.0) -> Law:
 
 @checked
 def trace(path: str | Path) -> Law:
-    """Recorded times: a CSV file of a worker's times, or the `trace.csv` of a whole run."""
+    """Recorded arrivals: a CSV file with the columns `worker` and `seconds`, a row an update.
+
+    A row says which group delivered, from 0 on, and when, in seconds from the start. `version`, how
+    many updates the parameters of its gradient had, and `control.*`, as in the `trace.csv` of a
+    run, may be there too.
+    """
     return Law("trace", {"trace": str(path)})
 
 

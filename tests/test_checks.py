@@ -2,6 +2,7 @@
 
 import json
 
+import flax.linen as nn
 import jax
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ from optdyn.grid import grid, named, resolve
 from optdyn.problem import shared_data
 from optdyn.problem.data import own
 from optdyn.training import memory_checks, program, trainer
-from optdyn.training.checks import check
+from optdyn.training.checks import check, check_parts
 from optdyn.training.warnings import probable_mistakes
 from tests.values import as_experiment
 
@@ -105,6 +106,76 @@ def test_a_batch_has_each_example_once_at_most(config):
     check(as_experiment(alike))  # one objective, without examples
     said = refusal(config(one | {"batch_size": 51}))
     assert said.startswith("config.batch_size = 51: the training set has 50 examples")
+
+
+@pytest.mark.parametrize(
+    ("values", "parts"),
+    [
+        ({"batch_size": 30}, 4),
+        ({"batch_size": 36, "parallel.accumulation": 4}, 16),
+        ({"batch_size": 30, "strategy.name": "asynchronous", "cluster.nodes": 8}, 4),
+    ],
+)
+@pytest.mark.parametrize("api", ["jit", "shard_map", "pmap"])
+def test_a_batch_divides_over_all_devices_and_their_parts(config, monkeypatch, values, parts, api):
+    monkeypatch.setattr(jax, "device_count", lambda: 4)
+    whole = {"strategy.name": "sync", "strategy.groups": 2, "parallel.api": api} | values
+    said = refusal(config(whole))
+    assert said.startswith(
+        f"config.batch_size = {values['batch_size']}: must be a multiple of {parts} "
+    )
+    check(as_experiment(config(whole | {"batch_size": 3 * parts})))
+
+
+class Normed(nn.Module):
+    """A layer of nothing but zeros at first, of which the others of a batch are not seen."""
+
+    @nn.compact
+    def __call__(self, x):
+        norm = nn.GroupNorm(None, group_size=1, reduction_axes=(0, 1))
+        return nn.Dense(8, kernel_init=nn.initializers.zeros)(norm(x.reshape(len(x), -1)))
+
+
+def normed(classes):
+    return [*((name, Normed()) for name in "abcd"), ("output", nn.Dense(classes))]
+
+
+PIPELINE = {"strategy.name": "stale_pipeline", "parallel.api": "shard_map"}
+PIPELINE |= {"cluster.devices_per_node": 1, "cluster.service": "constant"}
+PARTS = [
+    ({}, ""),
+    ({"parallel.accumulation": 2}, "parallel.accumulation = 2: must be 1"),
+    ({"parallel.api": "jit"}, ""),
+    ({"parallel.api": "pmap"}, "parallel.api = 'pmap': must be '' or 'jit'"),
+    ({"parallel.api": "shard_map", "parallel.devices": 1}, ""),
+    ({"strategy.name": "asynchronous"}, ""),
+    ({"strategy.name": "asynchronous", "parallel.api": "shard_map"}, "parallel.api = 'shard_map'"),
+    ({"strategy.name": "daso", "parallel.api": "shard_map"}, ""),
+    ({"strategy.name": "dynamic_batch"}, "strategy.name = 'dynamic_batch': must be another"),
+    (PIPELINE, ""),
+    (PIPELINE | {"strategy.pipeline": "2bw"}, "parallel.api = 'shard_map': must be '': with"),
+]
+
+
+def test_a_norm_over_the_batch_has_the_parts_of_the_simulation(config, mnist, monkeypatch):
+    """It is known by what it does; a model whose examples are by themselves may be divided."""
+    monkeypatch.setattr(jax, "device_count", lambda: 4)
+    values = mnist | {"model.name": "tests.test_checks:normed", "batch_size": 16}
+    values |= {"strategy.name": "sync", "strategy.groups": 2}
+    values |= {"cluster.nodes": 2, "cluster.devices_per_node": 2}
+    run = trainer.prepare(as_experiment(config(values)))
+    for more, said in PARTS:
+        chosen = as_experiment(config(values | more))
+        check(chosen)
+        if said:
+            line = refusal(chosen, lambda chosen: check_parts(chosen, run.data, run.params))
+            assert line.startswith(f"config.{said}")
+        else:
+            check_parts(chosen, run.data, run.params)
+    divided = config(values | {"parallel.accumulation": 2})
+    assert "depends on the others" in refusal(as_experiment(divided), trainer.prepare)
+    by_itself = mnist | {"parallel.accumulation": 2, "batch_size": 16}
+    trainer.prepare(as_experiment(config(by_itself)))
 
 
 def test_a_batch_larger_than_what_is_loaded(config, mnist):

@@ -82,3 +82,13 @@ def test_windows_are_metered_and_nothing_else_is(config):
                 np.testing.assert_allclose(chunk.infos[name], window, **close)
             else:
                 assert name not in chunk.infos
+
+
+def test_what_is_not_compiled_makes_the_same_updates(config):
+    """JAX_DISABLE_JIT=1, to look into a model; to rounding, as XLA joins operations."""
+
+    run = prepare(as_experiment(config({"steps": 2})))
+    *_, compiled = made(run, [2], iter(lambda: 2, None))
+    with jax.disable_jit():
+        *_, found = made(run, [2], iter(lambda: 2, None))
+    np.testing.assert_allclose(found.params["x"]["x"], compiled.params["x"]["x"], rtol=1e-5)

@@ -13,6 +13,7 @@ import numpy as np
 import optax
 import pandas as pd
 import pytest
+from flax import nnx
 
 import optdyn
 from optdyn import setup, strategies
@@ -186,6 +187,55 @@ def test_modules_functions_arrays_losses_and_optimizers_of_ones_own():
         np.testing.assert_allclose(end, [1.0, -2.0, 0.5], atol=0.05)
 
 
+class Dropping(nnx.Module):
+    def __init__(self, rngs):
+        self.line = nnx.Linear(3, 1, rngs=rngs)
+        self.drop = nnx.Dropout(0.5, broadcast_dims=(0, 1), rngs=rngs)
+
+    def __call__(self, x):
+        return self.drop(self.line(x))
+
+
+def test_a_pair_that_hides_a_state_of_random_numbers_is_refused():
+    """They would be the same at every update, and with `broadcast_dims` of every example."""
+    graph, _, rest = nnx.split(Dropping(nnx.Rngs(0)), nnx.Param, ...)
+    init = lambda key, x: nnx.state(Dropping(nnx.Rngs(key)), nnx.Param)  # noqa: E731
+    apply = lambda params, x: nnx.merge(graph, params, rest, copy=True)(x)  # noqa: E731
+    data = {"x": np.ones((8, 3), np.float32), "y": np.ones((8, 1), np.float32)}
+    with pytest.raises(ConfigError, match="must not draw random numbers"):
+        optdyn.Experiment(model=(init, apply), data=data, batch_size=4, steps=2).train()
+
+
+def test_linens_batch_norm_in_a_pair_is_the_norm_over_the_batch():
+    """As the FAQ has it, against the equation."""
+    net = nn.Sequential([nn.Dense(4), nn.BatchNorm(use_running_average=False), nn.Dense(2)])
+    by_linen = (
+        lambda key, x: net.init(key, x)["params"],
+        lambda params, x: net.apply({"params": params}, x, mutable=["batch_stats"])[0],
+    )
+
+    def by_hand(params, x):
+        one, norm, two = (params[f"layers_{i}"] for i in range(3))
+        h = x @ one["kernel"] + one["bias"]
+        h = (h - h.mean(0)) / jnp.sqrt(h.var(0) + 1e-5) * norm["scale"] + norm["bias"]
+        return h @ two["kernel"] + two["bias"]
+
+    x = np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
+    values = {"data": {"x": x, "label": (x[:, 0] > 0).astype(np.int32)}, "batch_size": 16}
+    ends = [
+        optdyn.Experiment(model=pair, steps=20, log_every=20, **values).train().log["train_loss"]
+        for pair in (by_linen, (by_linen[0], by_hand))
+    ]
+    np.testing.assert_allclose(*ends, rtol=1e-5)
+    with pytest.raises(ConfigError, match=r"docs/faq\.md"):
+        optdyn.Experiment(model=net, steps=20, **values).train()
+
+
+def test_recorded_arrivals_are_told_by_their_columns():
+    for column in ("`worker`", "`seconds`", "`version`", "`control.*`"):
+        assert column in optdyn.trace.__doc__
+
+
 def test_a_loss_that_is_defined_anew_is_another():
     def made(shift):
         return lambda outputs, batch: jnp.sum((outputs - batch["y"]) ** 2, axis=1) + shift
@@ -280,6 +330,13 @@ BAD = {
     "diloco has no field 'perod'; did you mean": lambda: optdyn.diloco(perod=3),
     "such as optdyn.Model('mlp'), not 'mlp'": lambda: optdyn.Experiment(model="mlp"),
     "such as optdyn.diloco(), not 'diloco'": lambda: optdyn.Experiment(method="diloco"),
+    "Linear is of flax.nnx, so it must be given as a pair of functions (init, apply): lambda": (
+        lambda: base(model=nnx.Linear(3, 1, rngs=nnx.Rngs(0)))
+    ),
+    "Dropping is of flax.nnx, so it must be given as a pair": lambda: base(model=Dropping),
+    "Tree is of equinox, so it must be given as a pair": lambda: base(
+        model=type("Tree", (), {"__module__": "equinox._module", "__call__": print})()
+    ),
     "Experiment.cluster must be of type Cluster": lambda: optdyn.Experiment(cluster=3),
     "such as optdyn.Method('MODULE:NAME'), not Sync": lambda: optdyn.Experiment(
         method=strategies.sync.Sync()  # a class of one's own has no name to be found by again

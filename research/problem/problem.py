@@ -128,10 +128,16 @@ def check(of: Problem, examples: Examples, classes: int = 0) -> None:
 
     def traced(key: str, function: Callable[..., Tree], *args: Tree) -> Tree:
         try:
-            return jax.eval_shape(function, *args)
+            program, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
         except Exception as error:
             why = lookup.told(error).replace(str(SEVERAL), "B")
             raise ConfigError(f"{key}: cannot be used on examples of {data} ({why})") from error
+        if function != of.init and "random_bits" in str(program):
+            raise ConfigError(
+                f"{key}: must not draw random numbers: no key comes with an update, so they would "
+                "be the same in all (dropout is not possible; what is fixed can be drawn before)"
+            )
+        return shapes
 
     def wanted(key: str, shape: jax.ShapeDtypeStruct) -> None:
         if shape.shape != (SEVERAL,):

@@ -166,6 +166,10 @@ class Gradients(Method):
         """Names of the blocks that need an auxiliary head."""
         return ()
 
+    def parts(self, stages: int) -> int:
+        """Parts of a device's batch that go through so many stages one after the other."""
+        return 1
+
 
 @dataclass(frozen=True)
 class Reads(Method):

@@ -18,16 +18,19 @@ from optdyn.basics.errors import (
     require_known,
     shown,
 )
+from optdyn.basics.trees import Params, head
 from optdyn.experiment import Experiment
 from optdyn.optimizers import schedules
 from optdyn.problem import losses, models, own_code
-from optdyn.problem.data import tokenizers
+from optdyn.problem.data import Data, tokenizers
 from optdyn.problem.models.convolution import LOWERINGS
 from optdyn.setup import Cluster, Pieces
 from optdyn.strategies.method import OPTIONAL
 from optdyn.strategies.read.groups import Grouped
 from optdyn.timeline import service
-from optdyn.training import memory_checks
+from optdyn.training import memory_checks, program
+
+EXAMPLES = 8  # on which a model is tried
 
 
 def check(config: Experiment) -> None:
@@ -197,14 +200,37 @@ def _check_parallel(config: Experiment) -> None:
             "of versions, as config.strategy.name = 'asynchronous' has",
         ),
     )
-    parts = max(real.devices, 1) * real.accumulation
-    nodes, devices = config.methods.devices(config)
+    nodes, devices = methods.devices(config)
+    parts = real.accumulation
     if methods.mix:
         parts *= nodes * devices
-    elif real.api and methods.read:
+    elif real.api and not methods.reduces_itself:  # which gives them uneven parts
         parts *= devices
     wanted = f"a multiple of {parts} (devices that share it x config.parallel.accumulation)"
     config.require("batch_size", config.batch_size % parts == 0, wanted)
+
+
+def check_parts(config: Experiment, data: Data, params: Params) -> None:
+    """Raises `ConfigError` where parts of a batch have another mean gradient than the whole.
+
+    That is where the loss of an example depends on the others of its batch, and the batch is taken
+    in parts in which a simulation on one device does not take it.
+    """
+    real, methods = config.parallel, config.methods
+    nodes, devices = methods.devices(config)
+    if methods.gradient and methods.stages:
+        devices *= methods.gradient.parts(nodes)
+    apart = real.api in ("shard_map", "pmap") and not methods.mix and devices > 1
+    keys = {
+        "parallel.accumulation": (real.accumulation > 1, "1"),
+        "strategy.name": (methods.reduces_itself, "another, as its workers go by micro-batches"),
+        "parallel.api": (apart, "''" if methods.stages else "'' or 'jit'"),
+    }
+    chosen = next((key for key, (divides, _) in keys.items() if divides), "")
+    if chosen and program.mixes(config, data.classes, params, head(data.train, EXAMPLES)):
+        wanted = f"{keys[chosen][1]}: with this model the loss of an example depends on the others "
+        wanted += "of its batch (as with a norm over the batch), and so on how that is divided"
+        require(config, chosen, lambda _: False, wanted)
 
 
 def _check_replicas(config: Experiment) -> None:

@@ -130,6 +130,17 @@ def check(config: Experiment, classes: int, examples: Examples) -> None:
     _checked(_model(config, classes), tuple(shapes))
 
 
+def mixes(config: Experiment, classes: int, params: Params, examples: Examples) -> bool:
+    """Whether the loss of an example depends on the others of its batch, as a norm over it does.
+
+    Tried of the first of these examples, beside the others and beside copies of itself.
+    """
+    first = _first_loss(_model(config, classes))
+    copies = {name: np.repeat(leaf[:1], len(leaf), axis=0) for name, leaf in examples.items()}
+    found = first(params, examples), first(params, copies)
+    return not np.isclose(*found, rtol=1e-4, equal_nan=True)  # the same program, so equal if not
+
+
 def make(config: Experiment, classes: int, slots: int) -> Program:
     """The program of a config: the same object for configs that differ in traced numbers only."""
     return _make(_model(config, classes), _rest(config, slots))
@@ -200,14 +211,28 @@ def _checked(of: Minimized, shapes: Sequence[tuple[str, tuple[int, ...], np.dtyp
 
 
 @lru_cache(maxsize=32)
+def _first_loss(of: Minimized) -> Callable[[Params, Examples], jax.Array]:
+    whole, key = _problem(of)[0], jax.random.key(0)
+
+    def first(params: Params, batch: Examples) -> jax.Array:
+        def beside(leaf: jax.Array) -> jax.Array:  # of a layer of zeros nothing would be seen
+            return leaf + 0.1 * jax.random.normal(key, leaf.shape)
+
+        return whole.each_loss(jax.tree.map(beside, params), batch)[0]
+
+    return jax.jit(first)
+
+
+@lru_cache(maxsize=32)
 def _make(model: Minimized, rest: Static) -> Program:
     whole, _ = _problem(model)
     asked = rest.layout, whole, optimizers.optimizer(*rest.optimizer), rest.slots
-    rule, layout = parallel.make(lambda one: partial(_advance, whole, one), *asked)
+    rule, layout = parallel.make(lambda one: partial(_loop, whole.batch, one), *asked)
     rule = rule._replace(init=jax.jit(rule.init))  # one program, not one a leaf
     metered = None
     if rest.meter:
-        _, metered = parallel.make(lambda one: partial(_metered, whole, one), *asked, meter=True)
+        pairs = partial(_pair, whole)
+        _, metered = parallel.make(lambda one: partial(_loop, pairs, one), *asked, meter=True)
     methods = rest.layout.methods
     own = [method.probe(whole) for method in methods.every]
     probe = _probe(whole, [each for each in own if each], rest.probes)
@@ -280,43 +305,25 @@ def _probe(
     return jax.jit(probe) if own or asked else None
 
 
-def _advance(
-    problem: Problem,
-    rule: Rule,
-    state: State,
-    examples: Examples,
-    events: Event,
-    indices: jax.Array,
-    n: jax.Array,
-) -> tuple[State, Info]:
-    def batch(i: jax.Array) -> Examples:
-        return problem.batch(examples, indices[i])
-
-    return _loop(rule, state, events, batch, n)
-
-
-def _metered(
-    problem: Problem,
-    rule: Rule,
-    state: State,
-    examples: tuple[Examples, Examples],
-    events: Event,
-    indices: tuple[jax.Array, jax.Array],
-    n: jax.Array,
-) -> tuple[State, Info]:
-    def batches(i: jax.Array) -> tuple[Examples, ...]:
-        pairs = zip(examples, indices, strict=True)
-        return tuple(problem.batch(held, chosen[i]) for held, chosen in pairs)
-
-    return _loop(rule, state, events, batches, n)
+def _pair(problem: Problem, examples: Sequence[Examples], chosen: Sequence[jax.Array]) -> Tree:
+    return tuple(map(problem.batch, examples, chosen))
 
 
 def _loop(
-    rule: Rule, state: State, events: Event, batch: Callable[..., Tree], n: jax.Array
+    batch: Callable[..., Tree],  # (examples, numbers) -> of an update
+    rule: Rule,
+    state: State,
+    examples: Tree,
+    events: Event,
+    indices: Tree,
+    n: jax.Array,
 ) -> tuple[State, Info]:
+    # With JAX_DISABLE_JIT=1 they are NumPy's still, which `i` cannot index.
+    examples, events, indices = jax.tree.map(jnp.asarray, (examples, events, indices))
+
     def step(state: State, i: jax.Array) -> tuple[State, Info]:
-        event = jax.tree.map(lambda leaf: leaf[i], events)
-        return rule.step(state, event, batch(i))
+        event, chosen = jax.tree.map(lambda leaf: leaf[i], (events, indices))
+        return rule.step(state, event, batch(examples, chosen))
 
     def body(i: jax.Array, carry: tuple[State, Info]) -> tuple[State, Info]:
         state, every = carry

@@ -40,7 +40,7 @@ from optdyn.strategies.metered import METERED
 from optdyn.timeline.base import Arrival, Timeline, chosen
 from optdyn.timeline.trace import SERVED
 from optdyn.training import memory_checks, program
-from optdyn.training.checks import check
+from optdyn.training.checks import check, check_parts
 from optdyn.training.driver import Training, drive, run_to_end
 from optdyn.training.meter import Meter, in_place
 from optdyn.training.resuming import as_begun, begun, finished_summary, go_on
@@ -87,6 +87,7 @@ def prepare(
     shards = problem.shards(config, data)
     with shared_data.COMPILE_LOCK:
         params = program.init(config, data.classes, seeds.key(config.seed, "init"), one)
+        check_parts(config, data, params)
     origin: Json = {}
     if config.init_from and not begun:
         params, origin = verdict(lambda: _given(config.init_from, params))

@@ -28,7 +28,7 @@ from optdyn.setup import Model
 from optdyn.strategies.gradient.local_losses import heads
 from optdyn.strategies.gradient.stacked import form_of, ravel, unravel
 from optdyn.strategies.gradient.stages import stages
-from optdyn.training.program import _advance
+from optdyn.training.program import _loop
 from tests.parallel.started import start as run_all
 from tests.strategies.composed import by_groups
 
@@ -98,7 +98,7 @@ def make_layout(case):
     if case.mesh:
         mesh = layout.mesh(AXES, case.mesh)
         return stages(made, optimizer, case.groups, mesh, case.micro_batches)
-    return layout.one_device(partial(_advance, made, by_groups(made, optimizer, case.groups)))
+    return layout.one_device(partial(_loop, made.batch, by_groups(made, optimizer, case.groups)))
 
 
 def examples():

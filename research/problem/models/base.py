@@ -42,7 +42,7 @@ def _parameters(name: str, variables: Mapping[str, Tree]) -> Params:
     if others := sorted(set(variables) - {"params"}):
         raise ValueError(
             f"block {name!r} has variables {others[0]!r}: blocks have parameters only (a norm over "
-            "the batch must keep no running averages)"
+            "the batch drops its running averages in a pair (init, apply), as docs/faq.md shows)"
         )
     params = variables.get("params", {})
     if strange := {str(leaf.dtype) for leaf in jax.tree.leaves(params)} - {"float32"}:

@@ -102,6 +102,9 @@ class Local(Gradients, MicroBatches):
     def heads(self, blocks: Blocks) -> Sequence[str]:
         return heads(blocks, self.over(len(blocks) - 1), self.shared_heads)
 
+    def parts(self, stages: int) -> int:
+        return self.micro_batches if self.variant == "backprop" and stages > 1 else 1
+
     def slower(self, setup: Setup, network: Network) -> float:
         """An update on one device over one of backpropagation there, in operations."""
         _, work = costs(self, setup.with_({"cluster.nodes": 1}), network)
@@ -138,9 +141,7 @@ class Local(Gradients, MicroBatches):
                 "config.strategy.shared_heads: several nodes share no parameters",
             ),
         )
-        parts = cluster.devices_per_node
-        if self.variant == "backprop" and cluster.nodes > 1:
-            parts *= self.micro_batches
+        parts = cluster.devices_per_node * self.parts(cluster.nodes)
         wanted = f"a multiple of {parts} (config.cluster.devices_per_node, of backprop on several "
         wanted += "nodes x strategy.micro_batches)"
         setup.require("batch_size", setup.batch_size % parts == 0, wanted)
@@ -182,9 +183,8 @@ class Local(Gradients, MicroBatches):
         devices: int,
     ) -> "Layout":
         """Blocks on devices of their own, which is the axis that nothing else here has."""
-        own = self.over(len(problem.blocks) - 1)
-        parts = 1 if len(own) > 1 or nodes == 1 else self.micro_batches
-        return stages(problem, optimizer, own, mesh(("stage", "data"), (nodes, devices)), parts)
+        own, on = self.over(len(problem.blocks) - 1), mesh(("stage", "data"), (nodes, devices))
+        return stages(problem, optimizer, own, on, self.parts(nodes))
 
     def probe(self, problem: Problem) -> Callable[..., dict[str, jax.Array]] | None:
         """`(params, train, test) -> {name: scalar}`: cosines and linear probes, if asked."""

@@ -160,9 +160,7 @@ class StalePipeline(Gradients, Reads, MicroBatches):
         """Every block is by itself."""
         return {name: place for place, (name, _) in enumerate(problem.blocks)}
 
-    @property
-    def parts(self) -> int:
-        """How many parts of a batch go through the stages one after the other."""
+    def parts(self, stages: int) -> int:
         return self.micro_batches if self.pipeline == "2bw" else 1
 
     def clock(self, setting: Setting, methods: Methods) -> Timeline:
@@ -174,7 +172,7 @@ class StalePipeline(Gradients, Reads, MicroBatches):
         blocks, stages = len(setting.model.problem.blocks), setup.cluster.nodes
         size = {"steps": setup.steps, "batch_size": setup.batch_size}
         own = work(setup, setting.model)
-        seconds = pipeline.never_flushed(setup.cluster, self.parts, own, **size)
+        seconds = pipeline.never_flushed(setup.cluster, self.parts(stages), own, **size)
         return stale_stages(self.pipeline, stages, blocks, seconds)
 
     def check(self, setup: Setup, methods: Methods) -> None:
@@ -195,7 +193,7 @@ class StalePipeline(Gradients, Reads, MicroBatches):
         many = self.pipeline != "2bw" or self.micro_batches >= cluster.nodes
         wanted = f"at least the {cluster.nodes} stages, or '2bw' is later than by one update"
         self.require("micro_batches", many, wanted)
-        parts = cluster.devices_per_node * self.parts
+        parts = cluster.devices_per_node * self.parts(cluster.nodes)
         wanted = f"a multiple of {parts} (config.cluster.devices_per_node, of '2bw' x config."
         wanted += "strategy.micro_batches)"
         setup.require("batch_size", setup.batch_size % parts == 0, wanted)
@@ -214,7 +212,7 @@ class StalePipeline(Gradients, Reads, MicroBatches):
         """A stage a device, or several that share its batches."""
         on = mesh(("stage", "data"), (nodes, devices))
         blocks = cuts(nodes, len(problem.blocks))
-        return never_flushed(problem, optimizer, self.pipeline, blocks, on, self.parts)
+        return never_flushed(problem, optimizer, self.pipeline, blocks, on, self.parts(nodes))
 
 
 METHOD = StalePipeline
