@@ -26,6 +26,7 @@ PROBED = {
     "probes.momentum": True,
     "probes.window": 230,
     "probes.every": 260,
+    "data.replacement": True,  # in epochs of 25 updates F is below 25
 }
 
 
@@ -128,6 +129,13 @@ def test_explicit_momentum_is_a_lag_of_its_own(config):
     adam = {"optimizer.name": "adam", "optimizer.momentum": 0.0}
     for other in (adam, adam | {"optimizer.name": "soap"}):
         assert lags(as_experiment(config(other))) == 0  # no polynomial: only raw steps are read
+
+
+def test_steps_at_a_rate_of_0_are_read_from_gradients_alone(config, tmp_path):
+    """A warm-up begins with one: its step over its rate is no number, and was called divergence."""
+    warm = {"strategy.name": "sync", "optimizer.momentum": 0.5, "optimizer.warmup_steps": 9}
+    summary = trainer.train(as_experiment(config(PROBED | warm | {"steps": 230})), tmp_path)
+    assert summary["fitted_momentum_refused"].startswith("an update's learning rate is 0")
 
 
 def test_steering_follows_the_readings(config, tmp_path):

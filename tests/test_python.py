@@ -121,12 +121,23 @@ def test_the_meter_is_read_though_it_was_not_asked_for():
         model=optdyn.Model("quadratic", noise=0.02),
         optimizer=optdyn.sgd(learning_rate=0.02),
         method=optdyn.asynchronous(groups=4),
+        data=optdyn.Data(train_examples=100, replacement=True),
         steps=400,
     )
     reading, low, high, p = chosen.train().implicit_momentum()
     assert low < reading < high and low < 0.75 < high and p > 0.01  # 1 - 1/g
     with pytest.raises(ConfigError, match="implicit momentum: not known of this run"):
         base(steps=40).train().implicit_momentum()
+
+
+def test_the_meter_needs_a_learning_rate_that_is_known():
+    """A chain of optax has one of its own: steps were divided by 0 and readings printed."""
+    chain = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.05))
+    chosen = base(optimizer=chain, steps=400, method=optdyn.asynchronous(groups=4))
+    with pytest.raises(ConfigError, match="needs the learning rate"):
+        chosen.with_(probes=optdyn.Probes(momentum=True)).train()
+    clipped = optdyn.sgd(0.05, chain=(optax.clip_by_global_norm(1.0),))
+    base(optimizer=clipped, probes=optdyn.Probes(momentum=True)).train()
 
 
 class Line(nn.Module):

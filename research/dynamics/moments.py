@@ -45,10 +45,10 @@ DECAYS = (0.0, 0.7, 0.9, 0.97)  # of the exponential means that are instruments
 SIZE_DECAY = 0.9  # of the mean of |d|^2 that weighs updates
 ROUNDS = 2  # of residuals, weights and coefficients
 FEWEST = 50  # updates
-WEAK = 4.0  # F from which intervals hold, for 8 instruments and this kind (Stock, Yogo 2005)
+WEAK = 4.0  # F from which intervals of gradients' lags hold (8 instruments: Stock, Yogo 2005)
+SURE = 25.0  # F from which those of momentum do: below it some cover in half of the runs
 MARGIN = 1e-6  # a moving average is kept so far from one that cannot be inverted
 NORMAL = 1.959964  # half-width of 95 % in standard errors
-SURE = 10.0  # F below which a momentum must be needed, too (Staiger, Stock 1997)
 REJECTED = 0.01  # a model with a p-value below it is not believed
 
 Run = tuple[np.ndarray, np.ndarray]  # displacements and gradients, (T, q) each
@@ -114,15 +114,16 @@ def fit(
     updates = sum(int(weights.astype(bool).sum()) for _, _, weights in prepared)
     if updates < FEWEST:
         raise NotIdentified(f"{updates} updates with a past long enough: at least {FEWEST} needed")
-    beta, moments, hansen, strength = _estimated(prepared, max(1, gradient_lags))
+    least = SURE if lags else WEAK
+    beta, moments, hansen, strength = _estimated(prepared, max(1, gradient_lags), least)
     slopes = moments.sum(0)[:, 1:]
     covariance = np.linalg.inv(slopes.T @ _inverse(_covariance(moments, beta)) @ slopes)
     error = np.sqrt(np.diag(covariance))
-    least, most = _interval(beta[lags], error[lags])
-    if most < 0:
+    low, high = _interval(beta[lags], error[lags])
+    if high < 0:
         raise NotIdentified(
             "a negative share of gradients comes without delay, eta_0 in "
-            f"[{least:.3g}, {most:.3g}]: no staleness has such lags, so the model is wrong"
+            f"[{low:.3g}, {high:.3g}]: no staleness has such lags, so the model is wrong"
         )
     rate, rate_error = beta[lags:].sum(), np.sqrt(covariance[lags:, lags:].sum())
     if _interval(rate, rate_error)[0] <= 0:
@@ -131,10 +132,10 @@ def fit(
             f"{rate:.3g} +- {NORMAL * rate_error:.2g}: steps that hardly change are all momentum "
             "then; more updates or more runs would do"
         )
-    if lags and strength < SURE and not _needs_momentum(runs, gradient_lags, heed):
+    if (total := beta[:lags].sum()) >= 1:
         raise NotIdentified(
-            f"no momentum is as good, with a strength of {strength:.2g}, below {SURE:g}: more "
-            "updates, more runs or larger batches would do"
+            f"a momentum of {total:.4g}, where only below 1 do steps die away: the model is "
+            "wrong, or more updates or more runs would do"
         )
     momentum, momentum_error = _momentum(beta, covariance, lags)
     freedom = moments.shape[1] - len(beta)
@@ -151,20 +152,6 @@ def fit(
         strength=strength,
         updates=updates,
     )
-
-
-def _needs_momentum(
-    runs: Sequence[Run], gradient_lags: int, heed: Sequence[np.ndarray] | None
-) -> bool:
-    """Whether J rejects the model without past steps.
-
-    Where that model is true J rejects it no more often than it says, however weak the instruments
-    (Stock, Wright 2000). An interval of momentum may be far from 0 then, and as narrow as others.
-    """
-    try:
-        return fit(runs, 0, gradient_lags, heed).p < REJECTED
-    except NotIdentified:
-        return False
 
 
 def equivalent_momentum(phi: np.ndarray, eta: np.ndarray) -> np.ndarray:
@@ -218,7 +205,7 @@ def _check(runs: Sequence[Run], lags: int, gradient_lags: int) -> None:
 
 
 def _estimated(
-    prepared: Sequence[tuple], order: int
+    prepared: Sequence[tuple], order: int, least: float
 ) -> tuple[np.ndarray, np.ndarray, float, float]:
     """(beta, moments (T', J, P), J, strength): the estimate, with residuals of that `order`.
 
@@ -237,10 +224,10 @@ def _estimated(
             strength = _strength(moments, power, beta)
         except np.linalg.LinAlgError as why:
             raise NotIdentified("moments are collinear: too little noise or signal") from why
-    if not strength >= WEAK:
+    if not strength >= least:
         raise NotIdentified(
             f"gradients and displacements are too noisy: strength {strength:.2g}, at least "
-            f"{WEAK:g} needed; more updates, more runs or larger batches would do"
+            f"{least:g} needed; more updates, more runs or larger batches would do"
         )
     return beta, moments, hansen, strength
 

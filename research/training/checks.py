@@ -308,6 +308,11 @@ def _check_probes(config: Experiment) -> None:
             "config.probes.steer: needs config.probes.momentum and config.optimizer.name = 'sgd'",
         ),
         (
+            probes.momentum and optimizers.is_fixed(config.optimizer.name),
+            "config.probes.momentum: needs the learning rate, which a transformation of optax does "
+            "not tell; name the optimizer (optdyn.sgd, optdyn.optimizer), with its chain",
+        ),
+        (
             probes.momentum and probes.window > probes.every,
             f"config.probes.window = {probes.window}: at most config.probes.every = {probes.every}",
         ),

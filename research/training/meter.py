@@ -74,7 +74,7 @@ def windows(probes: Probes, steps: int) -> Windows:
 class Window(NamedTuple):
     """What updates in a row recorded, (T, q) each."""
 
-    displacements: np.ndarray  # over their learning rates
+    displacements: np.ndarray | None  # over their learning rates; None if one of these is 0
     raw_steps: np.ndarray
     gradients: np.ndarray
     away: Callable[[int], np.ndarray]  # (T,) of so many `past` updates, as `data.away` says
@@ -104,7 +104,9 @@ def read(
         away = partial(_away, config, examples, start, stop)
         came = worker[start:stop] if worker is not None and told else None
         ages = None if came is None else partial(order_of_arrivals.ages, came, own.groups)
-        found.append(Window(moved / rates[start:stop, None], raw, gradients, away, ages))
+        rate = rates[start:stop, None]
+        over = moved / rate if rate.all() else None
+        found.append(Window(over, raw, gradients, away, ages))
     return found
 
 
@@ -260,11 +262,14 @@ def fitted(ended: Sequence[Window], lags: int, gradient_lags: int = 0, raw: bool
     Raises `NotIdentified`.
     """
     many = sum(len(window.gradients) for window in ended)
-    each = [window.raw_steps if raw else window.displacements for window in ended]
-    runs = [
-        (shortened(moved, many), shortened(window.gradients, many))
-        for moved, window in zip(each, ended, strict=True)
-    ]
+    runs = []
+    for window in ended:
+        moved = window.raw_steps if raw else window.displacements
+        if moved is None:
+            raise NotIdentified(
+                "an update's learning rate is 0, so its step says nothing of momentum"
+            )
+        runs.append((shortened(moved, many), shortened(window.gradients, many)))
     heed = [window.away(max(lags, 1 + gradient_lags)) for window in ended]
     return fit(runs, lags, gradient_lags, heed)
 

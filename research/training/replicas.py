@@ -42,6 +42,7 @@ from optdyn.training.resuming import as_begun
 from optdyn.training.trainer import Run
 
 SLICE = 1000  # examples at a time in the gradient of the whole objective
+SHORT = 10  # updates an epoch below which batches depend on one another noticeably
 PART = 16  # replicas a file of an unfinished recording, rounded up to whole blocks
 
 Arrays = Mapping[str, Array]
@@ -81,7 +82,13 @@ def record(config: Experiment, workdir: str | Path) -> Json:
 
 
 def _recorded(run: Run, workdir: Path) -> Json:
-    config = run.config
+    config, epoch = run.config, run.examples / run.config.batch_size
+    if epoch < SHORT and not config.data.replacement:
+        say(
+            f"warning: config.data.replacement = False: an epoch has {epoch:.2g} updates, of which "
+            "each gets what those before it left, so that the fitted momentum is biased; "
+            "theory draws batches with replacement"
+        )
     history.started(workdir, 0, config.steps)
     parts = workdir / "parts"
     parts.mkdir(exist_ok=True)

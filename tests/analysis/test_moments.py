@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import ortho_group
 
-from optdyn.dynamics.moments import SURE, NotIdentified, fit, moving_average
+from optdyn.dynamics.moments import NotIdentified, fit, moving_average
 from tests.analysis.simulation import simulate
 
 ALPHA, STEPS = 0.5, 600
@@ -29,8 +29,9 @@ def test_intervals_cover_as_often_as_they_say(groups, alpha):
 
     Without asynchrony d_{t-1} and G_t are told apart only where a step changes the gradient much.
     """
-    fits = [fit([run]) for run in runs(groups, 40, groups, alpha=alpha)]
-    truth = 1 - 1 / groups
+    fits = [f for run in runs(groups, 40, groups, alpha=alpha) if (f := told(run))]
+    truth, many = 1 - 1 / groups, len(fits)
+    assert many >= 33  # F is below 25 in some runs of 16 groups
     momenta = np.array([f.phi[0] for f in fits])
     errors = np.array([f.phi_error[0] for f in fits])
     # Binomial: 34 or fewer of 40 at 95 % have probability 1.4 %; 8 or more at 5 %, 0.1 %.
@@ -42,19 +43,26 @@ def test_intervals_cover_as_often_as_they_say(groups, alpha):
     assert 0.6 < errors.mean() / momenta.std(ddof=1) < 1.7
 
 
-def test_weak_instruments_tell_of_momentum_only_where_there_is_some():
-    """Steps that hardly change a gradient: without a test of no momentum 6 of 120 read 0.6 to 0.9.
+def test_weak_instruments_are_refused():
+    """40 runs of 16 groups too short for them, which without a bound on F read 0.86 to 1.009."""
+    every = [found for run in runs(2, 40, 16, steps=120) if (found := told(run))]
+    assert len(every) <= 4 and all(found.strength >= 25 for found in every)
+    # Steps that hardly change a gradient, without momentum: 6 of 120 read 0.6 to 0.9.
+    assert not any(map(told, runs(1, 40, 1, steps=300, alpha=0.5)))
 
-    That test rejects wrongly in 1 %: 5 or more of 120 would have a probability of 0.8 %.
-    """
-    wrong = 0
-    for alpha in (0.2, 0.3, 0.5):
-        for run in runs(1, 40, 1, steps=300, alpha=alpha):
-            wrong += (found := told(run)) is not None and not covered(found.phi_interval[0], 0)
-    assert wrong <= 4
-    every = [told(run) for run in runs(2, 40, 16, steps=120)]
-    weak = [found for found in every if found is not None and found.strength < SURE]
-    assert len(weak) >= 5 and min(found.phi[0] for found in weak) > 0.7  # 0.94 is true
+
+def test_a_momentum_of_one_or_more_is_no_reading():
+    rng = np.random.default_rng(8)
+    g = rng.standard_normal((200, 30)) + np.sin(np.arange(200) / 9)[:, None]
+    for momentum in (0.995, 1.005):
+        d = np.zeros_like(g)
+        for t in range(200):
+            d[t] = momentum * d[t - 1] - 0.1 * g[t] + 1e-6 * rng.standard_normal(30)
+        if momentum < 1:
+            assert fit([(d, g)]).phi[0] == pytest.approx(momentum)
+            continue
+        with pytest.raises(NotIdentified, match="a momentum of 1"):
+            fit([(d, g)])
 
 
 def told(run):
@@ -134,9 +142,9 @@ def test_gradients_that_hardly_change_are_not_read_as_momentum():
 
 
 def test_axes_and_units_do_not_matter():
-    ((d, g),) = runs(7, 1, 4, size=12)
+    ((d, g),) = runs(7, 1, 4, size=16)
     d, g = d.astype(float), g.astype(float)
-    turn = ortho_group.rvs(12, random_state=0)
+    turn = ortho_group.rvs(16, random_state=0)
     plain, turned = fit([(d, g)]), fit([(1e3 * d @ turn, 10 * g @ turn)])
     # The minimum of J is found to a thousandth of a standard error or so.
     within = 0.01 * plain.phi_error[0]

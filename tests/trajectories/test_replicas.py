@@ -284,6 +284,17 @@ def test_one_compilation_serves_all_replicas(config, small, tmp_path):
     assert not np.array_equal(arrays(tmp_path)["losses"], small["losses"])
 
 
+@pytest.mark.parametrize("replacement", [True, False])
+@pytest.mark.parametrize("examples", [38, 80])
+def test_short_epochs_are_warned_of(config, tmp_path, capsys, replacement, examples):
+    """Of 4.7 updates: three groups read 0.70 where 0.667 is true."""
+    batches = {"batch_size": 8, "data.train_examples": examples, "data.replacement": replacement}
+    values = batches | {"steps": 2, "replicas.count": 1, "model.dimension": 4}
+    record(as_experiment(config(values)), tmp_path)
+    said = "warning: config.data.replacement = False: an epoch has 4.8 updates"
+    assert (said in capsys.readouterr().err) == (examples == 38 and not replacement)
+
+
 def test_replicas_that_diverge_say_so(config, tmp_path):
     chosen = config({**SMALL, "replicas.matching": (), "optimizer.learning_rate": 1e8})
     assert record(as_experiment(chosen), tmp_path)["status"] == "diverged"
