@@ -95,7 +95,10 @@ def _neighbours(rank: int, count: int) -> tuple[Connection, Connection]:
         host, _, port = every[(rank + 1) % count].tobytes().decode().strip().rpartition(":")
         right = calling.submit(call, (host, int(port)), key, rank, START)  # as all call at once
         left = neighbour(door, (rank - 1) % count)
-        return right.result(), left
+        try:
+            return right.result(), left
+        except OSError as error:
+            raise ProcessError(f"the next process is not at {host}:{port} ({error})") from error
 
 
 def neighbour(door: Door, number: int, seconds: float = START) -> Connection:

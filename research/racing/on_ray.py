@@ -52,9 +52,8 @@ class Worker:
         self._compute, self._group = worker(self._run), group
         asked(self._run, self._compute, group).send()
 
-    def ready(self) -> bool:
-        """Whether whoever is to run something there needs a token."""
-        return os.environ.get("RAY_AUTH_MODE") == "token"
+    def ready(self) -> None:
+        """Returns when the worker is there."""
 
     def answer(self, address: Address, key: bytes, parts: Sequence[Address]) -> None:
         """Works for the server at that address, and its parts if it has any, until one is gone."""
@@ -96,11 +95,11 @@ def ray_workers(
     """
     with contextlib.ExitStack() as stack:
         ray = stack.enter_context(started(address))
-        groups = run.config.methods.groups
+        groups, key, here = run.config.methods.groups, secrets.token_bytes(32), not address
         # Of XLA, on a machine of its own; fewer if NPROC says so.
         cores = os.cpu_count() or 1
         threads = str(min(int(os.environ.get("NPROC") or cores), max(cores // groups, 1)))
-        variables = MEMORY if address else {**MEMORY, "NPROC": threads, "OMP_NUM_THREADS": threads}
+        variables = MEMORY | ({"NPROC": threads, "OMP_NUM_THREADS": threads} if here else {})
         shared = {
             "num_cpus": 0,  # more groups than cores may share them
             "scheduling_strategy": "SPREAD",
@@ -113,21 +112,26 @@ def ray_workers(
         keeps: Any = ray.remote(Keeper).options(**shared)
         parts = servers if servers > 1 else 0
         keepers = [keeps.remote(config, number, servers) for number in range(parts)]
-        if not all(ray.get([actor.ready.remote() for actor in actors])):
+        try:
+            ray.get([actor.ready.remote() for actor in actors])
+        except ray.exceptions.RayActorError as error:
+            # Of a Ray without tokens the answers are refused here, which then drops the actors.
+            told = "" if here else "it must have been started with RAY_AUTH_MODE=token; "
             raise RayError(
-                f"--address={address}: that Ray asks for no token, so others could run programs "
-                "there: start it with RAY_AUTH_MODE=token"
-            )
-        key, here = secrets.token_bytes(32), not address
+                f"--address={address}: no worker starts; {told}{one_line(error)}"
+            ) from error
         door = stack.enter_context(contextlib.closing(Door(key, "" if here else node_address())))
-        at = ray.get([keeper.opened.remote(key, here) for keeper in keepers])
-        keeping = [keeper.keep.remote() for keeper in keepers]
+        try:
+            at = ray.get([keeper.opened.remote(key, here) for keeper in keepers])
+            keeping = [keeper.keep.remote() for keeper in keepers]
+            lines = [stack.enter_context(call(there, key, shards.COMMAND)) for there in at]
+        except (ray.exceptions.RayActorError, OSError) as error:
+            raise PartLost from error
         answers = [actor.answer.remote(door.address, key, at) for actor in actors]
         known = shards.forms_of(run, servers) if parts else forms_of(run)
         check = partial(alive, ray, answers, keeping)
         workers = stack.enter_context(at_work(door, known, groups, check))
         if parts:
-            lines = [stack.enter_context(call(there, key, shards.COMMAND)) for there in at]
             server = shards.told(lines, known, run.program.init(run.params))
             yield shards.sending_to(server, workers)
         else:
@@ -171,6 +175,7 @@ def started(address: str) -> Iterator[ModuleType]:
         try:
             # Python fears for JAX's threads, but what Ray forks only becomes another program.
             warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
+            warnings.filterwarnings("ignore", "Tip: In future versions of Ray", FutureWarning)
             stack.callback(ray.shutdown)
             term = signal.getsignal(signal.SIGTERM)
             ray.init(address=address or "local", **given)

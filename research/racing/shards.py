@@ -2,11 +2,11 @@
 
     part k    x_{t+1}[k] = step(x_t[k], g_t[k])      t: in the order that the command decides
 
-The command hears only that a part has a gradient, and numbers it. So all parts have one order of
-updates, and what a worker reads is one version of all blocks.
+The command hears only that the parts have a gradient, and numbers it. So all parts have one order
+of updates, and what a worker reads is one version of all blocks.
 
-    worker   Want to all parts, Blocks from each, Blocks to each, Had from each, Message to command
-    command  Step to all parts, Give to all parts, Ask to worker
+    worker    `Want` to each part, its `Blocks`, those of the gradient to it, its `Had`; `Message`
+    command   `Step` and `Give` to each part, `Ask` to the worker
 """
 
 import contextlib
@@ -114,6 +114,11 @@ def keep(part: Part, door: Door, known: Forms) -> None:
     given = dict[int, tuple[int, Params]]()  # what groups are to have, by the number of their batch
     wanted, grads = dict[int, int](), dict[int, Params]()
 
+    def let_go(who: int) -> None:
+        wanted.pop(who, None)
+        if line := lines.pop(who, None):
+            line.close()
+
     def reply(group: int, message: Tree) -> None:
         with contextlib.suppress(OSError):  # it died, and asks again when it is back
             send(lines[group], known, message)
@@ -150,14 +155,11 @@ def keep(part: Part, door: Door, known: Forms) -> None:
                 try:
                     do(who, receive(line, known))
                 except (EOFError, OSError):
-                    lines.pop(who).close()
-                    wanted.pop(who, None)
+                    let_go(who)
                     if who == COMMAND:
                         return
         for who, line in door.came():
-            if who in lines:
-                lines[who].close()
-            wanted.pop(who, None)
+            let_go(who)
             lines[who] = line
 
 

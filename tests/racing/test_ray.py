@@ -224,7 +224,7 @@ def test_it_doubts_what_training_doubts_and_leaves_a_workdir_to_who_has_it(tmp_p
 ATTACK = """
 import os, sys, ray
 ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
-print("ran as", ray.get(ray.remote(num_cpus=0)(os.getuid).remote(), timeout=30))
+print("ran as", ray.get(ray.remote(num_cpus=0)(os.getuid).remote(), timeout=300))
 """
 
 
@@ -233,7 +233,8 @@ def attack(address, folder, **environ):
     usual = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     usual |= {"HOME": str(folder), "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
     line = [sys.executable, "-c", ATTACK, address]
-    return subprocess.run(line, env=usual | environ, capture_output=True, text=True).stdout
+    done = subprocess.run(line, env=usual | environ, capture_output=True, text=True)
+    return done.stdout or done.stderr[-1000:]
 
 
 def listening(pid):
@@ -249,7 +250,7 @@ def listening(pid):
 
 def ray_of(pid):
     """The raylet of that race: its variables, and what it was given."""
-    ((raylet, line),) = (one for one in descendants(pid).items() if "/raylet\0" in one[1])
+    ((raylet, line),) = (one for one in descendants(pid).items() if "/raylet/raylet\0" in one[1])
     words = (text.split("\0") for text in (read(raylet, "environ"), line.replace("--", "")))
     return (dict(word.split("=", 1) for word in each if "=" in word) for each in words)
 
@@ -273,7 +274,7 @@ def test_nobody_else_reaches_or_uses_the_ray_of_a_race(tmp_path):
     assert any(folder.stat().st_mode & 0o077 == 0 for folder in folders)
     with ThreadPoolExecutor(len(GUESSES)) as pool:  # as Ray asks for 20 s whether it is let in
         tried = pool.map(lambda more: attack(given["gcs-address"], tmp_path, **more), GUESSES)
-        assert list(tried) == [""] * len(GUESSES)
+        assert all("Failed to connect" in said or "ConnectionError" in said for said in tried)
     known = {name: variables[name] for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")}
     assert attack(given["gcs-address"], tmp_path, **known) == f"ran as {os.getuid()}\n"
     told_to_end(job, tmp_path / "race")
@@ -291,7 +292,10 @@ def cluster(**environ):
         line += [f"--temp-dir={folder}/ray"]
         job = subprocess.Popen(line, env={**os.environ, **environ}, stdout=subprocess.DEVNULL)
         try:
-            until(lambda: any("/raylet\0" in line for line in descendants(job.pid).values()), job)
+            until(
+                lambda: any("/raylet/raylet\0" in line for line in descendants(job.pid).values()),
+                job,
+            )
             yield f"127.0.0.1:{port}"
         finally:
             job.terminate()
@@ -316,11 +320,12 @@ def test_a_cluster_has_a_token_or_is_refused(tmp_path):
         assert done.returncode == 0, done.stderr[-3000:]
         consistent(tmp_path / "race", 100)
         guess = at_address(address, tmp_path / "other", **GUESSES[-1])
-        assert guess.returncode == 2 and "no Ray there, or not with this token" in guess.stderr
+        *_, line = guess.stderr.splitlines()  # Ray says so too
+        assert guess.returncode == 2 and "no Ray there, or not with this token" in line
     with cluster(RAY_AUTH_MODE="disabled") as address:
         done = at_address(address, tmp_path / "other", **TOKEN)
-        (line,) = done.stderr.splitlines()
-        assert done.returncode == 2 and "asks for no token" in line
+        *_, line = done.stderr.splitlines()
+        assert done.returncode == 2 and "must have been started with RAY_AUTH_MODE=token" in line
     assert not (tmp_path / "other").exists()
 
 
