@@ -67,7 +67,7 @@ class Comparison(NamedTuple):
     losses: tuple[float, ...]  # settings are chosen by the first, the lowest
     arms: list[Arm]  # kept and tuned for each number of groups, fewest groups first
     values: np.ndarray  # (A, M): updates to each loss, seconds to each, loss at the end
-    apart: np.ndarray  # (A, M): the ends of what the log leaves possible
+    apart: np.ndarray  # (A, M): of the ends of what the log leaves possible
     drawn: np.ndarray  # (D, A, 3, M), with the seeds drawn again: values, lows, highs
 
     def of(self, groups: int, kept: bool) -> int:
@@ -171,10 +171,10 @@ def _compared(
     log = log[log["point"].isin(runs["point"])]
     ways = [efficiency.with_target(runs, log, loss) for loss in losses]
     ends = pd.to_numeric(runs["train_loss"]).where(runs["status"] == "completed", np.inf)
-    every = []
+    columns = list[pd.Series]()
     for end in ("to_target", "low", "high"):
-        every += [way[f"{it}_{end}"] for it in ("updates", "seconds") for way in ways] + [ends]
-    table = pd.concat(every, axis=1).set_axis(range(len(every)), axis=1)
+        columns += [way[f"{it}_{end}"] for it in ("updates", "seconds") for way in ways] + [ends]
+    table = pd.concat(columns, axis=1).set_axis(range(len(columns)), axis=1)
     seeds = np.arange(runs["seed"].nunique())
     table = table.set_index([runs[key] for key in (GROUPS, MOMENTUM, RATE, "seed")])
     table = table[~table.index.duplicated(keep="last")].unstack("seed").dropna()

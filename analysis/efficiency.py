@@ -14,7 +14,7 @@ chosen by; so each seed is judged at the setting that is best on the others (`he
 intervals draw seeds again and choose again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -52,7 +52,7 @@ def named(runs: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     return runs.assign(**{name: [repr(row) for row in its] for name, its in rows.items()})
 
 
-def crossings(log: pd.DataFrame, targets: Sequence[float]) -> list[Crossing]:
+def crossings(log: pd.DataFrame, targets: Iterable[float]) -> list[Crossing]:
     """When one run's loss is at each of the targets, by updates and simulated seconds."""
     rows = log[[*CLOCKS, "train_loss"]].to_numpy(float)
     rows = rows[~np.isnan(rows[:, 2])]

@@ -30,7 +30,7 @@ from optdyn.evidence.race import (
     same_order,
 )
 from optdyn.evidence.study import Job, Study
-from optdyn.evidence.trial import Curve, meeting, to_loss
+from optdyn.evidence.trial import Curve, left_open, meeting, to_loss
 from optdyn.experiment import Experiment
 from optdyn.grid import Point
 from optdyn.strategies.chosen import PLAIN
@@ -182,6 +182,11 @@ def measure(study: Study, contest: Contest) -> dict[str, Any]:
             ],
             "cost": float(np.median(times[cell])),
             "seconds": taken(side, cell, place),
+            "open": left_open(
+                timed(study, side.entry, side.setting(cell), place, target, study.report),
+                target,
+                "met",
+            ),
         }
 
     def against(place: Place) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from optdyn.evidence.arms import Arm, Tuned, at, tuned
 from optdyn.evidence.claim import Verdict
 from optdyn.evidence.intervals import ratio, shown, spread, words
 from optdyn.evidence.study import Job, Study
-from optdyn.evidence.trial import Curve, logged, timeline_of, to_loss
+from optdyn.evidence.trial import Curve, left_open, logged, timeline_of, to_loss
 from optdyn.experiment import Experiment
 from optdyn.grid import Point
 from optdyn.strategies.chosen import PLAIN
@@ -77,6 +77,8 @@ def measure(study: Study, race: Race) -> Json:
             others = taken(network, *other, arm, "seconds")
             over = {loss: list(ratio(own[loss], others[loss])) for loss in own}
             networks[network] = {"seconds": own, "opponent": others, "over": over}
+            curves = timed(study, race, network, arm, setting, arm, study.report)
+            networks[network]["open"] = left_open(curves, race.losses[-1], "seconds")
         middle = next(n for n, size in race.networks.items() if _is_on(arm, size))
         updates = taken(middle, arm, setting, arm, "updates")
         first = race.synchronous[0]

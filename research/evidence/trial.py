@@ -1,7 +1,8 @@
 """One run of a config until its training loss is low enough, and its curve on the way there.
 
 A trial trains as `trainer.train` does, to the same floats, but leaves no workdir. Its log points
-are geometric, so that a crossing is known as finely late in training as it is early.
+are geometric, so that a crossing is known as finely late in training as it is early: to 8 % where
+the loss falls, which `left_open` tells. Intervals of claims are of the crossings' values.
 """
 
 import math
@@ -187,6 +188,17 @@ def to_loss(curve: Curve, loss: float, clock: str = "updates") -> float:
     The loss is taken to fall exponentially between two log points; infinite if it never got there.
     """
     return float(between([curve], loss, clock).value[0])
+
+
+def left_open(curves: Sequence[Curve], loss: float, clock: str = "updates") -> list[float]:
+    """What the log points leave possible at the least and at the most, over `to_loss`; medians.
+
+    1 where the loss is missed, or is there at the start.
+    """
+    low, value, high = between(curves, loss, clock)
+    known = np.isinf(value) | (value == 0)
+    ends = [np.where(known, 1.0, end / np.where(known, 1.0, value)) for end in (low, high)]
+    return [float(np.median(end)) for end in ends]
 
 
 def between(curves: Sequence[Curve], loss: float, clock: str = "updates") -> Crossing:

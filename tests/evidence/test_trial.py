@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from optdyn.config import ConfigError
 from optdyn.configs import problems
 from optdyn.evidence import trial as trials
-from optdyn.evidence.trial import Curve, to_loss, trial
+from optdyn.evidence.trial import Curve, left_open, to_loss, trial
 from optdyn.experiment import Experiment
 from optdyn.training import trainer
 
@@ -118,6 +118,13 @@ def test_the_crossing_of_an_exponential_is_exact(rate, loss):
         assert to_loss(curve, loss, "seconds") == pytest.approx(2 * expected, rel=1e-6)
     else:
         assert math.isinf(to_loss(curve, loss))
+
+
+def test_what_log_points_leave_open_is_told_and_of_a_missed_loss_nothing():
+    updates = [0, 10, 20, 40]
+    fell = Curve(updates, updates, [1.0, 0.5, 0.25, 0.0625], "ended", {})
+    assert left_open([fell], 0.5 * 0.5**0.5) == pytest.approx([10 / 15, 20 / 15])
+    assert left_open([fell], 0.01) == left_open([fell], 1.0) == [1, 1]
 
 
 @pytest.mark.parametrize(
