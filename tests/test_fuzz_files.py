@@ -13,12 +13,13 @@ import shutil
 import signal
 import traceback
 from functools import cache, partial
+from unittest.mock import MagicMock
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from optdyn.analysis import report, tables
+from optdyn.analysis import export, raced, report, tables, windows
 from optdyn.basics.errors import InputError
 from optdyn.basics.files import write_json
 from optdyn.basics.hold import LOCK
@@ -95,14 +96,18 @@ def spoilt(path, rng):
     return f"{path.name} {kind}"
 
 
-def every(original, aside, uses, seed, count):
+def one_of_many(folder, rng):
+    path = rng.choice(sorted(path for path in folder.rglob("*") if path.name in NAMES))
+    return spoilt(path, rng)
+
+
+def every(original, aside, uses, seed, count, spoil=one_of_many):
     """Fails with what crashed; how many cases were refused, and how many were not."""
     rng, failed, refused = random.Random(seed), [], 0
     for _ in range(count):
         shutil.rmtree(aside, ignore_errors=True)
         shutil.copytree(original, aside)
-        path = rng.choice(sorted(p for p in aside.rglob("*") if p.name in NAMES))
-        what, use = spoilt(path, rng), rng.choice(sorted(uses))
+        what, use = spoil(aside, rng), rng.choice(sorted(uses))
         try:
             uses[use](aside)
         except InputError as error:
@@ -397,3 +402,29 @@ def test_runs_go_on_to_what_they_would_have_been(saved, config, files, tmp_path,
 def test_many_runs_go_on_to_what_they_would_have_been(saved, config, files, tmp_path, monkeypatch):
     refused, went_on = spoil_runs(saved, config, files, tmp_path / "w", monkeypatch, 1, 500)
     assert refused > 80 and went_on > 160
+
+
+def uses_of_recordings(folder_of):
+    return {
+        "report": report.write,
+        "tables": tables.load,
+        "tidy": tables.tidy,
+        "windows": lambda folder: windows.fit(windows.load(folder_of(folder))),
+        "race": lambda folder: raced.load(folder_of(folder)),
+        "export": lambda folder: export.to_wandb(
+            MagicMock(), tables.points(folder), "x", folder, offline=True
+        ),
+    }
+
+
+@pytest.mark.parametrize("kind, count", [("metered", 20), ("race", 20)])
+def test_reports_of_spoilt_runs(saved, tmp_path, kind, count):
+    uses = uses_of_recordings(lambda folder: folder)
+    every(saved(kind) / "ended", tmp_path / "w", uses, 2, count, damaged)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_reports_of_spoilt_runs(saved, tmp_path, kind):
+    uses = uses_of_recordings(lambda folder: folder / "0" if kind.startswith("two") else folder)
+    every(saved(kind) / "ended", tmp_path / "w", uses, 3, 150, damaged)

@@ -96,7 +96,12 @@ class Checkpoints:
             cleanup_tmp_directories=True,
             multiprocessing_options=_alone(jax.process_index()),
         )
-        self._manager = ocp.CheckpointManager(self.path, options=options)
+        try:
+            self._manager = ocp.CheckpointManager(self.path, options=options)
+        except (OSError, ValueError, KeyError, TypeError):
+            for step in _whole(workdir):  # it looks into all
+                self._verify(step)
+            raise
 
     def _found(self, workdir: Path) -> tuple[int | None, str]:
         """The latest step to go on from, if any; and why not from a later one, in words."""
@@ -108,11 +113,10 @@ class Checkpoints:
             wrong = [f"{workdir / name} ({why})" for name, why in unlike.items() if why]
             if not wrong:
                 return step, passed
-            passed = passed or f"{wrong[0]} is not what it was at update {step:,}"
+            passed = passed or f"not what was saved at update {step:,}: {wrong[0]}"
         if passed:
             raise WorkdirError(
-                f"{passed}, and no checkpoint is of before; put back what it was, or move "
-                f"{workdir} away to start again"
+                f"{passed}; put that file back, or move {workdir} away to start again"
             )
         return None, ""
 
@@ -207,8 +211,8 @@ class Checkpoints:
             raise self._unusable(step, line_of(error)) from error
 
     def _unusable(self, step: int, why: str) -> WorkdirError:
-        earlier = max((other for other in _whole(self.path.parent) if other < step), default=None)
-        resume = "the start" if earlier is None else f"step {earlier}"
+        other = max((other for other in _whole(self.path.parent) if other != step), default=None)
+        resume = "the start" if other is None else f"step {other}"
         return WorkdirError(
             f"checkpoint {self.path / str(step)} is corrupt ({why}); move that folder away to "
             f"resume from {resume}"
