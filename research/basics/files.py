@@ -171,15 +171,6 @@ class Written(NamedTuple):
             return line_of(error)
 
 
-def cut(path: Path, size: int) -> Written:
-    """Leaves the first `size` bytes of the file, and says what they are; of 0 there is no file."""
-    if not size:
-        path.unlink(missing_ok=True)
-        return Written()
-    os.truncate(path, size)
-    return Written(size, crc32(path))
-
-
 def read_json(path: Path) -> Json:
     """The object in the file, {} if there is none."""
     try:

@@ -39,7 +39,7 @@ def started(folder: Path, at: int, steps: int, known: Sequence[Json] = (), **mor
     }
     if diff := code().get("diff"):
         path = folder / "code.diff"
-        if path.exists() and path.read_text() != diff:
+        if path.exists() and path.read_bytes() != diff.encode():
             path = folder / f"code.{zlib.crc32(diff.encode()):08x}.diff"
         write(path, diff)
         entry["diff"] = path.name

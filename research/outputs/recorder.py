@@ -1,10 +1,11 @@
 """The file `trace` of a real run (`research/timeline/trace.py`), as it goes."""
 
+import os
 from pathlib import Path
 
 import numpy as np
 
-from optdyn.basics.files import Written, append, cut, sync
+from optdyn.basics.files import Written, append, crc32, sync
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.trace import PREFIX, SERVED, columns, table_of, versions
 
@@ -13,8 +14,13 @@ class Recorder:
     """An update a row; opening keeps the first `size` bytes. Raises `DiskFull`."""
 
     def __init__(self, path: Path, size: int):
-        self._path, self._written = path, cut(path, size)
-        self._seconds = float(table_of(path)["seconds"].iloc[-1]) if size else 0.0
+        self._path, self._written, self._seconds = path, Written(), 0.0
+        if size:
+            os.truncate(path, size)
+            self._written = Written(size, crc32(path))
+            self._seconds = float(table_of(path)["seconds"].iloc[-1])
+        else:
+            path.unlink(missing_ok=True)
 
     def append(self, made: Timeline, window: slice, seconds: float) -> None:
         """The updates of the window, which took `seconds` together."""

@@ -30,7 +30,6 @@ from optdyn.basics.files import (
     append,
     as_json,
     crc32,
-    cut,
     finite,
     line_of,
     read_json,
@@ -187,8 +186,9 @@ class Metrics:
 
     def __init__(self, workdir: Path, size: int):
         self._path = workdir / LOG
-        self._written = cut(self._path, size)
-        self.rows = rows(self._path)
+        held = self._path.read_bytes()[:size] if size else b""
+        write(self._path, held.decode())
+        self.rows, self._written = rows(self._path), Written().more(held)
         stale = set(workdir.glob(EVENTS))
         suffix = f".{time.time_ns()}"  # the default name holds whole seconds only
         try:

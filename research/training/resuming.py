@@ -17,7 +17,7 @@ from optdyn.basics.processes import is_writer
 from optdyn.basics.trees import Json
 from optdyn.experiment import Experiment
 from optdyn.outputs import history
-from optdyn.outputs.checkpoints import held_in, latest
+from optdyn.outputs.checkpoints import Checkpoints, held_in, latest
 from optdyn.outputs.workdir import LOG, enough, text_of, vouch
 from optdyn.parallel.first_process import agreed
 from optdyn.problem import own_code
@@ -59,19 +59,17 @@ def go_on(
     folder: Path,
     run: Run,
     held: Json,
-    step: int,
-    record: Json,
+    checkpoints: Checkpoints,
     before: Json,
-    passed: str,
     tell: Callable[[str], None],
 ) -> None:
     """Says where the run starts, and makes the workdir that of its config.
 
-    `record` is what the checkpoint of that step says of the run, and `passed` why it is none of a
-    later step. Raises `WorkdirError` if the run that its config asks for would not have come to
-    this step as it is, and changes nothing.
+    Raises `WorkdirError` if the run that its config asks for would not have come to the step of its
+    latest checkpoint as it is, and changes nothing.
     """
-    config, planned = run.config, record.get("steps", run.config.steps)
+    config, step, record = run.config, checkpoints.latest() or 0, checkpoints.recorded()
+    planned = record.get("steps", config.steps)
     enough(folder, config.steps, step)
     if before.get("status") in ("completed", "diverged") and not step:
         raise WorkdirError(
@@ -92,8 +90,8 @@ def go_on(
     history.started(folder, step, config.steps, record.get("starts", ()), **more)
     if (text := text_of(config, run.code)) != (folder / "config.json").read_text():
         write(folder / "config.json", text)
-    if passed:
-        tell(passed)
+    if checkpoints.passed:
+        tell(checkpoints.passed)
     if step:
         of = f", for {config.steps:,} steps in place of {planned:,}" if changed else ""
         tell(f"resuming at {step:,}{of}")

@@ -177,15 +177,14 @@ def training(run: Run, workdir: Path, watch: Watch | None = None) -> Training:
         with Checkpoints(folder) as checkpoints:
             fresh = run.program.init(run.params)
             step, state = agreed(checkpoints.restore(fresh) or (0, fresh))
-            record, passed = checkpoints.recorded(), checkpoints.passed
-            verdict(lambda: go_on(folder, run, held, step, record, before, passed, tell))
+            verdict(lambda: go_on(folder, run, held, checkpoints, before, tell))
             about = {"steps": config.steps, "starts": agreed(history.starts(folder))}
             checkpoints.record = lambda: {"files": {}, **about}
             if step == 0 and run.origin:  # it may have moved on, or away, when this is resumed
                 checkpoints.save(0, jax.device_get(fresh))
             state = run.program.layout.put_state(state)
             del fresh  # a state may fill the memory
-            with Metrics(folder, held_in(record, LOG)) as metrics:
+            with Metrics(folder, held_in(checkpoints.recorded(), LOG)) as metrics:
                 metrics.rows[:] = agreed(metrics.rows)
                 watching = watched(workdir.name, config.steps, step, watch)
                 summary = yield from _loop(
