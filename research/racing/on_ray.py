@@ -80,7 +80,8 @@ class Keeper:
 
     def keep(self) -> None:
         """Keeps its blocks until the command is gone."""
-        shards.keep(self._part, self._door, shards.forms_of(self._run, self._servers))
+        with contextlib.closing(self._door):
+            shards.keep(self._part, self._door, shards.forms_of(self._run, self._servers))
 
 
 @contextlib.contextmanager

@@ -224,7 +224,7 @@ def test_it_doubts_what_training_doubts_and_leaves_a_workdir_to_who_has_it(tmp_p
 ATTACK = """
 import os, sys, ray
 ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
-print("ran as", ray.get(ray.remote(num_cpus=0)(os.getuid).remote(), timeout=300))
+print("ran as", ray.get(ray.remote(num_cpus=0)(lambda: os.getuid()).remote(), timeout=300))
 """
 
 
