@@ -17,9 +17,11 @@ from flax import nnx
 
 import optdyn
 from optdyn import setup, strategies
+from optdyn.analysis import efficiency
 from optdyn.basics.errors import ConfigError, InputError
 from optdyn.config import default, parse
 from optdyn.dynamics.moments import FEWEST
+from optdyn.evidence.intervals import ratio
 from optdyn.launch import in_memory
 from optdyn.training import trainer
 from tests.values import as_experiment
@@ -90,6 +92,9 @@ def test_a_comparison_is_of_the_runs_alone():
     assert (table["seconds_low"] <= table["seconds_ratio"]).all()
     assert (table["updates_least"] < table["updates_most"]).all()
     assert table.loc["a", ["updates_low", "updates_high"]].tolist() == [1, 1]  # over itself
+    arms = ([efficiency.to_target(run.log, more.target)[0] for run in more[n].runs] for n in "ba")
+    _, low, high = ratio(*arms)  # of the seeds alone
+    assert table.loc["b", "updates_low"] < low and high < table.loc["b", "updates_high"]
     assert "with 95 % intervals" in str(more) and "a smaller log_every leaves" in str(more)
     head, _, titles, sync, late = str(found).splitlines()
     assert "medians of 2 seeds, and times those of sync" in head and titles.startswith(" ")

@@ -174,3 +174,11 @@ def test_an_interval_has_in_it_what_every_update_would_have_told(every):
     assert low <= whole <= high and low <= value <= high
     if every >= 25:  # which drawing the seeds again does not show
         assert whole < intervals.ratio(*(found(arm, every).value for arm in arms))[1]
+
+
+def test_a_loss_that_goes_up_and_down_may_have_been_at_the_target_before_the_last_log_point():
+    """Off its course by 0.2 in logarithms, of which it falls 0.1 from one log point to the next."""
+    course, swing = -0.1 * np.arange(31), 0.1 * (-1.0) ** np.arange(31)
+    for losses, before in ((np.exp(course), 150), (np.exp(course + swing), 129)):
+        low = crossings(tables(losses)[1], [np.exp(-1.55)])[0].low[0]
+        assert low == pytest.approx(before, abs=0.5)  # the last log point above is at 150 and 140
