@@ -247,19 +247,6 @@ def _loop(
             row["worker_seconds"] = _worker_seconds(run, chunk.state, step, feed).tolist()
         metrics.append(row)
 
-    def so_far() -> Json:
-        """The summary; of a run that goes on, that of one interrupted here."""
-        summary = _summary(run, status or "interrupted", step, metrics.rows)
-        summary |= agreed(history.told(folder))
-        if meter and is_writer():
-            since = next((at for at, _ in momenta(run, metrics.rows)[1:]), 0)
-            summary = in_place(summary, meter.logged(run.timeline.worker, since, step))
-        if summary["status"] == "interrupted":
-            summary |= {"signal": number}
-        if status == "diverged":  # it has no finite state
-            return summary | {"kept_checkpoint": checkpoints.latest()}
-        return summary | {"parameters_crc32": fingerprint(layout.get(chunk.state).params)}
-
     status, number = "", 0
     stops = [*range(every, steps, every), steps]
     chunks = drive(run, state, step, stops, metrics.rows, meter.windows if meter else None, feed)
@@ -294,13 +281,20 @@ def _loop(
             status = _status(step == steps, number, finite)
             if finite and (status or save or is_due(step, every, config.checkpoint_every)):
                 checkpoints.save(step, layout.get(chunk.state))
-            if save and not status:
-                write_json(folder / "summary.json", so_far())
             if is_writer():
                 watch.show(step, f"loss {metrics.rows[-1]['train_loss']:.4g}")
             if status:
                 break
-        summary = so_far()
+        summary = _summary(run, status, step, metrics.rows) | agreed(history.told(folder))
+        if meter and is_writer():
+            since = next((at for at, _ in momenta(run, metrics.rows)[1:]), 0)
+            summary = in_place(summary, meter.logged(run.timeline.worker, since, step))
+        if status == "interrupted":
+            summary |= {"signal": number}
+        if status == "diverged":  # it has no finite state
+            summary |= {"kept_checkpoint": checkpoints.latest()}
+        else:
+            summary |= {"parameters_crc32": fingerprint(layout.get(chunk.state).params)}
         if is_finished(summary, steps):
             metrics.end(config, summary)
             vouch(folder, summary)

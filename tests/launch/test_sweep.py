@@ -13,8 +13,9 @@ from optdyn.analysis import tables
 from optdyn.basics import progress
 from optdyn.basics.files import write_json
 from optdyn.launch import sweep
+from optdyn.outputs.checkpoints import Checkpoints
 from optdyn.outputs.workdir import Metrics, vouch
-from optdyn.training import batched_runs, program, trainer
+from optdyn.training import batched_runs, program
 from tests.launch.sweeping import alone, assert_same, config_of, grid_file, summaries
 
 
@@ -321,7 +322,7 @@ def test_a_signal_stops_all_that_run_at_a_checkpoint(
 
 @pytest.mark.parametrize("way", ["threads", "vmap"])
 def test_asked_to_all_that_run_save_and_go_on(sweeping, whole, tmp_path, rows, way, monkeypatch):
-    append, write, seen, saved = Metrics.append, trainer.write_json, [], {}
+    append, save, seen, saved = Metrics.append, Checkpoints.save, [], {}
     noticed = threading.Event()
 
     def signalled(self, row):
@@ -331,13 +332,13 @@ def test_asked_to_all_that_run_save_and_go_on(sweeping, whole, tmp_path, rows, w
             os.kill(os.getpid(), signal.SIGUSR1)
             assert noticed.wait(60)  # by the main thread
 
-    def noted(path, summary):
-        write(path, summary)
-        if summary["status"] == "interrupted":
-            saved[path.parent.name] = summary["step"]
+    def noted(self, step, state):
+        save(self, step, state)
+        if step % 20:  # config.checkpoint_every
+            saved[self.path.parent.name] = step
 
     monkeypatch.setattr(Metrics, "append", signalled)
-    monkeypatch.setattr(trainer, "write_json", noted)
+    monkeypatch.setattr(Checkpoints, "save", noted)
     monkeypatch.setattr(progress, "say", lambda text: noticed.set())
     arguments = f"--config={whole[0]}", f"--workdir={tmp_path}", f"--together={way}"
     assert sweeping(*arguments)[0] == 0
