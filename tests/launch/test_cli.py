@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -180,8 +181,9 @@ except SystemExit as exited:
 long = {"pandas", "matplotlib", "scipy.optimize", "scipy.stats", "optuna", "ray"} & set(sys.modules)
 assert not long, long
 """
-    given = f"optdyn train --config=quickstart --config.steps=1 --workdir={tmp_path / 'run'}"
-    subprocess.run([sys.executable, "-c", script, *given.split()], check=True, cwd=ROOT)
+    given = ["--config=quickstart", "--config.steps=1", f"--workdir={tmp_path / 'run'}"]
+    command = [sys.executable, "-c", script, "optdyn", "train", *given]
+    subprocess.run(command, check=True, cwd=ROOT)
 
 
 def test_a_command_leaves_the_process_as_it_was(optdyn):
@@ -217,7 +219,7 @@ def test_a_run_is_that_of_the_module(optdyn, tmp_path, monkeypatch):
     assert out.splitlines() == [
         f"completed: 40 updates, {number(made['simulated_seconds'])} simulated seconds",
         f"training loss {made['train_loss']:.4g}, test loss {made['test_loss']:.4g}",
-        f"next: optdyn report --workdir={tmp_path / 'a'}",
+        f"next: optdyn report --workdir={shlex.quote(str(tmp_path / 'a'))}",
     ]
 
 

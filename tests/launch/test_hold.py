@@ -30,7 +30,7 @@ with held(Path(sys.argv[1]), *sys.argv[2:]):
     print("held", flush=True)
     time.sleep(600)
 """
-IN_USE = r"workdir \S+ is in use by process (\d+) on \S+ since \d\d:\d\d; let it end, or give"
+IN_USE = r"workdir .+ is in use by process (\d+) on \S+ since \d\d:\d\d; let it end, or give"
 
 
 @pytest.fixture

@@ -73,10 +73,8 @@ def refusal(config, workdir):
     return str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "step, number",
-    [(0, signal.SIGINT), (30, signal.SIGTERM), (40, signal.SIGHUP), (40, signal.SIGINT)],
-)
+@pytest.mark.parametrize("step", [0, 30, 40])
+@pytest.mark.parametrize("number", ENDING)
 def test_interrupted_and_resumed_is_whole(
     config, whole, tmp_path, monkeypatch, scalars, step, number, rows
 ):

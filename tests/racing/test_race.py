@@ -512,7 +512,7 @@ def test_the_server_gets_all_signals(tmp_path, monkeypatch, ends, number):
     started = []
 
     class Started(subprocess.Popen):
-        def __init__(self, command, **given):
+        def __init__(self, command, preexec_fn, **given):  # which is not for a process of JAX
             started.append(command)
             program = SERVER.format(ends=ends)
             super().__init__([sys.executable, "-c", program, str(tmp_path)], **given)
