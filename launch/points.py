@@ -12,12 +12,12 @@ from ml_collections import ConfigDict
 from optdyn.basics.files import read_json, unlike
 from optdyn.config import ConfigError
 from optdyn.grid import Point, named, resolve
-from optdyn.outputs.workdir import claim, free
+from optdyn.outputs.workdir import claim, damaged, free
 from optdyn.training import batched_runs
 
 DONE = ("completed", "diverged")
 SHOWN = 12  # points of a compilation that a dry run names
-SHORT = "to go on"  # it has ended, with fewer steps than the grid has now
+SHORT = "to go on"  # it has ended, with fewer steps than the grid has now, or its files are damaged
 
 
 class Entry(NamedTuple):
@@ -107,7 +107,8 @@ def _entry(config: ConfigDict, workdir: Path, name: str, point: Point) -> Entry:
     if why := unlike(summary):
         raise ConfigError(f"{folder / 'summary.json'}: {why}")
     status = summary.get("status") or ""
-    if status in DONE and summary.get("steps", resolved.steps) != resolved.steps:
+    is_short = summary.get("steps", resolved.steps) != resolved.steps
+    if status in DONE and (is_short or damaged(folder)):
         status = SHORT
     return Entry(
         name=name,

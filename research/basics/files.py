@@ -1,4 +1,4 @@
-"""Files that are whole or absent whenever the process is killed, and a disk that is full.
+"""Files that are whole or absent whenever the process is killed or the machine stops.
 
 A disk that is full is `DiskFull`, wherever it is found out: in one line, with what is whole.
 """
@@ -8,9 +8,10 @@ import errno
 import json
 import math
 import os
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
@@ -113,16 +114,61 @@ def _replace(path: Path, aside: Path, put: Callable[[IO[bytes]], object]) -> Non
         try:
             with aside.open("wb") as file:
                 put(file)
+                file.flush()
+                os.fsync(file.fileno())
         except BaseException:
             aside.unlink(missing_ok=True)  # what is half written takes space that is wanted
             raise
         os.replace(aside, path)
+        sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Waits until what was written to the file, or the names in the folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def append(path: Path, text: str) -> None:
     """Adds the text to the end of the file. Raises `DiskFull`, and then its end may be torn."""
     with writing(path), path.open("a") as file:
         file.write(text)
+
+
+def crc32(path: Path, start: int = 0, size: float = math.inf) -> int:
+    """The checksum of up to `size` bytes of the file from `start` on, read in pieces."""
+    total = 0
+    with path.open("rb") as file:
+        file.seek(start)
+        while piece := file.read(int(min(size, 2**20))):
+            total, size = zlib.crc32(piece, total), size - len(piece)
+    return total
+
+
+class Written(NamedTuple):
+    """What a file that only grows holds: `size` bytes from `start` on, and their checksum."""
+
+    size: int = 0
+    crc32: int = 0
+    start: int = 0
+
+    def more(self, content: bytes) -> "Written":
+        """With the content after it."""
+        return self._replace(size=self.size + len(content), crc32=zlib.crc32(content, self.crc32))
+
+    def unlike(self, path: Path) -> str:
+        """In what the file does not begin with that, in words; '' if it does."""
+        try:
+            held = max(path.stat().st_size - self.start, 0) if path.exists() else 0
+            if held < self.size:
+                return f"{held:,} of {self.size:,} bytes are there"
+            same = not self.size or crc32(path, self.start, self.size) == self.crc32
+            return "" if same else f"its first {self.size:,} bytes are others"
+        except OSError as error:
+            return line_of(error)
 
 
 def read_json(path: Path) -> Json:
@@ -135,20 +181,17 @@ def read_json(path: Path) -> Json:
         raise WorkdirError(f"{path}: cannot be read ({line_of(error)})") from error
 
 
-def rows(path: Path, counter: str = "") -> list[Json]:
-    """The objects in the whole lines of a file; each has a whole number called `counter`, if any.
+def rows(path: Path, size: int | None = None) -> list[Json]:
+    """The objects in the whole lines of a file, or of its first `size` bytes.
 
     Raises `WorkdirError`.
     """
     if not path.exists():
         return []
     try:
-        lines = path.read_text().split("\n")[:-1]  # what follows the last newline is torn
-        found = [_object(line) for line in lines if line]
-        for number, row in enumerate(found, start=1):
-            if counter and not isinstance(row.get(counter), int):
-                raise ValueError(f"line {number} has no {counter}")
-        return found
+        # What follows the last newline is torn.
+        lines = path.read_bytes()[:size].decode().split("\n")[:-1]
+        return [_object(line) for line in lines if line]
     except (OSError, ValueError) as error:
         raise WorkdirError(f"{path}: cannot be read ({line_of(error)})") from error
 

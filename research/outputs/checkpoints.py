@@ -1,14 +1,15 @@
 """The states of a run on disk, `checkpoints/`: the last two, each whole or absent.
 
 A folder a state, called by its number of updates, as Orbax writes it, with a checksum of every
-file. Large tables of versions are files of their own (`versions.py`).
+file. Large tables of versions are files of their own (`versions.py`). `run.json` there has what the
+run's own files held when the state was saved, so that a run goes on only from where they reach.
 """
 
 import contextlib
 import json
 import shutil
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from threading import RLock
@@ -18,12 +19,23 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from optdyn.basics.files import DiskFull, WorkdirError, line_of, read_json, write_json, writing
-from optdyn.basics.trees import Params, State, Tree
+from optdyn.basics.files import (
+    DiskFull,
+    WorkdirError,
+    Written,
+    crc32,
+    line_of,
+    read_json,
+    sync,
+    write_json,
+    writing,
+)
+from optdyn.basics.trees import Json, Params, State, Tree
 from optdyn.core import snapshots
 from optdyn.outputs import versions
 
 SUMS = "crc32.json"  # written last into a checkpoint: without it there is none
+RECORD = "run.json"  # of a checkpoint: {"files": {name: Written}, ...}
 FILES = 2**16  # bytes that a checkpoint takes besides its arrays
 Name = tuple[str, ...]
 
@@ -66,16 +78,15 @@ SAVING = RLock()
 class Checkpoints:
     """The last two states of a run, with a checksum of every file.
 
-    Opening raises `WorkdirError` if a file of the latest is not what was written: before it is
-    parsed, since what parses a damaged file may fail in any way, or not at all.
+    Opening finds the latest that the files of the run reach, and changes none. Raises
+    `WorkdirError` if they reach none, or if a file of that checkpoint is not what was written:
+    before it is parsed, since what parses a damaged file may fail in any way, or not at all.
     """
 
     def __init__(self, workdir: Path):
         self.path = (workdir / "checkpoints").absolute()
-        for step in self._steps():
-            if not (self.path / str(step) / SUMS).exists():  # killed before it was whole
-                shutil.rmtree(self.path / str(step))
-        self._verify()
+        self.record: Callable[[], Json] = dict  # syncs files, and says what is in them
+        self._latest, self.passed = self._found(workdir)
         with writing(self.path):
             self.path.mkdir(exist_ok=True)
         options = ocp.CheckpointManagerOptions(
@@ -85,7 +96,41 @@ class Checkpoints:
             cleanup_tmp_directories=True,
             multiprocessing_options=_alone(jax.process_index()),
         )
-        self._manager = ocp.CheckpointManager(self.path, options=options)
+        try:
+            self._manager = ocp.CheckpointManager(self.path, options=options)
+        except (OSError, ValueError, KeyError, TypeError):
+            for step in _whole(workdir):  # it looks into all
+                self._verify(step)
+            raise
+
+    def _found(self, workdir: Path) -> tuple[int | None, str]:
+        """The latest step to go on from, if any; and why not from a later one, in words."""
+        passed = ""
+        for step in sorted(_whole(workdir), reverse=True):
+            self._verify(step)
+            held = read_json(self.path / str(step) / RECORD).get("files", {})
+            unlike = {name: Written(*was).unlike(workdir / name) for name, was in held.items()}
+            wrong = [f"{workdir / name} ({why})" for name, why in unlike.items() if why]
+            if not wrong:
+                return step, passed
+            passed = passed or f"not what was saved at update {step:,}: {wrong[0]}"
+        if passed:
+            raise WorkdirError(
+                f"{passed}; put that file back, or move {workdir} away to start again"
+            )
+        return None, ""
+
+    def recorded(self) -> Json:
+        """What `record` said when the latest state was saved; {} if there is none."""
+        return read_json(self.path / str(self._latest) / RECORD)
+
+    def _remove_others(self) -> None:
+        """Removes checkpoints that were not whole, or are beyond where the run went on from."""
+        for folder in self.path.glob("*"):
+            number = int(folder.name) if folder.name.isdigit() else -1
+            if number > (self._latest or 0) or (number >= 0 and not (folder / SUMS).exists()):
+                shutil.rmtree(folder)
+        self._manager.reload()
 
     def save(self, step: int, state: State) -> None:
         """Writes the state after `step` updates, unless it is there. Raises `DiskFull`."""
@@ -94,13 +139,19 @@ class Checkpoints:
         folder = self.path / str(step)
         try:
             with writing(self.path), SAVING:
+                self._remove_others()
                 self._has_room(state)
                 large = versions.has_large(state)
                 kept = state._replace(slots={}) if large else state
                 self._manager.save(step, args=ocp.args.StandardSave(kept))
                 if large:
                     versions.write(folder, state.slots)
-                write_json(folder / SUMS, _file_sums(folder))
+                write_json(folder / RECORD, self.record())
+                sums = _file_sums(folder)
+                for path in (*folder.rglob("*"), self.path):
+                    sync(path)
+                write_json(folder / SUMS, sums)
+                self._latest = step
         except DiskFull:
             for torn in (folder, *self.path.glob(f"{step}.*")):  # it takes space that is wanted
                 shutil.rmtree(torn, ignore_errors=True)
@@ -143,7 +194,7 @@ class Checkpoints:
 
     def latest(self) -> int | None:
         """The step of the latest checkpoint."""
-        return max(self._steps(), default=None)
+        return self._latest
 
     def __enter__(self) -> Self:
         return self
@@ -151,35 +202,37 @@ class Checkpoints:
     def __exit__(self, *_: object) -> None:
         self._manager.close()
 
-    def _steps(self) -> list[int]:
-        return [int(path.name) for path in self.path.glob("*") if path.name.isdigit()]
-
-    def _verify(self) -> None:
-        step = self.latest()
-        if step is None:
-            return
+    def _verify(self, step: int) -> None:
         folder = self.path / str(step)
         try:
-            expected, sums = read_json(folder / SUMS), _file_sums(folder)
-        except (OSError, WorkdirError) as error:
+            if damaged := _damaged(folder):
+                raise self._unusable(step, f"{damaged} is not as written")
+        except OSError as error:
             raise self._unusable(step, line_of(error)) from error
-        damaged = [name for name in expected if sums.get(name) != expected[name]]
-        if damaged or not expected:
-            raise self._unusable(step, f"{damaged[0] if damaged else SUMS} is not as written")
 
     def _unusable(self, step: int, why: str) -> WorkdirError:
-        earlier = max((other for other in self._steps() if other < step), default=None)
-        resume = "the start" if earlier is None else f"step {earlier}"
+        other = max((other for other in _whole(self.path.parent) if other != step), default=None)
+        resume = "the start" if other is None else f"step {other}"
         return WorkdirError(
             f"checkpoint {self.path / str(step)} is corrupt ({why}); move that folder away to "
             f"resume from {resume}"
         )
 
 
+def _whole(workdir: Path) -> list[int]:
+    """The steps of a workdir's checkpoints that are whole."""
+    names = (path.parent.name for path in workdir.glob(f"checkpoints/*/{SUMS}"))
+    return [int(name) for name in names if name.isdigit()]
+
+
 def latest(workdir: Path) -> int | None:
     """The step of a workdir's latest whole checkpoint, which is only looked at."""
-    whole = (path.parent.name for path in workdir.glob(f"checkpoints/*/{SUMS}"))
-    return max((int(name) for name in whole if name.isdigit()), default=None)
+    return max(_whole(workdir), default=None)
+
+
+def held_in(record: Json, name: str) -> int:
+    """The bytes that a file of the run had, as a checkpoint's record says."""
+    return Written(*record.get("files", {}).get(name, ())).size
 
 
 @contextlib.contextmanager
@@ -202,9 +255,8 @@ def parameters(workdir: Path) -> tuple[int, Params]:
     if step is None:
         raise WorkdirError(f"{workdir}: no checkpoint in it; give the workdir of a run")
     folder = workdir / "checkpoints" / str(step)
-    sums, expected = _file_sums(folder), read_json(folder / SUMS)
-    if damaged := [name for name in expected if sums.get(name) != expected[name]]:
-        raise WorkdirError(f"checkpoint {folder} is corrupt ({damaged[0]} is not as written)")
+    if damaged := _damaged(folder):
+        raise WorkdirError(f"checkpoint {folder} is corrupt ({damaged} is not as written)")
     process = jax.process_index()
     handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=_alone(process))
     try:
@@ -243,16 +295,18 @@ def _alone(process: int) -> ocp.options.MultiprocessingOptions:
 
 def _file_sums(folder: Path) -> dict[str, int]:
     files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != SUMS)
-    return {str(path.relative_to(folder)): _sum(path) for path in files}
+    return {str(path.relative_to(folder)): crc32(path) for path in files}
 
 
-def _sum(path: Path) -> int:
-    """Read in pieces: a table of versions is as large as the memory that it takes."""
-    total = 0
-    with path.open("rb") as file:
-        while piece := file.read(2**20):
-            total = zlib.crc32(piece, total)
-    return total
+def _damaged(folder: Path) -> str:
+    """The name of a file of the checkpoint that is not as written; '' if all are."""
+    try:
+        expected = read_json(folder / SUMS)
+    except WorkdirError:
+        return SUMS
+    sums = _file_sums(folder)
+    names = (name for name in expected | sums if sums.get(name) != expected.get(name))
+    return next(names, "" if expected else SUMS)
 
 
 def fingerprint(tree: Tree) -> int:

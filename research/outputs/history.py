@@ -10,22 +10,23 @@ import socket
 import subprocess
 import sys
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 
-from optdyn.basics.files import read_json, write, write_json
+from optdyn.basics.files import WorkdirError, read_json, write, write_json
 from optdyn.basics.trees import Json
 
 ROOT = Path(__file__).parent.parent.parent  # of the checkout, if this is one
 SMALL = 2**16  # characters of a difference that is kept
 
 
-def started(folder: Path, at: int, steps: int, **more: object) -> None:
+def started(folder: Path, at: int, steps: int, known: Sequence[Json] = (), **more: object) -> None:
     """Adds the start of this process, at an update, to the history of the workdir. And `more`.
 
-    The difference between the code and its commit is kept beside it, if it is small.
+    The history begins with the starts that are `known`, whatever the file says. The difference
+    between the code and its commit is kept beside it, if it is small.
     """
     entry = {
         "at": at,
@@ -38,23 +39,35 @@ def started(folder: Path, at: int, steps: int, **more: object) -> None:
     }
     if diff := code().get("diff"):
         path = folder / "code.diff"
-        if path.exists() and path.read_text() != diff:
+        if path.exists() and path.read_bytes() != diff.encode():
             path = folder / f"code.{zlib.crc32(diff.encode()):08x}.diff"
         write(path, diff)
         entry["diff"] = path.name
-    write_json(folder / "history.json", {"starts": [*starts(folder), entry]})
+    later = starts(folder)[len(known) :]
+    write_json(folder / "history.json", {"starts": [*known, *later, entry]})
 
 
 def starts(folder: Path) -> list[Json]:
-    """All entries; [] of a run from before there were any."""
-    return read_json(folder / "history.json").get("starts", [])
+    """All entries; [] of a run from before there were any. Raises `WorkdirError`."""
+    path = folder / "history.json"
+    found = read_json(path).get("starts", [])
+    if not (isinstance(found, list) and all(map(_is_start, found))):
+        raise WorkdirError(f"{path}: its starts are not what a run writes; move that file away")
+    return found
+
+
+def _is_start(entry: object) -> bool:
+    numbers = ("at", "steps", "of")
+    return isinstance(entry, dict) and all(isinstance(entry.get(n, 0), int) for n in numbers)
 
 
 def told(folder: Path) -> Json:
     """All `starts`, and what was changed at some of them, for the summary."""
     every = starts(folder)
     origin = [{"init_from": entry["init_from"]} for entry in every if "init_from" in entry]
-    changed = {(entry["at"], entry["steps"]): _changed(entry) for entry in every if "of" in entry}
+    changed = {
+        (entry.get("at"), entry.get("steps")): _changed(entry) for entry in every if "of" in entry
+    }
     return {
         **(origin[0] if origin else {}),
         **({"continued": list(changed.values())} if changed else {}),

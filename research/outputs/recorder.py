@@ -1,27 +1,26 @@
 """The file `trace` of a real run (`research/timeline/trace.py`), as it goes."""
 
+import os
 from pathlib import Path
 
 import numpy as np
 
-from optdyn.basics.files import append, write
+from optdyn.basics.files import Written, append, crc32, sync
 from optdyn.timeline.base import Timeline
 from optdyn.timeline.trace import PREFIX, SERVED, columns, table_of, versions
 
 
 class Recorder:
-    """An update a row; opening keeps the first `step`. Raises `DiskFull`."""
+    """An update a row; opening keeps the first `size` bytes. Raises `DiskFull`."""
 
-    def __init__(self, path: Path, step: int):
-        self._path, self._seconds = path, 0.0
-        if step and path.exists():
-            kept = table_of(path)[:step]
-            if len(kept):
-                self._seconds = float(kept["seconds"].iloc[-1])
-                if "version" in kept and SERVED not in kept:  # of a race that began without it
-                    kept.insert(list(kept).index("version") + 1, SERVED, np.nan)
-                return write(path, kept.to_csv(index=False))
-        path.unlink(missing_ok=True)
+    def __init__(self, path: Path, size: int):
+        self._path, self._written, self._seconds = path, Written(), 0.0
+        if size:
+            os.truncate(path, size)
+            self._written = Written(size, crc32(path))
+            self._seconds = float(table_of(path)["seconds"].iloc[-1])
+        else:
+            path.unlink(missing_ok=True)
 
     def append(self, made: Timeline, window: slice, seconds: float) -> None:
         """The updates of the window, which took `seconds` together."""
@@ -49,5 +48,12 @@ class Recorder:
                 rows[PREFIX + name] = values
             else:
                 rows |= {f"{PREFIX}{name}.{n}": column for n, column in enumerate(values.T)}
-        table = pd.DataFrame(rows)
-        append(self._path, table.to_csv(header=not self._path.exists(), index=False))
+        text = pd.DataFrame(rows).to_csv(header=not self._written.size, index=False)
+        append(self._path, text)
+        self._written = self._written.more(text.encode())
+
+    def synced(self) -> Written:
+        """What the file has, which is on the disk now."""
+        if self._written.size:
+            sync(self._path)
+        return self._written

@@ -3,12 +3,17 @@
 config.json     the resolved config            metrics.jsonl   one object a log point
 summary.json    final figures and status       checkpoints/    orbax
 history.json    every start: when, where, what code, and what it went on from
+crc32.json      of a run that has ended: checksums of its summary and of what it recorded
 events.*        TensorBoard, the same numbers as metrics.jsonl
+
+Of files that vouch for others, `crc32.json` here and in a checkpoint, those others are on the disk
+before they are written.
 """
 
 import contextlib
 import json
 import time
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
@@ -21,13 +26,18 @@ from optdyn import config as configs
 from optdyn.basics.files import (
     DiskFull,
     WorkdirError,
+    Written,
+    append,
+    as_json,
+    crc32,
     finite,
     line_of,
-    missing,
     read_json,
     rows,
+    sync,
     unlike,
     write,
+    write_json,
     writing,
 )
 from optdyn.basics.trees import Json, Tree
@@ -37,6 +47,8 @@ from optdyn.problem import own_code
 # Of a run: keys that cannot change its floats, and its length.
 FREE = ("note", "steps", "log_every", "checkpoint_every", "plan", "tune")
 EVENTS = "events.out.tfevents.*"
+SUMS = "crc32.json"
+LOG, TRACE, SKETCHES, REPLICAS = "metrics.jsonl", "trace.csv", "sketches.npy", "trajectories.npz"
 SHOWN = 10.0  # seconds after which TensorBoard sees a log point, at most
 
 
@@ -101,6 +113,31 @@ def is_finished(summary: Mapping[str, Tree], steps: int) -> bool:
     return status in ("completed", "diverged") and done >= steps
 
 
+def vouch(workdir: Path, summary: Json) -> None:
+    """Writes checksums of what a run has recorded that has ended, and of its summary to come."""
+    paths = [
+        workdir / name for name in (LOG, TRACE, SKETCHES, REPLICAS) if (workdir / name).exists()
+    ]
+    for path in paths:
+        sync(path)
+    sums = {path.name: crc32(path) for path in paths}
+    text = as_json(summary) + "\n"
+    write_json(workdir / SUMS, {**sums, "summary.json": zlib.crc32(text.encode())})
+
+
+def damaged(workdir: Path) -> str:
+    """The first file of a run that has ended that is not as it was left; '' if all are."""
+    try:
+        sums = read_json(workdir / SUMS)
+        if "summary.json" not in sums:
+            return SUMS
+        paths = {workdir / name: value for name, value in sums.items()}
+        changed = (p.name for p, value in paths.items() if not p.exists() or crc32(p) != value)
+        return next(changed, "")
+    except (OSError, WorkdirError):
+        return SUMS
+
+
 def _of_its_code(workdir: Path, config: Experiment, held: object, now: str) -> None:
     if config.code != own_code.ANY and (said := own_code.changed(held, now)):
         raise WorkdirError(
@@ -143,18 +180,15 @@ def tag(name: str) -> str:
 class Metrics:
     """`metrics.jsonl` and the TensorBoard event file, which repeats it.
 
-    Opening keeps the rows up to `step` and rewrites the event file from them, so that a killed run
+    Opening keeps the first `size` bytes and rewrites the event file from them, so that a killed run
     leaves neither a torn line nor a log point twice. Raises `DiskFull`.
     """
 
-    def __init__(self, workdir: Path, step: int):
-        self._path = workdir / "metrics.jsonl"
-        before = rows(self._path, "step")
-        for number, row in enumerate(before, start=1):
-            if why := unlike(row) or missing(row, ("wall_seconds",)):
-                raise WorkdirError(f"{self._path}: line {number}: {why}")
-        self.rows = [row for row in before if row["step"] <= step]
-        write(self._path, "".join(json.dumps(row) + "\n" for row in self.rows))
+    def __init__(self, workdir: Path, size: int):
+        self._path = workdir / LOG
+        held = self._path.read_bytes()[:size] if size else b""
+        write(self._path, held.decode())
+        self.rows, self._written = rows(self._path), Written().more(held)
         stale = set(workdir.glob(EVENTS))
         suffix = f".{time.time_ns()}"  # the default name holds whole seconds only
         try:
@@ -170,17 +204,21 @@ class Metrics:
         finally:
             for old in stale:
                 old.unlink()
-        self._file = self._path.open("a")
 
     def append(self, row: Json) -> None:
         """Adds a line to the log, and to the event file. Raises `DiskFull`."""
         self.rows.append(row)
-        with writing(self._path):
-            self._file.write(json.dumps(finite(row)) + "\n")
-            self._file.flush()
+        line = json.dumps(finite(row)) + "\n"
+        append(self._path, line)
+        self._written = self._written.more(line.encode())
         self._write_events(finite(row))
         if time.monotonic() - self._flushed > SHOWN:
             self._flush()
+
+    def synced(self) -> Written:
+        """What the log has, which is on the disk now."""
+        sync(self._path)
+        return self._written
 
     def end(self, config: Experiment, summary: Mapping[str, object]) -> None:
         """What TensorBoard's page of hyperparameters shows of a run: to be written once."""
@@ -196,9 +234,8 @@ class Metrics:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        for file in (self._file, self._events):
-            with writing(self._path), contextlib.suppress(*([OSError] if kind else [])):
-                file.close()
+        with writing(self._path), contextlib.suppress(*([OSError] if kind else [])):
+            self._events.close()
 
     def _write_events(self, row: Json) -> None:
         for name, value in row.items():

@@ -25,7 +25,7 @@ from optdyn.basics.hold import free
 from optdyn.basics.trees import Json, Tree
 from optdyn.core import Info, State
 from optdyn.experiment import Experiment
-from optdyn.outputs.workdir import is_finished
+from optdyn.outputs.workdir import damaged, is_finished
 from optdyn.racing import merged, server, shards
 from optdyn.racing.cores import one_core
 from optdyn.racing.worker import Compute, Workers, order_of, parts_of, worker
@@ -56,7 +56,9 @@ def race(config: Experiment, workdir: Path, connect: Connect, servers: int = 1) 
         # Workers that cannot be had are known before the workdir is touched, and before they are
         # started whether it is in use.
         free(workdir)
-        done = is_finished(read_json(workdir / "summary.json"), config.steps)
+        done = is_finished(read_json(workdir / "summary.json"), config.steps) and not damaged(
+            workdir
+        )
         workers = None if done else stack.enter_context(connect(run))
         stack.enter_context(contextlib.closing(training))
         chunk = proceed(training)

@@ -11,6 +11,8 @@ The model is tested twice: by the J test of the fit, and by the order of arrival
 depend on how long groups have been away (`dynamics/order_of_arrivals.py`).
 """
 
+import io
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -20,18 +22,19 @@ from typing import NamedTuple
 import numpy as np
 
 from optdyn import optimizers
-from optdyn.basics.files import writing
+from optdyn.basics.files import Written, crc32, writing
 from optdyn.basics.trees import Json
 from optdyn.dynamics import order_of_arrivals
 from optdyn.dynamics.moments import Fit, NotIdentified, fit
 from optdyn.dynamics.order_of_arrivals import Ages
 from optdyn.experiment import Experiment
+from optdyn.outputs.workdir import SKETCHES
 from optdyn.problem import data as datasets
 from optdyn.setup import Probes
 from optdyn.strategies.metered import METERED, SKETCH
 from optdyn.training import program
 
-FILE = "sketches.npy"
+FILE = SKETCHES
 LIMIT = 0.95  # of explicit momentum
 READ = ("implicit_momentum", "fitted_momentum", "effective_learning_rate")  # and all they end in
 NUMBERS = 2**22  # of a fit's sketches, at most: longer runs are fitted to shorter sketches
@@ -123,18 +126,26 @@ def _away(config: Experiment, examples: int, start: int, stop: int, past: int) -
 class Meter:
     """Records a run's windows, and reads them."""
 
-    def __init__(self, folder: Path, config: Experiment, parameters: int, examples: int):
-        """How many `parameters` and `examples` there are."""
+    def __init__(self, folder: Path, config: Experiment, parameters: int, examples: int, held: int):
+        """How many `parameters` and `examples` there are; bytes of the file that are `held`."""
         self.windows = windows(config.probes, config.steps)
-        self._config, self._examples = config, examples
+        self._config, self._examples, path = config, examples, folder / FILE
         rows = self.windows.before(config.steps)
-        self._rows = opened(folder / FILE, (rows, len(METERED), min(SKETCH, parameters)))
+        self._rows = opened(path, (rows, len(METERED), min(SKETCH, parameters)))
+        start = self._rows.offset
+        self._written = Written(held, crc32(path, start, held), start)
 
     def append(self, step: int, infos: Mapping[str, np.ndarray]) -> None:
         """What updates of a window said of themselves, from update `step` on."""
         at = self.windows.before(step)
         new = np.stack([infos[name] for name in METERED], axis=1)
         self._rows[at : at + len(new)] = new
+        self._written = self._written.more(self._rows[at : at + len(new)].tobytes())
+
+    def synced(self) -> Written:
+        """What the file has, which is on the disk now."""
+        self._rows.flush()
+        return self._written
 
     def logged(self, worker: np.ndarray, since: int, step: int) -> Json:
         """Fitted to the windows that ended after `since` and by `step`; {} if none did.
@@ -146,30 +157,29 @@ class Meter:
         return said(ended, lags(self._config), plain, rate(self._config, step)) if ended else {}
 
 
-def opened(path: Path, shape: tuple[int, ...]) -> np.ndarray:
-    """The array in the file, to be written to; made, or made as long as `shape` says.
+def opened(path: Path, shape: tuple[int, ...]) -> np.memmap:
+    """The array in the file, to be written to; made, or of another length than it was.
 
-    A longer one stays. All its space is taken now: there is no error to catch where what is mapped
-    finds the disk full. Raises `DiskFull`.
+    Its header is written anew, whatever it was. All its space is taken now: there is no error to
+    catch where what is mapped finds the disk full. Raises `DiskFull`.
     """
-    held = np.load(path, mmap_mode="r+") if path.exists() else None
-    if held is not None and len(held) >= shape[0]:
-        return held
-    aside = path.with_name(f".{path.name}.part")
+    header, array = io.BytesIO(), np.dtype(np.float32)
+    about = {"descr": array.str, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(header, about)
+    size = len(header.getvalue()) + math.prod(shape) * array.itemsize
+    is_new = not path.exists()
     with writing(path):
         try:
-            made = np.lib.format.open_memmap(aside, "w+", np.float32, shape)
-            if hasattr(os, "posix_fallocate"):  # not on macOS
-                with aside.open("r+b") as file:
-                    os.posix_fallocate(file.fileno(), 0, aside.stat().st_size)
+            with path.open("xb" if is_new else "r+b") as file:
+                if hasattr(os, "posix_fallocate"):  # not on macOS
+                    os.posix_fallocate(file.fileno(), 0, size)
+                file.write(header.getvalue())
+                file.truncate(size)
         except OSError:
-            aside.unlink(missing_ok=True)
+            if is_new:
+                path.unlink()
             raise
-        if held is not None:
-            made[: len(held)] = held
-            made.flush()
-        os.replace(aside, path)
-    return made
+    return np.load(path, mmap_mode="r+")
 
 
 def steered(rows: Sequence[Json], total: float) -> list[tuple[int, float]]:

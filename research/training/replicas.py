@@ -31,7 +31,7 @@ from optdyn.core import Event
 from optdyn.experiment import Experiment
 from optdyn.outputs import history
 from optdyn.outputs.checkpoints import saving
-from optdyn.outputs.workdir import claim, free, text_of
+from optdyn.outputs.workdir import REPLICAS, claim, damaged, free, text_of, vouch
 from optdyn.parallel.first_process import own
 from optdyn.problem import data as datasets
 from optdyn.problem.problem import Examples, Params, Problem
@@ -73,7 +73,8 @@ def record(config: Experiment, workdir: str | Path) -> Json:
     run = trainer.prepare(config, replicas=config.replicas.count)
     with own(Path(workdir)) as folder, saving(folder):
         claim(folder, config, free(config))
-        if finished := read_json(folder / "summary.json"):
+        finished = read_json(folder / "summary.json")
+        if finished and not damaged(folder):
             say(f"already finished: {workdir}")
             return finished
         write(folder / "config.json", text_of(config))
@@ -100,7 +101,7 @@ def _recorded(run: Run, workdir: Path) -> Json:
                     say("saved: the same command goes on")
                     return {"status": "interrupted", "signal": stopped()}
     arrays = _join(config, parts, [series.name for series in every], starts)
-    write_npz(workdir / "trajectories.npz", arrays)
+    write_npz(workdir / REPLICAS, arrays)
     finite = all(np.isfinite(array).all() for array in arrays.values())
     summary = {
         "status": "completed" if finite else "diverged",
@@ -113,6 +114,7 @@ def _recorded(run: Run, workdir: Path) -> Json:
         **trainer.provenance(run),
         **history.told(workdir),
     }
+    vouch(workdir, summary)
     write_json(workdir / "summary.json", summary)
     shutil.rmtree(parts)
     return summary

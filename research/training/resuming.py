@@ -17,8 +17,8 @@ from optdyn.basics.processes import is_writer
 from optdyn.basics.trees import Json
 from optdyn.experiment import Experiment
 from optdyn.outputs import history
-from optdyn.outputs.checkpoints import latest
-from optdyn.outputs.workdir import enough, text_of
+from optdyn.outputs.checkpoints import Checkpoints, held_in, latest
+from optdyn.outputs.workdir import LOG, enough, text_of, vouch
 from optdyn.parallel.first_process import agreed
 from optdyn.problem import own_code
 from optdyn.training import program
@@ -49,6 +49,7 @@ def finished_summary(folder: Path, config: Experiment, held: Json, summary: Json
     """The summary of a finished run; one that diverged gets the new `steps`, written too."""
     if summary["status"] == "diverged" and held["steps"] != config.steps and is_writer():
         summary = {**summary, "steps": config.steps}
+        vouch(folder, summary)
         write_json(folder / "summary.json", summary)
         write(folder / "config.json", text_of(config, held["code"]))
     return summary
@@ -58,34 +59,44 @@ def go_on(
     folder: Path,
     run: Run,
     held: Json,
-    step: int,
+    checkpoints: Checkpoints,
     before: Json,
     tell: Callable[[str], None],
 ) -> None:
     """Says where the run starts, and makes the workdir that of its config.
 
-    Raises `WorkdirError` if the run that its config asks for would not have come to this step as it
-    is, and changes nothing.
+    Raises `WorkdirError` if the run that its config asks for would not have come to the step of its
+    latest checkpoint as it is, and changes nothing.
     """
-    config, planned = run.config, held["steps"]
+    config, step, record = run.config, checkpoints.latest() or 0, checkpoints.recorded()
+    planned = record.get("steps", config.steps)
     enough(folder, config.steps, step)
     if before.get("status") in ("completed", "diverged") and not step:
         raise WorkdirError(
-            f"workdir {folder} has no checkpoint of its {before['step']:,} steps to go on from; "
-            "give another --workdir"
+            f"workdir {folder} has no checkpoint of its {before.get('step') or 0:,} steps to go on "
+            "from; give another --workdir"
         )
-    logged = rows(folder / "metrics.jsonl", "step")
+    if step and not record:
+        raise WorkdirError(
+            f"workdir {folder}: its checkpoint of step {step:,} is of an earlier version, and does "
+            "not say what the log had; give another --workdir"
+        )
     changed: Json = {}
     if planned != config.steps and step:
-        past = [row for row in logged if row["step"] <= step]
-        changed = {"of": planned} | _continued(folder, run, planned, step, before, past)
+        past = rows(folder / LOG, held_in(record, LOG))
+        changed = {"of": planned} | _continued(folder, run, planned, step, past)
     about = {"init_from": run.origin, "own_code": run.code}
-    history.started(folder, step, config.steps, **changed, **{k: v for k, v in about.items() if v})
+    more = changed | {k: v for k, v in about.items() if v}
+    history.started(folder, step, config.steps, record.get("starts", ()), **more)
     if (text := text_of(config, run.code)) != (folder / "config.json").read_text():
         write(folder / "config.json", text)
+    if checkpoints.passed:
+        tell(checkpoints.passed)
     if step:
-        more = f", for {config.steps:,} steps in place of {planned:,}" if changed else ""
-        tell(f"resuming at {step:,}{more}")
+        of = f", for {config.steps:,} steps in place of {planned:,}" if changed else ""
+        tell(f"resuming at {step:,}{of}")
+    elif (folder / LOG).exists():
+        tell("there is no checkpoint to go on from: it starts again")
     if "schedule" in changed:
         tell(f"learning rates: {changed['schedule']}")
     if said := own_code.changed(held["code"], run.code):
@@ -97,7 +108,6 @@ def _continued(
     run: Run,
     planned: int,
     step: int,
-    before: Json,
     logged: list[Json],
 ) -> Json:
     """How the run differs, from update `step` on, from one that had `config.steps` from the start.
@@ -117,7 +127,7 @@ def _continued(
         for a, b in zip(*arrays, strict=True)
         if np.ndim(a)
     )
-    read_at_end = config.probes.steer and before.get("status") in ("completed", "diverged")
+    read_at_end = config.probes.steer and step == planned
     if not same or read_at_end:
         why = "config.probes.steer" if read_at_end else f"strategy {config.strategy.name!r}"
         raise WorkdirError(

@@ -20,7 +20,7 @@ import numpy as np
 from optdyn import optimizers, strategies
 from optdyn.basics import lookup, seeds
 from optdyn.basics.errors import refuse, refused_at
-from optdyn.basics.files import WorkdirError, read_json, write_json
+from optdyn.basics.files import WorkdirError, read_json, sync, write_json
 from optdyn.basics.hold import writable
 from optdyn.basics.processes import is_writer
 from optdyn.basics.progress import Watch, say, watched
@@ -29,9 +29,19 @@ from optdyn.config import ConfigError
 from optdyn.core import Params, State
 from optdyn.experiment import Experiment
 from optdyn.outputs import history
-from optdyn.outputs.checkpoints import Checkpoints, fingerprint, parameters, saving
+from optdyn.outputs.checkpoints import Checkpoints, fingerprint, held_in, parameters, saving
 from optdyn.outputs.recorder import Recorder
-from optdyn.outputs.workdir import Metrics, claim, free, is_finished
+from optdyn.outputs.workdir import (
+    LOG,
+    SKETCHES,
+    TRACE,
+    Metrics,
+    claim,
+    damaged,
+    free,
+    is_finished,
+    vouch,
+)
 from optdyn.parallel.first_process import agreed, own, verdict
 from optdyn.problem import own_code, problem, shared_data
 from optdyn.problem.data.feed import Feed
@@ -159,7 +169,7 @@ def training(run: Run, workdir: Path, watch: Watch | None = None) -> Training:
     with own(workdir) as folder, saving(folder):
         held = verdict(lambda: claim(folder, config, free(config), run.code))
         before = agreed(read_json(folder / "summary.json"))
-        if is_finished(before, config.steps):
+        if is_finished(before, config.steps) and not agreed(damaged(folder)):
             said = own_code.changed(held["code"], run.code)
             other = f", with other code of {said}" if said else ""
             tell(f"already finished at {before['step']:,}{other}: {workdir}")
@@ -167,20 +177,24 @@ def training(run: Run, workdir: Path, watch: Watch | None = None) -> Training:
         with Checkpoints(folder) as checkpoints:
             fresh = run.program.init(run.params)
             step, state = agreed(checkpoints.restore(fresh) or (0, fresh))
-            verdict(lambda: go_on(folder, run, held, step, before, tell))
+            verdict(lambda: go_on(folder, run, held, checkpoints, before, tell))
+            about = {"steps": config.steps, "starts": agreed(history.starts(folder))}
+            checkpoints.record = lambda: {"files": {}, **about}
             if step == 0 and run.origin:  # it may have moved on, or away, when this is resumed
                 checkpoints.save(0, jax.device_get(fresh))
             state = run.program.layout.put_state(state)
             del fresh  # a state may fill the memory
-            with Metrics(folder, step) as metrics:
+            with Metrics(folder, held_in(checkpoints.recorded(), LOG)) as metrics:
                 metrics.rows[:] = agreed(metrics.rows)
                 watching = watched(workdir.name, config.steps, step, watch)
                 summary = yield from _loop(
-                    run, folder, step, state, metrics, checkpoints, watching, before
+                    run, folder, step, state, metrics, checkpoints, watching, about
                 )
                 summary |= agreed(history.told(folder))
                 if is_finished(summary, config.steps):
                     metrics.end(config, summary)
+        if is_finished(summary, config.steps):
+            vouch(folder, summary)
         write_json(folder / "summary.json", summary)
         if summary["status"] == "interrupted":
             tell(f"saved at {summary['step']:,}: the same command goes on")
@@ -195,15 +209,26 @@ def _loop(
     metrics: Metrics,
     checkpoints: Checkpoints,
     watching: contextlib.AbstractContextManager[Watch],
-    before: Json,
+    about: Json,
 ) -> Training:
     config, steps, layout = run.config, run.config.steps, run.program.layout
     _, sample, test_set = shared_data.put(run.data, layout.put_examples, config)
-    feed, every, recorder = feed_of(run), config.log_every, Recorder(folder / "trace.csv", step)
-    is_metered = config.probes.momentum
-    meter = Meter(folder, config, numbers_in(run.params), run.examples) if is_metered else None
+    feed, every, before = feed_of(run), config.log_every, checkpoints.recorded()
+    recorder, meter = Recorder(folder / TRACE, held_in(before, TRACE)), None
+    if config.probes.momentum:
+        held = held_in(before, SKETCHES)
+        meter = Meter(folder, config, numbers_in(run.params), run.examples, held)
     begun = time.monotonic() - (metrics.rows[-1]["wall_seconds"] if metrics.rows else 0.0)
-    sums = _sums_so_far(run, step, before, metrics.rows)
+    # Over the updates so far of what they say of themselves, by name, as the log has them.
+    sums = dict.fromkeys(run.program.sums, 0.0) | agreed(before.get("sums", {}))
+
+    def record() -> Json:
+        files = {LOG: metrics.synced(), TRACE: recorder.synced()}
+        files |= {SKETCHES: meter.synced()} if meter else {}
+        sync(folder)
+        return {"files": files, "sums": sums, **about}
+
+    checkpoints.record = record
 
     def log() -> None:
         if metrics.rows and metrics.rows[-1]["step"] == step:  # by the run that is resumed
@@ -269,20 +294,7 @@ def _loop(
     if status == "diverged":  # it has no finite state
         return summary | {"kept_checkpoint": checkpoints.latest()}
     summary["parameters_crc32"] = fingerprint(layout.get(chunk.state).params)
-    return summary | ({"signal": number, "sums": sums} if status == "interrupted" else {})
-
-
-def _sums_so_far(run: Run, step: int, before: Json, rows: list[Json]) -> dict[str, float]:
-    """Sums over the updates so far of what they say of themselves, by name, as the log has them.
-
-    A run that was stopped between two log points has them in its summary, `before`; else they are
-    those of the last log point.
-    """
-    sums = dict.fromkeys(run.program.sums, 0.0)
-    if before.get("step") == step and "sums" in before:
-        return sums | before["sums"]
-    last = rows[-1] if rows else {}
-    return sums | {name: value for name, value in last.items() if name in sums}
+    return summary | ({"signal": number} if status == "interrupted" else {})
 
 
 def _worker_seconds(run: Run, state: State, step: int, feed: Feed) -> np.ndarray:

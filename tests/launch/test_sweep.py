@@ -8,8 +8,9 @@ import pandas as pd
 import pytest
 
 from optdyn.analysis import tables
+from optdyn.basics.files import write_json
 from optdyn.launch import sweep
-from optdyn.outputs.workdir import Metrics
+from optdyn.outputs.workdir import Metrics, vouch
 from optdyn.training import batched_runs, program
 from tests.launch.sweeping import alone, assert_same, config_of, grid_file, summaries
 
@@ -268,8 +269,9 @@ def test_a_dry_run_says_what_would_run_and_touches_nothing(sweeping, whole, tmp_
     # With some points there: what they cost tells what the others will.
     for name in list(whole[2])[2:4]:
         point = shutil.copytree(whole[1] / name, tmp_path / "points" / name)
-        summary = json.loads((point / "summary.json").read_text())
-        (point / "summary.json").write_text(json.dumps({**summary, "wall_seconds": 60.0}))
+        summary = json.loads((point / "summary.json").read_text()) | {"wall_seconds": 60.0}
+        write_json(point / "summary.json", summary)
+        vouch(point, summary)
     before = files(tmp_path)
     arguments = f"--config={whole[0]}", f"--workdir={tmp_path}", "--dry_run", "--threads=2"
     _, out, _ = sweeping(*arguments)

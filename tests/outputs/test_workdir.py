@@ -1,8 +1,11 @@
 """Files of a run: refused, torn, damaged and killed ones, and that nothing is lost by them."""
 
 import json
+import os
+import re
 import shutil
 import signal
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -135,12 +138,95 @@ def test_a_run_without_its_config_is_refused(config, workdir, files):
 @pytest.mark.parametrize("content", [b"", b'{"seed": ', b"[1]\n", b"\xff\xfe\n", b"nonsense\n"])
 @pytest.mark.parametrize("name", ["config.json", "summary.json", "metrics.jsonl"])
 def test_damaged_json_is_refused_and_left_as_it_is(config, workdir, files, name, content):
-    if name == "metrics.jsonl":
-        content = content + b"\n" if content else b"\x00\n"  # a whole line, not a torn one
     (workdir / name).write_bytes(content)
     before = files(workdir)
-    assert f"{workdir / name}: cannot be read" in refusal(config(), workdir)
+    message = refusal(config(), workdir)
+    if name == "metrics.jsonl":
+        assert f"not what was saved at update 40: {workdir / name} ({len(content)} of" in message
+        assert message.endswith(f"put that file back, or move {workdir} away to start again")
+    else:
+        assert f"{workdir / name}: cannot be read" in message
     assert files(workdir) == before
+
+
+def test_a_log_without_its_end_goes_back_to_the_checkpoint_that_it_reaches(
+    config, workdir, whole, rows, capsys
+):
+    path = workdir / "metrics.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:4]))  # updates 0 to 30
+    assert_completes(config, workdir, whole, rows)
+    said = capsys.readouterr().err
+    assert f"not what was saved at update 40: {path} (" in said and "resuming at 20" in said
+
+
+LAST = r"\d(?=\D*$)"
+
+
+@pytest.mark.parametrize(
+    "spoilt, digit",
+    [("metrics.jsonl", LAST), ("summary.json", r'(?<="train_loss": 0\.)\d'), ("crc32.json", LAST)],
+)
+def test_a_finished_run_is_believed_if_its_files_are_as_it_left_them(
+    config, whole, tmp_path, rows, spoilt, digit
+):
+    workdir = shutil.copytree(whole[0], tmp_path / "workdir")
+    path = workdir / spoilt
+    before = path.read_text()
+    path.write_text(re.sub(digit, lambda found: str((int(found[0]) + 1) % 10), before))
+    assert path.read_text() != before
+    assert_completes(config, workdir, whole, rows)
+    summary = json.loads((workdir / "summary.json").read_text())
+    assert summary["train_loss"] == whole[1]["train_loss"]
+
+
+def test_sums_and_starts_are_those_of_the_checkpoint(config, tmp_path, monkeypatch):
+    """Stopped between two log points; neither the summary nor the history is needed."""
+    values = {"strategy.name": "model_averaging", "strategy.groups": 1, "cluster.nodes": 2}
+    whole = train(as_experiment(config(values)), tmp_path / "whole")
+    events = driver.events_of
+    with monkeypatch.context() as patch:
+        patch.setattr(driver, "next_length", lambda *_: 1)
+        patch.setattr(
+            driver,
+            "events_of",
+            lambda *a: (signal.raise_signal(signal.SIGTERM) if a[1] == 33 else None, events(*a))[1],
+        )
+        first = train(as_experiment(config(values)), tmp_path / "run")
+    assert (first["status"], first["step"]) == ("interrupted", 34)
+    for name in ("summary.json", "history.json"):
+        (tmp_path / "run" / name).unlink()
+    summary = train(as_experiment(config(values)), tmp_path / "run")
+    assert [start["at"] for start in summary["starts"]] == [0, 34]
+    for name in ("wall_seconds", "starts"):
+        del summary[name], whole[name]
+    assert summary == whole
+
+
+def test_what_a_checkpoint_vouches_for_is_on_the_disk_before(config, tmp_path, monkeypatch):
+    """And the folders that name it; the log is not synced at other times."""
+    synced, fsync, replace = [], os.fsync, os.replace
+
+    def where(descriptor):
+        return str(Path(os.readlink(f"/proc/self/fd/{descriptor}")).relative_to(tmp_path))
+
+    monkeypatch.setattr(os, "fsync", lambda each: synced.append(where(each)) or fsync(each))
+    monkeypatch.setattr(
+        os,
+        "replace",
+        lambda a, b: synced.append(f"-> {Path(b).relative_to(tmp_path)}") or replace(a, b),
+    )
+    train(as_experiment(config()), tmp_path)
+    for step in ("20", "40", "60"):
+        folder = f"checkpoints/{step}"
+        at = synced.index(f"-> {folder}/{SUMS}")
+        before = synced[synced.index(f"{folder}/.run.json.part") - 4 : at]
+        held = {f"{folder}/{SUMS}", "metrics.jsonl", ".", "checkpoints", folder}
+        assert {f"{folder}/.{SUMS}.part", f"{folder}/default", *held - {f"{folder}/{SUMS}"}} <= {
+            *before
+        }
+        assert synced[at + 1] == folder
+    assert synced.count("metrics.jsonl") == 3 + 1  # the last before the sums of the ended run
+    assert synced.index("-> crc32.json") < synced.index("-> summary.json")
 
 
 def test_unwritable_workdirs(config, tmp_path, files):
