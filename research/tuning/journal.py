@@ -34,21 +34,21 @@ class Journal:
         before = rows(path)
         lost = [n for n, line in enumerate(before) if line.get("checkpoint", 0) > latest]
         self.lines = before[: lost[0] if lost else None]
-        self._path, self._done, self._seconds = path, 0, seconds
+        self.path, self._done, self._seconds = path, 0, seconds
         write(path, "".join(json.dumps(line) + "\n" for line in self.lines))
 
     def __call__(self, line: Line, found: Callable[[], Line] = dict) -> Line:
         """Raises `WorkdirError` if the file has another line here."""
         if self._done == len(self.lines):
             whole = line | found()
-            append(self._path, json.dumps(whole) + "\n")
+            append(self.path, json.dumps(whole) + "\n")
             self.lines.append(whole)
             say(_shown(whole) + self._trained(whole))
         whole = self.lines[self._done]
         self._done += 1
         if line.items() <= whole.items():
             return whole
-        raise WorkdirError(f"{self._path}: line {self._done} is not what is decided there")
+        raise WorkdirError(f"{self.path}: line {self._done} is not what is decided there")
 
     def _trained(self, line: Line) -> str:
         if line["what"] != "train":
@@ -154,7 +154,11 @@ class Method:
             if point.epoch:  # resumed: it is the latest, or its line would have been dropped
                 assert self._checkpoints
                 restored = self._checkpoints.restore(state)
-                assert restored and restored[0] == point.epoch
+                if not restored or restored[0] != point.epoch:
+                    raise WorkdirError(
+                        f"{self._journal.path}: lines of epochs that were saved are missing; put "
+                        f"that file back, or move {self._journal.path.parent} away to start again"
+                    )
                 state = restored[1]
             self._held = point, state
         return self._held[1]

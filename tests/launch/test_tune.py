@@ -252,6 +252,18 @@ def test_lines_that_were_not_decided_here_are_refused(whole, tmp_path):
         tune(as_experiment(chosen), tmp_path)
 
 
+def test_a_file_without_lines_of_epochs_that_were_saved_is_refused(whole, tmp_path):
+    chosen, finished, _ = whole
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "summary.json").unlink()
+    path = tmp_path / "decisions.jsonl"
+    made = path.read_text().splitlines(keepends=True)
+    first = next(n for n, line in enumerate(made) if "checkpoint" in json.loads(line))
+    path.write_text("".join(made[: first + 1]))
+    with pytest.raises(WorkdirError, match=r"decisions\.jsonl: lines of epochs that were saved"):
+        tune(as_experiment(chosen), tmp_path)
+
+
 def test_the_command(tmp_path):
     """One line and exit code 2 for what is wrong; a table for what is not."""
     command = [sys.executable, "-m", "launch.tune", f"--config={ROOT / 'configs' / 'tune.py'}"]
