@@ -51,7 +51,7 @@ def load(folder: Path) -> Metered:
         windows = meter.read(rows, of, examples, worker, 0, step)
         rate = meter.rate(of, step)
         explicit = float(last.get("explicit_momentum", of.optimizer.momentum))
-    except (OSError, ValueError, KeyError, IndexError, TypeError, ArithmeticError) as error:
+    except (OSError, EOFError, ValueError, LookupError, TypeError, ArithmeticError) as error:
         raise TableError(f"{folder}: its recorded windows cannot be read ({error})") from error
     return Metered(folder.resolve().name, config, windows, rate, explicit)
 

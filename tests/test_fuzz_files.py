@@ -2,25 +2,39 @@
 
 Every case takes files that are well formed, spoils one at random, and has a command's own function
 read it. What it cannot use it refuses by an `InputError` of one line, and else it does its work.
+A run whose files are spoilt goes on to what it would have been, or is refused and left as it is.
 """
 
+import contextlib
 import gzip
 import json
 import random
 import shutil
+import signal
 import traceback
+from functools import cache, partial
+from unittest.mock import MagicMock
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from optdyn.analysis import report, tables
+from optdyn.analysis import export, raced, report, tables, windows
 from optdyn.basics.errors import InputError
 from optdyn.basics.files import write_json
+from optdyn.basics.hold import LOCK
+from optdyn.basics.progress import Watch
 from optdyn.grid import grid
 from optdyn.launch.plan import of_runs
 from optdyn.launch.points import described, plan
+from optdyn.outputs import versions
+from optdyn.outputs.checkpoints import latest
+from optdyn.outputs.workdir import Metrics
 from optdyn.problem.data import folder as own_images
+from optdyn.racing import race as racing
+from optdyn.racing.worker import Workers, worker
 from optdyn.timeline.trace import read
+from optdyn.training import batched_runs, trainer
 from optdyn.training.trainer import train
 from tests.values import as_experiment
 
@@ -82,14 +96,18 @@ def spoilt(path, rng):
     return f"{path.name} {kind}"
 
 
-def every(original, aside, uses, seed, count):
+def one_of_many(folder, rng):
+    path = rng.choice(sorted(path for path in folder.rglob("*") if path.name in NAMES))
+    return spoilt(path, rng)
+
+
+def every(original, aside, uses, seed, count, spoil=one_of_many):
     """Fails with what crashed; how many cases were refused, and how many were not."""
     rng, failed, refused = random.Random(seed), [], 0
     for _ in range(count):
         shutil.rmtree(aside, ignore_errors=True)
         shutil.copytree(original, aside)
-        path = rng.choice(sorted(p for p in aside.rglob("*") if p.name in NAMES))
-        what, use = spoilt(path, rng), rng.choice(sorted(uses))
+        what, use = spoil(aside, rng), rng.choice(sorted(uses))
         try:
             uses[use](aside)
         except InputError as error:
@@ -189,3 +207,224 @@ def test_own_images(tmp_path):
         uses = {"images": own_images.load, "scaled": lambda folder: own_images.load(folder, 6)}
         refused, _ = every(original, tmp_path / "aside", uses, seed=0, count=200)
         assert refused > 50
+
+
+NODES = {"cluster.nodes": 2, "cluster.devices_per_node": 2, "strategy.groups": 1}
+KINDS = {
+    "synchronous": {"strategy.name": "sync", "strategy.groups": 1},
+    "metered": {"probes.momentum": True, "probes.window": 54, "probes.every": 80},
+    "daso": {
+        **NODES,
+        "strategy.name": "daso",
+        "strategy.warmup_epochs": 1,
+        "strategy.cooldown_epochs": 1,
+    },
+    "measured": {
+        "strategy.name": "dynamic_batch",
+        "strategy.groups": 1,
+        "cluster.nodes": 1,
+        "cluster.service": "measured",
+        "parallel.api": "shard_map",
+    },
+    "two in one program": {},
+    "race": {"cluster.service": "race"},
+    "streamed, large": {"data.streaming": True},
+}
+
+
+def in_turn(run):
+    """The groups of a race in this process: whoever has waited longest arrives."""
+    compute, asked = worker(run), {}
+
+    def receive(seconds):
+        group = min(asked, key=lambda group: asked[group][1].start)
+        return group, compute(*asked.pop(group))
+
+    def send(group, given, numbers):
+        asked[group] = given, numbers
+
+    return contextlib.nullcontext(Workers(send, receive))
+
+
+def two(configs, workdir):
+    stopped = signal.getsignal(signal.SIGTERM)
+    caught = []
+    signal.signal(signal.SIGTERM, lambda number, frame: caught.append(number))
+    try:
+        runs = [trainer.prepare(config) for config in configs]
+        watch = Watch(lambda: caught[0] if caught else 0, lambda step, text: None)
+        folders = [workdir / str(n) for n in range(2)]
+        return batched_runs.train(runs, folders, 2, [watch] * 2)
+    finally:
+        signal.signal(signal.SIGTERM, stopped)
+
+
+def runner(config, kind):
+    """What runs that kind in a workdir, or goes on with it."""
+    chosen = as_experiment(config(KINDS[kind]))
+    if kind == "two in one program":
+        return partial(two, [chosen, chosen.with_(seed=1)])
+    if kind == "race":
+        return lambda workdir: racing.race(chosen, workdir, in_turn)
+    return partial(train, chosen)
+
+
+TIMES = ("wall_seconds", "seconds", "served", "simulated_seconds", "simulated_seconds_per_step")
+
+
+def recorded(workdir):
+    """All that runs recorded and ended with, but for times by the clock."""
+
+    def timeless(row):
+        return {key: value for key, value in row.items() if key not in (*TIMES, "starts")}
+
+    found = {}
+    for path in sorted(workdir.rglob("*")):
+        name = str(path.relative_to(workdir))
+        if path.name == "metrics.jsonl":
+            found[name] = [timeless(json.loads(line)) for line in path.read_text().splitlines()]
+        elif path.name == "trace.csv":
+            found[name] = pd.read_csv(path).drop(columns=list(TIMES), errors="ignore").to_csv()
+        elif path.name == "sketches.npy":
+            found[name] = np.load(path).tolist()
+        elif path.name == "summary.json":
+            found[name] = timeless(json.loads(path.read_text()))
+    return found
+
+
+@pytest.fixture(scope="module")
+def saved(config, tmp_path_factory):
+    """`saved(kind)`: a workdir that was interrupted at update 40, and the same after its end."""
+
+    @cache
+    def make(kind):
+        folder, run = tmp_path_factory.mktemp("saved"), runner(config, kind)
+        with pytest.MonkeyPatch.context() as patch:
+            append = Metrics.append
+
+            def stopping(self, row):
+                append(self, row)
+                if row["step"] == 40:
+                    signal.raise_signal(signal.SIGTERM)
+
+            patch.setattr(Metrics, "append", stopping)
+            run(folder / "stopped")
+        assert {latest(path.parent) for path in folder.rglob("config.json")} == {40}
+        shutil.copytree(folder / "stopped", folder / "ended")
+        run(folder / "ended")
+        return folder
+
+    return make
+
+
+RUNS_OWN = (
+    *("metrics.jsonl", "trace.csv", "sketches.npy", "summary.json"),
+    *("config.json", "history.json", "crc32.json"),
+)
+
+
+def damaged(workdir, rng):
+    """Does something to a file of a run, or to all of a checkpoint; what it is."""
+    paths = [path for path in sorted(workdir.rglob("*")) if path.is_file() and path.name != LOCK]
+    own = [path for path in paths if path.name in RUNS_OWN and "checkpoints" not in path.parts]
+    path = rng.choice(own if rng.random() < 0.7 else paths)
+    content = path.read_bytes()
+    lines = content.split(b"\n")
+    acts = ["cut", "rows", "twice", "swapped", "emptied", "zeros", "gone", "spoilt", "spoilt"]
+    act = rng.choice(acts)
+    if act == "cut":
+        path.write_bytes(
+            content[: rng.choice((rng.randrange(128), rng.randrange(len(content) + 1)))]
+        )
+    elif act == "rows":
+        path.write_bytes(b"\n".join([*lines[: rng.randrange(len(lines))], b""]))
+    elif act == "twice":
+        at = rng.randrange(len(lines))
+        path.write_bytes(b"\n".join([*lines[: at + 1], *lines[at:]]))
+    elif act == "swapped":
+        a, b = rng.randrange(len(lines)), rng.randrange(len(lines))
+        lines[a], lines[b] = lines[b], lines[a]
+        path.write_bytes(b"\n".join(lines))
+    elif act == "emptied":
+        path.write_bytes(b"")
+    elif act == "zeros":
+        at = rng.randrange(len(content) + 1)
+        path.write_bytes(content[:at] + bytes(rng.randint(1, 50)) + content[at:])
+    elif act == "gone" and path.name == "run.json":
+        shutil.rmtree(path.parent)
+    elif act == "gone":
+        path.unlink()
+    elif content:
+        act = spoilt(path, rng)
+    return f"{path.relative_to(workdir)} {act}"
+
+
+def spoil_runs(saved, config, files, aside, monkeypatch, seed, count):
+    """Spoils so many runs of all kinds; how many were refused, and how many went on."""
+    monkeypatch.setattr(versions, "LARGE", 0)
+    monkeypatch.setattr(trainer, "_worker_seconds", lambda *_: np.ones(1))
+    rng, failed, refused = random.Random(seed), [], 0
+
+    def left(folder):
+        return {name: held for name, held in files(folder).items() if LOCK not in name}
+
+    for number in range(count):
+        kind = list(KINDS)[number * len(KINDS) // count]  # one after the other: programs are kept
+        whole, run = saved(kind), runner(config, kind)
+        state = rng.choice(("stopped", "ended"))
+        shutil.rmtree(aside, ignore_errors=True)
+        shutil.copytree(whole / state, aside)
+        what = f"{kind}, {state}: {damaged(aside, rng)}"
+        before = left(aside)
+        try:
+            run(aside)
+            if recorded(aside) != recorded(whole / "ended"):
+                failed.append(f"{what}: another run")
+        except InputError as error:
+            refused += 1
+            if "\n" in str(error) or len(str(error)) > 1000:
+                failed.append(f"{what}: {error!r:.300}")
+            if left(aside) != before and kind != "two in one program":
+                failed.append(f"{what}: refused and changed")
+        except Exception as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            failed.append(f"{what}: {error!r:.200} ({where.filename}:{where.lineno})")
+    assert not failed, "\n".join([f"{len(failed)} of {count}", *failed])
+    return refused, count - refused
+
+
+def test_runs_go_on_to_what_they_would_have_been(saved, config, files, tmp_path, monkeypatch):
+    refused, went_on = spoil_runs(saved, config, files, tmp_path / "w", monkeypatch, 0, 60)
+    assert refused > 10 and went_on > 20
+
+
+@pytest.mark.slow
+def test_many_runs_go_on_to_what_they_would_have_been(saved, config, files, tmp_path, monkeypatch):
+    refused, went_on = spoil_runs(saved, config, files, tmp_path / "w", monkeypatch, 1, 500)
+    assert refused > 80 and went_on > 160
+
+
+def uses_of_recordings(folder_of):
+    return {
+        "report": report.write,
+        "tables": tables.load,
+        "tidy": tables.tidy,
+        "windows": lambda folder: windows.fit(windows.load(folder_of(folder))),
+        "race": lambda folder: raced.load(folder_of(folder)),
+        "export": lambda folder: export.to_wandb(
+            MagicMock(), tables.points(folder), "x", folder, offline=True
+        ),
+    }
+
+
+@pytest.mark.parametrize("kind, count", [("metered", 20), ("race", 20)])
+def test_reports_of_spoilt_runs(saved, tmp_path, kind, count):
+    uses = uses_of_recordings(lambda folder: folder)
+    every(saved(kind) / "ended", tmp_path / "w", uses, 2, count, damaged)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_reports_of_spoilt_runs(saved, tmp_path, kind):
+    uses = uses_of_recordings(lambda folder: folder / "0" if kind.startswith("two") else folder)
+    every(saved(kind) / "ended", tmp_path / "w", uses, 3, 150, damaged)
