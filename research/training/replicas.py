@@ -10,6 +10,8 @@ S d and S G whatever S is: projecting biases nothing.
 """
 
 import shutil
+import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
@@ -101,7 +103,7 @@ def _recorded(run: Run, workdir: Path) -> Json:
         for series in every:
             for start in starts:
                 path = parts / f"{series.name}-{start}.npz"
-                if not path.exists():
+                if not _is_whole(path):
                     write_npz(path, _part(run, series, start, size))
                 progress.show(len(list(parts.glob("*.npz"))))
                 if come.stopped:
@@ -167,6 +169,15 @@ def _indices(run: Run, stream: str) -> np.ndarray:
     return datasets.batches(
         seed, 0, config.steps, config.batch_size, run.examples, config.data.replacement
     )
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether the part is there, by the checksums of its arrays."""
+    try:
+        with np.load(path) as arrays:
+            return all(arrays[name].size for name in arrays)
+    except (OSError, EOFError, ValueError, TypeError, zipfile.BadZipFile, zlib.error):
+        return False
 
 
 def _join(config: Experiment, parts: Path, names: list[str], starts: range) -> Arrays:

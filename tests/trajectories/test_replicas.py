@@ -257,6 +257,27 @@ def test_interrupted_and_resumed_is_whole(config, small, tmp_path, monkeypatch, 
         np.testing.assert_array_equal(stored[name], array)
 
 
+def test_a_damaged_part_is_recorded_again(config, small, tmp_path, monkeypatch):
+    monkeypatch.setattr(replicas, "PART", 2)
+    write = replicas.write_npz
+
+    def spoilt(path, values):
+        write(path, values)
+        whole, number = path.read_bytes(), len(list(path.parent.glob("*.npz")))
+        middle = len(whole) // 2
+        flipped = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
+        path.write_bytes([whole, b"", whole[:middle], flipped][number % 4])
+        if number == 9:
+            signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(replicas, "write_npz", spoilt)
+        assert record(as_experiment(config(SMALL)), tmp_path)["status"] == "interrupted"
+    assert record(as_experiment(config(SMALL)), tmp_path)["status"] == "completed"
+    for name, array in arrays(tmp_path).items():
+        np.testing.assert_array_equal(array, small[name])
+
+
 def test_a_finished_recording_is_left_as_it_is(config, tmp_path, files):
     chosen = config({**SMALL, "replicas.matching": ()})
     summary = record(as_experiment(chosen), tmp_path)
