@@ -98,8 +98,8 @@ def receive(line: Connection, known: Forms) -> Tree:
         form, about = json.loads(data[SIZE:at])
         leaves = []
         for name, shape in about:
-            if not name.isidentifier() or min(shape, default=0) < 0:
-                raise ValueError(name, shape)
+            if not name.isidentifier() or min(shape, default=0) < 0 or np.dtype(name).hasobject:
+                raise ValueError(name, shape)  # of objects the bytes would be addresses
             leaves.append(np.ndarray(shape, np.dtype(name), data, at))
             at += leaves[-1].nbytes
         return known[form].unflatten(leaves)
