@@ -64,7 +64,7 @@ def get_config(variant: str = "10m") -> ConfigDict:
     config.data.sequence_length = size.tokens
     config.data.train_evaluated = config.data.test_evaluated = 64
     if data:
-        config.data.name = "research.data.synthetic:tokens"
+        config.data.name = "optdyn.problem.data.synthetic:tokens"
         config.data.options.update(vocabulary=size.vocabulary, length=size.tokens, examples=2000)
     config.optimizer.name = "adamw"
     config.optimizer.learning_rate = size.learning_rate

@@ -122,7 +122,7 @@ PROBLEMS: Mapping[str, Problem] = {
             "data.sequence_length": 32,
             "data.train_evaluated": 256,
             "data.test_evaluated": 64,
-            "optimizer.name": "configs.race:adam",
+            "optimizer.name": "optdyn.configs.race:adam",
             "optimizer.momentum": 0.9,
         },
         target=2.6,

@@ -104,7 +104,7 @@ PROBLEMS: Mapping[str, Problem] = {
             "data.sequence_length": 64,
             "data.train_evaluated": 256,
             "data.test_evaluated": 64,
-            "optimizer.name": "configs.race:adam",
+            "optimizer.name": "optdyn.configs.race:adam",
             "optimizer.momentum": 0.9,
         },
         losses=(2.5, 2.3, 2.1),

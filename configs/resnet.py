@@ -53,7 +53,7 @@ def get_config(variant: str = "18") -> ConfigDict:
 def drawn() -> ConfigDict:
     """Images from a seed, as they are brought to the devices (`problem/data/synthetic.py`)."""
     config = default()
-    config.data.name = "research.data.synthetic:images"
+    config.data.name = "optdyn.problem.data.synthetic:images"
     config.data.options.update(side=224, classes=1000, examples=1280)
     config.data.streaming = True
     return config

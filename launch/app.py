@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
-from optdyn.basics import older_module_names
 from optdyn.basics.errors import ConfigError, InputError, fail
 from optdyn.basics.streams import put, tell
 from optdyn.launch import cache, interruptible, sources
@@ -60,7 +59,6 @@ def run(main: Callable[[Any, Path], int], workdir: str | None = None, parsed: bo
     `--workdir=DIR`, whose default is `workdir`. Bad input is one line on standard error and exit
     code 2.
     """
-    older_module_names.heed()  # a config file may have been written for the older names
     argv, options = split(sys.argv)
     config = config_flags.DEFINE_config_file("config", help_string="Config file.", sys_argv=argv)
     folder = flags.DEFINE_string("workdir", workdir, "Folder to write to and to resume from.")

@@ -169,7 +169,7 @@ COMBINATIONS = [
     ({"strategy.name": "nosuch"}, "strategy.name"),
     ({"strategy.name": "daso+nosuch"}, "strategy.name"),
     ({"strategy.name": "no_such_file:METHOD"}, "strategy.name"),
-    ({"strategy.name": "research.strategies.daso:daso"}, "strategy.name"),
+    ({"strategy.name": "optdyn.strategies.mix.daso:daso"}, "strategy.name"),
     ({"strategy.name": "daso+asynchronous", **GRID, "strategy.groups": 4}, "strategy.groups"),
     ({"strategy.name": "daso", "replicas.count": 3}, "replicas.count"),
     ({"parallel.api": "jit", "replicas.count": 3}, "replicas.count"),
@@ -289,7 +289,7 @@ GOOD = [
     {"strategy.name": "daso", "parallel.api": "jit", **GRID},
     {"strategy.name": "daso+dynamic_batch", **GRID, "cluster.speeds": (1, 2, 3, 4)},
     {"strategy.name": "daso+asynchronous", **GRID, "strategy.groups": 2},
-    {"strategy.name": "research.strategies.daso:METHOD", **GRID},
+    {"strategy.name": "optdyn.strategies.mix.daso:METHOD", **GRID},
 ]
 
 

@@ -53,7 +53,7 @@ NASTY = (
     *("x" * 5000, "a\nb", "a\0b", "/nosuch", "..", "/proc/self/mem", "\ud800", "a+b", "+", ":"),
     *(
         "os:getcwd",
-        "research.strategies.daso:METHOD",
+        "optdyn.strategies.mix.daso:METHOD",
         "folder:",
         "folder:/nosuch",
         "tfds:",

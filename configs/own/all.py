@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from optdyn.config import default
 
-WHERE = "configs.own."
+WHERE = "optdyn.configs.own."
 
 
 def get_config() -> ConfigDict:

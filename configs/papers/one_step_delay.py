@@ -88,7 +88,7 @@ def matrices(params: Any) -> Any:
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw": {"name": "adamw", "options": {"b1": BETAS[0], "b2": BETAS[1], "weight_decay": DECAY}},
-    "muon": {"name": "configs.papers.one_step_delay:muon", "options": {}},
+    "muon": {"name": "optdyn.configs.papers.one_step_delay:muon", "options": {}},
 }
 
 

@@ -21,7 +21,7 @@ LONG, SEEDS = True, waiting.SEEDS
 CHANCE, LONGER = 0.02, 50.0  # of an outage, and times as long as a gradient without one
 LAWS: Mapping[str, Point] = {
     "log-normal": {"cluster.service": "lognormal", "cluster.variation": 0.3},
-    "outages": {"cluster.service": "configs.papers.waiting_more:outages"},
+    "outages": {"cluster.service": "optdyn.configs.papers.waiting_more:outages"},
 }
 
 CLAIM = Claim(

@@ -26,7 +26,7 @@ from threading import RLock
 from types import ModuleType
 from typing import Any
 
-from optdyn.basics import older_module_names, sources
+from optdyn.basics import sources
 from optdyn.basics.errors import ConfigError, InputError, meant, one_line
 
 Hint = Callable[[str, Mapping[str, Any]], str]
@@ -159,7 +159,6 @@ def summary(thing: object) -> str:
 def _module(said: str, name: str) -> ModuleType:
     """Ours and those installed go before those of the current folder."""
     _search(Path.cwd())
-    name = older_module_names.today(name)
     if name not in sys.modules:
         importlib.invalidate_caches()  # it may have been written a moment ago
     try:

@@ -244,25 +244,6 @@ def test_it_finds_own_modules_and_nothing_hides_its_own(tmp_path):
     assert json.loads((here / "work" / "summary.json").read_text())["status"] == "completed"
 
 
-def test_a_config_that_was_written_for_the_older_names(tmp_path):
-    """`research`, `configs`: also what a `config.json` of today names so, in a folder without."""
-    (tmp_path / "mine.py").write_text(
-        "from configs.quickstart import get_config as base\n"
-        "from research.config import default\n"
-        "def get_config():\n    config = base()\n    assert default().keys() == config.keys()\n"
-        "    return config\n"
-    )
-    given = ["--config=mine.py", *SMALL[1:], "--config.optimizer.name=configs.race:adam"]
-    subprocess.run(
-        [sys.executable, "-m", "optdyn.launch.cli", "train", *given, "--workdir=work"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        check=True,
-        capture_output=True,
-    )
-    assert json.loads((tmp_path / "work" / "summary.json").read_text())["status"] == "completed"
-
-
 def test_one_name_is_installed():
     """And every folder with a module is in it."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]

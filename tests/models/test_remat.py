@@ -95,7 +95,7 @@ def base_inputs(task, x):
 
 def test_of_a_model_of_ones_own_all_blocks_but_the_last():
     config = default()
-    config.model.update(name="configs.own.model:make", remat=True)
+    config.model.update(name="optdyn.configs.own.model:make", remat=True)
     blocks = models.make(as_model(config.model), 10)
     x = examples("resmlp")
     params = some(blocks, x)

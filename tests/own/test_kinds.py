@@ -237,7 +237,7 @@ def test_blocks_without_parameters_are_trained_and_saved(config, tmp_path, monke
         "    def __call__(self, x):\n        return x.reshape(len(x), -1)\n\n\n"
         "def make(classes):\n    return [('flat', Flat()), ('out', nn.Dense(classes))]\n"
     )
-    values = {"model.name": "flat_blocks:make", "data.name": "configs.own.data:load"}
+    values = {"model.name": "flat_blocks:make", "data.name": "optdyn.configs.own.data:load"}
     values |= {"data.train_examples": 0, "steps": 20, "metrics": ("absolute_error",)}
     whole = trainer.train(as_experiment(config(values)), tmp_path / "whole")
     assert whole["parameters"] == 3 * 2 + 2

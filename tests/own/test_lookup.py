@@ -34,11 +34,10 @@ def test_a_name_is_of_the_registry_or_of_a_file(folder):
     assert lookup.find(KEY, "json:loads", {}).__module__ == "json"
 
 
-def test_what_is_installed_goes_before_the_current_folder(folder):
-    (folder / "configs").mkdir()
-    (folder / "configs" / "__init__.py").write_text("")
-    (folder / "configs" / "quickstart.py").write_text("raise RuntimeError('the wrong one')\n")
-    assert lookup.find(KEY, "configs.quickstart:get_config", {})().batch_size == 64
+def test_what_is_installed_goes_before_the_current_folder(folder, monkeypatch):
+    (folder / "colorsys.py").write_text("raise RuntimeError('the wrong one')\n")
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    assert lookup.find(KEY, "colorsys:rgb_to_hsv", {})(0, 0, 1) == (2 / 3, 1, 1)
     # The folder is looked through last: nothing before it is displaced.
     assert sys.path.index(str(folder)) == len(sys.path) - 1
 

@@ -109,7 +109,7 @@ def started(folder, *arguments):
 
 def test_the_examples_run_outside_of_the_checkout_under_other_names(tmp_path, rows):
     for path in EXAMPLES.glob("*.py"):
-        text = path.read_text().replace('WHERE = "configs.own."', 'WHERE = "my_"')
+        text = path.read_text().replace('WHERE = "optdyn.configs.own."', 'WHERE = "my_"')
         (tmp_path / f"my_{path.name}").write_text(text)
     small = ["--config.steps=20", "--config.log_every=10", "--config.checkpoint_every=10"]
     done = started(tmp_path, *small, "--workdir=run")
@@ -203,7 +203,7 @@ def test_what_cannot_be_used_is_one_line(config, folder, key, text, said):
 def regression(config, **values):
     """A small MLP on the example of one's own data."""
     made = config({"model.name": "mlp", "model.hidden": (4,), "data.train_examples": 0})
-    made.update_from_flattened_dict({"data.name": "configs.own.data:load", **values})
+    made.update_from_flattened_dict({"data.name": "optdyn.configs.own.data:load", **values})
     return made
 
 

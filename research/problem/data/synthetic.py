@@ -1,7 +1,7 @@
 """Drawn data of any shape, to measure models and pipelines of real size where no real data are.
 
-    --config.data.name=research.data.synthetic:images --config.data.options.side=224
-    --config.data.name=research.data.synthetic:tokens --config.data.options.vocabulary=50257
+    --config.data.name=optdyn.problem.data.synthetic:images --config.data.options.side=224
+    --config.data.name=optdyn.problem.data.synthetic:tokens --config.data.options.vocabulary=50257
 
 The same arguments draw the same examples. A model can learn both, and learns nothing of the world.
 """
