@@ -262,16 +262,8 @@ def _found(argument: str) -> str:
 
 
 def _settle(asked: Any, workdir: Path) -> None:
-    """Writes into a run's config what only the workdir and the machine know.
-
-    That is what runs had before there was a key, and the lowerings, if they are to be measured.
-    """
-    from optdyn.training import resuming
-
-    if not isinstance(asked, ConfigDict):
-        return  # what is no config is refused where its points are
-    asked.update_from_flattened_dict(resuming.before(asked.to_dict(), workdir))
-    model = asked.get("model")
+    """Writes into a run's config the lowerings that this machine measures, if they are to be."""
+    model = asked.get("model") if isinstance(asked, ConfigDict) else None
     if isinstance(model, ConfigDict) and model.get("lowering") == "measured":
         from optdyn.config import parse
         from optdyn.parallel.first_process import verdict

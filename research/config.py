@@ -20,7 +20,6 @@ from optdyn.problem import own_code
 
 __all__ = [
     "ConfigError",
-    "before",
     "default",
     "differences",
     "parse",
@@ -94,10 +93,6 @@ def to_json(config: ConfigDict | Experiment) -> str:
     return json.dumps(whole, indent=2, sort_keys=True) + "\n"
 
 
-# What runs had before there was the key, where that is not its default.
-BEFORE = {"cluster.collective": "drawn"}
-
-
 def with_new_keys(held: Mapping[str, object]) -> Json:
     """A config that was written before some keys were there: they have what runs had then."""
 
@@ -106,25 +101,7 @@ def with_new_keys(held: Mapping[str, object]) -> Json:
             return given
         return {**usual, **{key: merged(v, usual.get(key)) for key, v in given.items()}}
 
-    usual = json.loads(to_json(default()))
-    for key, value in BEFORE.items():
-        section, _, name = key.partition(".")
-        usual[section][name] = value
-    return merged(held, usual)
-
-
-def before(config: Json, held: Json) -> Json:
-    """Dotted keys and their values that `config`, nested, had in a run that was begun as `held`.
-
-    They are newer than that run, and `config` leaves them at their defaults.
-    """
-    usual, found = _defaults(), {}
-    for key, value in BEFORE.items():
-        section, _, name = key.partition(".")
-        is_older = isinstance(held.get(section), Mapping) and name not in held[section]
-        if is_older and config.get(section, {}).get(name) == usual[section][name]:
-            found[key] = value
-    return found
+    return merged(held, json.loads(to_json(default())))
 
 
 def differences(

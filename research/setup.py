@@ -278,9 +278,8 @@ class Cluster(Value, section="cluster"):
     )
     collective: str = field(
         "ring",
-        "How workers, nodes or devices add up messages: 'ring', 'tree', 'server'; 'drawn': as in "
-        "workdirs from before 2026-12.",
-        one_of=("ring", "tree", "server", "drawn"),
+        "How workers, nodes or devices add up messages: 'ring', 'tree', 'server'.",
+        one_of=("ring", "tree", "server"),
     )
     latency: float = field(0.0, "Seconds a message.", at_least=0)
     bandwidth: float = field(0.0, "Bytes a second; 0: transfers take no time.", at_least=0)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from optdyn.basics.files import WorkdirError, line_of, writing
+from optdyn.basics.files import WorkdirError, line_of, read_json, writing
 from optdyn.basics.progress import say
 
 LOCK = ".lock"  # empty while nobody holds it; else who does
@@ -60,7 +60,7 @@ def held(workdir: Path, name: str = LOCK) -> Iterator[None]:
 def writable(workdir: Path) -> None:
     """Raises `WorkdirError` if the workdir can be neither written to nor made; makes none.
 
-    One that holds a run may be only readable: a run that is finished is read.
+    One that holds a run may be only readable, and must be: a run that is finished is read.
     """
     path = workdir.absolute()
     there = next(part for part in (path, *path.parents) if os.path.lexists(part))
@@ -74,6 +74,7 @@ def writable(workdir: Path) -> None:
             f"workdir {workdir}: cannot be written (no permission to write into {there}); give "
             "another --workdir"
         )
+    read_json(path / "config.json")
 
 
 def free(workdir: Path) -> None:

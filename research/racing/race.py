@@ -34,7 +34,7 @@ from optdyn.timeline.trace import SERVED, read
 from optdyn.timeline.versions import Order, fill
 from optdyn.training import trainer
 from optdyn.training.driver import Chunk, proceed
-from optdyn.training.resuming import as_begun, begun
+from optdyn.training.resuming import begun
 from optdyn.training.run import Run
 
 PATIENCE = 0.5  # seconds until the run looks whether it is to stop
@@ -49,7 +49,6 @@ def race(config: Experiment, workdir: Path, connect: Connect, servers: int = 1) 
     `config.cluster.service` is 'race', and `connect` gives workers of so many `servers`. Raises
     what `trainer.train` raises.
     """
-    config = as_begun(config, workdir)
     run = prepared(config, servers, begun(workdir))
     training = trainer.training(run, workdir)
     with contextlib.ExitStack() as stack:

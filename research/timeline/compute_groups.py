@@ -11,7 +11,7 @@ from optdyn.timeline import habits, service
 from optdyn.timeline.arrivals import Work, arrivals
 from optdyn.timeline.base import Timeline, from_arrivals
 from optdyn.timeline.geometric import geometric
-from optdyn.timeline.network import DRAWN, exchange, of_groups
+from optdyn.timeline.network import of_groups
 from optdyn.timeline.nodes import compute_means, synchronous
 from optdyn.timeline.server import pieces_of, server
 from optdyn.timeline.several import several
@@ -85,7 +85,7 @@ def make(
         whole, _ = server(pieces, groups, k, count, law(), rng)
     elif as_volunteers := habits_of(cluster, groups, update_bytes):
         whole, _ = volunteers(stream, law(), work, count, as_volunteers)
-    elif groups == 1 and not waiting and cluster.collective != DRAWN:
+    elif groups == 1 and not waiting:
         sizes = {"batch_size": batch_size, "update_bytes": update_bytes}
         whole = synchronous(cluster, steps=count, seed=seed, **sizes)
     elif waits:
@@ -113,18 +113,8 @@ def work_of(
 ) -> Work:
     """What each group does for an update, whose gradient and parameters are `sent` or not."""
     means = compute_means(cluster, groups, batch_size)
-    if cluster.collective != DRAWN:
-        each = of_groups(cluster, groups, update_bytes, sent, message_bytes)
-        return Work(means, each, cluster.overlap)
-    both_ways = exchange(cluster, update_bytes) if sent else exchange(_prompt(cluster), 0)
-    if np.ndim(both_ways):
-        both_ways = np.repeat(both_ways, cluster.devices_per_node).reshape(means.shape)
-    return Work(service.with_exchange(means, both_ways, cluster.overlap))
-
-
-def _prompt(cluster: Cluster) -> Cluster:
-    """The cluster, with messages that take no time by themselves."""
-    return cluster.with_(latency=0.0)
+    each = of_groups(cluster, groups, update_bytes, sent, message_bytes)
+    return Work(means, each, cluster.overlap)
 
 
 def habits_of(cluster: Cluster, groups: int, update_bytes: int) -> habits.Habits | None:

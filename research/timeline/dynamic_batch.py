@@ -15,9 +15,7 @@ import numpy as np
 from optdyn.basics import seeds
 from optdyn.basics.trees import Tree
 from optdyn.setup import Cluster
-from optdyn.timeline import service
 from optdyn.timeline.base import Shares, Timeline, TimelineError, from_arrivals
-from optdyn.timeline.network import DRAWN, exchange
 from optdyn.timeline.nodes import draws, together
 from optdyn.timeline.shares import shares
 
@@ -137,9 +135,6 @@ def clocked(
         return share * cost.example[epoch] * factors[window] + cost.delay[epoch]
 
     def update(compute: np.ndarray) -> np.ndarray:
-        if cluster.collective == DRAWN:
-            sent = exchange(cluster, update_bytes)
-            return service.with_exchange(compute.max(axis=1), sent, cluster.overlap)
         each = compute.reshape(-1, cluster.nodes, cluster.devices_per_node)
         return together(cluster, each, update_bytes)
 

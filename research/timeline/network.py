@@ -5,9 +5,6 @@ A collective, in which n have the sum of what each has, is the cluster's (`clust
     ring     2 (n - 1) messages in a row, each of 1/n of the bytes
     tree     2 ceil(log2 n) messages in a row: added up toward a root, and handed down again
     server   2 messages: all send to a server at once, whose link is as wide as it takes, and back
-
-`drawn` is what clocks had before there was this key, for workdirs that are older: synchronous and
-asynchronous groups sent to a server, and a straggler was slow in that too; all else was a ring.
 """
 
 import math
@@ -21,13 +18,12 @@ from optdyn.setup import Cluster
 from optdyn.timeline import regions
 from optdyn.timeline.base import TimelineError
 
-RING, TREE, SERVER, DRAWN = "ring", "tree", "server", "drawn"
-COLLECTIVES = (RING, TREE, SERVER, DRAWN)
+COLLECTIVES = RING, TREE, SERVER = "ring", "tree", "server"
 
 
 def kind_of(cluster: Cluster) -> str:
-    """The cluster's collective: RING, TREE or SERVER; `drawn` is a ring."""
-    return RING if cluster.collective == DRAWN else cluster.collective
+    """The cluster's collective: RING, TREE or SERVER."""
+    return cluster.collective
 
 
 def all_reduce(n: int, size: Any, bandwidth: float, latency: float, kind: str = RING) -> Any:
@@ -38,7 +34,7 @@ def all_reduce(n: int, size: Any, bandwidth: float, latency: float, kind: str = 
 def inside_node(cluster: Cluster, devices: int, size: Any) -> Any:
     """Seconds of an all-reduce of `size` bytes, as `all_reduce`, over so many devices of a node."""
     local = cluster.local_bandwidth, cluster.local_latency
-    return all_reduce(devices, size, *local, kind_of(cluster))
+    return all_reduce(devices, size, *local, cluster.collective)
 
 
 def transfer(size: Any, bandwidth: float) -> Any:
@@ -73,14 +69,14 @@ def between_nodes(cluster: Cluster, size: float) -> float:
     Every message takes as long as on the slowest of the links that it goes over. Between regions of
     the earth a ring has two levels (`regions.all_reduce`).
     """
-    if cluster.regions and kind_of(cluster) == RING:
+    if cluster.regions and cluster.collective == RING:
         return regions.all_reduce(cluster, size)
     return among(cluster, np.arange(cluster.nodes), size)
 
 
 def among(cluster: Cluster, nodes: np.ndarray, size: float) -> float:
     """Seconds of an all-reduce over these nodes."""
-    kind, n = kind_of(cluster), len(nodes)
+    kind, n = cluster.collective, len(nodes)
     if not (cluster.regions or cluster.bandwidths or cluster.latencies):
         return all_reduce(n, size, cluster.bandwidth, cluster.latency, kind)
     if n == 1:
@@ -124,7 +120,7 @@ def of_groups(
     if message is not None:
         both_ways = to_server(cluster, size) + to_server(cluster, message)
     both_ways = both_ways[places].max(axis=1) if sent else np.zeros(groups)
-    if workers.shape[1] == 1 or (sent and kind_of(cluster) == SERVER):
+    if workers.shape[1] == 1 or (sent and cluster.collective == SERVER):
         return both_ways
     added = inside_node(cluster, local, size)
     if local > 1:
@@ -139,7 +135,7 @@ def to_all_nodes(cluster: Cluster, size: float) -> float:
     part. Up and down a tree, or to a server and back, all messages come back to everybody.
     """
     every = between_nodes(cluster, cluster.nodes * size) / 2
-    return every if kind_of(cluster) == RING else every + between_nodes(cluster, size) / 2
+    return every if cluster.collective == RING else every + between_nodes(cluster, size) / 2
 
 
 def one_way(kind: str, n: int) -> float:
@@ -160,7 +156,7 @@ def busiest(cluster: Cluster, size: float, gathered: bool = False) -> float:
     Of the two rings between regions of the earth it is that of a node which is in both. Where every
     node's bytes are `gathered` by all, it is what `to_all_nodes` sends.
     """
-    kind, n = kind_of(cluster), cluster.nodes
+    kind, n = cluster.collective, cluster.nodes
     times = one_way(kind, n)
     if cluster.regions and kind == RING:
         members = np.bincount(regions.of_workers(cluster))

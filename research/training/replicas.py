@@ -40,7 +40,6 @@ from optdyn.problem.problem import Examples, Params, Problem
 from optdyn.timeline.base import at
 from optdyn.training import program, trainer
 from optdyn.training.program import Program
-from optdyn.training.resuming import as_begun
 from optdyn.training.trainer import Run
 
 SLICE = 1000  # examples at a time in the gradient of the whole objective
@@ -72,7 +71,6 @@ def record(config: Experiment, workdir: str | Path) -> Json:
     """
     if config.init_from:
         raise ConfigError("config.init_from: of a run, not of replicas (config.replicas.count)")
-    config = as_begun(config, Path(workdir))
     run = trainer.prepare(config, replicas=config.replicas.count)
     with own(Path(workdir)) as folder, saving(folder):
         claim(folder, config, free(config))

@@ -11,8 +11,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from optdyn import config as configs
-from optdyn.basics.files import WorkdirError, read_json, rows, write, write_json
+from optdyn.basics.files import WorkdirError, rows, write, write_json
 from optdyn.basics.processes import is_writer
 from optdyn.basics.trees import Json
 from optdyn.experiment import Experiment
@@ -23,21 +22,6 @@ from optdyn.parallel.first_process import agreed
 from optdyn.problem import own_code
 from optdyn.training import program
 from optdyn.training.run import Run, extended
-
-
-def before(config: Json, workdir: Path) -> Json:
-    """Dotted keys, and their values, with which the run in a workdir was begun, or a grid's points.
-
-    `config` is the nested dict of what is asked for. A workdir that is older than a key goes on as
-    it was before there was that key.
-    """
-    first = next(iter(sorted(workdir.glob("points/*/config.json"))), workdir / "config.json")
-    return configs.before(config, read_json(first))
-
-
-def as_begun(config: Experiment, workdir: Path) -> Experiment:
-    """The experiment as the run in the workdir was begun with it."""
-    return config.with_(before(config.to_dict(), workdir))
 
 
 def begun(workdir: Path) -> bool:

@@ -53,7 +53,7 @@ from optdyn.training import memory_checks, program
 from optdyn.training.checks import check, check_parts
 from optdyn.training.driver import Training, drive, run_to_end
 from optdyn.training.meter import Meter, in_place
-from optdyn.training.resuming import as_begun, begun, finished_summary, go_on
+from optdyn.training.resuming import begun, finished_summary, go_on
 from optdyn.training.run import Run, batches_of, columns_of, events_of, feed_of, momenta
 
 WORSE = 100  # times the first logged loss: the mark `worse` in a summary
@@ -161,7 +161,7 @@ def train(config: Experiment, workdir: str | Path) -> Json:
     """
     folder = Path(workdir)
     verdict(lambda: writable(folder))
-    return run_to_end(training(prepare(as_begun(config, folder), begun=begun(folder)), folder))
+    return run_to_end(training(prepare(config, begun=begun(folder)), folder))
 
 
 def training(run: Run, workdir: Path, watch: Watch | None = None) -> Training:

@@ -10,7 +10,7 @@ from optdyn.analysis.plan import text
 from optdyn.basics import progress
 from optdyn.config import to_json
 from optdyn.launch import app, plan
-from optdyn.timeline.compute_groups import exchange
+from optdyn.timeline.network import exchange
 from optdyn.tuning import layers, phases, planner, plans
 from optdyn.tuning.planner import Interval
 from tests.values import as_experiment

@@ -1,6 +1,5 @@
 """What a network does to an update is the cluster's, the same for every method that makes it."""
 
-import json
 from itertools import pairwise
 
 import numpy as np
@@ -11,9 +10,7 @@ from hypothesis import strategies as st
 from optdyn.setup import Cluster
 from optdyn.timeline import make
 from optdyn.timeline.network import COLLECTIVES, among, between_nodes, of_groups
-from optdyn.training import trainer
 from tests.timeline.recorded import config_of, line_of
-from tests.values import as_experiment
 
 SLOW = {"latency": 0.01, "bandwidth": 1e5}
 FAR = tuple(tuple(0.01 * abs(i - j) for j in range(4)) for i in range(4))
@@ -82,17 +79,6 @@ def test_nor_the_way_of_a_group_to_its_server():
         np.testing.assert_allclose(services[1][:n] - services[0][:n], both_ways, rtol=1e-8)
 
 
-def test_what_clocks_had_before_there_was_the_key():
-    """A message each way to a server, in what the law draws."""
-    drawn = Cluster(nodes=4, service="exponential", collective="drawn")
-    cluster = drawn.with_(seconds_per_example=0.1, **SLOW)
-    line = make(cluster, groups=1, steps=50, batch_size=8, update_bytes=1000, seed=7)
-    # Two examples a worker.
-    free = drawn.with_(seconds_per_example=0.1 + 2 * (0.01 + 1000 / 1e5) / 2)
-    other = make(free, groups=1, steps=50, batch_size=8, seed=7)
-    np.testing.assert_allclose(line.seconds, other.seconds, rtol=1e-12)
-
-
 def cluster_of(**values):
     return Cluster(**{"nodes": 5, "latency": 0.1, "bandwidth": 50.0, **values})
 
@@ -101,7 +87,6 @@ def cluster_of(**values):
     ("kind", "expected"),
     [
         ("ring", 8 * (0.1 + 600 / 5 / 50)),
-        ("drawn", 8 * (0.1 + 600 / 5 / 50)),
         ("tree", 6 * (0.1 + 600 / 50)),
         ("server", 2 * (0.1 + 600 / 50)),
     ],
@@ -145,22 +130,3 @@ def test_groups_add_up_before_one_of_them_sends():
     np.testing.assert_allclose(of_groups(cluster, 2, 600.0, sent=False), local + between)
     served = cluster.with_(collective="server")
     np.testing.assert_allclose(of_groups(served, 2, 600.0), server)
-
-
-@pytest.mark.parametrize("name", ["sync", "asynchronous"])
-def test_a_workdir_that_is_older_than_the_key_goes_on_as_it_was(config, tmp_path, rows, name):
-    values = {"steps": 40, "strategy.name": name, "cluster.bandwidth": 1e3, "batch_size": 8}
-    whole = tmp_path / "whole"
-    trainer.train(as_experiment(config(values | {"cluster.collective": "drawn"})), whole)
-    old = tmp_path / "old"
-    trainer.train(as_experiment(config(values | {"cluster.collective": "drawn", "steps": 20})), old)
-    for folder in (old, whole):
-        held = json.loads((folder / "config.json").read_text())
-        assert held["cluster"].pop("collective") == "drawn"
-        (folder / "config.json").write_text(json.dumps(held))
-    # By the command that began it, which says nothing of it.
-    trainer.train(as_experiment(config(values)), old)
-    assert rows(old) == rows(whole)
-    new = tmp_path / "new"
-    trainer.train(as_experiment(config(values)), new)
-    assert rows(new)[-1]["simulated_seconds"] != rows(old)[-1]["simulated_seconds"]
