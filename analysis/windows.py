@@ -14,7 +14,7 @@ import pandas as pd
 from optdyn.analysis import tables, workers
 from optdyn.analysis.lags import groups_of, memoryless, theory
 from optdyn.analysis.tables import TableError, natural
-from optdyn.config import parse, read, with_new_keys
+from optdyn.config import parse, read
 from optdyn.dynamics.moments import NotIdentified, equivalent_momentum
 from optdyn.problem.own_code import CLOCK
 from optdyn.training import meter
@@ -43,7 +43,7 @@ def load(folder: Path) -> Metered:
     (point,) = tables.points(folder)
     try:
         path = folder / "config.json"
-        config = with_new_keys(json.loads(path.read_text()))
+        config = json.loads(path.read_text())
         of, step, last = read(config, path, CLOCK), point.summary["step"], point.log[-1]
         # The epochs that a run has gone through say how many examples there are.
         examples = round(last["step"] * config["batch_size"] / last["epoch"]) if step else 1

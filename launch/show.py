@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from optdyn.basics.errors import InputError
 from optdyn.basics.files import read_json
-from optdyn.config import default, differences, to_json, with_new_keys
+from optdyn.config import check_whole, default, differences, to_json
 from optdyn.launch import app
 from optdyn.problem.own_code import entries
 
@@ -35,7 +35,7 @@ def shown(config: ConfigDict, changed: bool) -> dict[str, Any]:
 
 def between(one: Path, other: Path) -> Iterator[str]:
     """A line for every key in which the configs of two workdirs differ. Raises `InputError`."""
-    held = [with_new_keys(_config(workdir)) for workdir in (one, other)]
+    held = [_config(workdir) for workdir in (one, other)]
     files = [entries(config.pop("code")) for config in held]
     names = differences(held[0], held[1])
     first, second = (dict(_values(config, names)) for config in held)
@@ -64,9 +64,10 @@ def _text(value: Any) -> str:
 
 def _config(workdir: Path) -> dict[str, Any]:
     path = workdir / "config.json"
-    if held := read_json(path):
-        return held
-    raise InputError(f"{path}: cannot be read (there is none)")
+    if not (held := read_json(path)):
+        raise InputError(f"{path}: cannot be read (there is none)")
+    check_whole(held, path)
+    return held
 
 
 def _compared(folders: Sequence[str]) -> int:

@@ -8,17 +8,17 @@ from ml_collections import ConfigDict
 from optdyn.basics import type_checks
 from optdyn.basics.errors import ConfigError, InputError
 from optdyn.basics.files import read_json
-from optdyn.config import default, with_new_keys
+from optdyn.config import default, with_defaults
 
 
 def get_config(path: str) -> ConfigDict:
-    """The config in a JSON file, with defaults for the keys that it lacks.
+    """The config in a JSON file, with defaults for keys that it lacks.
 
     Raises `ConfigError` if it holds something else.
     """
     config = default()
     try:
-        held = _with_tuples(with_new_keys(read_json(Path(path))))
+        held = _with_tuples(with_defaults(read_json(Path(path))))
         type_checks.check(held, config.to_dict())
     except InputError as error:
         raise ConfigError(f"config file {path}: is no config of a run: {error}") from error

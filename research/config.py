@@ -5,7 +5,7 @@ the result is locked, so a misspelt key is an error and not a silent default.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -20,13 +20,14 @@ from optdyn.problem import own_code
 
 __all__ = [
     "ConfigError",
+    "check_whole",
     "default",
     "differences",
     "parse",
     "read",
     "to_json",
     "usual",
-    "with_new_keys",
+    "with_defaults",
 ]
 
 
@@ -43,9 +44,11 @@ def read(
 ) -> Experiment:
     """The experiment of a run that wrote `held` as its `config.json`.
 
-    Raises `ConfigError`, also where one of the keys names what is not to be run (`check_read`).
+    Raises `ConfigError`, also where it lacks a key (`check_whole`), or where one of the keys names
+    what is not to be run (`check_read`).
     """
-    experiment = parse(with_new_keys(held))
+    check_whole(held, file)
+    experiment = parse(held)
     own_code.check_read(experiment, file, keys)
     return experiment
 
@@ -93,8 +96,8 @@ def to_json(config: ConfigDict | Experiment) -> str:
     return json.dumps(whole, indent=2, sort_keys=True) + "\n"
 
 
-def with_new_keys(held: Mapping[str, object]) -> Json:
-    """A config that was written before some keys were there: they have what runs had then."""
+def with_defaults(held: Mapping[str, object]) -> Json:
+    """A nested config with the defaults of the keys that it lacks."""
 
     def merged(given: Any, usual: Any) -> Any:
         if not (isinstance(given, Mapping) and isinstance(usual, Mapping)):
@@ -102,6 +105,20 @@ def with_new_keys(held: Mapping[str, object]) -> Json:
         return {**usual, **{key: merged(v, usual.get(key)) for key, v in given.items()}}
 
     return merged(held, json.loads(to_json(default())))
+
+
+def check_whole(held: Mapping[str, Any], file: object) -> None:
+    """Raises `ConfigError` unless `held`, of a run's `config.json`, has all keys."""
+
+    def missing(given: Any, usual: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+        for key, value in usual.items():
+            if not isinstance(given, Mapping) or key not in given:
+                yield prefix + key
+            elif isinstance(value, Mapping):
+                yield from missing(given[key], value, f"{prefix}{key}.")
+
+    if key := next(missing(held, json.loads(to_json(default()))), ""):
+        raise ConfigError(f"{file} has no {key}")
 
 
 def differences(

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from optdyn.basics.files import WorkdirError, writing
 from optdyn.basics.files import line_of as told
 from optdyn.basics.trees import Json
-from optdyn.config import ConfigError, read, to_json, usual
+from optdyn.config import ConfigError, read, to_json, usual, with_defaults
 from optdyn.evidence.study import (
     MEASURED,
     TRIALS,
@@ -98,7 +98,7 @@ def unpack(file: Path, workdir: Path) -> Count:
         raise WorkdirError(f"{file}: no such file")
     try:
         table = pq.read_table(file)
-        base = read(json.loads(table.schema.metadata[DEFAULTS]), file)
+        base = read(with_defaults(json.loads(table.schema.metadata[DEFAULTS])), file)
         rows = [_line(row) for row in table.select(SCHEMA.names).to_pylist()]
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
         raise WorkdirError(f"{file}: no raw results of a study ({told(error)})") from error

@@ -60,18 +60,18 @@ def claim(
     Raises `WorkdirError` if it differs in others, and leaves the workdir as it is. `free`: dotted
     keys, or what they begin with. `steps` among them may be any number from those that are done.
     Likewise if what is not finished was started with other code of the user's own than `code`
-    (None: what there is now), unless `config.code` is 'any'; before there were checksums a workdir
-    did not say.
+    (None: what there is now), unless `config.code` is 'any'. `ConfigError` if what it held lacks a
+    key.
     """
     text = text_of(config, code)
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         held = read_json(workdir / "config.json")
         if held:
-            known = configs.with_new_keys(held)
+            configs.check_whole(held, workdir / "config.json")
             others = [
                 name
-                for name in configs.differences(known, json.loads(text))
+                for name in configs.differences(held, json.loads(text))
                 if not any(f"{name}.".startswith(f"{key}.") for key in (*free, "code"))
             ]
             if others:
@@ -84,8 +84,8 @@ def claim(
                 raise WorkdirError(f"{workdir / 'summary.json'}: {why}")
             enough(workdir, config.steps, summary.get("step") or 0)
             if not is_finished(summary, config.steps):
-                _of_its_code(workdir, config, known["code"], json.loads(text)["code"])
-            return known
+                _of_its_code(workdir, config, held["code"], json.loads(text)["code"])
+            return held
         if any(workdir.glob("metrics.jsonl")) or any(workdir.glob("points")):
             raise WorkdirError(f"workdir {workdir} holds a run but no config.json")
         write(workdir / "config.json", text)

@@ -304,12 +304,14 @@ def test_the_config_that_is_printed_is_that_of_the_run(optdyn, tmp_path):
     assert json.loads(changed)["model.hidden"] == [3] and json.loads(changed)["steps"] == 7
     for folder, steps in (("a", 7), ("b", 8)):
         (tmp_path / folder).mkdir()
-        held = {**found, "steps": steps}
-        if folder == "a":
-            del held["plan"]  # as one was written before that was there
-        (tmp_path / folder / "config.json").write_text(json.dumps(held))
+        held = json.dumps({**found, "steps": steps})
+        (tmp_path / folder / "config.json").write_text(held)
     assert optdyn("config", tmp_path / "a", tmp_path / "b") == (0, "steps: 7 -> 8\n", "")
     assert optdyn("config", tmp_path / "a", tmp_path / "a")[1] == "the configs are the same\n"
+    del found["cluster"]["overlap"]
+    (tmp_path / "b" / "config.json").write_text(json.dumps(found))
+    code, _, said = optdyn("config", tmp_path / "a", tmp_path / "b")
+    assert code == 2 and said == f"error: {tmp_path}/b/config.json has no cluster.overlap\n"
 
 
 def test_a_dry_run_says_what_it_takes_and_writes_nothing(optdyn, tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 
+from optdyn.basics.errors import ConfigError
 from optdyn.basics.files import WorkdirError, write_npz
 from optdyn.basics.hold import LOCK
 from optdyn.basics.signals import ENDING, SAVING
@@ -480,16 +481,16 @@ def test_arrays_are_written_whole(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["a.npz"]
 
 
-def test_a_config_from_before_a_key_was_there_is_the_run_with_its_default(config, workdir, whole):
-    """And not that with another value of it."""
+def test_a_config_that_lacks_a_key_is_refused(config, workdir, files):
     path = workdir / "config.json"
     held = json.loads(path.read_text())
-    del held["cluster"]["overlap"], held["strategy"]["options"]
+    del held["cluster"]["overlap"]
     path.write_text(json.dumps(held))
-    assert "cluster.overlap" in refusal(config({"cluster.overlap": 0.5}), workdir)
-    assert (
-        train(as_experiment(config()), workdir)["parameters_crc32"] == whole[1]["parameters_crc32"]
-    )
+    before = files(workdir)
+    with pytest.raises(ConfigError) as caught:
+        train(as_experiment(config()), workdir)
+    assert str(caught.value) == f"{path} has no cluster.overlap"
+    assert files(workdir) == before
 
 
 class Plain(NamedTuple):
