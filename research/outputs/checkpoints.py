@@ -9,7 +9,7 @@ import contextlib
 import json
 import shutil
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from threading import RLock
@@ -45,30 +45,6 @@ def _names(tree: Tree) -> dict[Name, Tree]:
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     part = partial(jax.tree_util.keystr, simple=True)
     return {tuple(part((key,)) for key in path): leaf for path, leaf in leaves}
-
-
-def _saved(wanted: Iterable[Name], names: Iterable[Name]) -> list[Name]:
-    """By which of the `names` each of those wanted is saved.
-
-    Fields of an `inner` state once lay beside those of the state around it. Raises ValueError if
-    one is not there, or if any is left.
-    """
-
-    def without(name: Name) -> Name:
-        return tuple(part for part in name if part != "inner")
-
-    left = dict.fromkeys(names)
-    once = {without(name): name for name in left}
-    found = []
-    for name in wanted:
-        known = name if name in left else once.get(without(name))
-        if known not in left:
-            raise ValueError(f"it has no {'.'.join(name)}")
-        left.pop(known)
-        found.append(known)
-    if left:
-        raise ValueError(f"{'.'.join(min(left))} is not of this run")
-    return found
 
 
 # One checkpoint at a time, or others would take the room that it was found to have.
@@ -180,17 +156,18 @@ class Checkpoints:
     def _restored(self, step: int, like: Tree) -> Tree:
         """What is saved, as `like` by the names of its arrays.
 
-        So fields in which there is no array may come and go from one version to the next. Raises
-        ValueError if the arrays are others.
+        Raises ValueError if the arrays are others.
         """
         handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=_alone(jax.process_index()))
         saved = handler.metadata(self.path / str(step) / "default").tree
         leaves, names = _names(like), _names(saved)
-        held = _saved(leaves, names)
-        by_name = dict(zip(held, leaves.values(), strict=True))
-        target = jax.tree.unflatten(jax.tree.structure(saved), [by_name[name] for name in names])
+        if lacking := leaves.keys() - names.keys():
+            raise ValueError(f"it has no {'.'.join(min(lacking))}")
+        if left := names.keys() - leaves.keys():
+            raise ValueError(f"{'.'.join(min(left))} is not of this run")
+        target = jax.tree.unflatten(jax.tree.structure(saved), [leaves[name] for name in names])
         found = _names(self._manager.restore(step, args=ocp.args.StandardRestore(target)))
-        return jax.tree.unflatten(jax.tree.structure(like), [found[name] for name in held])
+        return jax.tree.unflatten(jax.tree.structure(like), [found[name] for name in leaves])
 
     def latest(self) -> int | None:
         """The step of the latest checkpoint."""

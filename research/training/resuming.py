@@ -60,11 +60,6 @@ def go_on(
             f"workdir {folder} has no checkpoint of its {before.get('step') or 0:,} steps to go on "
             "from; give another --workdir"
         )
-    if step and not record:
-        raise WorkdirError(
-            f"workdir {folder}: its checkpoint of step {step:,} is of an earlier version, and does "
-            "not say what the log had; give another --workdir"
-        )
     changed: Json = {}
     if planned != config.steps and step:
         past = rows(folder / LOG, held_in(record, LOG))

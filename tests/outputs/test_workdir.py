@@ -418,22 +418,6 @@ def zeros(state):
     return jax.tree.map(np.zeros_like, state)
 
 
-@pytest.mark.parametrize(
-    "held",
-    [
-        {"inner": {"params": {"a": np.arange(3.0)}}, "theta": [{"a": np.ones(3)}]},
-        {"params": {"a": np.arange(3.0)}, "theta": [{"a": np.ones(3)}], "once": {}},
-    ],
-    ids=["without a field", "once, beside one another"],
-)
-def test_a_checkpoint_of_an_earlier_version_is_read(tmp_path, held):
-    """Fields that hold no array may come and go; those of `inner` once lay beside the others."""
-    saved(tmp_path, held)
-    found = restored(tmp_path, zeros(some_state()))
-    assert isinstance(found.inner, Inner) and found.errors == ()
-    jax.tree.map(np.testing.assert_array_equal, found, some_state())
-
-
 def test_two_states_may_have_a_field_of_the_same_name(tmp_path):
     state = some_state(errors=(np.full(3, 2.0),))
     state = state._replace(inner=state.inner._replace(errors=(np.full(4, 7.0),)))
@@ -491,35 +475,3 @@ def test_a_config_that_lacks_a_key_is_refused(config, workdir, files):
         train(as_experiment(config()), workdir)
     assert str(caught.value) == f"{path} has no cluster.overlap"
     assert files(workdir) == before
-
-
-class Plain(NamedTuple):
-    params: dict
-    opt_state: tuple
-
-
-class Around(NamedTuple):
-    inner: Any
-    sums: dict
-    nothing: tuple = ()
-
-
-class Together(NamedTuple):
-    """What the state around another one was before the one could be any."""
-
-    params: dict
-    opt_state: tuple
-    sums: dict
-
-
-def test_a_state_around_another_is_found_where_it_was_as_one(tmp_path):
-    """In both directions."""
-    own = Plain({"w": np.arange(3.0)}, ({"trace": np.arange(2.0)},))
-    around, one = Around(own, {"a": np.ones(2)}), Together(*own, {"a": np.ones(2)})
-    for number, (saved, like) in enumerate([(one, around), (around, one), (around, around)]):
-        (tmp_path / str(number)).mkdir()
-        with Checkpoints(tmp_path / str(number)) as checkpoints:
-            checkpoints.save(5, saved)
-            step, found = checkpoints.restore(like)
-        assert step == 5 and type(found) is type(like)
-        np.testing.assert_equal(found, like)
