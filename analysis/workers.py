@@ -95,7 +95,7 @@ def arrivals(point: Point) -> tuple[np.ndarray, np.ndarray] | None:
         size = WORD * int(point.summary.get("parameters", 0))
         timeline = config.timeline(steps_per_epoch=1, update_bytes=size)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, InputError):
-        return None  # an old or a foreign file: the page does without the picture
+        return None  # a foreign file: the page does without the picture
     return (timeline.worker, timeline.seconds) if _agrees(timeline.seconds, point.log) else None
 
 

@@ -251,7 +251,7 @@ def table(result: Json) -> str:
 
 
 def infinite(value: Any) -> Any:
-    """A record as it was before its file had null in place of infinity."""
+    """A record with infinity where its JSON file has null."""
     if isinstance(value, Mapping):
         return {key: infinite(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

@@ -53,12 +53,12 @@ AS_JSON = ("config", "test", "key", "value")
 class Count(NamedTuple):
     trials: int
     measurements: int
-    left_out: int  # that an older version ran, which did not note what they are of
+    left_out: int = 0  # that set keys which there are no more
 
     def __str__(self) -> str:
         said = f"{self.trials} trials and {self.measurements} measurements"
         if self.left_out:
-            said += f"; {self.left_out} trials are left out, as it is not known what they are of"
+            said += f"; {self.left_out} trials are left out, of keys that there are no more"
         return said
 
 
@@ -71,9 +71,8 @@ def ship(workdir: Path, file: Path) -> Count:
     if not file.parent.is_dir():
         raise WorkdirError(f"{file.parent}: no such folder")
     trials, measured = Lines(workdir / TRIALS).every(), Lines(workdir / MEASURED).every()
-    known = [line for line in trials if "config" in line]
-    known.sort(key=lambda line: json.dumps([line["config"], line["target"]], sort_keys=True))
-    rows = [_row(line) for line in (*known, *measured)]
+    trials.sort(key=lambda line: json.dumps([line["config"], line["target"]], sort_keys=True))
+    rows = [_row(line) for line in (*trials, *measured)]
     metadata = {DEFAULTS: to_json(usual()).encode()}
     table = pa.Table.from_pylist(rows, schema=SCHEMA.with_metadata(metadata))
     aside = file.with_name(f".{file.name}.part")
@@ -85,7 +84,7 @@ def ship(workdir: Path, file: Path) -> Count:
             aside.replace(file)
         finally:
             aside.unlink(missing_ok=True)
-    return Count(len(known), len(measured), len(trials) - len(known))
+    return Count(len(trials), len(measured))
 
 
 def unpack(file: Path, workdir: Path) -> Count:

@@ -224,7 +224,7 @@ def _at(values: Any, dotted: str) -> Any:
 
 
 def of_job(job: Job) -> str:
-    """The key of a trial, as it was before there was `config.code`: its code is in its line."""
+    """The key of a trial; that of the user's code is not in it, but in the trial's line."""
     values = {name: value for name, value in job.config.to_dict().items() if name != "code"}
     return key_of([values, job.target, job.clock])
 

@@ -48,7 +48,7 @@ def started(folder: Path, at: int, steps: int, known: Sequence[Json] = (), **mor
 
 
 def starts(folder: Path) -> list[Json]:
-    """All entries; [] of a run from before there were any. Raises `WorkdirError`."""
+    """All entries; [] of a run that has not started. Raises `WorkdirError`."""
     path = folder / "history.json"
     found = read_json(path).get("starts", [])
     if not (isinstance(found, list) and all(map(_is_start, found))):

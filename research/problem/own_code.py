@@ -136,7 +136,7 @@ def entries(code: object) -> dict[str, str]:
 def changed(before: object, now: str) -> str:
     """What is other code now than in the `fingerprint` from before, in words.
 
-    '' if nothing is, and where there was none, as workdirs had none once.
+    '' if nothing is, and where there was none.
     """
     if not before or before == now:
         return ""

@@ -69,11 +69,13 @@ def test_the_longer_of_two_trials_stays(shipped, tmp_path):
     assert study.Lines(tmp_path / study.TRIALS).at(study.of_job(job))["status"] == "diverged"
 
 
-def test_what_an_older_version_ran_is_left_out_and_counted(shipped, tmp_path):
+def test_a_trial_of_a_key_that_is_no_more_is_left_out_and_counted(shipped, tmp_path):
     file, _ = shipped
     raw.unpack(file, tmp_path)
-    study.Lines(tmp_path / study.TRIALS).put("old", {"most": 1.0, "status": "ended"})
-    count = raw.ship(tmp_path, tmp_path / "again.parquet")
+    trials = study.Lines(tmp_path / study.TRIALS)
+    trials.put("gone", {**trials.every()[0], "config": {"tune.gone": 1}})
+    assert raw.ship(tmp_path, tmp_path / "again.parquet") == (4, 1, 0)
+    count = raw.unpack(tmp_path / "again.parquet", tmp_path / "new")
     assert count == (3, 1, 1) and "1 trials are left out" in str(count)
 
 
