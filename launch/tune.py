@@ -37,7 +37,6 @@ from optdyn.training import trainer
 from optdyn.tuning import bench, ladders
 from optdyn.tuning.bench import Cluster
 from optdyn.tuning.choice import Choice, Point
-from optdyn.tuning.halving import halving
 from optdyn.tuning.journal import Journal, Line, Method
 from optdyn.tuning.omnivore import omnivore
 from optdyn.tuning.predictive import predictive
@@ -48,7 +47,7 @@ SHOWN = {  # columns of the result that are printed
     "updates": "updates",
     "picked": "picked: g/momentum/rate",
 }
-MODES = {"predictive": predictive, "halving": halving, "omnivore": omnivore}
+MODES = {"predictive": predictive, "omnivore": omnivore}
 LADDERS = "ladders"
 
 

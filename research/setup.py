@@ -450,9 +450,8 @@ class Tune(Value, section="tune"):
 
     mode: str = field(
         "predictive",
-        "'predictive', 'halving', which measures, 'omnivore', the authors', or 'ladders', of any "
-        "method.",
-        one_of=("predictive", "halving", "omnivore", "ladders"),
+        "'predictive', 'omnivore', the authors', or 'ladders', of any method.",
+        one_of=("predictive", "omnivore", "ladders"),
     )
     target: float = field(
         0.1, "Training loss at which training ends.",

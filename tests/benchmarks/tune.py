@@ -12,10 +12,9 @@ are worse: of one group, momentum and learning rate (`synchronous`); of any grou
 
 Where asynchrony cannot win by the rule of `configs/tune.py` the default mode is to be at most 1.15
 in the median, where it can, at most 0.8, and every run is to arrive; a pick is good within a tenth.
-Of the drawn cases (`--cases drawn-0 ... drawn-11 --modes predictive halving`) it can
-win where the best fixed setting takes at most 0.8 of the synchronous one's seconds, in the median
-of the seeds; the mode is to take at most 0.9 there, and at most 1.2 elsewhere. Interrupted, the
-same command goes on.
+Of the drawn cases (`--cases drawn-0 ... drawn-11 --modes predictive`) it can win where the best
+fixed setting takes at most 0.8 of the synchronous one's seconds, in the median of the seeds; the
+mode is to take at most 0.9 there, and at most 1.2 elsewhere. Interrupted, the same command goes on.
 """
 
 import argparse
