@@ -62,7 +62,6 @@ TUNE = {
     "tune.epoch_seconds": 0.05,
     "tune.seconds": 1.5,
     "tune.momenta": (0.0, 0.9),
-    "tune.baselines": ("synchronous", "asynchronous", "random"),
 }
 UNLIKE = ("wall_seconds", "starts")
 
