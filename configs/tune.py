@@ -86,7 +86,6 @@ def get_config(case: str = "small,stragglers") -> ConfigDict:
     config.tune.epoch_seconds = 60 * each
     config.tune.seconds = 6000 * each
     config.tune.probe_share = 0.05
-    config.tune.baselines = ("synchronous", "asynchronous", "random", "tpe")
     return config
 
 

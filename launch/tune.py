@@ -2,11 +2,10 @@
 
 Tunes and trains in turn on the simulated cluster, until the training loss is at
 `config.tune.target`: in a mode that predicts what it can (`research/tuning/predictive.py`), or as
-the authors of Omnivore's automatic optimizer do it (`omnivore.py`). With `config.tune.baselines`,
-other ways to choose a setting (`baselines.py`) get as many seconds of probes, and then train with
-their choice from the start. `decisions.jsonl` has every probe and decision as it is made;
-interrupted or killed, the same command goes on from there. At the end: `results.csv` and
-`summary.json`. `--dry_run` says what there is to choose from and how long it can take, at most.
+the authors of Omnivore's automatic optimizer do it (`omnivore.py`). `decisions.jsonl` has every
+probe and decision as it is made; interrupted or killed, the same command goes on from there. At the
+end: `results.csv` and `summary.json`. `--dry_run` says what there is to choose from and how long it
+can take, at most.
 
 With `config.tune.mode=ladders` it is any method with any optimizer: learning rate, momentum,
 period, outer numbers and compression, by simulated seconds to the target, each run of
@@ -24,7 +23,6 @@ import pandas as pd
 from absl import flags
 
 from optdyn.analysis.tables import replace
-from optdyn.basics import seeds
 from optdyn.basics.files import as_json, read_json, write, write_json
 from optdyn.basics.progress import clock, number, say
 from optdyn.basics.streams import tell
@@ -37,27 +35,24 @@ from optdyn.parallel.first_process import own
 from optdyn.setup import Tune
 from optdyn.training import trainer
 from optdyn.tuning import bench, ladders
-from optdyn.tuning.baselines import MOMENTA, RATES, choose
 from optdyn.tuning.bench import Cluster
 from optdyn.tuning.choice import Choice, Point
-from optdyn.tuning.halving import halving
 from optdyn.tuning.journal import Journal, Line, Method
 from optdyn.tuning.omnivore import omnivore
 from optdyn.tuning.predictive import predictive
 
-SHOWN = {  # columns of the results that are printed
-    "method": "method",
+SHOWN = {  # columns of the result that are printed
     "seconds_to_target": "seconds to the target",
     "with_probes": "with probes",
     "updates": "updates",
     "picked": "picked: g/momentum/rate",
 }
-MODES = {"predictive": predictive, "halving": halving, "omnivore": omnivore}
+MODES = {"predictive": predictive, "omnivore": omnivore}
 LADDERS = "ladders"
 
 
 def tune(config: Experiment, workdir: Path) -> dict[str, Any]:
-    """Runs all methods, or goes on with them, and returns the summary: `methods`, a row of each.
+    """Tunes and trains, or goes on with it, and returns the summary: `tuned` or `search`.
 
     Raises what `bench.prepare` raises, and `WorkdirError`.
     """
@@ -90,60 +85,40 @@ def _tuned(config: Experiment, cluster: Cluster, workdir: Path) -> dict[str, Any
     given = config.tune
     with Checkpoints(workdir) as checkpoints:
         journal = Journal(workdir / "decisions.jsonl", checkpoints.latest() or 0, given.seconds)
-        first = Method(given.mode, cluster, journal, given.target, checkpoints)
-        MODES[given.mode](first, cluster.groups, given)
-        probed = _seconds(_tried([line for line in journal.lines if line["method"] == first.name]))
-        for name in given.baselines:
-            method = Method(name, cluster, journal, given.target)
-            probe = partial(method.probe, Point())
-            seed = seeds.number(config.seed, name, below=2**32)
-            setting = choose(name, probe, cluster.groups, probed, given.probe_seconds, seed)
-            method.note("chosen", setting)
-            method.train(Point(), given.seconds, setting)
-    methods = results(journal.lines)
-    replace(workdir / "results.csv", pd.DataFrame(methods).to_csv(index=False))
-    return {"methods": methods}
+        method = Method(cluster, journal, given.target, checkpoints)
+        MODES[given.mode](method, cluster.groups, given)
+    tuned = result(journal.lines)
+    replace(workdir / "results.csv", pd.DataFrame([tuned]).to_csv(index=False))
+    return {"tuned": tuned}
 
 
-def results(lines: Sequence[Line]) -> list[dict[str, Any]]:
-    """A row a method: seconds to the target without its probes (infinite: not reached) and with.
+def result(lines: Sequence[Line]) -> dict[str, Any]:
+    """Seconds to the target without the probes (infinite: not reached) and with, and the settings.
 
     A probe that is gone on with, as a longer one or as an epoch, is the beginning of it, and counts
     once. `overhead` is the other probes' part of all seconds; `settings`, g/mu/alpha, are what it
     trained with, `picked` the first of them.
     """
-    table = []
-    for name in dict.fromkeys(line["method"] for line in lines):
-        own = [line for line in lines if line["method"] == name]
-        probes = _tried(own)
-        epochs = [line for line in own if line["what"] == "train"]
-        trained = sum(line["seconds"] for line in epochs)
-        probed = _seconds([*probes, *epochs]) - trained
-        reached = bool(epochs) and epochs[-1]["reached"]
-        table.append(
-            {
-                "method": name,
-                "seconds_to_target": trained if reached else math.inf,
-                "with_probes": probed + trained if reached else math.inf,
-                "overhead": probed / (probed + trained),
-                "probe_seconds": probed,
-                "train_seconds": trained,
-                "probes": len(probes),
-                "updates": sum(line["updates"] for line in epochs),
-                "picked": _shown(epochs[0]) if epochs else "",
-                "settings": " ".join(map(_shown, epochs)),
-            }
-        )
-    return table
+    probes = [line for line in lines if line["what"] in ("probe", "limits")]
+    epochs = [line for line in lines if line["what"] == "train"]
+    trained = sum(line["seconds"] for line in epochs)
+    probed = _seconds([*probes, *epochs]) - trained
+    reached = bool(epochs) and epochs[-1]["reached"]
+    return {
+        "seconds_to_target": trained if reached else math.inf,
+        "with_probes": probed + trained if reached else math.inf,
+        "overhead": probed / (probed + trained),
+        "probe_seconds": probed,
+        "train_seconds": trained,
+        "probes": len(probes),
+        "updates": sum(line["updates"] for line in epochs),
+        "picked": _shown(epochs[0]) if epochs else "",
+        "settings": " ".join(map(_shown, epochs)),
+    }
 
 
 def _shown(line: Line) -> str:
     return f"{line['groups']}/{line['momentum']:.3g}/{line['learning_rate']:.3g}"
-
-
-def _tried(lines: Sequence[Line]) -> list[Line]:
-    """The lines of what was tried, or measured, to choose a setting."""
-    return [line for line in lines if line["what"] in ("probe", "limits")]
 
 
 def _seconds(attempts: Sequence[Line]) -> float:
@@ -161,14 +136,12 @@ def described(config: Experiment) -> Iterator[str]:
         yield from _climbed(config)
         return
     cluster, given = bench.prepare(config), config.tune
-    ways = [config.tune.mode, *config.tune.baselines]
-    most = len(ways) * given.seconds / bench.seconds_per_update(cluster, cluster.groups[-1])
+    most = given.seconds / bench.seconds_per_update(cluster, cluster.groups[-1])
     each = dry.seconds_per_update(cluster.run)
     yield f"groups          {', '.join(map(str, cluster.groups))}"
-    for way in ways:
-        yield f"{way:15} {_searched(way, given)}"
-    yield f"ways            {', '.join(ways)}: each tunes and trains to {config.tune.target:g}"
-    yield f"seconds         {number(given.seconds)} of training each at most, simulated"
+    yield f"{given.mode:15} {_searched(given)}"
+    yield f"target          a training loss of {given.target:g}"
+    yield f"seconds         {number(given.seconds)} of training at most, simulated"
     yield f"an update       {number(each)} s, {number(1 / each)} updates/s"
     yield (
         f"in all          {clock(most * each)} at most, besides probes: {most:,.0f} updates, if "
@@ -176,18 +149,15 @@ def described(config: Experiment) -> Iterator[str]:
     )
 
 
-def _searched(way: str, given: Tune) -> str:
-    """The momenta and learning rates that a way of tuning begins with, in words."""
-    if way == "omnivore":
+def _searched(given: Tune) -> str:
+    """The momenta and learning rates that the mode begins with, in words."""
+    if given.mode == "omnivore":
         momenta, rates = (
             ", ".join(f"{value:g}" for value in values)
             for values in (given.momenta, given.learning_rates)
         )
         return f"momentum {momenta}; learning rates {rates}, at first"
-    if way in MODES:
-        return "momentum and learning rate from the measured noise scale and sharpness, at first"
-    (low, high), (least, most) = MOMENTA, RATES
-    return f"momentum from {low:g} to {high:g}, learning rates from {least:g} to {most:g}"
+    return "momentum and learning rate from the measured noise scale and sharpness, at first"
 
 
 def _climbed(config: Experiment) -> Iterator[str]:
@@ -227,12 +197,12 @@ def found(search: dict[str, Any], workdir: Path) -> Iterator[str]:
     yield f"next: train with {flags}"
 
 
-def told(methods: Sequence[dict[str, Any]], workdir: Path) -> Iterator[str]:
-    """A row a method, where the rest is, and how to train with what was chosen."""
-    table = pd.DataFrame(methods)[list(SHOWN)].rename(columns=SHOWN)
+def told(tuned: dict[str, Any], workdir: Path) -> Iterator[str]:
+    """What tuning took, where the rest is, and how to train with what was chosen."""
+    table = pd.DataFrame([tuned])[list(SHOWN)].rename(columns=SHOWN)
     yield table.to_string(index=False, float_format="{:.3g}".format)
     yield f"{workdir}/results.csv: all that was measured, and the settings of every epoch"
-    if picked := methods[0]["picked"]:
+    if picked := tuned["picked"]:
         groups, momentum, rate = picked.split("/")
         yield (
             f"next: train with --config.strategy.groups={groups} "
@@ -248,7 +218,7 @@ def main(config: Experiment, workdir: Path) -> int:
     elif config.tune.mode == LADDERS:
         tell(*found(summary["search"], workdir))
     else:
-        tell(*told(summary["methods"], workdir))
+        tell(*told(summary["tuned"], workdir))
     return 0
 
 

@@ -20,7 +20,6 @@ WIDTH = 2**20  # of a layer, or of a set of workers
 PIXELS = 4096  # a side
 SHORTEST = 54  # updates of a window of the momentum meter
 APIS = ("jit", "shard_map", "pmap", "overlap")  # of real devices
-BASELINES = ("synchronous", "asynchronous", "random", "tpe")
 
 
 def _numbers(value: Any) -> bool:
@@ -450,18 +449,15 @@ class Tune(Value, section="tune"):
 
     mode: str = field(
         "predictive",
-        "'predictive', 'halving', which measures, 'omnivore', the authors', or 'ladders', of any "
-        "method.",
-        one_of=("predictive", "halving", "omnivore", "ladders"),
+        "'predictive', 'omnivore', the authors', or 'ladders', of any method.",
+        one_of=("predictive", "omnivore", "ladders"),
     )
     target: float = field(
         0.1, "Training loss at which training ends.",
         wanted="a finite number", holds=math.isfinite,
     )  # fmt: skip
     seconds: float = field(3600.0, "Most seconds of training.", **POSITIVE)
-    probe_seconds: float = field(
-        1.0, "omnivore, baselines: seconds of a probe of the cold start.", **POSITIVE
-    )
+    probe_seconds: float = field(1.0, "omnivore: seconds of a probe of the cold start.", **POSITIVE)
     probe_share: float = field(0.03, "Share of an epoch that a later probe for it takes.", **PART)
     epoch_seconds: float = field(
         30.0, "Seconds of the first epoch; predictive: each next is twice as long.", **POSITIVE
@@ -477,10 +473,6 @@ class Tune(Value, section="tune"):
         holds=lambda v: len(v) > 0 and all(map(_positive, v)),
     )  # fmt: skip
     seeds: int = field(1, "omnivore: initializations tried.", at_least=1)
-    baselines: tuple[str, ...] = field(
-        (), "Tuners run for comparison: 'synchronous', 'asynchronous', 'random', 'tpe'.",
-        wanted="of " + ", ".join(map(repr, BASELINES)), holds=lambda v: set(v) <= set(BASELINES),
-    )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ OFTEN = {
         "lognormal-0.3",
     ),
     "analysis/test_report.py::test_more_runs_make_no_larger_page": (),
-    "benchmarks/test_accelerator.py::test_operations_of_the_transformer_are_the_usual_estimate": (),
     "data/test_augment.py::test_an_augmented_run_resumes_to_the_same_floats": (),
     "data/test_augment.py::test_devices_share_an_augmented_batch": (),
     "data/test_feed.py::test_a_streamed_run_is_the_run_in_memory": ("crop",),

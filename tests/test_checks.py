@@ -62,7 +62,6 @@ OTHER_KINDS = [
     *(("data.name", value) for value in (None, 3, "a\nb", "a\0b", "\ud800", "x" * 5000, b"kjv")),
     *(("data.mean", value) for value in (("0.1",), 0.1, (None,), (True,), ((0.1,),), "0.1")),
     *(("model.hidden", value) for value in ((64.0,), ("64",), ((64,),), (True,), {1: 2}, "64")),
-    *(("tune.baselines", value) for value in ((1,), "tpe", None)),
     *(("metrics", value) for value in ((1,), ([],), "accuracy", (("accuracy",),))),
     *(("steps", value) for value in (2**31, 2**63, -(2**31), 10**5000)),
     *(("plan.memory", value) for value in (2**63, 1.5)),

@@ -122,7 +122,6 @@ BAD = [
     *(("tune.probe_share", value) for value in (0.0, 1.1)),
     *(("tune.momenta", value) for value in ((), (0.0, 1.0), (NAN,), 0.9)),
     *(("tune.learning_rates", value) for value in ((), (0.1, 0.0), (HUGE,), 0.1)),
-    *(("tune.baselines", value) for value in (("nosuch",), "random", 1)),
     ("tune.seeds", 0),
     ("model.lowering", "gemm,nosuch"),
     *(("plan.memory", value) for value in (0, -1, "much")),

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ml_collections import ConfigDict
 
+from optdyn.configs import gpt, resnet
 from optdyn.problem import problem
 from optdyn.problem.costs import BlockCosts, Cost, block_costs, communicated, of_groups
 from optdyn.strategies.gradient.local_losses import gradients, groups, heads
@@ -96,6 +97,42 @@ def test_total_against_the_compiled_gradient_of_all_groups(name, parts):
     # Fusions repeat element-wise operations, up to 1 % here. The input gradient of one block too
     # many, or one forward pass too few, would be 4 % or more.
     assert of_groups(costs(name), parts).total == pytest.approx(analysis["flops"], rel=0.02)
+
+
+def of_update(config, classes, batch):
+    """Operations of an update by the whole gradient, and the number of parameters."""
+    config.model.remat = False
+    whole = problem.make(as_model(config.model), classes)
+    params = jax.eval_shape(whole.init, jax.random.key(0), batch)
+    found = block_costs(whole, params, batch)
+    total = of_groups(found, ((0, len(found.trunk)),)).total
+    return total, sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+@pytest.mark.slow
+def test_operations_of_a_transformer_are_the_usual_estimate():
+    """6 a parameter and token, embeddings aside, and 12 a layer, width and pair of tokens."""
+    tokens, batch = 1024, 2
+    text = jax.ShapeDtypeStruct((batch, tokens + 1), jnp.int32)
+    total, parameters = of_update(gpt.get_config("124m,synthetic"), 25_600, {"text": text})
+    usual = batch * tokens * (6 * (parameters - 25_600 * 768) + 12 * 12 * 768 * tokens)
+    # Norms, rotations, softmax and the loss are some percent more.
+    assert usual < total < 1.06 * usual
+
+
+@pytest.mark.slow
+def test_operations_of_resnet_50_are_the_published_ones():
+    """4.09 thousand million products and additions forward, and twice as many backward."""
+    batch = {
+        "image": jax.ShapeDtypeStruct((2, 224, 224, 3), jnp.uint8),
+        "label": jax.ShapeDtypeStruct((2,), jnp.int32),
+    }
+    config = resnet.get_config("50,synthetic")
+    config.model.norm = "batch"
+    total, _ = of_update(config, 1000, batch)
+    # Norms, additions and pooling are some percent more; the first block needs no gradient of
+    # its input, and borders of images count as products where they are padded.
+    assert total == pytest.approx(2 * 3 * 2 * 4.09e9, rel=0.06)
 
 
 def test_words_have_no_gradient():

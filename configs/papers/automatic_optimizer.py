@@ -64,9 +64,9 @@ def alone(config: Experiment, seed: int, setting: Choice) -> float:
 
 def automatic(study: Study, case: str, mode: str, seed: int) -> float:
     """Seconds of a mode to the target, its probes included."""
-    config = of_mode(case, mode).with_({"tune.baselines": ()}, seed=seed)
+    config = of_mode(case, mode).with_(seed=seed)
     folder = study.workdir / "automatic_optimizer" / f"{case}-{mode}-{seed}"
-    found = tune(config, folder)["methods"][0]["with_probes"]
+    found = tune(config, folder)["tuned"]["with_probes"]
     return math.inf if found is None else float(found)
 
 

@@ -10,7 +10,7 @@ another machine. A row is a trial, or a measurement:
     key, value                    JSON: what a measurement is of, and what was measured
 
 The file says what the defaults were when it was written. So its trials are found again by a later
-version of the project, which has more keys.
+version of the project, which has more keys, and lacks some.
 """
 
 import json
@@ -97,7 +97,8 @@ def unpack(file: Path, workdir: Path) -> Count:
         raise WorkdirError(f"{file}: no such file")
     try:
         table = pq.read_table(file)
-        base = read(with_defaults(json.loads(table.schema.metadata[DEFAULTS])), file)
+        defaults = json.loads(table.schema.metadata[DEFAULTS])
+        base = read(with_defaults(_known(defaults, json.loads(to_json(usual())))), file)
         rows = [_line(row) for row in table.select(SCHEMA.names).to_pylist()]
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
         raise WorkdirError(f"{file}: no raw results of a study ({told(error)})") from error
@@ -120,6 +121,13 @@ def unpack(file: Path, workdir: Path) -> Count:
         if not measured.at(name := key_of([line["key"]])):
             measured.put(name, line)
     return Count(added, len(others), left_out)
+
+
+def _known(held: Any, usual: Any) -> Any:
+    """What a config holds of the keys that there still are."""
+    if not (isinstance(held, dict) and isinstance(usual, dict)):
+        return held
+    return {key: _known(value, usual[key]) for key, value in held.items() if key in usual}
 
 
 def _row(line: Json) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Whether a configuration can run: every value by itself, and the values that must go together."""
 
 import math
-from importlib.util import find_spec
 
 import jax
 import numpy as np
@@ -62,8 +61,6 @@ def _check_values(config: Experiment) -> None:
     workers = config.cluster.worker_count
     many = f"config.cluster.nodes x config.cluster.devices_per_node = {workers:,} workers: must be "
     refuse((workers > setup.WIDTH, f"{many}at most {setup.WIDTH:,}"))
-    installed = "() where there is no optuna (pip install 'optdyn[tune]')"
-    require(config, "tune.baselines", lambda v: not v or bool(find_spec("optuna")), installed)
 
 
 def _check_names(config: Experiment) -> None:

@@ -24,7 +24,7 @@ Line = Json
 class Journal:
     """`journal(line, found)`: the line with what `found()` adds, from the file or by calling it.
 
-    New ones are shown on standard error, with how many of `seconds` a method has trained for.
+    New ones are shown on standard error, with how many of `seconds` it has trained for.
 
     Opening drops the first line whose `checkpoint` is beyond the latest, and those after it: the
     tuner was killed before that state was written.
@@ -53,26 +53,15 @@ class Journal:
     def _trained(self, line: Line) -> str:
         if line["what"] != "train":
             return ""
-        own = [other for other in self.lines if other["method"] == line["method"]]
-        done = sum(other["seconds"] for other in own if other["what"] == "train")
+        done = sum(other["seconds"] for other in self.lines if other["what"] == "train")
         return f"; trained {number(done)} of {number(self._seconds)} s at most"
 
 
 class Method:
-    """The attempts and decisions of one method of tuning, in the journal.
+    """The attempts and decisions of tuning, in the journal, with every epoch's checkpoint."""
 
-    `checkpoints` keeps the state of every epoch; a method without them trains once.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        cluster: Cluster,
-        journal: Journal,
-        target: float,
-        checkpoints: Checkpoints | None = None,
-    ):
-        self.name, self._cluster, self._target = name, cluster, target
+    def __init__(self, cluster: Cluster, journal: Journal, target: float, checkpoints: Checkpoints):
+        self._cluster, self._target = cluster, target
         self._journal, self._checkpoints = journal, checkpoints
         self._held: tuple[Point, Checkpoint] | None = None
         self.pace = cache(partial(bench.seconds_per_update, cluster))
@@ -83,7 +72,7 @@ class Method:
 
     def measure(self, point: Point) -> Measures:
         """What the prediction asks to know at the point."""
-        line = {"method": self.name, "what": "limits", **point._asdict()}
+        line = {"what": "limits", **point._asdict()}
         found = self._journal(line, lambda: bench.measure(self._cluster, self._state(point)))
         groups = self._cluster.groups
         return Measures(
@@ -92,23 +81,18 @@ class Method:
 
     def note(self, what: str, setting: Choice) -> None:
         """Writes a decision into the journal."""
-        self._journal({"method": self.name, "what": what, **setting._asdict()})
+        self._journal({"what": what, **setting._asdict()})
 
     def probe(self, point: Point, seconds: float, setting: Choice) -> Outcome:
         """How a setting does from the point on, for so many seconds; training stays where it is."""
         return self._attempt("probe", point, seconds, setting)[0]
 
     def train(
-        self,
-        point: Point,
-        seconds: float,
-        setting: Choice,
-        loss: float = math.inf,
-        settle: bool = False,
+        self, point: Point, seconds: float, setting: Choice, loss: float, settle: bool = False
     ) -> Outcome:
         """Leaves a checkpoint if the loss at its end is less than that."""
         outcome, kept = self._attempt("train", point, seconds, setting, loss, settle)
-        if kept and self._checkpoints:
+        if kept:
             after = point._replace(epoch=point.epoch + 1)
             self._checkpoints.save(after.epoch, kept)
             self._held = after, kept
@@ -137,11 +121,11 @@ class Method:
             line = outcome._asdict()
             if not math.isfinite(outcome.loss):
                 line["loss"] = None
-            if self._checkpoints and outcome.loss < loss:
+            if outcome.loss < loss:
                 line["checkpoint"], kept = point.epoch + 1, state
             return line
 
-        line = {"method": self.name, "what": what, **point._asdict(), **setting._asdict()}
+        line = {"what": what, **point._asdict(), **setting._asdict()}
         whole = self._journal(line, run)
         values = {name: whole[name] for name in Outcome._fields if name in whole}
         if values["loss"] is None:
@@ -152,7 +136,6 @@ class Method:
         if self._held is None or self._held[0] != point:
             state = bench.start(self._cluster, point.seed)
             if point.epoch:  # resumed: it is the latest, or its line would have been dropped
-                assert self._checkpoints
                 restored = self._checkpoints.restore(state)
                 if not restored or restored[0] != point.epoch:
                     raise WorkdirError(
@@ -166,11 +149,7 @@ class Method:
 
 def _shown(line: Line) -> str:
     if line["what"] == "limits":
-        return "{method}: limits  noise scale {noise_scale:.3g}, sharpness {sharpness:.3g}".format(
-            **line
-        )
-    text = (
-        "{method}: {what}  g {groups}, momentum {momentum:.3g}, learning rate {learning_rate:.3g}"
-    )
+        return "limits  noise scale {noise_scale:.3g}, sharpness {sharpness:.3g}".format(**line)
+    text = "{what}  g {groups}, momentum {momentum:.3g}, learning rate {learning_rate:.3g}"
     outcome = "  loss {loss}, {updates} updates in {seconds:.3g} s" if "loss" in line else ""
     return (text + outcome).format(**line)

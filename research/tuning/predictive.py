@@ -37,7 +37,6 @@ from optdyn.setup import Tune
 from optdyn.tuning.choice import Bench, Choice, Point, Probe, loss_of
 
 Move = Callable[[Choice], Choice]
-First = Callable[[Bench, Point, Sequence[int]], tuple[Choice, Choice]]
 
 GROWTH = 2  # of epochs
 FACTOR = 2.0  # between steps
@@ -49,16 +48,11 @@ GUARD = 2  # the first epoch before which groups stand against one group
 ROUNDING = 1e-9  # of sums of seconds
 
 
-def predictive(
-    bench: Bench, groups: Sequence[int], rules: Tune, first: First | None = None
-) -> None:
-    """Tunes and trains in turn, until the target is reached or the seconds are over.
-
-    `first` chooses what it begins with, and the best of one group; by default both are `planned`.
-    """
+def predictive(bench: Bench, groups: Sequence[int], rules: Tune) -> None:
+    """Tunes and trains in turn, until the target is reached or the seconds are over."""
     point, loss = Point(), bench.start(Point())
     left, epoch = rules.seconds, rules.epoch_seconds
-    last, synchronous = (first or planned)(bench, point, groups)
+    last, synchronous = planned(bench, point, groups)
     other = partial(momentum, sorted({*rules.momenta, last.momentum, synchronous.momentum}))
     compared, refused, least = False, last, math.inf
     moves: list[Move] = [up, partial(other, 1), partial(other, -1)]

@@ -6,17 +6,15 @@ are worse: of one group, momentum and learning rate (`synchronous`); of any grou
 (`best`). On the reporting seeds, in simulated seconds to the target,
 
     MODE           with its probes and measurements, over the tuned synchronous without any
-    BASELINE       the same: other ways to choose, with as many seconds of probes as the mode
     pick           the setting that the mode first trained with, alone from the start, over `best`
     at 4x, 2x      the mode, and the best fixed setting, over the synchronous one, to 4 and 2 times
                    the target, for one loss is little of a curve; settings are tuned for the target
 
 Where asynchrony cannot win by the rule of `configs/tune.py` the default mode is to be at most 1.15
 in the median, where it can, at most 0.8, and every run is to arrive; a pick is good within a tenth.
-Of the drawn cases (`--cases drawn-0 ... drawn-11 --modes predictive halving --baselines`) it can
-win where the best fixed setting takes at most 0.8 of the synchronous one's seconds, in the median
-of the seeds; the mode is to take at most 0.9 there, and at most 1.2 elsewhere. Interrupted, the
-same command goes on.
+Of the drawn cases (`--cases drawn-0 ... drawn-11 --modes predictive`) it can win where the best
+fixed setting takes at most 0.8 of the synchronous one's seconds, in the median of the seeds; the
+mode is to take at most 0.9 there, and at most 1.2 elsewhere. Interrupted, the same command goes on.
 """
 
 import argparse
@@ -38,7 +36,7 @@ from optdyn.evidence import arms
 from optdyn.evidence.study import Study, cores
 from optdyn.evidence.study import alone as alone_on_a_core
 from optdyn.experiment import Experiment
-from optdyn.launch.tune import results, tune
+from optdyn.launch.tune import result, tune
 from optdyn.tuning import bench
 from optdyn.tuning.choice import Choice
 from optdyn.tuning.journal import Line
@@ -81,14 +79,9 @@ def tuned(study: Study, config: Experiment, groups: int) -> arms.Tuned:
 
 
 def measure(
-    case: str,
-    seed: int,
-    modes: Sequence[str],
-    baselines: Sequence[str],
-    best: dict[str, Any],
-    workdir: Path,
+    case: str, seed: int, modes: Sequence[str], best: dict[str, Any], workdir: Path
 ) -> dict[str, Any]:
-    """One row of the table. Baselines have as many seconds of probes as the first mode."""
+    """One row of the table."""
     given = parse(cases.get_config(case))
     target = given.tune.target
     fixed = {name: _alone(given, seed, best[name]) for name in ("synchronous", "best")}
@@ -104,17 +97,14 @@ def measure(
     opponents = {times: _first(fixed["synchronous"], times * target) for times in ON_THE_WAY}
     for times, seconds in opponents.items():
         row[f"best at {times}x"] = _first(fixed["best"], times * target) / seconds
-    for number, mode in enumerate(modes):
-        config = of_mode(case, mode).with_(seed=seed)
-        config = config.with_({"tune.baselines": () if number else tuple(baselines)})
+    for mode in modes:
         folder = workdir / f"{case}-{seed}-{mode}"
-        methods = tune(config, folder)["methods"]
-        lines = [line for line in rows(folder / "decisions.jsonl") if line["method"] == mode]
-        for name, its in ((its["method"], its) for its in methods):
-            row[name] = _reached(its["with_probes"]) / opponent
-        row[f"{mode} overhead"] = methods[0]["overhead"]
-        row[f"{mode} picked"] = methods[0]["picked"]
-        row[f"{mode} pick"] = alone(given, seed, _parsed(methods[0]["picked"])) / least
+        found = tune(of_mode(case, mode).with_(seed=seed), folder)["tuned"]
+        lines = rows(folder / "decisions.jsonl")
+        row[mode] = _reached(found["with_probes"]) / opponent
+        row[f"{mode} overhead"] = found["overhead"]
+        row[f"{mode} picked"] = found["picked"]
+        row[f"{mode} pick"] = alone(given, seed, _parsed(found["picked"])) / least
         for times, seconds in opponents.items():
             row[f"{mode} at {times}x"] = _with_probes(lines, times * target) / seconds
     return row
@@ -145,7 +135,7 @@ def _with_probes(lines: Sequence[Line], loss: float) -> float:
         seconds = _first(line.get("curve", ()), loss)
         if seconds < math.inf:
             until = {**line, "seconds": seconds, "reached": True}
-            return float(results([*lines[:i], until])[0]["with_probes"])
+            return float(result([*lines[:i], until])["with_probes"])
     return math.inf
 
 
@@ -168,8 +158,6 @@ def main() -> None:
         "--cases", nargs="+", choices=(*cases.CASES, *cases.DRAWN), default=cases.CASES
     )
     parser.add_argument("--modes", nargs="+", default=("predictive", "omnivore"))
-    every = ("synchronous", "asynchronous", "random", "tpe")
-    parser.add_argument("--baselines", nargs="*", default=every)
     parser.add_argument("--choose", nargs="+", type=int, default=CHOOSE)
     parser.add_argument("--report", nargs="+", type=int, default=REPORT)
     parser.add_argument("--workdir", type=Path, default=Path("workdirs/tune"))
@@ -185,9 +173,7 @@ def main() -> None:
         numbers.put(core)
     with ProcessPoolExecutor(cores(), context, alone_on_a_core, (numbers,)) as pool:
         jobs = [
-            pool.submit(
-                measure, case, seed, given.modes, given.baselines, best[case], given.workdir
-            )
+            pool.submit(measure, case, seed, given.modes, best[case], given.workdir)
             for case in given.cases
             for seed in given.report
         ]

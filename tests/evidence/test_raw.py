@@ -45,12 +45,13 @@ def test_curves_and_measurements_come_back_to_the_last_digit(shipped, tmp_path, 
         assert here.remember("a", refuse) == {"value": [math.inf, 2]}
 
 
-def test_a_version_with_more_keys_finds_them(shipped, tmp_path, monkeypatch):
-    """Keys of trials change with every key that configs get; the file is as it was."""
+def test_a_version_with_other_keys_finds_them(shipped, tmp_path, monkeypatch):
+    """Keys of trials change with every key that configs get or lose; the file is as it was."""
     file, curves = shipped
     table = pq.read_table(file)
     held = json.loads(table.schema.metadata[raw.DEFAULTS])
     assert held["cluster"].pop("overlap") == 0.0  # a key that there was not yet
+    held["cluster"]["nosuch"] = held["nosuch"] = 1.0  # and keys that there are no more
     older = table.replace_schema_metadata({raw.DEFAULTS: json.dumps(held)})
     pq.write_table(older, tmp_path / "older.parquet")
     raw.unpack(tmp_path / "older.parquet", tmp_path)

@@ -104,9 +104,9 @@ def test_a_command_is_named_as_it_can_be_called(monkeypatch, program, expected):
 
 
 def test_the_tuner_says_how_to_train_with_its_choice():
-    row = {"method": "predictive", "seconds_to_target": 4.85, "with_probes": 5.63}
+    row = {"seconds_to_target": 4.85, "with_probes": 5.63}
     row |= {"overhead": 0.1, "updates": 2300, "picked": "2/0.3/0.0893", "settings": "x " * 50}
-    table, where, use = told([row], Path("a"))
+    table, where, use = told(row, Path("a"))
     assert "2300" in table and "x x" not in table and len(table.splitlines()[0]) < 90
     assert where.startswith("a/results.csv")
     assert use.endswith(

@@ -11,14 +11,14 @@ import pandas as pd
 import pytest
 
 from optdyn.config import ConfigError
-from optdyn.launch.tune import results, tune
+from optdyn.launch.tune import result, tune
 from optdyn.outputs.checkpoints import Checkpoints
 from optdyn.outputs.workdir import WorkdirError
 from optdyn.tuning import bench
 from tests.values import as_experiment
 
 ROOT = Path(__file__).parent.parent.parent
-# Several epochs, fewer groups in between, and every baseline.
+# Several epochs.
 SMALL = {
     "cluster.nodes": 2,
     "strategy.groups": 1,
@@ -32,7 +32,6 @@ SMALL = {
     "tune.momenta": (0.0, 0.9),
     "tune.seeds": 2,
     "tune.learning_rates": (0.1, 0.01),
-    "tune.baselines": ("synchronous", "asynchronous", "random", "tpe"),
 }
 
 
@@ -50,73 +49,63 @@ def lines(workdir):
 def test_every_attempt_and_decision_is_a_line(whole):
     _, workdir, summary = whole
     made = lines(workdir)
-    assert list(dict.fromkeys(line["method"] for line in made)) == [
-        "predictive",
-        *SMALL["tune.baselines"],
-    ]
-    own = [line for line in made if line["method"] == "predictive"]
-    epochs = [line for line in own if line["what"] == "train"]
-    made = [line["epoch"] for line in epochs]  # one that lowered no loss is there again
-    assert made == sorted(made) and set(made) == set(range(max(made) + 1)) and max(made) > 1
+    trained = [line["epoch"] for line in made if line["what"] == "train"]
+    # One that lowered no loss is there again.
+    assert trained == sorted(trained) and set(trained) == set(range(max(trained) + 1))
+    assert max(trained) > 1
     # What is trained is what was decided just before.
-    for number, line in enumerate(own):
+    for number, line in enumerate(made):
         if line["what"] == "train":
             keys = ("groups", "momentum", "learning_rate")
-            assert [line[key] for key in keys] == [own[number - 1][key] for key in keys]
-    assert {line["what"] for line in own} >= {"limits", "probe", "train", "chosen"}
+            assert [line[key] for key in keys] == [made[number - 1][key] for key in keys]
+    assert {line["what"] for line in made} >= {"limits", "probe", "train", "chosen"}
     assert summary["status"] == "completed" and summary["versions"]["jax"]
 
 
-def test_seconds_add_up_and_baselines_get_the_same_probes(whole):
-    """The table against the lines, by other means."""
+def test_seconds_add_up(whole):
+    """The result against the lines, by other means."""
     _, workdir, summary = whole
-    table = pd.read_csv(workdir / "results.csv").set_index("method")
-    assert list(table.index) == [row["method"] for row in summary["methods"]]
+    (row,) = pd.read_csv(workdir / "results.csv").to_dict("records")
+    assert row == summary["tuned"]
     made = pd.DataFrame(lines(workdir)).dropna(subset="seconds").fillna({"groups": 0})
     made = made.fillna({"momentum": 0, "learning_rate": 0})  # what was measured is of no setting
     made["what"] = made["what"].replace("limits", "probe")
-    run = ["method", "seed", "epoch", "groups", "momentum", "learning_rate"]
+    run = ["seed", "epoch", "groups", "momentum", "learning_rate"]
     longest = made.pivot_table("seconds", run, "what", "max").fillna(0.0)
-    trained, probed = longest["train"].groupby("method"), longest["probe"].groupby("method")
-    both = longest.max(axis="columns").groupby("method").sum()
-    for name, row in table.iterrows():
-        # Sums of tens of float64 numbers.
-        assert row["train_seconds"] == pytest.approx(trained.sum()[name], rel=1e-9)
-        extra = both[name] - trained.sum()[name]
-        assert row["probe_seconds"] == pytest.approx(extra, rel=1e-9)
-        assert row["overhead"] == pytest.approx(extra / both[name])
-        assert row["train_seconds"] <= SMALL["tune.seconds"] * (1 + 1e-9)
-        # Only a probe that diverges is shorter than asked for, and none does here.
-        assert probed.sum()[name] == pytest.approx(probed.sum()["predictive"], rel=1e-9)
-    assert table["seconds_to_target"]["predictive"] == table["train_seconds"]["predictive"]
+    trained, both = longest["train"].sum(), longest.max(axis="columns").sum()
+    # Sums of tens of float64 numbers.
+    assert row["train_seconds"] == pytest.approx(trained, rel=1e-9)
+    assert row["probe_seconds"] == pytest.approx(both - trained, rel=1e-9)
+    assert row["overhead"] == pytest.approx((both - trained) / both)
+    assert row["seconds_to_target"] == row["train_seconds"] <= SMALL["tune.seconds"] * (1 + 1e-9)
 
 
 def attempted(what, seconds, groups=2, **values):
     setting = {"groups": groups, "momentum": 0.5, "learning_rate": 0.1}
-    line = {"method": "random", "what": what, "seed": 0, "epoch": 0, "updates": 7}
+    line = {"what": what, "seed": 0, "epoch": 0, "updates": 7}
     return line | setting | {"seconds": seconds, "reached": False} | values
 
 
 def test_what_is_not_reached_takes_for_ever():
     tried, train = attempted("probe", 1.0, groups=4), attempted("train", 4.0)
-    (row,) = results([tried, train])
+    row = result([tried, train])
     assert row["seconds_to_target"] == row["with_probes"] == float("inf")
     assert (row["overhead"], row["settings"]) == (0.2, "2/0.5/0.1")
-    (row,) = results([tried, train | {"reached": True}])
+    row = result([tried, train | {"reached": True}])
     assert (row["seconds_to_target"], row["with_probes"]) == (4.0, 5.0)
 
 
 def test_a_probe_that_is_gone_on_with_counts_once():
     """As the beginning of a longer probe and of the epoch, but not from another point."""
     tried = [attempted("probe", seconds) for seconds in (1.0, 3.0)]
-    (row,) = results([*tried, attempted("train", 9.0)])
+    row = result([*tried, attempted("train", 9.0)])
     assert (row["probe_seconds"], row["overhead"]) == (0.0, 0.0)
-    (row,) = results([*tried, attempted("train", 9.0, groups=4)])
+    row = result([*tried, attempted("train", 9.0, groups=4)])
     assert row["probe_seconds"] == 3.0
-    (row,) = results([*tried, attempted("train", 9.0, epoch=1)])
+    row = result([*tried, attempted("train", 9.0, epoch=1)])
     assert row["probe_seconds"] == 3.0
     # The target may be in what was a probe.
-    (row,) = results([*tried, attempted("train", 2.0, reached=True)])
+    row = result([*tried, attempted("train", 2.0, reached=True)])
     assert (row["seconds_to_target"], row["with_probes"]) == (2.0, 3.0)
 
 
@@ -150,7 +139,7 @@ def test_killed_again_and_again_it_decides_the_same(whole, tmp_path, monkeypatch
     Every time a few attempts later than the last; a torn line is left behind besides.
     """
     chosen, finished, _ = whole
-    owner, after = (bench, 9) if what == "attempt" else (Checkpoints, 0)
+    owner, after = (bench, 3) if what == "attempt" else (Checkpoints, 0)
     kills = 0
     while True:
         with monkeypatch.context() as patch:
@@ -161,17 +150,17 @@ def test_killed_again_and_again_it_decides_the_same(whole, tmp_path, monkeypatch
             except Killed:
                 kills += 1
         with (tmp_path / "decisions.jsonl").open("a") as file:
-            file.write('{"method": "auto')
+            file.write('{"what": "pro')
         if what == "save":  # the next one is let through
             after = 1
     assert kills >= 2
     assert_same(tmp_path, finished)
-    assert tune(as_experiment(chosen), tmp_path)["methods"]  # finished: read, not run
+    assert tune(as_experiment(chosen), tmp_path)["tuned"]  # finished: read, not run
 
 
 def test_the_authors_mode_decides_the_same_after_a_kill(config, tmp_path, monkeypatch):
     """Its three phases are in the journal: probes, ones 5 times as long, equal epochs."""
-    chosen = config({**SMALL, "tune.mode": "omnivore", "tune.baselines": ()})
+    chosen = config({**SMALL, "tune.mode": "omnivore"})
     tune(as_experiment(chosen), tmp_path / "whole")
     made = lines(tmp_path / "whole")
     first = [line for line in made if line["what"] == "probe" and line["epoch"] == 0]
@@ -190,7 +179,7 @@ def test_the_authors_mode_decides_the_same_after_a_kill(config, tmp_path, monkey
 def test_an_epoch_that_does_not_lower_the_loss_leaves_no_checkpoint(config, tmp_path, monkeypatch):
     """The noise has a floor, and the target is below. Killed every few attempts, it goes on so."""
     changed = {"model.noise": 5.0, "tune.epoch_seconds": 0.2, "tune.probe_share": 0.1}
-    chosen = config({**SMALL, **changed, "tune.baselines": ()})
+    chosen = config({**SMALL, **changed})
     tune(as_experiment(chosen), tmp_path / "whole")
     epochs = [line for line in lines(tmp_path / "whole") if line["what"] == "train"]
     least, failed = float("inf"), 0
@@ -229,7 +218,7 @@ def test_resuming_runs_nothing_twice(whole, tmp_path, monkeypatch):
 def test_one_worker(config, tmp_path):
     summary = tune(as_experiment(config({**SMALL, "cluster.nodes": 1})), tmp_path)
     assert all(line.get("groups", 1) == 1 for line in lines(tmp_path))
-    assert summary["methods"][0]["seconds_to_target"] is not None
+    assert summary["tuned"]["seconds_to_target"] is not None
 
 
 def test_bad_input_is_said_before_anything_is_touched(whole, config, tmp_path):

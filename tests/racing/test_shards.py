@@ -39,6 +39,9 @@ def test_a_group_that_dies_gets_what_it_was_given_once():
         say, line = caller(0)
         say(Want(3))  # before it is there
         line.close()
+        for _ in range(3):  # until the part has seen both
+            tell(Get())
+            assert heard(command).leaves["a"] == 7
         tell(Give(5, 0, 3))
         say, line = caller(0)
         assert not line.poll(0.1)  # it has not asked

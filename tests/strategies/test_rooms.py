@@ -16,8 +16,8 @@ REGISTRY = "research/strategies/method.py"  # the list of names
 NAMES = "|".join(strategies.built_in())
 # A name in quotes where something is compared with it, looked up by it or chosen for it.
 BRANCH = re.compile(rf"(==|!=|\bin\b|\bcase\b|\.isin\(|\{{).*[\"']({NAMES})[\"']")
-# A baseline, a way to submit, and what others call the methods.
-OTHERS = ("research/tuning/baselines.py", "launch/submit.py", "research/strategies/names.py")
+# A way to submit, and what others call the methods.
+OTHERS = ("launch/submit.py", "research/strategies/names.py")
 
 
 def test_no_line_outside_a_methods_file_branches_on_its_name():

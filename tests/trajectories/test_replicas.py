@@ -41,6 +41,7 @@ def recorded(config, values, tmp_path_factory):
     content = [path.name for path in workdir.iterdir() if path.name != LOCK]
     assert sorted(name for name in content if not name.endswith(".diff")) == [
         "config.json",
+        "crc32.json",
         "history.json",
         "summary.json",
         "trajectories.npz",
