@@ -42,5 +42,5 @@ def test_the_same_every_time(make):
 )
 def test_what_cannot_be_drawn_is_one_line(name, options):
     with pytest.raises(ConfigError, match=r"ValueError: .*at least") as error:
-        data.load(f"research.data.synthetic:{name}", options=options)
+        data.load(f"optdyn.problem.data.synthetic:{name}", options=options)
     assert "\n" not in str(error.value)

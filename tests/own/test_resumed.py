@@ -107,16 +107,6 @@ def test_what_is_edited_and_put_back_goes_on_to_the_same_floats(own, folder, row
     assert rows(folder / "run") == rows(folder / "whole")
 
 
-def test_a_workdir_from_before_there_were_checksums_goes_on_and_has_them_then(own, folder):
-    trainer.train(as_experiment(own()), folder / "run")
-    held = json.loads((folder / "run" / "config.json").read_text())
-    code = held.pop("code")
-    (folder / "run" / "config.json").write_text(json.dumps(held))
-    write(folder, 1000)
-    assert trainer.train(as_experiment(own(steps=40)), folder / "run")["train_loss"] > 900
-    assert code_of(folder / "run") not in ("", code)
-
-
 def test_an_interrupted_run_and_one_that_diverged(by_path, folder, files):
     """The first has something left to do, and the second has not."""
     summary = trainer.train(as_experiment(by_path()), folder / "run")
