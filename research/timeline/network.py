@@ -21,11 +21,6 @@ from optdyn.timeline.base import TimelineError
 COLLECTIVES = RING, TREE, SERVER = "ring", "tree", "server"
 
 
-def kind_of(cluster: Cluster) -> str:
-    """The cluster's collective: RING, TREE or SERVER."""
-    return cluster.collective
-
-
 def all_reduce(n: int, size: Any, bandwidth: float, latency: float, kind: str = RING) -> Any:
     """Seconds of an all-reduce of `size` bytes, a number or an array, over `n` alike."""
     return _collective(kind, n, size, lambda part: latency + transfer(part, bandwidth))

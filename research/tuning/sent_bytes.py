@@ -27,7 +27,7 @@ from optdyn.strategies.mix.model_averaging import ModelAveraging
 from optdyn.strategies.read.asynchronous import Asynchronous
 from optdyn.strategies.read.groups import Grouped
 from optdyn.timeline.base import Arrival, Meeting, Timeline, chosen
-from optdyn.timeline.network import SERVER, busiest, kind_of, one_way
+from optdyn.timeline.network import SERVER, busiest, one_way
 from optdyn.tuning.shapes import Shapes, setting, stages
 
 
@@ -102,7 +102,7 @@ def _by_groups(config: Experiment, shapes: Shapes, line: Timeline, exchanges: fl
     small = methods.read.compressed() if isinstance(methods.read, Asynchronous) else None
     there_and_back = 1 + (small.part(shapes.params) if small else 1)
     to_server, reads = there_and_back + inside, 1
-    if kind_of(cluster) == SERVER:
+    if cluster.collective == SERVER:
         to_server, reads = there_and_back * workers, workers
     dropped = getattr(chosen(line, Arrival), "dropped", None)
     arrivals = methods.get("arrivals", 1)
@@ -112,7 +112,7 @@ def _by_groups(config: Experiment, shapes: Shapes, line: Timeline, exchanges: fl
     network = size * (arrivals * (exchanges * to_server + (1 - exchanges) * inside))
     if hasattr(line.choice, "peer"):
         return Sent(network, network / cluster.nodes)
-    of_group = exchanges + one_way(kind_of(cluster), own_nodes)
+    of_group = exchanges + one_way(cluster.collective, own_nodes)
     busy = max(exchanges * reads, of_group / methods.groups)
     return Sent(network, size * all_read * busy)
 
