@@ -9,7 +9,8 @@ from typing import Any
 
 FOLDER = Path(__file__).parent
 PAGE = FOLDER / "README.md"
-RUN = """```
+RUN = """<!-- not run: all: a quarter of an hour -->
+```
 optdyn papers --workdir=workdirs/papers --only=waiting
 ```"""
 HOW = """*n* seeds report it; brackets are 95 % intervals. The last column has the commit of the
@@ -24,12 +25,9 @@ def read() -> dict[str, Any]:
 
 def row(question: Mapping[str, Any]) -> str:
     """Returns a line of the table."""
-    asked = question["asked"]
-    numbers = ", ".join(map(str, asked))
-    times = f" ({len(asked)} times)" if len(asked) > 1 else ""
     study = f" [`{question['study']}`]({question['study']}.py)" if "study" in question else ""
     cells = (
-        f"{numbers}{times}",
+        ", ".join(map(str, question["asked"])),
         f"{question['question']}{study} ({question['source']})",
         f"**{question['verdict']}**: {question['answer']}",
         str(question["n"]),
