@@ -1,4 +1,4 @@
-"""What mkdocs builds the site of: pages where they lie, notebooks, keys and docstrings.
+"""What mkdocs builds the site of: pages where they lie, notebooks, claims, keys and docstrings.
 
 `make docs` runs mkdocs with this file as its hook. A page's place in the site is its place in the
 repository, so a link between pages is the same in both. What a page links to besides, such as a
@@ -23,7 +23,11 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = ("research", "launch", "analysis", "configs", "docs")
 LINKS = ROOT / "build" / "docs"  # the package as it is installed: its folders lie apart here
 PARTS = {"optdyn": "research", **{f"optdyn.{n}": n for n in ("analysis", "configs", "launch")}}
-LEFT_OUT = ("optdyn.analysis.notebooks", "optdyn.analysis.studies", "optdyn.configs")  # examples
+LEFT_OUT = ("optdyn.analysis.notebooks", "optdyn.configs")  # configs are examples: their own pages
+RECORDS = (
+    *("papers_small", "papers_steered", "papers_one_step", "papers_race", "papers_contest"),
+    "papers_decided",
+)
 LINK = re.compile(r"""\]\(([^)\s]+)\)|(?:src|href)="([^"]+)\"""")
 
 
@@ -78,9 +82,11 @@ def on_files(files: Files, *, config: Any) -> Files:
     notebooks = [f.src_uri for f in files if f.src_uri.endswith(".ipynb.md")]
     config.nav.insert(4, {"Notebooks": notebooks})
     add("reference/keys.md", keys())
+    add("reference/claims.md", claims())
     for uri, text in reference():
         add(uri, text)
     config.nav.append({"Reference": [*outline(), {"Keys of a config": "reference/keys.md"}]})
+    config.nav[-1]["Reference"].append({"Evidence of the claims": "reference/claims.md"})
     return files
 
 
@@ -140,6 +146,33 @@ def keys() -> str:
         value, _, about = said.removeprefix("= ").partition("  ")
         rows.append(f"| `config.{name}` | `{value}` | {cell(about)} |")
     return "\n".join(rows)
+
+
+def claims() -> str:
+    """Every claim as its record has it: rule, verdict, figures, and what other seeds said."""
+    from optdyn.configs import contest, race
+
+    said = ["# Evidence of the claims", "", "Made of the records in `tests/benchmarks/records/`."]
+    for name in RECORDS:
+        record = json.loads(
+            (ROOT / "tests" / "benchmarks" / "records" / f"{name}.json").read_text()
+        )
+        for claim in sorted(record["claims"].values(), key=lambda each: each["number"]):
+            said += ["", f"## {claim['number']}. {claim['sentence']}", ""]
+            said += [
+                f"- {k.capitalize()}: {claim[k]}"
+                for k in ("source", "measured", "opponent", "rule")
+            ]
+            runs = [claim, *record.get("other_seeds", {}).get(claim["claim"], [])]
+            for run in runs:
+                seeds = ", ".join(map(str, run["seeds"]["report"]))
+                rule = f"rule of {run['commit']}"
+                said.append(f"- **{run['verdict']}** on seeds {seeds} ({rule}): {run['by']}")
+            if name == "papers_race":
+                said += ["", race.table(claim["result"])]
+            if name == "papers_contest":
+                said += ["", contest.table(claim["result"])]
+    return "\n".join(said)
 
 
 def cell(text: str) -> str:
