@@ -47,10 +47,6 @@ OFTEN = {
     "papers/test_race.py::test_a_trial_of_the_mean_has_the_loss_that_the_log_calls_so": (),
     "papers/test_race.py::test_every_arm_can_run_on_every_network": ("mlp", "text"),
     "papers/test_race.py::test_the_all_reduce_takes_its_share_of_an_update": ("1 ",),
-    "papers/test_stale_samples.py::test_of_ones_own_samples_every_kind_is_the_policy_gradient": (
-        "clipped",
-    ),
-    "papers/test_stale_samples.py::test_others_are_biased_with_old_samples": ("plain",),
     "parallel/test_failure.py::test_a_workdir_in_use_is_refused_on_all_processes": (),
     "parallel/test_never_flushed.py::test_a_state_is_its_rows_to_the_bit": ("2bw",),
     "racing/test_race.py::test_a_merged_server_races_too": ("one group",),
