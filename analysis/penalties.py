@@ -6,14 +6,11 @@ An *arm* is a method with the keys that its seconds depend on: period, groups, c
 batch over that of synchronous training. Everything else is what it is tuned by: `FREE` and the
 optimizer's numbers. Each seed is judged at the setting that is best on the others, medians over
 seeds are compared, and intervals draw seeds again, in pairs, and choose again
-(`analysis/efficiency.py`).
-
-Sources are workdirs of sweeps, or a scoreboard of `optdyn papers` with the map of
-`when_asynchrony_pays`, whose settings were chosen on other seeds.
+(`analysis/efficiency.py`). Sources are workdirs of sweeps.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,18 +30,6 @@ FREE = (
     *("outer_learning_rate", "outer_momentum", "slow_learning_rate", "slow_momentum"),
     *("momentum_part", "elasticity", "mixing"),
 )
-MAP = "when_asynchrony_pays"  # the claim with the map of penalties, its networks and their loss
-MODELS: Mapping[str, Mapping[str, Any]] = {
-    "mlp": {"model.name": "mlp", "model.hidden": (32,)},
-    "cnn": {
-        "model.name": "cnn",
-        "model.channels": (4, 8),
-        "model.hidden": (32,),
-        "data.train_evaluated": 250,
-    },
-}
-TARGET = 0.25
-BOARD = "scoreboard.json"
 # What arms may differ in, besides their method, and what says nothing of updates.
 VARIED = ("seed", "steps", BATCH)
 SECTIONS = ("strategy.", "cluster.", "parallel.", "probes.", "replicas.", "code.")
@@ -99,21 +84,12 @@ def is_synchronous(name: str, keys: Mapping[str, Any]) -> bool:
 def measured(
     sources: Sequence[Path], target: float = np.nan, where: Sequence[str] = ()
 ) -> Measured:
-    """The arms of workdirs of sweeps, or of a scoreboard's map.
+    """The arms of workdirs of sweeps.
 
     `target`: the training loss to reach; NaN: the lowest that all arms do. `where`: texts
     KEY=VALUE that configs must agree with. Raises `TableError` where there is no synchronous arm,
     no two seeds that all arms have, or problems that differ.
     """
-    found = [_board(source) for source in sources]
-    if (board := next(filter(None, found), None)) is None:
-        return _of_sweeps(sources, target, where)
-    if len(sources) > 1:
-        raise TableError(f"--penalty: the map of {MAP} goes with no other source")
-    return _of_map(sources[0], board, target, where)
-
-
-def _of_sweeps(sources: Sequence[Path], target: float, where: Sequence[str]) -> Measured:
     said = ", ".join(map(str, sources))
     every = [p for p in tables.points(*sources) if not p.config.get("replicas.count")]
     plain = [p for p in every if not p.config.get("probes.momentum")]
@@ -257,58 +233,3 @@ def _ordered(arms: Sequence[Arm]) -> list[Arm]:
 def _words(config: Mapping[str, Any]) -> str:
     model, data, optimizer = (config.get(f"{key}.name") for key in ("model", "data", "optimizer"))
     return f"{model} on {data}, {optimizer}"
-
-
-def _board(source: Path) -> dict[str, Any] | None:
-    """The map that a scoreboard has; None if it is none."""
-    path = source / BOARD if source.is_dir() else source
-    if not path.is_file():
-        return None
-    try:
-        claims = json.loads(path.read_text()).get("claims", {})
-    except (OSError, ValueError, AttributeError) as error:
-        raise TableError(f"{path}: cannot be read ({error})") from error
-    if MAP not in claims:
-        raise TableError(f"{path}: is no scoreboard with the claim {MAP}")
-    return dict(claims[MAP]["result"])
-
-
-def _of_map(
-    source: Path, result: Mapping[str, Any], target: float, where: Sequence[str]
-) -> Measured:
-    if not (np.isnan(target) or target == TARGET):
-        raise TableError(f"--target={target:g}: the map of {MAP} is to a loss of {TARGET:g}")
-    cells = [*_cells(result["cells"]), *_cells(result["synchronous"])]
-    # One group has no law: it is an opponent on every cluster.
-    texts = [text for text in where if not text.startswith("cluster.service=")]
-    law = [text for text in where if text not in texts]
-    kept = tables.narrowed([p for p in cells if p.config[GROUPS] > 1], [*texts, *law])
-    alone = tables.narrowed([p for p in cells if p.config[GROUPS] == 1], texts)
-    batches = {_batch(point) for point in kept}
-    every = kept + [point for point in alone if _batch(point) in batches]
-    _one_problem(str(source), every)
-    if not kept:
-        raise TableError(f"{source}: no cell of the map that was asked for")
-    kinds: dict[Any, list[Point]] = {}
-    for point in every:
-        kinds.setdefault((_batch(point), point.config[GROUPS]), []).append(point)
-    for its in kinds.values():
-        _one_cluster(str(source), strategies.GROUPED, its)
-    model = MODELS[every[0].config["model.name"]]
-    words = _words({"data.name": "mnist5k", "optimizer.name": "sgd", **model})
-    return Measured(words, TARGET, _ordered([_of_cell(its[0]) for its in kinds.values()]))
-
-
-def _cells(rows: Sequence[Mapping[str, Any]]) -> Iterator[Point]:
-    """Cells of the map as if they were points of a sweep."""
-    for row in rows:
-        keys = {NAME: strategies.GROUPED, GROUPS: row["groups"], BATCH: row["batch"]}
-        keys |= {"model.name": row["model"], "cluster.service": row["law"], NODES: row["groups"]}
-        yield Point(str(row), keys, dict(row), [], {}, Path())
-
-
-def _of_cell(point: Point) -> Arm:
-    name, keys = _method(point)
-    updates = [np.inf if taken is None else taken for taken in point.summary["updates"]]
-    doubt = "" if point.summary["interior"] else "on an edge"
-    return Arm(name, keys, _batch(point), point.config[NODES], np.array([updates]), doubt)

@@ -23,11 +23,9 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = ("research", "launch", "analysis", "configs", "docs")
 LINKS = ROOT / "build" / "docs"  # the package as it is installed: its folders lie apart here
 PARTS = {"optdyn": "research", **{f"optdyn.{n}": n for n in ("analysis", "configs", "launch")}}
-LEFT_OUT = ("optdyn.analysis.notebooks", "optdyn.configs")  # configs are examples: their own pages
-RECORDS = (
-    *("papers_small", "papers_steered", "papers_one_step", "papers_race", "papers_contest"),
-    "papers_decided",
-)
+# Configs are examples, with pages of their own; studies lie beside the package.
+LEFT_OUT = ("optdyn.analysis.notebooks", "optdyn.analysis.studies", "optdyn.configs")
+RECORDS = ROOT / "analysis" / "studies" / "records"
 LINK = re.compile(r"""\]\(([^)\s]+)\)|(?:src|href)="([^"]+)\"""")
 
 
@@ -150,28 +148,22 @@ def keys() -> str:
 
 def claims() -> str:
     """Every claim as its record has it: rule, verdict, figures, and what other seeds said."""
-    from optdyn.configs import contest, race
+    from optdyn.evidence import contest
 
-    said = ["# Evidence of the claims", "", "Made of the records in `tests/benchmarks/records/`."]
-    for name in RECORDS:
-        record = json.loads(
-            (ROOT / "tests" / "benchmarks" / "records" / f"{name}.json").read_text()
-        )
-        for claim in sorted(record["claims"].values(), key=lambda each: each["number"]):
-            said += ["", f"## {claim['number']}. {claim['sentence']}", ""]
-            said += [
-                f"- {k.capitalize()}: {claim[k]}"
-                for k in ("source", "measured", "opponent", "rule")
-            ]
-            runs = [claim, *record.get("other_seeds", {}).get(claim["claim"], [])]
-            for run in runs:
-                seeds = ", ".join(map(str, run["seeds"]["report"]))
-                rule = f"rule of {run['commit']}"
-                said.append(f"- **{run['verdict']}** on seeds {seeds} ({rule}): {run['by']}")
-            if name == "papers_race":
-                said += ["", race.table(claim["result"])]
-            if name == "papers_contest":
-                said += ["", contest.table(claim["result"])]
+    said = ["# Evidence of the claims", "", "Made of the records in `analysis/studies/records/`."]
+    records = [json.loads(path.read_text()) for path in RECORDS.glob("*.json")]
+    for record in sorted(records, key=lambda each: int(each["number"])):
+        title = record.get("sentence", "The contest on an MLP, which has no rule")
+        said += ["", f"## {record['number']}. {title}", ""]
+        parts = ("source", "measured", "opponent", "rule")
+        said += [f"- {part.capitalize()}: {record[part]}" for part in parts if part in record]
+        if "verdict" not in record:
+            said += ["", contest.table(record["result"])]
+            continue
+        for run in (record, *record.get("other_seeds", [])):
+            seeds = ", ".join(map(str, run["seeds"]["report"]))
+            rule = f"rule of {run['commit']}"
+            said.append(f"- **{run['verdict']}** on seeds {seeds} ({rule}): {run['by']}")
     return "\n".join(said)
 
 

@@ -1,15 +1,16 @@
 """The papers' claims, with verdicts: `python -m launch.papers --workdir=DIR [--only=CLAIM,...]`.
 
-Every claim is a file of `configs/papers/`: a sentence, what is measured against which tuned
-opponent, and the rule of the verdict, which is committed before the run that counts. Settings are
-chosen on some seeds and judged on others; `--seed=N` takes other seeds for both. `--scale=full`
-measures more and longer. Writes `scoreboard.json`, and as pages with a picture a claim
-`scoreboard.html` and `scoreboard.md`. Claims that are `LONG` are judged only where they are named.
-Interrupted or killed, the same command goes on: trials that ended are remembered.
+Every claim is a file of a folder, by default of `analysis/studies` below the current one: a
+sentence, what is measured against which tuned opponent, and the rule of the verdict, which is
+committed before the run that counts. Settings are chosen on some seeds and judged on others;
+`--seed=N` takes other seeds for both. `--scale=full` measures more and longer. Writes
+`scoreboard.json`, and as pages with a picture a claim `scoreboard.html` and `scoreboard.md`. Claims
+that are `LONG` are judged only where they are named. Interrupted or killed, the same command goes
+on: trials that ended are remembered.
 
-`--claims=FOLDER` judges the claims of your own that are files there, in place of the papers'. Their
-rules and files are written into `FOLDER/claims.lock` before the run, and what differs from it later
-is listed (`evidence/lock.py`).
+`--claims=FOLDER` judges the claims of your own that are files there. Their rules and files are
+written into `FOLDER/claims.lock` before the run, and what differs from it later is listed
+(`evidence/lock.py`).
 
 `--ship=FILE` writes all that a workdir remembers as one Parquet file, and ends. `--trials=FILE,...`
 begins with what such files have, so that what was run on another machine is not run again.
@@ -44,31 +45,29 @@ from optdyn.evidence.claim import WORDS, Claim, Verdict
 from optdyn.evidence.study import Study
 from optdyn.launch import app, interruptible
 
-CLAIMS = "optdyn.configs.papers"  # a claim a file, found by its name as configs are
+STUDIES = Path("analysis/studies")  # the project's own claims, in a checkout: they have no lock
 SCALES = {"small": (2, 5), "full": (3, 10)}  # seeds that choose and that report
 BETWEEN = 1000  # seeds of one --seed and the next
 
 
-def names(folder: Path | None = None) -> list[str]:
-    """The names of all claims, in the order of the scoreboard: the papers', or a folder's.
+def names(folder: Path) -> list[str]:
+    """The names of a folder's claims, in the order of the scoreboard.
 
-    Raises `InputError` where one of the folder's is not whole.
+    A file whose CLAIM is None is no claim. Raises `InputError` where a claim is not whole.
     """
-    places = [str(folder)] if folder else importlib.import_module(CLAIMS).__path__
-    found = [module.name for module in pkgutil.iter_modules(places)]
-    found = [name for name in found if not name.startswith("_")]
-    return sorted(found, key=lambda name: int(load(name, folder).CLAIM.number))
+    found = [module.name for module in pkgutil.iter_modules([str(folder)])]
+    every = {name: load(name, folder) for name in found if not name.startswith("_")}
+    claims = [name for name, module in every.items() if module.CLAIM is not None]
+    return sorted(claims, key=lambda name: int(every[name].CLAIM.number))
 
 
-def usual(folder: Path | None = None) -> list[str]:
+def usual(folder: Path) -> list[str]:
     """Names of those that do not take hours."""
     return [name for name in names(folder) if not getattr(load(name, folder), "LONG", False)]
 
 
-def load(name: str, folder: Path | None = None) -> ModuleType:
-    """The module of a claim. Raises `InputError` where a folder's is not whole."""
-    if folder is None:
-        return importlib.import_module(f"{CLAIMS}.{name}")
+def load(name: str, folder: Path) -> ModuleType:
+    """The module of a claim. Raises `InputError` where it is not whole."""
     file = folder.resolve() / f"{name}.py"
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))  # for processes that measure, too
@@ -78,6 +77,8 @@ def load(name: str, folder: Path | None = None) -> ModuleType:
         raise InputError(f"{file}: cannot be imported ({lookup.told(error)})") from error
     if sources.file_of(module) != file:
         raise InputError(f"{file}: another module is called {name!r}; it needs another name")
+    if getattr(module, "CLAIM", file) is None:
+        return module
     for part in ("measure", "verdict", "picture"):
         if not callable(getattr(module, part, None)):
             raise InputError(f"{file}: has no function {part!r} (optdyn.evidence.claim)")
@@ -87,7 +88,12 @@ def load(name: str, folder: Path | None = None) -> ModuleType:
     return module
 
 
-def study_of(workdir: Path, scale: str, seed: int, name: str, folder: Path | None = None) -> Study:
+def is_locked(folder: Path) -> bool:
+    """Whether a folder's claims have a lock file: all but the project's own."""
+    return folder.resolve() != STUDIES.resolve()
+
+
+def study_of(workdir: Path, scale: str, seed: int, name: str, folder: Path) -> Study:
     """The study of a claim; seeds of different `seed` have nothing in common."""
     scales = getattr(load(name, folder), "SEEDS", SCALES)
     if scale not in scales:
@@ -102,10 +108,10 @@ def study_of(workdir: Path, scale: str, seed: int, name: str, folder: Path | Non
     )
 
 
-def judge(name: str, study: Study, folder: Path | None) -> dict[str, Any]:
+def judge(name: str, study: Study, folder: Path) -> dict[str, Any]:
     """Measures a claim and judges it: its row of the scoreboard."""
     module, begun = load(name, folder), time.monotonic()
-    files = lock.blobs(module)
+    files = {"files": lock.blobs(module)} if is_locked(folder) else {}
     result = module.measure(study)
     try:
         json.dumps(result)
@@ -129,7 +135,7 @@ def judge(name: str, study: Study, folder: Path | None) -> dict[str, Any]:
         "seeds": {"choose": study.choose, "report": study.report},
         "minutes": (time.monotonic() - begun) / 60,
         "commit": committed(Path(str(module.__file__))),
-        "files": files,
+        **files,
         "result": result,
     }
 
@@ -149,14 +155,14 @@ def committed(file: Path) -> str:
 
 
 def run(
-    workdir: Path, chosen: Sequence[str], scale: str, seed: int, folder: Path | None = None
+    workdir: Path, chosen: Sequence[str], scale: str, seed: int, folder: Path
 ) -> dict[str, Any]:
     """The scoreboard with the chosen claims judged; those that are in it already stay.
 
-    Claims of a `folder` are locked first, all of them.
+    Where claims are locked, all of them are locked first.
     """
     board = opened(workdir, scale, seed)
-    if folder is not None:
+    if is_locked(folder):
         board["deviations"] = lock.lock(folder, {n: load(n, folder) for n in names(folder)})
         for name, said in board["deviations"].items():
             say(f"{name}: {'; '.join(said)}")
@@ -167,7 +173,7 @@ def run(
                 board["claims"][name] = judge(name, study, folder)
             row = board["claims"][name]
             say(f"  {row['verdict']}: {row['by']}")
-        elif folder and board["claims"][name]["files"] != lock.blobs(load(name, folder)):
+        elif board["claims"][name].get("files") not in (None, lock.blobs(load(name, folder))):
             say(f"{name}: was judged by other files than there are; another --workdir judges anew")
         write_json(workdir / "scoreboard.json", board)
     ordered, other = rows(board), board.get("deviations", {})
@@ -200,15 +206,17 @@ def main(_: Sequence[str]) -> int:
     if not flags.FLAGS["verbosity"].present:
         logging.set_verbosity(logging.WARNING)
     given = flags.FLAGS
-    folder = Path(given.claims) if given.claims else None
+    folder = Path(given.claims) if given.claims else STUDIES
     try:
-        if folder and not folder.is_dir():
-            raise InputError(f"--claims={folder}: no such folder")
+        if not folder.is_dir():
+            said = f"--claims={folder}: no such folder"
+            ours = ", which is the default and lies in the project's checkout; name claims of yours"
+            raise InputError(said if given.claims else said + ours)
         every = names(folder)
         chosen = given.only or usual(folder)
     except InputError as error:
         app.fail(str(error))
-    if given.ship and (given.trials or given.only or folder):
+    if given.ship and (given.trials or given.only or given.claims):
         app.fail("--ship writes what there is, and ends: not with --trials, --only or --claims")
     if given.ship and not Path(given.workdir).is_dir():
         app.fail(f"--workdir={given.workdir}: no such folder")
@@ -246,7 +254,7 @@ if __name__ == "__main__":
     flags.DEFINE_list("only", None, "Claims to judge; by default all that do not take hours.")
     flags.DEFINE_enum("scale", "small", list(SCALES), "How much is measured.")
     flags.DEFINE_integer("seed", 0, "Which seeds: those of two numbers have none in common.")
-    flags.DEFINE_string("claims", "", "Folder of claims of your own, to judge in place of ours.")
+    flags.DEFINE_string("claims", "", "Folder of claims; by default analysis/studies below here.")
     flags.DEFINE_list("trials", [], "Files of raw results that the workdir is to have.")
     flags.DEFINE_string("ship", "", "File that the workdir's raw results are written to.")
     flags.mark_flag_as_required("workdir")

@@ -18,7 +18,7 @@ config's, as `--config.cluster.variation=0.5`. Methods combine, `--methods=diloc
 says which method: of the finished runs in the workdir of a sweep, how many updates every method
 takes to a training loss (`--target`) over tuned synchronous training, times what an update of it
 takes on this cluster. `--where=KEY=VALUE` chooses among runs of several problems. Workdirs are a
-list; a scoreboard of `optdyn papers` with the map of `when_asynchrony_pays` does as well.
+list.
 `--noise_scale=B`, in examples, says where DiLoCo and top-k pay (`research/tuning/who_pays.py`).
 `--page=FILE.html` writes one offline page with sliders for bandwidth, nodes, stragglers and period,
 of some thousand prices, which take a minute or two.

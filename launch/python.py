@@ -412,12 +412,11 @@ class Experiment(setup.Run):
     ) -> pd.DataFrame:
         """Which of the measured methods takes the least time on this cluster.
 
-        The runs of `penalty`, workdirs of sweeps or a scoreboard of `optdyn papers`, say how many
-        updates each method takes to the training loss `target`, over tuned synchronous training.
-        The seconds of an update are priced for this model and cluster; `batch_size` is taken as
-        that of synchronous training, whatever this experiment's own method. `where` has the values
-        of keys by which runs are chosen. `bandwidth` replaces the cluster's, in bytes a second
-        between nodes.
+        The runs of `penalty`, workdirs of sweeps, say how many updates each method takes to the
+        training loss `target`, over tuned synchronous training. The seconds of an update are priced
+        for this model and cluster; `batch_size` is taken as that of synchronous training, whatever
+        this experiment's own method. `where` has the values of keys by which runs are chosen.
+        `bandwidth` replaces the cluster's, in bytes a second between nodes.
 
         The table has a row a method, the best first: `updates` and `time` over those of synchronous
         training with the ends of their 95 % intervals, `seconds` an update with the least and most

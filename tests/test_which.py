@@ -4,7 +4,6 @@ import json
 import shutil
 import subprocess
 from importlib.resources import files
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,7 +32,6 @@ ARMS = {
     "diloco 32": ({"name": "diloco", "period": 32}, 64, 150),
     "asynchronous (4 groups)": ({"name": "asynchronous", "groups": 4}, 64, 130),
 }
-RECORD = Path(__file__).parent / "benchmarks/records/papers_small.json"
 
 
 def sweep(folder, arms=ARMS, rates=RATES, **changes):
@@ -144,20 +142,6 @@ def test_noise_of_the_seeds_is_the_interval(tmp_path):
     assert high == pytest.approx(130 / 100, rel=0.05)
     assert {row.word for row in rows.values()} == {which.BEST, which.OPEN}
     assert {row.doubt for row in rows.values()} == {"one setting"}
-
-
-def test_the_map_of_asynchrony_is_what_its_record_says():
-    board = json.loads(RECORD.read_text())["claims"]["when_asynchrony_pays"]["result"]
-    for model, batch in (("mlp", 16), ("cnn", 4)):
-        where = [f"model.name={model}", f"batch_size={batch}"]
-        _, rows = asked(penalties.measured([RECORD], where=where), cluster(nodes=16))
-        cells = [c for c in board["cells"] if (c["model"], c["batch"]) == (model, batch)]
-        assert len(rows) == len(cells) + 1
-        for cell in cells:
-            found = rows[f"asynchronous ({cell['groups']} groups)"].updates
-            # Ends of an interval are medians of few draws, and draws of two settings differ.
-            assert found == pytest.approx(cell["penalty"], rel=0.1)
-            assert found[0] == pytest.approx(cell["penalty"][0])
 
 
 @pytest.mark.slow

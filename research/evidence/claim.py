@@ -1,8 +1,8 @@
 """A claim of a paper: one sentence, what is measured against whom, and the verdict's rule.
 
-Each is a file of `configs/papers/`, or of a folder that `optdyn papers --claims` names, with
+Each is a file of `analysis/studies/`, or of a folder that `optdyn papers --claims` names, with
 
-    CLAIM              what is claimed, and how it is judged
+    CLAIM              what is claimed, and how it is judged; None of a file that is no claim
     measure(study)     the runs, all through the study; returns JSON values
     verdict(result)    the rule as code, a pure function, committed before the run that counts
     picture(result, figure)  on a matplotlib figure
@@ -23,15 +23,6 @@ class Claim(NamedTuple):
     measured: str  # what, of which model, on how much data, simulated or real
     opponent: str  # and how it was tuned
     rule: str  # of the verdict, in words
-
-
-def again(claim: Claim, number: int, reporting: int) -> Claim:
-    """The same of so many seeds that report in place of 20, all of them new."""
-    old, new = "the seeds that report, 20,", f"the seeds that report, {reporting},"
-    if old not in claim.rule:
-        raise ValueError(f"the rule of claim {claim.number} does not say {old!r}")
-    source = f"{claim.source}; claim {claim.number}, which 20 seeds left open"
-    return claim._replace(number=number, source=source, rule=claim.rule.replace(old, new))
 
 
 class Verdict(NamedTuple):

@@ -6,18 +6,14 @@ process that is bound to its cores before the first program, so that it has as m
 
 import multiprocessing
 import os
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from optdyn.evidence.study import affinity
-
-LEAST = 0.2  # seconds of a timing
 
 
 class Setting(NamedTuple):
@@ -63,21 +59,6 @@ def alone(function: Callable[..., Any], *arguments: Any) -> Any:
     """What the function returns in a process of its own, on all cores."""
     with _bound(len(affinity())) as held:
         return held.submit(function, *arguments).result()
-
-
-def repeated(call: Callable[[int], Any], least: float = LEAST) -> float:
-    """Seconds of one of the n repetitions that `call(n)` makes, n such that they take `least`.
-
-    Called first for what compiles, then for how long one takes, then for the seconds that count.
-    """
-
-    def once(n: int) -> float:
-        start = time.perf_counter()
-        jax.block_until_ready(call(n))
-        return (time.perf_counter() - start) / n
-
-    first = once(1)
-    return first if first > least else once(max(int(least / max(once(1), 1e-9)), 1))
 
 
 def _bound(cores: int) -> ProcessPoolExecutor:

@@ -12,31 +12,22 @@ that makes it count (`Curve.met`), on all sides.
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
-from matplotlib.figure import Figure
 
 from optdyn.evidence.arms import Arm, Rungs, Tuned, at, beside, diagonal, tuned
-from optdyn.evidence.claim import Verdict
-from optdyn.evidence.intervals import chance, holm, ratio, ratio_at_best, share, shown
-from optdyn.evidence.race import (
-    COLOURS,
-    FASTER,
-    MISSED,
-    SAME,
-    SLOWER,
-    followed,
-    infinite,
-    on_ratios,
-    same_order,
-)
+from optdyn.evidence.intervals import chance, holm, ratio, ratio_at_best, shown
 from optdyn.evidence.study import Job, Study
-from optdyn.evidence.trial import Curve, left_open, meeting, to_loss
+from optdyn.evidence.trial import Curve, left_open, meeting, timeline_of, to_loss
 from optdyn.experiment import Experiment
 from optdyn.grid import Point
 from optdyn.strategies.chosen import PLAIN
+from optdyn.timeline import Timeline
+from optdyn.training import trainer
+from optdyn.training.run import Run, extended
 
 LEVEL = 0.05  # a ratio is called other than 1 where its corrected chance is below
-HALF = 0.5  # of the gain: the bound of the verdict
+FASTER, SLOWER, SAME, MISSED = "faster", "slower", "no difference seen", "missed"
 
 Times = dict[str, list[float]]  # seconds of every reporting seed, by the loss that they are to
 
@@ -56,7 +47,6 @@ class Place(NamedTuple):
     bandwidth: float  # bytes a second between nodes
     nodes: int
     devices: int  # of a node
-    speeds: tuple[float, ...] = ()  # of workers, where they are unequal
 
 
 class Contest(NamedTuple):
@@ -64,8 +54,6 @@ class Contest(NamedTuple):
     entries: Mapping[str, Entry]  # all others
     losses: Sequence[float]  # on the way, of which times are told; the last is tuned for
     networks: Mapping[str, float]  # bytes a second
-    judged: str  # the network that the verdict is of
-    family: int  # words that are judged at once, of all entries on all networks
 
 
 class Side(NamedTuple):
@@ -137,7 +125,7 @@ def timed(
         there = own.with_({"cluster.bandwidth": place.bandwidth})
         if plain:
             shape = {"nodes": place.nodes, "devices_per_node": place.devices}
-            there = there.with_(cluster=there.cluster.with_(**shape, speeds=place.speeds))
+            there = there.with_(cluster=there.cluster.with_(**shape))
             there = there.with_({"strategy.name": PLAIN, "probes.mean": False})
         run = followed(there, curve)
         if not plain and not same_order(followed(own, curve).timeline, run.timeline):
@@ -150,6 +138,20 @@ def timed(
     for i, curve in zip(unlike, anew, strict=True):
         curves[i] = curve
     return curves
+
+
+def followed(config: Experiment, curve: Curve) -> Run:
+    """The run, its timeline as far as one with this curve goes."""
+    run: Run = trainer.prepare(config, timeline_of=timeline_of)
+    points = zip(curve.updates, curve.losses, strict=True)
+    rows = [{"step": step, "train_loss": loss} for step, loss in points]
+    return extended(run, curve.updates[-1], rows)
+
+
+def same_order(one: Timeline, other: Timeline) -> bool:
+    """Whether timelines differ in nothing but seconds."""
+    every = [jax.tree.leaves(line._replace(seconds=np.zeros(0))) for line in (one, other)]
+    return all(np.array_equal(a, b) for a, b in zip(*every, strict=True))
 
 
 def measure(study: Study, contest: Contest) -> dict[str, Any]:
@@ -199,7 +201,7 @@ def measure(study: Study, contest: Contest) -> dict[str, Any]:
         side, networks = Side(entry, {}), dict[str, Any]()
         cluster = entry.arm.config.cluster
         for network, bandwidth in contest.networks.items():
-            place = Place(bandwidth, cluster.nodes, cluster.devices_per_node, cluster.speeds)
+            place = Place(bandwidth, cluster.nodes, cluster.devices_per_node)
             if place not in met:
                 met[place] = against(place)
             own, others = told(name, side, place), met[place]
@@ -224,8 +226,6 @@ def measure(study: Study, contest: Contest) -> dict[str, Any]:
         against_whom[named[place.bandwidth]][_shape(place)] = others
     return {
         "losses": list(contest.losses),
-        "judged": contest.judged,
-        "family": contest.family,
         "opponents": against_whom,
         "rows": rows,
     }
@@ -237,62 +237,17 @@ def best_of(others: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def words(result: Mapping[str, Any]) -> dict[str, dict[str, tuple[str, float]]]:
-    """By network and arm, its word and its chance, corrected for all that are judged at once."""
+    """By network and arm, its word and its chance, corrected for all of them."""
     last = str(result["losses"][-1])
     every = [(network, row) for row in result["rows"] for network in row["networks"]]
-    chances = [row["networks"][network]["chance"] for network, row in every]
-    corrected = holm([*chances, *[1.0] * (result["family"] - len(chances))])
+    corrected = holm([row["networks"][network]["chance"] for network, row in every])
     found: dict[str, dict[str, tuple[str, float]]] = {n: {} for n in result["opponents"]}
-    for (network, row), p in zip(every, corrected, strict=False):
+    for (network, row), p in zip(every, corrected, strict=True):
         own = row["networks"][network]
         word = SAME if p >= LEVEL else FASTER if own["over"][last][0] < 1 else SLOWER
         missed = np.isinf(np.median(own["seconds"][last]))
         found[network][row["arm"]] = (MISSED if missed else word, p)
     return found
-
-
-def fastest(result: Mapping[str, Any], network: str) -> dict[str, Any]:
-    """What is told of the arm that takes the fewest seconds there on the seeds that choose.
-
-    Only arms with nodes like those of the first opponents count.
-    """
-    shape = next(iter(result["opponents"][network]))
-    every = [row["networks"][network] for row in result["rows"]]
-    return min((own for own in every if own["shape"] == shape), key=lambda own: float(own["cost"]))
-
-
-def gain(result: Mapping[str, Any], network: str) -> tuple[str, tuple[float, float, float]]:
-    """The fastest arm, and `share` of its gain.
-
-    It is the share that the first opponent has with its best batch over the usual one, on the seeds
-    that report.
-    """
-    last, best = str(result["losses"][-1]), fastest(result, network)
-    others = result["opponents"][network][best["shape"]]
-    own, plain = best["seconds"][last], others["every"][0]["seconds"][last]
-    return best["arm"], share(others["usual"][last], plain, own)
-
-
-def counts(result: Mapping[str, Any]) -> list[str]:
-    """Of each network, how many arms have which word."""
-    found = list[str]()
-    for name, each in words(result).items():
-        said = [word for word, _ in each.values()]
-        parts = ", ".join(f"{said.count(kind)} {kind}" for kind in COLOURS if kind in said)
-        found.append(f"{name}, of {len(said)} arms over their best opponent: {parts}")
-    return found
-
-
-def verdict(result: Mapping[str, Any]) -> Verdict:
-    """By the share of the gain that is the batch's, on the network that is judged."""
-    network = result["judged"]
-    arm, found = gain(result, network)
-    _, low, high = found
-    judged = "confirmed" if low > HALF else "refuted" if high < HALF else "open"
-    parts = [f"{network}: {shown(found)} of the gain of {arm} is the opponent's batch"]
-    n = len(result["rows"][0]["networks"][network]["seconds"][str(result["losses"][-1])])
-    said = "; ".join([*parts, *counts(result)])
-    return Verdict(judged, f"{said} (n = {n}, Holm over {result['family']})")
 
 
 def table(result: Mapping[str, Any]) -> str:
@@ -325,28 +280,13 @@ def table(result: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def picture(result: Mapping[str, Any], figure: Figure) -> None:
-    """An arm a row, a network a panel: over the usual opponent (a ring) and the best (a disc)."""
-    result = infinite(result)
-    last, said, rows = str(result["losses"][-1]), words(result), result["rows"]
-    figure.set_size_inches(9, 0.24 * len(rows) + 1.2)
-    panels = figure.subplots(1, len(result["opponents"]), sharey=True, squeeze=False)[0]
-    for axes, network in zip(panels, result["opponents"], strict=True):
-        for y, row in enumerate(reversed(rows)):
-            own, (kind, _) = row["networks"][network], said[network][row["arm"]]
-            if kind == MISSED:
-                axes.text(1, y, "missed", va="center", fontsize=7)
-                continue
-            value, low, high = (float(np.clip(x, 1e-3, 1e3)) for x in own["over"][last])
-            usual = own["over usual"][last][0]
-            axes.plot([usual, value], [y, y], color="#bbbbbb", lw=0.8, zorder=0)
-            axes.plot(usual, y, "o", mfc="none", color="#888888", ms=4)
-            axes.plot([low, high], [y, y], color=COLOURS[kind], lw=1.5)
-            axes.plot(value, y, "o", color=COLOURS[kind], ms=4)
-        on_ratios(axes, network)
-    panels[0].set_yticks(range(len(rows)), [row["arm"] for row in reversed(rows)], fontsize=7)
-    said_below = "seconds over synchronous training with its usual batch (rings), over the best"
-    figure.supxlabel(f"{said_below} opponent (discs; green: faster, orange: slower)", fontsize=8)
+def infinite(value: Any) -> Any:
+    """A record with infinity where its JSON file has null."""
+    if isinstance(value, Mapping):
+        return {key: infinite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [infinite(each) for each in value]
+    return np.inf if value is None else value
 
 
 def _there_is(entry: Entry, cell: Rungs, known: Mapping[Rungs, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Ratios of two ways of training with an interval, and the words that follow it.
+"""Ratios of two ways of training, each with an interval.
 
 Where many ratios are judged at once some intervals exclude 1 by chance alone. `holm` corrects for
 that: if all ratios are 1, any corrected chance is below 0.05 in at most 5 % of studies.
@@ -46,21 +46,6 @@ def ratio_at_best(
     return ratio(a, b)[0], *_ends(_at_best(a, b, a_tried, b_tried), 0.0)
 
 
-def typical_at_best(
-    arms: Sequence[tuple[Sequence[float], Sequence[float], Any, Any]],
-) -> tuple[float, float, float]:
-    """The median over arms of `ratio_at_best`, given the arguments of each, with its interval.
-
-    The same seeds are in all of them, and a draw of seeds is the same for all. A draw of an arm
-    that is NaN, as of one that never gets there, counts as the least there can be at the lower end,
-    and as the most at the upper one.
-    """
-    every = np.array([_at_best(*each) for each in arms])
-    low, high = (np.median(np.where(np.isnan(every), nan, every), axis=0) for nan in (0.0, np.inf))
-    middle = float(np.median([ratio(a, b)[0] for a, b, *_ in arms]))
-    return middle, _ends(low)[0], _ends(high)[1]
-
-
 def chance(a: Sequence[float], b: Sequence[float]) -> float:
     """The two-sided p-value of a ratio of 1: the least share that an interval leaves out with 1.
 
@@ -70,25 +55,6 @@ def chance(a: Sequence[float], b: Sequence[float]) -> float:
     every = _drawn(a, b, CHANCES)
     beyond = min((~(every > 1)).sum(), (~(every < 1)).sum())
     return float(min(2 * (beyond + 1) / (CHANCES + 1), 1.0))
-
-
-def share(
-    usual: Sequence[float], best: Sequence[float], other: Sequence[float]
-) -> tuple[float, float, float]:
-    """How much of the gain of `other` over `usual` is that of `best` over it, and its interval.
-
-    Gains multiply, so they are logarithms of ratios of medians: 1/2 where `best` is half-way. The
-    same seeds are in all three. Where a draw has no gain to share it counts as in `ratio`.
-    """
-
-    def part(best: np.ndarray, other: np.ndarray) -> np.ndarray:
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return np.where(other < 1, np.log(best) / np.log(other), np.nan)
-
-    every = part(_drawn(best, usual, DRAWS), _drawn(other, usual, DRAWS))
-    middle = np.median(usual)
-    whole = float(part(_over(np.median(best), middle), _over(np.median(other), middle)))
-    return whole, *_ends(every)
 
 
 def drawn_again(
@@ -140,14 +106,6 @@ def shown(found: Sequence[float], digits: int = 3) -> str:
     """`1.71 [1.20, 2.13]`; `1.71` where there is no interval."""
     value, low, high = (f"{x:.{digits}g}" for x in found)
     return value if low == high == "nan" else f"{value} [{low}, {high}]"
-
-
-def words(found: Sequence[float], less: str = "less", more: str = "more") -> str:
-    """What an interval of a ratio lets one say."""
-    _, low, high = found
-    if low > 1:
-        return more
-    return less if high < 1 else "no difference seen"
 
 
 def _drawn(a: Sequence[float], b: Sequence[float], draws: int) -> np.ndarray:

@@ -18,7 +18,7 @@ from optdyn.basics.files import WorkdirError, read_json, write_json
 from optdyn.basics.trees import Json
 
 LOCK = "claims.lock"
-JUDGING = ("optdyn.configs", "optdyn.evidence")  # ours that a verdict depends on: all that judges
+JUDGING = "optdyn.evidence"  # ours that a verdict depends on: all that judges
 
 
 def blobs(module: ModuleType, ours: bool = True) -> dict[str, str]:

@@ -3,18 +3,18 @@
     python -m tests.benchmarks.heavy_tails WORKDIR
 
 Sixteen groups of a worker each, K = 8 gradients an update, log-normal services of deviation 3 times
-their mean, a free network, and the race's MLP. Rates, and the time that is allotted, are tuned by
-simulated seconds to a training loss of 0.25 on seeds 100 and 101; five other seeds report.
+their mean, a free network, and the contest's MLP. Rates, and the time that is allotted, are tuned
+by simulated seconds to a training loss of 0.25 on seeds 100 and 101; five other seeds report.
 """
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from analysis.studies.contest import PROBLEM
 from optdyn.basics.arguments import Parser
 from optdyn.basics.files import write_json
 from optdyn.config import usual
-from optdyn.configs.race import PROBLEMS
 from optdyn.evidence.arms import RATE, Arm, Ladder, rates, reported, tuned
 from optdyn.evidence.intervals import ratio
 from optdyn.evidence.study import Study
@@ -37,7 +37,7 @@ WAITING = ("k_batch_async", "k_batch_sync")
 def arm(name: str, waiting: str) -> Arm:
     """The method, from a rate of 1/4 and half a mean service on."""
     keys = {"strategy.name": name, "strategy.waiting": waiting}
-    config = usual().with_({**PROBLEMS["mlp"].config, **CLUSTER, **keys})
+    config = usual().with_({**PROBLEM, **CLUSTER, **keys})
     ladders: dict[str, Ladder] = {RATE: rates}
     start = {RATE: -2}
     if name == "mindflayer":

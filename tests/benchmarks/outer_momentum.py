@@ -14,11 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 import pandas as pd
 
+from optdyn.basics.trees import Params
 from optdyn.config import usual
-from optdyn.configs.papers.error_feedback import flat
 from optdyn.dynamics.moments import Fit, NotIdentified, fit
 from optdyn.dynamics.two_phase import effective_curvature
 from optdyn.experiment import Experiment
@@ -74,14 +75,19 @@ def config_of(case: Case, meetings: int, noise: float, seed: int) -> Experiment:
     )
 
 
+def _flat(params: Params) -> np.ndarray:
+    """(n,) float64."""
+    return np.concatenate([np.asarray(x, float).ravel() for x in jax.tree.leaves(params)])
+
+
 def after_meetings(config: Experiment) -> np.ndarray:
     """(meetings + 1, dimension) theta at the start and after every meeting."""
     run, period = trainer.prepare(config), config.strategy.keys["period"]
-    theta, stops = [flat(run.params)], range(period, config.steps + 1, period)
+    theta, stops = [_flat(run.params)], range(period, config.steps + 1, period)
     for chunk in driver.drive(run, driver.initial(run), 0, stops):
         chunk.make()
         if chunk.step in stops and chunk.n:
-            theta.append(flat(chunk.state.state.outer[0][0])[:DIMENSION])
+            theta.append(_flat(chunk.state.state.outer[0][0])[:DIMENSION])
     return np.array(theta)
 
 

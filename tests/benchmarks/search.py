@@ -1,6 +1,7 @@
 """The project's search beside a library's: `python -m tests.benchmarks.search`.
 
-Arms of the race (`configs/race.py`), by updates to its last loss, and three ways to set them:
+Arms of the contest (`analysis/studies/contest.py`), by updates to its last loss, and three ways to
+set them:
 
     axes       the search as it was until November 2026: from one start, one ladder at a time
     ours       `optdyn.evidence.arms.tuned`
@@ -21,7 +22,7 @@ import numpy as np
 import optuna
 import pandas as pd
 
-from optdyn.configs import race
+from analysis.studies import contest
 from optdyn.evidence.arms import SEARCHED, SLACK, Arm, Search, at, point, tuned
 from optdyn.evidence.intervals import ratio
 from optdyn.evidence.study import Job, Study
@@ -77,9 +78,9 @@ def sampled(study: Study, arm: Arm, target: float, settings: int) -> Point:
     return point(arm, [asked.best_params[key] for key in arm.ladders])
 
 
-def measure(study: Study, problem: str, name: str) -> dict[str, Any]:
+def measure(study: Study, name: str) -> dict[str, Any]:
     """One row of the table."""
-    arm, target = race.arm_of(problem, name), race.PROBLEMS[problem].losses[-1]
+    arm, target = contest.arm_of(name), contest.LOSSES[-1]
     ours = tuned(study, arm, target)
     settings: Mapping[str, Point] = {
         "axes": axes(study, arm, target),
@@ -112,16 +113,15 @@ def _shown(setting: Point) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--workdir", type=Path, default=Path("workdirs/search"))
-    parser.add_argument("--problem", choices=list(race.PROBLEMS), default="mlp")
     parser.add_argument("--arms", default=",".join(ARMS))
     default = Path(__file__).with_name("records") / "search.json"
     parser.add_argument("--out", type=Path, default=default)
     given = parser.parse_args()
     with Study(given.workdir, "search", CHOOSE, REPORT) as study:
         names = given.arms.split(";" if ";" in given.arms else ",")
-        rows = study.map(lambda name: measure(study, given.problem, name), names)
+        rows = study.map(lambda name: measure(study, name), names)
     table = pd.DataFrame(rows)
-    publish(table, given.out, benchmark="search", problem=given.problem, times=TIMES)
+    publish(table, given.out, benchmark="search", times=TIMES)
 
 
 if __name__ == "__main__":

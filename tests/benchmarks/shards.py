@@ -2,21 +2,21 @@
 
     python -m tests.benchmarks.shards WORKDIR
 
-Sixteen groups of a worker each, memoryless, a free network, shards of the race's MLP's images whose
-labels are Dirichlet(0.1), and batches of 64 a group. All are equally fast, or every second one is
-four times as fast as the others. Steps and momenta are tuned by simulated seconds to a training
-loss of 0.25 over all images on seeds 100 to 103; twenty others report. The figure is the ratio of
-seconds, of seeds in pairs. A run of rates alone and five seeds was seen before.
+Sixteen groups of a worker each, memoryless, a free network, the contest's MLP, shards of images
+whose labels are Dirichlet(0.1), and batches of 64 a group. All are equally fast, or every second
+one is four times as fast as the others. Steps and momenta are tuned by simulated seconds to a
+training loss of 0.25 over all images on seeds 100 to 103; twenty others report. The figure is the
+ratio of seconds, of seeds in pairs. A run of rates alone and five seeds was seen before.
 """
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from analysis.studies.contest import PROBLEM
 from optdyn.basics.arguments import Parser
 from optdyn.basics.files import write_json
 from optdyn.config import usual
-from optdyn.configs.race import PROBLEMS
 from optdyn.evidence.arms import Arm, reported, sgd, tuned
 from optdyn.evidence.intervals import ratio
 from optdyn.evidence.study import Study
@@ -47,7 +47,7 @@ def arm(name: str, speeds: str) -> Arm:
     keys: Point = {"strategy.name": name, "batch_size": batch, "steps": steps}
     keys |= {"cluster.speeds": SPEEDS[speeds] * (GROUPS // 2)}
     keys |= {} if name == "sync" else {"strategy.groups": GROUPS}
-    config = usual().with_({**PROBLEMS["mlp"].config, **CLUSTER, **keys})
+    config = usual().with_({**PROBLEM, **CLUSTER, **keys})
     return sgd(config, 0.25, 0.0)
 
 

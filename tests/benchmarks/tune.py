@@ -28,10 +28,10 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.studies.automatic_speedup import START, STEPS, alone, of_mode, setting
 from optdyn.basics.files import rows
 from optdyn.config import parse
 from optdyn.configs import tune as cases
-from optdyn.configs.papers.automatic_optimizer import START, STEPS, alone, of_mode, setting
 from optdyn.evidence import arms
 from optdyn.evidence.study import Study, cores
 from optdyn.evidence.study import alone as alone_on_a_core

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optdyn.configs import problems
+from analysis.studies import _problems as problems
 from optdyn.evidence.arms import FALLS, MOMENTUM, RATE, Arm, momenta, point, rates, rung, sgd, tuned
 from optdyn.evidence.trial import Curve
 

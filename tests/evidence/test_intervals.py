@@ -9,17 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optdyn.evidence.claim import below
+from optdyn.evidence.claim import above, below
 from optdyn.evidence.intervals import (
     CHANCES,
     chance,
     drawn_again,
     holm,
+    mean_ratio,
     ratio,
     ratio_at_best,
-    share,
     shown,
-    words,
 )
 from tests.benchmarks.intervals import AIM, measure
 
@@ -48,10 +47,7 @@ def test_misses_are_infinite_and_open_the_interval():
     assert math.isnan(both[0]) and both[1:] == (0.0, math.inf)
 
 
-def test_words_follow_the_interval():
-    assert words((1.2, 1.1, 1.3)) == "more"
-    assert words((0.8, 0.7, 0.9)) == "less"
-    assert words((1.2, 0.9, 1.5)) == "no difference seen"
+def test_an_estimate_is_shown_with_its_interval():
     assert shown((1.708, 1.2, math.inf)) == "1.71 [1.2, inf]"
 
 
@@ -87,18 +83,6 @@ def test_holm_is_the_closed_test_of_bonferroni(chances):
         max(min(len(s) * min(chances[j] for j in s), 1.0) for s in sets if i in s) for i in numbers
     ]
     np.testing.assert_allclose(holm(chances), closed, rtol=1e-12)  # rounding of the products
-
-
-@given(TIMES, st.floats(0.3, 0.95), st.floats(0.2, 3))
-def test_gains_multiply_and_a_share_is_of_their_logarithms(times, factor, part):
-    """A gain of factor^part is `part` of one of `factor`, in every draw."""
-    best, other = ([by * t for t in times] for by in (factor**part, factor))
-    np.testing.assert_allclose(share(times, best, other), part, rtol=1e-6)  # of the logarithms
-
-
-def test_where_nothing_is_gained_there_is_no_share():
-    value, low, high = share([1.0] * 5, [0.9] * 5, [1.1] * 5)
-    assert math.isnan(value) and (low, high) == (-math.inf, math.inf)
 
 
 def test_a_choice_that_no_draw_changes_leaves_the_interval_as_it_is():
@@ -143,3 +127,29 @@ def test_a_figure_of_seeds_drawn_again_has_the_interval_of_its_mean():
 )
 def test_an_estimate_decides_by_its_interval_alone(found, word):
     assert below(found, 1.5) == word
+
+
+OWN = np.linspace(90.0, 110.0, 20)  # of 20 seeds, the same in both
+LATE = OWN * np.linspace(0.5, 2.0, 20)[::-1]  # by a factor that differs from seed to seed
+
+
+def test_a_mean_of_ratios_is_geometric():
+    assert mean_ratio([OWN, 4 * OWN], [OWN, OWN]) == pytest.approx([2.0] * 3)
+
+
+def test_the_mean_of_one_ratio_has_its_interval():
+    """Of the same draws: `ratio` draws 4,000 times 20 seeds, too, from the same generator."""
+    found, other = mean_ratio([LATE], [OWN]), ratio(LATE.tolist(), OWN.tolist())
+    assert found == pytest.approx(other)
+
+
+def test_a_run_that_missed_makes_the_mean_infinite():
+    assert mean_ratio([OWN, np.full(20, np.inf)], [OWN, OWN])[0] == np.inf
+
+
+@pytest.mark.parametrize(
+    ("found", "word"),
+    [((2.0, 1.5, 3.0), "confirmed"), ((2.0, 0.5, 3.0), "open"), ((0.5, 0.2, 0.9), "refuted")],
+)
+def test_above(found, word):
+    assert above(found, 1.0) == word

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from analysis.studies import _problems as problems
 from optdyn.basics.files import WorkdirError
-from optdyn.configs import problems
 from optdyn.evidence import raw, study
 from optdyn.evidence.study import Job, Study
 

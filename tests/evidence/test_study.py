@@ -3,8 +3,8 @@
 import pytest
 
 import optdyn
+from analysis.studies import _problems as problems
 from optdyn.basics import progress
-from optdyn.configs import problems
 from optdyn.evidence.study import Job, Study
 
 

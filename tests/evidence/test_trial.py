@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from analysis.studies import _problems as problems
 from optdyn.config import ConfigError
-from optdyn.configs import problems
 from optdyn.evidence import trial as trials
 from optdyn.evidence.trial import Curve, left_open, to_loss, trial
 from optdyn.experiment import Experiment

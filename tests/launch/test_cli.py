@@ -83,10 +83,10 @@ def test_the_flags_read_off_the_files_are_those_that_are_defined(module):
 def test_the_methods_and_configs_read_off_the_files_are_those_that_there_are():
     assert list(sources.methods()) == sorted(strategies.built_in())
     for name, path in sources.configs().items():
-        assert path == ROOT / "configs" / f"{name}.py" and "papers" not in name
+        assert path == ROOT / "configs" / f"{name}.py"
     assert {"quickstart", "images", "grids/quickstart"} <= set(sources.configs())
-    # Files of studies, which have no run's config.
-    assert not {"internet", "race", "problems"} & set(sources.configs())
+    # Files beside them that have no run's config.
+    assert not {"own/law", "own/strategy"} & set(sources.configs())
 
 
 def test_every_command_is_a_module_that_explains_itself(optdyn):
@@ -245,7 +245,7 @@ def test_it_finds_own_modules_and_nothing_hides_its_own(tmp_path):
 
 
 def test_one_name_is_installed():
-    """And every folder with a module is in it."""
+    """And every folder with a module is in it, but the studies, which lie beside."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     folders = settings["package-dir"]
     found = {
@@ -253,7 +253,7 @@ def test_one_name_is_installed():
         for package, folder in folders.items()
         for file in (ROOT / folder).rglob("*.py")
     }
-    assert sorted(found) == sorted(settings["packages"])
+    assert sorted(found) == sorted([*settings["packages"], "optdyn.analysis.studies"])
     assert all(name.split(".")[0] == "optdyn" for name in found)
 
 

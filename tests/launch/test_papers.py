@@ -9,9 +9,7 @@ import sys
 import pytest
 
 from optdyn.basics.errors import InputError
-from optdyn.configs import papers as every_claim
 from optdyn.evidence import lock
-from optdyn.evidence.claim import Claim
 from optdyn.launch import papers
 from optdyn.outputs.workdir import WorkdirError
 
@@ -25,41 +23,65 @@ def picture(result, figure): figure.subplots().plot([result["two"], 3])
 
 
 @pytest.fixture
-def claims(tmp_path, monkeypatch):
-    folder = tmp_path / "claims"
-    folder.mkdir()
-    (folder / "arithmetic.py").write_text(CLAIM)
-    monkeypatch.setattr(every_claim, "__path__", [str(folder)])
-    yield tmp_path / "board"
-    sys.modules.pop("optdyn.configs.papers.arithmetic", None)
+def ours(tmp_path, monkeypatch):
+    """The default folder below the current one, with a claim, a table and a helper."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    papers.STUDIES.mkdir(parents=True)
+    (papers.STUDIES / "arithmetic.py").write_text(CLAIM)
+    (papers.STUDIES / "a_table.py").write_text("CLAIM = None\n")
+    (papers.STUDIES / "_helper.py").write_text("")
+    yield papers.STUDIES
+    for name in ("arithmetic", "a_table"):
+        sys.modules.pop(name, None)
 
 
-def test_every_claim_says_what_it_is_and_how_it_is_judged():
-    every = [papers.load(name) for name in papers.names()]
-    numbers = [module.CLAIM.number for module in every]
-    assert len(set(numbers)) == len(numbers) and numbers == sorted(numbers)
-    for module in every:
-        assert isinstance(module.CLAIM, Claim) and module.__doc__
-        assert all(str(text).strip() for text in module.CLAIM)
-        assert callable(module.measure) and callable(module.verdict) and callable(module.picture)
+def test_the_projects_own_claims_have_no_lock_and_name_no_files(ours, tmp_path):
+    assert papers.names(ours) == papers.usual(ours) == ["arithmetic"]
+    board = papers.run(tmp_path / "board", ["arithmetic"], "small", 0, ours)
+    assert "files" not in board["claims"]["arithmetic"] and "deviations" not in board
+    assert not (ours / lock.LOCK).exists()
+    again = papers.run(tmp_path / "board", ["arithmetic"], "small", 0, ours)
+    assert again["claims"] == json.loads(json.dumps(board["claims"]))
 
 
-def test_the_scoreboard_has_the_verdict_and_is_not_made_twice(claims, monkeypatch):
-    board = papers.run(claims, ["arithmetic"], "small", 3)
-    row = json.loads((claims / "scoreboard.json").read_text())["claims"]["arithmetic"]
+def test_the_command_judges_the_folder_that_is_there_with_processes_that_find_its_helpers(ours):
+    def command(*more):
+        every = [sys.executable, "-m", "optdyn.launch.papers", "--workdir=board", *more]
+        found = subprocess.run(every, capture_output=True, text=True)
+        return found.returncode, found.stdout, found.stderr
+
+    text = CLAIM.replace("lambda: 2", "alone, _helper.two")
+    imports = "from analysis.studies import _helper\nfrom optdyn.evidence.clock import alone\n"
+    (ours / "arithmetic.py").write_text(imports + text)
+    (ours / "_helper.py").write_text("def two(): return 2\n")
+    code, said, _ = command()
+    assert code == 0 and "Two is" in said and "confirmed" in said
+    shutil.rmtree(ours)
+    code, _, said = command()
+    assert code == 2 and said.count("\n") == 1
+    assert "--claims=analysis/studies: no such folder, which is the default" in said
+    code, _, said = command("--claims=mine")
+    assert code == 2 and said.endswith("--claims=mine: no such folder\n")
+
+
+def test_the_scoreboard_has_the_verdict_and_is_not_made_twice(ours, tmp_path, monkeypatch):
+    workdir = tmp_path / "board"
+    board = papers.run(workdir, ["arithmetic"], "small", 3, ours)
+    row = json.loads((workdir / "scoreboard.json").read_text())["claims"]["arithmetic"]
     assert (row["verdict"], row["by"]) == ("confirmed", "by one")
     assert row["result"] == {"two": 2, "seeds": [3000, 3001, 3002, 3003, 3004]}
     assert row["seeds"]["choose"] == [3500, 3501]
     assert (
-        "Two is \\| less than three | confirmed | by one" in (claims / "scoreboard.md").read_text()
+        "Two is \\| less than three | confirmed | by one" in (workdir / "scoreboard.md").read_text()
     )
-    assert "data:image/svg+xml" in (claims / "scoreboard.html").read_text()
+    assert "data:image/svg+xml" in (workdir / "scoreboard.html").read_text()
     monkeypatch.setattr(papers, "judge", lambda *_: pytest.fail("it was judged"))
-    assert papers.run(claims, ["arithmetic"], "small", 3)["claims"] == json.loads(
+    assert papers.run(workdir, ["arithmetic"], "small", 3, ours)["claims"] == json.loads(
         json.dumps(board["claims"])
     )
     with pytest.raises(WorkdirError, match="--seed=3"):
-        papers.run(claims, ["arithmetic"], "small", 4)
+        papers.run(workdir, ["arithmetic"], "small", 4, ours)
 
 
 @pytest.fixture

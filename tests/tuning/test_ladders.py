@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import pytest
 
+from analysis.studies import _problems as problems
 from optdyn.config import ConfigError
-from optdyn.configs import problems
 from optdyn.evidence.arms import MOMENTUM, RATE, STEP, point
 from optdyn.evidence.trial import Curve
 from optdyn.tuning import ladders

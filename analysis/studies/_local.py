@@ -1,0 +1,174 @@
+"""Local parallelism against backpropagation on four devices (arXiv 2012.03837): what is timed.
+
+Four blocks on four devices, one each; seconds are updates times seconds an update, in units of one
+device's backpropagation of the batch, links free. Fair: backpropagation is pipelined (1F1B), not
+stalled, in 16 micro-batches; every variant has a learning rate of its own for the same optimizer
+(Adam), found by one search. Greedy's clock is its pipeline's; a chunk is itself pipelined by 1F1B
+over its two devices, and the slower chunk sets the pace; overlapping groups have a bound in their
+favour, their longest dependent path.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from matplotlib.figure import Figure
+
+from optdyn.config import usual
+from optdyn.evidence import arms
+from optdyn.evidence.arms import RATE
+from optdyn.evidence.claim import Verdict, below
+from optdyn.evidence.intervals import ratio, shown
+from optdyn.evidence.study import Job, Study
+from optdyn.evidence.trial import to_loss
+from optdyn.experiment import Experiment
+from optdyn.problem import shared_data
+from optdyn.strategies import Network
+from optdyn.strategies.gradient import local
+from optdyn.timeline import pipeline
+from optdyn.training import program
+
+STAGES, MICRO_BATCHES = 4, (4, 16)  # the last is the opponent's
+DATA = "batch divided"  # among the devices: data parallelism, whose exchange is free as links are
+VARIANTS: dict[str, dict[str, Any]] = {
+    "backprop": {"variant": "backprop"},
+    "chunked": {"variant": "chunked", "chunks": 2},
+    "overlapping": {"variant": "overlapping", "window": 2},
+    "greedy": {"variant": "greedy"},
+}
+TASKS: dict[str, dict[str, Any]] = {
+    "vision": {
+        "model.name": "resmlp",
+        "model.width": 128,
+        "data.image_size": 14,  # larger, and the first block has most of the work
+        "batch_size": 64,
+    },
+    "text": {
+        "model.name": "transformer",
+        "model.width": 32,
+        "data.name": "kjv",
+        "data.sequence_length": 32,
+        "data.test_evaluated": 500,
+        "batch_size": 16,
+    },
+}
+LOSSES = {"vision": 0.1, "text": 2.05}  # training losses that are tuned for
+STEPS = {"small": 500, "full": 2000}
+UPDATES = 50  # that the clocks are taken over
+
+
+def config(task: str, variant: str, scale: str) -> Experiment:
+    return usual().with_(
+        {
+            "model.blocks": STAGES,
+            "data.train_evaluated": 300,
+            "optimizer.name": "adam",
+            "cluster.service": "constant",
+            "strategy.name": "local",
+            **TASKS[task],
+            **{f"strategy.{key}": value for key, value in VARIANTS[variant].items()},
+        },
+        steps=STEPS[scale],
+    )
+
+
+def clock(config: Experiment) -> dict[str, list[float]]:
+    """The seconds of the first update and between two, by schedule."""
+    config = config.with_({"cluster.nodes": STAGES})
+    method, costs, work = _costs(config)
+    made = {}
+    if method.variant == "greedy":
+        made["greedy"] = pipeline.local(work.forward, work.backward, 0.0, UPDATES)
+    found = {}
+    if method.variant == "backprop":
+        found[DATA] = [1 / STAGES, 1 / STAGES]
+        for m in MICRO_BATCHES:
+            made[f"1F1B, {m}"] = _flushed(work.forward / m, work.backward / m, m)
+    if method.variant == "chunked":  # the slower of two pipelines, each of two stages
+        m, half = MICRO_BATCHES[-1], STAGES // method.chunks
+        parts = [slice(a, a + half) for a in range(0, STAGES, half)]
+        each = [(work.forward[part] / m, work.backward[part] / m) for part in parts]
+        slowest = max(pipeline.seconds(_flushed(*own, m))[0] for own in each)
+        found["chunked"] = [float(slowest)] * 2
+    for name, schedule in made.items():
+        ends = pipeline.seconds(schedule)
+        found[name] = [float(ends[0]), float(np.diff(ends).mean())]
+    if not found:
+        whole = _costs(config.with_({"strategy.variant": "backprop"}))[1].total
+        found[method.variant] = [costs.latency / whole, costs.sequential / whole]
+    return found
+
+
+def _flushed(forward: np.ndarray, backward: np.ndarray, micro_batches: int) -> pipeline.Schedule:
+    return pipeline.one_f_one_b(forward, backward, 0.0, micro_batches, UPDATES)
+
+
+def _costs(config: Experiment) -> tuple[local.Local, local.Costs, pipeline.Work]:
+    """The method, the operations of its schedule, and those of its blocks."""
+    method = config.methods.gradient
+    assert isinstance(method, local.Local)
+    data = shared_data.load(config)
+    one = {name: leaf[:1] for name, leaf in data.train.items()}
+    params = program.init(config, data.classes, jax.random.key(0), one)
+    network = Network(program.problem_of(config, data.classes), params, one)
+    return method, *local.costs(method, config, network)
+
+
+def measured(study: Study, task: str) -> dict[str, Any]:
+    """Every variant on one task: its seconds an update, and its updates to the last loss."""
+    target, opponent = LOSSES[task], f"1F1B, {MICRO_BATCHES[-1]}"
+    every = {variant: config(task, variant, study.scale) for variant in VARIANTS}
+
+    def best(variant: str) -> arms.Tuned:
+        return arms.tuned(study, arms.Arm(every[variant], {RATE: arms.rates}, {RATE: -8}), target)
+
+    tuned = dict(zip(every, study.map(best, every), strict=True))
+    clocks = {variant: clock(own) for variant, own in every.items()}
+
+    def times(variant: str, seeds: Sequence[int], schedule: str = "") -> list[float]:
+        jobs = [Job(arms.at(every[variant], tuned[variant].point, s), target) for s in seeds]
+        updates = [to_loss(curve, target) for curve in study.trials(jobs)]
+        name = schedule or (opponent if variant == "backprop" else variant)
+        return [float(t) for t in _times(clocks[variant][name], updates)]
+
+    local_variants = [variant for variant in VARIANTS if variant != "backprop"]
+    cost = {v: float(np.median(times(v, study.choose))) for v in local_variants}
+    told = {variant: times(variant, study.report) for variant in VARIANTS}
+    divided = times("backprop", study.report, DATA)
+    return {
+        "tuned": {variant: found._asdict() for variant, found in tuned.items()},
+        "seconds an update": clocks,
+        "chosen": min(cost, key=cost.__getitem__),
+        "cost": cost,
+        "times": told,
+        "over": {v: ratio(told[v], told["backprop"]) for v in local_variants},
+        DATA: {v: ratio(told[v], divided) for v in local_variants},
+    }
+
+
+def verdict(result: dict[str, Any]) -> Verdict:
+    """Of the variant that was chosen, by the interval of its ratio."""
+    name, interior = result["chosen"], [each["interior"] for each in result["tuned"].values()]
+    others = ", ".join(f"{v} {shown(each)}" for v, each in result["over"].items() if v != name)
+    return Verdict(
+        below(result["over"][name], 1.0),
+        f"{name} takes {shown(result['over'][name])} of 1F1B's time, the others {others}; of data "
+        f"parallelism's it takes {shown(result[DATA][name])} "
+        f"({sum(interior)} of {len(interior)} interior, n = {len(result['times'][name])})",
+    )
+
+
+def picture(result: dict[str, Any], figure: Figure) -> None:
+    """Every run's time, and the medians."""
+    axes = figure.subplots()
+    for y, times in enumerate(result["times"].values()):
+        axes.plot(times, [y] * len(times), "|", ms=9)
+        axes.plot(float(np.median(times)), y, "o", color="#000000", ms=4)
+    axes.set_yticks(range(len(result["times"])), list(result["times"]))
+    axes.set(xlabel="time (backprop updates of one device)", xlim=(0, None))
+
+
+def _times(seconds: list[float], updates: list[float]) -> list[float]:
+    first, between = seconds
+    return [first + between * (n - 1) for n in updates]

@@ -1,0 +1,199 @@
+"""The contest on an MLP: arms that each have their best batch on four networks. A table, no claim.
+
+    python -m analysis.studies.contest WORKDIR
+
+8 workers, a node each but for DASO (4 nodes of 2 devices), whose links inside a node are free. An
+update is of one batch: of an eighth of it by every worker where all make it together, of all of it
+by one worker where they arrive by themselves. Computing an eighth of the usual batch takes a worker
+1 second, times a log-normal draw of deviation 0.3 (real workers are more alike than memoryless
+ones). An exchange may run behind the last two thirds of the computing before it.
+
+The model is small, so its networks are scaled: NETWORKS says how long the ring all-reduce of all
+parameters takes, over the second of computing. These are the ratios of a ResNet-50 (102 MB in
+float32) on 8 nodes that compute 256 images each at 360 a second.
+
+A network chooses the batch of every arm and, of methods that exchange now and then, the period. The
+opponents are three, and the best of them on a network is everybody's opponent there:
+
+    synchronous             SGD with momentum
+    one backup worker       updates of the 7 fastest of 8, `buffered` with `k_sync` (1602.06709)
+    outer momentum          SNOO (2510.15830), which is `diloco` on one node: an outer Nesterov step
+                            of what H synchronous updates did, which costs no message
+
+Four seeds choose, twenty others report. Interrupted, the same command goes on.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import log2
+from pathlib import Path
+from typing import Any
+
+from optdyn.basics.arguments import Parser
+from optdyn.basics.files import write_json
+from optdyn.config import usual
+from optdyn.evidence.arms import (
+    MOMENTUM,
+    OUTER,
+    PERIOD,
+    STEP,
+    Arm,
+    Ladder,
+    momenta,
+    not_negative,
+    rates,
+    rung,
+)
+from optdyn.evidence.contest import Contest, Entry, measure, table
+from optdyn.evidence.study import Study
+from optdyn.experiment import Experiment
+from optdyn.grid import Point
+from optdyn.setup import Cluster
+
+CLAIM = None  # it is judged by no rule
+WORKERS, BATCH, SEED = 8, 64, 24
+LOSSES = (0.5, 0.25, 0.1)  # training losses; the last is tuned for
+LONG_RUN = 1.0  # step of synchronous training that searches start from
+BYTES = 4 * (785 * 32 + 33 * 10)  # of the parameters
+NETWORKS = {"10 Gb/s": 0.2, "1 Gb/s": 2.0, "0.3 Gb/s": 20 / 3, "0.1 Gb/s": 20.0}
+TUNED_ON = "1 Gb/s"
+BATCHES: Sequence[int] = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+PERIODS, MOSTS = (2, 8, 32, 128), (1, 4, 16, 64)  # H, and DASO's B
+PROBLEM: Point = {
+    "batch_size": BATCH,
+    "steps": 4000,
+    "model.name": "mlp",
+    "model.hidden": (32,),
+    "data.train_examples": 4000,
+    "data.train_evaluated": 1000,
+}
+
+
+def _of(name: str, **keys: Any) -> dict[str, Any]:
+    """Keys of a config that name a method, and say its own."""
+    return {"strategy.name": name, **{f"strategy.{key}": value for key, value in keys.items()}}
+
+
+def _late(chain: str, **options: Any) -> Point:
+    own = {f"optimizer.chain_options.{key}": value for key, value in options.items()}
+    return _of("asynchronous", groups=WORKERS) | {"optimizer.chain": (chain,)} | own
+
+
+PLAIN, BACKUP, SNOO = "synchronous", "one backup worker", "outer momentum"
+OPPONENTS: Mapping[str, Point] = {
+    PLAIN: _of("sync"),
+    BACKUP: _of("buffered", groups=WORKERS, arrivals=WORKERS - 1, waiting="k_sync"),
+    SNOO: {**_of("diloco"), "cluster.nodes": 1},
+}
+ARMS: Mapping[str, Point] = {
+    "gossip": _of("gossip", graph="one_peer", gossip_order="adapt"),
+    "K-batch-sync, K = 4": _of("buffered", groups=WORKERS, arrivals=4, waiting="k_batch_sync"),
+    "top-k": _of("model_averaging", period=1, compression="top_k"),
+    "AD-PSGD": _of("ad_psgd", groups=WORKERS, graph="complete"),
+    "K-batch-async, K = 4": _of("buffered", groups=WORKERS, arrivals=4),
+    "asynchronous": _of("asynchronous", groups=WORKERS),
+    "delay-compensated": _late("delay_compensation", adaptive=True, lam=2.0),
+    "rate by staleness": _late("staleness_rate", law="power"),
+    "PowerSGD": _of("model_averaging", period=1, compression="powersgd"),
+    "local SGD": _of("model_averaging"),
+    "DiLoCo": _of("diloco"),
+    "SlowMo": _of("slowmo"),
+    "DASO": {
+        **_of("daso", warmup_epochs=0, cooldown_epochs=0, reset_batches=8, reset_wait=2),
+        "cluster.nodes": WORKERS // 2,
+        "cluster.devices_per_node": 2,
+    },
+    "elastic averaging": _of("elastic", groups=WORKERS),
+    "delayed Nesterov": _of("async_local_sgd", groups=WORKERS),
+}
+# What a network chooses of an arm besides the batch; the second is where everybody starts.
+CHOSEN: Mapping[str, tuple[str, Sequence[float]]] = {
+    **dict.fromkeys(
+        (SNOO, "local SGD", "DiLoCo", "SlowMo", "elastic averaging", "delayed Nesterov"),
+        (PERIOD, PERIODS),
+    ),
+    "DASO": ("strategy.max_batches", MOSTS),
+}
+STALE = ("asynchronous", "buffered", "elastic", "async_local_sgd", "ad_psgd")
+MEETING = ("model_averaging", "diloco", "slowmo", "daso", "gossip")  # nodes, whose mean counts
+# Whose momentum is the outer one, what is inside is kept.
+OUTSIDE = ("diloco", "async_local_sgd")
+
+
+def bandwidth(network: str) -> float:
+    """Bytes a second with which the ring all-reduce of 8 workers takes as long as it says."""
+    return 2 * (1 - 1 / WORKERS) * BYTES / NETWORKS[network]
+
+
+def config_of(name: str) -> Experiment:
+    """An arm at the usual batch and period, on the network where arms are tuned."""
+    cluster = Cluster(
+        nodes=WORKERS,
+        service="lognormal",
+        variation=0.3,
+        overlap=2 / 3,
+        seconds_per_example=WORKERS / BATCH,
+        bandwidth=bandwidth(TUNED_ON),
+    )
+    config = usual().with_(cluster=cluster).with_({**PROBLEM, **{**OPPONENTS, **ARMS}[name]})
+    mean = config.strategy.name in MEETING
+    return config.with_({"probes.mean": mean, "batch_size": _of_its_update(name, BATCH)})
+
+
+def arm_of(name: str) -> Arm:
+    """What is tuned of an arm: its step, and the momentum that it is about.
+
+    Steps are over 1 - mu of SGD and of an outer momentum, which may not be negative. The search
+    starts from `LONG_RUN`, a fourth of it where gradients are late.
+    """
+    config = config_of(name)
+    late = config.strategy.name in STALE
+    step = round(log2(LONG_RUN / 4 if late else LONG_RUN))
+    key, ladder, momentum = MOMENTUM, momenta, 0.0 if late else 0.6
+    if config.strategy.name in OUTSIDE:
+        step += round(-log2(1 - config.optimizer.momentum))  # of the inner optimizer
+        key, ladder, momentum = OUTER, not_negative, 0.6
+    ladders: dict[str, Ladder] = {STEP: rates, key: ladder}
+    return Arm(config, ladders, {STEP: step, key: rung(momenta, momentum)})
+
+
+def entry(name: str) -> Entry:
+    """What is tuned of an arm, and what a network chooses."""
+    arm, batches = arm_of(name), [_of_its_update(name, batch) for batch in BATCHES]
+    choices: dict[str, Sequence[float]] = {"batch_size": batches}
+    usual = [batches.index(arm.config.batch_size)]
+    if name in CHOSEN:
+        key, steps = CHOSEN[name]
+        choices[key] = steps
+        usual.append(1)
+    return Entry(arm, choices, tuple(usual), plain=name in (PLAIN, SNOO))
+
+
+def contest() -> Contest:
+    return Contest(
+        {name: entry(name) for name in OPPONENTS},
+        {name: entry(name) for name in ARMS},
+        LOSSES,
+        {network: bandwidth(network) for network in NETWORKS},
+    )
+
+
+def _of_its_update(name: str, batch: int) -> int:
+    """The examples of an arm's update: where one worker is a backup, of the fast alone."""
+    return batch // WORKERS * (WORKERS - 1) if name == BACKUP else batch
+
+
+def main() -> None:
+    parser = Parser(description=__doc__.split("\n")[0])
+    parser.add_argument("workdir", type=Path)
+    parser.add_argument("--seed", type=int, default=SEED)
+    asked = parser.read()
+    first = 1000 * asked.seed
+    choose, report = range(first + 500, first + 504), range(first, first + 20)
+    with Study(asked.workdir, "full", choose, report) as study:
+        result = measure(study, contest())
+    write_json(asked.workdir / "contest.json", result)
+    print(table(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,311 @@
+"""The rules of the fourteen studies as written, on results that are made up."""
+
+import copy
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from analysis.studies import (
+    automatic_speedup,
+    barrier_waste,
+    daso_saves,
+    groups_between,
+    implicit_momentum,
+    keeping_momentum,
+    local_generalizes,
+    local_text,
+    local_vision,
+    merged_servers,
+    planner_speeds_up,
+    predicted_groups,
+    predicted_penalty,
+    waiting,
+)
+from optdyn.evidence.intervals import ratio
+
+OWN = np.linspace(90.0, 110.0, 20)  # of 20 seeds, the same in all arms
+HALF, SAME, TWICE = (OWN * f for f in (0.5, 1.0, 2.0))
+LATE = OWN * np.linspace(0.5, 2.0, 20)[::-1]  # by a factor that differs from seed to seed
+# Ratios and their intervals.
+ONE, LESS, MORE = (1.0, 0.9, 1.1), (0.8, 0.7, 0.9), (1.3, 1.2, 1.4)
+
+
+def fit(momentum, error=0.005, p=0.5):
+    return {"momentum": momentum, "error": error, "rate": 0.01, "p": p, "strength": 50.0}
+
+
+def of_momentum(model="", groups=0, window="whole", value=None):
+    """As it is if all is as the theorem says, but for one fit."""
+    cells = []
+    for name in implicit_momentum.MODELS:
+        for g in implicit_momentum.GROUPS:
+            right = fit(1 - 1 / g)
+            cell = {"model": name, "groups": g, "service": "exponential"}
+            cells.append({**cell, "whole": right, "half": right, "single": [right] * 5})
+    for name in ("quadratic", "mlp"):
+        wrong = fit(0.84, p=1e-9)
+        cell = {"model": name, "groups": implicit_momentum.CONTRAST, "service": "constant"}
+        cells.append({**cell, "whole": wrong, "half": wrong, "single": [wrong] * 5})
+    found = copy.deepcopy({"cells": cells})
+    for cell in found["cells"]:
+        if (cell["model"], cell["groups"], cell["service"]) == (model, groups, "exponential"):
+            cell[window] = value
+    return found
+
+
+def taken_for_one_term():
+    """Constant service passes for one term."""
+    found = of_momentum()
+    found["cells"][-1]["whole"]["p"] = 0.2
+    return found
+
+
+def often_rejected():
+    """15 of 30 runs that are right are rejected."""
+    found = of_momentum()
+    for cell in found["cells"]:
+        if (cell["groups"], cell["service"]) == (16, "exponential"):
+            cell["single"] = [fit(0.9375, p=0.01)] * 5
+    return found
+
+
+def of_kept(*ratios):
+    rows = [
+        {
+            "network": "mlp",
+            "batch": 8,
+            "loss": "0.25",
+            "kept over tuned": found,
+            "kept over one group": MORE,
+            "tuned over one group": MORE,
+        }
+        for found in ratios
+    ]
+    return {"rows": [], "ratios": [*rows, {**rows[0], "loss": "1.0", "kept over tuned": LESS}]}
+
+
+def of_merged(small, large):
+    names = ("4 groups", "4 groups, merged", "16 groups", "16 groups, merged")
+    both = {"4": {"updates": small, "seconds": ONE}, "16": {"updates": large, "seconds": ONE}}
+    return {"tuned": {}, "merged_over_unmerged": both, "penalty": dict.fromkeys(names, ONE)}
+
+
+def of_waiting(times):
+    """Under every law the best that waits takes so many times the best that does not."""
+    cost = {"4 fastest": 100 * times, "asynchronous": 100.0}
+    rows = [
+        {
+            "arm": name,
+            "cost": cost.get(name, 900.0),
+            "seconds": (OWN * cost.get(name, 900.0) / 100).tolist(),
+            "interior": True,
+        }
+        for name in waiting.arms()
+    ]
+    laws = waiting.LAWS
+    return {"laws": dict.fromkeys(laws, rows), "best": dict.fromkeys(laws, waiting.best(rows))}
+
+
+def of_waste(paper):
+    """The waste of two cases and three seeds, whose mean over cases is `paper` in every seed."""
+    waste = {name: {"rare": [0.02, 0.04, 0.03]} for name in barrier_waste.SHARES}
+    for each in waste.values():
+        each["often"] = [2 * paper - x for x in each["rare"]]
+    mean = {name: barrier_waste.mean(list(each.values())) for name, each in waste.items()}
+    return {"waste": waste, "mean": mean}
+
+
+def of_local(own):
+    """Greedy groups are chosen, and take `own`; the others take less time."""
+    times = {"backprop": OWN, "chunked": HALF, "overlapping": HALF, "greedy": own}
+    over = {name: ratio(each, OWN) for name, each in times.items() if name != "backprop"}
+    return {
+        "tuned": {name: {"interior": True} for name in times},
+        "chosen": "greedy",
+        "times": {name: list(each) for name, each in times.items()},
+        "over": over,
+        "batch divided": over,
+    }
+
+
+def of_penalty(*ratios):
+    """Cells whose prediction is these multiples of a penalty of 3; 10 updates with one group."""
+    rows = [
+        {
+            "groups": 4,
+            "law": "constant",
+            "batch": 4,
+            "updates": (30 * OWN).tolist(),
+            "penalty": (3.0, 2.0, 4.0),
+            "predicted": 3.0 * each,
+            "interior": True,
+        }
+        for each in ratios
+    ]
+    found = predicted_penalty.factor(rows, {4: (10 * OWN).tolist()})
+    return {"cells": rows, "factor": found}
+
+
+def of_groups(picked, seconds, best=4):
+    seconds = {"1": TWICE, "16": SAME, **seconds}
+    row = {
+        "cluster": "slow",
+        "batch": 4,
+        "picked": picked,
+        "best": best,
+        "seconds": {g: list(values) for g, values in seconds.items()},
+        "chosen_by": {g: float(np.median(values)) for g, values in seconds.items()},
+        "interior": dict.fromkeys(seconds, True),
+        "picked over best": [float(np.median(seconds[str(picked)]) / 100)],
+    }
+    return {"rows": [row]}
+
+
+def of_daso(found):
+    losses = {str(loss): ONE for loss in daso_saves.LOSSES}
+    networks = [
+        {"exchange_over_computing": network, "equal_epochs": ONE, "to_loss": losses}
+        for network in daso_saves.NETWORKS
+    ]
+    networks[-1] = networks[-1] | {"to_loss": losses | {str(daso_saves.LOSSES[-1]): found}}
+    return {
+        "networks": networks,
+        "tuned": {"sync": {"interior": True}, "daso": {"interior": True}},
+        "accuracy_ratio": [1.0, 1.0, 1.0],
+        "accuracy": {"daso": [0.9]},
+    }
+
+
+def of_test_loss(own):
+    test = {"backprop": list(OWN), "overlapping": list(own), "greedy": list(own)}
+    over = {v: ratio(own.tolist(), OWN.tolist()) for v in ("overlapping", "greedy")}
+    return {"test_loss": test, "test_over_backprop": over}
+
+
+def of_automatic(authors):
+    each = {"predictive": [9.0, 8.0, 10.0], "omnivore": authors, "synchronous": [1.0]}
+    return {"can win": each, "cannot": each}
+
+
+def of_plan(default, planned, batch=128, name="gemm,fft"):
+    of = planner_speeds_up
+    row = {"feasible": True, "lowering": name, "time": {"median": 2.2, "low": 2.0, "high": 2.4}}
+    arms = {"default": (of.DEFAULT, "gemm"), "planned": (batch, name)}
+    noise = [np.random.default_rng(seed).normal(1, 0.01, 9) for seed in (0, 1)]
+    times = zip(arms, (default * noise[0], planned * noise[1]), strict=True)
+    return {
+        "plan": {"rows": {str(b): {"batch": b, **row} for b in of.BATCHES}},
+        "arms": arms,
+        "seconds": {arm: each.tolist() for arm, each in times},
+    }
+
+
+RULES = [
+    (implicit_momentum, of_momentum(), "confirmed"),
+    # Within three standard errors; as good as equal; off.
+    (implicit_momentum, of_momentum("cnn", 4, "whole", fit(0.75 + 0.014)), "confirmed"),
+    (implicit_momentum, of_momentum("cnn", 4, "whole", fit(0.75 + 0.009, 0.001)), "confirmed"),
+    (implicit_momentum, of_momentum("cnn", 4, "whole", fit(0.75 + 0.016)), "refuted"),
+    (implicit_momentum, of_momentum("cnn", 4, "half", fit(0.75 - 0.016)), "refuted"),
+    # Too coarse to say much, which counts of whole runs alone.
+    (implicit_momentum, of_momentum("cnn", 4, "whole", fit(0.75, 0.02)), "open"),
+    (implicit_momentum, of_momentum("cnn", 4, "half", fit(0.75, 0.02)), "confirmed"),
+    (implicit_momentum, of_momentum("cnn", 4, "half", {"refused": "too noisy"}), "open"),
+    # One group says how far the meter is off, and no more.
+    (implicit_momentum, of_momentum("mlp", 1, "half", {"refused": "too noisy"}), "confirmed"),
+    (implicit_momentum, taken_for_one_term(), "open"),
+    (implicit_momentum, often_rejected(), "open"),
+    (keeping_momentum, of_kept(MORE, MORE), "confirmed"),
+    (keeping_momentum, of_kept(MORE, ONE), "open"),
+    (keeping_momentum, of_kept(ONE), "refuted"),
+    (merged_servers, of_merged(ONE, LESS), "confirmed"),
+    (merged_servers, of_merged(MORE, LESS), "open"),
+    (merged_servers, of_merged(LESS, MORE), "refuted"),
+    (merged_servers, of_merged((1.0, 0.95, 1.05), (1.0, 0.95, 1.05)), "refuted"),
+    (merged_servers, of_merged((1.0, 0.8, 1.05), (1.0, 0.95, 1.05)), "open"),
+    (waiting, of_waiting(0.9), "confirmed"),
+    (waiting, of_waiting(1.09), "confirmed"),
+    (waiting, of_waiting(1.2), "refuted"),
+    (barrier_waste, of_waste(0.04), "confirmed"),
+    (barrier_waste, of_waste(0.05), "open"),
+    (barrier_waste, of_waste(0.06), "refuted"),
+    *((of, of_local(HALF), "confirmed") for of in (local_text, local_vision)),
+    *((of, of_local(LATE), "open") for of in (local_text, local_vision)),
+    *((of, of_local(TWICE), "refuted") for of in (local_text, local_vision)),
+    (predicted_penalty, of_penalty(1.4, 1 / 1.4, 9.0), "confirmed"),
+    (predicted_penalty, of_penalty(1.6, 1 / 1.6, 1.0), "refuted"),
+    # One group takes twice as long as 16, which is the better end.
+    (groups_between, of_groups(4, {"4": HALF}), "confirmed"),
+    (groups_between, of_groups(4, {"4": LATE}), "open"),
+    (groups_between, of_groups(4, {"4": 1.5 * OWN}), "refuted"),
+    (groups_between, of_groups(16, {"4": HALF}), "open"),  # none between is predicted
+    (predicted_groups, of_groups(8, {"4": SAME, "8": SAME}), "confirmed"),
+    (predicted_groups, of_groups(8, {"4": SAME, "8": 1.05 * OWN}), "confirmed"),
+    (predicted_groups, of_groups(8, {"4": SAME, "8": TWICE}), "refuted"),
+    # Of the slowest network alone.
+    (daso_saves, of_daso((0.6, 0.5, 0.65)), "confirmed"),
+    (daso_saves, of_daso((0.6, 0.5, 0.7)), "open"),
+    (daso_saves, of_daso((0.8, 0.7, 0.9)), "refuted"),
+    (local_generalizes, of_test_loss(TWICE), "confirmed"),
+    (local_generalizes, of_test_loss(LATE), "open"),
+    (local_generalizes, of_test_loss(HALF), "refuted"),
+    # Of the authors' mode alone.
+    (automatic_speedup, of_automatic([2.5, 2.0, 3.0]), "confirmed"),
+    (automatic_speedup, of_automatic([2.0, 1.5, 3.0]), "open"),
+    (automatic_speedup, of_automatic([1.0, 0.5, 1.5]), "refuted"),
+    (planner_speeds_up, of_plan(2.0, 1.5), "confirmed"),
+    (planner_speeds_up, of_plan(2.0, 1.98), "refuted"),  # a speed-up of 1 %
+    (planner_speeds_up, of_plan(2.0, 1.9), "open"),
+    # The default itself, however lucky one of the two was; and another algorithm.
+    (planner_speeds_up, of_plan(2.0, 1.5, planner_speeds_up.DEFAULT, "gemm,gemm"), "refuted"),
+    (planner_speeds_up, of_plan(2.0, 1.5, planner_speeds_up.DEFAULT, "gemm,fft"), "confirmed"),
+]
+
+
+@pytest.mark.parametrize(
+    ("study", "result", "word"),
+    RULES,
+    ids=[f"{of.__name__.rpartition('.')[2]}-{i}" for i, (of, *_) in enumerate(RULES)],
+)
+def test_the_verdict_is_the_rule(study, result, word):
+    assert study.verdict(result).word == word
+
+
+def test_one_group_tells_how_far_the_meter_is_off():
+    said = implicit_momentum.verdict(of_momentum("cnn", 1, "half", fit(0.26)))
+    assert said.word == "confirmed" and "12 of 12" in said.by and "off by 0.26 at most" in said.by
+
+
+def test_the_mean_waste_is_over_cases_and_seeds_alike():
+    waste = np.array([[0.02, 0.04, 0.03], [0.08, 0.06, 0.07]])
+    # Drawn in pairs, every seed has the same sum here, so no draw has another mean.
+    assert barrier_waste.mean(waste.tolist()) == pytest.approx([0.05] * 3)
+
+
+def test_the_best_of_each_side_waits_or_does_not():
+    """The least cost of the seeds that choose, whatever the seeds that report took."""
+    rows = [
+        {"arm": name, "cost": cost}
+        for name, cost in (("2 fastest", 3.0), ("4 gradients", 2.0), ("asynchronous", 5.0))
+    ]
+    assert waiting.best(rows) == {"waits": "4 gradients", "late": "asynchronous"}
+
+
+def test_the_median_error_factor_is_that_of_medians_over_seeds():
+    """By hand: 20 / 10 updates where 3 is predicted, 30 / 10 where 2 is, 40 / 10 where 4 is."""
+    rows = [
+        {"batch": b, "updates": [u, u, u], "predicted": p}
+        for b, u, p in ((4, 20.0, 3.0), (64, 30.0, 2.0), (64, 40.0, 4.0))
+    ]
+    alone = {4: [9.0, 10.0, 11.0], 64: [10.0, 10.0, 10.0]}
+    middle, low, high = predicted_penalty.factor(rows, alone)
+    assert middle == pytest.approx(1.5)  # of 1.5, 1.5 and 1
+    # Where only the seed of 9 is drawn the first is 3 x 9 / 20; of 11, 1.65, and 1.5 is the median.
+    assert (low, high) == pytest.approx((1.35, 1.5))
+
+
+def test_a_picture_of_a_ratio_without_an_upper_end_has_its_point():
+    figure = Figure()
+    keeping_momentum.picture(of_kept((1.5, 1.2, float("inf"))), figure)
+    assert len(figure.axes) == 1
