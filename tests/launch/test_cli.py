@@ -178,7 +178,7 @@ try:
     cli.main()
 except SystemExit as exited:
     assert not exited.code
-long = {"pandas", "matplotlib", "scipy.optimize", "scipy.stats", "optuna", "ray"} & set(sys.modules)
+long = {"pandas", "matplotlib", "scipy.optimize", "scipy.stats", "ray"} & set(sys.modules)
 assert not long, long
 """
     given = ["--config=quickstart", "--config.steps=1", f"--workdir={tmp_path / 'run'}"]
