@@ -35,6 +35,7 @@ from optdyn.analysis.tradeoffs import Front
 
 WORST = 2  # of the curves that a picture names, where there are too many
 BACKGROUND = 40  # more that it draws in grey
+REGIONS = 8  # stretches of a cost with one winner that are said in words
 SETTINGS = 60  # drawn thinly below their front, at most
 # Columns of the log that a page draws, where a run has them.
 LOGGED = (*tables.LOGGED, "test_loss", "test_accuracy", "learning_rate", "staleness_mean")
@@ -266,7 +267,17 @@ def pareto(runs: pd.DataFrame, log: pd.DataFrame, keys: Sequence[str]) -> Sectio
     text += " Thin lines are the settings." if thin else ""
     text += " The table marks the lowest loss of each row." if len(looks) > 1 else ""
     comparison = _budgets(table, costs[0], list(looks)) if len(looks) > 1 else None
-    return Section("Loss against cost", text=text, pictures=pictures, table=comparison)
+    points = [said for cost in costs if (said := _lowest(table, cost, list(looks)))]
+    return Section("Loss against cost", points, text=text, pictures=pictures, table=comparison)
+
+
+def _lowest(table: pd.DataFrame, cost: str, kinds: Sequence[str]) -> str:
+    """Who has the lowest loss from one cost to another; empty for nobody, or many changes."""
+    found = fronts.regions(table, cost, "kind", kinds)
+    if not 0 < len(found) <= REGIONS:
+        return ""
+    said = (f"{kind} from {number(start)} to {number(end)}" for kind, start, end in found)
+    return f"Lowest loss by {COSTS[cost]}: {'; '.join(said)}."
 
 
 def _budgets(table: pd.DataFrame, cost: str, kinds: Sequence[str]) -> Table | None:
