@@ -4,15 +4,15 @@
                                     examples, c seconds each; B is the gradient noise scale
 
 says how far the batch that synchronous training wants (arXiv 1812.06162) can hide its messages. An
-MLP's contest (`configs/papers/contest.md`) says what a method takes over synchronous training with
-its best batch at four rho's. Between them the logarithm of this ratio is a straight line of log
-rho, and beyond them it is constant:
+MLP's contest (`analysis/studies/contest.md`) says what a method takes over synchronous training
+with its best batch at four rho's. Between them the logarithm of this ratio is a straight line of
+log rho, and beyond them it is constant:
 
     R(method, rho)                              over synchronous training with its best batch
     R(method, rho) / min(1, R(outer momentum))  over the best of that and of outer momentum
 
 B is the mean of tr(Sigma) / |G|^2 over the updates of a synchronous run to the loss in question.
-How right this is on networks that nothing was fitted on is claim 57.
+How right this is on networks that nothing was fitted on is question 61 of `analysis/studies`.
 """
 
 from collections.abc import Mapping
