@@ -1,13 +1,12 @@
 """The report's comparisons of trained runs: losses by two clocks, efficiencies, fronts."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from optdyn.analysis import (
-    charts,
     efficiency,
     figures,
     fronts,
@@ -36,6 +35,7 @@ from optdyn.analysis.tradeoffs import Front
 
 WORST = 2  # of the curves that a picture names, where there are too many
 BACKGROUND = 40  # more that it draws in grey
+REGIONS = 8  # stretches of a cost with one winner that are said in words
 SETTINGS = 60  # drawn thinly below their front, at most
 # Columns of the log that a page draws, where a run has them.
 LOGGED = (*tables.LOGGED, "test_loss", "test_accuracy", "learning_rate", "staleness_mean")
@@ -144,7 +144,6 @@ def losses(
         Picture(
             figures.uri(figures.losses(found, clock, name, target, others)),
             f"Training loss against {name}. {_spoken(found)}",
-            chart=charts.losses(found, clock, name, target, others),
         )
         for clock, name in (("step", "updates"), ("simulated_seconds", "simulated seconds"))
     ]
@@ -168,9 +167,7 @@ def to_losses(found: Sequence[Curve]) -> Section | None:
         axes = "training loss to reach", f"{name} to it"
         alt = f"{name.capitalize()} to a training loss, against that loss. {words}."
         picture = figures.uri(figures.course(reached, *axes, log=True))
-        chart = charts.course(reached, *axes, log=True)
-        chart["y"]["digit"] = times.digit(found, clock)
-        pictures.append(Picture(picture, alt, chart=chart))
+        pictures.append(Picture(picture, alt))
     text = (
         "How long it takes to each loss below that of the start: medians over seeds, and a band "
         "from least to most, where most seeds get there. Linear between log points. A curve that "
@@ -191,12 +188,10 @@ def along(found: Sequence[Curve]) -> Section | None:
         tables = [(curve, figures.by_step(curve.log, "step", column)) for curve in its]
         tables = [(curve, table[table["median"].notna()]) for curve, table in tables]
         ends = "; ".join(f"{c.label} ends at {number(t['median'].iloc[-1])}" for c, t in tables)
-        log = column in ("test_loss", "learning_rate")
         pictures.append(
             Picture(
                 figures.uri(figures.course(tables, "updates", name, False)),
                 f"{name.capitalize()} against updates. {ends}.",
-                chart=_linear(charts.course(tables, "updates", name, log)),
             )
         )
     if not pictures:
@@ -211,11 +206,6 @@ def along(found: Sequence[Curve]) -> Section | None:
 def _scheduled(curve: Curve) -> bool:
     """Whether the learning rate of some run changes."""
     return bool((curve.log.groupby("point")["learning_rate"].nunique() > 1).any())
-
-
-def _linear(chart: dict[str, Any]) -> dict[str, Any]:
-    """The chart with updates as they are counted."""
-    return chart | {"x": chart["x"] | {"log": False}}
 
 
 def plane(found: Sequence[Curve], target: float, of_kinds: bool = False) -> Section | None:
@@ -267,8 +257,7 @@ def pareto(runs: pd.DataFrame, log: pd.DataFrame, keys: Sequence[str]) -> Sectio
         ends = "; ".join(f"{line.label} gets to {line.best['loss'].iloc[-1]:.3g}" for line in lines)
         alt = f"Pareto fronts of training loss against {COSTS[cost]}. {ends}."
         figure = tradeoffs.fronts(lines, cost, COSTS[cost], thin)
-        chart = charts.fronts(lines, cost, COSTS[cost])
-        pictures.append(Picture(figures.uri(figure), alt, chart=chart))
+        pictures.append(Picture(figures.uri(figure), alt))
     text = (
         "Pareto fronts: the lowest loss, median over seeds, that any setting of a kind has had for "
         "so much or less; bands are from the least to the most of its seeds."
@@ -278,7 +267,17 @@ def pareto(runs: pd.DataFrame, log: pd.DataFrame, keys: Sequence[str]) -> Sectio
     text += " Thin lines are the settings." if thin else ""
     text += " The table marks the lowest loss of each row." if len(looks) > 1 else ""
     comparison = _budgets(table, costs[0], list(looks)) if len(looks) > 1 else None
-    return Section("Loss against cost", text=text, pictures=pictures, table=comparison)
+    points = [said for cost in costs if (said := _lowest(table, cost, list(looks)))]
+    return Section("Loss against cost", points, text=text, pictures=pictures, table=comparison)
+
+
+def _lowest(table: pd.DataFrame, cost: str, kinds: Sequence[str]) -> str:
+    """Who has the lowest loss from one cost to another; empty for nobody, or many changes."""
+    found = fronts.regions(table, cost, "kind", kinds)
+    if not 0 < len(found) <= REGIONS:
+        return ""
+    said = (f"{kind} from {number(start)} to {number(end)}" for kind, start, end in found)
+    return f"Lowest loss by {COSTS[cost]}: {'; '.join(said)}."
 
 
 def _budgets(table: pd.DataFrame, cost: str, kinds: Sequence[str]) -> Table | None:

@@ -80,3 +80,23 @@ def at(
         known = (place >= 0) & (budgets <= table.loc[table[by] == name, cost].max())
         losses[:, i, known] = its[["loss", "low", "high"]].to_numpy().T[:, place[known]]
     return losses
+
+
+def regions(
+    table: pd.DataFrame, cost: str, by: str, names: Sequence[str]
+) -> list[tuple[str, float, float]]:
+    """Whose loss is the lowest from one cost to another, exactly: between the fronts' points.
+
+    Only costs count that two names or more were trained to; of equals the first name is the lowest.
+    """
+    ends = table.groupby(by)[cost].max()
+    places = np.union1d(fronts(table, cost, by)[cost], ends)
+    losses = at(table, cost, by, names, places)[0]
+    known = np.isfinite(losses).sum(axis=0) > 1
+    places, lowest = places[known], np.nan_to_num(losses[:, known], nan=np.inf).argmin(axis=0)
+    starts = np.flatnonzero(np.diff(lowest, prepend=-1))
+    until = [*places[starts[1:]], *places[-1:]]
+    return [
+        (names[lowest[start]], float(places[start]), float(end))
+        for start, end in zip(starts, until, strict=True)
+    ]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from optdyn.analysis import arms, charts, figures
+from optdyn.analysis import arms, figures
 from optdyn.analysis.arms import GROUPS, RATE, Arm, Choice, Comparison, chosen
 from optdyn.analysis.efficiency import MOMENTUM
 from optdyn.analysis.figures import DASHES, OKABE_ITO, Curve, Series
@@ -229,4 +229,4 @@ def _losses(it: Comparison, name: str, its: Sequence[Choice], log: pd.DataFrame)
     caption = f"{name}: each at its best setting" if name else "Each at its best setting"
     drawn = found, "step", "updates", it.losses[0]
     alt = f"Training loss against updates. {caption}."
-    return Picture(figures.uri(figures.losses(*drawn)), alt, caption, charts.losses(*drawn))
+    return Picture(figures.uri(figures.losses(*drawn)), alt, caption)

@@ -1,6 +1,6 @@
 """The report's HTML: one file, no requests, readable on a phone, a laptop and on paper.
 
-Its script is `page.js`. Without it, and on paper, charts are the pictures of the same numbers.
+Its script is `page.js`.
 """
 
 import base64
@@ -45,7 +45,6 @@ class Picture(NamedTuple):
     src: str
     alt: str
     caption: str = ""
-    chart: dict[str, Any] | None = None  # of `charts`: the page draws it in the picture's place
 
 
 class Section(NamedTuple):
@@ -86,19 +85,18 @@ def number(value: float, apart: float = 0.0) -> str:
 
 
 LONG = 24  # rows of a table that scrolls by itself
-# Of every page: themes, tables, charts, paper.
+# Of every page: themes, tables, pictures, paper.
 STYLE = """\
 :root { color-scheme: light dark; --dark: 0; --paper: #fff; --ink: #1a1a1a; --soft: #444;
-  --rule: #ddd; --strong: #888; --bad: #a63d00; --link: #0072B2; --least: 0; }
+  --rule: #ddd; --strong: #888; --bad: #a63d00; --link: #0072B2; }
 @media screen and (prefers-color-scheme: dark) { :root:not([data-theme=light]) {
   --dark: 1; --paper: #16181b; --ink: #e6e6e6; --soft: #b4b4b4; --rule: #34383d; --strong: #777;
-  --bad: #ff9d5c; --link: #6cb8f0; --least: .72; }
+  --bad: #ff9d5c; --link: #6cb8f0; }
   :root:not([data-theme=light]) img { filter: invert(.9) hue-rotate(180deg); } }
 @media screen { :root[data-theme=dark] { color-scheme: dark;
   --dark: 1; --paper: #16181b; --ink: #e6e6e6; --soft: #b4b4b4; --rule: #34383d; --strong: #777;
-  --bad: #ff9d5c; --link: #6cb8f0; --least: .72; } :root[data-theme=light] { color-scheme: light; }
-  :root[data-theme=dark] img { filter: invert(.9) hue-rotate(180deg); }
-  .live img { display: none; } }
+  --bad: #ff9d5c; --link: #6cb8f0; } :root[data-theme=light] { color-scheme: light; }
+  :root[data-theme=dark] img { filter: invert(.9) hue-rotate(180deg); } }
 body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
   max-width: 72rem; margin: 0 auto; padding: 1rem; }
 header { display: flex; justify-content: space-between; align-items: start; gap: 1rem; }
@@ -137,34 +135,10 @@ th[aria-sort=descending] button::after { content: " \\25BC"; }
 .figures.small { grid-template-columns: repeat(auto-fill, minmax(min(100%, 19rem), 1fr)); }
 figure { margin: 0; min-width: 0; }
 img { width: 100%; height: auto; max-width: 34rem; background: #fff; border-radius: 4px; }
-.area { position: relative; }
-.chart svg { display: block; font-size: 12px; fill: var(--ink); touch-action: pan-y; }
-.grid { stroke: var(--rule); }
-.rule { stroke: var(--strong); }
-.level { stroke: var(--strong); stroke-dasharray: 2 3; }
-.curve, .faint { fill: none; stroke-width: 1.8; stroke-linejoin: round;
-  stroke: oklch(from var(--c) max(l, var(--least)) c h); }
-.faint { stroke-width: .7; opacity: .6; }
-.band { fill: oklch(from var(--c) max(l, var(--least)) c h); opacity: .18; }
-.dot { fill: oklch(from var(--c) max(l, var(--least)) c h); }
-.work { fill: color-mix(in oklab, var(--link) var(--s), var(--paper)); }
-.tip { position: absolute; top: 12px; max-width: 60%; padding: .3rem .5rem; font-size: .8rem;
-  line-height: 1.35; background: var(--paper); border: 1px solid var(--strong);
-  border-radius: 4px; pointer-events: none; z-index: 3; }
-@media (max-width: 40rem) { .tip { position: static; max-width: none; } }
-.tip b, .tip span { display: block; }
-.tip span { border-left: 4px solid oklch(from var(--c, gray) max(l, var(--least)) c h);
-  padding-left: .4rem; margin-top: 2px; }
 .bar { display: flex; flex-wrap: wrap; gap: .3rem; margin: .3rem 0; }
-.bar button, .theme, select { font: inherit; font-size: .8rem; color: inherit;
-  background: transparent; border: 1px solid var(--rule); border-radius: 4px;
-  padding: .1rem .5rem; cursor: pointer; text-align: left; max-width: 100%; }
-.bar button[style]::before { content: ""; display: inline-block; width: 1.6rem;
-  margin-right: .4rem; vertical-align: middle;
-  border-top: 3px var(--dash) oklch(from var(--c) max(l, var(--least)) c h); }
-.bar button[aria-pressed=true] { border-color: var(--strong); }
-.bar button[aria-pressed=false] { opacity: .55; text-decoration: line-through; }
-.bar:not(:last-child) button[aria-pressed=false] { text-decoration: none; }
+.theme, select { font: inherit; font-size: .8rem; color: inherit; background: transparent;
+  border: 1px solid var(--rule); border-radius: 4px; padding: .1rem .5rem; cursor: pointer;
+  text-align: left; max-width: 100%; }
 select { background: var(--paper); max-width: 100%; }
 dt { font-weight: 600; }
 dd { margin: 0 0 .5rem; }
@@ -178,7 +152,7 @@ dd { margin: 0 0 .5rem; }
   figure, tr, p { break-inside: avoid; }
   h2, h2 + p { break-after: avoid; }
   .figures, .figures.small { grid-template-columns: 1fr 1fr; }
-  .hint, .chart, .theme, .differences { display: none; }
+  .hint, .theme, .differences { display: none; }
 }
 """
 HEAD = """<!DOCTYPE html>
@@ -257,9 +231,6 @@ TEMPLATE = (
 <div class="figures{{ ' small' if section.small }}">
 {% for picture in section.pictures %}
 <figure><img src="{{ picture.src }}" alt="{{ picture.alt }}">
-{% if picture.chart %}
-<script type="application/json">{{ picture.chart | tojson }}</script>
-{% endif %}
 {% if picture.caption %}<figcaption>{{ picture.caption }}</figcaption>{% endif %}
 </figure>
 {% endfor %}
@@ -312,11 +283,6 @@ def uri(svg: bytes) -> str:
     return "data:image/svg+xml;base64," + base64.b64encode(svg).decode()
 
 
-def svg_of(uri: str) -> bytes:
-    """The SVG file in a `data:` URI."""
-    return base64.b64decode(uri.partition(",")[2])
-
-
 def breakable(text: str) -> Markup:
     """A name of the config, which a narrow column may break after its dots and underscores."""
     return Markup(re.sub(r"(?<=[._])", "<wbr>", str(escape(text))))
@@ -330,7 +296,7 @@ def render(**given: Any) -> str:
 def filled(template: str, style: str = "", **given: Any) -> str:
     """A page of a template that begins with `HEAD`: with `STYLE` and more, and what all pages do.
 
-    `script`: themes, sorted tables, charts. Every value is escaped.
+    `script`: themes, sorted tables. Every value is escaped.
     """
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters["breakable"] = breakable

@@ -26,22 +26,17 @@ def _memory(plan: dict[str, Any]) -> str:
         "M_bound": plan["memory"] - terms["total"],
     }
     beyond = largest["bytes"] - terms["total"] - largest["data_bytes"]
-    instances = largest["example_gradients"]
     limit = "all examples" if largest["all_examples"] else "the largest that fits"
     lines = [
         f"mini-batch {largest['batch']}, {limit}, with {_names(largest['algorithms'])}: "
         f"{_mib(largest['bytes'])} MiB by the compiler, and an update of it ran",
         "by the formula, MiB: " + ", ".join(f"{k} {_mib(size)}" for k, size in sizes.items()),
-        f"where a framework keeps the gradient of every example besides their sum, M_MP is "
-        f"{_mib(instances)} more (the paper's footnote 2) and M_bound "
-        f"{_mib(sizes['M_bound'] - instances)}; the compiler's {_mib(largest['bytes'])} are of "
-        "the program that runs",
         f"the program has besides {_mib(largest['data_bytes'])} of examples and their order, and "
         f"{_mib(beyond)} of workspace and of what the compiler keeps, less what it uses again",
     ]
-    for larger in (largest["too_large"], largest["quarter_more"]):
-        fits = "fits" if larger["bytes"] <= plan["memory"] else "does not fit"
-        lines.append(f"mini-batch {larger['batch']}: {_mib(larger['bytes'])} MiB, {fits}")
+    larger = largest["too_large"]
+    fits = "fits" if larger["bytes"] <= plan["memory"] else "does not fit"
+    lines.append(f"mini-batch {larger['batch']}: {_mib(larger['bytes'])} MiB, {fits}")
     return "\n".join(lines)
 
 

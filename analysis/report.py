@@ -1,13 +1,11 @@
 """One offline page about runs: `python -m analysis.report --workdir=DIR [DIR ...]`.
 
 Reads workdirs only, each that of a run, of a sweep, or a folder above some. Writes `report.html`,
-with its pictures inside it, and the pictures once more as SVG files in `pictures/`, into the folder
-that holds them all: `DIR` itself, if it is one. Those that the page of before had left there go.
-The page stays of one size however many runs there are: it names the best and the worst of them.
+with its pictures inside it, into the folder that holds them all: `DIR` itself, if it is one. The
+page stays of one size however many runs there are: it names the best and the worst of them.
 """
 
 import os
-import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -77,7 +75,6 @@ def write(*workdirs: Path, target: float = np.nan, out: Path | None = None) -> P
         differences=_differences(points),
         **_provenance(points, workdirs),
     )
-    _write_pictures(path, shown)
     tables.replace(path, text)
     return path
 
@@ -193,26 +190,6 @@ def _differences(points: Sequence[Point]) -> dict[str, Any]:
     keys = sorted(tables.differing(points))
     runs = [[p.name, [p.config.get(key) for key in keys]] for p in points[:RUNS]]
     return {"keys": keys, "runs": runs} if len(points) > 1 and keys else {}
-
-
-def _write_pictures(path: Path, shown: Sequence[Section]) -> None:
-    """Writes the page's pictures beside it, in place of those of the page before.
-
-    What is in the folder and is no picture of that page, byte for byte, is not ours and stays.
-    """
-    folder, pictures = path.parent / "pictures", {}
-    for section in shown:
-        for i, picture in enumerate(section.pictures, start=1):
-            name = section.title.lower().replace(" ", "-")
-            pictures[f"{name}-{i}.svg"] = page.svg_of(picture.src)
-    before = path.read_text(errors="replace") if path.exists() else ""
-    old = {page.svg_of(src) for src in re.findall(r'<img src="(data:image/svg[^"]*)"', before)}
-    for file in folder.glob("*.svg") if old else ():
-        if file.name not in pictures and file.read_bytes() in old:
-            file.unlink()
-    for name, svg in pictures.items():
-        folder.mkdir(exist_ok=True)
-        tables.replace(folder / name, svg.decode())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

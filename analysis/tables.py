@@ -3,7 +3,6 @@
     from optdyn.analysis.tables import load, tidy
     runs, metrics = load(Path("workdirs/quickstart"))   # final figures; log points
     table = tidy(Path("workdirs"))                      # both in one: a row a log point
-    arrays = dataset(Path("workdirs"))                  # the same for xarray: point x step
 
 A workdir is a single run's (or replica recording's), a sweep's, or any folder above some: its runs
 are the folders, however deep, with a `config.json` beside a `metrics.jsonl` or a `summary.json`.
@@ -18,17 +17,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
 import pandas as pd
 
 from optdyn.basics.errors import InputError
 from optdyn.basics.files import unlike, write
 from optdyn.problem.own_code import entries
-
-if TYPE_CHECKING:
-    import xarray
 
 SELDOM = 20
 # Shown even where all points agree in them: they say what a run is.
@@ -141,34 +136,6 @@ def following(workdir: Path, keys: Sequence[str] = ()) -> Callable[[str], None]:
             until[0] = now + SELDOM * (now - begun)
 
     return again
-
-
-def dataset(*workdirs: Path) -> "xarray.Dataset":
-    """The logs as arrays of dimensions `point` and `step`, NaN where a point has no log point.
-
-    Variables are what was logged in numbers, and the last `status`; coordinates of `point` are its
-    name and the config's keys in which points differ. For example
-
-        dataset(Path("workdirs/momentum")).train_loss.sel(step=500).groupby("strategy.groups").mean()
-
-    Raises `TableError`, also where xarray is not installed.
-    """
-    try:
-        import xarray
-    except ImportError:
-        raise TableError("xarray is not installed: pip install 'optdyn[xarray]'") from None
-    every = points(*workdirs)
-    keys, log = columns(every), metrics(every)
-    names = [point.name for point in every]
-    steps = np.sort(log["step"].unique()).astype(int)
-    log = log.drop_duplicates(["point", "step"], keep="last").set_index(["point", "step"])
-    numbers = log.select_dtypes("number").reindex(pd.MultiIndex.from_product([names, steps]))
-    shape = len(names), len(steps)
-    found = {name: (("point", "step"), numbers[name].to_numpy().reshape(shape)) for name in numbers}
-    final = runs(every, keys).set_index("point")
-    coordinates = {key: ("point", final[key].to_numpy()) for key in keys}
-    status = {"status": ("point", final["status"].to_numpy())}
-    return xarray.Dataset(found | status, {"point": names, "step": steps, **coordinates})
 
 
 def columns(every: Sequence[Point]) -> list[str]:

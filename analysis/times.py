@@ -31,13 +31,6 @@ def targets(curves: Sequence[Curve]) -> np.ndarray:
     return space(end, start, LOSSES + 1)[:-1]
 
 
-def digit(curves: Sequence[Curve], clock: str) -> float:
-    """The digit that figures of these curves are known to: that of a log interval; 0: of none."""
-    column = dict(zip(CLOCKS, efficiency.CLOCKS, strict=True))[clock]
-    apart = pd.concat([curve.log.groupby("point")[column].diff() for curve in curves]).median()
-    return float(10.0 ** np.floor(np.log10(apart))) if apart > 0 else 0.0
-
-
 def table(curve: Curve, losses: np.ndarray, clock: str) -> pd.DataFrame:
     """`loss`, and the `median`, `low` and `high` over seeds of the updates or seconds to it.
 

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from optdyn import strategies
-from optdyn.analysis import charts, figures
+from optdyn.analysis import figures
 from optdyn.analysis.page import Picture, Section
 from optdyn.analysis.run_tables import GROUPS
 from optdyn.analysis.tables import Point
@@ -42,7 +42,7 @@ def section(points: Sequence[Point]) -> Section | None:
         caption = f"{point.name}: the first {len(bars)} arrivals, {said}"
         alt = f"Which of {len(lanes)} groups computes when. {caption}."
         drawn = figures.uri(figures.gantt(bars, lanes))
-        pictures.append(Picture(drawn, alt, caption, charts.gantt(bars, lanes)))
+        pictures.append(Picture(drawn, alt, caption))
     text = (
         "A bar goes from where a group reads the parameters to where it delivers its gradient, "
         "with all that it waits between; the darker, the more updates of others it has missed."
@@ -53,7 +53,7 @@ def section(points: Sequence[Point]) -> Section | None:
 def first(point: Point) -> tuple[pd.DataFrame, list[str]] | None:
     """(bars, lanes) of the first updates, or None if it is not known, or of one group.
 
-    Columns of the bars, one an arrival: `lane`, `start`, `end` (seconds), `staleness`, `text`. A
+    Columns of the bars, one an arrival: `lane`, `start`, `end` (seconds), `staleness`. A
     group is shown from where it read the parameters to where it delivered, so with what it waited.
     """
     found = arrivals(point)
@@ -72,10 +72,8 @@ def first(point: Point) -> tuple[pd.DataFrame, list[str]] | None:
             if last.min() > shown:
                 break
             continue
-        text = f"group {group}, update {update}: {start:.4g} to {second:.4g} s, "
-        text += f"staleness {staleness}"
-        rows.append((int(group), float(start), float(min(second, shown)), int(staleness), text))
-    bars = pd.DataFrame(rows, columns=["lane", "start", "end", "staleness", "text"])
+        rows.append((int(group), float(start), float(min(second, shown)), int(staleness)))
+    bars = pd.DataFrame(rows, columns=["lane", "start", "end", "staleness"])
     return bars, [f"group {group}" for group in range(groups)]
 
 

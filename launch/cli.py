@@ -19,7 +19,7 @@ from optdyn.launch.commands import COMMANDS, Command
 # These may be cut off, as by `| head`: they have written all their files before they print.
 CUT = (
     *("list", "config", "cite", "completion"),
-    *("reality", "momentum", "efficiency", "pareto", "network"),
+    *("reality", "momentum", "efficiency"),
     *("plan", "price", "profile", "report"),
 )
 

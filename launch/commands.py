@@ -30,8 +30,6 @@ COMMANDS = {
     "reality": Command("analysis.race", "a race of real workers, held against theory"),
     "momentum": Command("analysis.implicit_momentum", "implicit momentum, fitted to recordings"),
     "efficiency": Command("analysis.statistical_efficiency", "what staleness costs in updates"),
-    "pareto": Command("analysis.pareto", "loss against compute of local learning"),
-    "network": Command("analysis.network", "the time that DASO saves, by bandwidth"),
     "prepare": Command("problem.data.prepare", "a data set, for config.data.name=tfds:NAME"),
     "config": Command("launch.show", "a config as it is resolved, or what differs in two", APP),
     "list": Command("launch.listing", "what can be named in a config, shipped configs, keys"),

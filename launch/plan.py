@@ -7,10 +7,9 @@ the mini-batch and the algorithm of every convolution that train soonest, how ma
 2). Everything is measured on this machine, with the program that `launch.train` runs. The answer is
 a table and DIR/plan.json; the same command prints it again.
 
-Updates to train are those at `config.batch_size`; what they are at another mini-batch is known from
-`config.plan.noise_scale`, or from `config.plan.runs` at several mini-batches. For want of both the
-worst of all noise scales is reckoned with, under which no larger mini-batch pays. `--dry_run` says
-what would be measured.
+Updates to train are `config.steps` at `config.batch_size`; `config.plan.noise_scale` says what they
+are at another mini-batch. If it is 0, the worst of all noise scales is reckoned with, under which
+no larger mini-batch pays. `--dry_run` says what would be measured.
 """
 
 import time
@@ -18,16 +17,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from absl import flags
 
-from optdyn.analysis import efficiency, tables
 from optdyn.analysis import plan as plan_text
 from optdyn.basics.errors import refuse
 from optdyn.basics.files import as_json, read_json, write, write_json
 from optdyn.basics.progress import end_line, number
 from optdyn.basics.trees import bytes_of
-from optdyn.config import ConfigError
 from optdyn.experiment import Experiment
 from optdyn.launch import app, dry
 from optdyn.outputs.workdir import claim, text_of
@@ -39,9 +35,6 @@ from optdyn.tuning import convergence, layers, planner, plans
 from optdyn.tuning.convergence import Updates
 from optdyn.tuning.planner import Interval
 
-# What may differ among the runs of one convergence: that of training is chosen for the mini-batch.
-VARIED = ("seed", "batch_size", "steps", "log_every", "checkpoint_every")
-
 
 def run(config: Experiment, workdir: Path) -> dict[str, Any]:
     """The plan: measured, or as `plan.json` of this workdir has it.
@@ -49,12 +42,11 @@ def run(config: Experiment, workdir: Path) -> dict[str, Any]:
     Nothing is written before it is known that an update of one example fits.
     """
     check(config)
-    unlike = config.cluster.bandwidths or config.cluster.latencies
     refuse(
         (
-            unlike and not (config.plan.overhead and config.plan.server_bandwidth),
+            config.cluster.bandwidths or config.cluster.latencies,
             "config.cluster.bandwidths, config.cluster.latencies: the lemmas know one link, by "
-            "config.cluster.bandwidth and latency, or config.plan.overhead and server_bandwidth",
+            "config.cluster.bandwidth and latency",
         )
     )
     if (workdir / "config.json").exists():
@@ -86,58 +78,10 @@ def _measured(
 
 def updates_to_train(config: Experiment) -> tuple[Updates, str]:
     """How many updates training takes at a mini-batch, and where that is from."""
-    wanted, batch = config.plan, config.batch_size
-    if wanted.runs and not wanted.updates:
-        batches, reached = of_runs(config)
-        if len(set(batches)) > 1:
-            if wanted.noise_scale:
-                raise ConfigError(
-                    f"config.plan.noise_scale = {wanted.noise_scale}: the runs of {wanted.runs} at "
-                    f"{len(set(batches))} mini-batches have their own; leave it 0"
-                )
-            noise = convergence.fit(batches, reached).noise
-            source = f"{len(reached)} runs of {len(set(batches))} mini-batches, noise scale "
-            return convergence.of_runs(batches, reached), source + f"{noise:.4g}"
-        batch = batches[0]
-        known, source = planner.interval(reached), f"{len(reached)} runs of mini-batch {batch}"
-    elif wanted.updates:
-        low, median, high = wanted.updates
-        known, source = Interval(median, low, high), "config.plan.updates"
-    else:
-        known, source = Interval(*[config.steps] * 3), "config.steps"
-    if not wanted.noise_scale:
-        return convergence.unknown(known, batch), f"{source}, the worst of all noise scales"
-    updates = convergence.of_noise(known, batch, wanted.noise_scale)
-    return updates, f"{source}, noise scale {wanted.noise_scale:.4g}"
-
-
-def of_runs(config: Experiment) -> tuple[list[int], list[float]]:
-    """The mini-batch of every run of `config.plan.runs`, and its updates to `config.plan.loss`.
-
-    Of runs at one mini-batch that differ in what an optimizer is tuned by, those of the best
-    setting count.
-    """
-    wanted = config.plan
-    every = tables.points(Path(wanted.runs))
-    varied = tables.differing(every)
-    for key in varied:
-        if key not in VARIED and not efficiency.tunes(key):
-            raise ConfigError(
-                f"config.plan.runs = {wanted.runs!r}: its runs differ in {key}; they may in the "
-                "seed, the mini-batch, and what an optimizer is tuned by"
-            )
-    tuned = [key for key in varied if efficiency.tunes(key)]
-    keys = ["seed", "batch_size", efficiency.MOMENTUM, *tuned]
-    named = efficiency.named(tables.runs(every, keys), keys)
-    reached = efficiency.with_target(named, tables.metrics(every), wanted.loss)
-    best = efficiency.best(reached)
-    updates = best["updates_to_target"].to_numpy()
-    if len(updates) < 2 or not np.isfinite(updates).all():
-        raise ConfigError(
-            f"config.plan.loss = {wanted.loss}: {np.isfinite(updates).sum()} of {len(updates)} "
-            f"runs of {wanted.runs} reach it; all must, and there must be two or more"
-        )
-    return best["batch_size"].tolist(), updates.tolist()
+    known, batch, noise = Interval(*[config.steps] * 3), config.batch_size, config.plan.noise_scale
+    if not noise:
+        return convergence.unknown(known, batch), "config.steps, the worst of all noise scales"
+    return convergence.of_noise(known, batch, noise), f"config.steps, noise scale {noise:.4g}"
 
 
 def cluster(config: Experiment, size: int, seconds: float) -> dict[str, Any]:
@@ -145,16 +89,16 @@ def cluster(config: Experiment, size: int, seconds: float) -> dict[str, Any]:
 
     Devices divide the mini-batch, so that a worker of lemma 2 computes for T_C / N_w.
     """
-    wanted, alpha = config.plan, config.plan.efficiency
-    overhead = wanted.overhead or exchange(config.cluster, size)
+    alpha, most = config.plan.efficiency, config.plan.devices
+    overhead = exchange(config.cluster, size)
     ratio = overhead / seconds
-    count = planner.gpus(ratio, alpha, wanted.devices)
-    bandwidth = wanted.server_bandwidth or config.cluster.bandwidth
+    count = planner.gpus(ratio, alpha, most)
+    bandwidth = config.cluster.bandwidth
     needed = planner.parameter_servers(size, count, bandwidth, seconds / count) if bandwidth else 0
     return {
         "devices": {
             "count": count,
-            "most": wanted.devices,
+            "most": most,
             "target_efficiency": alpha,
             "efficiency": planner.efficiency(ratio, count),
             "speedup": planner.speedup(ratio, count),

@@ -58,9 +58,52 @@ const answer = (data, rows, at) => {
     + `synchronous training${unsure}; ${share}.`;
 };
 
+// Where numbers stand on a logarithmic axis: at powers of ten, or, if it is short, at more.
+const decades = (low, high) => {
+  const [a, b] = [low, high].map(Math.log10), found = [];
+  for (let d = Math.floor(a); d <= b; d += Math.ceil((b - a) / 6))
+    for (const n of b - a < 2.5 ? [1, 2, 5] : [1]) found.push(n * 10 ** d);
+  const inside = found.filter(it => low <= it && it <= high);
+  return inside.length > 1 ? inside : [low, high];
+};
+
+// Curves against the bandwidth, in a figure that may hold those of before. Each has a label, a
+// colour, a dash and `ys`, null where it has none; upward is linear where `ticks` are given.
+const plot = (figure, title, xs, curves, {range, ticks, level, mark}) => {
+  const [w, h] = [440, 240], share = (value, [low, high], f) => (f(value) - f(low)) / (f(high) - f(low));
+  const x = value => w * share(value, [xs[0], xs.at(-1)], Math.log);
+  const y = value => h * (1 - share(value, range, ticks ? Number : Math.log));
+  const svg = make("svg", {viewBox: `-55 -10 ${w + 75} ${h + 50}`, role: "img",
+    "aria-label": figure.dataset.alt});
+  const line = (x1, x2, y1, y2, kind) => make("line", {x1, x2, y1, y2, class: kind}, svg);
+  for (const tick of decades(xs[0], xs.at(-1))) {
+    line(x(tick), x(tick), 0, h, "grid");
+    make("text", {x: x(tick), y: h + 15, "text-anchor": "middle"}, svg, digits(tick));
+  }
+  for (const tick of ticks ?? decades(...range)) {
+    line(0, w, y(tick), y(tick), "grid");
+    make("text", {x: -6, y: y(tick) + 4, "text-anchor": "end"}, svg, digits(tick));
+  }
+  make("text", {x: w / 2, y: h + 32, "text-anchor": "middle"}, svg, "Gbit/s between nodes");
+  make("text", {transform: `translate(-42,${h / 2}) rotate(-90)`, "text-anchor": "middle"}, svg, title);
+  line(x(mark), x(mark), 0, h, "mark");
+  if (level) line(0, w, y(level), y(level), "mark");
+  const caption = make("figcaption");
+  for (const {label, colour, dash, ys} of curves) {
+    const points = ys.map((value, i) => value === null ? null : `${x(xs[i])},${y(value)}`);
+    const d = points.map((it, i) => it && (points[i - 1] ? `L${it}` : `M${it}`)).join("");
+    const look = {color: colour, "stroke-dasharray": dash};
+    make("path", {d}, make("g", look, svg));
+    const said = make("span", {}, caption), key = make("svg", {viewBox: "0 0 32 10"}, said);
+    make("path", {d: "M0,5H32"}, make("g", look, key));
+    said.append(label);
+  }
+  figure.replaceChildren(svg, caption);
+};
+
 // The page itself.
 const open = (data, id = name => document.getElementById(name)) => {
-  const at = {...data.start}, curves = [];
+  const at = {...data.start};
   const kinds = {computing: "computing, %", seconds: "seconds an update", time: "time over synchronous"};
   const value = (read, name) => name === "computing" ? read[name] === null ? null : 100 * read[name]
     : name === "time" ? read.time && read.time[0] : read[name];
@@ -75,17 +118,8 @@ const open = (data, id = name => document.getElementById(name)) => {
       }))));
     return low < high ? [low, high] : [low / 2, 2 * high];
   };
-  for (const [name, title] of Object.entries(kinds)) {
-    const box = id(name);
-    if (!box) continue;
-    const series = data.families.map(({name: label, colour, dash}) =>
-      ({label, colour, dash, x: data.gigabits, y: [], step: false}));
-    const y = {name: title, log: name !== "computing", positive: name !== "computing",
-      range: name === "computing" ? [0, 100] : ends(name)};
-    const chart = {x: {name: "Gbit/s between nodes", log: true, positive: true}, y, series};
-    if (name === "time") chart.level = 1;
-    curves.push([name, chart, null, box]);
-  }
+  const axes = {computing: {range: [0, 100], ticks: [0, 20, 40, 60, 80, 100]},
+    seconds: {range: ends("seconds")}, time: {range: ends("time"), level: 1}};
   const fill = (body, rows) => body.replaceChildren(...rows.map(cells => {
     const row = make("tr");
     cells.forEach((text, i) => make(i ? "td" : "th", i ? {} : {scope: "row"}, row, text));
@@ -108,11 +142,11 @@ const open = (data, id = name => document.getElementById(name)) => {
     const those = seen(data, at);
     fill(id("along"), those.map(row => [read(data, row, at).label,
       ...along(row, "computing").map(it => it === null ? none : digits(it))]));
-    for (const kept of curves) {
-      const [name, chart, , box] = kept;
-      chart.series.forEach((series, i) => { series.y = along(those[i], name); });
-      chart.mark = data.gigabits[at.bandwidth];
-      if (kept[2]) kept[2].draw(); else kept[2] = new Chart(box, chart);
+    for (const [name, title] of Object.entries(kinds)) {
+      const curves = data.families.map(({name: label, colour, dash}, i) =>
+        ({label, colour, dash, ys: along(those[i], name)}));
+      const axis = {...axes[name], mark: data.gigabits[at.bandwidth]};
+      if (id(name)) plot(id(name), title, data.gigabits, curves, axis);
     }
   };
   for (const name of ["bandwidth", "nodes", "stragglers", "period"]) {

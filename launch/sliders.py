@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from optdyn import strategies
-from optdyn.analysis import charts, efficiency, page
+from optdyn.analysis import efficiency, page
 from optdyn.analysis.figures import OKABE_ITO
 from optdyn.analysis.penalties import Measured
 from optdyn.basics.errors import ConfigError
@@ -30,6 +30,7 @@ GIGABITS = tuple(float(f"{n}e{e}") for e in range(-2, 3) for n in (1, 2, 5))
 SPREADS = (0.0, 0.1, 0.3, 1.0)  # standard deviation of a worker's times over their mean
 LAW = "lognormal"  # of a cluster whose own law has no spread
 DIGITS = 5  # of a figure on the page
+DASHES = ("none", "6 3", "2 2", "8 3 2 3")  # of curves, in SVG's words
 
 
 class Curve(NamedTuple):
@@ -106,7 +107,7 @@ def grid(
         count = len(nodes) * len(stragglers) * len(GIGABITS)
         say(f"page: {i + 1} of {len(curves)} methods, {count * (i + 1):,} prices")
     families = list(dict.fromkeys(curve.family for curve in curves))
-    dashes, colours = list(charts.DASH.values()), len(OKABE_ITO)
+    colours = len(OKABE_ITO)
     here = [i for i, (_, keys) in enumerate(stragglers) if config.with_(keys) == config]
     return {
         "gigabits": GIGABITS,
@@ -114,7 +115,7 @@ def grid(
         "stragglers": [words for words, _ in stragglers],
         "periods": periods,
         "families": [
-            {"name": name, "colour": OKABE_ITO[i % colours], "dash": dashes[i // colours % 4]}
+            {"name": name, "colour": OKABE_ITO[i % colours], "dash": DASHES[i // colours % 4]}
             for i, name in enumerate(families)
         ],
         "rows": rows,
@@ -160,6 +161,13 @@ input[type=range] { width: 100%; margin: 0; height: 1.5rem; accent-color: var(--
 th[scope=row] { text-align: left; font-weight: 400; max-width: 16rem; top: auto;
   vertical-align: baseline; border-bottom-color: var(--rule); }
 pre { overflow: auto; font-size: .8rem; }
+figure svg { max-width: 40rem; font-size: 12px; fill: var(--ink); }
+figure g { fill: none; stroke-width: 1.8;
+  stroke: oklch(from currentColor max(l, calc(.72 * var(--dark))) c h); }
+figure line { stroke: var(--rule); }
+figure .mark { stroke: var(--ink); }
+figcaption span { display: inline-block; margin-right: 1rem; }
+figcaption svg { width: 2rem; height: .6rem; margin-right: .3rem; }
 @media (max-width: 40rem) { form { grid-template-columns: 1fr 1fr; gap: .2rem .8rem; }
   form div { font-size: .8rem; } #answer { min-height: 7.5em; } }
 @media print { form { position: static; } }

@@ -7,12 +7,11 @@ axes:
 
     product(
         {"optimizer.momentum": [0.0, 0.9], "optimizer.learning_rate": log_range(1e-3, 1, 7)},
-        zipped({"model.hidden": [(32,), (64,)], "batch_size": [128, 64]}),
         {"seed": seeds(3)},
     )
 
-is 2 x 7 x 2 x 3 points, of which the last axis changes first, and `joined(a, b)` is one set of
-points after the other. Points are made when they are asked for; a grid has `MOST` at most.
+is 2 x 7 x 3 points, of which the last axis changes first. Points are made when they are asked for;
+a grid has `MOST` at most.
 """
 
 import contextlib
@@ -80,24 +79,6 @@ def product(*parts: Axes | Points) -> Points:
             yield point
 
     return Points(math.prod(factor.count for factor in factors), make)
-
-
-def zipped(axes: Axes) -> Points:
-    """The axes' first values, their second values, ...; `ConfigError` if their numbers differ."""
-    lengths = {key: len(_values(key, values)) for key, values in axes.items()}
-    if len(set(lengths.values())) != 1:
-        counted = ", ".join(f"{key} has {count:,}" for key, count in lengths.items())
-        raise ConfigError(f"grid: zipped axes must be of one length: {counted or 'there are none'}")
-
-    def make() -> Iterator[Point]:
-        return (dict(zip(axes, values, strict=True)) for values in zip(*axes.values(), strict=True))
-
-    return Points(next(iter(lengths.values())), make)
-
-
-def joined(*parts: Points) -> Points:
-    """One set of points after the other."""
-    return Points(sum(part.count for part in parts), lambda: itertools.chain(*parts))
 
 
 def log_range(first: float, last: float, count: int) -> list[float]:

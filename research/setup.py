@@ -50,10 +50,6 @@ def _positive(value: Any) -> bool:
     return bool(0 < value < math.inf)
 
 
-def _interval(value: Any) -> bool:
-    return not value or (len(value) == 3 and 0 < value[0] <= value[1] <= value[2] < math.inf)
-
-
 Known = dict[str, Any]  # arguments of `field`
 WIDTHS: Known = {
     "wanted": f"at most {BLOCKS:,} widths from 1 to {WIDTH:,}",
@@ -487,21 +483,8 @@ class Plan(Value, section="plan"):
     rounds: int = field(7, "Rounds of timing.", at_least=2)
     efficiency: float = field(0.9, "Efficiency that the number of devices must keep.", **PART)
     devices: int = field(64, "Most devices.", at_least=1)
-    overhead: float = field(
-        0.0, "Seconds an update; 0: an exchange with a server over the cluster's link.", **FINITE
-    )
-    server_bandwidth: float = field(
-        0.0, "Bytes a second of a parameter server; 0: cluster.bandwidth.", **FINITE
-    )
-    updates: tuple[float, ...] = field(
-        (), "Updates to train: low, median, high (90 %); (): of plan.runs, or steps.",
-        wanted="(), or three numbers above 0, the low end, median and high end of an interval",
-        holds=_interval,
-    )  # fmt: skip
-    runs: str = field("", "Workdir of runs with several seeds: their updates to plan.loss count.")
-    loss: float = field(0.0, "Training loss that plan.runs are counted to.", **FINITE)
     noise_scale: float = field(
-        0.0, "Noise scale of gradients, examples; 0: that of runs at several mini-batches.",
+        0.0, "Noise scale of gradients, examples; 0: the worst of all is reckoned with.",
         wanted="at least 0; infinite is one", holds=lambda v: v >= 0,
     )  # fmt: skip
 

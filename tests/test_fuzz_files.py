@@ -25,7 +25,6 @@ from optdyn.basics.files import write_json
 from optdyn.basics.hold import LOCK
 from optdyn.basics.progress import Watch
 from optdyn.grid import grid
-from optdyn.launch.plan import of_runs
 from optdyn.launch.points import described, plan
 from optdyn.outputs import versions
 from optdyn.outputs.checkpoints import latest
@@ -138,10 +137,8 @@ def workdir(config, tmp_path_factory):
     return folder
 
 
-def uses_of_workdirs(config, aside):
-    chosen = config()
+def uses_of_workdirs(config):
     seeds = grid(config(), [{"seed": seed} for seed in range(2)])
-    chosen.plan.runs, chosen.plan.loss = str(aside), 0.3
     return {
         "train": lambda folder: train(
             as_experiment(config({"seed": 0})), folder / "points" / "seed=0"
@@ -151,19 +148,18 @@ def uses_of_workdirs(config, aside):
         ),
         "sweep": lambda folder: list(described(plan(seeds, folder), 1)),
         "results": tables.write_results,
-        "plan": lambda folder: of_runs(as_experiment(chosen)),
     }
 
 
 def test_workdirs(config, workdir, tmp_path):
-    uses = uses_of_workdirs(config, tmp_path / "aside")
+    uses = uses_of_workdirs(config)
     refused, not_refused = every(workdir, tmp_path / "aside", uses, seed=0, count=100)
     assert refused > 20 and not_refused > 20
 
 
 @pytest.mark.slow
 def test_many_workdirs_and_their_reports(config, workdir, tmp_path):
-    uses = uses_of_workdirs(config, tmp_path / "aside") | {"report": report.write}
+    uses = uses_of_workdirs(config) | {"report": report.write}
     refused, not_refused = every(workdir, tmp_path / "aside", uses, seed=1, count=600)
     assert refused > 100 and not_refused > 100
 

@@ -14,14 +14,12 @@ from optdyn.grid import (
     MOST,
     Points,
     grid,
-    joined,
     log_range,
     named,
     point_name,
     product,
     resolve,
     seeds,
-    zipped,
 )
 
 GRIDS = [
@@ -74,20 +72,11 @@ def test_a_product_is_every_combination_the_last_axis_first(axes):
     assert list(points) == list(points)  # as often as they are asked for
 
 
-@given(AXES, st.integers(1, 3))
-def test_products_of_products(axes, count):
-    """A product of sets of points is the product of their axes, joined sets follow each other."""
+@given(AXES)
+def test_products_of_products(axes):
+    """A product of sets of points is the product of their axes."""
     parts = [{key: values} for key, values in axes.items()]
     assert list(product(*map(product, parts))) == list(product(axes)) == list(product(*parts))
-    several = joined(*[product(axes)] * count)
-    assert list(several) == list(product(axes)) * count and several.count == len(list(several))
-
-
-def test_zipped_axes_go_together():
-    pairs = zipped({"a": [1, 2, 3], "b": [4, 5, 6]})
-    assert list(pairs) == [{"a": 1, "b": 4}, {"a": 2, "b": 5}, {"a": 3, "b": 6}]
-    crossed = list(product({"c": [7, 8]}, pairs))
-    assert len(crossed) == 6 and crossed[4] == {"c": 8, "a": 2, "b": 5}
 
 
 @given(st.floats(1e-6, 1e6), st.floats(1e-6, 1e6), st.integers(2, 50))
@@ -141,16 +130,11 @@ BAD = {
     "a list": (lambda: [[("seed", 1)]], "is no point: must be a dict of dotted keys"),
     "no points": (lambda: [], "grid: config.points is empty"),
     "an empty axis": (lambda: product({"seed": []}), "grid: axis seed is empty"),
-    "an empty zip": (lambda: zipped({}), "of one length: there are none"),
     "a number as axis": (lambda: product({"seed": 3}), "grid: axis seed = 3: must be a list"),
-    "a text as axis": (lambda: zipped({"seed": "12"}), "grid: axis seed = '12': must be a list"),
+    "a text as axis": (lambda: product({"seed": "12"}), "grid: axis seed = '12': must be a list"),
     "an axis twice": (
-        lambda: product({"seed": [1]}, zipped({"steps": [1], "seed": [2]})),
+        lambda: product({"seed": [1]}, {"steps": [1], "seed": [2]}),
         "grid: seed is on two axes of a product",
-    ),
-    "unequal lengths": (
-        lambda: zipped({"seed": [1, 2], "steps": [1, 2, 3]}),
-        "grid: zipped axes must be of one length: seed has 2, steps has 3",
     ),
     "a point twice": (lambda: [{"seed": 1}, {"seed": 1}], "grid: point seed=1 occurs twice"),
     "a point by two names": (

@@ -3,7 +3,7 @@
     mlp       residual MLP of 8 blocks on MNIST
     resnet    residual network of 8 blocks on MNIST
     text      transformer of 4 blocks, next character of the King James Bible
-    pareto    the residual MLP over batch sizes and widths, for `python -m analysis.pareto`
+    pareto    the residual MLP over batch sizes and widths, for losses by compute
 
 Every variant starts from the same trunk and sees the same batches; the losses are those of the
 model's own output, whatever heads a variant trains besides.

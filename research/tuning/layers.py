@@ -224,15 +224,6 @@ def terms(run: Run, layers: Layers, batch: int) -> Terms:
     return Terms(maps, weights, sum(classifier))
 
 
-def example_gradients(run: Run, batch: int) -> int:
-    """Bytes that the paper's footnote 2 adds to M_MP: a gradient of every example of the batch.
-
-    There gradients are kept for each training instance, and once more aggregated over the batch,
-    which `Terms` counts. A compiler that makes the sum of a matrix product keeps none of them.
-    """
-    return batch * bytes_of(run.params)
-
-
 def updates(run: Run, layers: Layers) -> Updates:
     """The program for a mini-batch and a choice, compiled when it is first asked for.
 

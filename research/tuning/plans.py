@@ -105,10 +105,9 @@ def device(config: Experiment) -> Device:
 
 
 def proof(of: Device) -> Json:
-    """The largest mini-batch, of which an update is run, beside those that do not fit."""
+    """The largest mini-batch, of which an update is run, beside one that does not fit."""
     fits, update = of.fits, of.update
     made, terms = update(fits.batch, of.least), layers.terms(of.run, of.convolutions, fits.batch)
-    larger = {"too_large": fits.over, "quarter_more": math.ceil(1.25 * fits.batch)}
     return {
         "batch": fits.batch,
         "bytes": made.bytes,
@@ -116,9 +115,8 @@ def proof(of: Device) -> Json:
         "loss_of_an_update": float(made.loop.run(1)[0]),
         "all_examples": fits.batch == of.run.examples,
         "formula": {**terms._asdict(), "total": sum(terms)},
-        "example_gradients": layers.example_gradients(of.run, fits.batch),
         "data_bytes": made.data,
-        **{name: {"batch": b, "bytes": update(b, of.least).bytes} for name, b in larger.items()},
+        "too_large": {"batch": fits.over, "bytes": update(fits.over, of.least).bytes},
     }
 
 

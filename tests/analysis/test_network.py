@@ -2,12 +2,13 @@
 
 import json
 import math
+import re
 
-import pandas as pd
 import pytest
 
 from optdyn.analysis import tables
-from optdyn.analysis.network import GIGABIT, TABLE, Recorded, crossings, main, recorded, seconds
+from optdyn.analysis.network import GIGABIT, Recorded, recorded, seconds
+from optdyn.analysis.tables import TableError
 from optdyn.config import usual
 from optdyn.training.trainer import train
 from tests.values import as_experiment
@@ -64,14 +65,7 @@ def test_only_the_time_of_a_transfer_counts(run):
     assert other["saved"][0] == pytest.approx(one["saved"][0])  # rounding
 
 
-def test_crossings():
-    # A quarter of the way from 0.2 to 0.4 is so in the logarithm from 1e4 to 1; then half of two
-    # decades down from 0.4.
-    assert crossings([1e5, 1e4, 1, 0.01], [0.1, 0.2, 0.4, 0.1], 0.25) == pytest.approx([1e3, 0.1])
-    assert crossings([10, 1], [0.1, 0.2], 0.3) == crossings([10, 1], [0.4, 0.5], 0.3) == []
-
-
-def test_a_trained_run_is_clocked_as_its_log_is(config, tmp_path, capsys):
+def test_a_trained_run_is_clocked_as_its_log_is(config, tmp_path):
     """Epochs, size and phases are read off the workdir: at its own bandwidth the clock agrees."""
     values = {
         "steps": 38,  # ends inside an epoch
@@ -95,25 +89,10 @@ def test_a_trained_run_is_clocked_as_its_log_is(config, tmp_path, capsys):
     assert seconds(run, [0.5])["daso"][0] == summary["simulated_seconds"]
 
     # A model a thousand times larger, on devices a thousand times slower.
-    arguments = [f"--workdir={tmp_path}", "--update_bytes=24e3", "--seconds_per_example=1e-4"]
-    assert main([*arguments, "--name=large"]) == 0
-    assert "34%, the most in the paper" in capsys.readouterr().out
-    large = pd.read_csv(tmp_path / "large.csv", float_precision="round_trip").set_index("bandwidth")
-    assert main([*arguments, "--name=again", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)["bandwidths"]
-    assert {row["bandwidth"]: row["daso"] for row in told} == large["daso"].to_dict()
+    slower = run.config.with_({"cluster.seconds_per_example": 1e-4})
+    large = seconds(run._replace(config=slower, update_bytes=1000 * run.update_bytes), [5.0])
     for name in ("synchronous", "daso"):  # everything takes 1000 times as long, but for rounding
-        assert large.loc[5.0, name] == pytest.approx(1000 * seconds(run, [5.0])[name][0])
-    assert set(TABLE) <= set(large.index)
-    assert (tmp_path / "large.svg").read_text().count("<svg") == 1
-
-
-def test_joined_methods_are_clocked_otherwise_and_have_no_table(config, tmp_path, capsys):
-    values = {"strategy.name": "daso+asynchronous", "strategy.groups": 2, "cluster.nodes": 2}
-    values |= {"cluster.devices_per_node": 2, "strategy.warmup_epochs": 0}
-    train(as_experiment(config(values)), tmp_path)
-    assert main([f"--workdir={tmp_path}"]) == 2
-    assert "no run of DASO by itself in it" in capsys.readouterr().err
+        assert large[name][0] == pytest.approx(1000 * seconds(run, [5.0])[name][0])
 
 
 @pytest.mark.parametrize(
@@ -123,7 +102,7 @@ def test_joined_methods_are_clocked_otherwise_and_have_no_table(config, tmp_path
         ({"log_every": 7}, "the log has no update 8"),
     ],
 )
-def test_a_run_whose_clock_it_cannot_draw_again_is_refused(config, tmp_path, capsys, values, said):
+def test_a_run_whose_clock_it_cannot_draw_again_is_refused(config, tmp_path, values, said):
     daso = {"strategy.name": "daso", "strategy.warmup_epochs": 0, "strategy.cooldown_epochs": 0}
     daso |= {"cluster.nodes": 2, "steps": 24, "data.train_examples": 33}
     train(as_experiment(config(daso)), tmp_path)
@@ -138,10 +117,5 @@ def test_a_run_whose_clock_it_cannot_draw_again_is_refused(config, tmp_path, cap
         rows = (tmp_path / "metrics.jsonl").read_text().splitlines()
         kept = [row for row in rows if json.loads(row)["step"] in (0, 24)]
         (tmp_path / "metrics.jsonl").write_text("\n".join(kept) + "\n")
-    assert main([f"--workdir={tmp_path}"]) == 2
-    assert said in capsys.readouterr().err
-
-
-def test_input_it_cannot_use(tmp_path, capsys):
-    assert main([f"--workdir={tmp_path}"]) == 2
-    assert capsys.readouterr().err.startswith(f"error: {tmp_path}: no run in it")
+    with pytest.raises(TableError, match=re.escape(said)):
+        recorded(tables.points(tmp_path)[0], tmp_path)

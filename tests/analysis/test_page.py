@@ -1,4 +1,4 @@
-"""What a report has beside its tables: the answer, charts, fronts, pictures, notes, workers."""
+"""What a report has beside its tables: the answer, fronts, pictures, notes, workers."""
 
 import json
 import re
@@ -7,16 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from optdyn.analysis import relevant_keys, report, run_tables, tables, workers
+from optdyn.analysis import curves, figures, relevant_keys, report, run_tables, tables, workers
 from optdyn.training import trainer
 from tests.analysis.reports import page, recording, run
 from tests.values import as_experiment
-
-DATA = re.compile(r'<script type="application/json">(.*?)</script>', re.S)
-
-
-def charts(text):
-    return [json.loads(each) for each in DATA.findall(text)]
 
 
 def lines(text):
@@ -115,8 +109,7 @@ def test_a_front_for_each_value_of_what_is_varied(tmp_path):
     (alt,) = [image["alt"] for image in parsed.images if image["alt"].startswith("Pareto")]
     assert "strategy.adapt False gets" in alt and "strategy.adapt True gets" in alt
     assert "Settings of one kind differ in learning rate." in text
-    (chart,) = [it for it in charts(text) if "step" in str(it.get("series"))]
-    assert len(chart["series"]) == 2
+    assert alt.count(" gets to ") == 2
 
 
 def test_kinds_are_few(tmp_path):
@@ -155,42 +148,27 @@ def test_only_keys_that_are_heeded_tell_settings_apart(tmp_path):
 def test_two_configs_can_be_compared(tmp_path):
     run(tmp_path / "a", [2.0, 1.0], strategy__groups=1)
     run(tmp_path / "b", [2.0, 1.1], strategy__groups=2, model__name="<mlp>")
-    found = charts(page(tmp_path)[0])[-1]
+    data = re.search(r'<script type="application/json">(.*?)</script>', page(tmp_path)[0], re.S)
+    found = json.loads(data[1])
     assert found["keys"] == ["strategy.groups"]
     assert [values for _, values in found["runs"]] == [[1], [2]]
 
 
-def test_charts_have_the_numbers_of_the_log(tmp_path):
+def test_pictures_have_the_numbers_of_the_log(tmp_path):
     for seed in range(3):
         losses = [2.0, 1.0 + seed / 4, 0.5 + seed / 4]
         run(tmp_path / "points" / str(seed), losses, seed=seed, strategy__groups=2)
-    text, parsed = page(tmp_path)
-    updates, seconds = charts(text)[:2]
-    (line,) = updates["series"]
-    assert line["x"] == [0, 10, 20] and line["y"] == [2, 1.25, 0.75]
-    assert line["low"] == [2, 1, 0.5] and line["high"] == [2, 1.5, 1]
-    assert seconds["series"][0]["x"] == [0, 1, 2]
-    assert updates["level"] == 1  # the worst seed's lowest
-    assert len(charts(text)) == len(parsed.images) + 1  # and the configs
-
-
-def test_a_page_leaves_no_stale_pictures_and_nothing_else_goes(tmp_path):
-    for groups in (1, 4):
-        run(tmp_path / "points" / str(groups), [2.0, 1.0, 0.5], strategy__groups=groups)
-    recording(tmp_path / "points" / "fit", 4)
-    page(tmp_path)
-    folder = tmp_path / "pictures"
-    assert (folder / "implicit-momentum-1.svg").exists()
-    (folder / "mine.svg").write_text("<svg/>")
-    (folder / "notes.txt").write_text("mine")
-    (folder / "loss-against-cost-1.svg").write_text("drawn over by hand")
-    (tmp_path / "points" / "fit" / "implicit_momentum.json").unlink()
-    (tmp_path / "points" / "4" / "config.json").unlink()
-    page(tmp_path)
-    left = {file.name for file in folder.iterdir()}
-    assert "implicit-momentum-1.svg" not in left
-    assert {"mine.svg", "notes.txt", "training-loss-1.svg", "loss-against-cost-1.svg"} <= left
-    assert not any(name.startswith("statistical") for name in left)
+    found = curves.compared(tables.points(tmp_path))
+    assert found.target == 1  # the worst seed's lowest
+    for clock, times in (("step", [0, 10, 20]), ("simulated_seconds", [0, 1, 2])):
+        (axes,) = figures.losses(found.curves, clock, "", found.target).axes
+        line, target = axes.lines
+        np.testing.assert_array_equal(line.get_xydata().T, [times, [2, 1.25, 0.75]])
+        assert set(target.get_ydata()) == {1}
+        (band,) = axes.collections
+        corners = {tuple(corner) for corner in band.get_paths()[0].vertices}
+        ends = zip(times * 2, [2, 1, 0.5, 2, 1.5, 1], strict=True)
+        assert corners == set(ends)
 
 
 def test_workers_of_a_run_are_those_of_its_timeline(config, tmp_path):

@@ -1,13 +1,11 @@
 """Several workdirs as two tidy tables."""
 
 import json
-import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from optdyn.analysis.tables import TableError, dataset, load, natural, points, tidy
+from optdyn.analysis.tables import TableError, load, natural, points, tidy
 
 
 @pytest.fixture
@@ -88,24 +86,3 @@ def test_one_tidy_table(workdirs, tmp_path):
     assert "new" not in table  # no two runs that have it differ in it
     medians = table.groupby(["model.hidden", "step"])["train_loss"].median()
     assert medians["[64]", 0] == 2.0
-
-
-def test_logs_as_arrays_of_points_and_steps(workdirs, tmp_path):
-    """What `tidy` has in rows; a step that a point did not log is NaN."""
-    (tmp_path / "b" / "metrics.jsonl").write_text('{"step": 5, "train_loss": 1.5, "why": "no"}\n')
-    (tmp_path / "b" / "config.json").write_text('{"model": {"hidden": [8]}, "seed": 4}')
-    found, rows = dataset(*workdirs), tidy(*workdirs)
-    assert dict(found.sizes) == {"point": 2, "step": 2} and list(found["step"].values) == [0, 5]
-    assert np.array_equal(found["train_loss"], [[2.0, np.nan], [np.nan, 1.5]], equal_nan=True)
-    assert "why" not in found  # words are not arrays
-    for row in rows.dropna(subset=["train_loss"]).to_dict("records"):
-        at = found.sel(point=row["point"], step=row["step"])
-        assert at["train_loss"] == row["train_loss"]
-        assert (at["seed"], at["model.hidden"]) == (row["seed"], row["model.hidden"])
-    assert list(found["status"].values) == ["diverged", "unfinished"]
-
-
-def test_without_xarray_it_is_one_line(workdirs, monkeypatch):
-    monkeypatch.setitem(sys.modules, "xarray", None)
-    with pytest.raises(TableError, match=r"pip install 'optdyn\[xarray\]'"):
-        dataset(*workdirs)

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent.parent
 # Noisy quadratics, as many as there are seeds times groups, and for each seed one that diverges.
 GRID = """
 from optdyn.configs import quickstart
-from optdyn.grid import grid, joined, product, seeds
+from optdyn.grid import grid, product, seeds
 
 def get_config(text="2,60"):
     count, steps = map(int, text.split(","))
@@ -24,7 +24,7 @@ def get_config(text="2,60"):
     base.model.update({"name": "quadratic", "noise": 0.5})
     good = product({"strategy.groups": [4, 2], "optimizer.momentum": [0.3], "seed": seeds(count)})
     bad = product({"strategy.groups": [2], "optimizer.learning_rate": [1e6], "seed": seeds(count)})
-    return grid(base, joined(good, bad), "Is it noisy?")
+    return grid(base, [*good, *bad], "Is it noisy?")
 """
 
 

@@ -207,7 +207,6 @@ BAD_GRIDS = {
     "empty": 'grid(base, product({"seed": []}))',
     "none": "grid(base, [])",
     "huge": 'grid(base, product({"seed": range(10**9)}))',
-    "zip": 'grid(base, zipped({"seed": [0, 1], "steps": [5, 6, 7]}))',
     "twice": 'grid(base, product({"seed": [0, 1, 1]}))',
     "value": 'grid(base, product({"seed": [0, 1], "steps": [60, 0]}))',
     "no_grid": "base",
@@ -221,7 +220,6 @@ BAD_GRIDS = {
         (["--config={tmp}/empty.py"], "grid: axis seed is empty"),
         (["--config={tmp}/none.py"], "grid: config.points is empty"),
         (["--config={tmp}/huge.py"], "1,000,000,000 points or more; 100,000 is the most"),
-        (["--config={tmp}/zip.py"], "must be of one length: seed has 2, steps has 3"),
         (["--config={tmp}/twice.py"], "grid: point seed=1 occurs twice"),
         (["--config={tmp}/value.py"], "point seed=0,steps=0: config.steps = 0: must be at least 1"),
         (["--config={tmp}/no_grid.py"], "a grid needs the keys base and points"),
@@ -236,7 +234,7 @@ BAD_GRIDS = {
     ],
 )
 def test_bad_input_is_one_line_and_touches_nothing(sweeping, whole, tmp_path, given, expected):
-    lines = "from optdyn.configs import quickstart\nfrom optdyn.grid import grid, product, zipped\n"
+    lines = "from optdyn.configs import quickstart\nfrom optdyn.grid import grid, product\n"
     for name, made in BAD_GRIDS.items():
         body = f"def get_config():\n    base = quickstart.get_config()\n    return {made}\n"
         (tmp_path / f"{name}.py").write_text(lines + body)

@@ -201,8 +201,7 @@ def test_pages_on_a_strangers_runs_run_none_of_it(trained, folder, there, values
         inner[last] = name
     (run / "config.json").write_text(json.dumps(held))
     assert report.main([f"--workdir={run}"]) == 0
-    for main in (network.main, implicit_momentum.main):
-        assert main([f"--workdir={run}"]) == 2
+    assert implicit_momentum.main([f"--workdir={run}"]) == 2
     with pytest.raises(TableError, match="a file runs no code by itself"):
         windows.load(run)
     with pytest.raises(ConfigError, match="a file runs no code by itself"):
